@@ -2,7 +2,7 @@
 
 Needs Sage and the lattice-estimator (github.com/malb/lattice-estimator) on the Python path, which `make bench` does not
 install: `PYTHONPATH=src:LATTICE_ESTIMATOR sage -python benchmarks/lattice_security.py VERSION`, whose output is
-`benchmarks/results/lattice_security.txt`. A test compares it with the sets of `treaty.crypto.lattice.parameters`.
+`benchmarks/results/lattice_security.txt`. A test compares it with the sets of `treaty.crypto.parameters`.
 
 Each set is Learning with Errors of dimension N with as many samples as an attacker wishes; the ring's structure is not
 used, as no attack is known that gains from it. Hybrid attacks, which gain from sparse secrets, and algebraic and
@@ -20,7 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from estimator import LWE, ND, RC
 from estimator.reduction import ADPS16
 
-from treaty.crypto.lattice.parameters import DEGREE, ERROR_BITS, LIMITS, SETS
+from treaty.crypto.parameters import DEGREE, ERROR_BITS, LIMITS, SETS
 
 MODELS = [
     ("default", RC.MATZOV),

@@ -10,7 +10,7 @@ from treaty.cluster.shards import STRIPE
 from treaty.cluster.sums import ClusterMapClient, ClusterMapServer
 from treaty.crypto.lattice import linear_map
 from treaty.crypto.lattice.linear_map import LinearMapClient, LinearMapServer
-from treaty.crypto.lattice.parameters import DEGREE, Field, SecretMatrix, choose
+from treaty.crypto.parameters import DEGREE, Field, SecretMatrix, choose
 
 SEED = bytes(range(32))
 

@@ -32,7 +32,7 @@ from treaty.crypto.additive import ciphers, key_proofs
 from treaty.crypto.additive.ciphers import generate_key, generate_paillier_key
 from treaty.crypto.keystream import CancellingMasks, FreshShares, Keystream, PairStreams, pair_keys
 from treaty.crypto.lattice.linear_map import LinearMapClient, LinearMapServer
-from treaty.crypto.lattice.parameters import Field, SecretMatrix, choose
+from treaty.crypto.parameters import Field, SecretMatrix, choose
 from treaty.crypto.sharing import additive_routing, shamir_routing
 from treaty.crypto.sharing.key_agreement import EphemeralKeys, RoundKeys, seal
 from treaty.crypto.sharing.shamir import make_shares, random_numbers

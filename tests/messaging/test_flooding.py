@@ -13,7 +13,7 @@ import pytest
 
 from pace import wait_until
 from treaty.errors import ConfigError, PeerLost, PeerProtocolError, TreatyError
-from treaty.messaging.conversation import OVERHEAD, Credit
+from treaty.messaging.channel import OVERHEAD, Credit
 from treaty.messaging.grpc_wire import CALLS, DELIVER, VERSION, WATCH, Introduction, encode
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party

@@ -14,7 +14,7 @@ import pytest
 
 from pace import wait_until, within
 from treaty.errors import ConfigError, LocalProtocolError, PeerProtocolError
-from treaty.messaging.conversation import OVERHEAD
+from treaty.messaging.channel import OVERHEAD
 from treaty.messaging.grpc_wire import (
     CHUNK,
     DELIVER,

@@ -17,8 +17,7 @@ from systems.alignment.playing import run as align
 from systems.fedxgb.secpred.hidden_models import play_prediction, shards, trained
 from systems.routes import Played, Way, routes, routes_of, settings
 from systems.toy.system import SYSTEM as TOY
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Message
+from treaty.messaging.messages import Message, MessageLeakage
 from treaty.runs import disclosed
 from treaty.systems import SYSTEMS, find_system
 from treaty.systems.alignment.leakage import ROUTES as OF_ALIGNMENT

@@ -14,8 +14,8 @@ import pytest
 
 import treaty
 from treaty.errors import PeerProtocolError
-from treaty.messaging.agreement import Terms
 from treaty.messaging.channel import memory_channels
+from treaty.messaging.conversation import Terms
 from treaty.messaging.messages import (
     LISTED_BYTES,
     PLAIN_BYTES,

@@ -17,8 +17,8 @@ from sklearn.preprocessing import StandardScaler
 
 from treaty.attacks.views import Finding, Truth, View, auc_error
 from treaty.crypto.additive.ciphers import OUPublicKey, PaillierPublicKey
-from treaty.crypto.lattice.parameters import Parameters
 from treaty.crypto.lattice.ring import unpack as unpacked_residues
+from treaty.crypto.parameters import Parameters
 from treaty.crypto.payload import Packing, Payload, SumsBounds, from_words
 from treaty.crypto.sums.lattice_sums import sums_parameters
 from treaty.machine.arrays import Flags, Floats, Int32s, Integers

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from treaty.cluster.shards import STRIPE, ByRows, Shard, Shards, added_up, local_rows, own_stripes, places, rows_before
 from treaty.crypto.additive.montgomery import Modulus
 from treaty.crypto.lattice.linear_map import EncryptedQuery, LinearMapClient, LinearMapServer
-from treaty.crypto.lattice.parameters import Field, Parameters, SecretMatrix
 from treaty.crypto.lattice.ring import Residues
+from treaty.crypto.parameters import Field, Parameters, SecretMatrix
 from treaty.crypto.sums.additive_sums import PRODUCT_BYTES, AdditiveSumsServer, BlindSumsServer
 from treaty.crypto.sums.bin_products import Block, Group, Items, bin_products, keep_features, plan_blocks
 from treaty.crypto.sums.encrypted_sums import Ends

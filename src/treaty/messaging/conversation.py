@@ -13,19 +13,20 @@ state that follows. In use::
 
 A message longer than a channel's frames travels in `Part`s, pieces of its encoded envelope, which has the number of the
 first of them. Parts count as unread, like other frames, until the role reads their message.
+
+`agree` compares the public parameters that every protocol starts with.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 import numpy as np
 
-from treaty.errors import ConfigError, PeerProtocolError
+from treaty.errors import ConfigError, LocalProtocolError, PeerProtocolError
 from treaty.messaging.messages import (
     Abort,
     Envelope,
@@ -33,12 +34,16 @@ from treaty.messaging.messages import (
     Goodbye,
     M,
     Message,
+    MessageLeakage,
     Part,
     clean,
     decode_body,
     decode_envelope,
     encode_envelope,
 )
+
+if TYPE_CHECKING:
+    from treaty.messaging.party import Party
 
 
 class Conversation:
@@ -249,85 +254,99 @@ class MessageOrder:
         self.state = following if isinstance(following, str) else following[message.last]
 
 
-# ------------------------ how much of a party's memory its peers may fill with messages that its role has not read yet
+# ------------------------------------------------------ terms that parties must have in common
 
-INBOX_LIMIT = 2 << 30
-"""Default bytes of what all peers together may have unread at a party, 2 GiB."""
+Plain = str | int | float | bool | None
+Term = Plain | list[Plain]
+"""A public parameter's value."""
 
-OVERHEAD = 2048
-"""Bytes that each waiting message counts besides its own: what Python keeps of it, so that empty ones cost, too."""
-
-# bytes of a share with which parties can agree on terms and take their leave
-_LEAST = 4 * OVERHEAD
+OF_ONE_JOB = "give all parties the same job file"
+OF_ONE_MODEL = "give all parties their parts of one training, and files of the same rows"
 
 
-class Credit:
-    """The bytes of a party's inbox, divided among its peers: each has a share that no other can use up.
+class Terms(Message):
+    """One party's public parameters; they hold nothing that another party must not know."""
 
-    A peer whose share is full waits until the role has read something of it. All shares together are `limit`.
-    ConfigError when it is too little for so many peers.
+    leakage: ClassVar = MessageLeakage(
+        "the options of the job, but not the sampling seed; both ends must have the same", "control"
+    )
+
+    values: dict[str, Term]
+
+
+class Verdict(Message):
+    """One party's finding: the first difference between terms, empty for none."""
+
+    leakage: ClassVar = MessageLeakage("the first option in which two parties differ, if any does", "control")
+
+    difference: str
+
+
+def agree(
+    party: Party,
+    terms: Mapping[str, Term],
+    timeout: float | None = None,
+    *,
+    peers: Sequence[str] | None = None,
+    remedy: str = OF_ONE_JOB,
+) -> None:
+    """Compare public parameters with every peer; raise the same error everywhere when they differ.
+
+    Every party of the job calls it at the same place. All send, then all receive; then all exchange what they found,
+    so that in a star a passive party learns of a difference between two others. Values are equal when type and value
+    are (1 is not 1.0, and not True). `peers` are those to compare with (default: all), `timeout` the seconds to wait
+    for each.
+
+    Raises ConfigError for the first difference in alphabetical order, with both values, both parties and the `remedy`;
+    this party has then left the job in good order, so `run_role` sends no abort after it. Raises PeerError when a peer
+    is lost, silent, malformed or has stopped, and LocalProtocolError for a term of another type than `Term`.
     """
+    try:
+        own = msgspec.convert(dict(terms), dict[str, Term])
+    except msgspec.ValidationError as error:
+        raise LocalProtocolError(f"{error} of the terms") from error
+    peers = party.peers if peers is None else peers
+    # all send before any receives: no order of parties can make two wait for each other
+    for peer in peers:
+        party.send(peer, Terms(own))
+    differences = [
+        _difference(party.name, own, peer, party.receive(peer, Terms, timeout=timeout).values, remedy) for peer in peers
+    ]
+    found = next(filter(None, differences), "")
+    # in a star two passive parties do not talk to each other: the verdict tells them of a difference between them
+    for peer in peers:
+        party.send(peer, Verdict(found))
+    reports = [clean(party.receive(peer, Verdict, timeout=timeout).difference, 500) for peer in peers]
+    # leave in good order first: the others know already, and must not take the error for a crash
+    if any([found, *reports]):
+        party.close()
+        raise ConfigError(found or next(filter(None, reports)))
 
-    def __init__(self, owner: str, limit: int, peers: Collection[str]) -> None:
-        self._owner, self._limit = owner, limit
-        self._changed = threading.Condition()
-        self._unread = dict.fromkeys(peers, 0)
-        self._shares: dict[str, int] = {}
-        self._closed = False
-        self.divide()
 
-    def divide(self, may_lose: Collection[str] = ()) -> None:
-        """Give equal shares, but half of the whole to those in `may_lose` together, who may be many and small."""
-        few = [peer for peer in self._unread if peer not in may_lose]
-        many = [peer for peer in self._unread if peer in may_lose]
-        for group in (few, many):
-            whole = self._limit // 2 if few and many else self._limit
-            for peer in group:
-                self._shares[peer] = whole // len(group)
-        least = min(self._shares.values())
-        if least < _LEAST:
-            raise ConfigError(
-                f"expected an inbox_limit that leaves each of {len(self._unread)} peers {_LEAST} bytes or more, got "
-                f"{self._limit} bytes, {least} for one of them - at {self._owner}; raise it"
+def differences(name: str, own: Mapping[str, str], peer: str, theirs: Mapping[str, str]) -> list[str]:
+    """Describe each difference between terms that two parties sent each other on connecting, of those that both have.
+
+    Texts are cut where they are long, and are the same at both parties.
+    """
+    (first, a), (second, b) = sorted([(name, own), (peer, theirs)])
+    return [
+        f"{clean(term, 60)} = {clean(a[term], 150)} at {first}, {clean(b[term], 150)} at {second}"
+        for term in own
+        if term in theirs and own[term] != theirs[term]
+    ]
+
+
+def _difference(name: str, own: Mapping[str, Term], peer: str, theirs: Mapping[str, Term], remedy: str) -> str:
+    """Describe the first difference in words that are the same at both parties; empty when there is none."""
+    sides = sorted([(name, own), (peer, theirs)])
+    for key in sorted(own.keys() | theirs.keys()):
+        # equal texts mean equal types and values
+        (first, a), (second, b) = [
+            (party, repr(values[key]) if key in values else "nothing") for party, values in sides
+        ]
+        if a != b:
+            return (
+                f"expected the same {clean(key, 60)} everywhere, got {clean(a, 150)} at {first} and "
+                f"{clean(b, 150)} at {second}; {remedy}"
             )
-
-    def largest(self, peer: str, frames: int = 1) -> int:
-        """Return the bytes of the largest message that a peer may send in so many frames."""
-        return self._shares[peer] - frames * OVERHEAD
-
-    def limit_for(self, peer: str, nbytes: int, frames: int = 1) -> int:
-        """Return the limit under which a peer's share would take a message of so many bytes."""
-        return -(-(nbytes + frames * OVERHEAD) * self._limit // self._shares[peer])
-
-    def refusal(self, peer: str, nbytes: int, frames: int = 1) -> str | None:
-        """Return why a peer's message would never fit into its share, None if it would."""
-        largest = self.largest(peer, frames)
-        if nbytes <= largest:
-            return None
-        return (
-            f"expected at most {largest} bytes, the share of {peer} in the inbox_limit of {self._owner}, got a message "
-            f"of {nbytes} bytes announced by {peer}; if it is meant to be so large, raise inbox_limit to "
-            f"{-(-self.limit_for(peer, nbytes, frames) >> 20)} MiB or more"
-        )
-
-    def take(self, peer: str, nbytes: int, still_wanted: Callable[[], bool]) -> bool:
-        """Wait until a frame fits into a peer's share, and enter it; False when the caller no longer wants it."""
-        with self._changed:
-            while not self._closed and self._unread[peer] + nbytes + OVERHEAD > self._shares[peer]:
-                self._changed.wait(1.0)
-                if not still_wanted():
-                    return False
-            self._unread[peer] += nbytes + OVERHEAD
-            return not self._closed
-
-    def give_back(self, peer: str, nbytes: int) -> None:
-        """Take out a frame that was entered: it was read, or has not come."""
-        with self._changed:
-            self._unread[peer] -= nbytes + OVERHEAD
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        """End all waiting."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+    return ""

@@ -10,8 +10,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from treaty.errors import LocalProtocolError, PeerError, PeerLost, PeerProtocolError, PeerTimeout
-from treaty.messaging.agreement import differences
 from treaty.messaging.certificates import Identity, fingerprint
+from treaty.messaging.conversation import differences
 from treaty.messaging.grpc_wire import (
     CHUNK,
     DELIVER,

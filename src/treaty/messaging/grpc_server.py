@@ -12,8 +12,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.certificates import Identity
-from treaty.messaging.channel import Arrival, Inbox
-from treaty.messaging.conversation import Credit
+from treaty.messaging.channel import Arrival, Credit, Inbox
 from treaty.messaging.grpc_wire import (
     CALLS,
     SERVICE,

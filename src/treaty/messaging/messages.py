@@ -16,12 +16,29 @@ the name of the message class and ``body`` the message as a map of its fields.
 A message with something of every row would grow with the table. It is sent once for each of `row_pieces` instead, as
 the same class with the values of some rows, in the order of the rows. Both ends know how many rows there are, so the
 receiver knows how long each piece must be, and puts it where it belongs or adds it up before the next one comes.
+
+What a message tells its receiver is stated once, at its class (`Message.leakage`): tables in the documentation,
+`treaty disclosures`, `disclosures_` and the expectations of audits are made from it.
 """
 
+from __future__ import annotations
+
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar, dataclass_transform, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    TypeVar,
+    dataclass_transform,
+    get_args,
+    get_origin,
+)
 
 import msgspec
 import numpy as np
@@ -31,10 +48,50 @@ from treaty.errors import LocalProtocolError, PeerProtocolError
 from treaty.files import decoder_of
 from treaty.machine import arrays
 from treaty.machine.arrays import pieces
-from treaty.messaging.leakage import Leakages, MessageLeakage
 
 if TYPE_CHECKING:
     from treaty.messaging.party import Party
+
+Form = Literal["nothing", "encrypted", "masked", "noisy", "aggregated", "exact", "control"]
+"""In which form the content arrives at the receiver.
+
+========== =============================================================================================
+nothing    random numbers, commitments, receipts: nothing that it did not know
+encrypted  ciphertexts whose key it does not have
+masked     numbers under masks or in shares that it cannot remove alone
+noisy      under the noise of a differentially private mechanism
+aggregated sums, counts, quantiles or a model: over many rows, or over several parties
+exact      as it is, about single rows or single splits
+control    what is settled about the job: sizes, keys, options, who takes part, progress; nothing of single rows
+========== =============================================================================================
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageLeakage:
+    """What the receiver of a message learns from it.
+
+    Attributes
+    ----------
+    tells : str
+        What it learns, in a few words. What parties that collude learn is stated by the system.
+    form : str
+        See `Form`.
+    guard : str
+        The option that lessens it; empty where there is none.
+    """
+
+    tells: str
+    form: Form
+    guard: str = ""
+
+
+Leakages = MessageLeakage | Mapping[str, MessageLeakage]
+"""What is stated at a class of message: once, or by the name of what it depends on."""
+
+
+# ---------------------------------------------------------------- messages
+
 
 Frame = bytes | memoryview
 """One encoded envelope as a channel carries it."""
@@ -90,7 +147,7 @@ class Array(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=False):
     data: memoryview
 
     @classmethod
-    def of(cls, values: NDArray[Any]) -> "Array":
+    def of(cls, values: NDArray[Any]) -> Array:
         """Wrap an array of a dtype in `DTYPES`, which must not change until the message is sent.
 
         Nothing is copied if it is C-contiguous and little-endian. Raises LocalProtocolError for another dtype.
@@ -337,14 +394,14 @@ def row_pieces(n_rows: int, bits: int) -> list[slice]:
     return pieces(n_rows, at_a_time) or [slice(0, 0)]
 
 
-def send_rows(party: "Party", peer: str, n_rows: int, bits: int, message: Callable[[slice], Message]) -> None:
+def send_rows(party: Party, peer: str, n_rows: int, bits: int, message: Callable[[slice], Message]) -> None:
     """Send a peer what ``message(rows)`` makes of each of `row_pieces`."""
     for rows in row_pieces(n_rows, bits):
         party.send(peer, message(rows))
 
 
 def take_rows(
-    party: "Party", peer: str, n_rows: int, bits: int, kind: type[M], first: M | None = None
+    party: Party, peer: str, n_rows: int, bits: int, kind: type[M], first: M | None = None
 ) -> Iterator[tuple[slice, M]]:
     """Receive what `send_rows` sends; yield the rows and the message of each piece. `first` has come already."""
     for rows in row_pieces(n_rows, bits):
@@ -357,7 +414,7 @@ def column_pieces(count: int, n_rows: int) -> list[slice]:
 
 
 def take_columns(
-    party: "Party", peer: str, n_rows: int, bits: int, first: M, columns: Callable[[M], Array], count: int, what: str
+    party: Party, peer: str, n_rows: int, bits: int, first: M, columns: Callable[[M], Array], count: int, what: str
 ) -> NDArray[np.uint8]:
     """Return `count` columns of packed bits, uint8 (count, bytes), of which a peer's message `first` has some rows.
 

@@ -16,7 +16,7 @@ import msgspec
 
 from treaty.data.ids import NORMALISE, Normalisation, OnDuplicate, Psi
 from treaty.errors import ConfigError
-from treaty.messaging.conversation import INBOX_LIMIT
+from treaty.messaging.channel import INBOX_LIMIT
 from treaty.privacy.ledger import EpsilonLimits
 from treaty.systems import SYSTEMS, find_system
 from treaty.systems.options import advice, converted, names_of

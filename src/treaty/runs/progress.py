@@ -26,8 +26,7 @@ from rich.progress import (
 )
 
 from treaty.errors import ConfigError
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Message
+from treaty.messaging.messages import Message, MessageLeakage
 from treaty.messaging.party import Party
 from treaty.runs.job import Job
 from treaty.systems.observers import Observer

@@ -28,8 +28,7 @@ from treaty.data.run_log import RunLog
 from treaty.data.table import Schema, Table
 from treaty.errors import NOTED, ConfigError, DataError
 from treaty.files import Format, read_file, write_file
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Message
+from treaty.messaging.messages import Message, MessageLeakage
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import noise_folder
 from treaty.privacy.ledger import Ledger

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from treaty.messaging.agreement import Terms, Verdict
-from treaty.messaging.leakage import Form, MessageLeakage
-from treaty.messaging.messages import Message
+from treaty.messaging.conversation import Terms, Verdict
+from treaty.messaging.messages import Form, Message, MessageLeakage
 
 if TYPE_CHECKING:
     from treaty.systems.system import Roles

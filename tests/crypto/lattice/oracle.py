@@ -9,11 +9,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from treaty.crypto import parameters
 from treaty.crypto.keystream import Keystream
-from treaty.crypto.lattice import linear_map, parameters
+from treaty.crypto.lattice import linear_map
 from treaty.crypto.lattice.linear_map import LinearMapClient, LinearMapServer
-from treaty.crypto.lattice.parameters import SETS, Field, Parameters, SecretMatrix
 from treaty.crypto.lattice.ring import public_ring_elements
+from treaty.crypto.parameters import SETS, Field, Parameters, SecretMatrix
 
 SEED = b"all parties made this seed, say."
 SMALL = 128

@@ -10,7 +10,7 @@ from scipy import stats
 
 from crypto.lattice.oracle import FALSE_ALARM, SMALL, Job, centred, errors_of_query, number, small_parameters
 from treaty.crypto.lattice import linear_map
-from treaty.crypto.lattice.parameters import Field, SecretMatrix
+from treaty.crypto.parameters import Field, SecretMatrix
 
 ROWS, MEMBERS, ANSWERS, BOUND = 128, 32, 4000, 1 << 8
 

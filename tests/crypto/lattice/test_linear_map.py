@@ -13,8 +13,8 @@ from treaty.crypto.keystream import Keystream
 from treaty.crypto.lattice import linear_map, ring
 from treaty.crypto.lattice.kernels import inverse_transform
 from treaty.crypto.lattice.linear_map import EncryptedQuery, LinearMapClient, LinearMapServer
-from treaty.crypto.lattice.parameters import DEGREE, LEAST_PRIME, SETS, Field, SecretMatrix, choose, choose_masked
 from treaty.crypto.lattice.ring import public_ring_elements, tables
+from treaty.crypto.parameters import DEGREE, LEAST_PRIME, SETS, Field, SecretMatrix, choose, choose_masked
 from treaty.errors import CryptoError
 
 GRAD, HESS = 1 << 16, 1 << 14

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treaty.crypto.lattice.parameters import DEGREE, SETS, Parameters, narrow_primes
 from treaty.crypto.lattice.ring import pack, pack_plane, packed_words, unpack, unpack_plane
+from treaty.crypto.parameters import DEGREE, SETS, Parameters, narrow_primes
 from treaty.errors import CryptoError
 
 MODULI = [SETS[5], SETS[7], narrow_primes(143, 5), narrow_primes(176, 6), narrow_primes(200, 7)]

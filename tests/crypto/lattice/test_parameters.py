@@ -12,7 +12,8 @@ from scipy import stats
 
 from crypto.lattice.oracle import FALSE_ALARM, small_parameters
 from treaty.crypto.keystream import Keystream
-from treaty.crypto.lattice.parameters import (
+from treaty.crypto.lattice.ring import errors, ternary
+from treaty.crypto.parameters import (
     DEGREE,
     ERROR_BITS,
     LEAK_IF_NARROWED,
@@ -28,7 +29,6 @@ from treaty.crypto.lattice.parameters import (
     choose_masked,
     narrow_primes,
 )
-from treaty.crypto.lattice.ring import errors, ternary
 from treaty.errors import CryptoError
 
 SETS_BY_COUNT = pytest.mark.parametrize("count", SETS)

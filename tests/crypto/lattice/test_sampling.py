@@ -10,8 +10,8 @@ from scipy import stats
 
 from crypto.lattice.oracle import FALSE_ALARM, lift
 from treaty.crypto.keystream import Keystream
-from treaty.crypto.lattice.parameters import DEGREE, LEAST_PRIME, SETS
 from treaty.crypto.lattice.ring import errors, flood, public_ring_elements, ternary, uniform
+from treaty.crypto.parameters import DEGREE, LEAST_PRIME, SETS
 
 
 class Fixed:

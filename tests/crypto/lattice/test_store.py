@@ -20,8 +20,8 @@ import pytest
 
 from flips import damaged, flipped
 from treaty.crypto.lattice import store as store_module
-from treaty.crypto.lattice.parameters import LEAK_LIMIT
 from treaty.crypto.lattice.store import KEPT, HintStore
+from treaty.crypto.parameters import LEAK_LIMIT
 from treaty.errors import ConfigError, CryptoError, LocalProtocolError
 from treaty.machine.database import kept_file
 

@@ -15,8 +15,8 @@ from crypto.lattice.oracle import coefficient, coefficients, fingerprints, mirro
 from marks import NEEDS_WIDE_VECTORS
 from pace import within
 from treaty.crypto.lattice.kernels import forward_transform, inverse_transform
-from treaty.crypto.lattice.parameters import DEGREE, SETS
 from treaty.crypto.lattice.ring import shoup_quotients, tables
+from treaty.crypto.parameters import DEGREE, SETS
 
 PRIMES = SETS[6] + SETS[7]
 

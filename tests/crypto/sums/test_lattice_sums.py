@@ -18,9 +18,9 @@ from crypto.asking import answered, asked, begun
 from pace import within
 from treaty.crypto.lattice import store as store_module
 from treaty.crypto.lattice.linear_map import PartialSums
-from treaty.crypto.lattice.parameters import LEAK_PER_SUM, LIMITS
 from treaty.crypto.lattice.ring import pack, unpack
 from treaty.crypto.lattice.store import HintStore
+from treaty.crypto.parameters import LEAK_PER_SUM, LIMITS
 from treaty.crypto.payload import SumsBounds, slots_of
 from treaty.crypto.sums.encrypted_sums import make_client, make_server
 from treaty.crypto.sums.lattice_sums import BINDING_BYTES, sums_parameters

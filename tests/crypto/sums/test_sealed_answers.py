@@ -7,8 +7,8 @@ import pytest
 from scipy.stats import binom, chi2
 
 from crypto.asking import answered, asked, begun
-from treaty.crypto.lattice.parameters import DIGIT_BITS
 from treaty.crypto.lattice.ring import pack, unpack
+from treaty.crypto.parameters import DIGIT_BITS
 from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sums.encrypted_sums import make_client, make_server
 from treaty.crypto.sums.lattice_sums import sealed_places, sums_parameters

@@ -19,7 +19,7 @@ from treaty.data.ids import Ids, read_ids
 from treaty.data.large import Scratch, records
 from treaty.data.run_log import RunLog
 from treaty.errors import ConfigError, DataError, PeerAborted, PeerError, PeerLost, PeerProtocolError
-from treaty.messaging.agreement import agree
+from treaty.messaging.conversation import agree
 from treaty.messaging.messages import Array, Message, decode_body
 from treaty.messaging.party import Party
 from treaty.runs.threads import RunRecord, play, star

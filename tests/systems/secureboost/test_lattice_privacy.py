@@ -22,8 +22,8 @@ from systems.secureboost.test_privacy import (
 )
 from systems.vertical.playing import play_training, tables_and_labels
 from treaty.crypto.lattice.linear_map import LinearMapClient
-from treaty.crypto.lattice.parameters import DEGREE
 from treaty.crypto.lattice.ring import packed_words, unpack
+from treaty.crypto.parameters import DEGREE
 from treaty.crypto.sums.encrypted_sums import SumsBounds, make_client
 from treaty.crypto.sums.lattice_sums import sums_parameters
 from treaty.models.trees import forest_of

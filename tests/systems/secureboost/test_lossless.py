@@ -12,7 +12,7 @@ import treaty
 from marks import all_but_first_slow, slow
 from systems.vertical.lossless import unusual_tables
 from tables import assert_same_trees, cut, real_table, with_categories, with_gaps
-from treaty.crypto.lattice.parameters import DEGREE
+from treaty.crypto.parameters import DEGREE
 from treaty.crypto.sums import additive_sums, lattice_sums
 from treaty.machine import arrays
 from treaty.systems.secureboost.options import SecureBoost

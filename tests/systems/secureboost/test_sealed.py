@@ -21,7 +21,7 @@ from systems.secureboost.test_privacy import arrays, received
 from systems.vertical.lossless import unusual_tables
 from systems.vertical.playing import OPTIONS, play_training, role_input, tables_and_labels
 from tables import cut, real_table, with_categories, with_gaps
-from treaty.crypto.lattice.parameters import DEGREE
+from treaty.crypto.parameters import DEGREE
 from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient
 from treaty.crypto.transfer import stock

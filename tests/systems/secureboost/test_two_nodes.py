@@ -12,8 +12,8 @@ from systems.test_expected import by_column, compare
 from systems.vertical.playing import tables_and_labels
 from systems.vertical.test_audit import CIPHERS, findings_of, kept_training
 from tables import cut, real_table, with_categories, with_gaps
-from treaty.crypto.lattice.parameters import WIDE_DEGREE
 from treaty.crypto.lattice.ring import packed_words
+from treaty.crypto.parameters import WIDE_DEGREE
 from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sums import lattice_sums
 from treaty.crypto.sums.lattice_sums import sums_parameters

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from treaty.data.binning import fit_bins
 from treaty.errors import ConfigError
-from treaty.messaging.agreement import agree
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.conversation import agree
+from treaty.messaging.messages import Array, Message, MessageLeakage, view
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, record_split
 from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, routes

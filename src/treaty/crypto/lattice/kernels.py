@@ -28,8 +28,8 @@ from treaty.crypto.lattice.lanes import (
     inverse_far,
     multiply_lanes,
 )
-from treaty.crypto.lattice.parameters import DIGIT_BITS, Digits
 from treaty.crypto.lattice.ring import Tables
+from treaty.crypto.parameters import DIGIT_BITS, Digits
 from treaty.machine.arrays import Int32s, Integers
 from treaty.machine.kernels import kernel, new_array
 

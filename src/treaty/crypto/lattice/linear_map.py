@@ -17,7 +17,6 @@ from treaty.crypto.keystream import Keystream
 from treaty.crypto.lattice import kernels
 from treaty.crypto.lattice.kernels import reduced
 from treaty.crypto.lattice.lanes import WORDS
-from treaty.crypto.lattice.parameters import DIGIT_BITS, Digits, Field, Parameters, SecretMatrix, check_fields
 from treaty.crypto.lattice.ring import (
     Residues,
     errors,
@@ -28,6 +27,7 @@ from treaty.crypto.lattice.ring import (
     tables,
     ternary,
 )
+from treaty.crypto.parameters import DIGIT_BITS, Digits, Field, Parameters, SecretMatrix, check_fields
 from treaty.errors import CryptoError
 from treaty.machine.arrays import Int32s, Integers, pieces
 from treaty.machine.shared_work import share

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.keystream import Keystream
-from treaty.crypto.lattice.parameters import ERROR_BITS, Digits, Parameters
+from treaty.crypto.parameters import ERROR_BITS, Digits, Parameters
 from treaty.errors import CryptoError
 from treaty.machine.arrays import Integers, pieces
 from treaty.machine.kernels import kernel, new_array

@@ -32,7 +32,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.lattice.parameters import LEAK_LIMIT
+from treaty.crypto.parameters import LEAK_LIMIT
 from treaty.errors import ConfigError, CryptoError, LocalProtocolError
 from treaty.files import Format
 from treaty.machine.database import SealedDatabase

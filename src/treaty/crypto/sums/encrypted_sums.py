@@ -53,9 +53,9 @@ from treaty.crypto.additive.ciphers import (
     generate_paillier_key,
 )
 from treaty.crypto.lattice.linear_map import LinearMapClient
-from treaty.crypto.lattice.parameters import ERROR_BITS
 from treaty.crypto.lattice.ring import Residues, packed_words, unpack
 from treaty.crypto.lattice.store import HintStore
+from treaty.crypto.parameters import ERROR_BITS
 from treaty.crypto.payload import Packing, Payload, SumsBounds, check_payload
 from treaty.crypto.sums.additive_sums import AdditiveSumsClient, AdditiveSumsServer, BlindSumsClient, BlindSumsServer
 from treaty.crypto.sums.lattice_sums import (

@@ -46,8 +46,10 @@ from treaty.crypto.additive.key_proofs import KeyRandomness, Randomiser
 from treaty.crypto.additive.montgomery import FixedBase, Modulus
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.lattice.linear_map import LinearMapClient, LinearMapServer
-from treaty.crypto.lattice.parameters import (
+from treaty.crypto.lattice.ring import pack, packed_words, uniform_digits, unpack
+from treaty.crypto.parameters import (
     DIGIT_BITS,
+    STATISTICAL_BITS,
     Digits,
     Field,
     Parameters,
@@ -55,8 +57,6 @@ from treaty.crypto.lattice.parameters import (
     check_fields,
     choose_masked,
 )
-from treaty.crypto.lattice.ring import pack, packed_words, uniform_digits, unpack
-from treaty.crypto.parameters import STATISTICAL_BITS
 from treaty.crypto.payload import Payload, check_payload, from_words, to_words
 from treaty.errors import CryptoError
 from treaty.machine.arrays import pieces

@@ -34,7 +34,9 @@ from numpy.typing import NDArray
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.lattice.kernels import reduced
 from treaty.crypto.lattice.linear_map import LinearMapClient, LinearMapServer, PartialSums
-from treaty.crypto.lattice.parameters import (
+from treaty.crypto.lattice.ring import Residues, pack, packed_words, uniform_digits, unpack
+from treaty.crypto.lattice.store import HintStore, NewHint, Reservation
+from treaty.crypto.parameters import (
     DEGREE,
     DIGIT_BITS,
     WIDE_DEGREE,
@@ -46,8 +48,6 @@ from treaty.crypto.lattice.parameters import (
     choose,
     choose_masked,
 )
-from treaty.crypto.lattice.ring import Residues, pack, packed_words, uniform_digits, unpack
-from treaty.crypto.lattice.store import HintStore, NewHint, Reservation
 from treaty.crypto.payload import Payload, SumsBounds, WholeTableClient, WholeTableServer, check_payload, slots_of
 from treaty.errors import ConfigError, CryptoError
 from treaty.machine.arrays import PIECE_BYTES, Flags, Floats, Int32s, Integers, pieces

@@ -56,9 +56,8 @@ from treaty.data.large import IN_MEMORY, Scratch, SortedRecords, records
 from treaty.data.run_log import RunLog
 from treaty.errors import ConfigError, DataError, PeerProtocolError
 from treaty.machine.arrays import Integers
-from treaty.messaging.agreement import agree
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, Message, clean, view
+from treaty.messaging.conversation import agree
+from treaty.messaging.messages import Array, Message, MessageLeakage, clean, view
 from treaty.messaging.party import Party
 from treaty.systems.alignment.common_rows import arrange, arranged, prove, ranked, rows_of, verify
 from treaty.systems.alignment.ecdh import (

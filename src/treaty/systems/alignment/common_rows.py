@@ -29,8 +29,7 @@ from treaty.data.ids import Ids
 from treaty.data.large import WORDS, Scratch, SortedRecords, records
 from treaty.errors import DataError, PeerProtocolError
 from treaty.machine.arrays import Integers, pieces
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.messages import Array, Message, MessageLeakage, view
 from treaty.messaging.party import Party
 from treaty.systems.alignment.ecdh import array_of, bytes_of, to_bytes
 

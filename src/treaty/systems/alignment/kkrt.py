@@ -43,8 +43,7 @@ from treaty.data.ids import Ids
 from treaty.data.large import WORDS, Scratch, SortedRecords, records
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.machine.arrays import Int32s, Integers, pieces
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.messages import Array, Message, MessageLeakage, view
 from treaty.messaging.party import Party
 from treaty.systems.alignment.ecdh import PAIR, Advance, array_of, bucket, bytes_of, valid
 

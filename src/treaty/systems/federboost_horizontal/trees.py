@@ -15,8 +15,7 @@ from treaty.data.binning import Bins
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Floats, Int32s, Integers
 from treaty.messaging.conversation import Table as OrderTable
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.messages import Array, Message, MessageLeakage, view
 from treaty.models.trees import ModelPart, record_split
 from treaty.systems.horizontal.members import Collector
 from treaty.systems.horizontal.quantiles import CommonBins, Count, ProbeRequest

@@ -27,10 +27,10 @@ from numpy.typing import NDArray
 from treaty.data.binning import Bins
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.files import Format, read_cached, write_cached
-from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import (
     Array,
     Message,
+    MessageLeakage,
     decode_body,
     digests_in,
     encode_body,

@@ -19,8 +19,7 @@ from treaty.crypto.keystream import length_prefixed
 from treaty.crypto.sharing.key_agreement import agree, verifies
 from treaty.errors import PeerProtocolError
 from treaty.machine.process import stay_on_one_core
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import M, Message
+from treaty.messaging.messages import M, Message, MessageLeakage
 from treaty.messaging.party import Party
 from treaty.systems.system import RoleInput, Roles
 

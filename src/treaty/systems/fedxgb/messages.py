@@ -7,8 +7,7 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from treaty.data.columns import Category
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, Message, ModelId
+from treaty.messaging.messages import Array, Message, MessageLeakage, ModelId
 from treaty.systems.fedxgb.authority import CertifiedKeys
 from treaty.systems.horizontal.rows import Categories, Origins
 

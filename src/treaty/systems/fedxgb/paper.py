@@ -41,8 +41,7 @@ from treaty.crypto.sharing.secure_aggregation import Round, enough
 from treaty.crypto.sharing.shamir import Words, check_numbers, open_bytes, share_bytes, share_length
 from treaty.crypto.sharing.shamir_routing import ServerSetting, prepare, route_shown, share_integers
 from treaty.errors import CryptoError, PeerProtocolError
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, M, Message, take_rows, view
+from treaty.messaging.messages import Array, M, Message, MessageLeakage, take_rows, view
 from treaty.messaging.party import Party
 from treaty.systems.fedxgb.authority import gather_sound
 from treaty.systems.fedxgb.messages import AbsenceNotice, Call, Cohort, MaskKey, MaskKeys

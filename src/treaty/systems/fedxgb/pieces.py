@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from treaty.crypto.sharing.shamir import Words
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.machine.process import concurrently
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, Message, row_pieces, view
+from treaty.messaging.messages import Array, Message, MessageLeakage, row_pieces, view
 from treaty.messaging.party import Party
 from treaty.systems.fedxgb.authority import gather_sound
 from treaty.systems.fedxgb.messages import RowCounts

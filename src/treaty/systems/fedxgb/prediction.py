@@ -34,8 +34,7 @@ from treaty.data.binning import MOST_BINS, Bins
 from treaty.data.columns import Category
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, DataError, PeerError, PeerProtocolError
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, Message, decode_body, view
+from treaty.messaging.messages import Array, Message, MessageLeakage, decode_body, view
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, RowPredictions
 from treaty.systems.fedxgb.authority import PATIENCE

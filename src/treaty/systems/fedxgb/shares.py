@@ -53,8 +53,7 @@ from treaty.crypto.sharing.hidden_splits import Layout
 from treaty.crypto.sharing.shamir import Words
 from treaty.crypto.sharing.shamir_routing import Program, ServerSetting, prepare
 from treaty.errors import ConfigError, PeerProtocolError
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, Message, row_pieces, view
+from treaty.messaging.messages import Array, Message, MessageLeakage, row_pieces, view
 from treaty.messaging.party import Party
 
 Comparison = Literal["shamir", "additive"]

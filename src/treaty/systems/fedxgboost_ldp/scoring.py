@@ -16,8 +16,7 @@ from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Flags, Int32s, Integers
 from treaty.machine.kernels import kernel
 from treaty.messaging.conversation import Table
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, Message, bits_of, send_rows, take_rows, view
+from treaty.messaging.messages import Array, Message, MessageLeakage, bits_of, send_rows, take_rows, view
 from treaty.messaging.party import Party
 from treaty.systems.sizes import ColumnSize
 from treaty.systems.vertical.column_owner import ascending

@@ -48,9 +48,8 @@ from treaty.crypto.sums.triple_sums import (
     Words,
 )
 from treaty.errors import PeerProtocolError
-from treaty.messaging.agreement import agree
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.conversation import agree
+from treaty.messaging.messages import Array, Message, MessageLeakage, view
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart
 from treaty.systems.fedxgboost_smm import published

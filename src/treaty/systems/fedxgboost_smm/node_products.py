@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Flags, Int32s, Integers
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, M, Message, put_together, send_rows, take_rows, view
+from treaty.messaging.messages import Array, M, Message, MessageLeakage, put_together, send_rows, take_rows, view
 from treaty.messaging.party import Party
 from treaty.systems.fedxgboost_smm.matrix_product import Matrix, are_orthonormal, product
 from treaty.systems.vertical.encrypted_columns import PassiveColumns, SplitRequest

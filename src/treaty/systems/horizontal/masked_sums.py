@@ -20,8 +20,7 @@ from treaty.crypto.sharing.secure_aggregation import SECRET_BYTES, Aggregator, P
 from treaty.crypto.sharing.shamir import share_length
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Integers
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, M, Message, view
+from treaty.messaging.messages import Array, M, Message, MessageLeakage, view
 from treaty.messaging.party import Party
 
 ATTEMPTS = 3  # at one sum

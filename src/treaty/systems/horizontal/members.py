@@ -44,8 +44,7 @@ from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Integers
 from treaty.messaging.certificates import Signer
 from treaty.messaging.conversation import MessageOrder
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, M, Message, encode_body, view
+from treaty.messaging.messages import Array, M, Message, MessageLeakage, encode_body, view
 from treaty.messaging.party import Party
 from treaty.systems.horizontal.masked_sums import ATTEMPTS, MaskedInput, OwnInput, SumAggregator, contribute
 

@@ -31,8 +31,7 @@ from treaty.data.quantile_search import Probes, QuantileSearch, count_below, sor
 from treaty.data.table import Schema
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Flags, Integers
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.messages import Array, Message, MessageLeakage, view
 from treaty.systems.horizontal.rows import (
     EXPONENTS,
     LabelUnits,

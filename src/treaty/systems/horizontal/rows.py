@@ -30,8 +30,7 @@ from treaty.data.columns import Category
 from treaty.data.table import Schema, Table, to_table
 from treaty.errors import ConfigError, DataError, PeerProtocolError
 from treaty.machine.arrays import Integers
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, Message, ModelId, encode_body, view
+from treaty.messaging.messages import Array, Message, MessageLeakage, ModelId, encode_body, view
 from treaty.models.checkpoints import Checkpoint, checkpoint_of, fingerprint
 from treaty.models.trees import ModelPart
 from treaty.systems.options import SystemOptions

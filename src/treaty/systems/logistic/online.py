@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 
 from treaty.machine.arrays import Floats
-from treaty.messaging.agreement import OF_ONE_MODEL, agree
+from treaty.messaging.conversation import OF_ONE_MODEL, agree
 from treaty.systems.logistic.prediction import collect_margins, send_margins
 from treaty.systems.logistic.setup import GlmInput, pair_seeds
 from treaty.systems.vertical.prediction import Asked, Finish, OnlineRows, answer_requests, asked_rows

@@ -40,8 +40,7 @@ from treaty.errors import PeerProtocolError
 from treaty.linear.lbfgs import Decision
 from treaty.linear.preparation import COLUMN_FRACTION
 from treaty.machine.arrays import Floats, Integers
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, Message, pack, view
+from treaty.messaging.messages import Array, Message, MessageLeakage, pack, view
 from treaty.messaging.party import Party
 from treaty.systems.logistic.batches import agree_on_batches
 from treaty.systems.logistic.coordinated import (

@@ -23,7 +23,7 @@ import numpy as np
 
 from treaty.cluster.sums import ClusterVectorServer
 from treaty.crypto.keystream import CancellingMasks
-from treaty.crypto.lattice.parameters import DEGREE
+from treaty.crypto.parameters import DEGREE
 from treaty.crypto.payload import from_words, to_words
 from treaty.crypto.sums.hidden_vectors import (
     Fields,
@@ -39,8 +39,18 @@ from treaty.crypto.sums.hidden_vectors import (
 )
 from treaty.linear.preparation import COLUMN_FRACTION, LARGEST
 from treaty.machine.arrays import Integers, pieces
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, Arrays, Message, pack, put_together, row_pieces, take_rows, unpack, view
+from treaty.messaging.messages import (
+    Array,
+    Arrays,
+    Message,
+    MessageLeakage,
+    pack,
+    put_together,
+    row_pieces,
+    take_rows,
+    unpack,
+    view,
+)
 from treaty.messaging.party import Party
 from treaty.systems.logistic.batches import joint_seed
 from treaty.systems.logistic.coordinated import Words, ciphertexts, exact_products, loss_fields, make_key, read_key

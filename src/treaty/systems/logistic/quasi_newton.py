@@ -43,7 +43,7 @@ from treaty.linear.losses import fit_calibration
 from treaty.linear.preparation import COLUMN_FRACTION
 from treaty.linear.training import settled
 from treaty.machine.arrays import Floats, Integers
-from treaty.messaging.agreement import agree
+from treaty.messaging.conversation import agree
 from treaty.models.linear import LinearPart
 from treaty.systems.logistic import paper
 from treaty.systems.logistic.batches import agree_on_batches, check_shown, rows_digest_of, tell_lone_rows, tell_weights

@@ -31,9 +31,8 @@ from treaty.linear.lbfgs import Coordinator, Slice, check_batch_size, check_hess
 from treaty.linear.preparation import COLUMN_FRACTION, Preparation
 from treaty.linear.training import Schedule
 from treaty.machine.arrays import Floats, Integers
-from treaty.messaging.agreement import Term
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import M, Message, ModelId
+from treaty.messaging.conversation import Term
+from treaty.messaging.messages import M, Message, MessageLeakage, ModelId
 from treaty.messaging.party import Party
 from treaty.models.linear import preparation_of
 from treaty.systems.logistic.options import FederatedRegression, RegressionOptions

@@ -28,8 +28,7 @@ from treaty.linear.losses import TAYLOR
 from treaty.linear.preparation import Preparation
 from treaty.linear.training import EvalLosses, Schedule
 from treaty.machine.arrays import Floats, Integers
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.messages import Array, Message, MessageLeakage, view
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import LinearCheckpoint, fingerprint
 from treaty.systems.logistic.coordinated import CoordinatedProducts

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from treaty.crypto.lattice.parameters import DEGREE
-from treaty.crypto.parameters import OU_DEFAULT_KEY_BITS, PAILLIER_DEFAULT_KEY_BITS
+from treaty.crypto.parameters import DEGREE, OU_DEFAULT_KEY_BITS, PAILLIER_DEFAULT_KEY_BITS
 from treaty.crypto.sums.hidden_vectors import Fields, product_bits, vectors_parameters
 from treaty.crypto.sums.lattice_sums import vector_bytes
 from treaty.errors import ConfigError

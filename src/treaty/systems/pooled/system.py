@@ -8,8 +8,7 @@ from typing import ClassVar
 
 from treaty.data.table import Schema, Table
 from treaty.errors import DataError
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Message
+from treaty.messaging.messages import Message, MessageLeakage
 from treaty.models.trees import ModelPart
 from treaty.systems.leakage import Route, Routes, routes
 from treaty.systems.pooled.options import BoostingOptions, Pooled

@@ -41,9 +41,8 @@ from treaty.crypto.additive.ciphers import OUPrivateKey, OUPublicKey, generate_k
 from treaty.data.table import Table
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.machine.arrays import pieces
-from treaty.messaging.agreement import OF_ONE_MODEL, Term, agree
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, Arrays, Message, pack, unpack, view
+from treaty.messaging.conversation import OF_ONE_MODEL, Term, agree
+from treaty.messaging.messages import Array, Arrays, Message, MessageLeakage, pack, unpack, view
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, used_records
 from treaty.systems.secureboost.hidden_sums import (

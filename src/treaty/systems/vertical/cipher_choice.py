@@ -33,9 +33,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.additive.multiplier import HAS_FMA, HAS_IFMA
-from treaty.crypto.lattice.parameters import LEAK_LIMIT, Parameters
 from treaty.crypto.lattice.store import HintStore
-from treaty.crypto.parameters import OU_DEFAULT_KEY_BITS, PAILLIER_DEFAULT_KEY_BITS
+from treaty.crypto.parameters import LEAK_LIMIT, OU_DEFAULT_KEY_BITS, PAILLIER_DEFAULT_KEY_BITS, Parameters
 from treaty.crypto.payload import Packing, SumsBounds
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient, leak_of, sums_parameters, vector_bytes
 from treaty.crypto.transfer.sealed_sums import Widths, rounds_of, steps_of

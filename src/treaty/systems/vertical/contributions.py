@@ -31,8 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.errors import PeerProtocolError
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, Message, send_rows, take_rows, view
+from treaty.messaging.messages import Array, Message, MessageLeakage, send_rows, take_rows, view
 from treaty.models.interpretation import order_of_first_use
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical.prediction import collect, predict_passive

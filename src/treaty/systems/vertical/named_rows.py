@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Int32s, Integers
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, Message, send_rows, take_rows, view
+from treaty.messaging.messages import Array, Message, MessageLeakage, send_rows, take_rows, view
 from treaty.messaging.party import Party
 
 Positions = NDArray[np.intp]

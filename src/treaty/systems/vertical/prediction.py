@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 
 from treaty.data.table import Table
 from treaty.errors import DataError, PeerProtocolError
-from treaty.messaging.agreement import OF_ONE_MODEL, agree
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, Message, column_pieces, row_pieces, take_columns, view
+from treaty.messaging.conversation import OF_ONE_MODEL, agree
+from treaty.messaging.messages import Array, Message, MessageLeakage, column_pieces, row_pieces, take_columns, view
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, RowDecisions, margins, renumber, used_records
 from treaty.privacy.randomised_response import KnownRows, RandomisedRows

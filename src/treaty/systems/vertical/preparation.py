@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient, LatticeSumsServer
 from treaty.errors import PeerProtocolError
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Message
+from treaty.messaging.messages import Message, MessageLeakage
 from treaty.messaging.party import Party
 
 PROBES = 5

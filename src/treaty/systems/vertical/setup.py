@@ -19,15 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.cluster.sums import ClusterHistograms, over_cluster
-from treaty.crypto.lattice.parameters import LEAK_LIMIT
 from treaty.crypto.lattice.store import HintStore
+from treaty.crypto.parameters import LEAK_LIMIT
 from treaty.crypto.payload import Payload, SumsBounds
 from treaty.crypto.sums.encrypted_sums import ALONE, SumsClient, SumsServer, make_client, make_server
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient, LatticeSumsServer
 from treaty.data.binning import Bins
 from treaty.errors import ConfigError, PeerProtocolError
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Arrays, pack, unpack
+from treaty.messaging.messages import Arrays, MessageLeakage, pack, unpack
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import hints_folder, sides_folder
 from treaty.models.trees import ModelPart

@@ -30,10 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.errors import ConfigError, PeerProtocolError
-from treaty.messaging.agreement import Term, agree
-from treaty.messaging.conversation import MessageOrder
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Message, ModelId, view
+from treaty.messaging.conversation import MessageOrder, Term, agree
+from treaty.messaging.messages import Message, MessageLeakage, ModelId, view
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import checkpoint_of, fingerprint
 from treaty.models.trees import ModelPart, keep_records

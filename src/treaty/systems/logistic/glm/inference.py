@@ -32,8 +32,7 @@ import numpy as np
 from treaty.errors import CryptoError, DataError, PeerProtocolError
 from treaty.linear.preparation import TOO_FEW_ROWS, determined, random_rotation, with_sums
 from treaty.machine.arrays import Floats
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.messages import Array, Message, MessageLeakage, view
 from treaty.messaging.party import Party
 from treaty.systems.logistic.coordinated import Opener
 from treaty.systems.logistic.setup import MARGIN_BITS, Setting

@@ -35,8 +35,7 @@ from treaty.errors import ConfigError, DataError
 from treaty.linear.lbfgs import ROWS_PER_COLUMN
 from treaty.linear.losses import Target
 from treaty.machine.arrays import Floats, Integers
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, Arrays, Message, pack, row_pieces, view
+from treaty.messaging.messages import Array, Arrays, Message, MessageLeakage, pack, row_pieces, view
 from treaty.messaging.party import Party
 from treaty.systems.logistic.coordinated import Words, ciphertexts, make_key, read_key
 from treaty.systems.logistic.setup import Setting, diverged

@@ -41,9 +41,8 @@ from treaty.linear.losses import Target, fit_calibration, target_of
 from treaty.linear.preparation import COLUMN_FRACTION, uncorrelated
 from treaty.linear.training import settled
 from treaty.machine.arrays import Flags, Floats
-from treaty.messaging.agreement import agree
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.conversation import agree
+from treaty.messaging.messages import Array, Message, MessageLeakage, view
 from treaty.messaging.party import Party
 from treaty.models.linear import LinearPart, one_against_rest
 from treaty.systems.logistic.batches import tell_lone_rows, tell_weights

@@ -6,7 +6,7 @@ import secrets
 
 import numpy as np
 
-from treaty.crypto.lattice.parameters import DEGREE
+from treaty.crypto.parameters import DEGREE
 from treaty.crypto.sums.additive_sums import AdditiveSumsClient
 from treaty.crypto.sums.encrypted_sums import message_bytes
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient, LatticeSumsServer

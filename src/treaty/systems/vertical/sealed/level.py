@@ -46,8 +46,7 @@ from treaty.crypto.transfer.stock import Steps, Transfers
 from treaty.errors import CryptoError
 from treaty.machine.arrays import Flags, Int32s, pieces
 from treaty.messaging.certificates import Signer
-from treaty.messaging.leakage import Leakages, MessageLeakage
-from treaty.messaging.messages import Array, Arrays, Message, pack, unpack
+from treaty.messaging.messages import Array, Arrays, Leakages, Message, MessageLeakage, pack, unpack
 from treaty.messaging.party import Party
 from treaty.systems.vertical.encrypted_columns import SumsRequest
 from treaty.systems.vertical.preparation import Link
