@@ -20,6 +20,8 @@ from treaty.attacks.auditing import audit
 from treaty.attacks.membership import extraction, membership
 from treaty.attacks.views import Finding, auc_error
 from treaty.errors import ConfigError
+from treaty.systems import find_system
+from treaty.systems.vertical.encrypted_columns import Sums
 
 WEAK = ["mean fractal dimension", "texture error", "smoothness error", "symmetry error"]
 OU = {"encryption": "ou", "insecure_test_key_bits": 512, "allow_insecure": True, "allow_exact_sums": True}
@@ -159,3 +161,18 @@ def test_a_verdict_needs_more_than_chance_and_more_than_little() -> None:
     assert not finding(0.51, 0.0).finds
     assert finding(0.75, 0.0).advantage == 0.5
     assert finding(0.5, 0.0).verdict == "no better than a guess"
+
+
+def test_what_messages_are_stated_to_show_stands_beside_what_attacks_find(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables, y = breast_cancer()
+    model = GBDTClassifier(SecureBoost(encryption="lattice", allow_exact_sums=True), n_estimators=1, n_jobs=1)
+    done = audit(model, tables, y)
+    assert done.unstated == []
+    assert any(
+        "sum of gradients" in shown for shown in done.in_clear["bank"]
+    )  # which the attack on exact sums starts from
+    assert done.in_clear["shop"] == []
+    system = find_system("secureboost")
+    fewer = tuple(line for line in system.routes["train"] if line.message is not Sums)
+    monkeypatch.setitem(system.routes, "train", fewer)
+    assert audit(model, tables, y).unstated == ["bank received Sums from shop, which no statement covers"]

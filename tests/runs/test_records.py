@@ -82,8 +82,12 @@ def test_a_record_has_what_its_party_has_seen(tmp_path: Path, monkeypatch: pytes
 def test_records_are_attacked_as_the_training_in_one_process_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, unscored = findings_of_records(recorded(monkeypatch, job_of(tmp_path, OU), tmp_path, ["bank", "shop"]))
-    assert not unscored
+    found, in_clear, unscored = findings_of_records(
+        recorded(monkeypatch, job_of(tmp_path, OU), tmp_path, ["bank", "shop"])
+    )
+    assert not unscored  # nor is there a message that no statement covers
+    assert in_clear.keys() == {"bank", "shop"}
+    assert in_clear["bank"]
     assert any(one.attack == "exact sums" and one.finds for one in found)
     views = {path.stem: View(read_record(path)) for path in (tmp_path / "seen").iterdir()}
     again = findings(dict(sorted(views.items())), by_row=False)
@@ -94,7 +98,7 @@ def test_processes_record_too_and_those_of_rows_the_histograms(tmp_path: Path) -
     run_all(by_row(tmp_path), "train")
     files = sorted((tmp_path / "seen").iterdir())
     assert [file.stat().st_mode & 0o777 for file in files] == [0o600] * 3
-    found, _ = findings_of_records([files[0].parent])  # a folder stands for its records
+    found, _, _ = findings_of_records([files[0].parent])  # a folder stands for its records
     (inversion,) = [one for one in found if one.attack == "histogram inversion"]
     assert inversion.party == "north"
     masked = [one for one in found if one.target.startswith("sums of ")]  # scored by what the others noted of their own
@@ -105,7 +109,7 @@ def test_processes_record_too_and_those_of_rows_the_histograms(tmp_path: Path) -
 
 def test_what_cannot_be_scored_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bank, shop = recorded(monkeypatch, job_of(tmp_path, OU), tmp_path, ["bank", "shop"])
-    found, unscored = findings_of_records([bank])
+    found, _, unscored = findings_of_records([bank])
     assert unscored == ["shop: what others found of its columns cannot be scored without its record"]
     assert not any("shop" in one.target for one in found)
     with pytest.raises(ConfigError, match="nothing can be scored without the record of bank"):

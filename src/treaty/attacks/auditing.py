@@ -48,10 +48,17 @@ class Audit:
         The trained model.
     findings : list of Finding
         One for each attack that applies, party and target.
+    in_clear : dict of str to list of str
+        By party, what the messages it received are stated to show in the clear or under noise: attacks can start from
+        these alone, unless a statement is wrong.
+    unstated : list of str
+        Messages that no statement covers, by receiver; empty unless the system's `routes` have a fault.
     """
 
     model: Any
     findings: list[Finding]
+    in_clear: dict[str, list[str]]
+    unstated: list[str]
 
 
 def audit(model: Any, X: Any, y: Any = None, sample_weight: Any = None) -> Audit:
@@ -89,7 +96,15 @@ def audit(model: Any, X: Any, y: Any = None, sample_weight: Any = None) -> Audit
         raise ConfigError(f"protocol {copy.protocol!r} sends nothing that could be attacked: name another")
     views = {name: View(of) for name, of in recorded.items()}
     by_row = next(iter(views.values())).by_row
-    return Audit(copy, findings(views, by_row=by_row, targets=None if by_row else _true_labels(views, y)))
+    found = findings(views, by_row=by_row, targets=None if by_row else _true_labels(views, y))
+    return Audit(copy, found, *compare_with_statements(views))
+
+
+def compare_with_statements(views: Mapping[str, View]) -> tuple[dict[str, list[str]], list[str]]:
+    """Return what the received messages are stated to show by party, and those that no statement covers."""
+    stated = {name: view.stated() for name, view in views.items()}
+    unstated = [f"{name} received {one}, which no statement covers" for name, (_, of) in stated.items() for one in of]
+    return {name: in_clear for name, (in_clear, _) in stated.items()}, unstated
 
 
 def _true_labels(views: Mapping[str, View], y: Any) -> Floats | None:
@@ -107,8 +122,11 @@ def findings(views: Mapping[str, View], *, by_row: bool, targets: Floats | None 
     return sorted(found, key=lambda finding: finding.baseline - finding.score)
 
 
-def findings_of_records(paths: Sequence[Path]) -> tuple[list[Finding], list[str]]:
-    """Try every attack on each record; return the findings, and in words what could not be scored.
+def findings_of_records(paths: Sequence[Path]) -> tuple[list[Finding], dict[str, list[str]], list[str]]:
+    """Try every attack on each record.
+
+    Returns the findings; by party, what its messages are stated to show in the clear; and in words what could not be
+    scored, and messages that no statement covers.
 
     Parameters
     ----------
@@ -148,4 +166,5 @@ def findings_of_records(paths: Sequence[Path]) -> tuple[list[Finding], list[str]
     unscored = [f"{name}: what others found of its columns cannot be scored without its record" for name in missing]
     if first.options.label_epsilon is not None:
         unscored.append("labels are those that the active party has randomised, which its record has")
-    return findings(views, by_row=by_row), unscored
+    in_clear, unstated = compare_with_statements(views)
+    return findings(views, by_row=by_row), in_clear, unscored + unstated

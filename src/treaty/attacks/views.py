@@ -15,10 +15,13 @@ from sklearn.decomposition import PCA
 from treaty.data.binning import Bins, fit_bins
 from treaty.machine.arrays import Flags, Floats, Int32s
 from treaty.privacy.label_leaks import attack_auc
+from treaty.runs.disclosed import OF_RUNS
 from treaty.runs.threads import Recorded
 from treaty.systems import SYSTEMS, find_system
+from treaty.systems.alignment.leakage import ROUTES as ALIGNMENT
+from treaty.systems.leakage import sent
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.system import RoleInput
+from treaty.systems.system import RoleInput, System
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +46,39 @@ class View:
         return self.party == self.inputs.roles.active
 
     @property
+    def system(self) -> System:
+        """The record of the system that was trained."""
+        named, common = self.inputs.options.system, type(self.inputs.common)
+        # trees and linear models share names
+        known = [find_system(named, model) for model, of in SYSTEMS.items() if named in of] or [find_system(named)]
+        return next((one for one in known if one.common is common), known[0])
+
+    @property
     def by_row(self) -> bool:
         """Whether parties have rows of their own, and not columns."""
-        named = self.inputs.options.system
-        return any(find_system(named, model).split == "rows" for model, of in SYSTEMS.items() if named in of)
+        return self.system.split == "rows"
+
+    def stated(self) -> tuple[list[str], list[str]]:
+        """Compare the messages that it received in the training with what is stated about them.
+
+        Returns
+        -------
+        in_clear : list of str
+            What they are stated to show it in the clear or under noise: what an attack can start from.
+        unstated : list of str
+            Messages that no statement covers: a fault of the system's `routes`.
+        """
+        inputs, roles = self.inputs, self.inputs.roles.of
+        lines = (*sent(self.system.routes.get("train", ()), inputs.options, inputs.common), *OF_RUNS, *ALIGNMENT)
+        received = [entry for entry in self.recorded.transcript.entries if entry.direction == "received"]
+        in_clear: dict[str, None] = {}
+        unstated = []
+        for step, peer in dict.fromkeys((entry.step, entry.peer) for entry in received):
+            met = [line.leakage for line in lines if line.goes(step, roles[peer], roles[self.party])]
+            in_clear |= {one.tells: None for one in met if one.form in ("exact", "aggregated", "noisy")}
+            if not met:
+                unstated.append(f"{step} from {peer}")
+        return list(in_clear), unstated
 
     def steps(self, *kinds: type[msgspec.Struct]) -> bool:
         """Tell whether it has sent or received a message of one of these classes."""

@@ -79,9 +79,11 @@ def audit(
         return
     from treaty.attacks.auditing import findings_of_records
 
-    found, unscored = findings_of_records(records or [])
+    found, in_clear, notes = findings_of_records(records or [])
     console.print(_grid_of_findings(found))
-    for line in unscored:
+    for party, shown in in_clear.items():
+        say(f"{party} received in the clear, as stated by its messages: {'; '.join(shown) or 'nothing'}")
+    for line in notes:
         say(line)
     if figure is not None:
         from treaty.attacks.comparing import draw_findings
