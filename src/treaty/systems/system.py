@@ -43,8 +43,7 @@ else:
 TRAIN = "train"
 
 Progress = Callable[[int, Any], None]
-"""Called with the number of finished rounds (epochs) and what there is so far (the model part, the epochs' losses by
-set of rows, or None where a party has neither): when training begins, then after every round."""
+"""``progress(rounds, state)``, called as `Observer.round_finished` is."""
 
 Phase = Callable[[str, int, int], None]
 """``phase(title, steps_done, steps_in_all)``, called while something is set up before the first round."""
@@ -142,48 +141,47 @@ class RoleInput(Generic[Own, Common]):
         The system's own.
     common : BoostingOptions or RegressionOptions
     roles : Roles
-    data : Labelled or None
+    data : LabelledRows or None
         Own training rows, or those to predict; None without any.
     classes : list or None
         Labels by class number, where this party has labels; None for regression.
     n_classes : int
-        How many classes the job says the labels have, which all parties know; fewer than three: a round has one tree.
+        Number of classes, as the job states it to all parties; with fewer than three a round has one tree.
     varied : bool
-        Whether gradients differ between all rows from the first tree on, as all parties know: a regression's do, and
-        those of rows with weights.
-    eval_sets : sequence of Labelled
-        Rows watched in training; of systems split by column every party has its columns of each, in the same order.
+        Whether all rows have different gradients from the first tree on: in regressions, and where rows have weights.
+    eval_sets : sequence of LabelledRows
+        Rows watched in training. Tables split by column: every party has its columns of each, in the same order.
     threads : int
     shards : Shards or None
         This party's cluster, which adds up its rows; None: this machine does.
     observers : Observers
-        What watches the role: a progress bar, a recording. A role reports to it and does not know who listens.
+        Progress bars, recordings, and whatever else watches the role.
     keeper : Keeper or None
         Where checkpoints go, and come from.
     store : Path or None
-        Folder of what serves later jobs about the same table: hints, noise keys, ledgers. None: nothing is kept.
+        Folder for hints, noise keys and ledgers, which later jobs on the same table need. None: nothing is kept.
     epsilon_limits : EpsilonLimits or None
-        This party's own, which its ledger keeps to besides those of the job's options.
+        This party's own limits; its ledger enforces them besides those of the job's options.
     vouching : Signer
     evidence : Evidence
         What this party adds to its messages so that it can be held to them later.
     most_recoverable : float or None
-        Largest share of own bins that sides of splits may tell, over all jobs; None: no limit.
+        Largest share of its own bins that sides of splits may reveal, over all jobs; None: no limit.
     patience : float or None
         Seconds after which a silent user counts as lost; None is the system's own default.
     alone : bool
-        Whether this party has the process to itself; False where all parties are threads of one.
+        Whether this party has a process of its own; False where all parties are threads of one process.
     apart : bool
-        Whether other organisations play the other parties: False if one process, or one with all keys, plays all.
+        Whether other organisations play the other parties; False where somebody plays all, or has all keys.
     absence : object or None
-        Of a simulated user, when it drops out; see `System.absences`.
+        When a simulated user drops out; see `System.absences`.
     part : ModelPart or LinearPart or None
         Prediction: what training left at this party.
     model_id : str
-        Which model is trained, noted by roles without a part of it; of a `Service`, the one that this party's report of
-        the training names. Empty where it is not known.
+        Which model is trained, noted by roles without a part of it; in a `Service`, the model that this party's report
+        names. Empty where it is not known.
     read : callable or None
-        Of a `Service`: returns own rows, given the model's columns, which this party learns from others.
+        In a `Service`: returns own rows, given the model's columns, which this party receives from others.
     requests : iterator or None
         At the active party of a prediction row by row (`System.online`): what it is asked.
     """
@@ -264,23 +262,8 @@ def mesh(roles: Roles, options: SystemOptions) -> dict[str, list[str]]:
     return {name: [other for other in roles.of if other != name] for name in roles.of}
 
 
-def no_party(roles: Roles, options: SystemOptions) -> list[str]:
-    return []
-
-
-def unknown(roles: Roles, options: Any, common: Any, shape: Shape) -> Expected:
-    """Refuse to say what a training takes."""
+def without_formula(roles: Roles, options: Any, common: Any, shape: Shape) -> Expected:
     raise not_expected("this system")
-
-
-def no_clusters(options: Any) -> frozenset[str]:
-    """No role can use a cluster."""
-    return frozenset()
-
-
-def no_helpers(owners: Iterable[str], options: SystemOptions) -> dict[str, PartySpec]:
-    """Return no party besides the owners of rows."""
-    return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,8 +330,7 @@ class System:
         ``links(roles, options) -> {name: peers}``: who talks to whom.
     conclusions : callable
         ``conclusions(roles, options, common, part) -> {name: [sentence, ...]}``: what each party, or role, can work out
-        besides what single messages tell it: from many, or with others' help. `part` is the part of the model at hand,
-        None before training and at parties without one.
+        from many messages, or with others' help. `part` is its part of the model; None before training, or without one.
     by_role : bool
         Whether what is learned is stated by role, not by party.
     routes : mapping of str to tuple of Route
@@ -364,8 +346,7 @@ class System:
     lossless : bool
         Whether the trees are those of the pooled table, bit for bit.
     on_clusters : callable
-        ``on_clusters(options) -> roles``: whose rows a cluster of their own can add up in a training
-        (`RoleInput.shards`).
+        ``on_clusters(options) -> roles``: whose own cluster can add up their rows in a training (`RoleInput.shards`).
     has_model : frozenset of str
         Roles with a part of the model, or with the whole model where rows are split.
     may_lose : callable
@@ -373,8 +354,7 @@ class System:
     may_be_absent : callable
         Likewise, the parties that need not even connect.
     vouched : callable
-        ``vouched(roles, options, name) -> [name, ...]``: the parties whose certificates a party needs in a training
-        besides its peers'.
+        ``vouched(roles, options, name) -> [name, ...]``: further parties whose certificates a party needs.
     apart : frozenset of str
         Roles that must not be played by an organisation with data; their keys are compared with the others'.
     named_roles : frozenset of str
@@ -382,8 +362,8 @@ class System:
     shows_columns : frozenset of str
         Roles without training rows whose tables say which columns and classes there are.
     pays_once : bool
-        Whether a further attempt at a training costs nothing as far as an earlier one got: its releases are the same
-        draws, which the ledger knows, and others are paid for before they are made. Else it has to pay for all again.
+        Whether another attempt at a training spends no epsilon as far as an earlier one got: it repeats the same draws,
+        which the ledger knows, and pays for new ones before they are made. Otherwise it pays for all again.
     orders_by_id : bool
         Whether aligned rows are put in the order of their ids, so that every job on them has the same.
     cannot : mapping of str to str
@@ -392,16 +372,13 @@ class System:
     absences : callable or None
         ``absences(roles, options, common) -> {name: absence}``: who drops out when, in a run between threads.
     only_simulated : callable
-        ``only_simulated(options) -> text``: why these options are for runs between threads alone; empty where they are
-        not.
+        ``only_simulated(options) -> text``: why these options only run between threads; empty where they run anywhere.
     unaudited : callable
         ``unaudited(options) -> text``: why no party can keep a record for an audit of gradients; empty where all can.
     warm_up : callable
-        ``warm_up(options) -> [options, ...]``: options of small trainings whose kernels are the ones a training under
-        these options needs (None: under any).
+        ``warm_up(options) -> [options, ...]``: small trainings that need all kernels of one with these (None: any).
     expected : callable
-        ``expected(roles, options, common, shape) -> Expected``: what a training takes, by formula; raises ConfigError
-        where there is none, or where it cannot be.
+        ``expected(roles, options, common, shape) -> Expected``: what a training takes; ConfigError without a formula.
     alone : callable or None
         With ``split="none"``: ``alone(tables, inputs) -> {name: part}``, trains in one place.
     """
@@ -418,15 +395,15 @@ class System:
     by_role: bool = False
     until_kept: frozenset[str] = frozenset()
     lossless: bool = False
-    on_clusters: Callable[[Any], frozenset[str]] = no_clusters
-    helpers: Callable[[Iterable[str], Any], dict[str, PartySpec]] = no_helpers
+    on_clusters: Callable[[Any], frozenset[str]] = lambda options: frozenset()
+    helpers: Callable[[Iterable[str], Any], dict[str, PartySpec]] = lambda owners, options: {}
     links: Callable[[Roles, Any], dict[str, list[str]]] = star
     predict: Mapping[str, Program] = field(default_factory=dict)
     explain: Mapping[str, Program] = field(default_factory=dict)
     online: Mapping[str, Program] = field(default_factory=dict)
     service: Service | None = None
-    may_lose: Callable[[Roles, Any], list[str]] = no_party
-    may_be_absent: Callable[[Roles, Any], list[str]] = no_party
+    may_lose: Callable[[Roles, Any], list[str]] = lambda roles, options: []
+    may_be_absent: Callable[[Roles, Any], list[str]] = lambda roles, options: []
     vouched: Callable[[Roles, Any, str], list[str]] = lambda roles, options, name: []
     apart: frozenset[str] = frozenset()
     named_roles: frozenset[str] = frozenset()
@@ -438,14 +415,11 @@ class System:
     only_simulated: Callable[[Any], str] = lambda options: ""
     unaudited: Callable[[Any], str] = lambda options: "no gradients are sent that an audit could open"
     warm_up: Callable[[Any], list[Any]] = lambda options: []
-    expected: Callable[[Roles, Any, Any, Shape], Expected] = unknown
+    expected: Callable[[Roles, Any, Any, Shape], Expected] = without_formula
     alone: Callable[[Mapping[str, Table], RoleInput[Any, Any]], dict[str, Any]] | None = None
 
     def disclosures(self, roles: Roles, options: Any, common: Any, part: Any = None) -> dict[str, list[str]]:
-        """Return in sentences what each party, or role, learns beyond its own data.
-
-        `part` is the part of the model at hand, None before training and at parties without one.
-        """
+        """Return in sentences what each party, or role, learns beyond its own data; `part` as for `conclusions`."""
         cipher = getattr(part, "encryption", None)
         if cipher and getattr(options, "encryption", cipher) != cipher:  # "auto": the one that was used
             options = replace(options, encryption=cipher)
