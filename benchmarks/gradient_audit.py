@@ -27,8 +27,8 @@ from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.secureboost import secureboost
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import AuditFolder, LabelledRows, PartySpec, RoleInput, star
-from treaty.systems.vertical.audit import keeping
-from treaty.systems.vertical.audit.replay import audit
+from treaty.systems.vertical import audit_record
+from treaty.systems.vertical.audit_replay import audit
 from treaty.systems.vertical.training import roles_by_column
 
 ROWS, THREADS, BAR = 20_000, 2, 1.5
@@ -48,7 +48,7 @@ def trained(tables: dict, y: np.ndarray, own: SecureBoost, common: BoostingOptio
             threads=THREADS,
         )  # fmt: skip
         if folder is not None:
-            keeping.keep_for_audit(inputs, AuditFolder(folder / party.name, 1 << 34))
+            audit_record.keep_for_audit(inputs, AuditFolder(folder / party.name, 1 << 34))
         return play_role(program, inputs)
 
     begun = time.process_time()
@@ -65,8 +65,8 @@ def measured(cipher: str, bits: int | None, trees: int, rows: int, pairs: int) -
     own = SecureBoost(encryption=cipher, key_bits=bits, allow_exact_sums=True)
     common = BoostingOptions(n_estimators=trees, base_score=0.5, max_bin=32).checked(own)
     estimates: dict[str, int] = {}
-    check_size = keeping.check_size
-    keeping.check_size = lambda _, party, nbytes: estimates.update({party: nbytes})
+    check_size = audit_record.check_size
+    audit_record.check_size = lambda _, party, nbytes: estimates.update({party: nbytes})
     plain, kept, audits, sizes = [], [], [], {}
     for _ in range(pairs):
         with tempfile.TemporaryDirectory() as folder:
@@ -78,7 +78,7 @@ def measured(cipher: str, bits: int | None, trees: int, rows: int, pairs: int) -
             audits.append(time.process_time() - begun)
         if found.findings or found.notes or found.trees != trees:
             raise AssertionError(f"{cipher}: an honest training does not pass: {found.findings[:1]}")
-    keeping.check_size = check_size
+    audit_record.check_size = check_size
     if any(sizes[name] > estimates[name] for name in tables):
         raise AssertionError(f"{cipher}: a record is larger than was estimated")
     ratio = median(b / a for a, b in zip(plain, kept, strict=True))

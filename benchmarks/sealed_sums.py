@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from data import arguments, cpu_of_others, default_of_credit_card_clients, report, seconds, verdict
 from treaty import GBDTClassifier, SecureBoost
 from treaty.runs.warm_up import compile_kernels
-from treaty.systems.vertical.sealed.level import comparisons_of_a_step
+from treaty.systems.vertical.cipher_choice import comparisons_of_a_step
 
 PARTS = ("tree", "rows", "squirrel", "links")
 SLOWEST, LARGEST, MORE_THAN_OPEN, SLOWEST_DEEP = 0.6, 60.0, 0.6, 1.5
@@ -154,7 +154,7 @@ def links(quick: bool) -> list[dict]:
 
             with (
                 patch("treaty.runs.threads.play", slowly),
-                patch("treaty.systems.vertical.sealed.active.comparisons_of_a_step", taken),
+                patch("treaty.systems.vertical.sealed_active.comparisons_of_a_step", taken),
             ):
                 found = one_tree(tables, y, "sealed", 1 if quick else 2, "memory")
             rows.append({

@@ -34,8 +34,8 @@ from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.secureboost import secureboost
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import LabelledRows, PartySpec, RoleInput, star
-from treaty.systems.vertical.encrypted_columns import SplitColumns
 from treaty.systems.vertical.exact_sums import node_sets_from_transcript
+from treaty.systems.vertical.messages import SplitColumns
 from treaty.systems.vertical.training import roles_by_column
 
 FITTING = {"min_child_samples": 5, "insecure_test_key_bits": 512, "allow_insecure": True}

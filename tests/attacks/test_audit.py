@@ -21,7 +21,7 @@ from treaty.attacks.membership import extraction, membership
 from treaty.attacks.views import Finding, auc_error
 from treaty.errors import ConfigError
 from treaty.systems import find_system
-from treaty.systems.vertical.encrypted_columns import Sums
+from treaty.systems.vertical.messages import Sums
 
 WEAK = ["mean fractal dimension", "texture error", "smoothness error", "symmetry error"]
 OU = {"encryption": "ou", "insecure_test_key_bits": 512, "allow_insecure": True, "allow_exact_sums": True}

@@ -17,8 +17,7 @@ from treaty.crypto.payload import SumsBounds, from_words, to_words
 from treaty.crypto.sums.lattice_sums import sums_parameters
 from treaty.messaging.messages import Array, encode_body
 from treaty.messaging.transcript import Transcript
-from treaty.systems.vertical.encrypted_columns import SumsRequest, TreeStart
-from treaty.systems.vertical.setup import Setup
+from treaty.systems.vertical.messages import Setup, SumsRequest, TreeStart
 
 TREES = {"n_estimators": 2, "n_jobs": 1}
 CHANCE = 5.0  # standard errors: keys are drawn anew, and one test in two million may be as far off

@@ -20,8 +20,8 @@ from treaty.data.binning import fit_bins
 from treaty.errors import ConfigError, TreatyError
 from treaty.models.checkpoints import sides_folder
 from treaty.systems.secureboost import secureboost
-from treaty.systems.vertical.encrypted_columns import TreeEnd
 from treaty.systems.vertical.exact_sums import ToldSides
+from treaty.systems.vertical.messages import TreeEnd
 
 REPOSITORY = Path(__file__).parents[2]
 JOB = {"n_estimators": 12, "max_depth": 3, "max_bin": 32, "learning_rate": 0.3, "n_jobs": 1}

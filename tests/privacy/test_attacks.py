@@ -11,9 +11,8 @@ from treaty.messaging.messages import Array, encode_body
 from treaty.messaging.transcript import Transcript
 from treaty.models.trees import forest_of
 from treaty.runs.warm_up import compile_kernels
-from treaty.systems.vertical.encrypted_columns import SumsRequest, TreeStart
 from treaty.systems.vertical.exact_sums import node_sets_from_transcript
-from treaty.systems.vertical.named_rows import NamedRows
+from treaty.systems.vertical.messages import NamedRows, SumsRequest, TreeStart
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,8 @@ from runs.test_processes import write_job
 from treaty.messaging.certificates import fingerprint, load_certificate
 from treaty.runs.warm_up import compile_kernels
 from treaty.systems.system import AuditFolder
-from treaty.systems.vertical.audit.record import PassiveHeader, RecordFile, SumsRequest, read_parts
+from treaty.systems.vertical.audit_record import PassiveHeader, RecordFile, read_parts
+from treaty.systems.vertical.messages import SumsRequest
 
 CHEATING = Path(__file__).with_name("cheating_party.py")
 LATTICE = {"encryption": "lattice", "insecure_test_key_bits": None, "allow_insecure": None}

@@ -21,7 +21,7 @@ from treaty.systems.alignment.leakage import add_alignment
 from treaty.systems.expected import Expected, Shape, slowness
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Roles, roles_of
-from treaty.systems.vertical.preparation import Link, Measured, measure
+from treaty.systems.vertical.cipher_choice import Link, Measured, measure
 
 FACTOR, SMALL = 1.3, 40_000
 """Of bytes expected and sent, by pair of parties; pairs that send less than so many bytes are left out."""

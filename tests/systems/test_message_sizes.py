@@ -37,8 +37,8 @@ from treaty.systems.horizontal.rows import RowsDescription
 from treaty.systems.logistic.setup import TableSize, TrainingSizes
 from treaty.systems.logistic.steps import EpochEnd
 from treaty.systems.sizes import MOST_COLUMNS, MOST_SLOTS
-from treaty.systems.vertical.encrypted_columns import BinLayout, Hint, PassiveColumns
-from treaty.systems.vertical.named_rows import NamedRows, read_nodes
+from treaty.systems.vertical.encrypted_columns import PassiveColumns
+from treaty.systems.vertical.messages import BinLayout, Hint, NamedRows, read_nodes
 
 REFUSED = 60_000_000  # bytes that a test may take: a message, as it is made and as it is refused, and no more
 

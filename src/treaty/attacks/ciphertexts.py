@@ -25,10 +25,8 @@ from treaty.machine.arrays import Flags, Floats, Int32s, Integers
 from treaty.messaging.messages import unpack
 from treaty.messaging.transcript import TranscriptEntry
 from treaty.privacy.exact_sums import OpenedNode
-from treaty.systems.vertical.encrypted_columns import Sums, SumsPiece, SumsRequest, TreeRows, TreeStart
 from treaty.systems.vertical.exact_sums import content_of
-from treaty.systems.vertical.sealed.level import SealedSumsRequest
-from treaty.systems.vertical.setup import Setup
+from treaty.systems.vertical.messages import SealedSumsRequest, Setup, Sums, SumsPiece, SumsRequest, TreeRows, TreeStart
 
 MOST = 4096
 """Combinations tried for each half of the bins of a ciphertext."""

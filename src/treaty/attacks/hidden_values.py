@@ -27,8 +27,8 @@ from treaty.systems.fedxgboost_smm.attacks import (
 )
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
 from treaty.systems.horizontal.masked_sums import MaskedInput
-from treaty.systems.vertical.encrypted_columns import BinLayout
 from treaty.systems.vertical.exact_sums import content_of
+from treaty.systems.vertical.messages import BinLayout
 from treaty.trees.splits import candidate_columns
 
 KINDS: dict[str, type[MaskedInput] | type[InputAndShares]] = {

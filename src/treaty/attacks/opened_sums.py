@@ -14,7 +14,7 @@ from treaty.attacks.views import Finding, Truth, View
 from treaty.machine.arrays import Flags, Int32s, Integers
 from treaty.privacy.exact_sums import known_bins
 from treaty.privacy.histogram_inversion import OpenedTree, RebuiltRows, agreement, invert, rebuild
-from treaty.systems.vertical.setup import Setup
+from treaty.systems.vertical.messages import Setup
 
 
 def exact_sums(view: View, truth: Truth) -> Iterator[Finding]:

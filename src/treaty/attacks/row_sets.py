@@ -17,8 +17,8 @@ from sklearn.tree import DecisionTreeClassifier
 from treaty.attacks.views import Finding, Truth, View, auc_error, error_of_best, label_finding, standardised
 from treaty.machine.arrays import Floats
 from treaty.privacy.label_leaks import attack_auc, cluster_scores, held_out_purity
-from treaty.systems.vertical.encrypted_columns import SplitColumns, TreeStart
 from treaty.systems.vertical.exact_sums import node_sets_from_transcript
+from treaty.systems.vertical.messages import SplitColumns, TreeStart
 
 Partitions = list[list[np.ndarray[tuple[int], np.dtype[np.int32]]]]
 

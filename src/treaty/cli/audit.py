@@ -193,7 +193,7 @@ def audit_gradients(
     """
     from treaty.machine.process import cores
     from treaty.runs.progress import steps_bar
-    from treaty.systems.vertical.audit.replay import audit as replay
+    from treaty.systems.vertical.audit_replay import audit as replay
 
     with steps_bar("auditing trees") as bar:
         verdicts = replay(active, passive, unfinished=unfinished, threads=cores(), progress=bar)

@@ -18,7 +18,7 @@ another are not used.
 An active party that encrypts chosen numbers instead of gradients (powers of a base, say) reads from the sums which rows
 are in a bin. No cipher prevents it: the sums are what it is meant to learn. So it commits to the gradients of every
 tree when it sends them (`commit`); on dispute an auditor, who may see labels and the key, has them opened
-(`systems.vertical.audit`). Passive parties learn nothing from a commitment.
+(`systems.vertical.audit_replay`). Passive parties learn nothing from a commitment.
 
 References
 ----------

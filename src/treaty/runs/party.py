@@ -46,7 +46,7 @@ from treaty.runs.threads import RunTerms, predicting_roles
 from treaty.systems.observers import play_role
 from treaty.systems.pooled.training import why_no_split
 from treaty.systems.system import AuditFolder, LabelledRows, PartySpec, Phase, Progress, RoleInput, Roles
-from treaty.systems.vertical.audit.keeping import keep_for_audit
+from treaty.systems.vertical.audit_record import keep_for_audit
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R")

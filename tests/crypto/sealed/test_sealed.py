@@ -27,7 +27,7 @@ from treaty.crypto.transfer.comparison import carries, negatives
 from treaty.crypto.transfer.sealed_sums import Known, KnownEntry, Widths, best_of_shared, integer_shares
 from treaty.crypto.transfer.stock import Steps, Transfers, open_transfers, together
 from treaty.errors import CryptoError
-from treaty.systems.vertical.sealed.level import places_of
+from treaty.systems.vertical.sealed import places_of
 
 
 def play(one: Steps[Any], other: Steps[Any]) -> tuple[Any, Any]:

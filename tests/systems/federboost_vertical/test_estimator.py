@@ -22,7 +22,7 @@ from treaty.runs.job import Align, Job, Member
 from treaty.runs.report import load_reports
 from treaty.systems.federboost_vertical.buckets import NoisyColumns
 from treaty.systems.vertical.column_owner import SplitOwner
-from treaty.systems.vertical.training import Start
+from treaty.systems.vertical.messages import Start
 
 TREES = 4
 OPTIONS = {"n_estimators": TREES, "min_child_samples": 5, "max_bin": 16, "n_jobs": 1}

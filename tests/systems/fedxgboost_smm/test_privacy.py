@@ -37,9 +37,8 @@ from treaty.systems.fedxgboost_smm.fedxgboost_smm import (
     DealtShares,
     HolderSeed,
 )
-from treaty.systems.vertical.encrypted_columns import Hint, SplitRequest, Sums, SumsRequest, TreeStart
 from treaty.systems.vertical.exact_sums import node_sets_from_transcript
-from treaty.systems.vertical.named_rows import NamedRows
+from treaty.systems.vertical.messages import Hint, NamedRows, SplitRequest, Sums, SumsRequest, TreeStart
 
 ROWS = 240
 NEVER = 1e-9

@@ -41,8 +41,7 @@ from treaty.systems.fedxgboost_smm.options import PAPER_LEAKS, FedXGBoostSMM
 from treaty.systems.options import converted
 from treaty.systems.pooled.options import BoostingOptions, Pooled
 from treaty.systems.secureboost.options import SecureBoost
-from treaty.systems.vertical.encrypted_columns import SplitAnswer, SplitRequest
-from treaty.systems.vertical.named_rows import NamedRows
+from treaty.systems.vertical.messages import NamedRows, SplitAnswer, SplitRequest
 from treaty.systems.vertical.prediction import DecideRequest
 
 ESTIMATORS = {"binary": treaty.GBDTClassifier, "multiclass": treaty.GBDTClassifier, "regression": treaty.GBDTRegressor}

@@ -37,7 +37,7 @@ from treaty.systems.options import converted
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import PartySpec, Roles
 from treaty.systems.vertical import encrypted_columns
-from treaty.systems.vertical.encrypted_columns import Hint, Sums, SumsRequest
+from treaty.systems.vertical.messages import Hint, Sums, SumsRequest
 
 BACKENDS = pytest.mark.parametrize("backend", all_but_first_slow("lattice", "dealer", "ou"))
 SMALL = {"n_estimators": 2, "max_depth": 3, "min_child_samples": 1, "max_bin": 6}

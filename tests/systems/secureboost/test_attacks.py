@@ -22,8 +22,8 @@ from treaty.privacy.label_leaks import attack_auc, cluster_scores, known_label_s
 from treaty.privacy.randomised_response import randomise_labels
 from treaty.runs.warm_up import compile_kernels
 from treaty.systems.vertical import encrypted_columns
-from treaty.systems.vertical.encrypted_columns import SplitColumns
 from treaty.systems.vertical.exact_sums import node_sets_from_transcript
+from treaty.systems.vertical.messages import SplitColumns
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("exact_sums_allowed")]
 

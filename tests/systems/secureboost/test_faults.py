@@ -17,18 +17,18 @@ from treaty.messaging.messages import Array, pack
 from treaty.messaging.party import Party, run_role
 from treaty.systems.secureboost import secureboost
 from treaty.systems.vertical import column_owner
-from treaty.systems.vertical.encrypted_columns import (
+from treaty.systems.vertical.messages import (
     BinLayout,
     Hint,
+    NamedRows,
+    Setup,
     SplitAnswer,
     SplitRequest,
     Sums,
     SumsRequest,
     TreeStart,
 )
-from treaty.systems.vertical.named_rows import NamedRows
 from treaty.systems.vertical.prediction import DecideRequest
-from treaty.systems.vertical.setup import Setup
 from treaty.systems.vertical.training import agree_on_terms
 
 SEEN: dict[str, BaseException] = {}

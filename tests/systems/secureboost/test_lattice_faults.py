@@ -16,8 +16,7 @@ from treaty.crypto.lattice.linear_map import LinearMapServer
 from treaty.errors import CryptoError, PeerError, PeerProtocolError, TreatyError
 from treaty.messaging.messages import Array, pack
 from treaty.systems.secureboost import secureboost
-from treaty.systems.vertical.encrypted_columns import Hint, Sums, TreeEnd
-from treaty.systems.vertical.named_rows import NamedRows
+from treaty.systems.vertical.messages import Hint, NamedRows, Sums, TreeEnd
 
 LATTICE = {**OPTIONS, "encryption": "lattice", "max_bin": 6}
 

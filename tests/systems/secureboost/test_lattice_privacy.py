@@ -27,14 +27,14 @@ from treaty.crypto.parameters import DEGREE
 from treaty.crypto.sums.encrypted_sums import SumsBounds, make_client
 from treaty.crypto.sums.lattice_sums import sums_parameters
 from treaty.models.trees import forest_of
-from treaty.systems.vertical import column_owner, encrypted_columns, preparation, setup
+from treaty.systems.vertical import column_owner, encrypted_columns, messages, setup
 
-SEED_TO_PASSIVE = (preparation.SeedOffer, preparation.SeedCommitments, preparation.SeedShares)
+SEED_TO_PASSIVE = (messages.SeedOffer, messages.SeedCommitments, messages.SeedShares)
 LATTICE_TO_PASSIVE = {**TO_PASSIVE, **{kind.__name__: kind for kind in SEED_TO_PASSIVE}}
-SEED_TO_ACTIVE = (preparation.SeedCommitment, preparation.SeedShare)
+SEED_TO_ACTIVE = (messages.SeedCommitment, messages.SeedShare)
 LATTICE_TO_ACTIVE = {
     **TO_ACTIVE,
-    "SplitColumns": encrypted_columns.SplitColumns,
+    "SplitColumns": messages.SplitColumns,
     **{kind.__name__: kind for kind in SEED_TO_ACTIVE},
 }
 pytestmark = pytest.mark.usefixtures("exact_sums_allowed")

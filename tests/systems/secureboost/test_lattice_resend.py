@@ -28,7 +28,7 @@ from treaty.runs.threads import play
 from treaty.systems.secureboost import secureboost
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import LabelledRows
-from treaty.systems.vertical.encrypted_columns import SumsRequest
+from treaty.systems.vertical.messages import SumsRequest
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from treaty.models.trees import forest_of
 from treaty.systems.options import public_terms
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.secureboost.options import SecureBoost
-from treaty.systems.vertical import column_owner, encrypted_columns, named_rows, prediction, setup
+from treaty.systems.vertical import column_owner, encrypted_columns, messages, prediction, setup
 from treaty.trees.ensemble import join_splits, margins_from_values
 from treaty.trees.objectives import make_objective
 
@@ -23,25 +23,25 @@ from treaty.trees.objectives import make_objective
 TO_PASSIVE = {
     "Terms": Terms,
     "Verdict": Verdict,
-    "Setup": setup.Setup,
-    "HintReceipt": encrypted_columns.HintReceipt,
-    "TreeStart": encrypted_columns.TreeStart,
-    "TreeEnd": encrypted_columns.TreeEnd,
-    "SumsRequest": encrypted_columns.SumsRequest,
-    "SplitRequest": encrypted_columns.SplitRequest,
-    "NamedRows": named_rows.NamedRows,
+    "Setup": messages.Setup,
+    "HintReceipt": messages.HintReceipt,
+    "TreeStart": messages.TreeStart,
+    "TreeEnd": messages.TreeEnd,
+    "SumsRequest": messages.SumsRequest,
+    "SplitRequest": messages.SplitRequest,
+    "NamedRows": messages.NamedRows,
     "DecideRequest": prediction.DecideRequest,
     "Finish": prediction.Finish,
 }
 TO_ACTIVE = {
     "Terms": Terms,
     "Verdict": Verdict,
-    "BinLayout": encrypted_columns.BinLayout,
-    "Hint": encrypted_columns.Hint,
-    "Sums": encrypted_columns.Sums,
-    "SplitAnswer": encrypted_columns.SplitAnswer,
+    "BinLayout": messages.BinLayout,
+    "Hint": messages.Hint,
+    "Sums": messages.Sums,
+    "SplitAnswer": messages.SplitAnswer,
     "Decisions": prediction.Decisions,
-    "ToldShare": encrypted_columns.ToldShare,
+    "ToldShare": messages.ToldShare,
 }
 
 

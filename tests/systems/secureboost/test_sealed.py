@@ -34,12 +34,10 @@ from treaty.privacy.histogram_inversion import OpenedTree, RebuiltRows, agreemen
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
 from treaty.systems.secureboost import secureboost
 from treaty.systems.secureboost.options import SecureBoost
-from treaty.systems.vertical import exact_sums
-from treaty.systems.vertical.preparation import LinkEcho, LinkProbe
-from treaty.systems.vertical.sealed import active as sealed_active
-from treaty.systems.vertical.sealed import level
-from treaty.systems.vertical.sealed.active import SealedSearch
-from treaty.systems.vertical.sealed.level import places_of
+from treaty.systems.vertical import exact_sums, messages, sealed, sealed_active
+from treaty.systems.vertical.messages import LinkEcho, LinkProbe
+from treaty.systems.vertical.sealed import places_of
+from treaty.systems.vertical.sealed_active import SealedSearch
 
 
 def filled(array: Array, value: int) -> Array:
@@ -151,7 +149,7 @@ def test_a_passive_party_receives_uniform_choices_and_answers_alike_for_every_no
     played = play_training(tables, y, **{**SMALL_JOB, "n_estimators": 8, "max_depth": 3})
     assert not {entry.step for entry in played.transcripts["p1"].entries} & {"NamedRows", "SplitRequest"}
     entries = {name: played.transcripts[name].entries for name in ("p0", "p1")}
-    came = [entry.message(level.SideChoices) for entry in entries["p1"] if entry.step == "SideChoices"]
+    came = [entry.message(messages.SideChoices) for entry in entries["p1"] if entry.step == "SideChoices"]
     content = [np.frombuffer(message.message.data, np.uint8) for message in came]
     assert uniform(np.concatenate(content)) > 1e-6
     flips = [
@@ -159,7 +157,7 @@ def test_a_passive_party_receives_uniform_choices_and_answers_alike_for_every_no
     ]
     ones, of = int(np.sum(flips)), sum(map(len, flips))
     assert abs(ones - of / 2) < 5 * np.sqrt(of / 4)
-    answers = [entry.message(level.SplitSides).left.shape for entry in entries["p0"] if entry.step == "SplitSides"]
+    answers = [entry.message(messages.SplitSides).left.shape for entry in entries["p0"] if entry.step == "SplitSides"]
     assert {width for _, width in answers} == {-(-len(y) // 8)}
 
 
@@ -250,7 +248,7 @@ def test_levels_asked_for_in_several_messages_give_the_pooled_trees(monkeypatch,
     X, y = real_table("regression")
     tables = cut(X, 3)
     monkeypatch.setattr("treaty.crypto.sums.lattice_sums.PIECE_BYTES", nodes * 4 * 5 * (len(X) + DEGREE))
-    monkeypatch.setattr(level, "_AT_A_TIME", 40)  # and a few nodes' candidates at a time
+    monkeypatch.setattr(sealed, "_AT_A_TIME", 40)  # and a few nodes' candidates at a time
     assert_lossless(*sealed_both("regression", tables, y, max_depth=5, n_estimators=2), tables)
 
 
@@ -369,14 +367,16 @@ def test_sealed_sums_need_no_consent_to_exact_ones(monkeypatch):
 # ---------------------------------------------------------------- what the active party receives
 
 TO_PASSIVE_SEALED = (
-    LinkProbe, level.SealedStep, level.TournamentTerms, level.SealedSumsRequest, level.WonCandidates, level.SideChoices
+    LinkProbe, messages.SealedStep, messages.TournamentTerms, messages.SealedSumsRequest,
+    messages.WonCandidates, messages.SideChoices,
 )  # fmt: skip
 KINDS = {
     **LATTICE_TO_ACTIVE,
     **{
         kind.__name__: kind
         for kind in (
-            LinkEcho, level.SealedStep, level.SealedColumns, level.MovedShares, level.OwnerShares, level.SplitSides
+            LinkEcho, messages.SealedStep, messages.SealedColumns, messages.MovedShares, messages.OwnerShares,
+            messages.SplitSides,
         )
     },
 }  # fmt: skip

@@ -23,11 +23,10 @@ from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
 from treaty.systems.observers import play_role
 from treaty.systems.secureboost import secureboost
 from treaty.systems.system import AuditFolder, LabelledRows, RoleInput
-from treaty.systems.vertical import encrypted_columns
-from treaty.systems.vertical.audit import keeping
-from treaty.systems.vertical.audit.record import ActiveHeader, KeptTree, RecordFile, read_parts
-from treaty.systems.vertical.audit.replay import audit
-from treaty.systems.vertical.encrypted_columns import TreeRows, TreeStart
+from treaty.systems.vertical import audit_record, encrypted_columns
+from treaty.systems.vertical.audit_record import ActiveHeader, KeptTree, RecordFile, read_parts
+from treaty.systems.vertical.audit_replay import audit
+from treaty.systems.vertical.messages import TreeRows, TreeStart
 
 pytestmark = pytest.mark.usefixtures("exact_sums_allowed")
 LIMIT = 1 << 30
@@ -43,7 +42,7 @@ CIPHERS = {
 
 def kept(inputs: RoleInput, folder: Path, limit: int = LIMIT) -> RoleInput:
     """Have a party keep a record in a folder."""
-    keeping.keep_for_audit(inputs, AuditFolder(folder, limit))
+    audit_record.keep_for_audit(inputs, AuditFolder(folder, limit))
     return inputs
 
 
@@ -364,7 +363,7 @@ def test_a_record_is_no_larger_than_was_estimated(tmp_path, monkeypatch, cipher)
     def noting(keeping, party, nbytes):
         estimates.setdefault(party, nbytes)
 
-    monkeypatch.setattr(keeping, "check_size", noting)
+    monkeypatch.setattr(audit_record, "check_size", noting)
     for options in ({}, {"subsample": 0.5, "max_depth": 5, "min_child_samples": 3}):
         estimates.clear()
         folders = kept_training(tmp_path / str(len(options)), **CIPHERS[cipher], **options)

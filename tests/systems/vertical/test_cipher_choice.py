@@ -14,8 +14,8 @@ from treaty.runs.threads import play
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.vertical import cipher_choice
-from treaty.systems.vertical.cipher_choice import Estimate, JobSize, choose_cipher
-from treaty.systems.vertical.preparation import Link, LinkEcho, LinkProbe, Measured
+from treaty.systems.vertical.cipher_choice import Estimate, JobSize, Link, Measured, choose_cipher
+from treaty.systems.vertical.messages import LinkEcho, LinkProbe
 
 SMALL = SumsBounds(1000, 1 << 16, 1 << 14)
 

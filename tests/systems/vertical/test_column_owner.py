@@ -14,7 +14,7 @@ from treaty.messaging.messages import Array
 from treaty.runs.threads import play
 from treaty.systems.pooled.system import CheckpointReceipt, CheckpointRequest
 from treaty.systems.vertical.column_owner import SplitOwner, tree_table
-from treaty.systems.vertical.encrypted_columns import SplitRequest, SumsRequest, TreeEnd, TreeStart
+from treaty.systems.vertical.messages import SplitRequest, SumsRequest, TreeEnd, TreeStart
 from treaty.systems.vertical.prediction import DecideRequest, Finish
 from treaty.systems.vertical.training import TreeLimits
 from treaty.trees.ensemble import SplitTable

@@ -90,7 +90,7 @@ def copies(tmp_path: Path, **own: dict[str, Any]) -> dict[str, Job]:
 
 def test_the_owner_refuses_by_itself_and_sends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An active party that consents, and would look away, gets no bin's sums, and not even how many bins there are."""
-    checks = setup.check_share
+    checks = exact_sums.check_share
     got: list[str] = []
     monkeypatch.setattr(
         setup, "check_share", lambda inputs, *given: inputs.party.name == "bank" or checks(inputs, *given)
@@ -119,7 +119,7 @@ def test_one_partys_consent_is_not_enough(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_the_active_party_refuses_what_an_owner_has_let_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checks = setup.check_share
+    checks = exact_sums.check_share
     monkeypatch.setattr(
         setup, "check_share", lambda inputs, *given: inputs.party.name == "shop" or checks(inputs, *given)
     )

@@ -28,9 +28,8 @@ from treaty.systems.pooled.system import CheckpointRequest
 from treaty.systems.system import LabelledRows, RoleInput
 from treaty.systems.vertical import training as leading
 from treaty.systems.vertical.column_owner import EncryptedOwner
-from treaty.systems.vertical.encrypted_columns import SumsRequest
+from treaty.systems.vertical.messages import LinkProbe, SumsRequest
 from treaty.systems.vertical.prediction import DecideRequest, RowSets
-from treaty.systems.vertical.preparation import LinkProbe
 from treaty.systems.vertical.training import TrainingLimits, TreeLimits
 from treaty.trees.ensemble import SplitTable
 

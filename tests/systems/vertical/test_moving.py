@@ -18,8 +18,9 @@ from treaty.systems.secureboost import secureboost
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.secureboost.system import SYSTEM
 from treaty.systems.system import PartySpec
-from treaty.systems.vertical.sealed.active import SealedPeer
-from treaty.systems.vertical.sealed.level import MovedShares, MovingKey
+from treaty.systems.vertical.messages import MovedShares
+from treaty.systems.vertical.sealed import MovingKey
+from treaty.systems.vertical.sealed_active import SealedPeer
 from treaty.systems.vertical.training import fellow_owners
 
 IDENTITIES = {name: make_identity(name) for name in ("p0", "p1", "p2")}

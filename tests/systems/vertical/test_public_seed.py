@@ -10,17 +10,9 @@ import pytest
 from systems.vertical.playing import star_of
 from treaty.errors import PeerProtocolError
 from treaty.runs.threads import play
-from treaty.systems.vertical import preparation
-from treaty.systems.vertical.preparation import (
-    SHARE_BYTES,
-    SeedCommitment,
-    SeedCommitments,
-    SeedOffer,
-    SeedShare,
-    SeedShares,
-    agree_on_seed,
-    follow_seed,
-)
+from treaty.systems.vertical import setup
+from treaty.systems.vertical.messages import SeedCommitment, SeedCommitments, SeedOffer, SeedShare, SeedShares
+from treaty.systems.vertical.setup import SHARE_BYTES, agree_on_seed, follow_seed
 
 KEPT = bytes(range(32))
 BINDINGS = {"p1": b"binding of p1", "p2": b"binding of p2", "p3": b"binding of p3"}
@@ -101,8 +93,8 @@ def test_all_parties_make_the_same_seed_afresh_each_time(passive):
 
 def test_the_seed_depends_on_every_share_and_commitment():
     commitments, shares = [b"a", b"b", b"c"], [b"d", b"e", b"f"]
-    seeds = {preparation._seed(commitments, replaced(shares, place, b"x")) for place in range(4)}
-    seeds |= {preparation._seed(replaced(commitments, place, b"x"), shares) for place in range(3)}
+    seeds = {setup._seed(commitments, replaced(shares, place, b"x")) for place in range(4)}
+    seeds |= {setup._seed(replaced(commitments, place, b"x"), shares) for place in range(3)}
     assert len(seeds) == 7
 
 

@@ -15,17 +15,23 @@ from treaty.errors import ConfigError
 from treaty.messaging.channel import LinkSpeed as PlayedLink
 from treaty.messaging.party import Party
 from treaty.runs import threads
-from treaty.systems.vertical import cipher_choice, preparation, setup
-from treaty.systems.vertical.cipher_choice import Estimate, JobSize, cost_of_sealing
-from treaty.systems.vertical.preparation import Link, LinkEcho, LinkProbe, measure
-from treaty.systems.vertical.sealed.level import MOST_STEP, comparisons_of_a_step
+from treaty.systems.vertical import cipher_choice, setup
+from treaty.systems.vertical.cipher_choice import (
+    Estimate,
+    JobSize,
+    Link,
+    comparisons_of_a_step,
+    cost_of_sealing,
+    measure,
+)
+from treaty.systems.vertical.messages import MOST_STEP, LinkEcho, LinkProbe
 from treaty.trees.splits import SplitRules
 
 WIDTHS = Widths(count=16, hess=36, node_grad=36)
 LAN, WAN = Link(1e-3, 1e-9), Link(50e-3, 80e-9)
 
 
-def played(line: PlayedLink | None, answers: int = preparation.PROBES) -> Link:
+def played(line: PlayedLink | None, answers: int = cipher_choice.PROBES) -> Link:
     """Measure a link whose other end echoes so many probes."""
 
     def active(party: Party) -> Link:
@@ -48,7 +54,7 @@ def test_a_played_link_is_found_as_it_is() -> None:
 
 
 def test_a_link_costs_something_however_fast_it_seems(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparation.time, "perf_counter", lambda: 1.0)
+    monkeypatch.setattr(cipher_choice.time, "perf_counter", lambda: 1.0)
     assert played(None) == Link(0.0, 1e-10)
 
 
@@ -104,7 +110,7 @@ def test_under_seal_nobody_tells_what_answers_may_still_leak(monkeypatch: pytest
     X, y = real_table("binary", rows=100)
     treaty.GBDTClassifier(treaty.SecureBoost(), n_estimators=1, max_depth=1, max_bin=3).fit(cut(X, 2), y)
     echoes = [message.left for message in told if isinstance(message, LinkEcho)]
-    assert echoes == [0.0] * preparation.PROBES
+    assert echoes == [0.0] * cipher_choice.PROBES
 
 
 @pytest.mark.parametrize(("most", "level"), [(1e9, logging.INFO), (0.0, logging.WARNING)])

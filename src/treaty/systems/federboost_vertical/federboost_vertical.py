@@ -54,10 +54,10 @@ from treaty.systems.pooled.system import CheckpointReceipt, CheckpointRequest
 from treaty.systems.pooled.training import own_columns
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical.column_owner import SplitOwner
+from treaty.systems.vertical.messages import Start
 from treaty.systems.vertical.prediction import Finish, RecordCount, check_unknown
 from treaty.systems.vertical.training import (
     Follower,
-    Start,
     agree_on_terms,
     between_trees,
     boosting_of,

@@ -14,8 +14,9 @@ from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Roles, System
 from treaty.systems.vertical.contributions import explain_active, explain_passive
 from treaty.systems.vertical.leakage import CHECKPOINTS, DECISIONS, EXPLAIN, FINISH, ONLINE, PREDICT, RECORDS
+from treaty.systems.vertical.messages import Start
 from treaty.systems.vertical.prediction import online_active, online_passive, predict_active, predict_passive
-from treaty.systems.vertical.training import Start, roles_by_column
+from treaty.systems.vertical.training import roles_by_column
 
 # -------------------- what each party of a FederBoost training by column learns beyond its own data and its own splits
 

@@ -20,7 +20,8 @@ from treaty.messaging.messages import Array, Message, MessageLeakage, bits_of, s
 from treaty.messaging.party import Party
 from treaty.systems.sizes import ColumnSize
 from treaty.systems.vertical.column_owner import ascending
-from treaty.systems.vertical.training import Start, between_trees
+from treaty.systems.vertical.messages import Start
+from treaty.systems.vertical.training import between_trees
 from treaty.trees.boosting import TreeSample
 from treaty.trees.growth import RowPartition
 from treaty.trees.splits import Level, Splits

@@ -35,9 +35,8 @@ from treaty.systems.fedxgboost_smm.node_products import (
     size_of_matrices,
     widths_of_nodes,
 )
-from treaty.systems.vertical.encrypted_columns import BinLayout
 from treaty.systems.vertical.exact_sums import array_of, content_of
-from treaty.systems.vertical.named_rows import NamedNodes, NamedRows
+from treaty.systems.vertical.messages import BinLayout, NamedNodes, NamedRows
 from treaty.trees.splits import candidate_slots
 
 Matrix = NDArray[np.float64]

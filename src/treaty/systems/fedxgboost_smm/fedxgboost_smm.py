@@ -58,7 +58,7 @@ from treaty.systems.observers import TreeFinished
 from treaty.systems.sizes import MOST_ROWS, MOST_SLOTS
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical.column_owner import bin_own_columns
-from treaty.systems.vertical.encrypted_columns import SumsPiece, TreeEnd, TreeRows, TreeStart
+from treaty.systems.vertical.messages import SumsPiece, TreeEnd, TreeRows, TreeStart
 from treaty.systems.vertical.setup import set_up_active, set_up_passive
 from treaty.systems.vertical.training import boosting_of, open_training
 from treaty.trees.growth import Growth

@@ -20,9 +20,8 @@ from treaty.machine.arrays import Flags, Int32s, Integers
 from treaty.messaging.messages import Array, M, Message, MessageLeakage, put_together, send_rows, take_rows, view
 from treaty.messaging.party import Party
 from treaty.systems.fedxgboost_smm.matrix_product import Matrix, are_orthonormal, product
-from treaty.systems.vertical.encrypted_columns import PassiveColumns, SplitRequest
-from treaty.systems.vertical.named_rows import send_nodes, take_nodes
-from treaty.systems.vertical.training import Start
+from treaty.systems.vertical.encrypted_columns import PassiveColumns
+from treaty.systems.vertical.messages import SplitRequest, Start, send_nodes, take_nodes
 from treaty.trees.boosting import TreeSample
 from treaty.trees.columns import SumsSource
 from treaty.trees.growth import RowPartition

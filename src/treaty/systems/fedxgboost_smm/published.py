@@ -77,8 +77,7 @@ from treaty.systems.fedxgboost_smm.options import PAPER_LEAKS, FedXGBoostSMM, ch
 from treaty.systems.pooled.training import own_columns
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical.column_owner import SplitOwner, ascending, bin_own_columns, show_layout, tree_table
-from treaty.systems.vertical.encrypted_columns import SplitAnswer, SplitRequest, TreeEnd
-from treaty.systems.vertical.named_rows import send_nodes, take_nodes
+from treaty.systems.vertical.messages import SplitAnswer, SplitRequest, TreeEnd, send_nodes, take_nodes
 from treaty.systems.vertical.training import Follower, TreeLimits, boosting_of, finish, open_training, start_of
 from treaty.trees.columns import SplitSearch, SumsSource
 from treaty.trees.growth import Growth, RowPartition

@@ -39,7 +39,6 @@ from treaty.systems.system import PartySpec, Roles, System
 from treaty.systems.vertical.cipher_choice import expected_of_sums
 from treaty.systems.vertical.cipher_options import unaudited as unaudited_ciphers
 from treaty.systems.vertical.contributions import explain_active, explain_passive
-from treaty.systems.vertical.encrypted_columns import Hint
 from treaty.systems.vertical.leakage import (
     CHECKPOINTS,
     DECISIONS,
@@ -55,7 +54,7 @@ from treaty.systems.vertical.leakage import (
     encrypted,
     small_leaves,
 )
-from treaty.systems.vertical.named_rows import NamedRows
+from treaty.systems.vertical.messages import Hint, NamedRows
 from treaty.systems.vertical.prediction import online_active, online_passive, predict_active, predict_passive
 from treaty.systems.vertical.training import fellow_owners, roles_by_column
 

@@ -72,7 +72,7 @@ from treaty.systems.secureboost.hidden_prediction import hidden_active, hidden_p
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical.column_owner import EncryptedOwner, bin_own_columns
-from treaty.systems.vertical.encrypted_columns import Sums, SumsPiece, SumsRequest, TreeEnd, TreeRows, TreeStart
+from treaty.systems.vertical.messages import Sums, SumsPiece, SumsRequest, TreeEnd, TreeRows, TreeStart
 from treaty.systems.vertical.prediction import collect, predict_passive
 from treaty.systems.vertical.setup import set_up_active, set_up_passive
 from treaty.systems.vertical.training import boosting_of, open_training

@@ -20,7 +20,6 @@ from treaty.systems.system import Roles, System
 from treaty.systems.vertical.cipher_choice import expected_of_sums
 from treaty.systems.vertical.cipher_options import unaudited
 from treaty.systems.vertical.contributions import explain_active, explain_passive
-from treaty.systems.vertical.encrypted_columns import Sums
 from treaty.systems.vertical.leakage import (
     EXPLAIN,
     FINISH,
@@ -30,6 +29,7 @@ from treaty.systems.vertical.leakage import (
     encrypted,
     small_leaves,
 )
+from treaty.systems.vertical.messages import Sums
 from treaty.systems.vertical.prediction import online_active, online_passive
 from treaty.systems.vertical.training import fellow_owners, roles_by_column
 

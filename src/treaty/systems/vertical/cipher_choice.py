@@ -25,6 +25,7 @@ follows from the comparisons of candidates (`cost_of_sealing`).
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,35 +37,114 @@ from treaty.crypto.additive.multiplier import HAS_FMA, HAS_IFMA
 from treaty.crypto.lattice.store import HintStore
 from treaty.crypto.parameters import LEAK_LIMIT, OU_DEFAULT_KEY_BITS, PAILLIER_DEFAULT_KEY_BITS, Parameters
 from treaty.crypto.payload import Packing, SumsBounds
-from treaty.crypto.sums.lattice_sums import LatticeSumsClient, leak_of, sums_parameters, vector_bytes
-from treaty.crypto.transfer.sealed_sums import Widths, rounds_of, steps_of
-from treaty.errors import CryptoError
+from treaty.crypto.sums.lattice_sums import (
+    LatticeSumsClient,
+    leak_of,
+    sums_parameters,
+    vector_bytes,
+)
+from treaty.crypto.transfer.sealed_sums import (
+    Widths,
+    rounds_of,
+    steps_of,
+)
+from treaty.errors import CryptoError, PeerProtocolError
 from treaty.messaging.party import Party
 from treaty.systems.expected import KEY_BYTES, ROUND_TRIP, Expected, Shape, Trees
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Roles
 from treaty.systems.vertical.cipher_options import MOST_LATTICE_FRACTION, CipherOptions, why_unsealed
-from treaty.systems.vertical.named_rows import node_type
-from treaty.systems.vertical.preparation import PROBE_BYTES, Link, measure
-from treaty.systems.vertical.sealed.level import (
-    CHOICE_BITS,
-    TO_MAKE_A_BYTE,
-    TO_MAKE_A_STEP,
-    bytes_of_a_comparison,
-    comparisons_of_a_step,
-)
+from treaty.systems.vertical.messages import CHOICE_BITS, MOST_STEP, LinkEcho, LinkProbe, node_type
 from treaty.trees.splits import SplitRules
+
+PROBES = 5
+"""Of a link, by which it is measured; no more are answered."""
+
+
+PROBE_BYTES = 1 << 18
+
+
+_LEAST_BYTE = 1e-10  # seconds: what is faster than 10 GB/s is not told from it
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Seconds of an empty message on its way, and of each byte more."""
+
+    step: float
+    byte: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A link, and how much the peer's answers may still leak."""
+
+    link: Link
+    left: float
+
+
+def measure(party: Party, peer: str) -> Measured:
+    """Measure the link with a peer, by probes that come back."""
+    left = 0.0
+
+    def took(nbytes: int) -> float:
+        nonlocal left
+        started = time.perf_counter()
+        party.send(peer, LinkProbe(bytes(nbytes)))
+        echo = party.receive(peer, LinkEcho)
+        if len(echo.filler) != nbytes:
+            raise PeerProtocolError(peer, f"expected {nbytes} bytes, got {len(echo.filler)} - at LinkEcho from {peer}")
+        left = echo.left
+        return time.perf_counter() - started
+
+    took(0)  # waits until the peer has finished other work
+    empty = min(took(0) for _ in range(2))
+    loaded = min(took(PROBE_BYTES) for _ in range(2))
+    return Measured(Link(empty / 2, max(_LEAST_BYTE, (loaded - empty) / (2 * PROBE_BYTES))), left)
+
+
+TO_MAKE_A_STEP, TO_MAKE_A_BYTE = 0.25e-3, 11e-9
+"""Seconds of computing: of a step, however little it compares, and for each byte sent."""
+
+
+_OF_PRODUCTS = 1.2  # bytes of a comparison by those of its products
+
+
+def bytes_of_a_comparison(widths: Widths) -> float:
+    """Return what an end sends for a comparison, most of it for two products."""
+    return _OF_PRODUCTS * 2 * 8 * widths.below * widths.words
+
+
+def comparisons_of_a_step(link: Link, widths: Widths) -> int:
+    """Return how many comparisons take as long as a step.
+
+    What a comparison takes besides its steps is to compute and to move its bytes.
+    """
+    of_one = bytes_of_a_comparison(widths) * (link.byte + TO_MAKE_A_BYTE)
+    return int(np.clip((link.step + TO_MAKE_A_STEP) / of_one, 1, MOST_STEP))
+
 
 logger = logging.getLogger(__name__)
 
+
 MOST_HINT_BYTES = 4 << 30
+
+
 USUAL = Link(step=1e-3, byte=8e-9)
 """A link between organisations where none was measured: of a gigabit a second."""
+
+
 PREFERENCE = 2.0
+
+
 MODULAR = 1.0 if HAS_IFMA else 2.3 if HAS_FMA else 5.0
 """Times the time that arithmetic modulo a key's number takes with AVX-512 IFMA."""
+
+
 LONG = 60.0
 """Estimated seconds from which an active party is warned of what sealed sums take."""
+
+
 _STEPS_BEFORE, _BYTES_BEFORE = 10, 1.0
 """Of a level under seal: its steps before the tournament, and a candidate's bytes then by those of a comparison."""
 
@@ -317,10 +397,13 @@ def cost_of_sealing(links: Mapping[str, Link], candidates: Mapping[str, float], 
 
 
 # ------------ what training over hidden sums is expected to take, under each cipher: messages are those of SecureBoost
-
 NEAR = Link(step=0.5e-3, byte=1e-9)
 """A link as it is taken to be before any is measured."""
+
+
 _PAILLIER = 8.0  # times the time of Okamoto-Uchiyama, both with the keys that are the default
+
+
 _TRANSFER_BYTES = 1_100_000  # to make the transfers of sealed sums
 
 

@@ -18,7 +18,8 @@ from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, record_split
 from treaty.privacy.exact_sums import COMMITMENT_BYTES
 from treaty.systems.system import RoleInput
-from treaty.systems.vertical.encrypted_columns import (
+from treaty.systems.vertical.exact_sums import ToldSides, check_sides
+from treaty.systems.vertical.messages import (
     BinLayout,
     Hint,
     HintReceipt,
@@ -31,9 +32,8 @@ from treaty.systems.vertical.encrypted_columns import (
     TreeEnd,
     TreeRows,
     TreeStart,
+    take_nodes,
 )
-from treaty.systems.vertical.exact_sums import ToldSides, check_sides
-from treaty.systems.vertical.named_rows import take_nodes
 from treaty.systems.vertical.training import Follower, Handlers, TreeLimits, agree_on_terms, between_trees
 from treaty.trees.ensemble import SplitTable
 

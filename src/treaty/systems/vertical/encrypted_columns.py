@@ -10,9 +10,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,10 +21,7 @@ from treaty.errors import CryptoError, PeerProtocolError
 from treaty.machine.arrays import pieces
 from treaty.messaging.messages import (
     Array,
-    Arrays,
-    Leakages,
     Message,
-    MessageLeakage,
     bits_of,
     pack,
     take_columns,
@@ -37,215 +33,34 @@ from treaty.messaging.party import Party
 from treaty.privacy.exact_sums import commit
 from treaty.systems.observers import Evidence, Observers, SidesLearned, SumsOpened
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.sizes import MOST_COLUMNS, MOST_SLOTS, RowSize
-from treaty.systems.vertical.named_rows import send_nodes
+from treaty.systems.sizes import MOST_COLUMNS, MOST_SLOTS
+from treaty.systems.vertical.messages import (
+    BinLayout,
+    HasRecords,
+    Hint,
+    HintReceipt,
+    SplitAnswer,
+    SplitColumns,
+    SplitRequest,
+    Sums,
+    SumsPiece,
+    SumsRequest,
+    TreeEnd,
+    TreeRows,
+    TreeStart,
+    send_nodes,
+)
 from treaty.trees.growth import RowPartition
 from treaty.trees.objectives import Objective
 from treaty.trees.splits import Level
 
 Int32 = NDArray[np.int32]
+
+
 Int64 = NDArray[np.int64]
+
+
 Bools = NDArray[np.bool_]
-
-
-class BinLayout(Message):
-    """A passive party's bins: int32 (n_features + 1,) first slots, bool (n_features,) which features are categorical.
-
-    A slot is a bin's place in a node's sums. Tells how many columns and bins the party has. `known` is the share of its
-    bins that exact sums will show by its estimate, which goes by how evenly rows fill them; None where the sums are not
-    of this kind.
-    """
-
-    leakage: ClassVar = MessageLeakage(
-        "how many columns and bins the sender has, which are categorical; where sums are open, which share of "
-        "its bins they will show, by an estimate",
-        "control",
-    )
-
-    offsets: Array
-    categorical: Array
-    known: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-
-
-class Hint(Message):
-    """A piece of the cipher's answer to the set-up.
-
-    Tells, under Okamoto-Uchiyama and Paillier, which bin of a feature is fullest; lattice: nothing, by its assumption.
-    """
-
-    leakage: ClassVar = {
-        "dealer": MessageLeakage("its bins under a mask that is used once", "masked"),
-        "keyed": MessageLeakage("which bin of a column is fullest", "exact"),
-        "lattice": MessageLeakage("the sender's bins, encrypted", "encrypted"),
-    }
-
-    payload: Arrays
-
-
-class HintReceipt(Message):
-    """The piece has arrived; asks for the next."""
-
-    leakage: ClassVar = MessageLeakage("that a piece of it has arrived", "nothing")
-
-
-class TreeStart(Message):
-    """Encrypted gradients of a tree. Tells the tree's sample of columns, and of rows (None: all).
-
-    `rows`, int32, are the rows of these gradients, ascending; where there are more than that, up to `n_rows`, the rest
-    follows in `TreeRows`. Under a blind cipher there are no gradients yet, and `rows` is always None. The commitment
-    tells nothing; in a dispute it holds the active party to these gradients (`privacy.commitment`).
-    """
-
-    leakage: ClassVar = {
-        "hidden": MessageLeakage("the tree's sample of its columns", "control"),
-        "named": MessageLeakage(
-            "the tree's sample of rows and of its columns; gradients are under the cipher", "exact"
-        ),
-    }
-
-    rows: Array | None
-    n_rows: RowSize
-    columns: Array
-    commitment: bytes
-    payload: Arrays
-
-
-class TreeRows(Message):
-    """Some more of a tree's encrypted gradients, row after row, and of its sample of rows, as in `TreeStart`."""
-
-    leakage: ClassVar = MessageLeakage("more of the sample of rows, and of gradients under the cipher", "exact")
-
-    rows: Array | None
-    payload: Arrays
-
-
-class TreeEnd(Message):
-    """The tree is grown; the passive party drops its gradients. Tells nothing new.
-
-    Where the active party keeps a record for an audit, it signs with its certificate's key what it sent so far. Where
-    sides of the receiver's splits were transferred, `rows`, uint8 (k, 2), tell about how many rows of each node went
-    left and right, by which it counts what they tell: x stands for n 2^(-x / 8).
-    """
-
-    leakage: ClassVar = {
-        "plain": MessageLeakage("that a tree is grown; with an audit, signatures on what was sent", "control"),
-        "transferred": MessageLeakage(
-            "approximately how many rows went left and right at each split it won", "aggregated"
-        ),
-    }
-
-    signature: bytes = b""
-    rows: Array | None = None
-
-
-class ToldShare(Message):
-    """What share of the sender's bins sides of its splits tell for certain, by its own count over all jobs."""
-
-    leakage: ClassVar = MessageLeakage(
-        "what share of the sender's bins sides of its splits have told, by its count over all jobs",
-        "aggregated",
-    )
-
-    share: Annotated[float, msgspec.Meta(ge=0, le=1)]
-
-
-class SumsRequest(Message):
-    """Asks for the bin sums of nodes of a level; the level's last request has `last` set.
-
-    Tells which rows are in each node; under a blind cipher only how many nodes there are.
-    """
-
-    leakage: ClassVar[Leakages] = {
-        "hidden": MessageLeakage("how many nodes there are", "encrypted"),
-        "named": MessageLeakage("which rows are in each node, and so in part which have similar labels", "exact"),
-    }
-
-    payload: Arrays
-    last: bool
-
-
-class SumsPiece(Message):
-    """A part of what `SumsRequest` asks, about some rows; the rest follows. Tells no more than that does."""
-
-    leakage: ClassVar = {
-        "hidden": MessageLeakage("that a request comes in parts", "encrypted"),
-        "named": MessageLeakage("a part of such a request, about some rows", "exact"),
-    }
-
-    payload: Arrays
-
-
-class Sums(Message):
-    """Encrypted bin sums. Tell the active party the sums of grad, hess and count in every bin of the nodes asked."""
-
-    leakage: ClassVar = {
-        "open": MessageLeakage(
-            "of each bin of each node asked about the sum of gradients, sum of hessians and number of rows, "
-            "from which bins of single rows can follow",
-            "aggregated",
-        ),
-        "sealed": MessageLeakage("sums under masks", "masked"),
-        "not_rerandomised": MessageLeakage(
-            "which rows are in a bin, if it looks: its own ciphertexts are known again in answers",
-            "exact",
-            guard="rerandomise=True",
-        ),
-    }
-
-    payload: Arrays
-
-
-class SplitRequest(Message):
-    """Splits won by the receiver: int32 features (k,), packed bits of bins left (k, 32).
-
-    The nodes' rows follow in `NamedRows`. With ``reveal="column"`` no rows are named; `SplitColumns` is the answer.
-    """
-
-    leakage: ClassVar = MessageLeakage("which of its own columns and bins were chosen, at how many nodes", "exact")
-
-    features: Array
-    left_bins: Array
-
-
-class SplitAnswer(Message):
-    """Record numbers int32 (k,) and packed bits: which of the rows that were named go left, in the table's order.
-
-    Of many rows there are several: each is about the next ones.
-    """
-
-    leakage: ClassVar = MessageLeakage(
-        "which of a node's rows go left at a split of the sender",
-        "exact",
-        guard="min_child_samples",
-    )
-
-    records: Array
-    left: Array
-
-
-class SplitColumns(Message):
-    """Record numbers int32 (k,); int32 (k,) which column of bits decides each; uint8 (new, bytes) columns not sent yet.
-
-    Columns are numbered from 0 as they are first sent. Tells of all rows of the table which go left at each split. Of
-    many splits there are several, each about the next of them; where one split has too many rows, about its next rows.
-    """
-
-    leakage: ClassVar = MessageLeakage(
-        "which rows of the whole table go left at a split of the sender, those outside the node too",
-        "exact",
-        guard='reveal="node"',
-    )
-
-    records: Array
-    columns: Array
-    new: Array
-
-
-class HasRecords(Protocol):
-    """A message with record numbers."""
-
-    @property
-    def records(self) -> Array: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,9 @@ from treaty.privacy.exact_sums import estimated_share
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical.cipher_options import CipherOptions
-from treaty.systems.vertical.encrypted_columns import (
+from treaty.systems.vertical.messages import (
+    NamedNodes,
+    NamedRows,
     SplitAnswer,
     SplitRequest,
     SumsPiece,
@@ -33,7 +35,6 @@ from treaty.systems.vertical.encrypted_columns import (
     TreeRows,
     TreeStart,
 )
-from treaty.systems.vertical.named_rows import NamedNodes, NamedRows
 from treaty.trees.ensemble import SplitTable
 
 # ---------- what sides of splits tell an honest active party of a partner's bins, counted by the partner over all jobs

@@ -16,44 +16,40 @@ from treaty.systems.pooled.system import checkpoints_routes
 from treaty.systems.system import Roles
 from treaty.systems.vertical.cipher_options import CipherOptions
 from treaty.systems.vertical.contributions import ColumnNumbers, ColumnsRequest, OwnContributions
-from treaty.systems.vertical.encrypted_columns import (
+from treaty.systems.vertical.messages import (
     BinLayout,
     Hint,
     HintReceipt,
-    SplitAnswer,
-    SplitColumns,
-    SplitRequest,
-    Sums,
-    SumsPiece,
-    SumsRequest,
-    ToldShare,
-    TreeEnd,
-    TreeRows,
-    TreeStart,
-)
-from treaty.systems.vertical.named_rows import NamedRows
-from treaty.systems.vertical.prediction import DecideRequest, Decisions, Finish, OnlineRows, RecordCount
-from treaty.systems.vertical.preparation import (
     LinkEcho,
     LinkProbe,
+    MovedShares,
+    NamedRows,
+    OwnerShares,
+    SealedColumns,
+    SealedStep,
+    SealedSumsRequest,
     SeedCommitment,
     SeedCommitments,
     SeedOffer,
     SeedShare,
     SeedShares,
-)
-from treaty.systems.vertical.sealed.level import (
-    MovedShares,
-    OwnerShares,
-    SealedColumns,
-    SealedStep,
-    SealedSumsRequest,
+    Setup,
     SideChoices,
+    SplitAnswer,
+    SplitColumns,
+    SplitRequest,
     SplitSides,
+    Sums,
+    SumsPiece,
+    SumsRequest,
+    ToldShare,
     TournamentTerms,
+    TreeEnd,
+    TreeRows,
+    TreeStart,
     WonCandidates,
 )
-from treaty.systems.vertical.setup import Setup
+from treaty.systems.vertical.prediction import DecideRequest, Decisions, Finish, OnlineRows, RecordCount
 
 SECUREBOOST = "arXiv 1901.08755"
 _WHO = "docs/secureboost.md, Who learns what, and who may collude"

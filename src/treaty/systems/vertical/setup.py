@@ -8,12 +8,14 @@ train within these blocks.
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,54 +28,45 @@ from treaty.crypto.sums.encrypted_sums import ALONE, SumsClient, SumsServer, mak
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient, LatticeSumsServer
 from treaty.data.binning import Bins
 from treaty.errors import ConfigError, PeerProtocolError
-from treaty.messaging.messages import Arrays, MessageLeakage, pack, unpack
+from treaty.messaging.messages import pack, unpack
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import hints_folder, sides_folder
 from treaty.models.trees import ModelPart
 from treaty.systems.observers import ColumnsLearned, Observers, TreeStarted
 from treaty.systems.pooled.training import Training, own_columns
 from treaty.systems.system import RoleInput
-from treaty.systems.vertical.cipher_choice import JobSize, beyond_lattice, choose_cipher, tell_cost_of_sealing
+from treaty.systems.vertical.cipher_choice import PROBES, JobSize, beyond_lattice, choose_cipher, tell_cost_of_sealing
 from treaty.systems.vertical.cipher_options import CipherOptions
 from treaty.systems.vertical.column_owner import EncryptedOwner, SplitOwner, send_hint, show_layout
-from treaty.systems.vertical.encrypted_columns import (
-    EncryptedGradients,
-    PassiveColumns,
-    ToldShare,
-    sums_bounds,
-    take_hints,
-)
+from treaty.systems.vertical.encrypted_columns import EncryptedGradients, PassiveColumns, sums_bounds, take_hints
 from treaty.systems.vertical.exact_sums import ToldSides, check_share, expected_share
-from treaty.systems.vertical.preparation import PROBES, LinkEcho, LinkProbe, agree_on_seed, follow_seed
-from treaty.systems.vertical.sealed.active import SealedGradients, SealedPeer, SealedSearch, make_ends
-from treaty.systems.vertical.sealed.passive import SealedOwner
-from treaty.systems.vertical.training import Follower, Start, finish, start_of
+from treaty.systems.vertical.messages import (
+    LinkEcho,
+    LinkProbe,
+    SeedCommitment,
+    SeedCommitments,
+    SeedOffer,
+    SeedShare,
+    SeedShares,
+    Setup,
+    ToldShare,
+)
+from treaty.systems.vertical.sealed import SealedOwner
+from treaty.systems.vertical.sealed_active import SealedGradients, SealedPeer, SealedSearch, make_ends
+from treaty.systems.vertical.training import Follower, finish, start_of
 from treaty.trees.boosting import TreeSample
 from treaty.trees.columns import MayShow, SplitSearch, SumsSource
 from treaty.trees.splits import SplitRules
 
 logger = logging.getLogger(__name__)
 
+
 MakeClient = Callable[[SumsBounds, Mapping[str, NDArray[np.int32]]], SumsClient]
 """Makes the active party's end of a cipher from bounds and the first slots of every peer's features."""
+
+
 MakeServer = Callable[[Payload, NDArray[np.uint8], NDArray[np.int32]], SumsServer]
 """Makes a passive party's end from the set-up, its codes and its features' first slots."""
-
-
-class Setup(Start):
-    """The cipher's public set-up. Tells the public key and bounds, and so the largest weight above 1 to a power of two.
-
-    `encryption` is the cipher, which the active party chose where the job leaves it open; `audit` is the number of the
-    record that it keeps for an audit of gradients, empty where it keeps none.
-    """
-
-    leakage: ClassVar = MessageLeakage(
-        "the model's number, the cipher, its public key, and the largest weight above 1 to a power of two", "control"
-    )
-
-    encryption: str
-    payload: Arrays
-    audit: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +93,6 @@ def _open_store(inputs: RoleInput, options: CipherOptions) -> HintStore:
 
 
 # ---------------------------------------------------------------- active party
-
-
 @dataclass(frozen=True, slots=True)
 class HiddenSums:
     """All owners' columns in a training on hidden sums: `sources` in the job's order, the active party's at `own`."""
@@ -212,8 +203,6 @@ def _columns_of_others(
 
 
 # ---------------------------------------------------------------- passive party
-
-
 @contextmanager
 def set_up_passive(
     inputs: RoleInput, bins: Bins, codes: NDArray[np.uint8], *, server_of: MakeServer | None = None
@@ -279,3 +268,94 @@ def _take_setup(party: Party, active: str, options: CipherOptions, left: float) 
             active, f"expected encryption {cipher!r}, got {message.encryption!r} - at Setup from {active}"
         )
     return message
+
+
+# ----------------------------------------- A public seed that all parties of a star make together: commit, then reveal
+#
+# The lattice map expands its public elements from it; whoever chose these alone could plant a trapdoor. The seed is
+# uniform if one party at least draws its share honestly, as all commit before any share is told. The active party
+# relays messages, and can do no more than refuse to. Where all parties kept hints of an earlier job, its seed is used
+# again.
+#
+# =========================  ==================  ==========================================
+# message                    from -> to          content
+# =========================  ==================  ==========================================
+# `SeedOffer`                active ->           which hint it kept earlier, if any
+# `SeedCommitment`           passive ->          commitment to its share; whether it holds
+#                                                the hint, for just this table
+# `SeedCommitments`          active -> all       everyone's, or that kept hints serve
+# `SeedShare`, `SeedShares`  passive ->, then    the shares
+#                            active -> all
+# =========================  ==================  ==========================================
+#
+# Shares are random numbers; messages tell nothing but their content.
+SHARE_BYTES = 32
+
+
+def agree_on_seed(party: Party, client: LatticeSumsClient, offsets: Mapping[str, NDArray[np.int32]]) -> bool:
+    """Settle the seed as the active party; return whether kept hints are used again.
+
+    `offsets` are the first slots of every passive party's features.
+    """
+    offered = client.offer(offsets)
+    for peer in party.peers:
+        party.send(peer, SeedOffer(offered[1][peer] if offered else b""))
+    answers = {peer: party.receive(peer, SeedCommitment) for peer in party.peers}
+    kept = offered is not None and all(answer.holds for answer in answers.values())
+    own = secrets.token_bytes(SHARE_BYTES)
+    commitments = [_commit(own), *(answers[peer].commitment for peer in party.peers)]
+    for peer in party.peers:
+        party.send(peer, SeedCommitments([] if kept else commitments, kept))
+    if kept and offered is not None:
+        client.settle(*offered)
+        return True
+    shares = [own, *(party.receive(peer, SeedShare).share for peer in party.peers)]
+    for peer, commitment, share in zip(party.peers, commitments[1:], shares[1:], strict=True):
+        _check(commitment, share, peer)
+    for peer in party.peers:
+        party.send(peer, SeedShares(shares))
+    client.settle(_seed(commitments, shares))
+    return False
+
+
+def follow_seed(party: Party, server: LatticeSumsServer) -> None:
+    """Settle the seed as a passive party."""
+    (active,) = party.peers
+    offer = party.receive(active, SeedOffer)
+    own = secrets.token_bytes(SHARE_BYTES)
+    commitment = _commit(own)
+    holds = bool(offer.binding) and server.holds(offer.binding)
+    party.send(active, SeedCommitment(commitment, holds))
+    settled = party.receive(active, SeedCommitments)
+    if settled.kept:
+        if not holds:
+            raise PeerProtocolError(active, f"expected a hint that is kept here - at SeedCommitments from {active}")
+        server.settle(b"", kept=offer.binding)
+        return
+    if settled.commitments.count(commitment) != 1:
+        raise PeerProtocolError(active, f"expected this party's commitment once - at SeedCommitments from {active}")
+    party.send(active, SeedShare(own))
+    shares = party.receive(active, SeedShares).shares
+    if len(shares) != len(settled.commitments):
+        raise PeerProtocolError(active, f"expected {len(settled.commitments)} shares - at SeedShares from {active}")
+    place = settled.commitments.index(commitment)
+    if shares[place] != own:
+        raise PeerProtocolError(active, f"expected this party's share unchanged - at SeedShares from {active}")
+    # all shares are checked: else the active party could choose its own after it saw this party's
+    for commitment, share in zip(settled.commitments, shares, strict=True):
+        _check(commitment, share, active)
+    server.settle(_seed(settled.commitments, shares))
+
+
+def _commit(share: bytes) -> bytes:
+    """Commit to a share; binding, and hiding as the share is random."""
+    return hashlib.sha256(b"treaty public seed commitment" + share).digest()
+
+
+def _check(commitment: bytes, share: bytes, sender: str) -> None:
+    if len(share) != SHARE_BYTES or _commit(share) != commitment:
+        raise PeerProtocolError(sender, f"expected the share that was committed to - at the seed from {sender}")
+
+
+def _seed(commitments: list[bytes], shares: list[bytes]) -> bytes:
+    return hashlib.sha256(b"treaty public seed" + b"".join([*commitments, *shares])).digest()

@@ -23,15 +23,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.conversation import MessageOrder, Term, agree
-from treaty.messaging.messages import Message, MessageLeakage, ModelId, view
+from treaty.messaging.messages import Message, view
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import checkpoint_of, fingerprint
 from treaty.models.trees import ModelPart, keep_records
@@ -40,27 +39,12 @@ from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.system import CheckpointReceipt, CheckpointRequest
 from treaty.systems.pooled.training import Training, begin
 from treaty.systems.system import PartySpec, RoleInput, Roles
-from treaty.systems.vertical.encrypted_columns import SplitRequest
+from treaty.systems.vertical.messages import SplitRequest, Start
 from treaty.systems.vertical.prediction import DecideRequest, Decisions, Finish, RowSets, decided_by_all, shown_matrix
 from treaty.trees.boosting import Boosting, EvalSet, RoundState
 from treaty.trees.columns import SumsSource
 from treaty.trees.ensemble import SplitTable
 from treaty.trees.splits import SplitRules
-
-
-class Start(Message):
-    """The model's id; each system's set-up message is a subclass.
-
-    `resumed` is set for a resumed training, and `records` says how many of the passive party's records (splits of its
-    own columns) the kept `rounds` use.
-    """
-
-    leakage: ClassVar = MessageLeakage("the model's number; how many of its splits kept rounds use", "control")
-
-    model_id: ModelId
-    resumed: bool
-    records: Annotated[int, msgspec.Meta(ge=0)]
-    rounds: Annotated[int, msgspec.Meta(ge=0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +130,6 @@ def finish(party: Party) -> None:
 
 
 # ----------------- roles in systems split by column: the active party has the labels, all others with rows are passive
-
-
 def roles_by_column(
     places: Mapping[str, PartySpec], active: str, options: SystemOptions, *, helper: str | None = None
 ) -> Roles:
@@ -188,8 +170,6 @@ def fellow_owners(roles: Roles, options: Any, name: str) -> list[str]:
 # Options are compared before anything else is sent. What follows from them is counted here by the owner itself: trees,
 # levels, nodes, splits and checkpoints; how often rows are decided, in `prediction`. What may come when is in each
 # system's table of messages.
-
-
 class TrainingLimits:
     """How many trees an owner takes part in, and how many splits and checkpoints it is told of.
 
@@ -280,9 +260,9 @@ class TreeLimits:
 
 
 # ---------------------------------------------------------------- passive
-
-
 Answer = Message | Iterable[Message] | None
+
+
 Handlers = Mapping[type[Message], Callable[[Any], Answer]]
 """The function for each class of message: it takes the message and returns the answer to send, or None for none."""
 

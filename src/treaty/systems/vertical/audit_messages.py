@@ -16,8 +16,10 @@ from treaty.machine.arrays import Flags, Floats, Int32s, Integers
 from treaty.messaging.certificates import vouches
 from treaty.messaging.messages import Array, Message, unpack, view
 from treaty.privacy.exact_sums import check_opening
-from treaty.systems.vertical.audit.record import KeptTree, PassiveHeader, Sent
-from treaty.systems.vertical.encrypted_columns import (
+from treaty.systems.vertical.audit_record import KeptTree, PassiveHeader, Sent
+from treaty.systems.vertical.messages import (
+    NamedNodes,
+    NamedRows,
     SplitAnswer,
     SplitColumns,
     SplitRequest,
@@ -27,14 +29,12 @@ from treaty.systems.vertical.encrypted_columns import (
     TreeRows,
     TreeStart,
 )
-from treaty.systems.vertical.named_rows import NamedNodes, NamedRows
 from treaty.trees.boosting import TreeSample
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import Growth
 from treaty.trees.splits import Level, SplitRules, Splits
 
 # --------------------- A recorded tree as an auditor sees it: which rows are in which node, and how it grows once more
-
 _NOT_ALLOWED = "it has splits that the job's options do not allow"
 
 
@@ -167,8 +167,6 @@ class Replay:
 
 
 # ---------------------------------------------------------------- messages
-
-
 class SumsReader(Protocol):
     """What opens a cipher's messages: `DisclosedLattice` or `DisclosedKey`."""
 

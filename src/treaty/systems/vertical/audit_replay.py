@@ -31,7 +31,7 @@ from treaty.messaging.messages import Message, unpack, view
 from treaty.systems.options import converted, names_of
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.training import loss_of
-from treaty.systems.vertical.audit.messages import (
+from treaty.systems.vertical.audit_messages import (
     AuditShape,
     ExpectedMessages,
     ReceivedTrees,
@@ -40,11 +40,14 @@ from treaty.systems.vertical.audit.messages import (
     Unsound,
     shape_of,
 )
-from treaty.systems.vertical.audit.record import SUFFIX, ActiveHeader, KeptTree, PassiveHeader, read_parts
-from treaty.systems.vertical.encrypted_columns import TreeEnd, sums_bounds
+from treaty.systems.vertical.audit_record import SUFFIX, ActiveHeader, KeptTree, PassiveHeader, read_parts
+from treaty.systems.vertical.encrypted_columns import sums_bounds
+from treaty.systems.vertical.messages import TreeEnd
 from treaty.trees.boosting import Boosting, Forest, RoundState, TreeSample
 
 Progress = Callable[[int, int], None]
+
+
 Header = TypeVar("Header", ActiveHeader, PassiveHeader)
 
 

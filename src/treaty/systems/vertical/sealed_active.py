@@ -29,26 +29,21 @@ from treaty.errors import ConfigError, PeerProtocolError
 from treaty.machine.arrays import Flags, Int32s, Integers
 from treaty.messaging.messages import Array, Message, column_pieces, pack, row_pieces, take_columns, view
 from treaty.messaging.party import Party
-from treaty.systems.vertical.encrypted_columns import EncryptedGradients, PassiveColumns, TreeEnd, bits_at
-from treaty.systems.vertical.preparation import Link
-from treaty.systems.vertical.sealed.level import (
+from treaty.systems.vertical.cipher_choice import Link, comparisons_of_a_step
+from treaty.systems.vertical.encrypted_columns import EncryptedGradients, PassiveColumns, bits_at
+from treaty.systems.vertical.messages import (
     CHOICE_BITS,
-    Candidates,
-    LevelResult,
     MovedShares,
     OwnerShares,
     SealedColumns,
-    SealedEnd,
     SealedSumsRequest,
     SideChoices,
     SplitSides,
     TournamentTerms,
+    TreeEnd,
     WonCandidates,
-    comparisons_of_a_step,
-    find_best,
-    places_of,
-    take_steps,
 )
+from treaty.systems.vertical.sealed import Candidates, LevelResult, SealedEnd, find_best, places_of, take_steps
 from treaty.trees.boosting import TreeSample
 from treaty.trees.columns import MayShow, SplitSearch, SumsSource
 from treaty.trees.growth import RowPartition

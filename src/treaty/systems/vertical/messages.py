@@ -1,0 +1,521 @@
+"""Messages of training on columns of several parties whose sums are hidden, and which rows are in named nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Annotated, ClassVar, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.errors import PeerProtocolError
+from treaty.machine.arrays import Int32s, Integers
+from treaty.messaging.messages import (
+    Array,
+    Arrays,
+    Leakages,
+    Message,
+    MessageLeakage,
+    ModelId,
+    send_rows,
+    take_rows,
+    view,
+)
+from treaty.messaging.party import Party
+from treaty.systems.sizes import RowSize
+
+
+class Start(Message):
+    """The model's id; each system's set-up message is a subclass.
+
+    `resumed` is set for a resumed training, and `records` says how many of the passive party's records (splits of its
+    own columns) the kept `rounds` use.
+    """
+
+    leakage: ClassVar = MessageLeakage("the model's number; how many of its splits kept rounds use", "control")
+
+    model_id: ModelId
+    resumed: bool
+    records: Annotated[int, msgspec.Meta(ge=0)]
+    rounds: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Setup(Start):
+    """The cipher's public set-up. Tells the public key and bounds, and so the largest weight above 1 to a power of two.
+
+    `encryption` is the cipher, which the active party chose where the job leaves it open; `audit` is the number of the
+    record that it keeps for an audit of gradients, empty where it keeps none.
+    """
+
+    leakage: ClassVar = MessageLeakage(
+        "the model's number, the cipher, its public key, and the largest weight above 1 to a power of two", "control"
+    )
+
+    encryption: str
+    payload: Arrays
+    audit: bytes = b""
+
+
+class LinkProbe(Message):
+    """Meaningless bytes, to measure the link. Tells nothing."""
+
+    leakage: ClassVar = MessageLeakage("bytes without meaning, to measure the link", "nothing")
+
+    filler: bytes
+
+
+class LinkEcho(Message):
+    """The probe's bytes. Tells how much the party's answers may still leak (`crypto.lattice.store`); under seal not."""
+
+    leakage: ClassVar = MessageLeakage("how much of the lattice map's leakage allowance is left", "control")
+
+    filler: bytes
+    left: float
+
+
+class SeedOffer(Message):
+    """Digest (`binding`) that names the hint which the active party kept of this party's table; empty for none."""
+
+    leakage: ClassVar = MessageLeakage("which answer to an earlier set-up the active party has kept", "control")
+
+    binding: bytes
+
+
+class SeedCommitment(Message):
+    """Commitment to a share of the seed. Tells whether the party still has the offered hint's table and secrets."""
+
+    leakage: ClassVar = MessageLeakage("whether the sender has an earlier job's table and secrets", "control")
+
+    commitment: bytes
+    holds: bool
+
+
+class SeedCommitments(Message):
+    """All commitments, by party, in the job's order; or that the kept hints serve, and nothing is revealed."""
+
+    leakage: ClassVar = MessageLeakage(
+        "everybody's commitments, or that all still have an earlier job's answers", "control"
+    )
+
+    commitments: list[bytes]
+    kept: bool
+
+
+class SeedShare(Message):
+    """The share committed to."""
+
+    leakage: ClassVar = MessageLeakage("a random number", "nothing")
+
+    share: bytes
+
+
+class SeedShares(Message):
+    """All shares, in the order of the commitments."""
+
+    leakage: ClassVar = MessageLeakage("everybody's random numbers", "nothing")
+
+    shares: list[bytes]
+
+
+class BinLayout(Message):
+    """A passive party's bins: int32 (n_features + 1,) first slots, bool (n_features,) which features are categorical.
+
+    A slot is a bin's place in a node's sums. Tells how many columns and bins the party has. `known` is the share of its
+    bins that exact sums will show by its estimate, which goes by how evenly rows fill them; None where the sums are not
+    of this kind.
+    """
+
+    leakage: ClassVar = MessageLeakage(
+        "how many columns and bins the sender has, which are categorical; where sums are open, which share of "
+        "its bins they will show, by an estimate",
+        "control",
+    )
+
+    offsets: Array
+    categorical: Array
+    known: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+
+
+class Hint(Message):
+    """A piece of the cipher's answer to the set-up.
+
+    Tells, under Okamoto-Uchiyama and Paillier, which bin of a feature is fullest; lattice: nothing, by its assumption.
+    """
+
+    leakage: ClassVar = {
+        "dealer": MessageLeakage("its bins under a mask that is used once", "masked"),
+        "keyed": MessageLeakage("which bin of a column is fullest", "exact"),
+        "lattice": MessageLeakage("the sender's bins, encrypted", "encrypted"),
+    }
+
+    payload: Arrays
+
+
+class HintReceipt(Message):
+    """The piece has arrived; asks for the next."""
+
+    leakage: ClassVar = MessageLeakage("that a piece of it has arrived", "nothing")
+
+
+class TreeStart(Message):
+    """Encrypted gradients of a tree. Tells the tree's sample of columns, and of rows (None: all).
+
+    `rows`, int32, are the rows of these gradients, ascending; where there are more than that, up to `n_rows`, the rest
+    follows in `TreeRows`. Under a blind cipher there are no gradients yet, and `rows` is always None. The commitment
+    tells nothing; in a dispute it holds the active party to these gradients (`privacy.commitment`).
+    """
+
+    leakage: ClassVar = {
+        "hidden": MessageLeakage("the tree's sample of its columns", "control"),
+        "named": MessageLeakage(
+            "the tree's sample of rows and of its columns; gradients are under the cipher", "exact"
+        ),
+    }
+
+    rows: Array | None
+    n_rows: RowSize
+    columns: Array
+    commitment: bytes
+    payload: Arrays
+
+
+class TreeRows(Message):
+    """Some more of a tree's encrypted gradients, row after row, and of its sample of rows, as in `TreeStart`."""
+
+    leakage: ClassVar = MessageLeakage("more of the sample of rows, and of gradients under the cipher", "exact")
+
+    rows: Array | None
+    payload: Arrays
+
+
+class TreeEnd(Message):
+    """The tree is grown; the passive party drops its gradients. Tells nothing new.
+
+    Where the active party keeps a record for an audit, it signs with its certificate's key what it sent so far. Where
+    sides of the receiver's splits were transferred, `rows`, uint8 (k, 2), tell about how many rows of each node went
+    left and right, by which it counts what they tell: x stands for n 2^(-x / 8).
+    """
+
+    leakage: ClassVar = {
+        "plain": MessageLeakage("that a tree is grown; with an audit, signatures on what was sent", "control"),
+        "transferred": MessageLeakage(
+            "approximately how many rows went left and right at each split it won", "aggregated"
+        ),
+    }
+
+    signature: bytes = b""
+    rows: Array | None = None
+
+
+class ToldShare(Message):
+    """What share of the sender's bins sides of its splits tell for certain, by its own count over all jobs."""
+
+    leakage: ClassVar = MessageLeakage(
+        "what share of the sender's bins sides of its splits have told, by its count over all jobs",
+        "aggregated",
+    )
+
+    share: Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class SumsRequest(Message):
+    """Asks for the bin sums of nodes of a level; the level's last request has `last` set.
+
+    Tells which rows are in each node; under a blind cipher only how many nodes there are.
+    """
+
+    leakage: ClassVar[Leakages] = {
+        "hidden": MessageLeakage("how many nodes there are", "encrypted"),
+        "named": MessageLeakage("which rows are in each node, and so in part which have similar labels", "exact"),
+    }
+
+    payload: Arrays
+    last: bool
+
+
+class SumsPiece(Message):
+    """A part of what `SumsRequest` asks, about some rows; the rest follows. Tells no more than that does."""
+
+    leakage: ClassVar = {
+        "hidden": MessageLeakage("that a request comes in parts", "encrypted"),
+        "named": MessageLeakage("a part of such a request, about some rows", "exact"),
+    }
+
+    payload: Arrays
+
+
+class Sums(Message):
+    """Encrypted bin sums. Tell the active party the sums of grad, hess and count in every bin of the nodes asked."""
+
+    leakage: ClassVar = {
+        "open": MessageLeakage(
+            "of each bin of each node asked about the sum of gradients, sum of hessians and number of rows, "
+            "from which bins of single rows can follow",
+            "aggregated",
+        ),
+        "sealed": MessageLeakage("sums under masks", "masked"),
+        "not_rerandomised": MessageLeakage(
+            "which rows are in a bin, if it looks: its own ciphertexts are known again in answers",
+            "exact",
+            guard="rerandomise=True",
+        ),
+    }
+
+    payload: Arrays
+
+
+class SplitRequest(Message):
+    """Splits won by the receiver: int32 features (k,), packed bits of bins left (k, 32).
+
+    The nodes' rows follow in `NamedRows`. With ``reveal="column"`` no rows are named; `SplitColumns` is the answer.
+    """
+
+    leakage: ClassVar = MessageLeakage("which of its own columns and bins were chosen, at how many nodes", "exact")
+
+    features: Array
+    left_bins: Array
+
+
+class SplitAnswer(Message):
+    """Record numbers int32 (k,) and packed bits: which of the rows that were named go left, in the table's order.
+
+    Of many rows there are several: each is about the next ones.
+    """
+
+    leakage: ClassVar = MessageLeakage(
+        "which of a node's rows go left at a split of the sender",
+        "exact",
+        guard="min_child_samples",
+    )
+
+    records: Array
+    left: Array
+
+
+class SplitColumns(Message):
+    """Record numbers int32 (k,); int32 (k,) which column of bits decides each; uint8 (new, bytes) columns not sent yet.
+
+    Columns are numbered from 0 as they are first sent. Tells of all rows of the table which go left at each split. Of
+    many splits there are several, each about the next of them; where one split has too many rows, about its next rows.
+    """
+
+    leakage: ClassVar = MessageLeakage(
+        "which rows of the whole table go left at a split of the sender, those outside the node too",
+        "exact",
+        guard='reveal="node"',
+    )
+
+    records: Array
+    columns: Array
+    new: Array
+
+
+class HasRecords(Protocol):
+    """A message with record numbers."""
+
+    @property
+    def records(self) -> Array: ...
+
+
+Positions = NDArray[np.intp]
+
+
+class NamedRows(Message):
+    """The node of each of some rows, in the table's order, by its number in the message before; the rest follows.
+
+    Of fewer than 256 nodes uint8, of fewer than 65,536 uint16, else uint32; the type's largest number stands for rows
+    of no node. Tells which rows are in each node.
+    """
+
+    leakage: ClassVar = {
+        "all_nodes": MessageLeakage("which rows are in each node", "exact"),
+        "own_splits": MessageLeakage(
+            "which rows are in the nodes of its splits, so in part which have similar labels",
+            "exact",
+        ),
+    }
+
+    nodes: Array
+
+
+def node_type(count: int) -> np.dtype[np.unsignedinteger]:
+    """Return the type in which numbers of `count` nodes are sent."""
+    return np.dtype(next(kind for kind in (np.uint8, np.uint16, np.uint32) if count <= np.iinfo(kind).max))
+
+
+def send_nodes(party: Party, peer: str, rows: Int32s, starts: Integers, n_rows: int) -> None:
+    """Tell a peer the node of each of the table's `n_rows` rows; node k has rows[starts[k] : starts[k + 1]]."""
+    count = len(starts) - 1
+    kind = node_type(count)
+    nodes = np.full(n_rows, np.iinfo(kind).max, kind)
+    nodes[rows] = np.repeat(np.arange(count).astype(kind), np.diff(starts))
+    send_rows(party, peer, n_rows, 8 * kind.itemsize, lambda of: NamedRows(Array.of(nodes[of])))
+
+
+def take_nodes(
+    party: Party, active: str, count: int, n_rows: int, kept: Callable[[NamedRows], None] = lambda _: None
+) -> Iterator[tuple[Positions, Integers]]:
+    """Receive what `send_nodes` sends; of each piece yield the rows in nodes, ascending, and the node of each.
+
+    `kept` is called with each message. Raises PeerProtocolError for a node that is not one of `count`.
+    """
+    for of, named in take_rows(party, active, n_rows, 8 * node_type(count).itemsize, NamedRows):
+        kept(named)
+        rows, nodes = read_nodes(named, count, of.stop - of.start, active)
+        yield rows + of.start, nodes
+
+
+def read_nodes(named: NamedRows, count: int, n_rows: int, active: str) -> tuple[Positions, Integers]:
+    """Return which of a piece's `n_rows` rows are in one of `count` nodes, ascending, and in which."""
+    kind = node_type(count)
+    nodes = view(named.nodes, kind, (n_rows,), peer=active, what="NamedRows.nodes")
+    rows = np.flatnonzero(nodes != np.iinfo(kind).max)
+    found = nodes[rows].astype(np.int64)
+    if len(found) and found.max() >= count:
+        raise PeerProtocolError(active, f"expected nodes below {count} - at NamedRows.nodes from {active}")
+    return rows, found
+
+
+class NamedNodes:
+    """The rows of nodes in recorded messages of `send_nodes`; `rows` and their `nodes` are those of the pieces so far.
+
+    The pieces are as long as they were when they were sent, which is not asked here.
+    """
+
+    def __init__(self, n_rows: int, count: int) -> None:
+        self._left, self._count = n_rows, count
+        self._n_rows = n_rows
+        self.rows: Positions = np.empty(0, np.intp)
+        self.nodes: Integers = np.empty(0, np.int64)
+
+    def add(self, named: NamedRows, active: str) -> None:
+        """Take the next piece; PeerProtocolError where it has more rows than are left."""
+        length = named.nodes.shape[0] if len(named.nodes.shape) == 1 else 0
+        if not 0 < length <= self._left:
+            expected = f"expected 1 to {self._left} rows, got {length}"
+            raise PeerProtocolError(active, f"{expected} - at NamedRows.nodes from {active}")
+        rows, nodes = read_nodes(named, self._count, length, active)
+        self.rows = np.append(self.rows, rows + self._n_rows - self._left)
+        self.nodes = np.append(self.nodes, nodes)
+        self._left -= length
+
+
+# ---------------------------------------------------------------- level
+MOST_STEP = 1 << 13
+
+
+CHOICE_BITS = 32
+"""Bits of a row in `SideChoices`."""
+
+
+_SignedKey = tuple[Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)], bytes]
+
+
+class SealedColumns(Message):
+    """Which columns have missing values, bool (features,), and a signed public key for moving shares.
+
+    Tells just that.
+    """
+
+    leakage: ClassVar = MessageLeakage("which columns have missing values", "control")
+
+    missing: Array
+    key: _SignedKey
+
+
+class TournamentTerms(Message):
+    """reg_lambda in units of hess; how many comparisons take as long as a step; other passive parties' signed keys."""
+
+    leakage: ClassVar = MessageLeakage("reg_lambda, how long a step takes, others' public keys", "control")
+
+    ridge: Annotated[int, msgspec.Meta(ge=1, lt=1 << 62)]
+    step: Annotated[int, msgspec.Meta(ge=1, le=MOST_STEP)]
+    keys: dict[str, _SignedKey]
+
+
+class SealedSumsRequest(SumsRequest):
+    """Asks for the bin sums of nodes of a level, under masks.
+
+    `parents`, int32 (nodes,): the place of each node's parent among the last level's nodes, -1 at the root. `before`
+    and `after` are passive parties, empty for none: whose best so far the receiver's is compared with, and who goes on.
+    `own_after` says that the active party's own best comes after the receiver's columns, before those of others. Tells
+    how many nodes there are, which pairs have the same parent, and which passive parties have columns in the tree.
+    """
+
+    leakage: ClassVar[Leakages] = MessageLeakage(
+        "how many nodes there are, which are siblings and whose splits are compared, in the clear; rows are encrypted",
+        "encrypted",
+    )
+
+    parents: Array
+    before: str
+    after: str
+    own_after: bool
+
+
+class SealedStep(Message):
+    """A step of computing on shares. Tells nothing: what is in it is masked, or was chosen by a masked bit."""
+
+    leakage: ClassVar = MessageLeakage("numbers under masks, or chosen by masked bits", "masked")
+
+    payload: Arrays
+
+
+class MovedShares(Message):
+    """Shares of the best so far, under a mask of two passive parties, uint64 (nodes, 4, words). Tells nothing."""
+
+    leakage: ClassVar = MessageLeakage("shares of the best split so far, for the next passive party", "masked")
+
+    shares: Array
+
+
+class OwnerShares(Message):
+    """Shares of whose split is best, uint64 (nodes,). Tells the active party that."""
+
+    leakage: ClassVar = MessageLeakage("whose split is best at each node", "exact")
+
+    shares: Array
+
+
+class WonCandidates(Message):
+    """Nodes whose best split is the receiver's, int32 (k,) ascending; the active party's shares of its number.
+
+    `numbers` is uint64 (k,). `SideChoices` follow, unless whole columns are answered. Tells the receiver its split at
+    these nodes.
+    """
+
+    leakage: ClassVar = MessageLeakage("which of its own splits were chosen, and at which nodes", "exact")
+
+    nodes: Array
+    numbers: Array
+
+
+class SideChoices(Message):
+    """Transfers of a bit of each of some rows, for every level that had none so far. Tells nothing (`transfer.stock`).
+
+    The bit says whether the row is in the node asked about or in its sibling: `message`, uint64 (31, words), extends
+    the transfers, and `flips`, uint64 (words,), are the bits under a mask.
+    """
+
+    leakage: ClassVar = MessageLeakage("bits under masks, and what transfers are made of", "masked")
+
+    message: Array
+    flips: Array
+
+
+class SplitSides(Message):
+    """Record numbers int32 (k,), and packed bits uint8 (nodes, bytes): rows' sides at the nodes won, under pads.
+
+    Tells which of a node's own rows go left. Of many nodes there are several, each about the next of them; where one
+    has too many rows, about its next rows.
+    """
+
+    leakage: ClassVar = MessageLeakage(
+        "which of a node's own rows go left at a split of the sender; many splits together narrow down a row's value",
+        "exact",
+        guard="min_child_samples, most_recoverable",
+    )
+
+    records: Array
+    left: Array
