@@ -21,7 +21,7 @@ import pyarrow as pa
 from sklearn.model_selection import train_test_split
 
 from data import RESULTS, arguments, default_of_credit_card_clients, find, give_me_some_credit, report
-from treaty.attacks.comparing import Standing, compare, entrant
+from treaty.attacks.auditing import Standing, compare, entrant
 from treaty.attacks.views import Finding
 from treaty.data.arrow_tables import with_categories
 

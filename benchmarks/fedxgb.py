@@ -71,7 +71,7 @@ from treaty.systems.fedxgb.system import SYSTEM
 from treaty.systems.horizontal.members import TranscriptDigest
 from treaty.systems.horizontal.quantiles import Count
 from treaty.systems.options import names_of
-from treaty.systems.pooled import training as pooled
+from treaty.systems.pooled import system as pooled
 from treaty.systems.pooled.options import BoostingOptions, Pooled
 from treaty.systems.system import LabelledRows, RoleInput, Roles, roles_of
 

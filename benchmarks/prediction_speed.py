@@ -20,7 +20,7 @@ from treaty.data.table import Table, to_table
 from treaty.models.trees import ModelPart, leaves, margins
 from treaty.runs.threads import play, traffic_of
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.pooled.training import objective_for, own_columns
+from treaty.systems.pooled.system import objective_for, own_columns
 from treaty.systems.secureboost.hidden_prediction import hidden_active, hidden_passive
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import LabelledRows, RoleInput, Roles, star

@@ -21,6 +21,17 @@ from threadpoolctl import threadpool_limits
 
 import treaty
 from data import arguments, default_of_credit_card_clients, report
+from treaty.attacks.hidden_values import (
+    NodeExchange,
+    SmmNode,
+    from_totals,
+    left_over,
+    products_from_transcript,
+    rounded,
+    solved,
+    two_valued,
+    vectors_used,
+)
 from treaty.crypto.keystream import Keystream
 from treaty.data.binning import fit_bins
 from treaty.data.table import Table, to_table
@@ -28,20 +39,8 @@ from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart
 from treaty.runs.threads import play
 from treaty.systems.fedxgboost_smm import published as paper
-from treaty.systems.fedxgboost_smm.attacks import (
-    NodeExchange,
-    SmmNode,
-    from_totals,
-    left_over,
-    products_from_transcript,
-    rounded,
-    shown_as_they_are,
-    solved,
-    two_valued,
-    vectors_used,
-)
-from treaty.systems.fedxgboost_smm.matrix_product import Sizes, chosen, disguised, null_vectors, response
-from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
+from treaty.systems.fedxgboost_smm.node_products import chosen, disguised, empty_rows, null_vectors, response
+from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM, Sizes
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import LabelledRows, PartySpec, RoleInput, star
 from treaty.systems.vertical.training import roles_by_column
@@ -219,7 +218,7 @@ def whole_trainings(tables: dict[str, Table], y: Matrix) -> list[dict[str, objec
     found.append(line("training: linear algebra over levels", 2, "passive", len(y), **numbers))
     for number, level in enumerate(levels):
         nodes = [node.answered for node in level]
-        shown = sum(int(shown_as_they_are(node).sum()) for node in nodes) / sum(len(node.rows) for node in nodes)
+        shown = sum(int(empty_rows(node.vectors).sum()) for node in nodes) / sum(len(node.rows) for node in nodes)
         found.append(line("training: rows in no vector", 2, "passive", len(y), levels=number + 1, right=shown))
     return found
 

@@ -107,7 +107,7 @@ def test_a_regression_is_audited_too_and_the_model_given_is_not_changed() -> Non
     ("model", "text"),
     [
         (GBDTClassifier("pooled"), "protocol 'pooled' sends nothing that could be attacked"),
-        (GBDTClassifier("secureboost", transport="grpc"), 'expected transport="memory"'),
+        (GBDTClassifier("secureboost", transport="grpc"), 'set transport="memory"'),
     ],
     ids=["pooled", "grpc"],
 )

@@ -8,7 +8,7 @@ import pytest
 from attacks.played import OU, cancer, digits, findings_of
 from marks import slow
 from treaty import GBDTClassifier, SecureBoost
-from treaty.attacks.row_sets import communities, row_communities
+from treaty.attacks.nodes import communities, row_communities
 
 TREES = {"n_estimators": 5, "n_jobs": 1}
 

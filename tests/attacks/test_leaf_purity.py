@@ -7,7 +7,7 @@ import pytest
 from attacks.played import OU, cancer, digits, findings_of
 from marks import slow
 from treaty import GBDTClassifier, SecureBoost
-from treaty.attacks.row_sets import set_purity
+from treaty.attacks.nodes import set_purity
 
 TREES = {"n_estimators": 5, "n_jobs": 1}
 LATTICE = {"encryption": "lattice", "sums": "open", "allow_exact_sums": True}

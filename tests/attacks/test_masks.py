@@ -9,7 +9,7 @@ from sklearn.datasets import load_breast_cancer
 from attacks.played import cancer, findings_of, views_of
 from marks import slow
 from treaty import FederBoostHorizontal, FedXGB, GBDTClassifier
-from treaty.attacks.hidden_values import masked_from, repeated_masks
+from treaty.attacks.ciphertexts import masked_from, repeated_masks
 from treaty.crypto.keystream import PairStreams
 
 TREES = {"n_estimators": 2, "n_jobs": 1}

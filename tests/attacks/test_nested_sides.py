@@ -15,7 +15,7 @@ from systems.vertical.playing import play_training, role_input, tables_and_label
 from tables import real_table
 from treaty import GBDTClassifier, SecureBoost
 from treaty.attacks.auditing import audit
-from treaty.attacks.opened_sums import grouped, known_share
+from treaty.attacks.nodes import grouped, known_share
 from treaty.data.binning import fit_bins
 from treaty.errors import ConfigError, TreatyError
 from treaty.models.checkpoints import sides_folder

@@ -20,7 +20,7 @@ from runs.small_jobs import SYSTEMS, model, played, write_job
 from treaty.messaging.grpc_channel import GrpcChannel
 from treaty.runs.job import Job
 from treaty.runs.warm_up import compile_kernels
-from treaty.systems.pooled import training
+from treaty.systems.pooled import system as training
 
 
 def counting_sends(monkeypatch: pytest.MonkeyPatch, at: int = -1, then: Any = None) -> Any:

@@ -13,7 +13,7 @@ from flat import flat
 from tables import assert_same_trees, cut, cut_for_active, real_table
 from treaty.errors import ConfigError
 from treaty.systems import OPTIONS, option_class
-from treaty.systems.fedxgboost_smm.matrix_product import Sizes
+from treaty.systems.fedxgboost_smm.options import Sizes
 from treaty.systems.logistic.options import RegressionOptions
 from treaty.systems.pooled.options import BoostingOptions
 

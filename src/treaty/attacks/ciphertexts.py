@@ -1,41 +1,45 @@
-"""Attacks on ciphertexts: labels from the numbers that hide gradients, and bins from answers that are recognised."""
+"""Attacks on ciphertexts and masks: labels from hidden gradients, bins from recognised answers, sums from masks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, product
+from itertools import islice, pairwise, product
 from typing import Any
 
 import gmpy2
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import rankdata  # type: ignore[import-untyped]
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from treaty.attacks.views import Finding, Truth, View, auc_error
+from treaty.attacks.views import Finding, Truth, View, auc_error, error_of_best
 from treaty.crypto.additive.ciphers import OUPublicKey, PaillierPublicKey
 from treaty.crypto.lattice.ring import unpack as unpacked_residues
 from treaty.crypto.parameters import Parameters
 from treaty.crypto.payload import Packing, Payload, SumsBounds, from_words
 from treaty.crypto.sums.lattice_sums import sums_parameters
-from treaty.machine.arrays import Flags, Floats, Int32s, Integers
+from treaty.machine.arrays import Floats, Int32s, Integers
 from treaty.messaging.messages import unpack
+from treaty.messaging.messages import view as array_view
 from treaty.messaging.transcript import TranscriptEntry
 from treaty.privacy.exact_sums import OpenedNode
+from treaty.systems.fedxgb.paper import InputAndShares
+from treaty.systems.horizontal.masked_sums import MaskedInput
 from treaty.systems.vertical.exact_sums import content_of
 from treaty.systems.vertical.messages import SealedSumsRequest, Setup, Sums, SumsPiece, SumsRequest, TreeRows, TreeStart
 
 MOST = 4096
-"""Combinations tried for each half of the bins of a ciphertext."""
+"""The most combinations tried for each half of the bins of a ciphertext."""
 
 MOST_CIPHERTEXTS = 5000
-"""Answers' ciphertexts that are looked at, from the first tree on."""
+"""The number of answers' ciphertexts that are attacked, from the first tree on."""
 
 MOST_PAIRED = 200
-"""Rows of a node beyond which bins of two rows are not tried."""
+"""The most rows of a node for which bins of two rows are tried."""
 
 Numbers = list[gmpy2.mpz]
 Rows = tuple[int, ...]
@@ -43,7 +47,7 @@ Rows = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """A bin in an answer: its slot, its number of rows, and which rows it may be made of; None: too many."""
+    """A bin in an answer: its slot, its number of rows, and the sets of rows that it may consist of; None: too many."""
 
     slot: int
     count: int
@@ -52,7 +56,7 @@ class Bin:
 
 @dataclass(frozen=True, slots=True)
 class KeyedCipher:
-    """What is public of a cipher with a key: how sums are packed, its modulus, and the inverse of R modulo that."""
+    """The public part of a cipher with a key: how sums are packed, the modulus, and the inverse of R modulo that."""
 
     packing: Packing
     modulus: int
@@ -65,18 +69,15 @@ class KeyedCipher:
 
 
 def recognised_ciphertexts(view: View, truth: Truth) -> Iterator[Finding]:
-    """Name the rows of bins of one row, at an active party of sums under a cipher with keys.
+    """Find a partner's bins from answers that were not re-randomised, at the active party of a cipher with keys.
 
-    A partner's bins from answers that were not re-randomised: the active party knows its own ciphertexts again.
+    A bin's answer is the product of the ciphertexts of its rows. Unless its owner multiplies it by a random factor, it
+    is a product of numbers that the active party itself sent. The attack tries which rows of the node, of those whose
+    gradients add up to the opened sum, give the answer. Several bins share a ciphertext and have to be tried together.
+    It tries those where each bin has one or two rows, or all of the node's but one, if there are not too many
+    combinations. With longer keys a ciphertext holds more bins, and the attack finds fewer rows; this is no protection.
 
-    A bin's answer is the product of the ciphertexts of its rows. Without a factor that the owner draws it is the very
-    product of numbers that the active party sent: it tries which rows of the node, of those whose gradients add up to
-    the opened sum, give the answer. Several bins share a ciphertext, so that all of them have to be tried together;
-    tried are those where each bin has one or two rows, or all of the node's but one, and there are not too many
-    combinations. So longer keys, whose ciphertexts hold more bins, give away fewer rows to this attack; that is no
-    guard.
-
-    Score: the share of bins of one row, in all answers, whose row is named. Baseline: a guess among the node's rows
+    Score: the share of bins of one row, in all answers, whose row is found. Baseline: a guess among the node's rows
     with that gradient, which opened sums allow under every cipher.
 
     References
@@ -110,7 +111,7 @@ def recognised_ciphertexts(view: View, truth: Truth) -> Iterator[Finding]:
 
 
 def keyed_cipher(view: View, entries: Sequence[TranscriptEntry]) -> KeyedCipher | None:
-    """Return the cipher of a party's messages; None where it has no key, or a ciphertext for each row and node."""
+    """Return the cipher of a party's messages; None if it has no key, or encrypts each row for every node."""
     setups = [content_of(entry, Setup) for entry in entries if entry.step == Setup.__name__]
     if not setups or setups[0].encryption not in ("ou", "paillier") or view.inputs.options.ciphers.blind:
         return None
@@ -127,9 +128,9 @@ def keyed_cipher(view: View, entries: Sequence[TranscriptEntry]) -> KeyedCipher 
 def recognised(
     entries: Sequence[TranscriptEntry], nodes: Sequence[OpenedNode], cipher: KeyedCipher
 ) -> Iterator[tuple[list[Bin], list[Rows | None]]]:
-    """Yield the bins of each ciphertext that came back from a peer, and the rows of each, or None where not known.
+    """Yield the bins of each ciphertext that a peer returned, and the rows of each bin, or None if not known.
 
-    `entries` are the active party's messages with the peer, `nodes` what it opened of its answers.
+    `entries` are the active party's messages with the peer, `nodes` the sums that it opened.
     """
     opened, sent, sample = iter(nodes), Numbers(), np.empty(0, np.int32)
     asked: list[Int32s] = []
@@ -145,7 +146,7 @@ def recognised(
                 if more.rows is not None:
                     sample = np.append(sample, np.frombuffer(more.rows.data, np.int32))
             case "SumsPiece":
-                # of tables of tens of millions of rows
+                # of tables of tens of millions of rows: not attacked
                 return
             case "SumsRequest":
                 node_of_row, count = unpack(content_of(entry, SumsRequest).payload, entry.peer, entry.step)
@@ -167,7 +168,7 @@ def recognised(
 def bins_of(
     positions: Int32s, slots: np.ndarray[tuple[int], np.dtype[np.intp]], sample: Int32s, opened: Iterator[OpenedNode]
 ) -> Iterator[Bin]:
-    """Yield the bins that were sent of a node; `positions` are its rows, among those sampled."""
+    """Yield the bins that were sent for a node; `positions` are its rows, among those sampled."""
     rows = sample[positions] if len(sample) else positions
     node = next(node for node in opened if np.array_equal(np.sort(node.rows), rows))  # others were not asked about
     grad, hess = node.grad[rows], node.hess[rows]
@@ -176,7 +177,7 @@ def bins_of(
 
 
 def candidates(rows: Int32s, grad: Integers, hess: Integers, sums: Integers) -> list[Rows] | None:
-    """Return which rows of a node, with these gradients, a bin of these sums can be made of; None: not tried."""
+    """Return the sets of a node's rows, with these gradients, that give a bin's sums; None: not tried."""
     count, n_rows = int(sums[2]), len(rows)
     if count == n_rows:
         return [tuple(rows.tolist())]
@@ -195,10 +196,9 @@ def candidates(rows: Int32s, grad: Integers, hess: Integers, sums: Integers) -> 
 def rows_of(
     answer: gmpy2.mpz, group: Sequence[Bin], sent: Numbers, cipher: KeyedCipher, sample: Int32s
 ) -> list[Rows | None]:
-    """Return the rows of each bin of a ciphertext where just one combination of candidates gives it.
-
-    The first bin is the highest: bin j of k is raised to 2^(bits (k - 1 - j)). Met in the middle.
-    """
+    """Return the rows of each bin of a ciphertext if exactly one combination of candidates gives it."""
+    # meet in the middle: all products of the first half of the bins against those of the second half. The first bin is
+    # the highest: bin j of k is raised to 2^(bits (k - 1 - j))
     bits, modulus = cipher.packing.sum_bits, cipher.modulus
     half, nothing = len(group) // 2, list[Rows | None]([None] * len(group))
     if any(not one.candidates for one in group):
@@ -209,7 +209,7 @@ def rows_of(
     place = {int(row): k for k, row in enumerate(sample.tolist())}
 
     def values(of: Sequence[list[Rows]], above: int) -> list[tuple[gmpy2.mpz, tuple[Rows, ...]]]:
-        """Return what every combination of candidates of some bins, `above` places from the last, gives."""
+        """Return the product that each combination of candidates gives, for bins `above` places from the last."""
         made = []
         for number, rows_of_bin in enumerate(of):
             shift = gmpy2.mpz(1) << bits * (above + len(of) - 1 - number)
@@ -230,7 +230,7 @@ def rows_of(
 
 
 def multiplied(rows: Sequence[int], sent: Numbers, place: dict[int, int], modulus: int) -> gmpy2.mpz:
-    """Return the product of the ciphertexts of these rows; `place` says where they are among those sent."""
+    """Return the product of the ciphertexts of these rows; `place` is where they are among those sent."""
     value = gmpy2.mpz(1)
     for row in rows:
         value = value * sent[place.get(row, row)] % modulus
@@ -242,26 +242,24 @@ QUERIES: dict[str, type[SumsRequest] | type[SumsPiece]] = {
 }
 MOST_ROWS = 10_000
 MOST_NUMBERS = 512
-"""Numbers of each row that are looked at, from the first tree on."""
+"""The most numbers of a row that are attacked, from the first tree on."""
 
 
 def learned_from_ciphertexts(view: View, truth: Truth) -> Iterator[Finding]:
-    """Learn labels from hidden gradients, at a passive party of encrypted sums.
-
-    Labels from the very numbers that hide gradients: ciphertexts of rows, residues of lattice vectors, masked words.
+    """Learn labels from the numbers that hide gradients, at a passive party of encrypted sums.
 
     A cipher hides labels only if nothing that can be computed from its ciphertexts reveals them. Here a logistic
-    regression learns on half of the rows, whose labels the attacker is given, and its scores of the other half are
-    compared with theirs. Of each ciphertext under Okamoto-Uchiyama and Paillier it has the bytes as they are sent, and
-    the Jacobi symbol, which anyone can compute and which shows half of the non-residues; of other ciphers the numbers.
+    regression learns on half of the rows, whose labels the attacker gets, and is scored on the other half. Its features
+    are numbers that anyone can compute: for each ciphertext under Okamoto-Uchiyama and Paillier the bytes as they are
+    sent and the Jacobi symbol, which shows half of the non-residues; residues of lattice vectors; masked words.
     Baseline: chance.
 
-    That nothing is found proves nothing: the proof is the cipher's. The attack is there to find one that is broken.
+    A score by chance proves nothing; the cipher's security proof does. The attack is there to find a broken cipher.
 
     References
     ----------
     Goldwasser, Micali, "Probabilistic Encryption", Journal of Computer and System Sciences 1984: what no ciphertext may
-    tell, and the Jacobi symbol as what a careless one does.
+    reveal, and the Jacobi symbol as what a careless one does.
     """
     if view.is_active or not view.steps(TreeStart):
         return
@@ -269,26 +267,20 @@ def learned_from_ciphertexts(view: View, truth: Truth) -> Iterator[Finding]:
     labels = truth.labels[rows]
     if len(rows) < 100 or not 10 <= labels.sum() <= len(labels) - 10:
         return
-    score, error = learned(numbers, labels)
-    yield Finding(
-        attack="ciphertexts told apart (Goldwasser 1984)", party=view.party, target="labels", measure="AUC",
-        score=score, baseline=0.5, error=error,
-    )  # fmt: skip
-
-
-def learned(numbers: Floats, labels: Flags) -> tuple[float, float]:
-    """Return the AUC on half of the rows of what was learned on the others, and its standard error by chance."""
     order = np.random.default_rng(0).permutation(len(labels))[:MOST_ROWS]
     known, asked = order[::2], order[1::2]
     model = make_pipeline(StandardScaler(), LogisticRegression(C=0.01, max_iter=1000))
     scores = model.fit(numbers[known], labels[known]).decision_function(numbers[asked])
-    return float(roc_auc_score(labels[asked], scores)), auc_error(labels[asked])
+    yield Finding(
+        attack="ciphertexts told apart (Goldwasser 1984)", party=view.party, target="labels", measure="AUC",
+        score=float(roc_auc_score(labels[asked], scores)), baseline=0.5, error=auc_error(labels[asked]),
+    )  # fmt: skip
 
 
 def hidden_numbers(view: View) -> tuple[Int32s, Floats]:
     """Return rows of the table and the numbers that hide their gradients, float64 (rows, numbers) from -1 to 1.
 
-    Of trees with samples of rows the first alone is read; of long tables the rows that came in first messages.
+    If trees are grown on samples of rows, only the first tree is read; of long tables, the rows in first messages.
     """
     assert view.inputs.data is not None
     of_first, made = np.empty(0, np.int32), list[Floats]()
@@ -302,7 +294,7 @@ def hidden_numbers(view: View) -> tuple[Int32s, Floats]:
 
 
 def of_messages(view: View, n_rows: int) -> Iterator[tuple[Int32s, Floats]]:
-    """Yield what `hidden_numbers` returns, of each message that has some."""
+    """Yield what `hidden_numbers` returns, message by message."""
     received = [entry for entry in view.recorded.transcript.entries if entry.direction == "received"]
     cipher, every = keyed_cipher(view, received), np.arange(n_rows, dtype=np.int32)
     setups = [content_of(entry, Setup) for entry in received if entry.step == Setup.__name__]
@@ -312,11 +304,13 @@ def of_messages(view: View, n_rows: int) -> Iterator[tuple[Int32s, Floats]]:
         parameters = sums_parameters(SumsBounds(*bounds), view.inputs.options.ciphers.sealed, nodes)
     for entry in received:
         match entry.step:
-            case "TreeStart" if cipher is not None:  # of many rows the first ones
+            case "TreeStart" if cipher is not None:  # of many rows it has the first ones
                 start = content_of(entry, TreeStart)
                 (ciphertexts,) = unpack(start.payload, entry.peer, entry.step)
                 rows = every if start.rows is None else np.frombuffer(start.rows.data, np.int32)
-                yield rows[: len(ciphertexts)], of_ciphertexts(ciphertexts, cipher)
+                symbols = [[gmpy2.jacobi(number, cipher.modulus)] for number in cipher.numbers(ciphertexts)]
+                features = [ciphertexts / 255.0, np.array(symbols, np.float64).reshape(-1, 1)]
+                yield rows[: len(ciphertexts)], np.concatenate(features, axis=1)
             case "SumsRequest" | "SealedSumsRequest" | "SumsPiece" if cipher is None:
                 payload = content_of(entry, QUERIES[entry.step]).payload
                 numbers = of_vectors(unpack(payload, entry.peer, entry.step), parameters, n_rows)
@@ -324,14 +318,8 @@ def of_messages(view: View, n_rows: int) -> Iterator[tuple[Int32s, Floats]]:
                     yield every[: len(numbers)], numbers
 
 
-def of_ciphertexts(ciphertexts: np.ndarray[tuple[int, int], np.dtype[np.uint8]], cipher: KeyedCipher) -> Floats:
-    """Return the bytes of ciphertexts (rows, bytes) as they are sent, and their Jacobi symbols."""
-    symbols = [[gmpy2.jacobi(number, cipher.modulus)] for number in cipher.numbers(ciphertexts)]
-    return np.concatenate([ciphertexts / 255.0, np.array(symbols, np.float64).reshape(-1, 1)], axis=1)
-
-
 def of_vectors(payload: Payload, parameters: Parameters | None, n_rows: int) -> Floats:
-    """Return the numbers of each row in the vectors of a query, a vector for each node; none in its later pieces."""
+    """Return the numbers of each row in the vectors of a query, one vector per node; none in its later pieces."""
     hidden = payload[0]
     if parameters is not None:
         if len(payload) == 1:
@@ -345,3 +333,97 @@ def of_vectors(payload: Payload, parameters: Parameters | None, n_rows: int) -> 
     if hidden.ndim == 3 and hidden.shape[1] == n_rows:
         return np.concatenate(hidden / 255.0, axis=1)
     return np.zeros((0, 0))
+
+
+KINDS: dict[str, type[MaskedInput] | type[InputAndShares]] = {
+    kind.__name__: kind for kind in (MaskedInput, InputAndShares)
+}
+MOST_MASKED = 1_000_000
+"""The most numbers of a member that are attacked, from the first sum on."""
+
+Vectors = list[Integers]
+
+
+def repeated_masks(view: View, truth: Truth) -> Iterator[Finding]:
+    """Find what each member gave to a sum from differences of its masked vectors, at the party that opens sums.
+
+    That party sees each member's vectors under masks; a mask that is used twice cancels in a difference. The attack
+    takes the numbers as they were sent, their differences from each vector's first, and the differences of successive
+    vectors, and compares them by rank correlation with the same of what the member gave. Baseline: 0, which fresh masks
+    for every number and vector give. FedXGB as published has one mask for all numbers of a tree.
+
+    It does not compare opened sums of cohorts that differ by one member, which no masks hide. FedXGB's users refuse
+    such cohorts.
+
+    References
+    ----------
+    Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017, on masks that
+    serve once. Liu et al., "Boosting Privately", ICDCS 2020, whose masks do not.
+    """
+    for peer, given in truth.given.items():
+        plain, seen = paired(given, masked_from(view, peer))
+        if not seen:
+            continue
+        found = [correlation(*both) for both in zip(compared(plain), compared(seen), strict=True)]
+        rho, error = max(found, key=lambda of: of[0] / max(of[1], 1e-9))
+        yield Finding(
+            attack="differences of masked vectors (Bonawitz 2017)", party=view.party, target=f"sums of {peer}",
+            measure="rank correlation", score=max(0.0, rho), baseline=0.0, error=error_of_best(error, len(found)),
+        )  # fmt: skip
+
+
+def masked_from(view: View, peer: str) -> Vectors:
+    """Return the masked vectors that a member sent, as int64 (n,) modulo 2^64."""
+    received = [
+        entry for entry in view.recorded.transcript.entries
+        if entry.direction == "received" and entry.peer == peer and entry.step in KINDS
+    ]  # fmt: skip
+    messages = [content_of(entry, KINDS[entry.step]) for entry in received]
+    return [array_view(of.values, np.uint64, (None,), peer=peer, what="values").view(np.int64) for of in messages]
+
+
+def paired(given: Vectors, seen: Vectors) -> tuple[Vectors, Vectors]:
+    """Return the vectors that were given and those received for them, in order, without those never received."""
+    plain, masked, left = Vectors(), Vectors(), iter(given)
+    for vector in seen:
+        own = next((one for one in left if len(one) == len(vector)), None)
+        if own is None or sum(map(len, masked)) > MOST_MASKED:
+            break
+        plain.append(own)
+        masked.append(vector)
+    return plain, masked
+
+
+def compared(vectors: Vectors) -> tuple[Vectors, Vectors, Vectors]:
+    """Return vectors, the differences of each one's other numbers from its first, and those of successive vectors."""
+    # int64 wraps around, as the masks do modulo 2^64; of two lengths the shorter one counts
+    within = [vector[1:] - vector[:1] for vector in vectors]
+    between = [
+        after[: min(len(before), len(after))] - before[: min(len(before), len(after))]
+        for before, after in pairwise(vectors)
+    ]
+    return vectors, within, between
+
+
+def correlation(plain: Vectors, seen: Vectors) -> tuple[float, float]:
+    """Return the mean correlation of ranks within vectors, weighted by their lengths, and its standard error by chance.
+
+    Vectors of equal numbers have no ranks and are left out; if there are no others, both are 0.
+    """
+    ranks = [
+        (standard_ranks(a), standard_ranks(b))
+        for a, b in zip(plain, seen, strict=True)
+        if np.any(a != a[:1]) and np.any(b != b[:1])
+    ]
+    count = sum(len(own) for own, _ in ranks)
+    if not count:
+        return 0.0, 0.0
+    total = sum(float(own @ other) for own, other in ranks)
+    # neighbouring differences share a vector, so they are not independent: hence the factor
+    return total / count, float(np.sqrt(1.5 / count))
+
+
+def standard_ranks(values: Integers) -> Floats:
+    """Return ranks (n,) with a mean of 0 and a standard deviation of 1."""
+    ranks = rankdata(values)
+    return np.asarray((ranks - ranks.mean()) / ranks.std())

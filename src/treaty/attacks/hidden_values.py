@@ -1,169 +1,290 @@
-"""Attacks on values under noise, masks or null vectors: labels, buckets, bins and summands."""
+"""Attacks on values hidden by null vectors or by noise: labels, gradients, bins and buckets.
+
+Null vectors are those of FedXGBoost-SMM as published, which make its paper mode insecure. A party that sent null
+vectors U (n, r) of its own matrix gets W = D - Z (Z^T D) for the other party's matrix D (n, c), where Z is some of U's
+columns. In version 1, D is a passive party's candidates (0 and 1): the active party attacks W, the passive party U. In
+version 2, D is the gradients, and the passive party attacks W.
+
+References
+----------
+Le et al., "FedXGBoost", 2021 (arXiv 2106.10662); Karr et al., Journal of Official Statistics 25(1), 2009.
+Zadik, Song, Wein, Bruna, "Lattice-Based Methods Surpass Sum-of-Squares in Clustering", COLT 2022, on vectors of two
+values in subspaces.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata  # type: ignore[import-untyped]
 
-from treaty.attacks.views import Finding, Truth, View, error_of_best, label_finding
-from treaty.machine.arrays import Flags, Floats, Integers
-from treaty.messaging.messages import row_pieces
+from treaty.attacks.views import Finding, Truth, View, label_finding
+from treaty.machine.arrays import Flags, Floats
+from treaty.messaging.messages import Array, row_pieces
 from treaty.messaging.messages import view as array_view
+from treaty.messaging.transcript import Transcript
 from treaty.privacy.randomised_response import chances
 from treaty.systems.federboost_vertical.buckets import Buckets, bits_of_row, unpack_buckets
-from treaty.systems.fedxgb.paper import InputAndShares
 from treaty.systems.fedxgboost_ldp.scoring import NoisyTree
-from treaty.systems.fedxgboost_smm.attacks import (
-    SmmNode,
-    left_over,
-    products_from_transcript,
-    rounded,
-    solved,
-    two_valued,
+from treaty.systems.fedxgboost_smm.node_products import (
+    CandidateVectors,
+    MaskedCandidates,
+    MaskedGradients,
+    NodeRows,
+    NullVectors,
+    PaperTree,
+    Rows,
+    cut_matrices,
+    ends_of_matrices,
+    rows_of_nodes,
+    widths_of_nodes,
 )
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
-from treaty.systems.horizontal.masked_sums import MaskedInput
-from treaty.systems.vertical.exact_sums import content_of
-from treaty.systems.vertical.messages import BinLayout
-from treaty.trees.splits import candidate_columns
+from treaty.systems.vertical.exact_sums import array_of, content_of
+from treaty.systems.vertical.messages import BinLayout, NamedNodes, NamedRows
+from treaty.trees.splits import candidate_columns, candidate_slots
 
-KINDS: dict[str, type[MaskedInput] | type[InputAndShares]] = {
-    kind.__name__: kind for kind in (MaskedInput, InputAndShares)
-}
-MOST = 1_000_000
-"""Numbers of a member that are looked at, from the first sum on."""
-
-Vectors = list[Integers]
-
-
-def repeated_masks(view: View, truth: Truth) -> Iterator[Finding]:
-    """Compare what came from each member with what it gave, at the party that opens sums.
-
-    What a member gave to a sum, from differences of its masked vectors: where a mask serves twice, it cancels.
-
-    Whoever opens sums sees each member's vectors under masks. Tried are the numbers as they came, the differences of
-    each vector's numbers from its first, and the differences of successive vectors. They are compared with the same of
-    what the member gave, by rank correlation. Baseline: 0, which is what fresh masks for every number and vector
-    leave. FedXGB as published has one mask for all numbers of a tree.
-
-    Not tried are differences of opened sums over cohorts that differ by a member, which no masks hide; FedXGB's users
-    refuse such cohorts, and `systems.fedxgb.sums.cohorts` says how they know.
-
-    References
-    ----------
-    Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017, on masks that
-    serve once. Liu et al., "Boosting Privately", ICDCS 2020, whose masks do not.
-    """
-    for peer, given in truth.given.items():
-        seen = masked_from(view, peer)
-        plain, seen = paired(given, seen)
-        if not seen:
-            continue
-        found = [correlation(of(plain), of(seen)) for of in TRIED]
-        rho, error = max(found, key=lambda of: of[0] / max(of[1], 1e-9))
-        yield Finding(
-            attack="differences of masked vectors (Bonawitz 2017)", party=view.party, target=f"sums of {peer}",
-            measure="rank correlation", score=max(0.0, rho), baseline=0.0, error=error_of_best(error, len(TRIED)),
-        )  # fmt: skip
-
-
-def masked_from(view: View, peer: str) -> Vectors:
-    """Return the masked vectors that came from a member, as int64 (n,) modulo 2^64."""
-    received = [
-        entry for entry in view.recorded.transcript.entries
-        if entry.direction == "received" and entry.peer == peer and entry.step in KINDS
-    ]  # fmt: skip
-    messages = [content_of(entry, KINDS[entry.step]) for entry in received]
-    return [array_view(of.values, np.uint64, (None,), peer=peer, what="values").view(np.int64) for of in messages]
-
-
-def paired(given: Vectors, seen: Vectors) -> tuple[Vectors, Vectors]:
-    """Return vectors that were given and what came of them, in order, without those that never came."""
-    plain, masked, left = Vectors(), Vectors(), iter(given)
-    for vector in seen:
-        own = next((one for one in left if len(one) == len(vector)), None)
-        if own is None or sum(map(len, masked)) > MOST:
-            break
-        plain.append(own)
-        masked.append(vector)
-    return plain, masked
-
-
-def within(vectors: Vectors) -> Vectors:
-    """Return the differences of each vector's other numbers from its first, modulo 2^64."""
-    return [vector[1:] - vector[:1] for vector in vectors]
-
-
-def between(vectors: Vectors) -> Vectors:
-    """Return the differences of successive vectors, as far as the shorter one goes, modulo 2^64."""
-    lengths = [min(len(before), len(after)) for before, after in pairwise(vectors)]
-    return [after[:n] - before[:n] for n, (before, after) in zip(lengths, pairwise(vectors), strict=True)]
-
-
-TRIED: tuple[Callable[[Vectors], Vectors], ...] = (list, within, between)
-
-
-def correlation(plain: Vectors, seen: Vectors) -> tuple[float, float]:
-    """Return the mean correlation of ranks within vectors, weighted by their lengths, and its standard error by chance.
-
-    Vectors of equal numbers have no ranks and are left out; 0 and 0 where no others are.
-    """
-    ranks = [
-        (standard_ranks(a), standard_ranks(b))
-        for a, b in zip(plain, seen, strict=True)
-        if np.any(a != a[:1]) and np.any(b != b[:1])
-    ]
-    count = sum(len(own) for own, _ in ranks)
-    if not count:
-        return 0.0, 0.0
-    total = sum(float(own @ other) for own, other in ranks)
-    # neighbouring differences have a vector in common
-    return total / count, float(np.sqrt(1.5 / count))
-
-
-def standard_ranks(values: Integers) -> Floats:
-    """Return ranks (n,) with a mean of 0 and a standard deviation of 1."""
-    ranks = rankdata(values)
-    return np.asarray((ranks - ranks.mean()) / ranks.std())
-
+Matrix = NDArray[np.float64]
 
 MOST_SOLVED = 2000
-"""Rows of a system of equations that is solved, which takes their cube."""
+"""The most rows of a system of equations: solving takes their cube."""
 
 MOST_LEFT = 3
-"""Columns that null vectors may leave over, in square roots of rows: among more, two values do not stand out."""
+"""The most columns that null vectors may leave, in square roots of rows: among more, two values do not stand out."""
 
-STEPS = 5  # of iterative decoding
+STEPS = 5
+"""Steps of iterative decoding."""
+
+_ZERO = 1e-9  # of a product with W, relative to W
+_KNOWN = 1e-6  # error with which a row counts as found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeExchange:
+    """One node's exchange, as seen by the party that sent null vectors.
+
+    Attributes
+    ----------
+    rows : int (n,)
+        The node's rows.
+    vectors : float64 (n, r)
+        All null vectors that were sent, U.
+    masked : float64 (n, c)
+        The answer, W.
+    """
+
+    rows: NDArray[np.intp]
+    vectors: Matrix
+    masked: Matrix
+
+    @property
+    def used(self) -> Matrix:
+        """Z, the vectors that the answer was made with, float64 (n, r'): according to the paper, secret."""
+        return self.vectors[:, vectors_used(self)]
+
+
+def vectors_used(answered: NodeExchange) -> NDArray[np.bool_]:
+    """Return which vectors are in Z, bool (r,): those orthogonal to W."""
+    seen = np.abs(answered.vectors.T @ answered.masked).max(axis=1, initial=0.0)
+    used: NDArray[np.bool_] = seen <= _ZERO * np.abs(answered.masked).max(initial=0.0) * np.sqrt(len(answered.masked))
+    return used
+
+
+def rounded(answered: NodeExchange, values: tuple[float, float] = (0.0, 1.0), steps: int = 1) -> Matrix:
+    """Guess a matrix of two known values by rounding W, float64 (n, c).
+
+    `values` are 0 and 1 for candidates, and the two gradients for a first tree. With 0 `steps`, W alone is rounded.
+    """
+    (low, high), used = values, answered.used
+    middle = (low + high) / 2
+    guess = np.where(answered.masked > middle, high, low)
+    # W lacks the matrix's projection on Z: each step adds that of the rounded matrix, and rounds again
+    for _ in range(steps):
+        guess = np.where(answered.masked + used @ (used.T @ guess) > middle, high, low)
+    return guess
+
+
+def solved(answers: Sequence[NodeExchange], n_rows: int) -> tuple[Matrix, NDArray[np.bool_]]:
+    """Solve for a matrix that is the same in several answers: candidates over trees, gradients over levels.
+
+    Each answer states (I - Z Z^T) D = W for its rows. The sum of the equations has n_rows unknowns; with random Z of a
+    share s of the rows, 1 / (1 - s) answers determine them. Returns float64 (n_rows, c) and which rows are determined.
+    """
+    columns = answers[0].masked.shape[1]
+    # normal equations: I - Z Z^T is a projection, so its sum over answers is positive once every direction was seen
+    left, right = np.zeros((n_rows, n_rows)), np.zeros((n_rows, columns))
+    for answered in answers:
+        used = answered.used
+        left[np.ix_(answered.rows, answered.rows)] -= used @ used.T
+        left[answered.rows, answered.rows] += 1.0
+        right[answered.rows] += answered.masked
+    # a known column among the right-hand sides: it is found again exactly where a row is determined
+    probe = np.random.default_rng(0).normal(size=(n_rows, 1))
+    both = np.concatenate([right, left @ probe], axis=1)
+    left[np.diag_indices(n_rows)] += 1e-13
+    found = np.linalg.solve(left, both)
+    return found[:, :-1], np.abs(found[:, -1] - probe[:, 0]) <= _KNOWN
+
+
+def from_totals(answered: NodeExchange, totals: NDArray[np.float64]) -> Matrix:
+    """Solve for the gradients of a node, float64 (n, c), where one null vector was sent and the totals are known.
+
+    A passive party may pretend to have n - 1 columns, which have one null vector. The active party cannot check that. W
+    then lacks one number per column, which follows from the totals.
+    """
+    (vector,) = answered.used.T
+    missing = (totals - answered.masked.sum(axis=0)) / vector.sum()
+    found: Matrix = answered.masked + vector[:, None] * missing
+    return found
+
+
+def left_over(vectors: Matrix, seed: int = 0) -> Matrix:
+    """Return an orthonormal basis of the columns that null vectors are orthogonal to, float64 (n, n - r)."""
+    rng, (n_rows, sent) = np.random.default_rng(seed), vectors.shape
+    basis: Matrix = rng.normal(size=(n_rows, n_rows - sent))
+    # twice: one pass loses half the digits if there are many vectors
+    for _ in range(2):
+        basis = np.linalg.qr(basis - vectors @ (vectors.T @ basis)).Q
+    return basis
+
+
+def two_valued(basis: Matrix, tries: int = 60, steps: int = 200, seed: int = 0) -> NDArray[np.float64]:
+    """Find a column of two values, float64 (n,) up to its sign, in the span of an orthonormal `basis` (n, dimensions).
+
+    In the first tree gradients have two values, one per class, and are orthogonal to the null vectors that a passive
+    party gets. If few other columns are (`left_over`), two-valued ones are among those whose skewness or kurtosis is
+    furthest from a normal number's. Fixed-point iterations from `tries` random starts find these.
+    """
+    rng, n_rows = np.random.default_rng(seed), len(basis)
+    # leaves out the constant column, which the first hessians are
+    of_constant = np.linalg.qr(basis.sum(axis=0)[:, None], mode="complete")[0]
+    basis = basis @ of_constant[:, 1:] * np.sqrt(n_rows)
+    # if one row in five has the other value, there is skewness but no kurtosis; if half of them have it, the reverse
+    found = np.concatenate(
+        [basis @ _turned(basis, rng.normal(size=(basis.shape[1], tries)), power, steps) for power in (2, 3)], axis=1
+    )
+    # two-valued columns alone have a kurtosis of 1 plus the square of skewness
+    more = (found**4).mean(axis=0) - (found**3).mean(axis=0) ** 2
+    best: NDArray[np.float64] = found[:, np.argmin(more)]
+    return best
+
+
+def _turned(basis: Matrix, directions: Matrix, power: int, steps: int) -> Matrix:
+    """Turn directions, a column each, towards skewness (power 2) or kurtosis (3) by fixed-point iteration."""
+    for _ in range(steps):
+        directions = directions / np.linalg.norm(directions, axis=0)
+        columns = basis @ directions
+        moved = basis.T @ (columns * columns if power == 2 else columns * columns * columns) / len(basis)
+        directions = moved if power == 2 else moved - 3.0 * directions
+    turned: Matrix = directions / np.linalg.norm(directions, axis=0)
+    return turned
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SmmNode:
+    """What both ends know of a node's product.
+
+    Attributes
+    ----------
+    answered : NodeExchange
+        Rows, null vectors and the answer to them.
+    slots : int (columns,)
+        Version 1: the slot of each column of the answer.
+    totals : float64 (2,)
+        Version 2: sums of grad and of hess, sent with the answer.
+    """
+
+    answered: NodeExchange
+    slots: NDArray[np.int32]
+    totals: NDArray[np.float64]
+
+
+def products_from_transcript(transcript: Transcript, peer: str, n_rows: int) -> list[list[list[SmmNode]]]:
+    """Return the products between the transcript's party and a peer, by tree, level and node.
+
+    Nodes without a product are left out. The transcript may be either end's; ConfigError if it has no contents.
+    """
+    trees: list[list[list[SmmNode]]] = []
+    offsets = features = np.empty(0, np.int32)
+    rows, vectors, pending = list[Rows](), list[Matrix](), np.empty(0)
+    named, count = NamedNodes(n_rows, 0), 0
+
+    def whole(step: str, more: Array, widths: Sequence[int]) -> list[Matrix] | None:
+        """Add a message's numbers; return the level's matrices once the last one is there."""
+        nonlocal pending
+        pending = np.append(pending, array_view(more, np.float64, (None,), peer=peer, what=step))
+        if len(pending) != ends_of_matrices(rows, widths)[-1]:
+            return None
+        found, pending = cut_matrices(pending, rows, widths, peer, step), pending[:0]
+        return found
+
+    def add(masked: list[Matrix] | None, slots: list[NDArray[np.int32]], totals: NDArray[np.int64]) -> None:
+        if masked is not None:
+            nodes = [k for k in range(len(rows)) if vectors[k].shape[1]]
+            trees[-1].append([
+                SmmNode(NodeExchange(rows[k], vectors[k], masked[k]), slots[k], totals[k].astype(np.float64))
+                for k in nodes
+            ])  # fmt: skip
+
+    for entry in transcript.entries:
+        if entry.peer != peer:
+            continue
+        match entry.step:
+            case "BinLayout":
+                offsets = array_of(entry, content_of(entry, BinLayout).offsets, "offsets", None)
+            case "PaperTree":
+                features = array_of(entry, content_of(entry, PaperTree).columns, "columns", None)
+                trees.append([])
+            case "NodeRows":
+                count = content_of(entry, NodeRows).nodes
+                named, rows = NamedNodes(n_rows, count), []
+            case "NamedRows" if not rows:
+                named.add(content_of(entry, NamedRows), peer)
+            case "NullVectors" | "CandidateVectors":
+                sent = content_of(entry, NullVectors if entry.step == "NullVectors" else CandidateVectors)
+                rows = rows or rows_of_nodes(named.rows, named.nodes, count)
+                widths = widths_of_nodes(sent.widths, rows, n_rows, peer, entry.step).tolist()
+                vectors = whole(entry.step, sent.vectors, widths) or vectors
+            case "MaskedCandidates":
+                answer, shape = content_of(entry, MaskedCandidates), (len(rows), int(offsets[-1]))
+                counts = array_view(answer.counts, np.int32, shape, peer=peer, what="MaskedCandidates.counts")
+                slots = [candidate_slots(of_node, features, offsets) for of_node in counts]
+                masked = whole(entry.step, answer.masked, [len(of_node) for of_node in slots])
+                add(masked, slots, np.zeros((len(rows), 2), np.int64))
+            case "MaskedGradients":
+                gradients = content_of(entry, MaskedGradients)
+                totals = array_view(
+                    gradients.totals, np.int64, (len(rows), 2), peer=peer, what="MaskedGradients.totals"
+                )
+                masked = whole(entry.step, gradients.masked, [2 * (of_node.shape[1] > 0) for of_node in vectors])
+                add(masked, [np.empty(0, np.int32)] * len(rows), totals)
+    return trees
+
+
+# ---------------------------------------------------------------- hidden values
+
 
 Trees = list[list[list[SmmNode]]]
 
 
 def matrix_products(view: View, truth: Truth) -> Iterator[Finding]:
-    """Find labels at passive parties, and passive parties' bins at the active one.
-
-    What the published matrix product of FedXGBoost-SMM gives away by linear algebra, at either end.
+    """Find labels at passive parties, and passive parties' bins at the active one, from FedXGBoost-SMM's products.
 
     A party that sent null vectors of its own matrix gets the other's matrix without its projection on some of them. In
-    version 2 that matrix is the gradients, which a passive party rounds to the two values of a first tree, and solves
-    for where levels of the tree add up to enough equations. In version 1 it is the candidates of a passive party, zeros
-    and ones, which the active party rounds and solves for over trees; and where null vectors are many, what they leave
-    over shows the passive party the first tree's gradients by their shape. In safe mode no party gets such a product.
+    version 2 that matrix is the gradients: a passive party rounds them to the two values of a first tree, and solves
+    for them where levels of the tree give enough equations. In version 1 it is a passive party's candidates, zeros and
+    ones: the active party rounds them, and solves for them over trees. If there are many null vectors, the columns that
+    they leave show the passive party the first tree's gradients by their shape. Safe mode has no such product.
 
     References
     ----------
-    Le et al., "FedXGBoost", 2021 (arXiv 2106.10662). The attacks are ours, with sources in
-    `systems.fedxgboost_smm.attacks`; docs/fedxgboost.md has more of them.
+    Le et al., "FedXGBoost", 2021 (arXiv 2106.10662). The attacks are ours; docs/fedxgboost.md has more of them.
     """
-    if not isinstance(view.inputs.options, FedXGBoostSMM) or view.party not in {
-        view.inputs.roles.active,
-        *truth.owners,
-    }:
-        return
     n_rows, active = len(truth.labels), view.inputs.roles.active
+    if not isinstance(view.inputs.options, FedXGBoostSMM) or view.party not in {active, *truth.owners}:
+        return
     if view.is_active:
         for owner in [name for name in truth.owners if name != active]:
             yield bins_finding(view, truth, owner, products_from_transcript(view.recorded.transcript, owner, n_rows))
@@ -173,13 +294,13 @@ def matrix_products(view: View, truth: Truth) -> Iterator[Finding]:
 
 
 def label_scores(trees: Trees, n_rows: int) -> Floats:
-    """Return what a passive party's products in a first tree tell of labels, float64 (n_rows,); 0 where nothing."""
+    """Score labels by a passive party's products in a first tree, float64 (n_rows,); 0: nothing is known."""
     scores = np.zeros(n_rows)
     nodes = [node for level in trees[0] for node in level] if trees else []
     if not nodes:
         return scores
     root = nodes[0].answered
-    # version 2: gradients came back
+    # version 2: the answer is gradients
     if not len(nodes[0].slots):
         scores[root.rows] = -root.masked[:, 0]
         if n_rows <= MOST_SOLVED:
@@ -193,7 +314,7 @@ def label_scores(trees: Trees, n_rows: int) -> Floats:
 
 
 def bins_finding(view: View, truth: Truth, owner: str, trees: Trees) -> Finding:
-    """Return how many of a passive party's bins, of all rows of a first tree, the products show."""
+    """Score how many of a passive party's bins, of all rows of a first tree, the products show."""
     codes, offsets = truth.codes(owner)
     sizes = [np.bincount(column).max() for column in codes.T]
     baseline = score = float(np.sum(sizes) / max(1, codes.size))
@@ -213,7 +334,7 @@ def bins_finding(view: View, truth: Truth, owner: str, trees: Trees) -> Finding:
 
 
 def candidates(roots: Sequence[SmmNode], n_rows: int) -> Flags:
-    """Return a passive party's candidates, bool (n_rows, candidates), as far as roots of trees show them."""
+    """Return a passive party's candidates, bool (n_rows, candidates), as the roots of trees show them."""
     first = roots[0].answered
     guess = np.zeros((n_rows, first.masked.shape[1]), np.bool_)
     guess[first.rows] = rounded(first, steps=STEPS) > 0.5
@@ -225,13 +346,15 @@ def candidates(roots: Sequence[SmmNode], n_rows: int) -> Flags:
 
 
 def noisy_gradients(view: View, truth: Truth) -> Iterator[Finding]:
-    """Take rows with high gradients, in the first tree or in the mean, for one class.
+    """Find labels in the noisy gradients that a passive party gets: rows with high ones are taken for one class.
 
-    Labels from noisy gradients that a passive party is sent (FedXGBoost-LDP; Le et al. 2021, section V).
+    A row's first gradient under a logistic loss is the base score less its label, and later ones keep its sign. If
+    every gradient has fresh noise, the mean over a row's trees separates labels better. If the label itself was
+    randomised once, the first gradients do, because later ones also depend on the model's prediction for the row.
 
-    A row's first gradient under a logistic loss is the base score less its label, and later ones keep its sign. Where
-    every gradient has noise of its own, the mean over the trees that a row was in separates labels better; where the
-    label itself was randomised once, the first gradients do, for later ones tell what the model makes of the row, too.
+    References
+    ----------
+    Le et al., "FedXGBoost", 2021 (arXiv 2106.10662), section V (FedXGBoost-LDP).
     """
     if view.is_active or not view.steps(NoisyTree):
         return
@@ -240,8 +363,7 @@ def noisy_gradients(view: View, truth: Truth) -> Iterator[Finding]:
     for entry in view.recorded.transcript.entries:
         if entry.step != NoisyTree.__name__:
             continue
-        tree = entry.message(NoisyTree)
-        assert tree is not None, "contents are recorded"
+        tree = content_of(entry, NoisyTree)
         grad = np.frombuffer(tree.grad.data, tree.grad.dtype)
         rows = slice(None) if tree.rows is None else np.frombuffer(tree.rows.data, np.int32)
         total[rows] += grad
@@ -253,23 +375,24 @@ def noisy_gradients(view: View, truth: Truth) -> Iterator[Finding]:
 
 
 def likeliest_buckets(view: View, truth: Truth) -> Iterator[Finding]:
-    """Take each row's noisy bucket for its true one.
+    """Find a partner's buckets from the randomised ones of FederBoost by column: take each row's likeliest bucket.
 
-    A partner's buckets from randomised ones (FederBoost by column; Tian et al. 2020, section IV-B).
+    The best guess weighs the chance of the noise against how common a bucket is; the noisy buckets of all rows give an
+    unbiased estimate of that. If noise is weak it is the noisy bucket itself, if it is strong the commonest one.
 
-    The best guess weighs the chance of the noise against how common a bucket is, which the noisy buckets of all rows
-    tell without bias: where noise is weak it is the noisy bucket itself, where it is strong the commonest one.
+    References
+    ----------
+    Tian et al., "FederBoost", 2020 (arXiv 2011.02796), section IV-B.
     """
-    # of each peer the buckets of the rows so far
+    # each peer's buckets of the rows so far: long tables come in several messages
     before: dict[str, list[NDArray[np.uint8]]] = {}
     for entry in view.recorded.transcript.entries:
         if entry.step != Buckets.__name__ or entry.direction != "received":
             continue
-        sent = entry.message(Buckets)
-        assert sent is not None, "contents are recorded"
+        sent = content_of(entry, Buckets)
         codes, offsets = truth.codes(entry.peer)
         present, missing = (np.frombuffer(of.data, of.dtype) for of in (sent.present, sent.missing))
-        # other buckets than the true table's
+        # the sender has other buckets than those of its whole table
         if not codes.size or not np.array_equal(present, np.diff(offsets) - 1):
             continue
         sizes = np.maximum(present + missing, 1).astype(np.int32)
@@ -293,7 +416,7 @@ def likeliest(noisy: NDArray[np.uint8], size: int, epsilon: float) -> NDArray[np
     """Return each row's likeliest true bucket (n_rows,), given the noise and how common buckets are by its estimate."""
     other, excess = chances(size, epsilon)
     share = np.maximum((np.bincount(noisy, minlength=size) / len(noisy) - other) / excess, 0.0)
-    # of a true bucket the chance of a noisy one
+    # the chance of each noisy bucket (columns), given the true one (rows)
     reported = np.full((size, size), other) + excess * np.eye(size)
     guess: NDArray[np.intp] = np.argmax(reported * share[:, np.newaxis], axis=0)
     return guess[noisy]

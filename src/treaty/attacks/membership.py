@@ -1,10 +1,10 @@
-"""Attacks on membership: from the finished model, by its losses and answers, and from repeated alignments.
+"""Attacks on membership: by the losses and answers of the finished model, and by repeated alignments.
 
 References
 ----------
 Yeom et al., "Privacy Risk in Machine Learning: Analyzing the Connection to Overfitting", 2018 (arXiv 1709.01604),
-section 3.1: a row with a small loss is taken for a training row. Tramèr et al., "Stealing Machine Learning Models via
-Prediction APIs", 2016 (arXiv 1609.02943), section 4: a copy is trained on the model's answers. Guo et al., "Birds of a
+section 3.1, on rows of small loss. Tramèr et al., "Stealing Machine Learning Models via
+Prediction APIs", 2016 (arXiv 1609.02943), section 4, on copies trained on a model's answers. Guo et al., "Birds of a
 Feather Flock Together: How Set Bias Helps to Deanonymize You via Revealed Intersection Sizes", USENIX Security 2022.
 Jiang, Du, Yan, "AnonPSI: An Anonymity Assessment Framework for PSI", NDSS 2024.
 """
@@ -27,16 +27,19 @@ from treaty.machine.arrays import Flags, Floats
 from treaty.privacy.label_leaks import attack_auc
 from treaty.systems.alignment.alignment import ResultTo
 
-_LEAST = 1e-12
-
 
 def membership(held: Floats, held_labels: Flags, other: Floats, other_labels: Flags) -> Finding:
-    """Take rows of little loss for training rows.
+    """Take rows of small loss for training rows.
 
-    `held` are the predicted probabilities (n,) of training rows, `other` (m,) of rows that were held back; labels are
-    those of the class they are the probabilities of.
+    Parameters
+    ----------
+    held, other : float64 (n,), (m,)
+        Predicted probabilities of one class, for training rows and for rows that were held back.
+    held_labels, other_labels : bool (n,), (m,)
+        Whether the rows are of that class.
     """
-    losses = np.concatenate([_losses(held, held_labels), _losses(other, other_labels)])
+    chance, labels = np.concatenate([held, other]), np.concatenate([held_labels, other_labels])
+    losses = -np.log(np.maximum(np.where(labels, chance, 1.0 - chance), 1e-12))
     members = np.concatenate([np.ones(len(held), np.bool_), np.zeros(len(other), np.bool_)])
     return Finding(
         attack="membership by loss (Yeom 2018)", party="who has the model, a row and its label", target="training rows",
@@ -45,11 +48,18 @@ def membership(held: Floats, held_labels: Flags, other: Floats, other_labels: Fl
 
 
 def extraction(asked: Floats, answers: Floats, test: Floats, truth: Floats, labels: Flags) -> Finding:
-    """Train a copy on the answers to rows asked about, and see how often it decides as the model does.
+    """Train a copy of the model on its answers, and count how often it decides as the model does.
 
-    `asked` (n, n_columns) and `test` (m, n_columns) are rows of all columns, `answers` (n,) and `truth` (m,) the
-    model's probabilities for them. The baseline is a model trained on the true `labels` (n,) of the rows asked about,
-    which needs none of the answers.
+    The baseline is a model trained on true labels, which needs no answers.
+
+    Parameters
+    ----------
+    asked, test : float64 (n, n_columns), (m, n_columns)
+        Rows of all columns: to train the copy on, and to compare its decisions on.
+    answers, truth : float64 (n,), (m,)
+        The model's probabilities for them.
+    labels : bool (n,)
+        True labels of the rows in `asked`.
     """
     copy = _trained(asked, answers > 0.5).predict_proba(test)[:, -1] > 0.5
     own = _trained(asked, labels).predict_proba(test)[:, -1] > 0.5
@@ -61,14 +71,8 @@ def extraction(asked: Floats, answers: Floats, test: Floats, truth: Floats, labe
     )  # fmt: skip
 
 
-def _losses(chance: Floats, labels: Flags) -> Floats:
-    right = np.where(labels, chance, 1.0 - chance)
-    losses: Floats = -np.log(np.maximum(right, _LEAST))
-    return losses
-
-
 def _trained(x: Floats, labels: Flags) -> HistGradientBoostingClassifier:
-    # one class is no task: any row of the other makes it one
+    # a classifier needs two classes: if there is one, a row is moved to the other
     if labels.all() or not labels.any():
         labels = labels.copy()
         labels[0] = ~labels[0]
@@ -89,9 +93,9 @@ def membership_by_alignment(
     log: Path | None = None,
     max_runs: int = MAX_RUNS,
 ) -> Finding:
-    """Align again and again with some of the ids asked about, and say of each whether the partner holds it.
+    """Align again and again with some of the ids asked about, and decide for each whether the partner holds it.
 
-    Both parties are played in this process, over the protocol itself.
+    Both parties are played in this process, with the real protocol.
 
     Parameters
     ----------
@@ -104,17 +108,16 @@ def membership_by_alignment(
     active : bool, default True
         Whether the attacker is the active party.
     result_to : {"both", "active"}, default "both"
-        Who learns what is common.
+        Which parties learn the common ids.
     log : Path, optional
         Folder of both parties' run logs; by default there are none.
     max_runs : int, default 20
-        Alignments that a log allows. When the partner refuses, the attacker guesses.
+        Alignments that a log allows. After the partner refuses, the attacker guesses.
 
     Returns
     -------
     Finding
-        The share of right answers, and as baseline the better of two guesses: that the partner holds all, or none. A
-        guess counts as the share that is right of it.
+        The share of right answers. The baseline is the better of two guesses: that the partner holds all ids, or none.
 
     Raises
     ------
@@ -136,7 +139,7 @@ def membership_by_alignment(
         except ConfigError:
             if not first:
                 raise
-            # the partner refuses, and will again
+            # the partner refuses, as it will the next time
             break
         if ATTACKER not in common:
             break  # it does not learn the result

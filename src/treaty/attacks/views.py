@@ -1,11 +1,10 @@
-"""What an attack is given and what it answers: a party's view, the truth it is after, and a finding."""
+"""An attack's input and result: one party's view, the truth to compare with, and a finding."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,50 +20,36 @@ from treaty.systems import SYSTEMS, find_system
 from treaty.systems.alignment.leakage import ROUTES as ALIGNMENT
 from treaty.systems.leakage import sent
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.system import RoleInput, System
 
 
-@dataclass(frozen=True, slots=True)
 class View:
-    """What one party of a training has: its inputs, with its own rows, its messages, what it opened, and its part."""
+    """What one party of a training has: its inputs with its own rows, its messages, the sums it opened, and its result.
 
-    recorded: Recorded
+    `party` is its name, `system` the record of the system that was trained. `is_active` says whether it leads the
+    training, `by_row` whether tables are split by row.
+    """
 
-    @property
-    def party(self) -> str:
-        """Its name."""
-        return self.recorded.inputs.party.name
-
-    @property
-    def inputs(self) -> RoleInput[Any, Any]:
-        """Its own rows and the options that all parties know."""
-        return self.recorded.inputs
-
-    @property
-    def is_active(self) -> bool:
-        """Whether it leads the training."""
-        return self.party == self.inputs.roles.active
-
-    @property
-    def system(self) -> System:
-        """The record of the system that was trained."""
-        named, common = self.inputs.options.system, type(self.inputs.common)
-        # trees and linear models share names
+    def __init__(self, recorded: Recorded) -> None:
+        self.recorded, self.inputs = recorded, recorded.inputs
+        self.party, named = self.inputs.party.name, self.inputs.options.system
+        self.is_active = self.party == self.inputs.roles.active
+        # trees and linear models share names: the options of every boosting or regression decide
         known = [find_system(named, model) for model, of in SYSTEMS.items() if named in of] or [find_system(named)]
-        return next((one for one in known if one.common is common), known[0])
+        self.system = next((one for one in known if one.common is type(self.inputs.common)), known[0])
+        self.by_row = self.system.split == "rows"
 
-    @property
-    def by_row(self) -> bool:
-        """Whether parties have rows of their own, and not columns."""
-        return self.system.split == "rows"
+    def steps(self, *kinds: type[msgspec.Struct]) -> bool:
+        """Return whether the party has sent or received a message of one of these classes."""
+        names = {kind.__name__ for kind in kinds}
+        return any(entry.step in names for entry in self.recorded.transcript.entries)
 
     def stated(self) -> tuple[list[str], list[str]]:
-        """Compare the messages that it received in the training with what is stated about them.
+        """Compare the messages that the party received in the training with what is stated about them.
 
         Returns
         -------
         in_clear : list of str
-            What they are stated to show it in the clear or under noise: what an attack can start from.
+            What they are stated to show in the clear or under noise: attacks can start from these.
         unstated : list of str
             Messages that no statement covers: a fault of the system's `routes`.
         """
@@ -80,34 +65,26 @@ class View:
                 unstated.append(f"{step} from {peer}")
         return list(in_clear), unstated
 
-    def steps(self, *kinds: type[msgspec.Struct]) -> bool:
-        """Tell whether it has sent or received a message of one of these classes."""
-        names = {kind.__name__ for kind in kinds}
-        return any(entry.step in names for entry in self.recorded.transcript.entries)
-
 
 class Truth:
-    """What attacks are after: the labels, every party's columns, and the vectors that it gave to masked sums (`given`).
+    """The labels, every party's columns, and the vectors that each party gave to masked sums (`given`).
 
-    `views` are those of all parties with rows; with `by_row` each has rows of its own, which count one after the other.
-    `targets` (n_rows,) are the true class numbers, or numbers, where the active party trains on randomised ones.
+    `views` are those of all parties with rows. With `by_row`, each has its own rows, which are put one after another.
+    `targets` (n_rows,) are the true class numbers, or numbers, if the active party trains on randomised ones. `owners`
+    are the parties with rows and columns.
     """
 
     def __init__(self, views: Mapping[str, View], *, by_row: bool, targets: Floats | None = None) -> None:
         self._targets = targets
         self._data = {name: view.inputs.data for name, view in views.items() if view.inputs.data is not None}
         self._data = {name: data for name, data in self._data.items() if data.table.n_rows}
+        self.owners = [name for name, data in self._data.items() if data.table.schema.names]
         inputs = next(iter(views.values())).inputs
         self._active, common = inputs.roles.active, inputs.common
         self._max_bin = common.most_bins if isinstance(common, BoostingOptions) else 256
         self._classes = next((view.inputs.classes for view in views.values() if view.inputs.classes is not None), None)
         self.by_row = by_row
         self.given = {name: view.recorded.recording.given for name, view in views.items()}
-
-    @property
-    def owners(self) -> list[str]:
-        """Parties with rows and columns."""
-        return [name for name, data in self._data.items() if data.table.schema.names]
 
     @cached_property
     def targets(self) -> Floats:
@@ -119,7 +96,11 @@ class Truth:
     @cached_property
     def labels(self) -> Flags:
         """Labels as two classes, (n_rows,): the rarest of several against the rest, numbers above the median."""
-        return two_classes(self.targets, self._classes)
+        if self._classes is None:
+            return np.asarray(self.targets > np.median(self.targets))
+        sizes = np.bincount(self.targets.astype(np.intp), minlength=len(self._classes))
+        # an absent class is not the rarest
+        return np.asarray(self.targets == np.argmin(np.where(sizes == 0, sizes.max() + 1, sizes)))
 
     def codes(self, party: str) -> tuple[NDArray[np.uint8], Int32s]:
         """Return the bins of a party's columns, uint8 (n_rows, n_columns), and the columns' first slots."""
@@ -128,38 +109,30 @@ class Truth:
         return bins.transform(table), bins.offsets
 
     def all_codes(self, bins: Bins) -> NDArray[np.uint8] | None:
-        """Return the bins of all parties' rows, uint8 (n_rows, n_columns); None where their columns differ."""
+        """Return the bins of all parties' rows, uint8 (n_rows, n_columns); None if their columns differ."""
         if any(data.table.schema != bins.schema for data in self._data.values()):
             return None
         return np.concatenate([bins.transform(data.table) for data in self._data.values()])
 
 
-def two_classes(targets: Floats, classes: list[Any] | None) -> Flags:
-    """Return class numbers, or numbers where `classes` is None, as two classes (n_rows,)."""
-    if classes is None:
-        return np.asarray(targets > np.median(targets))
-    sizes = np.bincount(targets.astype(np.intp), minlength=len(classes))
-    return np.asarray(targets == np.argmin(np.where(sizes == 0, sizes.max() + 1, sizes)))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """How well one party found one thing.
+    """How well one attack of one party succeeded.
 
     Attributes
     ----------
     attack : str
-        In words, with the paper's short name.
+        The attack, with the paper's short name.
     party : str
-        Who attacks, with its own view alone.
+        The attacker, which uses its own view alone.
     target : str
-        What it is after: ``"labels"``, ``"bins of lab"``.
+        What it looks for: ``"labels"``, ``"bins of lab"``.
     measure : str
         What `score` is: ``"AUC"``, ``"share known"``, ``"share right"``.
     score : float
         From 0 to 1.
     baseline : float
-        The score of a guess that uses nothing of what was seen.
+        The score of a guess that uses nothing of what the party saw.
     error : float
         Standard error of the score if nothing could be found.
     """
@@ -174,16 +147,15 @@ class Finding:
 
     @property
     def advantage(self) -> float:
-        """How much of the way from a guess to everything it goes: 0 at the baseline, 1 where all is found."""
+        """The score's part of the way from a guess to everything: 0 at the baseline, 1 if all is found."""
         return (self.score - self.baseline) / max(1e-9, 1.0 - self.baseline)
 
     @property
     def finds(self) -> bool:
-        """Whether the score is above the baseline by 0.02, and by four standard errors: as many attacks are tried.
+        """Whether the score exceeds the baseline by 0.02 and by four standard errors, because many attacks are tried.
 
-        What is known for certain counts from the first bin on.
+        For what is known for certain, any score above the baseline is a finding.
         """
-        # for certain: the least of it is a finding
         if self.measure == "share known":
             return self.score > self.baseline
         return self.score - self.baseline > max(0.02, 4.0 * self.error)
@@ -204,36 +176,28 @@ def auc_error(labels: Flags, auc: float = 0.5) -> float:
 
 
 def error_of_best(error: float, tries: int) -> float:
-    """Return the standard error that makes four of it as unlikely for the best of several tries as for one.
-
-    The tail of a normal beyond z falls as exp(-z^2 / 2), so the best of k goes beyond sqrt(z^2 + 2 ln k) as often.
-    """
+    """Return the standard error by which four of them are as unlikely for the best of several tries as for one."""
+    # the tail of a normal beyond z falls as exp(-z^2 / 2), so the best of k goes beyond sqrt(z^2 + 2 ln k) as often
     return error * float(np.sqrt(16.0 + 2.0 * np.log(max(1, tries)))) / 4.0
 
 
 def label_finding(attack: str, view: View, truth: Truth, scores: Floats) -> Finding:
-    """Return how well scores (n_rows,) separate labels, compared with what the party's own columns reveal."""
-    baseline = guess_from_own_columns(view, truth)
+    """Return how well scores (n_rows,) separate labels, compared with a guess from the party's own columns.
+
+    That guess orders rows by the first principal component of the columns' bins.
+    """
+    codes, baseline = truth.codes(view.party)[0], 0.5
+    if codes.shape[1]:
+        own = PCA(1, random_state=0).fit_transform(standardised(codes))[:, 0]
+        baseline = attack_auc(own, truth.labels.astype(int))
     return Finding(
         attack=attack, party=view.party, target="labels", measure="AUC",
         score=attack_auc(scores, truth.labels.astype(int)), baseline=baseline, error=auc_error(truth.labels, baseline),
     )  # fmt: skip
 
 
-def guess_from_own_columns(view: View, truth: Truth) -> float:
-    """Return the AUC with which a party's own columns separate labels without anything it was sent.
-
-    Rows are ordered by the first principal component of the columns' bins; 0.5 without columns.
-    """
-    codes, _ = truth.codes(view.party)
-    if not codes.shape[1]:
-        return 0.5
-    scores = PCA(1, random_state=0).fit_transform(standardised(codes))[:, 0]
-    return attack_auc(scores, truth.labels.astype(int))
-
-
 def standardised(codes: NDArray[np.uint8]) -> Floats:
-    """Return bins (n_rows, n_columns) with a mean of 0 and a standard deviation of 1 in each column."""
+    """Return bins (n_rows, n_columns), each column with a mean of 0 and a standard deviation of 1."""
     values = codes - codes.mean(axis=0)
     spread = values.std(axis=0)
     return np.asarray(values / np.where(spread > 0, spread, 1.0))

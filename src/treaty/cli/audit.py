@@ -14,7 +14,7 @@ from treaty.cli.logs import Trust, console, say
 from treaty.errors import ConfigError
 
 if TYPE_CHECKING:
-    from treaty.attacks.comparing import Standing
+    from treaty.attacks.auditing import Standing
     from treaty.attacks.views import Finding
 
 
@@ -72,7 +72,7 @@ def audit(
             if standing.error:
                 say(f"{standing.title}: {standing.error}")
         if figure is not None:
-            from treaty.attacks.comparing import draw_standings
+            from treaty.attacks.auditing import draw_standings
 
             draw_standings(standings, figure)
         _write(table, [(standing.title, finding) for standing in standings for finding in standing.findings])
@@ -86,7 +86,7 @@ def audit(
     for line in notes:
         say(line)
     if figure is not None:
-        from treaty.attacks.comparing import draw_findings
+        from treaty.attacks.auditing import draw_findings
 
         draw_findings(found, figure)
     _write(table, [("", finding) for finding in found])
@@ -106,8 +106,8 @@ def _compared(
     from rich.status import Status
     from sklearn.model_selection import train_test_split
 
-    from treaty.attacks.comparing import compare as play
-    from treaty.attacks.comparing import entrant
+    from treaty.attacks.auditing import compare as play
+    from treaty.attacks.auditing import entrant
     from treaty.cli.demo_scenarios import cut_columns, load_data, rows_apart
 
     entrants = [entrant(title.strip()) for title in compare.split(",") if title.strip()]

@@ -39,8 +39,7 @@ from treaty.systems import SYSTEMS, find_system
 from treaty.systems.horizontal.rows import all_columns, describe, schema_of
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.pooled.system import ALONE, side_by_side
-from treaty.systems.pooled.training import why_no_split
+from treaty.systems.pooled.system import ALONE, side_by_side, why_no_split
 from treaty.systems.system import LabelledRows, System, roles_of
 from treaty.trees.boosting import Forest
 from treaty.trees.objectives import check_watched

@@ -21,7 +21,7 @@ from treaty.estimators.reporting import params_of, read_parts, read_saved
 from treaty.files import as_path
 from treaty.models.linear import load_linear_part
 from treaty.models.trees import forest_of, load_part, of_classes
-from treaty.systems.pooled.training import check_numbers, check_relevance
+from treaty.systems.pooled.system import check_numbers, check_relevance
 from treaty.systems.system import System
 from treaty.trees.losses.ranking import mean_ndcg
 

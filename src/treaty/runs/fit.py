@@ -34,8 +34,7 @@ from treaty.runs.threads import (
     train_in_threads,
 )
 from treaty.systems.observers import play_role
-from treaty.systems.pooled.system import ALONE, side_by_side
-from treaty.systems.pooled.training import noisy_labels
+from treaty.systems.pooled.system import ALONE, noisy_labels, side_by_side
 from treaty.systems.system import LabelledRows, Program, System
 from treaty.systems.vertical.prediction import collect, predict_passive
 

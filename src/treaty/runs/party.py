@@ -44,7 +44,7 @@ from treaty.runs.rows import (
 from treaty.runs.table_files import FileRead, read_ahead, read_rows, read_to_predict
 from treaty.runs.threads import RunTerms, predicting_roles
 from treaty.systems.observers import play_role
-from treaty.systems.pooled.training import why_no_split
+from treaty.systems.pooled.system import why_no_split
 from treaty.systems.system import AuditFolder, LabelledRows, PartySpec, Phase, Progress, RoleInput, Roles
 from treaty.systems.vertical.audit_record import keep_for_audit
 

@@ -25,7 +25,7 @@ from treaty.errors import NOTED, DataError
 from treaty.privacy.ledger import Ledger
 from treaty.runs.job import TableRules
 from treaty.systems.options import SystemOptions
-from treaty.systems.pooled.training import check_numbers, check_relevance, noisy_labels
+from treaty.systems.pooled.system import check_numbers, check_relevance, noisy_labels
 from treaty.systems.system import LabelledRows
 
 # columns of categories that a line about a table names

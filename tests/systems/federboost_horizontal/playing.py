@@ -22,7 +22,7 @@ from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
 from treaty.systems.horizontal.quantiles import CommonBins, unpack_bins
 from treaty.systems.options import names_of
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.pooled.training import objective_for
+from treaty.systems.pooled.system import objective_for
 from treaty.systems.system import LabelledRows, RoleInput, Roles, star
 from treaty.trees.boosting import Boosting, Forest
 from treaty.trees.columns import ColumnSource, grow_trees

@@ -32,7 +32,7 @@ from treaty.systems.federboost_horizontal.trees import TreeMember
 from treaty.systems.horizontal.quantiles import shown_by_search
 from treaty.systems.options import SystemOptions, names_of
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.pooled.training import objective_for
+from treaty.systems.pooled.system import objective_for
 from treaty.systems.system import LabelledRows, PartySpec
 from treaty.trees.boosting import Boosting, Forest
 from treaty.trees.columns import ColumnSource, grow_trees

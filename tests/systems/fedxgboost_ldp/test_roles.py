@@ -34,8 +34,7 @@ from treaty.systems.fedxgboost_ldp.system import SYSTEM
 from treaty.systems.observers import Observers, ProgressCalls
 from treaty.systems.options import converted
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.pooled.system import side_by_side
-from treaty.systems.pooled.training import train
+from treaty.systems.pooled.system import side_by_side, train
 from treaty.systems.system import LabelledRows, Roles
 from treaty.systems.vertical import prediction
 from treaty.systems.vertical import training as leading

@@ -10,13 +10,14 @@ from sklearn.metrics import roc_auc_score
 
 from systems.fedxgboost_smm.playing_published import OPTIONS, play_training, to_tables
 from tables import cut, real_table
+from treaty.attacks import hidden_values as attacks
+from treaty.attacks.hidden_values import products_from_transcript
 from treaty.crypto.keystream import Keystream
 from treaty.data.binning import fit_bins
 from treaty.errors import ConfigError
 from treaty.messaging.transcript import Transcript
-from treaty.systems.fedxgboost_smm import attacks, matrix_product, published
-from treaty.systems.fedxgboost_smm.attacks import products_from_transcript
-from treaty.systems.fedxgboost_smm.matrix_product import null_vectors
+from treaty.systems.fedxgboost_smm import node_products, published
+from treaty.systems.fedxgboost_smm.node_products import null_vectors
 from treaty.trees.splits import candidate_columns
 
 pytestmark = pytest.mark.slow
@@ -46,13 +47,13 @@ def gradients(monkeypatch):
 @pytest.fixture
 def picked(monkeypatch):
     """Return a list of the null vectors that answers were made with."""
-    seen, chosen = [], matrix_product.chosen
+    seen, chosen = [], published.chosen
 
     def watching(vectors, random):
         seen.append(chosen(vectors, random))
         return seen[-1]
 
-    monkeypatch.setattr(matrix_product, "chosen", watching)
+    monkeypatch.setattr(published, "chosen", watching)
     return seen
 
 
@@ -158,7 +159,7 @@ def test_rows_that_two_candidates_differ_in_are_shown_as_they_are(table, gradien
     shown = 0
     for levels, truth in zip(trees, gradients, strict=True):
         for node in (node.answered for level in levels for node in level):
-            rows = attacks.shown_as_they_are(node)
+            rows = node_products.empty_rows(node.vectors)
             np.testing.assert_allclose(node.masked[rows], truth[node.rows[rows]], rtol=1e-12)
             shown += rows.sum()
     assert shown > 0

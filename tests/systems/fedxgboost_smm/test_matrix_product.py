@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,9 @@ from hypothesis import strategies as st
 
 from treaty.crypto.keystream import Keystream
 from treaty.errors import CryptoError
-from treaty.systems.fedxgboost_smm import matrix_product as karr
+from treaty.systems.fedxgboost_smm import node_products as karr
+from treaty.systems.fedxgboost_smm.options import Sizes
+from treaty.systems.fedxgboost_smm.published import _hide_gradients
 
 
 def matrices(seed: int, rows: int, columns: int, others: int, dependent: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -38,9 +42,7 @@ def test_the_product_of_the_answer_is_the_plain_one(data):
     answer = karr.response(second, picked)
     assert answer.shape == second.shape
     truth = first.T @ second
-    np.testing.assert_allclose(
-        karr.product(first, answer), truth, rtol=0, atol=1e-9 * max(1.0, np.abs(truth).max(initial=0.0))
-    )
+    np.testing.assert_allclose(first.T @ answer, truth, rtol=0, atol=1e-9 * max(1.0, np.abs(truth).max(initial=0.0)))
 
 
 def test_an_answer_differs_from_the_matrix_by_its_projection():
@@ -97,9 +99,7 @@ def test_normal_numbers_have_the_moments_of_normal_numbers():
 
 
 def test_sizes_shrink_in_the_papers_order_and_then_give_up():
-    sizes = karr.Sizes()
-    assert sizes.of_plain(100, 2) == 32
-    assert [sizes.of_plain(rows, 2) for rows in (10, 3, 2, 1)] == [8, 1, 0, 0]
+    sizes = Sizes()
     assert sizes.of_disguised(160, 40) == (80, 8, 32)
     assert sizes.of_disguised(159, 40) == (79, 8, 32)
     assert sizes.of_disguised(81, 40) == (1, 8, 32)
@@ -111,10 +111,19 @@ def test_sizes_shrink_in_the_papers_order_and_then_give_up():
 
 
 def test_sizes_that_are_named_are_drawn_where_rows_suffice():
-    named = karr.Sizes(null_vectors=5, bit_columns=7, normal_columns=3)
-    assert named.of_plain(100, 2) == 5
+    named = Sizes(null_vectors=5, bit_columns=7, normal_columns=3)
     assert named.of_disguised(55, 40) == (7, 3, 5)
     assert named.of_disguised(54, 40) == (6, 3, 5)
+
+
+def test_as_many_null_vectors_of_gradients_are_sent_as_options_and_rows_allow():
+    gradients, sent = np.random.default_rng(6).normal(size=(100, 2)), []
+    party = SimpleNamespace(peers=["p"], send=lambda peer, message: sent.append(message))
+    nodes = [np.arange(rows) for rows in (100, 10, 3, 2, 1)]
+    for sizes, expected in ((Sizes(), [32, 8, 1, 0, 0]), (Sizes(null_vectors=5), [5, 5, 1, 0, 0])):
+        _, asked = _hide_gradients(party, gradients, nodes, sizes)
+        assert np.frombuffer(sent[-1].widths.data, np.int32).tolist() == expected
+        assert asked.tolist() == [True, True, True, False, False]
 
 
 # ---------------------------------------------------------------- what is refused

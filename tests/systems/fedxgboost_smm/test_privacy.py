@@ -15,13 +15,7 @@ from sklearn.metrics import roc_auc_score
 
 from systems.fedxgboost_smm.playing import OPTIONS, play_secure, received, words
 from systems.vertical.playing import tables_and_labels
-from treaty.crypto.lattice.ring import unpack
-from treaty.crypto.payload import SumsBounds
-from treaty.crypto.sums.lattice_sums import sums_parameters
-from treaty.data.binning import fit_bins
-from treaty.messaging.messages import Message
-from treaty.runs.threads import RunRecord
-from treaty.systems.fedxgboost_smm.attacks import (
+from treaty.attacks.hidden_values import (
     NodeExchange,
     left_over,
     rounded,
@@ -29,6 +23,12 @@ from treaty.systems.fedxgboost_smm.attacks import (
     two_valued,
     vectors_used,
 )
+from treaty.crypto.lattice.ring import unpack
+from treaty.crypto.payload import SumsBounds
+from treaty.crypto.sums.lattice_sums import sums_parameters
+from treaty.data.binning import fit_bins
+from treaty.messaging.messages import Message
+from treaty.runs.threads import RunRecord
 from treaty.systems.fedxgboost_smm.fedxgboost_smm import (
     AskerSeed,
     DealEnd,

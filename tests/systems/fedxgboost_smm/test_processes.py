@@ -76,8 +76,8 @@ def test_predictions_without_the_dealer_are_those_of_pooled_training(trained):
 def test_a_job_that_lacks_its_dealer_is_refused_before_anybody_connects(tmp_path):
     path, _ = write_job(tmp_path)
     path.write_text(path.read_text().replace('[parties.helper]\nrole = "dealer"\n', ""))
-    with pytest.raises(treaty.ConfigError, match="needs a party without data that deals"):
+    with pytest.raises(treaty.ConfigError, match="needs a party without data: add"):
         train_party(load_job(path), "bank")
     asked = subprocess.run([*TREATY, "train", str(path)], capture_output=True, text=True, check=False)
-    assert one_line(asked.stderr).count("needs a party without data that deals") == 1
+    assert one_line(asked.stderr).count("needs a party without data: add") == 1
     assert asked.returncode == 2

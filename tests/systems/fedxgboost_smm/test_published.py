@@ -393,10 +393,10 @@ FROM_PASSIVE = [
     (2, "CandidateVectors", lambda m: CandidateVectors(changed(m.widths, "i4", lambda w: w * 99), m.vectors), "fewer"),
     (2, "CandidateVectors", lambda m: CandidateVectors(changed(m.widths, "i4", lambda w: -w), m.vectors), "fewer"),
     (2, "CandidateVectors", unit_vectors, r"no row of U U\^T with a single non-zero"),
-    (2, "BestGains", lambda m: BestGains(changed(m.gains, "f8", lambda g: g - 1e9)), "gains from 0 on"),
-    (2, "BestGains", lambda m: BestGains(changed(m.gains, "f8", lambda g: g * np.inf)), "gains from 0 on"),
-    (2, "BestGains", lambda m: BestGains(changed(m.gains, "f8", lambda g: g + 5.0)), "gains it named"),
-    (2, "SplitAnswer", lambda m: SplitAnswer(m.records, changed(m.left, "u1", lambda b: b[::-1])), "gains it named"),
+    (2, "BestGains", lambda m: BestGains(changed(m.gains, "f8", lambda g: g - 1e9)), "finite gains of 0 or more"),
+    (2, "BestGains", lambda m: BestGains(changed(m.gains, "f8", lambda g: g * np.inf)), "finite gains of 0 or more"),
+    (2, "BestGains", lambda m: BestGains(changed(m.gains, "f8", lambda g: g + 5.0)), "gain it sent"),
+    (2, "SplitAnswer", lambda m: SplitAnswer(m.records, changed(m.left, "u1", lambda b: b[::-1])), "gain it sent"),
 ]
 
 

@@ -453,7 +453,7 @@ def test_sums_too_long_for_the_ring_are_refused():
 def test_a_party_called_like_the_dealer_is_refused():
     X, y = real_table("binary", rows=60)
     tables = {"bank": X.iloc[:, :3], "dealer": X.iloc[:, 3:]}
-    with pytest.raises(ConfigError, match="fit plays a dealer and calls it 'dealer'"):
+    with pytest.raises(ConfigError, match="fit adds a dealer of the name 'dealer'"):
         treaty.GBDTClassifier(FedXGBoostSMM(backend="dealer")).fit(tables, y)
 
 
@@ -468,7 +468,7 @@ def test_disclosures_say_who_must_not_collude():
     )
     told = SYSTEM.disclosures(roles, options, BoostingOptions().checked(options), None)
     assert set(told) == {"p0", "p1", "dealer"}
-    assert "with the help of dealer, who must not give it: every bin of every row of the others" in told["p0"]
+    assert "with the help of dealer, which must not give it: every bin of every row of the others" in told["p0"]
     assert any("with the help of dealer" in fact and "labels" in fact for fact in told["p1"])
     assert any("neither which rows are in a node" in fact for fact in told["p1"])
     assert "trusted not to collude with any party" in told["dealer"][0]
@@ -493,11 +493,11 @@ def test_a_dealer_has_no_rows_and_is_linked_with_all_owners():
     ("change", "active", "backend", "match"),
     [
         ({"shop": DEALS}, "bank", "dealer", 'expected role = "dealer" at one party.* shop, helper'),
-        ({}, "bank", "ou", 'with backend = "dealer" of protocol .* got it at helper'),
-        ({"helper": PartySpec(role="dealer")}, "bank", "dealer", "expected helper, the dealer, to have no table"),
-        ({}, "helper", "dealer", "not to be the active party"),
+        ({}, "bank", "ou", 'and backend = "dealer"; got it at helper'),
+        ({"helper": PartySpec(role="dealer")}, "bank", "dealer", "helper cannot be the dealer: a dealer has no table"),
+        ({}, "helper", "dealer", "is not the active party"),
         ({"shop": None}, "bank", "dealer", "at least one passive party"),
-        ({"helper": None}, "bank", "dealer", "needs a party without data that deals"),
+        ({"helper": None}, "bank", "dealer", "needs a party without data: add"),
         ({"shop": PartySpec(role="user")}, "bank", "dealer", "expected no role and edge .* at shop"),
         ({"shop": PartySpec(has_rows=False)}, "bank", "dealer", "got none at shop"),
         ({"shop": None, "helper": None}, "bank", "lattice", "at least two parties with rows"),

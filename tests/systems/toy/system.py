@@ -23,7 +23,7 @@ from treaty.models.trees import ModelPart, record_split
 from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, routes
 from treaty.systems.options import AtLeastOne, SystemOptions
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.pooled.training import begin, own_columns
+from treaty.systems.pooled.system import begin, own_columns
 from treaty.systems.system import PartySpec, RoleInput, Roles, System
 from treaty.systems.vertical.leakage import PREDICT
 from treaty.systems.vertical.prediction import predict_active, predict_passive

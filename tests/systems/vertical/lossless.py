@@ -15,8 +15,7 @@ from treaty.data.table import Table, to_table
 from treaty.models.trees import ModelPart, predict_pooled
 from treaty.runs.threads import play
 from treaty.systems.pooled.options import Pooled
-from treaty.systems.pooled.system import side_by_side
-from treaty.systems.pooled.training import train
+from treaty.systems.pooled.system import side_by_side, train
 from treaty.systems.system import LabelledRows, Roles, System, star
 
 Frames = Mapping[str, pd.DataFrame]

@@ -16,7 +16,7 @@ from treaty.models.trees import ModelPart
 from treaty.runs.threads import RunRecord, play
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.pooled.training import objective_for, own_columns
+from treaty.systems.pooled.system import objective_for, own_columns
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import LabelledRows, RoleInput
 from treaty.trees.boosting import Boosting, Forest

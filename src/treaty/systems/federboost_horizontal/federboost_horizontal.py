@@ -73,8 +73,7 @@ from treaty.systems.horizontal.quantiles import (
 )
 from treaty.systems.horizontal.rows import OwnLabels
 from treaty.systems.observers import TreeOpened, VectorGiven
-from treaty.systems.pooled.system import CheckpointRequest
-from treaty.systems.pooled.training import watched
+from treaty.systems.pooled.system import CheckpointRequest, watched
 from treaty.systems.system import LabelledRows, RoleInput
 from treaty.trees.boosting import Rounds, draw
 from treaty.trees.ensemble import Tree

@@ -87,7 +87,7 @@ from treaty.systems.horizontal.quantiles import (
 )
 from treaty.systems.horizontal.rows import OwnLabels, common_rows
 from treaty.systems.observers import TreeOpened, VectorGiven
-from treaty.systems.pooled.training import watched
+from treaty.systems.pooled.system import watched
 from treaty.systems.system import RoleInput
 from treaty.trees.boosting import BoostingPlan, Forest, Rounds
 from treaty.trees.ensemble import SplitTable, Tree

@@ -57,7 +57,7 @@ from treaty.systems.fedxgboost_ldp.scoring import (
     TreeReader,
     left_totals,
 )
-from treaty.systems.pooled.training import Training, own_columns
+from treaty.systems.pooled.system import Training, own_columns
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical.prediction import ask_all
 from treaty.systems.vertical.training import (

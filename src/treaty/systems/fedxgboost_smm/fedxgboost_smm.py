@@ -3,8 +3,8 @@
 Le, Liu, Nguyen, Liu, Liu, Cai, Hirche, "FedXGBoost: Privacy-Preserving XGBoost for Federated Learning", 2021 (arXiv
 2106.10662), gets all left sums of a node as a product M^T V: M in {0,1}^(n x l) has a column per candidate of a passive
 party, V = [g h] is the active party's. The paper computes the product by null vectors, which show each party the
-other's matrix (`published`, which ``mode="paper"`` plays). Here product, roles and receiver of the result, the active
-party (version 1), are the same, but one of three exchangeable backends computes it:
+other's matrix (`published`, ``mode="paper"``). Here the product, the roles and the receiver of the result (the active
+party, as in version 1) are the same, but one of three exchangeable backends computes it:
 
 ============  =====================================================================================================
 `backend`     how M^T V is hidden
@@ -14,11 +14,11 @@ party (version 1), are the same, but one of three exchangeable backends computes
 "ou"          Okamoto-Uchiyama (`crypto.sums.additive_sums`): every row encrypted again for every node
 ============  =====================================================================================================
 
-M has a column per bin, as candidates' sums are sums over bins. V_node is V with zeros outside the node (also in the
-column of ones that counts), over all rows: *blind nodes*, of which a passive party does not learn the rows.
+M has a column per bin, because candidates' sums are sums over bins. V_node has all rows of V, with zeros outside the
+node (also in the column of ones that counts rows). So a passive party does not learn which rows a node has.
 
-Roles: one active party (labels, perhaps features), any number of passive parties (features), with "dealer" a dealer
-without data. Rows are aligned. Output: the active party gets the trees and all leaf weights, every party its own
+Roles: one active party (labels, perhaps features), any number of passive parties (features), and under "dealer" a
+dealer without data. Rows are aligned. Output: the active party gets the trees and all leaf weights, every party its own
 splits. The trees are, bit for bit, those of the plain grower on the joined table. Messages are those of SecureBoost
 under a blind cipher, with the backend's payloads, and the dealer's below.
 
@@ -31,6 +31,7 @@ asked for; the active party computes leaf weights from its own gradients.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -38,7 +39,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.payload import Payload, SumsBounds, check_payload
-from treaty.crypto.sums.encrypted_sums import SumsClient, SumsServer
 from treaty.crypto.sums.triple_sums import (
     SEED_BYTES,
     VECTOR_WORDS,
@@ -48,6 +48,7 @@ from treaty.crypto.sums.triple_sums import (
     Words,
 )
 from treaty.errors import PeerProtocolError
+from treaty.machine.arrays import Int32s
 from treaty.messaging.conversation import agree
 from treaty.messaging.messages import Array, Message, MessageLeakage, view
 from treaty.messaging.party import Party
@@ -70,7 +71,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
 
 
 class DealOrder(Message):
-    """The number of rows, and of bins of each passive party."""
+    """The number of rows, and the number of bins of each passive party."""
 
     leakage: ClassVar = MessageLeakage("how many rows there are, and bins at each passive party", "control")
 
@@ -95,7 +96,7 @@ class HolderSeed(Message):
 
 
 class DealRequest(Message):
-    """Deal for `count` vectors from number `first` on."""
+    """A request for the shares of `count` vectors, from number `first` on."""
 
     leakage: ClassVar = MessageLeakage("how many nodes are asked about", "control")
 
@@ -113,7 +114,7 @@ class DealtShares(Message):
 
 
 class DealEnd(Message):
-    """Training is over."""
+    """The end of the training."""
 
     leakage: ClassVar = MessageLeakage("that training is over", "control")
 
@@ -122,7 +123,7 @@ class DealEnd(Message):
 
 
 def dealer(inputs: RoleInput[FedXGBoostSMM]) -> None:
-    """Deal until the active party is done; all parties are the dealer's peers."""
+    """Deal random matrices until the active party has finished."""
     party, active, threads = inputs.party, inputs.roles.active, inputs.threads
     agree(party, inputs.public_terms)
     wanted = party.receive(active, DealOrder)
@@ -136,7 +137,7 @@ def dealer(inputs: RoleInput[FedXGBoostSMM]) -> None:
     made.prepare()
     common, dealt = inputs.common, 0
     of_level = 1 << max(0, common.max_depth - 1)
-    # a vector for every node of every tree
+    # every node of every tree takes one vector: a party that asks for more does not train
     most = common.n_estimators * inputs.trees_a_round * ((1 << common.max_depth) - 1)
     while isinstance(request := party.receive(active, DealRequest, DealEnd, follow=True), DealRequest):
         dealt += request.count
@@ -154,21 +155,19 @@ def dealer(inputs: RoleInput[FedXGBoostSMM]) -> None:
         made.prepare()  # before the next request, while the others compute
 
 
-def _asker(party: Party, name: str, bounds: SumsBounds, slots: dict[str, int], threads: int) -> TripleSumsClient:
-    """Return the active party's end of the sums, whose masks the dealer, party `name`, gives it."""
-    party.send(name, DealOrder(bounds.n_rows, slots))
+def _client(
+    party: Party, name: str, threads: int, bounds: SumsBounds, offsets: Mapping[str, Int32s]
+) -> TripleSumsClient:
+    """Return the active party's end of the sums, whose masks come from the dealer, party `name`."""
+    party.send(name, DealOrder(bounds.n_rows, {peer: int(of_peer[-1]) for peer, of_peer in offsets.items()}))
     seed = _seed(party.receive(name, AskerSeed), name)
-
-    def deal(first: int, count: int) -> None:
-        party.send(name, DealRequest(first, count))
-
-    return TripleSumsClient(bounds, seed, deal, threads=threads)
+    return TripleSumsClient(bounds, seed, lambda *vectors: party.send(name, DealRequest(*vectors)), threads=threads)
 
 
-def _holder(
-    party: Party, name: str, setup: Payload, codes: NDArray[np.uint8], offsets: NDArray[np.int32], threads: int
+def _server(
+    party: Party, name: str, threads: int, setup: Payload, codes: NDArray[np.uint8], offsets: Int32s
 ) -> TripleSumsServer:
-    """Return a passive party's end of the sums, whose mask and shares the dealer, party `name`, gives it."""
+    """Return a passive party's end of the sums, whose mask and shares come from the dealer, party `name`."""
     check_payload(setup, "the set-up", (np.int64, (3,)))
     bounds, slots = SumsBounds(*(int(x) for x in setup[0])), int(offsets[-1])
     seed = _seed(party.receive(name, HolderSeed), name)
@@ -194,37 +193,16 @@ def _seed(message: AskerSeed | HolderSeed, name: str) -> bytes:
 
 
 def active(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
-    """Train as the active party, in the options' mode.
+    """Train as the active party, in the options' mode; its peers are the passive parties and the dealer, if any.
 
-    Parameters
-    ----------
-    inputs : RoleInput
-        With labels, own columns (perhaps none), and as peers every passive party and the dealer, if there is one.
-
-    Returns
-    -------
-    ModelPart
-        Own splits, all trees and leaf weights.
-
-    Raises
-    ------
-    ConfigError, PeerProtocolError
-        If parties disagree on parameters or rows, or a party sends what the protocol does not allow; in paper mode
-        if consent is missing or sums do not fit float64.
-    CryptoError
-        If sums do not fit the backend, or a passive party's answer or the dealer's shares do not add up.
+    Raises CryptoError if sums do not fit the backend, or a passive party's answer or the dealer's shares do not add up.
     """
     if inputs.options.mode == "paper":
         return published.active(inputs)
     party, dealer, training = inputs.party, _meet_dealer(inputs), open_training(inputs)
-
-    def client_of(bounds: SumsBounds, offsets: Mapping[str, NDArray[np.int32]]) -> SumsClient:
-        assert dealer is not None
-        slots = {peer: int(of_peer[-1]) for peer, of_peer in offsets.items()}
-        return _asker(party, dealer, bounds, slots, inputs.threads)
-
+    client_of = None if dealer is None else partial(_client, party, dealer, inputs.threads)
     # [SMM safe, step 3] F = M^T - B from every passive party, once; without a dealer its hint of M, or nothing
-    with set_up_active(inputs, training, client_of=None if dealer is None else client_of) as sums:
+    with set_up_active(inputs, training, client_of=client_of) as sums:
         for a_round in boosting_of(inputs, training, sums.sources):
             for sample in a_round.trees():
                 rows, growth = sample.partition(inputs.threads), Growth(sample.totals, sums.rules)
@@ -256,13 +234,9 @@ def passive(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
     if inputs.options.mode == "paper":
         return published.passive(inputs)
     dealer = _meet_dealer(inputs)
-
-    def server_of(setup: Payload, codes: NDArray[np.uint8], offsets: NDArray[np.int32]) -> SumsServer:
-        assert dealer is not None
-        return _holder(inputs.party, dealer, setup, codes, offsets, inputs.threads)
-
+    server_of = None if dealer is None else partial(_server, inputs.party, dealer, inputs.threads)
     bins, codes = bin_own_columns(inputs)  # M
-    with set_up_passive(inputs, bins, codes, server_of=None if dealer is None else server_of) as owner:  # step 3
+    with set_up_passive(inputs, bins, codes, server_of=server_of) as owner:  # step 3
         return owner.follow({
             TreeStart: owner.start_tree,
             TreeRows: owner.add_rows,
@@ -274,7 +248,7 @@ def passive(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
 
 
 def _meet_dealer(inputs: RoleInput) -> str | None:
-    """Compare options with the dealer, if there is one, and set it apart from the parties with data."""
+    """Compare options with the dealer, if there is one, and take it out of the peers: it has no data."""
     dealer = inputs.roles.holder("dealer")
     if dealer is not None:
         inputs.party.set_aside(dealer)

@@ -1,7 +1,17 @@
-"""What FedXGBoost-SMM as published sends: the rows of a level's nodes, and a matrix for each node.
+"""Matrix products of FedXGBoost-SMM as published: their algebra, their messages, and how both ends read these.
 
-Both ends read and check messages here; the protocol is in `published`, its algebra in `matrix_product`. The matrices
-of a level travel one after another, row by row, in messages of at most 64 MB. A node with too few rows has no matrix.
+The product hides less than it is meant to. Party A holds D_A (n, a), party B holds D_B (n, b), and rows correspond. A
+draws orthonormal columns U with D_A^T U = 0 and sends them. B picks some of them, Z, and answers W = (I - Z Z^T) D_B. A
+computes D_A^T W = D_A^T D_B. `treaty.attacks.hidden_values` shows what W reveals of D_B, and U of D_A.
+
+The matrices of a level travel one after another, row by row, in messages of at most 64 MB. A node with too few rows has
+no matrix. The protocol is in `published`.
+
+References
+----------
+Karr, Lin, Reiter, Sanil, "Privacy-Preserving Analysis of Vertically Partitioned Data Using Secure Matrix Products",
+Journal of Official Statistics 25(1), 2009. Le et al., "FedXGBoost", 2021 (arXiv 2106.10662), whose "secure response" is
+`chosen` with `response` and whose "secure kernel" is `disguised` with `null_vectors`.
 """
 
 from __future__ import annotations
@@ -15,11 +25,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.errors import PeerProtocolError
+from treaty.crypto.keystream import Keystream
+from treaty.errors import CryptoError, PeerProtocolError
 from treaty.machine.arrays import Flags, Int32s, Integers
 from treaty.messaging.messages import Array, M, Message, MessageLeakage, put_together, send_rows, take_rows, view
 from treaty.messaging.party import Party
-from treaty.systems.fedxgboost_smm.matrix_product import Matrix, are_orthonormal, product
 from treaty.systems.vertical.encrypted_columns import PassiveColumns
 from treaty.systems.vertical.messages import SplitRequest, Start, send_nodes, take_nodes
 from treaty.trees.boosting import TreeSample
@@ -38,12 +48,101 @@ from treaty.trees.splits import (
 )
 
 Rows = NDArray[np.intp]
+Matrix = NDArray[np.float64]
 Widths = Sequence[int] | Int32s
-"""How many columns each node's matrix has; 0: it has none."""
+"""The number of columns of each node's matrix; 0: the node has no matrix."""
+
+_ORTHONORMAL = 1e-6  # how far U^T U may be from the identity: honest ones are within 1e-12
+_EMPTY = 1e-20  # square sum of a row of U that is taken for zero
+_SINGLE = 1e-9  # weight off the diagonal below which a row of U U^T has a single non-zero
+
+
+def null_vectors(matrix: Matrix, count: int, random: Keystream) -> Matrix:
+    """Draw orthonormal vectors, float64 (n, count), orthogonal to all columns of a matrix (n, columns) of any rank.
+
+    Raises CryptoError unless 1 <= count <= n - columns.
+    """
+    rows, columns = matrix.shape
+    if not 1 <= count <= rows - columns:
+        raise CryptoError(f"expected 1 to {rows - columns} null vectors of {rows} rows, got {count}")
+    # Q spans at least the columns of a matrix of any rank
+    basis = np.linalg.qr(matrix)[0]
+    vectors = normals(random, rows, count)
+    # twice: after one pass many vectors are orthogonal to fewer digits than float64 has
+    for _ in range(2):
+        vectors = np.linalg.qr(vectors - basis @ (basis.T @ vectors))[0]
+    return vectors
+
+
+def disguised(matrix: Matrix, bits: int, normal: int, random: Keystream) -> tuple[Matrix, NDArray[np.intp]]:
+    """Mix a matrix's columns with `bits` columns of random 0 and 1 and `normal` ones of normal numbers.
+
+    Returns the mixed matrix, to all of which null vectors are orthogonal, and the places of the matrix's own columns.
+    """
+    rows, columns = matrix.shape
+    drawn = np.unpackbits(np.frombuffer(random.raw(-(-rows * bits // 8)), np.uint8), count=rows * bits)
+    whole = np.concatenate([matrix, drawn.reshape(rows, bits), normals(random, rows, normal)], axis=1)
+    # shuffled: places would tell the matrix's own columns from the random ones
+    order = np.argsort(random.bits(64, whole.shape[1])[:, 0])
+    return whole[:, order], np.argsort(order)[:columns]
+
+
+def chosen(vectors: Matrix, random: Keystream) -> Matrix:
+    """Pick a random number of the null vectors, from 1 to all (secure response)."""
+    count = vectors.shape[1]
+    picked = np.argsort(random.bits(64, count)[:, 0])[: int(random.below(count, 1)[0, 0]) + 1]
+    return vectors[:, np.sort(picked)]
+
+
+def response(matrix: Matrix, vectors: Matrix) -> Matrix:
+    """Return W = (I - Z Z^T) D_B for D_B (n, b) and Z (n, r')."""
+    # from the right: Z Z^T is n x n, and is never formed
+    return matrix - vectors @ (vectors.T @ matrix)
+
+
+def are_orthonormal(vectors: Matrix) -> bool:
+    """Whether a received U is finite and has orthonormal columns, so that W is a projection."""
+    if not np.isfinite(vectors).all():
+        return False
+    return bool(np.all(np.abs(vectors.T @ vectors - np.eye(vectors.shape[1])) <= _ORTHONORMAL))
+
+
+def single_entries(vectors: Matrix) -> NDArray[np.bool_]:
+    """Return which rows of U U^T have a single non-zero, bool (n,); B refuses these."""
+    # U U^T is a projection: the squares of its row i add up to its entry (i, i), the square sum s_i of row i of U. So
+    # s_i - s_i^2 is the square sum off the diagonal; where that is 0 and s_i is not, s_i is 1
+    on_diagonal = np.einsum("ij,ij->i", vectors, vectors)
+    single: NDArray[np.bool_] = (on_diagonal > 0.5) & (on_diagonal - on_diagonal**2 <= _SINGLE)
+    return single
+
+
+def empty_rows(vectors: Matrix) -> NDArray[np.bool_]:
+    """Return which rows of U U^T are zero, bool (n,): W shows these rows of D_B unmasked, which the paper allows.
+
+    In a matrix of candidates, they are the rows by which alone two candidates differ.
+    """
+    empty: NDArray[np.bool_] = np.einsum("ij,ij->i", vectors, vectors) <= _EMPTY
+    return empty
+
+
+def normals(random: Keystream, rows: int, columns: int) -> Matrix:
+    """Draw standard normal numbers (Box and Muller), float64 (rows, columns)."""
+    # 53 bits at the middle of their interval: never 0, which has no logarithm
+    pairs = -(-rows * columns // 2)
+    uniform = (random.bits(53, 2 * pairs)[:, 0].astype(np.float64) + 0.5) * 2.0**-53
+    radius, angle = np.sqrt(-2.0 * np.log(uniform[:pairs])), 2.0 * np.pi * uniform[pairs:]
+    both = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
+    return both[: rows * columns].reshape(rows, columns)
+
+
+# ---------------------------------------------------------------- node products
+
+
+# ---------------------------------------------------------------- messages
 
 
 class PaperSetup(Start):
-    """The values of one step of fixed-point grad and hess."""
+    """The value of one fixed-point step of grad and of hess."""
 
     leakage: ClassVar = MessageLeakage("the order of magnitude of labels", "control")
 
@@ -52,7 +151,7 @@ class PaperSetup(Start):
 
 
 class PaperTree(Message):
-    """A tree begins on these columns of the receiver, int32."""
+    """The start of a tree: the receiver's columns that it may use, int32."""
 
     leakage: ClassVar = MessageLeakage("which of its columns the tree may use", "control")
 
@@ -60,7 +159,7 @@ class PaperTree(Message):
 
 
 class NodeRows(Message):
-    """How many nodes a level has; `NamedRows` of them follow."""
+    """The number of nodes of a level; their `NamedRows` follow."""
 
     leakage: ClassVar = MessageLeakage("how many nodes there are", "control")
 
@@ -69,9 +168,9 @@ class NodeRows(Message):
 
 
 class NullVectors(Message):
-    """Null vectors of each node's gradients: int32 how many, 0 for none, and float64 vectors, node after node.
+    """Null vectors of each node's gradients: how many, int32 (nodes,), and the vectors, float64, node after node.
 
-    They follow `NodeRows`. Of many numbers there are several messages, each with the next ones.
+    They follow `NodeRows`. Many numbers are sent in several messages, in order, as are those of the next messages.
     """
 
     leakage: ClassVar = MessageLeakage(
@@ -85,8 +184,7 @@ class NullVectors(Message):
 class MaskedCandidates(Message):
     """Rows in each slot, int32 (nodes, slots), and W, float64, node after node, with the columns of `candidate_slots`.
 
-    The paper has no counts; missing values, categories and `min_child_samples` need them. Of many numbers there are
-    several messages, each with the next ones.
+    The paper has no counts; missing values, categories and `min_child_samples` need them.
     """
 
     leakage: ClassVar = MessageLeakage("the sums of every candidate, and in time which rows are in which bin", "exact")
@@ -96,19 +194,13 @@ class MaskedCandidates(Message):
 
 
 class CandidateVectors(NullVectors):
-    """Null vectors of each node's candidates, as `NullVectors` are of its gradients.
-
-    A row that is the only difference of two candidates is 0 in all vectors.
-    """
+    """Null vectors of each node's candidates; a row by which alone two candidates differ is 0 in all of them."""
 
     leakage: ClassVar = MessageLeakage("vectors orthogonal to every candidate's column of bins", "exact")
 
 
 class MaskedGradients(Message):
-    """Int64 sums of grad and hess of each node, (nodes, 2), and W, float64, node after node.
-
-    Of many numbers there are several messages, each with the next ones.
-    """
+    """Sums of grad and hess of each node, int64 (nodes, 2), and W, float64, node after node."""
 
     leakage: ClassVar = MessageLeakage(
         "the sums of its candidates and of the node, and, in one tree or less, every row's gradients, so the labels",
@@ -120,7 +212,7 @@ class MaskedGradients(Message):
 
 
 class BestGains(Message):
-    """The gain of the best split of each node, float64 (nodes,), 0 for none."""
+    """The gain of the best split of each node, float64 (nodes,); 0: there is none."""
 
     leakage: ClassVar = MessageLeakage("the gain of the sender's best split of each node", "aggregated")
 
@@ -128,21 +220,19 @@ class BestGains(Message):
 
 
 class WonNodes(Message):
-    """Nodes of the level, int32 (k,), whose best split is the receiver's; `NamedRows` of them follow."""
+    """The nodes of the level, int32 (k,), whose best split is the receiver's; their `NamedRows` follow."""
 
     leakage: ClassVar = MessageLeakage("which nodes its split won", "exact")
 
     nodes: Array
 
 
-# ---------------------------------------------------------------- rows of nodes
+# ---------------------------------------------------------------- rows of nodes, and a matrix for each
 
 
 def every_node(level: Level) -> Level:
-    """Return the level with all its nodes asked about.
-
-    None is obtained by subtraction: a node with too few rows gets no sums, and its sibling would get none either.
-    """
+    """Return the level with all its nodes asked about."""
+    # none is obtained by subtraction: a node with too few rows gets no sums, and its sibling would get none either
     index = np.arange(len(level.nodes), dtype=np.int32)
     return replace(
         level, asked=level.nodes, asked_totals=level.totals, asked_index=index, parent_index=np.full_like(index, -1)
@@ -153,8 +243,8 @@ def named_rows(party: Party, active: str, asked: NodeRows, n_rows: int) -> list[
     """Receive which rows are in each node of a level, ascending; reject a node without rows."""
     if not 0 <= asked.nodes <= n_rows:
         raise PeerProtocolError(active, f"expected at most {n_rows} nodes with rows - at NodeRows from {active}")
-    found = list(take_nodes(party, active, asked.nodes, n_rows))
-    rows = rows_of_nodes(np.concatenate([of[0] for of in found]), np.concatenate([of[1] for of in found]), asked.nodes)
+    named, nodes = zip(*take_nodes(party, active, asked.nodes, n_rows), strict=True)
+    rows = rows_of_nodes(np.concatenate(named), np.concatenate(nodes), asked.nodes)
     if not all(len(members) for members in rows):
         raise PeerProtocolError(active, f"expected rows in each of {asked.nodes} nodes - at NamedRows from {active}")
     return rows
@@ -162,66 +252,62 @@ def named_rows(party: Party, active: str, asked: NodeRows, n_rows: int) -> list[
 
 def rows_of_nodes(rows: Rows, nodes: Integers, count: int) -> list[Rows]:
     """Return the rows of each of `count` nodes, given all rows, ascending, and the node of each."""
-    order = np.argsort(nodes, kind="stable")  # keeps the rows of each node ascending
+    # a stable sort keeps the rows of each node ascending
+    order = np.argsort(nodes, kind="stable")
     ends = np.searchsorted(nodes[order], np.arange(count + 1))
     return [rows[order[first:last]] for first, last in pairwise(ends)]
-
-
-# ---------------------------------------------------------------- a matrix for each node, in pieces
 
 
 def send_matrices(
     party: Party, peers: Iterable[str], matrices: Sequence[Matrix], message: Callable[[Array], Message]
 ) -> None:
-    """Send peers matrices in as many messages as their numbers need."""
+    """Send the peers matrices, in as many messages as their numbers need."""
     values = np.concatenate([np.empty(0), *(matrix.ravel() for matrix in matrices)])
     for peer in peers:
         send_rows(party, peer, len(values), 64, lambda of: message(Array.of(values[of])))
 
 
 def take_matrices(party: Party, peer: str, first: M, field: str, rows: Sequence[Rows], widths: Widths) -> list[Matrix]:
-    """Return received matrices, of which the message `first` has the first piece; see `cut_matrices`."""
+    """Receive the rest of matrices whose first piece is in the message `first`; return them by node."""
     kind, what = type(first), f"{type(first).__name__}.{field}"
     came = [
         view(getattr(piece, field), np.float64, (of.stop - of.start,), peer=peer, what=what)
-        for of, piece in take_rows(party, peer, size_of_matrices(rows, widths), 64, kind, first)
+        for of, piece in take_rows(party, peer, int(ends_of_matrices(rows, widths)[-1]), 64, kind, first)
     ]
     return cut_matrices(put_together(came), rows, widths, peer, what)
 
 
-def size_of_matrices(rows: Sequence[Rows], widths: Widths) -> int:
-    """Return how many numbers matrices have, one per node with a row for each of its rows."""
-    return sum(len(members) * int(width) for members, width in zip(rows, widths, strict=True))
+def ends_of_matrices(rows: Sequence[Rows], widths: Widths) -> Integers:
+    """Return where each node's numbers begin and end among those of a level, int64 (nodes + 1,)."""
+    return np.cumsum([0, *(len(members) * int(width) for members, width in zip(rows, widths, strict=True))])
 
 
 def cut_matrices(
     values: NDArray[np.float64], rows: Sequence[Rows], widths: Widths, peer: str, what: str
 ) -> list[Matrix]:
-    """Return received matrices, one per node with a row for each of its rows; reject numbers that are not finite."""
+    """Return a level's numbers as one matrix per node, a row for each of its rows; reject what is not finite."""
     if not np.isfinite(values).all():
         raise PeerProtocolError(peer, f"expected finite numbers - at {what} from {peer}")
-    ends = np.cumsum([0, *(len(members) * int(width) for members, width in zip(rows, widths, strict=True))])
     return [
         values[first:last].reshape(len(members), -1) if first < last else np.empty((len(members), 0))
-        for (first, last), members in zip(pairwise(ends), rows, strict=True)
+        for (first, last), members in zip(pairwise(ends_of_matrices(rows, widths)), rows, strict=True)
     ]
 
 
 def widths_of_nodes(widths: Array, rows: Sequence[Rows], most: int, peer: str, what: str) -> Int32s:
-    """Return received numbers of null vectors of each node; reject more than `most`, or as many as rows."""
-    counts = view(widths, np.int32, (len(rows),), peer=peer, what=f"{what}.widths")
-    sizes = np.array([len(members) for members in rows])
-    if np.any(counts < 0) or np.any((counts > 0) & (counts >= sizes)):
-        raise PeerProtocolError(peer, f"expected fewer vectors than rows - at {what}.widths from {peer}")
-    if np.any(counts > most):
-        raise PeerProtocolError(
-            peer, f"expected at most {most} vectors of a node (null_vectors) - at {what}.widths from {peer}"
-        )
+    """Return the number of null vectors of each node; reject more than `most`, or as many as the node has rows."""
+    counts, sizes = view(widths, np.int32, (len(rows),), peer=peer, what=f"{what}.widths"), [*map(len, rows)]
+    for wrong, expected in (
+        (np.any(counts < 0) or np.any((counts > 0) & (counts >= sizes)), "fewer vectors than rows"),
+        (np.any(counts > most), f"at most {most} vectors of a node (null_vectors)"),
+    ):
+        if wrong:
+            raise PeerProtocolError(peer, f"expected {expected} - at {what}.widths from {peer}")
     return counts
 
 
 def take_vectors(party: Party, peer: str, first: NullVectors, rows: Sequence[Rows], most: int) -> list[Matrix]:
-    """Return received null vectors of each node; reject more than `most` of a node, or not orthonormal ones."""
+    """Return the null vectors of each node; reject more than `most` of a node, and ones that are not orthonormal."""
     what = type(first).__name__
     found = take_matrices(party, peer, first, "vectors", rows, widths_of_nodes(first.widths, rows, most, peer, what))
     if not all(are_orthonormal(matrix) for matrix in found):
@@ -229,25 +315,22 @@ def take_vectors(party: Party, peer: str, first: NullVectors, rows: Sequence[Row
     return found
 
 
-# ---------------------------------------------------------------- a passive party's columns, at either end
-
-
 @dataclass(frozen=True, slots=True)
 class NodeCandidates:
-    """A node's split candidates, see `trees.splits.candidate_columns`."""
+    """A node's split candidates: rows in each slot, and M (n_rows, columns) with the slot of each column."""
 
-    counts: Int32s  # (slots,) rows in each slot
-    slots: Int32s  # (columns,) the slot of each column of the matrix
-    matrix: Matrix  # (n_rows, columns), the paper's M
+    counts: Int32s
+    slots: Int32s
+    matrix: Matrix
 
 
 @dataclass(frozen=True, slots=True)
 class OwnColumns:
-    """A passive party's binned columns."""
+    """A passive party's bins (n_rows, n_features), with the first slot of each feature."""
 
-    codes: NDArray[np.uint8]  # (n_rows, n_features)
-    offsets: Int32s  # (n_features + 1,)
-    categorical: Flags  # (n_features,)
+    codes: NDArray[np.uint8]
+    offsets: Int32s
+    categorical: Flags
 
     def candidates(self, rows: Rows, features: Int32s) -> NodeCandidates:
         """Return the candidates of a node's rows among some features."""
@@ -258,7 +341,12 @@ class OwnColumns:
 
 
 class CandidateSums(PassiveColumns):
-    """A passive party's columns in version 1, as the active party sees them: a source of sums."""
+    """A passive party's columns in version 1, as the active party sees them: a source of sums.
+
+    The role sets `level`: the rows and gradients V of the level's nodes, and which nodes have null vectors.
+    """
+
+    level: tuple[Sequence[Rows], Sequence[Matrix], Flags]
 
     def start_tree(self, grad: Integers, hess: Integers, rows: Int32s | None, columns: Int32s) -> None:
         self.features = columns
@@ -268,27 +356,22 @@ class CandidateSums(PassiveColumns):
         """Keep the nodes' totals; null vectors go to all parties alike."""
         self._totals = level.asked_totals
 
-    def expect(self, rows: Sequence[Rows], gradients: Sequence[Matrix], asked: Flags) -> None:
-        """Take the rows and the gradients V of a level's nodes, and which of them have null vectors."""
-        self._rows, self._gradients, self._asked_nodes = rows, gradients, asked
-
     def sums(self) -> Integers:
-        """Receive W of each node; return V^T W as bin sums: those of whole numbers are exact after rounding."""
-        peer, what = self.peer, "MaskedCandidates.masked"
+        """Receive W of each node; return V^T W as bin sums."""
+        peer, what, (rows, gradients, asked) = self.peer, "MaskedCandidates.masked", self.level
         answer = self._party.receive(peer, MaskedCandidates)
-        counts = self._counts(answer.counts)
+        counts = self._counts(answer.counts, asked)
         slots = [candidate_slots(of_node, self.features, self.offsets) for of_node in counts]
-        # which columns of M come back, both ends work out from the rows in each bin
-        widths = [len(of_node) for of_node in slots]
-        masked = take_matrices(self._party, peer, answer, "masked", self._rows, widths)
+        # both ends work out from the rows in each bin which columns of M come back
+        masked = take_matrices(self._party, peer, answer, "masked", rows, [len(of_node) for of_node in slots])
         sums = np.empty((len(counts), int(self.offsets[-1]), 3), np.int64)
         for node, totals in enumerate(self._totals):
-            if not self._asked_nodes[node]:
+            if not asked[node]:
                 sums[node] = undivided(totals, self.features, self.offsets)
                 continue
-            # of whole numbers below 2^46, so rounding takes away what float64 added
+            # the sums are whole numbers below 2^46, so rounding removes the error of float64
             try:
-                found = whole_numbers(product(self._gradients[node], masked[node]))
+                found = whole_numbers(gradients[node].T @ masked[node])
             except ValueError as error:
                 raise PeerProtocolError(peer, f"{error} - at {what} from {peer}") from None
             sums[node] = bin_sums(
@@ -296,34 +379,34 @@ class CandidateSums(PassiveColumns):
             )
         return sums
 
-    def _counts(self, array: Array) -> Int32s:
+    def _counts(self, array: Array, asked: Flags) -> Int32s:
         """Return rows per slot and node; reject counts that do not have each of a node's rows once for each feature."""
         shape, what = (len(self._totals), int(self.offsets[-1])), "MaskedCandidates.counts"
         counts = view(array, np.int32, shape, peer=self.peer, what=what)
         of_features = np.add.reduceat(counts.astype(np.int64), self.offsets[:-1], axis=1) if shape[1] else counts
         expected = np.zeros(of_features.shape, np.int64)
-        expected[:, self.features] = (self._totals[:, 2] * self._asked_nodes)[:, None]
+        expected[:, self.features] = (self._totals[:, 2] * asked)[:, None]
         if np.any(counts < 0) or not np.array_equal(of_features, expected):
             raise PeerProtocolError(self.peer, f"expected every row in one slot - at {what} from {self.peer}")
         return counts
 
 
 class CandidateGains(CandidateSums):
-    """A passive party's columns in version 2: a source of the best gain of each node, of which it keeps the split."""
+    """A passive party's columns in version 2: a source of the best gain of each node; the split stays with it."""
 
     def best(self, n_nodes: int, source: int) -> Splits:
-        """Receive gains as splits; as the owner alone knows the column, `feature` holds the node's number."""
+        """Receive gains as splits; only the owner knows the column, so `feature` holds the node's number."""
         peer, what = self.peer, "BestGains.gains"
         gains = view(self._party.receive(peer, BestGains).gains, np.float64, (n_nodes,), peer=peer, what=what)
         if not np.all(np.isfinite(gains) & (gains >= 0.0)):
-            raise PeerProtocolError(peer, f"expected gains from 0 on - at {what} from {peer}")
+            raise PeerProtocolError(peer, f"expected finite gains of 0 or more - at {what} from {peer}")
         found = Splits.none(n_nodes, source)
         found.gain[:] = gains
         found.feature[:] = np.where(gains > 0.0, np.arange(n_nodes), -1)
         return found
 
     def ask_left(self, features: Int32s, left_bins: Flags, rows: Int32s, starts: Integers) -> None:
-        """Ask for the left rows of nodes, whose numbers are in `features`, as `best` has it."""
+        """Ask for the left rows of nodes, whose numbers `best` has put into `features`."""
         self._asked = rows, starts
         self._party.send(self.peer, WonNodes(Array.of(features)))
         send_nodes(self._party, self.peer, rows, starts, self._n_rows)
@@ -340,7 +423,7 @@ def counted_values(sample: TreeSample) -> Integers:
 def left_totals(values: Integers, rows: RowPartition, nodes: Int32s, left: Flags) -> Integers:
     """Return the totals int64 (n_nodes, 3) of the left children."""
     members, starts = rows.rows(nodes, sampled=False)
-    # a row of zeros after the last node, which `reduceat` needs where `starts` ends
+    # `reduceat` needs a row at the end of `starts`, too: one of zeros after the last node
     going = np.concatenate([values[members] * left[:, None], np.zeros((1, 3), np.int64)])
     found: Integers = np.add.reduceat(going, starts)[: len(nodes)]
     return found
@@ -349,7 +432,7 @@ def left_totals(values: Integers, rows: RowPartition, nodes: Int32s, left: Flags
 def check_gains(
     sources: Sequence[SumsSource], totals: Integers, left: Integers, splits: Splits, rules: SplitRules
 ) -> None:
-    """Reject rows of splits of others whose gains differ from those that their owners named."""
+    """Check that other parties' splits have the gains that their owners sent."""
     # both ends compute the same operations on the same integers; processors may differ in the last bits
     fine = np.isclose(rules.gain(totals, left), splits.gain, rtol=1e-9, atol=1e-9)
     fine &= np.minimum(left, totals - left)[:, 2] >= rules.min_child_samples
@@ -357,7 +440,7 @@ def check_gains(
         source = sources[k]
         if isinstance(source, CandidateGains):
             what = f"SplitAnswer.left from {source.peer}"
-            raise PeerProtocolError(source.peer, f"expected left rows with the gains it named - at {what}")
+            raise PeerProtocolError(source.peer, f"expected left rows with the gain it sent - at {what}")
 
 
 def own_splits(won: WonNodes, best: Splits, active: str) -> SplitRequest:

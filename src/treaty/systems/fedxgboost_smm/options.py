@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from treaty.errors import ConfigError
-from treaty.systems.fedxgboost_smm.matrix_product import Sizes
 from treaty.systems.options import AtLeastOne, KeyBits, SystemOptions, TestKeyBits, check_test_key, names_of
 from treaty.systems.vertical.cipher_options import (
     CIPHER_BINS,
@@ -23,6 +22,29 @@ PAPER_LEAKS = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """The most vectors and columns that paper mode draws for a node; the paper names no numbers."""
+
+    null_vectors: int = 32  # columns of U, the paper's r
+    bit_columns: int | None = None  # columns of 0 and 1 in `disguised`, the paper's l1; None: two for each of D_A
+    normal_columns: int = 8  # columns of normal numbers in `disguised`, the paper's l2
+
+    def of_disguised(self, rows: int, columns: int) -> tuple[int, int, int] | None:
+        """Return the numbers of bit columns, normal columns and null vectors for a matrix (rows, columns).
+
+        With few rows the first, then the second, then the third shrink down to 1; None where even that is too many.
+        """
+        bits = 2 * columns if self.bit_columns is None else self.bit_columns
+        normal, vectors = self.normal_columns, self.null_vectors
+        fitted = []
+        short = columns + bits + normal + vectors - rows
+        for wanted in (bits, normal, vectors):
+            fitted.append(max(1, wanted - max(0, short)))
+            short -= wanted - fitted[-1]
+        return None if short > 0 else (fitted[0], fitted[1], fitted[2])
+
+
 @dataclass(kw_only=True, repr=False)
 class FedXGBoostSMM(SystemOptions):
     """Vertical boosting by secure matrix products (FedXGBoost-SMM, Le et al. 2021, arXiv 2106.10662).
@@ -35,8 +57,8 @@ class FedXGBoostSMM(SystemOptions):
         Consent to paper mode, or to keys for tests. Every party must give its own.
     backend : {"lattice", "dealer", "ou"} or None, default None
         In safe mode, how the exact matrix product is computed. "lattice" (None) needs no third party. With "dealer" a
-        third party without data hands out random matrices: by far the fastest, after every bin of every row was sent
-        once under a mask, 8 bytes each. "ou" encrypts every row again for every node.
+        third party without data hands out random matrices. This is by far the fastest, but first every bin of every row
+        is sent once under a mask, 8 bytes each. "ou" encrypts every row again for every node.
     reveal : {"column", "node", "argmax"} or None, default None
         "column" (None) and "node" as for `SecureBoost`. With "argmax", in safe mode on the lattice map, the active
         party learns no sums, only which splits are best. This is ``SecureBoost(sums="sealed")``, with the same
@@ -104,7 +126,7 @@ class FedXGBoostSMM(SystemOptions):
 
     @property
     def sizes(self) -> Sizes:
-        """How many null vectors and random columns paper mode draws."""
+        """The most null vectors and random columns that paper mode draws."""
         named = {name: getattr(self, name) for name in names_of(Sizes)}
         return Sizes(**{name: value for name, value in named.items() if value is not None})
 

@@ -1,30 +1,29 @@
 """FedXGBoost-SMM as published (``mode="paper"``): split sums by matrix products with null vectors. Insecure.
 
 Le, Liu, Nguyen, Liu, Liu, Cai, Hirche, "FedXGBoost: Privacy-Preserving XGBoost for Federated Learning", 2021
-(arXiv 2106.10662), on the product of Karr, Lin, Reiter, Sanil, Journal of Official Statistics 25(1), 2009
-(`matrix_product`).
+(arXiv 2106.10662), on the matrix product of Karr et al. (`node_products`).
 
-Roles: one active party (labels, perhaps features), any number of passive parties (features). Rows are aligned. Of a
-node with n rows, V = [g h] (n, 2) is the active party's and M (n, l), a column of 0 and 1 for each split candidate, a
-passive party's; the left sums of all its candidates are M^T V. In version 1 the active party sends null vectors of V
+Roles: one active party (labels, perhaps features), any number of passive parties (features). Rows are aligned. For a
+node with n rows, the active party holds V = [g h] (n, 2). A passive party holds M (n, l), a column of 0 and 1 for each
+split candidate; the left sums of all its candidates are M^T V. In version 1 the active party sends null vectors of V
 and gets the sums. In version 2 each passive party sends null vectors of M, mixed with random columns, gets the sums of
 its candidates, and sends its best gain. Output: the active party gets the trees and all leaf weights, every party its
-own splits. The trees are those of the plain grower, bit for bit, but where nodes have too few rows for the product.
+own splits. The trees are those of the plain grower, bit for bit, except where nodes have too few rows for the product.
 
-The functions below stand in the order of the paper's steps, with both parties' side by side. How many columns U, M' and
-Y have are options (`null_vectors`, `bit_columns`, `normal_columns`). They shrink where a node has few rows; where even
-the least do not fit, the party offers no split there.
+The functions stand in the order of the paper's steps, those of both parties side by side. Options set the number of
+columns of U, M' and Y (`null_vectors`, `bit_columns`, `normal_columns`). The numbers shrink where a node has few rows;
+where even one of each does not fit, the party offers no split.
 
-It is secure against no adversary. The receiver of W distinguishes Z from U (u is in Z when u^T W = 0) and rounds W to
-0 and 1, or to the two values of a first tree's gradients. The root's M, the same in all trees, and a row's g and h, the
-same at all levels, follow exactly by linear algebra. `attacks` does so with recorded messages, see docs/fedxgboost.md.
+The protocol is secure against no adversary. The receiver of W distinguishes Z from U (u is in Z when u^T W = 0) and
+rounds W to 0 and 1, or to the two values of a first tree's gradients. The root's M, the same in all trees, and a row's
+g and h, the same at all levels, follow exactly by linear algebra (`treaty.attacks.hidden_values`, docs/fedxgboost.md).
 So paper mode needs ``allow_insecure=True`` of every party.
 
 Deviations from the paper: all nodes of a level travel in one round, and none is obtained by subtraction. In version 1
 the active party gets the number of rows of each bin, for missing values, categories and `min_child_samples`. Candidates
-are those of tie-aware bins, not of quantiles. Sums are rounded to whole numbers, so that splits equal the plain
+come from tie-aware bins, not from quantiles. Sums are rounded to whole numbers, so that splits equal the plain
 grower's. H^L is not overwritten where H^R is meant (an error in both listings). Version 2 checks the winner's rows
-against the gain it named.
+against the gain it sent.
 """
 
 from __future__ import annotations
@@ -46,8 +45,6 @@ from treaty.messaging.conversation import MessageOrder
 from treaty.messaging.messages import Array, view
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart
-from treaty.systems.fedxgboost_smm import matrix_product as karr
-from treaty.systems.fedxgboost_smm.matrix_product import Matrix, Sizes
 from treaty.systems.fedxgboost_smm.node_products import (
     BestGains,
     CandidateGains,
@@ -55,6 +52,7 @@ from treaty.systems.fedxgboost_smm.node_products import (
     CandidateVectors,
     MaskedCandidates,
     MaskedGradients,
+    Matrix,
     NodeCandidates,
     NodeRows,
     NullVectors,
@@ -64,41 +62,47 @@ from treaty.systems.fedxgboost_smm.node_products import (
     Rows,
     WonNodes,
     check_gains,
+    chosen,
     counted_values,
+    disguised,
+    empty_rows,
     every_node,
     left_totals,
     named_rows,
+    null_vectors,
     own_splits,
+    response,
     send_matrices,
+    single_entries,
     take_matrices,
     take_vectors,
 )
-from treaty.systems.fedxgboost_smm.options import PAPER_LEAKS, FedXGBoostSMM, check_consent
-from treaty.systems.pooled.training import own_columns
+from treaty.systems.fedxgboost_smm.options import PAPER_LEAKS, FedXGBoostSMM, Sizes, check_consent
+from treaty.systems.pooled.system import own_columns
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical.column_owner import SplitOwner, ascending, bin_own_columns, show_layout, tree_table
 from treaty.systems.vertical.messages import SplitAnswer, SplitRequest, TreeEnd, send_nodes, take_nodes
 from treaty.systems.vertical.training import Follower, TreeLimits, boosting_of, finish, open_training, start_of
-from treaty.trees.columns import SplitSearch, SumsSource
+from treaty.trees.columns import SplitSearch
 from treaty.trees.growth import Growth, RowPartition
-from treaty.trees.splits import Level, Splits, best_of, bin_sums, scan, undivided, whole_numbers
+from treaty.trees.splits import Splits, best_of, bin_sums, scan, undivided, whole_numbers
 
 logger = logging.getLogger(__name__)
 
 MOST_SUM_BITS = 46
-"""Of sums in float64, which has 53, so that rounding errors stay far below 1."""
+"""The most bits of sums in float64, which has 53: rounding errors stay far below 1."""
 
 # ---------------------------------------------------------------- version 1: the active party gets the sums
 
 
 def _hide_gradients(party: Party, gradients: Matrix, rows: Sequence[Rows], sizes: Sizes) -> tuple[list[Matrix], Flags]:
-    """Send all passive parties null vectors of each node's gradients; return V of each node, and which have vectors."""
+    """Send all passive parties null vectors of each node's gradients; return V by node, and which nodes have any."""
     of_nodes, random = [gradients[members] for members in rows], Keystream()
-    counts = np.array([sizes.of_plain(*matrix.shape) for matrix in of_nodes], np.int32)
+    counts = np.array([max(0, min(sizes.null_vectors, len(matrix) - matrix.shape[1])) for matrix in of_nodes], np.int32)
     if not counts.all():
         logger.info("%d nodes have too few rows for null vectors; others offer no split there", sum(counts == 0))
     # [SMM 1, step 1] U: r orthonormal vectors with V^T U = 0, the same to all
-    vectors = [karr.null_vectors(of, int(count), random) for of, count in zip(of_nodes, counts, strict=True) if count]
+    vectors = [null_vectors(of, int(count), random) for of, count in zip(of_nodes, counts, strict=True) if count]
     widths = Array.of(counts)
     send_matrices(party, party.peers, vectors, lambda values: NullVectors(widths, values))
     return of_nodes, counts > 0
@@ -113,11 +117,11 @@ def _mask_candidates(
     counts, masked, random = np.zeros((len(rows), int(columns.offsets[-1])), np.int32), [], Keystream()
     for node, (members, of_node) in enumerate(zip(rows, vectors, strict=True)):
         if of_node.shape[1]:
-            # candidates of the node's rows alone: cuts between values that no row has would be the same column twice
+            # of the node's rows alone: cuts between values that no row has would be the same column twice
             candidates = columns.candidates(members, features)
             counts[node] = candidates.counts
             # [SMM 1, step 2] Z: some of U's vectors, at random; W = M - Z (Z^T M)
-            masked.append(karr.response(candidates.matrix, karr.chosen(of_node, random)))
+            masked.append(response(candidates.matrix, chosen(of_node, random)))
     of_slots = Array.of(counts)
     send_matrices(party, [active], masked, lambda values: MaskedCandidates(of_slots, values))  # [SMM 1, step 3] W
 
@@ -126,7 +130,7 @@ def _mask_candidates(
 
 
 def _name_rows(party: Party, partition: RowPartition, nodes: Int32s, n_rows: int) -> list[Rows]:
-    """Send all peers, in either version, which rows are in each node of a level; return them, ascending."""
+    """Send all peers, in both versions, which rows are in each node of a level; return them, ascending."""
     rows, starts = partition.rows(nodes, sampled=True)
     for peer in party.peers:  # [SMM 2, step 1] the rows of each node
         party.send(peer, NodeRows(len(nodes)))
@@ -136,7 +140,7 @@ def _name_rows(party: Party, partition: RowPartition, nodes: Int32s, n_rows: int
 
 @dataclass(frozen=True, slots=True)
 class _HiddenNode:
-    """A node whose sums a passive party gets: its candidates, the matrix they are mixed into, their places in it."""
+    """A node whose sums a passive party gets: its candidates, the matrix that has them, their places in it."""
 
     candidates: NodeCandidates
     mixed: Matrix
@@ -158,8 +162,8 @@ def _hide_candidates(
             continue
         bits, normal, count = fitting
         # [SMM 2, step 2] M* = [M M' Y], columns shuffled; U: r null vectors of M*
-        mixed, places = karr.disguised(candidates.matrix, bits, normal, random)
-        nodes.append(_HiddenNode(candidates, mixed, places, karr.null_vectors(mixed, count, random)))
+        mixed, places = disguised(candidates.matrix, bits, normal, random)
+        nodes.append(_HiddenNode(candidates, mixed, places, null_vectors(mixed, count, random)))
     if short:
         logger.info("%d nodes have fewer rows than candidates, and get no split here", short)
     vectors = [node.vectors for node in nodes if node is not None]
@@ -176,13 +180,13 @@ def _mask_gradients(party: Party, peer: str, rows: Sequence[Rows], gradients: In
     for node, (members, of_node) in enumerate(zip(rows, vectors, strict=True)):
         if of_node.shape[1]:
             # [SMM 2, step 4] refuse a row of U U^T with a single non-zero; W = V - Z (Z^T V)
-            if karr.single_entries(of_node).any():
+            if single_entries(of_node).any():
                 raise PeerProtocolError(peer, f"expected no row of U U^T with a single non-zero - at {what}")
-            shown += int(karr.empty_rows(of_node).sum())
+            shown += int(empty_rows(of_node).sum())
             totals[node] = gradients[members].sum(axis=0)
-            masked.append(karr.response(gradients[members].astype(np.float64), karr.chosen(of_node, random)))
+            masked.append(response(gradients[members].astype(np.float64), chosen(of_node, random)))
     if shown:
-        logger.info("gradients of %d rows reach %s as they are: candidates single them out", shown, peer)
+        logger.info("%s receives the gradients of %d rows unmasked: its candidates single them out", peer, shown)
     of_nodes = Array.of(totals)
     # [SMM 2, step 5] W, and G and H of the node
     send_matrices(party, [peer], masked, lambda values: MaskedGradients(of_nodes, values))
@@ -204,7 +208,7 @@ def _own_sums(
             continue
         try:
             # [SMM 2, step 6] M*^T W = M*^T V, of which M's columns are kept; then gains, and the best
-            found = whole_numbers(karr.product(node.mixed, of_node)[node.places])
+            found = whole_numbers((node.mixed.T @ of_node)[node.places])
         except ValueError as error:
             raise PeerProtocolError(active, f"{error} - at MaskedGradients.masked from {active}") from None
         slots, counts = node.candidates.slots, node.candidates.counts
@@ -236,7 +240,7 @@ def active(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
         party.send(peer, PaperSetup(*start_of(training, peer), objective.grad_unit, objective.hess_unit))
     sources = [others.get(name, own) for name in inputs.roles.owners]
     rules = common.rules(objective)
-    # all parties of one process multiply side by side; one of them sets the process's limit, while all others follow
+    # parties in one process multiply at the same time; this one sets the process's limit for all of them
     with nullcontext() if inputs.alone else threadpool_limits(1, user_api="blas"):
         for a_round in boosting_of(inputs, training, sources):
             for sample in a_round.trees():
@@ -250,11 +254,15 @@ def active(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
                         search.ask(level, rows)  # own columns; the others answer with gains
                         for peer in others:
                             _mask_gradients(party, peer, members, values[:, :2], sizes.null_vectors)
-                        best = _best_gains(search, sources, level)
+                        best = best_of([
+                            source.best(len(level.nodes), k) if isinstance(source, CandidateGains)
+                            else search.scan(k, level)
+                            for k, source in enumerate(sources)
+                        ])  # fmt: skip
                     else:
                         matrices = _hide_gradients(party, values[:, :2].astype(np.float64), members, sizes)
                         for columns in others.values():
-                            columns.expect(members, *matrices)
+                            columns.level = members, *matrices
                         search.ask(level, rows)
                         best = search.choose(level)  # [SMM 1, step 4] V^T W = V^T M; gains, and the best of all
                     won = np.flatnonzero(best.feature >= 0)
@@ -273,14 +281,6 @@ def active(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
                 a_round.add(growth.tree(), rows)
     finish(party)
     return part
-
-
-def _best_gains(search: SplitSearch, sources: Sequence[SumsSource], level: Level) -> Splits:
-    """Compare the gains that passive parties send with those of own columns."""
-    return best_of([
-        source.best(len(level.nodes), k) if isinstance(source, CandidateGains) else search.scan(k, level)
-        for k, source in enumerate(sources)
-    ])  # fmt: skip
 
 
 def passive(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:

@@ -58,13 +58,11 @@ from treaty.systems.vertical.messages import Hint, NamedRows
 from treaty.systems.vertical.prediction import online_active, online_passive, predict_active, predict_passive
 from treaty.systems.vertical.training import fellow_owners, roles_by_column
 
-# -------------------------- what each party of a FedXGBoost-SMM training learns beyond its own data and its own splits
-
 
 def conclusions(
     roles: Roles, options: FedXGBoostSMM, common: BoostingOptions, part: ModelPart | None
 ) -> dict[str, list[str]]:
-    """Return what each party can work out, the dealer included; `part` has the estimate of what exact sums showed."""
+    """Return what each party can conclude; `part` has the estimate of what exact sums showed."""
     if options.mode == "paper":
         return _of_matrix_products(roles, options.version)
     learned = conclusions_from_sums(roles, options.ciphers, options.cipher, part)
@@ -74,8 +72,8 @@ def conclusions(
     dealer = roles.holder("dealer")
     if dealer is None:
         return learned
-    # each end's masks are the dealer's: with them the one-time pads come off
-    helped = f"with the help of {dealer}, who must not give it: "
+    # the dealer knows each end's masks, and so removes the one-time pads of what that end sends
+    helped = f"with the help of {dealer}, which must not give it: "
     learned[roles.active].append(helped + "every bin of every row of the others")
     for name in roles.having("passive"):
         learned[name].append(helped + "all gradients, and so labels, and the rows of every node")
@@ -84,7 +82,7 @@ def conclusions(
 
 
 def _of_matrix_products(roles: Roles, version: int | None) -> dict[str, list[str]]:
-    """Return what the published protocol gives away, as measured by the attacks in `attacks`."""
+    """Return what the published protocol reveals, as measured by the attacks in `treaty.attacks.hidden_values`."""
     if version == 2:
         of_active = "of the others' null vectors, which rows single bins hold in small nodes"
         of_passive = (
@@ -101,11 +99,8 @@ def _of_matrix_products(roles: Roles, version: int | None) -> dict[str, list[str
     return learned | {name: [of_passive, PAPER_LEAKS] for name in roles.having("passive")}
 
 
-# ------------------- what a training by secure matrix products is expected to take: hidden sums, and a dealer's shares
-
-
 def expected(roles: Roles, options: FedXGBoostSMM, common: BoostingOptions, shape: Shape) -> Expected:
-    """Return it; raise ConfigError in paper mode."""
+    """Return what a training is expected to take; raise ConfigError in paper mode."""
     if options.mode == "paper":
         raise not_expected("the published form")
     found = expected_of_sums(roles, options.ciphers, common, shape)
@@ -123,8 +118,6 @@ def expected(roles: Roles, options: FedXGBoostSMM, common: BoostingOptions, shap
         found.memory[dealer] = 8.0 * shape.rows * max(shape.slots.values())
     return found
 
-
-# ------------------------------------------------------------- who sends what, in both modes
 
 _DEALER = ("dealer",)
 _SAFE = When('mode="safe"', lambda options, common: options.mode != "paper")
@@ -191,47 +184,38 @@ ROUTES: dict[Stage, Routes] = {
 }
 
 
-# ---------------------------------------------------------------- system
-
-
 def cast_roles(places: Mapping[str, PartySpec], active: str, options: FedXGBoostSMM) -> Roles:
-    """Give every party its role; with ``backend="dealer"`` one party without data deals.
-
-    Raises
-    ------
-    ConfigError
-        Where a dealer is missing, is one too many or has data, and as `roles_by_column`.
-    """
+    """Give every party its role; with ``backend="dealer"`` one party without data deals."""
     dealers = [name for name, place in places.items() if place.role == "dealer"]
     if len(dealers) > options.has_dealer:
         raise ConfigError(
-            'expected role = "dealer" at one party, and only with backend = "dealer" of protocol \'fedxgboost-smm\', '
-            f"got it at {', '.join(dealers)}"
+            'expected role = "dealer" at one party at most, and only with protocol "fedxgboost-smm" and backend = '
+            f'"dealer"; got it at {", ".join(dealers)}'
         )
     if not options.has_dealer:
         return roles_by_column(places, active, options)
     if not dealers:
-        raise ConfigError('backend = "dealer" needs a party without data that deals: add one with role = "dealer"')
+        raise ConfigError('backend = "dealer" needs a party without data: add one with role = "dealer"')
     (name,) = dealers
     if name == active or places[name].has_rows or len(places) < 3:
         raise ConfigError(
-            f"expected {name}, the dealer, to have no table and not to be the active party, and at least one passive "
-            "party besides them: a party with data must not deal"
+            f"{name} cannot be the dealer: a dealer has no table, is not the active party, and needs an active and at "
+            "least one passive party"
         )
     return roles_by_column(places, active, options, helper=name)
 
 
 def dealer_of(owners: Iterable[str], options: FedXGBoostSMM) -> dict[str, PartySpec]:
-    """Return the dealer that `fit` plays, if the options need one; raise ConfigError where an owner has its name."""
+    """Return the dealer that `fit` plays, if the options need one."""
     if not options.has_dealer:
         return {}
     if DEALER in owners:
-        raise ConfigError(f"fit plays a dealer and calls it {DEALER!r}; give the party of that name another one")
+        raise ConfigError(f"fit adds a dealer of the name {DEALER!r}: rename your party of that name")
     return {DEALER: PartySpec(role="dealer", has_rows=False)}
 
 
 def warm_up(options: FedXGBoostSMM | None) -> list[FedXGBoostSMM]:
-    """Return options of small trainings with the backend and sums that the options name, or with every backend."""
+    """Return the options of small trainings that compile what these options need; None: every backend."""
     if options is not None and options.ciphers.sealed:
         return [FedXGBoostSMM(reveal="argmax")]
     of_each = {
@@ -243,7 +227,7 @@ def warm_up(options: FedXGBoostSMM | None) -> list[FedXGBoostSMM]:
 
 
 def unaudited(options: FedXGBoostSMM) -> str:
-    """Say why no record can be kept for an audit of gradients; nothing where it can."""
+    """Return why no record can be kept for an audit of gradients; nothing where it can."""
     if options.mode == "paper":
         return "paper mode shows gradients, there is nothing to open"
     return "a dealer's masks have no key that opens them" if options.has_dealer else unaudited_ciphers(options.ciphers)

@@ -35,7 +35,7 @@ from treaty.models.checkpoints import Checkpoint, checkpoint_of, fingerprint
 from treaty.models.trees import ModelPart
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.pooled.training import loss_of, objective_for
+from treaty.systems.pooled.system import loss_of, objective_for
 from treaty.systems.system import TRAIN, LabelledRows, RoleInput
 from treaty.trees.boosting import RoundState
 from treaty.trees.losses.fixed_point import TallyUnits, bound_of_weights

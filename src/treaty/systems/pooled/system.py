@@ -2,18 +2,329 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import ClassVar
+import hashlib
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
 
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.data.binning import fit_bins
+from treaty.data.columns import Category, check_labels, check_targets
 from treaty.data.table import Schema, Table
-from treaty.errors import DataError
+from treaty.errors import ConfigError, DataError
+from treaty.machine.arrays import copied
 from treaty.messaging.messages import Message, MessageLeakage
-from treaty.models.trees import ModelPart
+from treaty.models.checkpoints import checkpoint_of, fingerprint
+from treaty.models.trees import ModelPart, keep_records, record_split, records_used
+from treaty.privacy.ledger import Ledger, LedgerEntry
+from treaty.privacy.randomised_response import stored_noisy_labels
 from treaty.systems.leakage import Route, Routes, routes
+from treaty.systems.options import SystemOptions, plain
 from treaty.systems.pooled.options import BoostingOptions, Pooled
-from treaty.systems.pooled.training import train
-from treaty.systems.system import PartySpec, RoleInput, Roles, System
+from treaty.systems.system import LabelledRows, PartySpec, RoleInput, Roles, System
+from treaty.trees.boosting import Boosting, EvalSet, Forest, RoundState
+from treaty.trees.columns import ColumnSource, MakeSums, grow_trees
+from treaty.trees.ensemble import SplitTable, Tree, join_splits, margins_from_values
+from treaty.trees.objectives import Objective, check_metrics, loss_class, make_objective
+
+# ----------------------------------------------------------------
+# Training on one table, and what federated trainings share with it: loss, noisy labels, own columns, checkpoints.
+
+
+def objective_for(
+    data: LabelledRows,
+    classes: list[Category] | None,
+    options: SystemOptions,
+    common: BoostingOptions,
+    start: Sequence[float] | None = None,
+) -> Objective:
+    """Choose the loss: the objective that is named without classes, logistic for two, softmax for more.
+
+    Where a `base_score` of None must not be estimated, as gradients carry noise, it is 0.5; where others hold rows,
+    too, `start` is what was estimated from all of them.
+    """
+    if common.base_score is None and not options.estimates_base_score:
+        common = msgspec.structs.replace(common, base_score=0.5)
+    n_classes = None if classes is None else len(classes)
+    return loss_of(data.y, data.weight, n_classes, options.label_epsilon, common, start)
+
+
+def loss_of(
+    y: NDArray[np.float64],
+    weight: NDArray[np.float64] | None,
+    n_classes: int | None,
+    epsilon: float | None,
+    common: BoostingOptions,
+    start: Sequence[float] | None = None,
+) -> Objective:
+    """Choose the loss for labels of so many classes (None: a regression), randomised with `epsilon` if at all."""
+    if n_classes is not None and common.objective is not None and common.loss_class.takes != "classes":
+        raise ConfigError(
+            f"objective={common.objective!r} is of numbers, and the labels are classes: take GBDTRegressor, or "
+            'task = "regression" in a job file'
+        )
+    named = None if common.loss_class.takes == "classes" else common.objective
+    loss = make_objective(
+        named or ("squared_error" if n_classes is None else "logistic" if n_classes == 2 else "softmax"),
+        y,
+        weight,
+        n_classes=n_classes or 0,
+        base_score=common.base_score,
+        start=start,
+        fractional_bits=common.fractional_bits,
+        epsilon=epsilon,
+        **common.of_loss,
+    )
+    check_metrics(common.metrics, loss)
+    return loss
+
+
+def check_numbers(y: Any, whose: str, n_rows: int, objective: str | type | None) -> NDArray[np.float64]:
+    """Return a target that an objective can take, float64 (n_rows,); DataError for others."""
+    kind, target = loss_class(plain(objective)), check_targets(y, whose, n_rows)
+    if kind.takes == "groups":
+        raise ConfigError(
+            f'objective={objective!r} ranks rows within groups: take GBDTRanker, or task = "ranking" in a job file'
+        )
+    if kind.takes == "classes":
+        raise ConfigError(
+            f'objective={objective!r} is of classes: take GBDTClassifier, or task = "classification" in a job file'
+        )
+    kind.check_labels(target, whose)
+    return target
+
+
+def check_relevance(
+    relevance: Any, group: Any, whose: str, n_rows: int, objective: str | type | None
+) -> NDArray[np.float64]:
+    """Return the target of a ranking, float64 (n_rows, 2): relevance and the group's number. DataError for others."""
+    kind = loss_class(plain(objective))
+    if kind.takes != "groups":
+        raise ConfigError(f"objective={objective!r} does not rank rows within groups: take 'ndcg' or 'pairwise'")
+    try:
+        numbers = np.unique(check_labels(group, f"{whose}: groups", n_rows), return_inverse=True)[1]
+    except TypeError:  # numbers and text have no order
+        raise DataError(f"{whose}: expected groups of one kind, numbers or text, got both") from None
+    target = np.column_stack([check_targets(relevance, whose, n_rows), numbers.astype(np.float64)])
+    kind.check_labels(target, whose)
+    return target
+
+
+def noisy_labels(
+    path: str | os.PathLike[str],
+    y: NDArray[np.float64],
+    classes: list[Category] | None,
+    options: SystemOptions,
+    ledger: Ledger,
+    job: str,
+) -> NDArray[np.float64]:
+    """Return what `label_rr` trains on: labels randomised once, drawn when `path` does not keep them yet.
+
+    `ledger` is that of the party with the labels: training again on the same noisy labels costs nothing more. Raises
+    ConfigError for a regression, or when `path` keeps noisy labels drawn from other labels; BudgetSpent when a person
+    would pay more than `epsilon_total`, and nothing is drawn then.
+    """
+    if classes is None or options.label_epsilon is None:
+        raise ConfigError("mechanism='label_rr' randomises classes; a regression has none: leave it out (None)")
+    limit: dict[str, Any] = {
+        name: getattr(options, of, None) for name, of in (("most", "epsilon_total"), ("delta", "delta"))
+    }
+    entry = partial(LedgerEntry, job=job, mechanism="label_rr", what="labels", epsilon=options.label_epsilon)
+    if not Path(path).exists():
+        ledger.check([entry("not drawn yet")], **limit)  # before drawing: refused labels must not be kept
+    noisy = stored_noisy_labels(path, y, len(classes), options.label_epsilon)
+    content = msgspec.msgpack.encode([len(classes), options.label_epsilon]) + noisy.tobytes()
+    draw = hashlib.sha256(b"treaty noisy labels" + ledger.key + hashlib.sha256(content).digest()).hexdigest()
+    ledger.spend([entry(draw)], **limit)
+    return noisy.astype(np.float64)
+
+
+def own_columns(
+    table: Table, max_bin: int, splits: SplitTable, threads: int, histograms: MakeSums | None = None
+) -> ColumnSource:
+    """Bin a table and make it a source of sums, see `ColumnSource`, that records its splits in `splits`."""
+    bins = fit_bins(table, max_bin, threads)
+    return ColumnSource(
+        bins.transform(table, threads),
+        bins.offsets,
+        table.schema.categorical,
+        lambda feature, left_bins: record_split(splits, bins, feature, left_bins),
+        threads,
+        histograms,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """A fresh or resumed training, at the party that holds the trees.
+
+    Attributes
+    ----------
+    part : ModelPart
+        With the trees of the rounds that all parties have kept, and this party's records (its own splits).
+    records : dict of str to int
+        How many records of each source those trees use.
+    resume : RoundState or None
+    rows : bytes
+        `fingerprint` of the training rows, where checkpoints are kept.
+    """
+
+    part: ModelPart
+    records: dict[str, int]
+    resume: RoundState | None
+    rows: bytes
+
+    @property
+    def forest(self) -> Forest:
+        """The trees so far."""
+        assert self.part.forest is not None
+        return self.part.forest
+
+    def keep(self, inputs: RoleInput, progressed: RoundState, began: float | None = None) -> None:
+        """Write a checkpoint where the party keeps them; see `Keeper.keep`."""
+        assert inputs.keeper is not None
+        kept = replace(progressed, margins=copied(progressed.margins))  # the rounds that follow change them
+        given = inputs.given
+        inputs.keeper.keep(lambda: checkpoint_of(self.part, given, self.rows, kept), began)
+
+
+def begin(inputs: RoleInput, party: str, sources: tuple[str, ...]) -> Training:
+    """Begin a training of the role's rows over `sources`, or resume the one that its keeper finds.
+
+    Raises
+    ------
+    ConfigError
+        When the checkpoint is of other options, parties, rows, classes or eval sets.
+    """
+    data, classes, keeper = inputs.rows, inputs.classes, inputs.keeper
+    printed = [(of.table, (of.y, of.weight)) for of in (data, *inputs.eval_sets)]
+    rows = b"" if keeper is None else fingerprint(printed, classes or ())
+    found = None if keeper is None else keeper.found()
+    if found is None:
+        forest = Forest(objective_for(data, classes, inputs.options, inputs.common), sources, classes)
+        part = ModelPart(
+            model_id=secrets.token_hex(16), party=party, schema=data.table.schema, splits=SplitTable(), forest=forest,
+            trees_a_round=forest.objective.n_outputs,
+        )  # fmt: skip
+        return Training(part, dict.fromkeys(sources, 0), None, rows)
+    found.check(inputs.given, inputs.may_change, sources, rows)
+    assert found.part.forest is not None
+    resume = found.progressed(found.part.forest.objective.n_outputs)
+    found.part.forest.cut(min(resume.rounds, inputs.common.n_estimators))  # fewer may be asked for than there are
+    records = dict(zip(sources, records_used(found.part.forest.trees, len(sources)), strict=True))
+    keep_records(found.part.splits, records[party])
+    return Training(found.part, records, resume, rows)
+
+
+def train(inputs: RoleInput) -> ModelPart:
+    """Train on the role's rows alone; return the whole model, of a party called "pooled"."""
+    training = begin(inputs, "pooled", ("pooled",))
+    part, forest, splits = training.part, training.forest, training.part.splits
+    data, common, threads = inputs.rows, inputs.common, inputs.threads
+    source = own_columns(data.table, common.most_bins, splits, threads)
+
+    def on_round(progressed: RoundState) -> None:
+        if inputs.keeper is not None and inputs.keeper.due:
+            training.keep(inputs, progressed)
+        inputs.observers.round_finished(progressed.rounds, part)
+
+    inputs.observers.round_finished(forest.rounds, part)
+    rules = common.rules(forest.objective)
+    boosting = Boosting(
+        data.y, data.weight, forest, rules, common.plan(len(source.categorical)),
+        eval_sets=[watched(rows, splits, threads) for rows in inputs.eval_sets],
+        on_round=on_round, resume=training.resume, threads=threads,
+    )  # fmt: skip
+    grow_trees(boosting, [source])
+    return part
+
+
+def watched(rows: LabelledRows, splits: SplitTable, threads: int) -> EvalSet:
+    """Return an eval set of rows at a party that holds all their columns and the whole model."""
+    matrix = rows.table.matrix()
+
+    def add_trees(trees: Sequence[Tree], margins: NDArray[np.float64]) -> None:
+        margins_from_values(trees, join_splits([splits], [matrix.shape[1]]), matrix, margins, threads)
+
+    return EvalSet(rows.name, rows.y, rows.weight, add_trees)
+
+
+# ---------------------------- why a model has no split, as far as a party can tell that sees some of the training rows
+
+
+def why_no_split(
+    forest: Forest,
+    common: BoostingOptions,
+    rows: Sequence[LabelledRows],
+    table: Table | None,
+    *,
+    noise: bool = False,
+) -> str:
+    """Return a sentence with the first option or column that allows no split; empty where a tree has one.
+
+    `rows` have labels and weights of the training. `table` has all columns of these rows; None where others hold some.
+    `noise` says whether gains were hidden by noise.
+    """
+    if not forest.trees or any(len(tree.value) > 1 for tree in forest.trees):
+        return ""
+    return (
+        f"no tree has a split, so that all rows get the same prediction: {_reason(forest, common, rows, table, noise)}"
+    )
+
+
+def _reason(
+    forest: Forest, common: BoostingOptions, rows: Sequence[LabelledRows], table: Table | None, noise: bool
+) -> str:
+    fewest, n_rows = common.fewest_rows, sum(len(of.y) for of in rows)
+    share = common.top_rate + common.other_rate if common.goss else common.subsample
+    drawn = round(share * n_rows)
+    if drawn < 2 * fewest:
+        of = "are" if share == 1.0 else f"of {n_rows} are drawn for a tree"
+        return f"two leaves of min_child_samples={fewest} rows take {2 * fewest} rows, and {drawn} {of}"
+    y = np.concatenate([of.y for of in rows])
+    if y.ndim == 1 and len(np.unique(y)) == 1:
+        return "all labels are equal"
+    hessian = share * sum(_first_hessian(forest, of) for of in rows)
+    if hessian < 2.0 * common.min_child_weight:
+        return (
+            f"two leaves of min_child_weight={common.min_child_weight:g} take hessians of twice that, and those of all "
+            f"rows add up to {hessian:.3g}"
+        )
+    if table is not None:
+        if all(len(np.unique(column)) == 1 for column in table.columns):
+            return "every column is constant"
+        if not any(_can_be_cut(column, fewest) for column in table.columns):
+            return f"no column has a cut with min_child_samples={fewest} rows on both sides"
+    if common.min_split_loss > 0.0:
+        return f"no split gains more than min_split_loss={common.min_split_loss:g}"
+    if noise:
+        return "no split gains enough under the noise"
+    return (
+        "no split gains anything under min_child_samples, min_child_weight, reg_lambda and reg_alpha: columns may say "
+        "nothing of the labels"
+    )
+
+
+def _first_hessian(forest: Forest, rows: LabelledRows) -> float:
+    loss = forest.objective
+    margins = np.full((len(rows.y), loss.n_outputs), loss.base_margins)
+    return float(loss.gradients(margins, rows.y, rows.weight)[1][0].sum()) * loss.hess_unit
+
+
+def _can_be_cut(column: NDArray[np.float32], fewest: int) -> bool:
+    """Whether so many rows have other values than the most frequent one, a missing value being one."""
+    return len(column) - int(np.unique(column, return_counts=True)[1].max()) >= fewest
+
+
+# ---------------------------------------------------------------- system
+
 
 ALONE = "pooled"
 """Name of the only party."""

@@ -30,7 +30,7 @@ from treaty.messaging.certificates import fingerprint
 from treaty.messaging.messages import Message, unpack, view
 from treaty.systems.options import converted, names_of
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.pooled.training import loss_of
+from treaty.systems.pooled.system import loss_of
 from treaty.systems.vertical.audit_messages import (
     AuditShape,
     ExpectedMessages,

@@ -33,7 +33,7 @@ from treaty.messaging.party import Party
 from treaty.models.checkpoints import hints_folder, sides_folder
 from treaty.models.trees import ModelPart
 from treaty.systems.observers import ColumnsLearned, Observers, TreeStarted
-from treaty.systems.pooled.training import Training, own_columns
+from treaty.systems.pooled.system import Training, own_columns
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical.cipher_choice import PROBES, JobSize, beyond_lattice, choose_cipher, tell_cost_of_sealing
 from treaty.systems.vertical.cipher_options import CipherOptions

@@ -36,8 +36,7 @@ from treaty.models.checkpoints import checkpoint_of, fingerprint
 from treaty.models.trees import ModelPart, keep_records
 from treaty.privacy.randomised_response import RandomisedRows
 from treaty.systems.options import SystemOptions
-from treaty.systems.pooled.system import CheckpointReceipt, CheckpointRequest
-from treaty.systems.pooled.training import Training, begin
+from treaty.systems.pooled.system import CheckpointReceipt, CheckpointRequest, Training, begin
 from treaty.systems.system import PartySpec, RoleInput, Roles
 from treaty.systems.vertical.messages import SplitRequest, Start
 from treaty.systems.vertical.prediction import DecideRequest, Decisions, Finish, RowSets, decided_by_all, shown_matrix
