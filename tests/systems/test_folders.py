@@ -47,7 +47,8 @@ def test_systems_are_named_in_two_places():
     assert places == {
         "__init__.py",
         "systems/__init__.py",
-        "attacks/hidden_values.py",  # what is attacked are messages of single systems
+        "attacks/ciphertexts.py",  # what is attacked are messages of single systems
+        "attacks/hidden_values.py",
         "estimators/glm.py",  # options of every regression are in the folder of its systems
         "runs/warm_up.py",  # kernels of trees are compiled by playing the smallest system
     }
