@@ -20,7 +20,6 @@ import numpy as np
 from data import arguments, report, verdict
 from treaty.crypto.sharing import additive_routing as additive
 from treaty.crypto.sharing import shamir as field
-from treaty.crypto.sharing.hidden_splits import Layout
 from treaty.crypto.sharing.shamir_routing import (
     Program,
     ServerSetting,
@@ -31,6 +30,7 @@ from treaty.crypto.sharing.shamir_routing import (
     route_level,
     share_integers,
 )
+from treaty.systems.fedxgb.pieces import Layout
 
 BINS, DEPTH = 32, 3
 

@@ -21,7 +21,7 @@ from treaty.messaging.messages import Message, MessageLeakage
 from treaty.runs import disclosed
 from treaty.systems import SYSTEMS, find_system
 from treaty.systems.alignment.leakage import ROUTES as OF_ALIGNMENT
-from treaty.systems.fedxgb.authority import CertifiedKeys
+from treaty.systems.fedxgb.messages import CertifiedKeys
 from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.leakage import Route, Routes, sent
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from treaty.crypto.sharing.hidden_splits import Layout
+from treaty.systems.fedxgb.pieces import Layout
 
 LAYOUT = Layout(
     n_bins=[8, 3, 1, 5, 4, 8], categorical=[False, True, False, True, False, False], may_miss=[True, True, 0, 0, 1, 0]

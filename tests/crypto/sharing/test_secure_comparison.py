@@ -13,7 +13,6 @@ from crypto.sharing.servers import FALSE_ALARM, MALFORMED, Play, opened, prepare
 from treaty.crypto.payload import from_words
 from treaty.crypto.sharing import shamir as field
 from treaty.crypto.sharing.additive_routing import deal, sign_bit
-from treaty.crypto.sharing.hidden_splits import Layout
 from treaty.crypto.sharing.shamir import P, make_shares, open_shares
 from treaty.crypto.sharing.shamir_routing import (
     RandomNumbers,
@@ -24,6 +23,7 @@ from treaty.crypto.sharing.shamir_routing import (
     reduce_degree,
 )
 from treaty.errors import CryptoError
+from treaty.systems.fedxgb.pieces import Layout
 
 THREE = ServerSetting(servers=3, degree=1, bits=9)
 

@@ -9,7 +9,6 @@ from scipy import stats
 from crypto.sharing.hidden_trees import LAYOUT, Tree, random_codes
 from crypto.sharing.servers import FALSE_ALARM, Play, prepared_for, rounds_of
 from treaty.crypto.sharing import shamir as field
-from treaty.crypto.sharing.hidden_splits import Layout
 from treaty.crypto.sharing.shamir import make_shares
 from treaty.crypto.sharing.shamir_routing import (
     ServerSetting,
@@ -21,6 +20,7 @@ from treaty.crypto.sharing.shamir_routing import (
     share_integers,
 )
 from treaty.errors import CryptoError
+from treaty.systems.fedxgb.pieces import Layout
 
 
 def setting_of(servers, degree, layout=LAYOUT):

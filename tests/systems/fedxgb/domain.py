@@ -17,8 +17,8 @@ from treaty.errors import TreatyError
 from treaty.messaging.transcript import Transcript
 from treaty.runs.threads import play
 from treaty.systems.fedxgb import secfind as crowd_users
-from treaty.systems.fedxgb.authority import Credentials, certify
 from treaty.systems.fedxgb.cohorts import Rules, UserStanding
+from treaty.systems.fedxgb.domain import Credentials, certify
 from treaty.systems.fedxgb.messages import Call, Cohort, Domain, TrainingEnd, UserOffer
 from treaty.systems.fedxgb.paper import PaperUserSums
 from treaty.systems.fedxgb.secfind import DomainSums, UserSums

@@ -9,8 +9,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from treaty.errors import PeerLost, PeerProtocolError
 from treaty.messaging.party import Party
 from treaty.runs.threads import play
-from treaty.systems.fedxgb.authority import Credentials, KeyCertificate, KeyRequest, certify
-from treaty.systems.fedxgb.messages import Call, Cohort, Domain
+from treaty.systems.fedxgb.domain import Credentials, certify
+from treaty.systems.fedxgb.messages import Call, Cohort, Domain, KeyCertificate, KeyRequest
 from treaty.systems.fedxgb.secfind import UserSums
 
 ROLES = {"a": "user", "b": "user", "e": "edge", "s": "server"}

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from marks import slow
 from treaty.models.checkpoints import Keeper
-from treaty.systems.fedxgb.cohorts import Cohorts, Rules, UserStanding, permitted, select
-from treaty.systems.fedxgb.kept import DomainFile
+from treaty.systems.fedxgb.cohorts import Cohorts, DomainFile, Rules, UserStanding, permitted, select
 
 NAMES = [f"u{k}" for k in range(12)]
 

@@ -32,8 +32,8 @@ from treaty.messaging.messages import Array
 from treaty.messaging.party import ABORT_NOTICE_TIMEOUT, Party
 from treaty.runs.threads import play
 from treaty.systems.fedxgb import domain, secfind
-from treaty.systems.fedxgb.authority import Credentials, KeyCertificate, KeyRequest, certify
-from treaty.systems.fedxgb.messages import Agreement, Attendance, MaskKey, UserOffer
+from treaty.systems.fedxgb.domain import Credentials, certify
+from treaty.systems.fedxgb.messages import Agreement, Attendance, KeyCertificate, KeyRequest, MaskKey, UserOffer
 from treaty.systems.fedxgb.options import domains
 from treaty.systems.fedxgb.pieces import RowShares
 from treaty.systems.fedxgb.secboost import edge

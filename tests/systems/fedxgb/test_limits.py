@@ -11,8 +11,7 @@ from systems.fedxgb.playing import Crowded, crowd_rows, laid_out, options_of, pl
 from treaty.errors import PeerProtocolError, TreatyError
 from treaty.messaging.messages import Array
 from treaty.systems.fedxgb import meeting
-from treaty.systems.fedxgb.conversation import ServerLimits, SumLimit
-from treaty.systems.fedxgb.meeting import terms_of
+from treaty.systems.fedxgb.conversation import ServerLimits, SumLimit, terms_of
 from treaty.systems.fedxgb.messages import MOST_VOID, KnownSplits, LeafShares, RoundStart, RowSummary, Sum, Turn
 from treaty.systems.fedxgb.secfind import ATTEMPTS, DomainSums
 from treaty.systems.fedxgb.system import SYSTEM

@@ -15,11 +15,11 @@ from marks import all_but_first_slow
 from runs.test_resume import Interrupted
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.messages import decode_body, encode_body
-from treaty.systems.fedxgb import meeting, secboost
-from treaty.systems.fedxgb.kept import row_key, seed_of_rows
+from treaty.systems.fedxgb import conversation, secboost
+from treaty.systems.fedxgb.conversation import seed_of_rows
 from treaty.systems.fedxgb.messages import Task, TrainingEnd
 from treaty.systems.fedxgb.secfind import Crowd
-from treaty.systems.fedxgb.secpred import SharedRows
+from treaty.systems.fedxgb.secpred import SharedRows, row_key
 from treaty.trees.slots import SlotTree
 
 TREES = 4
@@ -99,7 +99,7 @@ def test_holders_of_shares_take_the_rows_of_the_first_run_alone_down_finished_tr
     rows["user 3"] = np.tile(X, (2, 1))[:invented] + 1.0, np.tile(y, 2)[:invented]
     check, told = seed_of_rows, []
     monkeypatch.setattr(
-        meeting, "seed_of_rows", lambda *given, **more: b"s" * 32 if given[1] == "user 3" else check(*given, **more)
+        conversation, "seed_of_rows", lambda *given, **more: b"s" * 32 if given[1] == "user 3" else check(*given, **more)
     )
     left = SharedRows.left
 
@@ -193,6 +193,6 @@ def test_an_id_that_is_no_id_is_refused_before_it_is_part_of_a_files_name(model_
 
 
 def keys():
-    from treaty.systems.fedxgb.authority import CertifiedKeys
+    from treaty.systems.fedxgb.messages import CertifiedKeys
 
     return CertifiedKeys(b"", b"", b"", b"")

@@ -34,8 +34,8 @@ from treaty.runs.processes import free_ports
 from treaty.runs.report import FORMAT, Report, service_report_file
 from treaty.runs.serving import serve_party, service_roles
 from treaty.systems.fedxgb import prediction as secpred
-from treaty.systems.fedxgb.kept import QueryRecord, queries_folder
 from treaty.systems.fedxgb.pieces import RowShares
+from treaty.systems.fedxgb.prediction import QueryRecord, queries_folder
 
 EDGES = ("berlin", "tokyo", "oslo")
 ASKING = {"ann": 12, "ben": 7, "cat": 5}  # rows of users to predict; none of them took part in the training

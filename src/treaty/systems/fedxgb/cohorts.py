@@ -31,8 +31,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+from treaty.errors import ConfigError
+from treaty.files import Format, read_file, write_file
+from treaty.models.checkpoints import Keeper
 
 LEAST = 3  # users whose sum may be opened, by default
 _DRAWS = 10  # random choices tried
@@ -294,3 +299,70 @@ class Cohorts:
         dealt = [*self._rng.permutation(list(there)).tolist(), *self._rng.permutation(list(away)).tolist()]
         parts = np.array_split(np.arange(len(dealt)), max(1, len(dealt) // self._rules.least_change))
         self.groups = [frozenset(dealt[k] for k in part) for part in parts]
+
+
+_DOMAIN = Format("cohorts", 3)
+ROUNDS = 2  # rounds begun by when the server has kept one, so that files of earlier models are of no more use
+
+
+class _KeptDomain(msgspec.Struct):
+    """The users of the first sum, independent cohorts, groups, the last cohort, users' calls and losses, digests."""
+
+    model_id: str
+    users: list[str]
+    opened: list[list[str]]
+    groups: list[list[str]]
+    running: list[str]
+    called: dict[str, tuple[int, int]]
+    shares: dict[str, bytes]
+
+
+class DomainFile:
+    """An edge server's file about its domain; without a `keeper` nothing is kept.
+
+    `standings` are read as the file is written. `shares` has the `digest` of each user's shares of its rows.
+    """
+
+    def __init__(self, keeper: Keeper | None, owner: str, model_id: str, standings: Mapping[str, UserStanding]) -> None:
+        self.shares: dict[str, bytes] = {}
+        self._path = None if keeper is None else keeper.beside(model_id, "cohorts")
+        self._keeper, self._owner, self._model_id, self._standings = keeper, owner, model_id, standings
+
+    def write(self, cohorts: Cohorts) -> None:
+        if self._path is None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        kept = _KeptDomain(
+            self._model_id,
+            sorted(cohorts.users or ()),
+            [sorted(cohort) for cohort in cohorts.opened.independent],
+            [sorted(group) for group in cohorts.groups],
+            sorted(cohorts.running),
+            {name: (standing.called, standing.lost) for name, standing in self._standings.items()},
+            self.shares,
+        )
+        write_file(self._path, kept, _DOMAIN, self._owner)
+
+    def read(self, rules: Rules, rng: np.random.Generator) -> Cohorts:
+        """Return the cohorts of the training that resumes, and set standings; ConfigError if they are not known."""
+        path = self._path
+        kept = read_file(path, _KeptDomain, _DOMAIN, self._owner) if path is not None and path.exists() else None
+        if kept is None or kept.model_id != self._model_id:
+            got = "none" if kept is None else f"those of model {kept.model_id[:8]}"
+            raise ConfigError(
+                f"cannot resume: expected the cohorts whose sums were opened for model {self._model_id[:8]}, got {got} "
+                f"- at {path or self._owner}; bring the file back. A fresh training, without --resume or the server's "
+                "checkpoint, opens sums of the same rows over other cohorts: with the earlier sums, the server "
+                "may find sums of single users",
+                public="it does not know whose sums were opened before",
+            )
+        self.shares = kept.shares
+        for name, (called, lost) in kept.called.items():
+            if name in self._standings:
+                self._standings[name].called, self._standings[name].lost = called, lost
+        return Cohorts.known(rules, rng, kept.users, kept.opened, kept.groups, kept.running)
+
+    def round_began(self, rounds: int) -> None:
+        """Drop files of earlier models once the server must have kept a round."""
+        if self._keeper is not None and rounds == ROUNDS:
+            self._keeper.keep_only(self._model_id)

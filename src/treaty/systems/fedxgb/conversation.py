@@ -7,36 +7,42 @@ levels and sums of the job, each once.
 
 from __future__ import annotations
 
+import hmac
+import json
 import logging
-from collections.abc import Callable
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from treaty.errors import CryptoError, PeerProtocolError
+import msgspec
+import numpy as np
+
+from treaty.crypto.sharing.secure_aggregation import RoundVoid
+from treaty.data.table import Schema
+from treaty.errors import ConfigError, CryptoError, PeerProtocolError
+from treaty.files import Format, read_file, write_file
 from treaty.machine.arrays import Integers
 from treaty.messaging.conversation import MessageOrder, Table
-from treaty.messaging.messages import Message
-from treaty.systems.fedxgb.authority import KeyCertificate, KeyRequest
+from treaty.messaging.messages import Message, decode_body, view
+from treaty.messaging.party import Party
+from treaty.models.checkpoints import Checkpoint, Keeper
+from treaty.models.trees import ModelPart, keep_records, records_used
+from treaty.systems.fedxgb.cohorts import DomainFile, Rules, UserStanding
+from treaty.systems.fedxgb.domain import Credentials, authority_of, gather_sound, patience_of, send_each_or_leave_out
 from treaty.systems.fedxgb.messages import (
     MOST_VOID,
-    AbsenceNotice,
-    Agreement,
-    Agreements,
-    Attendance,
     Call,
     Cohort,
     Domain,
-    HeldRows,
     KnownSplits,
     LeafShares,
-    MaskKey,
-    MaskKeys,
     RoundStart,
-    RowCounts,
     RowOwners,
     RowSummary,
     SideShares,
     SplitShares,
     Sum,
-    SurvivorReport,
     Task,
     TrainingEnd,
     Turn,
@@ -45,179 +51,33 @@ from treaty.systems.fedxgb.messages import (
     Values,
     ValueShares,
 )
-from treaty.systems.fedxgb.options import FedXGB
-from treaty.systems.fedxgb.paper import HiddenThresholds, InputAndShares, KeyShares, LostUsers, ShownSplits, Sides
-from treaty.systems.fedxgb.pieces import ComparedShares, RowShares
-from treaty.systems.fedxgb.prediction import (
-    DealerTerms,
-    ModelSize,
-    PredictionTerms,
-    QueriesLeft,
-    RowsTaken,
-    TreesRequest,
+from treaty.systems.fedxgb.options import PAPER_LEAKS, FedXGB, check_edges, domains
+from treaty.systems.fedxgb.paper import (
+    HiddenThresholds,
+    PaperDomainSums,
+    PaperUserSums,
+    ShownSplits,
+    Sides,
+    paper_mode,
 )
-from treaty.systems.fedxgb.secfind import ATTEMPTS, UserSums
-from treaty.systems.fedxgb.shares import (
-    DealingEnd,
-    DealtCorrections,
-    SharedNumbers,
-    WantedLeaves,
-    WantedLevel,
-    WantedRows,
+from treaty.systems.fedxgb.secfind import ATTEMPTS, Crowd, DomainSums, UserSums
+from treaty.systems.horizontal.members import Membership, SumRules, TranscriptDigest
+from treaty.systems.horizontal.quantiles import CommonBins, Count, FoundBins, ProbeRequest, unpack_bins
+from treaty.systems.horizontal.rows import (
+    LabelUnits,
+    TrainingStart,
+    checkpoint_with,
+    common_rows,
+    printed_rows,
+    schema_of,
 )
-from treaty.systems.horizontal.leakage import input_routes, keys_routes, search_routes, survivors_routes
-from treaty.systems.horizontal.masked_sums import MaskedInput, PassedShares, SealedShares
-from treaty.systems.horizontal.members import TranscriptDigest
-from treaty.systems.horizontal.quantiles import CommonBins, Count, ProbeRequest
-from treaty.systems.horizontal.rows import LabelUnits, TrainingStart
-from treaty.systems.leakage import Route, Routes, Stage, When, routes
 from treaty.systems.observers import VectorGiven
-from treaty.systems.system import RoleInput
+from treaty.systems.system import LabelledRows, RoleInput
+from treaty.trees.boosting import Forest, RoundState
 
 logger = logging.getLogger(__name__)
 
 # ---------------------------------------------------------------- from whom to whom
-
-_SERVER, _EDGE, _USER = ("server",), ("edge",), ("user",)
-_ADDITIVE = When('comparison="additive"', lambda options, common: options.compares == "additive")
-_COLLUDE = "docs/fedxgb.md, Who compares: `comparison`"
-
-_ROW_SHARES = Route(RowShares, _USER, _EDGE, reference=_COLLUDE)
-_ROW_COUNTS = Route(RowCounts, _EDGE, _EDGE)
-_SHARED = Route(SharedNumbers, _EDGE, _EDGE, reference=_COLLUDE)
-_MODEL_SHARES = routes(Route(SplitShares, _SERVER, _EDGE), Route(LeafShares, _SERVER, _EDGE), reference=_COLLUDE)
-_DEALT = routes(
-    Route(WantedRows, _EDGE, _EDGE),
-    Route(WantedLevel, _EDGE, _EDGE),
-    Route(WantedLeaves, _EDGE, _EDGE),
-    Route(DealtCorrections, _EDGE, _EDGE),
-    Route(DealingEnd, _EDGE, _EDGE),
-    when=_ADDITIVE,
-    reference=_COLLUDE,
-)
-
-# Rows of a training on their way through trees that the server alone knows
-_HIDDEN_MODEL = routes(
-    _ROW_SHARES,
-    Route(HeldRows, _EDGE, _SERVER),
-    Route(RowOwners, _SERVER, _EDGE, "edge"),
-    Route(RowOwners, _EDGE, _USER, "user"),
-    _MODEL_SHARES,
-    _SHARED,
-    Route(SideShares, _EDGE, _USER),
-    Route(ValueShares, _EDGE, _USER, "training"),
-    Route(Turn, _SERVER, _EDGE, "edge"),
-    Route(Turn, _EDGE, _USER, "user"),
-    _DEALT,
-    reference="Liu et al., ICDCS 2020, SecPred; docs/fedxgb.md, SecPred",
-)
-
-# Rows of users, predicted by a hidden model
-PREDICTION: Routes = routes(
-    Route(PredictionTerms, _SERVER, _EDGE, "edge"),
-    Route(PredictionTerms, _EDGE, _USER, "user"),
-    Route(DealerTerms, _SERVER, _EDGE, when=_ADDITIVE),
-    Route(ModelSize, _SERVER, _EDGE),
-    Route(QueriesLeft, _EDGE, _USER),
-    _ROW_SHARES,
-    _ROW_COUNTS,
-    Route(RowsTaken, _EDGE, _USER),
-    Route(TreesRequest, _EDGE, _SERVER),
-    _MODEL_SHARES,
-    _SHARED,
-    Route(ValueShares, _EDGE, _USER, "prediction"),
-    _DEALT,
-    reference="Liu et al., ICDCS 2020, SecPred; docs/fedxgb.md, New rows",
-)
-
-_ALL, _AUTHORITY = ("server", "edge", "user"), ("authority",)
-_SAFE = When('mode="safe"', lambda options, common: options.mode != "paper")
-_PAPER = When('mode="paper"', lambda options, common: options.mode == "paper")
-_NOTHING = When('expose="nothing"', lambda options, common: options.exposes == "nothing")
-_SHOWN = When('expose="paper"', lambda options, common: options.exposes == "paper")
-_MODEL = When('expose="model"', lambda options, common: options.exposes == "model")
-_TOLD_ALL = When('expose="model" or "paper"', lambda options, common: options.exposes != "nothing")
-
-
-_KEYS = routes(
-    Route(KeyRequest, _ALL, _AUTHORITY),
-    Route(KeyCertificate, _AUTHORITY, _ALL),
-    Route(UserOffer, _USER, _EDGE),
-    Route(Users, _EDGE, _SERVER),
-    Route(Domain, _EDGE, _USER),
-    keys_routes(_SERVER, _EDGE),
-    reference="docs/fedxgb.md, How a sum is opened",
-)
-
-_SUMS = routes(
-    Route(Attendance, _USER, _EDGE),
-    Route(Cohort, _EDGE, _USER),
-    Route(Sum, _SERVER, _EDGE),
-    Route(Call, _EDGE, _USER),
-    Route(MaskKey, _USER, _EDGE),
-    Route(MaskKeys, _EDGE, _USER),
-    routes(
-        survivors_routes(_EDGE, _USER),
-        Route(MaskedInput, _USER, _EDGE, "domain"),
-        Route(Agreement, _USER, _EDGE),
-        Route(Agreements, _EDGE, _USER),
-        when=_SAFE,
-    ),
-    Route(AbsenceNotice, _USER, _EDGE),
-    input_routes(_EDGE, _SERVER, "group_size, min_child_samples", _SAFE),
-    Route(MaskedInput, _EDGE, _SERVER, "paper", when=_PAPER),
-    Route(SurvivorReport, _EDGE, _SERVER),
-    reference="Liu et al., ICDCS 2020, SecBoost; docs/fedxgb.md, How a sum is opened",
-)
-
-_PAPERS_SUMS = routes(
-    Route(SealedShares, _USER, _EDGE, "keys"),
-    Route(PassedShares, _EDGE, _USER, "keys"),
-    Route(InputAndShares, _USER, _EDGE),
-    Route(LostUsers, _EDGE, _USER),
-    Route(KeyShares, _USER, _EDGE),
-    when=_PAPER,
-    guard='mode="safe"',
-    reference="Liu et al., ICDCS 2020; docs/fedxgb.md, Paper mode",
-)
-
-
-def _to_all(sender: tuple[str, ...], receiver: tuple[str, ...]) -> Routes:
-    """Return the lines of what the server tells all users, by way of their edge servers, who see it, too."""
-    return routes(
-        Route(Task, sender, receiver),
-        search_routes(sender, receiver),
-        Route(RowSummary, sender, receiver),
-        Route(RoundStart, sender, receiver),
-        Route(ShownSplits, sender, receiver, when=_SHOWN),
-        Route(KnownSplits, sender, receiver, when=_MODEL),
-        Route(Values, sender, receiver, when=_TOLD_ALL),
-        Route(TrainingEnd, sender, receiver),
-        reference="docs/fedxgb.md, What users learn of the model",
-    )
-
-
-_SHOWN_MODEL = routes(
-    Route(HiddenThresholds, _SERVER, _EDGE),
-    Route(ComparedShares, _USER, _EDGE),
-    _ROW_COUNTS,
-    _SHARED,
-    Route(Sides, _EDGE, _USER),
-    when=_SHOWN,
-    reference=f"Liu et al., ICDCS 2020, SecPred; {_COLLUDE}",
-)
-
-ROUTES: dict[Stage, Routes] = {
-    "train": routes(
-        _KEYS,
-        _to_all(_SERVER, _EDGE),
-        _to_all(_EDGE, _USER),
-        _SUMS,
-        _PAPERS_SUMS,
-        routes(_HIDDEN_MODEL, when=_NOTHING),
-        _SHOWN_MODEL,
-    )
-}
 
 
 # ---------------------------------------------------------------- what may come when
@@ -408,3 +268,223 @@ class Instructions:
             logger.warning("%s takes no part in this tree: %s", self._party.name, error)
             self._sums.withdraw()
             return None
+
+
+def terms_of(inputs: RoleInput) -> bytes:
+    """Return the options on which everybody must agree, encoded."""
+    return msgspec.json.encode(inputs.public_terms, order="sorted")
+
+
+def receive_task(inputs: RoleInput, sender: str, credentials: Credentials) -> Task:
+    """Receive the task from the server, or from the edge server that passes it on.
+
+    Raises ConfigError if it has other options, PeerProtocolError if the server's keys are not certified.
+    """
+    party, server = inputs.party, inputs.roles.active
+    task = party.receive(sender, Task)
+    credentials.check(server, "server", task.server, sender)
+    if task.options != terms_of(inputs):
+        raise ConfigError(f"expected the options of {server}, got others at {party.name}; compare the job files")
+    inputs.model_id = task.model_id
+    return task
+
+
+def check_numeric(schema: Schema) -> None:
+    """Raise ConfigError when there are categories, whose splits have no threshold."""
+    categorical = [name for name, of in zip(schema.names, schema.categories, strict=True) if of is not None]
+    if categorical:
+        raise ConfigError(
+            f'expected numeric columns under expose="paper", which compares with thresholds alone, got categorical '
+            f'{", ".join(categorical[:5])}; encode them as numbers, or take expose="nothing"',
+            public='expose="paper" takes no categorical columns; encode them as numbers',
+        )
+
+
+def check_options(inputs: RoleInput[FedXGB]) -> float:
+    """Refuse options that do not fit the server's columns; return the share of columns drawn for each tree."""
+    options, schema = inputs.options, inputs.rows.table.schema
+    check_edges(options, len(inputs.roles.having("edge")))
+    share = options.column_share(len(schema.names), inputs.common.colsample_bytree)
+    if options.exposes == "paper":
+        check_numeric(schema)
+    if paper_mode(options):
+        logger.warning("%s: %s", inputs.party.name, PAPER_LEAKS)
+    return share
+
+
+class ServerCheckpoints:
+    """The server's checkpoints, if it keeps any; `found` is that of an interrupted training.
+
+    Raises ConfigError if it is of other options, parties or eval sets.
+    """
+
+    def __init__(self, inputs: RoleInput, evals: Sequence[LabelledRows]) -> None:
+        self._inputs, self._keeper = inputs, inputs.keeper
+        self._printed = b"" if self._keeper is None else printed_rows(evals, inputs.classes)
+        self.found = None if self._keeper is None else self._keeper.found()
+        if self.found is not None:
+            self.found.check(inputs.given, inputs.may_change, (inputs.party.name,), self._printed)
+
+    def write(self, part: ModelPart, rng: np.random.Generator, summary: RowSummary, rounds: int) -> None:
+        """Write a checkpoint if one is due."""
+        if self._keeper is not None and self._keeper.due:
+            assert part.forest is not None
+            # the server has no rows, hence no margins to keep
+            no_rows, given = np.zeros((part.forest.objective.n_outputs, 0)), self._inputs.given
+            state = RoundState(rounds, no_rows, json.dumps(rng.bit_generator.state))
+            self._keeper.keep(lambda: checkpoint_with(part, given, self._printed, state, summary), time.perf_counter())
+
+
+def new_task(inputs: RoleInput, credentials: Credentials, kept: Checkpoint | None) -> Task:
+    """Return the task of a new training, or of the one of a checkpoint."""
+    schema = inputs.rows.table.schema
+    return Task(
+        kept.part.model_id if kept else secrets.token_hex(16), list(schema.names),
+        [None if c is None else list(c) for c in schema.categories], inputs.classes, terms_of(inputs),
+        credentials.certified, kept.rounds if kept else 0, schema.origins,
+    )  # fmt: skip
+
+
+def known_bins(inputs: RoleInput, crowd: Crowd, kept: Checkpoint) -> FoundBins:
+    """Send everybody what an interrupted training found out about all rows, and return it; nothing is summed again."""
+    part, name = kept.part, inputs.party.name
+    summary, message = decode_body(kept.bins, RowSummary, peer=name), decode_body(part.bins, CommonBins, peer=name)
+    bins = unpack_bins(message, part.schema, inputs.common.most_bins, name)
+    may_miss = view(summary.may_miss, np.bool_, (len(bins.n_bins),), peer=name, what="RowSummary.may_miss")
+    crowd.broadcast(Count())
+    crowd.broadcast(message)
+    return FoundBins(message, bins, forest_of(kept).objective, summary.n_rows, may_miss, 0)
+
+
+def forest_of(kept: Checkpoint) -> Forest:
+    """Return the finished rounds of an interrupted training; later splits are dropped."""
+    forest = kept.part.forest
+    assert forest is not None
+    # trees after the checkpoint are grown again
+    forest.cut(kept.rounds)
+    keep_records(kept.part.splits, records_used(forest.trees, 1)[0])
+    return forest
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDomain:
+    """An edge server's domain, ready for sums; `edges` is its part in masks among edge servers."""
+
+    task: Task
+    schema: Schema
+    sums: DomainSums
+    edges: Membership
+    file: DomainFile
+
+
+def open_domain(inputs: RoleInput[FedXGB]) -> OpenDomain:
+    """Collect the domain's users and their keys, send them the task, and choose whose rows are in the first sum."""
+    party, options, roles, patience = inputs.party, inputs.options, inputs.roles, patience_of(inputs)
+    server, edges, paper = roles.active, roles.having("edge"), paper_mode(options)
+    party.may_lose([name for name in party.peers if name not in (server, *edges)])
+    credentials = Credentials(party, authority_of(roles), "edge")
+    offers = receive_offers(party, credentials, domains(roles)[party.name], options.group, patience)
+    party.send(server, Users({name: offer.keys for name, offer in offers.items()}))
+    task = receive_task(inputs, server, credentials)
+    # masks among edge servers, of which two are enough: the domains' sums are masked already
+    membership = Membership(party, server, edges, inputs.vouching, b"fedxgb edges", SumRules(allow_two=True))
+    # what users say of themselves; the edge server counts calls and losses
+    standings = {name: UserStanding(offer.activity, offer.stability) for name, offer in offers.items()}
+    file = DomainFile(inputs.keeper, party.name, task.model_id, standings)
+    send_each_or_leave_out(party, dict.fromkeys(offers, task), patience)
+    keys = {name: offer.keys for name, offer in offers.items() if name in party.peers}
+    rules = Rules(most=options.max_users, least_change=options.group, whole=options.group_size is not None)
+    # cohorts whose sums the first run opened count in this one
+    known = file.read(rules, np.random.default_rng()) if task.rounds else None
+    domain = (PaperDomainSums if paper else DomainSums)(party, keys, standings, rules, patience, known, file.write)
+    domain.transcript.update(task)
+    if known is None:
+        domain.choose(domain.there, everybody=True)  # nobody who misses the first sum takes part later
+    return OpenDomain(task, schema_of(task.names, task.categories, task.origins), domain, membership, file)
+
+
+def receive_offers(
+    party: Party, credentials: Credentials, users: Sequence[str], least: int, patience: float
+) -> dict[str, UserOffer]:
+    """Receive the users' keys; leave out users without keys that the authority certified."""
+    offers = gather_sound(party, users, UserOffer, timeout=patience)
+    for name in users:
+        try:
+            if name in offers:
+                credentials.check(name, "user", offers[name].keys, name)
+                continue
+            logger.warning("%s begins without %s, which has sent no keys", party.name, name)
+        except PeerProtocolError as error:
+            logger.warning("%s: %s", party.name, error)
+            del offers[name]
+        party.leave_out(name)
+    if len(offers) < least:
+        raise RoundVoid(f"expected {least} users or more to come to the domain of {party.name}, got {len(offers)}")
+    return offers
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedUser:
+    """A user's rows in everybody's columns and classes, the seed of their shares, and its part in sums."""
+
+    task: Task
+    rows: LabelledRows
+    seed: bytes
+    sums: UserSums
+
+
+def join_domain(inputs: RoleInput[FedXGB], edge: str) -> JoinedUser:
+    """Send the edge server certified keys, receive the task, and bring own rows to its columns and classes."""
+    party, name = inputs.party, inputs.party.name
+    sums_as = PaperUserSums if paper_mode(inputs.options) else UserSums
+    credentials = Credentials(party, authority_of(inputs.roles), "user")
+    party.send(edge, UserOffer(credentials.certified, activity=1.0, stability=1.0))  # neither is measured here
+    task = receive_task(inputs, edge, credentials)
+    schema = schema_of(task.names, task.categories, task.origins)
+    rows = common_rows(inputs.rows, schema, inputs.classes, task.classes, name)
+    printed = printed_rows([rows], task.classes)
+    # holders of shares know a user's rows again by their shares, which depend on this seed
+    seed = seed_of_rows(inputs.keeper, name, task.model_id, printed, resumed=task.rounds > 0)
+    sums = sums_as(party, edge, credentials, credentials.seed_with(inputs.roles.active, task.server), inputs.absence)
+    sums.transcript.update(task)
+    return JoinedUser(task, rows, seed, sums)
+
+
+_ROWS = Format("row-digest", 1)
+
+
+class _KeptRows(msgspec.Struct):
+    """A user's seed, and HMAC-SHA256 of its rows under it."""
+
+    model_id: str
+    seed: bytes
+    rows: bytes
+
+
+def seed_of_rows(keeper: Keeper | None, owner: str, model_id: str, rows: bytes, *, resumed: bool) -> bytes:
+    """Return the secret seed, 32 bytes, of the shares of a user's rows, given their fingerprint.
+
+    Raises ConfigError if the training is `resumed`, and had other rows of this user or none.
+    """
+    path = None if keeper is None else keeper.beside(model_id, "digest")
+    if resumed:
+        kept = read_file(path, _KeptRows, _ROWS, owner) if path is not None and path.exists() else None
+        if kept is None or kept.model_id != model_id:
+            raise ConfigError(
+                f"{owner}: cannot resume: it has no record of its rows of the first run, because it took no part or "
+                f"the file is gone - at {path or owner}; it can take part in a fresh training",
+                public="it cannot resume: it has no record of its rows of the first run",
+            )
+        if not hmac.compare_digest(kept.rows, hmac.digest(kept.seed, rows, "sha256")):
+            raise ConfigError(
+                f"{owner}: cannot resume: the training rows, labels or weights are not those of the first run, for "
+                f"which sums were laid out; bring them back - at {path}",
+                public="it cannot resume: its training rows have changed",
+            )
+        return kept.seed
+    # drawn once per training: shares made again when it resumes are the same, and so are their digests
+    seed = secrets.token_bytes(32)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, _KeptRows(model_id, seed, hmac.digest(seed, rows, "sha256")), _ROWS, owner)
+    return seed

@@ -6,10 +6,15 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
+from treaty.data.binning import MOST_BINS
 from treaty.data.columns import Category
-from treaty.messaging.messages import Array, Message, MessageLeakage, ModelId
-from treaty.systems.fedxgb.authority import CertifiedKeys
+from treaty.messaging.leakage import MessageLeakage
+from treaty.messaging.messages import Array, Message, ModelId
+from treaty.systems.fedxgb.options import Comparison
+from treaty.systems.horizontal.quantiles import CommonBins
 from treaty.systems.horizontal.rows import Categories, Origins
+from treaty.systems.sizes import MOST_COLUMNS
+from treaty.trees.objectives import Objective
 
 MOST_VOID = 10  # times that rounds without a level begin again in a job: no domain had enough users
 
@@ -268,3 +273,105 @@ class Turn(Message):
     def last(self) -> bool:
         """Whether it ends the tree."""
         return self.leaves
+
+
+class KeyRequest(Message):
+    """Role and signing key for this run. Tells nothing else."""
+
+    leakage: ClassVar = MessageLeakage("its role, and a signing key of this run", "control")
+
+    role: str
+    key: bytes
+
+
+class KeyCertificate(Message):
+    """The authority's key and its signature on the receiver's."""
+
+    leakage: ClassVar = MessageLeakage("a signature on its own key, name and role", "control")
+
+    authority: bytes
+    signature: bytes
+
+
+class CertifiedKeys(Message):
+    """A certified signing key, and an X25519 key of this run, signed with it."""
+
+    key: bytes
+    certificate: bytes
+    channel: bytes
+    signature: bytes
+
+
+_MOST_OUTPUTS = 1 << 10
+_AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
+_ModelId = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+
+
+class PredictionTerms(Message):
+    """What users and edge servers know; bins as users of the training have them."""
+
+    leakage: ClassVar = {
+        "edge": MessageLeakage(
+            "names, categories and bins of all columns, loss and classes, as in training; which model",
+            "aggregated",
+        ),
+        "user": MessageLeakage(
+            "names, categories and bins of all columns, loss and classes, as users of the training were told; "
+            "which model",
+            "aggregated",
+        ),
+    }
+
+    model_id: _ModelId
+    names: list[str]
+    categories: Categories
+    bins: CommonBins
+    objective: Objective
+    classes: list[Category] | None
+    max_queries: _AtLeastOne
+    comparison: Comparison
+    origins: Origins = msgspec.field(default_factory=dict)
+
+
+class DealerTerms(Message):
+    """What who deals random numbers knows of the columns: numbers of bins, and which have categories."""
+
+    leakage: ClassVar = MessageLeakage("how many bins columns have, and which have categories; which model", "control")
+
+    model_id: _ModelId
+    n_bins: Annotated[list[Annotated[int, msgspec.Meta(ge=0, le=MOST_BINS)]], msgspec.Meta(max_length=MOST_COLUMNS)]
+    categorical: Annotated[list[bool], msgspec.Meta(max_length=MOST_COLUMNS)]
+    outputs: Annotated[int, msgspec.Meta(ge=1, le=_MOST_OUTPUTS)]
+    max_queries: _AtLeastOne
+    comparison: Comparison
+
+
+class ModelSize(Message):
+    """How many trees there are, and how many levels of splits each has, dummies included."""
+
+    leakage: ClassVar = MessageLeakage("how many trees there are, and how deep the deepest is", "control")
+
+    trees: _AtLeastOne
+    depth: Annotated[int, msgspec.Meta(ge=0, le=24)]
+
+
+class QueriesLeft(Message):
+    """How many rows the receiver may still have predicted by this model, by the sender's count."""
+
+    leakage: ClassVar = MessageLeakage("how many rows it may still ask for", "control")
+
+    rows: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class RowsTaken(Message):
+    """Whether the receiver's rows are predicted: they came to all holders of shares, and it has that many left."""
+
+    leakage: ClassVar = MessageLeakage("whether its rows are predicted", "control")
+
+    taken: bool
+
+
+class TreesRequest(Message):
+    """The sender is ready for more trees."""
+
+    leakage: ClassVar = MessageLeakage("that it is ready for more trees", "control")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -349,3 +349,53 @@ def _check_losses(share: float, sizes: Mapping[str, int], lost: Mapping[str, int
     if whole:
         of = ", ".join(f"{size} at {edge}" for edge, size in whole.items())
         logger.warning("dropout=%g loses none of the users of small domains: %s", share, of)
+
+
+Comparison = Literal["shamir", "additive"]
+
+
+def holders_of(comparison: Comparison, edges: Sequence[str]) -> list[str]:
+    """Return the edge servers that have shares, in order."""
+    return list(edges[:2] if comparison == "additive" else edges)
+
+
+def check_holders(comparison: Comparison, edges: int) -> None:
+    """Raise ConfigError if edge servers are too few, or some would have nothing to do."""
+    if edges < 3:
+        raise ConfigError(f"expected 3 edge servers or more, got {edges}: a hidden model is shared among them")
+    if comparison == "additive" and edges != 3:
+        raise ConfigError(
+            f'expected 3 edge servers under comparison="additive", two that compare and a dealer, got {edges}; more '
+            'hide more under "shamir" alone'
+        )
+
+
+def roles_of_prediction(places: Mapping[str, PartySpec], active: str, options: FedXGB) -> Roles:
+    """Return who takes part: the server, edge servers (under "additive" the first three), and users with rows.
+
+    Users need not be those of the training. Raises ConfigError when edge servers are too few, or others have rows.
+    """
+    edges = [name for name, place in places.items() if place.role == "edge"]
+    edges = edges[:3] if options.compares == "additive" else edges
+    check_holders(options.compares, len(edges))
+    wrong = [name for name, place in places.items() if place.has_rows and place.role not in (None, "user")]
+    wrong = [name for name in wrong if name != active]
+    if wrong:
+        raise ConfigError(
+            f"expected predict_table of users and the server alone, got one of {', '.join(wrong)}, role = "
+            f'"{places[wrong[0]].role}"'
+        )
+    users = [name for name, place in places.items() if place.has_rows and name != active]
+    roles = {active: "server", **dict.fromkeys(edges, "edge"), **dict.fromkeys(users, "user")}
+    return Roles(active, {name: roles[name] for name in places if name in roles}, users)
+
+
+def links_of_prediction(roles: Roles, options: FedXGB) -> dict[str, list[str]]:
+    """Link the server with all edge servers, these with each other, and users with those that hold shares."""
+    edges = roles.having("edge")
+    holders = holders_of(options.compares, edges)
+    links = {roles.active: edges, **dict.fromkeys(roles.owners, holders)}
+    for name in edges:
+        others = [other for other in edges if other != name]
+        links[name] = [roles.active, *others, *(roles.owners if name in holders else [])]
+    return links

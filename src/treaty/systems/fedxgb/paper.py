@@ -35,7 +35,6 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from treaty.crypto.keystream import Keystream, length_prefixed
-from treaty.crypto.sharing.hidden_splits import Layout
 from treaty.crypto.sharing.key_agreement import agree, seal, unseal
 from treaty.crypto.sharing.secure_aggregation import Round, enough
 from treaty.crypto.sharing.shamir import Words, check_numbers, open_bytes, share_bytes, share_length
@@ -43,10 +42,18 @@ from treaty.crypto.sharing.shamir_routing import ServerSetting, prepare, route_s
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.messaging.messages import Array, M, Message, MessageLeakage, take_rows, view
 from treaty.messaging.party import Party
-from treaty.systems.fedxgb.authority import gather_sound
+from treaty.systems.fedxgb.domain import gather_sound
 from treaty.systems.fedxgb.messages import AbsenceNotice, Call, Cohort, MaskKey, MaskKeys
 from treaty.systems.fedxgb.options import FedXGB, check_consent
-from treaty.systems.fedxgb.pieces import ComparedShares, PieceForm, come_to_all, gather_rest, pieces_of, send_shares
+from treaty.systems.fedxgb.pieces import (
+    ComparedShares,
+    Layout,
+    PieceForm,
+    come_to_all,
+    gather_rest,
+    pieces_of,
+    send_shares,
+)
 from treaty.systems.fedxgb.secfind import DomainSums, SumSetup, UserSums
 from treaty.systems.fedxgb.shares import play_among
 from treaty.systems.horizontal.masked_sums import PassedShares, SealedShares

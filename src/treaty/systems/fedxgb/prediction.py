@@ -20,27 +20,41 @@ not at a cut of the bins is refused.
 from __future__ import annotations
 
 import logging
+import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from pathlib import Path
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.sharing.hidden_splits import Layout
 from treaty.crypto.sharing.shamir import Words
 from treaty.data.binning import MOST_BINS, Bins
-from treaty.data.columns import Category
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, DataError, PeerError, PeerProtocolError
-from treaty.messaging.messages import Array, Message, MessageLeakage, decode_body, view
+from treaty.files import Format
+from treaty.machine.database import SealedDatabase
+from treaty.messaging.messages import Array, decode_body, view
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, RowPredictions
-from treaty.systems.fedxgb.authority import PATIENCE
-from treaty.systems.fedxgb.kept import QueryRecord
-from treaty.systems.fedxgb.messages import LeafShares, RowCounts, SplitShares, ValueShares
+from treaty.systems.fedxgb.domain import PATIENCE
+from treaty.systems.fedxgb.messages import (
+    _MOST_OUTPUTS,
+    DealerTerms,
+    LeafShares,
+    ModelSize,
+    PredictionTerms,
+    QueriesLeft,
+    RowCounts,
+    RowsTaken,
+    SplitShares,
+    TreesRequest,
+    ValueShares,
+)
+from treaty.systems.fedxgb.options import Comparison, check_holders, holders_of
 from treaty.systems.fedxgb.pieces import (
+    Layout,
     RowShares,
     exchange_counts,
     gather_rows,
@@ -50,20 +64,15 @@ from treaty.systems.fedxgb.pieces import (
 )
 from treaty.systems.fedxgb.rows import complete_tree, depth_of
 from treaty.systems.fedxgb.secpred import HiddenModel, HolderRows, SharedRows, layout_of
-from treaty.systems.fedxgb.shares import Comparison, Dealer, Routing, check_holders, holders_of, shares_of
+from treaty.systems.fedxgb.shares import Dealer, Routing, shares_of
 from treaty.systems.horizontal.quantiles import CommonBins, unpack_bins
-from treaty.systems.horizontal.rows import Categories, Origins, schema_of
-from treaty.systems.sizes import MOST_COLUMNS
-from treaty.trees.objectives import Objective
+from treaty.systems.horizontal.rows import schema_of
 
 logger = logging.getLogger(__name__)
 
 MOST_VALUE = 2.0**30  # of a prediction: it is opened with 32 fractional bits
 _AT_ONCE = 1 << 16  # comparisons: their random numbers take a kilobyte each
 _NUMBERS = 1 << 19  # of the splits of a level that are sent at once
-_MOST_OUTPUTS = 1 << 10
-_AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
-_ModelId = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,76 +87,6 @@ class PredictionRules:
     n_estimators: int
     max_depth: int
     model_id: str = ""
-
-
-class PredictionTerms(Message):
-    """What users and edge servers know; bins as users of the training have them."""
-
-    leakage: ClassVar = {
-        "edge": MessageLeakage(
-            "names, categories and bins of all columns, loss and classes, as in training; which model",
-            "aggregated",
-        ),
-        "user": MessageLeakage(
-            "names, categories and bins of all columns, loss and classes, as users of the training were told; "
-            "which model",
-            "aggregated",
-        ),
-    }
-
-    model_id: _ModelId
-    names: list[str]
-    categories: Categories
-    bins: CommonBins
-    objective: Objective
-    classes: list[Category] | None
-    max_queries: _AtLeastOne
-    comparison: Comparison
-    origins: Origins = msgspec.field(default_factory=dict)
-
-
-class DealerTerms(Message):
-    """What who deals random numbers knows of the columns: numbers of bins, and which have categories."""
-
-    leakage: ClassVar = MessageLeakage("how many bins columns have, and which have categories; which model", "control")
-
-    model_id: _ModelId
-    n_bins: Annotated[list[Annotated[int, msgspec.Meta(ge=0, le=MOST_BINS)]], msgspec.Meta(max_length=MOST_COLUMNS)]
-    categorical: Annotated[list[bool], msgspec.Meta(max_length=MOST_COLUMNS)]
-    outputs: Annotated[int, msgspec.Meta(ge=1, le=_MOST_OUTPUTS)]
-    max_queries: _AtLeastOne
-    comparison: Comparison
-
-
-class ModelSize(Message):
-    """How many trees there are, and how many levels of splits each has, dummies included."""
-
-    leakage: ClassVar = MessageLeakage("how many trees there are, and how deep the deepest is", "control")
-
-    trees: _AtLeastOne
-    depth: Annotated[int, msgspec.Meta(ge=0, le=24)]
-
-
-class QueriesLeft(Message):
-    """How many rows the receiver may still have predicted by this model, by the sender's count."""
-
-    leakage: ClassVar = MessageLeakage("how many rows it may still ask for", "control")
-
-    rows: Annotated[int, msgspec.Meta(ge=0)]
-
-
-class RowsTaken(Message):
-    """Whether the receiver's rows are predicted: they came to all holders of shares, and it has that many left."""
-
-    leakage: ClassVar = MessageLeakage("whether its rows are predicted", "control")
-
-    taken: bool
-
-
-class TreesRequest(Message):
-    """The sender is ready for more trees."""
-
-    leakage: ClassVar = MessageLeakage("that it is ready for more trees", "control")
 
 
 def server(party: Party, part: ModelPart, *, edges: Sequence[str], rules: PredictionRules) -> None:
@@ -446,3 +385,63 @@ def _outputs(terms: PredictionTerms, peer: str) -> int:
 
 def _bins(terms: PredictionTerms, peer: str) -> Bins:
     return unpack_bins(terms.bins, schema_of(terms.names, terms.categories, terms.origins), MOST_BINS, peer)
+
+
+_QUERIES = Format("query-record", 1)
+_TABLE = """CREATE TABLE asked (model TEXT NOT NULL, user TEXT NOT NULL,
+    rows INTEGER NOT NULL CHECK (typeof(rows) = 'integer' AND rows >= 0), PRIMARY KEY (model, user))"""
+
+
+def queries_folder(store: Path, party: str) -> Path:
+    """Return where an edge server keeps its count."""
+    return store / f"{party}.queries"
+
+
+class QueryRecord:
+    """How many rows of each user each model has predicted, by an edge server's count.
+
+    It is kept in `folder`, readable by the owner alone (None: in memory, for this object). Constructor and methods
+    raise ConfigError if the files cannot be used, or one is missing, damaged or an older copy (`machine.database`).
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._db = SealedDatabase(
+            folder, "queries", _QUERIES, {"asked": _TABLE}, what="record of queries",
+            lost="how many rows users have had predicted: they may then ask for as many once more",
+        )  # fmt: skip
+
+    def asked(self, model_id: str) -> dict[str, int]:
+        """Return how many rows users have had predicted by a model."""
+        with self._db.transaction() as db:
+            return _asked(db, model_id)
+
+    def count(self, model_id: str, rows: Mapping[str, int], most: int) -> list[str]:
+        """Count users' rows before anything is computed for them; return the users whose rows are counted.
+
+        Users who would exceed `most`, together with what runs at the same time have counted, are left out.
+        """
+        with self._db.transaction() as db:
+            before = _asked(db, model_id)
+            total = {user: before.get(user, 0) + more for user, more in rows.items()}
+            # in one transaction with the reading: two runs at a time cannot both fit
+            fit = {user: asked for user, asked in total.items() if asked <= most}
+            _write(db, model_id, fit)
+        return list(fit)
+
+    def add(self, model_id: str, rows: Mapping[str, int]) -> None:
+        """Add rows that were counted elsewhere, or (negative) take back rows that were counted and not predicted."""
+        with self._db.transaction() as db:
+            before = _asked(db, model_id)
+            _write(db, model_id, {user: max(0, before.get(user, 0) + more) for user, more in rows.items()})
+            db.execute("DELETE FROM asked WHERE rows = 0")
+
+
+def _write(db: sqlite3.Connection, model_id: str, rows: Mapping[str, int]) -> None:
+    db.executemany(
+        "INSERT INTO asked VALUES (?, ?, ?) ON CONFLICT (model, user) DO UPDATE SET rows = excluded.rows",
+        [(model_id, user, asked) for user, asked in rows.items()],
+    )
+
+
+def _asked(db: sqlite3.Connection, model_id: str) -> dict[str, int]:
+    return dict(db.execute("SELECT user, rows FROM asked WHERE model = ?", (model_id,)).fetchall())

@@ -6,9 +6,10 @@ With ``expose="model"`` users get the splits (`ShownModel`). Otherwise edge serv
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +20,8 @@ from treaty.errors import ConfigError, PeerProtocolError
 from treaty.machine.arrays import Flags, Floats, Int32s, Integers
 from treaty.messaging.messages import Array, Message, view
 from treaty.models.checkpoints import Checkpoint
+from treaty.systems.fedxgb.cohorts import ROUNDS, DomainFile
 from treaty.systems.fedxgb.domain import DomainCohort
-from treaty.systems.fedxgb.kept import ROUNDS, DomainFile, digest
 from treaty.systems.fedxgb.messages import (
     MOST_VOID,
     HeldRows,
@@ -386,3 +387,11 @@ class UserRows:
 
     def _wrong(self, expected: str) -> PeerProtocolError:
         return PeerProtocolError(self._edge, f"expected {expected} - from {self._edge}")
+
+
+def digest(pieces: Iterable[NDArray[np.uint64]]) -> bytes:
+    """Return SHA-256 of a user's shares of its rows, however they are cut."""
+    found = hashlib.sha256()
+    for piece in pieces:
+        found.update(np.ascontiguousarray(piece).reshape(-1).data)
+    return found.digest()

@@ -43,16 +43,18 @@ from treaty.machine.process import stay_on_one_core
 from treaty.messaging.conversation import MessageOrder
 from treaty.messaging.messages import Array, encode_body
 from treaty.models.trees import ModelPart, record_split
-from treaty.systems.fedxgb.authority import Credentials, authority_of, patience_of
-from treaty.systems.fedxgb.conversation import Instructions, ServerLimits, edge_order
-from treaty.systems.fedxgb.meeting import (
+from treaty.systems.fedxgb.conversation import (
+    Instructions,
     ServerCheckpoints,
+    ServerLimits,
     check_options,
+    edge_order,
     join_domain,
     known_bins,
     new_task,
     open_domain,
 )
+from treaty.systems.fedxgb.domain import Credentials, authority_of, patience_of
 from treaty.systems.fedxgb.messages import (
     MOST_VOID,
     Attendance,
@@ -69,11 +71,10 @@ from treaty.systems.fedxgb.messages import (
     Users,
     ValueShares,
 )
-from treaty.systems.fedxgb.options import FedXGB, check_edges
+from treaty.systems.fedxgb.options import FedXGB, check_edges, holders_of
 from treaty.systems.fedxgb.paper import HiddenThresholds, Sides, paper_mode
 from treaty.systems.fedxgb.rows import EdgeRows, Model, UserRows, resend_trees, server_model
 from treaty.systems.fedxgb.secfind import Crowd, find_splits, give_domain_sum
-from treaty.systems.fedxgb.shares import holders_of
 from treaty.systems.horizontal.members import TranscriptDigest
 from treaty.systems.horizontal.quantiles import (
     MOST_ROUNDS,

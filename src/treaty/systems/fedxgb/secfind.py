@@ -36,10 +36,18 @@ from treaty.machine.arrays import Integers
 from treaty.messaging.certificates import Signer
 from treaty.messaging.messages import Array, M, Message
 from treaty.messaging.party import Party
-from treaty.systems.fedxgb.authority import CertifiedKeys, Credentials
 from treaty.systems.fedxgb.cohorts import LEAST
-from treaty.systems.fedxgb.domain import MOST_PATIENCE, DomainCohort, UserCohort
-from treaty.systems.fedxgb.messages import Agreement, Agreements, Call, MaskKey, MaskKeys, Sum, SurvivorReport
+from treaty.systems.fedxgb.domain import MOST_PATIENCE, Credentials, DomainCohort, UserCohort
+from treaty.systems.fedxgb.messages import (
+    Agreement,
+    Agreements,
+    Call,
+    CertifiedKeys,
+    MaskKey,
+    MaskKeys,
+    Sum,
+    SurvivorReport,
+)
 from treaty.systems.fedxgb.options import Leaves
 from treaty.systems.horizontal.masked_sums import MaskedInput, OwnInput, contribute
 from treaty.systems.horizontal.members import Collector, Membership, SumRules, TranscriptDigest

@@ -19,24 +19,26 @@ many rows each user has. Results and rows travel in pieces of bounded size (`pie
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.sharing.hidden_splits import Layout
 from treaty.crypto.sharing.shamir import Words
 from treaty.data.binning import Bins
 from treaty.errors import DataError, PeerProtocolError
 from treaty.messaging.messages import Array, Message, take_rows, view
 from treaty.messaging.party import Party
-from treaty.systems.fedxgb.kept import row_key
 from treaty.systems.fedxgb.messages import HeldRows, LeafShares, SideShares, SplitShares, Turn, ValueShares
-from treaty.systems.fedxgb.pieces import PieceForm, RowShares, pieces_of, send_shares
-from treaty.systems.fedxgb.shares import AdditiveRouting, Comparison, Routing, ShamirRouting, shares_of
+from treaty.systems.fedxgb.options import Comparison
+from treaty.systems.fedxgb.pieces import Layout, PieceForm, RowShares, pieces_of, send_shares
+from treaty.systems.fedxgb.shares import AdditiveRouting, Routing, ShamirRouting, shares_of
 from treaty.trees.slots import VALUE_BITS, SlotSplits
 
 _MOST_VALUE = 2.0 ** (61 - VALUE_BITS)
@@ -281,3 +283,10 @@ class HolderRows:
         # random numbers for comparisons, and slots, bound how many rows are worked on at once
         length = max(1, min(_AT_ONCE // trees, _SLOTS_AT_ONCE // (trees * slots)))
         return [slice(start, start + length) for start in range(0, max(1, self.n_rows), length)]
+
+
+def row_key(seed: bytes, encoded: NDArray[np.int64], holders: Sequence[str]) -> bytes:
+    """Return the key of the randomness with which rows are shared: another one for other rows, or other holders."""
+    # the shape as well: the same bytes in another shape are other rows
+    head = msgspec.msgpack.encode([encoded.shape, list(holders)])
+    return hmac.digest(seed, hashlib.sha256(head).digest() + np.ascontiguousarray(encoded).tobytes(), "sha256")

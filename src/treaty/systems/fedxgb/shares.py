@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -49,14 +49,15 @@ from treaty.crypto.sharing.additive_routing import (
     numbers_of_level,
     route_level,
 )
-from treaty.crypto.sharing.hidden_splits import Layout
 from treaty.crypto.sharing.shamir import Words
 from treaty.crypto.sharing.shamir_routing import Program, ServerSetting, prepare
-from treaty.errors import ConfigError, PeerProtocolError
-from treaty.messaging.messages import Array, Message, MessageLeakage, row_pieces, view
+from treaty.errors import PeerProtocolError
+from treaty.messaging.leakage import MessageLeakage
+from treaty.messaging.messages import Array, Message, row_pieces, view
 from treaty.messaging.party import Party
+from treaty.systems.fedxgb.options import Comparison, holders_of
+from treaty.systems.fedxgb.pieces import Layout
 
-Comparison = Literal["shamir", "additive"]
 # Shares of bits: of `Shares.bit`, uint64 or uint8
 Bits = NDArray[Any]
 
@@ -134,22 +135,6 @@ class Routing(Protocol):
 def setting_of(layout: Layout, edges: int) -> ServerSetting:
     """Return what edge servers agree on before they compare Shamir shares."""
     return ServerSetting(servers=edges, degree=(edges - 1) // 2, bits=layout.bits)
-
-
-def holders_of(comparison: Comparison, edges: Sequence[str]) -> list[str]:
-    """Return the edge servers that have shares, in order."""
-    return list(edges[:2] if comparison == "additive" else edges)
-
-
-def check_holders(comparison: Comparison, edges: int) -> None:
-    """Raise ConfigError if edge servers are too few, or some would have nothing to do."""
-    if edges < 3:
-        raise ConfigError(f"expected 3 edge servers or more, got {edges}: a hidden model is shared among them")
-    if comparison == "additive" and edges != 3:
-        raise ConfigError(
-            f'expected 3 edge servers under comparison="additive", two that compare and a dealer, got {edges}; more '
-            'hide more under "shamir" alone'
-        )
 
 
 def shares_of(comparison: Comparison, layout: Layout, edges: Sequence[str]) -> Shares:

@@ -2,57 +2,216 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import permutations
 from typing import Any
 
-from treaty.errors import ConfigError
 from treaty.models.trees import ModelPart, RowPredictions
 from treaty.systems.expected import ROUND_TRIP, Expected, Shape, Trees, not_expected
 from treaty.systems.fedxgb import prediction
-from treaty.systems.fedxgb.authority import authority, patience_of
-from treaty.systems.fedxgb.conversation import PREDICTION, ROUTES
-from treaty.systems.fedxgb.kept import QueryRecord, queries_folder
-from treaty.systems.fedxgb.options import FedXGB, dropouts, helpers, links, only_simulated, roles_of
+from treaty.systems.fedxgb.domain import authority, patience_of
+from treaty.systems.fedxgb.messages import (
+    AbsenceNotice,
+    Agreement,
+    Agreements,
+    Attendance,
+    Call,
+    Cohort,
+    DealerTerms,
+    Domain,
+    HeldRows,
+    KeyCertificate,
+    KeyRequest,
+    KnownSplits,
+    LeafShares,
+    MaskKey,
+    MaskKeys,
+    ModelSize,
+    PredictionTerms,
+    QueriesLeft,
+    RoundStart,
+    RowCounts,
+    RowOwners,
+    RowsTaken,
+    RowSummary,
+    SideShares,
+    SplitShares,
+    Sum,
+    SurvivorReport,
+    Task,
+    TrainingEnd,
+    TreesRequest,
+    Turn,
+    UserOffer,
+    Users,
+    Values,
+    ValueShares,
+)
+from treaty.systems.fedxgb.options import (
+    FedXGB,
+    dropouts,
+    helpers,
+    holders_of,
+    links,
+    links_of_prediction,
+    only_simulated,
+    roles_of,
+    roles_of_prediction,
+)
+from treaty.systems.fedxgb.paper import HiddenThresholds, InputAndShares, KeyShares, LostUsers, ShownSplits, Sides
+from treaty.systems.fedxgb.pieces import ComparedShares, RowShares
+from treaty.systems.fedxgb.prediction import QueryRecord, queries_folder
 from treaty.systems.fedxgb.secboost import edge, server, user
-from treaty.systems.fedxgb.shares import check_holders, holders_of
-from treaty.systems.horizontal.leakage import sums_of_rows
+from treaty.systems.fedxgb.shares import (
+    DealingEnd,
+    DealtCorrections,
+    SharedNumbers,
+    WantedLeaves,
+    WantedLevel,
+    WantedRows,
+)
+from treaty.systems.horizontal.leakage import input_routes, keys_routes, search_routes, sums_of_rows, survivors_routes
+from treaty.systems.horizontal.masked_sums import MaskedInput, PassedShares, SealedShares
 from treaty.systems.horizontal.rows import START, SUMS_OF_LABELS, starts_from_sums
+from treaty.systems.leakage import Route, Routes, Stage, When, routes
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.system import PartySpec, RoleInput, Roles, Service, System
+from treaty.systems.system import RoleInput, Roles, Service, System
+
+# ---------------------------------------------------------------- from whom to whom
+
+_SERVER, _EDGE, _USER = ("server",), ("edge",), ("user",)
+_ADDITIVE = When('comparison="additive"', lambda options, common: options.compares == "additive")
+_COLLUDE = "docs/fedxgb.md, Who compares: `comparison`"
+_ROW_SHARES = Route(RowShares, _USER, _EDGE, reference=_COLLUDE)
+_ROW_COUNTS = Route(RowCounts, _EDGE, _EDGE)
+_SHARED = Route(SharedNumbers, _EDGE, _EDGE, reference=_COLLUDE)
+_MODEL_SHARES = routes(Route(SplitShares, _SERVER, _EDGE), Route(LeafShares, _SERVER, _EDGE), reference=_COLLUDE)
+_DEALT = routes(
+    Route(WantedRows, _EDGE, _EDGE),
+    Route(WantedLevel, _EDGE, _EDGE),
+    Route(WantedLeaves, _EDGE, _EDGE),
+    Route(DealtCorrections, _EDGE, _EDGE),
+    Route(DealingEnd, _EDGE, _EDGE),
+    when=_ADDITIVE,
+    reference=_COLLUDE,
+)
+# Rows of a training on their way through trees that the server alone knows
+_HIDDEN_MODEL = routes(
+    _ROW_SHARES,
+    Route(HeldRows, _EDGE, _SERVER),
+    Route(RowOwners, _SERVER, _EDGE, "edge"),
+    Route(RowOwners, _EDGE, _USER, "user"),
+    _MODEL_SHARES,
+    _SHARED,
+    Route(SideShares, _EDGE, _USER),
+    Route(ValueShares, _EDGE, _USER, "training"),
+    Route(Turn, _SERVER, _EDGE, "edge"),
+    Route(Turn, _EDGE, _USER, "user"),
+    _DEALT,
+    reference="Liu et al., ICDCS 2020, SecPred; docs/fedxgb.md, SecPred",
+)
+# Rows of users, predicted by a hidden model
+PREDICTION: Routes = routes(
+    Route(PredictionTerms, _SERVER, _EDGE, "edge"),
+    Route(PredictionTerms, _EDGE, _USER, "user"),
+    Route(DealerTerms, _SERVER, _EDGE, when=_ADDITIVE),
+    Route(ModelSize, _SERVER, _EDGE),
+    Route(QueriesLeft, _EDGE, _USER),
+    _ROW_SHARES,
+    _ROW_COUNTS,
+    Route(RowsTaken, _EDGE, _USER),
+    Route(TreesRequest, _EDGE, _SERVER),
+    _MODEL_SHARES,
+    _SHARED,
+    Route(ValueShares, _EDGE, _USER, "prediction"),
+    _DEALT,
+    reference="Liu et al., ICDCS 2020, SecPred; docs/fedxgb.md, New rows",
+)
+_ALL, _AUTHORITY = ("server", "edge", "user"), ("authority",)
+_SAFE = When('mode="safe"', lambda options, common: options.mode != "paper")
+_PAPER = When('mode="paper"', lambda options, common: options.mode == "paper")
+_NOTHING = When('expose="nothing"', lambda options, common: options.exposes == "nothing")
+_SHOWN = When('expose="paper"', lambda options, common: options.exposes == "paper")
+_MODEL = When('expose="model"', lambda options, common: options.exposes == "model")
+_TOLD_ALL = When('expose="model" or "paper"', lambda options, common: options.exposes != "nothing")
+_KEYS = routes(
+    Route(KeyRequest, _ALL, _AUTHORITY),
+    Route(KeyCertificate, _AUTHORITY, _ALL),
+    Route(UserOffer, _USER, _EDGE),
+    Route(Users, _EDGE, _SERVER),
+    Route(Domain, _EDGE, _USER),
+    keys_routes(_SERVER, _EDGE),
+    reference="docs/fedxgb.md, How a sum is opened",
+)
+_SUMS = routes(
+    Route(Attendance, _USER, _EDGE),
+    Route(Cohort, _EDGE, _USER),
+    Route(Sum, _SERVER, _EDGE),
+    Route(Call, _EDGE, _USER),
+    Route(MaskKey, _USER, _EDGE),
+    Route(MaskKeys, _EDGE, _USER),
+    routes(
+        survivors_routes(_EDGE, _USER),
+        Route(MaskedInput, _USER, _EDGE, "domain"),
+        Route(Agreement, _USER, _EDGE),
+        Route(Agreements, _EDGE, _USER),
+        when=_SAFE,
+    ),
+    Route(AbsenceNotice, _USER, _EDGE),
+    input_routes(_EDGE, _SERVER, "group_size, min_child_samples", _SAFE),
+    Route(MaskedInput, _EDGE, _SERVER, "paper", when=_PAPER),
+    Route(SurvivorReport, _EDGE, _SERVER),
+    reference="Liu et al., ICDCS 2020, SecBoost; docs/fedxgb.md, How a sum is opened",
+)
+_PAPERS_SUMS = routes(
+    Route(SealedShares, _USER, _EDGE, "keys"),
+    Route(PassedShares, _EDGE, _USER, "keys"),
+    Route(InputAndShares, _USER, _EDGE),
+    Route(LostUsers, _EDGE, _USER),
+    Route(KeyShares, _USER, _EDGE),
+    when=_PAPER,
+    guard='mode="safe"',
+    reference="Liu et al., ICDCS 2020; docs/fedxgb.md, Paper mode",
+)
+
+
+def _to_all(sender: tuple[str, ...], receiver: tuple[str, ...]) -> Routes:
+    """Return the lines of what the server tells all users, by way of their edge servers, who see it, too."""
+    return routes(
+        Route(Task, sender, receiver),
+        search_routes(sender, receiver),
+        Route(RowSummary, sender, receiver),
+        Route(RoundStart, sender, receiver),
+        Route(ShownSplits, sender, receiver, when=_SHOWN),
+        Route(KnownSplits, sender, receiver, when=_MODEL),
+        Route(Values, sender, receiver, when=_TOLD_ALL),
+        Route(TrainingEnd, sender, receiver),
+        reference="docs/fedxgb.md, What users learn of the model",
+    )
+
+
+_SHOWN_MODEL = routes(
+    Route(HiddenThresholds, _SERVER, _EDGE),
+    Route(ComparedShares, _USER, _EDGE),
+    _ROW_COUNTS,
+    _SHARED,
+    Route(Sides, _EDGE, _USER),
+    when=_SHOWN,
+    reference=f"Liu et al., ICDCS 2020, SecPred; {_COLLUDE}",
+)
+ROUTES: dict[Stage, Routes] = {
+    "train": routes(
+        _KEYS,
+        _to_all(_SERVER, _EDGE),
+        _to_all(_EDGE, _USER),
+        _SUMS,
+        _PAPERS_SUMS,
+        routes(_HIDDEN_MODEL, when=_NOTHING),
+        _SHOWN_MODEL,
+    )
+}
+
 
 # ---------------------------------------------------------------- prediction of users' rows by a hidden model
-
-
-def roles_of_prediction(places: Mapping[str, PartySpec], active: str, options: FedXGB) -> Roles:
-    """Return who takes part: the server, edge servers (under "additive" the first three), and users with rows.
-
-    Users need not be those of the training. Raises ConfigError when edge servers are too few, or others have rows.
-    """
-    edges = [name for name, place in places.items() if place.role == "edge"]
-    edges = edges[:3] if options.compares == "additive" else edges
-    check_holders(options.compares, len(edges))
-    wrong = [name for name, place in places.items() if place.has_rows and place.role not in (None, "user")]
-    wrong = [name for name in wrong if name != active]
-    if wrong:
-        raise ConfigError(
-            f"expected predict_table of users and the server alone, got one of {', '.join(wrong)}, role = "
-            f'"{places[wrong[0]].role}"'
-        )
-    users = [name for name, place in places.items() if place.has_rows and name != active]
-    roles = {active: "server", **dict.fromkeys(edges, "edge"), **dict.fromkeys(users, "user")}
-    return Roles(active, {name: roles[name] for name in places if name in roles}, users)
-
-
-def links_of_prediction(roles: Roles, options: FedXGB) -> dict[str, list[str]]:
-    """Link the server with all edge servers, these with each other, and users with those that hold shares."""
-    edges = roles.having("edge")
-    holders = holders_of(options.compares, edges)
-    links = {roles.active: edges, **dict.fromkeys(roles.owners, holders)}
-    for name in edges:
-        others = [other for other in edges if other != name]
-        links[name] = [roles.active, *others, *(roles.owners if name in holders else [])]
-    return links
 
 
 def refused(options: FedXGB) -> str:

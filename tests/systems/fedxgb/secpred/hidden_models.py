@@ -13,7 +13,6 @@ import pandas as pd
 from systems.federboost_horizontal.playing import pooled_on
 from systems.fedxgb.playing import options_of
 from tables import real_table, with_categories, with_gaps
-from treaty.crypto.sharing.hidden_splits import Layout
 from treaty.data.binning import fit_bins
 from treaty.data.table import Table, to_table
 from treaty.messaging.messages import encode_body
@@ -22,8 +21,9 @@ from treaty.models.trees import ModelPart, RowPredictions, predict_pooled
 from treaty.runs.serving import predict_hidden
 from treaty.runs.threads import RunRecord, play
 from treaty.systems.fedxgb import prediction as secpred
-from treaty.systems.fedxgb.kept import QueryRecord
 from treaty.systems.fedxgb.options import FedXGB
+from treaty.systems.fedxgb.pieces import Layout
+from treaty.systems.fedxgb.prediction import QueryRecord
 from treaty.systems.fedxgb.secpred import layout_of
 from treaty.systems.horizontal.quantiles import pack_bins
 from treaty.systems.system import LabelledRows

@@ -33,10 +33,10 @@ from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
 from treaty.systems.fedxgb import prediction as secpred
 from treaty.systems.fedxgb import secpred as crowd_routing
 from treaty.systems.fedxgb import shares as crowd_dealer
-from treaty.systems.fedxgb.kept import QueryRecord
 from treaty.systems.fedxgb.messages import Attendance, LeafShares, RowOwners, SideShares, SplitShares, ValueShares
 from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.pieces import RowShares
+from treaty.systems.fedxgb.prediction import QueryRecord
 from treaty.systems.fedxgb.secpred import HiddenModel
 from treaty.systems.fedxgb.shares import (
     AdditiveRouting,

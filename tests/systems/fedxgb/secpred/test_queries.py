@@ -20,10 +20,10 @@ from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart
 from treaty.runs.serving import predict_hidden
 from treaty.systems.fedxgb import prediction as secpred
-from treaty.systems.fedxgb.kept import QueryRecord, queries_folder
 from treaty.systems.fedxgb.messages import RowCounts
 from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.pieces import RowShares
+from treaty.systems.fedxgb.prediction import QueryRecord, queries_folder
 from treaty.systems.fedxgb.shares import setting_of
 
 EDGES = ["edge0", "edge1", "edge2"]

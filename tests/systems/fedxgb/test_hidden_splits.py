@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treaty.crypto.sharing.hidden_splits import Layout
 from treaty.errors import CryptoError
+from treaty.systems.fedxgb.pieces import Layout
 
 FEATURES = st.lists(
     st.tuples(st.one_of(st.integers(0, 6), st.sampled_from([31, 32, 33, 254, 255])), st.booleans(), st.booleans()),
