@@ -61,7 +61,7 @@ from treaty.models.trees import ModelPart
 from treaty.runs.fit import no_rows
 from treaty.runs.threads import Run, RunRecord, train_in_threads
 from treaty.runs.warm_up import compile_kernels
-from treaty.systems.fedxgb import authority
+from treaty.systems.fedxgb import domain
 from treaty.systems.fedxgb.messages import RoundStart
 from treaty.systems.fedxgb.options import SERVER, FedXGB
 from treaty.systems.fedxgb.secfind import Crowd, DomainSums, UserSums
@@ -336,7 +336,7 @@ def accuracy(line: Line) -> tuple[dict, Curves]:
             feature_sample=setting.feature_sample,
         )  # fmt: skip
         # who drops out says so: nobody else is to be lost, on a busy machine either
-        with patch.object(authority, "PATIENCE", PATIENT):
+        with patch.object(domain, "PATIENCE", PATIENT):
             trained.append(train(x, y, deal(y, users, line.how, seed), options, THREADS))
         plain = reference(x, y, options)
         gaps.append(apart(trained[-1].part, plain, test[0]))

@@ -10,7 +10,7 @@ from marks import all_but_first_slow
 from systems.fedxgb.playing import Crowded, crowd_rows, laid_out, options_of, play_crowd, role_input
 from treaty.errors import PeerProtocolError, TreatyError
 from treaty.messaging.messages import Array
-from treaty.systems.fedxgb import meeting
+from treaty.systems.fedxgb import conversation
 from treaty.systems.fedxgb.conversation import ServerLimits, SumLimit, terms_of
 from treaty.systems.fedxgb.messages import MOST_VOID, KnownSplits, LeafShares, RoundStart, RowSummary, Sum, Turn
 from treaty.systems.fedxgb.secfind import ATTEMPTS, DomainSums
@@ -31,7 +31,7 @@ def play_hostile(
     layout = laid_out(list(parts), 3)
     honest, others = options_of(**AGREED, **shown), options_of(**{**AGREED, **wanted}, **shown)
     told = terms_of(role_input(None, honest, layout))
-    monkeypatch.setattr(meeting, "terms_of", lambda inputs: told)
+    monkeypatch.setattr(conversation, "terms_of", lambda inputs: told)
 
     def program(role: str) -> Any:
         return lambda party: SYSTEM.train[role](

@@ -99,7 +99,9 @@ def test_holders_of_shares_take_the_rows_of_the_first_run_alone_down_finished_tr
     rows["user 3"] = np.tile(X, (2, 1))[:invented] + 1.0, np.tile(y, 2)[:invented]
     check, told = seed_of_rows, []
     monkeypatch.setattr(
-        conversation, "seed_of_rows", lambda *given, **more: b"s" * 32 if given[1] == "user 3" else check(*given, **more)
+        conversation,
+        "seed_of_rows",
+        lambda *given, **more: b"s" * 32 if given[1] == "user 3" else check(*given, **more),
     )
     left = SharedRows.left
 
