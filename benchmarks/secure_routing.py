@@ -115,7 +115,7 @@ def routed(servers: int, columns: int, rows: int) -> list[dict[str, object]]:
 def routed_additively(columns: int, rows: int) -> list[dict[str, object]]:
     """Do the same on additive shares of two servers with a dealer, and open the rows' masks before."""
     rng, layout, codes = made_up(columns, rows)
-    node, paths, lines = np.zeros(rows, int), [additive.at_root(i, 1, rows) for i in range(2)], []
+    node, paths, lines = np.zeros(rows, int), [None for _ in range(2)], []
     shared = additive.share_integers(layout.encode_rows(codes))
     told = "additive", 2, columns, rows
     none = np.empty(0, np.uint64)

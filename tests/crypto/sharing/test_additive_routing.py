@@ -6,7 +6,6 @@ from crypto.sharing.hidden_trees import LAYOUT, Tree, random_codes
 from crypto.sharing.servers import FALSE_ALARM, MALFORMED, Play
 from treaty.crypto.sharing.additive_routing import (
     MaskedRows,
-    at_root,
     deal_leaves,
     deal_level,
     deal_mask,
@@ -60,7 +59,7 @@ class TwoServers:
 
 def routed(trees, codes, bits=BITS):
     """All trees go down together; return the servers, shares of sides by level, and of paths."""
-    servers, paths = TwoServers(codes, bits), np.stack([at_root(i, len(trees), len(codes)) for i in range(2)])
+    servers, paths = TwoServers(codes, bits), (None, None)
     sides = []
     for level in range(trees[0].depth):
         weights, thresholds = (np.stack(part) for part in zip(*(tree.encoded(level) for tree in trees), strict=True))

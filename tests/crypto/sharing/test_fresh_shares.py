@@ -8,7 +8,6 @@ from crypto.sharing.dealer_attacks import BITS, CODES, NONE, Root, leaf_values_f
 from crypto.sharing.servers import FALSE_ALARM, Play
 from treaty.crypto.keystream import FreshShares
 from treaty.crypto.sharing.additive_routing import (
-    at_root,
     deal_leaves,
     deal_level,
     deal_mask,
@@ -81,7 +80,7 @@ def at_a_root(columns, n, rng, send):
     keys, corrections = deal_level(mask, 1, 1, BITS)
     left = Play([
         route_level(
-            i, held[i][0], weights[i], thresholds[i], at_root(i, 1, n), BITS, keys[i], corrections if i else NONE
+            i, held[i][0], weights[i], thresholds[i], None, BITS, keys[i], corrections if i else NONE
         )
         for i in range(2)
     ]).results  # fmt: skip

@@ -89,7 +89,7 @@ def test_who_asks_for_another_role_or_not_at_all_is_not_certified(caplog):
     assert results["a"] == "refused"
     results["s"].check("e", "edge", results["e"].certified, "e")
     for name in "ab":
-        assert f"authority certifies nobody as {name}: it did not ask as user" in caplog.text
+        assert f"authority does not certify {name}, which did not ask as user" in caplog.text
 
 
 def test_authority_that_signs_another_key_is_noticed():

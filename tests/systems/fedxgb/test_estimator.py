@@ -243,7 +243,7 @@ def test_fitted_attributes_tell_what_happened():
         ({"dropout": "accept"}, "option dropout='accept': expected `float"),
         ({"comparison": "additive"}, 'hidden model, and expose="model"'),
         ({"comparison": "additive", "edges": 2, "expose": None}, "expected 3 edge servers or more, got 2"),
-        ({"dropout": 0.3}, "to lose somebody, got 0.3 of domains of 3 users or fewer, which rounds down to none"),
+        ({"dropout": 0.3}, "to lose a user, got 0.3 of domains of 3 users or fewer, which rounds down to none"),
         ({"dropout": 0.4}, "can lose 0.4 of their users, got 3 in the largest"),
         ({"dropout": 0.2, "transport": "grpc"}, "leave it out with transport='grpc'"),
         ({"dropout_period": 2}, "dropout_period says how often dropout loses users"),

@@ -141,7 +141,7 @@ def test_dropout_says_where_it_loses_nobody(caplog):
 
 
 def test_dropout_that_loses_nobody_or_too_many_is_refused():
-    with pytest.raises(ConfigError, match=r"to lose somebody, got 0.3 of domains of 3 users or fewer"):
+    with pytest.raises(ConfigError, match=r"to lose a user, got 0.3 of domains of 3 users or fewer"):
         drops([3, 3], dropout=0.3)
     with pytest.raises(ConfigError, match=r"can lose 0.4 of their users, got 3 in the largest"):
         drops([3, 3], dropout=0.4)

@@ -16,7 +16,7 @@ from runs.test_resume import Interrupted
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.messages import decode_body, encode_body
 from treaty.systems.fedxgb import conversation, secboost
-from treaty.systems.fedxgb.conversation import seed_of_rows
+from treaty.systems.fedxgb.cohorts import seed_of_rows
 from treaty.systems.fedxgb.messages import Task, TrainingEnd
 from treaty.systems.fedxgb.secfind import Crowd
 from treaty.systems.fedxgb.secpred import SharedRows, row_key

@@ -1,27 +1,23 @@
 """Routing of rows down a hidden tree on additive shares: no server learns a row, a split or a path.
 
 The cheaper form of `shamir_routing`: two servers compute modulo 2^64 with the help of a dealer, who makes random
-numbers and products of them and sees none of the servers' data. Users share rows and the model's owner shares splits,
-both encoded as in `hidden_splits`. In each level the servers compute one number per row, that of the row's node, and
-compare it with zero: `sign_bit`, a binary adder on AND triples, many comparisons at a time.
+numbers and products of them and sees none of the servers' data. Rows and splits are encoded alike. In each level the
+servers compute one number per row, that of the row's node, and compare it with zero: `sign_bit`, a binary adder on AND
+triples, many comparisons at a time.
 
-Programs are generators of one server for all rows, nodes and trees at a time; see `shamir_routing` on the message seam.
-Messages are checked for their form only: every number is a valid share, so wrong shares, and numbers outside the ranges
-of `hidden_splits`, give wrong answers for their rows unnoticed.
+Programs are generators of one server for all rows, nodes and trees at a time, with the message seam of
+`shamir_routing`. Messages are checked for their form only. Every number is a valid share, so wrong shares, and numbers
+outside the ranges of `Layout`, give wrong answers for their rows unnoticed.
 
-**Assumed:** honest but curious servers and dealer; neither the two servers nor a server and the dealer collude; secure
-channels. What each party learns:
+**Assumptions:** honest but curious servers and dealer; neither the two servers nor a server and the dealer collude;
+secure channels.
 
-========  =============================================================================================================
-server    numbers of rows, columns, levels and leaves; all else that it receives is uniform, whatever is routed
-dealer    numbers of rows, columns, levels and leaves
-user      what is opened to it: the side of its rows in each level where it is sent shares of it, else leaf values
-owner     nothing
-========  =============================================================================================================
-
-A user who colludes with one server or with the dealer still learns only that if its shares are re-randomised
-(`keystream.FreshShares`). Shares must never be sent to it as programs return them: all random numbers in these are the
-dealer's, who together with the user could take off all leaf values, and narrow splits down to a few candidates.
+**What is learned.** Servers and dealer learn numbers of rows, columns, levels and leaves; all else that a server
+receives is uniform, whatever is routed. A user learns what is opened to it: the sides of its rows where it is sent
+shares of them, else leaf values. The owner learns nothing. A user who colludes with one server or with the dealer still
+learns only that if its shares are re-randomised (`keystream.FreshShares`). Never send a user shares as programs return
+them: all random numbers in these are the dealer's, who together with the user could take off all leaf values, and
+narrow splits down to a few candidates.
 
 **Cost**, in words of 8 bytes per row and tree; K = 2^level, l = `Layout.bits`. A tree of L leaves:
 
@@ -33,8 +29,6 @@ comparison         1 + ceil(log2(l - 1))           less than l / 16          les
 `route_level`      2 + comparison (the root's)     1/64 + comparison         3 + comparison
                    3 + comparison (a later's)      2 (K - 1) + the same      2 K + 1 + the same
 `leaf_values`      1                               L                         1
-sent by a user     -                               D once (to each server)
-sent by owner      -                               K (D + 1) per level (to each server)
 =================  ==============================  ========================  =========================
 
 For l = 64 a comparison takes 7 rounds, 243 bits between servers and 181 from the dealer; for l = 6, enough for 32 bins,
@@ -68,8 +62,8 @@ from treaty.machine.arrays import Flags, Integers
 class TripleShares:
     """The dealer's message to one server for one batch of comparisons modulo 2^bits.
 
-    Operands and products are a keystream under `key`; `corrections`, uint64 (triples, ceil(rows / 64)), are server 1's
-    shares of the products, and empty (0, ...) for server 0.
+    A keystream under `key` gives operands and products; `corrections`, uint64 (triples, ceil(rows / 64)), are server
+    1's shares of the products, and empty (0, ...) for server 0.
     """
 
     def __init__(self, rows: int, key: bytes, corrections: Words, bits: int = 64) -> None:
@@ -94,7 +88,7 @@ class _TripleStream:
         return self._stream.bits(64, slices * self._words).reshape(slices, self._words)
 
     def products(self, slices: int) -> Words:
-        """Random for server 0, the dealer's corrections for server 1."""
+        # random for server 0, the dealer's corrections for server 1
         if self._own == 0:
             return self.operands(slices)
         self._at += slices
@@ -127,9 +121,8 @@ def deal(rows: int, bits: int = 64, keys: tuple[bytes, bytes] | None = None) -> 
 def sign_bit(own: int, values: NDArray[np.uint64], dealt: TripleShares) -> Program[NDArray[np.uint8]]:
     """Return XOR shares, uint8 (m,), of the sign bits of numbers modulo 2^l: of [a < 0] in two's complement.
 
-    `values` uint64 (m,) are server `own`'s additive shares of a, modulo 2^l or more; only the lowest l bits count. For
-    [x < y] give shares of x - y, with |x - y| < 2^(l - 1). CryptoError for used or unfitting triples or a malformed
-    message.
+    `values` uint64 (m,) are server `own`'s additive shares of a, modulo 2^l or more; only the lowest l bits count.
+    CryptoError for used or unfitting triples or a malformed message.
     """
     # The sum's sign is the sum of both shares' signs and the carry out of l - 1 bits. A span of bits generates a carry
     # (g) or passes one on (p); for one bit g = a & b, p = a ^ b.
@@ -217,7 +210,7 @@ class MaskedRows:
 def share_integers(values: Integers, key: bytes | None = None) -> Words:
     """Share rows, splits or leaf values among both servers, as their owner: int64 (...) -> uint64 (2, ...).
 
-    `key` as of `Keystream`: it must serve these values alone.
+    `key` seeds the `Keystream` and must serve these values alone.
     """
     first = Keystream(key).bits(64, values.size).reshape(values.shape)
     return np.stack([first, values.astype(np.uint64) - first])
@@ -253,7 +246,7 @@ def deal_level(mask: Words, trees: int, nodes: int, bits: int) -> tuple[Keys, Wo
     (`numbers_of_level`,).
     """
     numbers, n = _DealerNumbers(), len(mask)
-    corrected = [deal(trees * n, bits, numbers.keys_drawn())[1].corrections]
+    corrected = [deal(trees * n, bits, (numbers.first.key(), numbers.second.key()))[1].corrections]
     split_masks = numbers.drawn(trees, nodes, mask.shape[1])
     corrected.append(numbers.corrected(_values(split_masks, mask)))
     coins = numbers.coins(trees, n).astype(np.uint64)
@@ -289,22 +282,24 @@ def mask_rows(own: int, rows: Words, key: bytes) -> Program[tuple[MaskedRows, by
 
 
 def route_level(
-    own: int, rows: MaskedRows, weights: Words, thresholds: Words, paths: Words, bits: int, key: bytes,
+    own: int, rows: MaskedRows, weights: Words, thresholds: Words, paths: Words | None, bits: int, key: bytes,
     corrections: Words,
 ) -> Program[tuple[NDArray[np.uint8], Words]]:  # fmt: skip
     """Route n rows one level down; return XOR shares of b = [row goes left], and shares of the next level's paths.
 
     `weights` (trees, K, D) and `thresholds` (trees, K) are server `own`'s shares of the splits of the level's K =
-    2^level nodes of complete trees; `paths` (trees, K, n) those of each row's node, from `at_root` or the level above;
-    `bits` is `Layout.bits`; `key` and `corrections`, of `numbers_of_level` (server 1) or none (server 0), are the
-    dealer's. Returned are uint8 (trees, n), which only the row's user may open, re-randomised, and uint64 (trees, 2 K,
-    n): 1 at the row's next node, else 0; the children of node k are 2 k (left) and 2 k + 1. CryptoError if shapes do
-    not match.
+    2^level nodes of complete trees; `paths` (trees, K, n) those of each row's node, as returned for the level above,
+    None at the root; `bits` is `Layout.bits`; `key` and `corrections`, of `numbers_of_level` (server 1) or none
+    (server 0), are the dealer's. Returned are uint8 (trees, n), which only the row's user may open, re-randomised, and
+    uint64 (trees, 2 K, n): 1 at the row's next node, else 0; node k's children are 2 k (left) and 2 k + 1. CryptoError
+    if shapes do not match.
     """
     if weights.ndim != 3:
         raise CryptoError(f"expected weights of splits (trees, K, D), got {weights.shape} - at secure routing")
     trees, nodes, columns = weights.shape
     n = len(rows.opened)
+    if paths is None:
+        paths = np.full((trees, 1, n), 1 - own, np.uint64)
     _check(thresholds, (trees, nodes), "thresholds of splits")
     _check(rows.opened, (n, columns), "rows")
     _check(paths, (trees, nodes, n), "paths")
@@ -340,11 +335,6 @@ def route_level(
     goes_left = np.concatenate([of_nodes, (goes_left - of_nodes.sum(axis=1))[:, None]], axis=1)
     children = np.stack([goes_left, paths - goes_left], axis=2)
     return left, children.reshape(trees, 2 * nodes, n)
-
-
-def at_root(own: int, trees: int, rows: int) -> Words:
-    """Return a server's shares of the rows' first node, uint64 (trees, 1, rows)."""
-    return np.full((trees, 1, rows), 1 - own, np.uint64)
 
 
 def leaf_values(own: int, paths: Words, values: Words, key: bytes, corrections: Words) -> Program[Words]:
@@ -384,13 +374,13 @@ class _ServerNumbers:
         return self._stream.bits(64, math.prod(shape)).reshape(shape)
 
     def coins(self, *shape: int) -> NDArray[np.uint8]:
-        """XOR shares of random bits."""
+        # XOR shares of random bits
         count = math.prod(shape)
         drawn = self._stream.bits(64, -(-count // 64)).astype("<u8").view(np.uint8)
         return np.unpackbits(drawn.reshape(-1), count=count).reshape(shape)
 
     def products(self, *shape: int) -> Words:
-        """Random for server 0, the dealer's corrections for server 1."""
+        # random for server 0, the dealer's corrections for server 1
         return self._taken(math.prod(shape)).reshape(shape) if self._own else self.numbers(*shape)
 
     def _taken(self, count: int) -> Words:
@@ -404,20 +394,17 @@ class _DealerNumbers:
     def __init__(self) -> None:
         self.keys = secrets.token_bytes(32), secrets.token_bytes(32)
         none = np.empty(0, np.uint64)
-        self._first, self._second = (_ServerNumbers(own, key, none) for own, key in enumerate(self.keys))
-
-    def keys_drawn(self) -> Keys:
-        return self._first.key(), self._second.key()
+        self.first, self.second = (_ServerNumbers(own, key, none) for own, key in enumerate(self.keys))
 
     def drawn(self, *shape: int) -> Words:
-        return self._first.numbers(*shape) + self._second.numbers(*shape)
+        return self.first.numbers(*shape) + self.second.numbers(*shape)
 
     def coins(self, *shape: int) -> NDArray[np.uint8]:
-        return self._first.coins(*shape) ^ self._second.coins(*shape)
+        return self.first.coins(*shape) ^ self.second.coins(*shape)
 
     def corrected(self, products: Words) -> Words:
-        """Return server 1's shares of products; server 0's are random."""
-        return products - self._first.products(*products.shape)
+        # server 1's shares, which make up for the random ones of server 0
+        return products - self.first.products(*products.shape)
 
 
 def _share_of_mask(key: bytes, rows: int, columns: int) -> Words:

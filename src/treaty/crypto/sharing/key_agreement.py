@@ -1,26 +1,25 @@
 """Keys that participants agree on through an aggregator, and signatures on what all of them must see alike.
 
 Every participant makes two X25519 keys, one to seal messages to its peers (`channel`) and one to make masks from
-(`mask`), and signs both with the Ed25519 key that the federation's roster has of it. Every pair derives from each a
-seed that nobody else has::
+(`mask`), and signs both with its Ed25519 key in the federation's roster. From each, every pair derives a secret seed::
 
     seed = HKDF-SHA256(X25519(own secret, peer's public), info = job_id, the two names in sorted order)
 
-`scope` says what keys are for: a job, or one round of it. It is signed with them, so keys made for one scope are
-refused in another, and `PairSeeds.transcript` ties what is signed later to the very keys of this run.
+`scope` is what keys are for: a job, or one round of it. It is signed with them, so keys made for one scope are refused
+in another, and `PairSeeds.transcript` ties what is signed later to the keys of this run.
 
 *Mask keys of one round* (`RoundKeys`). A signature by each member and round, checked by every other, costs n^2 checks.
-Members whose channel keys were signed once share a secret with each other; a tag under it proves as much, to that one
-peer, for a fiftieth of the time::
+Members whose channel keys were signed once share a secret with each other. A tag under it proves as much to that peer,
+for a fiftieth of the time::
 
     tag for v = HMAC-SHA256(key, SHA-256(label, scope, u, content), v)
     key       = HMAC-SHA256(seed of the channel u-v, "treaty tags")
 
-The content is u's mask key, or the list of survivors: nobody has to prove either to a third member.
+The content is u's mask key, or the list of survivors. Neither has to be proved to a third member.
 
-* *Assumption*: the roster is right (whoever chooses its keys can stand between participants); X25519, HKDF, HMAC.
-* *Who learns what*: the aggregator sees public keys, signatures and tags, of which it can leave some out, but make or
-  change none; a colluding peer gives away its own pairs' seeds.
+*Assumptions*: the roster is right (a party that chooses its keys can stand between participants); X25519, HKDF, HMAC.
+The aggregator sees public keys, signatures and tags; it can leave some out, but make or change none. A colluding peer
+gives away the seeds of its own pairs.
 """
 
 from __future__ import annotations
@@ -122,14 +121,14 @@ class EphemeralKeys:
 
 
 def agree_with(secret: X25519PrivateKey, publics: Mapping[str, bytes], job_id: str, name: str) -> dict[str, bytes]:
-    """Derive the seeds that `name`, whose secret key this is, shares with the owners of public keys; see `agree`."""
+    """Derive the seeds that `name`, the owner of `secret`, shares with the owners of public keys."""
     return {peer: agree(secret, public, job_id, *sorted([name, peer])) for peer, public in publics.items()}
 
 
 def agree(secret: X25519PrivateKey, public: bytes, job_id: str, first: str, second: str) -> bytes:
     """Derive the seed of a pair, named in sorted order, from one end's secret and the other's public key of 32 bytes.
 
-    CryptoError if it is no key, or of small order: the result would be all zero and known to everybody.
+    CryptoError if it is no key, or of small order: the result would be all zero and known to all.
     """
     try:
         shared = secret.exchange(X25519PublicKey.from_public_bytes(public))
@@ -167,10 +166,8 @@ def check_advertisements(
 
 def transcript(advertisements: Mapping[str, Advertisement], scope: bytes) -> bytes:
     # who advertised which keys, in sorted order
-    listed = [(name, *advertisements[name][:2]) for name in sorted(advertisements)]
-    return hashlib.sha256(
-        length_prefixed("treaty advertised keys", scope, *(x for row in listed for x in row))
-    ).digest()
+    listed = [part for name in sorted(advertisements) for part in (name, *advertisements[name][:2])]
+    return hashlib.sha256(length_prefixed("treaty advertised keys", scope, *listed)).digest()
 
 
 def verifies(public: bytes, signature: bytes, content: bytes) -> bool:
@@ -192,7 +189,7 @@ def _advertised(scope: bytes, name: str, channel: bytes, mask: bytes) -> bytes:
 class RoundKeys:
     """A member's mask key of one round (``Round.key_scope``), new in every object; `public` has 32 bytes.
 
-    `channels` are the seeds shared with the other members of the round, see `PairSeeds.channel`.
+    `channels` are the seeds shared with the other members of the round.
     """
 
     def __init__(self, job_id: str, name: str, scope: bytes, channels: Mapping[str, bytes]) -> None:
@@ -210,7 +207,7 @@ class RoundKeys:
         return self._tags("treaty round vouching", content)
 
     def vouched(self, content: bytes, tags: Mapping[str, bytes]) -> list[str]:
-        """Return who vouches for the same, by tags made for this member, who is among them."""
+        """Return this member and the others whose tags, made for it, vouch for the same content."""
         return [self._name, *(name for name in tags if self._right("treaty round vouching", name, content, tags))]
 
     def agree(self, keys: Mapping[str, bytes], tags: Mapping[str, bytes]) -> PairSeeds:
@@ -236,13 +233,13 @@ class RoundKeys:
         )
 
     def _tags(self, label: str, content: bytes) -> dict[str, bytes]:
+        # one digest for all receivers, one tag for each
         digest = self._digest(label, self._name, content)
         return {peer: hmac.digest(key, digest + peer.encode(), "sha256") for peer, key in self._tag_keys.items()}
 
     def _right(self, label: str, sender: str, content: bytes, tags: Mapping[str, bytes]) -> bool:
         if sender not in self._tag_keys:
             return False
-        # the digest is made for all receivers at once, the tag for this one
         signed = self._digest(label, sender, content) + self._name.encode()
         return hmac.compare_digest(hmac.digest(self._tag_keys[sender], signed, "sha256"), tags.get(sender, b""))
 

@@ -1,4 +1,4 @@
-"""Sums of vectors that nobody sees: double masking with dropout, and its form for parties that never drop out.
+"""Secure aggregation: sums of hidden vectors, by double masks that survive dropouts, or single ones without dropouts.
 
 Bonawitz et al.'s protocol without transport: a protocol carries what these classes return. Vectors are int64 of public
 length; sums are exact modulo 2^64 (the caller checks beforehand that they fit).
@@ -23,24 +23,24 @@ open  `Aggregator.open`                       sum_{u in U2} x_u
 
 * ``"share"``: from shares of its mask key, any t of them. All keys are new in every round: if a key served in
   two rounds and were rebuilt when its owner drops from the second, the masks of the first would be known, too.
-* ``"reveal"``: every survivor tells the key of its one mask with the lost one. Keys may last a job and steps are
+* ``"reveal"``: every survivor reveals the key of its one mask with the lost one. Keys may last a job and steps are
   cheaper, but a survivor lost before step 4 voids the round. For few and steady participants.
 * ``"none"``: not at all. Only step 2 without PRG(b_u): `pairwise_input`, `open_pairwise`. Keys may last a job. Masks
   between pairs cancel in the sum over all members; without one member's vector the others' sum stays masked.
 
-**What is assumed, what is learned.** A is the aggregator, c how many of the n members pass it all they see (a member
+**Assumptions, and what is learned.** A is the aggregator, c the number of the n members that collude with it (a member
 that is itself the aggregator counts). Channels to A are encrypted and authenticated; the roster's keys are right.
 
-* A follows the protocol and c < t, with t > n/2: A and its colluders learn U1, U2 and the sum over U2, hence the sum of
-  the other survivors' inputs, and no more. With ``"none"``, any c.
-* A tells different members different things and c < 2t - n (that is c < n/3 at the default t = ceil(2n/3)): the same.
-  Two lists cannot both get t signatures, and all that is signed or sealed is tied to what its sender received of the
-  round and of the keys. A can leave members out or make the round fail, and it can falsify the sum.
+* If A follows the protocol and c < t, with t > n/2: A and its colluders learn U1, U2 and the sum over U2, hence the sum
+  of the other survivors' inputs, and no more. With ``"none"``, any c.
+* If A sends different members different lists and c < 2t - n (c < n/3 at the default t = ceil(2n/3)): the same. Two
+  lists cannot both get t signatures, and all that is signed or sealed is tied to what its sender received of the round
+  and of the keys. A can leave members out, make the round fail, or falsify the sum.
 * Members learn who takes part. `min_cohort` counts colluders: of a sum of three, one colluder sees a sum of two.
 
-Not prevented here: inputs that lie, and differences. Of two sums of the same inputs over cohorts that differ by one
-member, be it in another round or in another attempt after a void one, the difference is that member's input: the
-calling protocol must limit who may drop out, and when to stop repeating.
+Not prevented here: inputs that lie, and differences. If two sums of the same inputs are over cohorts that differ by one
+member, in another round or another attempt, their difference is that member's input. The calling protocol must limit
+who may drop out, and how often a round is repeated.
 
 References: Bonawitz et al., Practical Secure Aggregation for Privacy-Preserving Machine Learning, CCS 2017, figure 4.
 """
@@ -91,7 +91,7 @@ class Unmasking(NamedTuple):
 
 
 class Round:
-    """What all agree on before one vector is summed; an aggregator cannot tell two members different versions of it.
+    """What all members agree on before one vector is summed; an aggregator cannot give two members different versions.
 
     The roster has the Ed25519 public keys (32 bytes) of the round's n members; an absent member still counts for t.
     `vector_id` distinguishes vectors of one round. `threshold` is t, how many members must answer: more than n/2, by
@@ -170,7 +170,7 @@ class Round:
 
 
 def pairwise_input(this_round: Round, seeds: PairSeeds, values: Integers) -> NDArray[np.uint64]:
-    """Mask a vector, int64 (length,), where nobody may drop out (``dropout="none"``).
+    """Mask a vector, int64 (length,), in a round without dropouts (``dropout="none"``).
 
     CryptoError if a seed with another member is missing, the vector has another type or length, or the round's mask was
     made before.
@@ -266,13 +266,13 @@ class Participant:
         return masked
 
     def sign_survivors(self, survivors: Sequence[str]) -> bytes:
-        """Return the signature on the list of survivors (step 3); see `take_survivors`."""
+        """Return the signature on the list of survivors (step 3), checked as by `take_survivors`."""
         return self._signing_key.sign(self.take_survivors(survivors))
 
     def take_survivors(self, survivors: Sequence[str]) -> bytes:
         """Return what a participant vouches for to the other survivors, who received the same list (step 3).
 
-        CryptoError if the list is not sorted and free of repetitions, has anybody outside U1, lacks this participant,
+        CryptoError if the list is not sorted and free of repetitions, has members outside U1, lacks this participant,
         or is shorter than max(t, min_cohort).
         """
         self._begin("sign_survivors")
@@ -329,7 +329,7 @@ class Participant:
 class Aggregator:
     """The aggregator's part in one round: passes sealed messages on, adds masked vectors up, opens the sum.
 
-    `signed` False is for `round_keys`, which the members check among themselves. All methods raise RoundVoid if fewer
+    `signed` False is for `RoundKeys`, which the members check among themselves. All methods raise RoundVoid if fewer
     than t members (max(t, min_cohort) for inputs) are left. CryptoError with `dropout` "none", or if an advertisement
     is not what its sender signed for this round.
     """

@@ -1,14 +1,13 @@
 """Shamir's secret sharing over the integers modulo the prime p = 2^127 - 1, and arithmetic in that field.
 
-Each secret is the value at 0 of a polynomial of its own, of degree t - 1 with otherwise uniform coefficients; a
-holder's share is the value at its point. Any t shares give the secret (Lagrange at 0); t - 1 are independent of it,
-whatever the computing power. A wrong share goes unnoticed here and gives another secret. Where the right one can be
-recognised (a secret key by its public key), the caller does that. Secret bytes are cut into 15-byte pieces.
+Each secret is the value at 0 of its own polynomial of degree t - 1, whose other coefficients are uniform. A holder's
+share is the value at its point. Any t shares give the secret (Lagrange at 0); t - 1 shares are independent of it,
+whatever the computing power. A wrong share gives another secret, unnoticed here: a caller that can recognise the right
+one (a secret key by its public key) must check. Secret bytes are cut into 15-byte pieces.
 
-A number is two little-endian uint64 words, below p, the last axis of an array; functions take arrays of any shape in
-front of it, broadcast them, and return new ones. Arguments must be below p: check received numbers once, with
-`check_numbers`. As 2^127 = 1, a product is reduced by adding its upper 127 bits to its lower ones. Running times differ
-only by carries that branch; numbers here are shares, random whatever they share, or public.
+A number is two little-endian uint64 words, below p, on the last axis of an array. Functions broadcast the axes in front
+of it and return new arrays. They do not check that arguments are below p: check received numbers once, with
+`check_numbers`. Running times differ only by carries that branch; numbers are shares, which are random, or public.
 
 References: Shamir, How to Share a Secret, CACM 1979.
 """
@@ -93,12 +92,11 @@ def from_signed(values: Integers) -> Words:
 
 
 def random_numbers(*shape: int, key: bytes | None = None) -> Words:
-    """Return exactly uniform secret numbers, uint64 (..., 2): an AES keystream, p drawn again; `key` as of it."""
+    """Return uniform secret numbers, uint64 (..., 2), from the `Keystream` under a key, or a fresh one."""
     return Keystream(key).below(P, int(np.prod(shape))).reshape(*shape, 2)
 
 
 def is_zero(a: Words) -> Flags:
-    """Return which numbers are zero, bool (...)."""
     zero: Flags = (a[..., 0] | a[..., 1]) == 0
     return zero
 
@@ -159,10 +157,9 @@ def check_numbers(numbers: Words, what: str) -> None:
 
 
 def comparison_factors(bits: Words, signs: Words, opened: Words) -> Words:
-    """Return Toft's e_0 to e_l, uint64 (l + 1, m, 2), of which one is zero or none is: see `is_negative`.
+    """Return Toft's e_0 to e_l, uint64 (l + 1, m, 2), at most one of which is zero (`shamir_routing.is_negative`).
 
-    `bits` (l, m, 2) are r_0 to r_{l-1} and `signs` (m, 2) is s, or shares of them; `opened` (m, 2) is c mod 2^l,
-    public.
+    `bits` (l, m, 2) are r_0 to r_{l-1}, `signs` (m, 2) s, or shares of them; `opened` (m, 2) is the public c mod 2^l.
     """
     out = np.empty((len(bits) + 1, *signs.shape), np.uint64)
     _comparison_factors(_plain(bits), _plain(signs), _plain(opened), out)
@@ -181,7 +178,7 @@ def _flat(a: Words, shape: tuple[int, ...]) -> Words:
 
 
 def _plain(a: Words) -> Words:
-    # contiguous and writable, copied only if necessary: one type for kernels, whatever a message's array is like
+    # kernels are compiled for contiguous, writable arrays; those of messages may be neither
     return np.require(a, requirements=("C", "W"))
 
 
@@ -364,9 +361,8 @@ _WIDTH = 16  # bytes of a field element
 def make_shares(secrets: Words, points: Sequence[int], threshold: int, key: bytes | None = None) -> Words:
     """Share secrets, uint64 (m, 2) below p, among n holders: (n, m, 2), any `threshold` (1 to n) of which give them.
 
-    `points` are the holders', distinct, from 1 to p - 1. `key` is of the randomness, as of `Keystream`: it must serve
-    these secrets alone. CryptoError if anything is out of range or a point is
-    repeated.
+    `points` are the holders', distinct, from 1 to p - 1. `key` seeds the `Keystream` of the coefficients and must serve
+    these secrets alone. CryptoError if anything is out of range, or a point is repeated.
     """
     check_points(points)
     if not 1 <= threshold <= len(points):
@@ -381,7 +377,6 @@ def open_shares(points: Sequence[int], shares: Words) -> Words:
 
     CryptoError for a bad point or a share that is not below p; fewer shares than the threshold give a wrong secret.
     """
-    check_points(points)
     if len(shares) != len(points):
         raise CryptoError(f"expected a share for each of {len(points)} points, got {len(shares)}")
     check_numbers(shares, "shares")
@@ -399,17 +394,15 @@ def share_bytes(secret: bytes, points: Sequence[int], threshold: int) -> list[by
 def open_bytes(points: Sequence[int], shares: Sequence[Sequence[bytes]], length: int) -> list[bytes]:
     """Return the byte strings of `length` behind shares from `share_bytes`, given by holder and string.
 
-    CryptoError as in `open_shares`, for shares of another length, and for shares that belong to no string of this
-    length.
+    CryptoError as in `open_shares`, and for shares that belong to no string of this length.
     """
     width = share_length(length)
     if any(len(share) != width for held in shares for share in held):
         raise CryptoError(f"expected shares of {width} bytes, got others")
     words = np.frombuffer(b"".join(share for held in shares for share in held), np.dtype("<u8")).astype(np.uint64)
-    opened = open_shares(points, words.reshape(len(shares), -1, 2))
+    numbers = from_words(open_shares(points, words.reshape(len(shares), -1, 2)))
     # the last piece of a string is shorter
     sizes = [min(_PIECE, length - start) for start in range(0, length, _PIECE)]
-    numbers = from_words(opened)
     try:
         return [
             b"".join(

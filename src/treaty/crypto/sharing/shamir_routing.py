@@ -1,45 +1,39 @@
 """Comparison of Shamir-shared numbers, and routing of rows down a hidden tree with it, among three or more servers.
 
-SecPred of FedXGB. Users share their rows and the model's owner its splits, both encoded as in `hidden_splits`; the
-owner fills the tree up to its depth with dummy splits, which hides its shape, too. In each level the servers compute
-one number per row, that of the row's node, and compare it with zero by Toft's method, modulo p = 2^127 - 1.
+SecPred of FedXGB. Users share their rows and the model's owner shares its splits, both encoded by
+`systems.fedxgb.pieces.Layout`. The owner fills the tree up to its depth with dummy splits, which hides its shape, too.
+In each level the servers compute one number per row, that of the row's node, and compare it with zero by Toft's method,
+modulo p = 2^127 - 1.
 
 **The message seam.** A server's program is a generator, for all rows, nodes and trees at a time. In each round it
 yields ``{receiver: array}``, one uint64 array for each of the other servers, and is sent ``{sender: array}``, the
 arrays that they yielded for it in the same round. Servers are numbered from 0. The transport, which is not here, must
-hide arrays from everybody but the receiver and authenticate the sender.
+hide arrays from all but the receiver and authenticate the sender.
 
-**Assumed:** honest but curious servers of which at most t < n/2 collude, secure channels, and AES as a pseudorandom
-generator for each server's own numbers. Nobody proves what it sends: a lie is noticed only where shares of degree below
-n - 1 are opened and do not belong together (always so for c, hence inputs of a wrong degree are noticed); otherwise the
-answer is wrong, as it is for numbers beyond `ServerSetting.bits`. What each party learns:
+**Assumptions:** honest but curious servers of which at most t < n/2 collude, secure channels, and AES as a pseudorandom
+generator for each server's own numbers. Nobody proves what it sends. A lie is noticed where shares of degree below
+n - 1 are opened and do not belong together (always so for c, hence inputs of a wrong degree are noticed). Otherwise the
+answer is wrong, as it is for numbers beyond `ServerSetting.bits`.
 
-========  =============================================================================================================
-server    numbers of rows, columns, levels and leaves, and who asks. t servers together: of x, y and the answer of a
-          comparison a statistical distance of 2^-100 (a carry into the opened c, under masks of 100 bits), 2^-60 for a
-          million million. All else they receive is uniform, whatever is compared: shares; c mod 2^l; squares of random
-          numbers; the zero test's answer, which the secret sign turns into a fair coin, and a random number
-user      what is opened to it: the side of its rows in each level where it is sent shares of b, else their leaf values.
-          With t servers it learns no more than that; with made-up rows it can find the splits
-owner     nothing
-========  =============================================================================================================
-
-In paper mode (`route_shown`) all servers and the user see every bit; features are known, only thresholds are hidden.
+**What is learned.** A server learns numbers of rows, columns, levels and leaves, and who asks. Of x, y and the answer
+of a comparison, t servers together learn a statistical distance of 2^-100 (a carry into the opened c, under masks of
+100 bits), 2^-60 for a million million comparisons. All else they receive is uniform, whatever is compared: shares; c
+mod 2^l; squares of random numbers; a random number, zero or not as a secret sign decides. A user learns what is opened
+to it: the sides of its rows where it is sent shares of them, else their leaf values. With t servers it learns no more;
+with made-up rows it can find the splits. The owner learns nothing. In paper mode (`route_shown`) all servers and the
+user see every bit.
 
 **Cost**, numbers of 16 bytes per row (or comparison) and ordered pair of servers; K = 2^level:
 
-===============  ======================================  ======================================
+===============  ======================================  ============================================
 part             rounds                                  numbers
-===============  ======================================  ======================================
+===============  ======================================  ============================================
 `prepare`        2, before inputs are known              2 (l + 2) / (n - t) + 1 dealt, l + 1 opened
 `is_negative`    1 + ceil(log2(l + 2))                   l + 2
-`route_level`    1 + comparison (the root's)             1 + (l + 2)
-                 3 + comparison (a later level's)        K + 1 + (l + 2) + (K - 1)
+`route_level`    1 (below the root 3) + comparison       l + 3 (below the root 2 K more)
 `leaf_values`    1                                       1
-`route_shown`    1 + comparison                          (l + 2) + 1
-sent by a user   -                                       D once (to each server)
-sent by owner    -                                       K (D + 1) per level (to each server)
-===============  ======================================  ======================================
+`route_shown`    1 + comparison                          l + 3
+===============  ======================================  ============================================
 
 References: Liu, Ma, Liu, Ma, Nepal, Deng, Boosting Privately, ICDCS 2020 (SecPred; there two servers' comparison, bits
 opened). Toft, Primitives and Applications for Multi-party Computation, PhD thesis, Aarhus 2007 (comparison, random
@@ -65,7 +59,8 @@ from treaty.machine.arrays import Flags, Integers
 
 Result = TypeVar("Result")
 
-Program = Generator[dict[int, Words], dict[int, Words], Result]  # a server's part: see the module's text on the seam
+# A server's part, by the message seam above
+Program = Generator[dict[int, Words], dict[int, Words], Result]
 
 _FIELD_BITS = 127
 
@@ -79,7 +74,7 @@ class ServerSetting:
 
     servers: int  # n, 3 or more
     degree: int  # t, from 1, below n / 2: t servers together learn nothing, t + 1 shares give a secret
-    bits: int  # l: numbers tested for their sign are within +-2^(l-1); not checked, as nobody sees them
+    bits: int  # l: numbers tested for their sign are within +-2^(l-1); not checked, as no server sees them
 
     def __post_init__(self) -> None:
         if self.servers < 3 or not 1 <= self.degree or not 2 * self.degree < self.servers:
@@ -136,14 +131,16 @@ def prepare(setting: ServerSetting, own: int, rows: int) -> Program[RandomNumber
         [
             make_shares(field.random_numbers(dealt), setting.points, t + 1),
             make_shares(np.zeros((dealt, 2), np.uint64), setting.points, 2 * t + 1),
-            make_shares(_below_power_of_two(COMPARISON_MASK_BITS, rows), setting.points, t + 1),
+            make_shares(Keystream().bits(COMPARISON_MASK_BITS, rows), setting.points, t + 1),
         ],
         axis=1,
     )
     shares = yield from _exchange(own, mine)
     high = field.combine(shares[:, 2 * dealt :], np.tile(field.constant(1), (1, n, 1)))[0]
-    drawn = field.combine(shares[:, : 2 * dealt], _extraction(n, n - t))
-    # Of n servers' numbers n - t independent sums are uniform, whatever the others' numbers are.
+    # Of n servers' numbers n - t independent sums are uniform, whatever t servers deal. Their weights are powers of 1,
+    # 2, ...: any n - t columns of this matrix are independent.
+    weights = np.stack([np.stack([field.constant(pow(j, i)) for j in range(1, n + 1)]) for i in range(n - t)])
+    drawn = field.combine(shares[:, : 2 * dealt], weights)
     numbers = drawn[:, :dealt].reshape(-1, 2)[:needed]
     zeros = drawn[:, dealt:].reshape(-1, 2)[:needed]
     # A random bit is (rho / sqrt(rho^2) + 1) / 2; rho^2 is opened, its shares made random by adding a shared zero.
@@ -174,7 +171,7 @@ def is_negative(setting: ServerSetting, own: int, values: Words, prepared: Rando
     opened &= np.array([(1 << l) - 1, 0], np.uint64)
     # The product of e_i = s + r_i - c_i + 3 sum_{j>i} (r_j xor c_j), i < l, and e_l = s - 1 + 3 sum_j (r_j xor c_j) is
     # zero iff s = 1 and c mod 2^l >= r, or s = -1 and c mod 2^l < r. It is multiplied by a random number and opened:
-    # that it is zero tells nothing without s (should the random number be zero, the answer is wrong: a chance of
+    # that it is zero means nothing without s (should the random number be zero, the answer is wrong: a chance of
     # 2^-127).
     factors = np.concatenate([field.comparison_factors(bits, signs, opened), blinds[None]])
     while len(factors) > 2:
@@ -241,18 +238,6 @@ def open_checked(setting: ServerSetting, shares: Words, degree: int) -> Words:
     return opened
 
 
-def _extraction(columns: int, rows: int) -> Words:
-    # powers of 1, 2, ...: any `rows` columns of this matrix (rows, columns, 2) are independent
-    return np.stack([np.stack([field.constant(pow(j, i)) for j in range(1, columns + 1)]) for i in range(rows)])
-
-
-def _below_power_of_two(bits: int, rows: int) -> Words:
-    out = np.zeros((rows, 2), np.uint64)
-    drawn = Keystream().bits(bits, rows)
-    out[:, : drawn.shape[1]] = drawn
-    return out
-
-
 def check_message(sender: int, got: Words, shape: tuple[int, ...]) -> None:
     """Raise CryptoError unless a server's message is uint64 of the expected shape."""
     if not isinstance(got, np.ndarray) or got.dtype != np.uint64 or got.shape != shape:
@@ -263,8 +248,8 @@ def check_message(sender: int, got: Words, shape: tuple[int, ...]) -> None:
 def share_integers(setting: ServerSetting, values: Integers, key: bytes | None = None) -> Words:
     """Share rows, splits, thresholds or leaf values, as their owner, with degree t.
 
-    int64 (...) -> uint64 (servers, ..., 2); row i is for server i alone. `key` as of
-    `Keystream`: it must serve these values alone.
+    int64 (...) -> uint64 (servers, ..., 2); row i is for server i alone. `key` seeds the `Keystream` and must serve
+    these values alone.
     """
     numbers = field.from_signed(values.reshape(-1))
     return make_shares(numbers, setting.points, setting.degree + 1, key).reshape(setting.servers, *values.shape, 2)
@@ -273,8 +258,7 @@ def share_integers(setting: ServerSetting, values: Integers, key: bytes | None =
 def open_integers(setting: ServerSetting, shares: Words) -> Integers:
     """Open the shares of all servers, in order, as their user: uint64 (servers, ..., 2) -> int64 (...).
 
-    CryptoError if shares are malformed or do not belong together (up to servers - t - 1 wrong ones are noticed), or an
-    integer exceeds 63 bits and its sign.
+    CryptoError if shares are malformed or do not belong together, or an integer exceeds 63 bits and its sign.
     """
     opened = _opened(setting, shares)
     negative = opened[..., 1] > 0  # p + x = 2^127 + x - 1

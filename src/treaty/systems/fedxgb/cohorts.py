@@ -1,21 +1,21 @@
-"""Which users of a domain take part in a tree, and whose vectors are left out of a sum.
+"""Which users of a domain take part in a tree, whose vectors are left out of a sum, and what is kept of it on disk.
 
 **Selection.** Users who answer the call qualify if their activity and stability are at least what the edge server asks.
-Those of the running cohort are taken first, then the steadiest (stability times activity, times the share of calls at
+Users of the running cohort are taken first, then the steadiest (stability times activity, times the share of calls at
 which the edge server itself did not lose them); ties are broken at random.
 
 **What may be opened.** Two opened sums whose cohorts differ by a few users give away those few users' sum. Many sums
 of numbers that stay the same from tree to tree, such as rows by bin at the root, give away all their linear
 combinations. Gradients change, but late in a job only a little. So one rule holds for all sums of a job: no linear
-combination of a domain's cohorts isolates one user or two (`permitted`). A user that tells the server its own vectors
+combination of a domain's cohorts isolates one user or two (`permitted`). A user that gives the server its own vectors
 thus finds no other user's with them. Two may find the third of their group or, with other sums, a user of another one.
 
-Under that rule a domain of n users has at most n - 2 independent cohorts in a job, however they are chosen. Each
-cohort whose sum does not follow from earlier ones uses one up. Users may be lost as often as they like, because the
-domain is dealt into **groups** of three users or more. All groups count as opened from the beginning: sums over whole
-groups show no more than the groups' own sums, and use nothing up.
+Under that rule a domain of n users has at most n - 2 independent cohorts in a job. Each cohort whose sum does not
+follow from earlier ones uses one up. Users may nevertheless be lost any number of times, because the domain is dealt
+into **groups** of three users or more. All groups count as opened from the beginning: sums over whole groups show no
+more than the groups' own sums, and use nothing up.
 
-* A tree begins with all users there, while that is permitted beside the groups and leaves room for another deal;
+* A tree begins with all users there, while that is permitted with the groups and leaves room for another deal;
   afterwards with the whole groups among them.
 * If users are lost as a tree grows, it continues with the whole groups among those left.
 * If no whole group is there, or whole groups had less than half of the users there for `_POOR_TREES` trees, the domain
@@ -24,10 +24,18 @@ groups show no more than the groups' own sums, and use nothing up.
 
 With `Rules.whole` all sums are over whole groups, which are dealt once. Of groups of g users, g - 2 in collusion with
 the server then find no other user's sums, however long a job.
+
+**On disk.** A second run must learn no more than the first. An edge server keeps the cohorts of its domain, written
+before a sum is opened: sums of an interrupted run count when the training resumes. If it holds shares of rows, it keeps
+a digest of each user's, and a user a digest of its rows and the seed of their shares. Sums and hidden trees are thus of
+the first run's rows alone: numbers are packed for as many rows as there were then, and new rows would go down all
+finished trees.
 """
 
 from __future__ import annotations
 
+import hmac
+import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -47,17 +55,12 @@ _ZERO = 1e-7  # sines, and squares of sines, below it are rounding errors
 
 @dataclass(slots=True)
 class UserStanding:
-    """What an edge server knows of a user: what it says of itself, and for how many trees it was called or lost."""
+    """What a user states of itself, and for how many trees its edge server called or lost it."""
 
     activity: float = 1.0  # from 0 to 1: how much of the time it is in use
     stability: float = 1.0  # from 0 to 1: how much of the time it is connected without a break
     called: int = 0
     lost: int = 0
-
-    @property
-    def rank(self) -> float:
-        """Higher is taken first."""
-        return self.activity * self.stability * (1.0 - self.lost / max(1, self.called))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,12 @@ class Rules:
 def select(
     standings: Mapping[str, UserStanding], running: Collection[str], rules: Rules, rng: np.random.Generator
 ) -> list[str]:
-    """Return those of the users who qualify, in the order in which they are taken; `running` is the last cohort."""
+    """Return the users who qualify, in the order in which they are taken; `running` is the last cohort."""
+
+    def steadiness(name: str) -> float:
+        of = standings[name]
+        return of.activity * of.stability * (1.0 - of.lost / max(1, of.called))
+
     qualified = [
         name
         for name, standing in standings.items()
@@ -82,11 +90,11 @@ def select(
     ]
     # ties are broken at random: names must not decide who takes part
     lots = dict(zip(qualified, rng.random(len(qualified)).tolist(), strict=True))
-    return sorted(qualified, key=lambda name: (name not in running, -standings[name].rank, lots[name]))
+    return sorted(qualified, key=lambda name: (name not in running, -steadiness(name), lots[name]))
 
 
 def permitted(cohort: Collection[str], earlier: Iterable[frozenset[str]], least_change: int) -> bool:
-    """Tell whether the sum of a cohort may be opened after those of earlier cohorts."""
+    """Return whether the sum of a cohort may be opened after those of earlier cohorts."""
     there, before = frozenset(cohort), set(earlier)
     if there in before:
         return True
@@ -96,7 +104,7 @@ def permitted(cohort: Collection[str], earlier: Iterable[frozenset[str]], least_
 
 
 def isolates_few(cohorts: Collection[frozenset[str]]) -> bool:
-    """Tell whether a linear combination of cohorts is of one user or two."""
+    """Return whether a linear combination of cohorts is of one user or two."""
     directions, names = _directions(cohorts)
     users = len(names)
     unknown = np.eye(users) - directions.T @ directions  # projection on the complement of the cohorts' span
@@ -105,11 +113,6 @@ def isolates_few(cohorts: Collection[frozenset[str]]) -> bool:
     # the identity keeps the diagonal, where i and j are one user, out of the comparison
     minors = np.outer(diagonal, diagonal) - unknown**2 + np.eye(users)
     return bool(np.any(diagonal <= _ZERO) or np.any(minors <= _ZERO))
-
-
-def rank(cohorts: Collection[frozenset[str]]) -> int:
-    """Return how many independent cohorts there are: the others' sums follow from theirs."""
-    return len(_directions(cohorts)[0]) if cohorts else 0
 
 
 class Opened:
@@ -124,21 +127,21 @@ class Opened:
         self._least_change = least_change
 
     def permits(self, cohort: Collection[str], groups: Sequence[frozenset[str]] = ()) -> bool:
-        """Tell whether a cohort may be opened after these, and after `groups` if they were opened, too."""
+        """Return whether a cohort may be opened after these, and after `groups` if they were opened, too."""
         return frozenset(cohort) in self._seen or permitted(cohort, [*self.independent, *groups], self._least_change)
 
     def largest(self, users: Collection[str]) -> list[str]:
-        """Return the largest of these cohorts among some users, empty where there is none."""
+        """Return the largest of these cohorts among some users, empty if there is none."""
         among = frozenset(users)
         return list(max((cohort for cohort in self._seen if cohort <= among), key=len, default=()))
 
     def add(self, cohort: Collection[str]) -> bool:
-        """Note that a cohort's sum is opened; tell whether it is independent of the earlier ones."""
+        """Note that a cohort's sum is opened; return whether it is independent of the earlier ones."""
         there = frozenset(cohort)
         if there in self._seen:
             return False
         self._seen.add(there)
-        if rank([*self.independent, there]) == len(self.independent):
+        if len(_directions([*self.independent, there])[0]) == len(self.independent):
             return False
         self.independent.append(there)
         return True
@@ -156,8 +159,8 @@ def _directions(cohorts: Collection[frozenset[str]]) -> tuple[NDArray[np.float64
 class Cohorts:
     """A domain's cohorts over a job, as its edge server chooses them.
 
-    `users` are those whose rows are in the first sum, which bounds all others: no other user takes part later. They are
-    dealt into `groups` as it is opened; `epochs` counts deals after that.
+    Only `users`, whose rows are in the first sum, take part later, since that sum bounds all others. They are dealt
+    into `groups` as it is opened; `epochs` counts later deals.
     """
 
     def __init__(self, rules: Rules, rng: np.random.Generator) -> None:
@@ -172,14 +175,9 @@ class Cohorts:
 
     @classmethod
     def known(
-        cls,
-        rules: Rules,
-        rng: np.random.Generator,
-        users: Collection[str],
-        opened: Iterable[Collection[str]],
-        groups: Iterable[Collection[str]],
-        running: Collection[str] = (),
-    ) -> Cohorts:
+        cls, rules: Rules, rng: np.random.Generator, users: Collection[str], opened: Iterable[Collection[str]],
+        groups: Iterable[Collection[str]], running: Collection[str] = (),
+    ) -> Cohorts:  # fmt: skip
         """Return the cohorts of a job that resumes."""
         cohorts = cls(rules, rng)
         cohorts.users, cohorts.groups = frozenset(users), [frozenset(group) for group in groups]
@@ -227,20 +225,20 @@ class Cohorts:
         return sorted(largest) or None
 
     def open(self, cohort: Collection[str]) -> bool:
-        """Note that the sum of a cohort, which `keep` permitted, is opened now; tell whether it shows anything new."""
+        """Note that the sum of a cohort, which `keep` permitted, is opened; return whether it shows anything new."""
         if not self.groups:
             self._deal(sorted(cohort), ())
         return self.opened.add(cohort)
 
     def _span(self) -> tuple[NDArray[np.float64], list[str]]:
-        """Return a basis of what groups and earlier cohorts tell, and its users; see `_directions`."""
+        """Return a basis of the span of groups and earlier cohorts, and its users."""
         state = self.epochs, len(self.opened.independent)
         if self._known is None or self._known[0] != state:
             self._known = state, _directions([*self.opened.independent, *self.groups])
         return self._known[1]
 
     def _follows(self, cohort: Collection[str]) -> bool:
-        """Tell whether the sum of a cohort follows from sums of groups and what was opened before."""
+        """Return whether the sum of a cohort follows from sums of groups and what was opened before."""
         directions, users = self._span()
         if not frozenset(users) >= frozenset(cohort):
             return False
@@ -273,7 +271,7 @@ class Cohorts:
                 yield [name for k, name in enumerate(taken) if k not in out]
 
     def _room(self) -> bool:
-        """Tell whether one more independent cohort beside the groups leaves what it takes to deal the domain again."""
+        """Return whether one more independent cohort besides the groups leaves enough to deal the domain again."""
         if self._rules.whole:
             return False
         directions, users = self._span()
@@ -281,7 +279,7 @@ class Cohorts:
         return len(users) - 2 - (len(directions) + 1) >= len(users) // self._rules.least_change
 
     def _deal_again(self, there: Sequence[str], away: Collection[str]) -> bool:
-        """Deal the domain again, if a deal is found that is permitted after what was opened; tell whether it was."""
+        """Deal the domain again if a permitted deal is found after all that was opened; return whether it was."""
         if self._rules.whole:
             return False
         before, self._poor = self.groups, 0
@@ -301,7 +299,9 @@ class Cohorts:
         self.groups = [frozenset(dealt[k] for k in part) for part in parts]
 
 
-_DOMAIN = Format("cohorts", 3)
+# ---------------------------------------------------------------- on disk
+
+_DOMAIN, _ROWS = Format("cohorts", 3), Format("row-digest", 1)
 ROUNDS = 2  # rounds begun by when the server has kept one, so that files of earlier models are of no more use
 
 
@@ -320,7 +320,7 @@ class _KeptDomain(msgspec.Struct):
 class DomainFile:
     """An edge server's file about its domain; without a `keeper` nothing is kept.
 
-    `standings` are read as the file is written. `shares` has the `digest` of each user's shares of its rows.
+    `standings` are read as the file is written. `shares` has the digest of each user's shares of its rows.
     """
 
     def __init__(self, keeper: Keeper | None, owner: str, model_id: str, standings: Mapping[str, UserStanding]) -> None:
@@ -366,3 +366,40 @@ class DomainFile:
         """Drop files of earlier models once the server must have kept a round."""
         if self._keeper is not None and rounds == ROUNDS:
             self._keeper.keep_only(self._model_id)
+
+
+class _KeptRows(msgspec.Struct):
+    """A user's seed, and HMAC-SHA256 of its rows under it."""
+
+    model_id: str
+    seed: bytes
+    rows: bytes
+
+
+def seed_of_rows(keeper: Keeper | None, owner: str, model_id: str, rows: bytes, *, resumed: bool) -> bytes:
+    """Return the secret seed, 32 bytes, of the shares of a user's rows, given their fingerprint.
+
+    Raises ConfigError if the training is `resumed`, and had other rows of this user or none.
+    """
+    path = None if keeper is None else keeper.beside(model_id, "digest")
+    if resumed:
+        kept = read_file(path, _KeptRows, _ROWS, owner) if path is not None and path.exists() else None
+        if kept is None or kept.model_id != model_id:
+            raise ConfigError(
+                f"{owner}: cannot resume: it has no record of its rows of the first run, because it took no part or "
+                f"the file is gone - at {path or owner}; it can take part in a fresh training",
+                public="it cannot resume: it has no record of its rows of the first run",
+            )
+        if not hmac.compare_digest(kept.rows, hmac.digest(kept.seed, rows, "sha256")):
+            raise ConfigError(
+                f"{owner}: cannot resume: the training rows, labels or weights are not those of the first run, for "
+                f"which sums were laid out; bring them back - at {path}",
+                public="it cannot resume: its training rows have changed",
+            )
+        return kept.seed
+    # drawn once per training: shares made again when it resumes are the same, and so are their digests
+    seed = secrets.token_bytes(32)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, _KeptRows(model_id, seed, hmac.digest(seed, rows, "sha256")), _ROWS, owner)
+    return seed

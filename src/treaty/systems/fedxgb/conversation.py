@@ -1,13 +1,14 @@
-"""Which messages of FedXGB go from whom to whom, which may come when, and how often.
+"""How server, edge servers and users of FedXGB talk: how a training begins, which message may come when, how often.
 
-`ROUTES` and `PREDICTION` say who sends what; `user_order` and `edge_order` which message a user or edge server may
-receive when. `SumLimit` and `ServerLimits` count what the server asks of edge servers, and these of users: rounds,
-levels and sums of the job, each once.
+A training begins fresh or resumed; all roles make new keys either way. The server's checkpoint has the model: it sends
+the finished trees again, without sums, so that users have their margins.
+
+`user_order` and `edge_order` say which message a user or edge server may receive when. `SumLimit` and `ServerLimits`
+count what the server asks of edge servers, and these of users: each round, level and sum of the job once.
 """
 
 from __future__ import annotations
 
-import hmac
 import json
 import logging
 import secrets
@@ -21,14 +22,13 @@ import numpy as np
 from treaty.crypto.sharing.secure_aggregation import RoundVoid
 from treaty.data.table import Schema
 from treaty.errors import ConfigError, CryptoError, PeerProtocolError
-from treaty.files import Format, read_file, write_file
 from treaty.machine.arrays import Integers
 from treaty.messaging.conversation import MessageOrder, Table
 from treaty.messaging.messages import Message, decode_body, view
 from treaty.messaging.party import Party
-from treaty.models.checkpoints import Checkpoint, Keeper
+from treaty.models.checkpoints import Checkpoint
 from treaty.models.trees import ModelPart, keep_records, records_used
-from treaty.systems.fedxgb.cohorts import DomainFile, Rules, UserStanding
+from treaty.systems.fedxgb.cohorts import DomainFile, Rules, UserStanding, seed_of_rows
 from treaty.systems.fedxgb.domain import Credentials, authority_of, gather_sound, patience_of, send_each_or_leave_out
 from treaty.systems.fedxgb.messages import (
     MOST_VOID,
@@ -71,18 +71,15 @@ from treaty.systems.horizontal.rows import (
     printed_rows,
     schema_of,
 )
-from treaty.systems.observers import VectorGiven
+from treaty.systems.observers import Observer, VectorGiven
 from treaty.systems.system import LabelledRows, RoleInput
-from treaty.trees.boosting import Forest, RoundState
+from treaty.trees.boosting import RoundState
 
 logger = logging.getLogger(__name__)
 
-# ---------------------------------------------------------------- from whom to whom
-
-
 # ---------------------------------------------------------------- what may come when
 
-# What the server sends to everybody before trees grow, when; sums come in between
+# What the server sends to all before trees grow; sums come in between
 _SEARCH: Table = {
     "counted": {LabelUnits: "labels", ProbeRequest: "search", CommonBins: "bins"},
     "labels": {TrainingStart: "search"},
@@ -144,21 +141,20 @@ def _between(options: FedXGB) -> Table:
 
 
 class SumLimit:
-    """One sum after each message that is followed by one, in a few attempts; numbers of sums only rise.
+    """Allows one sum after each message that is followed by one, in a few attempts; numbers of sums only rise.
 
-    Of two sums over one level by different users, the difference would be the sum of those who are in one of them only.
+    The difference of two sums of one level, over different users, would be the sum of those in only one of them.
     """
 
     def __init__(self, asker: str) -> None:
         self._asker, self._number, self._attempt, self._due = asker, -1, ATTEMPTS, False
 
     def due(self, *, one: bool = True) -> None:
-        """Let one more sum be asked for, or none; no attempt at the last one."""
+        """Allow one more sum, or none, and no further attempt at the last one."""
         self._due, self._attempt = one, ATTEMPTS
 
     def take(self, number: int, attempt: int = 0) -> None:
         """Note a request; PeerProtocolError if none is due."""
-        # another attempt at the same sum
         again = number == self._number and self._attempt < attempt < ATTEMPTS
         if not again and not (self._due and number > self._number and attempt < ATTEMPTS):
             raise PeerProtocolError(
@@ -168,17 +164,19 @@ class SumLimit:
 
 
 class ServerLimits:
-    """An edge server's count of what the server sends to all edge servers."""
+    """An edge server's count of what the server sends to all edge servers; observers are notified of its rounds."""
 
-    def __init__(self, server: str, n_estimators: int, max_depth: int, most_probes: int) -> None:
+    def __init__(
+        self, server: str, n_estimators: int, max_depth: int, most_probes: int, observers: Observer | None = None
+    ) -> None:
         self._server, self._n_estimators, self._max_depth = server, n_estimators, max_depth
-        self._most_probes = most_probes
-        self.rounds = self.finished = self._void = self.probes = 0
+        self._most_probes, self._observers = most_probes, observers or Observer()
+        self.rounds = self._void = self.probes = 0
         self._levels = -1  # of the round; -1 before the first
         self.sums = SumLimit(server)
 
     def take(self, message: Message) -> None:
-        """Count a message other than one about sums; PeerProtocolError for more than the job's options allow."""
+        """Count a message that is not about sums; PeerProtocolError for more than the job's options allow."""
         match message:
             case Count() | LabelUnits() | TrainingStart():
                 self.sums.due()
@@ -200,7 +198,7 @@ class ServerLimits:
                 # below the last level there is nothing to sum
                 self.sums.due(one=self._levels < self._max_depth)
             case Values() | LeafShares() | Turn(leaves=True):
-                self.finished = self.rounds
+                self._observers.round_finished(self.rounds, None)
 
     def _check(self, fine: bool, expected: str) -> None:
         if not fine:
@@ -210,7 +208,7 @@ class ServerLimits:
 class Instructions:
     """The edge server's messages to a user, in the order that `user_order` allows.
 
-    Calls for a sum are answered with ``vector()``, int64 (length,): the same again if the sum is repeated.
+    Calls for a sum are answered with ``vector()``, int64 (length,), which is the same again if the sum is repeated.
     """
 
     vector: Callable[[], Integers]
@@ -224,7 +222,7 @@ class Instructions:
         self._held: Message | None = None  # came in place of a sum's next step
 
     def next(self) -> Message:
-        """Return the next message that is not about a sum; masks depend on all that everybody receives."""
+        """Return the next message that is not about a sum; masks depend on all messages that go to all users."""
         sums = self._sums
         while True:
             message = self._held or self._party.receive(self.edge, *self._order.allowed, follow=True)
@@ -259,7 +257,7 @@ class Instructions:
                     return message
 
     def _give(self, call: Call) -> Message | None:
-        """Contribute to a sum; return the message that came in place of the sum's next step, if one did."""
+        # the message that came in place of the sum's next step, if one did
         try:
             values = self.vector()
             self._inputs.observers.event(VectorGiven(values))
@@ -270,8 +268,11 @@ class Instructions:
             return None
 
 
+# ---------------------------------------------------------------- how a training begins
+
+
 def terms_of(inputs: RoleInput) -> bytes:
-    """Return the options on which everybody must agree, encoded."""
+    """Return the options on which all parties must agree, encoded."""
     return msgspec.json.encode(inputs.public_terms, order="sorted")
 
 
@@ -289,24 +290,19 @@ def receive_task(inputs: RoleInput, sender: str, credentials: Credentials) -> Ta
     return task
 
 
-def check_numeric(schema: Schema) -> None:
-    """Raise ConfigError when there are categories, whose splits have no threshold."""
-    categorical = [name for name, of in zip(schema.names, schema.categories, strict=True) if of is not None]
-    if categorical:
-        raise ConfigError(
-            f'expected numeric columns under expose="paper", which compares with thresholds alone, got categorical '
-            f'{", ".join(categorical[:5])}; encode them as numbers, or take expose="nothing"',
-            public='expose="paper" takes no categorical columns; encode them as numbers',
-        )
-
-
 def check_options(inputs: RoleInput[FedXGB]) -> float:
     """Refuse options that do not fit the server's columns; return the share of columns drawn for each tree."""
     options, schema = inputs.options, inputs.rows.table.schema
     check_edges(options, len(inputs.roles.having("edge")))
     share = options.column_share(len(schema.names), inputs.common.colsample_bytree)
-    if options.exposes == "paper":
-        check_numeric(schema)
+    categorical = [name for name, of in zip(schema.names, schema.categories, strict=True) if of is not None]
+    # the splits of categories have no threshold
+    if options.exposes == "paper" and categorical:
+        raise ConfigError(
+            f'expected numeric columns under expose="paper", which compares with thresholds alone, got categorical '
+            f'{", ".join(categorical[:5])}; encode them as numbers, or take expose="nothing"',
+            public='expose="paper" takes no categorical columns; encode them as numbers',
+        )
     if paper_mode(options):
         logger.warning("%s: %s", inputs.party.name, PAPER_LEAKS)
     return share
@@ -346,29 +342,25 @@ def new_task(inputs: RoleInput, credentials: Credentials, kept: Checkpoint | Non
 
 
 def known_bins(inputs: RoleInput, crowd: Crowd, kept: Checkpoint) -> FoundBins:
-    """Send everybody what an interrupted training found out about all rows, and return it; nothing is summed again."""
-    part, name = kept.part, inputs.party.name
+    """Send all parties what an interrupted training found out about all rows, and return it; nothing is summed again.
+
+    The checkpoint's splits of later rounds are dropped: trees after it are grown again.
+    """
+    part, name, forest = kept.part, inputs.party.name, kept.part.forest
+    assert forest is not None
     summary, message = decode_body(kept.bins, RowSummary, peer=name), decode_body(part.bins, CommonBins, peer=name)
     bins = unpack_bins(message, part.schema, inputs.common.most_bins, name)
     may_miss = view(summary.may_miss, np.bool_, (len(bins.n_bins),), peer=name, what="RowSummary.may_miss")
     crowd.broadcast(Count())
     crowd.broadcast(message)
-    return FoundBins(message, bins, forest_of(kept).objective, summary.n_rows, may_miss, 0)
-
-
-def forest_of(kept: Checkpoint) -> Forest:
-    """Return the finished rounds of an interrupted training; later splits are dropped."""
-    forest = kept.part.forest
-    assert forest is not None
-    # trees after the checkpoint are grown again
     forest.cut(kept.rounds)
-    keep_records(kept.part.splits, records_used(forest.trees, 1)[0])
-    return forest
+    keep_records(part.splits, records_used(forest.trees, 1)[0])
+    return FoundBins(message, bins, forest.objective, summary.n_rows, may_miss, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenDomain:
-    """An edge server's domain, ready for sums; `edges` is its part in masks among edge servers."""
+    """An edge server's domain, ready for sums; `edges` is its membership in masks among edge servers."""
 
     task: Task
     schema: Schema
@@ -378,7 +370,7 @@ class OpenDomain:
 
 
 def open_domain(inputs: RoleInput[FedXGB]) -> OpenDomain:
-    """Collect the domain's users and their keys, send them the task, and choose whose rows are in the first sum."""
+    """Collect the users' keys, send them the task, and choose whose rows are in the first sum."""
     party, options, roles, patience = inputs.party, inputs.options, inputs.roles, patience_of(inputs)
     server, edges, paper = roles.active, roles.having("edge"), paper_mode(options)
     party.may_lose([name for name in party.peers if name not in (server, *edges)])
@@ -399,7 +391,7 @@ def open_domain(inputs: RoleInput[FedXGB]) -> OpenDomain:
     domain = (PaperDomainSums if paper else DomainSums)(party, keys, standings, rules, patience, known, file.write)
     domain.transcript.update(task)
     if known is None:
-        domain.choose(domain.there, everybody=True)  # nobody who misses the first sum takes part later
+        domain.choose(domain.there, everybody=True)  # a user that misses the first sum takes no part later
     return OpenDomain(task, schema_of(task.names, task.categories, task.origins), domain, membership, file)
 
 
@@ -425,7 +417,7 @@ def receive_offers(
 
 @dataclass(frozen=True, slots=True)
 class JoinedUser:
-    """A user's rows in everybody's columns and classes, the seed of their shares, and its part in sums."""
+    """A user's rows in the common columns and classes, the seed of their shares, and its part in sums."""
 
     task: Task
     rows: LabelledRows
@@ -434,7 +426,7 @@ class JoinedUser:
 
 
 def join_domain(inputs: RoleInput[FedXGB], edge: str) -> JoinedUser:
-    """Send the edge server certified keys, receive the task, and bring own rows to its columns and classes."""
+    """Send the edge server certified keys, receive the task, and fit own rows to its columns and classes."""
     party, name = inputs.party, inputs.party.name
     sums_as = PaperUserSums if paper_mode(inputs.options) else UserSums
     credentials = Credentials(party, authority_of(inputs.roles), "user")
@@ -448,43 +440,3 @@ def join_domain(inputs: RoleInput[FedXGB], edge: str) -> JoinedUser:
     sums = sums_as(party, edge, credentials, credentials.seed_with(inputs.roles.active, task.server), inputs.absence)
     sums.transcript.update(task)
     return JoinedUser(task, rows, seed, sums)
-
-
-_ROWS = Format("row-digest", 1)
-
-
-class _KeptRows(msgspec.Struct):
-    """A user's seed, and HMAC-SHA256 of its rows under it."""
-
-    model_id: str
-    seed: bytes
-    rows: bytes
-
-
-def seed_of_rows(keeper: Keeper | None, owner: str, model_id: str, rows: bytes, *, resumed: bool) -> bytes:
-    """Return the secret seed, 32 bytes, of the shares of a user's rows, given their fingerprint.
-
-    Raises ConfigError if the training is `resumed`, and had other rows of this user or none.
-    """
-    path = None if keeper is None else keeper.beside(model_id, "digest")
-    if resumed:
-        kept = read_file(path, _KeptRows, _ROWS, owner) if path is not None and path.exists() else None
-        if kept is None or kept.model_id != model_id:
-            raise ConfigError(
-                f"{owner}: cannot resume: it has no record of its rows of the first run, because it took no part or "
-                f"the file is gone - at {path or owner}; it can take part in a fresh training",
-                public="it cannot resume: it has no record of its rows of the first run",
-            )
-        if not hmac.compare_digest(kept.rows, hmac.digest(kept.seed, rows, "sha256")):
-            raise ConfigError(
-                f"{owner}: cannot resume: the training rows, labels or weights are not those of the first run, for "
-                f"which sums were laid out; bring them back - at {path}",
-                public="it cannot resume: its training rows have changed",
-            )
-        return kept.seed
-    # drawn once per training: shares made again when it resumes are the same, and so are their digests
-    seed = secrets.token_bytes(32)
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, _KeptRows(model_id, seed, hmac.digest(seed, rows, "sha256")), _ROWS, owner)
-    return seed

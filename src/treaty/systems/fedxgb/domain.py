@@ -1,4 +1,9 @@
-"""Who of a domain is there, takes part in the tree that grows, or is lost: at its edge server, and at each user."""
+"""Who is in a domain: keys that an authority certified, and which users are there, take part in a tree, or are lost.
+
+The key authority certifies every party's signing key of a run, and all parties check that. It sees keys, no data, and
+leaves when all are certified. All trust it to have checked who speaks: over a network, by the certificate pinned for
+each name. It could certify a key of its own in any user's name; it is assumed not to collude with an edge server.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +32,123 @@ from treaty.systems.system import RoleInput, Roles
 
 logger = logging.getLogger(__name__)
 
+# what is signed with a party's certified name and key: by the authority, and by the party
+_CERTIFICATE, _CHANNEL = "treaty crowd certificate", "treaty crowd channel"
+PATIENCE = 60.0  # seconds; a tenth of the job's timeout if that is less
 MOST_SILENCES = 3  # in a row, after which a user is no longer waited for: all others would wait each time
 _MOMENT = 0.05  # seconds given to such users once all others have answered
 FIRST_PATIENCE = 3  # times `patience` a user has for a step of a job's first sum
 MOST_PATIENCE = 4  # times `patience` a sum waits for users lost one after another; others wait for the edge server
+
+
+# ---------------------------------------------------------------- keys
+
+
+def authority(inputs: RoleInput) -> None:
+    """Certify all parties' keys; a party that does not ask, or asks for another role, gets no certificate.
+
+    The party is connected with all others. Users have twice `patience` to ask, since they read their tables first.
+    Without the others there is no job, so these have the party's `timeout`.
+    """
+    if not inputs.alone:
+        stay_on_one_core()
+    roles = {name: role for name, role in inputs.roles.of.items() if role != "authority"}
+    certify(inputs.party, roles, 2 * patience_of(inputs))
+
+
+def authority_of(roles: Roles) -> str:
+    (name,) = roles.having("authority")
+    return name
+
+
+def patience_of(inputs: RoleInput) -> float:
+    """Return after how many seconds a user is dropped: for this tree if silent, for the job if it accepts no message.
+
+    With users lost one after another, others wait up to ten times as long: their `timeout` must not be shorter.
+    """
+    return min(PATIENCE, inputs.party.timeout / 10) if inputs.patience is None else inputs.patience
+
+
+def certify(party: Party, roles: Mapping[str, str], patience: float) -> None:
+    """Certify parties' keys for their roles; wait `patience` seconds for users, the party's `timeout` for others."""
+    party.may_lose(roles)
+    # a key for this run alone: certificates of another run are worth nothing here
+    key = Ed25519PrivateKey.generate()
+    public = key.public_key().public_bytes_raw()
+    # users may stay away; without the others there is no job
+    users = [name for name, role in roles.items() if role == "user"]
+    requests = gather_sound(party, roles.keys() - set(users), KeyRequest, timeout=party.timeout)
+    requests |= gather_sound(party, users, KeyRequest, timeout=patience)
+    certified = {
+        name: KeyCertificate(public, key.sign(length_prefixed(_CERTIFICATE, party.job, name, roles[name], request.key)))
+        for name, request in requests.items()
+        if request.role == roles[name]
+    }
+    reached = party.send_each(certified, timeout=patience)
+    for name in roles:
+        if name not in reached:
+            logger.warning("%s does not certify %s, which did not ask as %s", party.name, name, roles[name])
+            party.leave_out(name)
+
+
+class Credentials:
+    """A party's certified keys of one run: `signing_key`, and the public ones, `certified`.
+
+    The constructor asks the authority, a peer, for a certificate as `role`.
+    """
+
+    def __init__(self, party: Party, authority: str, role: str) -> None:
+        self._name, self._job = party.name, party.job
+        self.signing_key, self._channel = Ed25519PrivateKey.generate(), X25519PrivateKey.generate()
+        key, channel = self.signing_key.public_key().public_bytes_raw(), self._channel.public_key().public_bytes_raw()
+        party.send(authority, KeyRequest(role, key))
+        certificate = party.receive(authority, KeyCertificate)
+        self._authority = certificate.authority
+        signature = self.signing_key.sign(length_prefixed(_CHANNEL, self._job, self._name, channel))
+        self.certified = CertifiedKeys(key, certificate.signature, channel, signature)
+        self.check(self._name, role, self.certified, authority)
+
+    def check(self, name: str, role: str, keys: CertifiedKeys, peer: str) -> None:
+        """Raise PeerProtocolError about `peer`, which sent the keys, unless they are certified for name and role."""
+        certificate = length_prefixed(_CERTIFICATE, self._job, name, role, keys.key)
+        channel = length_prefixed(_CHANNEL, self._job, name, keys.channel)
+        if not (
+            verifies(self._authority, keys.certificate, certificate) and verifies(keys.key, keys.signature, channel)
+        ):
+            raise PeerProtocolError(
+                peer, f"expected keys of {name} as {role} that the authority certified, got others - from {peer}"
+            )
+
+    def seed_with(self, name: str, keys: CertifiedKeys) -> bytes:
+        """Return the 32 bytes shared with another party."""
+        return agree(self._channel, keys.channel, self._job, *sorted([self._name, name]))
+
+
+def gather_sound(party: Party, users: Iterable[str], *kinds: type[M], timeout: float) -> dict[str, M]:
+    """Receive messages of these kinds from users, as many as come in time; leave out users who send anything else."""
+    waiting = [name for name in users if name in party.peers]
+    # one deadline for all of them
+    until = time.monotonic() + timeout  # however many are left out meanwhile
+    while True:
+        try:
+            return party.gather(waiting, *kinds, timeout=until - time.monotonic())
+        except PeerProtocolError as error:
+            if error.peer not in waiting:
+                raise
+            logger.warning("%s continues without %s: %s", party.name, error.peer, error)
+            party.leave_out(error.peer)
+            waiting.remove(error.peer)
+
+
+def send_each_or_leave_out(party: Party, messages: Mapping[str, Message], timeout: float) -> None:
+    """Send to users; leave out users who are gone, or do not take their message in time."""
+    reached = party.send_each(messages, timeout=timeout)
+    for name in messages.keys() - set(reached):
+        logger.warning("%s continues without %s, which has not taken a message", party.name, name)
+        party.leave_out(name)
+
+
+# ---------------------------------------------------------------- edge server
 
 
 class DomainCohort(SumAggregator):
@@ -43,15 +161,9 @@ class DomainCohort(SumAggregator):
     """
 
     def __init__(
-        self,
-        party: Party,
-        users: Mapping[str, CertifiedKeys],
-        standings: dict[str, UserStanding],
-        rules: Rules,
-        patience: float,
-        cohorts: Cohorts | None = None,
-        keep: Callable[[Cohorts], None] = lambda _: None,
-    ) -> None:
+        self, party: Party, users: Mapping[str, CertifiedKeys], standings: dict[str, UserStanding], rules: Rules,
+        patience: float, cohorts: Cohorts | None = None, keep: Callable[[Cohorts], None] = lambda _: None,
+    ) -> None:  # fmt: skip
         self.transcript = TranscriptDigest(b"")
         self.there = list(users)
         self._party, self._users, self._standings = party, users, standings
@@ -66,7 +178,7 @@ class DomainCohort(SumAggregator):
         self.send(dict.fromkeys(self.there, Domain(dict(users), rules.least_change)))
 
     def choose(self, answered: Sequence[str], *, everybody: bool = False) -> None:
-        """Choose the cohort of a tree among those who answered, and tell it; with `everybody`, all of them."""
+        """Choose the cohort of a tree among the users who answered, `everybody` all of them, and send it to them."""
         # bounds and bins hold for rows in the first sum alone
         counted = frozenset(self.there if self._cohorts.users is None else self._cohorts.users)
         standings = {name: self._standings[name] for name in answered if name in counted}
@@ -89,18 +201,18 @@ class DomainCohort(SumAggregator):
             self._keep(self._cohorts)
 
     def _form(self, cohort: Collection[str]) -> None:
-        """Continue with a cohort, and tell it."""
+        """Continue with a cohort, and send it to its users."""
         self._cohort, self._running = list(cohort), list(cohort)
         self.send(dict.fromkeys(self._cohort, Cohort(self._cohort)))
 
     def _counted(self, users: Sequence[str]) -> None:
-        """Note whose rows are in the first sum: no other user takes part later."""
+        # whose rows are in the first sum: no other user takes part later
         if self._cohorts.users is None:
             self._cohorts.users = frozenset(users)
             self.keep()
 
     def _skip_rest_of_tree(self, why: str) -> None:
-        """Warn that the domain adds nothing, once until it adds again: that may last hundreds of trees."""
+        # a warning once until the domain adds again: that may take hundreds of trees
         level = logging.INFO if self._idle else logging.WARNING
         logger.log(level, "%s adds nothing to the rest of a tree: %s", self._party.name, why)
         self._idle = True
@@ -126,7 +238,6 @@ class DomainCohort(SumAggregator):
                 self.lose_for_good(name)
 
     def only(self, users: Collection[str]) -> None:
-        """Continue with these users alone."""
         for name in [name for name in self.there if name not in users]:
             self.lose_for_good(name)
 
@@ -138,14 +249,14 @@ class DomainCohort(SumAggregator):
         self._lose([name])
 
     def attending(self, kind: type[Message]) -> list[str]:
-        """Return the users who say with a message of this kind that they are there for a tree."""
+        """Return the users that send a message of this kind: they are there for a tree."""
         # users that were silent for long get a moment after all others, instead of full patience
         silent = [name for name in self.there if self._silent.get(name, 0) >= MOST_SILENCES]
         came = self.gather([name for name in self.there if name not in silent], kind)
         return [*came, *self.gather(silent, kind, _MOMENT)]
 
     def gather(self, names: Sequence[str], kind: type[M], patience: float | None = None) -> dict[str, M]:
-        """Receive messages of a kind from users, those in time; users who send anything else are lost for good."""
+        """Receive messages of a kind from users, as many as come in time; users who send others are lost for good."""
         until = time.monotonic() + (self._patience if patience is None else patience)  # however many are expelled
         while True:
             waiting = [name for name in names if name in self.there]
@@ -160,7 +271,7 @@ class DomainCohort(SumAggregator):
                 return {name: message for name, message in came.items() if isinstance(message, kind)}
 
     def _gather(self, kind: type[M]) -> dict[str, M]:
-        """Receive from the running cohort; absent users are lost for the tree."""
+        # from the running cohort; absent users are lost for the tree
         if time.monotonic() > self._until:
             raise RoundVoid(f"the round is void: users were waited for {MOST_PATIENCE * self._patience:g} s in all")
         first = self._cohorts.users is None  # who misses it misses the job
@@ -181,11 +292,14 @@ class DomainCohort(SumAggregator):
         self._running = [name for name in self._running if name not in names]
 
 
+# ---------------------------------------------------------------- user
+
+
 class UserCohort:
     """A user's knowledge of its domain, and whether it takes part; `leaves` says when to drop out.
 
-    `transcript` digests what the server sent to everybody, on which masks depend. `awake` is False once the user has
-    dropped out of a tree, to be set when the next one begins.
+    `transcript` digests what the server sent to all users, on which masks depend. `awake` is False once the user has
+    dropped out of a tree; it is set again when the next one begins.
     """
 
     def __init__(self, party: Party, edge: str, credentials: Credentials, leaves: Leaves | None) -> None:
@@ -222,8 +336,8 @@ class UserCohort:
         if not self._agreed_to.permits(survivors):
             raise PeerProtocolError(
                 self._edge,
-                "expected a cohort that differs by three users or more from earlier ones, or equals one, and all of "
-                "which together isolate nobody - at Survivors",
+                "expected a cohort that differs by three users or more from earlier ones, or equals one, and does not "
+                "isolate any user together with them - at Survivors",
             )
         self._agreed_to.add(survivors)
 
@@ -237,123 +351,3 @@ class UserCohort:
         """Take no further part in this tree."""
         self._party.send(self._edge, AbsenceNotice())
         self.awake = False
-
-
-PATIENCE = 60.0  # seconds; a tenth of the job's timeout if that is less
-
-
-def authority(inputs: RoleInput) -> None:
-    """Certify everybody's keys; a party that does not ask, or asks for another role, gets no certificate.
-
-    Parameters
-    ----------
-    inputs : RoleInput
-        Its party is connected with all others. Users have twice `patience` to ask, since they read their tables first;
-        without the others there is no job, so these have the party's `timeout`.
-    """
-    if not inputs.alone:
-        stay_on_one_core()
-    roles = {name: role for name, role in inputs.roles.of.items() if role != "authority"}
-    certify(inputs.party, roles, 2 * patience_of(inputs))
-
-
-def authority_of(roles: Roles) -> str:
-    """Return the key authority's name."""
-    (name,) = roles.having("authority")
-    return name
-
-
-def patience_of(inputs: RoleInput) -> float:
-    """Return after how many seconds a user is dropped: for this tree if silent, for the job if it accepts no message.
-
-    With users lost one after another, others wait up to ten times as long: their `timeout` must not be shorter.
-    """
-    return min(PATIENCE, inputs.party.timeout / 10) if inputs.patience is None else inputs.patience
-
-
-def certify(party: Party, roles: Mapping[str, str], patience: float) -> None:
-    """Certify keys of these parties for these roles; wait `patience` seconds for users, `timeout` for the others."""
-    party.may_lose(roles)
-    # a key for this run alone: certificates of another run are worth nothing here
-    key = Ed25519PrivateKey.generate()
-    public = key.public_key().public_bytes_raw()
-    # users may stay away; without the others there is no job
-    users = [name for name, role in roles.items() if role == "user"]
-    requests = gather_sound(party, roles.keys() - set(users), KeyRequest, timeout=party.timeout)
-    requests |= gather_sound(party, users, KeyRequest, timeout=patience)
-    certified = {
-        name: KeyCertificate(public, key.sign(_certificate(party.job, name, roles[name], request.key)))
-        for name, request in requests.items()
-        if request.role == roles[name]
-    }
-    reached = party.send_each(certified, timeout=patience)
-    for name in roles:
-        if name not in reached:
-            logger.warning("%s certifies nobody as %s: it did not ask as %s", party.name, name, roles[name])
-            party.leave_out(name)
-
-
-class Credentials:
-    """A party's certified keys of one run: `signing_key`, and `certified`, which others are shown.
-
-    Making them asks the authority, a peer, for a certificate as `role`.
-    """
-
-    def __init__(self, party: Party, authority: str, role: str) -> None:
-        self._name, self._job = party.name, party.job
-        self.signing_key, self._channel = Ed25519PrivateKey.generate(), X25519PrivateKey.generate()
-        key, channel = self.signing_key.public_key().public_bytes_raw(), self._channel.public_key().public_bytes_raw()
-        party.send(authority, KeyRequest(role, key))
-        certificate = party.receive(authority, KeyCertificate)
-        self._authority = certificate.authority
-        self.certified = CertifiedKeys(
-            key, certificate.signature, channel, self.signing_key.sign(_channel(self._job, self._name, channel))
-        )
-        self.check(self._name, role, self.certified, authority)
-
-    def check(self, name: str, role: str, keys: CertifiedKeys, peer: str) -> None:
-        """Raise PeerProtocolError about `peer`, which sent the keys, unless they are certified for name and role."""
-        certificate = _certificate(self._job, name, role, keys.key)
-        if not (
-            verifies(self._authority, keys.certificate, certificate)
-            and verifies(keys.key, keys.signature, _channel(self._job, name, keys.channel))
-        ):
-            raise PeerProtocolError(
-                peer, f"expected keys of {name} as {role} that the authority certified, got others - from {peer}"
-            )
-
-    def seed_with(self, name: str, keys: CertifiedKeys) -> bytes:
-        """Return the 32 bytes shared with another party."""
-        return agree(self._channel, keys.channel, self._job, *sorted([self._name, name]))
-
-
-def _certificate(job: str, name: str, role: str, key: bytes) -> bytes:
-    return length_prefixed("treaty crowd certificate", job, name, role, key)
-
-
-def _channel(job: str, name: str, channel: bytes) -> bytes:
-    return length_prefixed("treaty crowd channel", job, name, channel)
-
-
-def gather_sound(party: Party, users: Iterable[str], *kinds: type[M], timeout: float) -> dict[str, M]:
-    """Receive messages of these kinds from users, as many as come in time; leave out users who send anything else."""
-    waiting = [name for name in users if name in party.peers]
-    # one deadline for all of them
-    until = time.monotonic() + timeout  # however many are left out meanwhile
-    while True:
-        try:
-            return party.gather(waiting, *kinds, timeout=until - time.monotonic())
-        except PeerProtocolError as error:
-            if error.peer not in waiting:
-                raise
-            logger.warning("%s continues without %s: %s", party.name, error.peer, error)
-            party.leave_out(error.peer)
-            waiting.remove(error.peer)
-
-
-def send_each_or_leave_out(party: Party, messages: Mapping[str, Message], timeout: float) -> None:
-    """Send to users; leave out those who are gone, or do not take their message in time."""
-    reached = party.send_each(messages, timeout=timeout)
-    for name in messages.keys() - set(reached):
-        logger.warning("%s continues without %s, which has not taken a message", party.name, name)
-        party.leave_out(name)

@@ -1,4 +1,4 @@
-"""Messages of a FedXGB training, besides those about keys (`authority`) and masked vectors."""
+"""Messages of FedXGB, besides those of masked vectors, row pieces (`pieces`), the dealer (`shares`) and paper mode."""
 
 from __future__ import annotations
 
@@ -17,6 +17,36 @@ from treaty.systems.sizes import MOST_COLUMNS
 from treaty.trees.objectives import Objective
 
 MOST_VOID = 10  # times that rounds without a level begin again in a job: no domain had enough users
+
+
+# ---------------------------------------------------------------- keys, tasks and sums
+
+
+class KeyRequest(Message):
+    """The sender's role and its signing key for this run."""
+
+    leakage: ClassVar = MessageLeakage("its role, and a signing key of this run", "control")
+
+    role: str
+    key: bytes
+
+
+class KeyCertificate(Message):
+    """The authority's key and its signature on the receiver's."""
+
+    leakage: ClassVar = MessageLeakage("a signature on its own key, name and role", "control")
+
+    authority: bytes
+    signature: bytes
+
+
+class CertifiedKeys(Message):
+    """A certified signing key, and an X25519 key of this run, signed with it."""
+
+    key: bytes
+    certificate: bytes
+    channel: bytes
+    signature: bytes
 
 
 class UserOffer(Message):
@@ -125,7 +155,7 @@ class MaskKey(Message):
 class MaskKeys(Message):
     """All mask keys of one sum, and the tags made for the receiver."""
 
-    leakage: ClassVar = MessageLeakage("everybody's public keys of this sum", "control")
+    leakage: ClassVar = MessageLeakage("all members' public keys of this sum", "control")
 
     public: dict[str, bytes]
     tags: dict[str, bytes]
@@ -185,7 +215,10 @@ class TrainingEnd(Message):
     leakage: ClassVar = MessageLeakage("that training is over", "control")
 
 
-# Messages about rows on shares (`secpred`). Axes `*` are those of a share of a number (`Shares.number`): 2, or none.
+# ---------------------------------------------------------------- rows on shares (`secpred`)
+
+# Axes `*` are those of a share of a number (`Shares.number`): 2, or none
+RowCount = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 
 
 class HeldRows(Message):
@@ -224,9 +257,6 @@ class LeafShares(Message):
     values: Array
 
 
-RowCount = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
-
-
 class RowCounts(Message):
     """Whose rows reached the sender, and how many; of a prediction, how many it has `asked` for over all runs."""
 
@@ -250,9 +280,7 @@ class ValueShares(Message):
     leakage: ClassVar = {
         "training": MessageLeakage("the leaf values of its own rows", "exact", guard="max_depth"),
         "prediction": MessageLeakage(
-            "the predictions of its own rows; with many, an imitation of the model",
-            "exact",
-            guard="max_queries",
+            "the predictions of its own rows; with many, an imitation of the model", "exact", guard="max_queries"
         ),
     }
 
@@ -275,32 +303,7 @@ class Turn(Message):
         return self.leaves
 
 
-class KeyRequest(Message):
-    """Role and signing key for this run. Tells nothing else."""
-
-    leakage: ClassVar = MessageLeakage("its role, and a signing key of this run", "control")
-
-    role: str
-    key: bytes
-
-
-class KeyCertificate(Message):
-    """The authority's key and its signature on the receiver's."""
-
-    leakage: ClassVar = MessageLeakage("a signature on its own key, name and role", "control")
-
-    authority: bytes
-    signature: bytes
-
-
-class CertifiedKeys(Message):
-    """A certified signing key, and an X25519 key of this run, signed with it."""
-
-    key: bytes
-    certificate: bytes
-    channel: bytes
-    signature: bytes
-
+# ---------------------------------------------------------------- prediction of new rows (`prediction`)
 
 _MOST_OUTPUTS = 1 << 10
 _AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
@@ -312,12 +315,11 @@ class PredictionTerms(Message):
 
     leakage: ClassVar = {
         "edge": MessageLeakage(
-            "names, categories and bins of all columns, loss and classes, as in training; which model",
-            "aggregated",
+            "names, categories and bins of all columns, loss and classes, as in training; which model", "aggregated"
         ),
         "user": MessageLeakage(
-            "names, categories and bins of all columns, loss and classes, as users of the training were told; "
-            "which model",
+            "names, categories and bins of all columns, loss and classes, as users of the training have them; which "
+            "model",
             "aggregated",
         ),
     }
@@ -334,7 +336,7 @@ class PredictionTerms(Message):
 
 
 class DealerTerms(Message):
-    """What who deals random numbers knows of the columns: numbers of bins, and which have categories."""
+    """What the dealer of random numbers knows of the columns: numbers of bins, and which have categories."""
 
     leakage: ClassVar = MessageLeakage("how many bins columns have, and which have categories; which model", "control")
 

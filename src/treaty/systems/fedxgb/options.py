@@ -18,6 +18,8 @@ from treaty.systems.system import PartySpec, Roles
 
 logger = logging.getLogger(__name__)
 
+Comparison = Literal["shamir", "additive"]
+
 # Rows of each user that a hidden model predicts over all runs, by default
 MAX_QUERIES = 100
 
@@ -80,7 +82,7 @@ class FedXGB(SystemOptions):
     group_size: Annotated[int, msgspec.Meta(ge=3, le=1000)] | None = None
     feature_sample: AtLeastOne | None = None
     expose: Literal["nothing", "paper", "model"] | None = None
-    comparison: Literal["shamir", "additive"] | None = None
+    comparison: Comparison | None = None
     max_queries: AtLeastOne | None = None
 
     @property
@@ -94,14 +96,9 @@ class FedXGB(SystemOptions):
         return self.exposes != "model"
 
     @property
-    def compares(self) -> Literal["shamir", "additive"]:
+    def compares(self) -> Comparison:
         """`comparison`, resolved."""
         return self.comparison or "shamir"
-
-    @property
-    def queries(self) -> int:
-        """`max_queries`, resolved."""
-        return self.max_queries or MAX_QUERIES
 
     @property
     def group(self) -> int:
@@ -129,13 +126,13 @@ class FedXGB(SystemOptions):
         if self.exposes == "paper" and not self.allow_insecure:
             raise ConfigError(
                 'expose="paper" shows users the columns and leaf values of all trees, so that thresholds are found by '
-                "bisection with rows made up for that, and edge servers every comparison, so the way of everybody's "
+                "bisection with rows made up for that, and edge servers every comparison, so the way of all "
                 "rows; it needs allow_insecure=True"
             )
         named = [name for name in ("comparison", "max_queries") if getattr(self, name) is not None]
         if named and self.exposes != "nothing":
             raise ConfigError(
-                f'{named[0]} is about rows that follow a hidden model, and expose="{self.exposes}" tells users of it; '
+                f'{named[0]} is about rows that follow a hidden model, and expose="{self.exposes}" shows it to users; '
                 "leave one of them out"
             )
 
@@ -164,23 +161,18 @@ _DROPS: tuple[Stage, ...] = get_args(Stage)[1:]
 def helpers(owners: Iterable[str], options: FedXGB) -> dict[str, PartySpec]:
     """Return the server, the authority and the edge servers; raise ConfigError when a user has the name of one."""
     edges = [f"edge{k}" for k in range(options.edges or EDGES)]
-    check_names(owners, [SERVER, AUTHORITY, *edges])
     roles = {SERVER: "server", AUTHORITY: "authority", **dict.fromkeys(edges, "edge")}
-    return {name: PartySpec(role, has_rows=False) for name, role in roles.items()}
-
-
-def check_names(users: Iterable[str], roles: Iterable[str]) -> None:
-    """Raise ConfigError when a user is called like one of the other roles."""
-    taken = set(roles) & set(users)
+    taken = roles.keys() & set(owners)
     if taken:
         raise ConfigError(
             "expected users with other names than the server, the authority and the edge servers, got "
             f"{', '.join(sorted(taken))}"
         )
+    return {name: PartySpec(role, has_rows=False) for name, role in roles.items()}
 
 
 def roles_of(places: Mapping[str, PartySpec], active: str, options: FedXGB) -> Roles:
-    """Give everybody a role; users for whom the job names no edge server are assigned in turn.
+    """Give every party a role; users for whom the job names no edge server are assigned in turn.
 
     Raises ConfigError when roles, tables or options do not fit, or edge servers, or users of a domain, are too few.
     """
@@ -227,12 +219,13 @@ def _role_of(name: str, place: PartySpec, active: str) -> str:
         raise ConfigError(f'expected parties.{name}.role to be server, edge, user or authority, got "{role}"')
     if (role == "server") != (name == active):
         raise ConfigError(
-            f'expected the server, and nobody else, to be the active party {active}, got parties.{name}.role = "{role}"'
+            f"expected the server, and no other role, to be the active party {active}, got parties.{name}.role = "
+            f'"{role}"'
         )
     if (role == "user") != place.has_rows and role != "server":
         raise ConfigError(
             f"expected a table of every user and of no other role, got {'none' if role == 'user' else 'one'} - at "
-            f"parties.{name} with role = \"{role}\" (everybody's copy of the file names users' tables; only one's own "
+            f"parties.{name} with role = \"{role}\" (each party's copy of the file names users' tables; only its own "
             "is read)"
         )
     return role
@@ -240,13 +233,10 @@ def _role_of(name: str, place: PartySpec, active: str) -> str:
 
 def check_edges(options: FedXGB, edges: int) -> None:
     """Raise ConfigError when edge servers are too few."""
-    least = 3 if options.hides_model else 2
+    least, why = 2, "one would see its domain's sums as the server does"
+    if options.hides_model:
+        least, why = 3, "a hidden model is shared among them"
     if edges < least:
-        why = (
-            "a hidden model is shared among them"
-            if least == 3
-            else "one would see its domain's sums as the server does"
-        )
         raise ConfigError(f"expected {least} edge servers or more, got {edges}: {why}")
 
 
@@ -285,73 +275,7 @@ def links(roles: Roles, options: FedXGB) -> dict[str, list[str]]:
     return found
 
 
-# ---------------------------------------------------------------- dropouts
-
-
-def only_simulated(options: FedXGB) -> str:
-    """Say why these options are for runs between threads alone; empty where they are not."""
-    if options.dropout is None:
-        return ""
-    return (
-        "dropout has simulations in threads lose users; leave it out with transport='grpc', and leave it out of a job: "
-        "there users may always vanish"
-    )
-
-
-def dropouts(roles: Roles, options: FedXGB, common: BoostingOptions) -> dict[str, Leaves]:
-    """Draw who drops out at every `dropout_period`-th round, and at what stage; it is away until others drop out.
-
-    Raises ConfigError when no domain is large enough to lose a user, or to continue without those it loses.
-    """
-    # rounds between dropouts, as in the paper
-    share, period = options.dropout, options.dropout_period or PERIOD
-    if not share:
-        return {}
-    users_of = domains(roles)
-    # the same share of every domain, rounded down
-    lost = {edge: int(share * len(users)) for edge, users in users_of.items()}
-    _check_losses(share, {edge: len(users) for edge, users in users_of.items()}, lost, options.group)
-    if common.n_estimators < period:
-        logger.warning("dropout begins with round %d: none of %d rounds", period, common.n_estimators)
-    rng = np.random.default_rng(common.random_state)
-    stages: dict[tuple[str, int], Stage] = {}
-    for first in range(period, common.n_estimators + 1, period):
-        for edge, users in users_of.items():
-            drawn = rng.choice(len(users), lost[edge], replace=False)
-            # at a random stage of the tree, so that all ways to vanish are played
-            stages |= {(users[k], first): _DROPS[rng.integers(len(_DROPS))] for k in drawn.tolist()}
-
-    def leaves_of(name: str) -> Leaves:
-        def leaves(number: int, stage: Stage) -> bool:
-            # who drops out stays away until others do
-            first = number - number % period
-            at = stages.get((name, first))
-            return at is not None and (stage == at if number == first else stage == "call")
-
-        return leaves
-
-    return {name: leaves_of(name) for name in {user for user, _ in stages}}
-
-
-def _check_losses(share: float, sizes: Mapping[str, int], lost: Mapping[str, int], least: int) -> None:
-    """Raise ConfigError when the share rounds down to no user in all domains, or leaves too few; warn of others."""
-    whole = {edge: size for edge, size in sizes.items() if lost[edge] == 0}
-    if len(whole) == len(sizes):
-        raise ConfigError(
-            f"expected dropout to lose somebody, got {share:g} of domains of {max(whole.values())} users or fewer, "
-            "which rounds down to none; have more users or fewer edge servers, raise dropout, or leave it out"
-        )
-    if all(sizes[edge] - lost[edge] < least for edge in sizes):
-        raise ConfigError(
-            f"expected domains that can lose {share:g} of their users, got {max(sizes.values())} in the largest: sums "
-            f"are over {least} users of a domain or more; have more users or fewer edge servers, or lower dropout"
-        )
-    if whole:
-        of = ", ".join(f"{size} at {edge}" for edge, size in whole.items())
-        logger.warning("dropout=%g loses none of the users of small domains: %s", share, of)
-
-
-Comparison = Literal["shamir", "additive"]
+# ---------------------------------------------------------------- who holds shares of a hidden model
 
 
 def holders_of(comparison: Comparison, edges: Sequence[str]) -> list[str]:
@@ -378,24 +302,88 @@ def roles_of_prediction(places: Mapping[str, PartySpec], active: str, options: F
     edges = [name for name, place in places.items() if place.role == "edge"]
     edges = edges[:3] if options.compares == "additive" else edges
     check_holders(options.compares, len(edges))
-    wrong = [name for name, place in places.items() if place.has_rows and place.role not in (None, "user")]
-    wrong = [name for name in wrong if name != active]
+    with_rows = [name for name, place in places.items() if place.has_rows and name != active]
+    wrong = [name for name in with_rows if places[name].role not in (None, "user")]
     if wrong:
         raise ConfigError(
             f"expected predict_table of users and the server alone, got one of {', '.join(wrong)}, role = "
             f'"{places[wrong[0]].role}"'
         )
-    users = [name for name, place in places.items() if place.has_rows and name != active]
-    roles = {active: "server", **dict.fromkeys(edges, "edge"), **dict.fromkeys(users, "user")}
-    return Roles(active, {name: roles[name] for name in places if name in roles}, users)
+    roles = {active: "server", **dict.fromkeys(edges, "edge"), **dict.fromkeys(with_rows, "user")}
+    return Roles(active, {name: roles[name] for name in places if name in roles}, with_rows)
 
 
 def links_of_prediction(roles: Roles, options: FedXGB) -> dict[str, list[str]]:
     """Link the server with all edge servers, these with each other, and users with those that hold shares."""
     edges = roles.having("edge")
     holders = holders_of(options.compares, edges)
-    links = {roles.active: edges, **dict.fromkeys(roles.owners, holders)}
+    found = {roles.active: edges, **dict.fromkeys(roles.owners, holders)}
     for name in edges:
         others = [other for other in edges if other != name]
-        links[name] = [roles.active, *others, *(roles.owners if name in holders else [])]
-    return links
+        found[name] = [roles.active, *others, *(roles.owners if name in holders else [])]
+    return found
+
+
+# ---------------------------------------------------------------- dropouts
+
+
+def only_simulated(options: FedXGB) -> str:
+    """Return why these options are for runs between threads alone; empty if they are not."""
+    if options.dropout is None:
+        return ""
+    return (
+        "dropout has simulations in threads lose users; leave it out with transport='grpc', and leave it out of a job: "
+        "there users may always vanish"
+    )
+
+
+def dropouts(roles: Roles, options: FedXGB, common: BoostingOptions) -> dict[str, Leaves]:
+    """Draw which users drop out at every `dropout_period`-th round, and at what stage; they stay away until others do.
+
+    Raises ConfigError when no domain is large enough to lose a user, or to continue without those it loses.
+    """
+    # rounds between dropouts, as in the paper
+    share, period = options.dropout, options.dropout_period or PERIOD
+    if not share:
+        return {}
+    users_of = domains(roles)
+    # the same share of every domain, rounded down
+    lost = {edge: int(share * len(users)) for edge, users in users_of.items()}
+    _check_losses(share, {edge: len(users) for edge, users in users_of.items()}, lost, options.group)
+    if common.n_estimators < period:
+        logger.warning("dropout begins with round %d: none of %d rounds", period, common.n_estimators)
+    rng = np.random.default_rng(common.random_state)
+    stages: dict[tuple[str, int], Stage] = {}
+    for first in range(period, common.n_estimators + 1, period):
+        for edge, users in users_of.items():
+            drawn = rng.choice(len(users), lost[edge], replace=False)
+            # at a random stage of the tree, so that all ways to vanish are played
+            stages |= {(users[k], first): _DROPS[rng.integers(len(_DROPS))] for k in drawn.tolist()}
+
+    def leaves_of(name: str) -> Leaves:
+        def leaves(number: int, stage: Stage) -> bool:
+            first = number - number % period
+            at = stages.get((name, first))
+            return at is not None and (stage == at if number == first else stage == "call")
+
+        return leaves
+
+    return {name: leaves_of(name) for name in {user for user, _ in stages}}
+
+
+def _check_losses(share: float, sizes: Mapping[str, int], lost: Mapping[str, int], least: int) -> None:
+    """Raise ConfigError when the share rounds down to no user in all domains, or leaves too few; warn of others."""
+    whole = {edge: size for edge, size in sizes.items() if lost[edge] == 0}
+    if len(whole) == len(sizes):
+        raise ConfigError(
+            f"expected dropout to lose a user, got {share:g} of domains of {max(whole.values())} users or fewer, "
+            "which rounds down to none; have more users or fewer edge servers, raise dropout, or leave it out"
+        )
+    if all(sizes[edge] - lost[edge] < least for edge in sizes):
+        raise ConfigError(
+            f"expected domains that can lose {share:g} of their users, got {max(sizes.values())} in the largest: sums "
+            f"are over {least} users of a domain or more; have more users or fewer edge servers, or lower dropout"
+        )
+    if whole:
+        of = ", ".join(f"{size} at {edge}" for edge, size in whole.items())
+        logger.warning("dropout=%g loses none of the users of small domains: %s", share, of)

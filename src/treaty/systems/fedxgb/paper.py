@@ -3,25 +3,25 @@
 Liu et al., "Boosting Privately", ICDCS 2020.
 
 **Sums** (SecBoost and SecFind). A user u makes one key pair for a tree, shares its private key (zeta_uv is v's share)
-and a number r_u among its domain, and adds to every number of every vector of the tree the very same mask::
+and a number r_u among its domain, and adds the same mask to every number of every vector of the tree::
 
     mask_u = r_u + sum over v of (zeta_uv - zeta_vu)        modulo 2^64
 
-With no more than it is sent, an edge server learns
+From its messages alone, an edge server learns
 
 * differences of any two numbers of a vector, or of two vectors of a tree: a user's bin sums, since some are zero;
-* r of everybody before it is settled whose vectors count, and the private key of any user that it calls lost, even one
+* r of all users before it is settled whose vectors count, and the private key of any user that it calls lost, even one
   that is only slow: with the key it opens the boxes that it passed on, finds the user's mask and reads its vectors;
-* the sum of its domain, which here lies under no mask for the server. Cohorts may differ by one user.
+* the sum of its domain, which the server does not mask here. Cohorts may differ by one user.
 
-The server sees every domain's sum. Both get the same sums as in safe mode, and the trees are the same.
+The server sees every domain's sum. Sums and trees are those of safe mode.
 
 **Ways down a tree** (SecPred, ``expose="paper"``). Only thresholds are hidden. Rows are shared level by level, so that
 nothing is agreed on before. A user that misses a level is lost for good, since its rows are then nowhere in the tree.
-Users and edge servers learn the shape and the columns of all trees, and all leaf values; edge servers the slot of every
-row of everybody at each level; users the same of their own rows, and with rows made up for that, thresholds. At most
-(edges - 1) // 2 edge servers may collude. A user that shares numbers other than bins, or shares that are inconsistent,
-ends the training: an edge server cannot tell whose they were.
+Users and edge servers learn the shape and the columns of all trees, and all leaf values. Edge servers also learn the
+slot of every user's rows at each level; users that of their own rows, and thresholds with rows made up for that. At
+most (edges - 1) // 2 edge servers may collude. A user that shares numbers other than bins, or inconsistent shares, ends
+the training: an edge server cannot find out whose they were.
 """
 
 from __future__ import annotations
@@ -38,24 +38,25 @@ from treaty.crypto.keystream import Keystream, length_prefixed
 from treaty.crypto.sharing.key_agreement import agree, seal, unseal
 from treaty.crypto.sharing.secure_aggregation import Round, enough
 from treaty.crypto.sharing.shamir import Words, check_numbers, open_bytes, share_bytes, share_length
-from treaty.crypto.sharing.shamir_routing import ServerSetting, prepare, route_shown, share_integers
+from treaty.crypto.sharing.shamir_routing import prepare, route_shown, share_integers
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.messaging.messages import Array, M, Message, MessageLeakage, take_rows, view
 from treaty.messaging.party import Party
 from treaty.systems.fedxgb.domain import gather_sound
-from treaty.systems.fedxgb.messages import AbsenceNotice, Call, Cohort, MaskKey, MaskKeys
+from treaty.systems.fedxgb.messages import AbsenceNotice, Call, Cohort, MaskKey, MaskKeys, RowCounts
 from treaty.systems.fedxgb.options import FedXGB, check_consent
 from treaty.systems.fedxgb.pieces import (
     ComparedShares,
     Layout,
     PieceForm,
-    come_to_all,
+    exchange_counts,
     gather_rest,
+    of_all,
     pieces_of,
     send_shares,
 )
 from treaty.systems.fedxgb.secfind import DomainSums, SumSetup, UserSums
-from treaty.systems.fedxgb.shares import play_among
+from treaty.systems.fedxgb.shares import play_among, setting_of
 from treaty.systems.horizontal.masked_sums import PassedShares, SealedShares
 from treaty.trees.slots import SlotSplits
 
@@ -65,7 +66,7 @@ _MODULUS = 1 << 64
 
 
 class InputAndShares(Message):
-    """A vector uint64 (n,) under one mask, and the sender's shares of everybody's r."""
+    """A vector uint64 (n,) under one mask, and the sender's shares of all users' r."""
 
     leakage: ClassVar = MessageLeakage(
         "the user's own vector, as its mask is the same in all numbers and shares of it come along: of each bin"
@@ -115,12 +116,10 @@ class PaperUserSums(UserSums):
     _tree: _TreeMask | None = None
 
     def join(self, cohort: Cohort) -> None:
-        """Take part in a tree with these users; see `UserSums.join`."""
         super().join(cohort)
         self._tree = None
 
     def give(self, call: Call, values: NDArray[np.int64], *others: type[M]) -> M | None:
-        """Contribute an int64 vector to a sum; see `UserSums.give`."""
         party, edge = self._party, self._edge
         if self.absent("setup"):
             return None
@@ -175,13 +174,12 @@ class PaperUserSums(UserSums):
 
 
 class PaperDomainSums(DomainSums):
-    """A domain's cohort and its sums as published; see `DomainSums`."""
+    """A domain's cohort and its sums as published. Cohorts may differ from earlier ones by one user."""
 
     _setup: SumSetup | None  # once the tree's keys are shared
     _between: dict[str, dict[str, int]]  # lost user -> other user -> what does not cancel of their masks
 
     def _form(self, cohort: Collection[str]) -> None:
-        """Continue with a cohort, which may differ from earlier ones by one user."""
         super()._form(cohort)
         self._setup, self._between = None, {}
 
@@ -209,10 +207,10 @@ class PaperDomainSums(DomainSums):
             secrets = rebuilt(setup.round, held, asked, KEY_BYTES)
             job = self._party.job
             self._between |= {v: pairs_of(v, secrets[v], setup, job) for v in asked}
-        # r of everybody, as published: before it is settled whose vectors count
+        # r of all users, as published: before it is settled whose vectors count
         numbers = rebuilt(setup.round, shares, remaining, NUMBER_BYTES)
         offset = sum(int.from_bytes(numbers[u], "little") for u in remaining)
-        # zeta_uv - zeta_vu cancels among those here; of a lost user it stays in everybody's mask
+        # zeta_uv - zeta_vu cancels among those here; of a lost user it stays in the masks of all
         offset -= sum(self._between[v][u] for v in lost for u in remaining)
         return (total - np.uint64(offset % _MODULUS)).view(np.int64), remaining
 
@@ -223,6 +221,7 @@ def number(share: bytes) -> int:
 
 
 def bound(this_round: Round, sender: str, receiver: str) -> bytes:
+    # who seals shares for whom, and for which tree
     return length_prefixed("treaty paper shares", this_round.key_scope, sender, receiver)
 
 
@@ -300,36 +299,28 @@ class Sides(Message):
     left: Array
 
 
-def shown_setting(layout: Layout, edges: int) -> ServerSetting:
-    """Return what edge servers agree on before they compare."""
-    return ServerSetting(servers=edges, degree=(edges - 1) // 2, bits=layout.shown_bits)
-
-
 class PaperModel:
-    """The server's part: `tell` tells everybody the columns of splits; thresholds are shared among the edge servers.
+    """The server's part: shares thresholds among the edge servers.
 
-    `tell_values` tells everybody the leaf values, float64 (trees, slots).
+    ``broadcast(message)`` sends the columns of splits to all parties, ``finish(values)`` the leaf values, float64
+    (trees, slots).
     """
 
     def __init__(
-        self,
-        party: Party,
-        edges: Sequence[str],
-        layout: Layout,
-        tell: Callable[[Message], None],
-        tell_values: Callable[[NDArray[np.float64]], None],
-    ) -> None:
-        self._party, self._edges, self._layout, self._tell = party, edges, layout, tell
-        self._setting = shown_setting(layout, len(edges))
-        self.finish = tell_values
+        self, party: Party, edges: Sequence[str], layout: Layout, broadcast: Callable[[Message], None],
+        finish: Callable[[NDArray[np.float64]], None],
+    ) -> None:  # fmt: skip
+        self._party, self._edges, self._layout, self._broadcast = party, edges, layout, broadcast
+        self._setting = setting_of(layout.shown_bits, len(edges))
+        self.finish = finish
 
     def split(self, chosen: Sequence[SlotSplits]) -> None:
-        """Have everybody's rows go down a level, by the splits of each tree."""
+        """Take all rows down a level, by the splits of each tree."""
         features = np.stack([of.features for of in chosen])
         n_bins = np.array(self._layout.n_bins)[features]
         left_bins = np.stack([of.left_bins for of in chosen])
         missing_left = np.take_along_axis(left_bins, n_bins[..., None], axis=2)[..., 0] & (features >= 0)
-        self._tell(ShownSplits(Array.of(features), Array.of(missing_left)))
+        self._broadcast(ShownSplits(Array.of(features), Array.of(missing_left)))
         thresholds = np.array([
             [self._layout.shown_threshold(int(f), left) for f, left in zip(of.features, of.left_bins, strict=True)]
             for of in chosen
@@ -345,18 +336,12 @@ class SeenRows:
     """
 
     def __init__(
-        self,
-        party: Party,
-        edges: Sequence[str],
-        server: str,
-        users: Sequence[str],
-        layout: Layout,
-        most: int,
+        self, party: Party, edges: Sequence[str], server: str, users: Sequence[str], layout: Layout, most: int,
         patience: float,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.users, self._most = list(users), most
         self._party, self._edges, self._server, self._patience = party, list(edges), server, patience
-        self._own, self._setting = self._edges.index(party.name), shown_setting(layout, len(edges))
+        self._own, self._setting = self._edges.index(party.name), setting_of(layout.shown_bits, len(edges))
         self._n_slots = 1
         self._slots: dict[str, NDArray[np.intp]] = {}
 
@@ -374,7 +359,7 @@ class SeenRows:
         trees = len(thresholds)
         came = self._receive(trees)
         counts = {name: shares.shape[1] for name, shares in came.items()}
-        kept = come_to_all(self._party, self._edges, counts)
+        kept = of_all(counts, exchange_counts(self._party, self._edges, RowCounts(counts)))
         for name in set(self.users) - set(kept):
             self._party.leave_out(name)
         self.users = kept
@@ -385,17 +370,14 @@ class SeenRows:
             thresholds.reshape(-1, 2),
             np.concatenate([np.empty(0, np.intp), *((own + of_tree).reshape(-1) for own in slots)]),
         )
-        of_users = np.split(left, np.cumsum([own.size for own in slots])[:-1])
-        sides = (
-            {name: of.reshape(own.shape) for name, of, own in zip(kept, of_users, slots, strict=True)} if kept else {}
-        )
+        of_users = np.split(left, np.cumsum([own.size for own in slots])[:-1]) if kept else []
+        sides = {name: of.reshape(own.shape) for name, of, own in zip(kept, of_users, slots, strict=True)}
         # children of slot s are 2 s, left, and 2 s + 1
         self._slots = {name: 2 * own + ~sides[name] for name, own in zip(kept, slots, strict=True)}
         self._n_slots *= 2
         return {name: pieces_of(Sides, of, slice(None)) for name, of in sides.items()}
 
     def _receive(self, trees: int) -> dict[str, Words]:
-        """Return the shares of users that sent what the protocol allows."""
         found: dict[str, Words] = {}
         form = PieceForm((trees, None, 2), check_numbers, self._fits)
         waiting = self.users
@@ -426,7 +408,7 @@ class ComparedRows:
 
     def __init__(self, party: Party, edges: Sequence[str], edge: str, layout: Layout, codes: NDArray[np.uint8]) -> None:
         self._party, self._edges, self._edge, self._layout, self._codes = party, edges, edge, layout, codes
-        self._setting = shown_setting(layout, len(edges))
+        self._setting = setting_of(layout.shown_bits, len(edges))
 
     def compare(self, splits: ShownSplits, slots: NDArray[np.int64], n_slots: int) -> None:
         """Share what is compared in the slots that rows are in, int64 (trees, n_rows).
@@ -448,7 +430,7 @@ class ComparedRows:
         send_shares(self._party, ComparedShares, dict(zip(self._edges, shares, strict=True)), axis=1)
 
     def left(self, first: Sides, trees: int) -> NDArray[np.bool_]:
-        """Return which rows go left in each tree, bool (trees, n_rows); `first` is the first piece."""
+        """Return which rows go left in each tree, bool (trees, n_rows); `first` is the piece that has come."""
         left = np.empty((trees, len(self._codes)), np.bool_)
         for rows, piece in take_rows(self._party, self._edge, len(self._codes), 8 * trees, Sides, first):
             shape = trees, rows.stop - rows.start

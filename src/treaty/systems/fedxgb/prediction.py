@@ -1,20 +1,22 @@
 """Prediction for new rows by a model that only its server knows, on shares among edge servers (SecPred).
 
 Roles: the server, which has a FedXGB model; edge servers; users, who have rows and get predictions. The server sends
-its terms, which the first edge server passes on to users. Users share their binned rows; holders count them, and lead
+its terms, which the first edge server passes on to users. Users share their binned rows; holders count them, and take
 them down some trees at a time. Users get shares of the sums of their rows' leaf values. With ``comparison="additive"``
 there are three edge servers: the first two hold shares, the third deals random numbers to them.
 
 Adversary: honest but curious. At most (edges - 1) // 2 edge servers collude (any one of three), with any users or with
 the server. The server learns nothing. Users learn their predictions, and what all users of the training received:
-quantiles of all columns, frequent categories, the classes. No path and no tree's own value is opened to anybody.
+quantiles of all columns, frequent categories, the classes. Paths and single trees' values are never opened.
 
-A user who asks for made-up rows imitates the model little by little, faster with shares of numbers other than bins,
-which nobody notices. Hence `max_queries`: every holder of shares counts the rows of each user over all runs (`kept`),
-tells each user how many are left, and leaves out users who ask for more.
+A user who asks for made-up rows imitates the model little by little, faster and unnoticed with shares of numbers other
+than bins. Hence `max_queries`: every holder of shares counts the rows of each user over all runs (`QueryRecord`), sends
+each user how many are left, and leaves out users who ask for more. Rows count before anything is computed, again each
+time they are asked for, and even if the prediction fails. One refusal is enough: a user needs the shares of all
+holders.
 
-Rows are shared as the bins of training: bins made of the model's own thresholds would show users these. A split that is
-not at a cut of the bins is refused.
+Rows are shared as the bins of training: bins made of the model's own thresholds would show these to users. A split that
+is not at a cut of the bins is refused.
 """
 
 from __future__ import annotations
@@ -113,7 +115,7 @@ def server(party: Party, part: ModelPart, *, edges: Sequence[str], rules: Predic
         model_id=part.model_id,
         names=list(part.schema.names),
         categories=[None if c is None else list(c) for c in part.schema.categories],
-        # without what tells of targets and weights
+        # without the bounds of targets and weights
         bins=msgspec.structs.replace(agreed, clips=Array.of(np.empty(0)), weight_bound=0.0),
         objective=forest.objective.agreed([1.0 for _ in forest.objective.clips], 1.0),
         classes=forest.classes,
@@ -160,24 +162,28 @@ def edge(
     edge server consents, and PeerProtocolError if its model has more or deeper trees.
     """
     party.may_lose(users)
+    deals = party.name not in holders_of(rules.comparison, edges)
     kinds: tuple[type[PredictionTerms] | type[DealerTerms], ...] = (PredictionTerms, DealerTerms)
     terms = party.receive(server, *kinds)
     grown = party.receive(server, ModelSize)
-    _check_rules(rules, terms, party.name)
-    deals = party.name not in holders_of(rules.comparison, edges)
+    _check_terms(rules, terms, party.name, consents=True)
+    if isinstance(terms, DealerTerms) != deals:
+        expected, got = kinds[deals].__name__, type(terms).__name__
+        raise PeerProtocolError(server, f"expected {expected}, got {got} - from {server}")
+    n_outputs = terms.outputs if isinstance(terms, DealerTerms) else _outputs(terms, server)
+    most_trees = rules.n_estimators * n_outputs
+    if grown.trees > most_trees or grown.depth > rules.max_depth:
+        raise PeerProtocolError(
+            server,
+            f"expected at most {most_trees} trees of depth {rules.max_depth}, as the options say, got {grown.trees} of "
+            f"depth {grown.depth} - at ModelSize from {server}",
+        )
     if isinstance(terms, DealerTerms):
-        if not deals:
-            raise PeerProtocolError(server, f"expected PredictionTerms, got DealerTerms - from {server}")
-        _check_size(rules, grown, terms.outputs, server)
         layout = Layout(n_bins=terms.n_bins, categorical=terms.categorical, may_miss=[True] * len(terms.n_bins))
         dealer = Dealer(party, edges, layout)
         dealer.serve()  # the mask of the rows
         dealer.serve()  # all levels and leaves
         return
-    if deals:
-        raise PeerProtocolError(server, f"expected DealerTerms, got PredictionTerms - from {server}")
-    n_outputs = _outputs(terms, server)
-    _check_size(rules, grown, n_outputs, server)
     # one edge server speaks to users; all of them compare the terms with their own
     if party.name == edges[0]:
         party.send_each(dict.fromkeys(users, terms), timeout=patience)
@@ -195,7 +201,7 @@ def edge(
     held.keep(answered)
     if not answered:
         logger.warning("%s: no user's rows have come to all edge servers in time", party.name)
-    # shares of sums add up without a word to the others
+    # shares of sums add up without a message to the others
     totals, done = np.zeros((n_outputs, held.n_rows, *shares.number), np.uint64), 0
     while done < grown.trees:
         party.send(server, TreesRequest())
@@ -206,33 +212,17 @@ def edge(
         for start in range(0, held.n_rows, length):
             part = slice(start, min(start + length, held.n_rows))
             for output, found in _values(held.routing, part, splits, leaves, outputs).items():
-                totals[output, part] = held.routing.add(totals[output, part], found)
+                totals[output, part] = shares.add(totals[output, part], found)
         done += len(leaves)
     held.routing.end_batch()
     results = {name: pieces_of(ValueShares, totals, rows) for name, rows in held.parts.items()}
     send_pieces_or_leave_out(party, results, patience)
 
 
-def _check_size(rules: PredictionRules, grown: ModelSize, n_outputs: int, server: str) -> None:
-    most_trees = rules.n_estimators * n_outputs
-    if grown.trees > most_trees or grown.depth > rules.max_depth:
-        raise PeerProtocolError(
-            server,
-            f"expected at most {most_trees} trees of depth {rules.max_depth}, as the options say, got {grown.trees} of "
-            f"depth {grown.depth} - at ModelSize from {server}",
-        )
-
-
 def _counted(
-    party: Party,
-    holders: Sequence[str],
-    record: QueryRecord,
-    model_id: str,
-    rows: dict[str, int],
-    most: int,
-    asked: Mapping[str, int],
-    users: Sequence[str],
-) -> list[str]:
+    party: Party, holders: Sequence[str], record: QueryRecord, model_id: str, rows: dict[str, int], most: int,
+    asked: Mapping[str, int], users: Sequence[str],
+) -> list[str]:  # fmt: skip
     """Count rows before they are predicted; return the users whose rows all holders have counted.
 
     `asked` is what users had asked for before. Where another holder has counted more, its number is taken.
@@ -286,11 +276,11 @@ def _values(
 ) -> dict[int, Words]:
     """Return shares of the sums of some rows' leaf values over the trees of each output, uint64 (n, *)."""
     n_rows = part.stop - part.start
+    number = leaves.shape[2:]
     # every row is at the root of every tree
-    paths = routing.at_root(len(leaves), n_rows)
+    paths = np.broadcast_to(routing.one, (len(leaves), 1, n_rows, *number))
     for k, (weights, thresholds) in enumerate(splits):
         _, paths = routing.level(part, weights, thresholds, paths if k else None)
-    number = leaves.shape[2:]
     found = {}
     for output in np.unique(outputs).tolist():
         of = np.flatnonzero(outputs == output)
@@ -312,8 +302,7 @@ def user(
     """
     first = edges[0]
     terms = party.receive(first, PredictionTerms)
-    _check_comparison(rules, terms, party.name)
-    _check_model(rules, terms, party.name)
+    _check_terms(rules, terms, party.name, consents=False)
     n_outputs, bins = _outputs(terms, first), _bins(terms, first)
     holders = holders_of(rules.comparison, edges)
     left = min(party.receive(edge, QueriesLeft).rows for edge in holders)
@@ -322,7 +311,7 @@ def user(
         raise DataError(
             f"{party.name}: expected at most {left} rows to predict, got {table.n_rows}: {terms.max_queries} rows of a "
             f"user are predicted by a model over all runs, and of its own {terms.max_queries - left} have been; bring "
-            "fewer, or have everybody agree on a higher max_queries",
+            "fewer, or have all parties agree on a higher max_queries",
             public="it asks for more rows than are left to it",
         )
     layout = layout_of(bins, np.ones(len(terms.names), np.bool_))
@@ -337,13 +326,25 @@ def user(
     return RowPredictions(terms.objective.base_margins + shared.values({}, n_outputs).T, terms.objective, terms.classes)
 
 
-def _check_rules(own: PredictionRules, terms: PredictionTerms | DealerTerms, name: str) -> None:
-    """Raise ConfigError unless the server's terms are those to which an edge server consents."""
-    _check_comparison(own, terms, name)
-    _check_model(own, terms, name)
+def _check_terms(own: PredictionRules, terms: PredictionTerms | DealerTerms, name: str, *, consents: bool) -> None:
+    """Raise ConfigError unless the server's terms are a party's own; an edge server `consents` to more of them."""
+    if terms.comparison != own.comparison:
+        raise ConfigError(
+            f'expected comparison="{own.comparison}", to which {name} consents, got "{terms.comparison}" of the '
+            "server; agree on one of them"
+        )
+    if own.model_id and own.model_id != terms.model_id:
+        raise ConfigError(
+            f"expected model {own.model_id[:8]}, in whose training {name} took part by its report, got "
+            f"{terms.model_id[:8]} of the server: it is another job's, or this job was trained again without {name}; "
+            f"if it is the right one, move {name}.report.json away",
+            public="its report is of the training of another model",
+        )
+    if not consents:
+        return
     if not own.model_id:
         logger.warning(
-            "%s has no report of the job's training, and cannot tell whether model %s of the server is that of the job",
+            "%s has no report of the job's training: check that model %s of the server is the job's",
             name, terms.model_id[:8],
         )  # fmt: skip
     if terms.max_queries != own.max_queries:
@@ -353,27 +354,8 @@ def _check_rules(own: PredictionRules, terms: PredictionTerms | DealerTerms, nam
         )
 
 
-def _check_model(own: PredictionRules, terms: PredictionTerms | DealerTerms, name: str) -> None:
-    """Raise ConfigError where this party's report is of the training of another model."""
-    if own.model_id and own.model_id != terms.model_id:
-        raise ConfigError(
-            f"expected model {own.model_id[:8]}, in whose training {name} took part by its report, got "
-            f"{terms.model_id[:8]} of the server: it is another job's, or this job was trained again without {name}; "
-            f"if it is the right one, move {name}.report.json away",
-            public="its report is of the training of another model",
-        )
-
-
-def _check_comparison(own: PredictionRules, terms: PredictionTerms | DealerTerms, name: str) -> None:
-    if terms.comparison != own.comparison:
-        raise ConfigError(
-            f'expected comparison="{own.comparison}", to which {name} consents, got "{terms.comparison}" of the '
-            "server; agree on one of them"
-        )
-
-
 def _outputs(terms: PredictionTerms, peer: str) -> int:
-    """Return how many outputs the model has; PeerProtocolError where that is not how many its classes ask for."""
+    """Return how many outputs the model has; PeerProtocolError if its classes have another number."""
     n_outputs, classes = terms.objective.n_outputs, terms.classes
     fits = classes is None or len(classes) == (2 if n_outputs == 1 else n_outputs)
     if not (1 <= n_outputs <= _MOST_OUTPUTS and fits):

@@ -1,6 +1,6 @@
-"""All users' rows on their way down the trees: what the server sends, what edge servers compute, what users follow.
+"""All users' rows on their way down the trees: what the server sends, what edge servers compute, what users do.
 
-With ``expose="model"`` users get the splits (`ShownModel`). Otherwise edge servers lead the rows down on shares
+With ``expose="model"`` users get the splits (`ShownModel`). Otherwise edge servers take the rows down on shares
 (`secpred`), or, in the published form, with the columns in the open (`paper`).
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,19 +59,18 @@ MOST_VALUE = 1e30  # of a leaf: sums of many rounds' values stay finite, and so 
 
 
 class ShownModel:
-    """Sends the trees to all users."""
+    """The server's part where users learn the model."""
 
     def __init__(self, crowd: Crowd) -> None:
         self._crowd = crowd
 
     def split(self, chosen: Sequence[SlotSplits]) -> None:
-        """Have everybody's rows go down a level, by the splits of each tree."""
+        """Take all rows down a level, by the splits of each tree."""
         features = np.stack([splits.features for splits in chosen])
         packed = np.packbits(np.stack([splits.left_bins for splits in chosen]), axis=2)
         self._crowd.broadcast(KnownSplits(Array.of(features), Array.of(packed)))
 
     def finish(self, values: Floats) -> None:
-        """Send the values of all leaves, float64 (trees, slots)."""
         self._crowd.broadcast(Values(Array.of(values)))
 
 
@@ -80,7 +79,7 @@ Model = HiddenModel | PaperModel | ShownModel
 
 
 def server_model(inputs: RoleInput[FedXGB], crowd: Crowd, found: FoundBins) -> Model:
-    """Return what takes all rows down the trees; `expose` says how much of these users and edge servers learn."""
+    """Return what takes all rows down the trees; `expose` says how much users and edge servers learn of them."""
     shown, options, edges = ShownModel(crowd), inputs.options, inputs.roles.having("edge")
     if not options.hides_model:
         return shown
@@ -93,14 +92,9 @@ def server_model(inputs: RoleInput[FedXGB], crowd: Crowd, found: FoundBins) -> M
 
 
 def resend_trees(
-    inputs: RoleInput[FedXGB],
-    crowd: Crowd,
-    model: Model,
-    bins: Bins,
-    kept: Checkpoint,
-    rng: np.random.Generator,
+    inputs: RoleInput[FedXGB], crowd: Crowd, model: Model, bins: Bins, kept: Checkpoint, rng: np.random.Generator
 ) -> None:
-    """Take all rows down the finished trees of an interrupted training, by the messages of training but for sums.
+    """Take all rows down the finished trees of an interrupted training, by the messages of training except sums.
 
     `rng` continues from the checkpoint's state.
     """
@@ -170,12 +164,12 @@ def _left_bins(splits: SplitTable, record: int, bins: Bins) -> Flags:
 
 
 class EdgeRows:
-    """An edge server's part in taking all rows down trees; it does nothing if users know the model."""
+    """An edge server's part in taking all rows down trees; none if users know the model."""
 
     def __init__(self, inputs: RoleInput[FedXGB], domain: DomainCohort, file: DomainFile, patience: float) -> None:
         self._inputs, self._party, self._domain, self._file = inputs, inputs.party, domain, file
         self._patience = patience
-        self._rows: SeenRows | HolderRows | Dealer | None = None  # None also where others hold the shares
+        self._rows: SeenRows | HolderRows | Dealer | None = None  # None also if others hold the shares
 
     def receive(
         self, users: Sequence[str], bins: CommonBins, summary: RowSummary, schema: Schema, *, resumed: bool
@@ -204,7 +198,12 @@ class EdgeRows:
         )
         came = gather_rows(party, users, RowShares, hidden.form(summary.n_rows), self._patience)
         # numbers were packed for the first run's rows: new ones would be led down all finished trees
-        digests = {name: digest(pieces) for name, pieces in came.items()}
+        digests = {}
+        for name, pieces in came.items():
+            whole = hashlib.sha256()
+            for piece in pieces:
+                whole.update(np.ascontiguousarray(piece).reshape(-1).data)
+            digests[name] = whole.digest()
         if not resumed:
             self._file.shares = digests
         for name in [name for name in came if digests[name] != self._file.shares.get(name)]:
@@ -216,7 +215,7 @@ class EdgeRows:
         party.send(server, HeldRows(hidden.take(came)))
 
     def keep(self, owners: RowOwners) -> None:
-        """Keep the rows of users whom all holders have, and continue with these alone."""
+        """Keep the rows of users whose rows all holders have, and continue with these users alone."""
         if isinstance(self._rows, HolderRows):
             self._rows.keep(owners.users)
         elif isinstance(self._rows, Dealer):
@@ -256,19 +255,14 @@ class UserRows:
     """A user's own rows on their way down the trees.
 
     `fits` says whether sums may contain them. They may not if the user was away when bounds and missing values were
-    counted, and has larger gradients or weights, or missing values in a column where no other has: then its rows go
-    down the trees and are part of no sum. `rounds` have begun; `finished` are those whose leaf values the rows have.
+    counted, and has larger gradients or weights, or missing values in a column where no other user has any. Then its
+    rows go down the trees and are part of no sum. `rounds` counts rounds that have begun.
     """
 
     def __init__(
-        self,
-        inputs: RoleInput[FedXGB],
-        rows: LabelledRows,
-        objective: Objective,
-        agreed: CommonBins,
-        summary: RowSummary,
-        seed: bytes,
-    ) -> None:
+        self, inputs: RoleInput[FedXGB], rows: LabelledRows, objective: Objective, agreed: CommonBins,
+        summary: RowSummary, seed: bytes,
+    ) -> None:  # fmt: skip
         self._inputs, self._party, self._common = inputs, inputs.party, inputs.common
         self._edge = edge = inputs.roles.edges[inputs.party.name]
         if summary.n_rows < rows.table.n_rows:
@@ -293,7 +287,6 @@ class UserRows:
         self.shard = SlotShard(codes, rows.y, rows.weight, common, cells)
         self._seed = own_seed(self._common.random_state, self._party.name)
         self._n_features, self.rounds, self._void, self._depth = len(schema.names), 0, 0, 0
-        self.finished = 0
         self._path: ComparedRows | SharedRows | None = None  # down trees that users do not know
         layout, edges = layout_of(bins, may_miss), inputs.roles.having("edge")
         if options.exposes == "paper":
@@ -308,7 +301,7 @@ class UserRows:
         return self.shard.level(self._depth)
 
     def take(self, message: Message) -> None:
-        """Do to the rows what a message says: begin a round, go down a level, add leaf values."""
+        """Begin a round, go down a level or add leaf values, as a message says."""
         trees = len(self.shard.margins)
         match message, self._path:
             case RowOwners(), _:
@@ -383,15 +376,7 @@ class UserRows:
     def _add(self, values: Floats) -> None:
         """Add each row's leaf values, float64 (n_outputs, n_rows), which end a round."""
         self.shard.finish(values)
-        self.finished = self.rounds
+        self._inputs.observers.round_finished(self.rounds, None)
 
     def _wrong(self, expected: str) -> PeerProtocolError:
         return PeerProtocolError(self._edge, f"expected {expected} - from {self._edge}")
-
-
-def digest(pieces: Iterable[NDArray[np.uint64]]) -> bytes:
-    """Return SHA-256 of a user's shares of its rows, however they are cut."""
-    found = hashlib.sha256()
-    for piece in pieces:
-        found.update(np.ascontiguousarray(piece).reshape(-1).data)
-    return found.digest()

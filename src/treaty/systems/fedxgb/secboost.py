@@ -6,12 +6,12 @@ Crowdsensing", ICDCS 2020 (arXiv 1907.10218).
 Roles: users u with rows, all columns and labels, each in the domain of an edge server e; the server S, which grows the
 trees; a key authority T (`authority`). Output: the model, at the server alone. SecBoost:
 
-1. T certifies a signing key of this run for everybody.
+1. T certifies a signing key of this run for every party.
 2. u -> e -> S, e -> u: the users of a domain and their keys.
 3. S -> e -> u: the task, that is columns, classes and options; all compare these with their own.
 4. Bins from secure quantiles (`horizontal.quantiles`), since S cannot enumerate values that it does not see; how many
    rows there are, and which columns have missing values.
-5. S -> e -> u: a round begins, with the columns of its trees. Users say that they are there; e chooses its cohort.
+5. S -> e -> u: a round begins, with the columns of its trees. Users answer if they are there; e chooses its cohort.
 6. SecFind on each level (`secfind`): the sum over all users of grad, hess and rows by slot, column and bin; its splits.
 7. SecPred on each level (`secpred`): all rows go down. Users learn the slots of their own rows, or all splits
    (`expose`).
@@ -19,15 +19,16 @@ trees; a key authority T (`authority`). Output: the model, at the server alone. 
 
 Adversary: honest but curious; server and edge servers do not collude with each other, nor an edge server with a third
 of its domain, nor the server with two users of a domain (`group_size` - 1, if that is given), who together find sums of
-the third of their group. `conversation` says which message may come when, and what each tells.
+the third of their group. `conversation` says which message may come when.
 
-**Users that vanish.** A user may vanish at any step of a sum: the sum is exactly that of the users whose vectors came.
-A lost user stays out until the tree ends. No linear combination of a domain's cohorts, over all sums of the job,
-isolates one user or two (`cohorts`). A domain without a permitted cohort adds nothing to the rest of the tree. If that
-is so of all domains, the tree ends there, or the round begins again, or, at last, training ends with the model so far.
+**Users that vanish.** A user may vanish at any step of a sum: the sum is that of the users whose vectors came. A lost
+user stays out until the tree ends. No linear combination of a domain's cohorts, over all sums of the job, isolates one
+user or two (`cohorts`). A domain without a permitted cohort adds nothing to the rest of the tree. If no domain has one,
+the tree ends there, or the round begins again, or, at last, training ends with the model so far.
 
-Deviations from the paper, which reuses one mask and reveals every user's (docs/fedxgb.md): masks from keys of one sum,
-used once; shares revealed only for lists of survivors that all agree on. The published aggregation is in `paper`.
+Deviations from the paper, which reuses one mask and reveals every user's (docs/fedxgb.md): masks come from keys of one
+sum and are used once; shares are revealed only for lists of survivors that all agree on. The published aggregation is
+in `paper`.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def server(inputs: RoleInput[FedXGB]) -> ModelPart:
     written = ServerCheckpoints(inputs, evals)
     kept = written.found
 
-    # [SecBoost, step 1] T certifies a signing key of this run for everybody
+    # [SecBoost, step 1] T certifies a signing key of this run for every party
     credentials = Credentials(party, authority_of(inputs.roles), "server")
     # [SecBoost, step 2] u -> e -> S, e -> u: the users of each domain and their keys (`open_domain`, `join_domain`)
     users = {edge: party.receive(edge, Users).of for edge in edges}
@@ -205,7 +206,7 @@ def grow_round(
         )
         for of, of_nodes in zip(columns, opened, strict=True)
     ]  # fmt: skip
-    # [SecBoost, step 5] S -> e -> u: a round begins; users say that they are there, and e chooses among them
+    # [SecBoost, step 5] S -> e -> u: a round begins; users answer if they are there, and e chooses among them
     # trees of a round, one for each output, have columns of their own
     ends = np.cumsum([len(of) for of in columns], dtype=np.int32)
     crowd.begin_tree(RoundStart(Array.of(np.concatenate(columns)), Array.of(ends)))
@@ -246,15 +247,14 @@ def edge(inputs: RoleInput[FedXGB]) -> None:
     at_start, bins = domain.transcript.digest, None
     rows = EdgeRows(inputs, domain, here.file, patience)
     order = MessageOrder(edge_order(options, holds_shares=party.name in holders_of(options.compares, edges)), "domain")
-    limits = ServerLimits(server, inputs.common.n_estimators, inputs.common.max_depth, most_rounds(task.origins))
+    limits = ServerLimits(
+        server, inputs.common.n_estimators, inputs.common.max_depth, most_rounds(task.origins), inputs.observers
+    )
     inputs.observers.round_finished(0, None)
     while order.state != "over":
         message = party.receive(server, *order.allowed, follow=True)
         order.take(message)
-        before = limits.finished
         limits.take(message)
-        if limits.finished > before:
-            inputs.observers.round_finished(limits.finished, None)
         if isinstance(message, Sum):  # SecFind
             limits.sums.take(message.number)
             opened = give_domain_sum(party, server, domain, message, None if paper_mode(options) else here.edges)
@@ -263,12 +263,11 @@ def edge(inputs: RoleInput[FedXGB]) -> None:
         if isinstance(message, HiddenThresholds | SplitShares | LeafShares | Turn):  # SecPred
             rows.move(message)
             continue
-        # all other messages are for everybody: pass them on, and masks depend on them from now on
-        everybody = [name for name in party.peers if name not in (server, authority, *edges)]
+        # all other messages are for all users: pass them on, and masks depend on them from now on
+        users = [name for name in party.peers if name not in (server, authority, *edges)]
         here.edges.update(message)
-        # users late for the last round are not waited for
         if isinstance(message, RowSummary | RoundStart):  # what was late for the last round is dropped unread
-            party.drop_earlier(everybody)
+            party.drop_earlier(users)
         if isinstance(message, RoundStart):
             domain.transcript = TranscriptDigest(at_start)
         domain.transcript.update(message)
@@ -280,7 +279,7 @@ def edge(inputs: RoleInput[FedXGB]) -> None:
                 bins = message
             case RowSummary():
                 assert bins is not None  # by the order of messages
-                rows.receive(everybody, bins, message, here.schema, resumed=task.rounds > 0)
+                rows.receive(users, bins, message, here.schema, resumed=task.rounds > 0)
                 if order.state != "rows":  # otherwise `RowOwners` is still to come
                     at_start = domain.transcript.digest
             case RowOwners():
@@ -319,10 +318,7 @@ def user(inputs: RoleInput[FedXGB]) -> Floats:
     instructions.vector = own.vector
     inputs.observers.round_finished(0, None)
     while not isinstance(message := instructions.next(), TrainingEnd):
-        before = own.finished
         own.take(message)
-        if own.finished > before:
-            inputs.observers.round_finished(own.finished, None)
         if isinstance(message, RoundStart):
             sums.awake = True
             if not own.fits:

@@ -11,11 +11,10 @@ masks are made for this sum alone. The steps, where e is an edge server with its
    agrees to a list which, together with earlier ones, would isolate one user or two of its domain (`cohorts`).
 6. u -> e: of each survivor a share of its seed, of each lost user a share of its mask key; never both for one user.
 7. e -> S: the sum of the domain, under masks among edge servers, and whose vectors are in it.
-8. S: adds the domains up, which cancels these masks, and removes those that it shares with the users.
+8. S: adds the domains up, which cancels these masks, and removes the masks that it shares with the users.
 9. S: sums of all bins by slot, prefix sums, gains, the best split of each slot.
 
-The edge server learns who takes part; the server learns sums over all domains. A user shares masks only with users
-whose keys the authority certified.
+A user shares masks only with users whose keys the authority certified.
 """
 
 from __future__ import annotations
@@ -125,7 +124,6 @@ class DomainSums(DomainCohort):
         return sum_round(self._party, call, roster, length, self.transcript)
 
     def _begin(self, this_round: Round, call: Call) -> SumSetup:
-        """Pass on mask keys and shares."""
         # [SecFind, step 1] e -> u: the next sum is wanted
         self.send(dict.fromkeys(self._running, call))
         # [SecFind, step 2] u -> e -> v: mask keys of this sum, with a tag for each peer
@@ -140,7 +138,7 @@ class DomainSums(DomainCohort):
         return SumSetup(this_round, keys, sealed, aggregator)
 
     def _attempt(self, this_round: Round, call: Call) -> tuple[Integers, list[str]]:
-        """Open the sum of the running cohort's vectors, once; return also whose they are."""
+        # open the sum of the running cohort's vectors, once; return also whose they are
         setup = self._begin(this_round, call)
         # [SecFind, steps 4-6] masked vectors; survivors, whose proofs `_pass_proofs` passes on; what removes the masks
         return self.open_sum(this_round, setup.aggregator, setup.sealed)
@@ -154,7 +152,7 @@ class DomainSums(DomainCohort):
 
 
 def give_domain_sum(party: Party, server: str, domain: DomainSums, wanted: Sum, edges: Membership | None) -> Integers:
-    """Open the domain's next sum and give it to the server; return it.
+    """Open the domain's next sum, send it to the server and return it.
 
     Masks among the `edges` cancel over all domains; None in paper mode, which has none.
     """
@@ -252,21 +250,14 @@ class Crowd:
     """All users, as the server reaches them through their edge servers.
 
     `users` are their checked keys, by edge server and name; `vouching` is for masks among edge servers; `first` is the
-    first message to everybody; `masked` whether domains' sums lie under masks shared with their users (not in paper
-    mode). `cohort` has the users whose vectors are in the last total, `summed` the edge servers.
+    first message to all; `masked` whether domains' sums lie under masks shared with their users (not in paper mode).
+    `cohort` has the users whose vectors are in the last total, `summed` the edge servers.
     """
 
     def __init__(
-        self,
-        party: Party,
-        edges: Sequence[str],
-        credentials: Credentials,
-        users: Mapping[str, Mapping[str, CertifiedKeys]],
-        vouching: Signer,
-        first: Message,
-        *,
-        masked: bool = True,
-    ) -> None:
+        self, party: Party, edges: Sequence[str], credentials: Credentials,
+        users: Mapping[str, Mapping[str, CertifiedKeys]], vouching: Signer, first: Message, *, masked: bool = True,
+    ) -> None:  # fmt: skip
         self.cohort: list[str] = []
         self.summed = list(edges)
         self._party, self._edges = party, list(edges)
@@ -281,16 +272,16 @@ class Crowd:
         self._at_start = self._transcript.digest
 
     def broadcast(self, message: Message) -> None:
-        """Send to everybody; masks depend on it from now on."""
+        """Send to all edge servers and users; masks depend on it from now on."""
         self._transcript.update(message)
         self._collector.broadcast(message)
 
     def settle(self) -> None:
-        """Take all messages so far as known to everybody, also to users who miss a tree."""
+        """Take all messages so far as known to all users, also to those who miss a tree."""
         self._at_start = self._transcript.digest
 
     def begin_tree(self, message: Message) -> None:
-        """Tell everybody that a tree begins; masks no longer depend on messages of the last one."""
+        """Send to all that a tree begins; masks no longer depend on messages of the last one."""
         self._party.round += 1
         self._transcript = TranscriptDigest(self._at_start)
         self.broadcast(message)
@@ -304,7 +295,6 @@ class Crowd:
         for edge in self._edges:
             self._party.send(edge, Sum(self._number, length))
         # [SecFind, step 8] S: masks among edge servers cancel in the total; remove those shared with the survivors
-        # the sum over edge servers, each under masks that cancel in it
         total = self._collector.total(length).view(np.uint64)
         self.cohort = []
         for edge in self._edges:

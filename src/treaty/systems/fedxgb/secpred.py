@@ -13,7 +13,7 @@ servers, or the first two, to whom the third deals random numbers; `shares` says
 7. Holders: find the leaf value of each row, on shares.
 8. Each holder -> u: shares of its rows' leaf values.
 
-Shares sent to a user tell it, and those who may collude with it, only the values that they open to. Holders learn how
+A user, and parties that may collude with it, learn from its shares only the values that they open to. Holders learn how
 many rows each user has. Results and rows travel in pieces of bounded size (`pieces`).
 """
 
@@ -22,7 +22,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -53,6 +53,13 @@ def layout_of(bins: Bins, may_miss: NDArray[np.bool_]) -> Layout:
     return Layout(n_bins=bins.n_bins.tolist(), categorical=bins.schema.categorical.tolist(), may_miss=may_miss.tolist())
 
 
+def row_key(seed: bytes, encoded: NDArray[np.int64], holders: Sequence[str]) -> bytes:
+    """Return the key of the randomness with which rows are shared: another one for other rows, or other holders."""
+    # the shape as well: the same bytes in another shape are other rows
+    head = msgspec.msgpack.encode([encoded.shape, list(holders)])
+    return hmac.digest(seed, hashlib.sha256(head).digest() + np.ascontiguousarray(encoded).tobytes(), "sha256")
+
+
 # ---------------------------------------------------------------- user
 
 
@@ -80,7 +87,7 @@ class SharedRows:
         send_shares(party, RowShares, dict(zip(self._of.holders, shares, strict=True)), axis=0)
 
     def left(self, first: Mapping[str, SideShares], trees: int) -> NDArray[np.bool_]:
-        """Return which rows go left in each tree, bool (trees, n_rows); `first` are pieces that have come already."""
+        """Return which rows go left in each tree, bool (trees, n_rows); `first` has pieces that have already come."""
         left = np.empty((trees, self._n_rows), np.bool_)
         number = self._of.number if self._of.bit is np.uint64 else ()
         for rows, shares in self._pieces(SideShares, first, self._of.bit, trees, number):
@@ -144,7 +151,7 @@ class HiddenModel:
         return both
 
     def split(self, chosen: Sequence[SlotSplits]) -> None:
-        """Have everybody's rows go down a level, by the splits of each tree."""
+        """Take all rows down a level, by the splits of each tree."""
         # [SecPred, step 3] S -> each holder: shares of every slot's split, dummies included: a one-hot selector of the
         # column, with the bins of a categorical split or the side of missing values, and a threshold
         encoded = [
@@ -178,7 +185,7 @@ class HiddenModel:
 
 
 class HolderRows:
-    """A holder's shares of everybody's rows, and of where they are in the trees of a round.
+    """A holder's shares of all users' rows, and of where they are in the trees of a round.
 
     `parts` says which of the `n_rows` rows are whose; `routing` computes with the other `holders`. Results
     are made as they are sent.
@@ -221,7 +228,7 @@ class HolderRows:
             raise PeerProtocolError(
                 self._server, f"expected users whose rows are here - at RowOwners from {self._server}"
             )
-        # where each user's rows are among everybody's
+        # where each user's rows are among all
         ends = np.cumsum([0, *(sum(map(len, self._of[name])) for name in users)]).tolist()
         self.parts = {name: slice(a, b) for name, a, b in zip(users, ends[:-1], ends[1:], strict=True)}
         none = np.empty((0, self._layout.columns, *self._shares.number), np.uint64)
@@ -256,7 +263,7 @@ class HolderRows:
         # sides are for users; paths stay with the holders
         whole, self._paths = np.concatenate(bits, axis=1), np.concatenate(paths, axis=2)
         # [SecPred, step 6] each holder -> u: shares of the sides of its own rows, which it alone opens
-        return self._results(SideShares, whole)
+        return {name: pieces_of(SideShares, whole, own) for name, own in self.parts.items()}
 
     def value(self, leaves: LeafShares) -> dict[str, Iterator[Message]]:
         """Find the leaf values of all rows, below at least one level; return each user's results, `ValueShares`."""
@@ -272,21 +279,11 @@ class HolderRows:
             for tree in range(trees)
         ]  # fmt: skip
         self.routing.end_batch()
+        whole = np.stack(found)
         # [SecPred, step 8] each holder -> u: shares of the leaf values of its own rows
-        return self._results(ValueShares, np.stack(found))
-
-    def _results(self, kind: Callable[[Array], Message], whole: NDArray[Any]) -> dict[str, Iterator[Message]]:
-        return {name: pieces_of(kind, whole, part) for name, part in self.parts.items()}
+        return {name: pieces_of(ValueShares, whole, own) for name, own in self.parts.items()}
 
     def _pieces(self, trees: int, slots: int) -> list[slice]:
-        """Cut all rows, for so many trees and slots of each."""
         # random numbers for comparisons, and slots, bound how many rows are worked on at once
         length = max(1, min(_AT_ONCE // trees, _SLOTS_AT_ONCE // (trees * slots)))
         return [slice(start, start + length) for start in range(0, max(1, self.n_rows), length)]
-
-
-def row_key(seed: bytes, encoded: NDArray[np.int64], holders: Sequence[str]) -> bytes:
-    """Return the key of the randomness with which rows are shared: another one for other rows, or other holders."""
-    # the shape as well: the same bytes in another shape are other rows
-    head = msgspec.msgpack.encode([encoded.shape, list(holders)])
-    return hmac.digest(seed, hashlib.sha256(head).digest() + np.ascontiguousarray(encoded).tobytes(), "sha256")

@@ -10,14 +10,14 @@
 ============  =========================================  ==============================================================
 
 A user who colludes adds the results of its own rows, and nothing else. Under "additive" this holds because the first
-two re-randomise shares before they send them (`FreshShares`), under a seed that they alone have, a new one each time
-that rows are kept: from the shares as they compute them, the dealer and a user would find the model. The dealer learns
-no more than numbers of rows, columns, trees and slots. Adversary: honest but curious.
+two edge servers re-randomise shares before they send them (`FreshShares`), under a seed that they alone have, a new one
+each time that rows are kept. From the shares as they compute them, the dealer and a user would find the model. The
+dealer learns no more than numbers of rows, columns, trees and slots. Adversary: honest but curious.
 
-With three edge servers both mean the same: one of them alone has nothing. With five, two may collude under "shamir"
-only. Under "shamir" a wrong share is often noticed, under "additive" never. The server could deal as well, being
-assumed not to collude with edge servers; but then it would learn for how many rows predictions are asked, and together
-with one edge server all rows, while with one it now learns none.
+With three edge servers both forms protect alike: one of them alone has nothing. With five, two may collude under
+"shamir" only. Under "shamir" a wrong share is often noticed, under "additive" never. The server does not deal, though
+it is assumed not to collude with edge servers: it would learn for how many rows predictions are asked, and all rows
+together with one edge server.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Annotated, Any, ClassVar, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 import numpy as np
@@ -40,7 +40,6 @@ from treaty.crypto.sharing import shamir as field
 from treaty.crypto.sharing.additive_routing import (
     Keys,
     MaskedRows,
-    at_root,
     deal_leaves,
     deal_level,
     deal_mask,
@@ -58,9 +57,7 @@ from treaty.messaging.party import Party
 from treaty.systems.fedxgb.options import Comparison, holders_of
 from treaty.systems.fedxgb.pieces import Layout
 
-# Shares of bits: of `Shares.bit`, uint64 or uint8
-Bits = NDArray[Any]
-
+Bits = NDArray[Any]  # shares of bits: of `Shares.bit`, uint64 or uint8
 Result = TypeVar("Result")
 
 
@@ -72,69 +69,29 @@ class SharedNumbers(Message):
     numbers: Array
 
 
-class Share(Protocol):
-    """Shares numbers."""
-
-    def __call__(self, values: NDArray[np.int64], key: bytes | None = None, /) -> Words:
-        """Share int64 (...), with the randomness of a secret key that serves these alone, or of a fresh one."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How numbers and bits are shared and opened."""
+    """How numbers and bits are shared and opened.
+
+    ``share(values, key)`` takes int64 (...) and returns uint64 (holders, ..., *number); the randomness is that of a
+    secret key that serves these values alone, or of a fresh one. ``check(numbers, what)`` raises CryptoError for
+    numbers that cannot be shares. `integers` and `bits` open shares; CryptoError for shares seen to be inconsistent.
+    """
 
     holders: list[str]  # the edge servers that have shares, in order
     dealer: str | None  # deals random numbers to them, if they need any
     number: tuple[int, ...]  # shape of a share of a number, uint64: two words, or one
     bit: type[np.uint64] | type[np.uint8]  # of a share of a bit for users: shared as a number is, or in one piece
-    share: Share  # int64 (...) -> uint64 (holders, ..., *number)
-    check: Callable[[Words, str], None]  # CryptoError for numbers that cannot be shares; the text says of what
-    integers: Callable[[Words], NDArray[np.int64]]  # opens numbers; CryptoError for shares seen to be inconsistent
-    bits: Callable[[Bits], NDArray[np.bool_]]  # opens bits
+    share: Callable[..., Words]
+    check: Callable[[Words, str], None]
+    add: Callable[[Words, Words], Words]
+    integers: Callable[[Words], NDArray[np.int64]]
+    bits: Callable[[Bits], NDArray[np.bool_]]
 
 
-class Routing(Protocol):
-    """Computation on shares, at an edge server together with the others; see `shamir_routing` for shapes.
-
-    Every call raises CryptoError or PeerError when shapes do not match, or another edge server is lost or breaks the
-    protocol.
-    """
-
-    def keep(self, rows: Words) -> None:
-        """Take everybody's rows, uint64 (n, columns, *number)."""
-        ...
-
-    def at_root(self, trees: int, rows: int) -> Words:
-        """Return where rows are at first, uint64 (trees, 1, rows, *number)."""
-        ...
-
-    def level(self, part: slice, weights: Words, thresholds: Words, paths: Words | None) -> tuple[Bits, Words]:
-        """Take some of the rows a level down, from the root where `paths` is None; return sides and paths.
-
-        Shares of sides tell users nothing but sides, whatever other parties add; paths are not for users.
-        """
-        ...
-
-    def leaves(self, paths: Words, values: Words) -> Words:
-        """Find leaf values: uint64 (leaves, n, *number) and (leaves, *number) -> (n, *number).
-
-        Shares tell users nothing but values, as do sums of them.
-        """
-        ...
-
-    def add(self, a: Words, b: Words) -> Words:
-        """Add numbers."""
-        ...
-
-    def end_batch(self) -> None:
-        """Tell the dealer that nothing more is wanted for now; called after `keep`, too."""
-        ...
-
-
-def setting_of(layout: Layout, edges: int) -> ServerSetting:
-    """Return what edge servers agree on before they compare Shamir shares."""
-    return ServerSetting(servers=edges, degree=(edges - 1) // 2, bits=layout.bits)
+def setting_of(bits: int, edges: int) -> ServerSetting:
+    """Return what edge servers agree on before they compare Shamir shares of numbers of so many bits."""
+    return ServerSetting(servers=edges, degree=(edges - 1) // 2, bits=bits)
 
 
 def shares_of(comparison: Comparison, layout: Layout, edges: Sequence[str]) -> Shares:
@@ -147,11 +104,12 @@ def shares_of(comparison: Comparison, layout: Layout, edges: Sequence[str]) -> S
             bit=np.uint8,
             share=additive_routing.share_integers,
             check=lambda shares, what: None,  # every number is a share
+            add=np.add,
             integers=additive_routing.open_integers,
             bits=additive_routing.open_bits,
         )
     # degree (edges - 1) // 2: so many edge servers learn nothing, one more rebuilds
-    setting = setting_of(layout, len(edges))
+    setting = setting_of(layout.bits, len(edges))
     return Shares(
         holders=holders_of(comparison, edges),
         dealer=None,
@@ -159,50 +117,54 @@ def shares_of(comparison: Comparison, layout: Layout, edges: Sequence[str]) -> S
         bit=np.uint64,
         share=partial(shamir_routing.share_integers, setting),
         check=field.check_numbers,
+        add=field.add,
         integers=partial(shamir_routing.open_integers, setting),
         bits=partial(shamir_routing.open_bits, setting),
     )
 
 
 class ShamirRouting:
-    """Computation on Shamir shares, among all edge servers; see `Routing`."""
+    """Computation on Shamir shares, at an edge server together with all others; shapes as in `shamir_routing`.
+
+    `one` is the own share of 1. Methods raise CryptoError or PeerError if shapes do not match, or another edge server
+    is lost or breaks the protocol.
+    """
 
     def __init__(self, party: Party, edges: Sequence[str], layout: Layout, threads: int) -> None:
         self._party, self._edges, self._own = party, list(edges), list(edges).index(party.name)
-        self._setting, self._threads = setting_of(layout, len(edges)), threads
+        self._setting, self._threads = setting_of(layout.bits, len(edges)), threads
         self._rows = np.empty((0, layout.columns, 2), np.uint64)
+        self.one = field.constant(1)  # a constant is a share of itself
 
     def keep(self, rows: Words) -> None:
+        """Take the rows of all users, uint64 (n, columns, *number)."""
         self._rows = rows
 
-    def at_root(self, trees: int, rows: int) -> Words:
-        """See `Routing`; a constant is a share of itself."""
-        return np.broadcast_to(field.constant(1), (trees, 1, rows, 2)).copy()
-
     def level(self, part: slice, weights: Words, thresholds: Words, paths: Words | None) -> tuple[Bits, Words]:
-        rows = self._rows[part]
+        """Take some of the rows a level down, from the root where `paths` is None; return sides and paths.
+
+        Shares of sides give users nothing but sides, even together with other parties; paths are not for users.
+        """
+        setting, own, rows = self._setting, self._own, self._rows[part]
         # random bits and products for the comparisons, made before any row is used
-        ready = self._run(prepare(self._setting, self._own, len(weights) * len(rows)))
-        program = shamir_routing.route_level(
-            self._setting, self._own, rows, weights, thresholds, paths, ready, self._threads
-        )
-        return self._run(program)
+        ready = play_among(self._party, self._edges, prepare(setting, own, len(weights) * len(rows)))
+        program = shamir_routing.route_level(setting, own, rows, weights, thresholds, paths, ready, self._threads)
+        return play_among(self._party, self._edges, program)
 
     def leaves(self, paths: Words, values: Words) -> Words:
-        return self._run(shamir_routing.leaf_values(self._setting, self._own, paths, values))
+        """Find leaf values: uint64 (leaves, n, *number) and (leaves, *number) -> (n, *number).
 
-    def add(self, a: Words, b: Words) -> Words:
-        return field.add(np.ascontiguousarray(a), b)
+        Shares, and sums of them, give users nothing but values.
+        """
+        program = shamir_routing.leaf_values(self._setting, self._own, paths, values)
+        return play_among(self._party, self._edges, program)
 
     def end_batch(self) -> None:
-        """See `Routing`; does nothing, as Shamir shares need no dealer."""
-
-    def _run(self, program: Program[Result]) -> Result:
-        return play_among(self._party, self._edges, program)
+        """Tell the dealer, if there is one, that nothing more is wanted for now; called after `keep`, too."""
 
 
 def play_among(party: Party, edges: Sequence[str], program: Program[Result]) -> Result:
-    """Play a program with the other edge servers; `edges` are in its order."""
+    """Play a program with the other edge servers; `edges` are in the order of its servers."""
     try:
         outgoing = next(program)
         while True:
@@ -213,10 +175,7 @@ def play_among(party: Party, edges: Sequence[str], program: Program[Result]) -> 
 
 
 def _exchange(party: Party, edges: Sequence[str], outgoing: Mapping[int, Words]) -> dict[int, Words]:
-    """Send numbers to other edge servers, of one shape, and return theirs, of the same: in every program it is so.
-
-    A piece of all of them comes before the next is sent, so that none has to hold what others are ahead.
-    """
+    """Send numbers to other edge servers, and return theirs."""
     # in every program all numbers of a round have one shape
     shape = next(iter(outgoing.values())).shape
     replies = {sender: np.empty(shape, np.uint64) for sender in outgoing}
@@ -243,7 +202,7 @@ _OF_A_COMPARISON = 128
 
 
 class WantedRows(Message):
-    """A mask is wanted for all `rows` rows."""
+    """Deal a mask for all `rows` rows."""
 
     leakage: ClassVar = MessageLeakage("how many rows there are", "control")
 
@@ -251,7 +210,7 @@ class WantedRows(Message):
 
 
 class WantedLevel(Message):
-    """`rows` rows, from number `start` on, go down a level of `trees` trees with `slots` slots each."""
+    """Deal for `rows` rows, from number `start` on, to go down a level of `trees` trees with `slots` slots each."""
 
     leakage: ClassVar = MessageLeakage("how many rows go down how many slots of how many trees", "control")
 
@@ -262,7 +221,7 @@ class WantedLevel(Message):
 
 
 class WantedLeaves(Message):
-    """The leaf values of `rows` rows are wanted, each one of `leaves` leaves."""
+    """Deal for the leaf values of `rows` rows, each one of `leaves` leaves."""
 
     leakage: ClassVar = MessageLeakage("how many rows and leaves there are", "control")
 
@@ -304,9 +263,10 @@ class Dealer:
                     self._deal(keys, _NONE)
                 case WantedLevel(start=start, rows=rows, trees=trees, slots=slots):
                     if start + rows > len(self._mask):
-                        there = f"at most {len(self._mask)} rows"
                         raise PeerProtocolError(
-                            first, f"expected {there}, got {start + rows} - at WantedLevel.rows from {first}"
+                            first,
+                            f"expected at most {len(self._mask)} rows, got {start + rows} - at WantedLevel.rows from "
+                            f"{first}",
                         )
                     # what would be drawn, before anything is: a hostile request must not fill memory
                     drawn = trees * slots * (self._layout.columns + 2 * rows) + trees * rows * _OF_A_COMPARISON
@@ -319,7 +279,6 @@ class Dealer:
                     return
 
     def _check(self, numbers: int, most: int, what: str) -> None:
-        """Refuse to draw more numbers at once than edge servers ask for, before any is drawn."""
         if numbers > most:
             first = self._edges[0]
             raise PeerProtocolError(first, f"expected at most {most} numbers at once - at {what} from {first}")
@@ -330,7 +289,7 @@ class Dealer:
 
 
 class AdditiveRouting:
-    """Computation on additive shares, at one of the first two edge servers; see `shares.Routing` for the methods."""
+    """Computation on additive shares, at one of the first two edge servers; methods as those of `ShamirRouting`."""
 
     def __init__(self, party: Party, edges: Sequence[str], layout: Layout) -> None:
         self._party, self._edges, self._dealer = party, list(edges[:2]), edges[2]
@@ -338,33 +297,29 @@ class AdditiveRouting:
         empty = np.empty((0, layout.columns), np.uint64)
         self._rows, self._fresh = MaskedRows(empty, empty), FreshShares(self._own, secrets.token_bytes(32))
         self._messages = count()  # numbers of messages to users, none used twice
+        self.one = np.array(1 - self._own, np.uint64)
 
     def keep(self, rows: Words) -> None:
         key, _ = self._dealt(WantedRows(len(rows)), 0)
         # both computing servers open rows less a mask that neither knows
-        self._rows, seed = self._run(mask_rows(self._own, rows, key))
+        self._rows, seed = play_among(self._party, self._edges, mask_rows(self._own, rows, key))
         self._fresh = FreshShares(self._own, seed)
-
-    def at_root(self, trees: int, rows: int) -> Words:
-        return at_root(self._own, trees, rows)
 
     def level(self, part: slice, weights: Words, thresholds: Words, paths: Words | None) -> tuple[Bits, Words]:
         rows, (trees, slots) = self._rows.part(part), weights.shape[:2]
         wanted = WantedLevel(part.indices(len(self._rows))[0], len(rows), trees, slots)
         # random products of the third server, which learns how much is wanted, and nothing of rows or splits
         dealt = self._dealt(wanted, numbers_of_level(len(rows), trees, slots, self._bits))
-        paths = self.at_root(trees, len(rows)) if paths is None else paths
-        left, paths = self._run(route_level(self._own, rows, weights, thresholds, paths, self._bits, *dealt))
+        program = route_level(self._own, rows, weights, thresholds, paths, self._bits, *dealt)
+        left, paths = play_among(self._party, self._edges, program)
+        # as computed, shares depend on the dealer's numbers alone: users get fresh ones
         return self._fresh.bits(next(self._messages), left), paths
 
     def leaves(self, paths: Words, values: Words) -> Words:
         leaves, rows = paths.shape
         dealt = self._dealt(WantedLeaves(rows, leaves), rows)
-        found = self._run(leaf_values(self._own, paths[None], values[None], *dealt))[0]
+        found = play_among(self._party, self._edges, leaf_values(self._own, paths[None], values[None], *dealt))[0]
         return self._fresh.numbers(next(self._messages), found)
-
-    def add(self, a: Words, b: Words) -> Words:
-        return a + b
 
     def end_batch(self) -> None:
         if self._own == 0:
@@ -380,5 +335,5 @@ class AdditiveRouting:
             dealt.corrections, np.uint64, shape, peer=self._dealer, what="DealtCorrections.corrections"
         )
 
-    def _run(self, program: Program[Result]) -> Result:
-        return play_among(self._party, self._edges, program)
+
+Routing = ShamirRouting | AdditiveRouting

@@ -5,49 +5,15 @@ from __future__ import annotations
 from itertools import permutations
 from typing import Any
 
+from treaty.messaging.messages import Message
 from treaty.models.trees import ModelPart, RowPredictions
 from treaty.systems.expected import ROUND_TRIP, Expected, Shape, Trees, not_expected
-from treaty.systems.fedxgb import prediction
+from treaty.systems.fedxgb import messages, paper, pieces, prediction, shares
 from treaty.systems.fedxgb.domain import authority, patience_of
-from treaty.systems.fedxgb.messages import (
-    AbsenceNotice,
-    Agreement,
-    Agreements,
-    Attendance,
-    Call,
-    Cohort,
-    DealerTerms,
-    Domain,
-    HeldRows,
-    KeyCertificate,
-    KeyRequest,
-    KnownSplits,
-    LeafShares,
-    MaskKey,
-    MaskKeys,
-    ModelSize,
-    PredictionTerms,
-    QueriesLeft,
-    RoundStart,
-    RowCounts,
-    RowOwners,
-    RowsTaken,
-    RowSummary,
-    SideShares,
-    SplitShares,
-    Sum,
-    SurvivorReport,
-    Task,
-    TrainingEnd,
-    TreesRequest,
-    Turn,
-    UserOffer,
-    Users,
-    Values,
-    ValueShares,
-)
 from treaty.systems.fedxgb.options import (
+    MAX_QUERIES,
     FedXGB,
+    domains,
     dropouts,
     helpers,
     holders_of,
@@ -57,18 +23,8 @@ from treaty.systems.fedxgb.options import (
     roles_of,
     roles_of_prediction,
 )
-from treaty.systems.fedxgb.paper import HiddenThresholds, InputAndShares, KeyShares, LostUsers, ShownSplits, Sides
-from treaty.systems.fedxgb.pieces import ComparedShares, RowShares
 from treaty.systems.fedxgb.prediction import QueryRecord, queries_folder
 from treaty.systems.fedxgb.secboost import edge, server, user
-from treaty.systems.fedxgb.shares import (
-    DealingEnd,
-    DealtCorrections,
-    SharedNumbers,
-    WantedLeaves,
-    WantedLevel,
-    WantedRows,
-)
 from treaty.systems.horizontal.leakage import input_routes, keys_routes, search_routes, sums_of_rows, survivors_routes
 from treaty.systems.horizontal.masked_sums import MaskedInput, PassedShares, SealedShares
 from treaty.systems.horizontal.rows import START, SUMS_OF_LABELS, starts_from_sums
@@ -76,98 +32,74 @@ from treaty.systems.leakage import Route, Routes, Stage, When, routes
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import RoleInput, Roles, Service, System
 
-# ---------------------------------------------------------------- from whom to whom
+# ---------------------------------------------------------------- messages, from whom to whom
 
 _SERVER, _EDGE, _USER = ("server",), ("edge",), ("user",)
-_ADDITIVE = When('comparison="additive"', lambda options, common: options.compares == "additive")
-_COLLUDE = "docs/fedxgb.md, Who compares: `comparison`"
-_ROW_SHARES = Route(RowShares, _USER, _EDGE, reference=_COLLUDE)
-_ROW_COUNTS = Route(RowCounts, _EDGE, _EDGE)
-_SHARED = Route(SharedNumbers, _EDGE, _EDGE, reference=_COLLUDE)
-_MODEL_SHARES = routes(Route(SplitShares, _SERVER, _EDGE), Route(LeafShares, _SERVER, _EDGE), reference=_COLLUDE)
-_DEALT = routes(
-    Route(WantedRows, _EDGE, _EDGE),
-    Route(WantedLevel, _EDGE, _EDGE),
-    Route(WantedLeaves, _EDGE, _EDGE),
-    Route(DealtCorrections, _EDGE, _EDGE),
-    Route(DealingEnd, _EDGE, _EDGE),
-    when=_ADDITIVE,
-    reference=_COLLUDE,
-)
-# Rows of a training on their way through trees that the server alone knows
-_HIDDEN_MODEL = routes(
-    _ROW_SHARES,
-    Route(HeldRows, _EDGE, _SERVER),
-    Route(RowOwners, _SERVER, _EDGE, "edge"),
-    Route(RowOwners, _EDGE, _USER, "user"),
-    _MODEL_SHARES,
-    _SHARED,
-    Route(SideShares, _EDGE, _USER),
-    Route(ValueShares, _EDGE, _USER, "training"),
-    Route(Turn, _SERVER, _EDGE, "edge"),
-    Route(Turn, _EDGE, _USER, "user"),
-    _DEALT,
-    reference="Liu et al., ICDCS 2020, SecPred; docs/fedxgb.md, SecPred",
-)
-# Rows of users, predicted by a hidden model
-PREDICTION: Routes = routes(
-    Route(PredictionTerms, _SERVER, _EDGE, "edge"),
-    Route(PredictionTerms, _EDGE, _USER, "user"),
-    Route(DealerTerms, _SERVER, _EDGE, when=_ADDITIVE),
-    Route(ModelSize, _SERVER, _EDGE),
-    Route(QueriesLeft, _EDGE, _USER),
-    _ROW_SHARES,
-    _ROW_COUNTS,
-    Route(RowsTaken, _EDGE, _USER),
-    Route(TreesRequest, _EDGE, _SERVER),
-    _MODEL_SHARES,
-    _SHARED,
-    Route(ValueShares, _EDGE, _USER, "prediction"),
-    _DEALT,
-    reference="Liu et al., ICDCS 2020, SecPred; docs/fedxgb.md, New rows",
-)
 _ALL, _AUTHORITY = ("server", "edge", "user"), ("authority",)
+_COLLUDE = "docs/fedxgb.md, Who compares: `comparison`"
+_ADDITIVE = When('comparison="additive"', lambda options, common: options.compares == "additive")
 _SAFE = When('mode="safe"', lambda options, common: options.mode != "paper")
 _PAPER = When('mode="paper"', lambda options, common: options.mode == "paper")
 _NOTHING = When('expose="nothing"', lambda options, common: options.exposes == "nothing")
 _SHOWN = When('expose="paper"', lambda options, common: options.exposes == "paper")
 _MODEL = When('expose="model"', lambda options, common: options.exposes == "model")
-_TOLD_ALL = When('expose="model" or "paper"', lambda options, common: options.exposes != "nothing")
+_NOT_HIDDEN = When('expose="model" or "paper"', lambda options, common: options.exposes != "nothing")
+
+
+def _along(sender: tuple[str, ...], receiver: tuple[str, ...], *kinds: type[Message]) -> Routes:
+    return tuple(Route(kind, sender, receiver) for kind in kinds)
+
+
+_ROW_SHARES = Route(pieces.RowShares, _USER, _EDGE, reference=_COLLUDE)
+_ROW_COUNTS = Route(messages.RowCounts, _EDGE, _EDGE)
+_SHARED = Route(shares.SharedNumbers, _EDGE, _EDGE, reference=_COLLUDE)
+_MODEL_SHARES = routes(_along(_SERVER, _EDGE, messages.SplitShares, messages.LeafShares), reference=_COLLUDE)
+_DEALT = routes(
+    _along(
+        _EDGE, _EDGE, shares.WantedRows, shares.WantedLevel, shares.WantedLeaves, shares.DealtCorrections,
+        shares.DealingEnd,
+    ),
+    when=_ADDITIVE,
+    reference=_COLLUDE,
+)  # fmt: skip
+
 _KEYS = routes(
-    Route(KeyRequest, _ALL, _AUTHORITY),
-    Route(KeyCertificate, _AUTHORITY, _ALL),
-    Route(UserOffer, _USER, _EDGE),
-    Route(Users, _EDGE, _SERVER),
-    Route(Domain, _EDGE, _USER),
+    Route(messages.KeyRequest, _ALL, _AUTHORITY),
+    Route(messages.KeyCertificate, _AUTHORITY, _ALL),
+    Route(messages.UserOffer, _USER, _EDGE),
+    Route(messages.Users, _EDGE, _SERVER),
+    Route(messages.Domain, _EDGE, _USER),
     keys_routes(_SERVER, _EDGE),
     reference="docs/fedxgb.md, How a sum is opened",
 )
+
 _SUMS = routes(
-    Route(Attendance, _USER, _EDGE),
-    Route(Cohort, _EDGE, _USER),
-    Route(Sum, _SERVER, _EDGE),
-    Route(Call, _EDGE, _USER),
-    Route(MaskKey, _USER, _EDGE),
-    Route(MaskKeys, _EDGE, _USER),
+    Route(messages.Attendance, _USER, _EDGE),
+    Route(messages.Cohort, _EDGE, _USER),
+    Route(messages.Sum, _SERVER, _EDGE),
+    Route(messages.Call, _EDGE, _USER),
+    Route(messages.MaskKey, _USER, _EDGE),
+    Route(messages.MaskKeys, _EDGE, _USER),
     routes(
         survivors_routes(_EDGE, _USER),
         Route(MaskedInput, _USER, _EDGE, "domain"),
-        Route(Agreement, _USER, _EDGE),
-        Route(Agreements, _EDGE, _USER),
+        Route(messages.Agreement, _USER, _EDGE),
+        Route(messages.Agreements, _EDGE, _USER),
         when=_SAFE,
     ),
-    Route(AbsenceNotice, _USER, _EDGE),
+    Route(messages.AbsenceNotice, _USER, _EDGE),
     input_routes(_EDGE, _SERVER, "group_size, min_child_samples", _SAFE),
     Route(MaskedInput, _EDGE, _SERVER, "paper", when=_PAPER),
-    Route(SurvivorReport, _EDGE, _SERVER),
+    Route(messages.SurvivorReport, _EDGE, _SERVER),
     reference="Liu et al., ICDCS 2020, SecBoost; docs/fedxgb.md, How a sum is opened",
 )
+
 _PAPERS_SUMS = routes(
     Route(SealedShares, _USER, _EDGE, "keys"),
     Route(PassedShares, _EDGE, _USER, "keys"),
-    Route(InputAndShares, _USER, _EDGE),
-    Route(LostUsers, _EDGE, _USER),
-    Route(KeyShares, _USER, _EDGE),
+    Route(paper.InputAndShares, _USER, _EDGE),
+    Route(paper.LostUsers, _EDGE, _USER),
+    Route(paper.KeyShares, _USER, _EDGE),
     when=_PAPER,
     guard='mode="safe"',
     reference="Liu et al., ICDCS 2020; docs/fedxgb.md, Paper mode",
@@ -175,56 +107,85 @@ _PAPERS_SUMS = routes(
 
 
 def _to_all(sender: tuple[str, ...], receiver: tuple[str, ...]) -> Routes:
-    """Return the lines of what the server tells all users, by way of their edge servers, who see it, too."""
+    """Return the lines of what the server sends to all users, by way of their edge servers, who see it, too."""
     return routes(
-        Route(Task, sender, receiver),
+        Route(messages.Task, sender, receiver),
         search_routes(sender, receiver),
-        Route(RowSummary, sender, receiver),
-        Route(RoundStart, sender, receiver),
-        Route(ShownSplits, sender, receiver, when=_SHOWN),
-        Route(KnownSplits, sender, receiver, when=_MODEL),
-        Route(Values, sender, receiver, when=_TOLD_ALL),
-        Route(TrainingEnd, sender, receiver),
+        _along(sender, receiver, messages.RowSummary, messages.RoundStart),
+        Route(paper.ShownSplits, sender, receiver, when=_SHOWN),
+        Route(messages.KnownSplits, sender, receiver, when=_MODEL),
+        Route(messages.Values, sender, receiver, when=_NOT_HIDDEN),
+        Route(messages.TrainingEnd, sender, receiver),
         reference="docs/fedxgb.md, What users learn of the model",
     )
 
 
+# Rows of a training on their way down trees that the server alone knows
+_HIDDEN_MODEL = routes(
+    _ROW_SHARES,
+    Route(messages.HeldRows, _EDGE, _SERVER),
+    Route(messages.RowOwners, _SERVER, _EDGE, "edge"),
+    Route(messages.RowOwners, _EDGE, _USER, "user"),
+    _MODEL_SHARES,
+    _SHARED,
+    Route(messages.SideShares, _EDGE, _USER),
+    Route(messages.ValueShares, _EDGE, _USER, "training"),
+    Route(messages.Turn, _SERVER, _EDGE, "edge"),
+    Route(messages.Turn, _EDGE, _USER, "user"),
+    _DEALT,
+    reference="Liu et al., ICDCS 2020, SecPred; docs/fedxgb.md, SecPred",
+    when=_NOTHING,
+)
+
 _SHOWN_MODEL = routes(
-    Route(HiddenThresholds, _SERVER, _EDGE),
-    Route(ComparedShares, _USER, _EDGE),
+    Route(paper.HiddenThresholds, _SERVER, _EDGE),
+    Route(pieces.ComparedShares, _USER, _EDGE),
     _ROW_COUNTS,
     _SHARED,
-    Route(Sides, _EDGE, _USER),
+    Route(paper.Sides, _EDGE, _USER),
     when=_SHOWN,
     reference=f"Liu et al., ICDCS 2020, SecPred; {_COLLUDE}",
 )
+
 ROUTES: dict[Stage, Routes] = {
     "train": routes(
-        _KEYS,
-        _to_all(_SERVER, _EDGE),
-        _to_all(_EDGE, _USER),
-        _SUMS,
-        _PAPERS_SUMS,
-        routes(_HIDDEN_MODEL, when=_NOTHING),
-        _SHOWN_MODEL,
+        _KEYS, _to_all(_SERVER, _EDGE), _to_all(_EDGE, _USER), _SUMS, _PAPERS_SUMS, _HIDDEN_MODEL, _SHOWN_MODEL
     )
 }
+
+# Rows of users, predicted by a hidden model
+PREDICTION: Routes = routes(
+    Route(messages.PredictionTerms, _SERVER, _EDGE, "edge"),
+    Route(messages.PredictionTerms, _EDGE, _USER, "user"),
+    Route(messages.DealerTerms, _SERVER, _EDGE, when=_ADDITIVE),
+    Route(messages.ModelSize, _SERVER, _EDGE),
+    Route(messages.QueriesLeft, _EDGE, _USER),
+    _ROW_SHARES,
+    _ROW_COUNTS,
+    Route(messages.RowsTaken, _EDGE, _USER),
+    Route(messages.TreesRequest, _EDGE, _SERVER),
+    _MODEL_SHARES,
+    _SHARED,
+    Route(messages.ValueShares, _EDGE, _USER, "prediction"),
+    _DEALT,
+    reference="Liu et al., ICDCS 2020, SecPred; docs/fedxgb.md, New rows",
+)
 
 
 # ---------------------------------------------------------------- prediction of users' rows by a hidden model
 
 
 def refused(options: FedXGB) -> str:
-    """Say why rows of users are not predicted under these options; empty where they are."""
+    """Return why rows of users are not predicted under these options; empty if they are."""
     if options.exposes == "nothing":
         return ""
-    return f'expose="{options.exposes}" tells users of the model, which is hidden where rows are predicted on shares'
+    return f'expose="{options.exposes}" shows users the model, which is hidden where rows are predicted on shares'
 
 
 def conclusions_of_prediction(roles: Roles, options: FedXGB) -> dict[str, list[str]]:
     """Return what the roles "server", "edge" and "user" can work out from a prediction, and from all together."""
     edges = len(roles.having("edge"))
-    bound = (edges - 1) // 2
+    bound, most = (edges - 1) // 2, options.max_queries or MAX_QUERIES
     together = (
         f"at most {bound} of {edges} edge servers combine their shares"
         if options.compares == "shamir"
@@ -239,26 +200,32 @@ def conclusions_of_prediction(roles: Roles, options: FedXGB) -> dict[str, list[s
             f"nothing of rows, predictions, splits or leaf values while {together}",
         ],
         "user": [
-            f"with up to {options.queries} rows over all runs of a model, also rows made up for that, an imitation of "
+            f"with up to {most} rows over all runs of a model, also rows made up for that, an imitation of "
             "the model that gets better with every row; several users together have as many rows each",
         ],
     }
 
 
-def _server(inputs: RoleInput) -> None:
-    prediction.server(inputs.party, inputs.part, edges=inputs.roles.having("edge"), rules=_rules(inputs))
+def _rules(inputs: RoleInput) -> prediction.PredictionRules:
+    options: Any = inputs.options
+    return prediction.PredictionRules(
+        comparison=options.compares,
+        max_queries=options.max_queries or MAX_QUERIES,
+        n_estimators=inputs.common.n_estimators,
+        max_depth=inputs.common.max_depth,
+        model_id=inputs.model_id,
+    )
 
 
 def _edge(inputs: RoleInput[FedXGB]) -> None:
-    """Play an edge server; its count of queries is in the role's `store`."""
+    """Play an edge server of a prediction; its count of queries is in the role's `store`."""
     roles, party = inputs.roles, inputs.party
     edges = roles.having("edge")
     counts = party.name in holders_of(inputs.options.compares, edges)
     record = QueryRecord(queries_folder(inputs.store, party.name) if inputs.store is not None and counts else None)
     prediction.edge(
         party, server=roles.active, edges=edges, users=roles.owners if counts else [], rules=_rules(inputs),
-        record=record,
-        patience=patience_of(inputs), threads=inputs.threads,
+        record=record, patience=patience_of(inputs), threads=inputs.threads,
     )  # fmt: skip
 
 
@@ -267,19 +234,14 @@ def _user(inputs: RoleInput) -> RowPredictions:
     return prediction.user(inputs.party, inputs.read, edges=inputs.roles.having("edge"), rules=_rules(inputs))
 
 
-def _rules(inputs: RoleInput) -> prediction.PredictionRules:
-    options: Any = inputs.options
-    return prediction.PredictionRules(
-        comparison=options.compares,
-        max_queries=options.queries,
-        n_estimators=inputs.common.n_estimators,
-        max_depth=inputs.common.max_depth,
-        model_id=inputs.model_id,
-    )
-
-
 SERVICE = Service(
-    programs={"server": _server, "edge": _edge, "user": _user},
+    programs={
+        "server": lambda inputs: prediction.server(
+            inputs.party, inputs.part, edges=inputs.roles.having("edge"), rules=_rules(inputs)
+        ),
+        "edge": _edge,
+        "user": _user,
+    },
     assign=roles_of_prediction,
     links=links_of_prediction,
     conclusions=conclusions_of_prediction,
@@ -316,35 +278,29 @@ def conclusions(roles: Roles, options: FedXGB, common: BoostingOptions, part: Mo
 
 
 def _of_server(options: FedXGB, spent: str) -> list[str]:
-    """`spent` says in words how small the groups of rows were that the search for quantiles parted."""
-    paper = options.mode == "paper"
-    learned = [
-        "the model, whole, with the gains of its splits and the sums of its nodes",
-        *(
-            [f"in search of quantiles, {spent}, whose values are known to lie between two points tried"]
-            if spent
-            else []
-        ),
+    """`spent` states how small the groups of rows were that the search for quantiles parted."""
+    published, group = options.mode == "paper", options.group
+    learned = ["the model, whole, with the gains of its splits and the sums of its nodes"]
+    if spent:
+        learned.append(f"in search of quantiles, {spent}, whose values are known to lie between two points tried")
+    learned.append(
         "where users came or went between two sums, the sum of these alone, who are "
-        f"{1 if paper else options.group} or more of a domain",
-        *([] if paper else [_with_users(options)]),
-        "with the help of an edge server, the sums of that domain's users alone; with two thirds of the users of a "
-        "domain besides, of each of its users",
-    ]
-    return learned
-
-
-def _with_users(options: FedXGB) -> str:
-    """Say what users who tell the server their own vectors add to what it learns."""
-    fewest = options.group - 1
-    if options.group_size is not None:
-        return (
-            f"with {fewest} users of a group of {options.group}, the sums of the one left; with fewer, of nobody else"
-        )
-    return (
-        "with two users of a group of three, the sums of the one left, and, where many different cohorts were summed, "
-        "perhaps those of others; with one user, of nobody else (group_size)"
+        f"{1 if published else group} or more of a domain"
     )
+    if not published and options.group_size is not None:
+        learned.append(
+            f"with {group - 1} users of a group of {group}, the sums of the one left; with fewer, of no other user"
+        )
+    elif not published:
+        learned.append(
+            "with two users of a group of three, the sums of the one left, and, where many different cohorts were "
+            "summed, perhaps those of others; with one user, of no other user (group_size)"
+        )
+    learned.append(
+        "with the help of an edge server, the sums of that domain's users alone; with two thirds of the users of a "
+        "domain besides, of each of its users"
+    )
+    return learned
 
 
 _COUNTS_OF_LEAVES = (
@@ -377,7 +333,7 @@ def _of_edge(options: FedXGB, edges: int) -> list[str]:
         f"have {whole} and the bins of every user's rows"
         if options.compares == "shamir"
         else f"{hidden} while no two of the first three edge servers, of whom two compute and one deals random "
-        "numbers, look at what they have together (one of them and users have no more than these are told); any two "
+        "numbers, look at what they have together (one of them and users have no more than the users learn); any two "
         f'have {whole} and the bins of every user\'s rows (comparison="additive")',
     ]
 
@@ -397,21 +353,19 @@ def _of_user(options: FedXGB) -> list[str]:
 
 # ---------------------------------------------------------------- what a training is expected to take
 
-# Bytes of a sum's keys, shares and lists, each way between a user and its edge server: once, and by user there
+# Bytes of a sum's keys, shares and lists, each way between a user and its edge server: once, and by user of the domain
 _OF_A_SUM, _OF_A_NEIGHBOUR = 350.0, 340.0
 
 
 def expected(roles: Roles, options: FedXGB, common: BoostingOptions, shape: Shape) -> Expected:
-    """Return it, with as many rows at every user; raise ConfigError in paper mode."""
+    """Return what a training is expected to take if all users have as many rows; raise ConfigError in paper mode."""
     if options.mode == "paper" or options.exposes == "paper":
         raise not_expected("the published form")
     found, server, edges = Expected(), roles.active, roles.having("edge")
     trees = Trees.of(common, shape, shape.rows * len(roles.owners))
     sums = sums_of_rows(common, shape, trees)
-    domains = {
-        edge_server: [owner for owner in roles.owners if roles.edges[owner] == edge_server] for edge_server in edges
-    }
-    for edge_server, users in domains.items():
+    users_of = domains(roles)
+    for edge_server, users in users_of.items():
         beside = sums.sums * (_OF_A_SUM + _OF_A_NEIGHBOUR * len(users))
         found.send(edge_server, server, 8.0 * sums.numbers + 160.0 * sums.sums)
         found.send(server, edge_server, sums.received, sums.sums)
@@ -420,7 +374,7 @@ def expected(roles: Roles, options: FedXGB, common: BoostingOptions, shape: Shap
             found.send(owner, edge_server, 8.0 * sums.numbers + beside)
             found.send(edge_server, owner, sums.received + beside, sums.sums)
             found.memory[owner] = 100.0 * shape.rows
-    most = max(map(len, domains.values()))
+    most = max(map(len, users_of.values()))
     masks = most * sums.numbers * 10e-9
     found.seconds = masks * 2 + trees.growing(shape.rows, max(shape.columns.values())) + sums.sums * 8 * ROUND_TRIP
     if options.exposes == "nothing":
@@ -429,7 +383,7 @@ def expected(roles: Roles, options: FedXGB, common: BoostingOptions, shape: Shap
 
 
 def _route(found: Expected, roles: Roles, options: FedXGB, trees: Trees, shape: Shape, edges: list[str]) -> float:
-    """Count what it takes to lead rows down a hidden model on shares; return its seconds."""
+    """Count what it takes to take rows down a hidden model on shares; return its seconds."""
     rows, columns = shape.rows, max(shape.columns.values())
     levels, all_rows = trees.count * trees.depth, rows * len(roles.owners)
     shamir = options.compares == "shamir"
@@ -462,16 +416,6 @@ def _route(found: Expected, roles: Roles, options: FedXGB, trees: Trees, shape: 
 # ---------------------------------------------------------------- system
 
 
-def users(roles: Roles, options: FedXGB) -> list[str]:
-    """Return whom a training continues without."""
-    return roles.owners
-
-
-def vouching_edges(roles: Roles, options: FedXGB, name: str) -> list[str]:
-    """Return the edge servers, whose certificates they and the server check: masks between them depend on it."""
-    return roles.having("edge") if roles.of[name] in ("server", "edge") else []
-
-
 SYSTEM = System(
     name="fedxgb",
     options=FedXGB,
@@ -489,9 +433,11 @@ SYSTEM = System(
     until_kept=frozenset({"edge", "user"}),
     named_roles=frozenset({"server", "edge", "authority"}),
     shows_columns=frozenset({"server"}),
-    may_lose=users,
-    may_be_absent=users,
-    vouched=vouching_edges,
+    # a training continues without users
+    may_lose=lambda roles, options: roles.owners,
+    may_be_absent=lambda roles, options: roles.owners,
+    # masks between edge servers depend on each other's certificates
+    vouched=lambda roles, options, name: roles.having("edge") if roles.of[name] in ("server", "edge") else [],
     service=SERVICE,
     absences=dropouts,
     only_simulated=only_simulated,

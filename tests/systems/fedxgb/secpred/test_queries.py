@@ -100,7 +100,7 @@ def test_the_smallest_number_left_at_an_edge_server_counts():
 
 def lying(part: ModelPart, rows: int) -> Callable[[Party], None]:
     """Return a user that shares so many rows, whatever it is told is left to it."""
-    shared = share_integers(setting_of(layout(part), 3), np.zeros((rows, layout(part).columns), np.int64))
+    shared = share_integers(setting_of(layout(part).bits, 3), np.zeros((rows, layout(part).columns), np.int64))
 
     def run(party: Party) -> None:
         for edge, own in zip(EDGES, shared, strict=True):
@@ -329,7 +329,7 @@ def test_bounds_of_targets_and_weights_are_not_in_the_terms():
 def test_systems_and_options_without_such_a_prediction_are_refused():
     part, new = trained("binary")
     tables = shards(part, new.iloc[:14])
-    with pytest.raises(ConfigError, match='expose="model" tells users of the model'):
+    with pytest.raises(ConfigError, match='expose="model" shows users the model'):
         predict(part, tables, expose="model")
     with pytest.raises(ConfigError, match=r"max_queries is about rows .* expose=\"model\""):
         predict(part, tables, expose="model", max_queries=3)

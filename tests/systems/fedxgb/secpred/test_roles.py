@@ -116,7 +116,7 @@ def says(*messages: Callable[[int], Message | None]) -> Callable[[Party], None]:
 def rows_of(part: ModelPart, count: int, *, code: int = 0) -> list[Array]:
     """Return shares of rows all of whose numbers are the same, one for each of three edge servers."""
     columns = wide(part)
-    shares = share_integers(setting_of(layout(part), 3), np.full((count, columns), code))
+    shares = share_integers(setting_of(layout(part).bits, 3), np.full((count, columns), code))
     return [Array.of(np.ascontiguousarray(of)) for of in shares]
 
 
@@ -245,7 +245,7 @@ def test_everybody_receives_only_what_the_text_says():
             view(e.message(ValueShares).shares, np.uint64, (3, table.n_rows, 2), peer=e.peer, what="")
             for e in sorted(told, key=lambda e: e.peer)
         ])  # fmt: skip
-        opened = open_integers(setting_of(layout(part), 3), shares)  # sums over trees, one number a row and output
+        opened = open_integers(setting_of(layout(part).bits, 3), shares)  # sums over trees, one number a row and output
         assert np.array_equal(
             opened.T / 2.0**VALUE_BITS + part.forest.objective.base_margins, played.results[name].margins
         )
