@@ -8,8 +8,7 @@ import msgspec
 
 from treaty.data.binning import MOST_BINS
 from treaty.data.columns import Category
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, Message, ModelId
+from treaty.messaging.messages import Array, Message, MessageLeakage, ModelId
 from treaty.systems.fedxgb.options import Comparison
 from treaty.systems.horizontal.quantiles import CommonBins
 from treaty.systems.horizontal.rows import Categories, Origins

@@ -51,8 +51,7 @@ from treaty.crypto.sharing.additive_routing import (
 from treaty.crypto.sharing.shamir import Words
 from treaty.crypto.sharing.shamir_routing import Program, ServerSetting, prepare
 from treaty.errors import PeerProtocolError
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, Message, row_pieces, view
+from treaty.messaging.messages import Array, Message, MessageLeakage, row_pieces, view
 from treaty.messaging.party import Party
 from treaty.systems.fedxgb.options import Comparison, holders_of
 from treaty.systems.fedxgb.pieces import Layout
