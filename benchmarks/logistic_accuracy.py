@@ -33,7 +33,7 @@ from data import Data, arguments, default_of_credit_card_clients, flat, give_me_
 from treaty import LogisticRegression
 from treaty.data.table import to_table
 from treaty.linear.lbfgs import batch_seed
-from treaty.linear.losses import TAYLOR, probabilities
+from treaty.linear.preparation import TAYLOR, probabilities
 from treaty.linear.training import Optimiser, train
 from treaty.models.linear import preparation_of
 

@@ -29,7 +29,7 @@ from data import (
 )
 from treaty import LogisticRegression
 from treaty.data.table import to_table
-from treaty.linear.losses import probabilities
+from treaty.linear.preparation import probabilities
 from treaty.models.linear import preparation_of
 
 

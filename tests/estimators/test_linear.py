@@ -24,7 +24,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import treaty
 from flat import flat
 from tables import cut, real_table, with_categories, with_gaps
-from treaty.linear.losses import Calibration
+from treaty.linear.preparation import Calibration
 from treaty.models.linear import LinearPart, load_linear_part
 from treaty.systems.logistic.options import RegressionOptions
 from treaty.systems.options import names_of

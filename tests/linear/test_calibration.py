@@ -10,7 +10,7 @@ from sklearn.calibration import CalibratedClassifierCV
 from sklearn.frozen import FrozenEstimator
 from sklearn.svm import LinearSVC
 
-from treaty.linear.losses import fit_calibration, probabilities
+from treaty.linear.preparation import fit_calibration, probabilities
 
 
 def margins_and_labels(seed: int = 0, rows: int = 4000) -> tuple[np.ndarray, np.ndarray]:

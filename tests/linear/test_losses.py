@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import expit
 
-from treaty.linear.losses import LOGISTIC, SQUARED, TAYLOR, mean_over_rows, probabilities, warn_beyond_taylor
+from treaty.linear.preparation import LOGISTIC, SQUARED, TAYLOR, mean_over_rows, probabilities, warn_beyond_taylor
 
 EACH = pytest.mark.parametrize("loss", [TAYLOR, LOGISTIC, SQUARED], ids=lambda loss: loss.name)
 STEP = 1e-5

@@ -12,8 +12,16 @@ from sklearn.linear_model import LogisticRegression
 
 from treaty.errors import DataError
 from treaty.linear.lbfgs import Coordinator, Slice
-from treaty.linear.losses import LARGEST_TARGET, LOGISTIC, POISSON, SQUARED, TAYLOR, target_of
-from treaty.linear.preparation import random_rotation, uncorrelated
+from treaty.linear.preparation import (
+    LARGEST_TARGET,
+    LOGISTIC,
+    POISSON,
+    SQUARED,
+    TAYLOR,
+    random_rotation,
+    target_of,
+    uncorrelated,
+)
 from treaty.linear.training import minimise, standard_errors
 
 EXACT = {"l2": 0.0, "tol": 1e-14, "max_iter": 50}

@@ -16,8 +16,7 @@ from sklearn.linear_model import LogisticRegression
 from treaty.errors import DataError
 from treaty.linear import lbfgs, training
 from treaty.linear.lbfgs import batch_seed, curvature_rows, partition
-from treaty.linear.losses import LOGISTIC, TAYLOR, mean_over_rows
-from treaty.linear.preparation import prepare
+from treaty.linear.preparation import LOGISTIC, TAYLOR, mean_over_rows, prepare
 from treaty.linear.training import Optimiser, Schedule, train
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -14,7 +14,7 @@ from treaty.errors import ConfigError
 from treaty.estimators.base import Scored, Tables, one_column
 from treaty.estimators.glm import LinearModel
 from treaty.estimators.inputs import weights_of_classes
-from treaty.linear.losses import Calibration, warn_beyond_taylor
+from treaty.linear.preparation import Calibration, warn_beyond_taylor
 from treaty.models.linear import LinearPart, label_holder
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.system import ALONE

@@ -10,8 +10,7 @@ import numpy as np
 
 from treaty.errors import DataError
 from treaty.linear.lbfgs import Coordinator, EpochState, Slice, curvature_rows, partition
-from treaty.linear.losses import TAYLOR, Loss, mean_over_rows
-from treaty.linear.preparation import TOO_FEW_ROWS, determined, uncorrelated, with_sums
+from treaty.linear.preparation import TAYLOR, TOO_FEW_ROWS, Loss, determined, mean_over_rows, uncorrelated, with_sums
 from treaty.machine.arrays import Floats
 
 LARGEST_RISE = 0.1  # an epoch is undone if its loss is more than a tenth above the last accepted one

@@ -19,8 +19,7 @@ from treaty.data.columns import Category
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, DataError
 from treaty.files import Format, read_file, write_file
-from treaty.linear.losses import Calibration, beyond_taylor, probabilities
-from treaty.linear.preparation import Preparation, prepare
+from treaty.linear.preparation import Calibration, Preparation, beyond_taylor, prepare, probabilities
 from treaty.machine.database import Mark
 
 FORMAT = Format("linear-part", 5)

@@ -12,7 +12,7 @@ from treaty.crypto.keystream import from_fixed, total
 from treaty.data.table import to_table
 from treaty.errors import ConfigError
 from treaty.linear.lbfgs import Coordinator, Slice, batch_seed, fewest_rows, partition
-from treaty.linear.losses import TAYLOR, mean_over_rows
+from treaty.linear.preparation import TAYLOR, mean_over_rows
 from treaty.messaging.messages import decode_body, view
 from treaty.models.linear import preparation_of
 from treaty.systems.logistic.paper import StepPart

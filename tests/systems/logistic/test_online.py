@@ -12,8 +12,7 @@ from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.conversation import agree
 from treaty.messaging.messages import Array
 from treaty.runs.threads import play
-from treaty.systems.logistic.online import online_active, online_passive
-from treaty.systems.logistic.prediction import collect_margins
+from treaty.systems.logistic.prediction import collect_margins, online_active, online_passive
 from treaty.systems.system import LabelledRows, RoleInput, mesh
 from treaty.systems.vertical.prediction import Asked, Finish, OnlineRows
 

@@ -24,7 +24,7 @@ from treaty.crypto.payload import from_words
 from treaty.data.table import to_table
 from treaty.errors import ConfigError, DataError
 from treaty.files import read_file
-from treaty.linear.losses import fit_calibration
+from treaty.linear.preparation import fit_calibration
 from treaty.messaging.messages import decode_body, view
 from treaty.systems.logistic import products as lattice_products
 from treaty.systems.logistic.batches import FORMAT, KeptBatches, _Kept

@@ -9,7 +9,7 @@ import pytest
 
 from systems.logistic.playing import linear_tables, options_of, play_logistic, pooled_weights, solver
 from treaty.errors import ConfigError
-from treaty.linear.losses import probabilities
+from treaty.linear.preparation import probabilities
 from treaty.models.linear import LinearPart, label_holder, load_linear_part, pooled_margins
 from treaty.systems import find_system
 from treaty.systems.logistic.options import SGD, QuasiNewton, RegressionOptions

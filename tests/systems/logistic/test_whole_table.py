@@ -14,11 +14,11 @@ from systems.logistic.test_roles import received
 from tables import real_table
 from treaty.data.table import to_table
 from treaty.errors import ConfigError, DataError, PeerError
-from treaty.linear.losses import SQUARED, TAYLOR
+from treaty.linear.preparation import SQUARED, TAYLOR
 from treaty.linear.training import minimise, standard_errors
 from treaty.messaging.messages import Array, decode_body, view
 from treaty.systems.logistic import products as lattice_products
-from treaty.systems.logistic.glm.inference import CrossProducts
+from treaty.systems.logistic.inference import CrossProducts
 from treaty.systems.logistic.quasi_newton import active, coordinator, passive
 
 FORMS = {

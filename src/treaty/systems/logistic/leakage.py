@@ -25,11 +25,10 @@ from treaty.systems.logistic.coordinated import (
     MaskedProducts,
     SharedKey,
 )
-from treaty.systems.logistic.glm.inference import CrossProducts, ErrorVariance, InverseBlock
-from treaty.systems.logistic.glm.poisson import HiddenFactors, MaskedRates, OpenedRates, RateKey
-from treaty.systems.logistic.glm.training import LossShare, TargetUnit
+from treaty.systems.logistic.inference import CrossProducts, ErrorVariance, InverseBlock
 from treaty.systems.logistic.options import BATCH, SMALL_TABLE, FederatedRegression, RegressionOptions
 from treaty.systems.logistic.paper import EpochLoss, Gradient, Margins, StepPart
+from treaty.systems.logistic.poisson import HiddenFactors, MaskedRates, OpenedRates, RateKey
 from treaty.systems.logistic.prediction import MarginPart
 from treaty.systems.logistic.products import (
     ColumnsHint,
@@ -41,6 +40,7 @@ from treaty.systems.logistic.products import (
 )
 from treaty.systems.logistic.setup import PairKey, TableSize, TrainingSizes
 from treaty.systems.logistic.steps import EpochEnd, InnerProducts, KeptEpochs, NextEpoch, StepCoefficients
+from treaty.systems.logistic.whole_table import LossShare, TargetUnit
 from treaty.systems.options import learned_from_test_key
 from treaty.systems.system import Roles
 from treaty.systems.vertical.prediction import Finish, OnlineRows

@@ -39,16 +39,14 @@ import numpy as np
 from treaty.crypto.keystream import CancellingMasks
 from treaty.errors import DataError
 from treaty.linear.lbfgs import EpochState
-from treaty.linear.losses import fit_calibration
-from treaty.linear.preparation import COLUMN_FRACTION
+from treaty.linear.preparation import COLUMN_FRACTION, fit_calibration
 from treaty.linear.training import settled
 from treaty.machine.arrays import Floats, Integers
 from treaty.messaging.conversation import agree
 from treaty.models.linear import LinearPart
-from treaty.systems.logistic import paper
+from treaty.systems.logistic import paper, whole_table
 from treaty.systems.logistic.batches import agree_on_batches, check_shown, rows_digest_of, tell_lone_rows, tell_weights
 from treaty.systems.logistic.coordinated import Opener
-from treaty.systems.logistic.glm import training as whole_table
 from treaty.systems.logistic.prediction import collect_margins, give_margins
 from treaty.systems.logistic.products import blocks_of
 from treaty.systems.logistic.setup import (

@@ -24,8 +24,7 @@ import numpy as np
 from treaty.crypto.keystream import FRACTION_BITS, CancellingMasks, from_fixed, to_fixed, total
 from treaty.errors import ConfigError, CryptoError, PeerProtocolError
 from treaty.linear.lbfgs import Coordinator, CoordinatorState, Decision, EpochState
-from treaty.linear.losses import TAYLOR
-from treaty.linear.preparation import Preparation
+from treaty.linear.preparation import TAYLOR, Preparation
 from treaty.linear.training import EvalLosses, Schedule
 from treaty.machine.arrays import Floats, Integers
 from treaty.messaging.messages import Array, Message, MessageLeakage, view

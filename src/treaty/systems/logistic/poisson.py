@@ -33,7 +33,7 @@ from treaty.crypto.payload import from_words, to_words
 from treaty.crypto.sums.hidden_vectors import Fields, Hider, hide_rows, opened, product_bits
 from treaty.errors import ConfigError, DataError
 from treaty.linear.lbfgs import ROWS_PER_COLUMN
-from treaty.linear.losses import Target
+from treaty.linear.preparation import Target
 from treaty.machine.arrays import Floats, Integers
 from treaty.messaging.messages import Array, Arrays, Message, MessageLeakage, pack, row_pieces, view
 from treaty.messaging.party import Party

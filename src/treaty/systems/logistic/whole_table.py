@@ -37,8 +37,7 @@ import numpy as np
 
 from treaty.crypto.keystream import CancellingMasks, from_fixed, to_fixed, total
 from treaty.errors import ConfigError, DataError
-from treaty.linear.losses import Target, fit_calibration, target_of
-from treaty.linear.preparation import COLUMN_FRACTION, uncorrelated
+from treaty.linear.preparation import COLUMN_FRACTION, Target, fit_calibration, target_of, uncorrelated
 from treaty.linear.training import settled
 from treaty.machine.arrays import Flags, Floats
 from treaty.messaging.conversation import agree
@@ -47,8 +46,8 @@ from treaty.messaging.party import Party
 from treaty.models.linear import LinearPart, one_against_rest
 from treaty.systems.logistic.batches import tell_lone_rows, tell_weights
 from treaty.systems.logistic.coordinated import Opener
-from treaty.systems.logistic.glm.inference import invert_for, open_for_inference, standard_errors
-from treaty.systems.logistic.glm.poisson import RateGradients, RateProducts, check_pairs
+from treaty.systems.logistic.inference import invert_for, open_for_inference, standard_errors
+from treaty.systems.logistic.poisson import RateGradients, RateProducts, check_pairs
 from treaty.systems.logistic.prediction import collect_margins, give_margins
 from treaty.systems.logistic.products import blocks_of_rows
 from treaty.systems.logistic.setup import (
