@@ -162,7 +162,7 @@ def test_a_target_is_scaled_and_comes_back():
     target = target_of(y, "linear", "p0")
     np.testing.assert_allclose([target.labels.mean(), target.labels.std()], [0.0, 1.0], atol=1e-12)
     np.testing.assert_allclose(target.shift + target.unit * target.labels, y)
-    assert target.start == pytest.approx(0.5)
+    assert target.loss.values(np.zeros(4), target.labels).mean() == pytest.approx(0.5)
     far = np.append(np.zeros(10**6), 1e9)
     assert np.abs(target_of(far, "linear", "p0").labels).max() <= LARGEST_TARGET
     with pytest.raises(DataError, match="p0: expected a target that varies"):

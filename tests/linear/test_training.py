@@ -16,7 +16,7 @@ from sklearn.linear_model import LogisticRegression
 from treaty.errors import DataError
 from treaty.linear import lbfgs, training
 from treaty.linear.lbfgs import batch_seed, curvature_rows, partition
-from treaty.linear.preparation import LOGISTIC, TAYLOR, mean_over_rows, prepare
+from treaty.linear.preparation import LOGISTIC, TAYLOR, prepare
 from treaty.linear.training import Optimiser, Schedule, train
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -88,7 +88,7 @@ def test_first_epoch_is_gradient_descent_batch_by_batch():
     batches, w, losses = partition(120, 60, batch_seed(0)), np.zeros(X.shape[1]), []
     for rows in batches:
         losses.append(np.mean(TAYLOR.values(X[rows] @ w, y[rows])))
-        w = w - 0.3 * mean_over_rows(X[rows], TAYLOR.residuals(X[rows] @ w, y[rows]))
+        w = w - 0.3 * X[rows].T @ TAYLOR.residuals(X[rows] @ w, y[rows]) / len(rows)
     np.testing.assert_allclose(fitted.weights, w, rtol=1e-12)
     assert fitted.losses == [pytest.approx(np.mean(losses), rel=1e-12)]
 
@@ -105,7 +105,7 @@ def test_hessian_products_over_all_rows_are_those_of_the_whole_table():
         rows = np.concatenate(curvature_rows(batches, 3, size))
         assert len(rows) == min(size, 240)
         assert set(rows[: min(size, 60)]) <= set(batches[3])
-        products.append(mean_over_rows(X[rows], TAYLOR.curvatures(rows, X[rows] @ s)))
+        products.append(X[rows].T @ TAYLOR.curvatures(rows, X[rows] @ s) / len(rows))
     np.testing.assert_allclose(products[-1], X.T @ X @ s / 4 / 240, rtol=1e-12)
     np.testing.assert_array_equal(products[-2], products[-1])
     assert not np.allclose(products[0], products[1])
@@ -214,7 +214,7 @@ def test_an_epoch_whose_loss_rose_is_undone_with_the_one_before(monkeypatch):
     batches = partition(240, 60, batch_seed(0))
     for k, rows in enumerate(batches):  # without pairs, four steps of descent
         assert again.candidate() is None, k
-        grad = mean_over_rows(X[rows], TAYLOR.residuals(X[rows] @ again.weights, y[rows]))
+        grad = X[rows].T @ TAYLOR.residuals(X[rows] @ again.weights, y[rows]) / len(rows)
         again.step(coordinator.decide(again.products(grad)))
     np.testing.assert_allclose(undone.weights, again.weights, rtol=1e-12)
 

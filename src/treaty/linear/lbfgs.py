@@ -61,7 +61,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class SliceState:
-    """What an owner of columns goes on from between two epochs: its slices, oldest first, float64 (n_columns,) each."""
+    """An owner's state between two epochs: its slices, oldest first, float64 (n_columns,) each."""
 
     iteration: int
     weights: Floats
@@ -73,7 +73,7 @@ class SliceState:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorState:
-    """What a coordinator goes on from between two epochs."""
+    """A coordinator's state between two epochs."""
 
     learning_rate: float
     pairs: int
@@ -82,9 +82,9 @@ class CoordinatorState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochState:
-    """What a party of a training continues from after so many epochs.
+    """A party's state after so many epochs, from which it can resume.
 
-    Owners of columns have a slice, who decides steps a coordinator, the label holder the losses and their level.
+    Owners of columns have a slice, the party that decides steps a coordinator, the label holder losses and their level.
     """
 
     epochs: int
@@ -92,12 +92,12 @@ class EpochState:
     slice: SliceState | None = None
     coordinator: CoordinatorState | None = None
     iterations: int = 0
-    """At a coordinator apart: steps since training began, or was set back to its beginning."""
+    """At a coordinator without data: steps since training began, or was set back to its beginning."""
     losses: list[float] = field(default_factory=list)
     level: float = math.inf
     eval_losses: dict[str, list[float]] = field(default_factory=dict)
     best: Floats | None = None
-    """Own weights (n_columns,) after the epoch that was best by eval rows, where that decides about the end."""
+    """Own weights (n_columns,) after the epoch that was best on eval rows, if these can end training."""
 
 
 class Slice:
@@ -165,10 +165,8 @@ class Slice:
         self._iteration += 1
 
     def end_epoch(self, *, back: bool) -> None:
-        """Go on to the next epoch; with `back`, from where the one before the last began, and without pairs.
-
-        Steps that made the loss rise are forgotten, and so are the pairs that may have led to them.
-        """
+        """Begin the next epoch; with `back`, from where the one before the last began, and without pairs."""
+        # the steps made the loss rise, and the pairs may have led to them
         if back:
             self.weights = self._starts[0]
             self._starts.clear()
@@ -178,12 +176,12 @@ class Slice:
         self._starts.append(self.weights)
 
     def state(self) -> SliceState:
-        """Return what to go on from after this epoch; later steps do not change it."""
+        """Return the state after this epoch; later steps do not change it."""
         kept = (list(of) for of in (self._starts, self._steps, self._s, self._v))
         return SliceState(self._iteration, self.weights, *kept)
 
     def resume(self, after: EpochState) -> None:
-        """Continue from where a slice with the same settings was."""
+        """Restore the state of a slice with the same settings."""
         state = after.slice
         assert state is not None
         self._iteration, self.weights = state.iteration, state.weights
@@ -197,7 +195,7 @@ class Slice:
 class Coordinator:
     """Decides steps from summed inner products; `memory` as in the slices.
 
-    With `whole_table` pairs are of one function alone, not of batches, see `subspace_step`; `quadratic` if that is so.
+    With `whole_table` all pairs are of one function, see `subspace_step`, which may be `quadratic`.
     """
 
     def __init__(self, *, memory: int, learning_rate: float, whole_table: bool = False, quadratic: bool = True) -> None:
@@ -229,6 +227,7 @@ class Coordinator:
         gram[np.triu_indices(size)] = products
         gram += np.triu(gram, 1).T
         keep = False
+        # a candidate counts from the next step on: this step is taken without its rows and columns
         if paired:
             s, v = m, 2 * m + 1
             curved = gram[s, v] >= LEAST_CURVATURE * gram[s, s]
@@ -237,6 +236,7 @@ class Coordinator:
             gram = gram[np.ix_(kept, kept)]
         rate = self._learning_rate
         coefficients = subspace_step(gram, rate, self._least) if self._whole_table else rate * two_loops(gram)
+        # the step's length follows from the Gram matrix; one much longer than before is cut
         norm = math.sqrt(max(float(coefficients @ gram @ coefficients), 0.0))
         longest = LONGEST_STEP * float(np.median(self._norms)) if self._norms else 0.0
         if 0.0 < longest < norm:
@@ -247,18 +247,18 @@ class Coordinator:
         return Decision(coefficients, keep)
 
     def end_epoch(self, learning_rate: float, *, back: bool) -> None:
-        """Go on to the next epoch with this learning rate; `back` as in `Slice.end_epoch`."""
+        """Begin the next epoch with this learning rate; `back` as in `Slice.end_epoch`."""
         self._learning_rate = learning_rate
         if back:
             self._pairs = 0
             self._norms.clear()
 
     def state(self) -> CoordinatorState:
-        """Return what to go on from after this epoch."""
+        """Return the state after this epoch."""
         return CoordinatorState(self._learning_rate, self._pairs, list(self._norms))
 
     def resume(self, after: EpochState) -> None:
-        """Continue from where a coordinator with the same settings was."""
+        """Restore the state of a coordinator with the same settings."""
         state = after.coordinator
         assert state is not None
         self._learning_rate, self._pairs = state.learning_rate, state.pairs
@@ -275,7 +275,8 @@ def two_loops(gram: Floats) -> Floats:
     coefficients = np.zeros(len(gram))
     coefficients[-1] = 1.0
     alpha = np.zeros(m)
-    for i in reversed(range(m)):  # newest first
+    # down from the newest pair, scaled by its curvature, and up from the oldest
+    for i in reversed(range(m)):
         alpha[i] = rho[i] * (gram[i] @ coefficients)
         coefficients[m + i] -= alpha[i]
     if m:
@@ -290,9 +291,8 @@ def subspace_step(gram: Floats, learning_rate: float, least: float) -> Floats:
     """Return the coefficients (2 m + 1,) of a step to the optimum along s_1 ... s_m, and of descent across these.
 
     Along the steps so far, of which v_i = F s_i is known, a quadratic function's optimum is at -S a with
-    S^T V a = S^T g. What is left of the gradient there, g - V a, gives a new direction. So all directions that matter
-    are found one by one, as by conjugate gradients, and none is searched along. `gram` is as for `two_loops`.
-    Directions whose curvature, of unit curvature along each s, is below `least` are left out.
+    S^T V a = S^T g. The gradient left there, g - V a, gives a new direction, as in conjugate gradients. `gram` is as
+    for `two_loops`. Directions whose curvature is below `least`, with unit curvature along each s, are left out.
     """
     m = len(gram) // 2
     coefficients = np.zeros(len(gram))
@@ -310,12 +310,7 @@ def subspace_step(gram: Floats, learning_rate: float, least: float) -> Floats:
     return coefficients
 
 
-# ----------------- mini-batches: one partition of the rows for the whole training, taken in the same order every epoch
-#
-# Batches drawn anew every epoch would give a party new equations about the labels in each of them; with one partition
-# it gets in total as many as it has columns, per batch. A new order would add chance to an epoch's loss, whose change
-# ends training: near the optimum more than the tolerance. The partition follows from a seed by SHAKE-256, so that
-# all parties draw the same on any machine.
+# ---------------------------------------------------------------- mini-batches
 
 SEED_BYTES = 32
 
@@ -329,7 +324,7 @@ ALONE = 1.0 / 3.0
 """Leverage above which a row counts as dominating the gradient of its batch; see `rows_alone`."""
 
 MANY_ROWS = 300
-"""Today's reduction algorithms fail on a lattice of this many dimensions, one for each row."""
+"""Known reduction algorithms fail on a lattice of this many dimensions, one for each row."""
 
 
 def batch_seed(random_state: int | None) -> bytes:
@@ -342,10 +337,12 @@ def batch_seed(random_state: int | None) -> bytes:
 def partition(n_rows: int, batch_size: int, seed: bytes) -> Integers:
     """Cut rows into batches, int64 (n_batches, batch_size), once per training; an incomplete last one is dropped.
 
-    A `batch_size` above `n_rows` is taken as `n_rows`.
+    Rows and batches have the same order in all epochs: fresh batches would give a party new equations about the same
+    labels, and chance in an epoch's loss could exceed the tolerance that ends training.
     """
     batch_size = min(batch_size, n_rows)
     n_batches = n_rows // batch_size
+    # SHAKE-256, so that all parties draw the same on any machine
     numbers = np.frombuffer(hashlib.shake_256(seed + b"rows").digest(8 * n_rows), "<u8")
     drawn = np.argsort(numbers, kind="stable").astype(np.int64)
     return drawn[: n_batches * batch_size].reshape(n_batches, batch_size)
@@ -368,11 +365,11 @@ def fewest_rows(n_columns: int, *, of_labels: bool) -> int:
     The columns, one per category, are those of all parties who may combine their gradients. A batch needs 10 rows
     for each column; if these parties have no labels (`of_labels`), also 40 for each column, or 300 if that is less.
 
-    With w = 0 in the first batch a party has the exact integers X^T y. Where y is -1 or 1 and X has m columns of 24
-    fractional bits, y is a very short vector of a lattice of one dimension per row. Reduction (LLL, then BKZ) found
-    all labels of 40 rows and 4 columns at once, of 60 and 6 in a second, of 100 and 10 in minutes, and nothing at 20
-    to 30 rows for each column in a minute. Reduction gets weaker with the dimension, and from 300 rows on ten for each
-    column are assumed to suffice. That is a heuristic from these trials, not a proof.
+    In the first batch w is 0, and a party has the exact integers X^T y. If y is -1 or 1 and X has 24 fractional bits,
+    y is a very short vector of a lattice with one dimension per row. Reduction (LLL, then BKZ) found all labels of 40
+    rows and 4 columns at once, of 60 and 6 in a second, of 100 and 10 in minutes, and nothing in a minute at 20 to 30
+    rows for each column. Reduction weakens with the dimension; from 300 rows on, ten rows for each column are assumed
+    to suffice. This is a heuristic from these trials, not a proof.
     """
     if not of_labels:
         return ROWS_PER_COLUMN * n_columns
@@ -420,6 +417,7 @@ def rows_alone(X: Floats) -> int:
     """
     A = np.hstack([X, np.ones((len(X), 1))])
     values, vectors = np.linalg.eigh(A.T @ A)
-    spanned = values > 1e-9 * values[-1]  # without constant columns and complete sets of categories
+    # constant columns and complete sets of categories add no dimension
+    spanned = values > 1e-9 * values[-1]
     half = A @ (vectors[:, spanned] / np.sqrt(values[spanned]))
     return int(np.count_nonzero(np.einsum("ij,ij->i", half, half) > ALONE))

@@ -1,11 +1,15 @@
-"""Columns prepared for a linear model: missing values filled, categories split into columns, all on one scale.
+"""What linear models are trained on: prepared columns, targets in a unit of their own, and losses of both.
 
-A numeric column's missing values become its median. A categorical column becomes a column per category, 1 in its rows
-and 0 elsewhere; a missing or unknown category is 0 in all of them. Every column then loses its mean and is divided by
-its standard deviation, or by a tenth of its farthest value where that is more: no value of the training rows is then
-above 10, and none has to be cut off, whether it is of a rare category or of a long tail. A column that is constant
-becomes 0, so that its weight stays 0. All numbers are those of the training rows, which the owner keeps to itself.
-Against a reference, the first category has no column, so that the weights of the others are determined.
+**Columns.** A numeric column's missing values become its median. A categorical column becomes a column per category, 1
+in its rows and 0 elsewhere; a missing or unknown category is 0 in all of them. Every column then loses its mean and is
+divided by its standard deviation, or by a tenth of its farthest value where that is more: no value of the training rows
+is then above 10, and none has to be cut off. A constant column becomes 0, so that its weight stays 0. All numbers are
+those of the training rows, which the owner keeps to itself.
+
+**Losses.** Labels y are -1 or +1, or numbers; u = w^T x are the rows' margins. With the residuals d of a `Loss` the
+gradient of the mean loss is X^T d / n; with its curvatures h, computed from `X @ s`, the Hessian's product with s is
+X^T h / n. The Taylor loss is the logistic loss to second order, after Yang et al. 2019 (arXiv 1912.00513), equations 4
+to 8, with signs and factors corrected, see docs/logistic.md.
 """
 
 from __future__ import annotations
@@ -43,7 +47,7 @@ class Preparation:
 
     @property
     def at_zero(self) -> Floats:
-        """Prepared values (n_columns,) of a row that is 0 in all columns as they came, but for constant columns."""
+        """Prepared values (n_columns,) of a row that is 0 in all original columns, but for constant columns."""
         return -np.divide(self.mean, self.scale, out=np.zeros_like(self.mean), where=self.scale > 0.0)
 
     def matrix(self, features: Sequence[NDArray[Any]], n_rows: int) -> Floats:
@@ -126,24 +130,25 @@ def _spread(
     return np.stack(columns, axis=1) if columns else np.empty((n_rows, 0))
 
 
-# -------------------------------- coordinates in which one party's columns are uncorrelated, found by that party alone
-#
-# In z, where w = T z and T^T F T is the identity for the party's own block F of the Hessian, gradient steps do not
-# depend on how its columns are scaled or correlated. What is left are correlations between parties: of two parties'
-# Hessian all eigenvalues then lie between 0 and 2.
+# ---------------------------------------------------------------- uncorrelated coordinates
 
 DEPENDENT = 1e-9
 """Eigenvalues below this share of the largest count as 0: columns that depend on the others linearly."""
 
 
 def uncorrelated(hessian: Floats) -> Floats:
-    """Return T (n_columns, rank) with T^T F T = I for a Hessian F (n_columns, n_columns); constant: a row of 0."""
+    """Return T (n_columns, rank) with T^T F T = I for a Hessian F (n_columns, n_columns); constant columns: rows of 0.
+
+    In z, where w = T z, gradient steps do not depend on how one party's columns are scaled or correlated. Correlations
+    between parties are left: of two parties' Hessian all eigenvalues then lie between 0 and 2.
+    """
     if not len(hessian):
         return np.zeros((0, 0))
     values, vectors = np.linalg.eigh(hessian)
     spanned = values > DEPENDENT * max(float(values[-1]), 0.0)
     local: Floats = vectors[:, spanned] / np.sqrt(values[spanned])
-    local[np.diag(hessian) == 0.0] = 0.0  # but for rounding, it is
+    # these rows are 0 but for rounding
+    local[np.diag(hessian) == 0.0] = 0.0
     return local
 
 
@@ -154,13 +159,12 @@ FLAT = 1e-9
 
 
 def determined(columns: Floats, hessian: Floats) -> tuple[Floats, Flags, int]:
-    """Return T with T^T F T = I for the Hessian F at an optimum, which weights it determines, and the columns' rank.
-
-    `columns` (n_rows, n_columns) alone decide which of them depend on each other. Along others the loss may be flat
-    all the same: where classes or counts are separable, the optimum is infinitely far away.
-    """
+    """Return T with T^T F T = I for the Hessian F at an optimum, which weights it determines, and the columns' rank."""
+    # columns (n_rows, n_columns) alone decide which of them depend on each other
     spanned = uncorrelated(columns.T @ columns / len(columns))
     values, vectors = np.linalg.eigh(spanned.T @ hessian @ spanned)
+    # the loss is flat along independent columns, too, where classes or counts are separable: the optimum is infinitely
+    # far away
     flat = values <= FLAT * max(float(values[-1]), 0.0) if len(values) else np.zeros(0, bool)
     local: Floats = spanned @ (vectors[:, ~flat] / np.sqrt(values[~flat]))
     along = np.abs(spanned @ vectors[:, flat]).max(axis=1, initial=0.0)
@@ -168,15 +172,16 @@ def determined(columns: Floats, hessian: Floats) -> tuple[Floats, Flags, int]:
     return local, np.any(spanned, axis=1) & ~moves, spanned.shape[1]
 
 
-def with_sums(known: Flags, sums: Floats) -> Flags:
-    """Say which weights are known, and then which weighted sums of them (n_sums, n_columns)."""
-    return np.append(known, ~np.any((sums != 0.0) & ~known, axis=1))
+def with_sums(T: Floats, known: Flags, sums: Floats) -> tuple[Floats, Flags]:
+    """Append weighted sums of weights (n_sums, n_columns) to the rows of T, and whether their weights are known."""
+    # a sum is known if every weight in it is
+    return np.vstack([T, sums @ T]), np.append(known, ~np.any((sums != 0.0) & ~known, axis=1))
 
 
 def random_rotation(size: int) -> Floats:
     """Return a uniformly random orthogonal matrix (size, size), from the system's generator."""
     drawn = np.frombuffer(secrets.token_bytes(8 * size * size), np.uint64) >> np.uint64(11)
-    from scipy.special import ndtri  # type: ignore[import-untyped]  # not at every process's start: 0.15 s
+    from scipy.special import ndtri  # type: ignore[import-untyped]  # late: takes 0.15 s
 
     normal = ndtri((drawn.astype(np.float64) + 0.5) * 2.0**-53).reshape(size, size)
     q, r = np.linalg.qr(normal)
@@ -184,17 +189,7 @@ def random_rotation(size: int) -> Floats:
     return rotation
 
 
-# ----------------------------------------------------------------
-# The logistic loss, its second-order Taylor form, the squared and the Poisson loss: values, residuals, curvatures.
-#
-# Labels y are -1 or +1 (of a regression of numbers these), u = w^T x are the rows' margins. The derivatives of the mean
-# loss are sums over rows of what `Loss` gives: `mean_over_rows(X, residuals)` is the gradient;
-# `mean_over_rows(X, curvatures)`, with curvatures computed from `X @ s`, is the Hessian's product with s.
-#
-# References
-# ----------
-# Yang, Fan, Chen, Shi, Yang, "A Quasi-Newton Method Based Vertical Federated Learning Framework for Logistic Regression",
-# 2019 (arXiv 1912.00513), equations 4 to 8, with signs and factors corrected, see docs/logistic.md.
+# ---------------------------------------------------------------- losses
 
 TAYLOR_RANGE = 4.0  # beyond |u| = 4 the Taylor loss rises where the logistic loss still falls or has flattened out
 TAYLOR_SHARE = 0.01
@@ -217,7 +212,8 @@ def _logistic_curvatures(u: Floats, x_s: Floats) -> Floats:
 
 
 def _poisson_values(u: Floats, y: Floats) -> Floats:
-    from scipy.special import xlogy  # type: ignore[import-untyped]  # not at every process's start: 0.15 s
+    """Return half the deviance of each row."""
+    from scipy.special import xlogy  # late: takes 0.15 s
 
     values: Floats = np.exp(u) - y * u + xlogy(y, y) - y
     return values
@@ -243,10 +239,8 @@ SQUARED = Loss(
     curvatures=lambda u, x_s: x_s,
     least=0.0,
 )
-
-
 POISSON = Loss(
-    "poisson",  # half the deviance
+    "poisson",
     values=_poisson_values,
     residuals=lambda u, y: np.exp(u) - y,
     curvatures=lambda u, x_s: np.exp(u) * x_s,
@@ -256,11 +250,6 @@ POISSON = Loss(
 def probabilities(u: Floats) -> Floats:
     """Return 1 / (1 + exp(-u)), without overflow (n_rows,)."""
     return np.exp(-np.logaddexp(0.0, -u))
-
-
-def mean_over_rows(X: Floats, of_rows: Floats) -> Floats:
-    """Return X^T r / n_rows (n_columns,): from residuals the gradient, from curvatures the Hessian's product."""
-    return X.T @ of_rows / len(X)
 
 
 def beyond_taylor(u: Floats) -> str | None:
@@ -275,21 +264,12 @@ def beyond_taylor(u: Floats) -> str | None:
 
 
 def warn_beyond_taylor(u: Floats) -> None:
-    said = beyond_taylor(u)
-    if said is not None:
-        warn_user(said)
+    warning = beyond_taylor(u)
+    if warning is not None:
+        warn_user(warning)
 
 
-# -------------------------- Platt scaling: margins that a loss other than the logistic one has trained become log-odds
-#
-# The Taylor loss is a least-squares loss. Its margins rank rows well, but the probabilities 1 / (1 + exp(-u)) are
-# biased: too near 1/2, so that their mean is not the rate of the labels. Two numbers, fitted to margins and labels of
-# the training rows by the exact logistic loss, put that right.
-#
-# References
-# ----------
-# Platt, "Probabilistic Outputs for Support Vector Machines", 1999; its smoothed targets, (n + 1) / (n + 2) for n rows
-# of a class, keep the two numbers finite where the classes are separable.
+# ---------------------------------------------------------------- calibration
 
 SAME = 1e-9
 """Margins whose deviation is a smaller share of their size differ by rounding alone: all get the labels' rate."""
@@ -308,9 +288,11 @@ class Calibration:
 
 
 def fit_calibration(margins: Floats, y: Floats, weight: Floats | None = None) -> Calibration:
-    """Fit Platt's two numbers to margins (n_rows,), labels y of 0 or 1, and weights of rows.
+    """Fit Platt's two numbers to margins (n_rows,), labels y of 0 or 1, and weights of rows, by the logistic loss.
 
-    Whole weights count rows, others are scaled to mean 1.
+    The Taylor loss is a least-squares loss: its margins rank rows well, but 1 / (1 + exp(-u)) is too near 1/2, so that
+    its mean is not the rate of the labels. Whole weights count rows, others are scaled to mean 1. After Platt,
+    "Probabilistic Outputs for Support Vector Machines", 1999.
     """
     from sklearn.linear_model import LogisticRegression  # late: only a party with labels needs it, once
 
@@ -318,6 +300,7 @@ def fit_calibration(margins: Floats, y: Floats, weight: Floats | None = None) ->
     if np.any(weight != np.rint(weight)):
         weight = weight / weight.mean()
     positive, negative = float(weight @ y), float(weight @ (1.0 - y))
+    # smoothed targets keep both numbers finite where the classes are separable
     targets = np.where(y > 0.5, (positive + 1.0) / (positive + 2.0), 1.0 / (negative + 2.0))
     centre = float(np.average(margins, weights=weight))
     spread = math.sqrt(float(np.average((margins - centre) ** 2, weights=weight)))
@@ -334,7 +317,7 @@ def fit_calibration(margins: Floats, y: Floats, weight: Floats | None = None) ->
     return Calibration(slope, float(fitted.intercept_[0]) - slope * centre)
 
 
-# -------- what a regression on the whole table regresses on: labels or numbers, in units in which all losses are alike
+# ---------------------------------------------------------------- targets
 
 LARGEST_TARGET = 512.0
 """In standard deviations; a target with rows further out has a larger unit."""
@@ -344,7 +327,7 @@ LEAST_SPREAD = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Labels for a loss, in a unit of their own: a margin for labels as they came is `shift` + `unit` times one here.
+    """Labels in units in which all losses are alike: a margin of original labels is `shift` + `unit` times one here.
 
     The covariance of weights is `variance` times the inverse Hessian, unless that is estimated from the residuals.
     """
@@ -354,16 +337,6 @@ class Target:
     shift: float = 0.0
     unit: float = 1.0
     variance: float = 1.0
-
-    @property
-    def hidden(self) -> Floats:
-        """What margins come near to under a quadratic loss, whose residuals are its curvature times the difference."""
-        return 2.0 * self.labels if self.loss is TAYLOR else self.labels
-
-    @property
-    def start(self) -> float:
-        """Mean loss of margins of 0."""
-        return float(np.mean(self.loss.values(np.zeros(len(self.labels)), self.labels)))
 
 
 def target_of(y: Floats, family: str, party: str, weight: Floats | None = None) -> Target:

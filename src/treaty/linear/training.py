@@ -1,52 +1,48 @@
-"""Stochastic training on one matrix: what every federated protocol is compared with."""
+"""Training on one matrix: by mini-batches, or on all rows to the optimum; federated protocols are compared with it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from treaty.errors import DataError
 from treaty.linear.lbfgs import Coordinator, EpochState, Slice, curvature_rows, partition
-from treaty.linear.preparation import TAYLOR, TOO_FEW_ROWS, Loss, determined, mean_over_rows, uncorrelated, with_sums
+from treaty.linear.preparation import TAYLOR, TOO_FEW_ROWS, Loss, determined, uncorrelated, with_sums
 from treaty.machine.arrays import Floats
 
 LARGEST_RISE = 0.1  # an epoch is undone if its loss is more than a tenth above the last accepted one
-
-
-def settled(losses: Sequence[float], tol: float) -> bool:
-    """Whether the losses of the last two epochs differ by less than `tol`."""
-    return len(losses) > 1 and abs(losses[-1] - losses[-2]) < tol
+HALVINGS = 30  # of a step that makes the loss rise
 
 
 @dataclass(slots=True)
 class Schedule:
-    """The label holder's decisions after every epoch, from the mean loss of its batches.
+    """The label holder's decisions after every epoch, from the mean losses of its batches and of eval sets.
 
-    The learning rate is halved after an epoch whose loss has risen by more than a tenth, which is then undone.
-    Training ends after `max_iter` epochs, or when the losses of two differ by less than `tol`. `losses` has each
-    epoch's mean over batches, each at the weights it was computed with.
+    The learning rate is halved after an epoch whose loss has risen by more than a tenth, which is then undone. Training
+    ends after `max_iter` epochs, when the losses of two differ by less than `tol`, or when the last eval set's loss has
+    not fallen for `patience` epochs. `losses` has each epoch's mean over batches, each at the weights it was computed
+    with; `level` is the last accepted one.
     """
 
     learning_rate: float
     tol: float
     max_iter: int
+    eval_losses: dict[str, list[float]] = field(default_factory=dict)
+    patience: int | None = None
     losses: list[float] = field(default_factory=list)
     level: float = math.inf
-    """The last accepted loss."""
 
-    def resume(self, state: EpochState) -> None:
-        """Go on from where a schedule with the same settings was."""
-        self.learning_rate, self.losses, self.level = state.learning_rate, list(state.losses), state.level
-
-    @property
-    def finished(self) -> bool:
-        return settled(self.losses, self.tol) or len(self.losses) >= self.max_iter
+    finished: bool = False
+    settled: bool = False
+    """Whether training ended, or would, before `max_iter`; always if `tol` is 0."""
+    best: bool = False
+    """Whether the last epoch has the lowest loss of the last eval set so far, if that can end training."""
 
     def end_epoch(self, loss: float) -> bool:
-        """Take in an epoch's loss (finite, else DataError); return whether to go back, see `Slice.end_epoch`."""
+        """Take an epoch's loss (finite, else DataError), once eval sets have theirs; return whether to undo it."""
         if not math.isfinite(loss):
             raise DataError(
                 f"training diverged: the loss of epoch {len(self.losses) + 1} is {loss}; lower learning_rate"
@@ -56,65 +52,69 @@ class Schedule:
             self.learning_rate /= 2.0
         else:
             self.level = loss
-        self.losses.append(loss)
+        self.add(loss)
         return rose
 
+    def add(self, loss: float) -> None:
+        """Add a loss, and decide from it and the last eval set's losses whether training ends."""
+        self.losses.append(loss)
+        ends = len(self.losses) > 1 and abs(loss - self.losses[-2]) < self.tol
+        if self.patience is not None and self.eval_losses:
+            *_, deciding = self.eval_losses.values()
+            self.best = deciding[-1] < min(deciding[:-1], default=math.inf)
+            ends = ends or len(deciding) - 1 - int(np.argmin(deciding)) >= self.patience
+        self.settled = self.tol == 0.0 or ends
+        self.finished = ends or len(self.losses) >= self.max_iter
 
-@dataclass(slots=True)
-class EvalLosses:
-    """Mean losses of eval sets after every epoch, by set; the last set says which epoch is best, and when to end."""
-
-    losses: dict[str, list[float]]
-    patience: int | None
-    """Epochs without a lower loss of the last set after which training ends; None: they do not end it."""
-
-    @property
-    def best(self) -> bool:
-        """Whether the last epoch has the lowest loss so far, where that decides about the end."""
-        last = self._deciding
-        return bool(last) and last[-1] < min(last[:-1], default=math.inf)
-
-    @property
-    def over(self) -> bool:
-        last = self._deciding
-        return self.patience is not None and bool(last) and len(last) - 1 - int(np.argmin(last)) >= self.patience
-
-    @property
-    def _deciding(self) -> list[float]:
-        return [] if self.patience is None else list(self.losses.values())[-1]
+    def resume(self, state: EpochState) -> None:
+        """Restore the state after an epoch of a schedule with the same settings."""
+        self.learning_rate, self.losses, self.level = state.learning_rate, list(state.losses), state.level
+        self.eval_losses.update({name: list(losses) for name, losses in state.eval_losses.items()})
 
 
 @dataclass(frozen=True, slots=True)
 class FittedWeights:
-    """The result of `train`: weights (n_columns,) and the loss of every epoch, see `Schedule`."""
+    """Weights (n_columns,), the loss of every epoch, and `Schedule.settled`."""
 
     weights: Floats
     losses: list[float]
     eval_losses: dict[str, list[float]] = field(default_factory=dict)
-    ended: bool = False
-    """Whether eval rows ended it."""
+    settled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Optimiser:
-    """Settings of `train`.
+class Solver:
+    """How weights are found.
 
-    `memory` pairs are made every `period` iterations (see `treaty.linear.lbfgs`; no memory is gradient descent);
-    `batch_size` and `seed` are of `treaty.linear.lbfgs`, the next three of `Schedule`. A pair's Hessian product is
-    over `hessian_batch_size` rows, see `curvature_rows`; None: over the batch. The penalty is l2/2 ||w||^2 over all
-    columns but the last where that is the `intercept`.
+    `memory` pairs are made every `period` steps (`treaty.linear.lbfgs`); no memory is gradient descent. The next three
+    are those of `Schedule`. The penalty is l2/2 ||w||^2, without the intercept's weight. A pair's Hessian product is
+    over `hessian_batch_size` rows, see `curvature_rows`; None: over the batch.
     """
 
     memory: int
     period: int
-    batch_size: int
-    seed: bytes
     learning_rate: float
     tol: float
     max_iter: int
     l2: float = 0.0
-    intercept: bool = True
     hessian_batch_size: int | None = None
+
+    def schedule(self, eval_sets: Iterable[str] = (), patience: int | None = None) -> Schedule:
+        """Return the schedule of a training with eval sets of these names."""
+        return Schedule(self.learning_rate, self.tol, self.max_iter, {name: [] for name in eval_sets}, patience)
+
+    def slice(self, n_columns: int, *, intercept: bool) -> Slice:
+        """Return the weights of `n_columns` columns, all 0; with `intercept` the last has no penalty."""
+        return Slice(n_columns, memory=self.memory, period=self.period, l2=self.l2, intercept=intercept)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimiser(Solver):
+    """How `train` finds weights: in the batches of `partition`, with or without an `intercept` in the last column."""
+
+    batch_size: int
+    seed: bytes
+    intercept: bool = True
 
 
 def train(
@@ -131,91 +131,81 @@ def train(
     """Train by mini-batches on prepared columns X (n_rows, n_columns), labels y of -1 or +1 and weights of rows.
 
     Weights (n_rows,) are scaled to mean 1. `on_epoch` gets the state after every epoch; its losses are without the
-    penalty. `watched` are prepared columns and labels of eval sets, by name: with `patience` training ends, too, when
-    the last set's loss has not fallen for so many epochs, and the weights are those of its lowest. Raises DataError
-    when training diverges although the learning rate was lowered.
+    penalty. `watched` are prepared columns and labels of eval sets, by name; with `patience` the weights are those of
+    the last set's lowest loss. Raises DataError when training diverges although the learning rate was lowered.
     """
-    memory, period = optimiser.memory, optimiser.period
+    watched, size = watched or {}, optimiser.hessian_batch_size
     batches = partition(len(y), optimiser.batch_size, optimiser.seed)
     scaled = None if weight is None else weight / weight.mean()
-    slice_ = Slice(X.shape[1], memory=memory, period=period, l2=optimiser.l2, intercept=optimiser.intercept)
-    coordinator = Coordinator(memory=memory, learning_rate=optimiser.learning_rate)
-    schedule = Schedule(optimiser.learning_rate, optimiser.tol, optimiser.max_iter)
-    evals = EvalLosses({name: [] for name in watched or {}}, patience)
+    slice_, schedule = optimiser.slice(X.shape[1], intercept=optimiser.intercept), optimiser.schedule(watched, patience)
+    coordinator = Coordinator(memory=optimiser.memory, learning_rate=optimiser.learning_rate)
     best = None
     with np.errstate(over="ignore", invalid="ignore"):  # a loss that is not finite ends the training
-        while not (schedule.finished or evals.over):
+        while not schedule.finished:
             of_batches = []
             for at, rows in enumerate(batches):
                 x, of_rows, own = X[rows], y[rows], 1.0 if scaled is None else scaled[rows]
                 u = x @ slice_.weights
                 of_batches.append(float(np.mean(own * loss.values(u, of_rows))))
-                grad = mean_over_rows(x, own * loss.residuals(u, of_rows))
-                s = slice_.candidate()
-                v = None
+                grad = x.T @ (own * loss.residuals(u, of_rows)) / len(x)
+                s, v = slice_.candidate(), None
                 if s is not None:
-                    rows = np.concatenate(curvature_rows(batches, at, optimiser.hessian_batch_size or len(rows)))
+                    rows = np.concatenate(curvature_rows(batches, at, size or len(rows)))
                     x, own = X[rows], 1.0 if scaled is None else scaled[rows]
-                    v = mean_over_rows(x, own * loss.curvatures(x @ slice_.weights, x @ s))
+                    v = x.T @ (own * loss.curvatures(x @ slice_.weights, x @ s)) / len(x)
                 slice_.step(coordinator.decide(slice_.products(grad, v)))
-            for name, (x, of_rows) in (watched or {}).items():
-                evals.losses[name].append(float(np.mean(loss.values(x @ slice_.weights, of_rows))))
-            if evals.best:
-                best = slice_.weights.copy()
+            for name, (x, of_rows) in watched.items():
+                schedule.eval_losses[name].append(float(np.mean(loss.values(x @ slice_.weights, of_rows))))
             back = schedule.end_epoch(float(np.mean(of_batches)))
+            if schedule.best:
+                best = slice_.weights.copy()
             slice_.end_epoch(back=back)
             coordinator.end_epoch(schedule.learning_rate, back=back)
             if on_epoch is not None:
-                on_epoch(FittedWeights(slice_.weights, schedule.losses, evals.losses))
+                on_epoch(FittedWeights(slice_.weights, schedule.losses, schedule.eval_losses))
     weights = slice_.weights if best is None else best
-    return FittedWeights(weights, schedule.losses, evals.losses, evals.over)
+    return FittedWeights(weights, schedule.losses, schedule.eval_losses, schedule.settled)
 
 
-# -------- regression on the whole table in one place: Newton's method to the optimum, and the weights' standard errors
-#
-# What federated training on the whole table is compared with; it gets there by other steps.
-
-HALVINGS = 30  # of a step that makes the loss rise
+# ---------------------------------------------------------------- on all rows, to the optimum
 
 
 def minimise(
     X: Floats, y: Floats, loss: Loss, *, l2: float, tol: float, max_iter: int, weight: Floats | None = None,
     watched: Mapping[str, tuple[Floats, Floats]] | None = None, patience: int | None = None,
 ) -> FittedWeights:  # fmt: skip
-    """Minimise the mean loss of columns X (n_rows, n_columns), the last of them the intercept's, which l2 leaves alone.
+    """Minimise the mean loss of columns X (n_rows, n_columns) by Newton's method; the last is the intercept's.
 
-    Weights of rows are scaled to mean 1. It ends when the losses of two steps differ by less than `tol`; columns that
-    depend on each other linearly get the shortest weights. `watched` and `patience` are as for `training.train`.
+    Weights of rows are scaled to mean 1; l2 leaves the intercept alone. Training ends when the losses of two steps
+    differ by less than `tol`; columns that depend on each other linearly get the shortest weights. `watched` and
+    `patience` are as for `train`.
     """
-    own = np.ones(len(y)) if weight is None else weight / weight.mean()
+    watched, own = watched or {}, np.ones(len(y)) if weight is None else weight / weight.mean()
     penalty = np.append(np.full(X.shape[1] - 1, l2), 0.0)
+    schedule = Schedule(1.0, tol, max_iter, {name: [] for name in watched}, patience)
+    w = best = np.zeros(X.shape[1])
 
     def value(w: Floats) -> float:
         return float(np.mean(own * loss.values(X @ w, y)))
 
-    w = np.zeros(X.shape[1])
-    evals, best = EvalLosses({name: [] for name in watched or {}}, patience), w
-
-    def look() -> Floats:
-        for name, (columns, labels) in (watched or {}).items():
-            evals.losses[name].append(float(np.mean(loss.values(columns @ w, labels))))
-        return w if evals.best or patience is None else best
-
-    losses, best = [value(w)], look()
-    while not (len(losses) >= max_iter or settled(losses, tol) or evals.over):
+    while True:
+        for name, (columns, labels) in watched.items():
+            schedule.eval_losses[name].append(float(np.mean(loss.values(columns @ w, labels))))
+        schedule.add(value(w))
+        best = w if schedule.best or patience is None else best
+        if schedule.finished:
+            return FittedWeights(best, schedule.losses, schedule.eval_losses, schedule.settled)
         u = X @ w
-        gradient = mean_over_rows(X, own * loss.residuals(u, y)) + penalty * w
+        gradient = X.T @ (own * loss.residuals(u, y)) / len(X) + penalty * w
         local = uncorrelated(_hessian(X, u, own, loss) + np.diag(penalty))
         step = local @ (local.T @ gradient)
-        most = losses[-1] + 0.5 * penalty @ w**2
+        # halved until the penalised loss does not rise
+        most = schedule.losses[-1] + 0.5 * penalty @ w**2
         for _ in range(HALVINGS):
             if value(w - step) + 0.5 * penalty @ (w - step) ** 2 <= most:
                 break
             step /= 2.0
         w = w - step
-        losses.append(value(w))
-        best = look()
-    return FittedWeights(best, losses, evals.losses, evals.over)
 
 
 def standard_errors(
@@ -223,11 +213,10 @@ def standard_errors(
 ) -> tuple[Floats, int]:
     """Return the weights' standard errors (n_columns,) and the residuals' degrees of freedom.
 
-    After them come those of weighted `sums` of weights (n_sums, n_columns), if there are such.
-
-    Of a quadratic loss they are those of least squares, with the residuals' variance, else from Fisher's information
-    and `variance`. A column that is constant but for the intercept has NaN, and one whose weight the optimum does not
-    determine. DataError where there are no more rows than independent columns.
+    After them come those of weighted `sums` of weights (n_sums, n_columns), if there are such. Of a quadratic loss they
+    are those of least squares, with the residuals' variance, else from Fisher's information and `variance`. A column
+    that is constant but for the intercept has NaN, and so has one whose weight the optimum does not determine.
+    DataError where there are no more rows than independent columns.
     """
     u = X @ weights
     local, known, rank = determined(X, _hessian(X, u, np.ones(len(y)), loss))
@@ -237,12 +226,14 @@ def standard_errors(
     if loss.least is not None:
         variance = 2.0 * float(np.mean(loss.values(u, y)) - loss.least) * len(y) / degrees
     if sums is not None:
-        local, known = np.vstack([local, sums @ local]), with_sums(known, sums)
+        local, known = with_sums(local, known, sums)
+    # the inverse Hessian is T T^T: its diagonal from the rows of T
     squares = np.einsum("ij,ij->i", local, local) * variance / len(y)
     return np.where(known, np.sqrt(squares), np.nan), degrees
 
 
 def _hessian(X: Floats, u: Floats, own: Floats, loss: Loss) -> Floats:
+    """Return the mean Hessian (n_columns, n_columns) at margins u, of rows that weigh `own`."""
     curvatures = own * loss.curvatures(u, np.ones(len(u)))
     hessian: Floats = X.T @ (X * curvatures[:, np.newaxis]) / len(u)
     return hessian

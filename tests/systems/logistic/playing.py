@@ -11,14 +11,14 @@ import numpy as np
 from tables import cut, cut_for_active, real_table
 from treaty.data.table import Table, to_table
 from treaty.linear.lbfgs import batch_seed
-from treaty.linear.training import Optimiser, train
+from treaty.linear.training import Optimiser, Solver, train
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import Keeper, checkpoint_file
 from treaty.models.linear import LinearPart, preparation_of
 from treaty.runs.threads import RunRecord, play
 from treaty.systems.logistic.options import SGD, FederatedRegression, QuasiNewton, RegressionOptions
 from treaty.systems.logistic.quasi_newton import active, coordinator, passive
-from treaty.systems.logistic.setup import Solver, fixed_columns, solver_of
+from treaty.systems.logistic.setup import fixed_columns, solver_of
 from treaty.systems.logistic.system import QUASI_NEWTON, assign
 from treaty.systems.options import names_of
 from treaty.systems.system import LabelledRows, PartySpec, RoleInput, Roles, mesh

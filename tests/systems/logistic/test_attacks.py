@@ -12,7 +12,7 @@ from treaty.crypto.keystream import from_fixed, total
 from treaty.data.table import to_table
 from treaty.errors import ConfigError
 from treaty.linear.lbfgs import Coordinator, Slice, batch_seed, fewest_rows, partition
-from treaty.linear.preparation import TAYLOR, mean_over_rows
+from treaty.linear.preparation import TAYLOR
 from treaty.messaging.messages import decode_body, view
 from treaty.models.linear import preparation_of
 from treaty.systems.logistic.paper import StepPart
@@ -77,7 +77,7 @@ def views_of_passive_party(epochs, *, fresh):
             batches = partition(ROWS, BATCH, batch_seed(1000 + epoch))
         for rows in batches:
             u = X[rows] @ slice_.weights
-            grad = mean_over_rows(X[rows], TAYLOR.residuals(u, y[rows]))
+            grad = X[rows].T @ TAYLOR.residuals(u, y[rows]) / len(rows)
             views.append((rows, X[rows, :PASSIVE] @ slice_.weights[:PASSIVE], grad[:PASSIVE]))
             slice_.step(coordinator.decide(slice_.products(grad)))
     return X[:, :PASSIVE], y, views

@@ -200,7 +200,7 @@ def test_a_key_shorter_than_agreed_is_refused(cipher):
         read_key(payload, setting(cipher, 3072), "p1", "a test")
 
 
-def test_a_seed_that_is_not_the_one_it_told_a_digest_of_is_refused(tmp_path):
+def test_a_seed_that_does_not_match_its_digest_is_refused(tmp_path):
     tables, y = linear_tables(2, rows=260)
     given = {"encryption": "lattice", **SHORT, "random_state": None}
     play_logistic(tables, y, **given, store=tmp_path)
@@ -213,5 +213,5 @@ def test_a_seed_that_is_not_the_one_it_told_a_digest_of_is_refused(tmp_path):
             )
         )
 
-    with pytest.raises(PeerProtocolError, match="told a digest of - at KeptBatches from p0"):
+    with pytest.raises(PeerProtocolError, match="does not match its digest - at KeptBatches from p0"):
         play_logistic(tables, y, **given, replace={"p0": lying})

@@ -134,7 +134,7 @@ def test_fit_goes_on_from_its_folder_and_leaves_no_checkpoint(transport, tmp_pat
         raise PowerCut
 
     with monkeypatch.context() as patched:
-        patched.setattr("treaty.systems.logistic.quasi_newton.fit_calibration", failing)  # when all epochs are done
+        patched.setattr("treaty.systems.logistic.prediction.fit_calibration", failing)  # when all epochs are done
         with pytest.raises(PowerCut):
             treaty.LogisticRegression("quasi-newton", **given | {"transport": "memory"}).fit(
                 tables, y, checkpoint=tmp_path

@@ -341,7 +341,10 @@ def test_rows_that_stand_alone_are_counted_and_warned_of(caplog):
     counts = {name: played.results[name].alone for name in tables}
     assert counts["p0"]["p1"] == 2
     assert counts["p0"] == counts["p1"]
-    assert "p0: 2 of 240 rows stand alone in their batch among p1's columns, which can tell their labels" in caplog.text
+    assert (
+        "p0: 2 of 240 rows stand alone in their batch among p1's columns: its gradients show their labels"
+        in caplog.text
+    )
     part = played.results["p1"]
     learned = said(list(tables), part, coordinator=False)
     assert any("the labels of 2 rows, which stand alone" in words for words in learned["p1"])
@@ -470,9 +473,9 @@ def test_weights_that_tell_labels_are_warned_of(caplog):
     tables, y = linear_tables(2, rows=260)
     given = {"encryption": "lattice", "show_weights": True, "max_iter": 1}
     play_logistic(tables, y, **given, weight=WEIGHT)
-    assert "tell labels" not in caplog.text
+    assert "reveal labels" not in caplog.text
     play_logistic(tables, y, **given, weight=np.where(y == 1, 1.0, 2.0))
-    assert "p0: weights of rows, which all parties with data are told, tell labels with AUC 1.00" in caplog.text
+    assert "p0: weights of rows, which all parties with data receive, reveal labels with AUC 1.00" in caplog.text
 
 
 def test_labels_of_more_classes_are_refused():

@@ -1,23 +1,13 @@
-"""How data parties of a logistic regression settle the partition of rows into batches, and count lone rows.
-
-=======================  ========================  ============================================================
-message                  from -> to                content
-=======================  ========================  ============================================================
-`KnownBatches`           data parties, all pairs   digests of the seed kept of an earlier job, and of
-                                                   random_state's
-`KeptBatches`            one who kept -> others    its seed
-`JointSeedCommitment`,   data parties, all pairs   a seed made by all: of batches, of the lattice map's public
-`JointSeedShare`                                   elements
-`LoneRows`               data parties, all pairs   how many of its rows stand alone in their batch
-=======================  ========================  ============================================================
+"""How the data parties of a regression agree on batches and weights of rows, and count rows that stand alone.
 
 **Batches** are cut once, for a training and for all later ones on the same rows that use the same folder: fresh batches
-would give everybody new equations about the same rows. A party that kept a partition insists on it, even if its columns
-have changed since. A seed of `random_state` is used only if all data parties name the same one: a party that chose the
-seed alone could pick one that isolates rows of its choice.
+would give all parties new equations about the same rows. A party that kept a partition insists on it, even if its
+columns have changed since. A seed of `random_state` is used only if all data parties name the same one: a party that
+chose the seed alone could pick one that isolates rows of its choice.
 
-A row that stands alone in its batch, the only one of its category for instance, shows its own residual in the gradient:
-see `rows_alone`. No choice of batches helps; the data parties tell each other how many such rows they have.
+**Weights of rows** are shown to all parties with data, by consent. Every party multiplies its part of a row's margin by
+the row's weight, and the active party the label, so that all products and the loss are weighted. Hidden weights would
+need products of a passive party's own columns with its own margins under weights that it does not know.
 """
 
 from __future__ import annotations
@@ -54,10 +44,7 @@ _OTHER_ROWS = (
 
 
 class KnownBatches(Message):
-    """Digests of the seed that the sender kept and of the one that random_state gives, empty for none.
-
-    Tells whether it had an earlier job on these rows.
-    """
+    """Digests of the seed that the sender kept and of the one that random_state gives, empty for none."""
 
     leakage: ClassVar = MessageLeakage("whether the sender had an earlier job on these rows", "control")
 
@@ -66,7 +53,7 @@ class KnownBatches(Message):
 
 
 class KeptBatches(Message):
-    """The kept seed itself, for a party that has none. Tells which rows are in a batch, as all data parties know."""
+    """The kept seed itself, for a party that has none."""
 
     leakage: ClassVar = MessageLeakage("which rows are in a batch, as all parties with data know", "control")
 
@@ -74,7 +61,7 @@ class KeptBatches(Message):
 
 
 class JointSeedCommitment(Message):
-    """Commitment to a share of a joint seed. Tells nothing."""
+    """Commitment to a share of a joint seed."""
 
     leakage: ClassVar = MessageLeakage("a commitment", "nothing")
 
@@ -105,12 +92,12 @@ def joint_seed(party: Party, others: Sequence[str], purpose: str) -> bytes:
     """Make a seed with others: all commit before any reveals its share, so that it is uniform if one is honest."""
     share = secrets.token_bytes(SEED_BYTES)
     committed = exchange(party, others, JointSeedCommitment(_commit(purpose, party.name, share)))
-    told = exchange(party, others, JointSeedShare(share))
+    shares = exchange(party, others, JointSeedShare(share))
     for peer in others:
-        theirs = told[peer].share
+        theirs = shares[peer].share
         if len(theirs) != SEED_BYTES or _commit(purpose, peer, theirs) != committed[peer].commitment:
             raise PeerProtocolError(peer, f"expected the share that was committed to - at JointSeedShare from {peer}")
-    whole = b"".join(told[name].share for name in sorted(told))
+    whole = b"".join(shares[name].share for name in sorted(shares))
     return hashlib.sha256(b"treaty joint seed" + purpose.encode() + whole).digest()
 
 
@@ -129,11 +116,11 @@ def rows_digest_of(n_rows: int, labels: Integers | None) -> bytes:
 def agree_on_batches(
     party: Party, setting: Setting, random_state: int | None, rows_digest: bytes, store: Path | None
 ) -> Integers:
-    """Settle the partition into batches with all data parties; return its rows (n_batches, batch_size).
+    """Agree on the partition into batches with all data parties; return its rows (n_batches, batch_size).
 
     A kept partition belongs to `rows_digest`: of the rows' ids in this order, or `rows_digest_of`. `store` keeps
-    partitions from job to job, unless it is None. Raises ConfigError when batches are to be others than those kept, or
-    parties kept different ones.
+    partitions from job to job, unless it is None. Raises ConfigError when other batches are asked for than those kept,
+    or parties kept different ones.
     """
     # a party's name may hold what a file's may not
     file = None if store is None else store / f"{quote(party.name, safe=' ')}.batches"
@@ -156,8 +143,8 @@ def agree_on_batches(
     if file is not None and known is None:
         if found.entries:
             logger.warning(
-                "%s: %s keeps batches of %d other sets of rows; rows that are in several sets have told more through "
-                "their gradients than one partition would",
+                "%s: %s keeps batches of %d other sets of rows; gradients of rows that are in several sets have shown "
+                "more about them than one partition would",
                 party.name, file.name, len(found.entries),
             )  # fmt: skip
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -181,8 +168,8 @@ def _common_seed(
 ) -> bytes:
     """Return the seed that a party kept, else the one that all name, else a new one made by all."""
     own = KnownBatches(*(b"" if seed is None else _digest(seed) for seed in (kept, named)))
-    told = exchange(party, others, own)
-    insisted = {known.kept for known in told.values()} - {b""}
+    received = exchange(party, others, own)
+    insisted = {known.kept for known in received.values()} - {b""}
     if len(insisted) > 1:
         raise ConfigError(
             "parties insist on different batches, from earlier jobs with other partners; take the partners of one of "
@@ -190,9 +177,9 @@ def _common_seed(
             public="parties insist on different batches, from earlier jobs with other partners; take the partners of "
             "one of these jobs, or, if they are other rows, name another store",
         )
-    names = sorted(name for name, known in told.items() if known.named)
+    names = sorted(name for name, known in received.items() if known.named)
     if not insisted:
-        if named is not None and {known.named for known in told.values()} == {own.named}:
+        if named is not None and {known.named for known in received.values()} == {own.named}:
             return named
         if names:
             logger.warning(
@@ -200,15 +187,16 @@ def _common_seed(
                 party.name, ", ".join(names),
             )  # fmt: skip
         return joint_seed(party, others, "batches")
-    first = min(name for name, known in told.items() if known.kept)
+    # those that kept the seed have it; the first of them sends it to all that have none
+    first = min(name for name, known in received.items() if known.kept)
     if first == party.name and kept is not None:
         for peer in others:
-            if not told[peer].kept:
+            if not received[peer].kept:
                 party.send(peer, KeptBatches(kept))
     if kept is None:
         kept = party.receive(first, KeptBatches).seed
-        if len(kept) != SEED_BYTES or _digest(kept) != told[first].kept:
-            raise PeerProtocolError(first, f"expected the seed it told a digest of - at KeptBatches from {first}")
+        if len(kept) != SEED_BYTES or _digest(kept) != received[first].kept:
+            raise PeerProtocolError(first, f"the seed does not match its digest - at KeptBatches from {first}")
         logger.warning("%s: using the batches that %s kept from an earlier job on these rows", party.name, first)
     return kept
 
@@ -217,47 +205,38 @@ def _digest(seed: bytes) -> bytes:
     return hashlib.sha256(b"treaty known batches" + seed).digest()
 
 
-def tell_lone_rows(party: Party, setting: Setting, data: OwnData, batches: Integers) -> dict[str, int]:
+def count_lone_rows(party: Party, setting: Setting, data: OwnData, batches: Integers) -> dict[str, int]:
     """Return of each data party how many of its rows stand alone in their batch, and warn of others'.
 
-    `data` are the own columns and weights, `batches` row numbers (n_batches, batch_size).
+    Such a row, the only one of its category for instance, shows its own residual in the gradient, see `rows_alone`. No
+    choice of batches helps. `data` are the own columns and weights, `batches` row numbers (n_batches, batch_size).
     """
     scale = np.ones(setting.n_rows) if data.weight is None else np.sqrt(data.weight)
     scale *= 2.0**-COLUMN_FRACTION
     own = sum(rows_alone(data.columns[rows] * scale[rows, np.newaxis]) for rows in batches)
     others, active, name = setting.others(party.name), setting.active, party.name
-    told = exchange(party, others, LoneRows(own))
+    counts = exchange(party, others, LoneRows(own))
     for peer in others:
-        if told[peer].rows > batches.size:
+        if counts[peer].rows > batches.size:
             raise PeerProtocolError(peer, f"expected at most {batches.size} rows - at LoneRows.rows from {peer}")
     for peer in others:
-        if told[peer].rows and active in (name, peer):
+        if counts[peer].rows and active in (name, peer):
             logger.warning(
-                "%s: %d of %d rows stand alone in their batch among %s's columns, which can tell their %s from its "
-                "gradients; to make them fewer, join rare categories, cut off far values, or take larger batches",
-                name, told[peer].rows, batches.size, peer, "labels" if name == active else "margins",
+                "%s: %d of %d rows stand alone in their batch among %s's columns: its gradients show their %s; to make "
+                "them fewer, join rare categories, cut off far values, or take larger batches",
+                name, counts[peer].rows, batches.size, peer, "labels" if name == active else "margins",
             )  # fmt: skip
-    return {name: told[name].rows for name in setting.owners}
+    return {name: counts[name].rows for name in setting.owners}
 
 
-# ----------------- weights of rows in a logistic regression between parties: told to all parties with data, by consent
-#
-# ============  =======================  ================================================
-# message       from -> to               content
-# ============  =======================  ================================================
-# `RowWeights`  active party -> passive  weights of all rows, once, before the first step
-# ============  =======================  ================================================
-#
-# Every party multiplies its part of a row's margin by the row's weight, and the active party the label, so that all
-# products and the loss are weighted. Hidden weights would need products of a passive party's own columns with its own
-# margins under weights that it does not know.
+# ---------------------------------------------------------------- weights of rows
 
 TELLING = 0.1
-"""Above 1/2, the area under the curve from which on weights of rows are warned of: they tell labels."""
+"""Above 1/2, the area under the curve from which on weights of rows are warned of: they reveal labels."""
 
 
 class RowWeights(Message):
-    """Weights of rows, float64, of many the next ones. Tell what they were made of: class weights tell labels."""
+    """Weights of rows, float64, of many the next ones; once, before the first step."""
 
     leakage: ClassVar = MessageLeakage(
         "the weights of all rows, and what they were made of: weights of classes tell labels",
@@ -269,7 +248,7 @@ class RowWeights(Message):
 
 
 def check_shown(inputs: GlmInput, y: Floats, weight: Floats) -> None:
-    """Refuse weights of rows (n_rows,) that no party may be told, or that no fixed point holds; warn of telling ones.
+    """Refuse weights of rows (n_rows,) that may not be shown, or that no fixed point holds; warn if they show labels.
 
     Raises ConfigError or DataError.
     """
@@ -278,9 +257,9 @@ def check_shown(inputs: GlmInput, y: Floats, weight: Floats) -> None:
         raise ConfigError("mode='paper' has no weights of rows, as the paper has none: expected sample_weight=None")
     if not inputs.options.show_weights:
         raise ConfigError(
-            "weights of rows have to be told to all parties with data, which multiply their parts of margins by them; "
+            "weights of rows have to be shown to all parties with data, which multiply their parts of margins by them; "
             f"if these may know them, set show_weights=True in {type(inputs.options).__name__} at every party (weights "
-            "that follow labels, as class weights do, tell labels), or leave sample_weight out"
+            "that follow labels, as class weights do, reveal labels), or leave sample_weight out"
         )
     largest = float(weight.max() / weight.mean())
     if largest > LARGEST_WEIGHT:
@@ -292,23 +271,23 @@ def check_shown(inputs: GlmInput, y: Floats, weight: Floats) -> None:
     area = float(roc_auc_score(y > 0.5, weight))
     if abs(area - 0.5) > TELLING:
         logger.warning(
-            "%s: weights of rows, which all parties with data are told, tell labels with AUC %.2f", name,
+            "%s: weights of rows, which all parties with data receive, reveal labels with AUC %.2f", name,
             max(area, 1.0 - area),
         )  # fmt: skip
 
 
-def tell_weights(party: Party, setting: Setting, own: OwnData, batches: Integers) -> OwnData:
-    """Tell passive parties the weights of rows, or receive them; return the own data with them.
+def share_weights(party: Party, setting: Setting, own: OwnData, batches: Integers) -> OwnData:
+    """Send passive parties the weights of rows, if any, or receive them; return the own data with them.
 
-    Every party multiplies its part of a margin by the row's weight, and the active party its labels. Raises ConfigError
-    when a batch has too few rows of any weight to hide labels.
+    Raises ConfigError when a batch has too few rows of any weight to hide labels.
     """
     if not setting.weighted:
         return own
-    if own.weight is not None:
-        told = own.weight
+    weight = own.weight
+    if weight is not None:
+        shown = weight
         for peer in setting.passives:
-            send_rows(party, peer, setting.n_rows, 64, lambda of: RowWeights(Array.of(told[of])))
+            send_rows(party, peer, setting.n_rows, 64, lambda of: RowWeights(Array.of(shown[of])))
     else:
         weight = np.empty(setting.n_rows)
         for of, piece in take_rows(party, setting.active, setting.n_rows, 64, RowWeights):
@@ -319,11 +298,10 @@ def tell_weights(party: Party, setting: Setting, own: OwnData, batches: Integers
                 setting.active,
                 f"expected weights of 0 to {LARGEST_WEIGHT} with mean 1 - at RowWeights from {setting.active}",
             )
-        own = replace(own, weight=weight)
-    assert own.weight is not None
-    least = int(np.count_nonzero(own.weight[batches], axis=1).min())
+    # a row without weight hides nothing
+    least = int(np.count_nonzero(weight[batches], axis=1).min())
     try:
         check_guards(setting, least)
     except ConfigError as error:
         raise ConfigError(f"of rows that weigh more than 0: {error}") from None
-    return own
+    return replace(own, weight=weight)

@@ -3,23 +3,10 @@
 Every data party k has columns X_k and, for a batch, a vector v_k: its part of 4 d, or of the Hessian's product. It gets
 X_k^T (sum of all v_j) and nothing else. As in Yang et al. (and Hardy et al.), the coordinator has the key.
 
-===================  =============================  ==============================================  ===================
-message              from -> to                     content                                         protection
-===================  =============================  ==============================================  ===================
-`SharedKey`          coordinator -> all             public key                                      TLS
-`EncryptedVector`    passive -> active party        <v_k>, a ciphertext per row                     cipher
-`EncryptedVector`    active -> passive party        <4 d>, sum of all of them, re-randomised        cipher
-`MaskedProducts`     data party -> coordinator      <X_k^T 4 d + R_k>, packed, re-randomised        cipher, mask
-`DecryptedProducts`  coordinator -> data party      X_k^T 4 d + R_k                                 mask
-`LossPart`           passive -> coordinator         its part of an epoch's loss                     masks that cancel
-`LossCipher`         active party -> coordinator    the same, and <-sum of y u of passives + R>     the same; cipher
-`LossTotal`          coordinator -> active party    the loss + R                                    mask
-===================  =============================  ==============================================  ===================
-
 The loss of a batch needs no product of vectors of its own: with 4 d = u - 2 y, the Taylor loss is
 log 2 + mean(d u) / 2 - mean(y u) / 4, and the mean of d u is w^T g, of which every party has its own part.
 
-*Assumptions*: honest-but-curious parties; the cipher. The coordinator must not collude with the active party, who has
+*Assumptions*: honest-but-curious parties; the cipher. The coordinator must not collude with the active party, which has
 all passive parties' <v_k>. Without a coordinator see `products`.
 """
 
@@ -52,9 +39,11 @@ Words = NDArray[np.uint64]
 
 _PIECE = 12  # bits of a vector: with 28 of a column, products of 2^23 rows fit
 
+OWN_GRADIENT = "its own gradient: the products of its columns with the hidden vector, summed over all parties"
+
 
 class SharedKey(Message):
-    """The coordinator's public key. Tells nothing."""
+    """The coordinator's public key."""
 
     leakage: ClassVar = MessageLeakage("the coordinator's public key", "control")
 
@@ -62,7 +51,7 @@ class SharedKey(Message):
 
 
 class EncryptedVector(Message):
-    """A vector, uint64 (rows, words), a ciphertext per row, of many the next ones. Tells nothing without the key."""
+    """A vector, uint64 (rows, words), a ciphertext per row, of many the next ones."""
 
     leakage: ClassVar = {
         "margins": MessageLeakage("the sender's part of margins, under the coordinator's key", "encrypted"),
@@ -73,7 +62,7 @@ class EncryptedVector(Message):
 
 
 class MaskedProducts(Message):
-    """Packed ciphertexts of a party's products and masks, uint64 (plaintexts, words). Tells how many there are."""
+    """Packed ciphertexts of a party's products and masks, uint64 (plaintexts, words)."""
 
     leakage: ClassVar = MessageLeakage("products under masks; how many columns", "masked")
 
@@ -81,19 +70,15 @@ class MaskedProducts(Message):
 
 
 class DecryptedProducts(Message):
-    """What the coordinator decrypted, uint64 (n_columns, limbs). Tells its products to the party that masked them."""
+    """What the coordinator decrypted, uint64 (n_columns, limbs), for the party that masked it."""
 
-    leakage: ClassVar = MessageLeakage(
-        "its own gradient: the products of its columns with the hidden vector, summed over all parties",
-        "aggregated",
-        guard="batch_size",
-    )
+    leakage: ClassVar = MessageLeakage(OWN_GRADIENT, "aggregated", guard="batch_size")
 
     numbers: Array
 
 
 class LossPart(Message):
-    """A part of an epoch's loss modulo 2^128, uint64 (1, 2), masked. Tells nothing but in the sum over all."""
+    """A part of an epoch's loss modulo 2^128, uint64 (1, 2), masked."""
 
     leakage: ClassVar = MessageLeakage("a part of an epoch's loss", "masked")
 
@@ -110,7 +95,7 @@ class LossCipher(Message):
 
 
 class LossTotal(Message):
-    """The sum of all parts, uint64 (1, 2), masked by the active party. Tells it an epoch's mean loss."""
+    """The sum of all parts, uint64 (1, 2), masked by the active party."""
 
     leakage: ClassVar = MessageLeakage("the mean loss of an epoch", "aggregated")
 
@@ -140,9 +125,9 @@ def ciphertexts(array: Array, hider: Hider, shape: tuple[int, ...], peer: str, w
     return hider.check(found, shape, f"{what} from {peer}")
 
 
-def send_vector(party: Party, peer: str, hidden: Words, kind: type[EncryptedVector] = EncryptedVector) -> None:
+def send_vector(party: Party, peer: str, hidden: Words) -> None:
     """Send a peer an encrypted vector (n, words)."""
-    send_rows(party, peer, len(hidden), 64 * hidden.shape[1], lambda of: kind(Array.of(hidden[of])))
+    send_rows(party, peer, len(hidden), 64 * hidden.shape[1], lambda of: EncryptedVector(Array.of(hidden[of])))
 
 
 def take_vectors(party: Party, peers: Sequence[str], n_rows: int, hider: Hider) -> Words:
@@ -154,7 +139,7 @@ def take_vectors(party: Party, peers: Sequence[str], n_rows: int, hider: Hider) 
             ciphertexts(party.receive(peer, EncryptedVector).rows, hider, shape, peer, "EncryptedVector.rows")
             for peer in peers
         ]
-        added[of] = add_up(theirs, hider)
+        added[of] = theirs[0] if len(theirs) == 1 else hider.multiply(theirs)
     return added
 
 
@@ -165,9 +150,29 @@ def product_of_all(rows: Words, hider: Hider) -> Words:
     return product
 
 
-def add_up(vectors: Sequence[Words], hider: Hider) -> Words:
-    """Add up encrypted vectors (n, words)."""
-    return vectors[0] if len(vectors) == 1 else hider.multiply(vectors)
+def cover(hider: Hider, products: Words, fields: Fields) -> tuple[Array, list[int]]:
+    """Pack encrypted products under fresh masks; return also the masks."""
+    masks, half = fields.masks(len(products)), 1 << (fields.bits - 1)
+    return Array.of(hider.cover(products, [half + mask for mask in masks], fields)), masks
+
+
+def uncover(opened_: Array, masks: Sequence[int], fields: Fields, peer: str, what: str) -> list[int]:
+    """Take the own masks off numbers, uint64 (n, limbs), that a peer has decrypted."""
+    words = view(opened_, np.uint64, (len(masks), -(-fields.width // 64)), peer=peer, what=what)
+    return fields.signed(from_words(words), masks)
+
+
+def open_fields(
+    key: PrivateKey, hidden: Array, count: int, fields: Fields, threads: int, peer: str, what: str
+) -> list[int]:
+    """Decrypt `count` packed numbers, uint64 (plaintexts, words), that a peer has sent."""
+    shape = (len(fields.starts(count)) - 1, key.public.modulus.words)
+    return opened(key, view(hidden, np.uint64, shape, peer=peer, what=what), count, fields, threads)
+
+
+def pack_numbers(numbers: Sequence[int], fields: Fields) -> Array:
+    """Return decrypted numbers, still masked, uint64 (n, limbs)."""
+    return Array.of(to_words(numbers, -(-fields.width // 64)))
 
 
 def sum_fields(setting: Setting, plaintext_bits: int, *, masked: bool = True) -> Fields:
@@ -178,11 +183,13 @@ def sum_fields(setting: Setting, plaintext_bits: int, *, masked: bool = True) ->
 
 def loss_fields(setting: Setting, plaintext_bits: int, masks: int) -> Fields:
     """Return how an epoch's loss lies in a plaintext, under `masks` masks."""
-    return Fields.of(setting.loss_bits, plaintext_bits, masks=masks, most=1)
+    # the signed sum of all parts, with their offsets
+    bits = setting.largest_loss.bit_length() + 2 + len(setting.owners).bit_length()
+    return Fields.of(bits, plaintext_bits, masks=masks, most=1)
 
 
 class CoordinatedProducts:
-    """A data party's end; `masks` cancel in sums over all data parties."""
+    """A data party's part; `masks` cancel in sums over all data parties."""
 
     def __init__(self, party: Party, setting: Setting, own: OwnData, masks: CancellingMasks, threads: int) -> None:
         assert setting.coordinator is not None
@@ -203,13 +210,11 @@ class CoordinatedProducts:
         """
         hidden = self._all_vectors(rows, own, counted)
         products = self._hider.weigh(hidden, self._columns[rows], WEIGHT_BITS)
-        masks, half = self._fields.masks(len(products)), 1 << (self._fields.bits - 1)
-        covered = self._hider.cover(products, [half + mask for mask in masks], self._fields)
-        self._party.send(self._coordinator, MaskedProducts(Array.of(covered)))
-        limbs = -(-self._fields.width // 64)
+        covered, masks = cover(self._hider, products, self._fields)
+        self._party.send(self._coordinator, MaskedProducts(covered))
         answer = self._party.receive(self._coordinator, DecryptedProducts).numbers
-        numbers = view(answer, np.uint64, (len(masks), limbs), peer=self._coordinator, what="DecryptedProducts.numbers")
-        found = self._fields.signed(from_words(numbers), masks)
+        found = uncover(answer, masks, self._fields, self._coordinator, "DecryptedProducts.numbers")
+        # every entry of each party's vector was shifted to be positive
         offset = len(self._setting.owners) << (self._setting.vector_bits - 1)
         sums: list[int] = self._columns[rows].sum(axis=0).tolist()
         return [product - offset * of_column for product, of_column in zip(found, sums, strict=True)]
@@ -224,7 +229,8 @@ class CoordinatedProducts:
         of_passives = take_vectors(party, setting.passives, len(rows), self._hider)
         if counted:
             self._count(rows, of_passives)
-        hidden = self._hider.multiply([of_passives, hidden])  # the own ciphertexts are fresh: so is the product
+        # the own ciphertexts are fresh: so is the product
+        hidden = self._hider.multiply([of_passives, hidden])
         for peer in setting.passives:
             send_vector(party, peer, hidden)
         return hidden
@@ -264,7 +270,7 @@ class CoordinatedProducts:
 
 
 class Opener:
-    """The coordinator's end: makes the key, decrypts masked numbers."""
+    """The coordinator's part: makes the key, decrypts masked numbers."""
 
     def __init__(self, party: Party, setting: Setting, threads: int) -> None:
         self._party, self._setting, self._threads = party, setting, threads
@@ -275,29 +281,26 @@ class Opener:
 
     def open(self) -> None:
         """Decrypt every party's masked products and send them back."""
-        words, limbs = self._key.public.modulus.words, -(-self._fields.width // 64)
         for name in self._setting.owners:
+            hidden, what = self._party.receive(name, MaskedProducts).products, "MaskedProducts.products"
             count = self._setting.n_columns[name]
-            plaintexts = len(self._fields.starts(count)) - 1
-            message = self._party.receive(name, MaskedProducts)
-            hidden = view(message.products, np.uint64, (plaintexts, words), peer=name, what="MaskedProducts.products")
-            numbers = opened(self._key, hidden, count, self._fields, self._threads)
-            self._party.send(name, DecryptedProducts(Array.of(to_words(numbers, limbs))))
+            numbers = open_fields(self._key, hidden, count, self._fields, self._threads, name, what)
+            self._party.send(name, DecryptedProducts(pack_numbers(numbers, self._fields)))
 
     def loss(self) -> None:
         """Add up an epoch's masked loss for the active party."""
-        party, setting, words = self._party, self._setting, self._key.public.modulus.words
-        fields = loss_fields(setting, self._key.public.plaintext_bits, 1)
+        party, active = self._party, self._setting.active
+        fields = loss_fields(self._setting, self._key.public.plaintext_bits, 1)
         parts = []
-        for name in setting.passives:
+        for name in self._setting.passives:
             part = party.receive(name, LossPart).part
             parts.append(view(part, np.uint64, (1, 2), peer=name, what="LossPart.part"))
-        told = party.receive(setting.active, LossCipher)
-        parts.append(view(told.part, np.uint64, (1, 2), peer=setting.active, what="LossCipher.part"))
-        hidden = view(told.hidden, np.uint64, (1, words), peer=setting.active, what="LossCipher.hidden")
-        parts.append(to_words(opened(self._key, hidden, 1, fields, self._threads), 4)[:, :2])  # modulo 2^128
+        of_active = party.receive(active, LossCipher)
+        parts.append(view(of_active.part, np.uint64, (1, 2), peer=active, what="LossCipher.part"))
+        numbers = open_fields(self._key, of_active.hidden, 1, fields, self._threads, active, "LossCipher.hidden")
+        parts.append(to_words(numbers, 4)[:, :2])  # modulo 2^128
         ring = total(parts)[0] % (1 << RING_BITS)
-        party.send(setting.active, LossTotal(Array.of(to_words([ring], 2))))
+        party.send(active, LossTotal(Array.of(to_words([ring], 2))))
 
 
 def exact_products(columns: Integers, vector: Integers) -> list[int]:

@@ -6,17 +6,8 @@ Q_k that only k knows. Then the Hessian is M, with identities on its diagonal an
 and k's block of (n F)^-1 is T_k Q_k (M^-1)_kk Q_k^T T_k^T / n. The products are those of training, with a column of Z_j
 as j's vector and zeros as everybody else's.
 
-==================  ==========================  =================================================  ====================
-message             from -> to                  content                                            protection
-==================  ==========================  =================================================  ====================
-products            as in training              X_k^T Z_j, to k; j is every passive party in turn  as in training
-`CrossProducts`     data party -> coordinator   its C_kj, and how many columns are independent     random rotations
-`InverseBlock`      coordinator -> data party   its (M^-1)_kk                                      random rotations
-`ErrorVariance`     active -> passive parties   sigma^2                                            TLS
-==================  ==========================  =================================================  ====================
-
 Without a coordinator the active party takes its place. Between two parties it then learns C, which says as much as its
-own block of the inverse; the other party learns its own block alone. A coordinator learns canonical correlations.
+own block of the inverse; the other party learns its own block alone.
 """
 
 from __future__ import annotations
@@ -24,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Protocol
+from typing import Annotated, ClassVar
 
 import msgspec
 import numpy as np
@@ -43,11 +34,14 @@ LEAST_EIGENVALUE = 1e-7
 
 _ROUNDING = 1e-6
 
+Times = Callable[[str, Floats | None], Floats | None]
+"""Multiplies the own columns with a party's vector, which its owner gives, under the Hessian."""
+
 
 class CrossProducts(Message):
     """The sender's rotated columns times others', float64 (n_columns, columns of passive parties but the sender's).
 
-    Tells correlations between the parties' columns, up to a rotation of each party's.
+    `rank` is how many of its columns are independent.
     """
 
     leakage: ClassVar = {
@@ -60,10 +54,7 @@ class CrossProducts(Message):
 
 
 class InverseBlock(Message):
-    """The receiver's block of the inverse, float64 (n_columns, n_columns), and how many columns are independent in all.
-
-    Tells how its columns correlate with the others', which its standard errors do, too.
-    """
+    """The receiver's block of the inverse, float64 (n_columns, n_columns); how many columns are independent in all."""
 
     leakage: ClassVar = MessageLeakage("how its columns correlate with the others'", "aggregated")
 
@@ -72,7 +63,7 @@ class InverseBlock(Message):
 
 
 class ErrorVariance(Message):
-    """Variance of the residuals, in the units of training; the receiver's standard errors follow."""
+    """Variance of the residuals, in the units of training."""
 
     leakage: ClassVar = MessageLeakage("the variance of residuals", "aggregated")
 
@@ -90,38 +81,29 @@ class Inference:
     degrees: int
 
 
-class Hidden(Protocol):
-    """What gradients were made with; see `training`."""
-
-    def final_block(self, weights: Floats) -> Floats:
-        """Return the own block of the mean Hessian at the optimum."""
-
-    def times(self, owner: str, vector: Floats | None) -> Floats | None:
-        """Multiply the own columns with a party's vector, which its owner gives, under the Hessian."""
-
-
 def standard_errors(
     party: Party,
     setting: Setting,
-    hidden: Hidden,
     X: Floats,
-    weights: Floats,
+    hessian: Floats,
+    times: Times,
     variance_of: Callable[[int], float] | None,
     sums: Floats,
-    steps: Callable[[int, int], None] | None = None,
+    steps: Callable[[int, int], None],
 ) -> Inference:
     """Return standard errors of the own weights, in the unit of training, as the active or a passive party.
 
-    `X` are the own columns (n_rows, n_columns), `weights` the optimum's; `variance_of` gives, at the active party, the
-    variance for the residuals' degrees of freedom. After the weights' errors come those of `sums`, (n_sums, n_columns).
-    DataError where there are no more rows than independent columns, or
-    columns of different parties depend on each other linearly.
+    `X` are the own columns (n_rows, n_columns), `hessian` is their block of the mean Hessian at the optimum.
+    `variance_of` gives, at the active party, the variance for the residuals' degrees of freedom. After the weights'
+    errors come those of `sums`, (n_sums, n_columns). `steps` is called with the products done, and how many there are.
+    DataError where there are no more rows than independent columns, or columns of different parties depend on each
+    other linearly.
     """
     n_rows, n_columns = X.shape
-    local, known, rank = determined(X, hidden.final_block(weights))
+    local, known, rank = determined(X, hessian)
     turned = np.zeros((n_columns, n_columns))
     turned[:, : local.shape[1]] = local @ random_rotation(local.shape[1])
-    cross = _cross_products(party, setting, hidden, X, turned, steps)
+    cross = _cross_products(party, setting, times, X, turned, steps)
     lead = setting.coordinator or setting.active
     if lead == party.name:
         blocks = _inverse(setting, {party.name: (cross, rank), **_collect(party, setting, setting.passives)})
@@ -143,13 +125,14 @@ def standard_errors(
         variance = variance_of(degrees)
         for peer in setting.passives:
             party.send(peer, ErrorVariance(variance))
-    turned, known = np.vstack([turned, sums @ turned]), with_sums(known, sums)
+    turned, known = with_sums(turned, known, sums)
+    # the diagonal of T Q (M^-1)_kk Q^T T^T
     squares = np.einsum("ij,jk,ik->i", turned, block, turned) * variance / n_rows
     return Inference(np.where(known, np.sqrt(np.maximum(squares, 0.0)), np.nan), degrees)
 
 
 def _cross_products(
-    party: Party, setting: Setting, hidden: Hidden, X: Floats, turned: Floats, steps: Callable[[int, int], None] | None
+    party: Party, setting: Setting, times: Times, X: Floats, turned: Floats, steps: Callable[[int, int], None]
 ) -> dict[str, Floats]:
     """Return the own C_kj, (n_columns, n_columns of j), for each passive party j but this one."""
     # entries are at most the root of n / curvature in size: scaled down where that exceeds what a margin may be
@@ -159,26 +142,21 @@ def _cross_products(
     for owner in setting.passives:
         found = []
         for column in range(setting.n_columns[owner]):
-            products = hidden.times(owner, Z[:, column] if owner == party.name else None)
+            products = times(owner, Z[:, column] if owner == party.name else None)
             if products is not None:
                 found.append(turned.T @ products * 2.0**halvings)
             done += 1
-            if steps is not None:
-                steps(done, total)
+            steps(done, total)
         if owner != party.name:
             cross[owner] = np.array(found).reshape(-1, X.shape[1]).T
     return cross
 
 
-def open_for_inference(setting: Setting, opener: Opener | None) -> None:
-    """Decrypt, as the coordinator, the products that standard errors are made of, where it has the key."""
+def invert_blocks(party: Party, setting: Setting, opener: Opener | None) -> None:
+    """As a coordinator, decrypt the products where it has the key, and give all parties their blocks of the inverse."""
     for _ in range(sum(setting.n_columns[name] for name in setting.passives)):
         if opener is not None:
             opener.open()
-
-
-def invert_for(party: Party, setting: Setting) -> None:
-    """Receive all parties' cross products, as a coordinator without data, and give them their blocks."""
     _give(party, _inverse(setting, _collect(party, setting, setting.owners)))
 
 
@@ -191,12 +169,12 @@ def _collect(party: Party, setting: Setting, owners: list[str]) -> dict[str, Cro
     for name in owners:
         others = [other for other in setting.passives if other != name]
         widths = [setting.n_columns[other] for other in others]
-        told, what = party.receive(name, CrossProducts), "CrossProducts.products"
-        whole = view(told.products, np.float64, (setting.n_columns[name], sum(widths)), peer=name, what=what)
-        if not np.all(np.abs(whole) < 1.0 + _ROUNDING) or told.rank > setting.n_columns[name]:
+        message, what = party.receive(name, CrossProducts), "CrossProducts.products"
+        whole = view(message.products, np.float64, (setting.n_columns[name], sum(widths)), peer=name, what=what)
+        if not np.all(np.abs(whole) < 1.0 + _ROUNDING) or message.rank > setting.n_columns[name]:
             raise PeerProtocolError(name, f"expected correlations, of size 1 at most - at {what} from {name}")
         cut = np.split(whole, np.cumsum(widths)[:-1], axis=1) if widths else []
-        collected[name] = (dict(zip(others, cut, strict=True)), told.rank)
+        collected[name] = (dict(zip(others, cut, strict=True)), message.rank)
     return collected
 
 
@@ -219,7 +197,7 @@ def _inverse(setting: Setting, collected: Mapping[str, Crossed]) -> dict[str, tu
     if values[0] < LEAST_EIGENVALUE:
         raise DataError(
             "columns of different parties depend on each other linearly: their weights have no standard errors; leave "
-            "out columns that another party has, too",
+            "out columns that another party has as well",
             public="columns of different parties depend on each other linearly: weights have no standard errors",
         )
     inverse = (vectors / values) @ vectors.T

@@ -1,27 +1,12 @@
 """Quasi-Newton logistic regression as published: for comparison alone, since its coordinator sees nearly everything.
 
-Yang et al. 2019 (arXiv 1912.00513), with the corrected formulas of docs/logistic.md; roles as in `roles`. One number
-per ciphertext, no masks. It starts only with mode="paper" and allow_insecure=True of every party.
+Yang et al. 2019 (arXiv 1912.00513), with the corrected formulas of docs/logistic.md; roles as in `quasi_newton`. One
+number per ciphertext, no masks. It starts only with mode="paper" and allow_insecure=True of every party.
 
-====  ====================  ======================  =================================================================
-step  message               from -> to              content
-====  ====================  ======================  =================================================================
-0     `SharedKey`           coordinator -> all      public key
-1     `Margins`             passive -> active       <u_A>, <u_A^2> of the batch (of several passive parties <u> alone)
-2     `EncryptedVector`     active -> passive       <4 d>, re-randomised
-3     `Gradient`            all -> coordinator      <X^T 4 d>; the active party also <loss>
-3*    `Margins`,            passive -> active,      every L iterations: <X s>, and back <4 h>
-      `EncryptedVector`     active -> passive
-4*    `Gradient`            all -> coordinator      <v>
-5     `StepPart`            coordinator -> all      each party's part of the step
---    `EpochLoss`           coordinator -> active   an epoch's mean loss
---    `EpochEnd`            active -> all           learning rate, whether training is over
-====  ====================  ======================  =================================================================
-
-What is wrong with it: the coordinator learns every gradient, v, loss and step, hence all weights, and with the columns'
-marginals the class-conditional means. With |S| no more than its columns, or with batches drawn afresh, a passive party
-solves for d and reads the labels; this form refuses neither. With the coordinator's help the active party has all u_A,
-and from enough of them X_A. The coordinator cannot tell the losses of several passive parties' cross terms from their
+Its flaws: the coordinator learns every gradient, v, loss and step, hence all weights, and with the columns' marginals
+the class-conditional means. With |S| no more than its columns, or with batches drawn afresh, a passive party solves for
+d and reads the labels; this form refuses neither. With the coordinator's help the active party has all u_A, and from
+enough of them X_A. The coordinator cannot derive the losses of several passive parties' cross terms from their
 ciphertexts; it has w and g, though, and w^T g is the mean of d u, so that <sum of y u> is enough.
 """
 
@@ -35,10 +20,11 @@ import numpy as np
 
 from treaty.crypto.additive.ciphers import PrivateKey
 from treaty.crypto.payload import to_words
-from treaty.crypto.sums.hidden_vectors import Fields, Hider, opened
+from treaty.crypto.sums.hidden_vectors import Fields, Hider
 from treaty.errors import PeerProtocolError
-from treaty.linear.lbfgs import Decision
+from treaty.linear.lbfgs import Decision, curvature_rows
 from treaty.linear.preparation import COLUMN_FRACTION
+from treaty.linear.training import Schedule
 from treaty.machine.arrays import Floats, Integers
 from treaty.messaging.messages import Array, Message, MessageLeakage, pack, view
 from treaty.messaging.party import Party
@@ -46,9 +32,9 @@ from treaty.systems.logistic.batches import agree_on_batches
 from treaty.systems.logistic.coordinated import (
     SharedKey,
     Words,
-    add_up,
     ciphertexts,
     make_key,
+    open_fields,
     product_of_all,
     read_key,
     send_vector,
@@ -56,11 +42,11 @@ from treaty.systems.logistic.coordinated import (
     take_vectors,
 )
 from treaty.systems.logistic.setup import WEIGHT_BITS, GlmInput, OwnData, Setting
-from treaty.systems.logistic.steps import end_epoch, receive_end
+from treaty.systems.logistic.steps import Epochs
 
 
 class Margins(Message):
-    """<u> and perhaps <u^2>, uint64 (batch_size, words). With the coordinator's help they tell u, and in time X."""
+    """<u> and, of a single passive party, <u^2>, uint64 (batch_size, words)."""
 
     leakage: ClassVar = MessageLeakage(
         "the sender's part of margins under the coordinator's key; with its help they tell the sender's columns",
@@ -72,7 +58,7 @@ class Margins(Message):
 
 
 class Gradient(Message):
-    """<X^T 4 d>, uint64 (n_columns, words), and perhaps <loss>. Tell the coordinator gradients and losses."""
+    """<X^T 4 d>, uint64 (n_columns, words), and, of the active party, <loss>."""
 
     leakage: ClassVar = MessageLeakage("gradients and losses of every batch, so all weights", "aggregated")
 
@@ -81,7 +67,7 @@ class Gradient(Message):
 
 
 class StepPart(Message):
-    """The receiver's part of the step, float64 (n_columns,). Tells the step of its own weights."""
+    """The receiver's part of the step, float64 (n_columns,)."""
 
     leakage: ClassVar = MessageLeakage("the step of its own weights, so about its gradient: labels", "aggregated")
 
@@ -105,25 +91,28 @@ def loss_fields(setting: Setting, plaintext_bits: int) -> Fields:
 # ---------------------------------------------------------------- data parties
 
 
-def train_slice(inputs: GlmInput, setting: Setting, own: OwnData) -> tuple[Floats, list[float]]:
-    """Train the own weights, as the active or a passive party; return also the losses, at the active party."""
+def train_slice(inputs: GlmInput, setting: Setting, own: OwnData) -> tuple[Floats, Schedule]:
+    """Train the own weights, as the active or a passive party; return also the schedule, which has the losses."""
     party, lead, columns = inputs.party, setting.coordinator, own.columns
     assert lead is not None
     batches = agree_on_batches(party, setting, inputs.common.random_state, b"", None)
     key = read_key(party.receive(lead, SharedKey).payload, setting, lead, "SharedKey")
     batch = _Batch(party, setting, Hider(key, key.plaintext_bits - 2, inputs.threads), own)
-    slice_ = replace(setting.solver, l2=0.0).slice(columns.shape[1], intercept=False)  # the coordinator adds l2
+    # the coordinator adds l2
+    slice_ = replace(setting.solver, l2=0.0).slice(columns.shape[1], intercept=False)
+    epochs = Epochs(inputs, setting, slice_, None)
+    epochs.begin()
     X = columns * 2.0**-COLUMN_FRACTION
-    schedule = setting.solver.schedule()
-    inputs.observers.round_finished(0, {})
     while True:
         party.round += 1
         for at, rows in enumerate(batches):
-            batch.gradient(rows, setting.fixed(X[rows] @ slice_.weights))  # steps 1 to 3
+            # steps 1 to 3, and every L iterations 3* and 4*
+            batch.gradient(rows, setting.fixed(X[rows] @ slice_.weights))
             s = slice_.candidate()
             if s is not None:
-                for of in setting.curvature_rows(batches, at):  # steps 3* and 4*
+                for of in curvature_rows(batches, at, setting.hessian_batch_size):
                     batch.curvature(of, setting.fixed(X[of] @ s))
+            # step 5
             answer = party.receive(lead, StepPart).step
             step = view(answer, np.float64, slice_.weights.shape, peer=lead, what="StepPart.step")
             if not np.all(np.isfinite(step)):
@@ -131,13 +120,9 @@ def train_slice(inputs: GlmInput, setting: Setting, own: OwnData) -> tuple[Float
             # to the slice, a step of coefficient 1 along one vector
             slice_.products(step, None if s is None else np.zeros_like(step))
             slice_.step(Decision(np.ones(1), keep=False))
-        if own.labels is None:
-            end = receive_end(inputs, schedule)
-        else:
-            end = end_epoch(inputs, schedule, party.receive(lead, EpochLoss).loss)
-        slice_.end_epoch(back=end.back)
+        end = epochs.end(None if own.labels is None else party.receive(lead, EpochLoss).loss)
         if end.finished:
-            return slice_.weights, schedule.losses
+            return slice_.weights, epochs.schedule
 
 
 class _Batch:
@@ -179,11 +164,12 @@ class _Batch:
 
     def _collect(self, n_rows: int, *, squared: bool) -> tuple[Words, Words | None]:
         """As the active party, add up passive parties' vectors; return also the squares, if there is one such party."""
-        told = {peer: self._party.receive(peer, Margins) for peer in self._setting.passives}
-        of_passives = add_up([self._check(margins.rows, n_rows, peer) for peer, margins in told.items()], self._hider)
+        received = {peer: self._party.receive(peer, Margins) for peer in self._setting.passives}
+        vectors = [self._check(margins.rows, n_rows, peer) for peer, margins in received.items()]
+        of_passives = vectors[0] if len(vectors) == 1 else self._hider.multiply(vectors)
         if not squared:
             return of_passives, None
-        ((peer, margins),) = told.items()
+        ((peer, margins),) = received.items()
         if margins.squares is None:
             raise PeerProtocolError(peer, f"expected squares - at Margins from {peer}")
         return of_passives, self._check(margins.squares, n_rows, peer)
@@ -205,12 +191,13 @@ class _Batch:
         offset = len(setting.owners) << (setting.vector_bits - 1)
         added = [half - offset * of_column for of_column in self._columns[rows].sum(axis=0).tolist()]
         covered = self._hider.cover(products, added, self._fields)
-        told = None if loss is None else Array.of(loss)
-        self._party.send(str(setting.coordinator), Gradient(Array.of(covered), told))
+        message = Gradient(Array.of(covered), None if loss is None else Array.of(loss))
+        self._party.send(str(setting.coordinator), message)
 
     def _loss(self, u: Integers, y: Integers, of_passives: Words, squares: Words | None) -> Words:
         """Return <sum of u^2 - 4 y u> of all parties' u, or, without squares, <sum of -4 y u> at the same scale."""
         setting, shift = self._setting, self._setting.fractional_bits
+        # with u = own + theirs: own^2 - 4 y own, plus (2 own - 4 y) times theirs, plus theirs^2; in Python's integers
         own = u.astype(object)
         signs = -(y << 2).astype(object) << shift
         factors = 2 * own + signs if squares is not None else signs
@@ -228,14 +215,15 @@ class _Batch:
 
 
 def coordinate(inputs: GlmInput, setting: Setting) -> None:
-    """Decrypt gradients, and send everybody its part of the step."""
+    """Decrypt gradients, and send all parties their parts of the step."""
     party, key = inputs.party, make_key(setting)
     for name in setting.owners:
         party.send(name, SharedKey(pack(key.public.to_payload())))
-    schedule, decider = setting.solver.schedule(), setting.decider()
+    decider = setting.decider()
     opener = _GradientOpener(party, setting, key, inputs.threads)
     ends = np.cumsum([setting.n_columns[name] for name in opener.order])
     whole = setting.solver.slice(int(ends[-1]), intercept=True)
+    epochs = Epochs(inputs, setting, whole, decider)
     while True:
         party.round, losses = party.round + 1, []
         for _ in range(setting.n_batches):
@@ -254,11 +242,8 @@ def coordinate(inputs: GlmInput, setting: Setting) -> None:
             for name, part in zip(opener.order, np.split(before - whole.weights, ends[:-1]), strict=True):
                 party.send(name, StepPart(Array.of(np.ascontiguousarray(part))))
         party.send(setting.active, EpochLoss(float(np.mean(losses))))
-        end = receive_end(inputs, schedule)
-        if end.finished:
+        if epochs.end(None).finished:
             return
-        whole.end_epoch(back=end.back)
-        decider.end_epoch(end.learning_rate, back=end.back)
 
 
 class _GradientOpener:
@@ -272,21 +257,19 @@ class _GradientOpener:
 
     def gradient(self, n_rows: int, *, with_loss: bool) -> tuple[Floats, float]:
         """Return the whole gradient over so many rows (n_columns,), and their loss sums' mean, 0 without one."""
-        setting, words = self._setting, self._key.public.modulus.words
-        slices, loss = [], 0.0
+        setting, slices, loss = self._setting, [], 0.0
         for name in self.order:
             n_columns = setting.n_columns[name]
-            told = self._party.receive(name, Gradient)
-            hidden = view(told.products, np.uint64, (n_columns, words), peer=name, what="Gradient.products")
-            slices.append(setting.mean_over(n_rows, self._opened(hidden, n_columns, self._fields)))
+            message = self._party.receive(name, Gradient)
+            products = self._opened(message.products, n_columns, self._fields, name, "Gradient.products")
+            slices.append(setting.mean_over(n_rows, products))
             if name != setting.active or not with_loss:
                 continue
-            if told.loss is None:
+            if message.loss is None:
                 raise PeerProtocolError(name, f"expected a loss - at Gradient from {name}")
-            cipher = view(told.loss, np.uint64, (1, words), peer=name, what="Gradient.loss")
-            (summed,) = self._opened(cipher, 1, self._loss_fields)
+            (summed,) = self._opened(message.loss, 1, self._loss_fields, name, "Gradient.loss")
             loss = summed / (1 << 2 * setting.fractional_bits) / n_rows
         return np.concatenate(slices), loss
 
-    def _opened(self, hidden: Words, count: int, fields: Fields) -> list[int]:
-        return fields.signed(opened(self._key, hidden, count, fields, self._threads), [0] * count)
+    def _opened(self, hidden: Array, count: int, fields: Fields, peer: str, what: str) -> list[int]:
+        return fields.signed(open_fields(self._key, hidden, count, fields, self._threads, peer, what), [0] * count)

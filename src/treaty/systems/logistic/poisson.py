@@ -5,20 +5,11 @@ multiplies these by its columns times its own factors, and so has X^T (e_A e_B) 
 adds a mask and has the product opened. (FATE's Poisson regression multiplies exponentials likewise, under the key of a
 third party.)
 
-=================  ============  =============================================  ====================================
-message            from -> to    content                                        protection
-=================  ============  =============================================  ====================================
-`RateKey`          each -> other  a public key                                  TLS
-`HiddenFactors`    each -> other  <e_k>, a ciphertext per row                    cipher
-`MaskedRates`      other -> each  <X^T (e_A e_B) + R>, packed, re-randomised     cipher; mask
-`OpenedRates`      each -> other  X^T (e_A e_B) + R                              mask
-=================  ============  =============================================  ====================================
-
 The gradient is the mean of (e_A e_B - y) x. The active party has y. The other party's mean of y x is made in the same
 way, once, with y in the place of e_B; its first gradient, where all rates are 1, would tell it that anyway.
 
-*Assumptions*: two honest-but-curious parties with data; the cipher. A part of u counts up to 16 in size while training;
-at the optimum, none may be beyond.
+*Assumptions*: two honest-but-curious parties with data; the cipher. A part of u beyond 16 in size is cut off while
+training; at the optimum, none may be.
 """
 
 from __future__ import annotations
@@ -29,15 +20,25 @@ from typing import ClassVar
 
 import numpy as np
 
-from treaty.crypto.payload import from_words, to_words
-from treaty.crypto.sums.hidden_vectors import Fields, Hider, hide_rows, opened, product_bits
+from treaty.crypto.sums.hidden_vectors import Fields, Hider, hide_rows, product_bits
 from treaty.errors import ConfigError, DataError
 from treaty.linear.lbfgs import ROWS_PER_COLUMN
 from treaty.linear.preparation import Target
 from treaty.machine.arrays import Floats, Integers
-from treaty.messaging.messages import Array, Arrays, Message, MessageLeakage, pack, row_pieces, view
+from treaty.messaging.leakage import MessageLeakage
+from treaty.messaging.messages import Array, Arrays, Message, pack, row_pieces
 from treaty.messaging.party import Party
-from treaty.systems.logistic.coordinated import Words, ciphertexts, make_key, read_key
+from treaty.systems.logistic.coordinated import (
+    OWN_GRADIENT,
+    Words,
+    ciphertexts,
+    cover,
+    make_key,
+    open_fields,
+    pack_numbers,
+    read_key,
+    uncover,
+)
 from treaty.systems.logistic.setup import Setting, diverged
 
 VALUE_BITS = 60
@@ -53,7 +54,7 @@ LARGEST_PART = 16.0
 
 
 class RateKey(Message):
-    """A party's public key. Tells nothing."""
+    """A party's public key."""
 
     leakage: ClassVar = MessageLeakage("a public key", "control")
 
@@ -61,10 +62,7 @@ class RateKey(Message):
 
 
 class HiddenFactors(Message):
-    """Factors of rows' rates, uint64 (rows, 1, words) under the sender's key, of many rows the next ones.
-
-    Tell nothing without the key.
-    """
+    """Factors of rows' rates, uint64 (rows, 1, words) under the sender's key, of many rows the next ones."""
 
     leakage: ClassVar = MessageLeakage("the sender's factor of each row's rate, under its own key", "encrypted")
 
@@ -72,7 +70,7 @@ class HiddenFactors(Message):
 
 
 class MaskedRates(Message):
-    """Masked products uint64 (plaintexts, words) under the receiver's key. Tell how many they are."""
+    """Masked products uint64 (plaintexts, words) under the receiver's key."""
 
     leakage: ClassVar = MessageLeakage("products under masks; how many columns", "masked")
 
@@ -80,18 +78,15 @@ class MaskedRates(Message):
 
 
 class OpenedRates(Message):
-    """What the sender decrypted, uint64 (n, limbs). Tells the products to the party that masked them."""
+    """What the sender decrypted, uint64 (n, limbs), for the party that masked it."""
 
-    leakage: ClassVar = MessageLeakage(
-        "its own gradient: the products of its columns with the hidden vector, summed over all parties",
-        "aggregated",
-    )
+    leakage: ClassVar = MessageLeakage(OWN_GRADIENT, "aggregated")
 
     numbers: Array
 
 
 class RateProducts:
-    """A party's end: its key, and the other party's."""
+    """Products of one party's vector with the other's columns: the own key, and the other party's."""
 
     def __init__(self, party: Party, setting: Setting, threads: int) -> None:
         (self.peer,) = setting.others(party.name)
@@ -116,19 +111,15 @@ class RateProducts:
             FRACTION_BITS, WEIGHT_BITS - 2 - math.ceil(math.log2(max(1.0, np.abs(weights).max(initial=0.0))))
         )
         own, fields = _fixed(weights, fraction, WEIGHT_BITS), self._fields(self._hider.plaintext_bits)
-        masks, half = fields.masks(own.shape[1]), 1 << (fields.bits - 1)
-        products = self._hider.weigh(hidden, own, WEIGHT_BITS)
-        covered = self._hider.cover(products, [half + mask for mask in masks], fields)
-        party.send(peer, MaskedRates(Array.of(covered)))
+        covered, masks = cover(self._hider, self._hider.weigh(hidden, own, WEIGHT_BITS), fields)
+        party.send(peer, MaskedRates(covered))
         if vector is not None:
             self._open(asked)
-        answer, limbs = party.receive(peer, OpenedRates).numbers, -(-fields.width // 64)
-        numbers = from_words(view(answer, np.uint64, (len(masks), limbs), peer=peer, what="OpenedRates.numbers"))
+        numbers = uncover(party.receive(peer, OpenedRates).numbers, masks, fields, peer, "OpenedRates.numbers")
         # entries of a hidden vector are shifted by 2^(VALUE_BITS - 1)
         shifts = [sum(column) << (VALUE_BITS - 1) for column in own.T.tolist()]
         unit = 1 << (FRACTION_BITS + fraction)
-        found = zip(fields.signed(numbers, masks), shifts, strict=True)
-        return np.array([(number - shift) / unit for number, shift in found], np.float64)
+        return np.array([(n - shift) / unit for n, shift in zip(numbers, shifts, strict=True)], np.float64)
 
     def _exchange(self, vector: Floats | None, n_theirs: int) -> Words:
         """Send the own vector, encrypted, if there is one; return the other's (n_theirs, words), piece for piece."""
@@ -148,11 +139,9 @@ class RateProducts:
 
     def _open(self, count: int) -> None:
         """Decrypt the products that the other party masked."""
-        fields, words = self._fields(self._key.public.plaintext_bits), self._key.public.modulus.words
-        masked, what = self._party.receive(self.peer, MaskedRates).values, "MaskedRates.values"
-        hidden = view(masked, np.uint64, (len(fields.starts(count)) - 1, words), peer=self.peer, what=what)
-        numbers = opened(self._key, hidden, count, fields, self._threads)
-        self._party.send(self.peer, OpenedRates(Array.of(to_words(numbers, -(-fields.width // 64)))))
+        fields, masked = self._fields(self._key.public.plaintext_bits), self._party.receive(self.peer, MaskedRates)
+        numbers = open_fields(self._key, masked.values, count, fields, self._threads, self.peer, "MaskedRates.values")
+        self._party.send(self.peer, OpenedRates(pack_numbers(numbers, fields)))
 
     def _fields(self, plaintext_bits: int) -> Fields:
         bits = product_bits(self._setting.n_rows, WEIGHT_BITS, VALUE_BITS)
@@ -166,8 +155,7 @@ class RateGradients:
     """
 
     def __init__(self, products: RateProducts, setting: Setting, X: Floats, target: Target | None) -> None:
-        self._products, self._X = products, X
-        self._n_columns, self._n_theirs = X.shape[1], setting.n_columns[products.peer]
+        self._products, self._X, self._n_theirs = products, X, setting.n_columns[products.peer]
         if target is None:
             self._pull = self._products.times(None, X) / len(X)
         else:
@@ -176,10 +164,18 @@ class RateGradients:
         self._is_active = target is not None
         self._factors = np.ones(len(X))
 
-    def block(self) -> Floats:
-        """Return the own block of the mean Hessian at weights of 0, where all rates are 1."""
-        block: Floats = self._X.T @ self._X / len(self._X)
-        return block
+    def block(self, weights: Floats | None) -> Floats:
+        """Return the own block of the mean Hessian at these weights; None: at 0, where all rates are 1."""
+        if weights is None:
+            start: Floats = self._X.T @ self._X / len(self._X)
+            return start
+        # the sums of rates times any two of the own columns
+        own, n, asked = self._take_factors(weights), self._X.shape[1], self._n_theirs * (self._n_theirs + 1) // 2
+        left, right = np.triu_indices(n)
+        pairs = self._products.times(own, own[:, np.newaxis] * self._X[:, left] * self._X[:, right], asked=asked)
+        block = np.zeros((n, n))
+        block[left, right] = pairs / len(self._X)
+        return block + np.triu(block, 1).T
 
     def gradient(self, weights: Floats) -> Floats:
         """Return the own slice of the gradient at all parties' weights."""
@@ -202,25 +198,15 @@ class RateGradients:
                 public=f"a part of the logarithm of a rate exceeds {LARGEST_PART:g} at the optimum",
             )
 
-    def final_block(self, weights: Floats) -> Floats:
-        """Return the own block of the mean Hessian at the optimum."""
-        own, n = self._take_factors(weights), self._n_columns
-        left, right = np.triu_indices(n)
-        theirs = self._n_theirs * (self._n_theirs + 1) // 2
-        pairs = self._products.times(own, own[:, np.newaxis] * self._X[:, left] * self._X[:, right], asked=theirs)
-        block = np.zeros((n, n))
-        block[left, right] = pairs / len(self._X)
-        return block + np.triu(block, 1).T
-
     def times(self, owner: str, vector: Floats | None) -> Floats | None:
-        """Multiply with the Hessian's block beside: the own columns with a party's vector, given by its owner."""
+        """Multiply the own columns with a party's vector, which its owner gives, under the Hessian."""
         if vector is not None:
             self._products.times(self._factors * vector, None, asked=self._n_theirs)
             return None
         return self._products.times(None, self._factors[:, np.newaxis] * self._X) / len(self._X)
 
     def _take_factors(self, weights: Floats) -> Floats:
-        # beyond, a loss that is too large has the step undone
+        # where parts are cut off, the loss is too large and the step is undone
         self._factors = np.exp(np.clip(self._X @ weights, -LARGEST_PART, LARGEST_PART))
         return self._factors
 

@@ -1,15 +1,12 @@
-"""Federated prediction of a linear model: passive parties add their parts of the margins, the active one gets the sum.
+"""Margins of a linear model: passive parties send their parts under masks, and the active party gets the sum.
 
-A margin is a sum of parties' parts, so the active party, who gets it, knows the passive parties' share of it whatever
-is done. Of several passive parties it learns no more: masks that cancel in the sum hide their parts. Of a single one it
-learns its part of every row's margin; given as many rows as that party has columns, and these columns' values in them,
-it can solve for the party's weights.
+The active party, which gets the sum, knows the passive parties' share of it in any case. Of several passive parties it
+learns no more: masks that cancel hide their parts. Of a single one it learns its part of every row's margin; given as
+many rows as that party has columns, and these columns' values in them, it can solve for the party's weights. Passive
+parties learn nothing, not even the margins. A coordinator has no part in it.
 
-What each message tells is in `logistic.leakage`.
-
-Numbers are rounded to multiples of 2^-32. Passive parties learn nothing, not even the margins. The coordinator has no
-part in prediction. At the end of a training the same messages give the active party the margins of the training rows,
-to which it fits its calibration, and after each epoch those of eval sets.
+The same messages serve the prediction of many rows, that of rows asked for one request at a time by parties that have
+aligned their rows once and stay connected, the calibration at the end of a training, and eval sets after every epoch.
 """
 
 from __future__ import annotations
@@ -22,10 +19,13 @@ import numpy as np
 
 from treaty.crypto.keystream import add_masks, mask_nonce, pair_keys
 from treaty.errors import DataError
-from treaty.machine.arrays import Floats
-from treaty.messaging.conversation import OF_ONE_MODEL, agree
-from treaty.messaging.messages import Array, Message, MessageLeakage, send_rows, take_rows, view
+from treaty.linear.preparation import fit_calibration
+from treaty.machine.arrays import Flags, Floats
+from treaty.messaging.agreement import OF_ONE_MODEL, Term, agree
+from treaty.messaging.leakage import MessageLeakage
+from treaty.messaging.messages import Array, Message, send_rows, take_rows, view
 from treaty.messaging.party import Party
+from treaty.models.linear import LinearPart
 from treaty.systems.logistic.setup import GlmInput, pair_seeds
 from treaty.systems.vertical.prediction import Asked, Finish, OnlineRows, answer_requests, asked_rows
 
@@ -34,10 +34,7 @@ _LARGEST = 2.0**30  # of a part of a margin
 
 
 class MarginPart(Message):
-    """Parts of margins of rows, uint64, in units of 2^-32 modulo 2^64; masked if there are several passive parties.
-
-    Of many rows there are several, each of the next ones.
-    """
+    """Parts of margins of the next rows, uint64, in units of 2^-32 modulo 2^64; masked if there are several senders."""
 
     leakage: ClassVar = {
         "training": MessageLeakage(
@@ -59,19 +56,19 @@ class MarginPart(Message):
 def predict_active(inputs: GlmInput) -> Floats:
     """Predict rows as the label holder; all other owners play `predict_passive`.
 
-    The role's `data` has the own columns of the rows, its `part` the own part of the model, with the intercept.
-    Returns margins float64 (n_rows,), which the part makes log-odds of the second class of, see `LinearPart.log_odds`.
+    The input has the own columns of the rows, and the own part of the model, with the intercept. Returns margins
+    float64 (n_rows,), which the part turns into log-odds of the second class, see `LinearPart.log_odds`.
 
-    Raises ConfigError when parties disagree on model or rows, PeerError when a peer is lost or sends something else.
+    Raises ConfigError when parties disagree on model or rows, PeerError when a peer is lost or sends another message.
     """
-    party, table = inputs.party, inputs.rows.table
-    agree(party, _terms(inputs), remedy=OF_ONE_MODEL)
-    own = inputs.part.margins(table)
-    return collect_margins(party, inputs.others, own.reshape(-1)).reshape(own.shape)
+    _agree_on_rows(inputs, "rows to predict")
+    own = inputs.part.margins(inputs.rows.table)
+    return collect_margins(inputs.party, inputs.others, own.reshape(-1)).reshape(own.shape)
 
 
 def collect_margins(party: Party, passives: Sequence[str], own: Floats) -> Floats:
     """Add all passive parties' parts to the own part (n_rows,), as the active party."""
+    # masks cancel modulo 2^64; the sum is signed
     summed = np.zeros(len(own), np.uint64)
     for peer in passives:
         for of, part in take_rows(party, peer, len(own), 64, MarginPart):
@@ -84,22 +81,37 @@ def predict_passive(inputs: GlmInput) -> None:
 
     Raises DataError when a part of a margin is too large.
     """
-    party = inputs.party
-    agree(party, _terms(inputs), remedy=OF_ONE_MODEL)
-    give_margins(party, inputs.roles.active, inputs.others, inputs.part.margins(inputs.rows.table).reshape(-1))
+    _agree_on_rows(inputs, "rows to predict")
+    _give_margins(inputs, inputs.part.margins(inputs.rows.table).reshape(-1))
 
 
-def give_margins(party: Party, active: str, passives: Sequence[str], margins: Floats) -> None:
-    """Send the active party the own part of margins (n_rows,), under masks that cancel over all passive parties."""
-    others = [name for name in passives if name != party.name]
-    # once: the seeds serve these rows alone
-    send_margins(party, active, margins, pair_seeds(party, others), 0, "margins")
+def calibrate(inputs: GlmInput, part: LinearPart, positive: Flags) -> None:
+    """Have the active party fit its calibration to margins of the training rows and its labels, which are `positive`.
+
+    It gets these margins from all parties, as in a prediction.
+    """
+    margins = part.margins(inputs.rows.table)
+    if inputs.party.name == inputs.roles.active:
+        margins = collect_margins(inputs.party, inputs.others, margins)
+        part.calibration = fit_calibration(margins, positive.astype(np.float64), inputs.rows.weight)
+    else:
+        _give_margins(inputs, margins)
+
+
+def _give_margins(inputs: GlmInput, margins: Floats) -> None:
+    """Send the active party the own part of margins (n_rows,), under masks made for these rows alone."""
+    others = [name for name in inputs.others if name != inputs.party.name]
+    seeds = pair_seeds(inputs.party, others)
+    send_margins(inputs.party, inputs.roles.active, margins, seeds, 0, "margins")
 
 
 def send_margins(
     party: Party, active: str, margins: Floats, seeds: Mapping[str, bytes], round_: int, what: str
 ) -> None:
-    """Send them under masks of the `seeds` shared with each other passive party; `round_` and `what` name the sum."""
+    """Send parts of margins (n_rows,) under masks that cancel over all passive parties.
+
+    `seeds` are those shared with each other one; `round_` and `what` name the sum.
+    """
     if not np.all(np.abs(margins) < _LARGEST):
         raise DataError(f"{party.name}: expected parts of margins below 2^30, got a larger one - in the model")
     values = np.rint(margins * 2.0**FRACTION_BITS).astype(np.int64).view(np.uint64)
@@ -108,23 +120,18 @@ def send_margins(
     send_rows(party, active, len(values), 64, lambda of: MarginPart(Array.of(values[of])))
 
 
-def _terms(inputs: GlmInput) -> dict[str, str | int]:
-    return {"model": inputs.part.model_id, "rows to predict": inputs.rows.table.n_rows}
+def _agree_on_rows(inputs: GlmInput, rows: str) -> None:
+    """Compare the model, and how many rows there are, with all peers; `rows` is what they are called."""
+    terms: dict[str, Term] = {"model": inputs.part.model_id, rows: inputs.rows.table.n_rows}
+    agree(inputs.party, terms, remedy=OF_ONE_MODEL)
 
 
-# ------------ prediction of a linear model row by row, by parties that have aligned their rows once and stay connected
-#
-# The active party names rows as it does for trees (`vertical.online`); passive parties answer with their parts of these
-# rows' margins, masked as in a prediction of many rows at a time (`prediction`), afresh for each request. Masks depend
-# on which rows are asked for, so that an active party that names different rows to different passive parties gets
-# noise.
-#
-# What each message tells is in `logistic.leakage`.
+# ---------------------------------------------------------------- row by row
 
 
 def online_active(inputs: GlmInput) -> None:
     """Predict what `inputs.requests` asks for, until it ends."""
-    agree(inputs.party, _online_terms(inputs), remedy=OF_ONE_MODEL)
+    _agree_on_rows(inputs, "rows")
 
     def answer(asked: Asked) -> Floats:
         own = inputs.part.margins(asked.table)
@@ -136,7 +143,7 @@ def online_active(inputs: GlmInput) -> None:
 def online_passive(inputs: GlmInput) -> None:
     """Give the own parts of margins of the rows that the active party asks for, until it has finished."""
     party, active = inputs.party, inputs.roles.active
-    agree(party, _online_terms(inputs), remedy=OF_ONE_MODEL)
+    _agree_on_rows(inputs, "rows")
     seeds = pair_seeds(party, [name for name in inputs.others if name != party.name])
     margins, number = inputs.part.margins(inputs.rows.table), 0
     while isinstance(asked := party.receive(active, OnlineRows, Finish), OnlineRows):
@@ -144,9 +151,6 @@ def online_passive(inputs: GlmInput) -> None:
         rows = asked_rows(asked, active, len(margins))
         if len(rows):
             number += 1
+            # masks depend on the rows: an active party that names others to another passive party gets noise
             what = f"online {hashlib.sha256(rows.tobytes()).hexdigest()}"
             send_margins(party, active, margins[rows].reshape(-1), seeds, number, what)
-
-
-def _online_terms(inputs: GlmInput) -> dict[str, str | int]:
-    return {"model": inputs.part.model_id, "rows": inputs.rows.table.n_rows}

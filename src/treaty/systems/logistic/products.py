@@ -1,16 +1,21 @@
-"""Each party's columns times the sum of all parties' vectors, under keys of their own and without a coordinator.
+"""Each party's columns times the sum of all parties' vectors, without a third party: by own keys or the lattice map.
 
-As in `coordinated`, but every data party makes a key of its own and gives the others its columns encrypted, once. A
-party with a vector multiplies these by it and returns the product to the owner of the columns, which alone can decrypt
-it: no row of any vector is ever sent. With several senders masks hide which of them sent what.
+As in `coordinated`, party k gets X_k^T (sum of all v_j). Masks hide, where there are several senders, which of them
+sent what.
 
-===================  =================  =====================================================  ========================
-`HiddenRows`         each -> each       public key, own columns by row; active party: also -y  cipher
-`EncryptedProducts`  each -> each       <X_k^T v_j> under k's key, re-randomised               cipher; masks that cancel
-`EncryptedProducts`  passive -> active  an epoch's part of the loss                            cipher; masks that cancel
-===================  =================  =====================================================  ========================
+**Own keys.** Every data party gives the others its columns, encrypted under its own key, once. A party with a vector
+multiplies these by it and returns the product to the owner of the columns, which alone can decrypt it: no row of any
+vector is ever sent. No two parties that hide something from a third may collude.
 
-*Assumptions*: honest-but-curious parties; the cipher. No two parties that hide something from a third may collude.
+**Lattice map** (`crypto.sums.hidden_vectors`), between every pair of parties. Party j asks k for X_k^T v_j, opens it
+under a mask that k has added, over the whole ring, and returns its share, which is uniform. There is no key; a
+coordinator, if there is one, has no part in it. The active party has its negated labels among its columns: of their
+products passive parties keep shares until an epoch's end, and return the sum with their own part of the loss, so that
+the active party learns that sum alone. Rows are taken in the order of the batches, in blocks of as many whole batches
+as the ring has coefficients for, so that a batch costs the same in a table of any length. A product over rows of
+several blocks is the sum of those over each, of which no party learns one alone.
+
+*Assumptions*: honest-but-curious parties; the cipher, or those of docs/lattice.md.
 """
 
 from __future__ import annotations
@@ -32,7 +37,6 @@ from treaty.crypto.sums.hidden_vectors import (
     VectorClient,
     VectorServer,
     hide_rows,
-    opened,
     product_bits,
     signed,
     vectors_parameters,
@@ -53,14 +57,23 @@ from treaty.messaging.messages import (
 )
 from treaty.messaging.party import Party
 from treaty.systems.logistic.batches import joint_seed
-from treaty.systems.logistic.coordinated import Words, ciphertexts, exact_products, loss_fields, make_key, read_key
+from treaty.systems.logistic.coordinated import (
+    OWN_GRADIENT,
+    Words,
+    ciphertexts,
+    exact_products,
+    loss_fields,
+    make_key,
+    open_fields,
+    read_key,
+)
 from treaty.systems.logistic.setup import WEIGHT_BITS, GlmInput, OwnData, Setting, diverged
 
 
 class HiddenRows(Message):
     """A party's public key and its columns, uint64 (rows, plaintexts, words), of many rows the next ones.
 
-    `labels` are uint64 (rows, 1, words) of the active party's, where these are needed. Tells nothing without the key.
+    `labels` are the active party's, uint64 (rows, 1, words), where these are needed.
     """
 
     leakage: ClassVar = MessageLeakage("the sender's columns, and labels, under its own key", "encrypted")
@@ -71,43 +84,37 @@ class HiddenRows(Message):
 
 
 class EncryptedProducts(Message):
-    """Products uint64 (plaintexts, words) under the receiver's key. Tells it these, summed over all senders."""
+    """Products uint64 (plaintexts, words) under the receiver's key, with masks that cancel over all senders."""
 
-    leakage: ClassVar = MessageLeakage(
-        "its own gradient: the products of its columns with the hidden vector, summed over all parties",
-        "aggregated",
-        guard="batch_size",
-    )
+    leakage: ClassVar = MessageLeakage(OWN_GRADIENT, "aggregated", guard="batch_size")
 
     values: Array
 
 
 class OwnKeyProducts:
-    """A data party's end without a coordinator; `masks` cancel in sums over all data parties."""
+    """A data party's part, under its own key; `masks` cancel in sums over all data parties."""
 
     def __init__(self, party: Party, setting: Setting, own: OwnData, masks: CancellingMasks, threads: int) -> None:
         self._party, self._setting, self._columns, self._labels = party, setting, own.columns, own.labels
         self._masks, self._threads = masks, threads
         self._key = make_key(setting)
-        bits = self._key.public.plaintext_bits
-        self._senders = len(setting.owners) - 1
-        self._fields = self._matrix_fields(bits)
+        self._senders, passives = len(setting.owners) - 1, len(setting.passives)
+        self._loss_masks = passives if passives > 1 else 0
+        self._fields = self._matrix_fields(self._key.public.plaintext_bits)
         self._theirs: dict[str, HiddenMatrix] = {}
+        # a piece of each in turn, so that no party has many of them unread
         for _ in zip_longest(self._hide(own), *map(self._read, setting.others(party.name))):
-            pass  # a piece of each in turn, so that nobody has many of them unread
-        self._seen: list[tuple[Integers, Integers]] = []  # an epoch's rows and margins, at a passive party
-        self._label_sum = 0  # over an epoch's rows, at the active party
+            pass
+        # an epoch's rows and margins, at a passive party; the sum of its labels, at the active one
+        self._seen: list[tuple[Integers, Integers]] = []
+        self._label_sum = 0
         self._place = 0
 
     def _matrix_fields(self, plaintext_bits: int) -> Fields:
         bits = product_bits(self._setting.batch_size, WEIGHT_BITS, self._setting.vector_bits)
-        masks = self._senders if self._senders > 1 else 0  # what a single sender adds need not be hidden from the owner
+        # what a single sender adds need not be hidden from the owner
+        masks = self._senders if self._senders > 1 else 0
         return Fields.of(bits + self._senders.bit_length(), plaintext_bits, masks=masks)
-
-    @property
-    def _loss_masks(self) -> int:
-        passives = len(self._setting.passives)
-        return passives if passives > 1 else 0
 
     def _hide(self, own: OwnData) -> Iterator[None]:
         """Send the others the own columns and labels, encrypted, yielding after each piece."""
@@ -118,22 +125,22 @@ class OwnKeyProducts:
             rows, labels = hide_rows(self._key, own.columns[of], WEIGHT_BITS, self._fields, self._threads), None
             if own.labels is not None:
                 labels = Array.of(hide_rows(self._key, -own.labels[of, np.newaxis], 2, of_loss, self._threads))
-            told = HiddenRows(key, Array.of(rows), labels)
+            hidden = HiddenRows(key, Array.of(rows), labels)
             for peer in setting.others(self._party.name):
-                self._party.send(peer, told)
+                self._party.send(peer, hidden)
             yield
 
     def _read(self, peer: str) -> Iterator[None]:
         """Receive a party's columns, and the active party's labels, yielding after each piece."""
-        setting, told = self._setting, self._party.receive(peer, HiddenRows)
-        key = read_key(told.key, setting, peer, "HiddenRows.key")
+        setting, first = self._setting, self._party.receive(peer, HiddenRows)
+        key = read_key(first.key, setting, peer, "HiddenRows.key")
         hider = Hider(key, key.plaintext_bits - 2, self._threads)
         fields, words = self._matrix_fields(key.plaintext_bits), key.modulus.words
         plaintexts = len(fields.starts(setting.n_columns[peer])) - 1
         with_labels = peer == setting.active and not setting.whole
         rows, labels = list[Words](), list[Words]()
         bits = 64 * words * (plaintexts + with_labels)
-        for of, piece in take_rows(self._party, peer, setting.n_rows, bits, HiddenRows, told):
+        for of, piece in take_rows(self._party, peer, setting.n_rows, bits, HiddenRows, first):
             count = of.stop - of.start
             rows.append(ciphertexts(piece.rows, hider, (count, plaintexts), peer, "HiddenRows.rows"))
             if with_labels:
@@ -154,8 +161,8 @@ class OwnKeyProducts:
         self._place += 1
         for peer in others:
             fields, count = self._theirs[peer].fields, setting.n_columns[peer]
-            beside = [other for other in others if other != peer]
-            added = self._masks_of(count, fields, f"to {peer}", self._place, beside)
+            senders = [other for other in others if other != peer]
+            added = self._masks_of(count, fields, f"to {peer}", self._place, senders)
             party.send(peer, EncryptedProducts(Array.of(self._theirs[peer].times(rows, own, added))))
         sums = [0] * self._columns.shape[1]
         for peer in others:
@@ -167,6 +174,7 @@ class OwnKeyProducts:
             self._label_sum += int(self._labels[rows].sum())
         found = self._unmasked(sums, self._fields, self._senders)
         mine = self._columns[rows]
+        # every entry of each sender's vector was shifted to be positive
         offset = self._senders << (setting.vector_bits - 1)
         products = exact_products(mine, own)
         return [
@@ -183,8 +191,8 @@ class OwnKeyProducts:
             rows, margins = (np.concatenate(seen) for seen in zip(*self._seen, strict=True))
             self._seen = []
             fields = self._loss_fields
-            beside = [peer for peer in setting.passives if peer != party.name]
-            added = self._masks_of(1, fields, "loss", place, beside)
+            senders = [peer for peer in setting.passives if peer != party.name]
+            added = self._masks_of(1, fields, "loss", place, senders)
             values = self._hidden_labels.times(rows, margins, [added[0] + own + setting.largest_loss])
             party.send(setting.active, EncryptedProducts(Array.of(values)))
             return None
@@ -195,18 +203,16 @@ class OwnKeyProducts:
         offset, self._label_sum = -self._label_sum << (setting.vector_bits - 1), 0
         return own + found - passives * (offset + setting.largest_loss)
 
-    def _masks_of(self, count: int, fields: Fields, purpose: str, place: int, beside: Sequence[str]) -> list[int]:
+    def _masks_of(self, count: int, fields: Fields, purpose: str, place: int, others: Sequence[str]) -> list[int]:
         """Draw masks of 0 or more; with those of the other senders they add up to a constant."""
-        if not beside:
+        if not others:
             return [0] * count
-        drawn = self._masks.draw(count, fields.mask_bits, place, purpose, beside)
-        return [number + (len(beside) << fields.mask_bits) for number in drawn]
+        drawn = self._masks.draw(count, fields.mask_bits, place, purpose, others)
+        return [number + (len(others) << fields.mask_bits) for number in drawn]
 
     def _opened(self, peer: str, count: int, fields: Fields) -> list[int]:
-        words, message = self._key.public.modulus.words, self._party.receive(peer, EncryptedProducts)
-        shape = (len(fields.starts(count)) - 1, words)
-        hidden = view(message.values, np.uint64, shape, peer=peer, what="EncryptedProducts.values")
-        return opened(self._key, hidden, count, fields, self._threads)
+        values, what = self._party.receive(peer, EncryptedProducts).values, "EncryptedProducts.values"
+        return open_fields(self._key, values, count, fields, self._threads, peer, what)
 
     def _unmasked(self, sums: Sequence[int], fields: Fields, senders: int) -> list[int]:
         """Subtract all senders' masks and offsets from the sums of their numbers."""
@@ -215,36 +221,13 @@ class OwnKeyProducts:
         return fields.signed([number - (senders - 1) * half for number in sums], [constant] * len(sums))
 
 
-# ----------------------------------------------------------------
-# Each party's columns times the sum of all parties' vectors, under the lattice map between every pair of parties.
-#
-# As in `coordinated`, party k gets X_k^T (sum of all v_j). Under the lattice map of `crypto.sums.hidden_vectors` j
-# asks k for X_k^T v_j, opens it under a mask that k has added, over the whole ring, and returns its share, which is
-# uniform:
-#
-# =================  =================  ======================================================  =======================
-# message            from -> to         content                                                 protection
-# =================  =================  ======================================================  =======================
-# `ColumnsHint`      each -> each       the hints of its columns, block by block of rows        lattice
-# `VectorQuery`      j -> all others    v_j over a block of rows, zero outside the batch        lattice
-# `HiddenProducts`   k -> j             X_k^T v_j + R_kj                                        mask
-# `ProductShares`    j -> k             the opened numbers, + masks that cancel over all j      masks
-# =================  =================  ======================================================  =======================
-#
-# There is no key and no third party; a coordinator, if there is one, has no part in it. The active party has its
-# negated labels among its columns: of their products passive parties keep shares until an epoch's end, and return the
-# sum with their own part of the loss (see `coordinated`), so that the active party learns that sum alone.
-#
-# Rows are taken in the order of the batches, in blocks of as many whole batches as the ring has coefficients for, so
-# that a batch costs the same in a table of any length. Data parties know the batches. A product over rows of several
-# blocks is the sum of those over each, of which nobody is shown one alone. *Assumptions*: as docs/lattice.md has them;
-# honest-but-curious parties.
+# ---------------------------------------------------------------- lattice map
 
 WEIGHT_BOUND = int(LARGEST) << COLUMN_FRACTION
 
 
 class ColumnsHint(Message):
-    """A party's hint of its columns in a block of rows, one message after the other. Tells nothing."""
+    """A party's hint of its columns in a block of rows, one message after the other."""
 
     leakage: ClassVar = MessageLeakage("the sender's columns, under the lattice map", "encrypted")
 
@@ -252,7 +235,7 @@ class ColumnsHint(Message):
 
 
 class VectorQuery(Message):
-    """An encrypted vector over a block of rows. Tells nothing."""
+    """An encrypted vector over a block of rows, zero outside the batch."""
 
     leakage: ClassVar = MessageLeakage("the sender's part of residuals, under the lattice map", "encrypted")
 
@@ -260,7 +243,7 @@ class VectorQuery(Message):
 
 
 class HiddenProducts(Message):
-    """Masked products, which the receiver opens to uniform numbers. Tells nothing."""
+    """Masked products, which the receiver opens to uniform numbers."""
 
     leakage: ClassVar = MessageLeakage("uniform numbers: products under masks", "masked")
 
@@ -268,13 +251,9 @@ class HiddenProducts(Message):
 
 
 class ProductShares(Message):
-    """Opened numbers, uint64 (n, limbs). Tell the party that masked them the products, summed over all senders."""
+    """Opened numbers, uint64 (n, limbs), with masks that cancel over all senders, for the party that masked them."""
 
-    leakage: ClassVar = MessageLeakage(
-        "its own gradient: the products of its columns with the hidden vector, summed over all parties",
-        "aggregated",
-        guard="batch_size",
-    )
+    leakage: ClassVar = MessageLeakage(OWN_GRADIENT, "aggregated", guard="batch_size")
 
     numbers: Array
 
@@ -290,13 +269,15 @@ def blocks_of_rows(n_rows: int) -> list[Integers]:
 
 
 class LatticeProducts:
-    """A data party's end; `blocks` are of row numbers, `masks` cancel in sums over data parties."""
+    """A data party's part; `blocks` are of row numbers, `masks` cancel in sums over data parties."""
 
     def __init__(
         self, inputs: GlmInput, setting: Setting, own: OwnData, blocks: Sequence[Integers], masks: CancellingMasks
     ) -> None:
         party, threads = inputs.party, inputs.threads
         self._party, self._setting, self._columns, self._masks = party, setting, own.columns, masks
+        # whose labels are among its columns: on the whole table the loss needs none
+        self._labelled = None if setting.whole else setting.active
         self._others = others = setting.others(party.name)
         seed = joint_seed(party, others, "lattice")
         length, sum_bits = max(map(len, blocks)), setting.vector_bits + len(setting.owners).bit_length()
@@ -305,9 +286,11 @@ class LatticeProducts:
         matrix = own.columns.T if own.labels is None else np.vstack([own.columns.T, -own.labels])
         self._block, self._position = (np.full(setting.n_rows, -1, np.int64) for _ in range(2))
         self._servers = []
+        # the ring has room for one block: a map of the columns for each
         for number, rows in enumerate(blocks):
             self._block[rows], self._position[rows] = number, np.arange(len(rows))
-            block = np.zeros((len(matrix), length), np.int64)  # the last one may be shorter
+            # the last block may be shorter
+            block = np.zeros((len(matrix), length), np.int64)
             block[:, : len(rows)] = matrix[:, rows]
             given = self._parameters, block, seed
             shards = inputs.shards
@@ -317,22 +300,20 @@ class LatticeProducts:
                 else ClusterVectorServer(shards, number, *given, threads=threads)
             )
         self._client = VectorClient(self._parameters, setting.vector_bits, seed, length, threads=threads)
-        for number, server in enumerate(self._servers):  # in turn: nobody has many of them unread
+        # in turn, so that no party has many of them unread
+        for number, server in enumerate(self._servers):
             hint = ColumnsHint(pack(server.hint()))
             for peer in others:
                 party.send(peer, hint)
             for peer in others:
-                told = unpack(party.receive(peer, ColumnsHint).payload, peer, "ColumnsHint")
-                self._client.accept_hint(peer, number, told, self._count(peer))
+                theirs = unpack(party.receive(peer, ColumnsHint).payload, peer, "ColumnsHint")
+                self._client.accept_hint(peer, number, theirs, self._count(peer))
         self._loss_shares = 0
         self._place = 0
 
     def _count(self, name: str) -> int:
         """Return how many columns of a party are under the map, the active party's labels among them."""
-        return self._setting.n_columns[name] + self._labelled(name)
-
-    def _labelled(self, name: str) -> bool:
-        return name == self._setting.active and not self._setting.whole
+        return self._setting.n_columns[name] + (name == self._labelled)
 
     def times(self, rows: Integers, own: Integers, *, counted: bool) -> list[int]:
         """Return the own columns' products with the sum of all vectors; see `CoordinatedProducts.times`."""
@@ -344,11 +325,11 @@ class LatticeProducts:
         for block in np.unique(of_rows).tolist():
             sums = _added(sums, self._in_block(block, rows[of_rows == block], own[of_rows == block], opened))
         for peer, shares in opened.items():
-            if self._labelled(peer):
+            if peer == self._labelled:
                 self._loss_shares += shares.pop() * counted
             self._return(peer, shares, f"to {peer}")
         n_columns = self._columns.shape[1]
-        if self._labelled(party.name):
+        if party.name == self._labelled:
             self._loss_shares += sums.pop() * counted
         for peer in self._others:
             sums = _added(sums, self._share(peer, n_columns))
@@ -374,8 +355,8 @@ class LatticeProducts:
 
     def _return(self, peer: str, shares: list[int], purpose: str) -> None:
         """Send an owner the opened numbers of its columns, under masks that cancel over all senders."""
-        beside = [other for other in self._others if other != peer]
-        masks = self._masks.draw(len(shares), self._bits, self._place, purpose, beside)
+        senders = [other for other in self._others if other != peer]
+        masks = self._masks.draw(len(shares), self._bits, self._place, purpose, senders)
         numbers = [(share + mask) % (1 << self._bits) for share, mask in zip(shares, masks, strict=True)]
         self._party.send(peer, ProductShares(Array.of(to_words(numbers, -(-self._bits // 64)))))
 

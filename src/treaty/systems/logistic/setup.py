@@ -1,15 +1,7 @@
-"""What the parties of a logistic regression settle before training: terms, sizes, batch-size guard and pair keys.
+"""What the parties of a regression settle before training: terms, sizes, the guard on batches, and keys of pairs.
 
-=====================  ==========================  ============================================================
-message                from -> to                  content
-=====================  ==========================  ============================================================
-`TableSize`            passive -> active party     rows and prepared columns of its table, rows of its eval sets
-`TrainingSizes`        active party -> all         those of all parties, the model's id, if rows have weights
-`PairKey`              data parties, all pairs     an X25519 key, for masks that cancel
-=====================  ==========================  ============================================================
-
-Then the data parties settle the batches, see `treaty.systems.logistic.batches`. The coordinator, who has no data, is
-sent `TrainingSizes` alone: it knows how many rows and columns there are, not which rows are in a batch.
+The data parties then agree on batches (`batches`). A coordinator, which has no data, receives `TrainingSizes` alone: it
+knows how many rows and columns there are, not which rows are in a batch.
 """
 
 from __future__ import annotations
@@ -27,9 +19,9 @@ from treaty.crypto import parameters
 from treaty.crypto.sharing.key_agreement import agree_with
 from treaty.data.table import Table
 from treaty.errors import ConfigError, DataError, PeerProtocolError
-from treaty.linear.lbfgs import Coordinator, Slice, check_batch_size, check_hessian_batch_size, curvature_rows
+from treaty.linear.lbfgs import Coordinator, check_batch_size, check_hessian_batch_size
 from treaty.linear.preparation import COLUMN_FRACTION, Preparation
-from treaty.linear.training import Schedule
+from treaty.linear.training import Solver
 from treaty.machine.arrays import Floats, Integers
 from treaty.messaging.conversation import Term
 from treaty.messaging.messages import M, Message, MessageLeakage, ModelId
@@ -52,7 +44,7 @@ GlmInput = RoleInput[FederatedRegression, RegressionOptions]
 
 
 class TableSize(Message):
-    """Size of a passive party's table, and rows of its eval sets. Tells how many rows and prepared columns it has."""
+    """Size of a passive party's table."""
 
     leakage: ClassVar = MessageLeakage(
         "how many rows and prepared columns the sender has; rows of eval sets", "control"
@@ -64,10 +56,7 @@ class TableSize(Message):
 
 
 class TrainingSizes(Message):
-    """The model's id and all tables' sizes; columns by data party, in the job's order, the intercept among them.
-
-    Also whether rows have weights, and whether an interrupted training is resumed.
-    """
+    """All tables' sizes; columns by data party, in the job's order, the intercept among them."""
 
     leakage: ClassVar = MessageLeakage(
         "everybody's numbers of columns and rows, whether rows have weights, whether training is resumed",
@@ -82,7 +71,7 @@ class TrainingSizes(Message):
 
 
 class PairKey(Message):
-    """A public key for this job. Tells nothing."""
+    """A public X25519 key for this job, from which two data parties derive masks that cancel."""
 
     leakage: ClassVar = MessageLeakage("a public key of this job", "control")
 
@@ -94,8 +83,7 @@ class OwnData:
     """A data party's prepared columns, int64 (n_rows, n_columns) in fixed point.
 
     Labels are int64 (n_rows,) of -1 and 1 at the active party, whose last column is the intercept's; None elsewhere.
-    Weights of rows, float64 (n_rows,) with mean 1, are the same at
-    all data parties; None: all rows weigh the same.
+    Weights of rows, float64 (n_rows,) with mean 1, are the same at all data parties; None: all rows weigh the same.
     """
 
     columns: Integers
@@ -105,12 +93,6 @@ class OwnData:
     def weighed(self, rows: Integers, of_rows: Floats) -> Floats:
         """Return parts of these rows' margins (n_rows,), each times its row's weight."""
         return of_rows if self.weight is None else self.weight[rows] * of_rows
-
-    def pull_of_labels(self, setting: Setting) -> Integers | None:
-        """Return 2 y of every row, times its weight, in fixed point; None without labels."""
-        if self.labels is None:
-            return None
-        return setting.fixed(self.weighed(np.arange(setting.n_rows), 2.0 * self.labels.astype(np.float64)))
 
 
 def fixed_columns(matrix: Floats) -> Integers:
@@ -127,64 +109,64 @@ def prepared(table: Table, common: RegressionOptions, name: str, weight: Floats 
         raise DataError(
             f"{name}: {rows} of {table.n_rows} rows have missing values, {counts.max()} in column "
             f"{table.schema.names[counts.argmax()]!r}: leave these rows out (fit does with missing='drop', parties of "
-            "a job do before they align), fill them in, or have the median stand for them with missing='median'",
+            "a job do before they align), fill them in, or replace them by the median with missing='median'",
             public="it has rows with missing values, which the job refuses",
         )
     return preparation_of(table, weight, reference=common.reference is not None)
 
 
+def own_data(inputs: GlmInput, labels: Integers | None) -> tuple[Preparation, OwnData]:
+    """Prepare the own columns, as the active party with one of ones, the intercept's; return also how."""
+    table, weight = inputs.rows.table, inputs.rows.weight
+    preparation = prepared(table, inputs.common, inputs.party.name)
+    matrix = preparation.matrix(table.columns, table.n_rows)
+    if inputs.party.name == inputs.roles.active:
+        matrix = np.hstack([matrix, np.ones((table.n_rows, 1))])
+    return preparation, OwnData(fixed_columns(matrix), labels, None if weight is None else weight / weight.mean())
+
+
+def eval_data(inputs: GlmInput, preparation: Preparation) -> dict[str, tuple[Floats, Floats]]:
+    """Return each eval set's own prepared columns, likewise, and labels of -1 and 1, which the active party has."""
+    found = {}
+    for rows in inputs.eval_sets:
+        n_rows, intercept = rows.table.n_rows, int(inputs.party.name == inputs.roles.active)
+        matrix = np.hstack([preparation.matrix(rows.table.columns, n_rows), np.ones((n_rows, intercept))])
+        found[rows.name] = (matrix, np.where(rows.y > 0.5, 1.0, -1.0))
+    return found
+
+
 def diverged(found: str) -> DataError:
-    """Return the error for numbers that outgrow their bounds; peers are not told which."""
+    """Return the error for numbers that outgrow their bounds; peers do not learn which."""
     return DataError(
         f"training diverged: {found}; lower learning_rate", public="training diverged; lower learning_rate"
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Solver:
-    """How weights are found, as all parties agreed; `memory` is 0 for gradient descent."""
-
-    memory: int
-    period: int
-    l2: float
-    learning_rate: float
-    tol: float
-    max_iter: int
-    hessian_batch_size: int | None
-
-    def schedule(self) -> Schedule:
-        """Make the schedule, which decides after each epoch how training goes on."""
-        return Schedule(self.learning_rate, self.tol, self.max_iter)
-
-    def slice(self, n_columns: int, *, intercept: bool) -> Slice:
-        """Make the weights of `n_columns` columns, all 0; with `intercept` the last has no l2 penalty."""
-        return Slice(n_columns, memory=self.memory, period=self.period, l2=self.l2, intercept=intercept)
-
-
 def solver_of(common: RegressionOptions, method: type[FederatedRegression], n_owners: int = 2) -> Solver:
     """Resolve the options that depend on the method (`QuasiNewton` or `SGD`) and on how many parties have columns.
 
-    On the whole table all pairs are kept. In the coordinates that parties choose, no curvature exceeds the number of
-    parties, so that the rate left open cannot make the loss of a quadratic rise.
+    On the whole table all pairs are kept.
     """
-    memory = common.memory if method.keeps_pairs else 0
-    if common.whole_table:
-        memory = common.most_rounds if method.keeps_pairs else 0
-        rate = common.learning_rate or 1.0 / (n_owners - 1)
-        return Solver(memory, 1, common.l2, rate, common.tol**2, common.most_rounds, None)
     rate = common.learning_rate or method.first_rate
-    return Solver(memory, common.period, common.l2, rate, common.tol, common.most_rounds, common.hessian_batch_size)
+    memory, period, tol = common.memory, common.period, common.tol
+    if common.whole_table:
+        # in uncorrelated coordinates no curvature exceeds the number of parties: at this rate the loss of a quadratic
+        # cannot rise
+        rate = common.learning_rate or 1.0 / (n_owners - 1)
+        memory, period, tol = common.most_rounds, 1, common.tol**2
+    return Solver(
+        memory=memory if method.keeps_pairs else 0, period=period, learning_rate=rate, tol=tol,
+        max_iter=common.most_rounds, l2=common.l2,
+        hessian_batch_size=None if common.whole_table else common.hessian_batch_size,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """What all parties of a training know.
 
-    `owners` are the parties with data, in the job's order; `coordinator` has none, and there may be no coordinator.
-    `n_columns` counts each data party's prepared columns, the active party's with the intercept; `batch_size` is at
-    most `n_rows`; `cipher` is "lattice", "ou" or "paillier"; `key_bits` is the modulus's size, unless
-    `insecure_test_key_bits` replaces it; `weighted` says whether rows have weights, `resumes` whether
-    training goes on from checkpoints. `family` is that of the options; `whole`: the only batch is the whole table.
+    `owners` are the parties with data, in the job's order. `n_columns` counts each one's prepared columns, the active
+    party's with the intercept. `cipher` is "lattice", "ou" or "paillier". With `whole` the only batch is the table.
     """
 
     model_id: str
@@ -210,15 +192,14 @@ class Setting:
         return 0.25 if self.family in ("logistic", "multiclass") else 1.0
 
     def decider(self) -> Coordinator:
-        """Make the coordinator, which decides steps from summed inner products."""
-        of, quadratic = self.solver, self.family != "poisson"
+        """Return what decides steps from summed inner products."""
+        solver, quadratic = self.solver, self.family != "poisson"
         return Coordinator(
-            memory=of.memory, learning_rate=of.learning_rate, whole_table=self.whole, quadratic=quadratic
+            memory=solver.memory, learning_rate=solver.learning_rate, whole_table=self.whole, quadratic=quadratic
         )
 
     @property
     def passives(self) -> list[str]:
-        """Data parties but the active one."""
         return self.others(self.active)
 
     @property
@@ -236,11 +217,6 @@ class Setting:
         """Bound of a party's own part of an epoch's loss, in units of 2^-(fractional_bits + 2), summed over rows."""
         return 1 << (self.fractional_bits + 2 * MARGIN_BITS + 3 + self.n_rows.bit_length())
 
-    @property
-    def loss_bits(self) -> int:
-        """Bits of the signed sum of such parts, with their offsets."""
-        return self.largest_loss.bit_length() + 2 + len(self.owners).bit_length()
-
     def others(self, name: str) -> list[str]:
         """Return the data parties but one."""
         return [party for party in self.owners if party != name]
@@ -256,13 +232,9 @@ class Setting:
         unit = 2.0 ** -(self.fractional_bits + COLUMN_FRACTION) * self.curvature
         return np.array([float(product) for product in products], np.float64) * unit / n_rows
 
-    def curvature_rows(self, batches: Integers, at: int) -> list[Integers]:
-        """Return the rows of the Hessian's product at batch number `at`, in pieces; see `curvature_rows`."""
-        return curvature_rows(batches, at, self.hessian_batch_size)
-
     @property
     def hessian_batch_size(self) -> int:
-        """Rows of a Hessian's product, as far as the table has them."""
+        """Rows of a Hessian's product, if the table has as many."""
         return self.solver.hessian_batch_size or self.batch_size
 
     @property
@@ -274,7 +246,7 @@ class Setting:
 def terms(inputs: GlmInput) -> dict[str, Term]:
     """Return what all parties must agree on first: the roles, and every option but random_state.
 
-    Of random_state the coordinator need not know; the data parties compare theirs in `agree_on_batches`.
+    The coordinator need not know random_state; the data parties compare theirs in `agree_on_batches`.
     """
     return {
         **inputs.public_terms,
@@ -286,14 +258,14 @@ def terms(inputs: GlmInput) -> dict[str, Term]:
 
 
 def begin(inputs: GlmInput, shape: tuple[int, int] | None, resumed: str | None) -> Setting:
-    """Tell sizes and learn everybody's; `shape` is that of the own prepared columns, None at the coordinator.
+    """Exchange sizes; `shape` is that of the own prepared columns, None at the coordinator.
 
-    `resumed` is the id of the model whose training the active party goes on with, None to begin anew.
-    Raises DataError when row counts differ, ConfigError when batches are too small to hide labels (safe mode).
+    `resumed` is the id of the model whose training the active party resumes, None for a fresh one. Raises DataError
+    when row counts differ, ConfigError when batches are too small to hide labels (safe mode).
     """
     party, roles, options = inputs.party, inputs.roles, inputs.options
     lead, leads = roles.active, party.name == roles.active
-    sizes = _tell_sizes(inputs, shape, resumed) if leads and shape is not None else _receive_sizes(inputs, shape)
+    sizes = _collect_sizes(inputs, shape, resumed) if leads and shape is not None else _send_size(inputs, shape)
     common = inputs.common.on(sizes.n_rows)
     cipher = options.cipher(common.fractional_bits, common.family)
     default = parameters.PAILLIER_DEFAULT_KEY_BITS if cipher == "paillier" else parameters.OU_DEFAULT_KEY_BITS
@@ -325,22 +297,23 @@ def begin(inputs: GlmInput, shape: tuple[int, int] | None, resumed: str | None) 
 
 
 def check_guards(setting: Setting, batch_rows: int) -> None:
-    """Raise ConfigError where gradients of `batch_rows` rows hide too little; all check: each hides something."""
+    """Raise ConfigError where gradients of `batch_rows` rows hide too little. Every party checks: each hides rows."""
     rows, passives, lead = setting.n_rows, setting.passives, setting.active
     check_batch_size(batch_rows, setting.n_columns[lead], lead, n_rows=rows, of_labels=False)
-    joined = sum(setting.n_columns[name] for name in passives)  # passive parties may pool what they see
+    # passive parties may pool what they see
+    joined = sum(setting.n_columns[name] for name in passives)
     check_batch_size(batch_rows, joined, " and ".join(passives), n_rows=rows, of_labels=True)
     if setting.solver.memory:
         least = min(batch_rows, setting.hessian_batch_size)
         check_hessian_batch_size(least, max(setting.n_columns[lead], joined))
 
 
-def _tell_sizes(inputs: GlmInput, shape: tuple[int, int], resumed: str | None) -> TrainingSizes:
-    """Collect the passive parties' sizes and tell all parties everybody's."""
+def _collect_sizes(inputs: GlmInput, shape: tuple[int, int], resumed: str | None) -> TrainingSizes:
+    """Collect the passive parties' sizes and send all parties everybody's."""
     party, roles = inputs.party, inputs.roles
-    told = {name: party.receive(name, TableSize) for name in inputs.others}
+    received = {name: party.receive(name, TableSize) for name in inputs.others}
     watched = [rows.table.n_rows for rows in inputs.eval_sets]
-    for name, size in told.items():
+    for name, size in received.items():
         if size.eval_rows != watched:
             raise DataError(
                 f"expected eval sets of the same rows, got {watched} rows at {roles.active} and {size.eval_rows} at "
@@ -352,7 +325,7 @@ def _tell_sizes(inputs: GlmInput, shape: tuple[int, int], resumed: str | None) -
                 f"expected tables of the same rows, got {shape[0]} rows at {roles.active} and {size.n_rows} at {name}",
                 public="the parties' tables do not have the same number of rows; align them",
             )
-    columns = [shape[1] if name == roles.active else told[name].n_columns for name in roles.owners]
+    columns = [shape[1] if name == roles.active else received[name].n_columns for name in roles.owners]
     model_id, weighted = resumed or secrets.token_hex(16), inputs.rows.weight is not None
     sizes = TrainingSizes(model_id, shape[0], columns, weighted, resumed is not None)
     for peer in party.peers:
@@ -360,8 +333,8 @@ def _tell_sizes(inputs: GlmInput, shape: tuple[int, int], resumed: str | None) -
     return sizes
 
 
-def _receive_sizes(inputs: GlmInput, shape: tuple[int, int] | None) -> TrainingSizes:
-    """Tell the active party the own table's size, unless there is none, and receive everybody's."""
+def _send_size(inputs: GlmInput, shape: tuple[int, int] | None) -> TrainingSizes:
+    """Send the active party the own table's size, if there is one, and receive everybody's."""
     party, lead, n_owners = inputs.party, inputs.roles.active, len(inputs.roles.owners)
     if shape is not None:
         party.send(lead, TableSize(*shape, [rows.table.n_rows for rows in inputs.eval_sets]))
@@ -372,14 +345,14 @@ def _receive_sizes(inputs: GlmInput, shape: tuple[int, int] | None) -> TrainingS
 
 
 def exchange(party: Party, others: Sequence[str], own: M) -> dict[str, M]:
-    """Send the same message to some parties and receive theirs; return everybody's by name, the own one first."""
+    """Send the same message to some parties and receive theirs; return all by name, the own one first."""
     for peer in others:
         party.send(peer, own)
     return {party.name: own, **{peer: party.receive(peer, type(own)) for peer in others}}
 
 
 def pair_seeds(party: Party, others: Sequence[str]) -> dict[str, bytes]:
-    """Agree with each of some parties on a seed that nobody else has."""
+    """Agree with each of some parties on a seed that no other party has."""
     own = X25519PrivateKey.generate()
-    told = exchange(party, others, PairKey(own.public_key().public_bytes_raw()))
-    return agree_with(own, {peer: told[peer].key for peer in others}, party.job, party.name)
+    keys = exchange(party, others, PairKey(own.public_key().public_bytes_raw()))
+    return agree_with(own, {peer: keys[peer].key for peer in others}, party.job, party.name)

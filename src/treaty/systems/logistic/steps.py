@@ -1,31 +1,28 @@
-"""How steps are decided: inner products, masked, to whoever coordinates, and back the coefficients of the step.
+"""How a regression's steps and epochs are decided, and how a training is resumed from an epoch that all parties kept.
 
-==================  ==========================  ==================================================  ================
-message             from -> to                  content                                             protection
-==================  ==========================  ==================================================  ================
-`InnerProducts`     data party -> coordinator   its parts of the inner products of s, v and g       masks that cancel
-`StepCoefficients`  coordinator -> data party   the 2 M + 1 coefficients of the step                TLS
-==================  ==========================  ==================================================  ================
+**Steps.** Data parties send the coordinator their parts of the inner products of s, v and g under masks that cancel.
+They get the coefficients of the step back. Without a coordinator the active party takes its place.
 
-Without a coordinator the active party takes its place. Here, too, is what both ways of training choose alike: the
-products of columns with hidden vectors, by cipher and coordinator.
+**Epochs.** The active party decides from an epoch's loss, and from those of eval sets, how training continues.
+
+**Checkpoints.** The active party decides whether a training is resumed (`setup.TrainingSizes`). Every party, also a
+coordinator, writes its state after every epoch and keeps the last two. No epoch ends without all parties, so that what
+they have differs by one epoch at most. Paper mode keeps nothing, and neither does training on the whole table.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Protocol
+from typing import Annotated, ClassVar
 
 import msgspec
 import numpy as np
 
 from treaty.crypto.keystream import FRACTION_BITS, CancellingMasks, from_fixed, to_fixed, total
 from treaty.errors import ConfigError, CryptoError, PeerProtocolError
-from treaty.linear.lbfgs import Coordinator, CoordinatorState, Decision, EpochState
-from treaty.linear.preparation import TAYLOR, Preparation
-from treaty.linear.training import EvalLosses, Schedule
+from treaty.linear.lbfgs import Coordinator, Decision, EpochState, Slice
+from treaty.linear.preparation import TAYLOR
 from treaty.machine.arrays import Floats, Integers
 from treaty.messaging.messages import Array, Message, MessageLeakage, view
 from treaty.messaging.party import Party
@@ -34,137 +31,12 @@ from treaty.systems.logistic.coordinated import CoordinatedProducts
 from treaty.systems.logistic.prediction import collect_margins, send_margins
 from treaty.systems.logistic.products import LatticeProducts, OwnKeyProducts
 from treaty.systems.logistic.setup import GlmInput, OwnData, Setting, diverged
-from treaty.systems.system import LabelledRows
 
-# ----------------------------------------------------------------
-# What parties tell at the end of an epoch of logistic regression: margins of eval sets, and how training goes on.
-#
-# ============ ======================= ==================================================  =================
-# message      from -> to              content
-# ============ ======================= ==================================================  =================
-# `MarginPart` passive -> active party its parts of the margins of an eval set's rows      masks that cancel
-# `EpochEnd`   active party -> all     learning rate, whether training is over             TLS
-# ============ ======================= ==================================================  =================
-#
-# There are eval sets only if every party consents (`show_eval_margins`).
-
-
-class EpochEnd(Message):
-    """The learning rate of the next epoch, or that there is none; whether the last is undone, or best by eval rows.
-
-    Tells whether the loss rose by a tenth, and whether that of eval rows is the lowest so far.
-    """
-
-    leakage: ClassVar = MessageLeakage(
-        "the next learning rate: whether the loss rose by a tenth, and whether that of eval rows is the lowest so far",
-        "aggregated",
-    )
-
-    learning_rate: Annotated[float, msgspec.Meta(gt=0)]
-    back: bool
-    finished: bool
-    best: bool
-
-
-def prepared(rows: LabelledRows, preparation: Preparation, *, intercept: bool) -> tuple[Floats, Floats]:
-    """Return an eval set's prepared columns, with one of ones for an intercept, and its labels as -1 and 1."""
-    n_rows = rows.table.n_rows
-    matrix = preparation.matrix(rows.table.columns, n_rows)
-    return np.hstack([matrix, np.ones((n_rows, int(intercept)))]), np.where(rows.y > 0.5, 1.0, -1.0)
-
-
-@dataclass(slots=True)
-class EvalSets:
-    """A data party's columns of eval sets; the losses, which the active party alone has; the best weights so far."""
-
-    party: Party
-    setting: Setting
-    sets: dict[str, tuple[Floats, Floats]]
-    found: EvalLosses
-    best: Floats | None = None
-
-    @classmethod
-    def of(cls, inputs: GlmInput, setting: Setting, preparation: Preparation) -> EvalSets:
-        leads = inputs.party.name == setting.active
-        sets = {rows.name: prepared(rows, preparation, intercept=leads) for rows in inputs.eval_sets}
-        return cls(
-            inputs.party, setting, sets, EvalLosses({name: [] for name in sets}, inputs.common.early_stopping_rounds)
-        )
-
-    def resume(self, state: EpochState) -> None:
-        """Go on from the state after an epoch."""
-        self.best = state.best
-        for name, losses in state.eval_losses.items():
-            self.found.losses[name] = list(losses)
-
-    def look(self, weights: Floats, seeds: Mapping[str, bytes]) -> None:
-        """Have the active party compute the losses after an epoch, from all parties' own weights (n_columns,).
-
-        `seeds` are those shared with every other party with data.
-        """
-        party, setting = self.party, self.setting
-        others = {peer: seed for peer, seed in seeds.items() if peer != setting.active}
-        for name, (matrix, labels) in self.sets.items():
-            own = matrix @ weights
-            if party.name == setting.active:
-                margins = collect_margins(party, setting.passives, own)
-                self.found.losses[name].append(float(np.mean(TAYLOR.values(margins, labels))))
-            else:
-                send_margins(party, setting.active, own, others, party.round, f"margins of {name}")
-
-    def keep(self, end: EpochEnd, weights: Floats) -> None:
-        """Keep the weights after the epoch that has ended, if it was the best by eval rows, and these decide.
-
-        Raises PeerProtocolError where they do not: no party may choose the epoch whose weights a model has.
-        """
-        if end.best and (self.found.patience is None or not self.sets):
-            active = self.setting.active
-            raise PeerProtocolError(active, f"expected no epoch to be best by eval rows - at EpochEnd from {active}")
-        if end.best:
-            self.best = weights.copy()
-
-    def chosen(self, weights: Floats) -> Floats:
-        """Return the weights that training ends with: the best by eval rows where these decide, else the last."""
-        return weights if self.best is None else self.best
-
-
-def end_epoch(inputs: GlmInput, schedule: Schedule, loss: float, evals: EvalLosses | None = None) -> EpochEnd:
-    """Decide at the active party, from the epoch's mean loss and eval sets, how training goes on, and tell all."""
-    evals = evals or EvalLosses({}, None)
-    back = schedule.end_epoch(loss)
-    end = EpochEnd(schedule.learning_rate, back, schedule.finished or evals.over, evals.best)
-    for peer in inputs.party.peers:
-        inputs.party.send(peer, end)
-    inputs.observers.round_finished(len(schedule.losses), {"train": schedule.losses, **evals.losses})
-    return end
-
-
-def receive_end(inputs: GlmInput, schedule: Schedule) -> EpochEnd:
-    """Receive how training goes on, and update the schedule's rate.
-
-    Raises PeerProtocolError for more epochs than `max_iter`, or a higher rate than before: both would give others more
-    equations about own rows than agreed.
-    """
-    party, active, rate = inputs.party, inputs.roles.active, schedule.learning_rate
-    end = party.receive(active, EpochEnd)
-    if party.round >= schedule.max_iter and not end.finished:
-        raise PeerProtocolError(
-            active, f"expected training to end after max_iter={schedule.max_iter} epochs - at EpochEnd from {active}"
-        )
-    if end.learning_rate > rate:
-        raise PeerProtocolError(
-            active, f"expected a learning rate of at most {rate}, got {end.learning_rate} - at EpochEnd from {active}"
-        )
-    schedule.learning_rate = end.learning_rate
-    inputs.observers.round_finished(party.round, None)
-    return end
-
-
-# ---------------------------------------------------------------- steps
+# ---------------------------------------------------------------- products and steps
 
 
 class InnerProducts(Message):
-    """Parts of inner products modulo 2^128, uint64 (n, 2). Tell nothing but their sum over all who mask them."""
+    """Parts of inner products modulo 2^128, uint64 (n, 2), under masks."""
 
     leakage: ClassVar = {
         "to_coordinator": MessageLeakage(
@@ -181,10 +53,7 @@ class InnerProducts(Message):
 
 
 class StepCoefficients(Message):
-    """Coefficients float64 (2 m + 1,) of the step in s_1 ... s_m, v_1 ... v_m, g; whether the candidate pair is kept.
-
-    Tells what they are a function of: nearly the summed inner products.
-    """
+    """Coefficients float64 (2 m + 1,) of the step in s_1 ... s_m, v_1 ... v_m, g; if the pair is kept."""
 
     leakage: ClassVar = MessageLeakage(
         "the step's coefficients, from which nearly all summed inner products follow", "aggregated"
@@ -212,82 +81,67 @@ def products_of(
 
 
 class Decider:
-    """Asks the coordinator for each step's coefficients; without one, the active party computes them for all."""
+    """Has each step decided by the coordinator, or without one by the active party; `coordinator` is at that party.
 
-    def __init__(self, party: Party, setting: Setting, masks: CancellingMasks, seeds: dict[str, bytes]) -> None:
-        self._party, self._setting = party, setting
+    `masks` and `seeds` are those shared with the other data parties, which a coordinator without data has not.
+    """
+
+    def __init__(
+        self, party: Party, setting: Setting, masks: CancellingMasks | None = None,
+        seeds: Mapping[str, bytes] | None = None,
+    ) -> None:  # fmt: skip
+        self._party, self._masks, self._place = party, masks, 0
         self._lead = setting.coordinator or setting.active
-        self._place = 0
-        self._coordinator: Coordinator | None = None
-        self._masks = masks
-        if self._lead == party.name:
-            self._coordinator = setting.decider()
-        elif self._lead == setting.active:  # the party that gets the sum adds no masks
-            among = {peer: seed for peer, seed in seeds.items() if peer != setting.active}
+        self._givers = [name for name in setting.owners if name != self._lead]
+        self.coordinator = setting.decider() if self._lead == party.name else None
+        if self.coordinator is None and self._lead == setting.active:
+            # the party that gets the sum adds no masks
+            among = {peer: seed for peer, seed in (seeds or {}).items() if peer != setting.active}
             self._masks = CancellingMasks(party.job, f"{party.protocol} passive parties", party.name, among)
 
-    def end_epoch(self, end: EpochEnd) -> None:
-        """Tell the coordinator, if it is here, how training goes on."""
-        if self._coordinator is not None:
-            self._coordinator.end_epoch(end.learning_rate, back=end.back)
+    def decide(self, products: Floats | None, *, paired: bool) -> Decision:
+        """Return the decision on all parties' summed products; `paired`: a candidate pair is among the vectors.
 
-    def state(self) -> CoordinatorState | None:
-        """Return the coordinator's state, if it is here."""
-        return None if self._coordinator is None else self._coordinator.state()
-
-    def resume(self, state: EpochState) -> None:
-        if self._coordinator is not None and state.coordinator is not None:
-            self._coordinator.resume(state)
-
-    def decide(self, products: Floats, *, paired: bool) -> Decision:
-        """Return the decision on all parties' summed products; `paired`: a candidate pair is among the vectors."""
+        `products` are the own ones; None at a coordinator without data.
+        """
         self._place += 1
-        numbers = _checked_fixed(products)
-        if self._coordinator is not None:
-            return decide_for(self._party, self._setting.passives, self._coordinator, len(products), own=numbers)
-        covered = self._masks.cover(numbers, self._place, "products")
-        self._party.send(self._lead, InnerProducts(Array.of(covered)))
+        try:
+            own = None if products is None else to_fixed(products)
+        except CryptoError:
+            raise diverged("inner products of steps are too large") from None
+        if self.coordinator is not None:
+            return self._decide_for_all(self.coordinator, own, paired=paired)
+        assert own is not None
+        assert self._masks is not None
+        self._party.send(self._lead, InnerProducts(Array.of(self._masks.cover(own, self._place, "products"))))
         answer = self._party.receive(self._lead, StepCoefficients)
-        # of the 2 m + 1 vectors that (2 m + 1) (2 m + 2) / 2 products are of, less the candidate's two
-        size = (math.isqrt(8 * len(products) + 1) - 1) // 2 - 2 * paired
+        # k vectors have k (k + 1) / 2 inner products; the step is not along the candidate's two
+        size = (math.isqrt(8 * len(own) + 1) - 1) // 2 - 2 * paired
         what = "StepCoefficients.coefficients"
         coefficients = view(answer.coefficients, np.float64, (size,), peer=self._lead, what=what)
         if not np.all(np.isfinite(coefficients)):
             raise PeerProtocolError(self._lead, f"expected finite coefficients - at StepCoefficients from {self._lead}")
         return Decision(coefficients, answer.keep)
 
-
-def _checked_fixed(products: Floats) -> list[int]:
-    try:
-        return to_fixed(products)
-    except CryptoError:
-        raise diverged("inner products of steps are too large") from None
-
-
-def decide_for(
-    party: Party, givers: Sequence[str], decider: Coordinator, expected: int, own: list[int] | None = None
-) -> Decision:
-    """Sum the `givers`' inner products, `expected` of each, and the own ones if any; decide, and tell the givers."""
-    parts = []
-    for name in givers:
-        values = party.receive(name, InnerProducts).values
-        parts.append(view(values, np.uint64, (expected, 2), peer=name, what="InnerProducts.values"))
-    summed = total(parts)
-    if own is not None:
-        summed = [a + b for a, b in zip(summed, own, strict=True)]
-    products = from_fixed(summed)
-    _check_products(products, len(givers) + 1)
-    decision = decider.decide(products)
-    for name in givers:
-        party.send(name, StepCoefficients(Array.of(decision.coefficients), decision.keep))
-    return decision
+    def _decide_for_all(self, coordinator: Coordinator, own: list[int] | None, *, paired: bool) -> Decision:
+        parts = []
+        for name in self._givers:
+            values, shape = self._party.receive(name, InnerProducts).values, (coordinator.expected[paired], 2)
+            parts.append(view(values, np.uint64, shape, peer=name, what="InnerProducts.values"))
+        summed = total(parts)
+        if own is not None:
+            summed = [a + b for a, b in zip(summed, own, strict=True)]
+        products = from_fixed(summed)
+        _check_products(products, len(self._givers) + 1)
+        decision = coordinator.decide(products)
+        for name in self._givers:
+            self._party.send(name, StepCoefficients(Array.of(decision.coefficients), decision.keep))
+        return decision
 
 
 def _check_products(products: Floats, parts: int) -> None:
-    """Refuse a Gram matrix that violates Cauchy-Schwarz, beyond the rounding of its `parts` summands.
-
-    Masks hide whatever a party sends; only the sum shows that a contribution was malformed.
-    """
+    """Refuse a Gram matrix that violates Cauchy-Schwarz, beyond the rounding of its `parts` summands."""
+    # masks hide what each party sends: only the sum shows that a contribution was malformed
     size = (math.isqrt(8 * len(products) + 1) - 1) // 2
     gram = np.zeros((size, size))
     gram[np.triu_indices(size)] = products
@@ -297,19 +151,111 @@ def _check_products(products: Floats, parts: int) -> None:
         raise CryptoError("the Gram matrix of summed inner products violates Cauchy-Schwarz: malformed contribution")
 
 
-# ------------------------- how an interrupted logistic regression goes on from an epoch that all its parties have kept
-#
-# ============  ==================  ============================================
-# message       from -> to          content
-# ============  ==================  ============================================
-# `KeptEpochs`  others -> active    after which epochs the sender kept its state
-# `NextEpoch`   active -> all       after which of them training goes on
-# ============  ==================  ============================================
-#
-# The active party decides whether a training is resumed, and says so with the sizes (`setup.TrainingSizes`). Every
-# party, a coordinator too, writes its state after every epoch and keeps the last two: no epoch ends without all of
-# them, so what they have differs by one epoch at most. From there on the training takes the steps it would have taken.
-# Paper mode keeps nothing.
+# ---------------------------------------------------------------- epochs
+
+
+class EpochEnd(Message):
+    """The learning rate of the next epoch, or that there is none; whether the last is undone, or best by eval rows."""
+
+    leakage: ClassVar = MessageLeakage(
+        "the next learning rate: whether the loss rose by a tenth, and whether that of eval rows is the lowest so far",
+        "aggregated",
+    )
+
+    learning_rate: Annotated[float, msgspec.Meta(gt=0)]
+    back: bool
+    finished: bool
+    best: bool
+
+
+class Epochs:
+    """A party's epochs: their schedule, the own slice of weights, and the coordinator of steps where it is here.
+
+    `evals` are the own columns of eval sets and, at the active party, labels; `best` the own weights after the epoch
+    that was best by eval rows. Losses, also those of eval sets, are the active party's alone.
+    """
+
+    def __init__(
+        self, inputs: GlmInput, setting: Setting, own: Slice | None, coordinator: Coordinator | None,
+        evals: Mapping[str, tuple[Floats, Floats]] | None = None,
+    ) -> None:  # fmt: skip
+        self.slice, self.coordinator = own, coordinator
+        self.best: Floats | None = None
+        self._inputs, self._party, self._setting, self._evals = inputs, inputs.party, setting, evals or {}
+        self.schedule = setting.solver.schedule(self._evals, inputs.common.early_stopping_rounds)
+
+    def begin(self) -> None:
+        """Report that training begins, after the epochs that there are."""
+        self._report({"train": self.schedule.losses, **self.schedule.eval_losses})
+
+    def end(
+        self, loss: float | None, weights: Floats | None = None, seeds: Mapping[str, bytes] | None = None
+    ) -> EpochEnd:
+        """End an epoch, as the active party with its mean `loss`; return how training continues.
+
+        Owners of columns give their `weights` after it, and the seeds shared with every other one.
+        """
+        if weights is not None:
+            self._look(weights, seeds or {})
+        end = self._receive() if loss is None else self._decide(loss)
+        if end.best and weights is not None:
+            self.best = weights.copy()
+        if self.slice is not None:
+            self.slice.end_epoch(back=end.back)
+        if self.coordinator is not None:
+            self.coordinator.end_epoch(end.learning_rate, back=end.back)
+        return end
+
+    def chosen(self, weights: Floats) -> Floats:
+        """Return the weights that training ends with: the best by eval rows if these can end it, else the last."""
+        return weights if self.best is None else self.best
+
+    def _look(self, weights: Floats, seeds: Mapping[str, bytes]) -> None:
+        """Have the active party compute the losses of eval sets from all parties' own weights (n_columns,)."""
+        party, setting = self._party, self._setting
+        others = {peer: seed for peer, seed in seeds.items() if peer != setting.active}
+        for name, (matrix, labels) in self._evals.items():
+            if party.name == setting.active:
+                margins = collect_margins(party, setting.passives, matrix @ weights)
+                self.schedule.eval_losses[name].append(float(np.mean(TAYLOR.values(margins, labels))))
+            else:
+                send_margins(party, setting.active, matrix @ weights, others, party.round, f"margins of {name}")
+
+    def _decide(self, loss: float) -> EpochEnd:
+        schedule = self.schedule
+        back = schedule.end_epoch(loss)
+        end = EpochEnd(schedule.learning_rate, back, schedule.finished, schedule.best)
+        for peer in self._party.peers:
+            self._party.send(peer, end)
+        self._report({"train": schedule.losses, **schedule.eval_losses})
+        return end
+
+    def _receive(self) -> EpochEnd:
+        """Receive how training continues.
+
+        Raises PeerProtocolError for more epochs than `max_iter`, or a higher rate than before: both would give others
+        more equations about own rows than agreed. No party may choose the epoch whose weights a model has.
+        """
+        schedule, active = self.schedule, self._setting.active
+        end, rate = self._party.receive(active, EpochEnd), schedule.learning_rate
+        wrong = None
+        if self._party.round >= schedule.max_iter and not end.finished:
+            wrong = f"training to end after max_iter={schedule.max_iter} epochs"
+        elif end.learning_rate > rate:
+            wrong = f"a learning rate of at most {rate}, got {end.learning_rate}"
+        elif end.best and self.slice is not None and (schedule.patience is None or not self._evals):
+            wrong = "no epoch to be best by eval rows"
+        if wrong is not None:
+            raise PeerProtocolError(active, f"expected {wrong} - at EpochEnd from {active}")
+        schedule.learning_rate = end.learning_rate
+        self._report(None)
+        return end
+
+    def _report(self, losses: dict[str, list[float]] | None) -> None:
+        self._inputs.observers.round_finished(self._party.round, losses)
+
+
+# ---------------------------------------------------------------- checkpoints
 
 
 class KeptEpochs(Message):
@@ -321,30 +267,17 @@ class KeptEpochs(Message):
 
 
 class NextEpoch(Message):
-    """After how many epochs training goes on; 0: from the beginning."""
+    """After how many epochs training continues; 0: from the beginning."""
 
     leakage: ClassVar = MessageLeakage("after which epoch training goes on", "control")
 
     after: int
 
 
-class Resumable(Protocol):
-    """What continues from the state after an epoch."""
-
-    def resume(self, state: EpochState) -> None: ...
-
-
-def restore(state: EpochState | None, *parts: Resumable) -> None:
-    """Set all parts of a training to the state after an epoch; None: it begins."""
-    if state is not None:
-        for part in parts:
-            part.resume(state)
-
-
 class Checkpoints:
-    """A party's states after epochs, written where its inputs keeps checkpoints.
+    """A party's states after epochs, written where its inputs keep checkpoints.
 
-    `model_id` is at the active party that of the training to go on with, None to begin anew.
+    `model_id` is that of the training to resume, at the active party; None for a fresh one.
     """
 
     def __init__(self, inputs: GlmInput) -> None:
@@ -358,15 +291,15 @@ class Checkpoints:
             self._found.check(inputs.given, inputs.may_change, self._table)
             self.model_id = self._found.model_id
 
-    def resume(self, party: Party, setting: Setting) -> EpochState | None:
-        """Return the state to go on from, and set the party's round to its epoch; None to begin anew.
+    def resume(self, setting: Setting) -> None:
+        """If training is resumed, agree on the epoch, and set the party's round to it.
 
-        Raises ConfigError when this party did not keep the training that the active party goes on with.
+        Raises ConfigError when this party did not keep the training that the active party resumes.
         """
         self._setting = setting
         if not setting.resumes:
-            return None
-        found = self._found
+            return
+        found, party = self._found, self._inputs.party
         if found is None or found.model_id != setting.model_id:
             got = "none" if found is None else "one of another"
             raise ConfigError(
@@ -390,21 +323,38 @@ class Checkpoints:
         else:
             party.send(setting.active, KeptEpochs(own))
             after = party.receive(setting.active, NextEpoch).after
-        if after == 0:
-            return None
-        if after not in own:
+        if after and after not in own:
             raise PeerProtocolError(
                 setting.active, f"expected an epoch that this party kept - at NextEpoch from {setting.active}"
             )
-        state = found.states[own.index(after)]
-        party.round, self._states = after, [state]
-        return state
+        if after:
+            party.round, self._states = after, [found.states[own.index(after)]]
 
-    def keep(self, state: EpochState) -> None:
-        """Write the state after an epoch, beside the one before."""
-        inputs = self._inputs
-        if self._keeper is None:
+    def restore(self, epochs: Epochs) -> int:
+        """Set a resumed training to its state; return its steps so far, at a coordinator without data."""
+        if not self._states:
+            return 0
+        (state,) = self._states
+        epochs.schedule.resume(state)
+        epochs.best = state.best
+        if epochs.slice is not None:
+            epochs.slice.resume(state)
+        if epochs.coordinator is not None and state.coordinator is not None:
+            epochs.coordinator.resume(state)
+        return state.iterations
+
+    def keep(self, epochs: Epochs, iterations: int = 0) -> None:
+        """Write the state after an epoch, along with the one before."""
+        inputs, schedule = self._inputs, epochs.schedule
+        if self._keeper is None or self._setting.whole:
             return
+        state = EpochState(
+            epochs=inputs.party.round, learning_rate=schedule.learning_rate,
+            slice=None if epochs.slice is None else epochs.slice.state(),
+            coordinator=None if epochs.coordinator is None else epochs.coordinator.state(), iterations=iterations,
+            losses=list(schedule.losses), level=schedule.level,
+            eval_losses={name: list(losses) for name, losses in schedule.eval_losses.items()}, best=epochs.best,
+        )  # fmt: skip
         self._states = [*self._states, state][-2:]
         checkpoint = LinearCheckpoint(
             party=inputs.party.name, model_id=self._setting.model_id, options=inputs.given, table=self._table,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import permutations
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from treaty.crypto.parameters import DEGREE, OU_DEFAULT_KEY_BITS, PAILLIER_DEFAULT_KEY_BITS
 from treaty.crypto.sums.hidden_vectors import Fields, product_bits, vectors_parameters
@@ -19,7 +20,7 @@ from treaty.data.table import Table
 from treaty.errors import ConfigError
 from treaty.linear.lbfgs import batch_seed
 from treaty.linear.preparation import LOGISTIC, TAYLOR, Preparation, fit_calibration, target_of, warn_beyond_taylor
-from treaty.linear.training import Optimiser, minimise, settled, standard_errors, train
+from treaty.linear.training import Optimiser, minimise, standard_errors, train
 from treaty.machine.arrays import Floats
 from treaty.models.linear import LinearPart, one_against_rest
 from treaty.systems.expected import KEY_BYTES, ROUND_TRIP, Expected, Shape, not_expected
@@ -33,33 +34,28 @@ from treaty.systems.logistic.quasi_newton import active, coordinator, passive
 from treaty.systems.logistic.setup import MARGIN_BITS, WEIGHT_BITS, solver_of
 from treaty.systems.pooled.options import Pooled
 from treaty.systems.pooled.system import ALONE, DISCLOSED, in_one_place
-from treaty.systems.system import LabelledRows, PartySpec, RoleInput, Roles, System, mesh, no_clusters
+from treaty.systems.system import PartySpec, RoleInput, Roles, System, mesh, no_clusters
 from treaty.systems.vertical.cipher_choice import MODULAR
 
-# ----------------------------------------------------------------
-# Logistic regression on one table, or on all parties' tables side by side: what federated systems are compared with.
-#
-# A federated training leaves what this leaves: of each party a `LinearPart` with the schema and preparation of its own
-# table and the weights of its own prepared columns; at the active party intercept, classes, calibration and losses,
-# too. On the same seed of batches its weights are the same up to the rounding of encrypted numbers (which epochs long
-# after the loss has settled may amplify, see docs/logistic.md). Both have in common: `preparation_of` each party's own
-# table; labels -1 and +1; the active party's matrix is its prepared columns, then a column of ones.
+# ---------------------------------------------------------------- training in one place
 
 
 def train_pooled(tables: Mapping[str, Table], inputs: RoleInput[Pooled, RegressionOptions]) -> dict[str, LinearPart]:
-    """Train on all parties' columns in one place; return every party's part.
+    """Train on all parties' columns in one place; return every party's part, as a federated training does.
 
     `tables` are everybody's, rows in common order; `inputs` has the active party's rows, labels 0 and 1, and weights.
-    Raises DataError when training diverges although the learning rate was lowered.
+    On the same seed of batches the weights are those of a federated training up to the rounding of encrypted numbers,
+    which epochs long after the loss has settled may amplify, see docs/logistic.md. Raises DataError when training
+    diverges although the learning rate was lowered.
     """
     data, common, active = inputs.rows, inputs.common, inputs.roles.active
     if inputs.eval_sets:
         common.check_eval_sets(inputs.options)
-    weight = data.weight if ALONE in tables else None  # parties prepare their columns by themselves, without weights
+    # parties prepare their own columns, without weights
+    weight = data.weight if ALONE in tables else None
     called = {name: "the table" if name == ALONE else name for name in tables}
     prepared = {name: setup.prepared(table, common, called[name], weight) for name, table in tables.items()}
-    columns = [made.matrix(tables[name].columns, data.table.n_rows) for name, made in prepared.items()]
-    X = np.hstack([*columns, np.ones((data.table.n_rows, 1))])
+    X = _side_by_side([column for table in tables.values() for column in table.columns], data.table.n_rows, prepared)
     if common.standard_errors and data.weight is not None:
         raise ConfigError("standard errors are of rows that all weigh the same: expected sample_weight=None")
     n_classes = len(inputs.classes or ())
@@ -92,7 +88,12 @@ def _fitted(
     loss = LOGISTIC if options.loss == "logistic" else target.loss
     report = inputs.observers.round_finished
     report(0, {})
-    watched = {rows.name: _prepared(rows, tables, prepared) for rows in inputs.eval_sets}
+    watched = {
+        rows.name: (
+            _side_by_side(rows.table.columns, rows.table.n_rows, prepared), np.where(rows.y > 0.5, 1.0, -1.0),
+        )
+        for rows in inputs.eval_sets
+    }  # fmt: skip
     if common.whole_table:
         fitted = minimise(
             X, target.labels, loss, l2=common.l2, tol=common.tol**2, max_iter=common.most_rounds, weight=data.weight,
@@ -125,7 +126,8 @@ def _fitted(
     ends = np.cumsum([made.n_columns for made in prepared.values()])
     parts = {}
     for (name, made), of in zip(prepared.items(), np.split(np.arange(len(weights)), ends)[:-1], strict=True):
-        of = np.append(of, len(weights) - 1) if name == active else of  # the intercept
+        # the active party has the intercept, the last column's weight
+        of = np.append(of, len(weights) - 1) if name == active else of
         parts[name] = LinearPart(
             model_id=model_id, party=name, schema=tables[name].schema, preparation=made, coef=weights[of],
             family=family, loss=loss.name, errors=None if errors is None else errors[of], degrees=degrees,
@@ -134,36 +136,29 @@ def _fitted(
     holder.coef, holder.intercept = holder.coef[:-1], float(holder.coef[-1])
     holder.error_at_zero = math.nan if errors is None else float(errors[-1])
     holder.losses, holder.eval_losses, holder.batch_size = fitted.losses, fitted.eval_losses, batch_size
-    tol = common.tol**2 if common.whole_table else common.tol
-    holder.settled = tol == 0.0 or fitted.ended or settled(fitted.losses, tol)
+    holder.settled = fitted.settled
     if common.calibrate and loss is TAYLOR:
         holder.calibration = fit_calibration(margins, y, data.weight)
     return parts
 
 
-def _prepared(
-    rows: LabelledRows, tables: Mapping[str, Table], prepared: Mapping[str, Preparation]
-) -> tuple[Floats, Floats]:
-    """Return an eval set's prepared columns, those of all parties and of ones, and its labels as -1 and 1."""
-    n_rows, columns, first = rows.table.n_rows, [], 0
-    for name, made in prepared.items():
-        end = first + len(tables[name].schema.names)
-        columns.append(made.matrix(rows.table.columns[first:end], n_rows))
+def _side_by_side(features: Sequence[NDArray[Any]], n_rows: int, prepared: Mapping[str, Preparation]) -> Floats:
+    """Return everybody's prepared columns (n_rows, n_columns), then one of ones; `features` are in the same order."""
+    columns, first = [], 0
+    for made in prepared.values():
+        end = first + len(made.n_categories)
+        columns.append(made.matrix(features[first:end], n_rows))
         first = end
-    return np.hstack([*columns, np.ones((n_rows, 1))]), np.where(rows.y > 0.5, 1.0, -1.0)
+    return np.hstack([*columns, np.ones((n_rows, 1))])
 
 
-# ---------------------------------------------------------------- system
-
-
-# ----------------------------------------------------------------
-# What a logistic regression of two classes is expected to take; messages are those of `roles` and of each cipher.
+# ---------------------------------------------------------------- what a regression of two classes is expected to take
 
 _PAILLIER = 3.5  # times the time of Okamoto-Uchiyama, both with the keys that are the default
 
 
 def expected(roles: Roles, options: FederatedRegression, common: RegressionOptions, shape: Shape) -> Expected:
-    """Return it, for as many epochs as there may be; ConfigError where a formula is missing.
+    """Return traffic, memory and time of as many epochs as there may be; ConfigError where a formula is missing.
 
     `shape.columns` are prepared ones, the active party's without its intercept.
     """
@@ -177,7 +172,8 @@ def expected(roles: Roles, options: FederatedRegression, common: RegressionOptio
     columns = {name: shape.columns[name] + (name == active) for name in roles.owners}
     solver = solver_of(common, type(options), len(roles.owners))
     steps = solver.max_iter * batches
-    if common.whole_table and options.keeps_pairs:  # one in each direction, or not many more
+    if common.whole_table and options.keeps_pairs:
+        # one step in each direction, or not many more
         steps = min(steps, sum(columns.values()) + 2)
     pairs = max(0, steps // solver.period - 1) if options.keeps_pairs and not common.whole_table else 0
     rows = steps * batch + pairs * (solver.hessian_batch_size or batch)
@@ -204,7 +200,7 @@ def expected(roles: Roles, options: FederatedRegression, common: RegressionOptio
 
 
 class _Size(NamedTuple):
-    """Rows: of the table, of all products together, of a batch; bytes of a key and ciphertext; bits of numbers."""
+    """Rows of the table, of all products, of a batch; bytes of a key and a ciphertext; bits of numbers."""
 
     table: int
     rows: int
@@ -280,7 +276,6 @@ def _two_party(found: Expected, roles: Roles, columns: Mapping[str, int], size: 
 
 # ---------------------------------------------------------------- system
 
-
 COORDINATOR = "coordinator"
 
 CANNOT = {
@@ -326,26 +321,20 @@ def assign(places: Mapping[str, PartySpec], active: str, options: FederatedRegre
             f"expected at least two parties with data, the label holder among them, got {', '.join(owners)}: one "
             "party's table is trained on under protocol 'pooled'"
         )
-    _check_paper_mode(options)
-    found = {name: COORDINATOR if name in coordinators else "passive" for name in places}
-    return Roles(active, {**found, active: "active"}, owners)
-
-
-def _check_paper_mode(options: FederatedRegression) -> None:
-    """Refuse paper mode without consent, and in forms that were not published."""
-    if options.mode != "paper":
-        return
-    if not options.allow_insecure:
+    # paper mode needs consent, and only the published form has it
+    if options.mode == "paper" and not options.allow_insecure:
         raise ConfigError(
             "mode='paper' shows the coordinator every gradient, step and loss, and lets passive parties solve for "
             "labels; it needs allow_insecure=True of every party"
         )
-    if not options.has_coordinator or options.encryption == "lattice":
+    if options.mode == "paper" and (not options.has_coordinator or options.encryption == "lattice"):
         raise ConfigError("mode='paper' needs a coordinator, and encryption 'paillier' or 'ou'")
+    found = {name: COORDINATOR if name in coordinators else "passive" for name in places}
+    return Roles(active, {**found, active: "active"}, owners)
 
 
 def helpers(owners: Iterable[str], options: FederatedRegression) -> dict[str, PartySpec]:
-    """Return the coordinator that `fit` plays, under a name that no party with data has; nobody without one."""
+    """Return the coordinator that `fit` plays, if there is one, under a name that no party with data has."""
     if not options.has_coordinator:
         return {}
     taken = set(owners)
@@ -355,7 +344,7 @@ def helpers(owners: Iterable[str], options: FederatedRegression) -> dict[str, Pa
 
 
 def warm_up(kind: type[FederatedRegression], options: FederatedRegression | None) -> list[Any]:
-    """Return options of small trainings: under the lattice map and a short key, or the one that is meant."""
+    """Return options of small trainings: under the lattice map and a short key, or those of the training to come."""
     keyed: dict[str, Any] = {"encryption": "ou", "insecure_test_key_bits": 768, "allow_insecure": True}
     if options is None:
         return [kind(), kind(**keyed)]
@@ -364,8 +353,8 @@ def warm_up(kind: type[FederatedRegression], options: FederatedRegression | None
     return [replace(options, key_bits=None, insecure_test_key_bits=short, allow_insecure=True)]
 
 
-def on_clusters(options: FederatedRegression) -> frozenset[str]:
-    """Return whose rows a cluster can add up: those of parties with data, under the lattice map."""
+def _on_clusters(options: FederatedRegression) -> frozenset[str]:
+    # a cluster adds up rows of parties with data, under the lattice map
     return frozenset({"active", "passive"} if options.encryption in (None, "auto", "lattice") else ())
 
 
@@ -381,9 +370,9 @@ def _federated(kind: type[FederatedRegression]) -> System:
         routes=ROUTES,
         expected=expected,
         named_roles=frozenset({COORDINATOR}),
-        on_clusters=on_clusters if kind is QuasiNewton else lambda options: frozenset(),
+        on_clusters=_on_clusters if kind is QuasiNewton else no_clusters,
         has_model=frozenset({"active", "passive"}),
-        until_kept=frozenset({COORDINATOR}),  # its checkpoint: without it, nobody could go on
+        until_kept=frozenset({COORDINATOR}),  # no training can be resumed without its checkpoint
         helpers=helpers,
         links=mesh,
         predict={"active": predict_active, "passive": predict_passive},
