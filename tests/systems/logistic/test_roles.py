@@ -341,10 +341,7 @@ def test_rows_that_stand_alone_are_counted_and_warned_of(caplog):
     counts = {name: played.results[name].alone for name in tables}
     assert counts["p0"]["p1"] == 2
     assert counts["p0"] == counts["p1"]
-    assert (
-        "p0: 2 of 240 rows stand alone in their batch among p1's columns: its gradients show their labels"
-        in caplog.text
-    )
+    assert "2 of 240 rows stand alone in their batch among p1's columns: its gradients show their labels" in caplog.text
     part = played.results["p1"]
     learned = said(list(tables), part, coordinator=False)
     assert any("the labels of 2 rows, which stand alone" in words for words in learned["p1"])

@@ -6,51 +6,27 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from treaty.messaging.messages import Message
 from treaty.models.linear import LinearPart
 from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, Stage, When, routes
-from treaty.systems.logistic.batches import (
-    JointSeedCommitment,
-    JointSeedShare,
-    KeptBatches,
-    KnownBatches,
-    LoneRows,
-    RowWeights,
+from treaty.systems.logistic import (
+    batches,
+    coordinated,
+    inference,
+    paper,
+    poisson,
+    prediction,
+    products,
+    setup,
+    steps,
+    whole_table,
 )
-from treaty.systems.logistic.coordinated import (
-    DecryptedProducts,
-    EncryptedVector,
-    LossCipher,
-    LossPart,
-    LossTotal,
-    MaskedProducts,
-    SharedKey,
-)
-from treaty.systems.logistic.inference import CrossProducts, ErrorVariance, InverseBlock
 from treaty.systems.logistic.options import BATCH, SMALL_TABLE, FederatedRegression, RegressionOptions
-from treaty.systems.logistic.paper import EpochLoss, Gradient, Margins, StepPart
-from treaty.systems.logistic.poisson import HiddenFactors, MaskedRates, OpenedRates, RateKey
-from treaty.systems.logistic.prediction import MarginPart
-from treaty.systems.logistic.products import (
-    ColumnsHint,
-    EncryptedProducts,
-    HiddenProducts,
-    HiddenRows,
-    ProductShares,
-    VectorQuery,
-)
-from treaty.systems.logistic.setup import PairKey, TableSize, TrainingSizes
-from treaty.systems.logistic.steps import EpochEnd, InnerProducts, KeptEpochs, NextEpoch, StepCoefficients
-from treaty.systems.logistic.whole_table import LossShare, TargetUnit
 from treaty.systems.options import learned_from_test_key
 from treaty.systems.system import Roles
 from treaty.systems.vertical.prediction import Finish, OnlineRows
 
-_DATA, _COORDINATOR, _ALL = ("active", "passive"), ("coordinator",), ("active", "passive", "coordinator")
-_LEARNED = "docs/logistic.md, What each party learns"
-_MASKED_VECTORS = "its own gradient: the products of its columns with the hidden vector, summed over all parties"
-
-_NEARLY = "coefficients of the step: nearly the summed inner products"
-
+_DATA, _COORDINATOR, _OTHERS = ("active", "passive"), ("coordinator",), ("passive", "coordinator")
 _SAFE = When('mode="safe"', lambda options, common: options.mode != "paper")
 _PAPER = When('mode="paper"', lambda options, common: options.mode == "paper")
 _POISSON = When('family="poisson"', lambda options, common: common.family == "poisson")
@@ -63,6 +39,8 @@ _MARGINS_SHOWN = When(
     "calibrate=True or show_eval_margins=True",
     lambda options, common: common.calibrate or getattr(options, "show_eval_margins", False),
 )
+_WEIGHTS_SHOWN = When("show_weights=True", lambda options, common: options.show_weights)
+_LINEAR = When('family="linear"', lambda options, common: common.family == "linear")
 _ERRORS = When("standard_errors=True", lambda options, common: common.standard_errors)
 
 
@@ -70,29 +48,25 @@ def _cipher(options: object, common: object) -> str:
     return str(options.cipher(common.fractional_bits, common.family))  # type: ignore[attr-defined]
 
 
+def _between_owners(*messages: type[Message]) -> Routes:
+    """Return the routes of messages that every party with data sends to every other."""
+    return routes(*(Route(message, _DATA, _DATA) for message in messages))
+
+
 _SET_UP = routes(
     AGREEMENT,
-    Route(TableSize, PASSIVE, ACTIVE),
-    Route(TrainingSizes, ACTIVE, ("passive", "coordinator")),
-    Route(PairKey, _DATA, _DATA, when=_SAFE),
+    Route(setup.TableSize, PASSIVE, ACTIVE),
+    Route(setup.TrainingSizes, ACTIVE, _OTHERS),
+    Route(setup.PairKey, _DATA, _DATA, when=_SAFE),
     routes(
-        Route(KnownBatches, _DATA, _DATA),
-        Route(KeptBatches, _DATA, _DATA),
-        Route(JointSeedCommitment, _DATA, _DATA),
-        Route(JointSeedShare, _DATA, _DATA),
+        _between_owners(batches.KnownBatches, batches.KeptBatches, batches.JointSeedCommitment, batches.JointSeedShare),
         reference="docs/logistic.md, One partition into batches",
     ),
-    Route(LoneRows, _DATA, _DATA, reference="docs/logistic.md, Rows that stand alone", when=_SAFE),
-    Route(
-        RowWeights,
-        ACTIVE,
-        PASSIVE,
-        reference="docs/logistic.md, Weights of rows",
-        when=When("show_weights=True", lambda options, common: options.show_weights),
-    ),
+    Route(batches.LoneRows, _DATA, _DATA, reference="docs/logistic.md, Rows that stand alone", when=_SAFE),
+    Route(batches.RowWeights, ACTIVE, PASSIVE, reference="docs/logistic.md, Weights of rows", when=_WEIGHTS_SHOWN),
     routes(
-        Route(KeptEpochs, ("passive", "coordinator"), ACTIVE),
-        Route(NextEpoch, ACTIVE, ("passive", "coordinator")),
+        Route(steps.KeptEpochs, _OTHERS, ACTIVE),
+        Route(steps.NextEpoch, ACTIVE, _OTHERS),
         when=_SAFE,
         reference="docs/logistic.md, Interruptions",
     ),
@@ -100,106 +74,82 @@ _SET_UP = routes(
 )
 
 _COORDINATED = routes(
-    Route(SharedKey, _COORDINATOR, _DATA),
-    Route(EncryptedVector, PASSIVE, ACTIVE, "margins"),
-    Route(EncryptedVector, ACTIVE, PASSIVE, "residuals"),
-    Route(MaskedProducts, _DATA, _COORDINATOR),
-    Route(DecryptedProducts, _COORDINATOR, _DATA),
-    Route(LossPart, PASSIVE, _COORDINATOR),
-    Route(LossCipher, ACTIVE, _COORDINATOR),
-    Route(LossTotal, _COORDINATOR, ACTIVE),
+    Route(coordinated.SharedKey, _COORDINATOR, _DATA),
+    Route(coordinated.EncryptedVector, PASSIVE, ACTIVE, "margins"),
+    Route(coordinated.EncryptedVector, ACTIVE, PASSIVE, "residuals"),
+    Route(coordinated.MaskedProducts, _DATA, _COORDINATOR),
+    Route(coordinated.DecryptedProducts, _COORDINATOR, _DATA),
+    Route(coordinated.LossPart, PASSIVE, _COORDINATOR),
+    Route(coordinated.LossCipher, ACTIVE, _COORDINATOR),
+    Route(coordinated.LossTotal, _COORDINATOR, ACTIVE),
     when=_LED & _KEYED,
     reference="arXiv 1912.00513; docs/logistic.md, With or without a coordinator",
 )
 
 _OWN_KEYS = routes(
-    Route(HiddenRows, _DATA, _DATA),
-    Route(EncryptedProducts, _DATA, _DATA),
-    when=When(
-        'coordinator=False; a cipher with keys; not family="poisson"',
-        lambda options, common: (
-            _ALONE.holds(options, common) and _KEYED.holds(options, common) and common.family != "poisson"
-        ),
-    ),
+    _between_owners(products.HiddenRows, products.EncryptedProducts),
+    when=_ALONE & _KEYED & When('not family="poisson"', lambda options, common: common.family != "poisson"),
     reference="docs/logistic.md, With or without a coordinator",
 )
 
 _BY_LATTICE = routes(
-    Route(ColumnsHint, _DATA, _DATA),
-    Route(VectorQuery, _DATA, _DATA),
-    Route(HiddenProducts, _DATA, _DATA),
-    Route(ProductShares, _DATA, _DATA),
+    _between_owners(products.ColumnsHint, products.VectorQuery, products.HiddenProducts, products.ProductShares),
     when=_LATTICE,
     reference="docs/lattice.md, For the cryptographer; docs/logistic.md, Ciphers",
 )
 
 _RATES = routes(
-    Route(RateKey, _DATA, _DATA),
-    Route(HiddenFactors, _DATA, _DATA),
-    Route(MaskedRates, _DATA, _DATA),
-    Route(OpenedRates, _DATA, _DATA),
+    _between_owners(poisson.RateKey, poisson.HiddenFactors, poisson.MaskedRates, poisson.OpenedRates),
     when=_POISSON,
     reference="docs/logistic.md, Poisson regression",
 )
 
 _STEPS = routes(
-    routes(
-        Route(InnerProducts, _DATA, _COORDINATOR, "to_coordinator"),
-        Route(StepCoefficients, _COORDINATOR, _DATA),
-        when=_LED,
-    ),
-    routes(
-        Route(InnerProducts, PASSIVE, ACTIVE, "to_active"),
-        Route(StepCoefficients, ACTIVE, PASSIVE),
-        when=_ALONE,
-    ),
+    Route(steps.InnerProducts, _DATA, _COORDINATOR, "to_coordinator", when=_LED),
+    Route(steps.StepCoefficients, _COORDINATOR, _DATA, when=_LED),
+    Route(steps.InnerProducts, PASSIVE, ACTIVE, "to_active", when=_ALONE),
+    Route(steps.StepCoefficients, ACTIVE, PASSIVE, when=_ALONE),
     reference="docs/logistic.md, The optimiser",
 )
 
 _WHOLE_TABLE = routes(
-    Route(LossShare, PASSIVE, ACTIVE, when=_WHOLE),
-    Route(TargetUnit, ACTIVE, PASSIVE, when=When('family="linear"', lambda options, common: common.family == "linear")),
+    Route(whole_table.LossShare, PASSIVE, ACTIVE, when=_WHOLE),
+    Route(whole_table.TargetUnit, ACTIVE, PASSIVE, when=_LINEAR),
     routes(
-        routes(
-            Route(CrossProducts, _DATA, _COORDINATOR, "to_coordinator"),
-            Route(InverseBlock, _COORDINATOR, _DATA),
-            when=_LED,
-        ),
-        routes(
-            Route(CrossProducts, PASSIVE, ACTIVE, "to_active"),
-            Route(InverseBlock, ACTIVE, PASSIVE),
-            when=_ALONE,
-        ),
-        Route(ErrorVariance, ACTIVE, PASSIVE),
+        Route(inference.CrossProducts, _DATA, _COORDINATOR, "to_coordinator", when=_LED),
+        Route(inference.InverseBlock, _COORDINATOR, _DATA, when=_LED),
+        Route(inference.CrossProducts, PASSIVE, ACTIVE, "to_active", when=_ALONE),
+        Route(inference.InverseBlock, ACTIVE, PASSIVE, when=_ALONE),
+        Route(inference.ErrorVariance, ACTIVE, PASSIVE),
         when=_ERRORS,
         guard="standard_errors=False",
     ),
     reference="docs/logistic.md, Linear regression, and standard errors",
 )
 
+_CALIBRATION = "docs/logistic.md, Calibration"
+
 _EPOCHS = routes(
-    Route(EpochEnd, ACTIVE, ("passive", "coordinator")),
-    Route(
-        MarginPart, PASSIVE, ACTIVE, "training", reference="docs/logistic.md, Calibration", when=_SAFE & _MARGINS_SHOWN
-    ),
+    Route(steps.EpochEnd, ACTIVE, _OTHERS),
+    Route(prediction.MarginPart, PASSIVE, ACTIVE, "training", reference=_CALIBRATION, when=_SAFE & _MARGINS_SHOWN),
     reference="docs/logistic.md, Epochs and learning rates",
 )
 
 _PUBLISHED = routes(
-    Route(SharedKey, _COORDINATOR, _DATA),
-    Route(Margins, PASSIVE, ACTIVE),
-    Route(EncryptedVector, ACTIVE, PASSIVE, "residuals"),
-    Route(Gradient, _DATA, _COORDINATOR),
-    Route(StepPart, _COORDINATOR, _DATA),
-    Route(EpochLoss, _COORDINATOR, ACTIVE),
+    Route(coordinated.SharedKey, _COORDINATOR, _DATA),
+    Route(paper.Margins, PASSIVE, ACTIVE),
+    Route(coordinated.EncryptedVector, ACTIVE, PASSIVE, "residuals"),
+    Route(paper.Gradient, _DATA, _COORDINATOR),
+    Route(paper.StepPart, _COORDINATOR, _DATA),
+    Route(paper.EpochLoss, _COORDINATOR, ACTIVE),
     when=_PAPER,
     guard='mode="safe"',
     reference="arXiv 1912.00513; docs/logistic.md, What each party learns",
 )
 
 _MARGINS = routes(
-    Route(PairKey, PASSIVE, PASSIVE),
-    Route(MarginPart, PASSIVE, ACTIVE, "prediction"),
+    Route(setup.PairKey, PASSIVE, PASSIVE),
+    Route(prediction.MarginPart, PASSIVE, ACTIVE, "prediction"),
     reference="docs/logistic.md, Prediction",
 )
 
@@ -209,7 +159,7 @@ ROUTES: dict[Stage, Routes] = {
         routes(_COORDINATED, _OWN_KEYS, _BY_LATTICE, _RATES, _STEPS, _WHOLE_TABLE, when=_SAFE),
         _PUBLISHED,
         _EPOCHS,
-        reference=_LEARNED,
+        reference="docs/logistic.md, What each party learns",
     ),
     "predict": routes(AGREEMENT, _MARGINS),
     "online": routes(
@@ -222,14 +172,12 @@ ROUTES: dict[Stage, Routes] = {
 }
 
 
-# ------------------------------------- what parties of a logistic regression can work out from their messages together
+# ---------------------------------------------------------------- what parties can work out from messages together
 
 _FEW_COLUMNS = (
     "they determine the weight of a party with one column up to its sign, and the weights of a party with few columns "
     "up to a rotation"
 )
-
-
 _OPEN_BATCHES = f" (the whole table where it has at most {SMALL_TABLE} rows, else {BATCH} rows)"
 
 
@@ -245,7 +193,15 @@ def conclusions(
         common = msgspec.structs.replace(common, batch_size=part.batch_size or common.batch_size)
     passives = [name for name in roles.owners if name != active]
     if options.mode == "paper":
-        learned = _of_paper(active, passives, str(coordinator), common)
+        learned = {
+            active: [f"with {coordinator}'s help, who has the key, passive parties' margins, and so their columns"],
+            str(coordinator): [
+                "from every gradient, curvature and step of all parties, all weights; with the columns' marginals, the "
+                "means of columns in either class",
+            ],
+        }
+        residuals = "with batches of no more rows than it has columns, the residuals of rows and their labels"
+        learned |= {name: [residuals] for name in passives}
     else:
         learned = _of_safe_mode(roles, passives, options, common, part)
     for name in learned.keys() - {coordinator}:
@@ -302,8 +258,14 @@ def _of_safe_mode(
             _of_lone_rows(lone, name, alone, where, pairs=pairs),
             coefficients,
         ]
+    if poisson:
+        for name, other in ((active, passives[0]), (passives[0], active)):
+            targets = "" if name == active else ", and once the targets of as many"
+            learned[name].append(
+                f"if it deviates from the protocol, unnoticed: {other}'s factors of the rates of as many rows as it "
+                f"has columns, of other rows each epoch{targets}"
+            )
     beyond = [
-        _of_rates(active, passives[0]) if poisson else {},
         {} if coordinator is None else _of_coordinator(coordinator, active, passives, labels, cipher, common),
         _of_whole_table(active, passives, coordinator, common),
     ]
@@ -317,10 +279,8 @@ def _of_safe_mode(
 
 
 def _of_gradients(labels: str, common: RegressionOptions, *, known: bool) -> tuple[str, str, str]:
-    """Say which gradients a party with data has, what a passive party learns from its own, and where rows are alone.
-
-    Not `known` before training is how many rows there are, and so whether an open `batch_size` makes batches.
-    """
+    """Say which gradients a party with data has, what a passive party learns from its own, and where rows are alone."""
+    # before training the number of rows is not known, and so whether an open batch_size makes batches
     if common.whole_table and (known or not common.has_batches):
         return (
             "of every epoch the gradient of its own weights, over all rows",
@@ -335,17 +295,6 @@ def _of_gradients(labels: str, common: RegressionOptions, *, known: bool) -> tup
         "about labels",
         " in their batch",
     )
-
-
-def _of_rates(active: str, passive: str) -> dict[str, list[str]]:
-    """Say what two parties see of each other's factors of a Poisson regression's rates."""
-    return {
-        name: [
-            f"if it deviates from the protocol, unnoticed: {other}'s factors of the rates of as many rows as it has "
-            f"columns, of other rows each epoch{'' if name == active else ', and once the targets of as many'}",
-        ]
-        for name, other in ((active, passive), (passive, active))
-    }
 
 
 def _of_coordinator(
@@ -378,7 +327,7 @@ def _of_coordinator(
 def _of_whole_table(
     active: str, passives: Sequence[str], coordinator: str | None, common: RegressionOptions
 ) -> dict[str, list[str]]:
-    """Say what parties learn beyond that where training is on the whole table, above all with standard errors."""
+    """Say what parties learn as well where training is on the whole table, above all with standard errors."""
     learned: dict[str, list[str]] = {name: [] for name in (active, *passives)}
     for name in passives:
         if common.family == "linear":
@@ -419,19 +368,3 @@ def _of_lone_rows(what: str, name: str, alone: Mapping[str, int] | None, where: 
     number = "rows, if there are such," if rows is None else "1 row," if rows == 1 else f"{rows} rows,"
     shown = "from its gradients and its block of the Hessian" if pairs else "from its gradients"
     return f"{shown}, {what} of {number} which stand alone{where} {among}"
-
-
-def _of_paper(
-    active: str, passives: Sequence[str], coordinator: str, common: RegressionOptions
-) -> dict[str, list[str]]:
-    learned = {
-        active: [
-            f"with {coordinator}'s help, who has the key, passive parties' margins, and so their columns",
-        ],
-        coordinator: [
-            "from every gradient, curvature and step of all parties, all weights; with the columns' marginals, the "
-            "means of columns in either class",
-        ],
-    }
-    labels = "with batches of no more rows than it has columns, the residuals of rows and their labels"
-    return learned | {name: [labels] for name in passives}

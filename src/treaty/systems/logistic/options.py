@@ -99,7 +99,7 @@ class RegressionOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, 
         if isinstance(own, FederatedRegression) and not own.show_eval_margins:
             raise ConfigError(
                 "the active party gets the others' part of the margin of every row of an eval set, after every epoch; "
-                "after as many epochs as these have columns it has the columns, but for a linear map; if it may, set "
+                "after as many epochs as these have columns it has the columns, up to a linear map; if it may, set "
                 f"show_eval_margins=True in {type(own).__name__} at every party, or leave eval sets out"
             )
 
@@ -108,7 +108,7 @@ class RegressionOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, 
         return min(self.batch_size or n_rows, n_rows) if self.has_batches else n_rows
 
     def checked(self, own: SystemOptions) -> RegressionOptions:
-        """Return these options; refuse a contradiction. A system's own `check` looks at what depends on it."""
+        """Return these options; refuse a contradiction. What depends on the system is for its own `check`."""
         size, batch_size = self.hessian_batch_size, self.batch_size or BATCH
         if size is not None and size > batch_size and size % batch_size:
             raise ConfigError(
@@ -123,13 +123,14 @@ class RegressionOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, 
             raise ConfigError(
                 f"expected l2=0 with standard_errors, which are those of weights without a penalty, got {self.l2}"
             )
+        # an open batch_size is settled by name here, not by the table's size
         by_name = own.mode == "paper" or getattr(own, "solver", None) is not None or size is not None
         return msgspec.structs.replace(self, batch_size=batch_size) if by_name else self
 
 
 @dataclass(kw_only=True, repr=False)
 class FederatedRegression(SystemOptions):
-    """What both federated systems of logistic regression have: a cipher, its key, and perhaps a coordinator."""
+    """Options of both federated systems of regression: a cipher, its key, and perhaps a coordinator."""
 
     coordinator: bool | None = None
     encryption: Literal["auto", "lattice", "ou", "paillier"] | None = None
@@ -150,7 +151,7 @@ class FederatedRegression(SystemOptions):
         return self.coordinator is not False
 
     def cipher(self, fractional_bits: int, family: str = "logistic") -> str:
-        """Return the cipher meant: "lattice", "ou" or "paillier".
+        """Resolve `encryption`: "lattice", "ou" or "paillier".
 
         Left open, it is Okamoto-Uchiyama in a Poisson regression, and the paper's in paper mode. Otherwise it is the
         lattice map, under which the coordinator has no key. Without a coordinator, or where a key is named, it is
@@ -166,7 +167,7 @@ class FederatedRegression(SystemOptions):
         return "ou" if keyed or not self.has_coordinator else "lattice"
 
     def check(self, common: Any) -> None:
-        """Refuse sizes of keys that would not be used, and a precision that the lattice map does not have."""
+        """Refuse contradictions between cipher, key, mode and kind of regression."""
         named = [name for name in ("key_bits", "insecure_test_key_bits") if getattr(self, name) is not None]
         if named and self.encryption == "lattice":
             raise ConfigError(
@@ -213,7 +214,7 @@ class QuasiNewton(FederatedRegression):
     insecure_test_key_bits : int or None, default None
         A smaller key, for tests alone; needs `allow_insecure`, and every party must name the same.
     show_weights : bool, default False
-        Consent to weights of rows, which the active party then tells all parties with data.
+        Consent to weights of rows, which the active party then sends to all parties with data.
     show_eval_margins : bool, default False
         Consent to eval sets, of whose rows the active party then gets the others' part of the margin after every epoch.
     """
