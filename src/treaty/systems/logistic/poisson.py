@@ -25,8 +25,7 @@ from treaty.errors import ConfigError, DataError
 from treaty.linear.lbfgs import ROWS_PER_COLUMN
 from treaty.linear.preparation import Target
 from treaty.machine.arrays import Floats, Integers
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, Arrays, Message, pack, row_pieces
+from treaty.messaging.messages import Array, Arrays, Message, MessageLeakage, pack, row_pieces
 from treaty.messaging.party import Party
 from treaty.systems.logistic.coordinated import (
     OWN_GRADIENT,

@@ -34,7 +34,7 @@ from treaty.systems.logistic.quasi_newton import active, coordinator, passive
 from treaty.systems.logistic.setup import MARGIN_BITS, WEIGHT_BITS, solver_of
 from treaty.systems.pooled.options import Pooled
 from treaty.systems.pooled.system import ALONE, DISCLOSED, in_one_place
-from treaty.systems.system import PartySpec, RoleInput, Roles, System, mesh, no_clusters
+from treaty.systems.system import PartySpec, RoleInput, Roles, System, mesh
 from treaty.systems.vertical.cipher_choice import MODULAR
 
 # ---------------------------------------------------------------- training in one place
@@ -370,7 +370,7 @@ def _federated(kind: type[FederatedRegression]) -> System:
         routes=ROUTES,
         expected=expected,
         named_roles=frozenset({COORDINATOR}),
-        on_clusters=_on_clusters if kind is QuasiNewton else no_clusters,
+        on_clusters=_on_clusters if kind is QuasiNewton else lambda options: frozenset(),
         has_model=frozenset({"active", "passive"}),
         until_kept=frozenset({COORDINATOR}),  # no training can be resumed without its checkpoint
         helpers=helpers,

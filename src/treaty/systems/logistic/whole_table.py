@@ -31,9 +31,8 @@ from treaty.errors import ConfigError, DataError
 from treaty.linear.preparation import COLUMN_FRACTION, TAYLOR, Target, target_of, uncorrelated
 from treaty.linear.training import Schedule
 from treaty.machine.arrays import Floats
-from treaty.messaging.agreement import agree
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.conversation import agree
+from treaty.messaging.messages import Array, Message, MessageLeakage, view
 from treaty.messaging.party import Party
 from treaty.models.linear import LinearPart, one_against_rest
 from treaty.systems.logistic.batches import count_lone_rows, share_weights
