@@ -35,7 +35,7 @@ from treaty.crypto.lattice.linear_map import LinearMapClient, LinearMapServer
 from treaty.crypto.parameters import Field, SecretMatrix, choose
 from treaty.crypto.sharing import additive_routing, shamir_routing
 from treaty.crypto.sharing.key_agreement import EphemeralKeys, RoundKeys, seal
-from treaty.crypto.sharing.shamir import make_shares, random_numbers
+from treaty.crypto.sharing.shamir import make_shares, open_shares, random_numbers
 from treaty.crypto.sums import triple_sums
 from treaty.crypto.sums.hidden_vectors import Fields
 from treaty.crypto.transfer import extension, oprf, sodium
@@ -208,7 +208,8 @@ def prepared() -> Rows:
     setting = shamir_routing.ServerSetting(servers=3, degree=1, bits=8)
     made = Play([shamir_routing.prepare(setting, own, 4) for own in range(3)])
     sent = [row for of in made.rounds[:1] for array in of.values() for row in _pairs(array)]
-    return [*sent, *_pairs(shamir_routing._below_power_of_two(100, 9))]
+    masks = np.stack([numbers.take(4)[2] for numbers in made.results])
+    return [*sent, *_pairs(open_shares(setting.points, masks))]
 
 
 def extensions() -> Rows:
@@ -301,18 +302,16 @@ LINES: dict[str, Line] = {
     "transfer/sodium.random_scalar: randbelow": Line(base_transfers, even=False),
     "transfer/comparison._digits: Keystream": Line(comparisons),
     "transfer/comparison._made: Keystream": Line(comparisons),
-    "sharing/additive_routing._TripleStream.__init__: Keystream": Line(triples),
     "sharing/additive_routing.deal: token_bytes token_bytes": Line(triples),
     "sharing/additive_routing._DealerNumbers.__init__: token_bytes token_bytes": Line(routing),
-    "sharing/additive_routing._ServerNumbers.__init__: Keystream": Line(routing),
+    "sharing/additive_routing._ServerNumbers.__init__: Keystream": Line(lambda: [*triples(), *routing()]),
     "sharing/additive_routing._share_of_mask: Keystream": Line(routing),
     "sharing/additive_routing.deal_mask: token_bytes token_bytes": Line(routing),
     "sharing/additive_routing.mask_rows: token_bytes": Line(routing),
     "sharing/additive_routing.share_integers: Keystream": Line(shares_of_zeros),
     "keystream.FreshShares._stream: Keystream mask_key": Line(fresh_shares),
     "sharing/shamir.make_shares: random_numbers": Line(shamir, even=False),
-    "sharing/shamir_routing._below_power_of_two: Keystream": Line(prepared, even=False),
-    "sharing/shamir_routing.prepare: random_numbers": Line(prepared, even=False),
+    "sharing/shamir_routing.prepare: Keystream random_numbers": Line(prepared, even=False),
     "sharing/shamir.random_numbers: Keystream": Line(shamir, even=False),
     "sums/lattice_sums.LatticeSumsServer._masks: Keystream": Line(sealed_answers),
     "sums/lattice_sums.LatticeSumsServer.settle: token_bytes": Line(sealed_answers),

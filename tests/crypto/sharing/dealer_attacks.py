@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from treaty.crypto.sharing.additive_routing import _levels, _ServerNumbers, _share_of_mask, _TripleStream, open_bits
+from treaty.crypto.sharing.additive_routing import _levels, _ServerNumbers, _share_of_mask, open_bits
 
 NONE = np.empty(0, np.uint64)
 BITS, CODES = 6, 32  # of the comparison, and of a column
@@ -95,16 +95,16 @@ def splits_left(root):
 
 def triples_dealt(own, dealt, n):
     """A server's bits of all triples: those of the first products, then those of each joining; (slices, n)."""
-    stream = _TripleStream(own, -(-n // 64), dealt)
+    stream, size = _ServerNumbers(own, dealt.key, dealt.corrections.reshape(-1)), -(-n // 64)
 
     def unpacked(words):
         return np.unpackbits(words.astype("<u8").view(np.uint8), axis=1, bitorder="little")[:, :n].astype(np.uint8)
 
-    found = [(unpacked(stream.operands(BITS - 1)), unpacked(stream.products(BITS - 1)))]
+    found = [(unpacked(stream.numbers(BITS - 1, size)), unpacked(stream.products(BITS - 1, size)))]
     for spans in _levels(BITS):
         pairs = spans // 2
-        operands = [unpacked(stream.operands(count)) for count in (pairs, pairs, pairs - 1)]
-        found.append((*operands, unpacked(stream.products(pairs)), unpacked(stream.products(pairs - 1))))
+        operands = [unpacked(stream.numbers(count, size)) for count in (pairs, pairs, pairs - 1)]
+        found.append((*operands, unpacked(stream.products(pairs, size)), unpacked(stream.products(pairs - 1, size))))
     return found
 
 

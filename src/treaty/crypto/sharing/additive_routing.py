@@ -77,24 +77,6 @@ class TripleShares:
         self._used = True
 
 
-class _TripleStream:
-    """One server's shares of a batch's operands a, b and products a & b, slice after slice."""
-
-    def __init__(self, own: int, words: int, dealt: TripleShares) -> None:
-        self._stream = Keystream(dealt.key)
-        self._own, self._words, self._corrections, self._at = own, words, dealt.corrections, 0
-
-    def operands(self, slices: int) -> Words:
-        return self._stream.bits(64, slices * self._words).reshape(slices, self._words)
-
-    def products(self, slices: int) -> Words:
-        # random for server 0, the dealer's corrections for server 1
-        if self._own == 0:
-            return self.operands(slices)
-        self._at += slices
-        return self._corrections[self._at - slices : self._at]
-
-
 def triples_of(bits: int) -> int:
     """Return the number of triples per comparison modulo 2^bits: 181 for 64."""
     return bits - 1 + sum(2 * (spans // 2) - 1 for spans in _levels(bits))
@@ -106,16 +88,19 @@ def deal(rows: int, bits: int = 64, keys: tuple[bytes, bytes] | None = None) -> 
     Secret `keys` of 32 bytes each, used for nothing else, may be given; the default is the system's generator.
     """
     words = -(-rows // 64)
+    keys = keys or (secrets.token_bytes(32), secrets.token_bytes(32))
     none = np.empty((0, words), np.uint64)
-    dealt = [TripleShares(rows, key, none, bits) for key in keys or (secrets.token_bytes(32), secrets.token_bytes(32))]
-    first, second = (_TripleStream(own, words, one) for own, one in enumerate(dealt))
-    corrections = [first.operands(bits - 1) & second.operands(bits - 1) ^ first.products(bits - 1)]
+    first, second = (_ServerNumbers(own, key, none) for own, key in enumerate(keys))
+    operands = first.numbers(bits - 1, words) & second.numbers(bits - 1, words)
+    corrections = [operands ^ first.products(bits - 1, words)]
     for spans in _levels(bits):
         pairs = spans // 2
-        upper, lower, lower_p = (first.operands(count) ^ second.operands(count) for count in (pairs, pairs, pairs - 1))
-        corrections.append(upper & lower ^ first.products(pairs))
-        corrections.append(upper[1:] & lower_p ^ first.products(pairs - 1))
-    return dealt[0], TripleShares(rows, dealt[1].key, np.concatenate(corrections), bits)
+        upper, lower, lower_p = (
+            first.numbers(count, words) ^ second.numbers(count, words) for count in (pairs, pairs, pairs - 1)
+        )
+        corrections.append(upper & lower ^ first.products(pairs, words))
+        corrections.append(upper[1:] & lower_p ^ first.products(pairs - 1, words))
+    return TripleShares(rows, keys[0], none, bits), TripleShares(rows, keys[1], np.concatenate(corrections), bits)
 
 
 def sign_bit(own: int, values: NDArray[np.uint64], dealt: TripleShares) -> Program[NDArray[np.uint8]]:
@@ -134,12 +119,12 @@ def sign_bit(own: int, values: NDArray[np.uint64], dealt: TripleShares) -> Progr
     by_number = np.unpackbits(padded.view(np.uint8).reshape(-1, 8), axis=1, bitorder="little")
     by_bit = np.packbits(np.ascontiguousarray(by_number.T), axis=1, bitorder="little")
     slices = by_bit.view("<u8").astype(np.uint64)
-    triples = _TripleStream(own, slices.shape[1], dealt)
-    a = triples.operands(carries)
+    triples = _ServerNumbers(own, dealt.key, dealt.corrections.reshape(-1))
+    a = triples.numbers(*slices[:carries].shape)
     # For the first g each operand is known to one server, which opens it alone.
     mine = slices[:carries] ^ a
     other = yield from swap(own, mine)
-    g = other & a ^ triples.products(carries)
+    g = other & a ^ triples.products(*a.shape)
     if own == 0:
         g ^= other & mine
     p = slices[:carries]
@@ -159,18 +144,18 @@ def _levels(bits: int) -> list[int]:
     return counts
 
 
-def _join(own: int, g: Words, p: Words, triples: _TripleStream) -> Program[tuple[Words, Words]]:
+def _join(own: int, g: Words, p: Words, triples: _ServerNumbers) -> Program[tuple[Words, Words]]:
     """Join spans 2i and 2i + 1, lowest first; an odd last one stays."""
-    pairs = len(g) // 2
+    pairs, words = len(g) // 2, g.shape[1]
     even = 2 * pairs
-    upper, lower, lower_p = (triples.operands(count) for count in (pairs, pairs, pairs - 1))
+    upper, lower, lower_p = (triples.numbers(count, words) for count in (pairs, pairs, pairs - 1))
     # g = g_upper ^ (p_upper & g_lower), p = p_upper & p_lower: p_upper is opened under one pad for both products; the
     # lowest span needs no p.
     mine = np.concatenate([p[1:even:2] ^ upper, g[:even:2] ^ lower, p[2:even:2] ^ lower_p])
     opened = (yield from swap(own, mine)) ^ mine
     d, e, f = opened[:pairs], opened[pairs : 2 * pairs], opened[2 * pairs :]
-    carried = (d & lower) ^ (upper & e) ^ triples.products(pairs)
-    passed = (d[1:] & lower_p) ^ (upper[1:] & f) ^ triples.products(pairs - 1)
+    carried = (d & lower) ^ (upper & e) ^ triples.products(pairs, words)
+    passed = (d[1:] & lower_p) ^ (upper[1:] & f) ^ triples.products(pairs - 1, words)
     if own == 0:
         carried ^= d & e
         passed ^= d[1:] & f
@@ -357,7 +342,10 @@ def leaf_values(own: int, paths: Words, values: Words, key: bytes, corrections: 
 
 
 class _ServerNumbers:
-    """A server's shares of a batch's random numbers and of their products, in the order in which they were dealt."""
+    """A server's shares of a batch's random numbers and of their products, in the order in which they were dealt.
+
+    Shares are additive, or, of the slices of comparisons, exclusive.
+    """
 
     def __init__(self, own: int, key: bytes, corrections: Words) -> None:
         self._own, self._stream, self._corrections = own, Keystream(key), corrections

@@ -89,10 +89,11 @@ class EphemeralKeys:
     def __init__(self, job_id: str, name: str, scope: bytes) -> None:
         self._job_id, self._name, self._scope = job_id, name, scope
         self._channel, self._mask = X25519PrivateKey.generate(), X25519PrivateKey.generate()
+        self._public = tuple(key.public_key().public_bytes_raw() for key in (self._channel, self._mask))
 
     def advertise(self, signing_key: Ed25519PrivateKey) -> Advertisement:
         """Return the public keys, signed."""
-        channel, mask = self._public()
+        channel, mask = self._public
         return Advertisement(channel, mask, signing_key.sign(_advertised(self._scope, self._name, channel, mask)))
 
     def agree(self, advertisements: Mapping[str, Advertisement], roster: Mapping[str, bytes]) -> PairSeeds:
@@ -103,7 +104,7 @@ class EphemeralKeys:
         """
         check_advertisements(advertisements, roster, self._scope)
         own = advertisements.get(self._name)
-        if own is None or own[:2] != self._public():
+        if own is None or own[:2] != self._public:
             raise CryptoError(f"expected the own keys of {self._name} unchanged - at the advertised keys")
         channels = {name: keys.channel for name, keys in advertisements.items() if name != self._name}
         masks = {name: keys.mask for name, keys in advertisements.items() if name != self._name}
@@ -115,9 +116,6 @@ class EphemeralKeys:
             mask_secret=self._mask.private_bytes_raw(),
             transcript=transcript(advertisements, self._scope),
         )
-
-    def _public(self) -> tuple[bytes, bytes]:
-        return self._channel.public_key().public_bytes_raw(), self._mask.public_key().public_bytes_raw()
 
 
 def agree_with(secret: X25519PrivateKey, publics: Mapping[str, bytes], job_id: str, name: str) -> dict[str, bytes]:

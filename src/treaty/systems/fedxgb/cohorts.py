@@ -302,7 +302,13 @@ class Cohorts:
 # ---------------------------------------------------------------- on disk
 
 _DOMAIN, _ROWS = Format("cohorts", 3), Format("row-digest", 1)
-ROUNDS = 2  # rounds begun by when the server has kept one, so that files of earlier models are of no more use
+_ROUNDS = 2  # rounds begun by when the server has kept one, so that files of earlier models are of no more use
+
+
+def drop_earlier_files(keeper: Keeper | None, model_id: str, rounds: int) -> None:
+    """Drop files of earlier models as a round begins, once the server must have kept one of this model."""
+    if keeper is not None and rounds == _ROUNDS:
+        keeper.keep_only(model_id)
 
 
 class _KeptDomain(msgspec.Struct):
@@ -326,7 +332,7 @@ class DomainFile:
     def __init__(self, keeper: Keeper | None, owner: str, model_id: str, standings: Mapping[str, UserStanding]) -> None:
         self.shares: dict[str, bytes] = {}
         self._path = None if keeper is None else keeper.beside(model_id, "cohorts")
-        self._keeper, self._owner, self._model_id, self._standings = keeper, owner, model_id, standings
+        self._owner, self._model_id, self._standings = owner, model_id, standings
 
     def write(self, cohorts: Cohorts) -> None:
         if self._path is None:
@@ -361,11 +367,6 @@ class DomainFile:
             if name in self._standings:
                 self._standings[name].called, self._standings[name].lost = called, lost
         return Cohorts.known(rules, rng, kept.users, kept.opened, kept.groups, kept.running)
-
-    def round_began(self, rounds: int) -> None:
-        """Drop files of earlier models once the server must have kept a round."""
-        if self._keeper is not None and rounds == ROUNDS:
-            self._keeper.keep_only(self._model_id)
 
 
 class _KeptRows(msgspec.Struct):

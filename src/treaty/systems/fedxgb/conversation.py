@@ -375,7 +375,7 @@ def open_domain(inputs: RoleInput[FedXGB]) -> OpenDomain:
     server, edges, paper = roles.active, roles.having("edge"), paper_mode(options)
     party.may_lose([name for name in party.peers if name not in (server, *edges)])
     credentials = Credentials(party, authority_of(roles), "edge")
-    offers = receive_offers(party, credentials, domains(roles)[party.name], options.group, patience)
+    offers = _offers(party, credentials, domains(roles)[party.name], options.group, patience)
     party.send(server, Users({name: offer.keys for name, offer in offers.items()}))
     task = receive_task(inputs, server, credentials)
     # masks among edge servers, of which two are enough: the domains' sums are masked already
@@ -395,10 +395,10 @@ def open_domain(inputs: RoleInput[FedXGB]) -> OpenDomain:
     return OpenDomain(task, schema_of(task.names, task.categories, task.origins), domain, membership, file)
 
 
-def receive_offers(
+def _offers(
     party: Party, credentials: Credentials, users: Sequence[str], least: int, patience: float
 ) -> dict[str, UserOffer]:
-    """Receive the users' keys; leave out users without keys that the authority certified."""
+    # users without keys that the authority certified are left out
     offers = gather_sound(party, users, UserOffer, timeout=patience)
     for name in users:
         try:

@@ -20,7 +20,7 @@ from treaty.errors import ConfigError, PeerProtocolError
 from treaty.machine.arrays import Flags, Floats, Int32s, Integers
 from treaty.messaging.messages import Array, Message, view
 from treaty.models.checkpoints import Checkpoint
-from treaty.systems.fedxgb.cohorts import ROUNDS, DomainFile
+from treaty.systems.fedxgb.cohorts import DomainFile, drop_earlier_files
 from treaty.systems.fedxgb.domain import DomainCohort
 from treaty.systems.fedxgb.messages import (
     MOST_VOID,
@@ -346,8 +346,7 @@ class UserRows:
             samples = [draw(np.random.default_rng(seed), n_rows, common.subsample) for seed in seeds]
         shard.start_round(of_trees, samples)
         self._depth = 0
-        if self._inputs.keeper is not None and self.rounds == ROUNDS:
-            self._inputs.keeper.keep_only(self._inputs.model_id)
+        drop_earlier_files(self._inputs.keeper, self._inputs.model_id, self.rounds)
 
     def _decide(self, splits: KnownSplits) -> None:
         shape = (len(self.shard.margins), 1 << self._depth)

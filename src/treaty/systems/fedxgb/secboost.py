@@ -44,6 +44,7 @@ from treaty.machine.process import stay_on_one_core
 from treaty.messaging.conversation import MessageOrder
 from treaty.messaging.messages import Array, encode_body
 from treaty.models.trees import ModelPart, record_split
+from treaty.systems.fedxgb.cohorts import drop_earlier_files
 from treaty.systems.fedxgb.conversation import (
     Instructions,
     ServerCheckpoints,
@@ -288,7 +289,7 @@ def edge(inputs: RoleInput[FedXGB]) -> None:
             case RoundStart():  # users who are there, and among them the cohort
                 rows.start()
                 domain.choose(domain.attending(Attendance))
-                here.file.round_began(limits.rounds)
+                drop_earlier_files(inputs.keeper, task.model_id, limits.rounds)
 
 
 # ---------------------------------------------------------------- user
