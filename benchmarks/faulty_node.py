@@ -87,7 +87,7 @@ def _twice(send: Callable[..., Iterator[bytes]]) -> Callable[..., Iterator[bytes
 def node(settings: str) -> None:
     """Run a node."""
     from treaty.cli.main import main
-    from treaty.node import exchange, runner
+    from treaty.node import attempts, exchange
     from treaty.node.store import Store
 
     plan = Plan(Path(settings).parent, "node")
@@ -101,7 +101,7 @@ def node(settings: str) -> None:
             faulty = [sys.executable, __file__, "worker", str(plan.folder)]
             super().__init__(faulty if words[-1] == "treaty.node.worker" else words, **given)
 
-    runner.subprocess = types.SimpleNamespace(Popen=Popen, PIPE=subprocess.PIPE)  # type: ignore[assignment]
+    attempts.subprocess = types.SimpleNamespace(Popen=Popen, PIPE=subprocess.PIPE)  # type: ignore[assignment]
     change = Store.change
 
     def changed(store: Store, id: str, **given: Any) -> Any:

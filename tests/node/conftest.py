@@ -7,5 +7,5 @@ from node.shop import Shop
 def shop(tmp_path):
     made = Shop(tmp_path)
     yield made
-    made.jobs.close()
+    made.jobs.verdicts.close()
     made.store.close()

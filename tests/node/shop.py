@@ -21,10 +21,10 @@ class Talk:
     def __init__(self):
         self.said, self.incarnation = [], bytes(16)
 
-    def say(self, note):
+    def send(self, note):
         self.said.append(note)
 
-    def tell(self, job):
+    def send_status(self, job):
         self.said.append(("view", job))
 
 

@@ -11,12 +11,13 @@ from node.hostile import JOB, Peer, content, dialled, is_hung_up, mutated, rss, 
 from node.nodes import columns_of, organisations, wait_for
 from node.shop import Shop
 from pace import within
+from treaty.node.attempts import tables_of
 from treaty.node.identity import sign
+from treaty.node.job_views import verdict_on
+from treaty.node.policy import DataSet, Policy
 from treaty.node.proposals import Back, HeadNote, Hello, JobStatus, Proposed, Wanted, data_sets, id_of, statement
-from treaty.node.runner import tables_of
 from treaty.node.service import Node
-from treaty.node.settings import DataSet, Policy, load_settings
-from treaty.node.verdicts import verdict_on
+from treaty.node.settings import load_settings
 
 NAMES = ("bank", "shop", "lab")
 TEXTS = [
@@ -103,7 +104,7 @@ def test_a_peer_has_its_share_of_jobs_and_others_have_theirs(tmp_path):
     assert "bank has 3 jobs" in shop.refusal()
     parties = {"lab": {"table": "rows"}, "shop": {"table": "rows"}}
     assert shop.proposed({**JOB, "active": "lab", "parties": parties}, "lab") in shop.jobs.standings
-    shop.jobs.close()
+    shop.jobs.verdicts.close()
     shop.store.close()
 
 
@@ -164,7 +165,7 @@ def test_a_peer_is_dialled_back_for_its_own_jobs_alone(shop):
     door = SimpleNamespace(dial_back=lambda *asked: dialled_back.append(asked[0]))
     node, back = SimpleNamespace(jobs=shop.jobs, door=door), Back("0" * 64, shop.proposed())
     for peer in ("lab", "bank"):
-        Node._heard(node, peer, shop.talk, back)  # type: ignore[arg-type]
+        Node._handle(node, peer, shop.talk, back)  # type: ignore[arg-type]
     assert dialled_back == ["bank"]
 
 
@@ -321,9 +322,9 @@ def test_a_database_takes_texts_as_texts(shop):
     for text in TEXTS:
         job = shop.proposed({**JOB, "name": text})
         assert shop.store.events_of(job)[0]["name"] == text
-    with pytest.raises(ValueError, match="like none"):
+    with pytest.raises(ValueError, match="no such job"):
         shop.store.job("' OR 1=1 --")
-    with pytest.raises(ValueError, match="like none"):
+    with pytest.raises(ValueError, match="no such job"):
         shop.store.job("%")
 
 

@@ -84,7 +84,7 @@ class World:
             self.finished.add(name)
             self.tell(name)
             return
-        assert decision != "went on without us"
+        assert decision != "left out"
         changes = follow_up(at, decision, self.now)
         if changes:
             self.change(name, changes)

@@ -12,11 +12,21 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from treaty.cli.main import app
-from treaty.node import audit_log as audit
-from treaty.node.audit_log import AuditHead
 from treaty.node.cards import fingerprint_of
 from treaty.node.identity import load_own, make_keys, rotate, sign, trust
-from treaty.node.store import Store
+from treaty.node.store import (
+    AUDIT_TABLES,
+    EMPTY_HEAD,
+    Store,
+    append_event,
+    audit_entries,
+    audit_faults,
+    audit_head,
+    canonical,
+    digest_of,
+    head_statement,
+    holds_head,
+)
 
 EVENTS = [
     {"what": "received", "job": "a1b2c3d4e5f6a7b8", "who": "bank"},
@@ -32,11 +42,11 @@ COLUMNS = ("seq", "time", "event", "previous", "digest", "job")
 
 def written() -> sqlite3.Connection:
     db = sqlite3.connect(":memory:", isolation_level=None)
-    for sql in audit.TABLES:
+    for sql in AUDIT_TABLES:
         db.execute(sql)
     for event in EVENTS:
-        audit.append(db, event)
-    assert audit.faults(db) == []
+        append_event(db, event)
+    assert audit_faults(db) == []
     return db
 
 
@@ -53,7 +63,7 @@ def test_any_single_change_of_any_value_is_found(row, column, value):
         if column == "seq" and (not isinstance(value, int) or 1 <= value <= len(EVENTS)):
             return  # no number, or another row's: SQLite itself takes neither
         db.execute(f"UPDATE audit SET {column} = ? WHERE seq = ?", (value, row))
-        assert audit.faults(db) or db.execute("SELECT * FROM audit").fetchall() == before
+        assert audit_faults(db) or db.execute("SELECT * FROM audit").fetchall() == before
 
 
 @given(st.integers(1, len(EVENTS)), st.sampled_from(COLUMNS[1:]), st.data())
@@ -67,23 +77,23 @@ def test_any_flipped_bit_is_found(row, column, data):
         changed, bit = bytearray(value), data.draw(st.integers(0, 8 * len(value) - 1))
         changed[bit // 8] ^= 1 << bit % 8
         db.execute(f"UPDATE audit SET {column} = CAST(? AS {kind}) WHERE seq = ?", (bytes(changed), row))
-        assert audit.faults(db)
-        assert len(list(audit.entries(db))) == len(EVENTS) if column in ("previous", "digest") else True
+        assert audit_faults(db)
+        assert len(list(audit_entries(db))) == len(EVENTS) if column in ("previous", "digest") else True
 
 
 @pytest.mark.parametrize("job", ["a1b2c3d4e5f6a7b8", "", "ffff", "a1b2"])
 def test_a_jobs_entries_are_those_that_name_it_and_no_others_are_read(job):
     with closing(written()) as db:
-        found = [entry.event for entry in audit.entries(db, job=job)]
+        found = [entry.event for entry in audit_entries(db, job=job)]
         assert found == [event for event in EVENTS if event.get("job", "") == job]
         (plan,) = db.execute("EXPLAIN QUERY PLAN SELECT * FROM audit WHERE seq > 0 AND job = ? ORDER BY seq", (job,))
         assert "audit_job (job=?" in plan[-1]
         db.execute("UPDATE audit SET job = 'ffff' WHERE seq = 2")
-        assert audit.faults(db) == ["entry 2 was put to another job's"]
+        assert audit_faults(db) == ["entry 2 was assigned to another job"]
         db.execute(
             "UPDATE audit SET job = CAST('a1b2c3d4e5f6a7b8' AS BLOB) WHERE seq = 2"
         )  # which is not found as text
-        assert audit.faults(db) == ["entry 2 was changed"]
+        assert audit_faults(db) == ["entry 2 was changed"]
 
 
 @given(st.integers(1, len(EVENTS) - 1), st.integers(1, len(EVENTS) - 1))
@@ -92,7 +102,7 @@ def test_entries_that_are_removed_are_named(first, count):
     with closing(written()) as db:
         db.execute("DELETE FROM audit WHERE seq BETWEEN ? AND ?", (first, last))
         gap = f"entry {first} is" if first == last else f"entries {first} to {last} are"
-        assert audit.faults(db) == [f"{gap} missing"]
+        assert audit_faults(db) == [f"{gap} missing"]
 
 
 @given(st.permutations(range(1, len(EVENTS) + 1)))
@@ -100,35 +110,35 @@ def test_entries_in_another_order_are_found(order):
     with closing(written()) as db:
         db.executemany("UPDATE audit SET seq = ? WHERE seq = ?", [(100 + new, old) for old, new in enumerate(order, 1)])
         db.execute("UPDATE audit SET seq = seq - 100")
-        assert bool(audit.faults(db)) == (order != sorted(order))
+        assert bool(audit_faults(db)) == (order != sorted(order))
 
 
 @given(st.integers(1, len(EVENTS)), st.dictionaries(st.text(max_size=5), st.integers(), max_size=2))
 def test_one_entry_written_anew_with_its_digest_does_not_fit_the_next(row, event):
     with closing(written()) as db:
         time, previous = db.execute("SELECT time, previous FROM audit WHERE seq = ?", (row,)).fetchone()
-        noted, text = audit.head(db), audit.canonical(event)
-        digest = audit.digest_of(previous, row, time.encode(), text.encode())
+        noted, text = audit_head(db), canonical(event)
+        digest = digest_of(previous, row, time.encode(), text.encode())
         db.execute("UPDATE audit SET event = ?, digest = ?, job = '' WHERE seq = ?", (text, digest, row))
         if row < len(EVENTS):
-            assert audit.faults(db) == [
+            assert audit_faults(db) == [
                 f"entry {row + 1} does not follow the entry before it: one of them was changed or moved"
             ]
         else:  # what the chain alone does not show
-            assert audit.faults(db) == []
-            assert not audit.holds(db, noted)
+            assert audit_faults(db) == []
+            assert not holds_head(db, noted)
 
 
 def test_only_a_head_noted_elsewhere_shows_that_the_newest_entries_are_gone():
     with closing(written()) as db:
-        noted = audit.head(db)
+        noted = audit_head(db)
         assert noted.seq == len(EVENTS)
-        assert audit.holds(db, noted)
+        assert holds_head(db, noted)
         db.execute("DELETE FROM audit WHERE seq > 4")
-        assert audit.faults(db) == []
-        assert not audit.holds(db, noted)
-        assert audit.holds(db, audit.head(db))
-        assert audit.holds(db, AuditHead(0, audit.FIRST))
+        assert audit_faults(db) == []
+        assert not holds_head(db, noted)
+        assert holds_head(db, audit_head(db))
+        assert holds_head(db, EMPTY_HEAD)
 
 
 def test_the_digest_is_the_one_that_is_documented():
@@ -137,7 +147,7 @@ def test_the_digest_is_the_one_that_is_documented():
 
     with closing(written()) as db:
         before = bytes(32)
-        for entry in audit.entries(db):
+        for entry in audit_entries(db):
             whole = {"seq": entry.seq, "time": entry.time, "event": entry.event}
             text = json.dumps(whole, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
             assert entry.digest == hashlib.sha256(before + text.encode()).digest()
@@ -256,12 +266,12 @@ def test_a_head_that_the_node_did_not_sign_is_none_of_its(node, tmp_path):
     seq, digest, signature = signed_head().split(":")
     make_keys(tmp_path / "thief", "bank")
     thief = load_own(tmp_path / "thief", "bank")
-    right = audit.head_statement("bank", int(seq), bytes.fromhex(digest))
+    right = head_statement("bank", int(seq), bytes.fromhex(digest))
     own = load_own(node.parent / "keys", "bank")
     wrong = [
         sign(thief, right).hex(),
-        sign(own, audit.head_statement("clinic", int(seq), bytes.fromhex(digest))).hex(),
-        sign(own, audit.head_statement("bank", int(seq) - 1, bytes.fromhex(digest))).hex(),
+        sign(own, head_statement("clinic", int(seq), bytes.fromhex(digest))).hex(),
+        sign(own, head_statement("bank", int(seq) - 1, bytes.fromhex(digest))).hex(),
         signature[:-1] + ("0" if signature[-1] != "0" else "1"),
     ]
     for other in wrong:
@@ -275,7 +285,7 @@ def test_of_peers_heads_those_are_marked_that_no_trusted_key_has_signed(node, tm
     card = make_keys(tmp_path / "clinic", "clinic")
     trust(node.parent / "keys", card, fingerprint_of(card))
     digest = bytes(range(32))
-    signature = sign(load_own(tmp_path / "clinic", "clinic"), audit.head_statement("clinic", 7, digest))
+    signature = sign(load_own(tmp_path / "clinic", "clinic"), head_statement("clinic", 7, digest))
     for party in ("clinic", "shop"):
         with Store(node.parent / "state") as store:
             store.note_head(party, 7, digest, signature)

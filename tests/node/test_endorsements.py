@@ -126,7 +126,7 @@ def test_what_is_no_key_certificate_or_endorsement_is_said(tmp_path, card, root)
         endorse(card, b"nothing", key)
     with pytest.raises(ConfigError, match="expected unencrypted PEM"):
         endorse(card, chain, b"nothing")
-    with pytest.raises(ConfigError, match="of an elliptic curve"):
+    with pytest.raises(ConfigError, match="elliptic-curve"):
         endorse(card, *root.issue(key=ed25519.Ed25519PrivateKey.generate()))
     with pytest.raises(ConfigError, match="expected an endorsement"):
         check(tmp_path, b"{}", card, root)

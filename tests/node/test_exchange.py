@@ -32,22 +32,22 @@ EVERY = [
 
 
 class Desk:
-    """Keeps what a node hears."""
+    """Keeps what a node is notified of."""
 
     def __init__(self):
         self.notes, self.met_peers, self.gone, self.pause = [], [], [], 0.0
 
-    def met(self, peer, conversation, hello):
-        self.met_peers.append((peer, conversation))
+    def notify(self, kind, peer, *what):
+        if kind == "connected":
+            self.met_peers.append((peer, what[0]))
+        elif kind == "note":
+            time.sleep(self.pause)
+            self.notes.append((peer, what[1]))
+        else:
+            assert kind == "lost"
+            self.gone.append((peer, what[0]))
 
-    def heard(self, peer, conversation, note):
-        time.sleep(self.pause)
-        self.notes.append((peer, note))
-
-    def left(self, peer, why):
-        self.gone.append((peer, why))
-
-    def view(self, job):
+    def status(self, job):
         return JobStatus(job=job, state="proposed")
 
     def head(self):
@@ -66,7 +66,10 @@ class Bank:
             card = read_card(self.keys[name] / f"{name}.card")
             trust(self.keys["bank"], card, confirmed=fingerprint_of(card))
         self.own, self.socket = load_own(self.keys["bank"], "bank"), folder / "s"
-        self.exchange = Exchange(self.own, lambda: trusted(self.keys["bank"]), self.desk, self.socket, {}, "1")
+        self.exchange = Exchange(
+            self.own, lambda: trusted(self.keys["bank"]), self.desk.notify, self.desk.status, self.desk.head,
+            self.socket, {}, "1",
+        )  # fmt: skip
         self.exchange.start()
         self.peers = []
 
@@ -200,7 +203,7 @@ def test_a_revoked_peer_that_does_not_read_is_hung_up_on_as_well(bank):
     bank.peer("shop").talk(reads=False)
     wait_until(lambda: bank.exchange.is_up("shop"))
     for _ in range(200):
-        bank.exchange.say("shop", Proposed(bytes(200_000), bytes(64)))
+        bank.exchange.send("shop", Proposed(bytes(200_000), bytes(64)))
     revoke(bank.keys["bank"], "shop")
     wait_until(lambda: not bank.exchange.is_up("shop"))
 
@@ -329,7 +332,7 @@ def test_who_does_not_read_is_hung_up_on(bank, caplog):
     bank.peer("shop").talk(reads=False)
     wait_until(lambda: bank.exchange.is_up("shop"))
     for _ in range(3 * exchanges.MOST_UNSENT):
-        bank.exchange.say("shop", Proposed(bytes(1000), bytes(64)))
+        bank.exchange.send("shop", Proposed(bytes(1000), bytes(64)))
     wait_until(lambda: not bank.exchange.is_up("shop"))
     assert "does not read" in caplog.text
 
@@ -373,8 +376,8 @@ def test_proposals_and_questions_count_more(bank):
 def test_views_of_one_job_are_sent_once_however_often_it_changes(bank):
     talk = begun(bank)
     for _ in range(10_000):
-        bank.exchange.tell("shop", ID)
-    bank.exchange.tell("shop", OTHER)  # the last to be sent
+        bank.exchange.send_status("shop", ID)
+    bank.exchange.send_status("shop", OTHER)  # the last to be sent
     wait_until(lambda: JobStatus(job=OTHER, state="proposed") in talk.heard)
     assert sum(isinstance(note, JobStatus) for note in talk.heard) < 5000
 

@@ -12,11 +12,10 @@ from node.hostile import JOB
 from treaty.cli.main import app
 from treaty.errors import BudgetSpent
 from treaty.models.checkpoints import noise_folder
-from treaty.node.job_views import describe
+from treaty.node.job_views import describe, verdict_on
+from treaty.node.policy import Policy
 from treaty.node.proposals import name_of
-from treaty.node.settings import Policy
 from treaty.node.store import JobRow
-from treaty.node.verdicts import verdict_on
 from treaty.node.web import registry
 from treaty.privacy.ledger import Ledger, LedgerEntry, model_job
 

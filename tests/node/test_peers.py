@@ -8,11 +8,11 @@ import pytest
 
 from node.nodes import organisations
 from treaty.node import cards, service
-from treaty.node.audit_log import head_statement
 from treaty.node.identity import load_own, sign
 from treaty.node.proposals import HeadNote, Hello
 from treaty.node.service import NOTED_EVERY, Node
 from treaty.node.settings import load_settings
+from treaty.node.store import head_statement
 
 HELLO = Hello(1, "shop", "0.1", bytes(16))
 
@@ -39,8 +39,8 @@ def noted(node, peer="shop"):
 
 def flap(node, times, peer="shop"):
     for _ in range(times):
-        node._met(peer, None, HELLO)
-        node._left(peer, "its connection broke")
+        node._connected(peer, None, HELLO)
+        node._lost(peer, "its connection broke")
 
 
 def test_a_link_that_comes_and_goes_is_noted_once_an_hour_with_a_count(node, clock, caplog):
@@ -67,7 +67,7 @@ def test_heads_that_do_not_fit_are_noted_once_an_hour(node, clock):
     shop = load_own(node.folder.parent.parent / "shop" / "keys", "shop")
     heads = [HeadNote(entry, bytes(32), sign(shop, head_statement("shop", entry, bytes(32)))) for entry in range(501)]
     for head in (heads[-1], *heads):
-        node._heard("shop", None, head)
+        node._handle("shop", None, head)
     (event,) = noted(node)
     assert event["what"] == "audit log of a peer"
     assert "was cut" in event["why"]
@@ -77,7 +77,7 @@ def test_heads_that_do_not_fit_are_noted_once_an_hour(node, clock):
 def test_a_head_that_its_sender_did_not_sign_is_not_kept(node, clock):
     lab = load_own(node.folder.parent.parent / "lab" / "keys", "lab")
     for signature in (bytes(64), *(sign(lab, head_statement(of, 9, bytes(32))) for of in ("shop", "lab"))):
-        node._heard("shop", None, HeadNote(9, bytes(32), signature))
+        node._handle("shop", None, HeadNote(9, bytes(32), signature))
     assert node.store.heads() == {}
     (event,) = noted(node)
     assert "sent a head of its audit log that its key has not signed" in event["why"]

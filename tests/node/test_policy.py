@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from treaty.machine.process import trust
 from treaty.models.checkpoints import noise_folder
 from treaty.node import policy as policies
-from treaty.node.policy import CheckFinding, Facts, PolicyVerdict, verdict
-from treaty.node.settings import DataSet, Policy
+from treaty.node.policy import Case, CheckFinding, DataSet, Policy, PolicyVerdict, verdict
 from treaty.privacy.ledger import FILE, Ledger, LedgerEntry
 from treaty.runs.job import Align, Job, Member
 from treaty.systems import OPTIONS, SYSTEMS, option_class
@@ -46,7 +45,7 @@ def asked(folder: Path, proposed: Job, verb: str = "train", party: str = "bank",
     data_set = DataSet(
         table=str(folder / "t.parquet"), id="no", policy=Policy(**given), name="t", folder=str(folder / "state")
     )
-    return verdict(proposed, verb, party, data_set, Facts(data_set, party))
+    return verdict(proposed, verb, party, data_set)
 
 
 def found(rule: str, *args: Any, **given: Any) -> CheckFinding:
@@ -117,7 +116,7 @@ def test_nothing_more_is_looked_at_for_those_who_may_not_take_part(folder: Path)
 def test_consents(folder: Path, proposed: Job, consent: str) -> None:
     check(False, f"consent to '{consent}'; allowed: none", "consents", folder, proposed)
     check(True, f"consent to '{consent}'; allowed: '{consent}'", "consents", folder, proposed, consents=[consent])
-    check(True, "no consent to broken or more revealing options", "consents", folder, job())
+    check(True, "no consent to insecure or more revealing options", "consents", folder, job())
 
 
 def test_every_option_that_is_a_consent_is_known() -> None:
@@ -161,12 +160,10 @@ def test_columns_that_the_data_set_leaves_out(folder: Path) -> None:
         table=str(folder / "t.parquet"), columns=["age", "income"], drop=["late"], policy=Policy(peers=["clinic"]),
         name="t", folder=str(folder),
     )  # fmt: skip
-    facts = Facts(data_set, "bank")
-    assert verdict(job(), "train", "bank", data_set, facts).allowed
+    assert verdict(job(), "train", "bank", data_set).allowed
     for column in ("late", "no"):
-        (finding,) = [
-            of for of in verdict(job(columns=["age", column]), "train", "bank", data_set, facts).findings if not of.fine
-        ]
+        findings = verdict(job(columns=["age", column]), "train", "bank", data_set).findings
+        (finding,) = [of for of in findings if not of.fine]
         assert finding == CheckFinding("columns", False, f"columns '{column}', which the data set excludes")
 
 
@@ -177,7 +174,7 @@ def test_ids_that_the_job_names_count_as_used(folder: Path) -> None:
             folder=str(folder),
         )  # fmt: skip
         proposed = job(columns=["income"], align=Align(on=on))
-        assert verdict(proposed, "train", "bank", data_set, Facts(data_set, "bank")).allowed is fine
+        assert verdict(proposed, "train", "bank", data_set).allowed is fine
 
 
 def test_alignments(folder: Path) -> None:
@@ -397,12 +394,12 @@ def test_facts_are_those_of_the_table_and_read_once(folder: Path, monkeypatch: p
     look = policies.table_facts
     monkeypatch.setattr(policies, "table_facts", lambda *args, **given: calls.append(1) or look(*args, **given))
     data_set = DataSet(table=str(folder / "t.parquet"), name="t", folder=str(folder))
-    facts = Facts(data_set, "bank")
+    case = Case(job(), "train", "bank", data_set)
     assert not calls
-    assert (facts.rows, facts.columns) == (ROWS, ["no", "age", "income", "late"])
-    assert facts.kinds == {"no": "int64", "age": "int64", "income": "double", "late": "int64"}
+    assert case.facts == (ROWS, ["no", "age", "income", "late"])
+    assert case.features() == ["age", "income", "late"]
     assert len(calls) == 1
-    assert facts.codes(["age", "late"], 8).shape == (ROWS, 2)
+    assert case.codes(["age", "late"], 8).shape == (ROWS, 2)
 
 
 def test_a_query_is_run_once_and_only_for_rules_that_need_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -413,14 +410,14 @@ def test_a_query_is_run_once_and_only_for_rules_that_need_it(tmp_path: Path, mon
         to.parent.mkdir(exist_ok=True)
         pd.DataFrame({"no": [1, 2], "age": [3, 4]}).to_parquet(to)
 
-    monkeypatch.setattr("treaty.node.settings.fetch", fetch)
+    monkeypatch.setattr("treaty.node.policy.fetch", fetch)
     monkeypatch.setenv("BANK_DB", "postgresql://bank@db/x")
 
     def of(**rules: Any) -> PolicyVerdict:
         data_set = DataSet(
             sql="SELECT 1", database="env:BANK_DB", id="no", policy=Policy(**rules), name="q", folder=str(tmp_path)
         )
-        return verdict(job(), "train", "bank", data_set, Facts(data_set, "bank"))
+        return verdict(job(), "train", "bank", data_set)
 
     assert of(peers=["clinic"]).allowed
     assert not of(peers=[], least_rows=2).allowed  # strangers cannot have it run
@@ -451,12 +448,12 @@ def test_a_stricter_policy_never_allows_more(
         "sums": ["sealed"] if sealed else ["open"], "most_epsilon": most,
     }  # fmt: skip
     whole = DataSet(table="/nowhere.csv", policy=Policy(**rules), name="t", folder="/nowhere")
-    allowed = verdict(proposed, verb, "bank", whole, Facts(whole, "bank")).allowed
+    allowed = verdict(proposed, verb, "bank", whole).allowed
     each = []
     for rule, value in rules.items():
         alone = Policy(**{"peers": ["clinic", "shop"], rule: value})
         one = DataSet(table="/nowhere.csv", policy=alone, name="t", folder="/nowhere")
-        each.append(verdict(proposed, verb, "bank", one, Facts(one, "bank")).allowed)
+        each.append(verdict(proposed, verb, "bank", one).allowed)
     assert allowed == all(each)
 
 

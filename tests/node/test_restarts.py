@@ -19,14 +19,14 @@ from node.nodes import columns_of, organisations, wait_for
 from node.shop import Talk
 from treaty.crypto.sharing.secure_aggregation import RoundVoid
 from treaty.errors import CryptoError, DataError, LocalProtocolError, PeerTimeout
-from treaty.node import forgetting, runner, worker
+from treaty.node import attempts, worker
+from treaty.node import settings as node_settings
 from treaty.node.cards import verify
-from treaty.node.forgetting import checkpoints_of, clear_checkpoints, keeps_part, lock_of, report_of
 from treaty.node.identity import load_own, rotate, trust
 from treaty.node.jobs import Jobs
 from treaty.node.proposals import JobStatus, id_of, statement
 from treaty.node.service import Node
-from treaty.node.settings import load_settings
+from treaty.node.settings import checkpoints_of, clear_checkpoints, keeps_part, load_settings, lock_of, report_of
 from treaty.node.store import JobRow, Store
 from treaty.node.worker import WorkerEvent
 from treaty.runs.job_files import decoded_job
@@ -41,11 +41,11 @@ def test_the_log_of_a_jobs_process_is_its_owners_alone_from_the_start(tmp_path, 
         seen.append(stat.S_IMODE(os.fstat(stderr.fileno()).st_mode))
         raise OSError("no process here")
 
-    monkeypatch.setattr(runner.subprocess, "Popen", begun)
+    monkeypatch.setattr(attempts.subprocess, "Popen", begun)
     before = os.umask(0)
     try:
         with pytest.raises(OSError, match="no process"):
-            runner.Process(None, tmp_path / "job.log", print)
+            attempts.Process(None, tmp_path / "job.log", print)
     finally:
         os.umask(before)
     assert seen == [0o600]
@@ -132,16 +132,15 @@ def test_an_attempt_begins_without_the_report_of_the_one_before(bank):
     node = bank.started()
     assert keeps_part(bank.state, bank.job, "bank")
     at = node.jobs.standings[bank.job]
-    runner.order_of(
-        at.job, bank.job, "train", "", node.jobs.own, node.jobs.trusted(), bank.settings, {}, Path("."), 1.0
-    )
+    attempts.order_of(at, node.jobs.own, node.jobs.trusted(), bank.settings, {}, Path("."))
     assert not keeps_part(bank.state, bank.job, "bank")
 
 
 def test_a_process_is_told_the_cluster_of_its_own_data_set(bank):
     bank.killed(state="waiting", attempt=1)
     node = bank.started()
-    job, data = node.jobs.standings[bank.job].job, bank.settings.data
+    at, data = node.jobs.standings[bank.job], bank.settings.data
+    job, proposal = at.job, at.proposal
     name = job.parties["bank"].table
     settings = msgspec.structs.replace(
         bank.settings, data=data | {name: msgspec.structs.replace(data[name], cluster="ray", cluster_workers=3)}
@@ -149,9 +148,8 @@ def test_a_process_is_told_the_cluster_of_its_own_data_set(bank):
     for verb in ("train", "predict"):
         if verb == "predict" and job.parties["bank"].predict_table is None:
             continue
-        order = runner.order_of(
-            job, bank.job, verb, "", node.jobs.own, node.jobs.trusted(), settings, {}, Path("."), 1.0
-        )
+        at.proposal = msgspec.structs.replace(proposal, verb=verb)
+        order = attempts.order_of(at, node.jobs.own, node.jobs.trusted(), settings, {}, Path("."))
         told = {party: member.cluster for party, member in decoded_job(order.job.encode()).parties.items()}
         assert told == dict.fromkeys(job.parties) | {"bank": "ray" if verb == "train" else None}
 
@@ -198,7 +196,7 @@ def test_checkpoints_go_once_the_process_of_the_killed_node_has_ended(bank, when
 
 
 def test_checkpoints_that_a_process_never_lets_go_of_are_left_with_a_word(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(forgetting, "LOCK_TIMEOUT", 0.2)
+    monkeypatch.setattr(node_settings, "LOCK_TIMEOUT", 0.2)
     checkpoints_of(tmp_path, "a1").mkdir(parents=True)
     with lock_of(tmp_path, "a1").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -251,7 +249,7 @@ def test_a_job_fails_after_eight_attempts_that_brought_nothing_and_not_after_oth
 
 def restarted(shop):
     """Return the jobs as the node has them after another start."""
-    shop.jobs.close()
+    shop.jobs.verdicts.close()
     own = load_own(shop.settings.keys, "shop")
     shop.jobs = Jobs(shop.settings, own, shop.store, lambda *_: None, lambda _: None, lambda: None)
     shop.jobs.load(all_states=True)
@@ -301,7 +299,7 @@ def test_a_node_that_goes_on_passes_a_partners_new_approval_on(shop):
     shop.jobs._cards = -1e9, {}  # they are read once a second
     shop.seen(job, signed={"bank": new})
     assert shop.jobs.view(job).signed == {"bank": new}
-    shop.jobs.close()
+    shop.jobs.verdicts.close()
 
 
 def test_a_proposal_is_sent_with_a_signature_by_the_keys_of_today(bank):

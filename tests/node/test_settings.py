@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from treaty.data.reading import read_table
 from treaty.errors import ConfigError
-from treaty.node.settings import DataSet, NodeLimits, PeerSettings, Policy, Settings, Web, load_settings
+from treaty.node.policy import DataSet, Policy
+from treaty.node.settings import NodeLimits, PeerSettings, Settings, Web, load_settings
 from treaty.runs.job import Member
 
 WHOLE = """
@@ -263,7 +264,7 @@ def test_a_query_is_fetched_to_its_snapshot(tmp_path: Path, monkeypatch: pytest.
         to.write_text("id,x\n1,2\n")
         return 1
 
-    monkeypatch.setattr("treaty.node.settings.fetch", fetch)
+    monkeypatch.setattr("treaty.node.policy.fetch", fetch)
     content = f'{DATA}sql = "SELECT 1"\nid = "no"\ncategorical = ["x"]\ndatabase = "file:uri"\nsql_seconds = 5'
     data_set = load(tmp_path, content).data["t"]
     with pytest.raises(ConfigError, match=r"cannot read a database's URI: No such file"):

@@ -38,7 +38,7 @@ def test_a_job_is_kept_once_and_found_by_its_first_letters(store):
     assert [entry.event for entry in store.audit()] == [{"what": "received", "job": "a1b2c3", "who": "bank"}]
 
 
-@pytest.mark.parametrize(("prefix", "said"), [("", "like none"), ("f", "like none"), ("%", "like none"), ("a", "a1b2")])
+@pytest.mark.parametrize(("prefix", "said"), [("", "no such"), ("f", "no such"), ("%", "no such"), ("a", "a1b2")])
 def test_a_prefix_of_no_job_or_of_several_is_refused(store, prefix, said):
     store.add_job(JOB)
     store.add_job(JobRow("a1b2", b"", b"", "bank", "train"))

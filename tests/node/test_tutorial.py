@@ -19,8 +19,9 @@ import pytest
 
 from terminal import compare_at_terminal
 from treaty.models.trees import load_part
+from treaty.node.policy import DataSet, Policy
 from treaty.node.proposals import proposed
-from treaty.node.settings import DataSet, NodeLimits, Policy, Settings, load_settings
+from treaty.node.settings import NodeLimits, Settings, load_settings
 from treaty.node.store import TRANSITIONS, Store
 from treaty.runs.processes import free_ports
 

@@ -9,8 +9,8 @@ import pytest
 from node.hostile import JOB
 from node.nodes import wait_for
 from treaty.node import jobs as all_jobs
+from treaty.node.jobs import AT_ONCE, OF_ONE, Verdicts
 from treaty.node.policy import PolicyVerdict
-from treaty.node.verdicts import AT_ONCE, OF_ONE, Verdicts
 
 YES = PolicyVerdict(True, False, [])
 

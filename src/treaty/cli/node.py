@@ -82,7 +82,7 @@ def submit(
     After that the job cannot be changed.
     """
     from treaty.node.identity import trusted
-    from treaty.node.verdicts import verdict_on
+    from treaty.node.job_views import verdict_on
 
     settings = load_settings(node)
     given: dict[Verb, str | None] = {"predict": predict, "explain": explain, "serve": serve}
@@ -133,7 +133,7 @@ def _propose(store: Store, settings: Settings, content: bytes) -> str:
 def check_as_node(file: Path, node: Path, *, with_peers: bool, patience: float) -> tuple[bool, bool]:
     """Check a job for nodes; return whether all is well here, and at the other parties."""
     from treaty.node.identity import load_own, trusted
-    from treaty.node.verdicts import checked, learned, verdict_on
+    from treaty.node.job_views import checked, learned, verdict_on
 
     settings = load_settings(node)
     content = proposed(file, "train", trial=True)
@@ -217,8 +217,7 @@ def jobs(
 def show_job(prefix: str, node: Path) -> None:
     """Print a job, its state at all nodes, what each party would learn, and the verdict of this node's policy."""
     from treaty.node.identity import trusted
-    from treaty.node.job_views import describe
-    from treaty.node.verdicts import verdict_on
+    from treaty.node.job_views import describe, verdict_on
 
     settings = load_settings(node)
     with Store(Path(settings.folder), create=False) as store:

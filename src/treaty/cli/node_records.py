@@ -17,14 +17,12 @@ import typer
 from treaty.cli.logs import NODE_FILE, NodeFile, say
 from treaty.cli.node import JobPrefix
 from treaty.errors import ConfigError
-from treaty.node import forgetting
-from treaty.node.audit_log import AuditEntry, AuditHead, head_statement
 from treaty.node.cards import verify as verify_signature
 from treaty.node.identity import has_signed, load_own, sign, trusted
-from treaty.node.job_views import results
+from treaty.node.job_views import forget_job, kept_for, left_of, results
 from treaty.node.proposals import Proposal, in_words
-from treaty.node.settings import load_settings
-from treaty.node.store import FINAL, JobRow, Store
+from treaty.node.settings import load_settings, log_of
+from treaty.node.store import FINAL, AuditEntry, AuditHead, JobRow, Store, head_statement
 
 
 def models(node: NodeFile = NODE_FILE) -> None:
@@ -49,7 +47,7 @@ def logs(
     settings = load_settings(node)
     with Store(Path(settings.folder), create=False) as store:
         row = store.job(job)
-        file = forgetting.log_of(Path(settings.folder), row.id)
+        file = log_of(Path(settings.folder), row.id)
         at = 0
         while True:
             ended = store.job(row.id).state in FINAL
@@ -87,7 +85,7 @@ def forget(
         rows = [store.job(job)] if job is not None else [row for row in store.jobs(FINAL) if row.changed < before]
         going: dict[JobRow, list[Path]] = {}
         for row in rows:
-            why, left = forgetting.kept_for(store, row), forgetting.left_of(settings, store, row)
+            why, left = kept_for(store, row), left_of(settings, store, row)
             if why and job is not None:
                 raise ConfigError(why)
             if why:
@@ -102,7 +100,7 @@ def forget(
         if not yes:
             typer.confirm("Remove all this for good?", abort=True)
         for row in going:
-            removed = forgetting.forget(settings, store, row, getpass.getuser())
+            removed = forget_job(settings, store, row, getpass.getuser())
             say(f"job {row.id[:12]} is forgotten: {len(removed)} files or folders removed")
 
 

@@ -17,11 +17,11 @@ from treaty.cli.logs import NODE_FILE, LogFile, NodeFile, Verbose, logged, say
 from treaty.data.table import Table
 from treaty.errors import ConfigError
 from treaty.machine.process import cores
-from treaty.node.online import Partners as Asking
-from treaty.node.online import UnknownIds, find_socket
 from treaty.node.proposals import Proposal
-from treaty.node.settings import LOCAL, is_loopback, load_settings
+from treaty.node.settings import LOCAL, find_socket, is_loopback, load_settings
 from treaty.node.store import Store
+from treaty.node.worker import Partners as Asking
+from treaty.node.worker import UnknownIds
 
 if TYPE_CHECKING:
     from treaty.serving.service import Partners

@@ -35,35 +35,26 @@ from treaty.errors import ConfigError
 from treaty.files import without_mark
 from treaty.messaging.certificates import RENEW_WITHIN, check_certificate, check_names, fingerprint
 
+# Maximum bytes of a card's file; a card has about 1,200.
 LARGEST_CARD = 64 * 1024
-"""Maximum bytes of a card's file; a card has about 1,200."""
 
 _FINGERPRINT = re.compile(r"SHA256:[0-9a-f]{4}(?: [0-9a-f]{4}){15}")
 # Prefixes of all texts that a signing key signs: no signature is valid as one of another kind.
-_OF_CARD, _OF_SUCCESSOR, _OF_CONTENT = b"treaty-card\n", b"treaty-next-card\n", b"treaty-content\n"
+_OF_CARD, _OF_SUCCESSOR, OF_CONTENT = b"treaty-card\n", b"treaty-next-card\n", b"treaty-content\n"
 
 
 class Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="format", tag="treaty-card 1"):
-    """What an organisation gives to its partners: a JSON file.
+    """What an organisation gives to its partners: a JSON file."""
 
-    Attributes
-    ----------
-    name : str
-        The organisation's name, as in job files.
-    certificate : str
-        Its TLS certificate, PEM.
-    signing_key : str
-        Its public Ed25519 key, 32 bytes in base64.
-    signature : str
-        By that key, over all other fields, base64.
-    previous, previous_signature : str or None
-        Fingerprint of the replaced card, and a signature by its signing key; None for a first card.
-    """
-
+    # The organisation's name, as in job files.
     name: str
+    # Its TLS certificate, PEM.
     certificate: str
+    # Its public Ed25519 key, 32 bytes in base64.
     signing_key: str
+    # By that key, over all other fields, base64.
     signature: str = ""
+    # Fingerprint of the replaced card, and a signature by its signing key; None for a first card.
     previous: str | None = None
     previous_signature: str | None = None
 
@@ -94,9 +85,7 @@ def decode_card(data: bytes, where: str | Path) -> Card:
     try:
         card = msgspec.json.decode(data, type=Card)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise ConfigError(
-            f"expected a card of an organisation, got another kind of file - at {where} ({error})"
-        ) from None
+        raise ConfigError(f"expected a card of an organisation, got another file - at {where} ({error})") from None
     check_names([card.name])
     # Only one encoding of each field is accepted: else two different files could have one fingerprint.
     exact = _exact(card.signing_key, 32) and _exact(card.signature, 64) and _is_pem(card.certificate)
@@ -109,9 +98,7 @@ def decode_card(data: bytes, where: str | Path) -> Card:
     try:
         fingerprint(card.certificate.encode())
     except ConfigError:
-        raise ConfigError(
-            f"expected a card with a self-signed certificate, got another certificate - at {where}"
-        ) from None
+        raise ConfigError(f"the card's certificate is not self-signed - at {where}") from None
     return card
 
 
@@ -168,19 +155,9 @@ def replaces(card: Card, known: Card) -> bool:
     return _signed(known.signing_key, base64.b64decode(card.previous_signature), _successor_content(card))
 
 
-def states_key(card: Card, signing: Ed25519PrivateKey) -> bool:
-    """Return whether a card has the public key of a signing key."""
-    return card.signing_key == _text(signing.public_key().public_bytes_raw())
-
-
-def sign_content(signing: Ed25519PrivateKey, content: bytes) -> bytes:
-    """Sign something that is not a card."""
-    return signing.sign(_OF_CONTENT + content)
-
-
 def verify(card: Card, signature: bytes, content: bytes) -> bool:
     """Return whether the signing key of a card signed `content` (which is not a card)."""
-    return _signed(card.signing_key, signature, _OF_CONTENT + content)
+    return _signed(card.signing_key, signature, OF_CONTENT + content)
 
 
 def _card_content(card: Card) -> bytes:
@@ -220,10 +197,6 @@ def _is_pem(text: str) -> bool:
         return False
 
 
-_PADDING = padding.PSS(padding.MGF1(hashes.SHA256()), 32)
-_KINDS = "an RSA key or one of an elliptic curve"
-
-
 class Endorsement(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="format", tag="treaty-endorsement 1"
 ):
@@ -252,13 +225,8 @@ def endorse(card: Card, certificates: bytes, key: bytes) -> bytes:
         raise ConfigError("cannot read the private key of the certificate: expected unencrypted PEM") from error
     if private.public_key() != leaf.public_key():
         raise ConfigError("the private key does not belong to the first certificate")
-    if isinstance(private, ec.EllipticCurvePrivateKey):
-        signature = private.sign(_content(card), ec.ECDSA(hashes.SHA256()))
-    elif isinstance(private, rsa.RSAPrivateKey):
-        signature = private.sign(_content(card), _PADDING, hashes.SHA256())
-    else:
-        raise ConfigError(f"expected a certificate of {_KINDS}, got another kind of key")
-    made = Endorsement(certificates.decode(), base64.b64encode(signature).decode())
+    signature = private.sign(_endorsed(card), *_scheme(leaf, "the certificate"))
+    made = Endorsement(certificates.decode(), _text(signature))
     return msgspec.json.format(msgspec.json.encode(made)) + b"\n"
 
 
@@ -292,20 +260,25 @@ def check_endorsement(file: str | Path, card: Card, authority: str | Path, domai
         ) from None
     key: Any = leaf.public_key()
     try:
-        if isinstance(key, ec.EllipticCurvePublicKey):
-            key.verify(signature, _content(card), ec.ECDSA(hashes.SHA256()))
-        elif isinstance(key, rsa.RSAPublicKey):
-            key.verify(signature, _content(card), _PADDING, hashes.SHA256())
-        else:
-            raise ConfigError(f"expected a certificate of {_KINDS}, got another kind of key - at {file}")
+        key.verify(signature, _endorsed(card), *_scheme(leaf, str(file)))
     except InvalidSignature:
         raise ConfigError(
             f"the endorsement is not of {card.name}'s card, or is signed by another key; the card is not trusted"
         ) from None
 
 
-def _content(card: Card) -> bytes:
+def _endorsed(card: Card) -> bytes:
     return b"treaty-endorsement\n" + fingerprint_of(card).encode()
+
+
+def _scheme(certificate: x509.Certificate, where: str) -> tuple[Any, ...]:
+    """Return the arguments with which a certificate's key signs, and verifies."""
+    key = certificate.public_key()
+    if isinstance(key, ec.EllipticCurvePublicKey):
+        return (ec.ECDSA(hashes.SHA256()),)
+    if isinstance(key, rsa.RSAPublicKey):
+        return padding.PSS(padding.MGF1(hashes.SHA256()), 32), hashes.SHA256()
+    raise ConfigError(f"the certificate needs an RSA or elliptic-curve key - at {where}")
 
 
 def _parse(pem: bytes, where: str) -> list[x509.Certificate]:

@@ -26,28 +26,28 @@ from treaty.messaging.grpc_wire import HANDSHAKE_TIMEOUT
 
 logger = logging.getLogger(__name__)
 
+# Maximum bytes of the first line of a connection.
 FIRST_LINE = 200
-"""Maximum bytes of the first line of a connection."""
+# Seconds for a caller to send its first line.
 PATIENCE = 5.0
-"""Seconds for a caller to send its first line."""
+# Seconds to reach a peer, or to be dialled back by it.
 DIAL_TIMEOUT = 10.0
-"""Seconds to reach a peer, or to be dialled back by it."""
+# Maximum simultaneous connections at the open port; further ones are closed.
 MOST_CONNECTIONS = 2000
-"""Maximum simultaneous connections at the open port; further ones are closed."""
+# Likewise from one network address. A job has two connections in each direction with each peer.
 MOST_OF_A_HOST = 400
-"""Likewise from one network address. A job has two connections in each direction with each peer."""
+# Maximum connections without a completed handshake; beyond, the oldest from the busiest address is closed.
 MOST_YOUNG = 200
-"""Maximum connections without a completed handshake; beyond, the oldest from the busiest address is closed."""
+# Seconds after which a connection is trusted: without a pinned certificate it has been closed by then.
 YOUTH = PATIENCE + HANDSHAKE_TIMEOUT + 1.0
-"""Seconds after which a connection is trusted: without a pinned certificate it has been closed by then."""
+# Seconds after which an idle connection is closed, at most twice as many; gRPC's ends ping each other every ten.
 IDLE = 120.0
-"""Seconds after which an idle connection is closed, at most twice as many; gRPC's ends ping each other every ten."""
+# Maximum simultaneous requests of a peer to be dialled back; further ones are ignored.
 MOST_BACKS = 16
-"""Maximum simultaneous requests of a peer to be dialled back; further ones are ignored."""
 _HELD = 1 << 20  # bytes buffered in each direction before the sender has to wait
 
+# ``ask_back(peer, token, job)``: ask a connected peer to dial back; False if it is not connected.
 AskBack = Callable[[str, str, str], bool]
-"""``ask_back(peer, token, job)``: ask a connected peer to dial back; False if it is not connected."""
 
 
 class Door:
@@ -62,16 +62,17 @@ class Door:
         self.address: str | None = None
         self.jobs: Container[str] = ()
         self._listen, self.folder, self._addresses, self._ask_back = listen, folder, addresses, ask_back
+        # The socket at which the node itself listens for conversations.
+        self.node_socket = folder / "node"
         self._loop = asyncio.new_event_loop()
         # By token: the connection that comes back.
         self._awaited: dict[str, asyncio.Future[_End]] = {}
-        # Of the open port, and for conversations with peers.
+        # Of the open port, and for conversations with peers; and by job, one for each peer.
         self._servers: list[asyncio.Server] = []
-        # By job: its sockets, one for each peer.
         self._inner: dict[str, list[asyncio.Server]] = {}
         self._ends: set[_End] = set()
+        # Connections by address, those without a completed handshake (oldest first), and dial-backs by peer.
         self._hosts: Counter[str] = Counter()
-        # With their addresses, oldest first.
         self._young: dict[_End, str] = {}
         self._backs: Counter[str] = Counter()
         # Time of the last warning about refused callers, and the number since.
@@ -84,11 +85,6 @@ class Door:
         except BaseException:
             self.close()
             raise
-
-    @property
-    def node_socket(self) -> Path:
-        """The socket at which the node itself listens for conversations."""
-        return self.folder / "node"
 
     def job_socket(self, job: str) -> Path:
         """Return the socket at which the process of a job listens for its peers."""
@@ -126,10 +122,9 @@ class Door:
     async def _open(self) -> None:
         if self._listen is not None:
             host, _, port = self._listen.rpartition(":")
+            at = host.strip("[]") or None, int(port)
             try:
-                server = await self._loop.create_server(
-                    lambda: _End(self._ends, self._arrived), host.strip("[]") or None, int(port)
-                )
+                server = await self._loop.create_server(lambda: _End(self._ends, self._arrived), *at)
             except OSError as error:
                 raise ConfigError(f"the node cannot listen at {self._listen}: {error.strerror or error}") from None
             self._servers.append(server)
@@ -202,7 +197,8 @@ class Door:
     async def _close_idle(self) -> None:
         while True:
             await asyncio.sleep(IDLE)
-            idle = [end for end in self._ends if end.is_idle]
+            # No data came at either end since the last check.
+            idle = [end for end in self._ends if not (end.stirred or (end.other and end.other.stirred))]
             for end in self._ends:
                 end.stirred = False
             for end in idle:
@@ -304,8 +300,8 @@ class Door:
 class _End(asyncio.Protocol):
     """One end of a forwarded connection: data received here is written to the other end.
 
-    Until it is joined, it reads only the first line. It is in `ends` while it is open. `stirred` is whether data came
-    since the last check.
+    Until it is joined with `other`, it reads only the first line. It is in `ends` while it is open, and `stirred` if
+    data came since the last check.
     """
 
     transport: asyncio.Transport
@@ -314,7 +310,7 @@ class _End(asyncio.Protocol):
         self._ends = ends
         self.at_end: list[Callable[[], None]] = []
         self._arrived = arrived
-        self._other: _End | None = None
+        self.other: _End | None = None
         self._held = bytearray()
         self._line: asyncio.Future[bytes] | None = None
         self.lost, self.stirred = False, True
@@ -336,7 +332,7 @@ class _End(asyncio.Protocol):
 
     def join(self, other: _End) -> None:
         """Forward all data from now on, and what was read after the first line."""
-        self._other = other
+        self.other = other
         if other.lost or self.lost:
             self.transport.close()
             return
@@ -345,15 +341,10 @@ class _End(asyncio.Protocol):
             self._held.clear()
         self.transport.resume_reading()
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no data came at either end since the last check."""
-        return not self.stirred and (self._other is None or not self._other.stirred)
-
     def data_received(self, data: bytes) -> None:
         self.stirred = True
-        if self._other is not None:
-            self._other.transport.write(data)
+        if self.other is not None:
+            self.other.transport.write(data)
             return
         self._held += data
         line, found, rest = self._held.partition(b"\n")
@@ -364,20 +355,20 @@ class _End(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         # Back-pressure: while this end's buffer is full, stop reading at the other end.
-        if self._other is not None and not self._other.transport.is_closing():
-            self._other.transport.pause_reading()
+        if self.other is not None and not self.other.transport.is_closing():
+            self.other.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        if self._other is not None and not self._other.transport.is_closing():
-            self._other.transport.resume_reading()
+        if self.other is not None and not self.other.transport.is_closing():
+            self.other.transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
         self.lost = True
         self._ends.discard(self)
         if self._line is not None and not self._line.done():
             self._line.set_result(b"")
-        if self._other is not None:
-            self._other.transport.close()
+        if self.other is not None:
+            self.other.transport.close()
         for call in self.at_end:
             call()
 

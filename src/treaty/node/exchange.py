@@ -2,7 +2,7 @@
 
 A conversation is one bidirectional gRPC stream under mutual TLS. The node that knows the other's address opens it, and
 retries with growing pauses. It carries proposals, and each node's status of the jobs of both. A status is complete, so
-it does no harm if one is lost or sent twice: after an interruption both send theirs again.
+losing one or sending it twice does no harm: after an interruption both nodes send theirs again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from cryptography import x509
@@ -31,23 +31,23 @@ from treaty.node.proposals import Back, HeadNote, Heartbeat, Hello, JobStatus, N
 
 logger = logging.getLogger(__name__)
 
+# Version of the notes; both nodes must have the same.
 VERSION = 2
-"""Version of the notes; both nodes must have the same."""
 TALK = "treaty.Node"
+# Maximum seconds between two attempts to open a conversation.
 LONGEST_PAUSE = 15.0
-"""Maximum seconds between two attempts to open a conversation."""
+# Sustained rate of a peer's notes; a faster peer is slowed down. Costly or long notes count as several.
 NOTES_A_SECOND = 100
-"""Sustained rate of a peer's notes; a faster peer is slowed down. Costly or long notes count as several."""
+# Sustained rate at which a peer may open conversations; further ones are refused.
 CALLS_A_MINUTE = 30
-"""Sustained rate at which a peer may open conversations; further ones are refused."""
+# Maximum simultaneous conversations of a peer, also those without Hello yet; the oldest ends.
 MOST_CONVERSATIONS = 4
-"""Maximum simultaneous conversations of a peer, also those without Hello yet; the oldest ends."""
+# Seconds for a peer to send Hello.
 HELLO_TIMEOUT = 10.0
-"""Seconds for a peer to send Hello."""
+# Seconds without any note after which a conversation ends; nodes send `Heartbeat` every five.
 SILENCE = 60.0
-"""Seconds without any note after which a conversation ends; nodes send `Heartbeat` every five."""
+# Maximum unread notes for a peer; then the conversation ends.
 MOST_UNSENT = 1000
-"""Maximum unread notes for a peer; then the conversation ends."""
 # A longer note counts as several.
 _NOTE_BYTES = 4 << 10
 _STRANGER = "it is not trusted any more, or has another key"
@@ -56,42 +56,28 @@ _HEARTBEAT = 5.0  # seconds
 _COSTS: dict[type[Note], float] = {Proposed: 20.0, Wanted: 5.0, Back: 5.0}
 
 
-class NodeHandlers(Protocol):
-    """Callbacks for received notes, and the values that a node sends; called from several threads."""
-
-    def met(self, peer: str, conversation: NodeConversation, hello: Hello) -> None:
-        """Handle the start of a conversation."""
-
-    def heard(self, peer: str, conversation: NodeConversation, note: Note) -> None:
-        """Handle a note of a peer."""
-
-    def left(self, peer: str, why: str) -> None:
-        """Handle the end of the last conversation with a peer."""
-
-    def view(self, job: str) -> JobStatus:
-        """Return the status of a job here."""
-
-    def head(self) -> HeadNote:
-        """Return the newest entry of the audit log, signed."""
+# What an exchange reports, from several threads: ("connected", peer, conversation, hello), ("note", peer, conversation,
+# note), and ("lost", peer, why) at the end of the last conversation with a peer.
+Notify = Callable[..., None]
 
 
 class NodeConversation:
     """One end of a conversation: notes to send, and jobs whose status has changed.
 
-    `peer` is the name to whose card the certificate of the other end belongs, `incarnation` identifies its process (""
-    before Hello), `heard` is the time of its last note.
+    `peer` is the name to whose card the certificate of the other end belongs, `incarnation` identifies its process
+    (empty before Hello), `received` is the time of its last note, and `call` is the gRPC call, which can be cancelled.
     """
 
     def __init__(self, peer: str, certificate: bytes) -> None:
-        self.peer, self.certificate, self.heard = peer, certificate, time.monotonic()
+        self.peer, self.certificate, self.received = peer, certificate, time.monotonic()
         self.incarnation = b""
-        self.call: Any = None  # what to cancel
+        self.call: Any = None
         self._changed = threading.Condition()
         self._notes: deque[Note] = deque()
         self._jobs: dict[str, None] = {}
         self._ended = False
 
-    def say(self, note: Note) -> None:
+    def send(self, note: Note) -> None:
         """Queue a note."""
         with self._changed:
             self._notes.append(note)
@@ -101,7 +87,7 @@ class NodeConversation:
             logger.warning("%s does not read its notes: conversation closed", self.peer)
             self.break_off()
 
-    def tell(self, job: str) -> None:
+    def send_status(self, job: str) -> None:
         """Queue the status of a job; it is read when it is sent."""
         with self._changed:
             self._jobs[job] = None
@@ -166,25 +152,29 @@ class _TokenBucket:
 class Exchange:
     """A node's conversations: it answers at the `listen` socket, and dials peers that have a `dial` socket.
 
-    `trusted` returns the present cards of peers; conversations with others end.
+    `trusted` returns the present cards of peers; conversations with others end. `status` returns the status of a job
+    here, and `head` the newest entry of the audit log, signed; both are sent.
     """
 
     def __init__(
         self,
         own: Own,
         trusted: Callable[[], Mapping[str, Card]],
-        desk: NodeHandlers,
+        notify: Notify,
+        status: Callable[[str], JobStatus],
+        head: Callable[[], HeadNote],
         listen: Path,
         dial: Mapping[str, Path],
         version: str,
     ) -> None:
-        self._own, self._trusted, self._desk, self._dial, self._version = own, trusted, desk, dial, version
-        self._incarnation = secrets.token_bytes(16)
+        self._own, self._trusted, self._notify, self._status, self._head = own, trusted, notify, status, head
+        self._hello = Hello(VERSION, own.name, version, secrets.token_bytes(16))
         self._lock = threading.Lock()
-        # By peer: those after Hello.
+        # By peer: conversations after Hello, and the rate at which they may be opened.
         self._talks: dict[str, list[NodeConversation]] = {}
-        self._open: list[NodeConversation] = []  # all, oldest first
-        self._arrivals: dict[str, _TokenBucket] = {}  # by peer
+        self._arrivals: dict[str, _TokenBucket] = {}
+        # All conversations, oldest first.
+        self._open: list[NodeConversation] = []
         self._closing = threading.Event()
         self._served: dict[str, Card] = {}
         self._threads = DaemonThreads()
@@ -219,20 +209,19 @@ class Exchange:
         for talk in self._all():
             talk.break_off()
 
-    def tell(self, peer: str, job: str) -> None:
+    def send_status(self, peer: str, job: str) -> None:
         """Send the status of a job to a peer, if it is connected; otherwise it is sent when it connects."""
-        for talk in self._newest(peer):
-            talk.tell(job)
+        if talk := self._newest(peer):
+            talk.send_status(job)
 
-    def say(self, peer: str, note: Note) -> bool:
+    def send(self, peer: str, note: Note) -> bool:
         """Send a note over the newest conversation with a peer; False if there is none."""
-        for talk in self._newest(peer):
-            talk.say(note)
-            return True
-        return False
+        if talk := self._newest(peer):
+            talk.send(note)
+        return talk is not None
 
     def is_up(self, peer: str) -> bool:
-        return bool(self._newest(peer))
+        return self._newest(peer) is not None
 
     def _all(self) -> list[NodeConversation]:
         with self._lock:
@@ -243,20 +232,19 @@ class Exchange:
         while not self._closing.wait(1.0):
             for talk in self._all():
                 patience = SILENCE if talk.incarnation else HELLO_TIMEOUT
-                silent = time.monotonic() - talk.heard > patience
+                silent = time.monotonic() - talk.received > patience
                 if silent or not self._trusts(talk):
-                    logger.warning(
-                        "closed the conversation with %s: %s", talk.peer, "it is silent" if silent else _STRANGER
-                    )
+                    why = "it is silent" if silent else _STRANGER
+                    logger.warning("closed the conversation with %s: %s", talk.peer, why)
                     talk.break_off()
 
     def _trusts(self, talk: NodeConversation) -> bool:
         card = self._trusted().get(talk.peer)
         return card is not None and _der(card.certificate.encode()) == talk.certificate
 
-    def _newest(self, peer: str) -> list[NodeConversation]:
+    def _newest(self, peer: str) -> NodeConversation | None:
         with self._lock:
-            return self._talks.get(peer, [])[-1:]
+            return next(reversed(self._talks.get(peer, [])), None)
 
     def _configuration(self, trusted: Mapping[str, Card]) -> Any:
         self._served = dict(trusted)
@@ -279,9 +267,8 @@ class Exchange:
         """Run a conversation that a peer has opened."""
         # TLS has checked the certificate; which peer it belongs to is decided by the trusted cards.
         presented = _der(context.auth_context()["x509_pem_cert"][0])
-        peer = next(
-            (name for name, card in self._trusted().items() if _der(card.certificate.encode()) == presented), ""
-        )
+        owners = (name for name, card in self._trusted().items() if _der(card.certificate.encode()) == presented)
+        peer = next(owners, "")
         if not peer:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "the certificate presented is not trusted here")
         with self._lock:
@@ -293,8 +280,8 @@ class Exchange:
         context.add_callback(talk.end)
         self._opened(talk)
         threading.Thread(target=self._listen, args=(talk, requests), daemon=True).start()
-        yield msgspec.msgpack.encode(self._hello())
-        yield from talk.to_send(self._desk.view)
+        yield msgspec.msgpack.encode(self._hello)
+        yield from talk.to_send(self._status)
 
     def _call(self, peer: str, path: Path) -> None:
         """Open a conversation with a peer again and again, until `close`."""
@@ -309,7 +296,7 @@ class Exchange:
                 logger.exception("cannot open a conversation with %s", peer)
                 why = f"unexpected error ({type(error).__name__})"
             if why and not self.is_up(peer):
-                self._desk.left(peer, why)
+                self._notify("lost", peer, why)
             pause = 0.5 if time.monotonic() - began > LONGEST_PAUSE else min(2 * pause, LONGEST_PAUSE)
 
     def _converse(self, peer: str, path: Path, card: Card) -> str:
@@ -319,16 +306,13 @@ class Exchange:
         target = ("grpc.ssl_target_name_override", peer)
         with grpc.secure_channel(f"unix:{path}", credentials, [*_options(), target]) as channel:
             talk = NodeConversation(peer, _der(card.certificate.encode()))
-            talk.say(self._hello())
-            talk.call = channel.stream_stream(f"/{TALK}/Talk")(talk.to_send(self._desk.view))
+            talk.send(self._hello)
+            talk.call = channel.stream_stream(f"/{TALK}/Talk")(talk.to_send(self._status))
             self._opened(talk)
             try:
                 return self._listen(talk, talk.call)
             finally:
                 talk.call.cancel()
-
-    def _hello(self) -> Hello:
-        return Hello(VERSION, self._own.name, self._version, self._incarnation)
 
     def _opened(self, talk: NodeConversation) -> None:
         with self._lock:
@@ -342,7 +326,7 @@ class Exchange:
         """Handle all notes of one conversation; return why it ended."""
         why, peer = "", talk.peer
         try:
-            why = self._hear(talk, notes)
+            why = self._handle_all(talk, notes)
         except grpc.RpcError as error:
             error.__traceback__ = None
             why = clean(error.details() or "", 300) if isinstance(error, grpc.Call) else "its connection broke"
@@ -361,36 +345,31 @@ class Exchange:
             if not self._trusts(talk):
                 why = _STRANGER
             if (last or (why and not was_there and not talks)) and not self._closing.is_set():
-                self._desk.left(peer, why or "it has ended the conversation")
+                self._notify("lost", peer, why or "it has ended the conversation")
         return why
 
-    def _hear(self, talk: NodeConversation, notes: Iterator[bytes]) -> str:
+    def _handle_all(self, talk: NodeConversation, notes: Iterator[bytes]) -> str:
         allowance, decoder = _TokenBucket(NOTES_A_SECOND, 1.0), decoder_of(Note)
         for data in notes:
             note: Note = decoder.decode(data)
-            talk.heard = time.monotonic()
+            talk.received = time.monotonic()
             # Sleeping here slows a fast peer down by back-pressure, without dropping its notes.
             time.sleep(allowance.take(max(_COSTS.get(type(note), 1.0), len(data) / _NOTE_BYTES)))
             if not self._trusts(talk):
                 return _STRANGER
             if talk.incarnation:
-                self._desk.heard(talk.peer, talk, note)
-            elif not isinstance(note, Hello) or note.name != talk.peer:
+                self._notify("note", talk.peer, talk, note)
+                continue
+            if not isinstance(note, Hello) or note.name != talk.peer:
                 raise ValueError(f"expected Hello of {talk.peer}, got {type(note).__name__}")
-            elif note.version != VERSION:
-                return (
-                    f"its notes have version {note.version}, this node's {VERSION}: install the same version of Treaty"
-                )
-            else:
-                talk.incarnation = note.incarnation
-                self._begin(talk, note)
+            if note.version != VERSION:
+                return f"its notes have version {note.version}, not {VERSION}: install the same version of Treaty"
+            talk.incarnation = note.incarnation
+            with self._lock:
+                self._talks.setdefault(talk.peer, []).append(talk)
+            talk.send(self._head())
+            self._notify("connected", talk.peer, talk, note)
         return ""
-
-    def _begin(self, talk: NodeConversation, hello: Hello) -> None:
-        with self._lock:
-            self._talks.setdefault(talk.peer, []).append(talk)
-        talk.say(self._desk.head())
-        self._desk.met(talk.peer, talk, hello)
 
 
 def _options() -> list[tuple[str, Any]]:
@@ -398,11 +377,8 @@ def _options() -> list[tuple[str, Any]]:
         *ping_options(10.0, 8.0),
         ("grpc.enable_http_proxy", 0),
         ("grpc.use_local_subchannel_pool", 1),
-        (
-            "grpc.compression_enabled_algorithms_bitset",
-            1,
-            # No compression: the size after decompression is not bounded.
-        ),
+        # No compression: the size after decompression is not bounded.
+        ("grpc.compression_enabled_algorithms_bitset", 1),
         ("grpc.max_metadata_size", 8 << 10),
     ]
 

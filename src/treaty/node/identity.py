@@ -12,6 +12,7 @@ All functions raise ConfigError for files, names, keys or cards that cannot be u
 
 from __future__ import annotations
 
+import base64
 import datetime
 import fcntl
 import os
@@ -36,6 +37,7 @@ from treaty.messaging.certificates import (
     read_secret,
 )
 from treaty.node.cards import (
+    OF_CONTENT,
     Card,
     digits,
     encode_card,
@@ -44,8 +46,6 @@ from treaty.node.cards import (
     read_card,
     read_small,
     replaces,
-    sign_content,
-    states_key,
     verify,
 )
 
@@ -75,18 +75,16 @@ def make_keys(folder: str | Path, name: str) -> Card:
     """Make an organisation's keys and card. Existing files are never replaced."""
     check_names([name])
     folder = Path(folder)
-    try:
+    with _writing(folder, name):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _alone(folder):
-            for end in (*_PRIVATE, *_PUBLIC):
-                if (folder / f"{name}.{end}").exists():
+            for file in (folder / f"{name}.{end}" for end in (*_PRIVATE, *_PUBLIC)):
+                if file.exists():
                     raise ConfigError(
-                        f"expected no file yet, got an existing {folder / f'{name}.{end}'}; to replace keys run treaty "
-                        "keys rotate, or make them in another folder"
+                        f"expected no file yet, got an existing {file}; to replace keys run treaty keys rotate, or "
+                        "make them in another folder"
                     )
             return _install(folder, name)
-    except OSError as error:
-        raise ConfigError(f"cannot write the identity of {name} to {folder}: {error.strerror}") from error
 
 
 def load_own(folder: str | Path, name: str) -> Own:
@@ -119,21 +117,18 @@ def rotate(folder: str | Path, name: str) -> Card:
     """
     check_names([name])
     folder = Path(folder)
-    try:
-        with _alone(folder) as finished:
-            if name in finished:
-                return _own_card(folder, name)
-            signing, card = _signing_key(folder, name), _own_card(folder, name)
-            old = folder / "old"
-            old.mkdir(mode=0o700, exist_ok=True)
-            label = f"{_now():%Y-%m-%dT%H%M%SZ}.{digits(fingerprint_of(card))[:8]}"
-            for end in (*_PRIVATE, *_PUBLIC):
-                file = folder / f"{name}.{end}"
-                data = read_secret(file) if end in _PRIVATE else read_small(file)
-                write_whole(old / f"{name}.{label}.{end}", [data])
-            return _install(folder, name, (card, signing))
-    except OSError as error:
-        raise ConfigError(f"cannot write the identity of {name} to {folder}: {error.strerror}") from error
+    with _writing(folder, name), _alone(folder) as finished:
+        if name in finished:
+            return _own_card(folder, name)
+        signing, card = _signing_key(folder, name), _own_card(folder, name)
+        old = folder / "old"
+        old.mkdir(mode=0o700, exist_ok=True)
+        label = f"{_now():%Y-%m-%dT%H%M%SZ}.{digits(fingerprint_of(card))[:8]}"
+        for end in (*_PRIVATE, *_PUBLIC):
+            file = folder / f"{name}.{end}"
+            data = read_secret(file) if end in _PRIVATE else read_small(file)
+            write_whole(old / f"{name}.{label}.{end}", [data])
+        return _install(folder, name, (card, signing))
 
 
 def must_compare(folder: str | Path, card: Card) -> bool:
@@ -164,7 +159,7 @@ def must_compare(folder: str | Path, card: Card) -> bool:
 
 
 def trust(folder: str | Path, card: Card, confirmed: str | None = None) -> None:
-    """Trust a partner's card from now on, instead of an earlier one; see `must_compare` for refused cards.
+    """Trust a partner's card from now on, instead of an earlier one; `must_compare` refuses some cards.
 
     Parameters
     ----------
@@ -240,7 +235,7 @@ def revoke(folder: str | Path, name: str) -> None:
 
 def sign(own: Own, content: bytes) -> bytes:
     """Sign with an organisation's signing key."""
-    return sign_content(own.signing, content)
+    return own.signing.sign(OF_CONTENT + content)
 
 
 def has_signed(folder: str | Path, name: str, signature: bytes, content: bytes) -> bool:
@@ -282,6 +277,14 @@ def _finish(folder: Path) -> list[str]:
 
 
 @contextmanager
+def _writing(folder: Path, name: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"cannot write the identity of {name} to {folder}: {error.strerror}") from error
+
+
+@contextmanager
 def _alone(folder: Path) -> Iterator[list[str]]:
     """Lock a folder of keys against other processes; yield the names whose interrupted change was completed."""
     try:
@@ -303,7 +306,7 @@ def _own_card(folder: Path, name: str) -> Card:
     card = read_card(file, today=False)
     if card.name != name:
         raise ConfigError(f"expected the card of {name}, got one of {card.name} - at {file}")
-    if not states_key(card, _signing_key(folder, name)):
+    if base64.b64decode(card.signing_key) != _signing_key(folder, name).public_key().public_bytes_raw():
         raise ConfigError(f"the card of {name} has another signing key than {name}.sign.pem - at {file}")
     return card
 

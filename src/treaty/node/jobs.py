@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -17,11 +18,11 @@ import msgspec
 
 from treaty.errors import BudgetSpent, ConfigError, TreatyError
 from treaty.messaging.messages import clean
-from treaty.node.attempts import OpenJob, all_approved, stopped_by
+from treaty.node.attempts import OpenJob, stopped_by
 from treaty.node.cards import Card, verify
 from treaty.node.exchange import NodeConversation
-from treaty.node.forgetting import is_forgotten, keeps_part
 from treaty.node.identity import Own, sign, trusted
+from treaty.node.job_views import checked, is_forgotten, verdict_on
 from treaty.node.policy import PolicyVerdict, over_budget
 from treaty.node.proposals import (
     JobStatus,
@@ -37,18 +38,21 @@ from treaty.node.proposals import (
     rounds_of,
     statement,
 )
-from treaty.node.settings import Settings
+from treaty.node.settings import Settings, keeps_part
 from treaty.node.store import FINAL, JobRow, Store
-from treaty.node.verdicts import Verdicts, checked, verdict_on
 from treaty.runs.job import Job
 
 logger = logging.getLogger(__name__)
 
 LONGEST_REASON = 1500  # characters of a reason sent to others
+# States of a job that all have approved and that has not ended.
 STAGES = ("queued", "waiting", "running")
-"""States of a job that all have approved and that has not ended."""
+# Refused proposals of a peer that the audit log keeps in an hour; further ones are only in the node's log.
 MOST_REFUSALS = 100
-"""Refused proposals of a peer that the audit log keeps in an hour; further ones are only in the node's log."""
+# Verdicts that are computed at the same time.
+AT_ONCE = 4
+# Verdicts on jobs of one submitter that are started and not finished, so that it cannot block the others.
+OF_ONE = 2
 
 
 class Jobs:
@@ -56,8 +60,8 @@ class Jobs:
 
     Parameters
     ----------
-    tell : callable
-        ``tell(party, job)``: send the status of a job to a party's node.
+    send_status : callable
+        ``send_status(party, job)``: send the status of a job to a party's node.
     over : callable
         ``over(job)``: called when a job has ended, to end its process.
     wake : callable
@@ -69,7 +73,7 @@ class Jobs:
         settings: Settings,
         own: Own,
         store: Store,
-        tell: Callable[[str, str], None],
+        send_status: Callable[[str, str], None],
         over: Callable[[OpenJob], None],
         wake: Callable[[], None],
     ) -> None:
@@ -77,18 +81,13 @@ class Jobs:
         self.standings: dict[str, OpenJob] = {}
         self.verdicts = Verdicts(wake)
         self.lock = threading.RLock()
-        self._tell_one, self._over = tell, over
+        self._send_status, self._over = send_status, over
         self._sent = 0  # number of statuses sent
         # Proposals refused in this hour, by peer.
         self._hour, self._refusals = 0, Counter[str]()
-        self._newest: dict[
-            tuple[str, str], tuple[bytes, int]
-            # By job and peer: the peer's process, and the count of its last status.
-        ] = {}
+        # By job and peer: the peer's process, and the count of its last status.
+        self._newest: dict[tuple[str, str], tuple[bytes, int]] = {}
         self._cards: tuple[float, dict[str, Card]] = (-1e9, {})
-
-    def close(self) -> None:
-        self.verdicts.close()
 
     def trusted(self) -> dict[str, Card]:
         """Return the trusted cards of peers, read at most a second ago."""
@@ -155,27 +154,26 @@ class Jobs:
             self.change(at, event={"what": "approval signed again", "why": "this organisation's keys are new"})
 
     def proposed(self, peer: str, conversation: NodeConversation, note: Proposed) -> None:
-        """Accept a proposal, or tell the peer why it is refused."""
+        """Accept a proposal, or send the peer the reason for refusing it."""
         job_id = id_of(note.proposal)
         if job_id in self.standings:
             return
         try:
             at = self._accepted(job_id, peer, note)
         except TreatyError as error:
-            why = clean(str(error), 500)
+            why, hour = clean(str(error), 500), int(time.time() / 3600.0)
             logger.warning("a proposal of %s was refused: %s", peer, why)
-            hour = int(time.time() / 3600.0)
-            self._refusals = Counter() if hour != self._hour else self._refusals
-            self._hour = hour
+            if hour != self._hour:
+                self._hour, self._refusals = hour, Counter()
             self._refusals[peer] += 1
             if self._refusals[peer] <= MOST_REFUSALS:
                 self.store.note({"what": "refused", "who": peer, "job": job_id, "why": why})
             reason = f"{self.name} refuses it: {clean(error.public or str(error), 500)}"
-            conversation.say(JobStatus(job=job_id, state="rejected", reason=reason))
+            conversation.send(JobStatus(job=job_id, state="rejected", reason=reason))
             return
         if at is not None:
             self.standings[job_id] = at
-            self._tell(at)
+            self._send_status_to_all(at)
 
     def _accepted(self, job_id: str, peer: str, note: Proposed) -> OpenJob | None:
         """Check and store a proposal of a peer; None if it is known already."""
@@ -210,8 +208,8 @@ class Jobs:
         at = self.standings.get(job)
         if at is not None and at.leads and peer in at.job.parties:
             signature = sign(self.own, statement("submit", job, self.name))  # with the present keys
-            conversation.say(Proposed(at.row.proposal, signature))
-            conversation.tell(job)
+            conversation.send(Proposed(at.row.proposal, signature))
+            conversation.send_status(job)
 
     def seen(self, peer: str, conversation: NodeConversation, view: JobStatus) -> None:
         """Process a peer's status of a job."""
@@ -233,7 +231,7 @@ class Jobs:
         """Process a peer's status of a job that has ended here, or is unknown here."""
         if not self.store.has(view.job):
             if view.state not in FINAL:
-                conversation.say(Wanted(view.job))
+                conversation.send(Wanted(view.job))
             return
         proposal = msgspec.json.decode(self.store.job(view.job).proposal, type=Proposal)
         if peer not in msgspec.json.decode(proposal.job)["parties"]:
@@ -242,7 +240,7 @@ class Jobs:
             self.store.put_view(view.job, peer, msgspec.msgpack.encode(view))
         else:
             # The peer does not know yet how the job ended.
-            conversation.tell(view.job)
+            conversation.send_status(view.job)
 
     def _approvals(self, at: OpenJob, signed: Mapping[str, bytes]) -> None:
         """Keep valid approvals; a party signs again after it has rotated its keys."""
@@ -268,8 +266,8 @@ class Jobs:
 
     def bring_on(self, at: OpenJob) -> bool:
         """Advance a job as far as possible without running it; return whether it may run."""
-        hours = self.settings.limits.job_hours
-        stopped = stopped_by(at)
+        hours, stopped = self.settings.limits.job_hours, stopped_by(at)
+        all_approved = at.approvals.keys() >= at.job.parties.keys()
         if stopped is not None:
             self.end(at.row.id, *stopped)
         elif time.time() - at.row.created > 3600.0 * hours and not (at.lasts and at.row.state in STAGES):
@@ -277,16 +275,17 @@ class Jobs:
         elif at.row.state == "proposed":
             self._judge(at)
         elif at.proposal.trial:
-            self._conclude(at)
+            # A trial ends once all nodes have passed it.
+            lead = at.views.get(at.job.active)
+            if all_approved if at.leads else lead is not None and lead.state == "finished":
+                self.end(at.row.id, "finished", at.row.reason)
             return False
-        elif at.row.state == "approved" and all_approved(at):
-            self.change(at, state="queued")
-        elif (
-            at.row.state == "approved"
-            and (lead := at.views.get(at.job.active)) is not None
-            and lead.state == "finished"
-        ):
-            self.end(at.row.id, "finished", "the job finished without this party")
+        elif at.row.state == "approved":
+            lead = at.views.get(at.job.active)
+            if all_approved:
+                self.change(at, state="queued")
+            elif lead is not None and lead.state == "finished":
+                self.end(at.row.id, "finished", "the job finished without this party")
         return at.row.state in STAGES
 
     def _judge(self, at: OpenJob) -> None:
@@ -323,12 +322,6 @@ class Jobs:
         own = checked(self.own, cards, self.settings, at.job, at.proposal.verb)
         return replace(found, allowed=all(finding.fine for finding in own), own=own)
 
-    def _conclude(self, at: OpenJob) -> None:
-        """End a trial that all nodes have passed."""
-        lead = at.views.get(at.job.active)
-        if all_approved(at) if at.leads else lead is not None and lead.state == "finished":
-            self.end(at.row.id, "finished", at.row.reason)
-
     def _approve(self, at: OpenJob, by: str, reason: str = "") -> None:
         self._sign(at)
         self.change(at, state="approved", reason=reason, event={"what": "approved", "by": by})
@@ -346,12 +339,7 @@ class Jobs:
         return bool(own) and any(own & self._budgets(other) for other in playing if other is not at)
 
     def check_budgets(self, at: OpenJob) -> None:
-        """Refuse an attempt that would exceed the budget that other jobs and earlier attempts have left.
-
-        Raises
-        ------
-        BudgetSpent
-        """
+        """Raise BudgetSpent for an attempt that would exceed the budget that other jobs and attempts have left."""
         job, verb = at.job, at.proposal.verb
         for of in data_sets(job, self.name, verb):
             if over := over_budget(job, verb, self.name, self.settings.data_set(of), name_of(at.job, at.row.id)):
@@ -366,15 +354,14 @@ class Jobs:
     def change(self, at: OpenJob, **changes: Any) -> None:
         """Change a job in the database, and send its status to all its parties."""
         at.row = self.store.change(at.row.id, **changes)
-        self._tell(at)
+        self._send_status_to_all(at)
 
     def end(self, job_id: str, state: str, reason: str = "", *, by: str = "", detail: str = "") -> None:
         """Set a final state: `reason` is sent to the other parties, `detail` is only in the audit log."""
         reason = clean(reason, LONGEST_REASON)
-        event = {"what": state, "why": clean(detail or reason, 2 * LONGEST_REASON), "by": by}
-        changed = self.store.change(
-            job_id, state=state, reason=reason, event={name: value for name, value in event.items() if value}
-        )
+        why = {"why": clean(detail or reason, 2 * LONGEST_REASON), "by": by}
+        event = {"what": state} | {name: text for name, text in why.items() if text}
+        changed = self.store.change(job_id, state=state, reason=reason, event=event)
         self.verdicts.drop(job_id)
         logger.info("job %s is %s%s", job_id[:12], state, f": {reason}" if reason else "")
         at = self.standings.pop(job_id, None)
@@ -382,12 +369,12 @@ class Jobs:
             del self._newest[key]
         if at is not None:
             at.row = changed
-            self._tell(at)
+            self._send_status_to_all(at)
             self._over(at)
 
-    def _tell(self, at: OpenJob) -> None:
+    def _send_status_to_all(self, at: OpenJob) -> None:
         for party in at.others:
-            self._tell_one(party, at.row.id)
+            self._send_status(party, at.row.id)
 
 
 def trained(store: Store, model: str) -> Job:
@@ -404,3 +391,43 @@ def trained(store: Store, model: str) -> Job:
 def _refused(why: str) -> ConfigError:
     """Return the error for a refused proposal, whose sender may see all of the message."""
     return ConfigError(why, public=why)
+
+
+class Verdicts:
+    """Computes verdicts on jobs that wait for approval, each once, in a few threads; `wake` is called after each."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._found: dict[str, Future[PolicyVerdict]] = {}
+        # With submitters; includes jobs that have ended.
+        self._under_way: list[tuple[str, Future[PolicyVerdict]]] = []
+        self._readers = ThreadPoolExecutor(AT_ONCE, "treaty-verdict")
+
+    def close(self) -> None:
+        self._readers.shutdown(wait=False, cancel_futures=True)
+
+    def ask(self, job: str, submitter: str, find: Callable[[], PolicyVerdict]) -> PolicyVerdict | None:
+        """Return or raise the result of `find` for a job; None if it is not finished.
+
+        Call again until it is: it starts when there is a free thread.
+        """
+        if job not in self._found:
+            self._under_way = [each for each in self._under_way if not each[1].done()]
+            # A slow query of one submitter must not block the verdicts on others' jobs.
+            if sum(of == submitter for of, _ in self._under_way) >= OF_ONE:
+                return None
+            self._found[job] = begun = self._readers.submit(find)
+            self._under_way.append((submitter, begun))
+            begun.add_done_callback(lambda _: self._wake())
+        return self._found[job].result() if self._found[job].done() else None
+
+    def there(self, job: str) -> PolicyVerdict | None:
+        """Return the verdict on a job; None if there is none yet, or no longer."""
+        found = self._found.get(job)
+        return found.result() if found is not None and found.done() and found.exception() is None else None
+
+    def drop(self, job: str) -> None:
+        """Forget a job that has ended; a verdict that has started runs to its end."""
+        found = self._found.pop(job, None)
+        if found is not None:
+            found.cancel()

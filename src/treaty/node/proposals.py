@@ -30,55 +30,45 @@ from treaty.systems.system import Roles
 Verb = Literal["train", "predict", "explain", "serve"]
 Kind = Literal[Verb, "check"]
 
+# Maximum bytes of a proposal.
 LARGEST = 256 << 10
-"""Maximum bytes of a proposal."""
+# How long a proposal may wait for all approvals.
 OPEN_FOR = timedelta(days=30)
-"""How long a proposal may wait for all approvals."""
+# Allowed difference between the clocks of two organisations.
 CLOCK_SLACK = timedelta(hours=24)
-"""Allowed difference between the clocks of two organisations."""
+# Maximum parties of a job between nodes: each status may hold the approval of every one.
 MOST_PARTIES = 1000
-"""Maximum parties of a job between nodes: each status may hold the approval of every one."""
+# Maximum data sets of a party in a job.
 MOST_DATA_SETS = 100
-"""Maximum data sets of a party in a job."""
+# Maximum characters of a name, an option or a column in a proposal.
 LONGEST_TEXT = 1000
-"""Maximum characters of a name, an option or a column in a proposal."""
+# Maximum seconds for which a proposal may let parties wait for a message.
 LONGEST_WAIT = 30 * 86400.0
-"""Maximum seconds for which a proposal may let parties wait for a message."""
+# Maximum classes of a job between nodes: parties keep a column of numbers for each.
 MOST_CLASSES = 10_000
-"""Maximum classes of a job between nodes: parties keep a column of numbers for each."""
 
+# Fields that each node decides for itself; they are no part of a proposal.
 _OF_NODES = ("output", "checkpoints", "store", "wait", "n_jobs", "inbox_limit")
 _OF_MEMBERS = (
     "address", "listen", "certificate", "key", "id", "noisy_labels", "keep_for_audit", "audit_gigabytes",
     "cluster", "cluster_workers", "record", "record_megabytes", "most_recoverable", "most_epsilon",
     "most_epsilon_total",
 )  # fmt: skip
-"""Fields that each node decides for itself; they are no part of a proposal."""
 
 
 class Proposal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a node signs and sends.
+    """What a node signs and sends."""
 
-    Attributes
-    ----------
-    job : str
-        The job, JSON as `Job.encoded` writes it.
-    verb : {"train", "predict", "explain", "serve"}
-    model : str
-        The id of the training, for all verbs but "train".
-    submitted : str
-        Date and time, UTC.
-    nonce : str
-        Random, so that a job that is submitted twice has two ids.
-    trial : bool
-        Nodes only check whether they could take part: no person is asked, and nothing runs.
-    """
-
+    # The job, JSON as `Job.encoded` writes it.
     job: Annotated[str, msgspec.Meta(max_length=LARGEST)]
     verb: Verb
+    # The id of the training, for all verbs but "train".
     model: Annotated[str, msgspec.Meta(pattern=r"^(|[0-9a-f]{64})\Z")] = ""
+    # Date and time, UTC.
     submitted: Annotated[str, msgspec.Meta(max_length=40)]
+    # Random, so that a job that is submitted twice has two ids.
     nonce: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
+    # Nodes only check whether they could take part: no person is asked, and nothing runs.
     trial: bool = False
 
     @property
@@ -89,10 +79,7 @@ class Proposal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def described(self) -> Job:
         """Return the job.
 
-        Raises
-        ------
-        ConfigError
-            If the job is invalid, or has fields that each node decides for itself.
+        Raises ConfigError if the job is invalid, or has fields that each node decides for itself.
         """
         try:
             job = decoded_job(self.job.encode())
@@ -110,20 +97,17 @@ class Proposal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 def proposed(file: Path, verb: Verb, model: str = "", *, trial: bool = False) -> bytes:
     """Return the proposal of a job file.
 
-    Raises
-    ------
-    ConfigError
-        If the file is wrong, or has fields that each node decides for itself.
+    Raises ConfigError if the file is wrong, or has fields that each node decides for itself.
     """
     job = read_job(file)
     check_shared(job)
     roles_of(job, verb)
-    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    proposal = Proposal(
-        job=job.encoded().decode(), verb=verb, model=model, submitted=now, nonce=secrets.token_hex(16), trial=trial
+    now, encoded = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), job.encoded().decode()
+    _check_job(encoded, [job.protocol, str(job.common.get("objective"))])
+    nonce = secrets.token_hex(16)
+    content = msgspec.json.encode(
+        Proposal(job=encoded, verb=verb, model=model, submitted=now, nonce=nonce, trial=trial)
     )
-    _check_job(proposal.job, [job.protocol, str(job.common.get("objective"))])
-    content = msgspec.json.encode(proposal)
     if len(content) > LARGEST:
         raise ConfigError(f"expected a job of at most {LARGEST} bytes, got {len(content)} - in the job {file}")
     return content
@@ -132,16 +116,10 @@ def proposed(file: Path, verb: Verb, model: str = "", *, trial: bool = False) ->
 def read_proposal(content: bytes, code: Collection[str] = ()) -> Proposal:
     """Decode a proposal from a peer, without importing any code that it names.
 
-    Parameters
-    ----------
-    code : collection of str
-        Custom systems and losses, ``package.module:NAME``, that this node's settings allow.
+    `code` are the custom systems and losses, ``package.module:NAME``, that this node's settings allow.
 
-    Raises
-    ------
-    ConfigError
-        If it is no proposal, too old or from the future; if its system or loss is not allowed; or if it has texts or
-        numbers beyond the limits.
+    Raises ConfigError if it is no proposal, too old or from the future; if its system or loss is not allowed; or if it
+    has texts or numbers beyond the limits.
     """
     if len(content) > LARGEST:
         raise ConfigError(f"expected a proposal of at most {LARGEST} bytes, got {len(content)}")
@@ -172,14 +150,11 @@ def _check_job(encoded: str, code: Collection[str]) -> None:
         raise ConfigError("the job in the proposal has no parties")
     known = {name for named in SYSTEMS.values() for name in named} | set(code)
     protocol = raw.get("protocol", "secureboost")
+    allowed = "or one that a policy here allows"
     if not isinstance(protocol, str) or protocol not in known:
-        raise ConfigError(
-            "expected a built-in system, or one that a policy here allows, got " + clean(repr(protocol), 80)
-        )
+        raise ConfigError(f"expected a built-in system, {allowed}, got {clean(repr(protocol), 80)}")
     if stray := [name for name in names_of_code(raw).values() if name not in code]:
-        raise ConfigError(
-            f"expected a built-in loss, or one that a policy here allows, got {clean(repr(stray[0]), 80)}"
-        )
+        raise ConfigError(f"expected a built-in loss, {allowed}, got {clean(repr(stray[0]), 80)}")
     if not 2 <= len(parties) <= MOST_PARTIES:
         raise ConfigError(f"expected 2 to {MOST_PARTIES} parties, got {len(parties)}")
     check_names(parties)
@@ -220,38 +195,26 @@ def statement(what: str, job: str, who: str) -> bytes:
 
 
 def check_shared(job: Job) -> None:
-    """Refuse a job that names addresses, keys, files or folders: each node decides these for itself.
-
-    Raises
-    ------
-    ConfigError
-    """
+    """Refuse a job that names addresses, keys, files or folders: each node decides these for itself."""
     usual = {field.name: field.default for field in msgspec.structs.fields(Job)}
     wrong = [name for name in _OF_NODES if getattr(job, name) != usual[name]]
     if job.align is not None and job.align.log is not None:
         wrong.append("align.log")
+    plain = Member()
     for party, member in job.parties.items():
-        if len(member.eval_tables) > MOST_DATA_SETS:
-            raise ConfigError(
-                f"expected at most {MOST_DATA_SETS} eval_tables of {party}, got {len(member.eval_tables)}"
-            )
-        for named in (member.table, *member.eval_tables, member.predict_table):
-            try:
-                check_names([] if named is None else [named])
-            except ConfigError as error:
-                raise ConfigError(f"parties.{party} must name a data set of its node: {error}") from None
+        wrong += [f"parties.{party}.{of}" for of in _OF_MEMBERS if getattr(member, of) != getattr(plain, of)]
+        if (count := len(member.eval_tables)) > MOST_DATA_SETS:
+            raise ConfigError(f"expected at most {MOST_DATA_SETS} eval_tables of {party}, got {count}")
+        named = [name for name in (member.table, *member.eval_tables, member.predict_table) if name is not None]
+        try:
+            check_names(named)
+        except ConfigError as error:
+            raise ConfigError(f"parties.{party} must name a data set of its node: {error}") from None
     for name, seconds in (("timeout", job.timeout), ("reconnect", job.reconnect)):
         if seconds > LONGEST_WAIT:
             raise ConfigError(f"expected {name} of at most {LONGEST_WAIT / 86400:g} days, got {seconds:g} seconds")
     if job.classes > MOST_CLASSES:
         raise ConfigError(f"expected at most {MOST_CLASSES} classes, got {job.classes}")
-    plain = Member()
-    wrong += [
-        f"parties.{party}.{name}"
-        for party, member in job.parties.items()
-        for name in _OF_MEMBERS
-        if getattr(member, name) != getattr(plain, name)
-    ]
     if wrong:
         raise ConfigError(
             f"expected a job for nodes without {', '.join(wrong)}: each organisation's NODE.toml has the address of "
@@ -262,10 +225,7 @@ def check_shared(job: Job) -> None:
 def roles_of(job: Job, verb: Verb) -> Roles:
     """Return who plays which role; helpers of a training play none in a prediction.
 
-    Raises
-    ------
-    ConfigError
-        If roles are wrong, or the verb is not for this system.
+    Raises ConfigError if roles are wrong, or the verb is not for this system.
     """
     if verb != "train" and job.by_row:
         raise ConfigError(
@@ -283,12 +243,7 @@ def roles_of(job: Job, verb: Verb) -> Roles:
 
 
 def check_same(job: Job, training: Job) -> None:
-    """Refuse a prediction whose parties, options or active party differ from those of the training.
-
-    Raises
-    ------
-    ConfigError
-    """
+    """Refuse a prediction whose parties, options or active party differ from those of the training."""
     roles = [[(name, member.role) for name, member in each.parties.items()] for each in (job, training)]
     fields = ("protocol", "active", "own", "common", "task", "classes")
     differ = [field for field in fields if getattr(job, field) != getattr(training, field)]
@@ -316,8 +271,10 @@ def in_words(job: Job, kind: Kind) -> str:
     return f"{kind}{of}: {job.name} ({job.protocol}), {job.active} with the labels, {len(job.parties)} parties"
 
 
-# The notes between nodes, which a conversation (`exchange`) carries. Decoding is strict: msgspec checks types, lengths
-# and ranges before anything is used.
+# ------------------------------------------------------------ notes between nodes
+
+# A conversation (`exchange`) carries them. Decoding is strict: msgspec checks types, lengths and ranges before anything
+# is used.
 
 JobId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Name = Annotated[str, msgspec.Meta(max_length=63)]
@@ -357,36 +314,27 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="wante
 
 
 class JobStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="view"):
-    """The state of a job at the sender's node.
-
-    Attributes
-    ----------
-    state, reason : str
-        One of `store.TRANSITIONS`; and why, in words for other parties.
-    asks, ready, runs, ended, kept, done : int
-        Numbers of attempts, 0 for none: the one that the active party's node wants to start, the one for which this
-        node reserves a slot, the one that runs, the last one that ended, the last one that stored this party's part,
-        and the last one that succeeded.
-    rounds, total : int
-        Trees or epochs: finished, and in all.
-    signed : dict of str to bytes
-        Approvals that the sender has, by party: signatures of `statement("approve", job, party)`.
-    count : int
-        Increases with each status that a process of the node sends.
-    """
+    """The state of a job at the sender's node."""
 
     job: JobId
+    # One of `store.TRANSITIONS`; and why, in words for other parties.
     state: Annotated[str, msgspec.Meta(pattern=rf"^({'|'.join(TRANSITIONS)})\Z")]
     reason: Text = ""
+    # Numbers of attempts, 0 for none: the one that the active party's node wants to start, the one for which this node
+    # reserves a slot, the one that runs, the last one that ended, the last one that stored this party's part, and the
+    # last one that succeeded.
     asks: Count = 0
     ready: Count = 0
     runs: Count = 0
     ended: Count = 0
     kept: Count = 0
     done: Count = 0
+    # Trees or epochs: finished, and in all.
     rounds: Count = 0
     total: Count = 0
+    # Approvals that the sender has, by party: signatures of `statement("approve", job, party)`.
     signed: Annotated[dict[Name, Signature], msgspec.Meta(max_length=1000)] = {}
+    # Increases with each status that a process of the node sends.
     count: Count = 0
 
 

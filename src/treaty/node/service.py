@@ -21,33 +21,38 @@ import treaty
 from treaty.errors import ConfigError, TreatyError
 from treaty.files import write_whole
 from treaty.messaging.messages import clean
-from treaty.node import audit_log as audit
-from treaty.node.attempts import OpenJob, counted, decide, follow_up, most_answered, over, pause_after, worn_out
-from treaty.node.audit_log import head_statement
+from treaty.node.attempts import (
+    LAST_WORDS,
+    OpenJob,
+    Process,
+    counted,
+    decide,
+    follow_up,
+    order_of,
+    over,
+    pause_after,
+    worn_out,
+)
 from treaty.node.cards import near_their_end, verify
 from treaty.node.door import Door
 from treaty.node.exchange import Exchange, NodeConversation
-from treaty.node.forgetting import clear_checkpoints, keeps_part, log_of
 from treaty.node.identity import load_own, sign
 from treaty.node.jobs import Jobs
 from treaty.node.proposals import Back, HeadNote, Hello, JobStatus, Note, Proposed, Wanted
-from treaty.node.runner import LAST_WORDS, Process, order_of
-from treaty.node.settings import Settings
-from treaty.node.store import FINAL, Store
+from treaty.node.settings import Settings, clear_checkpoints, keeps_part, log_of
+from treaty.node.store import FINAL, AuditHead, Store, head_statement
 from treaty.node.worker import WorkerEvent
 
 logger = logging.getLogger(__name__)
 
+# Maximum seconds between two checks of all jobs.
 TICK = 0.5
-"""Maximum seconds between two checks of all jobs."""
+# Minimum seconds between two updates of a job's finished rounds.
 ROUNDS_EVERY = 1.0
-"""Minimum seconds between two updates of a job's finished rounds."""
-CONNECT_WAIT = 60.0
-"""Seconds for which the processes of an attempt wait for each other."""
+# Minimum seconds between two audit log entries of one kind about a peer.
 NOTED_EVERY = 3600.0
-"""Minimum seconds between two audit log entries of one kind about a peer."""
+# Notes of peers and events of processes that may wait to be processed; senders of more are blocked.
 INBOX_SIZE = 1000
-"""Notes of peers and events of processes that may wait to be processed; senders of more are blocked."""
 
 
 class Node:
@@ -65,45 +70,37 @@ class Node:
         self._wake, self._stopping = threading.Event(), threading.Event()
         self._unexpected = ("", "")
         self._warned_on: datetime.date | None = None
-        self._of_peers: dict[
-            tuple[str, str], tuple[float, int]
-            # Time of the last entry, and the number left out since.
-        ] = {}
+        # By peer and kind of event: the time of the last entry in the audit log, and the number left out since.
+        self._of_peers: dict[tuple[str, str], tuple[float, int]] = {}
         # By job: when its rounds were last stored.
         self._noted: dict[str, float] = {}
         with ExitStack() as held:
             held.enter_context(_alone(self.folder))
             self.store = held.enter_context(Store(self.folder))
-            self.jobs = Jobs(settings, own, self.store, self._tell, self._over, self._wake.set)
-            held.callback(self.jobs.close)
+            self.jobs = Jobs(
+                settings, own, self.store, lambda peer, job: self.exchange.send_status(peer, job), self._over,
+                self._wake.set,
+            )  # fmt: skip
+            held.callback(self.jobs.verdicts.close)
             sockets = held.enter_context(_sockets(self.folder))
-            self.door = Door(settings.listen, sockets, settings.dialled, self._ask_back)
+            self.door = Door(
+                settings.listen, sockets, settings.dialled,
+                lambda peer, token, job: bool(job) and self.exchange.send(peer, Back(token, job)),
+            )  # fmt: skip
             self.door.jobs = self.jobs.standings
             held.callback(self.door.close)
             dialled = {peer: self.door.peer_socket(peer) for peer in settings.dialled}
-            self.exchange = Exchange(own, self.jobs.trusted, self, self.door.node_socket, dialled, treaty.__version__)
+            self.exchange = Exchange(
+                own, self.jobs.trusted, self._put, self.jobs.view, self.head, self.door.node_socket, dialled,
+                treaty.__version__,
+            )  # fmt: skip
             self._held = held.pop_all()
 
-    # NodeHandlers: called by conversations, from their threads
-
-    def met(self, peer: str, conversation: NodeConversation, hello: Hello) -> None:
-        self._put("met", peer, conversation, hello)
-
-    def heard(self, peer: str, conversation: NodeConversation, note: Note) -> None:
-        self._put("heard", peer, conversation, note)
-
-    def left(self, peer: str, why: str) -> None:
-        self._put("left", peer, why)
-
     def head(self) -> HeadNote:
+        """Return the newest entry of the audit log, signed."""
         newest = self.store.head()
         signature = sign(self.jobs.own, head_statement(self.name, newest.seq, newest.digest))
         return HeadNote(newest.seq, newest.digest, signature)
-
-    def view(self, job: str) -> JobStatus:
-        return self.jobs.view(job)
-
-    # the node's own thread
 
     def run(self) -> None:
         """Work until `stop` is called."""
@@ -154,6 +151,7 @@ class Node:
             self.store.note({"what": "node stopped"})
 
     def _put(self, *item: Any) -> None:
+        """Queue an event for the node's own thread; conversations and processes call this from theirs."""
         self._inbox.put(item)
         self._wake.set()
 
@@ -203,25 +201,27 @@ class Node:
                 kind, *what = self._inbox.get_nowait()
             except queue.Empty:
                 return
-            act: Any = {"met": self._met, "heard": self._heard, "left": self._left, "event": self._happened}[kind]
+            act: Any = {
+                "connected": self._connected, "note": self._handle, "lost": self._lost, "event": self._happened
+            }[kind]  # fmt: skip
             with self._catching(kind):
                 act(*what)
 
-    def _met(self, peer: str, conversation: NodeConversation, hello: Hello) -> None:
+    def _connected(self, peer: str, conversation: NodeConversation, hello: Hello) -> None:
         version = clean(hello.treaty, 40)
         if self.store.set_peer(peer, True, f"Treaty {version}"):
             self._note_of(peer, {"what": "peer up", "version": version})
             logger.info("%s is connected", peer)
         for job, at in self.jobs.standings.items():
             if peer in at.job.parties:
-                conversation.tell(job)
+                conversation.send_status(job)
 
-    def _left(self, peer: str, why: str) -> None:
+    def _lost(self, peer: str, why: str) -> None:
         if self.store.set_peer(peer, False, why):
             self._note_of(peer, {"what": "peer down", "why": why})
             logger.info("%s is away: %s", peer, why)
 
-    def _heard(self, peer: str, conversation: NodeConversation, note: Note) -> None:
+    def _handle(self, peer: str, conversation: NodeConversation, note: Note) -> None:
         match note:
             case JobStatus():
                 self.jobs.seen(peer, conversation, note)
@@ -239,7 +239,7 @@ class Node:
                     fault, signature = f"{peer} sent a head of its audit log that its key has not signed", b""
                 else:
                     fault = self.store.note_head(peer, entry, digest, signature)
-                evidence = {"head": str(audit.AuditHead(entry, digest, signature))}
+                evidence = {"head": str(AuditHead(entry, digest, signature))}
                 if fault and self._note_of(peer, {"what": "audit log of a peer", "why": fault, **evidence}):
                     logger.warning("%s", fault)
 
@@ -261,7 +261,8 @@ class Node:
 
     def _act(self, at: OpenJob, up: set[str]) -> None:
         """Do the next step of a job that all have approved."""
-        playing = [other for other in self.jobs.standings.values() if other.holds_place]
+        jobs = self.jobs.standings.values()
+        playing = [of for of in jobs if not of.lasts and (of.asks or of.ready or of.process is not None)]
         place = at.lasts or (len(playing) < self.settings.max_running and not self.jobs.share_budget(at, playing))
         now = time.monotonic()
         if at.process is not None and not at.ending and set(at.linked) - self.jobs.trusted().keys():
@@ -282,7 +283,7 @@ class Node:
                 at.process.end()
             case "finished":
                 self.jobs.end(at.row.id, "finished")
-            case "went on without us":
+            case "left out":
                 self.jobs.end(at.row.id, "finished", "the job finished without this party")
 
     def _begin(self, at: OpenJob, changes: dict[str, Any]) -> None:
@@ -292,12 +293,9 @@ class Node:
         self.jobs.change(at, **changes)
         try:
             self.jobs.check_budgets(at)
-            sockets = {peer: f"unix:{path}" for peer, path in self.door.open_job(job_id, at.peers).items()}
-            order = order_of(
-                at.job, job_id, at.proposal.verb, at.proposal.model, self.jobs.own, self.jobs.trusted(), self.settings,
-                {**sockets, self.name: f"unix:{self.door.job_socket(job_id)}"}, self.door.folder, CONNECT_WAIT,
-            )  # fmt: skip
-            order = msgspec.structs.replace(order, answered=at.row.answered, most_answered=most_answered(at.row.total))
+            addresses = {peer: f"unix:{path}" for peer, path in self.door.open_job(job_id, at.peers).items()}
+            addresses[self.name] = f"unix:{self.door.job_socket(job_id)}"
+            order = order_of(at, self.jobs.own, self.jobs.trusted(), self.settings, addresses, self.door.folder)
             errors = log_of(self.folder, job_id)
             at.process = Process(order, errors, lambda event: self._put("event", job_id, attempt, event))
         except (OSError, KeyError, TreatyError) as error:
@@ -315,7 +313,10 @@ class Node:
         if at is None or at.runs != attempt:
             return
         if not event.end:
-            self._note_rounds(at, event)
+            now, changes = time.monotonic(), {} if event.phase else counted(at, event.done, event.answered)
+            if changes and (now - self._noted.get(job_id, 0.0) >= ROUNDS_EVERY or event.done >= event.total):
+                self._noted[job_id] = now
+                self.jobs.change(at, **changes)
             return
         self.door.close_job(job_id)
         done, trains = event.end == "done", at.proposal.verb == "train"
@@ -337,12 +338,6 @@ class Node:
         else:
             self._again(at, event, numbers)
 
-    def _note_rounds(self, at: OpenJob, event: WorkerEvent) -> None:
-        now, changes = time.monotonic(), {} if event.phase else counted(at, event.done, event.answered)
-        if changes and (now - self._noted.get(at.row.id, 0.0) >= ROUNDS_EVERY or event.done >= event.total):
-            self._noted[at.row.id] = now
-            self.jobs.change(at, **changes)
-
     def _again(self, at: OpenJob, event: WorkerEvent, numbers: dict[str, int]) -> None:
         """Wait for another attempt, or give up if attempts make no progress."""
         stopped = {"what": "stopped", "attempt": at.ended, "why": event.said}
@@ -357,7 +352,7 @@ class Node:
         self._noted.pop(at.row.id, None)
         for party in at.others:
             # Evidence of what this node's audit log says of the job.
-            self.exchange.say(party, self.head())
+            self.exchange.send(party, self.head())
         if at.process is not None:
             at.process.end()
             self.door.close_job(at.row.id)
@@ -366,12 +361,6 @@ class Node:
     def _clear(self, job: str) -> None:
         """Remove an ended job's checkpoints in another thread, as its process may still hold them."""
         threading.Thread(target=clear_checkpoints, args=(self.folder, job), name="treaty-clear", daemon=True).start()
-
-    def _tell(self, party: str, job: str) -> None:
-        self.exchange.tell(party, job)
-
-    def _ask_back(self, peer: str, token: str, job: str) -> bool:
-        return bool(job) and self.exchange.say(peer, Back(token, job))
 
 
 @contextmanager

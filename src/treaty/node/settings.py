@@ -1,35 +1,40 @@
 """NODE.toml: a node's name, address and peers, and the tables that jobs may use, under which rules.
 
-Paths are relative to the file. Unknown names are refused: a misspelt rule would allow what it is meant to forbid.
+Paths are relative to the file. Unknown names are refused: a misspelt rule would allow what it is meant to forbid. The
+functions at the end say where a job's files are in the node's folder.
 """
 
 from __future__ import annotations
 
+import fcntl
 import ipaddress
 import logging
-from collections.abc import Collection, Iterable, Mapping
+import shutil
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
-from treaty.cluster.ray_shards import Cluster
 from treaty.data.reading import ending_of
-from treaty.data.sql import check_query, check_source, database_uri, fetch
-from treaty.errors import ConfigError, DataError
+from treaty.data.sql import check_query, check_source
+from treaty.errors import ConfigError, DataError, LocalProtocolError
 from treaty.files import placed, without_mark
 from treaty.machine.process import is_code, trust
 from treaty.messaging.certificates import check_names
-from treaty.node.proposals import Verb
-from treaty.runs.job import Member
+from treaty.node.policy import AtLeastOne, DataSet, Policy, Positive
 from treaty.runs.job_files import Places, fault_of, struct_of
 from treaty.systems import SYSTEMS, find_system
 
 logger = logging.getLogger(__name__)
 
+# Seconds to wait for the process of an earlier attempt to end.
+LOCK_TIMEOUT = 60.0
+# Names of this machine. A local page answers to these alone: other names may lead here by DNS rebinding.
 LOCAL = frozenset({"localhost", "127.0.0.1", "[::1]"})
-"""Names of this machine. A local page answers to these alone: other names may lead here by DNS rebinding."""
 
 
 def is_loopback(host: str) -> bool:
@@ -46,233 +51,49 @@ def asks_for(header: str, hosts: Collection[str] | None) -> bool:
     return hosts is None or name.lower() in hosts
 
 
-Sums = Literal["open", "sealed"]
-Consent = Literal["paper", "allow_insecure", "allow_exact_sums", "show_weights", "show_eval_margins", "dropout"]
 HostPort = Annotated[str, msgspec.Meta(pattern=r"^(\w+://)?[^/\s]+:\d{1,5}$")]
-Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
-NotNegative = Annotated[float, msgspec.Meta(ge=0)]
-AtLeastOne = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
 
 
 class Web(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The read-only page and metrics.
+    """The read-only page and metrics."""
 
-    Attributes
-    ----------
-    listen : str
-        ``host:port`` that only this machine can reach, such as 127.0.0.1:8080.
-    open : bool
-        Allow another host: the page has no login, so everyone who can reach it sees it.
-    """
-
+    # ``host:port`` that only this machine can reach, such as 127.0.0.1:8080.
     listen: HostPort
+    # Allow another host: the page has no login, so everyone who can reach it sees it.
     open: bool = False
 
 
 class PeerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Another organisation's node.
+    """Another organisation's node."""
 
-    Attributes
-    ----------
-    address : str or None
-        ``host:port`` at which this node dials the peer. None: the peer dials this node.
-    """
-
+    # ``host:port`` at which this node dials the peer. None: the peer dials this node.
     address: HostPort | None = None
 
 
 class NodeLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Limits of what a node accepts.
+    """Limits of what a node accepts."""
 
-    Attributes
-    ----------
-    job_hours : float
-        A job fails if it has not ended this many hours after its proposal.
-    max_queued : int
-        Maximum jobs of one peer that have not ended.
-    max_daily : int
-        Maximum jobs of one peer within a day.
-    max_checks : int
-        Maximum trials of one peer within a day; for each, this node reads and checks its tables.
-    """
-
+    # A job fails if it has not ended this many hours after its proposal.
     job_hours: Positive = 168.0
+    # Maximum jobs of one peer that have not ended.
     max_queued: AtLeastOne = 100
+    # Maximum jobs of one peer within a day.
     max_daily: AtLeastOne = 1000
+    # Maximum trials of one peer within a day; for each, this node reads and checks its tables.
     max_checks: AtLeastOne = 20
 
 
-class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a data set may be used for (see `treaty.node.policy`). None: the rule allows everything.
-
-    Attributes
-    ----------
-    peers : list of str
-        All other parties of a job must be in this list. Empty: nobody.
-    systems : list of str or None
-        Allowed systems. None: all built-in ones; custom ones, ``package.module:NAME``, must be listed.
-    losses : list of str
-        Allowed custom losses, ``package.module:CLASS``.
-    verbs : list of {"train", "predict", "explain", "serve"} or None
-    sums : list of {"open", "sealed"} or None
-        How a training may reveal sums of bins.
-    columns : list of str or None
-        The only columns that may be used, also as label, weight or group. The id column need not be listed if the data
-        set names it.
-    labels : bool
-        Whether a training may take labels from it.
-    consents : list of str
-        Options by which a job may make this party consent to broken or more revealing protocols: "allow_insecure",
-        "allow_exact_sums", "show_weights", "show_eval_margins", "paper" (mode="paper") and "dropout"
-        (dropout="accept"). Only listed ones are allowed.
-    most_alignments : int
-        Maximum alignments that a job lets one partner start within 30 days.
-    least_rows : int or None
-        Minimum rows of the table.
-    least_min_child_samples : int or None
-        Minimum rows of a leaf that a training may allow.
-    most_recoverable : float or None
-        Maximum share of the table's bins that the active party may recover from open sums or sides of splits
-        (estimated).
-    most_epsilon, most_epsilon_total : float or None
-        Maximum cost of noisy releases for a person of this table: of one job, and of all jobs in the ledger.
-    approve : bool
-        Whether a person must approve a job that passes. False: it is approved automatically.
-    """
-
-    peers: list[str] = []
-    systems: list[str] | None = None
-    losses: list[str] = []
-    verbs: list[Verb] | None = None
-    sums: list[Sums] | None = None
-    columns: list[str] | None = None
-    labels: bool = True
-    consents: list[Consent] = []
-    most_alignments: AtLeastOne = 20
-    least_rows: AtLeastOne | None = None
-    least_min_child_samples: AtLeastOne | None = None
-    most_recoverable: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-    most_epsilon: NotNegative | None = None
-    most_epsilon_total: NotNegative | None = None
-    approve: bool = True
-
-
-class DataSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A table that jobs may name: a file, a folder of Parquet files, or the result of an SQL query.
-
-    Attributes
-    ----------
-    table : str or None
-        Path of a .csv, .csv.gz, .parquet or .arrow file, or of a folder of Parquet files.
-    sql : str or None
-        Instead, a query: one SELECT, with ORDER BY if there is no `id`.
-    database : str or None
-        Where to read the URI of the PostgreSQL database: "env:NAME", an environment variable of the node, or
-        "file:PATH", a file that only the node's user can read.
-    sql_seconds : float
-        Timeout of the query.
-    id : str or None
-        Its id column.
-    columns : list of str or None
-        Columns to use; None: all except `drop`.
-    drop, categorical : list of str
-        Columns to leave out, and categorical columns whose cells may look like numbers.
-    cluster, cluster_workers : str or None, int or None
-        The cluster that adds up its rows in trainings, as in a job file; ignored by protocols that cannot use one.
-    policy : Policy
-    name, folder, ledgers : str
-        Not in the file: its name, the node's folder, and the data set of the same table whose store it shares.
-    """
-
-    table: str | None = None
-    sql: str | None = None
-    database: str | None = None
-    sql_seconds: Positive = 3600.0
-    id: str | None = None
-    columns: list[str] | None = None
-    drop: list[str] = []
-    categorical: list[str] = []
-    cluster: str | None = None
-    cluster_workers: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    policy: Policy = Policy()
-    name: str = ""
-    folder: str = ""
-    ledgers: str = ""
-
-    def __post_init__(self) -> None:
-        if self.cluster is not None:
-            Cluster(self.cluster, self.cluster_workers)
-
-    @property
-    def path(self) -> str:
-        """The file that a job reads: the table, or the snapshot that `fetch` makes of a query."""
-        return self.table or str(Path(self.folder) / "snapshots" / f"{self.name}.parquet")
-
-    @property
-    def store(self) -> str:
-        """Folder of what later jobs need: ledgers, hints, counts of alignments."""
-        return str(Path(self.folder) / "stores" / (self.ledgers or self.name))
-
-    @property
-    def source(self) -> object:
-        """The file or query, which is equal for two data sets of one table."""
-        try:
-            found = None if self.table is None else Path(self.table).stat()
-        except OSError:  # it is not there yet
-            return str(Path(str(self.table)).resolve())
-        return (self.database, self.sql) if found is None else (found.st_dev, found.st_ino)
-
-    def member(self, given: Member, *, aligned: bool) -> Member:
-        """Return a party's fields of a proposed job, completed by this data set; ids are no features."""
-        unused = [] if aligned or self.id is None else [self.id]
-        drop = [*self.drop, *unused, *given.drop]
-        return msgspec.structs.replace(
-            given,
-            table=self.path,
-            id=self.id or given.id,
-            columns=self.columns if given.columns is None else given.columns,
-            drop=list(dict.fromkeys(drop)),
-            categorical=list(dict.fromkeys([*self.categorical, *given.categorical])),
-            most_epsilon=self.policy.most_epsilon,
-            most_epsilon_total=self.policy.most_epsilon_total,
-        )
-
-    def fetch(self, to: str | Path | None = None) -> Path:
-        """Run the query and store its rows as a snapshot, at `path` or `to`; return the path. A table stays in place.
-
-        Raises ConfigError or DataError; neither shows the URI.
-        """
-        if self.sql is None:
-            return Path(self.path)
-        place, source = Path(to or self.path), str(self.database)
-        as_text = [*([] if self.id is None else [self.id]), *self.categorical]
-        fetch(database_uri(source), self.sql, place, text=as_text, seconds=self.sql_seconds, what=f"data.{self.name}")
-        return place
-
-
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A node's settings.
+    """A node's settings."""
 
-    Attributes
-    ----------
-    name : str
-        The organisation's name, as in jobs and in its card.
-    listen : str or None
-        ``host:port`` of the node's only port. None: no port is opened, and this node dials its peers.
-    folder, keys : str
-        Where the node stores its jobs, models and ledgers; and its keys and its peers' cards.
-    max_running : int
-        Maximum jobs that run at the same time.
-    web : Web or None
-    limits : Limits
-    peers : dict of str to Peer
-    data : dict of str to DataSet
-    """
-
+    # The organisation's name, as in jobs and in its card.
     name: str
+    # ``host:port`` of the node's only port. None: no port is opened, and this node dials its peers.
     listen: HostPort | None = None
+    # Where the node stores its jobs, models and ledgers; and its keys and its peers' cards.
     folder: str = "state"
     keys: str = "keys"
+    # Maximum jobs that run at the same time.
     max_running: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 2
     web: Web | None = None
     limits: NodeLimits = NodeLimits()
@@ -303,10 +124,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 def load_settings(path: str | Path) -> Settings:
     """Read a node's settings from a TOML file; its paths become absolute.
 
-    Raises
-    ------
-    ConfigError
-        If the file cannot be read, or a name is unknown, missing, of the wrong type or contradicts another.
+    Raises ConfigError if the file cannot be read, or a name is unknown, missing, of the wrong type or contradicts
+    another.
     """
     path = Path(path)
     try:
@@ -375,23 +194,32 @@ def _absolute(settings: Settings, here: Path) -> Settings:
 
 def _sharing(data: Mapping[str, DataSet]) -> dict[str, DataSet]:
     """Let data sets of one table share one store: with separate ledgers, people would pay every budget again."""
-    over: dict[object, list[DataSet]] = {}
+    of_table: dict[object, list[DataSet]] = {}
     for data_set in data.values():
-        over.setdefault(data_set.source, []).append(data_set)
+        of_table.setdefault(_source(data_set), []).append(data_set)
     of_name = {}
-    for alike in over.values():
+    for alike in of_table.values():
         begun = [data_set.name for data_set in alike if Path(data_set.store).exists()]
         # Written by an earlier version, or before they had the same table.
         if len(begun) > 1:
-            logger.warning(
-                "data sets %s have the same table but separate ledgers: its people pay the budgets of all",
-                _listed(begun),
-            )
+            why = "have the same table but separate ledgers: its people pay the budgets of all"
+            logger.warning("data sets %s %s", _listed(begun), why)
         first = begun[0] if begun else alike[0].name
         for data_set in alike:
             own = "" if data_set.name in (first, *begun) else first
             of_name[data_set.name] = msgspec.structs.replace(data_set, ledgers=own)
     return {name: of_name[name] for name in data}
+
+
+def _source(data_set: DataSet) -> object:
+    """Return the file or query, which is equal for two data sets of one table."""
+    if data_set.table is None:
+        return data_set.database, data_set.sql
+    try:
+        found = Path(data_set.table).stat()
+    except OSError:  # it is not there yet
+        return str(Path(data_set.table).resolve())
+    return found.st_dev, found.st_ino
 
 
 def _check(settings: Settings) -> None:
@@ -473,3 +301,80 @@ def _check_policy(data_set: DataSet, settings: Settings) -> None:
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(repr(name) for name in names) or "none"
+
+
+# ------------------------------------------------------------ where a job's files are in the node's folder
+
+
+def checkpoints_of(folder: Path, job: str) -> Path:
+    """Return the folder of what only the attempts of a job need."""
+    return folder / "checkpoints" / job
+
+
+def lock_of(folder: Path, job: str) -> Path:
+    """Return the lock file of the process that may write a job's checkpoints."""
+    return checkpoints_of(folder, job) / ".lock"
+
+
+def results_of(folder: Path, job: str, model: str = "") -> Path:
+    """Return the folder of a training's results, and of predictions by its `model`."""
+    return folder / "models" / (model or job)
+
+
+def log_of(folder: Path, job: str) -> Path:
+    return folder / "logs" / f"{job}.log"
+
+
+def report_of(folder: Path, job: str, name: str) -> Path:
+    """Return the report of a party's training."""
+    return results_of(folder, job) / f"{name}.report.json"
+
+
+def keeps_part(folder: Path, job: str, name: str) -> bool:
+    """Return whether the newest attempt at a training has stored the party's part; each attempt starts without it."""
+    return report_of(folder, job, name).exists() and not list(results_of(folder, job).glob(f"{name}.*staged*"))
+
+
+@contextmanager
+def alone(lock: Path) -> Iterator[None]:
+    """Wait until no other process runs the job here: one that was asked to end may still write its checkpoint."""
+    with lock.open("w") as held:
+        deadline = time.monotonic() + LOCK_TIMEOUT
+        while True:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise LocalProtocolError(f"an earlier process of this job has not ended - at {lock}") from None
+                time.sleep(0.05)
+        yield
+
+
+def remove_checkpoints(folder: Path, job: str) -> None:
+    """Remove an ended job's checkpoints once no process holds them; a process may outlive a killed node."""
+    with suppress(FileNotFoundError), alone(lock_of(folder, job)):
+        shutil.rmtree(checkpoints_of(folder, job))
+
+
+def clear_checkpoints(folder: Path, job: str) -> None:
+    """Remove an ended job's checkpoints, or log why they are left."""
+    try:
+        remove_checkpoints(folder, job)
+    except (OSError, LocalProtocolError) as error:
+        logger.warning("checkpoints of job %s are left: %s", job[:12], error)
+
+
+def serving_socket(folder: Path, job: str) -> Path:
+    """Return the socket of a service's process; `folder` has the sockets of the node."""
+    return folder / job[:16] / "online"
+
+
+def find_socket(state: Path, job: str) -> Path | None:
+    """Return the socket of a service of the node whose folder is `state`; None if it does not run now."""
+    try:
+        folder = Path((state / "sockets").read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read where the node's sockets are: {error.strerror}; has it been started?") from None
+    path = serving_socket(folder, job)
+    return path if path.exists() else None

@@ -1,31 +1,46 @@
-"""What a node keeps: its jobs, what peers said of them, commands of its users, and the audit log.
+"""A node's database: its jobs, what peers reported about them, commands of its users, and the audit log.
 
-One SQLite file, ``node.db`` in the node's folder, which the node's threads and the commands of its users have open at
-once, in processes of their own. Whatever changes is one transaction that is on the disk before the call returns, with
-its entry in the audit log (`audit`): after a crash or a kill there are both or neither. SQLite keeps a log
-written ahead; should its end be damaged on the disk, the newest transactions are lost without a word, and only the
-heads of the audit log that peers were told show it.
+It is one SQLite file, ``node.db`` in the node's folder, which the node's threads and its users' commands open at the
+same time. Each change is one transaction together with its entry in the audit log, and on the disk before the call
+returns: after a crash there are both or neither. SQLite writes ahead to a log. If the end of that log is damaged on the
+disk, the newest transactions are lost without an error, and only heads of the audit log that peers hold show it.
 
-The file may be brought back from a copy: jobs are then as they were. The ledgers in the folder ``stores`` may not.
+The audit log records what the node did and why. An entry's digest is SHA-256 over the digest before it and the
+canonical JSON (sorted keys, no spaces) of its number, time and event. An entry that was changed, removed or moved no
+longer fits the next one, and `audit_faults` names it.
+
+A chain of digests has limits. Whoever may write the file can rewrite it from any entry on, or remove its newest
+entries. Only heads that others hold bind the owner: an entry's number and digest stand for that entry and all before it
+(`holds_head`). With the owner's signature of a head (`head_statement`), the owner cannot deny it later; a second log
+may still exist. A log shows that entries were not changed later, not that they are true.
+
+The file may be restored from a copy: jobs are then as they were. The ledgers in the folder ``stores`` must not be.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import astuple, dataclass, fields, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from treaty.errors import ConfigError, LocalProtocolError
 from treaty.machine.database import Database
-from treaty.node import audit_log as audit
-from treaty.node.audit_log import AuditEntry, AuditHead
 
 FILE = "node.db"
 VERSION = 4
 
+AUDIT_TABLES = (
+    """CREATE TABLE audit (seq INTEGER PRIMARY KEY, time TEXT NOT NULL, event TEXT NOT NULL,
+    previous BLOB NOT NULL, digest BLOB NOT NULL, job TEXT NOT NULL)""",
+    "CREATE INDEX audit_job ON audit (job)",
+)
 _TABLES = (
     """CREATE TABLE jobs (id TEXT PRIMARY KEY, proposal BLOB NOT NULL, signature BLOB NOT NULL,
     submitter TEXT NOT NULL, verb TEXT NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL,
@@ -39,10 +54,11 @@ _TABLES = (
     "CREATE TABLE seen (party TEXT PRIMARY KEY, up INTEGER NOT NULL, since REAL NOT NULL, said TEXT NOT NULL)",
     """CREATE TABLE heads (party TEXT PRIMARY KEY, seq INTEGER NOT NULL, digest BLOB NOT NULL,
     signature BLOB NOT NULL, time REAL NOT NULL)""",
-    *audit.TABLES,
+    *AUDIT_TABLES,
 )
 
 FINAL = frozenset({"rejected", "cancelled", "finished", "failed"})
+# The states that may follow each state; setting the same state again is allowed, unless it is final.
 TRANSITIONS: dict[str, frozenset[str]] = {
     "proposed": frozenset({"approved", "rejected", "cancelled", "failed"}),
     "approved": frozenset({"queued", "running", "waiting", "finished", "rejected", "cancelled", "failed"}),
@@ -50,17 +66,15 @@ TRANSITIONS: dict[str, frozenset[str]] = {
     "running": frozenset({"queued", "waiting", "finished", "cancelled", "failed"}),
     "waiting": frozenset({"queued", "running", "finished", "rejected", "cancelled", "failed"}),
 } | dict.fromkeys(sorted(FINAL), frozenset())
-"""The states that may follow each; a job may be set to the state it has, unless that is final."""
 
 
 @dataclass(frozen=True)
 class JobRow:
-    """A job as this node has it; times are seconds since 1970, and are set by the store where they are 0.
+    """A job as this node has it; times are seconds since 1970, and the store sets them if they are 0.
 
-    `attempt` is the last attempt, `kept` the last one that left this party's part in its place, and `done` the last one
-    that ended well here; 0: none. `tries` counts the attempts begun here since one last got further than all before,
-    that one included; `answered` the rounds in which this party has taken part, over all attempts, and one more for
-    each attempt: the round in which it ended.
+    `attempt` is the last attempt, `kept` the last one that stored this party's part, `done` the last one that succeeded
+    here; 0: none. `tries` counts the attempts since the last progress. `answered` counts the rounds in which this party
+    has taken part, over all attempts, and one more for each attempt: the round in which it ended.
     """
 
     id: str
@@ -81,12 +95,26 @@ class JobRow:
     changed: float = 0.0
 
 
+class JobChange(TypedDict, total=False):
+    """The columns of a job that change after it was added."""
+
+    state: str
+    reason: str
+    attempt: int
+    rounds: int
+    total: int
+    kept: int
+    done: int
+    tries: int
+    answered: int
+
+
 _JOB = "SELECT {} FROM jobs".format(", ".join(field.name for field in fields(JobRow)))  # noqa: S608
 
 
 @dataclass(frozen=True)
 class Command:
-    """What a user of this node asked for by a command line; `job` is empty where it is about none."""
+    """A command of this node's user on the command line; `job` is empty if it is about none."""
 
     seq: int
     job: str
@@ -97,11 +125,39 @@ class Command:
 
 @dataclass(frozen=True)
 class PeerState:
-    """Whether a peer's node is connected, since when, and what it, or the attempt to reach it, said last."""
+    """Whether a peer's node is connected, since when, and its last message or the last error in reaching it."""
 
     up: bool
     since: float
     said: str
+
+
+@dataclass(frozen=True)
+class AuditEntry:
+    """An entry of the audit log: its number from 1 on, its time (UTC, ISO 8601), what happened, and its digest."""
+
+    seq: int
+    time: str
+    event: dict[str, Any]
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class AuditHead:
+    """The newest entry of an audit log, by number and digest; number 0 for an empty log.
+
+    `signature` is that of the log's owner over `head_statement`; empty if the head is not signed.
+    """
+
+    seq: int
+    digest: bytes
+    signature: bytes = b""
+
+    def __str__(self) -> str:
+        return f"{self.seq}:{self.digest.hex()}{':' * bool(self.signature)}{self.signature.hex()}"
+
+
+EMPTY_HEAD = AuditHead(0, bytes(32))
 
 
 class Store(Database):
@@ -112,7 +168,7 @@ class Store(Database):
     folder : Path or str
         The node's folder.
     create : bool
-        Make the database where there is none; otherwise that is a `ConfigError`.
+        Whether to make the database if there is none; otherwise that raises ConfigError.
     """
 
     def __init__(self, folder: Path | str, create: bool = True) -> None:
@@ -120,7 +176,8 @@ class Store(Database):
         if not create and not self.path.exists():
             raise ConfigError(f"expected a node's database, got none - at {self.path}; start the node once")
         super().__init__(self.path, VERSION, _TABLES, what="node's database", where=str(self.path), write_ahead=True)
-        self._data_version = self._read_data_version()
+        self._data_version = -1
+        self.changed()
 
     def damaged(self, fault: str) -> ConfigError:
         return ConfigError(
@@ -129,26 +186,24 @@ class Store(Database):
             "copy of its ledgers would forget what was spent"
         )
 
-    def _read_data_version(self) -> int:
-        return int(self.connection.execute("PRAGMA data_version").fetchone()[0])
+    # ------------------------------------------------------------ jobs
 
     def add_job(self, job: JobRow, *, event: Mapping[str, Any] | None = None) -> bool:
-        """Add a job, and `event` to the audit log; False, and nothing is written, where a job has its id already."""
+        """Add a job, and `event` to the audit log; False, and nothing is written, if its id is there already."""
         if job.state not in TRANSITIONS:
             raise LocalProtocolError(f"expected a job's state, got {job.state!r} - at {self.path}")
         created = job.created or time.time()
-        job = replace(job, created=created, changed=job.changed or created)
-        row = astuple(job)
+        row = astuple(replace(job, created=created, changed=job.changed or created))
         with self.transaction() as db:
             marks = ", ".join("?" * len(row))
             if not db.execute(f"INSERT OR IGNORE INTO jobs VALUES ({marks})", row).rowcount:  # noqa: S608
                 return False
             if event is not None:
-                audit.append(db, {"job": job.id, **event})
+                append_event(db, {"job": job.id, **event})
         return True
 
     def jobs(self, states: Collection[str] | None = None, newest: int | None = None) -> list[JobRow]:
-        """Return all jobs, or those in one of the states, oldest first; or the `newest` that changed, newest first."""
+        """Return jobs, all or those in one of `states`, oldest first; or the `newest` changed ones, newest first."""
         among = "" if states is None else f" WHERE state IN ({', '.join('?' * len(states))})"
         order = " ORDER BY created, rowid" if newest is None else f" ORDER BY changed DESC LIMIT {newest:d}"
         return [JobRow(*row) for row in self.read(_JOB + among + order, tuple(states or ()))]
@@ -164,85 +219,63 @@ class Store(Database):
         return Counter(dict(self.read(of_verbs, (submitter, since))))
 
     def has(self, id: str) -> bool:
-        """Tell whether a job is here."""
         return bool(self.read("SELECT 1 FROM jobs WHERE id = ?", (id,)))
 
     def job(self, prefix: str) -> JobRow:
-        """Return the one job whose id begins like that; ConfigError where there is none, or several."""
+        """Return the one job whose id begins with `prefix`; ConfigError if there is none, or several."""
         rows = self.read(f"{_JOB} WHERE substr(id, 1, ?) = ? ORDER BY id LIMIT 3", (len(prefix), prefix))
         if not prefix or not rows:
-            raise ConfigError(f"expected the first letters of a job's id, got {prefix!r}, like none - at {self.path}")
+            raise ConfigError(f"expected the first letters of a job's id, got {prefix!r}: no such job - at {self.path}")
         if len(rows) > 1 and rows[0][0] != prefix:
             ids = ", ".join(str(row[0]) for row in rows[:2])
-            raise ConfigError(
-                f"expected the id of one job, got {prefix!r}, like {ids} - at {self.path}; write more of it"
-            )
+            raise ConfigError(f"several jobs have ids like {prefix!r}: {ids} - at {self.path}; give more letters")
         return JobRow(*rows[0])
 
-    def change(
-        self,
-        id: str,
-        *,
-        state: str | None = None,
-        reason: str | None = None,
-        attempt: int | None = None,
-        rounds: int | None = None,
-        total: int | None = None,
-        kept: int | None = None,
-        done: int | None = None,
-        tries: int | None = None,
-        answered: int | None = None,
-        event: Mapping[str, Any] | None = None,
-    ) -> JobRow:
-        """Change what is given of a job, append `event` with the job's id to the audit log, and return the job.
+    def change(self, id: str, *, event: Mapping[str, Any] | None = None, **to: Unpack[JobChange]) -> JobRow:
+        """Change columns of a job, append `event` with the job's id to the audit log, and return the job.
 
-        One transaction: there is no change without its entry. LocalProtocolError, and nothing is written, where the
-        job's state is final or the new one may not follow it.
+        It is one transaction: there is no change without its entry. If the job's state is final, or the new state may
+        not follow it, nothing is written and LocalProtocolError is raised.
         """
-        given = {
-            "state": state, "reason": reason, "attempt": attempt, "rounds": rounds, "total": total, "kept": kept,
-            "done": done, "tries": tries, "answered": answered,
-        }  # fmt: skip
-        to: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        values: dict[str, Any] = {**to, "changed": time.time()}
         with self.transaction() as db:
             row = db.execute(f"{_JOB} WHERE id = ?", (id,)).fetchone()
             if row is None:
                 raise LocalProtocolError(f"expected the id of a job, got {id!r} - at {self.path}")
-            old = JobRow(*row)
+            old, state = JobRow(*row), to.get("state")
             if old.state in FINAL or (state not in (None, old.state) and state not in TRANSITIONS[old.state]):
                 wanted = "a change" if state is None else f"{state!r}"
                 raise LocalProtocolError(f"a job that is {old.state!r} cannot take {wanted} - at job {id}, {self.path}")
-            to["changed"] = time.time()
-            columns = ", ".join(f"{name} = ?" for name in to)
-            db.execute(f"UPDATE jobs SET {columns} WHERE id = ?", (*to.values(), id))  # noqa: S608
-            new = replace(old, **to)
+            columns = ", ".join(f"{name} = ?" for name in values)
+            db.execute(f"UPDATE jobs SET {columns} WHERE id = ?", (*values.values(), id))  # noqa: S608
             if event is not None:
-                audit.append(db, {"job": id, **event})
-        return new
+                append_event(db, {"job": id, **event})
+        return replace(old, **values)
 
     def put_view(self, job: str, party: str, view: bytes) -> None:
-        """Keep what a party's node last said of a job that is here."""
+        """Store the last status of a job that a party's node has sent."""
         with self.transaction() as db:
             if not db.execute("SELECT 1 FROM jobs WHERE id = ?", (job,)).fetchone():
                 raise LocalProtocolError(f"expected the id of a job, got {job!r} - at {self.path}")
             db.execute("INSERT OR REPLACE INTO views VALUES (?, ?, ?)", (job, party, view))
 
     def views(self, job: str) -> dict[str, bytes]:
-        """Return what each party's node last said of a job."""
+        """Return the last status of a job from each party's node."""
         return dict(self.read("SELECT party, view FROM views WHERE job = ? ORDER BY party", (job,)))
 
+    # ------------------------------------------------------------ commands
+
     def command(self, job: str, command: str, argument: bytes = b"") -> None:
-        """Leave a command for the node, which takes it when it runs."""
+        """Queue a command for the node."""
+        row = (job, command, argument, time.time())
         with self.transaction() as db:
-            db.execute(
-                "INSERT INTO commands (job, command, argument, time, done) VALUES (?, ?, ?, ?, 0)",
-                (job, command, argument, time.time()),
-            )
+            db.execute("INSERT INTO commands (job, command, argument, time, done) VALUES (?, ?, ?, ?, 0)", row)
 
     def take_commands(self) -> Iterator[Command]:
-        """Yield the commands that wait, oldest first; each counts as done when the next one is asked for.
+        """Yield queued commands, oldest first.
 
-        So a command whose handling was cut off comes again: handling one twice must do no harm.
+        A command is marked as done when the next one is requested. If handling it was interrupted, it is yielded again,
+        so handling a command twice must do no harm.
         """
         for row in self.read("SELECT seq, job, command, argument, time FROM commands WHERE NOT done ORDER BY seq"):
             yield Command(*row)
@@ -250,67 +283,68 @@ class Store(Database):
                 db.execute("UPDATE commands SET done = 1 WHERE seq = ?", row[:1])
 
     def changed(self) -> bool:
-        """Tell whether another process has changed anything since this was last asked; costs microseconds."""
-        with self.reading():
-            before, self._data_version = self._data_version, self._read_data_version()
+        """Return whether another process has changed the database since the last call; costs microseconds."""
+        with self.reading() as db:
+            before, self._data_version = self._data_version, int(db.execute("PRAGMA data_version").fetchone()[0])
             return before != self._data_version
+
+    # ------------------------------------------------------------ this node's audit log, and those of peers
 
     def note(self, event: Mapping[str, Any]) -> None:
         """Append an event to the audit log."""
         with self.transaction() as db:
-            audit.append(db, event)
+            append_event(db, event)
 
     def audit(self, since: int = 0) -> list[AuditEntry]:
         """Return the audit log's entries after number `since`, oldest first; they are not verified."""
         with self.reading() as db:
-            return list(audit.entries(db, since))
+            return list(audit_entries(db, since))
 
     def events_of(self, job: str) -> list[dict[str, Any]]:
-        """Return what the audit log has about a job, oldest first; it is not verified."""
+        """Return the audit log's events of a job, oldest first; they are not verified."""
         with self.reading() as db:
-            return [entry.event for entry in audit.entries(db, job=job)]
+            return [entry.event for entry in audit_entries(db, job=job)]
 
     def verify_audit(self) -> list[str]:
-        """Return where the audit log is not what was written; nothing where it is whole."""
+        """Return the faults of the audit log; none if it is whole."""
         with self.reading() as db:
-            return audit.faults(db)
+            return audit_faults(db)
 
     def head(self) -> AuditHead:
-        """Return the head of the audit log, which peers are told."""
+        """Return the head of the audit log, which peers receive."""
         with self.reading() as db:
-            return audit.head(db)
+            return audit_head(db)
 
-    def holds(self, told: AuditHead) -> bool:
-        """Tell whether a head of this node's audit log that was noted elsewhere is an entry of it."""
+    def holds(self, noted: AuditHead) -> bool:
+        """Return whether a head of this audit log that was noted elsewhere is one of its entries."""
         with self.reading() as db:
-            return audit.holds(db, told)
+            return holds_head(db, noted)
 
     def note_head(self, party: str, seq: int, digest: bytes, signature: bytes) -> str:
-        """Keep a peer's head of its own audit log, of which the signature was checked, in the order of their coming.
+        """Store the newest head of a peer's audit log; its signature was checked.
 
-        Returns "", or what shows that the peer's log was cut or written anew; the head told before is then kept.
+        Returns "", or how the peer's log was cut or rewritten; the earlier head is then kept.
         """
+        row = party, seq, digest, signature, time.time()
         with self.transaction() as db:
             old = db.execute("SELECT seq, digest FROM heads WHERE party = ?", (party,)).fetchone()
-            if old is not None and seq < old[0]:
+            if old is None or seq > old[0]:
+                db.execute("INSERT OR REPLACE INTO heads VALUES (?, ?, ?, ?, ?)", row)
+            elif seq < old[0]:
                 return (
                     f"the audit log of {party} had {old[0]} entries and now has {seq}: it was cut, or is an older copy"
                 )
-            if old is not None and seq == old[0] and digest != old[1]:
-                return f"the audit log of {party} has another entry {seq} than it had: it was written anew"
-            if old is None or seq > old[0]:
-                db.execute(
-                    "INSERT OR REPLACE INTO heads VALUES (?, ?, ?, ?, ?)", (party, seq, digest, signature, time.time())
-                )
+            elif digest != old[1]:
+                return f"the audit log of {party} has another entry {seq} than before: it was rewritten"
         return ""
 
     def heads(self) -> dict[str, AuditHead]:
-        """Return the newest head that each peer has told of its own audit log."""
+        """Return the newest head of each peer's own audit log."""
         rows = self.read("SELECT party, seq, digest, signature FROM heads ORDER BY party")
         return {party: AuditHead(*head) for party, *head in rows}
 
     def set_peer(self, party: str, up: bool, said: str = "") -> bool:
-        """Keep whether a peer is connected; True where it was not known or was otherwise."""
+        """Store whether a peer is connected; return whether that has changed, or was unknown."""
         with self.transaction() as db:
             old = db.execute("SELECT up, since, said FROM seen WHERE party = ?", (party,)).fetchone()
             turned = old is None or bool(old[0]) != up
@@ -320,6 +354,97 @@ class Store(Database):
         return turned
 
     def peers(self) -> dict[str, PeerState]:
-        """Return whether each peer that was ever set is connected."""
+        """Return the state of each peer that was ever set."""
         rows = self.read("SELECT party, up, since, said FROM seen ORDER BY party")
         return {party: PeerState(bool(up), since, said) for party, up, since, said in rows}
+
+
+# The audit log as a table: in the caller's transaction, or lock.
+
+
+def append_event(db: sqlite3.Connection, event: Mapping[str, Any]) -> None:
+    """Append an event to the audit log; ValueError or TypeError if it has no JSON text."""
+    last, text = audit_head(db), canonical(event)
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    digest = digest_of(last.digest, last.seq + 1, now.encode(), text.encode())
+    row = last.seq + 1, now, text, last.digest, digest, _job_of(event)
+    db.execute("INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?)", row)
+
+
+def canonical(event: Mapping[str, Any]) -> str:
+    """Return the one JSON text of an event."""
+    return json.dumps(event, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def digest_of(previous: bytes, seq: int, time: bytes, event: bytes) -> bytes:
+    """Return an entry's digest, of `time` and `event` as stored: neither has a quote that JSON would escape."""
+    text = b'{"event":' + event + b',"seq":' + str(seq).encode() + b',"time":"' + time + b'"}'
+    return hashlib.sha256(previous + text).digest()
+
+
+def _job_of(event: Mapping[str, Any]) -> str:
+    """Return the id of an event's job; "" if it has none."""
+    job = event.get("job", "")
+    return job if isinstance(job, str) else ""
+
+
+def _decoded(event: str | bytes) -> dict[str, Any] | None:
+    try:
+        read = json.loads(event)
+    except ValueError:
+        return None
+    return read if isinstance(read, dict) else None
+
+
+def audit_head(db: sqlite3.Connection) -> AuditHead:
+    row = db.execute("SELECT seq, digest FROM audit ORDER BY seq DESC LIMIT 1").fetchone()
+    return AuditHead(*row) if row else EMPTY_HEAD
+
+
+def audit_entries(db: sqlite3.Connection, since: int = 0, job: str | None = None) -> Iterator[AuditEntry]:
+    """Yield entries after number `since`, of one job or of all, oldest first, as stored, not verified."""
+    about, given = ("", (since,)) if job is None else (" AND job = ?", (since, job))
+    sql = f"SELECT seq, time, event, digest FROM audit WHERE seq > ?{about} ORDER BY seq"  # noqa: S608
+    for seq, when, event, digest in db.execute(sql, given):
+        yield AuditEntry(seq, str(when), _decoded(event) or {"what": "an entry that cannot be read"}, digest)
+
+
+def audit_faults(db: sqlite3.Connection) -> list[str]:
+    """Return the entries that are not as they were written, in sentences; none if the log is whole."""
+    found: list[str] = []
+    expected, before = 1, EMPTY_HEAD.digest
+    rows = db.execute(
+        "SELECT seq, typeof(time), CAST(time AS BLOB), typeof(event), CAST(event AS BLOB), typeof(previous), previous,"
+        " typeof(digest), digest, typeof(job), CAST(job AS BLOB) FROM audit ORDER BY seq"
+    )
+    for seq, *columns in rows:
+        kinds, (time, event, previous, digest, job) = columns[::2], columns[1::2]
+        if seq < expected:
+            found.append(f"entry {seq} has an invalid number")
+            continue
+        if seq > expected:
+            lost = f"entry {expected} is" if seq == expected + 1 else f"entries {expected} to {seq - 1} are"
+            found.append(f"{lost} missing")
+        elif previous != before:
+            found.append(f"entry {seq} does not follow the entry before it: one of them was changed or moved")
+        if kinds != ["text", "text", "blob", "blob", "text"] or digest != digest_of(previous, seq, time, event):
+            found.append(f"entry {seq} was changed")
+        # The column repeats the event's job, so that a job's entries are found without reading all.
+        elif job != _job_of(_decoded(event) or {}).encode():
+            found.append(f"entry {seq} was assigned to another job")
+        # The next entry is compared with the stored digest, so that one fault is not reported for all that follow.
+        expected, before = seq + 1, digest
+    return found
+
+
+def holds_head(db: sqlite3.Connection, noted: AuditHead) -> bool:
+    """Return whether a head that was noted elsewhere is an entry of this log."""
+    row = db.execute("SELECT digest FROM audit WHERE seq = ?", (noted.seq,)).fetchone()
+    return bool(
+        (noted.seq, noted.digest) == (EMPTY_HEAD.seq, EMPTY_HEAD.digest) if row is None else row[0] == noted.digest
+    )
+
+
+def head_statement(owner: str, seq: int, digest: bytes) -> bytes:
+    """Return what the owner of a log signs of its head."""
+    return b"\0".join([b"treaty audit head 1", owner.encode(), str(seq).encode(), digest])

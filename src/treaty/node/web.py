@@ -43,9 +43,10 @@ from treaty.node.settings import LOCAL, asks_for, is_loopback
 from treaty.node.store import FINAL, TRANSITIONS, JobRow, Store
 from treaty.report.page import templates
 
+# Seconds after which a connection without progress is closed; at most twice as many.
 IDLE = 60.0
-"""Seconds after which a connection without progress is closed; at most twice as many."""
-ENDED = 20  # ended jobs on the page
+# Ended jobs on the page.
+ENDED = 20
 _CONNECTIONS = 100
 _LOOKS = {
     "proposed": "wait", "approved": "busy", "queued": "busy", "running": "busy", "waiting": "wait",
@@ -79,17 +80,9 @@ def app(
 ) -> ASGIApp:
     """Return the application: ``/``, ``/jobs/ID``, ``/metrics`` and ``/health``, for GET alone.
 
-    Parameters
-    ----------
-    store : Store
-        The node's database.
-    name : str
-        The organisation's name.
-    describe : callable
-        Returns what is shown of a job.
-    hosts : collection of str or None
-        The host names that requests may ask for: this refuses pages elsewhere whose name resolves to this machine (DNS
-        rebinding). None: any, if it listens to other machines, too.
+    `name` is the organisation's, and `describe` returns what is shown of a job. `hosts` are the host names that
+    requests may ask for: this refuses pages elsewhere whose name resolves to this machine (DNS rebinding). None: any,
+    if it listens to other machines, too.
     """
     metrics, (template, style) = registry(store, name, describe), page_template()
 
@@ -124,9 +117,8 @@ def app(
     def unusable(request: Request, error: Exception) -> Response:
         return JSONResponse({"status": "the node's database cannot be used; its log has the details"}, 503)
 
-    routes = [
-        Route("/", overview), Route("/jobs/{id}", one_job), Route("/metrics", measured), Route("/health", health)
-    ]  # fmt: skip
+    paths = {"/": overview, "/jobs/{id}": one_job, "/metrics": measured, "/health": health}
+    routes = [Route(path, handler) for path, handler in paths.items()]
     middleware = [Middleware(_Guard, hosts=hosts, style=style)]
     return Starlette(routes=routes, middleware=middleware, exception_handlers={ConfigError: unusable})
 
@@ -182,12 +174,9 @@ class Impatient(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
 
 
 class Serving:
-    """The page at an address, served by a thread until `stop`; ConfigError if it cannot listen there.
+    """The page at `listen`, ``host:port``, served by a thread until `stop`; ConfigError if it cannot listen there.
 
-    Parameters
-    ----------
-    listen : str
-        ``host:port``. If only this machine can reach it, requests must ask for one of this machine's names; see `app`.
+    If only this machine can reach it, requests must ask for one of this machine's names.
     """
 
     def __init__(self, store: Store, name: str, describe: Callable[[JobRow], JobView], listen: str) -> None:
@@ -197,9 +186,8 @@ class Serving:
             family = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][0]
             self._socket = socket.create_server((host, int(port)), family=family)
         except OSError as error:
-            raise ConfigError(
-                f"the page cannot listen at {listen}: {error.strerror or error} - at web.listen"
-            ) from None
+            why = error.strerror or error
+            raise ConfigError(f"the page cannot listen at {listen}: {why} - at web.listen") from None
         application = app(store, name, describe, hosts=LOCAL if is_loopback(host) else None)
         config = uvicorn.Config(
             application, http=Impatient, ws="none", lifespan="off", access_log=False, log_config=None,
@@ -207,8 +195,7 @@ class Serving:
         )  # fmt: skip
         self.port: int = self._socket.getsockname()[1]
         self._server = uvicorn.Server(config)
-        run = {"sockets": [self._socket]}
-        self._thread = threading.Thread(target=self._server.run, kwargs=run, name="treaty-web", daemon=True)
+        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="treaty-web", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -260,15 +247,13 @@ class _StoreCollector(Collector):
         for party, peer in self._store.peers().items():
             up.add_metric([party], peer.up)
         yield up
-        yield CounterMetricFamily(
-            "treaty_audit_entries", "Entries of the audit log; fewer than before: it was cut.", self._store.head().seq
-        )
+        entries = "Entries of the audit log; if there are fewer than before, it was cut."
+        yield CounterMetricFamily("treaty_audit_entries", entries, self._store.head().seq)
         yield self._messages(states)
 
     def _messages(self, states: Mapping[str, tuple[str, str]]) -> Metric:
-        messages = CounterMetricFamily(
-            "treaty_message_bytes", "Bytes of jobs' messages by peer.", labels=["peer", "direction"]
-        )
+        labels = ["peer", "direction"]
+        messages = CounterMetricFamily("treaty_message_bytes", "Bytes of jobs' messages by peer.", labels=labels)
         sums: Counter[tuple[str, str]] = Counter()
         for id, (_, state) in states.items():
             counted = self._ended.get(id)

@@ -160,8 +160,8 @@ class Metrics:
 
 logger = logging.getLogger(__name__)
 
+# An ASGI application: of scope, receive and send.
 Application = Callable[[Any, Any, Any], Awaitable[None]]
-"""An ASGI application: of scope, receive and send."""
 
 _AT_ONCE = 1 << 16  # bytes up to which a request is answered in this thread, as the hand-over would take longer
 _ASK_FOR_KEY = [(b"www-authenticate", b"Bearer"), (b"www-authenticate", b'Basic realm="treaty", charset="UTF-8"')]

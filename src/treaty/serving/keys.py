@@ -47,10 +47,7 @@ class Keys:
 def read_keys(path: Path) -> Keys:
     """Read a file of keys.
 
-    Raises
-    ------
-    ConfigError
-        If there is no file or no key in it, if a line is malformed, or if a name occurs twice.
+    Raises ConfigError if there is no file or no key in it, if a line is malformed, or if a name occurs twice.
     """
     digests: dict[str, bytes] = {}
     for number, line in enumerate(_lines(path), 1):
@@ -80,10 +77,7 @@ def new_key(name: str) -> tuple[str, str]:
 def add_key(path: Path, name: str) -> str:
     """Generate a key and add its line to a file, new or existing; return the key, which is not stored.
 
-    Raises
-    ------
-    ConfigError
-        If the file cannot be read or written, or has the name already.
+    Raises ConfigError if the file cannot be read or written, or has the name already.
     """
     key, line = new_key(name)
     lines = _lines(path) if path.exists() else []

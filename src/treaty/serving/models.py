@@ -74,10 +74,8 @@ _NOTHING = _ExpectedNode()
 def expected_walk(part: ModelPart) -> Walk:
     """Prepare trees for rows of which only the own columns are known.
 
-    Raises
-    ------
-    ConfigError
-        If the trees use no split of this party, so that all rows get one prediction, or if the part has no covers.
+    Raises ConfigError if the trees use no split of this party, so that all rows get one prediction, or if the part has
+    no covers.
     """
     forest = forest_of_active(part)
     own, n_outputs = forest.sources.index(part.party), forest.objective.n_outputs
@@ -151,10 +149,7 @@ class ServedModel:
     def __init__(self, part: ModelPart | LinearPart, needs: Sequence[str] | None = None) -> None:
         """`needs` are the other owners of a linear model, whose part does not name them; not needed for trees.
 
-        Raises
-        ------
-        ConfigError
-            If the part is a passive party's.
+        Raises ConfigError if the part is a passive party's.
         """
         if not part.is_active:
             holds = "trees" if isinstance(part, ModelPart) else "intercept"
@@ -192,10 +187,7 @@ class ServedModel:
         Partners' columns count with their average: for trees see `expected_walk`; in a linear model, prepared columns
         have mean zero.
 
-        Raises
-        ------
-        ConfigError
-            If the part lacks what this needs.
+        Raises ConfigError if the part lacks what this needs.
         """
         return self._by_walk(self.part, expected_walk(self.part)) if isinstance(self.part, ModelPart) else self._linear
 
@@ -245,10 +237,7 @@ class ServedModel:
 def load_model(path: Path) -> ServedModel:
     """Read a model to serve: a part of a job (NAME.part), or the folder of a whole model.
 
-    Raises
-    ------
-    ConfigError
-        If it is no part of a finished model, a passive party's part, or a folder with several parts.
+    Raises ConfigError if it is no part of a finished model, a passive party's part, or a folder with several parts.
     """
     if path.is_dir():
         path = _only_part(path)

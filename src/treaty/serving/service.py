@@ -212,11 +212,10 @@ def _plain(what: str) -> str:
     return f"expected {listed}, got {_WORDS.get(types['got'], types['got'])}"
 
 
+# Predicts with the other parties: takes ids and own columns, returns margins (n_rows, n_outputs) of the whole model.
+#
+# It may be called from several threads. It raises a `TreatyError` if it fails.
 Partners = Callable[[Sequence[str], Table], Margins]
-"""Predicts with the other parties: takes ids and own columns, returns margins (n_rows, n_outputs) of the whole model.
-
-It may be called from several threads. It raises a `TreatyError` if it fails.
-"""
 
 
 @dataclass(frozen=True, slots=True)
