@@ -15,7 +15,7 @@ from treaty.attacks.views import View
 from treaty.crypto.lattice.ring import pack
 from treaty.crypto.payload import SumsBounds, from_words, to_words
 from treaty.crypto.sums.lattice_sums import sums_parameters
-from treaty.messaging.messages import Array, encode_body
+from treaty.messaging.messages import Array, encode
 from treaty.messaging.transcript import Transcript
 from treaty.systems.vertical.messages import Setup, SumsRequest, TreeStart
 
@@ -30,7 +30,7 @@ def changed(view, kind, change):
     for entry in view.recorded.transcript.entries:
         content = entry.content
         if entry.step == kind.__name__:
-            content = encode_body(change(entry.message(kind)))
+            content = encode(change(entry.message(kind)))
         transcript.record(entry.direction, entry.peer, entry.step, entry.round, entry.nbytes, content)
     return View(replace(view.recorded, transcript=transcript))
 

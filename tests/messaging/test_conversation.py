@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from treaty.errors import PeerProtocolError
 from treaty.messaging.conversation import Conversation
-from treaty.messaging.messages import Abort, Array, Envelope, Goodbye, Message, Part, encode_envelope, view
+from treaty.messaging.messages import Abort, Array, Envelope, Goodbye, Message, Part, encode, view
 
 
 class Count(Message):
@@ -37,7 +37,7 @@ def frame(body=None, **changes):
         "receiver": "clinic",
         "seq": 0,
     }
-    return encode_envelope(Envelope(**(fields | changes), body=body))
+    return encode(Envelope(**(fields | changes), body=body))
 
 
 def test_written_frames_are_read_in_order_by_the_other_side(clinic):
@@ -47,7 +47,7 @@ def test_written_frames_are_read_in_order_by_the_other_side(clinic):
             clinic.take_in(written)
             lab.wrote()
     assert [clinic.read([Count], 0).n for _ in range(3)] == [0, 1, 2]
-    assert not clinic.has_unread
+    assert not clinic.unread
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_frame_out_of_place_is_refused_when_it_comes_in(clinic, changes, text):
     with pytest.raises(PeerProtocolError, match=text) as caught:
         clinic.take_in(frame(**changes))
     assert caught.value.peer == "lab"
-    assert not clinic.has_unread
+    assert not clinic.unread
 
 
 def test_replay_is_refused(clinic):
@@ -108,7 +108,7 @@ def test_message_that_is_refused_or_peeked_at_stays_unread(clinic):
         with pytest.raises(PeerProtocolError, match="expected Other of round 0"):
             clinic.read([Other], 0)
     assert clinic.peek([Count], 0).n == clinic.read([Count], 0).n == 1
-    assert not clinic.has_unread
+    assert not clinic.unread
 
 
 def test_class_is_chosen_by_the_receiver_not_by_the_name_on_the_wire(clinic):
@@ -126,7 +126,7 @@ def test_planted_envelope_field_is_refused(clinic):
 def test_goodbye_ends_the_conversation(clinic):
     clinic.take_in(frame(Goodbye()))
     assert clinic.left
-    assert not clinic.has_unread
+    assert not clinic.unread
     with pytest.raises(PeerProtocolError, match="expected nothing after its goodbye, got Count"):
         clinic.take_in(frame(seq=1))
 
@@ -171,7 +171,7 @@ def test_messages_of_any_length_arrive_whole_and_aligned_in_frames_of_a_bound(le
         assert read[before:] == of_message  # which the peer may send again
         if n and len(of_message) > 1:
             assert np.shares_memory(values, np.frombuffer(sent.data, np.uint8))  # not copied to be aligned
-    assert not clinic.has_unread
+    assert not clinic.unread
 
 
 def parts(*contents, nbytes, first=0):
@@ -204,7 +204,7 @@ def test_parts_that_make_no_message_are_refused(frames, text):
         assert clinic.take_in(each) is None
     with pytest.raises(PeerProtocolError, match=text):
         clinic.take_in(last)
-    assert not clinic.has_unread
+    assert not clinic.unread
 
 
 def test_a_message_within_parts_is_looked_into_once_alone(clinic):
@@ -218,7 +218,7 @@ def test_who_gave_up_amid_parts_may_say_goodbye(clinic):
     assert clinic.take_in(parts(b"ab", nbytes=9)[0]) is None
     clinic.take_in(frame(Goodbye(), seq=1))
     assert clinic.left
-    assert not clinic.has_unread
+    assert not clinic.unread
 
 
 def test_an_abort_amid_parts_is_heard(clinic):
@@ -234,4 +234,4 @@ def test_what_a_peer_left_out_sends_in_parts_is_dropped(clinic):
             clinic.take_in(written)
             lab.wrote()
             clinic.drop_unread()
-    assert not clinic.has_unread
+    assert not clinic.unread

@@ -386,12 +386,12 @@ def test_messages_of_a_party_left_out_are_dropped_and_in_the_transcript():
     user.send("clinic", Count(1))
     clinic.heed()
     clinic.leave_out("a")
-    assert not clinic._talks["a"].has_unread
+    assert not clinic._talks["a"].unread
     user.send("clinic", Count(2))
     user.channel.send("clinic", b"\xc1", 1)
     clinic.heed()
     assert [entry.message(Count).n for entry in transcript.entries] == [1, 2]
-    assert not clinic._talks["a"].has_unread
+    assert not clinic._talks["a"].unread
 
 
 @pytest.mark.parametrize(

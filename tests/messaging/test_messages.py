@@ -18,8 +18,7 @@ from treaty.messaging.messages import (
     decode_body,
     decode_envelope,
     digests_in,
-    encode_body,
-    encode_envelope,
+    encode,
     view,
 )
 
@@ -63,7 +62,7 @@ def test_array_round_trip_keeps_dtype_shape_and_bytes(values, layout):
         "big-endian": values.astype(values.dtype.newbyteorder(">")),
     }[layout]
     sent = sent.reshape(values.shape)  # asfortranarray makes one axis of none
-    received = decode_body(encode_body(OneArray(Array.of(sent))), OneArray, peer="lab").rows
+    received = decode_body(encode(OneArray(Array.of(sent))), OneArray, peer="lab").rows
     got = view(received, values.dtype.newbyteorder("="), values.shape, peer="lab", what="OneArray.rows")
     assert got.dtype == values.dtype.newbyteorder("=")
     assert got.shape == values.shape
@@ -78,7 +77,7 @@ def test_array_of_contiguous_values_shares_their_memory():
 
 
 def test_view_of_bytes_shares_memory_with_the_frame():
-    frame = memoryview(encode_envelope(envelope(OneArray(Array.of(np.arange(100, dtype=np.uint8))))))
+    frame = memoryview(encode(envelope(OneArray(Array.of(np.arange(100, dtype=np.uint8))))))
     body = decode_envelope(frame, peer="lab").body
     rows = view(decode_body(body, OneArray, peer="lab").rows, np.uint8, (100,), peer="lab", what="OneArray.rows")
     assert np.shares_memory(rows, np.frombuffer(frame, np.uint8))
@@ -155,7 +154,7 @@ texts = st.text(max_size=20)
 @given(texts, st.integers(0, 2**62), st.integers(-(2**63), 2**63 - 1), texts)
 def test_envelope_and_message_round_trip(job, round, level, label):
     body = LevelQuery(Array.of(np.arange(4)), level, label)
-    decoded = decode_envelope(encode_envelope(envelope(body, job=job, round=round)), peer="lab")
+    decoded = decode_envelope(encode(envelope(body, job=job, round=round)), peer="lab")
     assert (decoded.job, decoded.round, decoded.step, decoded.seq) == (job, round, "LevelQuery", 7)
     message = decode_body(decoded.body, LevelQuery, peer="lab")
     assert (message.level, message.label) == (level, label)
@@ -232,7 +231,7 @@ def test_arbitrary_bytes_raise_nothing_but_peer_protocol_errors(data):
 
 @given(st.data())
 def test_mutated_frames_decode_or_raise_peer_protocol_errors(data):
-    frame = bytearray(encode_envelope(envelope(LevelQuery(Array.of(np.arange(6).reshape(2, 3)), 1, "x"))))
+    frame = bytearray(encode(envelope(LevelQuery(Array.of(np.arange(6).reshape(2, 3)), 1, "x"))))
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, len(frame) - 1))
         frame[place] = data.draw(st.integers(0, 255))
@@ -250,7 +249,7 @@ def test_mutated_frames_decode_or_raise_peer_protocol_errors(data):
 @pytest.mark.parametrize("value", [2**70, object(), "\ud800"], ids=["big integer", "object", "lone surrogate"])
 def test_message_that_cannot_be_encoded_is_our_own_fault(value):
     with pytest.raises(LocalProtocolError, match="cannot encode LevelQuery"):
-        encode_body(LevelQuery(Array.of(np.arange(2)), value))
+        encode(LevelQuery(Array.of(np.arange(2)), value))
 
 
 def test_clean_keeps_short_printable_text_and_cuts_the_rest():
@@ -262,7 +261,7 @@ def test_clean_keeps_short_printable_text_and_cuts_the_rest():
 AT_ONCE = """
 from __future__ import annotations
 import sys, threading
-from treaty.messaging.messages import Array, Message, decode_body, encode_body
+from treaty.messaging.messages import Array, Message, decode_body, encode
 
 sys.setswitchinterval(1e-6)
 for k in range(300):
@@ -270,7 +269,7 @@ for k in range(300):
     fields = f"    a: Inner{k} | None\\n    b: list[Inner{k}]\\n    c: dict[str, str]\\n    d: int\\n"
     exec(f"class Outer{k}(Message):\\n{fields}")
 kinds = [globals()[f"Outer{k}"] for k in range(300)]
-body = encode_body(kinds[-1](Inner299(None, [], b""), [], {}, 1))
+body = encode(kinds[-1](Inner299(None, [], b""), [], {}, 1))
 together = threading.Barrier(3)
 
 def decode():

@@ -279,7 +279,7 @@ def failing(error):
         (DataError("column age of 17 rows", public="too few rows"), "lab stopped the job: too few rows"),
         (KeyError("patient 17"), r"lab stopped the job: internal error \(KeyError\)$"),
         (KeyboardInterrupt(), "lab stopped the job: it was interrupted by its user$"),
-        (SystemExit(143), "lab stopped the job: its process was told to end$"),
+        (SystemExit(143), "lab stopped the job: its process was asked to end$"),
         (
             OSError(errno.ENOSPC, "No space left on device", "/home/17/x"),
             r"lab stopped the job: a file of its own, or its system, failed \(ENOSPC\)$",

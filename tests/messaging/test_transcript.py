@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from treaty.messaging.messages import Message, encode_body
+from treaty.messaging.messages import Message, encode
 from treaty.messaging.transcript import Pair, Total, Transcript
 
 
@@ -12,10 +12,10 @@ class Count(Message):
 
 def filled(**options):
     transcript = Transcript("clinic", **options)
-    transcript.record("sent", "lab", "Count", 0, 100, encode_body(Count(1)))
+    transcript.record("sent", "lab", "Count", 0, 100, encode(Count(1)))
     transcript.record("sent", "lab", "Sums", 0, 50)
     transcript.record("sent", "shop", "Count", 1, 10)
-    transcript.record("received", "lab", "Count", 1, 7, encode_body(Count(5)))
+    transcript.record("received", "lab", "Count", 1, 7, encode(Count(5)))
     return transcript
 
 

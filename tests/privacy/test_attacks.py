@@ -7,7 +7,7 @@ import pytest
 
 from systems.vertical.playing import OPTIONS, play_training, tables_and_labels
 from treaty.errors import ConfigError, PeerProtocolError
-from treaty.messaging.messages import Array, encode_body
+from treaty.messaging.messages import Array, encode
 from treaty.messaging.transcript import Transcript
 from treaty.models.trees import forest_of
 from treaty.runs.warm_up import compile_kernels
@@ -150,6 +150,6 @@ def test_a_recorded_message_of_another_table_is_refused(message, field):
     transcript = Transcript("shop", record_content=True)
     start = TreeStart(None, 10, Array.of(np.zeros(1, np.int32)), bytes(32), [])
     for one in (start, message):
-        transcript.record("received", "bank", type(one).__name__, 1, 100, encode_body(one))
+        transcript.record("received", "bank", type(one).__name__, 1, 100, encode(one))
     with pytest.raises(PeerProtocolError, match=f"{field}.* from bank"):
         node_sets_from_transcript(transcript, 10)

@@ -306,7 +306,7 @@ def test_ending_the_command_ends_the_parties_it_started_and_leaves_no_key(tmp_pa
     ("by", "words"),
     [
         (signal.SIGINT, "lab stopped the job: it was interrupted by its user"),
-        (signal.SIGTERM, "lab stopped the job: its process was told to end"),
+        (signal.SIGTERM, "lab stopped the job: its process was asked to end"),
     ],
 )
 def test_a_party_that_is_ended_by_a_signal_says_farewell(tmp_path, by, words):

@@ -22,7 +22,7 @@ from treaty.messaging.messages import (
     Array,
     Message,
     decode_body,
-    encode_body,
+    encode,
     largest_body,
 )
 from treaty.messaging.party import Party
@@ -102,7 +102,7 @@ def test_bounds_of_messages() -> None:
 
 def test_a_list_that_would_take_a_gigabyte_is_refused_unread(measured: None) -> None:
     """A byte each on the wire, 64 in memory: 20 MB were 1.3 GB."""
-    body = bytearray(encode_body(RowsDescription([], [], [], None)))
+    body = bytearray(encode(RowsDescription([], [], [], None)))
     at = body.index(b"categories") + len("categories")
     body[at : at + 1] = b"\xdd" + (17_000_000).to_bytes(4, "big") + b"\x90" * 17_000_000
     with pytest.raises(PeerProtocolError, match=r"expected at most 16777216 bytes, got 170\d* - at RowsDescription"):
@@ -110,13 +110,13 @@ def test_a_list_that_would_take_a_gigabyte_is_refused_unread(measured: None) -> 
 
 
 def test_a_message_of_numbers_alone_is_short() -> None:
-    body = encode_body(ColumnCount(3)) + bytes(PLAIN_BYTES)
+    body = encode(ColumnCount(3)) + bytes(PLAIN_BYTES)
     with pytest.raises(PeerProtocolError, match="expected at most 1048576 bytes"):
         decode_body(body, ColumnCount, peer="shop")
 
 
 def test_arrays_of_a_message_are_counted_before_they_are_read(measured: None) -> None:
-    body = bytearray(encode_body(Hint([])))
+    body = bytearray(encode(Hint([])))
     body[-1:] = b"\xdd" + (1 << 20).to_bytes(4, "big") + b"\xc0" * (1 << 20)
     with pytest.raises(PeerProtocolError, match="length <= 65536"):
         decode_body(bytes(body), Hint, peer="shop")
@@ -143,7 +143,7 @@ _MANY = 2**31 - 1
 )
 def test_a_size_beyond_what_any_table_has_is_refused(told: Message) -> None:
     with pytest.raises(PeerProtocolError, match="Expected `int` <="):
-        decode_body(encode_body(told), type(told), peer="shop")
+        decode_body(encode(told), type(told), peer="shop")
 
 
 @pytest.mark.parametrize(("features", "slots"), [(MOST_COLUMNS + 1, 1), (MOST_SLOTS // 256 + 1, 256)])

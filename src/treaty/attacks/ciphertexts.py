@@ -20,7 +20,7 @@ from treaty.attacks.views import Finding, Truth, View, auc_error, error_of_best
 from treaty.crypto.additive.ciphers import OUPublicKey, PaillierPublicKey
 from treaty.crypto.lattice.ring import unpack as unpacked_residues
 from treaty.crypto.parameters import Parameters
-from treaty.crypto.payload import Packing, Payload, SumsBounds, from_words
+from treaty.crypto.payload import Packing, Payload, SumsBounds, from_words, group_starts
 from treaty.crypto.sums.lattice_sums import sums_parameters
 from treaty.machine.arrays import Floats, Int32s, Integers
 from treaty.messaging.messages import unpack
@@ -159,7 +159,7 @@ def recognised(
                     for positions, bits in zip(members, np.unpackbits(there, axis=1, bitorder="little"), strict=True)
                     for one in bins_of(positions, np.flatnonzero(bits), sample, opened)
                 ]
-                starts = cipher.packing.group_starts(len(bins)).tolist()
+                starts = group_starts(len(bins), cipher.packing.per_plaintext).tolist()
                 for value, first, stop in zip(cipher.numbers(answer), starts, starts[1:], strict=False):
                     group = bins[first:stop]
                     yield group, rows_of(value, group, sent, cipher, sample)

@@ -15,15 +15,15 @@ nothing of the seed or of other messages' masks. Masks are added 128 KB at a tim
 of a few thousand numbers most of the cost is the derivation of a key and the set-up of its cipher. `PairStreams` saves
 that where the key of a single mask is never revealed: one cipher per pair for all messages, set to each by its nonce.
 
-*Masks of single numbers* (`CancellingMasks`) for sums over givers, of whom every pair has a seed. Whoever adds up all
-masked numbers gets their sum; without a giver's own numbers, or one of all its seeds, each masked number is uniform.
+*Masks of single numbers* (`CancellingMasks`) for sums over givers, of whom every pair has a seed. The sum of all masked
+numbers is that of the numbers; without a giver's own numbers, or one of all its seeds, each masked number is uniform.
 From the sum of two givers each would learn the other's part, so its receiver must be neither of them.
 
 *Re-randomised shares* (`FreshShares`) of two servers, before they are opened: their sum stays, and nothing else can be
-inferred from them. Shares as two servers compute them consist of a dealer's random numbers and of what the servers
-keep; a receiver with the dealer's help could subtract the former and would be left with equations about the rest. So
-the servers have a seed that the dealer never sees, and one adds the keystream under it that the other subtracts. To
-everybody without the seed, shares are then uniform among all shares of the same numbers.
+inferred from them. Shares consist of a dealer's random numbers and of what the servers keep; a receiver with the
+dealer's help could subtract the former and would be left with equations about the rest. So the servers have a seed that
+the dealer never sees: one adds the keystream under it, the other subtracts it. To all without the seed, shares are then
+uniform among all shares of the same numbers.
 """
 
 from __future__ import annotations
@@ -41,9 +41,7 @@ from numpy.typing import NDArray
 
 from treaty.crypto.payload import check_payload, from_words, to_words
 from treaty.errors import CryptoError
-from treaty.machine.arrays import Flags, Floats, pieces
-
-Words = NDArray[np.uint64]
+from treaty.machine.arrays import Flags, Floats, Words, pieces
 
 KEY_BYTES = 32
 RING_BITS, FRACTION_BITS = 128, 64  # of fixed-point numbers: from -2^63 to 2^63, with 64 bits behind the point
@@ -56,13 +54,14 @@ _STREAM = b"treaty stream of a pair"
 class Keystream:
     """A generator of secret random numbers, by default under a fresh key of the operating system's generator.
 
-    A given key of 32 bytes must be as secret, and serve this stream alone; or streams of different numbers, from 0 to
-    2^64, each of less than 2^68 bytes.
+    A given key of 32 bytes must be as secret, and serve this stream alone, or streams of different numbers below 2^64,
+    each of less than 2^68 bytes.
     """
 
     def __init__(self, key: bytes | None = None, number: int = 0) -> None:
         key = secrets.token_bytes(32) if key is None else key
-        counter = number.to_bytes(8, "big") + bytes(8)  # the number in the upper half: streams never meet
+        # the number is the upper half of the counter, so that streams never overlap
+        counter = number.to_bytes(8, "big") + bytes(8)
         self._cipher = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
 
     def raw(self, count: int) -> bytes:
@@ -74,16 +73,15 @@ class Keystream:
         words = -(-bits // 64)
         raw = self._cipher.update(bytes(8 * rows * words))
         out = np.frombuffer(raw, np.dtype("<u8")).astype(np.uint64).reshape(rows, words)
-        # the highest word has fewer bits
-        if bits % 64:
+        if bits % 64:  # the highest word has fewer bits
             out[:, -1] &= np.uint64((1 << (bits % 64)) - 1)
         return out
 
     def below(self, bound: int, rows: int) -> Words:
-        """Return exactly uniform numbers below `bound`, uint64 (rows, words), by rejection."""
+        """Return exactly uniform numbers below `bound`, uint64 (rows, words)."""
         limit = to_words([bound], -(-bound.bit_length() // 64))[0]
         out = self.bits(bound.bit_length(), rows)
-        # rejection, until all are below: exactly uniform
+        # rejection, as a remainder would favour small numbers
         again = np.flatnonzero(~_less(out, limit))
         while len(again):
             out[again] = self.bits(bound.bit_length(), len(again))
@@ -92,6 +90,7 @@ class Keystream:
 
 
 def _less(rows: Words, limit: Words) -> Flags:
+    """Return which numbers are below the limit; all words of all rows are read, so time tells nothing."""
     less = np.zeros(len(rows), np.bool_)
     # upwards: a higher word overrules the lower ones
     for word in range(len(limit)):
@@ -104,7 +103,7 @@ def _less(rows: Words, limit: Words) -> Flags:
 
 
 def length_prefixed(*parts: str | int | bytes) -> bytes:
-    """Join parts so that no other list of parts gives the same bytes; integers are written in decimal."""
+    """Join parts so that no other list of parts gives the same bytes; integers are in decimal."""
     raw = [part if isinstance(part, bytes) else str(part).encode() for part in parts]
     return b"".join(len(part).to_bytes(8, "big") + part for part in raw)
 
@@ -120,13 +119,13 @@ def mask_key(seed: bytes, nonce: bytes) -> bytes:
 
 
 class UsedNonces:
-    """The nonces for which masks were made."""
+    """Nonces that have served: two vectors under one mask show their difference."""
 
     def __init__(self) -> None:
         self._used: set[bytes] = set()
 
     def use(self, nonce: bytes) -> None:
-        """Note a nonce; CryptoError if it was used before."""
+        """Record a nonce; CryptoError if it was used before."""
         if nonce in self._used:
             raise CryptoError("expected a new nonce for every masked vector, got one again; nothing was masked")
         self._used.add(nonce)
@@ -135,10 +134,7 @@ class UsedNonces:
 def pair_keys(
     name: str, seeds: Mapping[str, bytes], peers: Iterable[str], nonce: bytes
 ) -> tuple[list[bytes], list[bytes]]:
-    """Return the keys of the masks that `name` adds, and of those it subtracts: added for peers that sort after it.
-
-    CryptoError if `name` has no seed with one of the peers.
-    """
+    """Return the keys of the masks that `name` adds, and of those it subtracts; CryptoError if a peer has no seed."""
     peers = set(peers)
     if not peers <= seeds.keys():
         raise CryptoError(f"expected peers that {name} has a seed with, got {len(peers - seeds.keys())} others")
@@ -151,13 +147,14 @@ def pair_keys(
 class PairStreams:
     """Masks between a participant and its peers, of which none is ever removed by revealing its key.
 
-    Masks are added for peers that sort after `name`, and subtracted for the others. The mask of a message is
-    AES-256-CTR from the counter given by the nonce's first 16 bytes, under HKDF-Expand-SHA256(seed, info = "treaty
-    stream of a pair"). Nonces are hashes: that two of 2^20 messages of 2^14 blocks meet has a chance of 2^-75.
+    The mask of a message is AES-256-CTR from the counter given by the nonce's first 16 bytes, under
+    HKDF-Expand-SHA256(seed, info = "treaty stream of a pair"). Nonces are hashes: that streams of two of 2^20 messages
+    of 2^14 blocks overlap has a probability of 2^-75.
     """
 
     def __init__(self, name: str, seeds: Mapping[str, bytes]) -> None:
         start = modes.CTR(bytes(16))
+        # added for peers that sort after `name`, subtracted for the others, so that masks of a pair cancel
         self._streams = [
             (Cipher(algorithms.AES(mask_key(seed, _STREAM)), start).encryptor(), np.add if peer > name else np.subtract)
             for peer, seed in sorted(seeds.items())
@@ -180,7 +177,7 @@ def add_masks(values: Words, added: Sequence[bytes], subtracted: Sequence[bytes]
 
 
 def _add_streams(values: Words, streams: Sequence[tuple[CipherContext, np.ufunc]]) -> None:
-    # encrypting zeros writes the keystream itself, into one buffer that all masks share
+    # encrypting zeros writes the keystream itself, into one buffer for all masks
     most = min(len(values), _CHUNK)
     zeros = memoryview(bytes(8 * most))
     buffer = np.empty(most + 2, np.dtype("<u8"))  # the cipher needs room for another block
@@ -206,15 +203,15 @@ class CancellingMasks:
     def draw(self, count: int, bits: int, place: int, purpose: str, givers: Sequence[str] | None = None) -> list[int]:
         """Return this giver's masks of `count` numbers: sums and differences of numbers below 2^bits.
 
-        `place` and `purpose` name the sum, alike at all givers and different from every other sum: they make the nonce.
-        `givers` are the other givers of this sum, by default all.
+        `place` and `purpose` identify the sum, alike at all givers: they make the nonce. `givers` are the other givers
+        of this sum, by default all.
         """
         others = list(self._seeds if givers is None else givers)
         nonce = mask_nonce(self._job, self._protocol, place, 0, purpose)
         self._used.use(nonce)
         masks = [0] * count
         added, subtracted = pair_keys(self._name, self._seeds, others, nonce)
-        # one adds what the other subtracts
+        # of each pair one giver adds what the other subtracts
         for keys, sign in ((added, 1), (subtracted, -1)):
             for key in keys:
                 for k, drawn in enumerate(from_words(Keystream(key).bits(bits, count))):
@@ -228,11 +225,11 @@ class CancellingMasks:
 
 
 def total(parts: Sequence[Words]) -> list[int]:
-    """Add up numbers modulo 2^128, of uint64 (n, 2) each; return signed ones. CryptoError if shapes differ."""
+    """Add up masked numbers modulo 2^128, uint64 (n, 2) each; return signed sums. CryptoError if shapes differ."""
     for part in parts:
         check_payload([part], "masked numbers", (np.uint64, (len(parts[0]), _RING_WORDS)))
-    # numbers from half the ring on are negative
     sums = [sum(column) for column in zip(*(from_words(part) for part in parts), strict=True)]
+    # the upper half of the ring are the negative numbers
     half = 1 << (RING_BITS - 1)
     return [(x + half) % (1 << RING_BITS) - half for x in sums]
 
@@ -256,10 +253,7 @@ def from_fixed(numbers: Sequence[int]) -> Floats:
 
 
 class FreshShares:
-    """Re-randomises the shares of server `own`, 0 or 1; only the other server has the seed, too, for this use alone.
-
-    The keystream of message i is that of ``mask_key(seed, "treaty fresh shares" || i)``.
-    """
+    """Re-randomises the shares of server `own`, 0 or 1; no one but the other server has the seed of this use."""
 
     def __init__(self, own: int, seed: bytes) -> None:
         if len(seed) != KEY_BYTES:
@@ -269,8 +263,7 @@ class FreshShares:
     def numbers(self, message: int, shares: Words) -> Words:
         """Re-randomise additive shares modulo 2^64, uint64 (...).
 
-        `message` is the same at both servers and must exceed that of every message before, of numbers or bits
-        (CryptoError): the difference of two messages under one keystream would be that of the original shares.
+        `message` is the same at both servers, and larger than in every call before, of numbers or bits (CryptoError).
         """
         # one server adds what the other subtracts
         mask = self._stream(message).bits(64, shares.size).reshape(shares.shape)

@@ -39,7 +39,8 @@ PAILLIER_DEFAULT_KEY_BITS = 3072  # size of n = p q: 128-bit strength (SP 800-57
 
 # u | p - 1 and v | q - 1: finding a discrete logarithm or the order takes 2^128 steps (rho)
 OU_SUBGROUP_PRIME_BITS = 256
-OU_INSECURE_SUBGROUP_SHARE = 4  # test keys with primes below 512 bits: u and v take a fourth of the primes' bits
+# test keys with primes below 512 bits: u and v take a fourth of the primes' bits
+OU_INSECURE_SUBGROUP_SHARE = 4
 
 # p - 1 = 2 u k with primes u and k, k of this size: a random square generates all squares but for 2^-63
 PAILLIER_SMALL_PRIME_BITS = 64
@@ -48,17 +49,20 @@ PAILLIER_INSECURE_SMALL_PRIME_SHARE = 2
 
 # secure comparison: masks are this much longer than the numbers compared, so that N comparisons tell at most N 2^-100
 COMPARISON_MASK_BITS = 100
-STATISTICAL_BITS = 80  # exponents are this much longer than the group's order: statistical distance at most 2^-80
+# exponents are this much longer than the group's order: statistical distance at most 2^-80
+STATISTICAL_BITS = 80
 # factors that hide from a key's owner: so many random bits beyond the length of n, and so many random bases beyond two
 # (`key_proofs.Randomiser`), leave a statistical distance of 2^-80, too
 RANDOMISER_SPARE = 2 * STATISTICAL_BITS
-PRIMALITY_ROUNDS = 40  # of Miller-Rabin after Baillie-PSW: error below 4^-40 even for hostile candidates (Rabin 1980)
+# of Miller-Rabin after Baillie-PSW: error below 4^-40 even for hostile candidates (Rabin 1980)
+PRIMALITY_ROUNDS = 40
 
 SMALL_FACTOR_BOUND = 1 << 16  # a public modulus with a prime factor below this is refused
 # of a key's modulus: each root proves to 2^-16 (no factor is smaller), each square root to 1/2, together to 2^-128
 KEY_PROOF_ROOTS = 8
 KEY_PROOF_SQUARES = 128
-SMALL_ORDER_BOUND = 1 << 16  # so is a base whose order has no prime power beyond this: half a second at 3072 bits
+# so is a base whose order has no prime power beyond this: half a second at 3072 bits
+SMALL_ORDER_BOUND = 1 << 16
 SMALL_ORDER_INSECURE_SHARE = 16  # test keys below 256 bits: the bound has a sixteenth of the modulus's bits
 
 # the lattice map
@@ -76,13 +80,20 @@ _WIDE_COUNTS = range(7, 12)  # of primes where N is `WIDE_DEGREE`
 LEAST_PRIME = min(_SMALLER)
 _LEAST_WIDTH = 24  # bits of the narrowest primes that are tried: below are too few of the form
 
-LEAK_PER_SUM = 2.0**-67  # most that a sum may leak (total variation): 2^27 of them then stay below `LEAK_LIMIT`
-LEAK_IF_NARROWED = 2.0**-72  # the same where primes are narrowed to send less: so that it costs few of the sums allowed
-LEAK_LIMIT = 2.0**-40  # what all answers ever given about a table may leak together, as total variation
-GUARD_BITS = 16  # kept below the message in a hint, of which its rounding takes at most an eighth
+# most that a sum may leak (total variation): 2^27 sums then stay below `LEAK_LIMIT`
+LEAK_PER_SUM = 2.0**-67
+# the same where primes are narrowed to send less, so that narrowing costs few of the sums allowed
+LEAK_IF_NARROWED = 2.0**-72
+# what all answers ever given about a table may leak together, as total variation
+LEAK_LIMIT = 2.0**-40
+# kept below the message in a hint, of which its rounding takes at most an eighth
+GUARD_BITS = 16
 DIGIT_BITS = 16
 Digits = NDArray[np.uint16]  # of a number: so many bits each, the lowest first
 _MASKED_COUNTS = range(3, 8)  # of primes where answers are masked, which takes smaller moduli than the flood
+
+
+_DERIVED = ("modulus", "widths", "digits", "below", "rounding", "noise", "noise_bits", "flood_bits")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +133,7 @@ class Parameters:
             raise CryptoError("a prime is repeated - in the lattice map")
         digits = -(-(self.message_bits + GUARD_BITS + self.spare) // DIGIT_BITS)
         below = DIGIT_BITS * digits - self.message_bits
-        # hint and answer are off by less than 0.51 each, N + 1 of them
+        # digits of the hint and the answer are off by less than 0.51 each, N + 1 of them
         rounding = 51 * (self.degree + 1) // 100 + 1
         # <u, e> + <r, e_0> - <e', s>, and the encoding
         noise = ERROR_BITS * (self.weight + 2 * self.degree) + self.slack
@@ -131,36 +142,32 @@ class Parameters:
         room = (1 << below) // 2 - rounding
         flood_bits = max(0, (room * modulus >> (DIGIT_BITS * digits)) - noise).bit_length()
         noise_bits = below - 2 - self.spare  # `spare` and two fewer than its field has
-        derived = {"modulus": modulus, "widths": [prime.bit_length() for prime in self.primes], "digits": digits,
-                   "below": below, "rounding": rounding, "noise": noise, "noise_bits": noise_bits,
-                   "flood_bits": flood_bits}  # fmt: skip
-        for name, value in derived.items():
+        widths = [prime.bit_length() for prime in self.primes]
+        derived = (modulus, widths, digits, below, rounding, noise, noise_bits, flood_bits)
+        for name, value in zip(_DERIVED, derived, strict=True):
             object.__setattr__(self, name, value)
 
     def leak(self, squares: float) -> float:
         """Bound what one sum reveals beyond itself, as total variation: E |shift| / width of the flood.
 
-        Rounded scales have no part in the shift: what they add is a function of the sum's fields, which are opened.
         `squares` is the square of the 2-norm of the secret matrix's row (of a bin: its number of rows).
         """
+        # rounded scales are not in the shift: what they add is a function of the sum's fields, which are opened
         shift = math.sqrt(ERROR_BITS / 2 * (squares + 4 * self.degree / 3))
         return shift / 2.0**self.flood_bits
 
 
 @cache
 def narrow_primes(bits: int, count: int, degree: int = DEGREE) -> tuple[int, ...]:
-    """Return primes of as nearly the same width as `bits` bits in all allow: for each width the largest of the form.
+    """Return the largest primes of the form, of widths as equal as possible, with a product of `bits` bits in all."""
 
-    Their product is below 2^bits, and above 2^(bits - 1).
-    """
+    def largest(width: int, count: int) -> Iterator[int]:
+        candidates = range(((1 << width) - 2) // (2 * degree) * 2 * degree + 1, 1 << width - 1, -2 * degree)
+        return islice(filter(gmpy2.is_prime, candidates), count)
+
     width = -(-bits // count)
-    below = count * width - bits  # have a bit less
-    return (*_largest_primes(width, count - below, degree), *_largest_primes(width - 1, below, degree))
-
-
-def _largest_primes(width: int, count: int, degree: int) -> Iterator[int]:
-    candidates = range(((1 << width) - 2) // (2 * degree) * 2 * degree + 1, 1 << width - 1, -2 * degree)
-    return islice(filter(gmpy2.is_prime, candidates), count)
+    narrower = count * width - bits  # primes of one bit less
+    return (*largest(width, count - narrower), *largest(width - 1, narrower))
 
 
 @cache
@@ -170,14 +177,14 @@ def choose(
     """Take the fewest primes that keep a sum's leak below `LEAK_PER_SUM`; CryptoError if no set does.
 
     `squares` is the largest square of a row's 2-norm, `entries` the largest size of a number in a vector or the matrix,
-    which primes exceed; the others are as in `Parameters`. Where a smaller modulus of as many primes keeps the leak
-    below `LEAK_IF_NARROWED`, it is the smallest that does.
+    which primes exceed; the others are as in `Parameters`.
     """
     wide = {count: narrow_primes(31 * count, count, degree) for count in _WIDE_COUNTS if degree != DEGREE}
     for count, widest in (wide or SETS).items():
         found = Parameters(degree, widest, message_bits, weight, slack)
         if found.flood_bits <= 1 or found.leak(squares) > LEAK_PER_SUM:
             continue
+        # the smallest modulus of as many primes that keeps the leak small is sent in fewest bits
         for bits in range(_LEAST_WIDTH * count, found.modulus.bit_length()):
             primes = narrow_primes(bits, count, degree)
             narrow = Parameters(degree, primes, message_bits, weight, slack)
@@ -191,8 +198,8 @@ def choose(
 def choose_masked(message_bits: int, weight: int, entries: int, spare: int = 0) -> Parameters:
     """Take the smallest modulus, of the fewest primes, for answers under masks of the whole ring; CryptoError if none.
 
-    Noise stays below a quarter of the field below the message, and 2^`spare` times smaller. `entries` bounds numbers of
-    the matrix and the sum of an entry's fields, which primes exceed: so each entry is rounded by less than 1.
+    Noise is below 2^-`spare` of a quarter of the field below the message. `entries` bounds numbers of the matrix and
+    the sum of an entry's fields, which primes exceed: so each entry is rounded by less than 1.
     """
     for count in _MASKED_COUNTS:
         for bits in range(_LEAST_WIDTH * count, min(31 * count, LIMITS[DEGREE]) + 1):
@@ -214,8 +221,7 @@ def _too_large(message_bits: int, weight: int, remedy: str) -> CryptoError:
 class Field:
     """A part of a message: entries of vectors are sums of fields of size at most `bound`, shifted by `shift` bits.
 
-    Only the topmost field of a `node` may be signed. Where there are several nodes, an entry is of one of them: the
-    fields of the others are 0.
+    Only the topmost field of a `node` may be signed. An entry is of one node; its fields of the others are 0.
     """
 
     shift: int

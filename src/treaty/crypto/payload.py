@@ -1,4 +1,4 @@
-"""What the ends of a cipher share: payloads, bounds of sums, packing, and ends whose queries are over all rows.
+"""What all ciphers of sums share: payloads, bounds, packing, and ends whose queries are over all rows.
 
 A *payload* is a list of arrays that only the two ends of one cipher interpret.
 
@@ -15,17 +15,15 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from treaty.errors import CryptoError
-from treaty.machine.arrays import Int32s
+from treaty.machine.arrays import Int32s, Integers, Words
 
 Payload = list[NDArray[Any]]
-Index = NDArray[np.int64]
-Words = NDArray[np.uint64]
 
 
 def check_payload(payload: Payload, what: str, *expected: tuple[DTypeLike, tuple[int | None, ...]]) -> None:
-    """Check number, dtypes and shapes (None: any length) of the arrays of a payload, and that rows are contiguous.
+    """Raise CryptoError unless a payload has arrays of these dtypes and shapes (None: any length), in C order.
 
-    CryptoError, which says `what` it was, if anything differs.
+    `what` names the payload in the error.
     """
     if len(payload) != len(expected):
         raise CryptoError(f"expected {len(expected)} arrays, got {len(payload)} - in {what}")
@@ -48,7 +46,7 @@ def from_words(rows: Words) -> list[int]:
     return [int.from_bytes(row.astype("<u8").tobytes(), "little") for row in rows]
 
 
-# Fewest rows of a piece that is not the last one, where a row's ciphertexts leave room: each piece costs something.
+# fewest rows of a piece that is not the last, if ciphertexts leave room: each piece has a cost of its own
 LEAST_ROWS = 4096
 
 
@@ -66,15 +64,15 @@ class SumsBounds:
         if max(2 * self.n_rows * self.grad_bound, self.n_rows * self.hess_bound, self.n_rows) >= 1 << 62:
             raise CryptoError("sums would exceed 62 bits - lower fractional_bits, or the bound of the gradients")
 
-    def check(self, grad: Index, hess: Index, where: str) -> None:
+    def check(self, grad: Integers, hess: Integers, where: str) -> None:
         """Raise CryptoError for derivatives (rows,) beyond their bounds."""
         if len(grad) and not (-self.grad_bound <= grad.min() <= grad.max() <= self.grad_bound):
             raise CryptoError(f"a gradient exceeds its declared bound - at {where}")
         if len(hess) and not (0 <= hess.min() <= hess.max() <= self.hess_bound):
             raise CryptoError(f"a hessian is negative or exceeds its declared bound - at {where}")
 
-    def allow(self, sums: Index) -> bool:
-        """Tell whether sums (..., 3) of grad, hess and count are possible for rows within the bounds."""
+    def allow(self, sums: Integers) -> bool:
+        """Return whether sums (..., 3) of grad, hess and count are possible for rows within the bounds."""
         grad, hess, count = np.moveaxis(sums, -1, 0)
         most_grad, most_hess = self.grad_bound * count, self.hess_bound * count
         fits = (count >= 0) & (-most_grad <= grad) & (grad <= most_grad) & (0 <= hess) & (hess <= most_hess)
@@ -105,10 +103,10 @@ class Packing:
                 " fractional_bits, or take a longer key"
             )
 
-    def pack_rows(self, grad: Index, hess: Index) -> Words:
-        """Pack the fixed-point derivatives (rows,) of one row each as gh_i: little-endian words (rows, ceil(b / 64)).
+    def pack_rows(self, grad: Integers, hess: Integers) -> Words:
+        """Pack the fixed-point derivatives (rows,) of each row as gh_i: little-endian words (rows, ceil(b / 64)).
 
-        CryptoError if there are more rows than n_rows, or a value exceeds its bound.
+        CryptoError for more rows than n_rows, or a value beyond its bound.
         """
         bounds = self.bounds
         if len(grad) > bounds.n_rows:
@@ -120,20 +118,17 @@ class Packing:
         for bit, values in ((self.count_bits, hess.astype(np.uint64)), (self.count_bits + self.hess_bits, shifted)):
             word, shift = divmod(bit, 64)
             out[:, word] |= values << np.uint64(shift)
+            # a field may straddle two words
             if shift and word + 1 < out.shape[1]:
                 out[:, word + 1] |= values >> np.uint64(64 - shift)
         return out
 
-    def group_starts(self, sums: int) -> Index:
-        """Cut into the groups of k sums that share a plaintext, int64 (groups + 1,); the last may be shorter."""
-        return np.minimum(np.arange(-(-sums // self.per_plaintext) + 1) * self.per_plaintext, sums).astype(np.int64)
-
-    def unpack_sums(self, plaintexts: Words, sums: int) -> Index:
+    def unpack_sums(self, plaintexts: Words, sums: int) -> Integers:
         """Split decrypted plaintexts, words (ceil(sums / k), limbs), into sums of grad and hess and counts, (sums, 3).
 
         CryptoError if the number of plaintexts does not fit `sums`, or a field exceeds its bound.
         """
-        starts = self.group_starts(sums)
+        starts = group_starts(sums, self.per_plaintext)
         if len(plaintexts) != len(starts) - 1:
             raise CryptoError(f"expected {len(starts) - 1} plaintexts for {sums} sums, got {len(plaintexts)}")
         group = np.repeat(np.arange(len(plaintexts)), np.diff(starts))
@@ -146,6 +141,7 @@ class Packing:
         grad = _take(plaintexts, group, base + self.count_bits + self.hess_bits, self.grad_bits)
         bounds, n = self.bounds, np.uint64(self.bounds.n_rows)
         one_hess, one_grad = np.uint64(bounds.hess_bound), np.uint64(2 * bounds.grad_bound)
+        # honest sums fit; what does not would come out as another number of another field
         if (count > n).any() or (hess > one_hess * count).any() or (grad > one_grad * count).any():
             raise CryptoError("a decrypted sum exceeds what its rows can hold - the other side did not only add")
         out[:, 2], out[:, 1] = count, hess
@@ -153,7 +149,12 @@ class Packing:
         return out
 
 
-def _take(rows: Words, row: Index, bit: Index, width: int) -> Words:
+def group_starts(numbers: int, per_plaintext: int) -> Integers:
+    """Return the bounds of groups of numbers that share a plaintext, int64 (groups + 1,); the last may be shorter."""
+    return np.minimum(np.arange(-(-numbers // per_plaintext) + 1) * per_plaintext, numbers).astype(np.int64)
+
+
+def _take(rows: Words, row: Integers, bit: Integers, width: int) -> Words:
     """Read the field of `width` <= 64 bits at `bit` of the number in each named row; zero beyond the row's end."""
     padded = np.concatenate([rows, np.zeros((len(rows), 2), np.uint64)], axis=1)
     word, shift = bit // 64, (bit % 64).astype(np.uint64)
@@ -164,12 +165,19 @@ def _take(rows: Words, row: Index, bit: Index, width: int) -> Words:
     return taken
 
 
-def slots_of(offsets: Int32s | Index, features: Index) -> Index:
-    """Slots of some features, in order."""
+def nodes_of_rows(positions: Int32s, starts: Int32s, n_rows: int) -> NDArray[np.int16]:
+    """Return the number of each row's node in a query, -1 for none, int16 (n_rows,); as of `SumsClient.query`."""
+    nodes = np.full(n_rows, -1, np.int16)
+    nodes[positions[starts[0] : starts[-1]]] = np.repeat(np.arange(len(starts) - 1, dtype=np.int16), np.diff(starts))
+    return nodes
+
+
+def slots_of(offsets: Int32s | Integers, features: Integers) -> Integers:
+    """Return the slots of some features, in order."""
     return np.concatenate([np.empty(0, np.int64), *(np.arange(offsets[f], offsets[f + 1]) for f in features)])
 
 
-def bins_of(codes: NDArray[np.uint8], offsets: Int32s) -> Index:
+def bins_of(codes: NDArray[np.uint8], offsets: Int32s) -> Integers:
     """Return the number of slots of each feature; CryptoError unless codes (rows, features) lie within them."""
     bins = np.diff(offsets).astype(np.int64)
     if codes.ndim != 2 or codes.dtype != np.uint8 or len(bins) != codes.shape[1] or (bins < 1).any():
@@ -179,12 +187,8 @@ def bins_of(codes: NDArray[np.uint8], offsets: Int32s) -> Index:
     return bins
 
 
-def _sampled(features: Int32s | None, count: int) -> Index:
-    return np.arange(count, dtype=np.int64) if features is None else features.astype(np.int64)
-
-
 class WholeTableClient:
-    """The active party's end of `lattice_sums` and `triple_sums`: servers learn no rows of nodes or of samples."""
+    """The active party's end of `lattice_sums` and `triple_sums`: servers learn no rows of nodes or samples."""
 
     blind = True
 
@@ -195,21 +199,21 @@ class WholeTableClient:
     def setup(self) -> Payload:
         return [np.array([self._bounds.n_rows, self._bounds.grad_bound, self._bounds.hess_bound], np.int64)]
 
-    def _check_start(self, grad: Index, hess: Index) -> None:
+    def _check_start(self, grad: Integers, hess: Integers) -> None:
         n_rows = self._bounds.n_rows
         if len(grad) != n_rows or grad.shape != hess.shape:
             raise CryptoError(f"expected the derivatives of {n_rows} rows, got {len(grad)} - at a tree's start")
         self._bounds.check(grad, hess, "a tree's start")
 
-    def _sampled_slots(self, peer: str, features: Int32s | None) -> tuple[Index, Index]:
-        """Return a server's slots in the tree's sample of columns, and where each column begins among them."""
+    def _sampled_slots(self, peer: str, features: Int32s | None) -> tuple[Integers, Integers]:
+        """Return a server's slots in the tree's sample of columns, and the place of each column's first among them."""
         offsets = self._offsets[peer]
-        chosen = _sampled(features, len(offsets) - 1)
+        chosen = np.arange(len(offsets) - 1) if features is None else features.astype(np.int64)
         sizes = np.diff(offsets)[chosen]
         return slots_of(offsets, chosen), (np.cumsum(sizes) - sizes).astype(np.int64)
 
-    def _adds_up(self, sums: Index, starts: Index, totals: Index) -> bool:
-        """Tell whether sums (nodes, slots, 3) are possible, and each column's add up to the totals (nodes, 3)."""
+    def _adds_up(self, sums: Integers, starts: Integers, totals: Integers) -> bool:
+        """Return whether sums (nodes, slots, 3) are possible, and each column's add up to the totals (nodes, 3)."""
         per_column = np.add.reduceat(sums, starts, axis=1)
         return self._bounds.allow(sums) and bool((per_column == totals[:, np.newaxis]).all())
 
@@ -222,7 +226,7 @@ class WholeTableServer:
             raise CryptoError(f"expected {bounds.n_rows} rows, got {len(codes)} - in the set-up")
         self._bounds, self._offsets, self._bins = bounds, offsets.astype(np.int64), bins_of(codes, offsets)
         self._columns = np.ascontiguousarray(codes.T)
-        self._features: Index | None = None  # of the tree that is being grown
+        self._features: Integers | None = None  # of the tree that is being grown
 
     def begin_tree(
         self, payload: Payload, rows: Int32s | None, features: Int32s | None = None, n_rows: int | None = None
@@ -230,7 +234,7 @@ class WholeTableServer:
         check_payload(payload, "the start of a tree")
         if rows is not None:
             raise CryptoError(f"expected all {self._bounds.n_rows} rows, got {len(rows)} - at the start of a tree")
-        self._features = _sampled(features, len(self._bins))
+        self._features = np.arange(len(self._bins)) if features is None else features.astype(np.int64)
 
     def add_rows(self, payload: Payload, rows: Int32s | None = None) -> None:
         raise CryptoError("expected nothing more - at the start of a tree")
@@ -238,7 +242,7 @@ class WholeTableServer:
     def end_tree(self) -> None:
         self._features = None
 
-    def _growing(self) -> Index:
+    def _growing(self) -> Integers:
         """Return the tree's columns; CryptoError between trees."""
         if self._features is None:
             raise CryptoError("expected begin_tree before a query")

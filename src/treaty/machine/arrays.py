@@ -24,6 +24,7 @@ from treaty.errors import ConfigError
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Int32s = NDArray[np.int32]
+Words = NDArray[np.uint64]
 Flags = NDArray[np.bool_]
 
 Kind = TypeVar("Kind", bound=np.generic)

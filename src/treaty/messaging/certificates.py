@@ -26,10 +26,10 @@ from treaty.errors import ConfigError
 from treaty.files import without_mark, write_whole
 
 VALIDITY = datetime.timedelta(days=730)
-"""How long a new certificate lasts: a key that was lost or copied unnoticed is out of use after two years."""
+"""How long a new certificate is valid: a key that was lost or copied unnoticed is out of use after two years."""
 
 RENEW_WITHIN = datetime.timedelta(days=60)
-"""How long before its end a certificate is warned of: partners have to pin the next one meanwhile."""
+"""How long before its end a warning is logged: partners have to pin the next certificate meanwhile."""
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ def check_names(names: Iterable[str]) -> None:
 def write_identity(folder: str | Path, name: str) -> Identity:
     """Make an identity and write ``<name>.key.pem`` (mode 0600) and ``<name>.cert.pem``; never overwrite a file."""
     identity = make_identity(name)
-    key_file, certificate_file = _files(folder, name)
+    key_file, certificate_file = Path(folder) / f"{name}.key.pem", Path(folder) / f"{name}.cert.pem"
     for file in (key_file, certificate_file):
         if file.exists():
             raise ConfigError(f"expected no file yet, got an existing {file}; remove it to make a new identity")
@@ -118,15 +118,19 @@ def load_identity(key_file: str | Path, certificate_file: str | Path, name: str)
 def load_certificate(file: str | Path) -> bytes:
     """Read a peer's certificate, PEM, from a file that holds exactly one; `file` may be the PEM itself."""
     given = _given(file)
-    pem = given or _read(Path(file))
+    try:
+        pem = given or without_mark(Path(file).read_bytes())
+    except OSError as error:
+        raise _unreadable(Path(file), error) from error
     _parse(pem, "the job" if given else str(file))
     return pem
 
 
 def read_secret(file: Path) -> bytes:
-    """Read a file that only this user may read; what is checked is the very file that is read."""
+    """Read a file that only this user may read."""
     try:
         with file.open("rb") as stream:
+            # of the open file, not of its name, which may be another file by now
             found = os.fstat(stream.fileno())
             if os.name == "posix" and found.st_uid != os.geteuid():
                 raise ConfigError(
@@ -141,7 +145,7 @@ def read_secret(file: Path) -> bytes:
 
 
 def fingerprint(certificate: bytes) -> str:
-    """Return ``SHA256:`` and 64 hexadecimal digits in groups of four, to be compared over the telephone."""
+    """Return ``SHA256:`` and 64 hexadecimal digits in groups of four, to be compared by telephone."""
     digest = _parse(certificate, "fingerprint").fingerprint(hashes.SHA256()).hex()
     return "SHA256:" + " ".join(digest[i : i + 4] for i in range(0, 64, 4))
 
@@ -159,7 +163,7 @@ def check_identity(identity: Identity, name: str) -> None:
 
 
 def _derived(key: ec.EllipticCurvePrivateKey) -> ec.EllipticCurvePublicKey | None:
-    """Compute the public key: a file also holds it, and cryptography 43 does not check that copy."""
+    """Compute the public key from the private half: cryptography 43 does not check the file's copy of it."""
     try:
         return ec.derive_private_key(key.private_numbers().private_value, key.curve).public_key()
     except ValueError:
@@ -221,24 +225,12 @@ def _parse(pem: bytes, what: str) -> x509.Certificate:
     return certificates[0]
 
 
-def _files(folder: str | Path, name: str) -> tuple[Path, Path]:
-    return Path(folder) / f"{name}.key.pem", Path(folder) / f"{name}.cert.pem"
-
-
 def _given(file: str | Path) -> bytes | None:
-    """Return a PEM that stands where a file's name may stand; None for a name."""
+    """Return a PEM that was given instead of a file's name; None for a name."""
     return str(file).encode() if str(file).startswith("-----BEGIN ") else None
 
 
-def _read(file: Path) -> bytes:
-    try:
-        return without_mark(file.read_bytes())
-    except OSError as error:
-        raise _unreadable(file, error) from error
-
-
 def _unreadable(file: Path, error: OSError) -> ConfigError:
-    """Return the error of a file that cannot be read, with where one comes from that is not there."""
     remedy = "; `treaty keys new NAME` makes a party's own, a partner sends its certificate"
     return ConfigError(f"cannot read {file}: {error.strerror}{remedy if isinstance(error, FileNotFoundError) else ''}")
 

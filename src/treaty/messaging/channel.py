@@ -1,6 +1,7 @@
-"""Channels between threads of one process, carrying the same encoded frames as the network does.
+"""The interface of a transport, what transports share, and the channels between threads of one process.
 
-They are as fast as the machine unless a `LinkSpeed` says how slow the parties' lines are.
+Channels between threads carry the same encoded frames as the network, as fast as the machine unless a `LinkSpeed` says
+how slow the parties' lines are.
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ from typing import Protocol
 from treaty.errors import ConfigError, LocalProtocolError, PeerError, PeerLost, PeerTimeout
 from treaty.messaging.messages import Frame
 
-# -------------------------------------------- the interface of a transport, and the mailbox that both transports share
-
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
@@ -30,49 +29,43 @@ class Arrival:
 class Channel(Protocol):
     """One party's end of the transport: authenticated, in order per pair, and it notices a peer's death.
 
-    A channel knows nothing of jobs, goodbyes or message types; those are the business of `Party`.
+    A channel knows nothing of jobs, goodbyes or message types; those are the business of `Party`. `name` is the party
+    this end belongs to. `waits` says whether sending takes a round trip to the peer, so that sending to several peers
+    at once pays. `frame_bytes` are the most of a frame, None for any length; longer messages travel in parts.
     """
 
-    @property
-    def name(self) -> str:
-        """The party this end belongs to."""
-
-    @property
-    def waits(self) -> bool:
-        """Whether sending takes a round trip to the peer, so that sending to several peers at once pays."""
-
-    @property
-    def frame_bytes(self) -> int | None:
-        """Most bytes of a frame; longer messages travel in parts. None where a frame may have any length."""
+    name: str
+    waits: bool
+    frame_bytes: int | None
 
     def refusal(self, sender: str, nbytes: int, frames: int) -> str | None:
-        """Return why a peer's message of so many frames can never be taken in whole, None if it can."""
+        """Return why a peer's message of so many bytes and frames can never be received, None if it can."""
 
     def send(self, to: str, frame: bytes, timeout: float) -> None:
         """Deliver an encoded envelope to a peer's mailbox; returns when it is there.
 
-        Waits while the peer has not read enough of what it got before. Raises PeerLost when the peer is gone,
-        PeerTimeout when it took nothing for `timeout` seconds (the text says whether its connection stood meanwhile),
-        PeerProtocolError when it refuses to talk to us, and
-        LocalProtocolError when `to` is unknown, the frame is larger than the peer accepts, or this channel is closed.
-        """
-
-    def receive(self, timeout: float) -> Arrival | None:
-        """Return the next frame of any peer, or None when `timeout` seconds have passed.
-
-        Raises PeerLost once for each peer that is gone, after the frames it delivered before, PeerProtocolError when a
-        peer tried something the transport refuses (oversized frame, false name), and LocalProtocolError when this
+        Waits while too much that was sent to the peer is unread. Raises PeerLost if the peer is gone, PeerTimeout if it
+        took nothing for `timeout` seconds (the text says whether its connection stood), PeerProtocolError if it refuses
+        the connection, and LocalProtocolError if `to` is unknown, the frame is larger than the peer accepts, or this
         channel is closed.
         """
 
+    def receive(self, timeout: float) -> Arrival | None:
+        """Return the next frame of any peer, or None after `timeout` seconds.
+
+        Raises PeerLost once for each peer that is gone, after the frames it delivered before, PeerProtocolError if a
+        peer tried something the transport refuses (oversized frame, false name), and LocalProtocolError if this channel
+        is closed.
+        """
+
     def is_up(self, peer: str) -> bool:
-        """Whether the connection with a peer stands, as far as is known; one that broke may come back."""
+        """Return whether the connection with a peer stands, as far as is known; a broken one may come back."""
 
     def mark_read(self, sender: str, nbytes: int) -> None:
-        """Record that the role has read a frame of a peer, which may send as many bytes more."""
+        """Record that the role has read a frame of a peer, which may then send as many bytes more."""
 
     def close(self) -> None:
-        """Leave; every peer's channel notices. Closing twice is fine."""
+        """Leave; every peer's channel notices. A second call does nothing."""
 
 
 class Inbox:
@@ -81,19 +74,19 @@ class Inbox:
     def __init__(self, owner: str) -> None:
         self._owner = owner
         self._changed = threading.Condition()
-        # a heap: due time, then order of `put`
+        # a heap: due time, then the number of the `put`, which keeps items of one time in order, and errors uncompared
         self._items: list[tuple[float, int, Arrival | PeerError]] = []
         self._count = 0
         self._closed = False
         self._unread: dict[str, int] = {}  # bytes by sender
 
     def wait_for_room(self, sender: str, nbytes: int, limit: float, timeout: float) -> bool:
-        """Wait until a sender's unread bytes are within a limit with so many more, or none are; False if never.
+        """Wait until a sender may add so many bytes, which then count as unread until `mark_read`; False on timeout.
 
-        They count as unread from then on, until `mark_read`. A closed inbox has room.
+        It may while its unread bytes stay within a limit, or are none. A closed inbox has room.
         """
         with self._changed:
-            # a party with nothing unread may always send, however long the message: else a longer one never could
+            # a party with nothing unread may always send: else a message longer than the limit never could be
             fits = self._changed.wait_for(
                 lambda: self._closed or not (before := self._unread.get(sender, 0)) or before + nbytes <= limit,
                 min(timeout, threading.TIMEOUT_MAX),
@@ -103,27 +96,25 @@ class Inbox:
             return fits
 
     def mark_read(self, sender: str, nbytes: int) -> None:
-        """Note that bytes of a sender are read."""
+        """Record that bytes of a sender were read."""
         with self._changed:
             self._unread[sender] = self._unread.get(sender, 0) - nbytes
             self._changed.notify_all()
 
     def put(self, item: Arrival | PeerError, due: float = 0.0) -> None:
-        """Add an arrival, or an error that `get` raises in its turn; dropped when closed.
+        """Add an arrival, or an error that `get` raises in its turn; dropped if the inbox is closed.
 
-        `get` does not see it before the monotonic time `due`; items come out by `due`, equal ones in the order of
-        `put`.
+        Items come out from the monotonic time `due` on, sorted by it, equal ones in the order of `put`.
         """
         with self._changed:
             if not self._closed:
-                # the count keeps items of one time in order, and errors out of the comparison
                 heapq.heappush(self._items, (due, self._count, item))
                 self._count += 1
-                # senders wait here, too: one woken in vain would keep the receiver asleep
+                # senders wait here, too: waking one thread alone might wake a sender, and leave the receiver asleep
                 self._changed.notify_all()
 
     def get(self, timeout: float) -> Arrival | None:
-        """Take the first item that is due, waiting up to `timeout` seconds; see `Channel.receive`."""
+        """Take the first item that is due, waiting up to `timeout` seconds; errors as of `Channel.receive`."""
         now = time.monotonic()
         deadline = now + timeout
         with self._changed:
@@ -152,20 +143,20 @@ class Inbox:
 
 
 INBOX_LIMIT = 2 << 30
-"""Default bytes of what all peers together may have unread at a party, 2 GiB."""
+"""Default bytes that all peers together may have unread at a party, 2 GiB."""
 
 OVERHEAD = 2048
-"""Bytes that each waiting message counts besides its own: what Python keeps of it, so that empty ones cost, too."""
+"""Bytes added to each waiting message for what Python keeps of it, so that empty ones count, too."""
 
-# bytes of a share with which parties can agree on terms and take their leave
+# bytes of a share that suffice to agree on terms and say goodbye
 _LEAST = 4 * OVERHEAD
 
 
 class Credit:
     """The bytes of a party's inbox, divided among its peers: each has a share that no other can use up.
 
-    A peer whose share is full waits until the role has read something of it. All shares together are `limit`.
-    ConfigError when it is too little for so many peers.
+    A peer whose share is full waits until the role has read some of its messages. All shares together are `limit`;
+    ConfigError if it is too little for so many peers.
     """
 
     def __init__(self, owner: str, limit: int, peers: Collection[str]) -> None:
@@ -177,7 +168,7 @@ class Credit:
         self.divide()
 
     def divide(self, may_lose: Collection[str] = ()) -> None:
-        """Give equal shares, but half of the whole to those in `may_lose` together, who may be many and small."""
+        """Give equal shares, but half of the whole to the peers in `may_lose` together, which may be many and small."""
         few = [peer for peer in self._unread if peer not in may_lose]
         many = [peer for peer in self._unread if peer in may_lose]
         for group in (few, many):
@@ -211,7 +202,7 @@ class Credit:
         )
 
     def take(self, peer: str, nbytes: int, still_wanted: Callable[[], bool]) -> bool:
-        """Wait until a frame fits into a peer's share, and enter it; False when the caller no longer wants it."""
+        """Wait until a frame fits into a peer's share, and count it; False once the caller no longer wants it."""
         with self._changed:
             while not self._closed and self._unread[peer] + nbytes + OVERHEAD > self._shares[peer]:
                 self._changed.wait(1.0)
@@ -221,7 +212,7 @@ class Credit:
             return not self._closed
 
     def give_back(self, peer: str, nbytes: int) -> None:
-        """Take out a frame that was entered: it was read, or has not come."""
+        """Stop counting a frame: it was read, or has not come."""
         with self._changed:
             self._unread[peer] -= nbytes + OVERHEAD
             self._changed.notify_all()
@@ -236,23 +227,22 @@ class Credit:
 # ---------------------------------------------------------------- between threads of one process
 
 
+# bytes of one party that another may have unread before the next message waits: pieces are made as they are read
 _UNREAD = 256 << 20
-"""Bytes of one party that another may have unread before the next message waits: what is made piece by piece is not
-made faster than it is read, and a single message of any size always goes."""
 
-# bytes of a frame that never waits: the last word of a party, say
+# bytes of a frame that never waits, such as a goodbye
 _SMALL = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class LinkSpeed:
-    """The uplink of every party, as at a home or an office: scarce, and shared by what it sends to all peers.
+    """The uplink of every party, shared by what it sends to all peers, as at a home or an office.
 
     A frame of n bytes waits until the frames sent before it, to any peer, have left; takes ``8 n / bits_per_second``
     to leave; and arrives `delay` seconds after that (a round trip of 100 ms has ``delay=0.05``), all in real time.
-    Left out: the downlink (usually many times faster, but a leader that receives from 32 parties at once may find it
-    scarce too), losses and TCP's slow start, the bytes of TLS and TCP. `send` does not wait for the line, as if a
-    socket's buffer had much room; `GrpcChannel.send` waits for an acknowledgment, one round trip a message.
+    The downlink, losses, TCP's slow start and the bytes of TLS and TCP are not modelled. `send` does not wait for the
+    line, as if a socket's buffer had much room; `GrpcChannel.send` waits for an acknowledgment, one round trip a
+    message.
     """
 
     bits_per_second: float
@@ -267,7 +257,7 @@ class LinkSpeed:
 
 
 def memory_channels(names: Iterable[str], link: LinkSpeed | None = None) -> dict[str, MemoryChannel]:
-    """Connect parties of one process, each with each; names must differ. Without a link, frames arrive at once."""
+    """Connect parties of one process, each with each; without a link, frames arrive at once."""
     names = list(names)
     if len(set(names)) != len(names):
         raise LocalProtocolError(f"expected different party names, got {names}")
@@ -277,19 +267,22 @@ def memory_channels(names: Iterable[str], link: LinkSpeed | None = None) -> dict
 
 
 class MemoryChannel:
-    """One party's end; made by `memory_channels`. Closing it tells all others that this party is gone.
+    """One party's end; made by `memory_channels`.
 
-    Over a `LinkSpeed` that news travels as an empty frame behind the frames sent before. Until it arrives, what others
-    send to the party vanishes without an error.
+    Over a `LinkSpeed`, the news that a party has closed travels as an empty frame behind the frames sent before. Until
+    it arrives, what others send to the party vanishes without an error.
     """
+
+    waits = False
 
     def __init__(
         self, name: str, inboxes: dict[str, Inbox], departures: dict[str, float], link: LinkSpeed | None
     ) -> None:
-        self._name = name
+        self.name = name
+        self.frame_bytes: int | None = None
         # shared by all ends: a party that has closed is no longer in it
         self._inboxes = inboxes
-        # shared too: when the others hear that a party has closed
+        # shared, too: when the others learn that a party has closed
         self._departures = departures
         self._own = inboxes[name]
         self._names = frozenset(inboxes)
@@ -298,63 +291,45 @@ class MemoryChannel:
         # monotonic time at which all frames sent so far have left
         self._uplink_free = 0.0
 
-    @property
-    def name(self) -> str:
-        """The party this end belongs to."""
-        return self._name
-
-    @property
-    def waits(self) -> bool:
-        return False
-
-    @property
-    def frame_bytes(self) -> None:
-        return None
-
     def refusal(self, sender: str, nbytes: int, frames: int) -> None:
         return None
 
     def send(self, to: str, frame: bytes, timeout: float) -> None:
-        """Put the frame into the peer's inbox, at the time it arrives. See `Channel.send`.
-
-        It waits only where the peer has `_UNREAD` bytes of this party's that it has not read.
-        """
-        if to not in self._names or to == self._name:
-            raise LocalProtocolError(f"expected a peer of {self._name}, got {to!r} - at send")
-        if self._name not in self._inboxes:
-            raise LocalProtocolError(f"expected an open channel, got one that {self._name} has closed")
+        """Put the frame into the peer's inbox, for the time it arrives; waits only for `_UNREAD` bytes to be read."""
+        if to not in self._names or to == self.name:
+            raise LocalProtocolError(f"expected a peer of {self.name}, got {to!r} - at send")
+        if self.name not in self._inboxes:
+            raise LocalProtocolError(f"expected an open channel, got one that {self.name} has closed")
         inbox = self._inboxes.get(to)
         if inbox is None and time.monotonic() >= self._departures[to]:
             raise PeerLost(to, f"{to} is lost: it has closed its channel")
         limit = _UNREAD if len(frame) > _SMALL else math.inf
-        if inbox is not None and not inbox.wait_for_room(self._name, len(frame), limit, timeout):
-            raise PeerTimeout(to, f"{to} has not read what {self._name} sent it for {timeout:g} s")
+        if inbox is not None and not inbox.wait_for_room(self.name, len(frame), limit, timeout):
+            raise PeerTimeout(to, f"{to} has not read what {self.name} sent it for {timeout:g} s")
         due = 0.0 if self._link is None else self._due(len(frame), self._link)
         if inbox is not None:
-            inbox.put(Arrival(self._name, frame), due)
+            inbox.put(Arrival(self.name, frame), due)
 
     def receive(self, timeout: float) -> Arrival | None:
-        """Take the next frame or notice; see `Channel.receive`."""
         return self._own.get(timeout)
 
     def is_up(self, peer: str) -> bool:
         return peer in self._inboxes
 
     def mark_read(self, sender: str, nbytes: int) -> None:
-        """Let a peer send more; see `Channel.mark_read`."""
         self._own.mark_read(sender, nbytes)
 
     def close(self) -> None:
         due = 0.0 if self._link is None else self._due(0, self._link)
-        # before it is missing from the inboxes
-        self._departures.setdefault(self._name, due)
-        if self._inboxes.pop(self._name, None) is not None:
+        # before the inbox goes: a sender that misses it reads when the party closed
+        self._departures.setdefault(self.name, due)
+        if self._inboxes.pop(self.name, None) is not None:
             self._own.close()
             for inbox in list(self._inboxes.values()):
-                inbox.put(PeerLost(self._name, f"{self._name} is lost: it has closed its channel"), due)
+                inbox.put(PeerLost(self.name, f"{self.name} is lost: it has closed its channel"), due)
 
     def _due(self, nbytes: int, link: LinkSpeed) -> float:
-        """Queue a frame at the uplink; return when it arrives."""
+        """Queue a frame at the uplink; return its time of arrival."""
         with self._queueing:
             self._uplink_free = max(self._uplink_free, time.monotonic()) + 8 * nbytes / link.bits_per_second
             return self._uplink_free + link.delay

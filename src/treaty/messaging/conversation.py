@@ -39,7 +39,7 @@ from treaty.messaging.messages import (
     clean,
     decode_body,
     decode_envelope,
-    encode_envelope,
+    encode,
 )
 
 if TYPE_CHECKING:
@@ -50,9 +50,10 @@ class Conversation:
     """One party's conversation with one peer, both in the same job and protocol.
 
     `left`: the peer said goodbye or aborted and sends nothing more; `abort_reason` says why, if it stopped the job.
-    `missed` is the last round that went on without a message of the peer, -1 if none; see `drop_late`. `on_read` is
-    told the bytes of each frame that the role has read or let pass: the peer may send as many more. `refusal` says
-    why a message of so many bytes and frames is too long, if it is.
+    `missed` is the last round that this party finished without a message of the peer, -1 if none; see `drop_late`.
+    `unread` has the messages that wait for `read`, with the bytes of their frames. `on_read` is called with the bytes
+    of each frame that was read or dropped: the peer may send as many more. `refusal` says why a message of so many
+    bytes and frames is too long, if it is.
     """
 
     def __init__(
@@ -64,48 +65,32 @@ class Conversation:
         on_read: Callable[[int], None] = lambda _: None,
         refusal: Callable[[int, int], str | None] = lambda nbytes, frames: None,
     ) -> None:
-        self.me = me
-        self.peer = peer
-        self.job = job
-        self.protocol = protocol
+        self.me, self.peer, self.job, self.protocol = me, peer, job, protocol
         self.left = False
         self.abort_reason: str | None = None
         self.missed = -1
-        self._sent = 0
-        self._received = 0
+        self.unread: deque[tuple[Envelope[msgspec.Raw], list[int]]] = deque()
+        self._sent = self._received = 0
         self._on_read, self._refusal = on_read, refusal
-        # with the bytes of its frames
-        self._unread: deque[tuple[Envelope[msgspec.Raw], list[int]]] = deque()
-        # bytes of the frames of a message that is coming in
+        # a message that is coming in: bytes of its frames; if it comes in parts, its buffer and how much is full
         self._frames: list[int] = []
-        # for that message, if it comes in parts
         self._room: memoryview | None = None
-        self._filled = 0  # bytes of it
-
-    @property
-    def has_unread(self) -> bool:
-        """Whether a message waits for `read`."""
-        return bool(self._unread)
-
-    @property
-    def next_round(self) -> int:
-        """The round of the oldest unread message."""
-        return self._unread[0][0].round
+        self._filled = 0
 
     def write(self, message: Message, round: int, frame_bytes: int | None = None) -> Iterator[bytes]:
         """Encode the next message to the peer: one frame, or several of at most `frame_bytes` of it.
 
-        Call `wrote` when one is delivered, before the next is taken.
+        The caller calls `wrote` after each delivery, before it takes the next frame.
         """
         kind = type(message).__name__
-        whole = encode_envelope(Envelope(self.job, self.protocol, round, kind, self.me, self.peer, self._sent, message))
+        whole = encode(Envelope(self.job, self.protocol, round, kind, self.me, self.peer, self._sent, message))
         if frame_bytes is None or len(whole) <= frame_bytes:
             yield whole
             return
         for start in range(0, len(whole), frame_bytes):
             part = Part(memoryview(whole)[start : start + frame_bytes], len(whole))
             step = Part.__name__
-            yield encode_envelope(Envelope(self.job, self.protocol, round, step, self.me, self.peer, self._sent, part))
+            yield encode(Envelope(self.job, self.protocol, round, step, self.me, self.peer, self._sent, part))
 
     def wrote(self) -> None:
         """Record that a frame from `write` has been delivered."""
@@ -125,6 +110,7 @@ class Conversation:
             self.left = True
             self._on_read(len(frame))
             return envelope, len(frame)
+        # every frame has the next number of its ordered pair, so nothing is repeated, lost or reordered unnoticed
         self._expect_next(envelope, self._received)
         self._received += 1
         self._frames.append(len(frame))
@@ -135,29 +121,31 @@ class Conversation:
             envelope = self._addressed(whole)
             self._expect_next(envelope, self._received - len(self._frames))
         elif self._room is not None and envelope.step != Goodbye.__name__:
-            # who gave up sending may leave
+            # only a sender that gives up the message may leave before its last part
             raise self._error(f"expected the rest of a message that comes in parts, got {clean(envelope.step)}")
         frames, self._frames = self._frames, []
         if envelope.step == Goodbye.__name__:
             decode_body(envelope.body, Goodbye, peer=self.peer)
             self.left, self._room = True, None
-            self._let_pass(frames)
+            for nbytes in frames:
+                self._on_read(nbytes)
         else:
-            self._unread.append((envelope, frames))
+            self.unread.append((envelope, frames))
         return envelope, sum(frames)
 
     def drop_late(self, round: int) -> None:
-        """Drop, unread, what the peer sent for rounds before `round` that it missed."""
-        while self._unread and self.next_round <= self.missed and self.next_round < round:
+        """Drop unread messages for rounds before `round` up to the last `missed` one."""
+        while self.unread and self.unread[0][0].round <= self.missed and self.unread[0][0].round < round:
             self.drop_first()
 
     def drop_first(self) -> None:
         """Drop the oldest unread message, which `peek` has returned."""
-        self._let_pass(self._unread.popleft()[1])
+        for nbytes in self.unread.popleft()[1]:
+            self._on_read(nbytes)
 
     def drop_unread(self) -> None:
-        """Drop everything that waits for `read`, of a peer that is not listened to any more: it may send no more."""
-        self._unread.clear()
+        """Drop all unread messages of a peer that was left out; `on_read` is not called, so it may send no more."""
+        self.unread.clear()
         self._room, self._frames = None, []
 
     def read(self, kinds: Sequence[type[M]], round: int) -> M:
@@ -171,7 +159,7 @@ class Conversation:
 
         Raises PeerProtocolError for another class or round, or a body that is not exactly one of that class.
         """
-        envelope, _ = self._unread[0]
+        envelope, _ = self.unread[0]
         kind = next((kind for kind in kinds if kind.__name__ == envelope.step), None)
         if kind is None or envelope.round != round:
             raise self._error(
@@ -180,21 +168,18 @@ class Conversation:
             )
         return decode_body(envelope.body, kind, peer=self.peer)
 
-    def _let_pass(self, frames: Sequence[int]) -> None:
-        for nbytes in frames:
-            self._on_read(nbytes)
-
     def _join(self, part: Part) -> memoryview | None:
-        """Add a part; return the whole frame after the last. It ends at a multiple of 8 bytes, see `view`."""
+        """Add a part; return the whole frame after the last."""
         if self._room is None:
-            # if all are like the first
+            # the bytes that count for this message, if all its frames are like the first
             frames = -(-part.nbytes // max(1, part.content.nbytes))
             envelopes = frames * (self._frames[-1] - part.content.nbytes)
             text = self._refusal(part.nbytes + envelopes, frames)
             if text is not None:
                 raise PeerProtocolError(self.peer, text)
-            # in memory only as they are filled
+            # pages take memory only as they are filled: a false length costs the peer as much as this party
             pages = np.empty(part.nbytes + 7, np.uint8)
+            # the end is at a multiple of 8 bytes, so that `view` need not copy the last array, usually the largest
             skipped = -(pages.ctypes.data + part.nbytes) % 8
             self._room, self._filled = pages.data[skipped : skipped + part.nbytes], 0
         whole, end = self._room, self._filled + part.content.nbytes
@@ -210,15 +195,12 @@ class Conversation:
     def _addressed(self, frame: Frame) -> Envelope[msgspec.Raw]:
         """Decode an envelope that must be of this conversation."""
         envelope = decode_envelope(frame, peer=self.peer)
-        self._expect("job", self.job, envelope.job)
-        self._expect("protocol", self.protocol, envelope.protocol)
-        self._expect("sender", self.peer, envelope.sender)
-        self._expect("receiver", self.me, envelope.receiver)
+        place = {"job": self.job, "protocol": self.protocol, "sender": self.peer, "receiver": self.me}
+        for what, expected in place.items():
+            got = getattr(envelope, what)
+            if got != expected:
+                raise self._error(f"expected {what} {expected!r}, got {clean(got)!r} - at the envelope")
         return envelope
-
-    def _expect(self, what: str, expected: str, got: str) -> None:
-        if got != expected:
-            raise self._error(f"expected {what} {expected!r}, got {clean(got)!r} - at the envelope")
 
     def _expect_next(self, envelope: Envelope[msgspec.Raw], number: int) -> None:
         step = clean(envelope.step)
@@ -233,19 +215,18 @@ class Conversation:
 
 
 Table = Mapping[str, Mapping[type[Message], str | tuple[str, str]]]
-"""State -> message -> next state. A pair is for messages that come in pieces: the state after a piece whose `last` is
-false, and after the last one."""
+"""State -> message -> next state; for messages in pieces, the states after a piece with `last` false and true."""
 
 
 class MessageOrder:
-    """Where a conversation stands in its table."""
+    """The state of a conversation in its table."""
 
     def __init__(self, table: Table, state: str) -> None:
         self._table, self.state = table, state
 
     @property
     def allowed(self) -> tuple[type[Message], ...]:
-        """Messages that may come now; none when the conversation is over."""
+        """The classes that may come now; none when the conversation is over."""
         return tuple(self._table[self.state])
 
     def take(self, message: Any) -> None:
@@ -265,7 +246,7 @@ OF_ONE_MODEL = "give all parties their parts of one training, and files of the s
 
 
 class Terms(Message):
-    """One party's public parameters; they hold nothing that another party must not know."""
+    """One party's public parameters."""
 
     leakage: ClassVar = MessageLeakage(
         "the options of the job, but not the sampling seed; both ends must have the same", "control"
@@ -275,7 +256,7 @@ class Terms(Message):
 
 
 class Verdict(Message):
-    """One party's finding: the first difference between terms, empty for none."""
+    """The first difference between terms that a party found, empty for none."""
 
     leakage: ClassVar = MessageLeakage("the first option in which two parties differ, if any does", "control")
 
@@ -292,42 +273,37 @@ def agree(
 ) -> None:
     """Compare public parameters with every peer; raise the same error everywhere when they differ.
 
-    Every party of the job calls it at the same place. All send, then all receive; then all exchange what they found,
-    so that in a star a passive party learns of a difference between two others. Values are equal when type and value
-    are (1 is not 1.0, and not True). `peers` are those to compare with (default: all), `timeout` the seconds to wait
-    for each.
+    Every party of the job calls it at the same place. Values are equal if type and value are (1 is not 1.0, and not
+    True). `peers` are those to compare with (default: all), `timeout` is in seconds, for each.
 
-    Raises ConfigError for the first difference in alphabetical order, with both values, both parties and the `remedy`;
-    this party has then left the job in good order, so `run_role` sends no abort after it. Raises PeerError when a peer
-    is lost, silent, malformed or has stopped, and LocalProtocolError for a term of another type than `Term`.
+    ConfigError for the first difference in alphabetical order, with both values, both parties and the `remedy`; this
+    party has then left the job in good order, so `run_role` sends no abort. PeerError if a peer is lost, silent,
+    malformed or has stopped, LocalProtocolError for a term of another type than `Term`.
     """
     try:
         own = msgspec.convert(dict(terms), dict[str, Term])
     except msgspec.ValidationError as error:
         raise LocalProtocolError(f"{error} of the terms") from error
     peers = party.peers if peers is None else peers
-    # all send before any receives: no order of parties can make two wait for each other
+    # all send before any receives, so that no two parties wait for each other
     for peer in peers:
         party.send(peer, Terms(own))
-    differences = [
+    found = [
         _difference(party.name, own, peer, party.receive(peer, Terms, timeout=timeout).values, remedy) for peer in peers
     ]
-    found = next(filter(None, differences), "")
-    # in a star two passive parties do not talk to each other: the verdict tells them of a difference between them
+    own_verdict = next(filter(None, found), "")
+    # in a star two passive parties do not talk to each other: by verdicts they learn of a difference between them
     for peer in peers:
-        party.send(peer, Verdict(found))
+        party.send(peer, Verdict(own_verdict))
     reports = [clean(party.receive(peer, Verdict, timeout=timeout).difference, 500) for peer in peers]
-    # leave in good order first: the others know already, and must not take the error for a crash
-    if any([found, *reports]):
+    if any([own_verdict, *reports]):
+        # the others know already, and must not take the error for a crash
         party.close()
-        raise ConfigError(found or next(filter(None, reports)))
+        raise ConfigError(own_verdict or next(filter(None, reports)))
 
 
 def differences(name: str, own: Mapping[str, str], peer: str, theirs: Mapping[str, str]) -> list[str]:
-    """Describe each difference between terms that two parties sent each other on connecting, of those that both have.
-
-    Texts are cut where they are long, and are the same at both parties.
-    """
+    """Describe differences between the terms that two parties both sent on connecting, alike at both parties."""
     (first, a), (second, b) = sorted([(name, own), (peer, theirs)])
     return [
         f"{clean(term, 60)} = {clean(a[term], 150)} at {first}, {clean(b[term], 150)} at {second}"
@@ -337,7 +313,7 @@ def differences(name: str, own: Mapping[str, str], peer: str, theirs: Mapping[st
 
 
 def _difference(name: str, own: Mapping[str, Term], peer: str, theirs: Mapping[str, Term], remedy: str) -> str:
-    """Describe the first difference in words that are the same at both parties; empty when there is none."""
+    """Describe the first difference, alike at both parties; empty for none."""
     sides = sorted([(name, own), (peer, theirs)])
     for key in sorted(own.keys() | theirs.keys()):
         # equal texts mean equal types and values

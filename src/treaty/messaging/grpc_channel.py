@@ -13,9 +13,9 @@ frame arrives once or `send` raises. (`Party` refuses repeated messages on top o
 **Death.** Each party holds a watch stream open to each peer, on a connection of its own, where pings do not queue
 behind frames. A killed process breaks it at once, a stopped one or a dead network after ``keepalive_time +
 keepalive_timeout``; when no new watch of the same process can be opened within ``reconnect`` seconds, the peer is
-lost. Refused, reset and unanswered connections are all tried again until then, for nothing tells a killed process from
-a forwarder that restarts. A peer that closes its channel is lost at once. A peer that computes goes on answering pings,
-even without ever releasing Python's lock.
+lost. Refused, reset and unanswered connections are all tried again until then, as a killed process looks like a
+forwarder that restarts. A peer that closes its channel is lost at once. A peer that computes still answers pings, even
+without ever releasing Python's lock.
 
 Do not fork a process that has made a channel; start subprocesses afresh.
 """
@@ -38,7 +38,7 @@ from treaty.messaging.messages import clean
 REFUSAL_PATIENCE = 4.0
 """Seconds for which a refused connection is tried again, so that both sides see the refusal before one goes."""
 LATE_PATIENCE = 5.0
-"""Seconds for which `connect`, when one peer has gone, still waits for others that are not up yet, to tell them."""
+"""Seconds for which `connect`, once one peer has gone, still waits to notify others that are not up yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,12 @@ class GrpcChannel:
     both sides: a frame before it is allocated, a message in parts once the role listens, when its first part has come
     and others up to the share may have. A peer is pinged after `keepalive_time` seconds of silence and has
     `keepalive_timeout` to answer; a broken connection is dialled again for `reconnect` seconds before the peer counts
-    as lost. `terms` are what all must agree on, in words, which `connect` compares; `job`, the same at all, is said by
-    whoever dials, where doors of nodes lead connections to jobs. Raises ConfigError when a certificate or key does not
-    fit its name, the address cannot be listened at, or `inbox_limit` is too little for so many peers.
+    as lost. `terms` are what all must agree on, which `connect` compares. `job`, the same at all, is sent by the party
+    that dials, where doors of nodes lead connections to jobs. ConfigError if a certificate or key does not fit its
+    name, the address cannot be listened at, or `inbox_limit` is too little for so many peers.
     """
+
+    waits = True
 
     def __init__(
         self,
@@ -80,7 +82,8 @@ class GrpcChannel:
     ) -> None:
         if not peers or name in peers:
             raise ConfigError(f"expected one or more peers other than {name}, got {', '.join(peers) or 'none'}")
-        self._name = name
+        self.name = name
+        self.frame_bytes: int | None = FRAME_BYTES
         self._identity = Identity(key, certificate)
         check_identity(self._identity, name)
         self._pinned = {peer: check_certificate(peers[peer].certificate, peer) for peer in peers}
@@ -91,30 +94,9 @@ class GrpcChannel:
         self._credit = Credit(name, inbox_limit, peers)
         self._terms, self._job = dict(terms or {}), job
         self._server = Server(
-            name,
-            address,
-            self._identity,
-            self._pinned,
-            self._inbox,
-            self._credit,
-            keepalive_time,
-            self._terms,
-            job,
+            name, address, self._identity, self._pinned, self._inbox, self._credit, keepalive_time, self._terms, job
         )
         self._links: dict[str, PeerLink] = {}
-
-    @property
-    def name(self) -> str:
-        """The party this end belongs to."""
-        return self._name
-
-    @property
-    def waits(self) -> bool:
-        return True
-
-    @property
-    def frame_bytes(self) -> int:
-        return FRAME_BYTES
 
     def refusal(self, sender: str, nbytes: int, frames: int) -> str | None:
         return self._credit.refusal(sender, nbytes, frames)
@@ -133,16 +115,17 @@ class GrpcChannel:
     ) -> None:
         """Dial all peers and wait up to `timeout` seconds until each has answered and has dialled us.
 
-        `addresses` replace those given as `Peer`; `waiting` is told many times a second who is still missing. Peers in
-        `may_lose` that do not come in time, or have gone again, only count as lost; they share half of the inbox.
+        `addresses` replace those given as `Peer`; `waiting` is called many times a second with the peers still missing.
+        Peers in `may_lose` that do not come in time, or have gone again, only count as lost; they share half of the
+        inbox.
 
-        Raises PeerProtocolError when a connection was refused for `REFUSAL_PATIENCE` seconds, in most cases because of
-        a certificate that is not the one pinned (the text says which); PeerLost when others were not reachable in time
-        (all are named), or have gone meanwhile; ConfigError when an address is unknown, or terms differ, with all
-        differences; LocalProtocolError when called twice.
+        Raises PeerProtocolError if a connection was refused for `REFUSAL_PATIENCE` seconds, in most cases because of a
+        certificate that is not the one pinned (the text says which); PeerLost if others were not reachable in time (all
+        are named), or have gone meanwhile; ConfigError if an address is unknown, or for all differences of terms;
+        LocalProtocolError in a second call.
         """
         if self._links:
-            raise LocalProtocolError(f"expected connect to be called once, got a second call - at {self._name}")
+            raise LocalProtocolError(f"expected connect to be called once, got a second call - at {self.name}")
         self._credit.divide(may_lose)
         self._links = {peer: self._dial(peer, address) for peer, address in self._resolved(addresses or {}).items()}
         for link in self._links.values():
@@ -153,7 +136,7 @@ class GrpcChannel:
         while missing := self._missing(may_lose):
             now = time.monotonic()
             waiting(missing.keys())
-            # both sides are to see it, and others to be told
+            # wait a little, so that both sides see a difference, and others learn of it
             if self._differences(may_lose):
                 differ_since = min(differ_since, now)
                 if gone is not None or now - differ_since > LATE_PATIENCE:
@@ -169,12 +152,12 @@ class GrpcChannel:
                     refused = PeerProtocolError(link.peer, link.trouble)
                     refused.public = f"its connection with {link.peer} was refused; it has the details"
                     raise refused
-            # a peer that is still starting would wait for us in vain: let it connect first, and be told
+            # a peer that is still starting would wait for us in vain: let it connect first, and learn the reason
             if gone is not None and (now > deadline or all(self._links[peer].lost is not None for peer in missing)):
                 raise gone
             if now > deadline:
                 text = (
-                    f"expected all peers within {timeout:g} s, {self._name} is not connected with {', '.join(missing)}"
+                    f"expected all peers within {timeout:g} s, {self.name} is not connected with {', '.join(missing)}"
                 )
                 todo = f"start {'it' if len(missing) == 1 else 'them'}, or see docs/network.md"
                 error = PeerLost(next(iter(missing)), f"{text}: {'; '.join(missing.values())}; {todo}")
@@ -191,26 +174,21 @@ class GrpcChannel:
         link = self._links.get(to)
         if link is None:
             raise LocalProtocolError(
-                f"expected a connected peer of {self._name} ({', '.join(self._links) or 'none'}), got {to!r}"
+                f"expected a connected peer of {self.name} ({', '.join(self._links) or 'none'}), got {to!r}"
             )
         link.deliver(frame, timeout)
 
     def receive(self, timeout: float) -> Arrival | None:
-        """Take the next frame or notice; see `Channel.receive`."""
         return self._inbox.get(timeout)
 
     def mark_read(self, sender: str, nbytes: int) -> None:
-        """Let a peer send more; see `Channel.mark_read`."""
         self._credit.give_back(sender, nbytes)
 
     def is_up(self, peer: str) -> bool:
         return peer in self._links and self._links[peer].up.is_set()
 
     def close(self) -> None:
-        """Leave; see `Channel.close`. Takes up to a second when a frame is just coming in.
-
-        Takes several seconds where peers have stopped amid a frame, once for all of them.
-        """
+        """Leave: up to a second while a frame is coming in, several seconds in all if peers have stopped amid one."""
         self._inbox.close()
         self._credit.close()
         self._server.close()
@@ -227,7 +205,7 @@ class GrpcChannel:
         for peer, configured in self._addresses.items():
             address = addresses.get(peer, configured)
             if address is None:
-                raise ConfigError(f"expected an address of {peer}, got none - at connect of {self._name}")
+                raise ConfigError(f"expected an address of {peer}, got none - at connect of {self.name}")
             resolved[peer] = address
         return resolved
 
@@ -246,7 +224,7 @@ class GrpcChannel:
 
     def _dial(self, peer: str, address: str) -> PeerLink:
         return PeerLink(
-            Introduction(VERSION, self._name, self._server.incarnation, self._job),
+            Introduction(VERSION, self.name, self._server.incarnation, self._job),
             peer,
             address,
             self._identity,

@@ -33,10 +33,10 @@ RETRY_PAUSE = 0.25
 """Seconds between attempts to dial."""
 
 LEAST_PATIENCE = 1.0
-"""Seconds, at least, that an attempt to watch a peer again is given."""
+"""Least seconds for an attempt to watch a peer again."""
 
 RESEND_LIMIT = 10
-"""Attempts, at least, to deliver one frame before a peer that can be watched, or was never reached, is given up."""
+"""Least attempts to deliver one frame before a peer that can be watched, or was never reached, counts as lost."""
 
 # seconds that each thread of a link may take to end
 _CLOSE_TIMEOUT = 5.0
@@ -75,8 +75,8 @@ class Pings:
 class PeerLink:
     """The connection of one party to one peer.
 
-    `pinned` is the only certificate accepted of the peer; `on_lost` is called once, with the error, when the peer is
-    taken for lost. `terms` are compared with those of the peer.
+    `pinned` is the only certificate accepted of the peer; `on_lost` is called once, with the error, when the peer
+    counts as lost. `terms` are compared with those of the peer.
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class PeerLink:
         self.connected = False
         # whether the peer is being watched just now
         self.up = threading.Event()
-        self.lost: PeerError | None = None  # why the peer is gone
-        # why the last attempt to dial failed
+        # why the peer is gone, and why the last attempt to dial failed
+        self.lost: PeerError | None = None
         self.trouble = f"{peer} has not answered yet"
         # monotonic time since which attempts fail for a reason that waiting does not mend
         self.refused_since: float | None = None
@@ -136,7 +136,7 @@ class PeerLink:
         self._channels[1].subscribe(self._ready, try_to_connect=True)
 
     def deliver(self, frame: bytes, timeout: float) -> None:
-        """Deliver a frame, one at a time; see `Channel.send`."""
+        """Deliver a frame; frames go one at a time. Errors as of `Channel.send`."""
         deadline = time.monotonic() + timeout
         trouble, attempts, failing_since = "", 0, time.monotonic()
         if not self._sending.acquire(timeout=timeout):

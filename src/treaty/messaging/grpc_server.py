@@ -54,12 +54,11 @@ class _Sender:
 class Server:
     """Takes frames of pinned peers into an inbox; starts listening at once, at `address` with the actual port.
 
-    Arrivals and offences of peers go to the inbox. `credit` says how much each may have unread here; whoever reads
-    gives it back. A caller is pinged after `keepalive_time` seconds of silence. `incarnation` are 16 random bytes,
-    `callers` the peers that have dialled us, who get our `terms`. A call for another `job` is refused. Raises
-    ConfigError when the address cannot be listened at.
-
-    A peer has one watch, the newest, and `CALLS` calls at a time, so that it leaves room for others.
+    Arrivals and offences of peers go to the inbox. `credit` says how much each may have unread here; the reader gives
+    it back. A caller is pinged after `keepalive_time` seconds of silence. `incarnation` are 16 random bytes, `callers`
+    the peers that have dialled us; they get our `terms`. A call for another `job` is refused. A peer has one watch, the
+    newest, and `CALLS` calls at a time, so that it leaves room for others. ConfigError if the address cannot be
+    listened at.
     """
 
     def __init__(
@@ -124,7 +123,7 @@ class Server:
         self._server.start()
 
     def close(self) -> None:
-        """Tell all watchers and stop listening; deliveries under way get one second."""
+        """Notify all watchers and stop listening; deliveries under way get one second."""
         with self._lock:
             self._closing = True
             watches = [sender.watch for sender in self._senders.values()]
@@ -168,7 +167,7 @@ class Server:
 
     @contextmanager
     def _call(self, context: Any) -> Iterator[str]:
-        """Count a call of the peer whose certificate its connection has; nothing of it was looked at before."""
+        """Count a call of the peer whose certificate its connection has, before anything of the call is read."""
         peer = self._owner_of(context)
         sender = self._senders[peer]
         with self._lock:
@@ -215,7 +214,6 @@ class Server:
         return b""
 
     def _owner_of(self, context: Any) -> str:
-        """Return whose certificate was presented."""
         pem = context.auth_context()["x509_pem_cert"][0]
         owner = self._owner_by_pem.get(pem)
         if owner is None:  # parsed once, not for every message

@@ -44,7 +44,7 @@ CHUNK = 1 << 18
 Chunks of a megabyte save a quarter more for long frames, but leave up to a frame's size in the C library's heap.
 """
 WINDOW = 16 * CHUNK
-"""Bytes of a frame under way at once. Left to itself the C library widens it, at the receiver's cost in memory."""
+"""Bytes of a frame under way at once. By default the C library widens it, at the receiver's cost in memory."""
 BULK_PING_TIMEOUT = 60.0
 """Seconds a ping may take on a connection that carries frames: on a slow link it queues behind megabytes."""
 
@@ -56,15 +56,15 @@ Terms = Annotated[
     dict[Annotated[str, msgspec.Meta(max_length=100)], Annotated[str, msgspec.Meta(max_length=4000)]],
     msgspec.Meta(max_length=300),
 ]
-"""What parties must agree on, by name, in words: with any more, or longer ones, a notice is refused."""
+"""What parties must agree on, by name; a notice with more or longer terms is refused."""
 
 
 class Introduction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The caller: transport version (both ends must have the same), party name, incarnation, and job.
 
     The connection must have the certificate pinned for the name. The incarnation, drawn when the sender's channel was
-    made, tells a lost connection from a restarted process. Doors of nodes know a connection by a line in clear before
-    TLS: what it was to say is said again here, so that nobody on the way can lead it to another job of the two parties.
+    made, distinguishes a lost connection from a restarted process. Doors of nodes route a connection by a line in clear
+    before TLS; the job is repeated here, so that nobody on the way can lead it to another job of the two parties.
     """
 
     version: int

@@ -51,7 +51,6 @@ from treaty.machine.arrays import pieces
 
 if TYPE_CHECKING:
     from treaty.messaging.party import Party
-
 Form = Literal["nothing", "encrypted", "masked", "noisy", "aggregated", "exact", "control"]
 """In which form the content arrives at the receiver.
 
@@ -101,8 +100,8 @@ DTYPES = frozenset(
 )
 """Element types an `Array` may have; little-endian on the wire."""
 
+# the same by numpy's own types, whose `name` takes 30 times as long
 _NAMES = {np.dtype(name): name for name in DTYPES}
-"""The same by numpy's own, which take 30 times as long to tell their names."""
 
 LISTED_BYTES = 16 << 20
 """Most bytes of a message with lists or tables other than `Arrays`."""
@@ -110,12 +109,12 @@ LISTED_BYTES = 16 << 20
 PLAIN_BYTES = 1 << 20
 """Most bytes of a message of numbers and text alone."""
 
-_Label = Annotated[str, msgspec.Meta(max_length=200)]
-_Count = Annotated[int, msgspec.Meta(ge=0)]
-# What hostile bytes can raise; UnicodeDecodeError is a ValueError, RecursionError comes of deep nesting.
 DIGEST_BYTES = 32
 """Of SHA-256."""
 
+_Label = Annotated[str, msgspec.Meta(max_length=200)]
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+# What hostile bytes can raise: UnicodeDecodeError is a ValueError, deep nesting a RecursionError.
 _MALFORMED = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
 _UNENCODABLE = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError)
 
@@ -167,15 +166,18 @@ def view(
 ) -> NDArray[Scalar]:
     """Check a received array against what the protocol expects and return it read-only, aligned, in native byte order.
 
-    In `shape`, None accepts any length of that axis. `peer` (the sender) and `what` (the field, e.g.
-    ``"LevelQuery.rows"``) are for the error message. The result shares memory with the frame, except where its
-    elements lie unaligned there (never for one-byte types). Raises PeerProtocolError when dtype, shape or number of
-    bytes differ, or a bool is neither 0 nor 1; nothing is allocated before all three agree.
+    In `shape`, None accepts any length of that axis. `peer` (the sender) and `what` (the field, such as
+    ``"LevelQuery.rows"``) are for the error. The result shares memory with the frame, unless its elements are unaligned
+    there. PeerProtocolError if dtype, shape or number of bytes differ, or a bool is neither 0 nor 1; nothing is
+    allocated before all three agree.
     """
     expected = np.dtype(dtype)
     name = _NAMES.get(expected)
     assert name is not None, f"a protocol asked for {expected}, which no Array may have"
-    if array.dtype != name or not _fits(array.shape, shape):
+    fits = len(array.shape) == len(shape) and all(
+        length >= 0 and wanted in (None, length) for length, wanted in zip(array.shape, shape, strict=True)
+    )
+    if array.dtype != name or not fits:
         raise PeerProtocolError(
             peer,
             f"expected {name} {_tuple(shape)}, got {clean(array.dtype, 20)} "
@@ -197,7 +199,7 @@ def view(
         ) from None
     if expected == np.bool_ and elements.size and elements.view(np.uint8).max() > 1:
         raise PeerProtocolError(peer, f"expected bool bytes 0 and 1, got others - at {what} from {peer}")
-    # `require` takes long to find that
+    # numpy's `require` takes long to find that nothing is to be done
     right = elements.dtype == expected and elements.flags.aligned
     values: NDArray[Scalar] = elements if right else np.require(elements, expected, "A")
     values.flags.writeable = False
@@ -223,16 +225,13 @@ def unpack(payload: Sequence[Array], peer: str, what: str) -> list[NDArray]:  # 
 
 
 Arrays = Annotated[list[Array], msgspec.Meta(max_length=1 << 16)]
-"""Several arrays in one message; each takes ten times its bytes to decode where it is empty."""
+"""Several arrays in one message, of a bounded number: an empty one takes ten times its bytes when decoded."""
 ModelId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
-"""Of a model that one party begins: part of names of files, and of what ledgers call a training (`ledger.job_of`)."""
+"""Identifies a model in names of files, and its training in ledgers (`ledger.job_of`)."""
 
 
 def digests_in(content: bytes, most: int, *, peer: str, what: str) -> set[bytes]:
-    """Return the SHA-256 digests that a peer's field `what` has one after the other.
-
-    Raises PeerProtocolError when they are more than `most`, or the last is cut off.
-    """
+    """Split a peer's field `what` into SHA-256 digests; PeerProtocolError for more than `most`, or a part of one."""
     count, rest = divmod(len(content), DIGEST_BYTES)
     if rest or count > most:
         raise PeerProtocolError(
@@ -242,7 +241,7 @@ def digests_in(content: bytes, most: int, *, peer: str, what: str) -> set[bytes]
 
 
 class Envelope(msgspec.Struct, Generic[Body], frozen=True, forbid_unknown_fields=True, eq=False):
-    """Who says what to whom, in which job, round and place of the conversation."""
+    """A message with its sender, receiver, job, round and number."""
 
     # this and the next must be those of the receiving party
     job: _Label
@@ -280,17 +279,16 @@ class Goodbye(Message):
     leakage: ClassVar = MessageLeakage("that the sender has finished", "control")
 
 
-def encode_envelope(envelope: Envelope[M]) -> bytes:
-    """Encode an envelope and its message in one pass.
+def encode(value: Envelope[Any] | Message) -> bytes:
+    """Encode an envelope with its message in one pass, or a message alone, as the body of its envelope.
 
-    Raises LocalProtocolError when a field cannot be encoded, e.g. an integer beyond 64 bits.
+    LocalProtocolError if a field cannot be encoded, such as an integer beyond 64 bits.
     """
-    return _encode(envelope, envelope.step)
-
-
-def encode_body(message: Message) -> bytes:
-    """Encode a message alone, as its body appears inside an envelope."""
-    return _encode(message, type(message).__name__)
+    try:
+        return msgspec.msgpack.encode(value)
+    except _UNENCODABLE as error:
+        what = value.step if isinstance(value, Envelope) else type(value).__name__
+        raise LocalProtocolError(f"cannot encode {what}: {clean(str(error))}") from error
 
 
 def decode_envelope(frame: Frame, *, peer: str) -> Envelope[msgspec.Raw]:
@@ -305,8 +303,8 @@ def decode_envelope(frame: Frame, *, peer: str) -> Envelope[msgspec.Raw]:
 def decode_body(body: Frame | msgspec.Raw, kind: type[M], *, peer: str) -> M:
     """Decode a message body, from an `Envelope` or a transcript, as the type the receiver expects.
 
-    Raises PeerProtocolError when the bytes are not exactly one `kind`: a missing, unknown or wrongly typed field, or
-    bytes left over; and, before anything is decoded, when they are more than such a message may have.
+    PeerProtocolError if the bytes are not exactly one `kind` (a missing, unknown or wrongly typed field, bytes left
+    over), or, before anything is decoded, if they are more than `largest_body` allows.
     """
     most, nbytes = largest_body(kind), memoryview(body).nbytes
     if most is not None and nbytes > most:
@@ -320,9 +318,9 @@ def decode_body(body: Frame | msgspec.Raw, kind: type[M], *, peer: str) -> M:
 
 @cache
 def largest_body(kind: type[Message]) -> int | None:
-    """Return the bytes that a message of a class may have; None for arrays alone, which `view` holds to their shapes.
+    """Return the bytes that a message of a class may have; None for arrays alone, whose shapes `view` checks.
 
-    Lists and tables take up to 64 times their bytes when decoded, and a message of neither has no need for many.
+    Lists and tables take up to 64 times their bytes when decoded; a message without them needs few.
     """
     fields = [field.type for field in msgspec.structs.fields(kind)]
     if any(_contains(field, (list, dict)) for field in fields):
@@ -331,19 +329,16 @@ def largest_body(kind: type[Message]) -> int | None:
 
 
 def _contains(field: Any, wanted: tuple[type, ...]) -> bool:
-    """Return whether a field's type has one of these in it, not counting `Arrays`, whose number is bounded."""
+    """Return whether a field's type contains one of these; the list of `Arrays` does not count, as it is bounded."""
     if field is Arrays:
         return Array in wanted
     if get_origin(field) is Annotated:
         return _contains(field.__origin__, wanted)
     if field in wanted or get_origin(field) in wanted:
         return True
-    inner = [inner.type for inner in msgspec.structs.fields(field)] if _is_struct(field) and field is not Array else []
+    nested = isinstance(field, type) and issubclass(field, msgspec.Struct) and field is not Array
+    inner = [inner.type for inner in msgspec.structs.fields(field)] if nested else []
     return any(_contains(part, wanted) for part in (*get_args(field), *inner))
-
-
-def _is_struct(field: Any) -> bool:
-    return isinstance(field, type) and issubclass(field, msgspec.Struct)
 
 
 def clean(text: str, limit: int = 300) -> str:
@@ -352,13 +347,6 @@ def clean(text: str, limit: int = 300) -> str:
         return text
     shown = "".join(c if c.isprintable() else "?" for c in text[: limit + 1])
     return shown if len(shown) <= limit else shown[: limit - 3] + "..."
-
-
-def _encode(value: Any, what: str) -> bytes:
-    try:
-        return msgspec.msgpack.encode(value)
-    except _UNENCODABLE as error:
-        raise LocalProtocolError(f"cannot encode {what}: {clean(str(error))}") from error
 
 
 def _malformed(error: Exception, what: str, peer: str) -> PeerProtocolError:
@@ -371,12 +359,6 @@ def _malformed(error: Exception, what: str, peer: str) -> PeerProtocolError:
     return PeerProtocolError(peer, f"{text} {'of' if ' - at ' in text else '- at'} {what} from {peer}")
 
 
-def _fits(shape: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
-    return len(shape) == len(expected) and all(
-        length >= 0 and wanted in (None, length) for length, wanted in zip(shape, expected, strict=True)
-    )
-
-
 def _tuple(shape: tuple[int | None, ...]) -> str:
     """Show a shape, which a peer may have made long."""
     lengths = ["any" if length is None else str(length) for length in shape[:8]]
@@ -386,10 +368,8 @@ def _tuple(shape: tuple[int | None, ...]) -> str:
 
 
 def row_pieces(n_rows: int, bits: int) -> list[slice]:
-    """Cut rows, of each of which a message has `bits`, for messages of at most `arrays.PIECE_BYTES`; one at least.
-
-    All but the last have a multiple of 8 rows, so that packed bits of their rows fill whole bytes.
-    """
+    """Cut rows for messages with `bits` of each row and at most `arrays.PIECE_BYTES`; at least one piece."""
+    # a multiple of 8 rows, so that packed bits of the rows of a piece fill whole bytes
     at_a_time = max(1, arrays.PIECE_BYTES // max(1, bits)) * 8
     return pieces(n_rows, at_a_time) or [slice(0, 0)]
 
@@ -403,13 +383,13 @@ def send_rows(party: Party, peer: str, n_rows: int, bits: int, message: Callable
 def take_rows(
     party: Party, peer: str, n_rows: int, bits: int, kind: type[M], first: M | None = None
 ) -> Iterator[tuple[slice, M]]:
-    """Receive what `send_rows` sends; yield the rows and the message of each piece. `first` has come already."""
+    """Receive what `send_rows` sends; yield the rows and the message of each piece. `first` was received before."""
     for rows in row_pieces(n_rows, bits):
         yield rows, party.receive(peer, kind) if first is None or rows.start else first
 
 
 def column_pieces(count: int, n_rows: int) -> list[slice]:
-    """Cut columns of packed bits of all rows for messages; where one alone is too long, its rows go in `row_pieces`."""
+    """Cut columns of packed bits of all rows for messages; a column too long for one is sent in `row_pieces`."""
     return pieces(count, max(1, arrays.PIECE_BYTES // max(1, -(-n_rows // 8))))
 
 
@@ -418,7 +398,7 @@ def take_columns(
 ) -> NDArray[np.uint8]:
     """Return `count` columns of packed bits, uint8 (count, bytes), of which a peer's message `first` has some rows.
 
-    The rest comes in `row_pieces` of `bits` each. Of a single message the result is a view.
+    The rest is received in `row_pieces` of `bits` each.
     """
     parts = [
         view(columns(message), np.uint8, (count, -(-(of.stop - of.start) // 8)), peer=peer, what=what)
@@ -428,9 +408,9 @@ def take_columns(
 
 
 def put_together(parts: list[NDArray[Scalar]]) -> NDArray[Scalar]:
-    """Return arrays of some rows each as one, along the first axis, and empty the list: what is copied is let go.
+    """Concatenate arrays along the first axis, and empty the list: each part is freed once it is copied.
 
-    For what a peer's own numbers say the size of: no room is made before the rows have come.
+    For rows whose number is a peer's claim: no memory is allocated before they have come.
     """
     if len(parts) == 1:
         return parts.pop()
@@ -443,6 +423,6 @@ def put_together(parts: list[NDArray[Scalar]]) -> NDArray[Scalar]:
 
 
 def bits_of(packed: Array, n_rows: int, peer: str, what: str) -> NDArray[np.bool_]:
-    """Return a peer's packed bits of rows, bool (n_rows,); `what` is their field, for the error."""
+    """Unpack a peer's bits of rows, bool (n_rows,); `what` is the field, for the error."""
     content = view(packed, np.uint8, (-(-n_rows // 8),), peer=peer, what=what)
     return np.unpackbits(content, count=n_rows).view(np.bool_)

@@ -14,18 +14,11 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 from functools import partial
 from typing import Protocol, TypeVar
 
-from treaty.errors import (
-    LocalProtocolError,
-    PeerAborted,
-    PeerLost,
-    PeerProtocolError,
-    PeerTimeout,
-    TreatyError,
-)
+from treaty.errors import LocalProtocolError, PeerAborted, PeerLost, PeerProtocolError, PeerTimeout, TreatyError
 from treaty.machine.process import concurrently
 from treaty.messaging.channel import Arrival, Channel
 from treaty.messaging.conversation import Conversation
-from treaty.messaging.messages import Abort, Goodbye, M, Message, clean, encode_body
+from treaty.messaging.messages import Abort, Goodbye, M, Message, clean, encode
 from treaty.messaging.transcript import Transcript
 
 logger = logging.getLogger(__name__)
@@ -37,7 +30,7 @@ Result = TypeVar("Result")
 
 
 class MessageWatcher(Protocol):
-    """Sees all messages of a party, decoded and checked; what it raises is raised to the role."""
+    """Observes a party's messages, decoded and checked; what it raises is raised to the role."""
 
     def message_sent(self, peer: str, message: Message) -> None: ...
     def message_received(self, peer: str, message: Message) -> None: ...
@@ -46,13 +39,13 @@ class MessageWatcher(Protocol):
 class Party:
     """One party of one job, talking to the others over a channel.
 
-    A role sets `round`, from 0: messages sent carry it, and messages received must. `peers` are the parties
-    this one talks to, less those it has left out or set aside. Messages of another job or protocol are refused. The
-    channel stays the caller's, who closes it after the job. `timeout` is in seconds, for a message to come or a peer
-    to take one, where a call names no other. One thread receives; any thread may send. `waited` has the seconds for
-    which messages of each peer were waited for.
+    A role sets `round`, from 0: messages sent carry it, and messages received must. `peers` are the parties this one
+    talks to, less those left out or set aside. Messages of another job or protocol are refused. The caller closes the
+    channel after the job. `timeout` is the default of all calls, in seconds, for a message to come or a peer to take
+    one. One thread receives; any thread may send. `waited` has the seconds spent waiting for each peer. `watcher`, if
+    any, sees every message: those sent, and those received before the role gets them.
 
-    Where peers may vanish, a role collects with `gather`, speaks to many with `send_each`, and calls `leave_out` for
+    Where peers may vanish, a role collects with `gather`, sends to many with `send_each`, and calls `leave_out` for
     each peer that was absent or not reached; `receive` and `send` still fail for a lost peer that is not left out.
 
     Methods that send or receive raise LocalProtocolError for a name that is no peer, and after this party has left.
@@ -81,31 +74,28 @@ class Party:
         self.timeout = timeout
         self.round = 0
         self.waited: dict[str, float] = dict.fromkeys(peers, 0.0)
+        self.watcher: MessageWatcher | None = None
         self._talks = {
             peer: Conversation(
                 name, peer, job, protocol, partial(channel.mark_read, peer), partial(channel.refusal, peer)
             )
             for peer in peers
         }
+        # a message gets its number and leaves under the peer's lock, or numbers could overtake each other
         self._sending = {peer: threading.Lock() for peer in peers}
+        # held by the one thread that empties the channel
         self._reading = threading.Lock()
         self._aborted: dict[str, PeerAborted] = {}
         self._lost: dict[str, PeerLost] = {}
         self._expendable: frozenset[str] = frozenset()
         self._over = False
-        self._watcher: MessageWatcher | None = None
-
-    def watch(self, watcher: MessageWatcher) -> None:
-        """Show all messages from here on to a watcher: those sent, and those received before the role has them."""
-        self._watcher = watcher
 
     def send(self, to: str, message: Message) -> None:
-        """Send a message to one of `peers`; returns when it lies in the peer's mailbox.
+        """Send a message to one of `peers`; returns when it is in the peer's mailbox.
 
-        Raises PeerAborted when any peer has stopped the job; PeerLost when `to` is gone or has left; PeerTimeout when
-        it takes nothing for `timeout` seconds; PeerProtocolError when a peer has sent something wrong meanwhile, or
-        `to` refuses to talk to us; LocalProtocolError also when the message cannot be encoded or is larger than `to`
-        accepts.
+        Raises PeerAborted if any peer has stopped the job, PeerLost if `to` is gone or has left, PeerTimeout if it
+        takes nothing for `timeout` seconds, PeerProtocolError if a peer has sent something wrong meanwhile or `to`
+        refuses the connection, and LocalProtocolError if the message cannot be encoded or is too large for `to`.
         """
         talk, doing = self._outgoing(to, message)
         with self._sending[to]:
@@ -121,13 +111,13 @@ class Party:
                 raise
 
     def send_each(self, messages: Mapping[str, Message], timeout: float | None = None) -> list[str]:
-        """Send a message to each of several peers of whom some may be gone; return those reached, in order.
+        """Send a message to each of several peers, some of which may be gone; return those reached, in order.
 
         The others are gone, have left, have stopped the job or took nothing for `timeout` seconds: call `leave_out`
-        for them, since they have missed a message. Where sending takes time, all are sent at once.
+        for them, since they have missed a message.
 
-        Raises PeerAborted when a peer not in `messages` has stopped the job, and PeerProtocolError when a peer has
-        sent something wrong before, both with nothing sent; PeerProtocolError too when a peer refuses to talk to us.
+        Raises PeerAborted if a peer not in `messages` has stopped the job, and PeerProtocolError if a peer has sent
+        something wrong before, both with nothing sent; PeerProtocolError also if a peer refuses the connection.
         """
         outgoing = {to: self._outgoing(to, message) for to, message in messages.items()}
         self._listen()
@@ -145,6 +135,7 @@ class Party:
                 return False
             return True
 
+        # at once where each takes a round trip: a slow peer does not hold up the others
         reached = concurrently(reach, outgoing, len(outgoing) if self.channel.waits else 1)
         return [to for to, was in zip(outgoing, reached, strict=True) if was]
 
@@ -153,10 +144,10 @@ class Party:
 
         With `follow` the peer counts the rounds: a message of a later round sets this party's `round`.
 
-        Raises at once PeerAborted when any peer has stopped the job, and PeerLost when any peer is gone without
-        goodbye, or `frm` has left and nothing of it is unread; PeerTimeout when nothing came for `timeout` seconds;
-        PeerProtocolError when any peer sent something malformed, repeated or out of order, or `frm` a message of
-        another class or round.
+        Raises at once PeerAborted if any peer has stopped the job, and PeerLost if any peer is gone without goodbye, or
+        `frm` has left and all its messages are read; PeerTimeout if nothing came for `timeout` seconds;
+        PeerProtocolError if any peer sent something malformed, repeated or out of order, or `frm` a message of another
+        class or round.
         """
         awaited = " or ".join(kind.__name__ for kind in kinds)
         talk = self._talk(frm, awaited)
@@ -170,13 +161,13 @@ class Party:
             needed = [peer for peer in self._heard if peer == frm or peer not in self._expendable]
             self._raise_if_stopped(needed, doing)
             talk.drop_late(self.round)
-            if talk.has_unread:
+            if talk.unread:
                 self.waited[frm] += time.monotonic() - began
                 if follow:
-                    self.round = max(self.round, talk.next_round)
+                    self.round = max(self.round, talk.unread[0][0].round)
                 message = talk.read(kinds, self.round)
-                if self._watcher is not None:
-                    self._watcher.message_received(frm, message)
+                if self.watcher is not None:
+                    self.watcher.message_received(frm, message)
                 return message
             self._raise_if_left(talk, doing)
             remaining = deadline - time.monotonic()
@@ -186,21 +177,19 @@ class Party:
             self._listen(remaining)
 
     def gather(self, peers: Iterable[str], *kinds: type[M], timeout: float | None = None) -> dict[str, M]:
-        """Wait for the next message of each of several peers of whom some may vanish; return them by peer.
+        """Wait for the next message of each of several peers, some of which may vanish; return them by peer.
 
-        Ends when nothing more can come, or after `timeout` seconds. A peer from which nothing came because it is gone,
-        has left, has stopped the job or is slow is absent from the result. A message that came counts even if its
-        sender is gone since. Peers that are neither among `peers` nor left out raise as in `receive`, and so does
-        anything malformed.
+        Ends when nothing more can come, or after `timeout` seconds. Peers that are gone, have left, have stopped the
+        job or are slow, and sent nothing before, are absent from the result. Peers that are neither among `peers` nor
+        left out raise as in `receive`, and so does anything malformed.
 
-        An error consumes nothing: the messages of others stay unread for another call. A caller may treat the sender
-        of something malformed as absent, by ``leave_out(error.peer)`` and another call: one faulty party among
-        hundreds must not be able to stop the rest. It is an error first, because it is no accident of a network but a
-        bug or an attack, and the caller should decide and log it.
+        An error consumes nothing: the messages of others stay unread for another call. A caller may continue without
+        the sender of something malformed, by ``leave_out(error.peer)`` and another call, so that one faulty party among
+        hundreds cannot stop the rest. It is an error first, as it is a bug or an attack that the caller should log.
 
-        A peer that was only slow may be gathered from again. What it still sends for the round it missed is dropped
-        unread once `round` is higher, by `gather` and `receive` alike. Within one round a late message cannot be told
-        from the next one, so a role that continues with slow peers increases `round` between two calls.
+        A slow peer may be gathered from again. What it still sends for the round it missed is dropped once `round` is
+        higher, by `gather` and `receive` alike. Within one round a late message looks like the next one, so a role that
+        continues with slow peers increases `round` between two calls.
         """
         peers = list(peers)
         awaited = " or ".join(kind.__name__ for kind in kinds)
@@ -217,7 +206,8 @@ class Party:
             self._raise_if_stopped(others, doing, tolerated=talks)
             for peer, talk in list(waiting.items()):
                 talk.drop_late(self.round)
-                if talk.has_unread:
+                if talk.unread:
+                    # only peeked at until all are known to be well formed: an error consumes nothing
                     found[peer] = talk.peek(kinds, self.round)
                 if peer in found or talk.left or peer in self._lost:
                     self.waited[peer] += time.monotonic() - began
@@ -232,17 +222,16 @@ class Party:
             else:
                 talk.missed = self.round
                 logger.info("%s continues without %s of round %d from %s", self.name, awaited, self.round, peer)
-        if self._watcher is not None:
+        if self.watcher is not None:
             for peer, message in found.items():
-                self._watcher.message_received(peer, message)
+                self.watcher.message_received(peer, message)
         return {peer: found[peer] for peer in talks if peer in found}
 
     def leave_out(self, peer: str) -> None:
-        """Continue without one of `peers`, for good; it need not be gone.
+        """Continue without one of `peers`, for good; it need not be gone. A second call does nothing.
 
         Its loss, abort, goodbye and messages are ignored from now on (well-formed ones are in the transcript), nothing
-        can be sent to it, and `peers` no longer names it. `abort` and `close` tell it, after the others. Twice is
-        fine.
+        can be sent to it, and `peers` no longer contains it. `abort` and `close` notify it, after the others.
         """
         if peer not in self._talks:
             raise LocalProtocolError(f"{peer!r} is no peer of {self.name} ({', '.join(self._heard)}) - at leave_out")
@@ -251,22 +240,19 @@ class Party:
         self._talks[peer].drop_unread()
 
     def set_aside(self, peer: str) -> None:
-        """Remove a peer from `peers`, which a role treats alike: from now on it is addressed by name alone.
-
-        For one that helps without taking part, such as a dealer. Its loss still ends the job. Twice is fine.
-        """
+        """Remove from `peers` a peer that helps without taking part, such as a dealer; its loss still ends the job."""
         self._talk(peer, "set_aside")
         self.peers = tuple(other for other in self.peers if other != peer)
 
     def drop_earlier(self, peers: Iterable[str]) -> None:
-        """Drop, unread, what some peers have sent or still send for rounds before the current one."""
+        """Drop what some peers have sent or still send for rounds before the current one."""
         for peer in peers:
             self._talks[peer].missed = self.round - 1
 
     def may_lose(self, peers: Iterable[str]) -> None:
-        """Let the loss, abort or malformed frames of some peers end nothing, except calls that address them.
+        """Let the loss, abort or malformed frames of some peers end no calls except those that address them.
 
-        For roles that speak to many now and then; what a lost peer sent before can still be gathered.
+        What a lost peer sent before can still be gathered.
         """
         self._expendable = frozenset(peers)
 
@@ -276,9 +262,9 @@ class Party:
         self._raise_if_stopped([], "")
 
     def abort(self, reason: str) -> None:
-        """Tell every peer, once and best effort, that this party stops the job.
+        """Notify every peer, once and best effort, that this party stops the job.
 
-        Peers are shown the reason, cut at 500 characters: it must hold no labels, keys, ids or values.
+        Peers show the reason, cut at 500 characters: it must contain no labels, keys, ids or values.
         """
         self._leave(Abort(clean(reason, 500)))
 
@@ -296,7 +282,7 @@ class Party:
             # to a peer that misses the goodbye, the end of the connection is a failure: a broken one is given time
             waits_for_it = peer in self._heard and peer not in self._expendable and isinstance(message, Goodbye)
             patience = max(self.timeout, ABORT_NOTICE_TIMEOUT) if waits_for_it else ABORT_NOTICE_TIMEOUT
-            # A thread stuck in `send` holds the lock: then the broken connection must tell the peer.
+            # a thread stuck in `send` holds the lock: then the peer learns of the end by the broken connection
             if talk.left or peer in self._lost or not self._sending[peer].acquire(timeout=ABORT_NOTICE_TIMEOUT):
                 return
             try:
@@ -310,11 +296,11 @@ class Party:
                 self._sending[peer].release()
 
         others = [*self._heard, *(peer for peer in self._talks if peer not in self._heard)]
-        # none waits for one that is out of reach
+        # at once, so that no peer waits for another that is out of reach
         concurrently(send_last, others, len(others) if self.channel.waits else 1)
 
     def _outgoing(self, to: str, message: Message) -> tuple[Conversation, str]:
-        """Check that a message may be sent; return its conversation, and what errors shall say of it."""
+        """Check that a message may be sent; return its conversation, and the beginning of errors about it."""
         kind = type(message).__name__
         if kind in (Abort.__name__, Goodbye.__name__):
             raise LocalProtocolError(f"expected a protocol's own message, got {kind}; call abort() or close()")
@@ -322,14 +308,14 @@ class Party:
 
     def _write(self, talk: Conversation, message: Message, timeout: float | None = None) -> None:
         nbytes = 0
-        # a long message goes as several frames; each is in the peer's mailbox before the next one
+        # a long message is sent as several frames, each after the one before is in the peer's mailbox
         for frame in talk.write(message, self.round, self.channel.frame_bytes):
             self.channel.send(talk.peer, frame, self.timeout if timeout is None else timeout)
             talk.wrote()
             nbytes += len(frame)
         self._record_sent(talk.peer, message, nbytes)
-        if self._watcher is not None:
-            self._watcher.message_sent(talk.peer, message)
+        if self.watcher is not None:
+            self.watcher.message_sent(talk.peer, message)
 
     def _talk(self, peer: str, kind: str) -> Conversation:
         if peer not in self._heard:
@@ -342,6 +328,7 @@ class Party:
         return self._talks[peer]
 
     def _raise_if_stopped(self, needed: Collection[str], doing: str, tolerated: Container[str] = ()) -> None:
+        # a copy: another thread may add to it
         for peer, aborted in list(self._aborted.items()) if self._aborted else ():
             if peer in self._heard and peer not in tolerated and (peer not in self._expendable or peer in needed):
                 raise aborted
@@ -360,8 +347,7 @@ class Party:
     def _listen(self, timeout: float = 0.0) -> None:
         """Take in what the channel has, waiting up to `timeout` seconds for the first item."""
         if not self._reading.acquire(blocking=False):
-            # another thread is receiving and takes in everything
-            return
+            return  # another thread is receiving and takes in everything
         try:
             while True:
                 try:
@@ -373,6 +359,7 @@ class Party:
                     if lost.peer in self._talks and not self._talks[lost.peer].left:
                         self._lost[lost.peer] = lost
                 except PeerProtocolError as error:
+                    # a faulty peer that others can do without counts as lost
                     if error.peer in self._expendable:
                         self._lost.setdefault(error.peer, PeerLost(error.peer, f"{error.peer} counts as lost: {error}"))
                         self._talks[error.peer].drop_unread()
@@ -404,17 +391,16 @@ class Party:
 
     def _record_sent(self, to: str, message: Message, nbytes: int) -> None:
         kind = type(message).__name__
-        content = encode_body(message) if self.transcript.record_content else None
+        content = encode(message) if self.transcript.record_content else None
         self.transcript.record("sent", to, kind, self.round, nbytes, content)
         logger.debug("%s -> %s: %s, round %d, %d bytes", self.name, to, kind, self.round, nbytes)
 
 
 def run_role(party: Party, role: Callable[[], Result]) -> Result:
-    """Run a party's role, a callable without arguments; return its result and let the peers know how it ended.
+    """Run a party's role, a callable without arguments; return its result and notify the peers of how it ended.
 
-    `party.close` is called after success, `party.abort` after any exception, which is raised again. Peers learn
-    the public text of a `TreatyError`, that a user or the system ended the process, or that a file failed; of any other
-    exception the type alone. The channel stays open.
+    `party.close` is called after success, `party.abort` after any exception, which is raised again. The channel stays
+    open.
     """
     try:
         result = role()
@@ -426,12 +412,13 @@ def run_role(party: Party, role: Callable[[], Result]) -> Result:
 
 
 def _abort_reason(error: BaseException) -> str:
+    """Return what peers may learn of an error: public texts, and of errors that are not ours the type alone."""
     if isinstance(error, TreatyError):
         return error.public or str(error)
     if isinstance(error, KeyboardInterrupt):
         return "it was interrupted by its user"
     if isinstance(error, SystemExit):
-        return "its process was told to end"
+        return "its process was asked to end"
     if isinstance(error, OSError):
         return f"a file of its own, or its system, failed ({errno.errorcode.get(error.errno or 0, 'unknown error')})"
     return f"internal error ({type(error).__name__})"

@@ -1,13 +1,11 @@
-"""What one party sent and received.
-
-The one source of byte counts in reports, of leakage audits and of protocol tests about what was sent.
-"""
+"""What one party sent and received: byte counts of reports, leakage audits and tests of protocols are made from it."""
 
 from __future__ import annotations
 
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeVar
@@ -56,10 +54,9 @@ class TranscriptEntry:
 class Transcript:
     """Record of one party's messages; safe to use from several threads.
 
-    With `record_content` bodies are kept too; they never leave this process by way of the transcript. Received
-    messages are recorded when the party takes them in, whether or not the protocol reads them: an audit asks what
-    reached the party. `keep_contents` bounds them. Goodbyes are not recorded (whether one is still taken in is a
-    matter of timing), aborts are.
+    With `record_content` bodies are kept too; they never leave this process by way of the transcript, and
+    `keep_contents` bounds them. Received messages are recorded when they reach the party, whether or not the protocol
+    reads them. Aborts are recorded, goodbyes are not: whether one still arrives is a matter of timing.
     """
 
     def __init__(self, party: str, *, record_content: bool = False) -> None:
@@ -87,17 +84,17 @@ class Transcript:
                 self._entries = [replace(entry, content=None) for entry in self._entries]
 
     def keep_contents(self, most: int) -> None:
-        """Keep contents from now on, until they are more than `most` bytes: then all are dropped, and none is kept."""
+        """Keep contents from now on; once they are more than `most` bytes, drop all and keep none."""
         with self._lock:
             self.record_content, self._room = True, most
 
     def restore(self, entries: Iterable[TranscriptEntry]) -> None:
-        """Take over messages that another transcript has recorded."""
+        """Append messages that another transcript has recorded."""
         with self._lock:
             self._entries.extend(entries)
 
     def clear(self) -> None:
-        """Forget all messages so far: of a service there are ever more."""
+        """Forget all messages so far; a service calls it, whose messages never end."""
         with self._lock:
             self._entries.clear()
 
@@ -112,14 +109,14 @@ class Transcript:
 
         The "sent" totals of all parties together cover every message of a job once.
         """
-        return self._totals(direction, self._pair)
+        return self._totals(
+            direction,
+            lambda entry: Pair(*((self.party, entry.peer) if entry.direction == "sent" else (entry.peer, self.party))),
+        )
 
     def by_type(self, direction: Direction | None = None) -> dict[str, Total]:
         """Return messages and bytes per message class name; `direction` as in `by_pair`."""
         return self._totals(direction, lambda entry: entry.step)
-
-    def _pair(self, entry: TranscriptEntry) -> Pair:
-        return Pair(self.party, entry.peer) if entry.direction == "sent" else Pair(entry.peer, self.party)
 
     def _totals(self, direction: Direction | None, key: Callable[[TranscriptEntry], Key]) -> dict[Key, Total]:
         totals: dict[Key, Total] = {}
@@ -130,7 +127,7 @@ class Transcript:
         return totals
 
 
-# ----------------------------- when how many bytes went from whom to whom: a transcript in short, as a report keeps it
+# -------------------------------------------------- bytes by pair of parties over time, for reports
 
 _MOST_STEPS = 60
 _MOST_PEERS = 20
@@ -163,12 +160,15 @@ class _Event(NamedTuple):
 
 
 def timeline_of(transcripts: Iterable[Transcript], *directions: Direction) -> Timeline | None:
-    """Return when messages of these directions were sent or came; None where there were none."""
+    """Return the bytes of messages of these directions over time; None if there were none."""
     events = []
     for transcript in transcripts:
         for direction in directions:
             entries = [entry for entry in transcript.entries if entry.direction == direction]
-            shown = _largest({entry.peer: 0 for entry in entries}, [(entry.peer, entry.nbytes) for entry in entries])
+            totals = Counter[str]()
+            for entry in entries:
+                totals[entry.peer] += entry.nbytes
+            shown = dict(totals.most_common(_MOST_PEERS))
             for entry in entries:
                 ends = transcript.party, entry.peer if entry.peer in shown else OTHERS
                 sender, receiver = ends if direction == "sent" else reversed(ends)
@@ -177,9 +177,9 @@ def timeline_of(transcripts: Iterable[Transcript], *directions: Direction) -> Ti
 
 
 def joined(timelines: Mapping[str, Timeline]) -> Timeline | None:
-    """Put parties' own timelines, of both directions, into one in which every pair is told once: by its sender.
+    """Join parties' own timelines, of both directions, so that every pair is counted once: at its sender.
 
-    Where the sender has none here, by its receiver. Clocks of several machines may differ; nothing is moved for that.
+    If the sender has no timeline here, the pair is counted at its receiver. Differences of clocks are not corrected.
     """
     events = []
     for party, own in timelines.items():
@@ -195,16 +195,11 @@ def joined(timelines: Mapping[str, Timeline]) -> Timeline | None:
     return _in_steps(events, max((own.step for own in timelines.values()), default=0.0))
 
 
-def _largest(totals: dict[str, int], amounts: list[tuple[str, int]]) -> set[str]:
-    for name, amount in amounts:
-        totals[name] += amount
-    return set(sorted(totals, key=lambda name: -totals[name])[:_MOST_PEERS])
-
-
 def _in_steps(events: list[_Event], least_step: float = 0.0) -> Timeline | None:
     if not events:
         return None
     first, last = min(event.seconds for event in events), max(event.seconds for event in events)
+    # powers of two: steps of one length begin at the same times at all parties
     step = max(2.0 ** math.ceil(math.log2(max(last - first, 0.01) / (_MOST_STEPS - 1))), least_step)
     start = math.floor(first / step)
     found: dict[str, list[int]] = {}

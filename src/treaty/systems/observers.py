@@ -143,7 +143,7 @@ def play_role(program: Callable[[RoleInput], Any], inputs: RoleInput) -> Any:
     try:
         observers.started(inputs)
         if inputs.party is not None:  # training in one place has no party
-            inputs.party.watch(observers)
+            inputs.party.watcher = observers
         return program(inputs)
     finally:
         observers.finished()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from crypto.asking import answered, asked, begun
+from treaty.crypto.lattice import store
 from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sums import triple_sums
 from treaty.crypto.sums.triple_sums import (
@@ -235,7 +236,7 @@ def test_a_party_without_columns_takes_part():
 
 def test_masked_bins_may_come_in_pieces_and_lie_in_a_file(monkeypatch):
     monkeypatch.setattr(triple_sums, "_HINT_BYTES", 8 * 30 * 2)
-    monkeypatch.setattr(triple_sums, "IN_MEMORY", 0)
+    monkeypatch.setattr(store, "IN_MEMORY", 0)
     rng = np.random.default_rng(5)
     job = Job({"shop": table_of(rng, 30, [4, 3])})
     assert [len(piece) for piece in job.pieces["shop"]] == [2, 2, 2, 1]

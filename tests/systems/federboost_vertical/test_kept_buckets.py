@@ -23,7 +23,7 @@ from treaty import GBDTClassifier
 from treaty.data.table import to_table
 from treaty.errors import PeerProtocolError
 from treaty.files import read_file
-from treaty.messaging.messages import encode_body
+from treaty.messaging.messages import encode
 from treaty.models.checkpoints import noise_folder
 from treaty.privacy.ledger import per_person, read_ledger
 from treaty.systems.federboost_vertical import buckets
@@ -272,8 +272,8 @@ def test_an_offer_and_its_answer_hold_digests_alone(tmp_path):
     (sent,) = [e for e in first.transcripts["p1"].entries if e.step == "Buckets"]
     steps = [(e.step, e.content) for e in again.transcripts["p1"].entries]
     digest = buckets._digest([sent.content])
-    assert ("HeldBuckets", encode_body(HeldBuckets(digest))) in steps
-    assert ("SameBuckets", encode_body(SameBuckets(digest))) in steps
+    assert ("HeldBuckets", encode(HeldBuckets(digest))) in steps
+    assert ("SameBuckets", encode(SameBuckets(digest))) in steps
     assert first.results["p0"].forest.trees == again.results["p0"].forest.trees
 
 

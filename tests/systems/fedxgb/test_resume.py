@@ -14,7 +14,7 @@ import treaty
 from marks import all_but_first_slow
 from runs.test_resume import Interrupted
 from treaty.errors import ConfigError, PeerProtocolError
-from treaty.messaging.messages import decode_body, encode_body
+from treaty.messaging.messages import decode_body, encode
 from treaty.systems.fedxgb import conversation, secboost
 from treaty.systems.fedxgb.cohorts import seed_of_rows
 from treaty.systems.fedxgb.messages import Task, TrainingEnd
@@ -191,7 +191,7 @@ def test_cohorts_that_are_gone_are_named_with_what_beginning_anew_costs(tmp_path
 def test_an_id_that_is_no_id_is_refused_before_it_is_part_of_a_files_name(model_id):
     task = Task(model_id, ["a"], [None], None, b"", keys())
     with pytest.raises(PeerProtocolError, match="model_id"):
-        decode_body(encode_body(task), Task, peer="server")
+        decode_body(encode(task), Task, peer="server")
 
 
 def keys():

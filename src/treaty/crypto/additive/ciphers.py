@@ -39,7 +39,6 @@ from collections.abc import Sequence
 
 import gmpy2
 import numpy as np
-from numpy.typing import NDArray
 
 from treaty.crypto import parameters
 from treaty.crypto.additive.key_proofs import (
@@ -60,12 +59,10 @@ from treaty.crypto.additive.multiplier import HAS_IFMA
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.payload import Payload, check_payload, from_words, to_words
 from treaty.errors import CryptoError
-from treaty.machine.arrays import pieces
+from treaty.machine.arrays import Words, pieces
 from treaty.machine.process import concurrently
 
-Words = NDArray[np.uint64]
-
-# Bits per table look-up of the owner. Larger tables fall out of the second-level cache, which costs more than the
+# Bits per table look-up of the owner. Larger tables do not fit the second-level cache, which costs more than the
 # products that they save where products are as fast as with IFMA.
 _OU_WINDOW = 9 if HAS_IFMA else 11
 _PAILLIER_WINDOW = 8
@@ -74,7 +71,7 @@ _DECRYPTED_AT_A_TIME = 32
 
 
 class OUPublicKey:
-    """An Okamoto-Uchiyama public key, checked as far as possible without the factors; CryptoError if not well formed.
+    """An Okamoto-Uchiyama public key, checked as far as possible without the factors; CryptoError if malformed.
 
     `subgroup_bits` is 2 * 256 when the owner states that h has order u v below 2^512, else 0 (order unknown). Messages
     are below 2^{plaintext_bits - 2}; `randomness_bits` is the length of an exponent r with which h^r hides a message
@@ -101,10 +98,7 @@ class OUPublicKey:
 
     @classmethod
     def from_payload(cls, payload: Payload, insecure_test_key_bits: int | None = None) -> OUPublicKey:
-        """Read a key from uint64 (numbers, words) n, g, h and its proof, and int64 (1,) subgroup_bits.
-
-        CryptoError as the constructor, or if the proof does not hold.
-        """
+        """Read a key from uint64 (numbers, words) n, g, h, proof and int64 (1,) subgroup_bits; check the proof."""
         shape = (3 + OKAMOTO_UCHIYAMA_NUMBERS, None)
         check_payload(payload, "the public key", (np.uint64, shape), (np.int64, (1,)))
         n, g, h, *proof = from_words(payload[0])
@@ -121,7 +115,8 @@ class OUPrivateKey:
     """The owner's key: primes p, q with n = p^2 q; orders u, v of h modulo p^2 and q; a of g mod p^2 = (1 + p)^a w."""
 
     def __init__(self, p: int, q: int, u: int, v: int, a: int, public: OUPublicKey) -> None:
-        self.public, self.secret_numbers = public, (p, q, u, v, a)  # the latter are shown to an auditor
+        # the numbers are what an auditor may see
+        self.public, self.secret_numbers = public, (p, q, u, v, a)
         self._square = PrimeSquare(
             public.modulus,
             p,
@@ -138,7 +133,7 @@ class OUPrivateKey:
         """Encrypt numbers below 2^{plaintext_bits - 2}, little-endian words (rows, limbs), by the factors of n."""
         check_messages(messages, self.public.plaintext_bits)
         keystream, n, (_, _, u, v, _) = keystream or Keystream(), self.public.modulus, self.secret_numbers
-        # r_u, r_v exactly uniform modulo u and v: distributed as h^r with r uniform modulo u v
+        # exactly uniform modulo u and v: as h^r with r uniform modulo u v
         exponents_p, exponents_q = keystream.below(u, len(messages)), keystream.below(v, len(messages))
         out = np.empty((len(messages), n.words), np.uint64)
 
@@ -162,7 +157,7 @@ class OUPrivateKey:
 
 
 class PaillierPublicKey:
-    """A Paillier public key, checked as far as possible without the factors; CryptoError if not well formed.
+    """A Paillier public key, checked as far as possible without the factors; CryptoError if malformed.
 
     Messages are below 2^{plaintext_bits - 2}; `randomness_bits` is the length of an exponent r with which w^r hides a
     message from others than the owner. `proof` is the owner's of `key_proofs`, which `from_payload` checks.
@@ -183,7 +178,7 @@ class PaillierPublicKey:
 
     @classmethod
     def from_payload(cls, payload: Payload, insecure_test_key_bits: int | None = None) -> PaillierPublicKey:
-        """Read a key from uint64 (numbers, words) n, h and its proof, and int64 (0,); errors as of `OUPublicKey`."""
+        """Read a key from uint64 (numbers, words) n, h and its proof, and int64 (0,); check the proof."""
         check_payload(payload, "the public key", (np.uint64, (2 + PAILLIER_NUMBERS, None)), (np.int64, (0,)))
         n, h, *proof = from_words(payload[0])
         key = cls(n, h, proof, insecure_test_key_bits=insecure_test_key_bits)
@@ -198,7 +193,8 @@ class PaillierPrivateKey:
     """The owner's key: primes p, q with n = p q; (p - 1) / 2, (q - 1) / 2 odd, coprime, h of order their product."""
 
     def __init__(self, p: int, q: int, public: PaillierPublicKey) -> None:
-        self.public, self.secret_numbers = public, (p, q)  # the latter are shown to an auditor
+        # the numbers are what an auditor may see
+        self.public, self.secret_numbers = public, (p, q)
         self._square_p, self._square_q = (
             PrimeSquare(
                 public.modulus,
@@ -256,13 +252,14 @@ PrivateKey = OUPrivateKey | PaillierPrivateKey
 def generate_key(
     bits: int = parameters.OU_DEFAULT_KEY_BITS, *, insecure_test_key_bits: int | None = None
 ) -> OUPrivateKey:
-    """Make an Okamoto-Uchiyama key pair with n of 2048, 3072 or 4096 bits, or of 96 or more insecure ones for tests."""
+    """Make an Okamoto-Uchiyama key pair with n of 2048, 3072 or 4096 bits, or of 96 or more, insecure, for tests."""
     bits = bits if insecure_test_key_bits is None else insecure_test_key_bits
     check_key_size(bits, insecure_test_key_bits)
     while True:
         p, u = _prime_with_subgroup(bits // 3, 3)
         q, v = _prime_with_subgroup(bits - 2 * (bits // 3), 7)
         p2, n = p * p, p * p * q
+        # neither prime may divide the other's order, or the orders of h modulo p^2 and q would not be u and v
         if u == v or n.bit_length() != bits or (p - 1) % q == 0 or (q - 1) % p == 0:
             continue
         h_p = _element_of_order(u, p * (p - 1), p2)
@@ -283,7 +280,7 @@ def generate_key(
 def generate_paillier_key(
     bits: int = parameters.PAILLIER_DEFAULT_KEY_BITS, *, insecure_test_key_bits: int | None = None
 ) -> PaillierPrivateKey:
-    """Make a Paillier key pair with n of 2048, 3072 or 4096 bits, or of 96 or more insecure ones (the papers': 512)."""
+    """Make a Paillier key pair with n of 2048, 3072 or 4096 bits, or of 96 or more, insecure (the papers': 512)."""
     bits = bits if insecure_test_key_bits is None else insecure_test_key_bits
     check_key_size(bits, insecure_test_key_bits)
     while True:
@@ -303,7 +300,7 @@ def generate_paillier_key(
 def _prime_without_small_subgroups(bits: int, residue: int) -> tuple[int, int, int]:
     """Draw a prime p = 2 u k + 1 in [7/8 2^bits, 2^bits), 3 or 7 modulo 8, and the primes u, k."""
     small = min(parameters.PAILLIER_SMALL_PRIME_BITS, bits // parameters.PAILLIER_INSECURE_SMALL_PRIME_SHARE)
-    # safe primes would do, too, but take many times longer to find
+    # safe primes would serve as well, but take many times longer to find
     u = _random_prime(bits - small)
     while True:
         p, k = _candidate(bits, u, residue)
@@ -341,7 +338,7 @@ def _random_prime(bits: int) -> int:
 
 def _element_of_order(order: int, group_order: int, modulus: int) -> int:
     while True:
-        # an element of prime order modulo p^2 or q; the check of its order fails only when p divided the draw
+        # a power of prime order; the check of its order fails only if p divides the number drawn
         x = int(gmpy2.powmod(2 + secrets.randbelow(modulus - 2), group_order // order, modulus))
         if x != 1 and gmpy2.powmod(x, order, modulus) == 1:
             return x

@@ -1,4 +1,4 @@
-"""Why an answer shows a key's owner nothing but the sums in it: re-randomisation, and proofs of the key's form.
+"""Re-randomisation and proofs of a key's form: why an answer shows the key's owner nothing but its sums.
 
 *Re-randomisation.* `Randomiser` multiplies a product of ciphertexts by a random n-th power f = z_1^{e_1} ... z_k^{e_k},
 with z_i = x_i^n for uniform units x_i that it draws once, and uniform e_i of w bits for each factor. Nothing in f is
@@ -6,8 +6,8 @@ the owner's but n. Let G be the n-th powers: of order below 2^|n|, and generated
 factors by its proof. Then c f is within 2^-80 of a uniform element of c G (statistical distance, in the mean over the
 z_i, which may be known). By the proof again, c G is the set of all ciphertexts of one message: that is all the owner
 learns of c, whatever orders it built into its key and however it marked its own ciphertexts. Factors under the same z_i
-are independent, so N of them are together within N 2^-80 of uniform. **No factor is handed out twice**: the quotient of
-two answers under one factor shows the owner the quotient of two products of ciphertexts that it knows.
+are independent, so N of them are together within N 2^-80 of uniform. **No factor is used twice**: the quotient of two
+answers under one factor shows the owner the quotient of two products of ciphertexts that it knows.
 
 *Proofs*, made once by the owner and checked by each receiver of the key. Two statements make the units modulo n-th
 powers the messages and nothing else, whatever secrets the owner has built into the key:
@@ -21,9 +21,9 @@ powers the messages and nothing else, whatever secrets the owner has built into 
   unless the subgroup is everything, each number has them with probability 2^-16 at most. For Paillier it follows that
   n is prime to its totient, so p q.
 
-Another key passes with probability 2^-128 for each that is tried, in the random oracle model (Fiat and Shamir). The
-numbers must be units, for a multiple of a small factor has roots where most units have none; an honest key fails by
-that with probability 2^-600. Zero knowledge in that model: m, x and roots are as random as if they had been drawn first
+Each other key passes with probability 2^-128 in the random oracle model (Fiat and Shamir). The numbers must be units,
+as a multiple of a small factor has roots where most units have none; an honest key fails by that with probability
+2^-600. Zero knowledge in that model: m, x and roots are as random as if they had been drawn first
 and the numbers computed from them (m has half as many bits as n: a distance of 2^{|p| - |n| / 2}).
 *Not proved*: that n = p^2 q with p of a third of the bits, hence how much a message can hold; that the owner drew h as
 it should, on which its own secrets rest, and what others hide from each other under its key (`KeyRandomness`); that
@@ -50,7 +50,6 @@ from typing import TYPE_CHECKING
 
 import gmpy2
 import numpy as np
-from numpy.typing import NDArray
 
 from treaty.crypto import parameters
 from treaty.crypto.additive.montgomery import FixedBase, FixedBases
@@ -58,13 +57,12 @@ from treaty.crypto.keystream import Keystream
 from treaty.crypto.parameters import RANDOMISER_SPARE
 from treaty.crypto.payload import from_words
 from treaty.errors import CryptoError
-from treaty.machine.arrays import pieces
+from treaty.machine.arrays import Words, pieces
 from treaty.machine.process import concurrently
 
 if TYPE_CHECKING:
     from treaty.crypto.additive.ciphers import PublicKey
 
-Words = NDArray[np.uint64]
 
 OKAMOTO_UCHIYAMA_NUMBERS = 2 * parameters.KEY_PROOF_ROOTS + parameters.KEY_PROOF_SQUARES
 PAILLIER_NUMBERS = parameters.KEY_PROOF_ROOTS + parameters.KEY_PROOF_SQUARES
@@ -84,7 +82,7 @@ def prove_okamoto_uchiyama(n: int, g: int, h: int, p: int, q: int, a: int) -> li
     to_root_p, to_root_q = gmpy2.invert(n, p - 1), gmpy2.invert(n, q - 1)
     exponents, roots = [], []
     for x in _challenges("messages", key, parameters.KEY_PROOF_ROOTS):
-        # the message of x, and a random multiple of p: so m tells nothing of which x it was made for
+        # the message of x plus a random multiple of p, so that m does not depend on x
         message = (gmpy2.powmod(x, p - 1, p2) - 1) // p * to_message % p
         exponents.append(int(message + p * secrets.randbelow((1 << n.bit_length() // 2) // p)))
         power = x * gmpy2.powmod(g, -exponents[-1], n) % n
@@ -95,7 +93,7 @@ def prove_okamoto_uchiyama(n: int, g: int, h: int, p: int, q: int, a: int) -> li
 
 
 def check_okamoto_uchiyama(n: int, g: int, h: int, proof: Sequence[int]) -> None:
-    """Raise CryptoError unless a proof is one of this key, whose n has no factor below 2^16 and is no power."""
+    """Raise CryptoError unless a proof is of this key, whose n has no factor below 2^16 and is no power."""
     count = parameters.KEY_PROOF_ROOTS
     _check_numbers(proof, OKAMOTO_UCHIYAMA_NUMBERS, n)
     exponents, roots, squares = proof[:count], proof[count : 2 * count], proof[2 * count :]
@@ -113,7 +111,7 @@ def prove_paillier(n: int, h: int, p: int, q: int) -> list[int]:
 
 
 def check_paillier(n: int, h: int, proof: Sequence[int]) -> None:
-    """Raise CryptoError unless a proof is one of this key, whose n has no factor below 2^16 and is no power."""
+    """Raise CryptoError unless a proof is of this key, whose n has no factor below 2^16 and is no power."""
     count = parameters.KEY_PROOF_ROOTS
     _check_numbers(proof, PAILLIER_NUMBERS, n)
     for x, root in zip(_unit_challenges("messages", (n, h), count), proof[:count], strict=True):
@@ -123,12 +121,13 @@ def check_paillier(n: int, h: int, proof: Sequence[int]) -> None:
 
 
 def _square_roots(key: tuple[int, ...], p: int, p_power: int, q: int) -> list[int]:
-    """Return a root, at random one of four, for each number, where p = 3 and q = 7 modulo 8; `p_power` is p or p^2."""
+    """Return one of the four roots of each number, at random, for p = 3 and q = 7 modulo 8; `p_power` is p or p^2."""
     found = []
     for x in _challenges("two primes", key, parameters.KEY_PROOF_SQUARES):
         square = next(x * s for s in _SIGNS if gmpy2.jacobi(x * s, p) == gmpy2.jacobi(x * s, q) == 1)
         root = gmpy2.powmod(square, (p + 1) // 4, p)
-        root -= (root * root - square) * gmpy2.invert(2 * root, p_power)  # Newton: from modulo p to modulo p^2
+        # Newton's step takes a root modulo p to one modulo p^2
+        root -= (root * root - square) * gmpy2.invert(2 * root, p_power)
         signs = (1 - 2 * secrets.randbelow(2) for _ in range(2))
         found.append(_joined(root * next(signs), p_power, gmpy2.powmod(square, (q + 1) // 4, q) * next(signs), q))
     return found
@@ -147,7 +146,7 @@ def _check_numbers(proof: Sequence[int], count: int, n: int) -> None:
 
 
 def _unit_challenges(what: str, key: tuple[int, ...], count: int) -> list[int]:
-    """Return `_challenges` for a check; CryptoError if one is no unit: a multiple of a small factor shows nothing."""
+    """Return `_challenges` for a check; CryptoError if one is no unit, as a multiple of a factor proves nothing."""
     numbers = _challenges(what, key, count)
     if any(gmpy2.gcd(x, key[0]) != 1 for x in numbers):
         raise CryptoError("expected a proof of numbers prime to n, got one of another - in the public key")
@@ -155,7 +154,7 @@ def _unit_challenges(what: str, key: tuple[int, ...], count: int) -> list[int]:
 
 
 def _challenges(what: str, key: tuple[int, ...], count: int) -> list[int]:
-    """Return numbers modulo n, the key's first, by SHAKE-256 of what is proved and the key: to 2^-128 uniform."""
+    """Return numbers modulo n, the key's first, by SHAKE-256 of the statement and the key: uniform but for 2^-128."""
     n, digest = key[0], hashlib.shake_256(f"treaty key proof: {what}".encode())
     for number in key:
         digest.update(number.to_bytes(n.bit_length() // 8 + 1, "little"))
@@ -202,11 +201,10 @@ def check_base(name: str, base: int, n: int) -> None:
 
 
 def check_order(name: str, base: int, n: int) -> None:
-    """Raise CryptoError when a base's order modulo any prime factor of n divides lcm(1..2^16).
+    """Raise CryptoError if a base's order modulo any prime factor of n divides lcm(1..2^16); for test keys, of less.
 
-    Powers of such a base hide nothing: who knows the factors of n takes logarithms to it (Pohlig and Hellman), or
-    tries them all. An order made of larger primes that are still small for logarithms passes. Test keys below 256 bits
-    are held to a smaller bound.
+    Powers of such a base hide nothing from those who know the factors of n: they take logarithms to it (Pohlig and
+    Hellman). An order made of larger primes that are still small for logarithms passes.
     """
     bound = min(parameters.SMALL_ORDER_BOUND, 1 << n.bit_length() // parameters.SMALL_ORDER_INSECURE_SHARE)
     # lcm(1..b) is the product over k of the primes up to b^{1/k}
@@ -226,13 +224,13 @@ def check_messages(messages: Words, plaintext_bits: int) -> None:
 
 
 class RandomPowers:
-    """Powers of fixed bases with random exponents: encryptions of zero, by which ciphertexts are multiplied."""
+    """Encryptions of zero by which ciphertexts are multiplied: powers of fixed bases with random exponents."""
 
     def __init__(self, powers: FixedBases, exponent_bits: int) -> None:
         self._powers, self.exponent_bits = powers, exponent_bits
 
     def exponents(self, rows: int) -> Words:
-        """Draw the exponents of so many factors, uint64 (rows, limbs), from a fresh keystream."""
+        """Draw the exponents of some factors, uint64 (rows, limbs), from a fresh keystream."""
         return Keystream().bits(self.exponent_bits, rows)
 
     def factors(self, exponents: Words) -> Words:
@@ -241,10 +239,7 @@ class RandomPowers:
 
 
 class KeyRandomness(RandomPowers):
-    """Encryptions of zero w^r by a key's own base: they hide messages from everybody but the key's owner.
-
-    w is h for Okamoto-Uchiyama, h^n for Paillier. An owner who drew h of a small order gives these messages away.
-    """
+    """Encryptions of zero w^r, w = h or h^n: they hide messages from all but the owner, if its h is of large order."""
 
     def __init__(self, key: PublicKey) -> None:
         bits = key.randomness_bits
@@ -252,7 +247,7 @@ class KeyRandomness(RandomPowers):
 
 
 class Randomiser(RandomPowers):
-    """Random n-th powers, which hide from the key's owner, too; their bases are made by so many threads."""
+    """Random n-th powers, which hide from the key's owner, too."""
 
     def __init__(self, key: PublicKey, threads: int) -> None:
         modulus = key.modulus
@@ -276,7 +271,6 @@ def _table_size(n_bits: int) -> tuple[int, int]:
 
 
 def _units(n: int, count: int) -> list[int]:
-    """Draw uniform units modulo n."""
     keystream, units = Keystream(), list[int]()
     while len(units) < count:
         units += [x for x in from_words(keystream.below(n, count - len(units))) if gmpy2.gcd(x, n) == 1]
@@ -284,12 +278,11 @@ def _units(n: int, count: int) -> list[int]:
 
 
 class ReadyFactors:
-    """Factors made ahead by a thread of their own, each handed out once; `expected` are wanted at first.
+    """Factors made ahead by a thread of their own, each used once; `expected` are wanted at first.
 
     Factors do not depend on what they hide, so a server makes them while it waits for the active party. The thread runs
     from `prepare` until as many factors are ready as were ever taken between two calls of `prepare` (at most 32 MB of
-    them), until `stop`, or until the program ends. It is no daemon, which could be cut off inside compiled code that is
-    being unloaded: the program waits for it, for the milliseconds of a chunk.
+    them), until `stop`, or until the program ends.
     """
 
     def __init__(self, randomiser: Randomiser, expected: int) -> None:
@@ -302,7 +295,7 @@ class ReadyFactors:
         self._thread: threading.Thread | None = None
 
     def take(self, count: int, threads: int) -> Words:
-        """Return `count` factors, working Montgomery forms; missing ones are made now."""
+        """Return `count` factors, working Montgomery forms; those that are not ready are made now."""
         with self._own_lock():
             self._taken += count
             taken, missing = [], count
@@ -322,18 +315,19 @@ class ReadyFactors:
             self._wanted, self._taken = min(max(self._wanted, self._taken), self._most), 0
             self._stopped = False
             if self._thread is None:
+                # no daemon, which could be cut off inside compiled code that is being unloaded: the program waits for
+                # the milliseconds of a chunk
                 self._thread = threading.Thread(target=self._work, name="treaty-factors")
                 self._thread.start()
 
     def stop(self) -> None:
-        """Ask the background work to end, which takes it a few milliseconds; ready factors are kept.
-
-        Takes no lock: as a finalizer it runs wherever garbage is collected, also in a thread that holds the lock.
-        """
+        """Ask the background work to end, within milliseconds; ready factors are kept."""
+        # no lock: as a finalizer it runs wherever garbage is collected, also in a thread that holds the lock
         self._stopped = True
 
     def _own_lock(self) -> threading.Lock:
-        if os.getpid() != self._process:  # a fork: the parent uses these factors, and may have held the lock
+        # after a fork the parent uses these factors, and may have held the lock
+        if os.getpid() != self._process:
             self._process, self._lock, self._thread = os.getpid(), threading.Lock(), None
             self._ready = deque()
         return self._lock
@@ -343,7 +337,7 @@ class ReadyFactors:
             while True:
                 with self._lock:
                     full = sum(map(len, self._ready)) >= self._wanted
-                    # the program waits for this thread at its end: do not make factors that nobody will take
+                    # at its end the program waits for this thread
                     if full or self._stopped or not threading.main_thread().is_alive():
                         self._thread = None
                         return
@@ -352,5 +346,6 @@ class ReadyFactors:
                     self._ready.append(made)
         finally:
             with self._lock:
-                if self._thread is threading.current_thread():  # an error; `prepare` may begin again
+                # after an error `prepare` may start another thread
+                if self._thread is threading.current_thread():
                     self._thread = None

@@ -26,10 +26,8 @@ from treaty.crypto.additive import montgomery_kernels as kernels
 from treaty.crypto.additive.multiplier import DIGIT_BITS, GROUP, HAS_FMA, HAS_IFMA, HEADER, LANES, VECTOR_COUNTS
 from treaty.crypto.payload import from_words, to_words
 from treaty.errors import CryptoError
-from treaty.machine.arrays import Int32s, Integers, pieces
+from treaty.machine.arrays import Int32s, Integers, Words, pieces
 from treaty.machine.process import concurrently
-
-Words = NDArray[np.uint64]
 
 _FORMS = ("words", "ifma", "fma")  # in the order of their numbers in `montgomery_kernels`
 _ALIGNMENT = 64  # bytes of a vector: loads that straddle cache lines cost twice
@@ -38,8 +36,8 @@ _ALIGNMENT = 64  # bytes of a vector: loads that straddle cache lines cost twice
 class Modulus:
     """An odd modulus of at least 3 and its arithmetic, with `words` per packed and `width` per working number.
 
-    `radix` is R, `one` the Montgomery form of 1, R mod n in working form (width,). `form` is how products are made:
-    "ifma" or "fma", where the processor has the instructions, or "words"; None is the fastest here. Results are equal.
+    `radix` is R, `one` the Montgomery form of 1, R mod n in working form (width,). `form` is how products are made,
+    with equal results: "ifma" or "fma", if the processor has the instructions, or "words"; None is the fastest here.
     """
 
     def __init__(self, value: int, *, form: str | None = None) -> None:
@@ -57,6 +55,7 @@ class Modulus:
         self._constants = aligned(HEADER + self.width)
         inverse = -pow(value, -1, 1 << 64) % (1 << 64)
         self._constants[:HEADER] = 0
+        # bits by which R exceeds 2^{64 words}: the word form divides by them at the end
         tail = DIGIT_BITS * digits - 64 * self.words
         self._constants[:6] = [inverse, digits, self.words, tail, _FORMS.index(self.form), vectors]
         self._constants[HEADER:] = self.working([value])[0]
@@ -79,7 +78,7 @@ class Modulus:
         return aligned(rows * self.width).reshape(rows, self.width)
 
     def unpack(self, packed: Words) -> Words:
-        """Convert packed numbers (or any uint64 rows of at most `words` words) to working form, values unchanged."""
+        """Convert packed numbers, or any uint64 rows of at most `words` words, to working form, values unchanged."""
         if packed.shape[1] < self.words:
             padded = np.zeros((len(packed), self.words), np.uint64)
             padded[:, : packed.shape[1]] = packed
@@ -104,7 +103,7 @@ class Modulus:
         return out
 
     def multiply(self, a: Words, b: Words) -> Words:
-        """Return a b / R mod n row by row, shape of `a`; `b` has as many rows or one. Needs a b < R n."""
+        """Return a b / R mod n row by row; `b` has as many rows as `a`, or one. Needs a b < R n."""
         out = self.empty(len(a))
         step = 0 if len(b) == 1 else 1
         kernels.multiply_rows(a.reshape(-1), b.reshape(-1), out.reshape(-1), step, self._constants)
@@ -128,8 +127,8 @@ class Modulus:
     def segment_products(self, packed: Words, index: Int32s, starts: Integers, out: Words) -> None:
         """Write to `out`, packed (segments, words), the product of packed[index[starts[s]:starts[s + 1]]] for each s.
 
-        `packed` (items, words) are Montgomery forms; it may be read-only and unaligned, but rows must be contiguous; it
-        is not copied. No segment may be empty.
+        `packed` (items, words) are Montgomery forms, perhaps read-only and unaligned, in C order. No segment may be
+        empty.
         """
         kernels.segment_products(_raw(packed), index, starts, out.reshape(-1), self.one, self._constants)
 
@@ -150,7 +149,7 @@ class Modulus:
         `bases` (rows, columns, width) are Montgomery working forms, as are the products; `exponents` (rows, kinds) lie
         below 2^bits, of at most 63 bits.
         """
-        # the width that makes least products: each window costs one per row and two per bucket
+        # the window with fewest products: each costs one per row and two per bucket
         window = min(range(1, 11), key=lambda w: -(-bits // w) * (len(bases) + 2 * 2**w))
         out = self.empty(len(pairs))
         given = (bases.reshape(len(bases), -1), np.ascontiguousarray(exponents), np.ascontiguousarray(pairs))
@@ -162,10 +161,10 @@ class Modulus:
         return out
 
     def are_units(self, packed: Words, threads: int) -> bool:
-        """Tell whether every packed number is at least 1, below n and prime to n, by their product's divisor."""
+        """Return whether every packed number is at least 1, below n and prime to n."""
         if not self.in_range(packed):
             return False
-        # a product of all is a unit iff each number is; some parts at a time, for threads
+        # a product is a unit iff each factor is; some products, for threads
         starts = np.linspace(0, len(packed), min(len(packed), GROUP * threads) + 1).astype(np.int64)
         index = np.arange(len(packed), dtype=np.int32)
         products = np.empty((len(starts) - 1, self.words), np.uint64)
@@ -177,7 +176,7 @@ class Modulus:
         return all(gmpy2.gcd(product, self.value) == 1 for product in from_words(products))
 
     def in_range(self, packed: Words) -> bool:
-        """Tell whether every packed number is at least 1 and below n."""
+        """Return whether every packed number is at least 1 and below n."""
         return bool(kernels.all_in_range(_raw(packed), len(packed), self._constants))
 
 
@@ -193,7 +192,6 @@ class FixedBases:
     def __init__(self, modulus: Modulus, bases: Words, windows: int, window: int) -> None:
         self._modulus, self._window = modulus, window
         entries = 1 << window
-        # k windows 2^window numbers
         self._table = aligned(len(bases) * windows * entries * modulus.width)
         for base, table in zip(bases, self._table.reshape(len(bases), -1), strict=True):
             kernels.fixed_base_table(base.copy(), table, entries, modulus.one, modulus._constants)
@@ -236,12 +234,12 @@ class Residues:
     def __init__(self, whole: Modulus, divisor: int) -> None:
         self.modulus = own = Modulus(divisor)
         self._whole = whole
-        # numbers modulo coprime d_1 d_2 = N meet in x = x_1 E_1 + x_2 E_2 with E_1 = 1 mod d_1, 0 mod d_2
+        # numbers modulo coprime d_1 d_2 = N are joined as x = x_1 E_1 + x_2 E_2 with E_1 = 1 mod d_1, 0 mod d_2
         rest = whole.value // divisor
         idempotent = rest * pow(rest, -1, divisor)
-        # Lifted numbers come with d's own radix, and a product modulo N divides by N's once.
+        # lifted numbers have d's own radix, and a product modulo N divides by N's once
         self._join = whole.montgomery([idempotent * pow(own.radix, -1, divisor) * whole.radix])
-        # x R mod N arrives in pieces of as many words as d has; each one's weight also exchanges the radix.
+        # x R mod N is read in pieces of as many words as d has, whose weights also exchange the radix
         parts = -(-whole.words // own.words)
         exchange = pow(whole.radix, -1, divisor) * own.radix
         self._weights = [own.montgomery([(exchange << (64 * own.words * i)) % divisor]) for i in range(parts)]
@@ -293,6 +291,6 @@ class PrimeSquare:
         for x in from_words(own.pack(own.multiply(powers, own.working([1])))):
             quotient, rest = gmpy2.f_divmod(x - 1, p)
             if rest:
-                raise CryptoError("expected a ciphertext under this key, got something else - at decryption")
+                raise CryptoError("cannot decrypt: a number is no ciphertext under this key - at decryption")
             messages.append(int(quotient * self._to_message % p))
         return messages

@@ -28,16 +28,15 @@ from treaty.crypto.additive.multiplier import (
     multiply_add,
     unpack_digits,
 )
-from treaty.machine.arrays import Int32s
+from treaty.machine.arrays import Int32s, Integers, Words
 from treaty.machine.kernels import inlined, kernel
 
-Words = NDArray[np.uint64]
 Bytes = NDArray[np.uint8]
-Index = NDArray[np.int64]
 
 _MASK = np.uint64((1 << DIGIT_BITS) - 1)
 _ZERO, _ONE, _WORD = np.uint64(0), np.uint64(1), np.uint64(64)
-_START: int = np.intp(0)  # type: ignore[assignment]  # typed: for a literal 0 kernels would be compiled once more
+# typed: for a literal 0 kernels would be compiled once more
+_START: int = np.intp(0)  # type: ignore[assignment]
 _DIGIT, _IFMA, _FMA = np.uint64(DIGIT_BITS), np.uint64(1), np.uint64(2)  # the latter two are values of m[4]
 
 
@@ -99,10 +98,10 @@ def _reduce(x: Words, o: int, over: np.uint64, m: Words) -> None:
 
 @inlined
 def _multiply(
-    out: Words, at: Index, a: Words, of_a: Index, b: Words, of_b: Index, live: int, m: Words, t: Words
+    out: Words, at: Integers, a: Words, of_a: Integers, b: Words, of_b: Integers, live: int, m: Words, t: Words
 ) -> None:
     """out[at[k]:] = a[of_a[k]:] b[of_b[k]:] / R for k < live; `t` is scratch. In place is allowed."""
-    # flat arguments, because this is the innermost call; offsets from `live` on are those of number live - 1
+    # flat arguments, as this is the innermost call; offsets from `live` on repeat that of number live - 1
     if m[4] == _FMA:
         fma_multiply_four(out, at, a, of_a, b, of_b, m, t)
     elif m[4] == _IFMA:
@@ -115,7 +114,7 @@ def _multiply(
 
 
 @kernel
-def _spread(at: Index, first: int, count: int, step: int) -> int:
+def _spread(at: Integers, first: int, count: int, step: int) -> int:
     """Write the offsets first * step, (first + 1) * step, ... below count * step; return how many are different."""
     for k in range(GROUP):
         at[k] = min(first + k, count - 1) * step
@@ -124,7 +123,7 @@ def _spread(at: Index, first: int, count: int, step: int) -> int:
 
 @kernel
 def _scratch(words: int) -> Words:
-    # from a cache line on: vector loads that straddle two cost twice
+    # aligned to a cache line: vector loads that straddle two cost twice
     x = np.empty(words + 8, np.uint64)
     skip = (-(x.ctypes.data >> 3)) & 7
     return x[skip : skip + words]
@@ -319,7 +318,7 @@ def _bits(x: Words, o: int, limbs: int, bit: int, count: int) -> int:
 
 
 @kernel
-def segment_products(raw: Bytes, index: Int32s, starts: Index, out: Words, one: Words, m: Words) -> None:
+def segment_products(raw: Bytes, index: Int32s, starts: Integers, out: Words, one: Words, m: Words) -> None:
     """out[s] = product of raw[index[j]] over starts[s] <= j < starts[s + 1]; no segment is empty. Packed forms."""
     width, segments = m.size - HEADER, starts.size - 1
     t, lanes = _scratch(SCRATCH * width + 2), min(GROUP, segments)
@@ -327,7 +326,7 @@ def segment_products(raw: Bytes, index: Int32s, starts: Index, out: Words, one: 
     segment, position = np.full(GROUP, -1, np.int64), np.zeros(GROUP, np.int64)
     at = np.empty(GROUP, np.int64)
     _spread(at, 0, lanes, width)
-    # GROUP segments are processed at any time; a lane whose segment is finished takes up the next one
+    # GROUP segments are multiplied at a time; a lane whose segment is finished takes the next one
     following, active = 0, lanes
     while active > 0:
         active = 0
@@ -353,7 +352,7 @@ def segment_products(raw: Bytes, index: Int32s, starts: Index, out: Words, one: 
 
 
 @kernel
-def horner_rows(raw: Bytes, starts: Index, bits: int, factors: Words, out: Words, one: Words, m: Words) -> None:
+def horner_rows(raw: Bytes, starts: Integers, bits: int, factors: Words, out: Words, one: Words, m: Words) -> None:
     """out[r] = factors[r] prod_j x_j^{2^{bits (last - j)}} over the packed x_j, starts[r] <= j < starts[r + 1]."""
     width, rows = m.size - HEADER, starts.size - 1
     t = _scratch(SCRATCH * width + 2)
@@ -377,7 +376,7 @@ def horner_rows(raw: Bytes, starts: Index, bits: int, factors: Words, out: Words
                 for lane in range(live):
                     _copy(item, lane * width, total, lane * width, m)
                 continue
-            # moves what is there up by one field, in the exponent
+            # squarings shift the plaintext up by one field
             for _ in range(bits):
                 _multiply(total, at, total, at, total, at, live, m, t)
             _multiply(total, at, total, at, item, at, live, m, t)
@@ -388,12 +387,12 @@ def horner_rows(raw: Bytes, starts: Index, bits: int, factors: Words, out: Words
 
 @kernel
 def all_in_range(raw: Bytes, count: int, m: Words) -> bool:
-    """Tell whether every packed number is in [1, n)."""
+    """Return whether every packed number is in [1, n)."""
     width = m.size - HEADER
     x = np.empty(width, np.uint64)
     for item in range(count):
         _unpack(raw, item, x, _START, m)
-        # the highest differing word decides
+        # upwards, so that the highest word that differs decides
         below, nonzero = False, False
         for y in range(width):
             if x[y] != m[HEADER + y]:
@@ -406,8 +405,8 @@ def all_in_range(raw: Bytes, count: int, m: Words) -> bool:
 
 @kernel
 def bucket_rows(
-    rows: Words, exponents: Words, pairs: Index, bits: int, window: int, first: int, stop: int, out: Words, one: Words,
-    m: Words,
+    rows: Words, exponents: Words, pairs: Integers, bits: int, window: int, first: int, stop: int,
+    out: Words, one: Words, m: Words,
 ) -> None:  # fmt: skip
     """out[j] = product over i of rows[i, column]^{exponents[i, kind]}, (column, kind) = pairs[j], j in first:stop."""
     width, entries = m.size - HEADER, 1 << window

@@ -7,8 +7,8 @@
 * `fma_multiply_four` makes four products at a time in double-precision fused multiply-adds (x86 AVX2 and FMA): 2.5
   times as fast as the 64-bit form at 2048 bits on an AMD EPYC of 2017 (Zen 1, which halves vectors).
 
-The latter two are emitted only for processors that have the instructions. Products of one size take the same time
-whatever the values are; memory accesses are not constant in time.
+The latter two are emitted only for processors that have the instructions. The time of a product depends on its size,
+not on values; memory accesses are not constant in time.
 
 *Fused multiply-adds.* A vector holds one 52-bit digit of each of four numbers, as doubles, which have 53 bits. Both
 halves of a product of two digits are exact, in the usual rounding to nearest:
@@ -75,7 +75,7 @@ def load_word(typing_context: Any, raw: Any, offset: Any) -> Any:
     signature = types.uint64(raw, types.intp)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        data = _data(context, builder, signature, args, 0)
         return builder.load(builder.bitcast(builder.gep(data, [args[1]]), _I64.as_pointer()), align=1)
 
     return signature, generate
@@ -87,15 +87,15 @@ def unpack_digits(typing_context: Any, raw: Any, offset: Any, out: Any, o: Any) 
     signature = types.void(raw, types.intp, out, types.intp)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        target = context.make_array(signature.args[2])(context, builder, args[2]).data
+        data, target = (_data(context, builder, signature, args, k) for k in (0, 2))
         target = builder.bitcast(builder.gep(target, [args[3]]), _VECTOR.as_pointer())
         for v, (word, bit) in enumerate([(0, 0), (6, 32)]):
             source = builder.gep(data, [builder.add(args[1], _I64(8 * word))])
             words = builder.load(builder.bitcast(source, _VECTOR.as_pointer()), align=1)
             bits = [bit + DIGIT_BITS * lane for lane in range(LANES)]
             right = ir.Constant(_VECTOR, [_I64(b % 64) for b in bits])
-            left = ir.Constant(_VECTOR, [_I64(64 - b % 64 if b % 64 else 63) for b in bits])  # 63: masked away
+            # a shift by 64 is undefined: 63 instead, whose bit the mask removes
+            left = ir.Constant(_VECTOR, [_I64(64 - b % 64 if b % 64 else 63) for b in bits])
             own = builder.shuffle_vector(words, words, _indices([b // 64 for b in bits]))
             above = builder.shuffle_vector(words, words, _indices([min(b // 64 + 1, LANES - 1) for b in bits]))
             digits = builder.or_(builder.lshr(own, right), builder.shl(above, left))
@@ -123,7 +123,7 @@ def ifma_multiply_pair(
         if not HAS_IFMA:
             return context.get_dummy_value()
         places = [(0, 1), (3, 4), (6, 7), (0, 2), (3, 5), (6, 8)]  # of out, a, b for each number: array and offset
-        arrays = [pointer_to(context, builder, signature, args, k) for k in (0, 3, 6, 9)]
+        arrays = [_data(context, builder, signature, args, k) for k in (0, 3, 6, 9)]
         pointers = [builder.gep(arrays[array // 3], [args[offset]]) for array, offset in places]
         call_emitted(builder, "treaty_ifma_multiply_pair", _emit_pair, [*pointers, arrays[3]])
         return context.get_dummy_value()
@@ -131,7 +131,8 @@ def ifma_multiply_pair(
     return signature, generate
 
 
-def pointer_to(context: Any, builder: Any, signature: Any, args: Any, k: int) -> Any:
+def _data(context: Any, builder: Any, signature: Any, args: Any, k: int) -> Any:
+    """Return the address of argument k's first element."""
     return context.make_array(signature.args[k])(context, builder, args[k]).data
 
 
@@ -154,7 +155,8 @@ def _emit_pair(builder: Any, *pointers: Any) -> None:
     vectors = builder.load(builder.gep(constants, [_I64(5)]))
     end = builder.append_basic_block("end")
     switch = builder.switch(vectors, end)
-    for count in VECTOR_COUNTS:  # not a loop over vectors, so that sums stay in registers
+    # code for each length instead of a loop over vectors, so that sums stay in registers
+    for count in VECTOR_COUNTS:
         block = builder.append_basic_block(f"vectors{count}")
         switch.add_case(_I64(count), block)
         builder.position_at_end(block)
@@ -211,7 +213,8 @@ def _emit_products(builder: Any, count: int, lanes: Any, constants: Any, digits:
         total = []
         cleared = builder.call(low, [sums[0], n[0], m])
         carry = builder.select(lane0, builder.lshr(cleared, _constant(DIGIT_BITS)), zero)
-        for v in each:  # lowest first: the next turn's m waits for it
+        # lowest vector first: the next turn's m waits for it
+        for v in each:
             above = builder.call(low, [sums[v + 1], n[v + 1], m]) if v + 1 < count else zero
             side = builder.call(high, [zero, a[k][v], b])
             side = builder.call(low, [side, a[k][v], b_next])
@@ -239,8 +242,8 @@ def _normalise(builder: Any, sums: Any) -> list[Any]:
         builder.add(builder.and_(x, mask), builder.shuffle_vector(prev, own, one_up))
         for x, prev, own in zip(sums, below, carries, strict=True)
     ]
-    # What is left is at most a one per digit, rippling through digits that are all ones: an addition of the
-    # two bit sets does the whole ripple (digits that overflow, digits that pass a carry on).
+    # What is left is at most a carry of one per digit, rippling through digits that are all ones: one addition of two
+    # bit sets, digits that overflow and digits that pass a carry on, makes the whole ripple.
     wide = ir.IntType(max(64, LANES * len(digits)))
 
     def bit_set(relation: str) -> Any:
@@ -280,7 +283,7 @@ def _load(builder: Any, pointer: Any, v: int) -> Any:
 
 _WORDS, _DOUBLES = ir.VectorType(_I64, GROUP), ir.VectorType(ir.DoubleType(), GROUP)
 _HIGH, _LOW = 0x4670 << 48, 0xC338 << 48  # the bits of 2^104 and of -1.5 2^52
-_WHOLE = 0x4330 << 48  # the bits of 2^52: with a digit in its last bits, 2^52 + the digit
+_WHOLE = 0x4330 << 48  # the bits of 2^52; with a digit in the last bits, 2^52 + the digit
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -295,7 +298,7 @@ def fma_multiply_four(
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if HAS_FMA:
-            arrays = [pointer_to(context, builder, signature, args, k) for k in range(8)]
+            arrays = [_data(context, builder, signature, args, k) for k in range(8)]
             numbers = [
                 builder.gep(arrays[k], [builder.load(builder.gep(arrays[k + 1], [_I64(lane)]))])
                 for k in (0, 2, 4)
@@ -308,7 +311,7 @@ def fma_multiply_four(
 
 
 def _emit(builder: Any, *pointers: Any) -> None:
-    """Emit the whole: read, multiply, carry, write. Pointers: to four numbers of out, a and b, constants, scratch."""
+    """Emit the whole product, for pointers to four numbers of out, a and b each, the constants and scratch."""
     constants, scratch = pointers[3 * GROUP :]
     digits = builder.load(builder.gep(constants, [_I64(1)]))
     width = builder.shl(builder.load(builder.gep(constants, [_I64(5)])), _I64(3))
@@ -318,7 +321,7 @@ def _emit(builder: Any, *pointers: Any) -> None:
     b = builder.gep(a, [width])
     n = builder.gep(b, [width])
     inverse = _double(builder, _splat(builder, builder.and_(builder.load(constants), _I64(_MASK)), GROUP))
-    count = builder.and_(builder.add(digits, _I64(1)), _I64(-2))  # digits, up to an even number: of a turn
+    count = builder.and_(builder.add(digits, _I64(1)), _I64(-2))  # digits of a turn: an even number
 
     with _loop(builder, _I64(0), width, 4) as j:
         for numbers, target in ((pointers[GROUP : 2 * GROUP], a), (pointers[2 * GROUP : 3 * GROUP], b)):
@@ -351,8 +354,8 @@ def _emit(builder: Any, *pointers: Any) -> None:
 def _emit_turns(builder: Any, sums: Any, a: Any, b: Any, n: Any, inverse: Any, digits: Any, count: Any) -> None:
     """Emit, for each digit b_i: sums = (sums + a b_i + n q) / 2^52, with the q that makes this a whole number.
 
-    The next turn's q follows from this turn's lowest digit by a chain of a dozen instructions; it is begun as soon as
-    that digit is known, while the products of the higher digits are made.
+    The next turn's q takes a chain of a dozen instructions from this turn's lowest digit; it starts as soon as that
+    digit is known, while the products of the higher digits are made.
     """
     lowest, high, q, carried = (cgutils.alloca_once(builder, kind) for kind in (_WORDS, _WORDS, _DOUBLES, _WORDS))
 
@@ -375,7 +378,7 @@ def _emit_turns(builder: Any, sums: Any, a: Any, b: Any, n: Any, inverse: Any, d
         return builder.sub(builder.sub(total, low_a), low_n)
 
     # Both fused multiply-adds overwrite an operand. The second one reads its digit from memory, by a pointer that the
-    # compiler takes for another; else it would copy a register, and the number of instructions is what this loop costs.
+    # compiler takes for another one; else it would copy a register, and this loop costs as many instructions as it has.
     a_again, n_again = (builder.asm(ir.FunctionType(of.type, [of.type]), "", "=r,0", [of], False) for of in (a, n))
     prepare(_I64(0), _read(builder, sums, _I64(0)))
     with _loop(builder, _I64(0), digits, 1) as i:
@@ -395,7 +398,7 @@ def _emit_turns(builder: Any, sums: Any, a: Any, b: Any, n: Any, inverse: Any, d
 
 
 def _halves(builder: Any, a: Any, b: Any, again: Any = None) -> tuple[Any, Any]:
-    """Return the bits of both halves of products of digits, as the module explains them; `again` is `a` once more."""
+    """Return the bits of both halves of products of digits (module docstring); `again` is `a` once more."""
     kind = ir.FunctionType(_DOUBLES, [_DOUBLES] * 3)
     fma = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{GROUP}f64")
     high = builder.call(fma, [a, b, _doubles(2.0**104)])
@@ -404,13 +407,14 @@ def _halves(builder: Any, a: Any, b: Any, again: Any = None) -> tuple[Any, Any]:
 
 
 def _taken_off(builder: Any, lows: Any, highs: Any) -> Any:
-    """Return what a sum begins with so that it ends right: `lows` and `highs` halves of both products will be added."""
+    """Return the initial value of a sum that so many `lows` and `highs` of both products are added to."""
     both = builder.sub(builder.mul(lows, _I64(2 * _LOW % 2**64)), builder.mul(highs, _I64(2 * _HIGH % 2**64)))
     return _splat(builder, both, GROUP)
 
 
 def _shifted(builder: Any, total: Any) -> Any:
-    """Return signed sums divided by 2^52, rounded down: 2^62 makes them positive, as AVX2 shifts no signs."""
+    """Return signed sums divided by 2^52, rounded down."""
+    # 2^62 makes them positive, as AVX2 has no shift that keeps signs
     positive = builder.add(total, _four(1 << 62))
     return builder.sub(builder.lshr(positive, _four(DIGIT_BITS)), _four(1 << 62 - DIGIT_BITS))
 

@@ -30,12 +30,12 @@ from treaty.crypto.lattice.lanes import (
 )
 from treaty.crypto.lattice.ring import Tables
 from treaty.crypto.parameters import DIGIT_BITS, Digits
-from treaty.machine.arrays import Int32s, Integers
+from treaty.machine.arrays import Int32s, Integers, Words
 from treaty.machine.kernels import kernel, new_array
 
 Residues = NDArray[np.uint32]
-Words = NDArray[np.uint64]
 Int8s = NDArray[np.int8]
+Int16s = NDArray[np.int16]
 Codes = NDArray[np.uint8]
 Rows = tuple[NDArray[Any], Integers, Integers]  # the arrays of a `SecretMatrix`
 Factors = tuple[Residues, Residues]  # numbers and their Shoup quotients
@@ -50,7 +50,7 @@ _TILE = 1024  # rows taken through all columns at a time, a multiple of COPIES: 
 def forward_transform(a: Residues, start: int, degree: int, w: Residues, shoup: Residues, q: np.uint32) -> None:
     """Transform a[start:start + degree] in place; degree at least 128, values below q."""
     step, blocks = degree >> 1, 1
-    # butterflies at a distance of a vector or more, then those within pairs of vectors
+    # butterflies over a vector or more, then those within pairs of vectors
     while step >= LANES:
         for block in range(blocks):
             factor, quotient = w[blocks + block], shoup[blocks + block]
@@ -95,18 +95,18 @@ def encrypt_block(
 ) -> None:
     """Out = a s + e + sum over fields of field * scale, modulo q, of one block of at most N numbers.
 
-    `public`, `secret` (N,): transforms of a and s / N, the latter with its Shoup quotients; `error`, in size below q,
-    and `out` (m,); `fields` (fields, m): in size below q; the sizes, q for a field with negative numbers, add up to at
-    most 2^32. `scales` (fields + 1,): residues of the fields' scales times 2^32, and -1 / q modulo 2^32.
+    `public` and `secret` (N,) are transforms of a and s / N, the latter with its Shoup quotients; `error` and `out` are
+    (m,), `fields` (fields, m), all in size below q; the sizes of a number's fields, q for one with negative numbers,
+    add up to at most 2^32. `scales` (fields + 1,) are residues of the fields' scales times 2^32, and -1 / q mod 2^32.
     """
     q, _, _, inverse, inverse_shoup = factors
     numbers, shoup = secret
     degree = len(public)
     product = new_array(degree, np.uint32)
-    # a s: element by element in the transform
     for i in range(0, degree, LANES):
         multiply_lanes(product, i, public, i, numbers, shoup, i, q)
-    nothing: Any = np.int64(0)  # a plain 0 is a type of its own, for which the transform would be compiled once more
+    # typed: for a plain 0 the transform would be compiled once more
+    nothing: Any = np.int64(0)
     inverse_transform(product, nothing, degree, inverse, inverse_shoup, q)
     wide, count = np.uint64(q), len(scales) - 1
     # fields times scales 2^32 modulo q: negative numbers count from q on, so that all is below 2^63
@@ -127,7 +127,7 @@ def encrypt_block(
 
 @kernel
 def interleave(planes: Residues, primes: Residues, first: int, stop: int, out: Residues) -> bool:
-    """Write out[i, p] = planes[p, i], each number's residues side by side; False if one is not below its prime."""
+    """Write out[i, p] = planes[p, i]; return False if a residue is not below its prime."""
     fine = True
     for p in range(len(primes)):
         for i in range(first, stop):
@@ -145,12 +145,12 @@ def bin_sums(
 ) -> None:
     """Add words[i * 8:] to the place of bin offsets[f] + codes[f, base + i], over all i, of features[first:stop].
 
-    `sums` holds `COPIES` copies of each place side by side, whose sum is the result.
+    `sums` has `COPIES` copies of each place side by side, whose sum is the result.
     """
     rows = len(words) // WORDS
     # An addition to a place waits for the last one to it: with a single copy the time would tell how skewed bins are.
-    # Row i goes to copy i % COPIES. Copies do not lie a whole table apart: processors mistake addresses that differ by
-    # a multiple of 4096 bytes for the same one, and would wait all the same.
+    # Row i goes to copy i % COPIES. Copies are side by side: processors mistake addresses that differ by a multiple of
+    # 4096 bytes for the same one, and would wait all the same.
     for start in range(0, rows, _TILE):
         end = min(start + _TILE, rows)
         whole = start + (end - start) // COPIES * COPIES
@@ -186,7 +186,7 @@ def add_hints(
 ) -> None:
     """Add the sum over j of u_j a_j, plus r a + e', of rows of the matrix from `first`, to `total` (rows, N), modulo q.
 
-    `public` (count, N): transforms of a_j / N and, behind them, of a / N, and their Shoup quotients; `own`: r and e',
+    `public` (count, N) are transforms of a_j / N and at last of a / N, with their Shoup quotients; `own` are r and e',
     (rows, N) each, or of no rows, and then there is no a.
     """
     columns, column_of_row, code_of_row = rows
@@ -202,7 +202,7 @@ def add_hints(
         for i in range(degree):
             sums[i] = np.uint32(0)
         for j in range(len(numbers)):
-            # r, which is ternary, and columns of integers: negative numbers from q on
+            # r, which is ternary, and columns of integers: negative numbers are counted from q on
             if j == blocks:
                 for i in range(degree):
                     value = np.int64(random[s, i])
@@ -210,8 +210,9 @@ def add_hints(
             else:
                 part = column[j * degree : (j + 1) * degree]
                 if code >= 0:
+                    # compared as narrow numbers, of which a vector has more
                     for i in range(np.uint64(len(part))):
-                        t[i] = np.uint32(np.int32(part[i]) == np.int32(code))  # narrow, so that vectors have more
+                        t[i] = np.uint32(np.int32(part[i]) == np.int32(code))
                 else:
                     for i in range(np.uint64(len(part))):
                         value = np.int64(part[i])
@@ -238,10 +239,9 @@ def add_hints(
 
 @kernel
 def rescale(
-    residues: Residues, inverses: Words, primes: Words, scales: Words, guard: int, balanced: bool, first: int,
-    stop: int, out: NDArray[np.int16],
-) -> None:  # fmt: skip
-    """Write round(x q' / q) modulo q' = 2^(16 D), in digits (D, m), for some numbers x given by residues (primes, m).
+    residues: Residues, inverses: Words, primes: Words, scales: Words, guard: int, balanced: bool, out: Int16s
+) -> None:
+    """Write round(x q' / q) modulo q' = 2^(16 D), in digits (D, m), of numbers x given by residues (primes, m).
 
     `inverses` (primes,) are (q / p)^-1 mod p; `scales` (primes, words) are 2^(16 D + guard) / p rounded, in 32-bit
     words; `guard` is a multiple of 16. `balanced` digits are from -2^15 to 2^15 - 1, others from 0, as the bits of
@@ -252,13 +252,12 @@ def rescale(
     bottom = guard - 1
     acc, z = new_array((words + 1, _STRIP), np.uint64), new_array(_STRIP, np.uint64)
     borrow = new_array(_STRIP, np.int64)
-    for begin in range(first, stop, _STRIP):  # each step for a strip of numbers, in vector registers
-        count = min(_STRIP, stop - begin)
+    # each step for a strip of numbers, in vector registers
+    for begin in range(0, residues.shape[1], _STRIP):
+        count = min(_STRIP, residues.shape[1] - begin)
         # half of the guard's unit, so that dropping the guard rounds to the nearest
         for x in range(words + 1):
-            start = (
-                np.uint64(1) << np.uint64(bottom % 32) if x == bottom // 32 else np.uint64(0)
-            )  # rounds to the nearest
+            start = np.uint64(1) << np.uint64(bottom % 32) if x == bottom // 32 else np.uint64(0)
             for k in range(count):
                 acc[x, k] = start
         for p in range(len(primes)):
@@ -266,7 +265,8 @@ def rescale(
             quotient = ((inverse << _HALF_WORD) // q) & _LOW
             for k in range(count):
                 residue = np.uint64(residues[p, begin + k])
-                rest = residue * inverse - ((residue * quotient) >> _HALF_WORD) * q  # Shoup's product, below 2 q
+                # Shoup's product, below 2 q
+                rest = residue * inverse - ((residue * quotient) >> _HALF_WORD) * q
                 z[k] = min(rest, rest - q)
             # products of 32-bit words, low and high halves, added up in 64 bits; carries follow
             for x in range(words):
@@ -291,7 +291,7 @@ def rescale(
                 out[d, begin + k] = np.int16(digit - (borrow[k] << 16))
 
 
-def dots(a: NDArray[np.int16], rows: Integers, b: NDArray[np.int16], first: int, stop: int, out: Int32s) -> None:
+def dots(a: Int16s, rows: Integers, b: Int16s, first: int, stop: int, out: Int32s) -> None:
     """out[i, j] = sum over k of a[rows[i], k] * b[j, k], i in first:stop; one factor of each product is -1, 0 or 1."""
     # read-only as hints of a message are, or the kernel would be compiled for either kind
     a = a.view()
@@ -300,7 +300,7 @@ def dots(a: NDArray[np.int16], rows: Integers, b: NDArray[np.int16], first: int,
 
 
 @kernel
-def _dots(a: NDArray[np.int16], rows: Integers, b: NDArray[np.int16], first: int, stop: int, out: Int32s) -> None:
+def _dots(a: Int16s, rows: Integers, b: Int16s, first: int, stop: int, out: Int32s) -> None:
     # exact in 32 bits: 2^15 products of at most 2^15
     for i in range(first, stop):
         for j in range(len(b)):
@@ -308,9 +308,9 @@ def _dots(a: NDArray[np.int16], rows: Integers, b: NDArray[np.int16], first: int
 
 
 def reduced(numbers: Integers) -> Digits:
-    """Return numbers modulo q', (..., D), from digits of any size: carries go up, that of the last is left out."""
+    """Return numbers modulo q', (..., D), from digits of any size."""
     out = numbers.copy()
-    # carries go up, that of the last digit is left out
+    # carries go up; that of the last digit is dropped, modulo q'
     for d in range(out.shape[-1] - 1):
         out[..., d + 1] += out[..., d] >> DIGIT_BITS
     return (out & (1 << DIGIT_BITS) - 1).astype(np.uint16)

@@ -32,7 +32,7 @@ from treaty.errors import CryptoError
 from treaty.machine.arrays import Int32s, Integers, pieces
 from treaty.machine.shared_work import share
 
-_KEPT_BYTES = 64 << 20  # of public elements; more are made from the seed again where they are needed
+_KEPT_BYTES = 64 << 20  # of public elements; more are expanded from the seed again where they are needed
 
 
 class LinearMapClient:
@@ -52,10 +52,10 @@ class LinearMapClient:
             numbers = range(1 + -(-length // parameters.degree))
             of_seed = public_transforms(parameters, seed, numbers, threads)
             self._public = np.ascontiguousarray(of_seed[:, :, ::-1])  # a from a~
-        self.scales = [  # what each field's numbers are multiplied by
-            (q << field.shift) + (1 << parameters.message_bits - 1) >> parameters.message_bits for field in fields
-        ]
-        bits, pairs = parameters.message_bits, zip(self.scales, fields, strict=True)
+        bits = parameters.message_bits
+        # q 2^shift / 2^bits, rounded, by which each field's numbers are multiplied
+        self.scales = [(q << field.shift) + (1 << bits - 1) >> bits for field in fields]
+        pairs = zip(self.scales, fields, strict=True)
         # how far rounded scales exceed q 2^shift / 2^bits, in units of 2^-32
         excess = [(scale << bits) - (q << field.shift) << 32 >> bits for scale, field in pairs]
         self._excess = np.array(excess, np.int64)[:, np.newaxis]
@@ -78,16 +78,17 @@ class LinearMapClient:
         """Draw secrets for so many vectors, at least one, whose entries are encrypted piece by piece."""
         if vectors < 1:
             raise CryptoError("expected at least one vector - in the lattice map")
-        keystream = Keystream()  # made for these vectors alone: no fork or restored snapshot has it too
+        # a stream for these vectors alone: no fork or restored snapshot has it, too
+        keystream = Keystream()
         secrets = ternary(keystream.raw, vectors * self.parameters.degree).reshape(vectors, -1)
         return self.query_of(secrets, keystream.raw(32))
 
     def query_of(self, secrets: NDArray[np.int8], key: bytes | None) -> EncryptedQuery:
-        """Return a query under these secrets; `key` makes its errors."""
+        """Return a query under these secrets, with errors made of `key`; a cluster's client has its own."""
         return EncryptedQuery(self, secrets, key)
 
     def masks(self, secrets: NDArray[np.int8]) -> tuple[Residues, Residues]:
-        """Return what secrets hide entries with: the a_j s of b_1, b_2, ... and that of b_0, shaped as in `encrypt`."""
+        """Return the masks a_j s of b_1, b_2, ... and that of b_0, shaped as in `encrypt`."""
         query = EncryptedQuery(self, secrets, None)
         return query.encrypt([np.zeros((len(self.scales), self.length), np.int32)] * len(secrets)), query.own
 
@@ -103,7 +104,8 @@ class LinearMapClient:
             of_seed = public_ring_elements(self._seed, j, parameters.primes, parameters.degree)
             public = np.ascontiguousarray(of_seed[:, ::-1])
         added = error.astype(np.int32)
-        if self.parameters.masked:  # or noise would have what rounded scales add up to
+        if self.parameters.masked:
+            # each entry is rounded as a whole, or noise would contain what rounded scales add up to
             added -= (fields * self._excess).sum(axis=0) + (1 << 31) >> 32
         for p, (table, transformed) in enumerate(zip(self._tables, secret, strict=True)):
             kernels.encrypt_block(public[p], transformed, added, fields, self._scales[p], table, out[p])
@@ -120,8 +122,8 @@ class LinearMapClient:
     def open(self, hint: NDArray[np.int16], rows: Integers, secrets: NDArray[np.int8], answers: Digits) -> Digits:
         """Open answers, (vectors, rows, D), to `rows` of the hint, (all rows, D, N), with the secrets, (vectors, N).
 
-        Returns the products of rows and vectors modulo 2^message_bits: uint16 (vectors, rows, words), little-endian. Of
-        masked answers it is all digits, (vectors, rows, D): below product plus mask, noise that is not negative.
+        Return the products of rows and vectors modulo 2^message_bits, uint16 (vectors, rows, words), little-endian; of
+        masked answers all digits, (vectors, rows, D): below product plus mask, noise that is not negative.
         """
         digits, below = self.parameters.digits, self.parameters.below
         index = (rows[:, np.newaxis] * digits + np.arange(digits)).ravel()
@@ -158,7 +160,7 @@ class EncryptedQuery:
     def encrypt(self, vectors: Sequence[Int32s]) -> Residues:
         """Encrypt the next entries of every vector, int32 (fields, m) each: residues uint32 (vectors, primes, m).
 
-        m is a multiple of N, but with the last entries. The first ones make `own`, too.
+        m is a multiple of N, except for the last entries. The first call sets `own`, too.
         """
         before = self._done
         self._done += vectors[0].shape[1]
@@ -174,7 +176,8 @@ class EncryptedQuery:
         blocks = range(first, 1 + (before + count + degree - 1) // degree)
         words = np.empty((len(vectors), len(client.parameters.primes), count), np.uint32)
         nothing = np.zeros((len(client.scales), degree), np.int32)
-        drawn = [[self._error(v, j) for j in blocks] for v in range(len(vectors))]  # by threads it would take longer
+        # not by threads, which would take longer
+        drawn = [[self._error(v, j) for j in blocks] for v in range(len(vectors))]
 
         def work(start: int, stop: int) -> None:
             for task in range(start, stop):
@@ -202,14 +205,14 @@ _NOT_EXPANDED: tuple[Sequence[int], list[kernels.Factors]] = (), []
 
 
 def zeros_on_lines(shape: tuple[int, ...], dtype: type[np.unsignedinteger[Any]]) -> NDArray[Any]:
-    # eight words of a row never straddle two of the processor's cache lines
+    """Return zeros whose rows of eight words never straddle two of the processor's cache lines."""
     count = math.prod(shape)
     words = aligned(-(-count * np.dtype(dtype).itemsize // 8), zeroed=True)
     return words.view(dtype)[:count].reshape(shape)
 
 
 class LinearMapServer:
-    """The server; the matrix's row norms must be within what the parameters are for.
+    """The server; the matrix's row norms must be within the parameters.
 
     `random`, int16 (rows, N), are the r_S of a hint made earlier; by default `hint` draws them.
     """
@@ -223,26 +226,20 @@ class LinearMapServer:
         self._expanded = _NOT_EXPANDED
         self.primes = np.array(parameters.primes, np.uint32)
         q, digits = parameters.modulus, parameters.digits
-        # 2^(16 D + guard) / p, so exact that a scaled number is off by less than 0.51
+        # 2^(16 D + guard) / p in words, so exact that a scaled number is off by less than 0.51
         words = -(-(DIGIT_BITS * digits + 40) // 32)
         self._guard = 32 * words - DIGIT_BITS * digits
         self._inverses = np.array([pow(q // p, -1, p) for p in parameters.primes], np.uint64)
-        self._to_digits = np.array(
-            [
-                [((1 << 32 * words) + p // 2) // p >> 32 * x & 0xFFFFFFFF for x in range(words)]
-                for p in parameters.primes
-            ],
-            np.uint64,
-        )
+        scales = [((1 << 32 * words) + p // 2) // p for p in parameters.primes]
+        self._to_digits = np.array([[y >> 32 * x & 0xFFFFFFFF for x in range(words)] for y in scales], np.uint64)
 
     def hint(self, at_a_time: int) -> Iterator[NDArray[np.int16]]:
         """Make a new hint, with new r_S, in pieces of at most `at_a_time` rows: int16 (rows, D, N)."""
-        for start in range(0, self.matrix.rows, at_a_time):
-            yield self._hint_of(start, min(start + at_a_time, self.matrix.rows))
+        for part in pieces(self.matrix.rows, at_a_time):
+            yield self._hint_of(part.start, part.stop)
 
     def _hint_of(self, start: int, stop: int) -> NDArray[np.int16]:
-        parameters, count = self.parameters, stop - start
-        degree = parameters.degree
+        parameters, count, degree = self.parameters, stop - start, self.parameters.degree
         keystream = Keystream()
         random = ternary(keystream.raw, count * degree).reshape(count, degree)
         error = errors(keystream.raw, count * degree).reshape(count, degree)
@@ -262,7 +259,7 @@ class LinearMapServer:
     def partial_hints(self, start: int, stop: int, numbers: Sequence[int] | None = None) -> Residues:
         """Return sums over j of u_j a~_j for some rows of the matrix, uint32 (primes, stop - start, N).
 
-        The entries' blocks are those of these `numbers`, from 1, in the vectors; by default all of a vector's.
+        `numbers` are those of the entries' blocks in the vectors, from 1; by default all.
         """
         parameters, matrix = self.parameters, self.matrix
         degree, length = parameters.degree, matrix.length
@@ -293,9 +290,9 @@ class LinearMapServer:
         self, total: Residues, columns: NDArray[Any], column_of_row: Integers, start: int,
         public: list[kernels.Factors], own: tuple[NDArray[np.int8], NDArray[np.int8]],
     ) -> None:  # fmt: skip
-        """Add sums over j of u_j a~_j of rows of the matrix from `start` on, in these columns; and what is their own.
+        """Add sums over j of u_j a~_j of rows of the matrix from `start` on, in these columns, plus r a~_0 + e'.
 
-        `own` are r and e', of which r a~_0 + e' is added, where `public` has that of a~_0 last; or arrays of no rows.
+        `own` are r and e', and `public` has a~_0 last; or `own` are arrays of no rows.
         """
         random, error = own
         arrays = columns, column_of_row, self.matrix.code_of_row[start : start + total.shape[1]]
@@ -310,38 +307,29 @@ class LinearMapServer:
         share(work, total.shape[1], self._threads)
 
     def _rescale(self, residues: Residues, balanced: bool, out: NDArray[np.int16]) -> None:
-        kernels.rescale(
-            np.ascontiguousarray(residues),  # one kind of arrays, or the kernel would be compiled for two
-            self._inverses,
-            self.primes.astype(np.uint64),
-            self._to_digits,
-            self._guard,
-            balanced,
-            0,
-            residues.shape[1],
-            out,
-        )
+        # in C order always, or the kernel would be compiled for two kinds of arrays
+        given, primes = np.ascontiguousarray(residues), self.primes.astype(np.uint64)
+        kernels.rescale(given, self._inverses, primes, self._to_digits, self._guard, balanced, out)
 
     def answer(self, words: Residues, own: Residues, features: Integers, masks: Digits | None = None) -> Digits:
         """Multiply vectors, as `LinearMapClient.encrypt` returns them, by the matrix's rows of some columns, ascending.
 
-        Returns uint16 (vectors, rows of these columns, D); `masks` as in `PartialSums.answer`. CryptoError if a word is
-        not below its prime.
+        Return uint16 (vectors, rows of these columns, D); `masks` and errors as of `PartialSums`.
         """
         sums = self.begin(own, features)
         sums.add(words)
         return sums.answer(masks)
 
     def begin(self, own: Residues, features: Integers) -> PartialSums:
-        """Start to multiply vectors, of which b_0 is `own`, by the matrix's rows of some columns, ascending."""
+        """Start to multiply vectors, with b_0 in `own`, by the matrix's rows of some columns, ascending."""
         if (own >= self.primes[:, np.newaxis]).any():
             raise CryptoError("a word is not below its prime - in a query")
         return PartialSums(self, own, features)
 
     def masks(self, own: Residues, rows: Integers) -> Integers:
-        """<r_S, b_0> of some rows of the matrix, as residues that are not reduced: int64 (vectors, rows, primes)."""
-        # two products of 16-bit digits, -2^15 first, whose sums fit 32 bits
-        low = own.astype(np.int32).astype(np.int16)  # balanced digits: the lower from -2^15
+        """Return <r_S, b_0> of some rows of the matrix, int64 (vectors, rows, primes), not reduced modulo primes."""
+        # products with balanced 16-bit digits, the lower from -2^15 on, whose sums fit 32 bits
+        low = own.astype(np.int32).astype(np.int16)
         high = ((own.astype(np.int64) - low) >> DIGIT_BITS).astype(np.int16)
         count, primes = len(own), len(self.primes)
         halves = np.concatenate([low, high], axis=1).reshape(2 * primes * count, -1)
@@ -359,14 +347,11 @@ class LinearMapServer:
         return digits.view(np.uint16).T
 
     def all_products(self, words: Residues, first: int, features: Integers, rows: Integers) -> Integers:
-        """Return `products` of every vector: of words (vectors, primes, m), int64 (vectors, rows, primes)."""
+        """Return `products` of words (vectors, primes, m), int64 (vectors, rows, primes); a cluster has its own."""
         return np.stack([self.products(planes, first, features, rows) for planes in words])
 
     def products(self, planes: Residues, first: int, features: Integers, rows: Integers) -> Integers:
-        """Return what entries from `first` on, (primes, m), add to <u_S, b>, modulo each prime: int64 (rows, primes).
-
-        CryptoError if a word is not below its prime.
-        """
+        """Return what entries from `first` on, (primes, m), add to <u_S, b> modulo each prime, int64 (rows, primes)."""
         matrix, modulus, count = self.matrix, self.primes.astype(np.int64), planes.shape[1]
         if not matrix.is_bins:
             if (planes >= self.primes[:, np.newaxis]).any():
@@ -374,33 +359,34 @@ class LinearMapServer:
             dense = np.empty((len(rows), len(modulus)), np.int64)
             columns = matrix.column_of_row[rows]
             values = matrix.columns if count == matrix.length else matrix.columns[:, first : first + count].copy()
-            share(
-                lambda a, b: kernels.dense_sums(planes, values, columns[a:b], self.primes, dense[a:b]),
-                len(rows),
-                self._threads,
-            )
+
+            def multiply(start: int, stop: int) -> None:
+                kernels.dense_sums(planes, values, columns[start:stop], self.primes, dense[start:stop])
+
+            share(multiply, len(rows), self._threads)
             return dense
         parts = pieces(len(modulus), WORDS)  # of the primes
         return np.concatenate([self._bin_products(planes[p], self.primes[p], first, features, rows) for p in parts], 1)
 
     def _bin_products(
-        self, planes: Residues, primes: NDArray[np.uint32], first: int, features: Integers,
-        rows: Integers,
-    ) -> Integers:  # fmt: skip
+        self, planes: Residues, primes: NDArray[np.uint32], first: int, features: Integers, rows: Integers
+    ) -> Integers:
+        """Return `products` modulo at most `WORDS` primes, where rows are indicators of bins."""
         matrix, count = self.matrix, planes.shape[1]
-        # at most `WORDS` primes: a number's residues lie side by side
+        # the residues of a number side by side
         words = zeros_on_lines((count, WORDS), np.uint32)
         fine: list[bool] = []
         share(lambda a, b: fine.append(kernels.interleave(planes, primes, a, b, words)), count, self._threads, 1 << 14)
         if not all(fine):
             raise CryptoError("a word is not below its prime - in a query")
         copies = zeros_on_lines((matrix.rows, kernels.COPIES, WORDS), np.uint64)
-        offsets, flat = np.flatnonzero(matrix.code_of_row == 0), copies.reshape(-1)  # every feature has a first bin
-        share(
-            lambda a, b: kernels.bin_sums(words.ravel(), matrix.columns, first, offsets, features, a, b, flat),
-            len(features),
-            self._threads,
-        )
+        # every feature has a first bin
+        offsets, flat = np.flatnonzero(matrix.code_of_row == 0), copies.reshape(-1)
+
+        def add_up(start: int, stop: int) -> None:
+            kernels.bin_sums(words.ravel(), matrix.columns, first, offsets, features, start, stop, flat)
+
+        share(add_up, len(features), self._threads)
         sums: NDArray[np.uint64] = copies.sum(axis=1)[rows, : len(primes)] % primes.astype(np.uint64)
         return sums.astype(np.int64)
 
@@ -410,7 +396,8 @@ class PartialSums:
 
     def __init__(self, server: LinearMapServer, own: Residues, features: Integers) -> None:
         self._server, self._features, self._done = server, features, 0
-        self._own = own.copy()  # a view would keep the whole first piece
+        # a copy, as a view would keep the whole first piece in memory
+        self._own = own.copy()
         self._rows = np.flatnonzero(np.isin(server.matrix.column_of_row, features))
         self.vectors = len(own)
         self._sums = np.zeros((self.vectors, len(self._rows), len(server.primes)), np.int64)
@@ -419,7 +406,7 @@ class PartialSums:
         """Take the next entries of all vectors, uint32 (vectors, primes, m): whole blocks, but at the end."""
         length, degree = self._server.matrix.length, self._server.parameters.degree
         there = self._done + words.shape[2]
-        # each piece has work of its own, whatever its length
+        # no empty piece: each costs work, whatever its length
         if words.shape[2] == 0 or there > length or (there < length and there % degree):
             raise CryptoError(
                 f"expected vectors of {length} entries in whole blocks of {degree}, got {there} - in a query"
@@ -428,10 +415,9 @@ class PartialSums:
         self._done = there
 
     def answer(self, masks: Digits | None = None) -> Digits:
-        """Return the products, uint16 (vectors, rows, D), when all entries are there: flooded, or under masks.
+        """Return the products, uint16 (vectors, rows, D), once all entries have come: flooded, or under masks.
 
-        `masks`, as many digits, are added modulo q', where the parameters are for masked answers: they have to be
-        uniform, each of one answer alone. CryptoError if entries are missing.
+        `masks`, as many digits, must be uniform, each for one answer alone. CryptoError if entries are missing.
         """
         server, length = self._server, self._server.matrix.length
         parameters = server.parameters

@@ -3,7 +3,7 @@
 *Transform*: the negacyclic number-theoretic one modulo primes below 2^31; `kernels` transforms with `Tables`.
 
 *Random numbers* come from streams of bytes: secret ones from `Keystream`, public ones from a seed. Which bytes are
-rejected depends only on the rejected bytes, so the time taken tells nothing of those kept.
+rejected depends only on the rejected bytes, so the time taken reveals nothing of those kept.
 
 *Packed residues* lie side by side without the bits that are zero in all of them. Of each block of N entries come the
 residues modulo the first prime, each in the prime's width, from the lowest bit of the first word on; then those modulo
@@ -36,9 +36,9 @@ Residues = NDArray[np.uint32]
 
 
 class Tables(NamedTuple):
-    """Factors of the transforms modulo one prime, for all strides, and their Shoup quotients: uint32 (2 N,) each.
+    """Factors of the transforms modulo one prime and their Shoup quotients, uint32 (2 N,) each.
 
-    N factors for strides from 16, then N / 2 for each of 8, 4, 2 and 1, one for every butterfly.
+    N are for strides from 16 on, then N / 2 for each of 8, 4, 2 and 1, one for every butterfly.
     """
 
     prime: np.uint32
@@ -50,8 +50,8 @@ class Tables(NamedTuple):
 
 @cache
 def tables(prime: int, degree: int) -> Tables:
-    """Make the factors: powers of a 2 N-th root of unity."""
-    # a generator of a subgroup of even order gives a root of -1
+    """Return the powers of a 2 N-th root of unity."""
+    # any non-residue gives a root of -1
     base = next(x for x in range(2, prime) if pow(x, (prime - 1) // 2, prime) == prime - 1)
     root = pow(base, (prime - 1) // (2 * degree), prime)
     # factors in bit-reversed order, as the transform visits them
@@ -74,7 +74,7 @@ def tables(prime: int, degree: int) -> Tables:
 
 
 def shoup_quotients(values: Residues, prime: int) -> Residues:
-    # floor(values 2^32 / prime)
+    """Return floor(values 2^32 / prime)."""
     return ((values.astype(np.uint64) << np.uint64(32)) // np.uint64(prime)).astype(np.uint32)
 
 
@@ -93,11 +93,11 @@ def uniform(draw: Bytes, bound: int, count: int) -> NDArray[np.uint32]:
 
 
 def ternary(draw: Bytes, count: int) -> NDArray[np.int8]:
-    """Return uniform numbers of {-1, 0, 1}, int8 (count,): five to a byte, bytes from 243 rejected."""
+    """Return uniform numbers of {-1, 0, 1}, int8 (count,), five to a byte."""
     kept = np.empty(0, np.uint8)
     needed = -(-count // 5)
     while len(kept) < needed:
-        # five trits to a byte; 13 bytes of 256 are rejected
+        # 243 = 3^5: the other 13 values of a byte are rejected
         drawn = np.frombuffer(draw((needed - len(kept)) * 256 // 243 + 32), np.uint8)
         kept = np.concatenate([kept, drawn[drawn < 243]])
     return _TRITS[kept[:needed]].reshape(-1)[:count].copy()
@@ -136,7 +136,7 @@ def public_ring_elements(seed: bytes, number: int, primes: tuple[int, ...], degr
     """Expand public element `number` of the ring from a seed, transformed: uint32 (primes, degree), uniform."""
     out = np.empty((len(primes), degree), np.uint32)
     for k, prime in enumerate(primes):
-        # a stream of its own for each element and prime
+        # a stream for each element and prime
         label = b"treaty lattice public element" + number.to_bytes(8, "little") + prime.to_bytes(8, "little")
         out[k] = uniform(Keystream(hashlib.sha256(label + seed).digest()).raw, prime, degree)
     return out
@@ -154,27 +154,24 @@ def public_transforms(parameters: Parameters, seed: bytes, numbers: Sequence[int
     return out
 
 
-WORD = 32
+WORD_BITS = 32
 Packed = NDArray[np.uint32]
 
-_WORD, _LOW = np.uint64(WORD), np.uint64((1 << WORD) - 1)
+_WORD, _LOW = np.uint64(WORD_BITS), np.uint64((1 << WORD_BITS) - 1)
 
 
 def packed_words(parameters: Parameters, count: int) -> int:
-    """Return how many words the residues of so many entries take."""
+    """Return the number of words that the residues of some entries take."""
     blocks, rest = divmod(count, parameters.degree)
-    return blocks * _words_of(parameters, parameters.degree) + _words_of(parameters, rest)
-
-
-def _words_of(parameters: Parameters, count: int) -> int:
-    return sum(-(-count * width // WORD) for width in parameters.widths)
+    sizes = [(-(-parameters.degree * width // WORD_BITS), -(-rest * width // WORD_BITS)) for width in parameters.widths]
+    return sum(blocks * whole + last for whole, last in sizes)
 
 
 def _planes(parameters: Parameters, first: int, stop: int) -> Iterator[tuple[int, int, slice]]:
-    """Return number, width and words of each prime's plane, of the entries first to stop of a block."""
+    """Return number, width and words of each prime's plane of a block's entries."""
     start = packed_words(parameters, first)
     for p, width in enumerate(parameters.widths):
-        end = start + -(-(stop - first) * width // WORD)
+        end = start + -(-(stop - first) * width // WORD_BITS)
         yield p, width, slice(start, end)
         start = end
 
@@ -199,8 +196,9 @@ def unpack(parameters: Parameters, packed: Packed, most: int, threads: int = 1) 
 
     They may exceed their primes. CryptoError for a number of words that no such entries take.
     """
+    # read-only as those of a message are, or the kernel would be compiled for either kind
     packed = packed.view()
-    packed.flags.writeable = False  # as those of a message are, or the kernel would be compiled for either kind
+    packed.flags.writeable = False
     vectors, given = packed.shape
     whole = given // packed_words(parameters, parameters.degree) * parameters.degree
     count = most if given == packed_words(parameters, most) else whole
@@ -228,13 +226,14 @@ def pack_plane(residues: Residues, width: int, out: Packed) -> None:
     at, gone, wide = new_array((3, width), np.uint32), new_array(width, np.uint64), np.uint64(width)
     for k in range(width):
         for part in range(3):
-            at[part, k] = min(k * WORD // width + part, WORD - 1)
-        gone[k] = k * WORD % width
-    for first in range(0, len(residues), WORD):
-        numbers, start = residues[first : first + WORD], first // WORD * width
-        if len(numbers) < WORD:
-            rest, numbers = numbers, new_array(WORD, np.uint32)
-            for i in range(WORD):  # a slice assigned to a slice would take seconds to compile
+            at[part, k] = min(k * WORD_BITS // width + part, WORD_BITS - 1)
+        gone[k] = k * WORD_BITS % width
+    for first in range(0, len(residues), WORD_BITS):
+        numbers, start = residues[first : first + WORD_BITS], first // WORD_BITS * width
+        if len(numbers) < WORD_BITS:
+            rest, numbers = numbers, new_array(WORD_BITS, np.uint32)
+            # not by slices, which would take seconds to compile
+            for i in range(WORD_BITS):
                 numbers[i] = rest[i] if i < len(rest) else np.uint32(0)
         words = out[start : start + width]
         for k in range(len(words)):
@@ -245,7 +244,8 @@ def pack_plane(residues: Residues, width: int, out: Packed) -> None:
 
 @kernel
 def unpack_plane(packed: Packed, width: int, out: Residues) -> None:
-    wide, last = np.uint64(width), np.uint64(len(packed) - 1)  # unsigned places need no look for negative ones
+    # unsigned indices: numba checks no signs
+    wide, last = np.uint64(width), np.uint64(len(packed) - 1)
     mask = (np.uint64(1) << wide) - np.uint64(1)
     for i in range(np.uint64(len(out))):
         bit = np.uint64(i) * wide

@@ -37,11 +37,14 @@ from treaty.errors import ConfigError, CryptoError, LocalProtocolError
 from treaty.files import Format
 from treaty.machine.database import SealedDatabase
 
+# bytes of an array without a folder that is held in memory; a larger one takes a temporary file
+IN_MEMORY = 256 << 20
+
 
 class NewHint:
     """An array for a store, written in pieces; gone with this object, or at the end of a ``with``, unless it was kept.
 
-    Memory and disk are taken as rows are written, not for all that a peer says will come. Its file is opened without a
+    Memory and disk are taken as rows are written, not for all that a peer announces. Its file is opened without a
     buffer, which would not see what is written through the mapping.
     """
 
@@ -62,7 +65,7 @@ class NewHint:
         if self._file is not None:
             row = math.prod(self.array.shape[1:]) * self.array.itemsize
             try:
-                # the disk's space first: on a full disk, writing to a mapped file would end the process
+                # reserve the disk's space first: on a full disk, writing to a mapped file would end the process
                 if rows.size and hasattr(os, "posix_fallocate"):  # macOS has none
                     os.posix_fallocate(self._file.fileno(), self._start + first * row, len(rows) * row)
             except OSError as error:
@@ -91,6 +94,12 @@ class NewHint:
         return map_array(self._file, ACCESS_READ), digest_of(self._file)
 
 
+def temporary_hint(shape: tuple[int, ...], dtype: type[np.integer[Any]]) -> NewHint:
+    """Return a new array that is gone with this process: in memory, or in a temporary file beyond `IN_MEMORY` bytes."""
+    large = math.prod(shape) * np.dtype(dtype).itemsize > IN_MEMORY
+    return NewHint(shape, dtype, tempfile.TemporaryFile(buffering=0) if large else None, None)
+
+
 def _discard(file: FileIO | None, path: Path | None) -> None:
     if path is not None:
         path.unlink(missing_ok=True)  # no such file once the array was kept, which renames it
@@ -115,9 +124,6 @@ def digest_of(file: FileIO) -> bytes:
 
 KEPT = 16  # newest hints that a server keeps; a client keeps as many of each peer
 
-# Bytes of an array that a store without a folder holds in memory; a larger one takes a temporary file.
-IN_MEMORY = 256 << 20
-
 _FORM = Format("hints", 3)
 _NAME = re.compile(r"array-[0-9a-f]{32}\.npy(\.part)?")
 _ENTER = "INSERT OR REPLACE INTO leaks (name, spent) VALUES (?, ?)"
@@ -136,7 +142,7 @@ class HintStore:
 
     The folder is made, for the owner alone, if it does not exist; with None nothing outlives the object, not even the
     ledger. Every method raises ConfigError if the store cannot be read or written, and LocalProtocolError in a process
-    forked off from the one that opened it.
+    forked from the one that opened it.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -176,11 +182,12 @@ class HintStore:
         return (seeds.pop(), bindings) if len(seeds) == 1 and len(bindings) == len(wanted) else None
 
     def keep_hint(self, peer: str, binding: bytes, seed: bytes, terms: bytes, new: NewHint) -> NDArray[np.int16]:
-        """Keep a hint in place of an earlier one of the same peer and terms; return it, read-only."""
+        """Keep a hint, replacing one of the same peer and terms; return it, read-only."""
         array, digest = new.finish()
         with self._transaction() as db:
             gone = db.execute("SELECT name FROM hints WHERE peer = ? AND terms = ?", (peer, terms)).fetchall()
-            self._forget(db, gone)  # before the new one: no two may have the same peer and terms
+            # before the new one is entered: no two may have the same peer and terms
+            self._forget(db, gone)
             db.execute(
                 "INSERT INTO hints (peer, binding, seed, terms, name, digest) VALUES (?, ?, ?, ?, ?, ?)",
                 (peer, binding, seed, terms, self._place(new, array), digest),
@@ -244,18 +251,17 @@ class HintStore:
         return (row[0], row[1], self._read(*row[2:]).astype(np.int16)) if row else None
 
     def reserve(self, leaks: Mapping[str, float]) -> None:
-        """Enter leaks, column -> total variation, before any answer that causes them is given; after a crash they stay.
+        """Enter leaks, column -> total variation, before the answers that cause them; after a crash they stay.
 
-        CryptoError, and nothing is entered, if with all earlier ones they would pass `LEAK_LIMIT`, or if one is
-        negative or not finite. The limit is on all columns named here together: name columns that nothing is asked
-        about with 0.
+        CryptoError, and nothing is entered, if with all earlier ones they would exceed `LEAK_LIMIT`, or if one is
+        negative or not finite. The limit is on all columns named here together: give a column without answers as 0.
         """
         _check(leaks)
         with self._transaction(counts=True) as db:
             before = _spent(db, leaks)
             past, total = math.fsum(before.values()), math.fsum([*before.values(), *leaks.values()])
-            # The comparison is exact; entries are rounded by 2^-94 at most, as they stay below 2^-40: after a billion
-            # entries a sum is off by 2^-64.
+            # the comparison is exact; entries are rounded by 2^-94 at most, as they stay below 2^-40, so that after a
+            # billion entries a sum is off by 2^-64
             if math.fsum([*before.values(), *leaks.values(), -LEAK_LIMIT]) > 0:
                 error = CryptoError(
                     "the answers about this table have reached the limit of what they may leak together (2^-40): "
@@ -268,7 +274,7 @@ class HintStore:
             db.executemany(_ENTER, {name: before[name] + leak for name, leak in leaks.items()}.items())
 
     def give_back(self, leaks: Mapping[str, float]) -> None:
-        """Take out what was reserved and is sure not to be used; never below zero. Errors as of `reserve`."""
+        """Take back what was reserved and will not be used; never below zero. Errors as of `reserve`."""
         _check(leaks)
         with self._transaction() as db:
             before = _spent(db, leaks)
@@ -280,12 +286,12 @@ class HintStore:
             return math.fsum(_spent(db, columns).values())
 
     def _sweep(self, db: sqlite3.Connection) -> None:
-        """Remove what crashes left: arrays without a record that nobody is writing."""
-        # a file that is being written is locked by its writer
+        """Remove what crashes left: arrays without a record that no process is writing."""
         kept = {name for (name,) in db.execute("SELECT name FROM hints UNION SELECT name FROM own")}
         for path in self._folder.iterdir() if self._folder else ():
             if _NAME.fullmatch(path.name) and path.name not in kept:
                 with path.open("rb") as file:
+                    # locked by the process that is writing it
                     try:
                         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     except BlockingIOError:
@@ -315,13 +321,13 @@ class HintStore:
     def new_hint(self, shape: tuple[int, ...], dtype: type[np.integer[Any]] = np.int16) -> NewHint:
         """Return a new array, such as (rows, D, N), to be written as it arrives and given to `keep_hint`."""
         if self._folder is None:
-            large = math.prod(shape) * np.dtype(dtype).itemsize > IN_MEMORY
             with self._translated():
-                return NewHint(shape, dtype, tempfile.TemporaryFile(buffering=0) if large else None, None)
+                return temporary_hint(shape, dtype)
         path = self._folder / f"array-{secrets.token_hex(16)}.npy.part"
-        with self._transaction():  # so that no other process sweeps the file away before it is locked
+        # in a transaction, so that no other process sweeps the file away before it is locked
+        with self._transaction():
             file = open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "w+b", buffering=0)
-            fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed, also by a crash
+            fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed, or the process ends
         with self._translated():
             return NewHint(shape, dtype, file, path)
 
@@ -370,7 +376,7 @@ class Reservation:
         self._reserved = self._used = 0
 
     def use(self, vectors: int) -> None:
-        """Make sure that what answers about some more vectors leak is reserved, before they are given."""
+        """Reserve the leak of answers about some more vectors, before they are sent."""
         # many at a time, so that the ledger is written seldom
         if self._used + vectors > self._reserved:
             more = max(self._step, vectors)

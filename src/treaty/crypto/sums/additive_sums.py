@@ -6,9 +6,9 @@ A server multiplies ciphertexts per bin, packs k sums into each answer ciphertex
 * *Server learns*: which sampled rows are in which node; nothing about gradients beyond their public bounds.
 * *Client learns*: sums and count of every bin in every node it asked about, the fullest bin of each column over
   the whole table, and no more: answers are multiplied by n-th powers that the server draws, which hide what went into a
-  bin but for its sum, whatever the client built into its key, whose form it proves (`key_proofs`), or into its
+  bin except for its sum, whatever the client built into its key, whose form it proves (`key_proofs`), or into its
   ciphertexts, which must be units. Crafted gradients can still make sums reveal single rows, which no additive cipher
-  prevents; an auditor who is given the key in a dispute sees them (`encrypted_sums.DisclosedKey`).
+  prevents; an auditor with the key detects them (`encrypted_sums.DisclosedKey`).
 * *Both* see how many sums an answer holds and how long it took.
 
 Not sent: each column's fullest bin over the table (the node's total less the others), bins empty in a node (a bit map
@@ -48,13 +48,20 @@ from numpy.typing import NDArray
 from treaty.crypto.additive.ciphers import PrivateKey, PublicKey
 from treaty.crypto.additive.key_proofs import Randomiser, ReadyFactors
 from treaty.crypto.additive.montgomery import Modulus
-from treaty.crypto.payload import LEAST_ROWS, Packing, Payload, SumsBounds, bins_of, check_payload
+from treaty.crypto.payload import (
+    LEAST_ROWS,
+    Packing,
+    Payload,
+    SumsBounds,
+    bins_of,
+    check_payload,
+    group_starts,
+    nodes_of_rows,
+)
 from treaty.crypto.sums.bin_products import Block, Items, bin_products, keep_features, level_pieces, plan_blocks
 from treaty.errors import CryptoError
-from treaty.machine.arrays import PIECE_BYTES, Int32s, Integers, pieces
+from treaty.machine.arrays import PIECE_BYTES, Int32s, Integers, Words, pieces
 from treaty.machine.process import concurrently
-
-Words = NDArray[np.uint64]
 
 _MOST_NODES_UINT8 = 254
 _MOST_NODES = 65534
@@ -75,8 +82,7 @@ class AdditiveSumsClient:
         self.secret_numbers: tuple[int, ...] = key.secret_numbers  # shown to an auditor
         self._left_out: dict[str, Int32s] = {}
         self._offsets: dict[str, Int32s] = {}
-        self._rows = -1
-        self._nodes = -1
+        self._rows = self._nodes = -1
 
     def setup(self) -> Payload:
         (numbers, statements), bounds = self._key.public.to_payload(), self._packing.bounds
@@ -109,7 +115,7 @@ class AdditiveSumsClient:
             raise CryptoError(f"expected at most {_MOST_NODES} nodes in a level, got {nodes}")
         if len(positions) and not 0 <= positions.min() <= positions.max() < self._rows:
             raise CryptoError("a node holds a row that was not sampled - at query")
-        # the largest value is a row in no node
+        # one byte a row if the numbers fit; the largest is for rows in no node
         dtype = np.uint8 if nodes <= _MOST_NODES_UINT8 else np.uint16
         slots = np.full(self._rows, np.iinfo(dtype).max, dtype)
         selected = positions[starts[0] : starts[-1]] if nodes else positions[:0]
@@ -125,14 +131,13 @@ class AdditiveSumsClient:
         if totals.shape != (self._nodes, 3):
             raise CryptoError(f"expected totals of shape {(self._nodes, 3)}, got {totals.shape}")
         offsets, left_out, modulus = self._offsets[peer], self._left_out[peer], self._key.public.modulus
-        slots = int(offsets[-1])
-        what = f"the answer of {peer}"
+        slots, what = int(offsets[-1]), f"the answer of {peer}"
         check_payload(answer, what, (np.uint8, (self._nodes, -(-slots // 8))), (np.uint64, (None, modulus.words)))
         sent = np.unpackbits(answer[0], axis=1, bitorder="little")
         if sent[:, slots:].any() or sent[:, left_out].any():
             raise CryptoError(f"a left-out or unknown slot is marked as sent - in {what}")
         taken = np.flatnonzero(sent[:, :slots])
-        starts = self._packing.group_starts(len(taken))
+        starts = group_starts(len(taken), self._packing.per_plaintext)
         if len(answer[1]) != len(starts) - 1:
             raise CryptoError(f"the number of ciphertexts does not fit the slots marked as sent - in {what}")
         if not modulus.in_range(answer[1]):
@@ -153,10 +158,7 @@ class AdditiveSumsClient:
 
 
 class AdditiveSumsServer:
-    """A passive party's end: products of ciphertexts over the bins of its columns; see `make_server`.
-
-    CryptoError if the bounds do not fit the key, or codes exceed their slots.
-    """
+    """A passive party's end; CryptoError if the bounds do not fit the key, or codes exceed their slots."""
 
     spare = 0
 
@@ -171,7 +173,7 @@ class AdditiveSumsServer:
         counts = [np.bincount(codes[:, f], minlength=bins[f]) for f in range(len(bins))]
         # a column's fullest bin is never multiplied: its sum is what the others lack of the node's
         self._left_out = np.array([int(np.argmax(count)) for count in counts], np.int64)
-        self._all_blocks = self._blocks = self._plan(codes)
+        self._all_blocks = self._blocks = plan_blocks(codes, self._left_out, bins, threads)
         self._table_rows = len(codes)
         self._ciphertexts: Words | None = None
         self._rows, self._sampled = np.empty(0, np.int32), False  # rows of the tree; whether they were named
@@ -180,12 +182,9 @@ class AdditiveSumsServer:
         self._slots_there = self._asked = 0  # rows whose nodes have come; nodes asked about
         self._factors: ReadyFactors | None = None
         if rerandomise:
-            one_node = len(self._packing.group_starts(int(offsets[-1]))) - 1
+            one_node = -(-int(offsets[-1]) // self._packing.per_plaintext)
             self._factors = ReadyFactors(Randomiser(key, threads), one_node)
             weakref.finalize(self, self._factors.stop)
-
-    def _plan(self, codes: NDArray[np.uint8]) -> list[Block]:
-        return plan_blocks(codes, self._left_out, self._bins, self._threads)
 
     def hint(self, progress: Callable[[int, int], None] | None = None) -> Iterator[Payload]:
         yield [(self._offsets[:-1] + self._left_out).astype(np.int32)]
@@ -205,7 +204,7 @@ class AdditiveSumsServer:
 
     def add_rows(self, payload: Payload, rows: Int32s | None = None) -> None:
         check_payload(payload, "the ciphertexts of a tree", (np.uint8, (None, 8 * self._modulus.words)))
-        found = payload[0].view(np.uint64)  # perhaps unaligned: the kernels read bytes
+        found = payload[0].view(np.uint64)  # perhaps unaligned: kernels read bytes
         count, there = len(self._rows), self._rows_there + len(found)
         least = min(LEAST_ROWS, PIECE_BYTES // (8 * self._modulus.words), count)
         if there > count or len(found) < (least if there < count else min(1, count)):
@@ -216,7 +215,7 @@ class AdditiveSumsServer:
             if not 0 <= rows.min() <= rows.max() < self._table_rows:
                 raise CryptoError("a sampled row lies beyond the table - at the start of a tree")
             self._rows[self._rows_there : there] = rows
-        # a number that shares a factor with n would hide nothing, and could mark rows
+        # no factor hides a number that shares one with n: it would mark its row in every sum
         if not self._modulus.are_units(found, self._threads):
             raise CryptoError("a ciphertext is not in range or not prime to n - at the start of a tree")
         if len(found) == count:
@@ -228,11 +227,11 @@ class AdditiveSumsServer:
         self._rows_there = there
 
     def _begin(self, features: Int32s | None) -> None:
-        # the tree's sample of columns; factors are made while its first query is waited for
         self._blocks = self._all_blocks
         if features is not None:
             kept = set(features.tolist())
             self._blocks = [Block(block.columns, keep_features(block.groups, kept)) for block in self._all_blocks]
+        # factors are made until the first query comes
         if self._factors:
             self._factors.prepare()
 
@@ -265,19 +264,19 @@ class AdditiveSumsServer:
         slots, nodes, nowhere = self._slots, self._asked, int(np.iinfo(self._slots.dtype).max)
         if not 0 <= nodes <= nowhere - 1 or ((slots >= nodes) & (slots != nowhere)).any():
             raise CryptoError(f"a row lies in a node that is not among the {nodes} asked ones - in a query")
-        # stable, so that rows of a node stay in their order
+        # a stable sort keeps the rows of a node in order
         counts = np.bincount(slots, minlength=nowhere + 1)[:nodes]
         positions = np.argsort(slots, kind="stable")[: int(counts.sum())].astype(np.int32)
         return self._answer(positions, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
 
     def _answer(self, positions: Int32s, node_starts: Integers) -> Payload:
-        """Add up the ciphertexts at these positions, node after node."""
+        """Multiply the ciphertexts at these positions, node after node."""
         sent = np.zeros((len(node_starts) - 1, int(self._offsets[-1])), np.uint8)
         made, pending = [], np.empty((0, self._modulus.words), np.uint64)
         for places, products in self._products(positions, node_starts):
             sent.reshape(-1)[places] = 1
             pending = np.concatenate([pending, products]) if len(pending) else products
-            # only full plaintexts are made: the rest waits for the next products
+            # the rest that does not fill a plaintext waits for the next products
             whole = len(pending) - len(pending) % self._packing.per_plaintext
             made.append(self._compress(pending[:whole]))
             pending = pending[whole:].copy()
@@ -287,7 +286,7 @@ class AdditiveSumsServer:
         return [np.packbits(sent, axis=1, bitorder="little"), np.concatenate(made)]
 
     def _products(self, positions: Int32s, node_starts: Integers) -> Iterator[tuple[Integers, Words]]:
-        """Return products of ciphertexts, some at a time: places node * slots + slot, ascending, and what is there."""
+        """Return products of ciphertexts, some at a time, with their places node * slots + slot, ascending."""
         assert self._ciphertexts is not None
         rows = Items(self._ciphertexts, positions, self._rows[positions], node_starts, np.arange(len(node_starts) - 1))
         most = PRODUCT_BYTES // (8 * self._modulus.words)
@@ -300,26 +299,22 @@ class AdditiveSumsServer:
         pass  # nothing outlives the job
 
     def _compress(self, products: Words) -> Words:
-        # k sums in each ciphertext (SecureBoost+, section 4), times a random n-th power each
-        starts, modulus = self._packing.group_starts(len(products)), self._modulus
-        count = len(starts) - 1
+        """Put k sums into each ciphertext (SecureBoost+, section 4), times a random n-th power each."""
+        starts, modulus = group_starts(len(products), self._packing.per_plaintext), self._modulus
+        count, bits = len(starts) - 1, self._packing.sum_bits
         if self._factors:
             factors = self._factors.take(count, self._threads)
         else:
             factors = np.repeat(modulus.one[np.newaxis], count, axis=0)
-        made = concurrently(
-            lambda part: modulus.horner(
-                products, starts[part.start : part.stop + 1], self._packing.sum_bits, factors[part]
-            ),
-            pieces(count, _ANSWERS_AT_A_TIME),
-            self._threads,
-        )
+
+        def make(part: slice) -> Words:
+            return modulus.horner(products, starts[part.start : part.stop + 1], bits, factors[part])
+
+        made = concurrently(make, pieces(count, _ANSWERS_AT_A_TIME), self._threads)
         return np.concatenate([np.empty((0, modulus.words), np.uint64), *made])
 
 
 _MOST_BLIND_NODES = 254  # so that a node's number fits a byte
-
-
 _NOTHING = np.empty((0, 0, 0), np.uint8)
 
 
@@ -344,12 +339,11 @@ class BlindSumsClient(AdditiveSumsClient):
         if self._rows < 0:
             raise CryptoError("expected begin_tree before query")
         nodes, plaintexts = len(starts) - 1, self._plaintexts
-        node_of_row = np.full(self._rows, -1, np.int16)
-        node_of_row[positions[starts[0] : starts[-1]]] = np.repeat(np.arange(nodes, dtype=np.int16), np.diff(starts))
+        node_of_row = nodes_of_rows(positions, starts, self._rows)
 
         def piece(rows: slice) -> Payload:
             held = node_of_row[rows] == np.arange(nodes, dtype=np.int16)[:, np.newaxis]
-            # zeros outside the node, encrypted like all else
+            # zeros outside the node, encrypted afresh like the rest: the server cannot tell them apart
             vectors = plaintexts[rows] * held[:, :, np.newaxis].astype(np.uint64)
             made = self._key.encrypt(vectors.reshape(-1, plaintexts.shape[1]), self._threads)
             return [made.view(np.uint8).reshape(*held.shape, -1)]

@@ -3,12 +3,12 @@
 Multiplying ciphertexts costs far more than any bookkeeping, so columns share their work. The rows are first multiplied
 together per *joint* cell of two columns, then the cells are collapsed to the one column's bins and to the other's:
 m + 2 c products for m rows in c cells, not 2 m. Groups nest: two groups form a larger one while that saves a fair share
-of products on the table, and in each node a group is used only where it does there. Rows that lie in the left-out bin
-of every column of a group take no part. Columns join within *blocks* of neighbours, so that thousands of them are
-planned in seconds and a level's products can be made block by block.
+of products on the table, and a node uses a group only if that saves products there. Rows in the left-out bin of every
+column of a group take no part. Columns join within *blocks* of neighbours, so that thousands of them are planned in
+seconds and a level's products can be made block by block.
 
-`level_pieces` cuts a level into parts whose products are held at one time; `bin_products` makes those of one part. Of a
-joint group each thread also holds the products of the cells, fewer in all than the part has rows. The plan is the
+`level_pieces` cuts a level into parts whose products are held at one time; `bin_products` makes those of one part. For
+a joint group each thread also holds the products of the cells, fewer in all than the part has rows. The plan is the
 passive party's own plaintext; no secret is involved.
 """
 
@@ -22,12 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.additive.montgomery import Modulus
-from treaty.machine.arrays import Flags, pieces
+from treaty.machine.arrays import Flags, Integers, Words, pieces
 from treaty.machine.kernels import kernel
 from treaty.machine.process import concurrently
 
 Labels = NDArray[np.int32]
-Index = NDArray[np.int64]
 
 _MOST_CELLS = 1 << 22  # joint cells are numbered in a table of this size
 _PLANNING_STEPS = 1 << 28  # rows looked at while planning: about a second
@@ -51,27 +50,27 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class SortedCells:
-    """Items of several nodes sorted by node and cell: cell k holds items[starts[k]:starts[k + 1]], never none.
+    """Items of several nodes sorted by node and cell: cell k, of label labels[k], holds items[starts[k]:starts[k + 1]].
 
-    Its label is labels[k]; node i owns the cells node_starts[i]..node_starts[i + 1] - 1, whose labels differ.
+    No cell is empty; node i has the cells node_starts[i]..node_starts[i + 1] - 1.
     """
 
     items: Labels
-    starts: Index
+    starts: Integers
     labels: Labels
-    node_starts: Index
+    node_starts: Integers
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Neighbouring columns and their top groups, which hold each of them once."""
+    """Neighbouring columns and their top groups, which contain each of them once."""
 
     columns: slice
     groups: list[Group]
 
 
-def plan_blocks(codes: NDArray[np.uint8], left_out: Index, bins: Index, threads: int) -> list[Block]:
-    """Group the columns of a table of bin codes (rows, columns), in blocks of neighbours that together hold all.
+def plan_blocks(codes: NDArray[np.uint8], left_out: Integers, bins: Integers, threads: int) -> list[Block]:
+    """Group the columns of a table of bin codes (rows, columns) in blocks of neighbours.
 
     `left_out` (columns,) is the bin of each column whose sum is not needed, `bins` (columns,) the number of its bins.
     """
@@ -87,10 +86,10 @@ def plan_blocks(codes: NDArray[np.uint8], left_out: Index, bins: Index, threads:
     return concurrently(plan, pieces(columns, _BLOCK_COLUMNS), threads)
 
 
-def _plan_groups(labels: Labels, bins: Index, first: int, step: int) -> list[Group]:
+def _plan_groups(labels: Labels, bins: Integers, first: int, step: int) -> list[Group]:
     """Join greedily, always the two groups whose joining saves most products, judged on every `step`-th row."""
     sizes = [int(b) for b in bins]
-    groups = [Group(b, _shortened(labels[f], b), first + f, ()) for f, b in enumerate(sizes)]
+    groups = [Group(b, labels[f].astype(_label_type(b)), first + f, ()) for f, b in enumerate(sizes)]
     if len(groups) < 2 or labels.shape[1] == 0:
         return groups
     stamps, sample = np.zeros(_MOST_CELLS, np.int32), [x[::step].copy() for x in labels]
@@ -120,15 +119,6 @@ def keep_features(groups: Iterable[Group], features: set[int]) -> list[Group]:
     return kept
 
 
-def sort_cells(labels: Labels, node_starts: Index, cells: int) -> SortedCells:
-    """Sort the items of several nodes by cell, within a node in order of first appearance.
-
-    `labels` (items,) give the cell, below `cells`, of each item, node after node; -1 takes no part. Node i has the
-    items node_starts[i]..node_starts[i + 1] - 1.
-    """
-    return SortedCells(*_sort_cells(labels, node_starts, cells))
-
-
 def _gain(a: Group, b: Group, sample_a: Labels, sample_b: Labels, stamps: Labels) -> int:
     if (a.cells + 1) * (b.cells + 1) > len(stamps):
         return 0
@@ -141,13 +131,14 @@ def _gain(a: Group, b: Group, sample_a: Labels, sample_b: Labels, stamps: Labels
 def _join(a: Group, b: Group) -> Group:
     stamps = np.zeros((a.cells + 1) * (b.cells + 1), np.int32)
     labels, in_a, in_b = _joint_labels(a.labels.astype(np.int32), b.labels.astype(np.int32), b.cells, stamps)
-    parts = tuple(Group(g.cells, _shortened(x, g.cells), g.feature, g.parts) for g, x in ((a, in_a), (b, in_b)))
-    return Group(len(in_a), _shortened(labels, len(in_a)), -1, parts)
+    pairs = ((a, in_a), (b, in_b))
+    parts = tuple(Group(g.cells, x.astype(_label_type(g.cells)), g.feature, g.parts) for g, x in pairs)
+    return Group(len(in_a), labels.astype(_label_type(len(in_a))), -1, parts)
 
 
-def _shortened(labels: Labels, cells: int) -> NDArray[np.signedinteger]:
-    # with thousands of columns, labels are most of what a server keeps
-    return labels.astype(np.min_scalar_type(-cells - 1))
+def _label_type(cells: int) -> np.dtype[np.signedinteger]:
+    """Return the shortest type: with thousands of columns, labels are most of what a server keeps."""
+    return np.min_scalar_type(-cells - 1)
 
 
 @kernel
@@ -190,15 +181,24 @@ def _joint_labels(a: Labels, b: Labels, b_cells: int, stamps: Labels) -> tuple[L
     return labels, in_a, in_b
 
 
+def sort_cells(labels: Labels, node_starts: Integers, cells: int) -> SortedCells:
+    """Sort the items of several nodes by cell, within a node in order of first appearance.
+
+    `labels` (items,) give the cell, below `cells`, of each item, node after node; -1 takes no part. Node i has the
+    items node_starts[i]..node_starts[i + 1] - 1.
+    """
+    return SortedCells(*_sort_cells(labels, node_starts, cells))
+
+
 @kernel
-def _sort_cells(labels: Labels, node_starts: Index, cells: int) -> tuple[Labels, Index, Labels, Index]:
+def _sort_cells(labels: Labels, node_starts: Integers, cells: int) -> tuple[Labels, Integers, Labels, Integers]:
     nodes, taking = node_starts.size - 1, 0
     for label in labels:
         taking += label >= 0
     items, starts = np.empty(taking, np.int32), np.empty(taking + 1, np.int64)
     used, cell_starts = np.empty(taking, np.int32), np.zeros(nodes + 1, np.int64)
     position, count, done = np.zeros(cells, np.int64), 0, 0
-    # by counting, node by node; only cells that occur are visited, so that small nodes cost little
+    # counting sort, node by node; only cells that occur are visited, so that small nodes cost little
     for node in range(nodes):
         first = count
         for i in range(node_starts[node], node_starts[node + 1]):
@@ -222,9 +222,6 @@ def _sort_cells(labels: Labels, node_starts: Index, cells: int) -> tuple[Labels,
     return items, starts[: count + 1].copy(), used[:count].copy(), cell_starts
 
 
-Words = NDArray[np.uint64]
-
-
 @dataclass(frozen=True, slots=True)
 class Items:
     """Packed ciphertexts of several nodes, node after node: item i is row index[i] of `source`, which is never copied.
@@ -236,8 +233,8 @@ class Items:
     source: Words
     index: Labels
     keys: Labels
-    starts: Index
-    nodes: Index
+    starts: Integers
+    nodes: Integers
 
     def entering(self, group: Group) -> Items:
         """Return the items that take part in a group, with their cells in it as keys."""
@@ -247,13 +244,14 @@ class Items:
         return Items(self.source, self.index[taking], keys[taking], starts, self.nodes)
 
     def of_nodes(self, chosen: Flags) -> Items:
+        """Return the items of some nodes."""
         lengths = np.diff(self.starts)
         kept = np.repeat(chosen, lengths)
         starts = np.concatenate([[0], np.cumsum(lengths[chosen])])
         return Items(self.source, self.index[kept], self.keys[kept], starts, self.nodes[chosen])
 
     def of_range(self, first: int, stop: int) -> Items:
-        """Return the items of nodes first..stop - 1 in the order of the items; nothing is copied."""
+        """Return the items of nodes first..stop - 1; nothing is copied."""
         held = slice(self.starts[first], self.starts[stop])
         starts = self.starts[first : stop + 1] - self.starts[first]
         return Items(self.source, self.index[held], self.keys[held], starts, self.nodes[first:stop])
@@ -268,12 +266,13 @@ class Piece:
     blocks: slice
 
 
-def level_pieces(blocks: list[Block], bins: Index, sizes: Index, most: int) -> list[Piece]:
+def level_pieces(blocks: list[Block], bins: Integers, sizes: Integers, most: int) -> list[Piece]:
     """Cut a level into pieces of at most `most` products, or of one node and block that have more, in order.
 
-    A piece has several nodes and all blocks, or one node and neighbouring blocks. `bins` (features,) are slots of each
-    feature and `sizes` (nodes,) rows of each node, which bound a feature's products there.
+    A piece has several nodes and all blocks, or one node and neighbouring blocks. `bins` (features,) are the slots of
+    each feature and `sizes` (nodes,) the rows of each node.
     """
+    # a feature has at most as many products in a node as slots, and as rows
     bounds = np.zeros((len(blocks), len(sizes)), np.int64)
     for k, block in enumerate(blocks):
         bounds[k] = np.minimum(bins[block.columns], sizes[:, np.newaxis]).sum(axis=1)
@@ -304,20 +303,17 @@ def _runs(weights: list[int], most: int) -> list[slice]:
 
 
 def bin_products(
-    modulus: Modulus, groups: list[Group], offsets: Index, rows: Items, threads: int
-) -> tuple[Index, Words]:
+    modulus: Modulus, groups: list[Group], offsets: Integers, rows: Items, threads: int
+) -> tuple[Integers, Words]:
     """Multiply the ciphertexts in every bin of every node, except for empty and left-out bins.
 
-    `groups` are top groups of one or more blocks of `plan_blocks`; the keys of `rows` are table rows. Returned are the
-    places node * slots + slot, ascending, and the products, packed Montgomery forms (products, words).
+    `groups` are top groups of one or more blocks; the keys of `rows` are table rows. Return the places node * slots +
+    slot, ascending, and the products, packed Montgomery forms (products, words).
     """
     inner = max(1, threads // max(1, len(groups)))  # threads within a group, when there are few groups
 
-    def visit(group: Group) -> list[tuple[Index, Words]]:
-        return _group_products(modulus, group, offsets, rows, inner)
-
     found = [(np.empty(0, np.int64), np.empty((0, modulus.words), np.uint64))]
-    for part in concurrently(visit, groups, threads):
+    for part in concurrently(lambda group: _group_products(modulus, group, offsets, rows, inner), groups, threads):
         found += part
     places = np.concatenate([place for place, _ in found])
     order = np.argsort(places)
@@ -325,8 +321,8 @@ def bin_products(
 
 
 def _group_products(
-    modulus: Modulus, group: Group, offsets: Index, items: Items, threads: int
-) -> list[tuple[Index, Words]]:
+    modulus: Modulus, group: Group, offsets: Integers, items: Items, threads: int
+) -> list[tuple[Integers, Words]]:
     """Return places and products of every column of a group."""
     # not a closure of `bin_products`: one that calls itself keeps its arrays until the next garbage collection
     items = items.entering(group)
@@ -351,25 +347,25 @@ def _group_products(
     return found
 
 
-def _gains(group: Group, items: Items, cells: SortedCells) -> Index:
+def _gains(group: Group, items: Items, cells: SortedCells) -> Integers:
     """Count the products that each node saves by going through the cells of a joint group."""
-    gains: Index = np.diff(cells.node_starts) - np.diff(items.starts)
+    gains: Integers = np.diff(cells.node_starts) - np.diff(items.starts)
     for part in group.parts:
         gains += _per_node(part.labels[items.keys] >= 0, items.starts)
         gains -= _per_node(part.labels[cells.labels] >= 0, cells.node_starts)
     return gains
 
 
-def _per_node(mask: Flags, starts: Index) -> Index:
+def _per_node(mask: Flags, starts: Integers) -> Integers:
     total = np.concatenate([[0], np.cumsum(mask)])
-    counts: Index = total[starts[1:]] - total[starts[:-1]]
+    counts: Integers = total[starts[1:]] - total[starts[:-1]]
     return counts
 
 
 def _products(modulus: Modulus, items: Items, cells: SortedCells, threads: int) -> Words:
     out = np.empty((len(cells.labels), modulus.words), np.uint64)
     index = items.index[cells.items]
-    # cells are distributed so that every thread has about as many factors
+    # cuts between cells, so that every thread multiplies about as many ciphertexts
     cuts = np.searchsorted(cells.starts, np.linspace(0, len(index), threads + 1))
     cuts[0], cuts[-1] = 0, len(out)
     shares = [slice(a, b) for a, b in pairwise(cuts) if a < b]

@@ -1,4 +1,4 @@
-"""The seam between the vertical tree protocols and a cipher: sums of hidden gradients over a peer's bins.
+"""The interface between the vertical tree protocols and a cipher: sums of hidden gradients over a peer's bins.
 
 The *client* (active party, one per job) holds gradients and the secret key; a *server* (each passive party, one per
 job) holds binned columns. Level by level the client asks for the sums of gradient, hessian and count over every bin of
@@ -17,16 +17,16 @@ query              add, answer         level             node of each row; back:
 open               --                  level and server  nothing: decrypts               nothing: opens
 =================  ==================  ================  ==============================  ===========================
 
-Ciphertexts of rows, and numbers of their nodes, travel in pieces of at most 60 MB, some rows after the others, and are
-made as they are sent (those of `triple_sums` at once, 16 bytes a row and node). A `blind` cipher is given all rows and
+Ciphertexts of rows, and numbers of their nodes, are sent in pieces of at most 60 MB, some rows after the others, and
+made as they are sent (those of `triple_sums` at once, 16 bytes a row and node). A `blind` cipher takes all rows and
 names none; under the others servers learn the rows of every node. The implementations (`additive_sums`, `lattice_sums`;
 `triple_sums`, which needs a dealer and so is made elsewhere) state what each side learns.
 
 *Disclosure.* An auditor opens recorded messages once their maker has shown its key or secrets (`DisclosedKey`,
 `DisclosedLattice`): each entry is compared with the gradient and hessian that it should hold. The auditor learns all
-gradients and the rows of all nodes, and so labels. False secrets are found: a key has to be the factors of the public
-one; under the lattice map b_j - a_j s must be an error of at most 21, the largest that the protocol draws, plus the
-number expected. So an entry that passes holds this very number. For another secret s' a maker would need
+gradients and the rows of all nodes, and so labels. False secrets are detected: a key has to be the factors of the
+public one; under the lattice map b_j - a_j s must be an error of at most 21, the largest that the protocol draws, plus
+the number expected, so an entry that passes holds this very number. For another secret s' a maker would need
 a_0 (s - s') as small as errors are, a short solution of ring-SIS for an a_0 that comes from a seed of all parties; of
 the at most 5^N differences each invertible one gives a uniform product, small with probability (85 / q)^N.
 """
@@ -109,14 +109,12 @@ class SumsClient(Protocol):
 class SumsServer(Protocol):
     """A passive party's end. Calls in the order of the table above; errors are CryptoError."""
 
-    @property
-    def spare(self) -> int:
-        """How many nodes of a level's last query may be there without need, as a vector is about several."""
+    spare: int  # nodes that a level's last query may have beyond those asked about, as a vector is about several
 
     def hint(self, progress: Callable[[int, int], None] | None = None) -> Iterator[Payload]:
         """Return the answer to the set-up, once per job, in one piece or several.
 
-        `progress` is called with slots done and slots in all while the hint of the lattice map is made.
+        `progress` is called with slots done and slots in all while a hint of the lattice map is made.
         """
 
     def begin_tree(
@@ -138,15 +136,15 @@ class SumsServer(Protocol):
         """Take the next piece of a query; return how many nodes it is about."""
 
     def answer(self) -> Payload:
-        """Answer the query whose pieces were added: all its nodes at once."""
+        """Answer the query whose pieces were added, for all its nodes."""
 
     def close(self) -> None:
-        """Settle what outlives the job, when it has ended in order."""
+        """Settle what outlives the job, after it has ended in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Makes ends of each kind: those of this machine, or a cluster's, which take the same arguments."""
+    """Classes of each kind of end: those of this machine, or a cluster's, with the same arguments."""
 
     additive: Callable[..., SumsServer] = AdditiveSumsServer
     blind: Callable[..., SumsServer] = BlindSumsServer
@@ -154,7 +152,9 @@ class Ends:
     lattice_client: Callable[..., SumsClient] = LatticeSumsClient
 
 
-ALONE = Ends()  # ends that do all on this machine
+_UNKNOWN = 'expected encryption "lattice", "ou" or "paillier", got {!r}'
+
+ALONE = Ends()  # all on this machine
 
 
 def make_client(
@@ -164,18 +164,18 @@ def make_client(
 ) -> SumsClient:  # fmt: skip
     """Make the active party's end for "lattice", "ou" or "paillier", with a fresh key that serves this job only.
 
-    `key_bits` is 2048, 3072 (default) or 4096; `insecure_test_key_bits` replaces it, such as by the papers' 512, in
-    tests and reproductions only. `store` keeps hints of the lattice map, by default for this job. `blind` encrypts all
-    rows once per node, so that servers see no rows of nodes; the lattice map always does. With `sealed` the lattice
-    map's client opens shares of sums; its vectors are about `nodes` nodes. ConfigError for another cipher; CryptoError
-    if the key size is not accepted or the sums do not fit a plaintext.
+    `key_bits` is 2048, 3072 (default) or 4096; `insecure_test_key_bits` replaces it, for tests and reproductions.
+    `store` keeps hints of the lattice map, by default for this job. `blind` encrypts all rows once per node, so that
+    servers see no rows of nodes; the lattice map always does. With `sealed` the lattice map's client opens shares of
+    sums; its vectors are about `nodes` nodes. ConfigError for another cipher; CryptoError if the key size is not
+    accepted or the sums do not fit a plaintext.
     """
     if encryption == "lattice":
         return ends.lattice_client(bounds, store or HintStore(None), threads=threads, sealed=sealed, nodes=nodes)
     key: PrivateKey
     if encryption == "ou":
         bits = key_bits or parameters.OU_DEFAULT_KEY_BITS
-        # refuses before a key is made
+        # raises before a key is made if the sums do not fit
         Packing(bounds, (insecure_test_key_bits or bits) // 3)
         key = generate_key(bits, insecure_test_key_bits=insecure_test_key_bits)
     elif encryption == "paillier":
@@ -183,7 +183,7 @@ def make_client(
         Packing(bounds, insecure_test_key_bits or bits)
         key = generate_paillier_key(bits, insecure_test_key_bits=insecure_test_key_bits)
     else:
-        raise _unknown(encryption)
+        raise ConfigError(_UNKNOWN.format(encryption))
     return (BlindSumsClient if blind else AdditiveSumsClient)(key, bounds, threads=threads)
 
 
@@ -196,10 +196,9 @@ def make_server(
 
     Code c of feature f, uint8 codes (rows, features) in C order, is slot offsets[f] + c; a feature's last slot is for
     missing values. Keys of `insecure_test_key_bits` or more are accepted in tests and reproductions only. `rerandomise`
-    hides from the key's owner which of its ciphertexts an answer is made of; False is the papers' form, only for a job
-    in paper mode, which every party has allowed. `names` of the features are for the ledger of the lattice map in
-    `store`, which does not leave the party. `blind` and `sealed` as in `make_client`. ConfigError for an unknown
-    cipher, CryptoError for an unusable key or table.
+    hides from the key's owner which of its ciphertexts an answer is made of; False is the papers' form, for jobs in
+    paper mode. `names` of the features are for the ledger of the lattice map in `store`, which stays at the party.
+    ConfigError for an unknown cipher, CryptoError for an unusable key or table.
     """
     if encryption == "lattice":
         check_payload(setup, "the set-up", (np.int64, (4,)))
@@ -209,7 +208,7 @@ def make_server(
         options = {"threads": threads, "sealed": sealed, "nodes": nodes}
         return ends.lattice(bounds, codes, offsets, names, store or HintStore(None), **options)
     if encryption not in ("ou", "paillier"):
-        raise _unknown(encryption)
+        raise ConfigError(_UNKNOWN.format(encryption))
     check_payload(setup, "the set-up", (np.uint64, (None, None)), (np.int64, (None,)))
     if len(setup[1]) < 3:
         raise CryptoError(f"expected three bounds, got {len(setup[1])} - in the set-up")
@@ -221,10 +220,6 @@ def make_server(
         key = PaillierPublicKey.from_payload(sent, insecure_test_key_bits)
     kind = ends.blind if blind else ends.additive
     return kind(key, stated, codes, offsets, threads=threads, rerandomise=rerandomise)
-
-
-def _unknown(encryption: str) -> ConfigError:
-    return ConfigError(f'expected encryption "lattice", "ou" or "paillier", got {encryption!r}')
 
 
 # -------------------------------------------------- what an auditor opens
@@ -246,11 +241,11 @@ class DisclosedQuery:
             self.fits = bool(self._small((own.astype(np.int64) - masks_of_own[0]) % self._primes).all())
 
     def holds(self, encoded: Integers) -> Flags:
-        """Tell which entries are encryptions of the numbers that `encode` made these residues of: bool (n,)."""
+        """Return which entries are encryptions of the numbers that `encode` made these residues of, bool (n,)."""
         return self._small((self._left - encoded) % self._primes)
 
     def _small(self, residues: Integers) -> Flags:
-        """Tell which numbers, by their residues (primes, n), are errors: the same of at most 21 in all."""
+        """Return which numbers, by their residues (primes, n), are errors."""
         # an error is the same number modulo each prime, and at most 21 in size
         centred = np.where(residues > self._primes // 2, residues - self._primes, residues)
         small: Flags = (centred == centred[0]).all(axis=0) & (np.abs(centred[0]) <= ERROR_BITS)
@@ -261,7 +256,8 @@ def encode(client: LinearMapClient, fields: Int32s) -> Integers:
     """Return residues, int64 (primes, n), of what stands for entries' numbers, int32 (fields, n), without an error."""
     encoded = np.zeros((len(client.parameters.primes), fields.shape[1]), np.int64)
     for values, scale in zip(fields.astype(np.int64), client.scales, strict=True):
-        for k, prime in enumerate(client.parameters.primes):  # numbers below 2^31 times residues below 2^31
+        for k, prime in enumerate(client.parameters.primes):
+            # numbers below 2^31 times residues below 2^31 fit 62 bits
             encoded[k] += values * (scale % prime) % prime
     return encoded % _column(client)
 
@@ -320,7 +316,7 @@ class DisclosedLattice:
 
 
 class DisclosedKey:
-    """Ciphertexts under an additive cipher, whose randomness tells their maker nothing, as answers have other."""
+    """Ciphertexts under an additive cipher."""
 
     def __init__(self, key: PrivateKey, bounds: SumsBounds, threads: int = 1) -> None:
         self._key, self._threads = key, threads
@@ -387,7 +383,7 @@ def disclosed_key(cipher: str, setup: Payload, secrets: Sequence[int], test_key_
     if cipher == "ou" and len(secrets) == 5:
         p, q, u, v, a = secrets
         key = OUPublicKey.from_payload(sent, test_key_bits)
-        # tables grow with u and v, which therefore have to be below p and q
+        # u and v must be below p and q, or tables, whose size grows with them, could fill the memory
         fits = p * p * q == key.n and all(prime) and 0 < u < p and 0 < v < q
         if fits and gmpy2.powmod(key.g, p - 1, p * p) == (1 + a * (p - 1) * p) % (p * p):
             return OUPrivateKey(p, q, u, v, a, key)

@@ -8,9 +8,9 @@
 * *Matrix hidden* (`HiddenMatrix`): the owner of X encrypts its rows once, all columns of a row side by side in few
   plaintexts; the owner of v multiplies <x_i>^{v_i}. Any number of vectors needs no further encryption.
 
-What goes back to the key's owner is multiplied by random n-th powers (`key_proofs`),
-which hide from it what was multiplied; fresh ciphertexts for others (`hide`) have w^r with full-length r, which hides
-from them if the key's owner drew w as it should. *Assumption*: the security of the cipher; honest-but-curious parties.
+What is returned to the key's owner is multiplied by random n-th powers (`key_proofs`), which hide from it what was
+multiplied; fresh ciphertexts for others (`hide`) have w^r with full-length r, which hides from them if the key's owner
+drew w as it should. *Assumption*: the security of the cipher; honest-but-curious parties.
 
 *Lattice map.* The server (`VectorServer`) holds integer columns of some rows, a client (`VectorClient`) a vector over
 some of these rows, sent at full length, zero elsewhere, so that one hint serves all batches of these rows and the
@@ -20,10 +20,10 @@ opens is uniform, whatever vector it sent, and its upper bits are its share; the
     entry m_i = low + 2^26 high = v_i,     |v_i| < 2^(vector_bits - 1),     products modulo 2^message_bits
 
 A long table is cut into blocks of rows, each with its own matrix and hint: a vector need not be longer than the block
-of its batch, where everybody may know which block that is. Where the mask's lower bits and the noise carry into the
-upper ones, shares add up to one too many: of a product with a probability of at most 2^-64, a unit in its last place.
-The answers tell the client nothing, so that no ledger counts them; the queries tell the server nothing under ring-LWE,
-and shares what they add up to. Assumptions are in docs/lattice.md.
+of its batch, if all may know which block that is. If the mask's lower bits and the noise carry into the upper ones, the
+shares of a product are one too large, with a probability of at most 2^-64. Answers reveal nothing to the client, so no
+ledger counts them; queries reveal nothing to the server under ring-LWE, and shares what they add up to. Assumptions are
+in docs/lattice.md.
 
 References: Hardy et al., Private Federated Learning on Vertically Partitioned Data via Entity Resolution and Additively
 Homomorphic Encryption, arXiv 1711.10677, section 4. Pippenger, On the Evaluation of Powers and Related Problems, FOCS
@@ -57,13 +57,10 @@ from treaty.crypto.parameters import (
     check_fields,
     choose_masked,
 )
-from treaty.crypto.payload import Payload, check_payload, from_words, to_words
+from treaty.crypto.payload import Payload, check_payload, from_words, group_starts, to_words
 from treaty.errors import CryptoError
-from treaty.machine.arrays import pieces
+from treaty.machine.arrays import Integers, Words, pieces
 from treaty.machine.process import concurrently
-
-Words = NDArray[np.uint64]
-Integers = NDArray[np.int64]
 
 _WINDOW = 6  # bits per table look-up
 _CHUNK = 64  # rows a thread encrypts at a time
@@ -87,9 +84,9 @@ class Fields:
         # what is opened reveals at most 2^-80 (total variation) of a value below 2^bits under a mask of 80 bits more
         mask_bits = bits + STATISTICAL_BITS if masks else 0
         width = mask_bits + 1 + masks.bit_length() if masks else bits
-        # The highest 80 bits of a plaintext stay free: under Okamoto-Uchiyama a message m above p comes back as m mod
-        # p, and gcd(m - (m mod p), n) would be p. So a sender would have to know p's leading 80 bits for such a message
-        # to be opened at all.
+        # The highest 80 bits of a plaintext stay free: under Okamoto-Uchiyama a message m above p is opened as m mod p,
+        # and gcd(m - (m mod p), n) would be p. A sender would have to know p's leading 80 bits to make such a message
+        # that the owner does not refuse.
         room = plaintext_bits - 2 - STATISTICAL_BITS
         fitting = room // width
         if fitting < 1:
@@ -99,17 +96,13 @@ class Fields:
             )
         return cls(bits, mask_bits, width, fitting if most is None else min(fitting, most))
 
-    def starts(self, count: int) -> Integers:
-        most = self.per_plaintext
-        return np.minimum(np.arange(-(-count // most) + 1) * most, count).astype(np.int64)
-
     def masks(self, count: int) -> list[int]:
-        # from the system's generator
+        """Draw masks of numbers, or zeros where there are none."""
         return [secrets.randbits(self.mask_bits) if self.mask_bits else 0 for _ in range(count)]
 
     def join(self, numbers: Sequence[int]) -> list[int]:
         """Put numbers, each already within its field, into plaintexts."""
-        starts: list[int] = self.starts(len(numbers)).tolist()
+        starts: list[int] = group_starts(len(numbers), self.per_plaintext).tolist()
         joined = []
         for first, stop in pairwise(starts):
             total = 0
@@ -120,7 +113,7 @@ class Fields:
 
     def part(self, plaintexts: Sequence[int], count: int) -> list[int]:
         """Split plaintexts into their fields; CryptoError if they hold more."""
-        starts, mask = self.starts(count).tolist(), (1 << self.width) - 1
+        starts, mask = group_starts(count, self.per_plaintext).tolist(), (1 << self.width) - 1
         if len(plaintexts) != len(starts) - 1:
             raise CryptoError(f"expected {len(starts) - 1} plaintexts of {count} numbers, got {len(plaintexts)}")
         numbers: list[int] = []
@@ -155,8 +148,7 @@ class Hider:
             self._linear = key.modulus.montgomery([key.n * key.modulus.radix])
 
     def hide(self, values: Integers, bits: int) -> Words:
-        """Encrypt signed numbers (n,) one by one, as x + 2^(bits - 1): packed Montgomery forms (n, words)."""
-        # signed numbers are stored as x + 2^(bits - 1), so that fields never borrow from each other
+        """Encrypt signed numbers (n,) one by one, as x + 2^(bits - 1) so that sums need no sign: (n, words)."""
         shifted = (check_range(values, bits) + (1 << (bits - 1))).astype(np.uint64)
         return self.hide_words(shifted[:, np.newaxis])
 
@@ -209,17 +201,17 @@ class Hider:
     def weigh(self, ciphertexts: Words, weights: Integers, bits: int) -> Words:
         """Return ciphertexts (columns, words) of sum_i v_i x_ij, of ciphertexts of v and weights x (rows, columns).
 
-        Weights are from -2^(bits - 1) to 2^(bits - 1) - 1, of at most 62 bits, to which work is proportional. The
-        result is not re-randomised yet: to be covered by `cover`. Its plaintexts are signed, modulo that of the cipher.
+        Weights are from -2^(bits - 1) to 2^(bits - 1) - 1, of at most 62 bits, to which work is proportional. `cover`
+        must re-randomise the result before it is sent. Its plaintexts are signed, modulo that of the cipher.
         """
         modulus, columns = self.modulus, weights.shape[1]
         offset = 1 << (bits - 1)
-        # exponents must not be negative: x + offset; what that adds, offset sum v, is taken off at the end
+        # exponents must not be negative: x + offset, which adds offset sum v; that is divided out at the end
         shifted = (check_range(weights, bits) + offset).astype(np.uint64)
         pairs = np.stack([np.zeros(columns, np.int64), np.arange(columns)], axis=1)
         bases = modulus.unpack(ciphertexts)[:, np.newaxis]
         products = modulus.bucket_products(bases, shifted, pairs, bits, self._threads)
-        whole = np.empty((1, modulus.words), np.uint64)  # sum v, which the offset has added as many times
+        whole = np.empty((1, modulus.words), np.uint64)  # sum v
         index = np.arange(len(ciphertexts), dtype=np.int32)
         modulus.segment_products(ciphertexts, index, np.array([0, len(ciphertexts)]), whole)
         return modulus.pack(modulus.multiply(products, modulus.montgomery([self._inverse(whole, offset)])))
@@ -243,14 +235,14 @@ class Hider:
 
         `added` makes each number fit its field, such as a mask. Returns (ceil(numbers / per_plaintext), words).
         """
-        modulus, starts = self.modulus, fields.starts(len(added))
+        modulus, starts = self.modulus, group_starts(len(added), fields.per_plaintext)
         ones = np.repeat(modulus.one[np.newaxis], len(starts) - 1, axis=0)
-        # x^{2^width} moves a plaintext up by one field
+        # x^{2^width} shifts a plaintext up by one field
         joined = modulus.horner(np.ascontiguousarray(ciphertexts), starts, fields.width, ones)
         return self.add_words(joined, to_words(fields.join(added), self.limbs))
 
     def check(self, ciphertexts: Words, shape: tuple[int, ...], what: str) -> Words:
-        """Return ciphertexts, uint64 (*shape, words); CryptoError if they are anything else."""
+        """Return ciphertexts, uint64 (*shape, words); CryptoError if one is no unit, or the shape differs."""
         check_payload([ciphertexts], what, (np.uint64, (*shape, self.modulus.words)))
         if not self.modulus.are_units(ciphertexts.reshape(-1, self.modulus.words), self._threads):
             raise CryptoError(f"a ciphertext is not in range or not prime to n - in {what}")
@@ -283,7 +275,7 @@ class HiddenMatrix:
         pairs = np.stack([np.arange(plaintexts), np.zeros(plaintexts, np.int64)], axis=1)
         exponents = shifted.astype(np.uint64)[:, np.newaxis]
         products = modulus.pack(modulus.bucket_products(bases, exponents, pairs, bits, self._threads))
-        # (x + o)(v + s) = x v + s x + o (v + s): the last is taken off here, s times the sum of x by the owner
+        # (x + o)(v + s) = x v + s x + o (v + s): the last term is subtracted here, s times the sum of x by the owner
         offset, half = 1 << (self._weight_bits - 1), 1 << (self.fields.bits - 1)
         less = half - offset * sum(shifted.tolist())
         fields = self.fields.join([less + number for number in added])
@@ -291,14 +283,14 @@ class HiddenMatrix:
 
 
 def product_bits(rows: int, weight_bits: int, vector_bits: int) -> int:
-    """Return the bits of signed sums over so many rows, offsets included: for `Fields.of`."""
+    """Return the bits of signed sums over so many rows, offsets included, for `Fields.of`."""
     return weight_bits + vector_bits + rows.bit_length() + 2
 
 
 def hide_rows(key: PrivateKey, matrix: Integers, bits: int, fields: Fields, threads: int) -> Words:
     """Encrypt the rows of a matrix of signed integers (n, columns) under one's own key: (n, plaintexts, words)."""
     shifted = check_range(matrix, bits) + (1 << (bits - 1))
-    starts = fields.starts(matrix.shape[1])
+    starts = group_starts(matrix.shape[1], fields.per_plaintext)
     limbs = -(-key.public.plaintext_bits // 64)
     out = np.empty((len(matrix), len(starts) - 1, key.public.modulus.words), np.uint64)
     for number, (first, stop) in enumerate(pairwise(starts.tolist())):
@@ -314,10 +306,7 @@ def hide_rows(key: PrivateKey, matrix: Integers, bits: int, fields: Fields, thre
 
 
 def opened(key: PrivateKey, ciphertexts: Words, count: int, fields: Fields, threads: int) -> list[int]:
-    """Decrypt with one's own key and split into `count` numbers below 2^width.
-
-    CryptoError if something is no ciphertext, or holds more than its fields.
-    """
+    """Decrypt with one's own key and split into `count` numbers below 2^width; CryptoError if they are malformed."""
     if not key.public.modulus.in_range(ciphertexts):
         raise CryptoError("a ciphertext is not in range - at decryption")
     return fields.part(from_words(key.decrypt(ciphertexts, threads)), count)
@@ -341,7 +330,6 @@ def vectors_parameters(n_rows: int, weight_bound: int, vector_bits: int, batch_r
     `n_rows` of a block; |entry| of a column <= `weight_bound`; signed entries of `vector_bits`, of which at most
     `batch_rows` are not zero.
     """
-    # a product of at most batch_rows entries that are not zero
     message_bits, fields = (batch_rows * weight_bound).bit_length() + vector_bits + 1, _fields(vector_bits)
     entries = max(weight_bound, sum(field.bound for field in fields))
     parameters = choose_masked(message_bits, n_rows * weight_bound, entries, _SPARE)
@@ -369,11 +357,9 @@ class VectorClient:
 
     def query(self, rows: Integers, vector: Integers) -> Payload:
         """Encrypt a vector with these entries at `rows`, under a secret of its own, for all servers alike."""
-        half = 1 << (self._bits - 1)
-        if len(vector) and (vector.min() < -half or vector.max() >= half):
-            raise CryptoError(f"expected numbers below 2^{self._bits - 1} in size - before encryption")
+        check_range(vector, self._bits)
         fields = np.zeros((2, self._n_rows), np.int32)
-        # low and high bits of a signed number; the upper field has the sign
+        # the upper field has the sign
         fields[0, rows] = vector & ((1 << LOW_BITS) - 1)
         fields[1, rows] = vector >> LOW_BITS
         self._secrets, words, own = self._map.encrypt([fields])
@@ -409,10 +395,7 @@ class VectorServer:
         return [np.concatenate([np.empty(shape, np.int16), *made])]
 
     def answer(self, query: Payload) -> tuple[Payload, list[int]]:
-        """Answer a query; return also this end's shares, which with the client's add up to the products.
-
-        CryptoError if something is malformed.
-        """
+        """Answer a query; return also this end's shares, which with the client's add up to the products."""
         parameters, (columns, length) = self.parameters, self._columns
         sizes = [packed_words(parameters, count) for count in (length, parameters.degree)]
         check_payload(query, "a query", *((np.uint32, (1, size)) for size in sizes))
@@ -422,12 +405,11 @@ class VectorServer:
         )
         masks = uniform_digits(Keystream().raw, (1, columns, parameters.digits))
         made = self._map.answer(words, own, np.arange(columns, dtype=np.int64), masks)
-        # this end's shares: with the client's they add up to the products
         return [made], [-mask % (1 << parameters.message_bits) for mask in _upper(masks[0], parameters)]
 
 
 def _upper(numbers: Digits, parameters: Parameters) -> list[int]:
-    # the message's bits of numbers of the ring, (n, D)
+    """Return the message's bits of numbers of the ring, (n, D)."""
     whole = (sum(digit << DIGIT_BITS * k for k, digit in enumerate(row)) for row in numbers.tolist())
     return [number >> parameters.below for number in whole]
 

@@ -48,7 +48,15 @@ from treaty.crypto.parameters import (
     choose,
     choose_masked,
 )
-from treaty.crypto.payload import Payload, SumsBounds, WholeTableClient, WholeTableServer, check_payload, slots_of
+from treaty.crypto.payload import (
+    Payload,
+    SumsBounds,
+    WholeTableClient,
+    WholeTableServer,
+    check_payload,
+    nodes_of_rows,
+    slots_of,
+)
 from treaty.errors import ConfigError, CryptoError
 from treaty.machine.arrays import PIECE_BYTES, Flags, Floats, Int32s, Integers, pieces
 
@@ -62,8 +70,8 @@ VERSION = 3
 
 
 def lattice_fields(bounds: SumsBounds, sealed: bool = False, nodes: int = 1) -> tuple[list[Field], int]:
-    """Return the places of count, hessian and gradient of each node in a message, and its length."""
-    # Sealed sums are opened under masks: their fields have a bit more, and room for 1 more row and hess.
+    """Return the fields of count, hessian and gradient of each node in a message, and its length."""
+    # sealed sums are opened under masks: their fields have a guard bit, and room for 1 more row and hess
     hess_at = (bounds.n_rows + sealed).bit_length() + sealed
     grad_at = hess_at + (bounds.n_rows * bounds.hess_bound + sealed).bit_length() + sealed
     fields = [Field(0, 1), Field(hess_at, bounds.hess_bound), Field(grad_at, bounds.grad_bound, signed=True)]
@@ -73,10 +81,7 @@ def lattice_fields(bounds: SumsBounds, sealed: bool = False, nodes: int = 1) -> 
 
 
 def sums_parameters(bounds: SumsBounds, sealed: bool = False, nodes: int = 1) -> Parameters:
-    """Return the parameters for bin sums within these bounds, of so many nodes in a vector.
-
-    CryptoError if they are too large for the lattice map.
-    """
+    """Return the parameters for bin sums of `nodes` nodes in a vector; CryptoError if the sums are too large."""
     fields, bits = lattice_fields(bounds, sealed, nodes)
     n, of_a_row = bounds.n_rows, bounds.grad_bound + bounds.hess_bound + 1  # a row is in one node
     if sealed:
@@ -90,13 +95,13 @@ def sums_parameters(bounds: SumsBounds, sealed: bool = False, nodes: int = 1) ->
 
 
 def sealed_places(bounds: SumsBounds) -> list[int]:
-    """Return the bits at which noise, count, hessian and gradient begin in a sealed sum, and the length of all."""
+    """Return the first bits of noise, count, hessian and gradient in a sealed sum, and the length of all."""
     parameters, (fields, _) = sums_parameters(bounds, sealed=True), lattice_fields(bounds, sealed=True)
     return [0, *(parameters.below + field.shift for field in fields), DIGIT_BITS * parameters.digits]
 
 
 def vector_bytes(parameters: Parameters, n_rows: int) -> int:
-    """Return how many bytes a vector over so many rows is sent in, with its b_0."""
+    """Return the bytes in which a vector over so many rows is sent, with its b_0."""
     return 4 * (packed_words(parameters, n_rows) + packed_words(parameters, parameters.degree))
 
 
@@ -106,8 +111,8 @@ def _rows_within(nbytes: int, parameters: Parameters, vectors: int) -> int:
 
 
 def leak_of(parameters: Parameters, bounds: SumsBounds, bins: NDArray[np.signedinteger]) -> Floats:
-    """Bound what the answer about one vector reveals beyond the sums, by column of so many bins: total variation."""
-    # Of n rows in B bins it is, by Jensen's inequality, no more than if all bins were alike: a public number
+    """Bound what an answer about one vector reveals beyond the sums, by column of so many bins: total variation."""
+    # by Jensen's inequality, n rows in B bins leak at most as much as in equal bins, which is a public number
     return np.array([int(count) * parameters.leak(bounds.n_rows / int(count)) for count in bins], np.float64)
 
 
@@ -126,7 +131,7 @@ class LatticeSumsClient(WholeTableClient):
         self._fields, bits = lattice_fields(bounds, sealed, nodes)
         self._places = [field.shift for field in self._fields[:3]] + [bits // nodes]
         self._kept: Mapping[str, bytes] = {}
-        self._unfinished: dict[str, tuple[NewHint, int]] = {}  # and how many rows are to come
+        self._unfinished: dict[str, tuple[NewHint, int]] = {}  # with the rows still to come
         self._hints: dict[str, NDArray[np.int16]] = {}
         self._bindings: dict[str, bytes] = {}
         self._asked: dict[str, deque[NDArray[np.int8]]] = {}
@@ -136,13 +141,10 @@ class LatticeSumsClient(WholeTableClient):
         self.nodes_at_a_time = nodes * vectors
 
     def setup(self) -> Payload:
-        return [np.append(super().setup()[0], self._nodes)]  # how many nodes a vector is about
+        return [np.append(super().setup()[0], self._nodes)]
 
     def offer(self, offsets: Mapping[str, Int32s]) -> tuple[bytes, Mapping[str, bytes]] | None:
-        """Return (seed, bindings) of kept hints to ask the servers for, or None if one is missing.
-
-        `offsets` are those of every server, as in `SumsClient.accept_hint`.
-        """
+        """Return (seed, bindings) of kept hints to ask the servers for, by their offsets; None if one is missing."""
         return self._store.offer({peer: self._terms(of_peer) for peer, of_peer in offsets.items()})
 
     def _terms(self, offsets: Int32s) -> bytes:
@@ -190,13 +192,12 @@ class LatticeSumsClient(WholeTableClient):
     def query(self, positions: Int32s, starts: Int32s) -> Iterator[Payload]:
         if self._tree is None:
             raise CryptoError("expected begin_tree before query")
-        nodes, n_rows, (grad, hess) = len(starts) - 1, self._bounds.n_rows, self._tree
-        node_of_row = np.full(n_rows, -1, np.int16)
-        node_of_row[positions[starts[0] : starts[-1]]] = np.repeat(np.arange(nodes, dtype=np.int16), np.diff(starts))
-        vectors = -(-nodes // self._nodes)
+        n_rows, (grad, hess) = self._bounds.n_rows, self._tree
+        node_of_row = nodes_of_rows(positions, starts, n_rows)
+        vectors = -(-(len(starts) - 1) // self._nodes)
         parameters, threads = self._parameters, self._threads
         own = 4 * packed_words(parameters, parameters.degree)
-        # a piece is some rows' residues, packed, uint32 (vectors, words); with the first come those of the b_0
+        # a piece has some rows' residues, packed, uint32 (vectors, words); the first one those of the b_0, too
         rows = _rows_within(PIECE_BYTES - vectors * own, parameters, vectors)
         query = self._map.begin(vectors)
         for waiting in self._asked.values():
@@ -205,7 +206,8 @@ class LatticeSumsClient(WholeTableClient):
             self.keep_secrets(query.secrets)
 
         def encrypt(at: slice) -> Residues:
-            held = [node_of_row[at] == node for node in range(vectors * self._nodes)]  # the last may be of no node
+            # one indicator for each node; the last may be of none
+            held = [node_of_row[at] == node for node in range(vectors * self._nodes)]
             numbers = hess[at].astype(np.int32), grad[at].astype(np.int32)
             fields = [np.stack([of.astype(np.int32), *(values * of for values in numbers)]) for of in held]
             return query.encrypt([np.concatenate(fields[part]) for part in pieces(len(held), self._nodes)])
@@ -228,9 +230,10 @@ class LatticeSumsClient(WholeTableClient):
         if not len(rows):  # none of its columns is in the tree's sample
             return sums
         sums[:, rows] = self._split(opened)[: len(totals)]
-        # do not report which bin is wrong, nor ask again: either would reveal something of the secret
+        # neither report which bin is wrong nor ask again: either would reveal something of the secret
         if not self._adds_up(sums[:, rows], starts, totals):
-            self._store.forget_hint(peer, self._bindings[peer])  # or the next job would fail the same way
+            # a kept hint would make the next job fail in the same way
+            self._store.forget_hint(peer, self._bindings[peer])
             raise CryptoError(
                 f"the bins of a feature do not add up to their node, the job cannot continue - in the answer of {peer}"
             )
@@ -262,7 +265,7 @@ class LatticeSumsClient(WholeTableClient):
     def _opened(self, peer: str, answer: Payload, features: Int32s | None) -> tuple[Digits, Integers, Integers]:
         """Open the answer to the oldest query: messages of the sampled slots, uint16 (nodes, slots, words).
 
-        Also returned are the slots' numbers, and where each column begins among them.
+        Return also the slots' numbers, and the place of each column's first among them.
         """
         if peer not in self._hints or not self._asked[peer]:
             raise CryptoError(f"expected a hint and a query before an answer of {peer}")
@@ -296,8 +299,7 @@ def split_fields(messages: Digits, places: Sequence[int]) -> NDArray[np.uint64]:
 class LatticeSumsServer(WholeTableServer):
     """A passive party's end; leaks enter the store's ledger under the features' names, which stay here.
 
-    Where sums are `sealed`, it adds masks to them, which leak nothing, and keeps its own shares in `shares` until they
-    are fetched.
+    Where sums are `sealed`, it adds masks to them, which leak nothing, and keeps its own shares in `shares`.
     """
 
     def __init__(
@@ -320,14 +322,16 @@ class LatticeSumsServer(WholeTableServer):
     @property
     def have_missing(self) -> Flags:
         """Which columns have missing values, bool (features,)."""
-        ends = zip(self._columns, self._bins - 1, strict=True)  # a table of comparisons would be as large as the codes
+        # column by column: a table of comparisons would be as large as the codes
+        ends = zip(self._columns, self._bins - 1, strict=True)
         return np.array([(column == missing).any() for column, missing in ends], np.bool_)
 
     def holds(self, binding: bytes) -> bool:
-        """Tell whether a kept hint was made of this very table."""
+        """Return whether a kept hint was made of this very table."""
         try:
             own = self._store.own(binding)
-        except ConfigError:  # its file is missing or damaged, and forgotten now: a new hint is made
+        except ConfigError:
+            # its file is missing or damaged, and forgotten now: a new hint is made
             return False
         return own is not None and self._binding(own[0], own[1]) == binding
 
@@ -365,7 +369,7 @@ class LatticeSumsServer(WholeTableServer):
             done += len(digits)
             if progress is not None:
                 progress(done, rows)
-            # kept before the last piece leaves: a client never has a hint that this end lost
+            # kept before the last piece is sent, so that a client never has a hint that this end lost
             if done == rows:
                 self._store.keep_own(self.binding, self._nonce, self.seed, self._map.random)
             yield [digits]
@@ -397,12 +401,13 @@ class LatticeSumsServer(WholeTableServer):
             raise CryptoError("expected a query before its answer")
         sums, self._adding = self._adding, None
         if not self._sealed:
-            self._reservation.use(sums.vectors)  # also for a query that comes again: what two floods tell of it adds up
+            # again for a query that is repeated: the leaks of two floods add up
+            self._reservation.use(sums.vectors)
         masks = self._masks(sums.vectors) if self._sealed else None
         return [np.frombuffer(self.binding, np.uint8), sums.answer(masks)]
 
     def _masks(self, vectors: int) -> Digits:
-        """Draw masks of sealed sums, uniform over the whole ring, and note this end's shares."""
+        """Draw masks of sealed sums, uniform over the whole ring, and set this end's shares."""
         slots, places = len(slots_of(self._offsets, self._growing())), sealed_places(self._bounds)
         masks = uniform_digits(Keystream().raw, (vectors, slots, self._parameters.digits))
         # the mask's negative and what `transfer.sealed_sums` has added to count, hess and grad

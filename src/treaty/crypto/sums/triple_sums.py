@@ -40,7 +40,6 @@ times).
 from __future__ import annotations
 
 import secrets
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
@@ -50,15 +49,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.keystream import UsedNonces, add_masks, mask_key, mask_nonce
-from treaty.crypto.lattice.store import IN_MEMORY, NewHint
+from treaty.crypto.lattice.store import NewHint, temporary_hint
 from treaty.crypto.payload import Payload, SumsBounds, WholeTableClient, WholeTableServer, check_payload, slots_of
 from treaty.errors import CryptoError
-from treaty.machine.arrays import Int32s, Integers, pieces
+from treaty.machine.arrays import Int32s, Integers, Words, pieces
 from treaty.machine.kernels import kernel
 from treaty.machine.process import concurrently
 from treaty.machine.shared_work import share
-
-Words = NDArray[np.uint64]
 
 SEED_BYTES = 32
 VECTOR_WORDS = 2  # columns of a vector: one for gradients, one for hessians and the count of rows
@@ -101,7 +98,7 @@ def subtract_matrix_mask(block: Words, seed: bytes, first: int, threads: int = 1
 
 
 def vector_nonce(number: int) -> bytes:
-    """Name the mask A_t; it may be used once."""
+    """Return the nonce of the mask A_t, which may be used once."""
     return mask_nonce("", "smm_secure", number, 0, "A")
 
 
@@ -122,10 +119,7 @@ def _mask(seed: bytes, nonce: bytes, length: int) -> Words:
 
 
 def masked_product(matrix: Words, slots: Integers, vectors: Words, threads: int = 1) -> Words:
-    """Multiply rows `slots` (m,) of a dense matrix (l, rows) with vectors (k, rows), modulo 2^64: uint64 (k, m).
-
-    C order; the matrix may be mapped from a file.
-    """
+    """Multiply rows `slots` (m,) of a dense matrix (l, rows) with vectors (k, rows), modulo 2^64: uint64 (k, m)."""
     out = np.zeros((len(vectors), len(slots)), np.uint64)
     least = 1 + _SMALL // (vectors.size + 1)
     share(lambda a, b: _add_products(matrix, slots, vectors, a, b, out), len(slots), threads, least)
@@ -171,7 +165,7 @@ def _add_selected(columns: Any, features: Any, places: Any, words: Any, first: i
         for j in range(0, words.shape[0], 2):
             grad, rest = words[j], words[j + 1]
             table[:] = 0
-            # every row whatever it holds: time tells nothing of nodes
+            # every row is added, whatever it holds, so that time reveals nothing of nodes
             for i in range(np.uint64(column.shape[0])):
                 code = np.uint64(column[i])
                 table[code, 0] += grad[i]
@@ -196,14 +190,14 @@ class TripleDealer:
         self._made: dict[str, list[Words]] = {holder: [] for holder in slots}
 
     def prepare(self) -> None:
-        """Make shares ahead, if there are none left: best done while the others compute."""
+        """Make shares ahead if none are left, while the others compute."""
         if not any(self._made.values()):
             self._make(self._ahead)
 
     def deal(self, first: int, count: int) -> dict[str, Words]:
         """Return D_t of each holder for the next vectors, uint64 (count, 2, slots).
 
-        CryptoError for other vectors than the very next ones: shares dealt a second time would undo their mask.
+        CryptoError for other vectors than the next ones: shares dealt a second time would undo their mask.
         """
         if first != self._next or count < 1:
             raise CryptoError(
@@ -242,7 +236,7 @@ _QUERY_BYTES = 60_000_000  # of a level's nodes in one message; a larger node ha
 class TripleSumsClient(WholeTableClient):
     """The active party's end, with the dealer's 32-byte seed of all masks A and C; CryptoError if sums exceed 63 bits.
 
-    ``deal(first, count)`` has the dealer give every server its shares for some vectors.
+    ``deal(first, count)`` makes the dealer send every server its shares for some vectors.
     """
 
     def __init__(self, bounds: SumsBounds, seed: bytes, deal: Callable[[int, int], None], *, threads: int = 1) -> None:
@@ -258,10 +252,7 @@ class TripleSumsClient(WholeTableClient):
     def accept_hint(self, peer: str, hint: Payload, offsets: Int32s) -> int:
         what, slots, n_rows = f"the masked bins of {peer}", int(offsets[-1]), self._bounds.n_rows
         if peer not in self._held:
-            shape = slots, n_rows
-            large = 8 * slots * n_rows > IN_MEMORY
-            file = tempfile.TemporaryFile(buffering=0) if large else None
-            self._held[peer] = NewHint(shape, np.uint64, file, None), 0
+            self._held[peer] = temporary_hint((slots, n_rows), np.uint64), 0
             self._offsets[peer], self._asked[peer] = offsets.copy(), deque()
         made, done = self._held[peer]
         check_payload(hint, what, (np.uint64, (None, n_rows)))
@@ -284,7 +275,8 @@ class TripleSumsClient(WholeTableClient):
         masks = np.empty((nodes, VECTOR_WORDS, n_rows), np.uint64)
         masked = np.zeros((nodes, VECTOR_WORDS, n_rows), np.uint64)
         for k, (begin, stop) in enumerate(pairwise(starts)):
-            self._used.use(vector_nonce(first + k))  # two vectors under one mask show their difference
+            # the holder sees the difference of two vectors under one mask
+            self._used.use(vector_nonce(first + k))
             masks[k] = vector_mask(self._seed, first + k, n_rows)
             rows = positions[begin:stop]
             masked[k][:, rows] = self._tree[:, rows]
@@ -309,13 +301,12 @@ class TripleSumsClient(WholeTableClient):
         if not len(rows):  # none of its columns is in the tree's sample
             return sums
         # S_t + F A_t + C_t
-        words = answer[0] + masked_product(self._held[peer][0].array, rows, masks, self._threads).reshape(
-            nodes, VECTOR_WORDS, -1
-        )
+        masked = masked_product(self._held[peer][0].array, rows, masks, self._threads)
+        words = answer[0] + masked.reshape(nodes, VECTOR_WORDS, -1)
         for k in range(nodes):
             words[k] += product_mask(self._seed, peer, first + k, slots)[:, rows]
         found = unpack_sums(words, self._bits)
-        # do not report which bin is wrong: that would reveal something of the masks
+        # the error does not say which bin is wrong, which would reveal something of the masks
         if not self._adds_up(found, starts, totals):
             raise CryptoError(f"the bins of a feature do not add up to their node, the job cannot continue - in {what}")
         sums[:, rows] = found
@@ -335,7 +326,7 @@ class TripleSumsServer(WholeTableServer):
         shares: Callable[[int, int], Words], *, threads: int = 1,
     ) -> None:  # fmt: skip
         super().__init__(bounds, codes, offsets)
-        count_bits(bounds)  # refuses sums that would not fit
+        count_bits(bounds)  # raises for sums that would not fit
         self._seed, self._shares, self._threads = seed, shares, threads
         self._next = 0
         self._query: Payload | None = None

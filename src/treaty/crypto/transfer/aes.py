@@ -2,17 +2,17 @@
 
 The hash is TMMO of Guo, Katz, Wang, Yu, "Efficient and Secure Multiparty Computation from Fixed-Key Block Ciphers",
 IEEE S&P 2020: H(x, i) = pi(pi(x) xor i) xor pi(x), where pi is AES-128 under a public key. With pi as a random
-permutation it is tweakable circular correlation robust: for a secret Delta the values at x xor Delta cannot be
-distinguished from independent uniform ones by who knows x.
+permutation it is tweakable circular correlation robust: for a secret Delta the values at x xor Delta look independent
+and uniform to a party that knows x.
 
-Whoever computes pi of p blocks finds Delta among q hashes under the same key with a probability of about p q / 2^128: a
-guess of z = pi(x) xor i is held against all of them, as H(x, i) xor i = z xor pi(z). So 128 - k bits are left after 2^k
-hashes, and each extension has a key of its own, or what was computed for one would serve against all.
+An attacker that computes pi of p blocks finds Delta among q hashes under one key with a probability of about p q /
+2^128: a guess of z = pi(x) xor i is compared with all of them, as H(x, i) xor i = z xor pi(z). So 128 - k bits are left
+after 2^k hashes, and each extension has a key of its own, or one computation would serve against all.
 
-Where the processor has instructions for AES, kernels use them, without the interpreter lock; elsewhere OpenSSL
-encrypts, with the same result. Thirty-two blocks go at a time, so that the rounds of one do not wait for each other: in
-vectors of four blocks, or of two without AVX-512, where the processor has VAES, one by one where it has AES-NI alone.
-What is encrypted, and the keys, change neither the instructions that run nor the memory they read.
+If the processor has instructions for AES, kernels use them, without the interpreter lock; else OpenSSL encrypts, with
+the same result. Thirty-two blocks are encrypted at a time, so that the rounds of one do not wait for each other: in
+vectors of four blocks, or of two without AVX-512, if the processor has VAES, one by one with AES-NI alone. Neither
+instructions nor memory accesses depend on what is encrypted or on keys.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from treaty.machine.arrays import Words
 from treaty.machine.kernels import kernel, processor_has
 from treaty.machine.shared_work import share
 
@@ -96,8 +97,8 @@ def expand(typing_context: Any, key: Any, at: Any, out: Any, o: Any) -> Any:
             word = builder.bitcast(builder.call(assist, [state, _I8(constant)]), _QUARTERS)
             word = builder.shuffle_vector(word, word, ir.Constant(_QUARTERS, [3] * 4))
             parts = builder.bitcast(state, _QUARTERS)
-            # each word is xored into all those above it, then the schedule's word into all
-            for _ in range(3):  # each word and all those below it
+            # each word becomes the xor of itself and all below it, and of the schedule's word
+            for _ in range(3):
                 moved = builder.shuffle_vector(zero, parts, ir.Constant(_QUARTERS, [0, 4, 5, 6]))
                 parts = builder.xor(builder.bitcast(state, _QUARTERS), moved)
             state = builder.bitcast(builder.xor(parts, word), _BLOCK)
@@ -113,15 +114,13 @@ def _pointer(context: Any, builder: Any, signature: Any, args: Any, array: int, 
     return builder.bitcast(place, kind.as_pointer())
 
 
-_PIECE = 1 << 12  # blocks at a time, 64 kB: what lies in a core's own cache
-_SPARE = 15  # bytes that `update_into` wants beyond what it writes
+_PIECE = 1 << 12  # blocks at a time, 64 kB, which fit a core's own cache
+_SPARE = 15  # bytes that `update_into` needs beyond what it writes
 _LEAST = 16  # streams worth a thread of their own
-
-Words = NDArray[np.uint64]
 
 
 class Streams:
-    """AES-128's key streams under seeds, uint8 (n, 16); a seed must serve one stream alone."""
+    """Key streams of AES-128 under seeds, uint8 (n, 16); a seed must serve one stream alone."""
 
     def __init__(self, seeds: NDArray[np.uint8]) -> None:
         self._count, self._blocks = len(seeds), 0
@@ -158,8 +157,8 @@ def permuted(key: bytes, rows: Words) -> Words:
 class Hash:
     """The hash under a key of 16 bytes, which may be public; rows are uint64 (n, 2).
 
-    Row k and block j have tweak (first + k, j). `first` is the number of the first row within the work of one Delta, so
-    that no tweak comes twice where rows could be equal.
+    Row k and block j have tweak (first + k, j). `first` is the number of the first row under one Delta: no tweak may
+    come twice, as rows could be equal.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -217,7 +216,8 @@ def _encrypt_all(keys: Words, words: Words) -> None:
         encrypt(keys, 0, words, at)
     # the rest, padded with zeros, in a block of its own
     rest = np.zeros(2 * BLOCKS, np.uint64)
-    for at in range(whole, words.size):  # a slice assigned to a slice would take seconds to compile
+    # not by slices, which would take seconds to compile
+    for at in range(whole, words.size):
         rest[at - whole] = words[at]
     encrypt(keys, 0, rest, 0)
     for at in range(whole, words.size):
@@ -229,13 +229,13 @@ def _count(keys: Words, first: int, start: int, stop: int, out: Words) -> None:
     """Write blocks from number `first` on of streams [start, stop): the number, big-endian, encrypted."""
     words, flat = out.shape[1], out.reshape(out.size)
     whole = words - words % (2 * BLOCKS)
-    # the same numbers for every stream: made once, and encrypted where they are to stand
+    # the same numbers for every stream: made once, and encrypted in place
     numbers, rest = np.zeros(whole + 2 * BLOCKS, np.uint64), np.empty(2 * BLOCKS, np.uint64)
     eight, sixteen, half = np.uint64(8), np.uint64(16), np.uint64(32)
     bytes_, pairs = np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0000FFFF0000FFFF)
     for k in range(numbers.size // 2):
         number = np.uint64(first + k)
-        # bytes in reverse, by halves
+        # reverse the bytes, by halves
         number = ((number & bytes_) << eight) | ((number >> eight) & bytes_)
         number = ((number & pairs) << sixteen) | ((number >> sixteen) & pairs)
         numbers[2 * k + 1] = (number << half) | (number >> half)

@@ -6,9 +6,9 @@ A *guarded* sharing of x in m bits is x0 + x1 = x + w 2^m with 0 <= x < 2^(m-1):
 is the disjunction of their top bits. Products of guarded numbers are sums of one party's bits times the other's
 numbers, each a correlated transfer (Gilboa, "Two Party RSA Key Generation", CRYPTO 1999).
 
-Every function of `Steps` here is one step. A transfer's receiver has a random bit r, and wants the number y for its bit
-x: it says whether they differ, f, while the sender sends what makes shares of r y. As x y is r y or y - r y, by f, both
-ends turn their shares without another message.
+Every function of `Steps` here is one step. A transfer's receiver has a random bit r, and needs the number y for its bit
+x: it sends whether they differ, f, while the sender sends what makes shares of r y. As x y is r y or y - r y, by f,
+both ends correct their shares without another message.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.crypto.payload import to_words
 from treaty.crypto.transfer.extension import packed, random_pairs, unpacked
-from treaty.crypto.transfer.stock import Bits, Drawn, Steps, Transfers, Words, take
-from treaty.machine.arrays import pieces
+from treaty.crypto.transfer.stock import Bits, Drawn, Steps, Transfers, take
+from treaty.machine.arrays import Words, pieces
 from treaty.machine.kernels import kernel
 
 Wide = NDArray[np.uint64]
@@ -45,8 +46,7 @@ def resized(a: Wide, words: int) -> Wide:
 
 def from_ints(numbers: Sequence[int], words: int) -> Wide:
     """Return Python integers as wide ones, (n, words)."""
-    raw = b"".join((x % (1 << 64 * words)).to_bytes(8 * words, "little") for x in numbers)
-    return np.frombuffer(raw, "<u8").astype(np.uint64).reshape(-1, words)
+    return to_words([x % (1 << 64 * words) for x in numbers], words)
 
 
 def add(a: Wide, b: Wide) -> Wide:
@@ -62,7 +62,7 @@ def negative(a: Wide) -> Wide:
 
 
 def _with(kernel: Callable[[Wide, Wide], None], a: Wide, b: Wide) -> Wide:
-    """Return what the kernel makes of a copy of a, and b."""
+    """Apply a kernel that changes its first number to a copy of a, and b, of any shapes that fit."""
     if a.shape == b.shape:
         out, other = np.array(a, order="C"), np.ascontiguousarray(b)
     else:
@@ -81,7 +81,7 @@ def _add(a: Wide, b: Wide) -> None:
             total = a[n, word] + b[n, word]
             over = np.uint64(total < b[n, word])
             a[n, word] = total + carry
-            # at most one of both additions carries
+            # at most one of the two additions carries
             carry = over | np.uint64(a[n, word] < carry)
 
 
@@ -99,7 +99,7 @@ def _subtract(a: Wide, b: Wide) -> None:
 def prefix_sums(a: Wide) -> Wide:
     """Return sums of the first 1, 2, ... numbers along the last axis but one, of at most 2^32 numbers."""
     # 32-bit halves add up without overflow; carries are passed on afterwards
-    parts = np.cumsum(_halves(a).astype(np.uint64), axis=-2)
+    parts = np.cumsum(np.ascontiguousarray(a).view(np.uint32).astype(np.uint64), axis=-2)
     out, carry = np.empty(parts.shape, np.uint32), np.zeros(parts.shape[:-1], np.uint64)
     for half in range(parts.shape[-1]):
         total = parts[..., half] + carry
@@ -111,13 +111,8 @@ def prefix_sums(a: Wide) -> Wide:
 def times(a: Wide, b: Wide) -> Wide:
     shape: tuple[int, ...] = np.broadcast_shapes(a.shape, b.shape)
     a, b, out = np.broadcast_to(a, shape).copy(), np.broadcast_to(b, shape).copy(), np.zeros(shape, np.uint64)
-    digits = 2 * a.shape[-1]
-    _times(_halves(a).reshape(-1, digits), _halves(b).reshape(-1, digits), out.view(np.uint32).reshape(-1, digits))
+    _times(*(x.view(np.uint32).reshape(-1, 2 * x.shape[-1]) for x in (a, b, out)))
     return out
-
-
-def _halves(a: Wide) -> NDArray[np.uint32]:
-    return np.ascontiguousarray(a).view(np.uint32)
 
 
 @kernel
@@ -185,14 +180,14 @@ def products(transfers: Transfers, x: Wide, y: Wide, x_bits: int, y_bits: int, b
 
     A product takes m + 1 transfers in each direction for an x of m bits; bits <= x_bits + y_bits.
     """
-    # x y = (x0 + x1) (y0 + y1) - v 2^n (x0 + x1) - w 2^m (y0 + y1), where, for shares s0 + s1 of any number, w (s0 +
-    # s1) = w0 s0 + w1 s1 + w0 (1 - w1) s1 + w1 (1 - w0) s0 with the top bits w0 and w1.
+    # x y = (x0 + x1) (y0 + y1) - v 2^n (x0 + x1) - w 2^m (y0 + y1), where w (s0 + s1) = w0 s0 + w1 s1 +
+    # w0 (1 - w1) s1 + w1 (1 - w0) s0 for shares s0 + s1 of any number and the top bits w0 and w1.
     n, v, words = y.shape
     own, top = bits_of(x, x_bits), bit(x, x_bits - 1)
     wraps = bit(y, y_bits - 1)
     drawn = yield from transfers.draw_for(np.concatenate([own.reshape(-1), wraps.reshape(-1)]))
     low, high = drawn.only(slice(0, n * x_bits)), drawn.only(slice(n * x_bits, None))
-    # Those of w ride on the top bit of a factor: minus 2^(m-1) y and 2^m (1 - w) y for it are one transfer.
+    # Those of w share the transfer of a factor's top bit, which offers minus 2^(m-1) y and 2^m (1 - w) y at once.
     sent = _Sent(low, y, 1 - top, x_bits)
     other = shifted(only(1 - wraps, np.broadcast_to(x[:, None], y.shape)), y_bits).reshape(n * v, 1, words)
     sent_top = _Sent(high, other, np.zeros(n * v, np.uint8), 1)
@@ -257,7 +252,7 @@ def times_known(transfers: Transfers, known: Sequence[int], bits: int, y: Wide, 
     `known` are the x, |x| < 2^(bits - 1); role 1 gives zeros.
     """
     n, v, words = y.shape
-    # Of a number that one party knows in full only the other's shares need transfers.
+    # of a number that one party knows in full, only products with the other's shares need transfers
     own = bits_of(from_ints(known, -(-bits // 64)), bits).reshape(-1)
     drawn = yield from transfers.draw_for(own)
     flips = packed(drawn.flips)
@@ -272,9 +267,7 @@ def times_known(transfers: Transfers, known: Sequence[int], bits: int, y: Wide, 
 def _swapped(drawn: Drawn, offered: Wide) -> Steps[tuple[Wide, Wide]]:
     """Return shares of own bits times what the other offers, and of the other's times what is `offered`."""
     sent, flips = _Sent(drawn, offered, np.zeros(len(offered), np.uint8), 1), packed(drawn.flips)
-    came, message = take(
-        (yield [flips, sent.message]), (np.uint64, flips.shape), (np.uint64, sent.message.shape)
-    )  # fmt: skip
+    came, message = take((yield [flips, sent.message]), *((np.uint64, of.shape) for of in (flips, sent.message)))
     return _received(drawn, message, offered.shape, 1), sent.share(unpacked(came, len(offered)))
 
 
@@ -329,8 +322,8 @@ def _correlate(zero: Words, one: Words, y: Wide, last: Wide, bits: int, pads: Wo
                     at = v * words + word
                     number = last[n, v, word] if i == bits - 1 else y[n, v, word]
                     pads[row, at] = zero[row, at]
-                    # y + pad_0 - pad_1, word by word: who chose 1 gets y + pad_0 from its own pad_1, who chose 0 has
-                    # pad_0
+                    # y + pad_0 - pad_1, word by word: a receiver of bit 1 adds its pad_1 and has y + pad_0, one of bit
+                    # 0 has pad_0
                     total = zero[row, at] + number
                     over = np.uint64(total < number)
                     summed = total + carry
@@ -343,7 +336,8 @@ def _correlate(zero: Words, one: Words, y: Wide, last: Wide, bits: int, pads: Wo
 
 @kernel
 def _turn(pads: Words, y: Wide, last: Wide, flips: Bits, out: Wide) -> None:
-    """Write sums of -pad, or of y + pad where flipped, doubled from the top bit down: -pad is 1 + not pad."""
+    """Write sums of -pad, or of y + pad where flipped, doubled from the top bit down."""
+    # without a branch: -pad is 1 + not pad
     words, bits = y.shape[2], flips.size // y.shape[0]
     for n in range(y.shape[0]):
         for i in range(bits - 1, -1, -1):

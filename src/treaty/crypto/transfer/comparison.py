@@ -1,8 +1,8 @@
 """Which of shared numbers are negative: the carry of two parties' shares, by digits of four bits.
 
-The top bit of z0 + z1 is that of the shares and a carry from below, which is there where one party's low bits exceed
-the complement of the other's. Digits are compared by a transfer of 1 of 16 each, and joined in a tree, four at a time:
-the millionaires' protocol of Rathee et al., "CrypTFlow2", CCS 2020 (section 3), whose tree joins two. Bits are shared
+The top bit of z0 + z1 is the xor of the shares' top bits and of a carry, which is 1 if one party's low bits exceed the
+complement of the other's. Digits are compared by a transfer of 1 of 16 each, and joined in a tree, four at a time: the
+millionaires' protocol of Rathee et al., "CrypTFlow2", CCS 2020 (section 3), whose tree joins two. Bits are shared
 exclusively.
 
 Of two digits the upper decides unless it is equal: with shared bits g (greater) and e (equal) of four digits, the third
@@ -62,7 +62,7 @@ QuadWords = NDArray[np.uint32]
 
 @cache
 def _counting() -> QuadWords:
-    """Return which products count in whether four digits are greater, and equal, by the opened bits, (2, 128)."""
+    """Return which products make up greater, and equal, of four digits, by the opened bits, (2, 128)."""
     out = np.zeros((2, 128), np.uint32)
     for result, terms in enumerate((_GREATER, _EQUAL)):
         for opened, term in product(range(128), terms):
@@ -73,10 +73,11 @@ def _counting() -> QuadWords:
 
 
 def draw_quads(transfers: Transfers, count: int) -> Steps[QuadWords]:
-    """Draw quads, uint32 (count,); where fewer are left, more are made of transfers first, in some steps."""
+    """Draw quads, uint32 (count,); if fewer are left, more are made of transfers first, in some steps."""
     stock = transfers.quads
     if len(stock.words) - stock.promised < count:
-        stock.promised += count  # what others draw meanwhile is theirs
+        # protocols that run together with this one draw their own meanwhile
+        stock.promised += count
         more = max(count, stock.next)
         stock.next = min(2 * stock.next, _MOST_QUADS)
         made = yield from _made(transfers, more)
@@ -123,7 +124,7 @@ def _open_digits(quads: QuadWords, opened: Bits, greater: Bits, counting: QuadWo
         for k in range(opened.shape[1]):
             quad = quads[group * opened.shape[1] + k] | np.uint32(one)
             for result in range(2):
-                # the parity of the products that count: what was opened says which
+                # the parity of the products that count, by what was opened; folding halves takes no branch
                 word = quad & counting[result, opened[group, k] & np.uint8(127)]
                 word ^= word >> np.uint32(16)
                 word ^= word >> np.uint32(8)
@@ -160,9 +161,11 @@ def _multiply(
     Choices that are not the transfers' random bits are `turned`: their differences are sent as well.
     """
     # own choices times own others need no message; choices times the other party's others are a transfer
-    offered = np.concatenate(
-        [_side_by_side([shares[frozenset(other)] for other in others]) for others in plan.values()]
-    )
+    side_by_side = np.zeros((len(plan), len(drawn.random) // len(plan)), np.uint8)
+    for row, others in zip(side_by_side, plan.values(), strict=True):
+        for place, other in enumerate(others):
+            row |= shares[frozenset(other)] << np.uint8(place)
+    offered = side_by_side.reshape(-1)
     first, length = drawn.first, len(offered)
     zero, one = (pad[:, 0].astype(np.uint8) for pad in random_pairs(drawn.sender, drawn.q, first))
     message, flips = zero ^ one ^ offered, packed(drawn.flips)
@@ -178,15 +181,8 @@ def _multiply(
             shares[frozenset(factor) | frozenset(other)] = products >> np.uint8(place) & np.uint8(1)
 
 
-def _side_by_side(bits: list[Bits]) -> Bits:
-    out = np.zeros_like(bits[0])
-    for place, each in enumerate(bits):
-        out |= each << np.uint8(place)
-    return out
-
-
 def _only(bits: Bits, values: Bits) -> Bits:
-    # without a branch
+    """Return values where the bit is 1, else 0, without a branch."""
     return values & (np.uint8(0) - bits)
 
 
@@ -195,12 +191,11 @@ _DIGIT = 4
 
 def negatives(transfers: Transfers, z: Wide, bits: int, role: int) -> Steps[Bits]:
     """Return shares of the top bit of each z, (n,), from shares modulo 2^bits, (n, words)."""
-    low, top = bits_of(z, bits - 1), bit(z, bits - 1)
-    return top ^ (yield from carries(transfers, low, role))
+    return bit(z, bits - 1) ^ (yield from carries(transfers, bits_of(z, bits - 1), role))
 
 
 def comparison_steps(bits: int) -> int:
-    """Return the steps that `negatives` takes, besides those that fill the stocks."""
+    """Return the steps of `negatives`, without those that fill the stocks."""
     digits, steps = -(-(bits - 1) // _DIGIT), 2
     while digits > 1:
         digits, steps = -(-digits // 4), steps + 1
@@ -209,14 +204,13 @@ def comparison_steps(bits: int) -> int:
 
 def carries(transfers: Transfers, low: Bits, role: int) -> Steps[Bits]:
     """Return shares of whether the numbers of both parties, given by bits (n, count), together reach 2^count."""
-    # each party compares its digits with the other's complements in one half
+    # of one half each party is the receiver of the comparisons
     half = len(low) // 2
     mine, theirs = (low[:half], low[half:]) if role == 0 else (low[half:], low[:half])
     greater, equal = yield from _digits(transfers, _whole(1 - mine), _whole(theirs))
     if role == 1:
         greater, equal = (np.concatenate([x[len(mine) :], x[: len(mine)]]) for x in (greater, equal))
-    carry = yield from join(transfers, np.ascontiguousarray(greater.T), np.ascontiguousarray(equal.T), role)
-    return carry
+    return (yield from join(transfers, np.ascontiguousarray(greater.T), np.ascontiguousarray(equal.T), role))
 
 
 def conjunctions(transfers: Transfers, x: Bits, ys: Bits, role: int) -> Steps[Bits]:
@@ -235,7 +229,7 @@ def conjunctions(transfers: Transfers, x: Bits, ys: Bits, role: int) -> Steps[Bi
 
 
 def _whole(bits: Bits) -> Bits:
-    # zeros above make whole digits
+    """Add zeros above to make whole digits."""
     out = np.zeros((len(bits), -(-bits.shape[1] // _DIGIT) * _DIGIT), np.uint8)
     out[:, : bits.shape[1]] = bits
     return out
@@ -262,7 +256,7 @@ def _digits(transfers: Transfers, y: Bits, x: Bits) -> Steps[tuple[Bits, Bits]]:
     shares = np.frombuffer(Keystream().raw(longest * digits), np.uint8) & np.uint8(3)
     table = np.empty(longest * digits, np.uint32)
     _write_tables(_numbers(x, longest), shares, table)
-    # a transfer of 1 of 16: each entry under the pad of its number, of which the receiver has its own digit's
+    # a transfer of 1 of 16: each entry is under the pad of its number; the receiver has the pad of its own digit
     table ^= message_bits(transfers.sender, joined(q, _DIGIT), first, _DIGIT, 2)
     (came,) = take((yield [table]), (np.uint32, table.shape))
     # its entry less its pad: greater and equal, each xor the sender's share

@@ -22,8 +22,8 @@ step  who                        what
 6     both                       make of their rows what they need: `random_pairs` and so on, below
 ====  =========================  ==============================================================
 
-Rows must be hashed before anything of them is shown, no two with the same tweak, by the `hash` of either end (`aes`):
-its key is a digest of offer and points, so that it is another in each session, and neither end chooses it.
+Rows must be hashed before anything of them is sent, no two with the same tweak, by the `hash` of either end (`aes`):
+its key is a digest of offer and points, so that it differs in each session, and neither end chooses it.
 
 Assumptions: computational Diffie-Hellman in ristretto255; SHA-256 as a random oracle, and as a pseudorandom generator
 in the trees of seeds; AES-128 as a pseudorandom generator and, under the public key, as a random permutation; parties
@@ -44,18 +44,17 @@ from numpy.typing import NDArray
 from treaty.crypto.transfer.aes import Hash, Streams
 from treaty.crypto.transfer.sodium import GENERATOR, multiples, multiply, random_scalar, shifted
 from treaty.errors import CryptoError
-from treaty.machine.arrays import Flags, pieces
+from treaty.machine.arrays import Flags, Words, pieces
 from treaty.machine.kernels import kernel
 
 PLANE_WORDS = 8  # planes are a multiple of it long: they are turned in blocks of 64 planes by 8 words, 4 kB
 KAPPA = 128  # base transfers, and bits of a row
 STEP = 64 * PLANE_WORDS  # transfers are made by multiples of this number
 KEY = 16  # bytes of a base transfer's key
-_PIECE = 1 << 13  # transfers at a time: 512 kB of leaves at a fold of 4, which lie in a core's cache
-# Bits that stay where they are when blocks of 32, 16, ... 1 bits are exchanged: ones and zeros in turn.
+_PIECE = 1 << 13  # transfers at a time: 512 kB of leaves at a fold of 4, which fit a core's cache
+# bits that stay when blocks of 32, 16, ... 1 bits are exchanged: ones and zeros in turn
 _MASKS = np.array([(2**64 - 1) // (2**width + 1) for width in (32, 16, 8, 4, 2, 1)], np.uint64)
 
-Words = NDArray[np.uint64]
 Bytes = NDArray[np.uint8]
 
 
@@ -80,8 +79,7 @@ def transpose(planes: Words, rows: Words, start: int, stop: int) -> None:
             for k in range(64):
                 for lane in range(PLANE_WORDS):
                     block[k, lane] = planes[64 * group + k, word + lane]
-            # Six rounds exchange blocks of 32, 16, ... 1 bits (Warren, Hacker's Delight, 7-3), eight words side by
-            # side.
+            # six rounds exchange blocks of 32, 16, ... 1 bits (Warren, Hacker's Delight, 7-3), of eight words at once
             for level in range(6):
                 step, shift, mask = 32 >> level, np.uint64(32 >> level), _MASKS[level]
                 for base in range(0, 64, 2 * step):
@@ -98,10 +96,9 @@ def transpose(planes: Words, rows: Words, start: int, stop: int) -> None:
 
 @kernel
 def fold_trees(leaves: Words, planes: Words) -> None:
-    """Sum each tree's leaves, uint64 (trees, 2^k, w).
+    """Sum each tree's leaves, uint64 (trees, 2^k, w): into plane j those whose number has bit j, into leaf 0 all.
 
-    Into plane j, (trees, k, w), those whose number has bit j, into leaf 0 all of them. The other leaves hold partial
-    sums afterwards.
+    Planes are (trees, k, w). The other leaves hold partial sums afterwards.
     """
     for tree in range(leaves.shape[0]):
         half = leaves.shape[1]
@@ -118,10 +115,7 @@ def fold_trees(leaves: Words, planes: Words) -> None:
 
 @kernel
 def correct_planes(planes: Words, masks: Words, corrections: Words) -> None:
-    """Add each tree's correction, uint64 (trees, w), to its planes, (trees, k, w), by masks of all ones or zero.
-
-    Masks are uint64 (trees, k).
-    """
+    """Add each tree's correction, (trees, w), to its planes, (trees, k, w), where masks, (trees, k), are all ones."""
     for tree in range(planes.shape[0]):
         for plane in range(planes.shape[1]):
             for word in range(planes.shape[2]):
@@ -163,8 +157,8 @@ def base_offer() -> tuple[Bytes, Bytes]:
 def base_choose(offered: Bytes, choices: Flags) -> tuple[Bytes, Bytes]:
     """Choose one key of each of n pairs: return the keys, uint8 (n, 16), to keep, and points, (n, 32), to send.
 
-    `offered` is the sender's point, (32,); CryptoError where it is the identity or no point. The choices, (n,), change
-    neither the instructions that run nor their order.
+    `offered` is the sender's point, (32,); CryptoError if it is the identity or no point. Neither instructions nor
+    their order depend on the choices, (n,).
     """
     scalars = np.stack([random_scalar() for _ in choices])
     shared = multiples(offered, scalars)
@@ -178,7 +172,7 @@ def base_choose(offered: Bytes, choices: Flags) -> tuple[Bytes, Bytes]:
 def base_pairs(secret: Bytes, offered: Bytes, points: Bytes) -> Bytes:
     """Return both keys of each pair, uint8 (n, 2, 16), after the receiver's points, (n, 32), have come.
 
-    CryptoError where one of these is the identity or no point.
+    CryptoError if one of these is the identity or no point.
     """
     shared = multiply(points, secret)
     # the key of choice 1: secret (point - offer)
@@ -187,7 +181,7 @@ def base_pairs(secret: Bytes, offered: Bytes, points: Bytes) -> Bytes:
 
 
 def _keys(offered: Bytes, points: Bytes, shared: Bytes) -> Bytes:
-    # number, offer and answer are hashed with each, or keys of two runs could be equal
+    # number, offer and answer are hashed, too, or keys of two runs could be equal
     domain = b"treaty base transfer\0" + offered.tobytes()
     rows = zip(points, shared, strict=True)
     hashed = (
@@ -198,12 +192,9 @@ def _keys(offered: Bytes, points: Bytes, shared: Bytes) -> Bytes:
 
 
 class Receiver:
-    """The end with a random bit for each transfer. `offer`, uint8 (32,), goes to the sender first.
+    """The end with a random bit for each transfer. `offer`, uint8 (32,), goes to the sender first."""
 
-    It has its `hash` once the sender's points have come.
-    """
-
-    hash: Hash
+    hash: Hash  # once the sender's points have come
 
     def __init__(self, fold: int = 4) -> None:
         assert fold in (1, 2, 4, 8)
@@ -212,16 +203,17 @@ class Receiver:
         self._streams = Streams(np.empty((0, KEY), np.uint8))
 
     def prepare(self, points: Bytes) -> Bytes:
-        """Take the sender's points, uint8 (128, 32); return what it makes its seeds of, (128, 2, 16).
+        """Take the sender's points, uint8 (128, 32); return the corrections of its seeds, (128, 2, 16).
 
-        CryptoError where one is the identity or no point.
+        CryptoError if one is the identity or no point.
         """
         pads = base_pairs(self._secret, self.offer, points).reshape(-1, self._fold, 2, KEY)
         self.hash = _hash_of(self.offer, points)
         out, seeds = np.empty_like(pads), []
         for tree, pad in enumerate(pads):
             nodes = np.frombuffer(secrets.token_bytes(KEY), np.uint8)[None]
-            for level in range(self._fold):  # a sender with bit d has pad d, and gets the sum of all other nodes
+            # a sender with bit d has pad d, and gets the sum of all nodes of the other side
+            for level in range(self._fold):
                 nodes = _children(nodes)
                 for side in (0, 1):
                     out[tree, level, 1 - side] = np.bitwise_xor.reduce(nodes[1 - side :: 2]) ^ pad[level, side]
@@ -241,11 +233,10 @@ class Receiver:
             at = slice(part.start // 64, part.stop // 64)
             planes = np.empty((trees, self._fold, at.stop - at.start), np.uint64)
             leaves = self._streams.next_words(planes.shape[2]).reshape(trees, -1, planes.shape[2])
-            # plane j is the sum of leaves whose number has bit j; leaf 0 becomes the sum of all, the random bits of a
-            # tree
+            # leaf 0 becomes the sum of all, which are the tree's random bits
             fold_trees(leaves, planes)
             chosen[at] = leaves[0, 0]
-            # all trees are to have the bits of the first: the message says how they differ
+            # all trees are to have the bits of the first: the message has the differences
             np.bitwise_xor(leaves[1:, 0], leaves[0, 0], out=message[:, at])
             transpose(planes.reshape(KAPPA, -1), rows[part], 0, planes.shape[2] // PLANE_WORDS)
         return message, chosen, rows
@@ -254,7 +245,7 @@ class Receiver:
 class Sender:
     """The end with `delta`, uint64 (2,), which it keeps. `points`, uint8 (128, 32), go to the receiver.
 
-    CryptoError where the receiver's `offer` is the identity or no point.
+    CryptoError if the receiver's `offer` is the identity or no point.
     """
 
     def __init__(self, offer: Bytes, fold: int = 4) -> None:
@@ -281,10 +272,10 @@ class Sender:
                 nodes[2 * gap : 2 * gap + 2] = 0
                 side = 1 - choice
                 known = np.bitwise_xor.reduce(nodes[side::2])
-                # the sum of the sibling's side is known from the correction; less the others it is the sibling itself
+                # the correction has the sum of the sibling's side; less the others of that side it is the sibling
                 nodes[2 * gap + side] = corrections[tree, level, side] ^ pads[tree, level] ^ known
                 gap = 2 * gap + choice
-            # slot s has leaf s xor gap; the first, which is not known, counts in no plane, whatever is in its place
+            # slot s has leaf s xor gap; the unknown one is the first, which counts in no plane
             seeds += [nodes[slot ^ gap] for slot in range(len(nodes))]
         self._streams = Streams(np.stack(seeds))
 
@@ -349,8 +340,8 @@ def joined(rows: Words, count: int) -> Words:
     The receiver's number has its `count` bits, the first lowest. Its row, hashed, is the sender's message of that
     number: see `message_bits`.
     """
-    # Rows are summed with weights 1, x, x^2, ... in GF(2^128), so that a sender's row less the receiver's is its
-    # number, as an element of the field, times Delta.
+    # with weights 1, x, x^2, ... in GF(2^128) a sender's row less the receiver's is the number, as an element of the
+    # field, times Delta
     out = np.empty((len(rows) // count, 2), np.uint64)
     combine_rows(rows, count, out)
     return out

@@ -1,4 +1,4 @@
-"""A pseudorandom function for each of many bins: one party has its keys, the other one value of each, nobody sees both.
+"""A pseudorandom function for each of many bins: one party has its keys, the other one value of each, neither has both.
 
 Kolesnikov, Kumaresan, Rosulek and Trieu, "Efficient Batched Oblivious PRF with Applications to Private Set
 Intersection", CCS 2016 (KKRT). With C a pseudorandom code of 512 bits, s a secret of as many, and rows q and t of
@@ -43,18 +43,18 @@ from numpy.typing import NDArray
 from treaty.crypto.transfer.aes import Streams, permuted
 from treaty.crypto.transfer.extension import PLANE_WORDS, base_choose, base_offer, base_pairs, transpose
 from treaty.crypto.transfer.sodium import row_digests
-from treaty.machine.arrays import Int32s, Integers
+from treaty.machine.arrays import Int32s, Integers, Words
 from treaty.machine.kernels import kernel
 from treaty.machine.shared_work import share
 
 TABLES = 3
-MOST = 1 << 25  # items: of more a table would take half a gigabyte, and hashes of 40 bits would not reach all bins
+MOST = 1 << 25  # items: for more, a table would take half a gigabyte, and hashes of 40 bits would not reach all bins
 
 _STEPS = 5000  # items that one insertion may push out: some tens are usual
 
 
 def bins_for(items: int, multiple: int) -> int:
-    """Return the bins for so many items: all three tables' together, each a multiple of `multiple`."""
+    """Return the bins of all three tables for some items, each table's a multiple of `multiple`."""
     return TABLES * multiple * -(-13 * items // (10 * TABLES * multiple))
 
 
@@ -66,13 +66,13 @@ def places(digests: Words, bins: int) -> Int32s:
 
 
 def placed(digests: Words, bins: int) -> Int32s | None:
-    """Return the number of the item in each bin, -1 where there is none, int32 (bins,); None where items do not fit."""
+    """Return the number of each bin's item, -1 for none, int32 (bins,); None if the items do not fit."""
     table = np.full(bins, -1, np.int32)
     return table if _insert(digests, bins // TABLES, secrets.randbits(62) | 1, table) else None
 
 
 def taken(digests: Words, numbers: Int32s) -> Words:
-    """Return the digests of bins' items by their numbers, uint64 (n, 2); of an empty bin, -1, the first item's."""
+    """Return the digests of bins' items by their numbers, uint64 (n, 2); for an empty bin, -1, the first item's."""
     out = np.empty((len(numbers), 2), np.uint64)
     _take(digests, numbers, out)
     return out
@@ -108,7 +108,7 @@ def _places(digests: Words, length: int, out: Int32s) -> None:
 
 @kernel
 def _insert(digests: Words, length: int, seed: int, table: Int32s) -> bool:
-    """Insert all items by a random walk; False if one is left without a bin."""
+    """Insert all items by a random walk; return False if one is left without a bin."""
     state = np.uint64(seed)
     for number in range(digests.shape[0]):
         item, came_from = np.int64(number), np.int64(-1)
@@ -125,7 +125,7 @@ def _insert(digests: Words, length: int, seed: int, table: Int32s) -> bool:
                 table[at] = item
                 item = np.int64(-1)
                 break
-            # xorshift: which item goes is random, and seen by nobody
+            # xorshift: which item is pushed out is random, and stays at this party
             state ^= state << np.uint64(13)
             state ^= state >> np.uint64(7)
             state ^= state << np.uint64(17)
@@ -146,8 +146,6 @@ STEP = 64 * PLANE_WORDS  # bins are taken by multiples of this number
 _CODES = 4
 _LEAST_BLOCKS = 8  # blocks of planes worth a thread of their own
 
-Words = NDArray[np.uint64]
-
 
 def codes(key: bytes, inputs: Words) -> Words:
     """Return the code words, uint64 (n, 8), of inputs, (n, 2), under a public key."""
@@ -167,7 +165,7 @@ class OprfReceiver:
         self._streams: list[Streams] = []
 
     def accept(self, points: NDArray[np.uint8]) -> None:
-        """Take the sender's points, uint8 (512, 32); CryptoError where one is the identity or no point."""
+        """Take the sender's points, uint8 (512, 32); CryptoError if one is the identity or no point."""
         pairs = base_pairs(self._secret, self.offer, points)
         self._streams = [Streams(pairs[:, 0]), Streams(pairs[:, 1])]
 
@@ -188,7 +186,7 @@ class OprfReceiver:
 class OprfSender:
     """The end that takes the function of any input. `points`, uint8 (512, 32), go to the receiver.
 
-    CryptoError where the receiver's `offer` is the identity or no point.
+    CryptoError if the receiver's `offer` is the identity or no point.
     """
 
     def __init__(self, offer: NDArray[np.uint8]) -> None:
@@ -198,7 +196,7 @@ class OprfSender:
         self._streams = Streams(keys)
 
     def extend(self, message: Words, threads: int = 1) -> Words:
-        """Return the rows of the next bins, uint64 (n, 8), by the receiver's message, of the same shape."""
+        """Return the rows of the next bins, uint64 (n, 8), from the receiver's message, of the same shape."""
         return _rows(self._streams, len(message), threads) ^ (message & self._secret)
 
     def values(self, rows: Words, first: int, bins: Integers, codes: Words, threads: int = 1) -> Words:
@@ -221,7 +219,7 @@ def _rows(streams: Streams, count: int, threads: int) -> Words:
 
 @kernel
 def _mask(rows: Words, first: int, bins: Integers, codes: Words, secret: Words, out: Words) -> None:
-    # each code word's bin's row less what the secret takes of the word, and the bin's number
+    # the row of each code word's bin xor the secret's part of the word, and the bin's number
     for k in range(codes.shape[0]):
         for word in range(codes.shape[1]):
             out[k, word] = rows[bins[k] - first, word] ^ (codes[k, word] & secret[word])

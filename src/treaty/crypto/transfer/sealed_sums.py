@@ -1,16 +1,16 @@
 """Sealed sums: shares of bin sums as integers, and the best split of each node among candidates whose sums are shared.
 
 *Integers.* The holder of a table adds a uniform mask to each answer of the lattice map, over the whole ring, before the
-other party opens it (`sums.lattice_sums`). With v what was opened and p the mask's negative, v + p has four fields side
-by side: the opening's noise, count, hess and grad. But a field's shares lack the carry from the field below, and wrap
-around where they have one to give. Each field is guarded, see `arithmetic`. Of the noise, only what it carries matters:
-the other party adds a quarter of its field, which is more than noise falls below zero. The holder adds 1 to its shares
-of count and hess, and a quarter of the field to that of grad, which has a sign; these come off here.
+other party opens it (`sums.lattice_sums`). With the opened v and the mask's negative p, v + p has four fields side by
+side: the opening's noise, count, hess and grad. But a field's shares lack the carry from the field below, and wrap
+around if they carry into the next. Each field is guarded (`arithmetic`). Of the noise only the carry matters: the other
+party adds a quarter of its field, which is more than noise falls below zero. The holder adds 1 to its shares of count
+and hess, and a quarter of the field to that of grad, which has a sign; these are subtracted here.
 
 *The best split.* The *knower* (role 0, the active party) knows G, H and what a candidate must pass; the *owner* (role
-1) has the columns. With a = H_L + ridge, T = H + 2 ridge and V = T G_L - G a, the gain of a candidate is, but for
+1) has the columns. With a = H_L + ridge, T = H + 2 ridge and V = T G_L - G a, the gain of a candidate is, except for
 factors and terms that all candidates of the node have in common, V^2 / (a (T - a)) (`trees.scanning`): the largest such
-fraction is the best split, exactly. A tournament finds it: of each group, all pairs are compared by their cross
+fraction is the best split, exactly. A tournament finds it: in each group, all pairs are compared by their cross
 products, exactly, and the winner is selected; the first of equal fractions wins. The result stays shared.
 
 Honest but curious parties; no sum, gain or loser is opened, and nothing fails by chance.
@@ -72,38 +72,24 @@ class Widths:
     count: int
     hess: int
     node_grad: int
+    grad: int = field(init=False)  # of V, the difference of a node's b G_L and a G_R, with a + b = T
+    top: int = field(init=False)  # of a guarded numerator, V^2
+    below: int = field(init=False)  # of a guarded denominator, a b
+    difference: int = field(init=False)  # of the difference of two cross products
+    words: int = field(init=False)  # that hold such a difference
+
+    def __post_init__(self) -> None:
+        grad = self.hess + self.node_grad
+        top, below = 2 * grad - 3, 2 * self.hess - 3
+        derived = {"grad": grad, "top": top, "below": below, "difference": top + below - 1}
+        for name, bits in (derived | {"words": -(-(top + below - 1) // 64)}).items():
+            object.__setattr__(self, name, bits)
 
     @classmethod
     def of(cls, bounds: SumsBounds, ridge: int) -> Widths:
-        """Return the widths of a job's sums."""
         n = bounds.n_rows
         whole = n * bounds.hess_bound + 2 * ridge
         return cls(n.bit_length() + 1, whole.bit_length() + 1, (n * bounds.grad_bound).bit_length() + 1)
-
-    @property
-    def grad(self) -> int:
-        """Bits of V, which is the difference of a node's b G_L and a G_R, with a + b = T."""
-        return self.hess + self.node_grad
-
-    @property
-    def top(self) -> int:
-        """Bits of a guarded numerator, V^2."""
-        return 2 * self.grad - 3
-
-    @property
-    def below(self) -> int:
-        """Bits of a guarded denominator, a b."""
-        return 2 * self.hess - 3
-
-    @property
-    def difference(self) -> int:
-        """Bits of the difference of two cross products."""
-        return self.top + self.below - 1
-
-    @property
-    def words(self) -> int:
-        """Words that hold it."""
-        return -(-self.difference // 64)
 
 
 def integer_shares(transfers: Transfers, parts: NDArray[np.uint64], places: Places, role: int) -> Steps[Wide]:
@@ -120,7 +106,7 @@ def integer_shares(transfers: Transfers, parts: NDArray[np.uint64], places: Plac
     out = wide(parts[..., :3], WORDS)
     for place, width in enumerate((places.grad, places.hess, places.count)):
         out[..., place, :] = subtract(out[..., place, :], shifted(wraps[..., place, :], width))
-    # the carry that the field below gives
+    # the carry from the field below
     out = add(out, wraps[..., 1:, :])
     return subtract(out, from_ints([1 << places.grad - 2, 1, 1], WORDS)) if role == 0 else out
 
@@ -135,7 +121,7 @@ TOP, BELOW, NUMBER, OWNER = range(4)
 
 @dataclass(frozen=True, slots=True)
 class KnownEntry:
-    """An entry of every node that the knower knows: fractions, and the number of the owner that each stands for."""
+    """An entry of every node that the knower knows: fractions, and the number of each one's owner."""
 
     fractions: Sequence[tuple[int, int]]
     owners: Sequence[int]
@@ -143,12 +129,12 @@ class KnownEntry:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the knower adds of n nodes.
+    """The knower's input for n nodes.
 
     `totals`, int64 (n, 3), are sums of grad, hess and rows. `hess` and `count`, int64 (2, n), are the least that a left
     child may have and one more than the most, which is not below the least. `owner` is the number of the candidates'
-    owner. `before` and `after` are entries before and after the candidates, of n fractions each; at the owner they are
-    as many, and empty.
+    owner. `before` and `after` are entries before and after the candidates, of n fractions each; the owner has as many,
+    of zeros.
     """
 
     totals: Integers
@@ -160,7 +146,7 @@ class Known:
     after: list[KnownEntry] = field(default_factory=list)
 
     def only(self, part: slice) -> Known:
-        """Return what concerns some of the nodes."""
+        """Return the input for some of the nodes."""
         kept = (
             [KnownEntry(e.fractions[part], e.owners[part]) for e in entries] for entries in (self.before, self.after)
         )
@@ -168,7 +154,7 @@ class Known:
 
     @classmethod
     def nothing(cls, nodes: int, before: int, after: int) -> Known:
-        """Return what the owner adds."""
+        """Return the owner's input, zeros."""
         none = KnownEntry([(0, 0)] * nodes, [0] * nodes)
         zeros = np.zeros((2, nodes), np.int64)
         return cls(np.zeros((nodes, 3), np.int64), 0, zeros, zeros, 0, [none] * before, [none] * after)
@@ -181,7 +167,8 @@ def best_of_shared(transfers: Transfers, sums: Wide, known: Known, widths: Width
     """
     nodes, candidates = sums.shape[:2]
     words, all_of = widths.words, (nodes, candidates)
-    of_top, of_below = (-(-bits // 64) for bits in (widths.top, widths.below))  # words: what is sent grows with them
+    # no more words than numbers need: messages grow with them
+    of_top, of_below = (-(-bits // 64) for bits in (widths.top, widths.below))
     a = _left_hess(sums, known).reshape(-1, WORDS)
     whole = np.broadcast_to((known.totals[:, 1] + 2 * known.ridge)[:, None], all_of).reshape(-1)
     a = cut(resized(a, of_below), widths.hess)
@@ -224,8 +211,8 @@ def winner_of(transfers: Transfers, values: Wide, widths: Widths, role: int, ste
     nodes = len(values)
     for size, groups in rounds_of(values.shape[1], nodes, widths.difference, step):
         missing = max(0, size * groups - values.shape[1])
-        # 0 / 1 beats nothing that comes before
         if missing:
+            # 0 / 1 beats no entry before it
             padding = np.zeros((nodes, missing, *values.shape[2:]), np.uint64)
             padding[:, :, BELOW, 0] = 1 - role
             values = np.concatenate([values, padding], axis=1)
@@ -239,10 +226,11 @@ def winner_of(transfers: Transfers, values: Wide, widths: Widths, role: int, ste
 def rounds_of(entries: int, nodes: int, bits: int, step: int) -> tuple[tuple[int, int], ...]:
     """Return the rounds of a tournament that take the least time: sizes of groups, and how many of them play.
 
-    Each of so many nodes has as many entries; one that is in no group stays for the next round. A round takes the
-    comparisons of all pairs in its groups, and steps, each of which takes as long as `step` comparisons of `bits` bits.
+    An entry in no group stays for the next round. A round takes the comparisons of all pairs in its groups, and steps,
+    each of which takes as long as `step` comparisons of `bits` bits.
     """
-    best: dict[int, tuple[int, int, int]] = {1: (0, 0, 0)}  # by entries left: time, and the first round
+    # by entries left: time, and the first round
+    best: dict[int, tuple[int, int, int]] = {1: (0, 0, 0)}
 
     def time_for(left: int) -> int:
         if left not in best:
@@ -278,7 +266,7 @@ def _left_hess(sums: Wide, known: Known) -> Wide:
 def _tops(transfers: Transfers, sums: Wide, known: Known, widths: Widths, role: int) -> Steps[Wide]:
     """Return shares of V^2 modulo 2^top, (n * candidates, words of it)."""
     nodes, words = len(sums), -(-widths.grad // 64)
-    # V is a linear function of G_L and a, whose factors the knower has
+    # V is a linear function of G_L and a, with factors that the knower knows
     factors = [*(known.totals[:, 1] + 2 * known.ridge).tolist(), *known.totals[:, 0].tolist()]
     numbers = resized(np.concatenate([sums[:, :, 0], negative(_left_hess(sums, known))]), words)
     bits = max(widths.hess, widths.node_grad)
@@ -288,10 +276,8 @@ def _tops(transfers: Transfers, sums: Wide, known: Known, widths: Widths, role: 
 
 
 def _within(transfers: Transfers, shares: Wide, limits: Integers, bits: int, role: int) -> Steps[Bits]:
-    """Return shares of whether numbers (n, candidates) are at least `limits[0]` and below `limits[1]`, (n,) each.
-
-    Whoever is below the first is below the second, too, so that exclusive or serves for the difference.
-    """
+    """Return shares of whether numbers (n, candidates) are at least `limits[0]` and below `limits[1]`, (n,) each."""
+    # a number below the first limit is below the second, too, so exclusive or says whether it is between
     apart = subtract(shares[None], wide(limits, WORDS)[:, :, None])
     found = yield from negatives(transfers, cut(apart.reshape(-1, WORDS), bits), bits, role)
     half = len(found) // 2
@@ -306,7 +292,8 @@ def _winners(transfers: Transfers, values: Wide, widths: Widths, role: int) -> S
     below = np.ascontiguousarray(values[:, :, BELOW]).reshape(n * size, words)
     # x / y > z / w iff x w > z y, as denominators are positive
     cross = yield from products(transfers, below, tops, widths.below, widths.top, widths.difference)
-    cross = cross.reshape(n, size, size - 1, words)  # [i, j]: the denominator of i, the numerator of others[i, j]
+    # [i, j]: the denominator of i times the numerator of others[i, j]
+    cross = cross.reshape(n, size, size - 1, words)
     pairs = list(combinations(range(size), 2))
     apart = np.concatenate([subtract(cross[:, j, i], cross[:, i, j - 1]) for i, j in pairs])
     later = (yield from negatives(transfers, cut(apart, widths.difference), widths.difference, role)).reshape(-1, n)
@@ -320,7 +307,7 @@ def _winners(transfers: Transfers, values: Wide, widths: Widths, role: int) -> S
         half = len(won) // 2
         (found,) = yield from conjunctions(transfers, won[:half].ravel(), won[half : 2 * half].reshape(1, -1), role)
         won = np.concatenate([found.reshape(half, size - 1, n), won[2 * half :]])
-    # the first entry, plus what the winner has more: zero if that is the first itself
+    # the first entry plus the winner's difference from it, which is zero if the first wins
     more = subtract(values[:, 1:], values[:, :1]).swapaxes(0, 1).reshape(-1, parts, words)
     chosen = (yield from selected(transfers, won[0].ravel(), more)).reshape(size - 1, n, parts, words)
     out = values[:, 0]

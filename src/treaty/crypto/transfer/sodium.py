@@ -1,7 +1,7 @@
 """Hashes and the group ristretto255 on many elements at a time, by libsodium, without the interpreter lock.
 
-Kernels call the library's functions by address. It comes with the `rbcl` wheel. A Python loop over `ctypes` would be
-nearly as fast on one thread, but must take the interpreter lock back after each call.
+Kernels call the library's functions by address; the `rbcl` wheel contains it. A Python loop over `ctypes` would be
+nearly as fast on one thread, but takes the interpreter lock after each call.
 
 Strings are one array of bytes and the offsets between them, as in Arrow: string i is ``data[offsets[i]:offsets[i+1]]``.
 Points and scalars (RFC 9496) are rows of 32 bytes in their standard encoding. The group has prime order, so a point
@@ -42,7 +42,7 @@ _BLOCK = 128  # bytes that SHA-512 takes in at a time
 
 @cache
 def address(function: str) -> int:
-    """Return where a function of libsodium lies in memory."""
+    """Return the address of a function of libsodium."""
     return int(ctypes.cast(getattr(_library(), function), ctypes.c_void_p).value or 0)
 
 
@@ -50,8 +50,8 @@ def address(function: str) -> int:
 def _library() -> ctypes.CDLL:
     from rbcl._sodium import _sodium as library  # type: ignore[import-untyped]  # initialises libsodium, too
 
-    # The wheel unpacks its library into a temporary file at every import and leaves it there, three megabytes a
-    # process. Once loaded the file is not needed (Windows keeps it locked).
+    # the wheel unpacks its library into a temporary file at every import and leaves three megabytes a process there;
+    # once loaded the file is not needed (Windows keeps it locked)
     if Path(library._name).parent == Path(tempfile.gettempdir()):
         with suppress(OSError):
             os.unlink(library._name)
@@ -77,7 +77,7 @@ def combine_each(
 ) -> int:
     """Combine rows [start, stop) of two arrays, (n, 32) or one for all, (1, 32); return how many were refused."""
     of_left, of_right = 32 * (left.shape[0] > 1), 32 * (right.shape[0] > 1)
-    # a product refuses invalid points and those that it makes the identity; a sum or difference invalid ones
+    # libsodium refuses products that are the identity, and invalid points
     refused = 0
     for row in range(start, stop):
         one, other = left.ctypes.data + of_left * row, right.ctypes.data + of_right * row
@@ -90,7 +90,7 @@ def combine_each(
 def validate_each(function: int, points: NDArray[np.uint8], start: int, stop: int) -> int:
     refused = 0
     for row in range(start, stop):
-        # libsodium accepts the identity, whose encoding is zeros
+        # libsodium accepts the identity, whose encoding is all zeros
         identity = True
         for k in range(32):
             identity = identity and points[row, k] == 0
@@ -120,7 +120,8 @@ def expand_each(
     for at in range(_BLOCK):
         first[at] = 0
     second[64] = 1
-    for at in range(domain.shape[0]):  # a slice assigned to a slice would take seconds to compile
+    # not by slices, which would take seconds to compile
+    for at in range(domain.shape[0]):
         second[65 + at] = domain[at]
     for k in range(start, stop):
         end = _BLOCK
@@ -154,7 +155,7 @@ def hash_rows(function: int, rows: NDArray[np.uint8], out: NDArray[np.uint8], st
         _call(function, (out.ctypes.data + out.shape[1] * row, out.shape[1], at, rows.shape[1], 0, 0))
 
 
-NODES = 256  # parts of a set with a commitment each: a change shows in which part it is
+NODES = 256  # parts of a set with a commitment each: after a change, one of them differs
 
 _LEAST_STRINGS = 1024  # strings worth a thread of their own
 
@@ -203,8 +204,8 @@ def commit(leaves: NDArray[np.uint64], key: bytes) -> NDArray[np.uint8]:
     """Commit to a set of members with these `digests`, (n, 2): a Merkle tree's nodes over them, uint8 (NODES, 32).
 
     The key, the same as of the digests, stays secret and is kept: commitments under different keys cannot be compared.
-    Under one key, equal nodes mean equal members. Without the key one commitment reveals nothing else; two of different
-    small sets tell how many nodes are empty in both. The key and the members open it.
+    Under one key, equal nodes mean equal members. Without the key a commitment reveals nothing else, except how many
+    nodes are empty in two small sets. The key and the members open it.
     """
     # a member belongs to node leaf[0] % NODES; a node is HMAC-SHA256 of its number and its sorted leaves
     node = (leaves[:, 0] % np.uint64(NODES)).astype(np.int64)
@@ -258,9 +259,9 @@ def validate(points: NDArray[np.uint8], threads: int = 1) -> None:
 
 
 def from_uniform(uniform: NDArray[np.uint8], threads: int = 1) -> NDArray[np.uint8]:
-    """Map uniform bytes, uint8 (n, 64), to points nobody knows a logarithm of, (n, 32) (RFC 9496, 4.3.4).
+    """Map uniform bytes, uint8 (n, 64), to points whose logarithms are unknown, (n, 32) (RFC 9496, 4.3.4).
 
-    Of `hashing.expand` this is hash_to_ristretto255 of RFC 9380, appendix B.
+    After `expand` this is hash_to_ristretto255 of RFC 9380, appendix B.
     """
     uniform = _rows(uniform, UNIFORM)
     out = np.empty((len(uniform), POINT), np.uint8)
@@ -270,7 +271,7 @@ def from_uniform(uniform: NDArray[np.uint8], threads: int = 1) -> NDArray[np.uin
 
 
 def _combined(name: str, left: NDArray[np.uint8], right: NDArray[np.uint8], threads: int) -> NDArray[np.uint8]:
-    """Apply a function of two elements row by row; one of the arrays may have a single row for all of the other."""
+    """Apply a function of two elements row by row; one array may have a single row for all of the other."""
     left, right = _rows(left, POINT), _rows(right, POINT)  # scalars have as many bytes
     total = min(len(left), len(right)) and max(len(left), len(right))
     out = np.empty((total, POINT), np.uint8)
@@ -280,21 +281,17 @@ def _combined(name: str, left: NDArray[np.uint8], right: NDArray[np.uint8], thre
 
 
 def _rows(values: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
-    # a kernel reads only what is there
+    """Check the shape of what kernels read by address."""
     if values.dtype != np.uint8 or values.ndim != 2 or values.shape[1] != width:
         raise CryptoError(f"expected uint8 (n, {width}), got {values.dtype} {values.shape} - at ristretto255")
-    return np.require(values, requirements=["C", "W"])  # a copy where read-only, or kernels would be compiled twice
+    # a copy of read-only rows, or kernels would be compiled twice
+    return np.require(values, requirements=["C", "W"])
 
 
 def _refuse(invalid: Callable[[int, int], int], total: int, threads: int) -> None:
     """Raise CryptoError if `invalid` counts any among the points from one number to another."""
-    counts = np.zeros(total, np.int64)  # by part, at the part's first place
-
-    def work(start: int, stop: int) -> None:
-        if start < stop:
-            counts[start] = invalid(start, stop)
-
-    share(work, total, threads, _LEAST_POINTS)
-    count = int(counts.sum())
+    counts: list[int] = []
+    share(lambda start, stop: counts.append(invalid(start, stop)), total, threads, _LEAST_POINTS)
+    count = sum(counts)
     if count:
         raise CryptoError(f"expected points of ristretto255 other than the identity, got {count} others of {total}")

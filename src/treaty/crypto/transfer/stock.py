@@ -7,12 +7,12 @@ generator, the same at both ends: it yields what its party sends and is given wh
 drawn from it is drawn by both at once, so that rows and their numbers agree; nothing is used twice.
 
 *Sides* (`Paths`): one party knows each row's node, the other the sides at all nodes. A node's path has a bit for each
-level above it. Of each row the first party, the receiver, gets one correlated transfer for each bit, q = t xor bit
-Delta. Rows of transfers are joined level by level, as x r + new in GF(2^128), so that the sender's joined row less the
+level above it. For each row and bit the first party, the receiver, gets one correlated transfer, q = t xor bit Delta.
+Rows of transfers are joined level by level, as x r + new in GF(2^128), so that the sender's joined row less the
 receiver's is the path, as an element of the field, times Delta. The sender has the pad H(q + p Delta) of every path p,
-the receiver that of its row's own path alone, H(t): at a row a side is read at one node at most, whatever the receiver
-chose, and the sender does not learn at which. Joined rows serve all levels of a tree, each level under tweaks that
-nothing else has. A table has a bit for each row and each node that the sender splits, however long the paths are.
+the receiver that of its row's own path alone, H(t): of a row it reads the side at one node at most, whatever it chose,
+and the sender does not learn at which. Joined rows serve all levels of a tree, each level under tweaks of its own. A
+table has a bit for each row and each node that the sender splits, however long the paths are.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from treaty.crypto.transfer.extension import (
     unpacked,
 )
 from treaty.errors import CryptoError
-from treaty.machine.arrays import pieces
+from treaty.machine.arrays import Words, pieces
 
 Result = TypeVar("Result")
 Arrays = list[NDArray[Any]]
@@ -45,7 +45,7 @@ Steps = Generator[Arrays, Arrays, Result]
 
 
 def together(*protocols: Steps[Any]) -> Steps[list[Any]]:
-    """Run protocols that do not depend on each other, each step of all of them in one message; return their results."""
+    """Run independent protocols at once, each step of all of them in one message; return their results."""
     results: list[Any] = [None] * len(protocols)
     waiting: dict[int, Arrays] = {}
     given: dict[int, Arrays | None] = {k: None for k in range(len(protocols))}
@@ -84,9 +84,8 @@ def take(came: Arrays, *expected: tuple[type[np.generic], tuple[int, ...]]) -> A
 
 
 _FEW, _MANY = 1 << 15, 1 << 19  # transfers that are made when the stock is empty, twice as many each time
-_FOLD = 4  # 31 bits travel for each transfer, for as much time as 63 at 2; 8 takes five times as long
+_FOLD = 4  # 31 bits are sent for each transfer, in as much time as 63 at 2; 8 takes five times as long
 
-Words = NDArray[np.uint64]
 Bits = NDArray[np.uint8]
 _Piece = tuple[Words, Words, Bits]
 
@@ -95,7 +94,7 @@ _NOTHING: _Piece = np.empty((0, 2), np.uint64), np.empty((0, 2), np.uint64), np.
 
 @dataclass(slots=True)
 class QuadStock:
-    """Quads that were made of transfers and not drawn yet (`comparison.draw_quads`)."""
+    """Quads that were made of transfers and are left to draw (`comparison.draw_quads`)."""
 
     words: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
     next: int = 1 << 12  # how many are made when there are none, twice as many each time
@@ -114,7 +113,7 @@ class Transfers:
 
     def reserve(self, count: int) -> Steps[None]:
         """Make more where fewer than `count` are left: a step, or none. The caller draws them at once."""
-        # what others wait for, who take their steps together with this one, is theirs
+        # less what other protocols wait for that run together with this one
         left = self._left - self._promised
         if left >= count:
             return
@@ -142,12 +141,12 @@ class Transfers:
         return Drawn(first, q, t, r, np.zeros_like(r) if choices is None else choices ^ r, self.sender, self.receiver)
 
     def draw_for(self, choices: Bits) -> Steps[Drawn]:
-        """Draw a transfer for each of own choice bits, (n,), and of as many of the other party; a step, or none."""
+        """Draw a transfer for each own choice bit, (n,), and as many for the other party; a step, or none."""
         yield from self.reserve(len(choices))
         return self.drawn(len(choices), choices)
 
     def choose(self, choices: Bits) -> Steps[tuple[int, Words, Words]]:
-        """Draw transfers whose sender knows them under the receiver's choice bits, (n,): two steps at most.
+        """Draw transfers for chosen instead of random bits, (n,): two steps at most.
 
         Return the first one's number, the sender's rows under the other party's choices and the receiver's rows.
         """
@@ -156,22 +155,8 @@ class Transfers:
         (came,) = take((yield [flips]), (np.uint64, flips.shape))
         return drawn.first, chosen(drawn.q, self.sender.delta, came), drawn.t
 
-    def choose_alone(self, choices: Bits) -> tuple[Words, Words, Words]:
-        """Make transfers in one direction, as the receiver of own choice bits, (n,), apart from the stock.
-
-        Return the message and the choices under a mask, both for the sender's `accept_alone`, and own rows, (n, 2).
-        """
-        count = len(choices)
-        message, random, rows = self.receiver.extend(-(-count // STEP) * STEP)
-        return message, packed(choices ^ unpacked(random, count)), rows[:count]
-
-    def accept_alone(self, message: Words, flips: Words, count: int) -> Words:
-        """Return the sender's rows of what the receiver's `choose_alone` has made, under its choices, (count, 2)."""
-        rows = self.sender.extend(-(-count // STEP) * STEP, message)[:count]
-        return chosen(rows, self.sender.delta, flips)
-
     def numbers(self, count: int) -> int:
-        """Return the first of `count` tweaks that no transfer of either end has, nor will have."""
+        """Return the first of `count` tweaks that no transfer of either end will have."""
         first, self._used = self._used, self._used + count
         return first
 
@@ -210,17 +195,17 @@ def open_transfers() -> Steps[Transfers]:
 
 def triples(transfers: Transfers, count: int) -> tuple[Bits, Bits, Bits]:
     """Return shares of random a (n,), b (2, n) and a and b, made of reserved transfers without a message."""
+
+    def two(words: Words) -> Bits:
+        return np.stack([words & np.uint64(1), (words >> np.uint64(1)) & np.uint64(1)]).astype(np.uint8)
+
     drawn = transfers.drawn(count)
     zero, one = (pad[:, 0] for pad in random_pairs(drawn.sender, drawn.q, drawn.first))
     own, a = drawn.receiver.hash.rows(drawn.t, drawn.first)[:, 0], drawn.random
-    # a, the receiver's random bits, times the other's b: it has pad a, the sender both pads
+    # b is the xor of the pads: with pad a of the receiver's random bit a, both have shares of a times the other's b
     b = zero ^ one
     c = (b & (np.uint64(0) - a.astype(np.uint64))) ^ own ^ zero
-    return a, _two(b), _two(c)
-
-
-def _two(words: Words) -> Bits:
-    return np.stack([words & np.uint64(1), (words >> np.uint64(1)) & np.uint64(1)]).astype(np.uint8)
+    return a, two(b), two(c)
 
 
 _AT_ONCE = 32  # nodes whose pads are made in one pass over the rows
@@ -234,25 +219,29 @@ class Paths:
 
     def choose(self, bits: Bits, of: slice) -> tuple[Words, Words]:
         """Transfer the next bits of some rows as the receiver: return the message, and its choices under a mask."""
-        message, flips, rows = self._transfers.choose_alone(bits)
-        self._join(rows, of)
-        return message, flips
+        # in one direction alone, apart from the stock
+        count = len(bits)
+        message, random, rows = self._transfers.receiver.extend(-(-count // STEP) * STEP)
+        self._join(rows[:count], of)
+        return message, packed(bits ^ unpacked(random, count))
 
     def accept(self, message: Words, flips: Words, of: slice) -> None:
         """Take what the receiver's `choose` has returned; CryptoError for a message of another shape."""
-        self._join(self._transfers.accept_alone(message, flips, of.stop - of.start), of)
+        count, sender = of.stop - of.start, self._transfers.sender
+        rows = sender.extend(-(-count // STEP) * STEP, message)[:count]
+        self._join(chosen(rows, sender.delta, flips), of)
 
     def next_level(self) -> int:
-        """Return the first tweak of a level's pads, one for each row: at both ends, once a level with a table."""
+        """Return the first tweak of a level's pads, one for each row; called at both ends, once a level."""
         return self._transfers.numbers(len(self._rows))
 
     def hide(self, sides: NDArray[np.uint8], paths: Bits, first: int, of: slice) -> NDArray[np.uint8]:
         """Return some rows' sides, packed bits uint8 (nodes, bytes), under pads of `paths`, (nodes, levels)."""
-        # a path has its oldest bit first; all rows are in a node without one, the root
+        # all rows are in the root, which has no path
         if not self.levels:
             return sides
         hidden, sender = np.empty_like(sides), self._transfers.sender
-        # the pads of path p are those at q + p Delta
+        # the pads of path p, whose oldest bit is first, are those at q + p Delta
         offsets = joined((paths[:, ::-1, None].astype(np.uint64) * sender.delta).reshape(-1, 2), self.levels)
         for part in pieces(len(paths), _AT_ONCE):
             pads = sender.hash.low_bits(self._rows[of], first + of.start, offsets[part], 1)
@@ -263,7 +252,7 @@ class Paths:
         return hidden
 
     def own_pads(self, first: int) -> Bits:
-        # the pad of each row's own path at the receiver, uint8 (n_rows,)
+        """Return the pad of each row's own path at the receiver, uint8 (n_rows,)."""
         if not self.levels:
             return np.zeros(len(self._rows), np.uint8)
         own = self._transfers.receiver.hash

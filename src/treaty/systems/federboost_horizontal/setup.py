@@ -31,7 +31,7 @@ from treaty.errors import ConfigError, PeerProtocolError
 from treaty.files import Format, read_cached, write_cached
 from treaty.machine.process import stay_on_one_core
 from treaty.messaging.conversation import Term, agree
-from treaty.messaging.messages import decode_body, digests_in, encode_body
+from treaty.messaging.messages import decode_body, digests_in, encode
 from treaty.models.checkpoints import ANEW, Checkpoint, Keeper, checkpoint_file, fingerprint
 from treaty.models.trees import ModelPart, keep_records, records_used
 from treaty.privacy.ledger import model_job
@@ -133,7 +133,7 @@ class ModelSetup:
 
     def first_message(self, inputs: RoleInput) -> bytes:
         """Encode what all received at the beginning: masks cancel only between parties that received the same."""
-        return msgspec.json.encode(_terms(inputs), order="sorted") + encode_body(self.message)
+        return msgspec.json.encode(_terms(inputs), order="sorted") + encode(self.message)
 
 
 def agree_on_model(
@@ -287,7 +287,7 @@ def keep_bins(inputs: RoleInput, begin: ModelBegin, bins: CommonBins, *, all_row
     if inputs.store is None or inputs.common.loss_class is Custom:
         return
     terms = _terms_of_bins(inputs, begin)
-    new = KeptBins(_rows_of(inputs), _setting_of(inputs), terms, encode_body(bins), all_rows, spent)
+    new = KeptBins(_rows_of(inputs), _setting_of(inputs), terms, encode(bins), all_rows, spent)
     entries = [entry for entry in _read(inputs) if (entry.rows, entry.terms) != (new.rows, new.terms)]
     name = inputs.party.name
     write_cached(kept_file(inputs.store, name), _File([*entries, new][-MOST_KEPT:]), FORMAT, name)
@@ -436,6 +436,6 @@ def resumed(
     keep_records(part.splits, records_used(part.forest.trees, 1)[0])
     kept = unpack_bins(decode_body(found.bins, CommonBins, peer=name), part.schema, inputs.common.most_bins, name)
     own = OwnRows.of(inputs, rows, part, kept, Draws.kept(found.random_state or ""))
-    if bins is not None and found.bins != encode_body(bins):
+    if bins is not None and found.bins != encode(bins):
         raise PeerProtocolError(leader, f"bins are not those of the checkpoint - at CommonBins from {leader}")
     return own

@@ -33,7 +33,7 @@ from treaty.messaging.messages import (
     MessageLeakage,
     decode_body,
     digests_in,
-    encode_body,
+    encode,
     put_together,
     row_pieces,
     view,
@@ -242,7 +242,7 @@ def take_buckets(party: Party, peer: str, held: Held, sent: list[bytes] | None) 
     while True:
         assert isinstance(message, Buckets)
         if sent is not None:
-            sent.append(encode_body(message))
+            sent.append(encode(message))
         yield message
         message = party.receive(peer, Buckets)
 
@@ -266,7 +266,7 @@ def send_buckets(party: Party, active: str, pieces: Pieces) -> None:
     """Send own buckets, or their hash alone if the active party kept them."""
     offered = party.receive(active, HeldBuckets).digests
     held = digests_in(offered, MOST_KEPT, peer=active, what="HeldBuckets")
-    digest = _digest(map(encode_body, pieces())) if held else b""
+    digest = _digest(map(encode, pieces())) if held else b""
     for message in [SameBuckets(digest)] if digest in held else pieces():
         party.send(active, message)
 

@@ -42,7 +42,7 @@ from treaty.crypto.sharing.secure_aggregation import RoundVoid
 from treaty.machine.arrays import Floats, Int32s, Integers
 from treaty.machine.process import stay_on_one_core
 from treaty.messaging.conversation import MessageOrder
-from treaty.messaging.messages import Array, encode_body
+from treaty.messaging.messages import Array, encode
 from treaty.models.trees import ModelPart, record_split
 from treaty.systems.fedxgb.cohorts import drop_earlier_files
 from treaty.systems.fedxgb.conversation import (
@@ -152,7 +152,7 @@ def server(inputs: RoleInput[FedXGB]) -> ModelPart:
         part = ModelPart(
             model_id=task.model_id, party=party.name, schema=schema, splits=SplitTable(),
             forest=Forest(found.objective, (party.name,), classes), spent=shown_by_search(found.fewest),
-            bins=encode_body(found.message),
+            bins=encode(found.message),
         )  # fmt: skip
     forest = part.forest
     assert forest is not None

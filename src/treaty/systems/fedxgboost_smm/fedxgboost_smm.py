@@ -45,10 +45,9 @@ from treaty.crypto.sums.triple_sums import (
     TripleDealer,
     TripleSumsClient,
     TripleSumsServer,
-    Words,
 )
 from treaty.errors import PeerProtocolError
-from treaty.machine.arrays import Int32s
+from treaty.machine.arrays import Int32s, Words
 from treaty.messaging.conversation import agree
 from treaty.messaging.messages import Array, Message, MessageLeakage, view
 from treaty.messaging.party import Party

@@ -44,7 +44,7 @@ from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Integers
 from treaty.messaging.certificates import Signer
 from treaty.messaging.conversation import MessageOrder
-from treaty.messaging.messages import Array, M, Message, MessageLeakage, encode_body, view
+from treaty.messaging.messages import Array, M, Message, MessageLeakage, encode, view
 from treaty.messaging.party import Party
 from treaty.systems.horizontal.masked_sums import ATTEMPTS, MaskedInput, OwnInput, SumAggregator, contribute
 
@@ -133,7 +133,7 @@ class TranscriptDigest:
         self.digest = hashlib.sha256(length_prefixed("treaty heard", first_message)).digest()
 
     def update(self, message: Message) -> None:
-        named = length_prefixed(self.digest, type(message).__name__, encode_body(message))
+        named = length_prefixed(self.digest, type(message).__name__, encode(message))
         self.digest = hashlib.sha256(named).digest()
 
 

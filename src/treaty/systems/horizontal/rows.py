@@ -30,7 +30,7 @@ from treaty.data.columns import Category
 from treaty.data.table import Schema, Table, to_table
 from treaty.errors import ConfigError, DataError, PeerProtocolError
 from treaty.machine.arrays import Integers
-from treaty.messaging.messages import Array, Message, MessageLeakage, ModelId, encode_body, view
+from treaty.messaging.messages import Array, Message, MessageLeakage, ModelId, encode, view
 from treaty.models.checkpoints import Checkpoint, checkpoint_of, fingerprint
 from treaty.models.trees import ModelPart
 from treaty.systems.options import SystemOptions
@@ -228,7 +228,7 @@ def own_seed(random_state: int | None, name: str) -> int:
 def checkpoint_with(part: ModelPart, given: dict[str, Any], rows: bytes, kept: RoundState, bins: Message) -> Checkpoint:
     """Return a checkpoint with the message about all rows as its bins; `rows` is the fingerprint of own ones."""
     checkpoint = checkpoint_of(part, given, rows, kept)
-    checkpoint.bins = encode_body(bins)
+    checkpoint.bins = encode(bins)
     return checkpoint
 
 

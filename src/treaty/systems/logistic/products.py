@@ -120,7 +120,7 @@ class OwnKeyProducts:
         """Send the others the own columns and labels, encrypted, yielding after each piece."""
         setting, public, key = self._setting, self._key.public, pack(self._key.public.to_payload())
         of_loss = loss_fields(setting, public.plaintext_bits, self._loss_masks)
-        plaintexts = len(self._fields.starts(own.columns.shape[1])) - 1 + (own.labels is not None)
+        plaintexts = -(-own.columns.shape[1] // self._fields.per_plaintext) + (own.labels is not None)
         for of in row_pieces(setting.n_rows, 64 * public.modulus.words * plaintexts):
             rows, labels = hide_rows(self._key, own.columns[of], WEIGHT_BITS, self._fields, self._threads), None
             if own.labels is not None:
@@ -136,7 +136,7 @@ class OwnKeyProducts:
         key = read_key(first.key, setting, peer, "HiddenRows.key")
         hider = Hider(key, key.plaintext_bits - 2, self._threads)
         fields, words = self._matrix_fields(key.plaintext_bits), key.modulus.words
-        plaintexts = len(fields.starts(setting.n_columns[peer])) - 1
+        plaintexts = -(-setting.n_columns[peer] // fields.per_plaintext)
         with_labels = peer == setting.active and not setting.whole
         rows, labels = list[Words](), list[Words]()
         bits = 64 * words * (plaintexts + with_labels)

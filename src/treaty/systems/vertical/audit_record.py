@@ -29,7 +29,7 @@ from treaty.crypto.sums.lattice_sums import LatticeSumsClient, LatticeSumsServer
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.files import decoder_of
 from treaty.messaging.certificates import Signer
-from treaty.messaging.messages import Array, Message, encode_body, pack, unpack
+from treaty.messaging.messages import Array, Message, encode, pack, unpack
 from treaty.systems.observers import Evidence, Observer, TreeFinished
 from treaty.systems.options import Term
 from treaty.systems.pooled.options import BoostingOptions
@@ -161,7 +161,7 @@ class RecordFile:
 
     def add(self, part: Message) -> None:
         """Append a part."""
-        content = msgspec.msgpack.encode(_Part(type(part).__name__, msgspec.Raw(encode_body(part))))
+        content = msgspec.msgpack.encode(_Part(type(part).__name__, msgspec.Raw(encode(part))))
         self._size += len(content)
         if not isinstance(part, End):
             check_size(self._keeping, self._party, self._size)
@@ -239,7 +239,7 @@ class Sent:
         self._digest = hashlib.sha256(length_prefixed("treaty audit", job, number, active, peer, key))
 
     def add(self, message: Message) -> None:
-        self._digest.update(length_prefixed(type(message).__name__, encode_body(message)))
+        self._digest.update(length_prefixed(type(message).__name__, encode(message)))
 
     def digest(self) -> bytes:
         """Return the digest of all messages so far."""

@@ -15,7 +15,7 @@ from systems.fedxgb.playing import options_of
 from tables import real_table, with_categories, with_gaps
 from treaty.data.binning import fit_bins
 from treaty.data.table import Table, to_table
-from treaty.messaging.messages import encode_body
+from treaty.messaging.messages import encode
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, RowPredictions, predict_pooled
 from treaty.runs.serving import predict_hidden
@@ -49,7 +49,7 @@ def trained(task: str, n_estimators: int = 3, max_depth: int = 3) -> tuple[Model
     forest, splits = pooled_on(bins, LabelledRows(table, labels), options, classes)
     for tree in forest.trees:
         tree.value[:] = np.rint(tree.value * 2.0**VALUE_BITS) / 2.0**VALUE_BITS
-    told = encode_body(pack_bins(bins, forest.objective))
+    told = encode(pack_bins(bins, forest.objective))
     part = ModelPart(model_id="m", party="pooled", schema=table.schema, splits=splits, forest=forest, bins=told)
     return part, new
 

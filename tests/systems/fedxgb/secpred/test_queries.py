@@ -15,7 +15,7 @@ from systems.fedxgb.secpred.hidden_models import assert_plain, layout, play_pred
 from treaty.crypto.sharing.shamir_routing import share_integers
 from treaty.errors import ConfigError, DataError, PeerError, PeerLost, PeerProtocolError
 from treaty.machine.database import kept_file, set_aside
-from treaty.messaging.messages import Array, decode_body, encode_body
+from treaty.messaging.messages import Array, decode_body, encode
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart
 from treaty.runs.serving import predict_hidden
@@ -239,7 +239,7 @@ def test_another_edge_servers_count_raises_the_own_one_to_the_limit_at_most():
 @pytest.mark.parametrize("count", [-1, 1 << 41])
 def test_counts_that_are_none_are_refused(count):
     with pytest.raises(PeerProtocolError, match="asked"):
-        decode_body(encode_body(RowCounts({}, {"ann": count})), RowCounts, peer="edge1")
+        decode_body(encode(RowCounts({}, {"ann": count})), RowCounts, peer="edge1")
 
 
 @pytest.mark.parametrize(
@@ -248,10 +248,10 @@ def test_counts_that_are_none_are_refused(count):
 def test_terms_of_a_dealer_that_cannot_be_are_refused(change):
     right = {"model_id": "m", "n_bins": [3], "categorical": [True], "outputs": 1, "max_queries": 5}
     sent = secpred.DealerTerms(**right, comparison="additive")
-    assert decode_body(encode_body(sent), secpred.DealerTerms, peer="server").n_bins == [3]
+    assert decode_body(encode(sent), secpred.DealerTerms, peer="server").n_bins == [3]
     wrong = secpred.DealerTerms(**{**right, **change}, comparison="additive")
     with pytest.raises(PeerProtocolError, match=next(iter(change))):
-        decode_body(encode_body(wrong), secpred.DealerTerms, peer="server")
+        decode_body(encode(wrong), secpred.DealerTerms, peer="server")
 
 
 # ---------------------------------------------------------------- what edge servers consent to
