@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from data import arguments, cpu_of_others, report, seconds, verdict
 from treaty.crypto.lattice import kernels
-from treaty.crypto.lattice.lanes import WORDS
 from treaty.crypto.lattice.linear_map import LinearMapServer, zeros_on_lines
+from treaty.crypto.lattice.ring import WORDS
 from treaty.crypto.parameters import SecretMatrix
 from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sums.lattice_sums import sums_parameters

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from crypto.lattice.test_linear_map import job_of_bins, random_vectors
 from treaty.crypto.lattice import kernels
-from treaty.crypto.lattice.lanes import WORDS
 from treaty.crypto.lattice.linear_map import zeros_on_lines
+from treaty.crypto.lattice.ring import WORDS
 
 COPIES = 4  # fewer leave differences of a quarter and more between skewed and even bins
 PLACE, LINE, PAGE = 8 * WORDS, 64, 4096  # bytes

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.lattice.lanes import (
+from treaty.crypto.lattice.ring import (
     LANES,
     WORDS,
+    Tables,
     add_words,
     dot,
     forward_1,
@@ -28,7 +29,6 @@ from treaty.crypto.lattice.lanes import (
     inverse_far,
     multiply_lanes,
 )
-from treaty.crypto.lattice.ring import Tables
 from treaty.crypto.parameters import DIGIT_BITS, Digits
 from treaty.machine.arrays import Int32s, Integers, Words
 from treaty.machine.kernels import kernel, new_array

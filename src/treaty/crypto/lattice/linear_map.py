@@ -16,8 +16,8 @@ from treaty.crypto.additive.montgomery import aligned
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.lattice import kernels
 from treaty.crypto.lattice.kernels import reduced
-from treaty.crypto.lattice.lanes import WORDS
 from treaty.crypto.lattice.ring import (
+    WORDS,
     Residues,
     errors,
     flood,
