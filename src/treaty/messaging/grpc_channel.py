@@ -96,15 +96,12 @@ class GrpcChannel:
         self._server = Server(
             name, address, self._identity, self._pinned, self._inbox, self._credit, keepalive_time, self._terms, job
         )
+        # where this end listens, with the actual port
+        self.address = self._server.address
         self._links: dict[str, PeerLink] = {}
 
     def refusal(self, sender: str, nbytes: int, frames: int) -> str | None:
         return self._credit.refusal(sender, nbytes, frames)
-
-    @property
-    def address(self) -> str:
-        """Where this end listens, ``host:port`` with the actual port."""
-        return self._server.address
 
     def connect(
         self,

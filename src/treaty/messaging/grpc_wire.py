@@ -96,10 +96,6 @@ class Parcel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=False):
     frame: memoryview
 
 
-def encode(value: msgspec.Struct) -> bytes:
-    return msgspec.msgpack.encode(value)
-
-
 def decode(data: bytes, kind: type[T]) -> T:
     """Decode one of the structs above; raise ValueError unless the bytes are exactly one `kind`."""
     try:
@@ -111,7 +107,7 @@ def decode(data: bytes, kind: type[T]) -> T:
 
 def chunks(announcement: Announcement, frame: bytes) -> Iterator[bytes]:
     """Cut a frame for the wire, its announcement first."""
-    yield encode(announcement)
+    yield msgspec.msgpack.encode(announcement)
     whole = memoryview(frame)
     for start in range(0, len(frame), CHUNK):
         yield bytes(whole[start : start + CHUNK])

@@ -41,19 +41,7 @@ import gmpy2
 import numpy as np
 
 from treaty.crypto import parameters
-from treaty.crypto.additive.key_proofs import (
-    OKAMOTO_UCHIYAMA_NUMBERS,
-    PAILLIER_NUMBERS,
-    check_base,
-    check_key_size,
-    check_messages,
-    check_modulus,
-    check_okamoto_uchiyama,
-    check_order,
-    check_paillier,
-    prove_okamoto_uchiyama,
-    prove_paillier,
-)
+from treaty.crypto.additive import key_proofs
 from treaty.crypto.additive.montgomery import FixedBase, Modulus, PrimeSquare, Residues
 from treaty.crypto.additive.multiplier import HAS_IFMA
 from treaty.crypto.keystream import Keystream
@@ -82,13 +70,13 @@ class OUPublicKey:
         self, n: int, g: int, h: int, subgroup_bits: int, proof: Sequence[int] = (), *,
         insecure_test_key_bits: int | None = None,
     ) -> None:  # fmt: skip
-        check_modulus(n, insecure_test_key_bits)
+        key_proofs.check_modulus(n, insecure_test_key_bits)
         full = 2 * parameters.OU_SUBGROUP_PRIME_BITS
         if subgroup_bits not in (0, full) and insecure_test_key_bits is None:
             raise CryptoError(f"expected subgroup_bits 0 or {full}, got {subgroup_bits} - in the public key")
-        check_base("g", g, n)
-        check_base("h", h, n)
-        check_order("h", h, n)
+        key_proofs.check_base("g", g, n)
+        key_proofs.check_base("h", h, n)
+        key_proofs.check_order("h", h, n)
         self.n, self.g, self.h, self.subgroup_bits, self._proof = n, g, h, subgroup_bits, list(proof)
         self.randomiser_base = h
         self.plaintext_bits = n.bit_length() // 3
@@ -99,11 +87,11 @@ class OUPublicKey:
     @classmethod
     def from_payload(cls, payload: Payload, insecure_test_key_bits: int | None = None) -> OUPublicKey:
         """Read a key from uint64 (numbers, words) n, g, h, proof and int64 (1,) subgroup_bits; check the proof."""
-        shape = (3 + OKAMOTO_UCHIYAMA_NUMBERS, None)
+        shape = (3 + key_proofs.OKAMOTO_UCHIYAMA_NUMBERS, None)
         check_payload(payload, "the public key", (np.uint64, shape), (np.int64, (1,)))
         n, g, h, *proof = from_words(payload[0])
         key = cls(n, g, h, int(payload[1][0]), proof, insecure_test_key_bits=insecure_test_key_bits)
-        check_okamoto_uchiyama(n, g, h, proof)
+        key_proofs.check_okamoto_uchiyama(n, g, h, proof)
         return key
 
     def to_payload(self) -> Payload:
@@ -131,7 +119,7 @@ class OUPrivateKey:
 
     def encrypt(self, messages: Words, threads: int, keystream: Keystream | None = None) -> Words:
         """Encrypt numbers below 2^{plaintext_bits - 2}, little-endian words (rows, limbs), by the factors of n."""
-        check_messages(messages, self.public.plaintext_bits)
+        key_proofs.check_messages(messages, self.public.plaintext_bits)
         keystream, n, (_, _, u, v, _) = keystream or Keystream(), self.public.modulus, self.secret_numbers
         # exactly uniform modulo u and v: as h^r with r uniform modulo u v
         exponents_p, exponents_q = keystream.below(u, len(messages)), keystream.below(v, len(messages))
@@ -164,11 +152,11 @@ class PaillierPublicKey:
     """
 
     def __init__(self, n: int, h: int, proof: Sequence[int] = (), *, insecure_test_key_bits: int | None = None) -> None:
-        check_modulus(n, insecure_test_key_bits)
-        check_base("h", h, n)
+        key_proofs.check_modulus(n, insecure_test_key_bits)
+        key_proofs.check_base("h", h, n)
         if gmpy2.gcd(h + 1, n) != 1 or gmpy2.jacobi(h, n) != 1:
             raise CryptoError("expected h to be a square, h + 1 coprime to n - in the public key")
-        check_order("h", h, n)
+        key_proofs.check_order("h", h, n)
         self.n, self.h, self._proof = n, h, list(proof)
         self.plaintext_bits = n.bit_length()
         self.randomness_bits = n.bit_length() + parameters.STATISTICAL_BITS
@@ -179,10 +167,10 @@ class PaillierPublicKey:
     @classmethod
     def from_payload(cls, payload: Payload, insecure_test_key_bits: int | None = None) -> PaillierPublicKey:
         """Read a key from uint64 (numbers, words) n, h and its proof, and int64 (0,); check the proof."""
-        check_payload(payload, "the public key", (np.uint64, (2 + PAILLIER_NUMBERS, None)), (np.int64, (0,)))
+        check_payload(payload, "the public key", (np.uint64, (2 + key_proofs.PAILLIER_NUMBERS, None)), (np.int64, (0,)))
         n, h, *proof = from_words(payload[0])
         key = cls(n, h, proof, insecure_test_key_bits=insecure_test_key_bits)
-        check_paillier(n, h, proof)
+        key_proofs.check_paillier(n, h, proof)
         return key
 
     def to_payload(self) -> Payload:
@@ -210,7 +198,7 @@ class PaillierPrivateKey:
 
     def encrypt(self, messages: Words, threads: int, keystream: Keystream | None = None) -> Words:
         """Encrypt numbers below 2^{plaintext_bits - 2}, little-endian words (rows, limbs), by the factors of n."""
-        check_messages(messages, self.public.plaintext_bits)
+        key_proofs.check_messages(messages, self.public.plaintext_bits)
         keystream, n2, (p, q) = keystream or Keystream(), self.public.modulus, self.secret_numbers
         # uniform modulo the coprime (p - 1) / 2 and (q - 1) / 2: as w^r with r uniform modulo their product
         exponents_p = keystream.below((p - 1) // 2, len(messages))
@@ -254,7 +242,7 @@ def generate_key(
 ) -> OUPrivateKey:
     """Make an Okamoto-Uchiyama key pair with n of 2048, 3072 or 4096 bits, or of 96 or more, insecure, for tests."""
     bits = bits if insecure_test_key_bits is None else insecure_test_key_bits
-    check_key_size(bits, insecure_test_key_bits)
+    key_proofs.check_key_size(bits, insecure_test_key_bits)
     while True:
         p, u = _prime_with_subgroup(bits // 3, 3)
         q, v = _prime_with_subgroup(bits - 2 * (bits // 3), 7)
@@ -271,7 +259,7 @@ def generate_key(
         # the numbers modulo n that are these modulo p^2 and q
         inverse = pow(p2, -1, q)
         g, h = (x + p2 * ((y - x) * inverse % q) for x, y in ((g_p, g_q), (h_p, h_q)))
-        proof = prove_okamoto_uchiyama(n, g, h, p, q, a)
+        proof = key_proofs.prove_okamoto_uchiyama(n, g, h, p, q, a)
         subgroup = u.bit_length() + v.bit_length()
         public = OUPublicKey(n, g, h, subgroup, proof, insecure_test_key_bits=insecure_test_key_bits)
         return OUPrivateKey(p, q, u, v, a, public)
@@ -282,7 +270,7 @@ def generate_paillier_key(
 ) -> PaillierPrivateKey:
     """Make a Paillier key pair with n of 2048, 3072 or 4096 bits, or of 96 or more, insecure (the papers': 512)."""
     bits = bits if insecure_test_key_bits is None else insecure_test_key_bits
-    check_key_size(bits, insecure_test_key_bits)
+    key_proofs.check_key_size(bits, insecure_test_key_bits)
     while True:
         p, u, k = _prime_without_small_subgroups(bits // 2, 3)
         q, v, l = _prime_without_small_subgroups(bits - bits // 2, 7)
@@ -292,7 +280,7 @@ def generate_paillier_key(
         h = pow(2 + secrets.randbelow(n - 2), 2, n)
         # h generates all squares unless its order misses one of the four primes
         if all(pow(h, order, prime) not in (0, 1) for prime, order in ((p, u), (p, k), (q, v), (q, l))):
-            proof = prove_paillier(n, h, p, q)
+            proof = key_proofs.prove_paillier(n, h, p, q)
             public = PaillierPublicKey(n, h, proof, insecure_test_key_bits=insecure_test_key_bits)
             return PaillierPrivateKey(p, q, public)
 

@@ -252,8 +252,7 @@ class Randomiser(RandomPowers):
     def __init__(self, key: PublicKey, threads: int) -> None:
         modulus = key.modulus
         of_each, count = _table_size(key.n.bit_length())
-        units = modulus.montgomery(_units(key.n, count))
-        parts = pieces(count, _BASES_AT_A_TIME)
+        units, parts = modulus.montgomery(_units(key.n, count)), pieces(count, _BASES_AT_A_TIME)
         bases = np.concatenate(concurrently(lambda part: modulus.power(units[part], key.n), parts, threads))
         super().__init__(FixedBases(modulus, bases, of_each, _WINDOW), of_each * count * _WINDOW)
         self.factor_bytes = 8 * modulus.width

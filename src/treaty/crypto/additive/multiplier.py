@@ -188,9 +188,10 @@ def _emit_products(builder: Any, count: int, lanes: Any, constants: Any, digits:
     each = range(count)
     zero, lane0 = _constant(0), ir.Constant(ir.VectorType(_I1, LANES), [1] + [0] * (LANES - 1))
     one_down = _indices(range(1, LANES + 1))
-    n = [_load(builder, builder.gep(constants, [_I64(HEADER)]), v) for v in each]
+    modulus = builder.bitcast(builder.gep(constants, [_I64(HEADER)]), _VECTOR.as_pointer())
+    n = [_read(builder, modulus, _I64(v)) for v in each]
     inverse = _splat(builder, builder.load(constants))
-    a = [[_load(builder, lane[1], v) for v in each] for lane in lanes]
+    a = [[_read(builder, builder.bitcast(lane[1], _VECTOR.as_pointer()), _I64(v)) for v in each] for lane in lanes]
     first = [_splat(builder, builder.load(lane[2])) for lane in lanes]
     start = [[builder.call(low, [zero, a[k][v], first[k]]) for v in each] for k in range(len(lanes))]
 
@@ -262,8 +263,9 @@ def _normalise(builder: Any, sums: Any) -> list[Any]:
     return digits
 
 
-def _constant(value: int) -> Any:
-    return ir.Constant(_VECTOR, [_I64(value)] * LANES)
+def _constant(value: float, kind: Any = _VECTOR) -> Any:
+    """Return a vector with the same number in every lane."""
+    return ir.Constant(kind, [kind.element(value)] * kind.count)
 
 
 def _indices(lanes: Any) -> Any:
@@ -277,13 +279,9 @@ def _splat(builder: Any, word: Any, lanes: int = LANES) -> Any:
     return builder.shuffle_vector(one, undefined, ir.Constant(ir.VectorType(_I32, lanes), [0] * lanes))
 
 
-def _load(builder: Any, pointer: Any, v: int) -> Any:
-    return builder.load(builder.gep(builder.bitcast(pointer, _VECTOR.as_pointer()), [_I64(v)]), align=8)
-
-
 _WORDS, _DOUBLES = ir.VectorType(_I64, GROUP), ir.VectorType(ir.DoubleType(), GROUP)
 _HIGH, _LOW = 0x4670 << 48, 0xC338 << 48  # the bits of 2^104 and of -1.5 2^52
-_WHOLE = 0x4330 << 48  # the bits of 2^52; with a digit in the last bits, 2^52 + the digit
+_WHOLE = 0x4330 << 48  # the bits of 2^52
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -338,13 +336,13 @@ def _emit(builder: Any, *pointers: Any) -> None:
             _store(builder, _taken_off(builder, lows, highs), sums, p)
     _emit_turns(builder, sums, a, b, n, inverse, digits, count)
     # the deferred carries: digits below 2^52 again, the last carry being zero by the bound 2 n
-    carried = cgutils.alloca_once_value(builder, _four(0))
+    carried = cgutils.alloca_once_value(builder, _constant(0, _WORDS))
     with _loop(builder, _I64(0), count, 1) as j:
         total = builder.add(_read(builder, sums, j), builder.load(carried))
-        _store(builder, builder.and_(total, _four(_MASK)), sums, j)
+        _store(builder, builder.and_(total, _constant(_MASK, _WORDS)), sums, j)
         builder.store(_shifted(builder, total), carried)
     with _loop(builder, count, width, 1) as j:
-        _store(builder, _four(0), sums, j)
+        _store(builder, _constant(0, _WORDS), sums, j)
     with _loop(builder, _I64(0), width, 4) as j:
         columns = [_read(builder, sums, builder.add(j, _I64(k))) for k in range(4)]
         for row, words in zip(pointers[:GROUP], _transposed(builder, columns), strict=True):
@@ -358,14 +356,16 @@ def _emit_turns(builder: Any, sums: Any, a: Any, b: Any, n: Any, inverse: Any, d
     digit is known, while the products of the higher digits are made.
     """
     lowest, high, q, carried = (cgutils.alloca_once(builder, kind) for kind in (_WORDS, _WORDS, _DOUBLES, _WORDS))
+    mask, low_bits = _constant(_MASK, _WORDS), _constant(_LOW, _WORDS)
 
     def prepare(i: Any, digit: Any) -> None:
         """Emit the lowest digit of turn i, with a b_i added and without, and its q."""
         high_a, low = _halves(builder, _read(builder, a, _I64(0)), _read(builder, b, i))
         total = builder.sub(digit, low)
-        known = builder.and_(builder.sub(total, _four(_LOW)), _four(_MASK))  # _LOW: of the half that is to come
+        # without _LOW, which the half that is to come will take off
+        known = builder.and_(builder.sub(total, low_bits), mask)
         _, low = _halves(builder, _double(builder, known), inverse)
-        builder.store(_double(builder, builder.and_(builder.sub(_four(_LOW), low), _four(_MASK))), q)
+        builder.store(_double(builder, builder.and_(builder.sub(low_bits, low), mask)), q)
         builder.store(total, lowest)
         builder.store(high_a, high)
 
@@ -401,8 +401,8 @@ def _halves(builder: Any, a: Any, b: Any, again: Any = None) -> tuple[Any, Any]:
     """Return the bits of both halves of products of digits (module docstring); `again` is `a` once more."""
     kind = ir.FunctionType(_DOUBLES, [_DOUBLES] * 3)
     fma = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{GROUP}f64")
-    high = builder.call(fma, [a, b, _doubles(2.0**104)])
-    low = builder.call(fma, [again or a, b, builder.fsub(_doubles(2.0**104 - 1.5 * 2.0**52), high)])
+    high = builder.call(fma, [a, b, _constant(2.0**104, _DOUBLES)])
+    low = builder.call(fma, [again or a, b, builder.fsub(_constant(2.0**104 - 1.5 * 2.0**52, _DOUBLES), high)])
     return builder.bitcast(high, _WORDS), builder.bitcast(low, _WORDS)
 
 
@@ -415,13 +415,15 @@ def _taken_off(builder: Any, lows: Any, highs: Any) -> Any:
 def _shifted(builder: Any, total: Any) -> Any:
     """Return signed sums divided by 2^52, rounded down."""
     # 2^62 makes them positive, as AVX2 has no shift that keeps signs
-    positive = builder.add(total, _four(1 << 62))
-    return builder.sub(builder.lshr(positive, _four(DIGIT_BITS)), _four(1 << 62 - DIGIT_BITS))
+    positive = builder.add(total, _constant(1 << 62, _WORDS))
+    return builder.sub(builder.lshr(positive, _constant(DIGIT_BITS, _WORDS)), _constant(1 << 62 - DIGIT_BITS, _WORDS))
 
 
 def _double(builder: Any, digits: Any) -> Any:
     """Return digits below 2^52 as doubles."""
-    return builder.fsub(builder.bitcast(builder.or_(digits, _four(_WHOLE)), _DOUBLES), _doubles(2.0**52))
+    # a digit in the last bits of 2^52 is 2^52 + the digit
+    whole = builder.bitcast(builder.or_(digits, _constant(_WHOLE, _WORDS)), _DOUBLES)
+    return builder.fsub(whole, _constant(2.0**52, _DOUBLES))
 
 
 def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
@@ -444,11 +446,3 @@ def _store(builder: Any, vector: Any, vectors: Any, j: Any) -> None:
 def _loop(builder: Any, start: Any, stop: Any, step: int) -> Iterator[Any]:
     with cgutils.for_range_slice(builder, start, stop, _I64(step), intp=_I64) as (index, _):
         yield index
-
-
-def _four(value: int) -> Any:
-    return ir.Constant(_WORDS, [_I64(value)] * GROUP)
-
-
-def _doubles(value: float) -> Any:
-    return ir.Constant(_DOUBLES, [ir.DoubleType()(value)] * GROUP)

@@ -236,13 +236,6 @@ class Items:
     starts: Integers
     nodes: Integers
 
-    def entering(self, group: Group) -> Items:
-        """Return the items that take part in a group, with their cells in it as keys."""
-        keys = group.labels[self.keys].astype(np.int32, copy=False)
-        taking = keys >= 0
-        starts = np.concatenate([[0], np.cumsum(taking)])[self.starts]
-        return Items(self.source, self.index[taking], keys[taking], starts, self.nodes)
-
     def of_nodes(self, chosen: Flags) -> Items:
         """Return the items of some nodes."""
         lengths = np.diff(self.starts)
@@ -325,7 +318,10 @@ def _group_products(
 ) -> list[tuple[Integers, Words]]:
     """Return places and products of every column of a group."""
     # not a closure of `bin_products`: one that calls itself keeps its arrays until the next garbage collection
-    items = items.entering(group)
+    keys = group.labels[items.keys].astype(np.int32, copy=False)
+    taking = keys >= 0
+    starts = np.concatenate([[0], np.cumsum(taking)])[items.starts]
+    items = Items(items.source, items.index[taking], keys[taking], starts, items.nodes)
     cells = sort_cells(items.keys, items.starts, group.cells)
     found = []
     if group.parts:

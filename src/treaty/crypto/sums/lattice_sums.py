@@ -7,16 +7,6 @@ tell from others: it learns no node, no sample and no gradient. An entry holds t
 
 so that one product gives the sums of gradients and hessians and the count of every bin. The client checks that the bins
 of each feature add up to its own totals of the node. See docs/lattice.md for what each side learns.
-
-=================  =======================  =====================  ==============================================
-call at client     call at server           once per               carries
-=================  =======================  =====================  ==============================================
-setup              constructor              job                    bounds
-offer, settle      holds, settle            job                    the public seed, or that of a hint kept earlier
-accept_hint        hint                     job, or table          the hint, piece by piece; or that it is kept
-begin_tree         begin_tree               tree                   nothing
-query              add, answer              some nodes of a level  encrypted vectors; back: sums, flooded or masked
-=================  =======================  =====================  ==============================================
 """
 
 from __future__ import annotations

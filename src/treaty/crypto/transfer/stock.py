@@ -102,12 +102,12 @@ class QuadStock:
 
 
 class Transfers:
-    """The stock; made by `open_transfers`."""
+    """The stock, made by `open_transfers`; `used` is the number of the next transfer."""
 
     def __init__(self, sender: Sender, receiver: Receiver) -> None:
         self.sender, self.receiver = sender, receiver
         self._stock: list[_Piece] = []
-        self._left = self._used = self._promised = 0
+        self._left = self.used = self._promised = 0
         self._next = _FEW
         self.quads = QuadStock()
 
@@ -129,14 +129,14 @@ class Transfers:
     def drawn(self, count: int, choices: Bits | None = None) -> Drawn:
         """Draw transfers that were reserved, for own choice bits, (count,), or for random ones."""
         assert self._left >= count
-        first, wanted, parts = self._used, count, [_NOTHING]
+        first, wanted, parts = self.used, count, [_NOTHING]
         while wanted:
             piece = self._stock[0]
             taken = min(wanted, len(piece[0]))
             parts.append(_part(piece, slice(0, taken)))
             self._stock[:1] = [_part(piece, slice(taken, None))] if taken < len(piece[0]) else []
             wanted -= taken
-        self._left, self._used = self._left - count, first + count
+        self._left, self.used = self._left - count, first + count
         q, t, r = parts[1] if len(parts) == 2 else (np.concatenate(of) for of in zip(*parts, strict=True))
         return Drawn(first, q, t, r, np.zeros_like(r) if choices is None else choices ^ r, self.sender, self.receiver)
 
@@ -154,11 +154,6 @@ class Transfers:
         flips = packed(drawn.flips)
         (came,) = take((yield [flips]), (np.uint64, flips.shape))
         return drawn.first, chosen(drawn.q, self.sender.delta, came), drawn.t
-
-    def numbers(self, count: int) -> int:
-        """Return the first of `count` tweaks that no transfer of either end will have."""
-        first, self._used = self._used, self._used + count
-        return first
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +228,10 @@ class Paths:
 
     def next_level(self) -> int:
         """Return the first tweak of a level's pads, one for each row; called at both ends, once a level."""
-        return self._transfers.numbers(len(self._rows))
+        # numbers that no transfer of either end will have
+        first = self._transfers.used
+        self._transfers.used += len(self._rows)
+        return first
 
     def hide(self, sides: NDArray[np.uint8], paths: Bits, first: int, of: slice) -> NDArray[np.uint8]:
         """Return some rows' sides, packed bits uint8 (nodes, bytes), under pads of `paths`, (nodes, levels)."""
