@@ -240,9 +240,11 @@ def to_fixed(values: Floats) -> list[int]:
         raise CryptoError("expected numbers below 2^62 in size - before they are masked: training has diverged")
     fixed = []
     for value in values.tolist():
-        mantissa, exponent = math.frexp(value)  # exact: float64 has 53 bits
+        # exact integers: float64 has 53 bits
+        mantissa, exponent = math.frexp(value)
         shift = exponent - 53 + FRACTION_BITS
         whole = int(mantissa * 2.0**53)
+        # bits below the point's last are rounded half up
         fixed.append(whole << shift if shift >= 0 else (whole + (1 << (-shift - 1))) >> -shift)
     return fixed
 

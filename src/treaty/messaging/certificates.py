@@ -85,6 +85,7 @@ def write_identity(folder: str | Path, name: str) -> Identity:
     """Make an identity and write ``<name>.key.pem`` (mode 0600) and ``<name>.cert.pem``; never overwrite a file."""
     identity = make_identity(name)
     key_file, certificate_file = Path(folder) / f"{name}.key.pem", Path(folder) / f"{name}.cert.pem"
+    # both are checked before either is written
     for file in (key_file, certificate_file):
         if file.exists():
             raise ConfigError(f"expected no file yet, got an existing {file}; remove it to make a new identity")
@@ -181,6 +182,7 @@ def check_certificate(certificate: bytes, name: str) -> x509.Certificate:
         bears = names.get_values_for_type(x509.DNSName)
     except x509.ExtensionNotFound:
         bears = []
+    # TLS compares this name with that of the peer dialled
     if bears != [name]:
         raise ConfigError(f"expected a certificate for {name}, got one for {', '.join(bears) or 'no name'}")
     first, last = parsed.not_valid_before_utc, parsed.not_valid_after_utc
@@ -216,6 +218,7 @@ def _parse(pem: bytes, what: str) -> x509.Certificate:
         raise ConfigError(f"cannot read the certificate - at {what}; expected one certificate in PEM") from error
     if len(certificates) != 1:
         raise ConfigError(f"expected one PEM certificate, got {len(certificates)} - at {what}")
+    # there is no authority: a certificate is signed by its own key, and trusted because it is pinned
     try:
         certificates[0].verify_directly_issued_by(certificates[0])
     except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):

@@ -157,6 +157,7 @@ class Array(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=False):
             raise LocalProtocolError(
                 f"expected an array of {', '.join(sorted(DTYPES))}, got {values.dtype} - at Array.of"
             )
+        # the wire is little-endian on every machine
         little = values.astype(values.dtype.newbyteorder("<"), copy=False)
         return cls(name, values.shape, little.reshape(-1).view(np.uint8).data)
 
@@ -183,6 +184,7 @@ def view(
             f"expected {name} {_tuple(shape)}, got {clean(array.dtype, 20)} "
             f"{_tuple(array.shape)} - at {what} from {peer}",
         )
+    # Python's integers: a shape may claim more than 64 bits
     needed = math.prod(array.shape) * expected.itemsize
     if array.data.nbytes != needed:
         many = needed if needed < 1 << 63 else "too many"

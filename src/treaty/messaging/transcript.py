@@ -79,6 +79,7 @@ class Transcript:
             seconds = time.monotonic() - self._start
             self._entries.append(TranscriptEntry(direction, peer, step, round, nbytes, seconds, kept))
             self._room -= 0 if kept is None else len(kept)
+            # a part of the contents would look like all of them, so none is kept
             if self._room < 0 and self.record_content:
                 self.record_content = False
                 self._entries = [replace(entry, content=None) for entry in self._entries]

@@ -205,6 +205,7 @@ class PaillierPrivateKey:
         exponents_q = keystream.below((q - 1) // 2, len(messages))
         out = np.empty((len(messages), n2.words), np.uint64)
 
+        # lifted parts are 0 modulo the other square, so their sum is the ciphertext modulo n^2
         def chunk(rows: slice) -> None:
             part_p = self._square_p.encrypt(messages[rows], exponents_p[rows])
             part_q = self._square_q.encrypt(messages[rows], exponents_q[rows])
@@ -310,6 +311,7 @@ def _prime_with_subgroup(bits: int, residue: int) -> tuple[int, int]:
 
 def _candidate(bits: int, u: int, residue: int) -> tuple[int, int]:
     """Draw p = 2 u k + 1 in about [7/8 2^bits, 2^bits), 3 or 7 modulo 8 for an odd u, and k."""
+    # the top three bits are set, so that n has its full length
     lowest, highest = (7 << (bits - 3)) // (2 * u) + 1, (1 << bits) // (2 * u)
     # k such that 2 u k + 1 is 3 or 7 modulo 8
     k = (lowest + secrets.randbelow(highest - lowest)) // 4 * 4 + residue // 2 * u % 4

@@ -53,6 +53,7 @@ class Modulus:
         self.width = LANES * vectors if self.digit_form else self.words
         self.radix = 1 << (DIGIT_BITS * digits)
         self._constants = aligned(HEADER + self.width)
+        # -1 / n mod 2^64, by which kernels find the multiple of n that clears a lowest word or digit
         inverse = -pow(value, -1, 1 << 64) % (1 << 64)
         self._constants[:HEADER] = 0
         # bits by which R exceeds 2^{64 words}: the word form divides by them at the end
@@ -95,6 +96,7 @@ class Modulus:
 
     def adopt(self, rows: Words, source: Modulus) -> Words:
         """Convert working rows of a smaller modulus to working rows of this one, values unchanged."""
+        # digits are the same in both, where both have digits
         if rows.shape[1] > self.width or source.digit_form != self.digit_form:
             return self.unpack(source.pack(rows))
         out = self.empty(len(rows))
@@ -288,6 +290,7 @@ class PrimeSquare:
         # c^e = 1 + e f m p modulo p^2, as the order of w divides e
         powers = own.power(self.residues.reduce(ciphertexts), self._exponent)
         messages = []
+        # a product with 1 takes numbers out of Montgomery form
         for x in from_words(own.pack(own.multiply(powers, own.working([1])))):
             quotient, rest = gmpy2.f_divmod(x - 1, p)
             if rest:

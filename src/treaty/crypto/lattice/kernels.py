@@ -224,6 +224,7 @@ def add_hints(
             for i in range(0, degree, LANES):
                 multiply_lanes(t, i, t, i, numbers[j], quotients[j], i, q)
             for i in range(np.uint64(degree)):
+                # added - q wraps around if it is negative, so the smaller is the residue
                 added = np.uint32(sums[i] + t[i])
                 sums[i] = min(added, np.uint32(added - modulus))
         inverse_transform(sums, nothing, degree, inverse, inverse_shoup, q)
@@ -301,7 +302,7 @@ def dots(a: Int16s, rows: Integers, b: Int16s, first: int, stop: int, out: Int32
 
 @kernel
 def _dots(a: Int16s, rows: Integers, b: Int16s, first: int, stop: int, out: Int32s) -> None:
-    # exact in 32 bits: 2^15 products of at most 2^15
+    # exact in 32 bits: at most 2^15 products below 2^15 in size
     for i in range(first, stop):
         for j in range(len(b)):
             out[i, j] = dot(a[rows[i]], 0, b[j], 0, len(b[j]))

@@ -51,7 +51,8 @@ class LinearMapClient:
         if 4 * len(parameters.primes) * length <= _KEPT_BYTES:
             numbers = range(1 + -(-length // parameters.degree))
             of_seed = public_transforms(parameters, seed, numbers, threads)
-            self._public = np.ascontiguousarray(of_seed[:, :, ::-1])  # a from a~
+            # the transform of a is that of a~ read backwards
+            self._public = np.ascontiguousarray(of_seed[:, :, ::-1])
         bits = parameters.message_bits
         # q 2^shift / 2^bits, rounded, by which each field's numbers are multiplied
         self.scales = [(q << field.shift) + (1 << bits - 1) >> bits for field in fields]
@@ -59,6 +60,7 @@ class LinearMapClient:
         # how far rounded scales exceed q 2^shift / 2^bits, in units of 2^-32
         excess = [(scale << bits) - (q << field.shift) << 32 >> bits for scale, field in pairs]
         self._excess = np.array(excess, np.int64)[:, np.newaxis]
+        # times 2^32, which Montgomery's reduction in the kernel divides by, and with its constant -1 / p at the end
         self._scales = np.array(
             [[(x << 32) % p for x in self.scales] + [-pow(p, -1, 1 << 32) % (1 << 32)] for p in parameters.primes],
             np.uint64,
@@ -68,8 +70,8 @@ class LinearMapClient:
     def encrypt(self, vectors: Sequence[Int32s]) -> tuple[NDArray[np.int8], Residues, Residues]:
         """Encrypt vectors, int32 (fields, n) each within the fields' bounds, each under a secret of its own.
 
-        Returned are the secrets, int8 (vectors, N), which open the answer and must never be used or sent again; the
-        residues of b_1, b_2, ..., uint32 (vectors, primes, n); and those of b_0, uint32 (vectors, primes, N).
+        Return the secrets, int8 (vectors, N), which open the answer and must never be used or sent again; the residues
+        of b_1, b_2, ..., uint32 (vectors, primes, n); and those of b_0, uint32 (vectors, primes, N).
         """
         query = self.begin(len(vectors))
         return query.secrets, query.encrypt(vectors), query.own
@@ -114,6 +116,7 @@ class LinearMapClient:
         """Return the transform of s / N and its Shoup quotients, for each prime."""
         degree, out = self.parameters.degree, []
         for prime, table in zip(self.parameters.primes, self._tables, strict=True):
+            # over N, as the inverse transform leaves a factor N
             t = (secret.astype(np.int64) * pow(degree, -1, prime) % prime).astype(np.uint32)
             kernels.forward_transform(t, 0, degree, table.forward, table.forward_shoup, table.prime)
             out.append((t, shoup_quotients(t, prime)))
@@ -172,7 +175,8 @@ class EncryptedQuery:
         degree = client.parameters.degree
         if before % degree or before + count > client.length or len(vectors) != len(self.secrets):
             raise CryptoError(f"expected entries of {client.length} in whole blocks of {degree} - in the lattice map")
-        first = 1 + before // degree if before else 0  # block 0 is b_0
+        # block 0 is b_0
+        first = 1 + before // degree if before else 0
         blocks = range(first, 1 + (before + count + degree - 1) // degree)
         words = np.empty((len(vectors), len(client.parameters.primes), count), np.uint32)
         nothing = np.zeros((len(client.scales), degree), np.int32)
@@ -270,6 +274,7 @@ class LinearMapServer:
         nothing = np.empty((0, degree), np.int8)
         for part in pieces(len(numbers), max(1, _FOR_HINTS // (8 * len(self.primes) * degree))):
             entries = matrix.columns[needed, part.start * degree : part.stop * degree]
+            # the same elements serve all rows: kept until the last rows are made
             if self._expanded[0] != numbers[part]:
                 self._expanded = numbers[part], self._expand(numbers[part])
             self._add_hints(total, entries, columns.astype(np.int64), start, self._expanded[1], (nothing, nothing))
@@ -427,6 +432,7 @@ class PartialSums:
             raise CryptoError("expected answers to be masked, or flooded, as the parameters are for")
         keystream = Keystream()
         out = np.empty((len(self._sums), len(self._rows), parameters.digits), np.uint16)
+        # the flood, or the mask, hides the noise, which depends on the table
         for v, sums in enumerate(self._sums + server.masks(self._own, self._rows)):
             if masks is None:
                 sums += flood(keystream.raw, parameters.flood_bits, parameters.primes, len(sums))

@@ -57,7 +57,7 @@ class Tables(NamedTuple):
 @cache
 def tables(prime: int, degree: int) -> Tables:
     """Return the powers of a 2 N-th root of unity."""
-    # any non-residue gives a root of -1
+    # any non-residue gives a root of -1, whose powers are those of the negacyclic transform
     base = next(x for x in range(2, prime) if pow(x, (prime - 1) // 2, prime) == prime - 1)
     root = pow(base, (prime - 1) // (2 * degree), prime)
     # factors in bit-reversed order, as the transform visits them
@@ -111,6 +111,7 @@ def ternary(draw: Bytes, count: int) -> NDArray[np.int8]:
 
 def errors(draw: Bytes, count: int) -> NDArray[np.int8]:
     """Return centred binomial numbers, int8 (count,): the difference of the sums of 21 bits each."""
+    # counting bits takes no branch and no table
     words = np.frombuffer(draw(8 * count), np.dtype("<u4")) & np.uint32((1 << ERROR_BITS) - 1)
     ones = np.bitwise_count(words).view(np.int8)
     out: NDArray[np.int8] = ones[:count] - ones[count:]
@@ -337,6 +338,7 @@ def _far(butterfly: Callable[..., tuple[Any, Any]]) -> Any:
 
 
 def _near(butterfly: Callable[..., tuple[Any, Any]], stride: int) -> Any:
+    # two vectors are shuffled into the lower and the upper halves of butterflies, and back
     lower = [lane for lane in range(2 * LANES) if not lane & stride]
     upper = [lane + stride for lane in lower]
     place = [0] * (2 * LANES)
@@ -426,6 +428,7 @@ def dot(typing_context: Any, a: Any, i: Any, b: Any, j: Any, count: Any) -> Any:
             x = builder.sext(_load(context, builder, signature.args[0], a, builder.add(i, at), narrow), wide)
             y = builder.sext(_load(context, builder, signature.args[2], b, builder.add(j, at), narrow), wide)
             products = builder.mul(x, y)
+            # neighbours are added, which LLVM recognises as one instruction with the products
             even = _shuffle(builder, products, products, list(range(0, 2 * LANES, 2)))
             odd = _shuffle(builder, products, products, list(range(1, 2 * LANES, 2)))
             total.add_incoming(ir.Constant(_VECTOR, [0] * LANES), entry)

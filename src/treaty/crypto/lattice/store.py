@@ -173,6 +173,7 @@ class HintStore:
 
         `wanted` maps each peer to its terms, a digest of all that its hint must be made for.
         """
+        # one seed serves all servers of a job, so hints of different seeds cannot be used together
         seeds, bindings = set(), {}
         with self._transaction() as db:
             for peer, terms in wanted.items():
@@ -345,6 +346,7 @@ class HintStore:
         array = self._arrays.get(name)
         if array is not None:
             return array
+        # a damaged hint would give wrong sums: checked before each job
         path, fault = Path(self._where, name), "damaged"
         with self._translated():
             try:
@@ -383,7 +385,8 @@ class Reservation:
             try:
                 self._store.reserve({name: more * leak for name, leak in self._leaks.items()})
             except CryptoError:
-                more = vectors  # the rest of the budget may suffice for these
+                # the rest of the budget may suffice for these alone
+                more = vectors
                 self._store.reserve({name: more * leak for name, leak in self._leaks.items()})
             self._reserved += more
         self._used += vectors

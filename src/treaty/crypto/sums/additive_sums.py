@@ -134,6 +134,7 @@ class AdditiveSumsClient:
         slots, what = int(offsets[-1]), f"the answer of {peer}"
         check_payload(answer, what, (np.uint8, (self._nodes, -(-slots // 8))), (np.uint64, (None, modulus.words)))
         sent = np.unpackbits(answer[0], axis=1, bitorder="little")
+        # the server never sends left-out slots, and the bit map's last bits are padding
         if sent[:, slots:].any() or sent[:, left_out].any():
             raise CryptoError(f"a left-out or unknown slot is marked as sent - in {what}")
         taken = np.flatnonzero(sent[:, :slots])
@@ -206,6 +207,7 @@ class AdditiveSumsServer:
         check_payload(payload, "the ciphertexts of a tree", (np.uint8, (None, 8 * self._modulus.words)))
         found = payload[0].view(np.uint64)  # perhaps unaligned: kernels read bytes
         count, there = len(self._rows), self._rows_there + len(found)
+        # each piece has a cost of its own: only the last one may be short
         least = min(LEAST_ROWS, PIECE_BYTES // (8 * self._modulus.words), count)
         if there > count or len(found) < (least if there < count else min(1, count)):
             raise CryptoError(f"expected ciphertexts of {count} rows, got {there} - at the start of a tree")
@@ -218,6 +220,7 @@ class AdditiveSumsServer:
         # no factor hides a number that shares one with n: it would mark its row in every sum
         if not self._modulus.are_units(found, self._threads):
             raise CryptoError("a ciphertext is not in range or not prime to n - at the start of a tree")
+        # a message with all rows is used as it came; pieces are joined in memory taken once
         if len(found) == count:
             self._ciphertexts = found
         else:
@@ -257,6 +260,7 @@ class AdditiveSumsServer:
         there, self._slots_there = self._slots_there, 0
         if self._ciphertexts is None or self._rows_there != len(self._rows):
             raise CryptoError(f"expected ciphertexts of {len(self._rows)} rows, got {self._rows_there} - at a query")
+        # no more factors while the threads are needed for the answer
         if self._factors:
             self._factors.stop()
         if there != len(self._rows):
@@ -404,6 +408,7 @@ class BlindSumsServer(AdditiveSumsServer):
         (there, self._there), (found, self._held) = (self._there, 0), (self._held, _NOTHING)
         if there != self._table_rows:
             raise CryptoError(f"expected ciphertexts of {self._table_rows} rows, got {there} - in a query")
+        # row r of node k is ciphertext k n + r: each node has its own of all rows
         nodes, n_rows = found.shape[:2]
         self._ciphertexts = found.reshape(nodes * n_rows, -1).view(np.uint64)
         self._rows = np.tile(np.arange(n_rows, dtype=np.int32), nodes)

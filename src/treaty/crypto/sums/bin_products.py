@@ -75,6 +75,7 @@ def plan_blocks(codes: NDArray[np.uint8], left_out: Integers, bins: Integers, th
     `left_out` (columns,) is the bin of each column whose sum is not needed, `bins` (columns,) the number of its bins.
     """
     rows, columns = codes.shape
+    # thousands of columns are judged on fewer rows, so that planning takes about a second
     looks = max(1, columns * min(columns, _BLOCK_COLUMNS))
     step = max(1, rows // max(_LEAST_SAMPLE, _PLANNING_STEPS // looks))
 
@@ -165,6 +166,7 @@ def _count_joint(a: Labels, b: Labels, b_cells: int, stamps: Labels) -> tuple[in
 def _joint_labels(a: Labels, b: Labels, b_cells: int, stamps: Labels) -> tuple[Labels, Labels, Labels]:
     """Assign numbers to the joint cells as they appear; return also each one's cell in a and in b."""
     labels, count = np.empty(a.size, np.int32), 0
+    # -1 in either group is a cell of its own: rows that take part in one group only
     for i in range(a.size):
         # stamps hold a cell's number plus one
         labels[i] = -1
@@ -332,6 +334,7 @@ def _group_products(
             items = items.of_nodes(joint)
             cells = sort_cells(items.keys, items.starts, group.cells)
     products = _products(modulus, items, cells, threads)
+    # the cells of a single column are its bins
     if not group.parts:
         node = np.repeat(items.nodes, np.diff(cells.node_starts))
         return [(node * offsets[-1] + offsets[group.feature] + cells.labels, products)]

@@ -201,6 +201,7 @@ def make_server(
     ConfigError for an unknown cipher, CryptoError for an unusable key or table.
     """
     if encryption == "lattice":
+        # bounds come from the client: parameters follow from them, alike at both ends
         check_payload(setup, "the set-up", (np.int64, (4,)))
         *stated_bounds, nodes = (int(x) for x in setup[0])
         bounds = SumsBounds(*stated_bounds)
@@ -212,6 +213,7 @@ def make_server(
     check_payload(setup, "the set-up", (np.uint64, (None, None)), (np.int64, (None,)))
     if len(setup[1]) < 3:
         raise CryptoError(f"expected three bounds, got {len(setup[1])} - in the set-up")
+    # the key's statements follow the bounds
     stated, sent = SumsBounds(*(int(x) for x in setup[1][:3])), [setup[0], setup[1][3:]]
     key: PublicKey
     if encryption == "ou":
@@ -234,6 +236,7 @@ class DisclosedQuery:
     def __init__(self, client: LinearMapClient, secret: NDArray[np.int8], words: Residues, own: Residues) -> None:
         self._primes = _column(client)
         self._left = np.zeros(words.shape, np.int64)
+        # for the right secret, a word less its mask is the number plus an error; b_0 holds no number, so an error alone
         self.fits = bool((np.abs(secret) <= 1).all() and (words < self._primes).all() and (own < self._primes).all())
         if self.fits:
             masks, masks_of_own = client.masks(secret[np.newaxis])
@@ -311,6 +314,7 @@ class DisclosedLattice:
             query_v = DisclosedQuery(self._client, secrets[v], words, own)
             without += not query_v.fits
             held[v], empty[v] = query_v.holds(self._expected), query_v.holds(self._nothing)
+        # an entry holds either its row's numbers, if the row is in the node, or zeros
         faults = [f"the secrets shown are not those of {without} of {vectors} vectors"] if without else []
         return OpenedEntries(held, ~(held | empty), faults)
 

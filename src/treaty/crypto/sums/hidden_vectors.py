@@ -141,6 +141,7 @@ class Hider:
         self._threads, self.limbs = threads, -(-message_bits // 64)
         self._randomiser = Randomiser(key, threads)
         self._key_randomness = KeyRandomness(key)
+        # g^m comes from a table; 1 + n m is one product
         if isinstance(key, OUPublicKey):
             self._powers: FixedBase | None = FixedBase(key.modulus, key.g, message_bits, _WINDOW)
         else:
@@ -188,6 +189,7 @@ class Hider:
         """Add up messages: the product, row by row, of several arrays of ciphertexts (n, words)."""
         modulus, stacked = self.modulus, np.concatenate(factors)
         rows, many = len(factors[0]), len(factors)
+        # row r of every array, one after the other, is segment r
         index = np.arange(rows, dtype=np.int32)[:, None] + np.arange(many, dtype=np.int32) * np.int32(rows)
         out = np.empty((rows, modulus.words), np.uint64)
 
@@ -223,6 +225,7 @@ class Hider:
         return modulus.pack(modulus.multiply(modulus.unpack(minuend), inverse))
 
     def _inverse(self, packed: Words, power: int) -> int:
+        # out of Montgomery form, inverted, then to the power
         n, radix = self.modulus.value, self.modulus.radix
         value = from_words(packed)[0] * gmpy2.invert(radix, n) % n
         try:
@@ -268,6 +271,7 @@ class HiddenMatrix:
         number `added` to it, such as a mask.
         """
         modulus, bits = self._hider.modulus, self._vector_bits
+        # exponents must not be negative
         shifted = check_range(vector, bits) + (1 << (bits - 1))
         picked = self._rows[index]
         plaintexts = picked.shape[1]
@@ -403,6 +407,7 @@ class VectorServer:
             unpack(parameters, packed, count, self._threads)
             for packed, count in zip(query, (length, parameters.degree), strict=True)
         )
+        # uniform over the whole ring, of this answer alone: what the client opens is uniform, whatever it asked
         masks = uniform_digits(Keystream().raw, (1, columns, parameters.digits))
         made = self._map.answer(words, own, np.arange(columns, dtype=np.int64), masks)
         return [made], [-mask % (1 << parameters.message_bits) for mask in _upper(masks[0], parameters)]

@@ -152,6 +152,7 @@ class LatticeSumsClient(WholeTableClient):
             check_payload(hint, what, (np.uint8, (BINDING_BYTES,)))
             self._bindings[peer], self._offsets[peer] = hint[0].tobytes(), offsets.copy()
             self._asked[peer] = deque()
+            # a kept hint is not sent again; the binding proves that it is of the same table and terms
             if peer in self._kept:
                 if self._kept[peer] != self._bindings[peer]:
                     raise CryptoError(f"expected the hint that was kept, got another - in {what}")
@@ -190,6 +191,7 @@ class LatticeSumsClient(WholeTableClient):
         # a piece has some rows' residues, packed, uint32 (vectors, words); the first one those of the b_0, too
         rows = _rows_within(PIECE_BYTES - vectors * own, parameters, vectors)
         query = self._map.begin(vectors)
+        # kept for each server's answer, and never used for another query
         for waiting in self._asked.values():
             waiting.append(query.secrets)
         if self.keep_secrets is not None:
@@ -263,6 +265,7 @@ class LatticeSumsClient(WholeTableClient):
         rows, starts = self._sampled_slots(peer, features)
         shape = (len(keys), len(rows), self._parameters.digits)
         check_payload(answer, what, (np.uint8, (BINDING_BYTES,)), (np.uint16, shape))
+        # under another hint the opening would give noise, from which the secret could be inferred
         if answer[0].tobytes() != self._bindings[peer]:
             raise CryptoError(f"the answer belongs to another table or hint than this job's - in {what}")
         if not len(rows):
@@ -352,6 +355,7 @@ class LatticeSumsServer(WholeTableServer):
         if self._kept:
             return
         rows, done = int(self._offsets[-1]), 0
+        # a table without slots has no piece that could be the last
         if rows == 0:
             self._store.keep_own(self.binding, self._nonce, self.seed, self._map.random)
         piece = max(self._threads, _HINT_BYTES // (2 * self._parameters.digits * self._parameters.degree))

@@ -204,6 +204,7 @@ class TripleDealer:
                 f"expected to deal for vector {self._next}, and one at least, got {first} and {count}: "
                 "a mask may be used only once"
             )
+        # made in batches, as B is expanded again for each
         lacking = count - min(map(len, self._made.values()), default=count)
         if lacking > 0:
             self._make(max(lacking, self._ahead))
@@ -284,6 +285,7 @@ class TripleSumsClient(WholeTableClient):
         masked -= masks
         self._next = first + nodes
         self._deal(first, nodes)
+        # kept for each server's answer: A_t opens it
         for waiting in self._asked.values():
             waiting.append((first, masks.reshape(-1, n_rows)))
         return iter([[masked, np.array([first], np.int64)]])
@@ -363,6 +365,7 @@ class TripleSumsServer(WholeTableServer):
             raise CryptoError("expected a query before its answer")
         features, query, self._query = self._growing(), self._query, None
         nodes, first = len(query[0]), int(query[1][0])
+        # the client must not choose which shares are added: D_t belongs to the mask of vector t alone
         if first != self._next:
             raise CryptoError(f"expected vector {self._next}, got {first}: a mask may be used only once - in a query")
         self._next += nodes

@@ -137,7 +137,7 @@ class Streams:
             share(lambda a, b: _count(self._keys, first, a, b, out), self._count, threads, _LEAST)
             self._blocks += words // 2
             return out
-        # OpenSSL's counter mode writes the same blocks
+        # zeros encrypted in OpenSSL's counter mode are the same blocks
         length = 8 * words
         zeros, raw = bytes(length), np.empty(self._count * length + _SPARE, np.uint8)
         for number, each in enumerate(self._portable):

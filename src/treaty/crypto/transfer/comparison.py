@@ -253,6 +253,7 @@ def _digits(transfers: Transfers, y: Bits, x: Bits) -> Steps[tuple[Bits, Bits]]:
     choices = np.zeros((longest, y.shape[1]), np.uint8)
     choices[: len(y)] = y
     first, q, t = yield from transfers.choose(choices.reshape(-1))
+    # the sender's shares of greater and equal are random, and xored into every entry of its tables
     shares = np.frombuffer(Keystream().raw(longest * digits), np.uint8) & np.uint8(3)
     table = np.empty(longest * digits, np.uint32)
     _write_tables(_numbers(x, longest), shares, table)

@@ -287,6 +287,7 @@ class Sender:
         trees = KAPPA // self._fold
         if message.shape != (trees - 1, _whole(count) // 64):
             raise CryptoError(f"expected columns {(trees - 1, count // 64)}, got {message.shape} - of an extension")
+        # masks of all ones where delta has a 1
         rows, masks = np.empty((count, 2), np.uint64), np.uint64(0) - self._bits.astype(np.uint64)
         for part in pieces(count, _PIECE):
             at = slice(part.start // 64, part.stop // 64)

@@ -98,6 +98,7 @@ def integer_shares(transfers: Transfers, parts: NDArray[np.uint64], places: Plac
     Role 0 has opened the answers, role 1 has the masks.
     """
     bits = np.array([places.grad, places.hess, places.count, places.noise], np.uint64)
+    # whether a field's shares wrap around is the disjunction of their top bits, as fields are guarded
     tops = (parts >> (bits - np.uint64(1))).astype(np.uint8)
     # n = v_n + p_n - w_n 2^bits, c = v_c + p_c + w_n - w_c 2^bits, w = a + b - a b for the top bits a and b
     both = yield from both_of(transfers, tops.reshape(-1), WORDS, role)
@@ -173,6 +174,7 @@ def best_of_shared(transfers: Transfers, sums: Wide, known: Known, widths: Width
     whole = np.broadcast_to((known.totals[:, 1] + 2 * known.ridge)[:, None], all_of).reshape(-1)
     a = cut(resized(a, of_below), widths.hess)
     rest = cut(subtract(wide(whole, of_below), a), widths.hess)
+    # numerators, denominators and whether both children are large enough, in the same steps
     top, below, fit_hess, fit_count = yield from together(
         _tops(transfers, sums, known, widths, role),
         products(transfers, a, rest[:, None], widths.hess, widths.hess, widths.below),
@@ -180,6 +182,7 @@ def best_of_shared(transfers: Transfers, sums: Wide, known: Known, widths: Width
         _within(transfers, sums[:, :, 2], known.count, widths.count, role),
     )
     (fit,) = yield from conjunctions(transfers, fit_hess, fit_count[None], role)
+    # a candidate that does not fit has numerator 0, and loses
     top = cut((yield from selected(transfers, fit, top[:, None])), widths.top)
     values = np.zeros((nodes, candidates, 4, words), np.uint64)
     values[:, :, TOP, :of_top] = top.reshape(*all_of, of_top)
@@ -209,6 +212,7 @@ def winner_of(transfers: Transfers, values: Wide, widths: Widths, role: int, ste
     `step` says how many comparisons take as long as a step does, see `rounds_of`.
     """
     nodes = len(values)
+    # the same rounds at both parties, from public numbers alone
     for size, groups in rounds_of(values.shape[1], nodes, widths.difference, step):
         missing = max(0, size * groups - values.shape[1])
         if missing:

@@ -122,6 +122,7 @@ class Transfers:
         self._next = min(2 * self._next, _MANY)
         message, bits, rows = self.receiver.extend(more)
         (came,) = take((yield [message]), (np.uint64, message.shape))
+        # q of the own end as the sender, t and its bits as the receiver: rows of both directions have the same number
         self._stock.append((self.sender.extend(more, came), rows, unpacked(bits, more)))
         self._left += more
         self._promised -= count
