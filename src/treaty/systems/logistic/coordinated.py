@@ -166,7 +166,7 @@ def open_fields(
     key: PrivateKey, hidden: Array, count: int, fields: Fields, threads: int, peer: str, what: str
 ) -> list[int]:
     """Decrypt `count` packed numbers, uint64 (plaintexts, words), that a peer has sent."""
-    shape = (len(fields.starts(count)) - 1, key.public.modulus.words)
+    shape = (-(-count // fields.per_plaintext), key.public.modulus.words)
     return opened(key, view(hidden, np.uint64, shape, peer=peer, what=what), count, fields, threads)
 
 
