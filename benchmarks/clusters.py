@@ -25,7 +25,7 @@ from treaty.cluster import ray_shards
 from treaty.runs import party as jobs
 from treaty.runs.job import Job
 from treaty.runs.job_files import decoded_job
-from treaty.runs.party import find_part, owners_of_model
+from treaty.runs.prediction import find_part, owners_of_model
 from treaty.runs.warm_up import compile_kernels
 
 OPEN = {"allow_exact_sums": True, "sums": "open"}

@@ -24,9 +24,9 @@ import pyarrow.parquet as parquet
 
 from data import arguments, cpu_of_others, report
 from treaty.runs import processes
-from treaty.runs.expectations import expect
 from treaty.runs.job import Align, Job, Member
 from treaty.runs.job_files import decoded_job
+from treaty.runs.local_checks import expect
 from treaty.runs.party import train_party
 from treaty.runs.report import load_reports
 from treaty.runs.table_files import read_alone

@@ -38,13 +38,12 @@ import pyarrow.parquet as parquet
 
 from data import RESULTS, arguments, cpu_of_others, default_of_credit_card_clients, report, verdict
 from secureboost_memory import CIPHERTEXT, status
-from treaty.messaging.transcript import Transcript
 from treaty.runs import party as jobs
 from treaty.runs import processes, rows
 from treaty.runs.job import Job, Member
 from treaty.runs.job_files import load_job
 from treaty.runs.warm_up import compile_kernels
-from treaty.systems.system import Roles
+from treaty.systems.system import RoleInput
 
 DEPTH, SUM, MIB = 3, 24, 1 << 20
 PIECE, FIXED, KEPT = 64 * MIB, 64 * MIB, 1.5
@@ -121,15 +120,16 @@ def play(path: Path, name: str) -> None:
         return table
 
     def note_messages(
-        job: Job, name: str, roles: Roles, transcript: Transcript, seconds: dict[str, float], part: object
+        path: Path, job: Job, inputs: RoleInput, part: object, own_rows: int | None, seconds: dict[str, float]
     ) -> None:
+        transcript = inputs.party.transcript
         measured.setup, measured.boosting = seconds["setup"], seconds["boosting"]
         of_trees = list(dropwhile(lambda entry: entry.step != "TreeStart", transcript.entries))
         measured.waiting = sum(b.seconds - a.seconds for a, b in pairwise(of_trees) if b.direction == "received")
         measured.sent = sum(entry.nbytes for entry in of_trees if entry.direction == "sent")
         largest = max(transcript.entries, key=lambda entry: entry.nbytes)
         measured.largest, measured.kind = largest.nbytes, largest.step
-        write_report(job, name, roles, transcript, seconds, part)
+        write_report(path, job, inputs, part, own_rows, seconds)
 
     rows.labelled, jobs.write_report = read_and_note, note_messages  # type: ignore[assignment]
     jobs.train_party(job, name)

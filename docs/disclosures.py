@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import Path
 
-from treaty.runs.disclosed import OF_RUNS, table_of
+from treaty.runs.report import OF_RUNS, table_of
 from treaty.systems import find_system
 from treaty.systems.alignment.leakage import ROUTES as ALIGNMENT
 from treaty.systems.leakage import STAGES, Routes

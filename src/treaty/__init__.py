@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from treaty.estimators.glm import LinearRegression, PoissonRegressor
     from treaty.estimators.linear import LogisticRegression
     from treaty.estimators.trees import GBDTClassifier, GBDTRanker, GBDTRegressor, load
-    from treaty.runs.disclosed import disclosures
+    from treaty.runs.report import disclosures
     from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
     from treaty.systems.federboost_vertical.options import FederBoostVertical
     from treaty.systems.fedxgb.options import FedXGB
@@ -71,7 +71,7 @@ __version__ = "0.1.0"
 _LATE = {
     "CustomLoss": "treaty.trees.losses.custom",
     "align": "treaty.estimators.align",
-    "disclosures": "treaty.runs.disclosed",
+    "disclosures": "treaty.runs.report",
     "GBDTClassifier": "treaty.estimators.trees",
     "GBDTRanker": "treaty.estimators.trees",
     "GBDTRegressor": "treaty.estimators.trees",

@@ -16,7 +16,7 @@ from runs.small_jobs import SYSTEMS, write_job
 from treaty.cli.main import app
 from treaty.errors import ConfigError
 from treaty.messaging.certificates import write_identity
-from treaty.runs import expectations, local_checks
+from treaty.runs import local_checks
 from treaty.runs.connecting import listening
 from treaty.runs.job import Job
 from treaty.runs.job_files import load_job
@@ -64,7 +64,7 @@ def test_who_does_not_answer_is_named_and_the_exit_code_says_it_is_not_us(job, t
     with listening(job, "b"):
         done = check(tmp_path)
     assert done.exit_code == 1, done.output
-    assert f"WRONG  c at {job.parties['c'].address}: nobody answers" in done.stdout
+    assert f"WRONG  c at {job.parties['c'].address}: no answer" in done.stdout
     assert "docs/network.md" in done.stdout
 
 
@@ -198,7 +198,7 @@ def test_what_others_say_of_their_columns_is_what_a_job_is_expected_to_take(tmp_
     for name in ("b", "c"):
         public = next(finding.public for finding in check_own(job, name) if finding.what == "expected")
         assert re.search(r"for about 3 columns in \d+0? bins$", public)  # not of how many rows
-        told[name] = expectations.stated_sizes(public)
+        told[name] = local_checks.stated_sizes(public)
     said = {finding.what: finding for finding in check_own(job, "a", told)}
     assert f"as c says, about 3 columns in {told['c'][1]} bins there" in said["expected"].said
     assert "taken for" not in said["expected"].said
@@ -208,7 +208,7 @@ def test_what_others_say_of_their_columns_is_what_a_job_is_expected_to_take(tmp_
         return float(re.search(r"([\d,.]+) MB in all", found["expected bytes"].said)[1].replace(",", ""))
 
     assert in_all(said) < in_all(taken) / 2  # 10 columns were taken
-    assert expectations.stated_sizes("could take part") is None
+    assert local_checks.stated_sizes("could take part") is None
 
 
 def test_a_party_without_a_table_is_told_for_what_sizes(tmp_path):
@@ -225,19 +225,19 @@ def test_owners_of_rows_take_others_to_have_as_many(tmp_path):
 
 
 def test_too_little_memory_is_wrong_and_says_what_to_do(job, tmp_path, monkeypatch):
-    monkeypatch.setattr(expectations, "free_memory", lambda: 1e8)
+    monkeypatch.setattr(local_checks, "free_memory", lambda: 1e8)
     assert "0.1 GB are free: end other programs" in wrong(job)["expected memory"]
     assert check(tmp_path).exit_code == 2
-    monkeypatch.setattr(expectations, "free_memory", lambda: None)  # a system that does not tell
+    monkeypatch.setattr(local_checks, "free_memory", lambda: None)  # a system that does not tell
     assert wrong(job) == {}
 
 
 def test_too_little_room_in_the_store_is_wrong(job, tmp_path):
     table = read_alone(job.table_rules("a"), str(job.parties["a"].table), training=True)[0].features
-    expected = expectations.expect(job, job.roles(), "a", table)
-    assert "kept for later jobs" in expectations.check_store(job, "a", expected)
+    expected = local_checks.expect(job, job.roles(), "a", table)
+    assert "kept for later jobs" in local_checks.check_store(job, "a", expected)
     with pytest.raises(ConfigError, match="make room, or name another folder as store"):
-        expectations.check_store(job, "a", replace(expected, kept=1e18))
+        local_checks.check_store(job, "a", replace(expected, kept=1e18))
 
 
 def test_options_without_a_formula_are_not_wrong(tmp_path):
@@ -248,4 +248,4 @@ def test_options_without_a_formula_are_not_wrong(tmp_path):
 
 
 def test_free_memory_is_that_of_the_machine():
-    assert expectations.free_memory() is None or 1e7 < expectations.free_memory() < 1e15
+    assert local_checks.free_memory() is None or 1e7 < local_checks.free_memory() < 1e15

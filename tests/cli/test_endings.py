@@ -23,6 +23,7 @@ from treaty.errors import ConfigError, DataError, PeerAborted, PeerLost, PeerTim
 from treaty.messaging.certificates import write_identity
 from treaty.models.checkpoints import checkpoint_file
 from treaty.runs import party as runs
+from treaty.runs import prediction
 
 
 def ended(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
@@ -114,7 +115,7 @@ def test_who_is_interrupted_is_told_how_to_go_on(tmp_path, monkeypatch, capsys, 
     flags = "".join(f" {flag}" for flag in [*given, *([] if name == "b" else ["--resume"])])
     assert said.endswith(f": treaty train {file}{flags}")
     if name is not None:
-        assert f"{name}.checkpoint has what was finished: start all parties again, a with --resume" in said
+        assert f"{name}.checkpoint has all finished rounds: to resume, restart all parties, a with --resume" in said
     assert log.read_text().splitlines()[-1].endswith(f"Z {said}")
 
 
@@ -139,7 +140,7 @@ def rewritten(folder: Path, old: str, new: str, count: int = -1) -> None:
 @pytest.mark.parametrize(
     ("verb", "in_the_way", "words"),
     [
-        ("train", lambda folder: (folder / "model").write_text(""), "cannot write in .*model: a file has that name"),
+        ("train", lambda folder: (folder / "model").write_text(""), "cannot write in .*model: it, or a folder"),
         ("train", lambda folder: [(folder / "b.csv").unlink(), (folder / "b.csv").mkdir()], "b.csv, got a folder"),
         ("train", lambda folder: rewritten(folder, ",", ";"), "expected commas between the columns"),
         ("train", lambda folder: rewritten(folder, "\n", "\nunknown", count=1), "line 2"),
@@ -158,10 +159,11 @@ def test_what_is_in_the_way_is_named_before_connecting(tmp_path, monkeypatch, ca
         raise PeerLost("a", "nobody came")
 
     monkeypatch.setattr(runs, "connected", connected)
+    monkeypatch.setattr(prediction, "connected", connected)
     with pytest.raises(
         (ConfigError, DataError), match=words
     ):  # what its user can do something about, not that nobody came
-        runs.predict_party(job, "b") if verb == "predict" else runs.train_party(job, "b")
+        prediction.predict_party(job, "b") if verb == "predict" else runs.train_party(job, "b")
 
 
 @pytest.mark.parametrize("error", [PeerLost, PeerTimeout, PeerAborted], ids=lambda kind: kind.__name__)
@@ -180,7 +182,7 @@ def test_who_loses_a_peer_is_told_how_to_go_on(tmp_path, monkeypatch, error):
     with pytest.raises(error, match=r"its process has ended$"):
         runs.train_party(job, "b")  # there is nothing to go on from
     monkeypatch.setattr(runs, "connected", lost_late)
-    with pytest.raises(error, match=r"b\.checkpoint has what .*: start all parties again, a with --resume, to go on$"):
+    with pytest.raises(error, match=r"b\.checkpoint has all .* restart all parties, a with --resume$"):
         runs.train_party(job, "b")
 
 

@@ -23,7 +23,7 @@ from runs.small_jobs import model, played, write_job
 from treaty.cluster.ray_shards import Cluster, RayShards, opened
 from treaty.errors import ClusterLost, ConfigError, CryptoError
 from treaty.runs import party as runs
-from treaty.runs.local_checks import check_training
+from treaty.runs.job_files import check_training
 
 ROWS = 20_000  # more than a stripe, so that two workers have rows
 TREES = {"n_estimators": 2, "max_depth": 3, "max_bin": 8, "min_child_samples": 5}

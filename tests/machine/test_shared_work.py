@@ -338,4 +338,4 @@ def test_threads_keep_to_cores_without_keeping_others():
 )
 def test_processes_are_dealt_the_cores_there_are(monkeypatch, usable, expected):
     monkeypatch.setattr(processes, "usable_cores", lambda: list(usable))
-    assert processes._dealt_out(["a", "b", "c"]) == expected
+    assert processes._cores_of_each(["a", "b", "c"]) == expected

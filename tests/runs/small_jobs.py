@@ -14,7 +14,8 @@ from treaty.errors import TreatyError
 from treaty.messaging.certificates import write_identity
 from treaty.runs.job import Job
 from treaty.runs.job_files import load_job
-from treaty.runs.party import find_part, owners_of_model, train_party
+from treaty.runs.party import train_party
+from treaty.runs.prediction import find_part, owners_of_model
 from treaty.runs.processes import free_ports
 
 TREES = {"n_estimators": 2, "min_child_samples": 5}

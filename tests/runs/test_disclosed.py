@@ -18,9 +18,8 @@ from treaty.cli.main import app
 from treaty.errors import ConfigError
 from treaty.messaging.transcript import Transcript
 from treaty.runs import report
-from treaty.runs.disclosed import disclosures, of_job, table_of
 from treaty.runs.job import Align
-from treaty.runs.report import learned_by
+from treaty.runs.report import disclosures, learned_by, of_job, table_of
 from treaty.systems import SYSTEMS
 
 NUMBERS = np.random.default_rng(0).normal(size=(60, 4))
@@ -91,7 +90,7 @@ def test_what_does_not_go_together_is_refused(words, said):
 
 
 def test_own_options_are_not_given_twice():
-    with pytest.raises(ConfigError, match="beside SecureBoost, got 'sums'"):
+    with pytest.raises(ConfigError, match="estimator with SecureBoost, got 'sums'"):
         disclosures(treaty.SecureBoost(), sums="open")
 
 
@@ -161,7 +160,7 @@ def test_of_an_alignment_only_what_applies_is_said(tmp_path):
         for step in seen:
             party.transcript.record("sent", "b", step, 0, 10)
         of = replace(job, align=replace(job.align, log=log))
-        said = str(learned_by(of, roles, None, psi or report._psi_used(of, roles, party)))
+        said = str(learned_by(of, roles, None, psi or report._psi_used(roles, party)))
         return [words for words in ("run log", "8,192 ids or more (KKRT)", "by KKRT") if words in said]
 
     assert about() == ["8,192 ids or more (KKRT)"]  # before the job nobody knows how long the others' lists are

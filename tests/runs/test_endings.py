@@ -17,9 +17,10 @@ from treaty.errors import ConfigError, TreatyError
 from treaty.messaging.grpc_channel import GrpcChannel
 from treaty.runs import local_checks
 from treaty.runs import party as runs
+from treaty.runs.connecting import check_writable
 from treaty.runs.job import Job
-from treaty.runs.party import owners_of_model, part_file, predict_party
-from treaty.runs.progress import check_writable
+from treaty.runs.party import part_file
+from treaty.runs.prediction import owners_of_model, predict_party
 from treaty.runs.warm_up import compile_kernels
 
 SMALL = ["quasi-newton", *(system for system in SYSTEMS if system != "quasi-newton")]
@@ -120,7 +121,9 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     check_writable([tmp_path / "new" / "folder"])
     assert list((tmp_path / "new" / "folder").iterdir()) == []
-    with pytest.raises(ConfigError, match=r"cannot write in .*file: a file has that name, .*; move it") as caught:
+    with pytest.raises(
+        ConfigError, match=r"cannot write in .*file: it, or a folder above it, is a file; move it"
+    ) as caught:
         check_writable([tmp_path / "file"])
     assert "file" not in caught.value.public.replace("files", "")
 

@@ -45,7 +45,7 @@ def test_a_byte_order_mark_is_taken_off(tmp_path):
     ("address", "said"),
     [
         ("https://127.0.0.1:7432", r"parties\.b\.address = 'https://127.*': expected host:port without https://"),
-        ("::1:7432", r"parties\.b\.address = '::1:7432': expected an IPv6 address in brackets, \[::1\]:7000 say"),
+        ("::1:7432", r"parties\.b\.address = '::1:7432': expected an IPv6 address in brackets, such as \[::1\]:7000"),
         ("127.0.0.1:74320", r"parties\.b\.address = '127\.0\.0\.1:74320': expected a port from 1 to 65535"),
         (
             "me@shop:7432",

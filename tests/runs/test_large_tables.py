@@ -18,10 +18,10 @@ from treaty.data.arrow_tables import FileTable
 from treaty.errors import ConfigError, DataError
 from treaty.messaging.certificates import write_identity
 from treaty.runs import table_files
-from treaty.runs.expectations import CELL, expect
 from treaty.runs.job import Job, Member
 from treaty.runs.job_files import load_job
-from treaty.runs.party import predict_party
+from treaty.runs.local_checks import CELL, expect
+from treaty.runs.prediction import predict_party
 from treaty.runs.processes import free_ports
 from treaty.runs.table_files import read_alone, read_rows
 

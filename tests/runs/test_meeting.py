@@ -8,7 +8,6 @@ import pytest
 from runs.small_jobs import played, write_job
 from treaty.errors import ConfigError, TreatyError
 from treaty.runs import connecting as compared
-from treaty.runs.connecting import wait_of
 from treaty.runs.job import Align
 from treaty.runs.job_files import load_job
 from treaty.runs.party import train_party
@@ -97,7 +96,7 @@ def test_durations_may_be_words(tmp_path, given, seconds):
     text = (tmp_path / "job.toml").read_text()
     (tmp_path / "job.toml").write_text(f"wait = {given}\n" + text.replace("timeout = 1200", f"timeout = {given}"))
     job = load_job(tmp_path / "job.toml")
-    assert job.wait == job.timeout == wait_of(job) == seconds
+    assert job.wait == job.timeout == seconds
 
 
 @pytest.mark.parametrize("given", ['"an hour"', '""', '"5"', '"1.5h"', "0", '"0s"'])

@@ -40,7 +40,8 @@ from treaty.models.checkpoints import load_checkpoint
 from treaty.models.trees import load_part
 from treaty.runs import processes
 from treaty.runs.job_files import load_job
-from treaty.runs.party import find_part, train_party
+from treaty.runs.party import train_party
+from treaty.runs.prediction import find_part
 from treaty.runs.processes import PORTS, free_ports
 from treaty.runs.warm_up import compile_kernels
 
@@ -588,6 +589,6 @@ def test_an_interrupted_alignment_is_not_put_on_other_ids(tmp_path):
     processes = {name: start(job, name) for name in ("imaging", "lab")}
     processes["clinic"] = start(job, "clinic", resume=True)
     ended = finish(processes, 60)
-    assert "bring the table back or begin anew" in one_line(ended["lab"][1])
+    assert "restore the table, or start again without --resume" in one_line(ended["lab"][1])
     for name in ("clinic", "imaging"):
         assert "its ids have changed" in one_line(ended[name][1])

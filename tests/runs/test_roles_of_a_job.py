@@ -7,8 +7,9 @@ import pytest
 
 from treaty.errors import ConfigError
 from treaty.runs.job import Job, Member
-from treaty.runs.local_checks import check_training
-from treaty.runs.party import owners_of_model, train_party
+from treaty.runs.job_files import check_training
+from treaty.runs.party import train_party
+from treaty.runs.prediction import owners_of_model
 
 
 def job_of(protocol: str, **parties: Member) -> Job:
@@ -40,7 +41,7 @@ def test_a_server_without_examples_is_refused_before_anybody_connects(name, tmp_
     roles = {"key": Member(role="authority"), **{f"e{k}": Member(role="edge") for k in range(3)}}
     users = {f"u{k}": Member(table=f"u{k}.csv") for k in range(9)}
     job = job_of("fedxgb", a=Member(), **roles, **users)
-    with pytest.raises(ConfigError, match=r"which columns and classes there are: expected parties\.a\.table"):
+    with pytest.raises(ConfigError, match=r"defines the columns and classes: expected parties\.a\.table"):
         check_training(job, name)
     assert check_training(job, "u0").of["u0"] == "user"
     with pytest.raises(ConfigError, match=r"to run as u0 alone the job must name parties\.u0\.address"):
@@ -52,5 +53,5 @@ def test_a_limit_that_nobody_would_keep_to_is_refused():
     check_training(job_of("secureboost", **limited), "a")
     paper = msgspec.structs.replace(job_of("fedxgboost-smm", **limited), own={"mode": "paper", "allow_insecure": True})
     for job in (job_of("federboost-vertical", **limited), job_of("fedxgboost-ldp", **limited), paper):
-        with pytest.raises(ConfigError, match=f"b has a limit, most_recoverable, .* protocol '{job.protocol}' tells"):
+        with pytest.raises(ConfigError, match=f"b sets the limit most_recoverable, .* protocol '{job.protocol}' with"):
             check_training(job, "a")

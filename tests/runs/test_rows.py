@@ -285,5 +285,5 @@ def test_a_partners_column_that_is_called_like_the_label_is_refused(tmp_path):
         if fine:
             assert read_ahead(job.table_rules("shop"), path).arrow.num_rows == 9
             continue
-        with pytest.raises(DataError, match=r"shop: column 'y' is called like the label of bank: drop it"):
+        with pytest.raises(DataError, match=r"shop: column 'y' has the name of the label of bank: drop it"):
             read_ahead(job.table_rules("shop"), path)

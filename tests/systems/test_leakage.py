@@ -18,7 +18,7 @@ from systems.fedxgb.secpred.hidden_models import play_prediction, shards, traine
 from systems.routes import Played, Way, routes, routes_of, settings
 from systems.toy.system import SYSTEM as TOY
 from treaty.messaging.messages import Message, MessageLeakage
-from treaty.runs import disclosed
+from treaty.runs import report
 from treaty.systems import SYSTEMS, find_system
 from treaty.systems.alignment.leakage import ROUTES as OF_ALIGNMENT
 from treaty.systems.fedxgb.messages import CertifiedKeys
@@ -121,7 +121,7 @@ def below(kind: type[Message]) -> Iterator[type[Message]]:
 
 def all_tables() -> dict[str, Routes]:
     """Return all lines there are, by system, and those that systems share."""
-    found = {"alignment": OF_ALIGNMENT, "runs": disclosed.OF_RUNS}
+    found = {"alignment": OF_ALIGNMENT, "runs": report.OF_RUNS}
     for model, named in SYSTEMS.items():
         for name in named:
             system = find_system(name, model)
@@ -235,7 +235,7 @@ def test_a_planted_class_of_message_is_found():
 
 
 def test_lines_are_whole_and_their_pages_exist():
-    docs = Path(disclosed.__file__).parents[3] / "docs"
+    docs = Path(report.__file__).parents[3] / "docs"
     headings = {
         path.name: {re.sub(r"^#+ ", "", line) for line in path.read_text().splitlines() if line.startswith("#")}
         for path in docs.glob("*.md")

@@ -17,7 +17,7 @@ from tables import assert_same_trees, cut, with_categories, with_gaps
 from treaty.errors import ConfigError, DataError
 from treaty.runs.job import Job, Member
 from treaty.runs.job_files import load_job
-from treaty.runs.party import find_part
+from treaty.runs.prediction import find_part
 
 OF_SYSTEMS = {
     "secureboost": treaty.SecureBoost(insecure_test_key_bits=512, allow_insecure=True, allow_exact_sums=True),

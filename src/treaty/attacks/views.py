@@ -14,7 +14,7 @@ from sklearn.decomposition import PCA
 from treaty.data.binning import Bins, fit_bins
 from treaty.machine.arrays import Flags, Floats, Int32s
 from treaty.privacy.label_leaks import attack_auc
-from treaty.runs.disclosed import OF_RUNS
+from treaty.runs.report import OF_RUNS
 from treaty.runs.threads import Recorded
 from treaty.systems import SYSTEMS, find_system
 from treaty.systems.alignment.leakage import ROUTES as ALIGNMENT

@@ -46,7 +46,7 @@ def check(
     from treaty.cli.node import check_as_node
     from treaty.runs.connecting import listening
     from treaty.runs.job_files import load_job, seconds_of
-    from treaty.runs.local_checks import CheckFinding, check_own, peers_of, probe
+    from treaty.runs.local_checks import CheckFinding, check_own, probe
     from treaty.runs.report import learned_by
 
     if party is None and node == NODE_FILE and not node.exists():
@@ -81,7 +81,7 @@ def check(
             own.append(CheckFinding("listening", False, str(error)))
         say(str(own[-1]))
         deadline = time.monotonic() + patience
-        for peer in peers_of(described, party):
+        for peer in described.system.links(described.roles(), described.settings()[0])[party]:
             finding = probe(described, party, peer)
             while not finding.fine and time.monotonic() < deadline:
                 time.sleep(RETRY_INTERVAL)
@@ -120,7 +120,7 @@ def disclosures(
     masked, noisy, aggregated, exact; control: about the job, not about rows), which option reduces it, and a reference.
     Nothing is trained, and no table is read.
     """
-    from treaty.runs import disclosed
+    from treaty.runs import report
     from treaty.runs.job_files import load_job
 
     if Path(job).suffix or Path(job).exists():
@@ -128,10 +128,10 @@ def disclosures(
             raise ConfigError(
                 "expected --set, --party, --model and --align only with the name of a protocol: a job file has them"
             )
-        found = disclosed.of_job(load_job(job))
+        found = report.of_job(load_job(job))
     else:
         given = dict(map(_named, setting or []))
-        found = disclosed.disclosures(job, parties=party, model=model, align={} if align else None, **given)
+        found = report.disclosures(job, parties=party, model=model, align={} if align else None, **given)
     if markdown:
         print(found.markdown())
         return

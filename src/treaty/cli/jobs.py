@@ -16,24 +16,22 @@ from treaty.cli.logs import PRINTED, LogFile, Trust, Verbose, console, log_of_al
 from treaty.data.reading import write_predictions
 from treaty.errors import ConfigError
 from treaty.machine.process import keep_to
+from treaty.runs.connecting import check_writable
 from treaty.runs.job import Job, id_column
-from treaty.runs.job_files import load_job
-from treaty.runs.local_checks import check_training
-from treaty.runs.party import (
+from treaty.runs.job_files import check_training, decoded_job, load_job
+from treaty.runs.party import how_to_resume, part_file, train_party, written_files
+from treaty.runs.prediction import (
     check_explainable,
     explain_party,
     find_part,
-    how_to_resume,
     owners_of_model,
-    part_file,
     predict_party,
-    train_party,
-    written_files,
+    serve_party,
+    service_roles,
 )
-from treaty.runs.processes import FROM_PARENT, job_of_parent, run_all
-from treaty.runs.progress import TrainingBar, check_writable, phases_bar
+from treaty.runs.processes import FROM_PARENT, line_of_parent, run_all
+from treaty.runs.progress import TrainingBar, phases_bar
 from treaty.runs.report import load_reports, service_report_file
-from treaty.runs.serving import serve_party, service_roles
 
 logger = logging.getLogger(__name__)
 
@@ -277,7 +275,7 @@ def explain(
 
 def _described(job: Path) -> Job:
     """Read a job file, or the job of the parent process that runs all parties and started this one."""
-    return job_of_parent() if str(job) == FROM_PARENT else load_job(job)
+    return decoded_job(line_of_parent(), trusted=True) if str(job) == FROM_PARENT else load_job(job)
 
 
 def _check_party(party: str, parties: list[str]) -> None:

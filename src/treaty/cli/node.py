@@ -25,9 +25,8 @@ from treaty.node.jobs import trained
 from treaty.node.proposals import JobStatus, Proposal, Verb, check_same, id_of, in_words, proposed, rounds_of, statement
 from treaty.node.settings import Settings, load_settings
 from treaty.node.store import FINAL, JobRow, Store
-from treaty.runs.expectations import stated_sizes
 from treaty.runs.job import Job
-from treaty.runs.local_checks import EXPECTED, CheckFinding
+from treaty.runs.local_checks import EXPECTED, CheckFinding, stated_sizes
 
 JobPrefix = Annotated[str, typer.Argument(metavar="JOB", help="The first letters of a job's id.")]
 

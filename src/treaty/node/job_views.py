@@ -25,9 +25,8 @@ from treaty.node.policy import PolicyVerdict, verdict
 from treaty.node.proposals import JobStatus, Proposal, Verb, data_sets, in_words, roles_of
 from treaty.node.settings import Settings, checkpoints_of, log_of, remove_checkpoints, results_of
 from treaty.node.store import FINAL, TRANSITIONS, JobRow, Store
-from treaty.runs.expectations import Sizes
 from treaty.runs.job import Job
-from treaty.runs.local_checks import CheckFinding, check_own
+from treaty.runs.local_checks import CheckFinding, Sizes, check_own
 from treaty.runs.report import learned_by
 
 # ------------------------------------------------------------ before a job is approved

@@ -22,8 +22,7 @@ from treaty.messaging.messages import clean
 from treaty.node.store import TRANSITIONS
 from treaty.runs.job import Job, Member
 from treaty.runs.job_files import check_whole, decoded_job, names_of_code, read_job
-from treaty.runs.party import check_explainable, predicting
-from treaty.runs.serving import check_online
+from treaty.runs.prediction import check_explainable, check_online, predicting
 from treaty.systems import SYSTEMS
 from treaty.systems.system import Roles
 

@@ -41,11 +41,11 @@ from treaty.node.proposals import Verb
 from treaty.node.settings import alone
 from treaty.runs.job import Job, id_column
 from treaty.runs.job_files import decoded_job
-from treaty.runs.party import explain_party, find_part, predict_party, train_party
+from treaty.runs.party import train_party
+from treaty.runs.prediction import explain_party, find_part, predict_party, serve_online
 from treaty.runs.processes import line_of_parent
 from treaty.runs.progress import TrainingBar
 from treaty.runs.report import FORMAT, Report, received_by, report_file
-from treaty.runs.serving import serve_online
 from treaty.systems.vertical.prediction import Asked
 
 logger = logging.getLogger("treaty.node.worker")  # it runs as __main__

@@ -1,9 +1,9 @@
-"""What estimators have done for them: training and prediction in one place, in threads, or in processes."""
+"""Training and prediction for estimators: in one place, in threads, or in processes of this machine."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,28 +35,19 @@ from treaty.runs.threads import (
 )
 from treaty.systems.observers import play_role
 from treaty.systems.pooled.system import ALONE, noisy_labels, side_by_side
-from treaty.systems.system import LabelledRows, Program, System
+from treaty.systems.system import LabelledRows, System
 from treaty.systems.vertical.prediction import collect, predict_passive
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingOutcome:
-    """What a training left.
+    """A finished training: parts, traffic, seconds by phase and in total, and what each party or role learned."""
 
-    Attributes
-    ----------
-    parts : dict
-        Of each party; where rows are split, or there is one table, the whole model is the part of `ALONE`.
-    traffic : Traffic
-    seconds : dict
-        Per phase, and in total.
-    learned : dict
-        What each party, or role, learned beyond its own data, in words.
-    """
-
+    # by party; if rows are split, or there is one table, the whole model is the part of `ALONE`
     parts: dict[str, Any]
     traffic: Traffic
     seconds: dict[str, float]
+    # beyond its own data, in sentences
     learned: dict[str, list[str]]
 
 
@@ -69,20 +60,20 @@ def train(
     finished: Callable[[dict[str, Any]], None] = lambda parts: None,
     watch: Callable[[int, Any], None] = lambda done, part: None,
 ) -> TrainingOutcome:
-    """Train as a run says, playing every party on this machine.
+    """Train with every party on this machine.
 
     Parameters
     ----------
     transport : {"memory", "grpc"}
     checkpoint : Path or None
-        Folder for checkpoints, and for what serves later fits on the same rows.
+        Folder for checkpoints, and for files that later fits on the same rows need.
     weighted : bool
         Whether rows have weights.
     finished : callable
-        Given all parties' parts after every round, so that what is finished survives an error.
+        Called with all parties' parts after every round, so that finished rounds survive an error.
     watch : callable
-        Given the rounds done and the active party's part, or epochs' losses by set, after every round or epoch; of
-        boosted trees it may raise `NoMoreTrees`, which ends the training. Under "grpc" called once, at the end.
+        Called after every round or epoch with their number and the active party's part, or epochs' losses by set. For
+        boosted trees it may raise `NoMoreTrees`, which ends the training. Under "grpc" it is called once, at the end.
     """
     started = time.perf_counter()
     system, roles = run.system, run.roles
@@ -95,10 +86,13 @@ def train(
         run = replace(run, progress=progress, phase=bar.phase, store=checkpoint)
         noisy: Path | None = None
         if run.options.label_epsilon is not None:
-            # randomised labels are kept for this fit, or as long as the checkpoints' folder
+            # kept as long as the folder of checkpoints, or else for this fit
             noisy = (checkpoint or Path(held.enter_context(TemporaryDirectory()))) / "noisy_labels"
             if transport == "memory":
-                run = _randomised(run, noisy, checkpoint)
+                own = run.data[roles.active]
+                ledger = Ledger(None if checkpoint is None else noise_folder(checkpoint, roles.active))
+                own = replace(own, y=noisy_labels(noisy, own.y, run.classes, run.options, ledger, "fit"))
+                run = replace(run, data={**run.data, roles.active: own})
         if system.split == "none":
             parts, traffic = _train_alone(run, keepers), Traffic()
         elif transport == "grpc":
@@ -115,11 +109,15 @@ def train(
     if system.split == "rows":
         parts = {ALONE: whole(part)}
     learned = system.disclosures(roles, run.options, run.common, part)
-    return TrainingOutcome(parts, traffic, _seconds(run, traffic, started, progress.begun), learned)
+    ended = time.perf_counter()
+    first = progress.begun[0] if progress.begun else ended
+    training = "training" if system.common.table == "regression" else "boosting"
+    seconds = traffic.seconds or {"setup": first - started, training: ended - first}
+    return TrainingOutcome(parts, traffic, {**seconds, "total": ended - started}, learned)
 
 
 class _Progress:
-    """Keeps what is finished, and notes when training began: `Run.progress` of a fit."""
+    """The progress of a fit: keeps finished rounds, and notes when training began."""
 
     bar: TrainingBar
 
@@ -131,10 +129,10 @@ class _Progress:
         self._rounds = 0
 
     def __call__(self, done: int, part: Any) -> None:
-        """Take what a party has after so many rounds."""
-        if part is None:  # neither a model nor losses
+        """Take a party's state after so many rounds: its part, epochs' losses by set, or None."""
+        if part is None:
             return
-        if not isinstance(part, ModelPart):  # losses of a regression
+        if not isinstance(part, ModelPart):
             self.begun.append(time.perf_counter())
             self.bar(done, part)
             self._watch(done, part)
@@ -147,18 +145,14 @@ class _Progress:
             self.bar(done, part)
         self._kept[ALONE if by_row else part.party], self._rounds = part, max(self._rounds, done)
         # the last party to begin may be behind the others by a round
-        if self._rounds and self._all_here:
+        if self._rounds and len(self._kept) == len(self._owners):
             self._finished({name: whole(part) if by_row else self._kept[name] for name in self._owners})
         if part.is_active:
             self._watch(done, part)
 
-    @property
-    def _all_here(self) -> bool:
-        return len(self._kept) == len(self._owners)
-
     def cut(self) -> None:
         """Drop rounds that not every owner has recorded."""
-        if self._run.system.split == "columns" and self._all_here:
+        if self._run.system.split == "columns" and len(self._kept) == len(self._owners):
             cut_to_records(list(self._kept.values()))
 
 
@@ -169,10 +163,10 @@ def _train_alone(run: Run, keepers: Mapping[str, Keeper]) -> dict[str, Any]:
         LabelledRows(side_by_side(tables), labels, None, f"eval_{number}")
         for number, (tables, labels) in enumerate(run.eval_sets)
     ]
-    # there are no peers to be connected with
-    nobody: Any = None
+    # without peers, there is no connected party
+    none: Any = None
     inputs = replace(
-        run.inputs(nobody, cores(run.n_jobs), progress=run.progress), data=run.data[run.roles.active],
+        run.inputs(none, cores(run.n_jobs), progress=run.progress), data=run.data[run.roles.active],
         classes=run.classes, eval_sets=evals, keeper=keepers.get(ALONE),
     )  # fmt: skip
     tables = {name: data.table for name, data in run.data.items()}
@@ -180,23 +174,15 @@ def _train_alone(run: Run, keepers: Mapping[str, Keeper]) -> dict[str, Any]:
     return parts
 
 
-def _randomised(run: Run, path: Path, checkpoint: Path | None) -> Run:
-    """Put labels that were randomised once in the place of true ones."""
-    active = run.roles.active
-    ledger = Ledger(None if checkpoint is None else noise_folder(checkpoint, active))
-    y = noisy_labels(path, run.data[active].y, run.classes, run.options, ledger, "fit")
-    return replace(run, data={**run.data, active: replace(run.data[active], y=y)})
-
-
 def whole(part: ModelPart) -> ModelPart:
-    """Return a participant's part, which is a whole model, as that of a plain table."""
+    """Return a participant's part, which is a whole model, as the part of a plain table."""
     assert part.forest is not None
     return msgspec.structs.replace(part, party=ALONE, forest=replace(part.forest, sources=(ALONE,)))
 
 
 @contextmanager
 def _keepers(folder: Path | None, system: System, owners: Iterable[str], active: str) -> Iterator[dict[str, Keeper]]:
-    """Yield what keeps parties' checkpoints, if there is a folder: written after an error, removed at the end."""
+    """Yield the keepers of parties' checkpoints, if there is a folder: written after an error, removed at the end."""
     keepers: dict[str, Keeper] = {}
     if folder is not None:
         try:
@@ -225,34 +211,20 @@ def _keepers(folder: Path | None, system: System, owners: Iterable[str], active:
         keeper.done()
 
 
-def _seconds(run: Run, traffic: Traffic, started: float, begun: Sequence[float]) -> dict[str, float]:
-    ended = time.perf_counter()
-    first = begun[0] if begun else ended
-    training = "training" if run.system.common.table == "regression" else "boosting"
-    seconds = traffic.seconds or {"setup": first - started, training: ended - first}
-    return {**seconds, "total": ended - started}
-
-
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """A trained model and what its prediction is played with.
-
-    Attributes
-    ----------
-    system : System
-    settings : (SystemOptions, BoostingOptions or RegressionOptions)
-    parts : mapping of str to ModelPart or LinearPart
-    n_jobs : int or None
-    """
+    """A trained model, as estimators use it for predictions."""
 
     system: System
+    # the system's own options, and those of boosting or regression
     settings: tuple[Any, Any]
+    # by party: a `ModelPart` or `LinearPart`
     parts: Mapping[str, Any]
     n_jobs: int | None
 
     @property
     def in_one_place(self) -> bool:
-        """Whether one party predicts without the others."""
+        """Whether one party predicts alone."""
         return self.system.split != "columns"
 
     def margins(self, tables: Mapping[str, Table], transport: str) -> NDArray[np.float64]:
@@ -271,29 +243,28 @@ class TrainedModel:
         return np.asarray(found[active_of(self.parts)])
 
     def decisions(self, tables: Mapping[str, Table]) -> RowDecisions:
-        """Return all owners' decisions, from which the active party has leaves and margins of every stage."""
+        """Return all owners' decisions, which give the active party leaves and margins of every stage."""
         if self.in_one_place:
             (part,) = self.parts.values()
             return row_decisions(part, side_by_side(tables), cores(self.n_jobs))
-        played = self._played({"active": collect, "passive": predict_passive}, tables)
+        programs = {"active": collect, "passive": predict_passive}
+        played = predict_in_threads(self.system, programs, self.parts, tables, self.settings, self.n_jobs)
         found: RowDecisions = played[active_of(self.parts)]
         return found
 
     def contributions(self, tables: Mapping[str, Table]) -> NDArray[np.float64] | Contributions:
-        """Return contributions: of a pooled model one array with the bias last, of a vertical one apart by party."""
+        """Return contributions: of a pooled model one array with the bias last, of a vertical model by party."""
         if self.in_one_place:
             parts = list(self.parts.values())
             return rows_first(explain_pooled(parts, [side_by_side(tables)], cores(self.n_jobs)))
-        lead, found = active_of(self.parts), self._played(self.system.explain, tables)
+        lead = active_of(self.parts)
+        found = predict_in_threads(self.system, self.system.explain, self.parts, tables, self.settings, self.n_jobs)
         own = {name: found[lead].own if name == lead else found[name] for name in self.parts}
         return Contributions({name: rows_first(values) for name, values in own.items()}, found[lead].bias)
 
-    def _played(self, programs: Mapping[str, Program], tables: Mapping[str, Table]) -> dict[str, Any]:
-        return predict_in_threads(self.system, programs, self.parts, tables, self.settings, self.n_jobs)
-
 
 def no_rows(schema: Schema, n_classes: int) -> LabelledRows:
-    """Return rows that say which columns and classes there are: one of each class, all values missing."""
+    """Return rows that only define the columns and classes: one of each class, all values missing."""
     missing = np.full(max(1, n_classes), np.nan, np.float32)
     table = Table(schema, [missing] * len(schema.names), len(missing))
     return LabelledRows(table, np.arange(len(missing), dtype=np.float64))

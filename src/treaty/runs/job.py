@@ -1,7 +1,6 @@
 """The job file: who takes part, with which tables, under which system and options.
 
-The same file serves every organisation; each fills in only what is its own business (`table`, `key`) and leaves the
-others' out. Paths are relative to the file.
+Every organisation uses the same file, and fills in only its own `table` and `key`. Paths are relative to the file.
 """
 
 from __future__ import annotations
@@ -17,12 +16,11 @@ import msgspec
 from treaty.data.ids import NORMALISE, Normalisation, OnDuplicate, Psi
 from treaty.errors import ConfigError
 from treaty.messaging.channel import INBOX_LIMIT
-from treaty.privacy.ledger import EpsilonLimits
 from treaty.systems import SYSTEMS, find_system
 from treaty.systems.options import advice, converted, names_of
 from treaty.systems.system import PartySpec, Roles, System
 
-# most seconds that a user has for an answer, if its connection may not be away longer
+# seconds within which a user must answer; more if its connection may be broken for longer
 PATIENCE = 60.0
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
 Address = Annotated[str, msgspec.Meta(pattern=r"^(.+:\d{1,5}|unix:/.+)$")]
@@ -35,62 +33,62 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     Attributes
     ----------
     address : str or None
-        ``host:port`` where the others reach it, and where it listens unless `listen` is named. None: chosen when all
+        ``host:port`` where the others reach it, and where it listens unless `listen` is given. None: chosen when all
         parties run on this machine.
     listen : str or None
-        ``host:port`` of its own machine where it listens, where that is not `address`: behind a firewall or forwarder.
-        Only its own counts.
+        ``host:port`` of its own machine where it listens, if that is not `address`: behind a firewall or forwarder.
+        Only the party's own copy is read.
     certificate : str or None
-        Path of its certificate, which the others pin. None as for `address`.
+        Path of its certificate, which the others pin. None: as for `address`.
     key : str or None
         Path of its private key; only its own copy of the job names it.
     id : str or None
-        Its column of ids, where it is called otherwise than `align.on`.
+        Its column of ids, if the name differs from `align.on`.
     table : str or None
-        Path of its training rows, CSV or Parquet; only its own copy names it. Where tables are split by row it says who
-        brings rows: everybody's copy names one for each participant, and only a party's own is read. That of the server
-        of "fedxgb" says which columns and classes there are; without it the first of its `eval_tables` does.
+        Path of its training rows, CSV or Parquet; only its own copy names it. If tables are split by row, every copy
+        names a table for each party that brings rows, and a party reads only its own. The table of the server of
+        "fedxgb" defines the columns and classes; without it, the first of its `eval_tables` does.
     eval_tables, predict_table : list of str, str or None
-        Paths of its rows of the eval sets, and of the rows to predict. Under "fedxgb" everybody's copy names a user's
-        `predict_table` where a hidden model is to predict its rows; only its own is read.
+        Paths of its rows of the eval sets, and of the rows to predict. Under "fedxgb", every copy names the
+        `predict_table` of each user whose rows a hidden model predicts; a party reads only its own.
     columns : list of str or None
         The columns to use; None for all but `drop`, label and weight.
     drop : list of str
-        Columns to leave out, an id say; `table` must have all of them, other tables may lack some.
+        Columns to leave out, such as an id. `table` must have all of them; other tables may lack some.
     categorical : list of str
-        Columns of categories, whose cells are taken as text although they may look like numbers: postal codes, say.
+        Columns whose cells are categories although they may look like numbers, such as postal codes.
     noisy_labels : str or None
-        At the active party, with `mechanism = "label_rr"`: the file that keeps the randomised labels, so that no later
-        job on the same table draws them again. None: in the table's folder.
+        At the active party, with `mechanism = "label_rr"`: the file that keeps the randomised labels, so that later
+        jobs on the same table use the same ones. None: in the table's folder.
     most_epsilon, most_epsilon_total : float or None
-        The most that noise may cost a person of its table: in one job of this name, however often it is begun, and with
-        all that the ledger in `store` has. What would cost more is not released. None: no limit of its own.
+        Limits of what noisy releases may cost each person in its table: in this job over all its attempts, and in total
+        by the ledger in `store`. A release that would exceed one is refused. None: no limit of its own.
     keep_for_audit : str or None
-        Folder in which it keeps a record for an audit of gradients, see docs/jobs.md; passive parties need the active
-        one to keep one, too. None: it keeps none.
+        Folder for a record for an audit of gradients, see docs/jobs.md. If a passive party keeps one, the active party
+        must keep one, too. None: no record.
     audit_gigabytes : float
-        Most that such a record may take; a training that may take more is refused before it begins.
+        Maximum size of that record; a training that may exceed it is refused before it begins.
     record : str or None
-        Folder for a record of all that the party sees of a training, for `treaty audit`: its own rows, messages with
-        their contents, and what it opens. None: it records nothing.
+        Folder for a record of all that the party sees in a training, for `treaty audit`: its own rows, messages with
+        their contents, and the sums it opens. None: no record.
     most_recoverable : float or None
-        Largest share of this party's bins that sides of its splits may tell for certain, over all jobs on its table: at
-        the limit the training ends. None: no limit.
+        Maximum share of this party's bins that the sides of its splits may reveal for certain, over all jobs on its
+        table. At the limit, the training ends. None: no limit.
     record_megabytes : float
-        Most that its messages may take, and as much again that opened sums may, all kept in memory until the end;
-        where a training takes more, no record is written.
+        Maximum size of the recorded messages, and of the recorded sums, which stay in memory until the end. If a
+        training exceeds it, no record is written.
     cluster : str or None
-        The party's own cluster, which adds up its rows in a training: "ray" starts workers on this machine,
-        "ray://host:port" names the head of a Ray cluster that this machine is part of, see docs/clusters.md. Others see
-        nothing of it. None: this machine alone.
+        The party's own cluster, which adds up its rows in a training: "ray" starts workers on this machine;
+        "ray://host:port" is the head of a Ray cluster that this machine is part of, see docs/clusters.md. The other
+        parties do not notice it. None: this machine alone.
     cluster_workers : int or None
         Number of workers. None: one for each node of the cluster, two on this machine.
     role : str or None
-        Only where a system has special roles. "fedxgb": "edge" or "authority"; the active party is the server, and who
-        has a table is a user. "fedxgboost-smm" with ``backend = "dealer"``: "dealer" at one party, which has no table
-        and takes no part in prediction. "quasi-newton" and "sgd": "coordinator" likewise.
+        Only in systems with special roles. "fedxgb": "edge" or "authority"; the active party is the server, and parties
+        with a table are users. "fedxgboost-smm" with ``backend = "dealer"``: "dealer" at one party, which has no table
+        and takes no part in predictions. "quasi-newton" and "sgd": likewise "coordinator".
     edge : str or None
-        Under "fedxgb": a user's edge server. None: users are dealt out in order.
+        Under "fedxgb": a user's edge server. None: users are assigned in order.
     """
 
     address: Address | None = None
@@ -117,32 +115,27 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     role: str | None = None
     edge: str | None = None
 
-    @property
-    def epsilon_limits(self) -> EpsilonLimits:
-        """The most epsilon that releases of its table may cost."""
-        return EpsilonLimits(self.most_epsilon, self.most_epsilon_total)
-
 
 class Align(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How rows are aligned, see docs/alignment.md.
+    """How rows are aligned; docs/alignment.md explains it.
 
     Attributes
     ----------
     on : str
         The column of ids, in all tables.
     normalise : tuple of {"nfc", "strip", "lower"}
-        What is done to ids that are text before they are compared.
+        How ids that are text are normalised before they are compared.
     on_duplicate : {"error", "first", "expand"}
-        Of an id in several rows: refuse, keep the first, or every combination of the parties' rows.
+        If several rows have the same id: refuse, keep the first row, or keep every combination of the parties' rows.
     psi : {"auto", "ecdh", "kkrt"}
-        How common ids are found; the same at all parties. "auto" takes KKRT for long lists, ECDH for others.
+        How common ids are found; the same at all parties. "auto": KKRT for long lists, ECDH for others.
     text : bool
-        Whether whole numbers count as text. Ids of a CSV file are text anyway where a number would lose something of
-        one of them, the zeros of 00123 say; with this those of other files are text as well.
+        Whether whole numbers count as text. Ids in a CSV file are always text if numbers would change one of them, such
+        as 00123; with this option, ids in other files are text as well.
     log : str or None
-        Folder of this party's run log; all parties keep one or none does. None: runs are counted in `store` alone.
+        Folder of this party's run log; either all parties keep one or none does. None: runs are counted in `store`.
     max_runs : int
-        Alignments a partner may start within 30 days, by the log or that count.
+        How many alignments a partner may start within 30 days, by the log or that count.
     """
 
     on: str = "id"
@@ -156,41 +149,21 @@ class Align(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRules:
-    """What a job says of one party's tables: which of their columns are used, and for what.
-
-    Attributes
-    ----------
-    party, active : str
-        The party itself, and the one with the labels.
-    by_row : bool
-        Whether tables are split by row, so that every party has labels.
-    label, weight, group, task
-        As of `Job`.
-    labels : list of str
-        The party's columns of labels, weights and groups, which are no features.
-    objective : str or None
-        The loss, which some labels do not suit.
-    id : str or None
-        The column of ids; None: rows are not aligned.
-    id_as_text, normalise, on_duplicate
-        How ids are read, as of `Align`.
-    columns, drop, categorical
-        As of `Member`.
-    own_tables : list of str
-        Paths of the training table and the eval sets; the first one must have all columns that the job names.
-    scratch : Path or None
-        Folder for a table that is too large for memory; None: the machine's own.
-    """
+    """Which columns of a party's tables a job uses, and for what; fields without a comment as in `Job` or `Member`."""
 
     party: str
     active: str
+    # tables are split by row: every party has labels
     by_row: bool
     label: str
     weight: str | None
     group: str | None
     task: str
+    # own columns of labels, weights and groups, which are no features
     labels: list[str]
+    # the loss: some labels do not fit it
     objective: str | None
+    # the column of ids and how it is read; None: rows are not aligned
     id: str | None
     id_as_text: bool
     normalise: tuple[Normalisation, ...]
@@ -198,7 +171,9 @@ class TableRules:
     columns: list[str] | None
     drop: list[str]
     categorical: list[str]
+    # training table, then eval sets; the first must have all columns that the job names
     own_tables: list[str]
+    # folder for a table that is too large for memory; None: the machine's own
     scratch: Path | None
 
 
@@ -208,46 +183,45 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     Attributes
     ----------
     name : str
-        Put on every message; the same at all parties.
+        Part of every message; the same at all parties.
     active : str
-        The party with the labels; where tables are split by row the leader or server, which may bring no rows.
+        The party with the labels; if tables are split by row, the leader or server, which may have no rows.
     label, weight : str, str or None
-        Columns of the active party's table; where tables are split by row of every table.
+        Columns of the active party's table; if tables are split by row, of every table.
     group : str or None
         With ``task = "ranking"``: the column of the active party's table that says which rows are ranked together.
     parties : dict of str to Member
-        In the order of the joined table's columns; where tables are split by row the first table's columns are
-        everybody's.
+        In the order of the joined table's columns; if tables are split by row, all have the first table's columns.
     protocol : str
         The system, by its name in `treaty.systems.SYSTEMS`, or as ``package.module:NAME`` of a `System` record.
     own, common : dict
-        Its own options and the common ones: in a file a table called like the system, and ``[boosting]`` or
+        The system's own options and the common ones: in a file, a table named after the system, and ``[boosting]`` or
         ``[regression]``.
     align : Align or None
-        How rows are brought into common order first. None: they are in the same order in all tables.
+        How rows are aligned first. None: all tables have the same rows in the same order.
     task : {"classification", "regression", "ranking"}
     classes : int
-        How many classes the labels have, where tables are split by column: a round has a tree for each where there are
-        more than two, and parties without labels count trees.
+        How many classes the labels have, if tables are split by column. With more than two, a round has one tree for
+        each, and parties without labels must know how many.
     output : str
         Folder for the models and predictions.
     checkpoints : str or None
         Folder for the checkpoints of a running training; None for `output`.
     store : str or None
-        Folder in which a party keeps what serves later jobs about the same table: hints of the lattice map, the key of
-        noisy buckets, the ledgers of what both have released so far, and the count of alignments without a log. One for
-        all jobs about a table. None: the table's folder.
+        Folder for files that later jobs on the same table need: hints of the lattice map, the key of noisy buckets, the
+        ledgers of what both have released so far, and the count of alignments without a log. Use one folder for all
+        jobs on a table. None: the table's folder.
     wait : float or None
-        Seconds for which parties wait for each other to start, ``"1h"`` say. None: two minutes, or half of `timeout`
-        where that is less. Of `timeout` and twice this, the larger counts.
+        How long parties wait for each other to start, in seconds or as ``"1h"``. None: two minutes, or half of
+        `timeout` if that is less. A party waits for messages as long as `timeout`, or twice this if that is more.
     timeout : float
-        Seconds a party waits for a message.
+        How long a party waits for a message, in seconds.
     reconnect : float
-        Seconds for which a broken connection is dialled again before the party behind it counts as lost; `timeout` goes
-        on meanwhile.
+        How long a party tries to restore a broken connection before the peer counts as lost, in seconds; `timeout`
+        continues meanwhile.
     inbox_limit : int
-        MiB that all peers of a party together may have sent it and it has not read, from 1; each has a share, which the
-        largest message it may send must fit.
+        MiB of unread messages that a party accepts from all its peers together, at least 1. Each peer has a share; its
+        largest message must fit into that.
     n_jobs : int or None
         Threads of each party; None for all cores.
     """
@@ -275,7 +249,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def system(self) -> System:
-        """The record of the job's system."""
+        """The job's system."""
         return between_parties(self.protocol)
 
     @property
@@ -285,12 +259,12 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def apart(self) -> bool:
-        """Whether organisations play their own parties: a job with all private keys is played by one of them."""
+        """Whether other organisations run the other parties: if one file has all private keys, one runs them all."""
         return any(member.key is None for member in self.parties.values())
 
     @property
     def patience(self) -> float:
-        """Seconds after which a silent user, of many, counts as lost."""
+        """Seconds after which a user that does not answer counts as lost."""
         return min(max(PATIENCE, 1.5 * self.reconnect), self.timeout / 10)
 
     def settings(self) -> tuple[Any, Any]:
@@ -309,7 +283,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         return own, common
 
     def roles(self) -> Roles:
-        """Return who plays which role; ConfigError for wrong roles, or parties so few that nothing would be hidden."""
+        """Assign roles; raise ConfigError for wrong roles, or for so few parties that nothing would be hidden."""
         system = self.system
         places = {
             # a copy of the file names only its own party's table, where tables are split by column
@@ -321,7 +295,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         return system.assign(places, self.active, self.settings()[0])
 
     def table_rules(self, name: str) -> TableRules:
-        """Return what the job says of a party's tables."""
+        """Return how a party's tables are read."""
         member, align = self.parties[name], self.align or Align()
         labelled = name == self.active or self.by_row
         return TableRules(
@@ -335,7 +309,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         )  # fmt: skip
 
     def encoded(self) -> bytes:
-        """Return the job as a file's JSON, which has no infinity."""
+        """Return the job as the JSON of a job file; "inf" stands for infinity, which JSON lacks."""
         plain = msgspec.to_builtins(self)
         for field, table in (("own", self.system.name), ("common", self.system.common.table)):
             plain[table] = {name: "inf" if value == math.inf else value for name, value in plain.pop(field).items()}
@@ -343,7 +317,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 def between_parties(protocol: str) -> System:
-    """Return the record of a system, which must be one between parties."""
+    """Return a system that is played between parties."""
     system = find_system(protocol)
     if system.split == "none":
         known = ", ".join(name for systems in SYSTEMS.values() for name in systems if name != system.name)
@@ -352,7 +326,7 @@ def between_parties(protocol: str) -> System:
 
 
 def check_names(table: str, given: Any, kind: Any, system: System) -> None:
-    """Refuse a name that a table of the file does not have; the error says where it belongs, or what is meant."""
+    """Refuse an unknown name in a table of the file; the error suggests where it belongs, or another name."""
     places = {f"in [{system.name}]": system.options, f"in [{system.common.table}]": system.common}
     places |= {"at the top of the job": Job, "in [parties.NAME]": Member, "in [align]": Align}
     known = {where: [name for name in names_of(of) if name not in ("own", "common")] for where, of in places.items()}
@@ -369,12 +343,12 @@ def check_names(table: str, given: Any, kind: Any, system: System) -> None:
 
 
 def store_of(job: Job, name: str) -> Path | None:
-    """Return the folder of what serves later jobs about a party's table; None for a party without one."""
+    """Return the folder of files that later jobs on a party's table need; None for a party without a table."""
     table = job.parties[name].table
     return Path(job.store) if job.store else None if table is None else Path(table).parent
 
 
 def id_column(job: Job, name: str) -> str:
-    """Return what a party's column of ids is called, in an aligned job."""
+    """Return the name of a party's column of ids, in an aligned job."""
     assert job.align is not None
     return job.parties[name].id or job.align.on

@@ -1,6 +1,6 @@
-"""Job files: read from TOML or JSON, with errors in the words of the file that name the table and the field.
+"""Job files: read from TOML or JSON and checked, with errors that name the table and the field as the file does.
 
-`struct_of` and `in_words` serve other TOML files as well.
+Node settings use `struct_of` as well.
 """
 
 from __future__ import annotations
@@ -12,18 +12,25 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import msgspec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.x509 import load_pem_x509_certificate
 
+from treaty.cluster.ray_shards import Cluster
 from treaty.errors import ConfigError
 from treaty.files import placed, without_mark
 from treaty.machine.process import check_trusted, is_code, trust
+from treaty.messaging.certificates import load_certificate
 from treaty.runs.job import NAME, Align, Job, Member, Name, between_parties, check_names
 from treaty.systems import SYSTEMS
+from treaty.systems.system import Roles
 
-# fields of a job in seconds, or in words
+# fields of a job that are durations: seconds, or text such as "2m"
 DURATIONS = ("wait", "timeout", "reconnect")
+_PATHS_OF_JOB = ("output", "checkpoints", "store")
+_PATHS_OF_MEMBER = ("certificate", "key", "table", "predict_table", "noisy_labels", "keep_for_audit", "record")
 
 Places = Mapping[str, tuple[type[msgspec.Struct], Sequence[str]]]
-"""The tables that the file may have: where each is, "in [web]", its struct, and the names of its fields."""
+"""The tables that a file may have: by where each is ("in [web]"), its struct and the names of its fields."""
 
 _WORDS = {
     "`str`": "text",
@@ -36,26 +43,22 @@ _WORDS = {
 
 
 def struct_of(where: str, raw: Any, kind: Any, places: Places, ready: Mapping[str, Any]) -> Any:
-    """Convert a table to its struct.
+    """Convert a table to its struct; raise ConfigError if that cannot be done.
 
-    Parameters
-    ----------
-    where : str
-        What an error calls the table: "[web]", empty for the file.
-    raw : dict
-    kind : type
-    places : Places
-        Where a name belongs that this table does not have.
-    ready : dict
-        Fields of it that are converted already.
-
-    Raises
-    ------
-    ConfigError
+    `where` is the table's name in errors ("[web]"; "" for the whole file), `places` all tables of the file, to suggest
+    where a misplaced name belongs, and `ready` fields that are converted already.
     """
     if not isinstance(raw, dict):
         raise ConfigError(f"expected {where} to be a table, got {raw!r}")
-    _check_fields(where or "the file", raw, kind, places)
+    here = next(names for of, names in places.values() if of is kind)
+    for name in raw:
+        if name not in here:
+            near = get_close_matches(name, here, 1, 0.65)
+            elsewhere = next((place for place, (_, names) in places.items() if name in names), None)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(here)}"
+            raise ConfigError(
+                f"{where or 'the file'} has no field {name!r}; {f'it belongs {elsewhere}' if elsewhere else hint}"
+            )
     plain = {name: value for name, value in raw.items() if name not in ready}
     try:
         return msgspec.structs.replace(msgspec.convert(plain, kind), **ready)
@@ -63,29 +66,18 @@ def struct_of(where: str, raw: Any, kind: Any, places: Places, ready: Mapping[st
         raise ConfigError(f"{where or 'the file:'} {in_words(str(error), plain, kind)}") from None
 
 
-def _check_fields(where: str, raw: Mapping[str, Any], kind: type[msgspec.Struct], places: Places) -> None:
-    """Refuse a name that a table does not have; the error says where it belongs, or what is meant."""
-    here = next(names for of, names in places.values() if of is kind)
-    for name in raw:
-        if name not in here:
-            near = get_close_matches(name, here, 1, 0.65)
-            elsewhere = next((place for place, (_, names) in places.items() if name in names), None)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(here)}"
-            raise ConfigError(f"{where} has no field {name!r}; {f'it belongs {elsewhere}' if elsewhere else hint}")
-
-
 def in_words(message: str, fields: Any, kind: Any, **nested: Any) -> str:
-    """Put msgspec's message in the words of a file: output = 5: expected text, got a whole number.
+    """Translate an error of msgspec into the words of the file: output = 5: expected text, got a whole number.
 
-    `fields` are what did not fit `kind`, a struct; `nested` are the structs of its tables, by their names.
+    `fields` are the values that do not fit the struct `kind`; `nested` has the structs of its tables, by name.
     """
     text, _, path = message.replace(" | null`", "`").partition(" - at `$")
     names, value = re.findall(r"\.(\w+)", path), fields
     if missing := re.fullmatch(r"Object missing required field `(\w+)`", text):
         return f"lacks the field {missing[1]!r}{f' in {names[-1]}' if names else ''}"
     text = re.sub(r"`str` matching regex '.*'", "host:port", text)
-    for said, meant in _WORDS.items():
-        text = text.replace(said, meant)
+    for theirs, ours in _WORDS.items():
+        text = text.replace(theirs, ours)
     for name in names:
         kind = nested.get(name, kind)
         value = value.get(name) if isinstance(value, dict) else value
@@ -96,13 +88,23 @@ def in_words(message: str, fields: Any, kind: Any, **nested: Any) -> str:
 
 
 def _choices(hint: Any) -> list[str]:
-    """Return the texts among a type's arguments, and theirs."""
+    """Return the values of a `Literal`, which may be nested in the arguments of a type."""
     return [text for of in get_args(hint) for text in ([of] if isinstance(of, str) else _choices(of))]
 
 
 def load_job(path: str | Path) -> Job:
-    """Read a job from a TOML (or JSON) file; its paths become absolute. Raises as `read_job`."""
-    return _absolute(read_job(path), Path(path).resolve().parent)
+    """Read a job from a TOML (or JSON) file as `read_job` does, and make its paths absolute."""
+    job, here = read_job(path), Path(path).resolve().parent
+    parties = {}
+    for name, member in job.parties.items():
+        changes: dict[str, Any] = {"eval_tables": [placed(here, table) for table in member.eval_tables]}
+        for field in _PATHS_OF_MEMBER:
+            given = getattr(member, field)
+            changes[field] = None if given is None else placed(here, given)
+        parties[name] = msgspec.structs.replace(member, **changes)
+    align = job.align and msgspec.structs.replace(job.align, log=job.align.log and placed(here, job.align.log))
+    named = {field: placed(here, given) for field in _PATHS_OF_JOB if (given := getattr(job, field)) is not None}
+    return msgspec.structs.replace(job, parties=parties, align=align, **named)
 
 
 def read_job(path: str | Path) -> Job:
@@ -111,8 +113,8 @@ def read_job(path: str | Path) -> Job:
     Raises
     ------
     ConfigError
-        If the file cannot be read, a field is unknown, missing, or of the wrong type, options or roles do not fit the
-        system, or rows are to be aligned that are of different people.
+        If the file cannot be read; if a field is unknown, missing or of the wrong type; if options or roles do not fit
+        the system; or if rows of different people are to be aligned.
     """
     path = Path(path)
     try:
@@ -129,12 +131,7 @@ def read_job(path: str | Path) -> Job:
 
 
 def check_whole(job: Job, where: str) -> None:
-    """Refuse a job whose fields contradict each other; `where` it is from, for the error.
-
-    Raises
-    ------
-    ConfigError
-    """
+    """Raise ConfigError if the fields of a job contradict each other; `where` names its source in the error."""
     if job.active not in job.parties:
         raise ConfigError(f"expected active to be one of {', '.join(job.parties)}, got {job.active!r} - in {where}")
     if len(job.parties) < 2:
@@ -146,8 +143,8 @@ def check_whole(job: Job, where: str) -> None:
                 raise ConfigError(f"parties.{name}.{field} = {address!r}: {fault} - in {where}")
         if member.address is not None and used.setdefault(member.address, name) != name:
             raise ConfigError(
-                f"parties {used[member.address]} and {name} have the same address, {member.address}: expected one of "
-                f"its own for each - in {where}"
+                f"parties {used[member.address]} and {name} have the same address, {member.address}: give each its own "
+                f"- in {where}"
             )
     if job.by_row and job.align is not None:
         raise ConfigError(
@@ -164,8 +161,76 @@ def check_whole(job: Job, where: str) -> None:
     _check_classifies(job, where)
 
 
+def check_training(job: Job, name: str | None = None, *, resume: bool = False) -> Roles:
+    """Raise ConfigError if roles, options or tables of a training cannot work; return who plays which role.
+
+    `name` is the party that this process runs; None: all parties run on this machine.
+    """
+    roles, system, (own, common) = job.roles(), job.system, job.settings()
+    if simulated := system.only_simulated(own):
+        raise ConfigError(simulated)
+    if resume and "resume" in system.cannot:
+        raise ConfigError(system.cannot["resume"])
+    _check_helpers(job, roles)
+    kept = [party for party, member in job.parties.items() if member.keep_for_audit is not None]
+    if kept and (reason := system.unaudited(own)):
+        raise ConfigError(
+            f"expected no keep_for_audit with protocol {job.protocol!r} and these options, got it at "
+            f"{', '.join(kept)}: {reason}"
+        )
+    for party, member in job.parties.items():
+        if member.most_recoverable is not None and (own.ciphers is None or own.mode == "paper"):
+            raise ConfigError(
+                f"{party} sets the limit most_recoverable, but protocol {job.protocol!r} with these options does not "
+                "count all that it reveals: remove the limit, or use a system that counts sides of splits "
+                "(docs/sealed.md)"
+            )
+        cluster_of(member)
+        if member.cluster is not None and roles.of[party] not in system.on_clusters(own):
+            raise ConfigError(
+                f"expected no cluster at {party}, got one, which would have nothing to do: it is the "
+                f"{roles.of[party]} of protocol {job.protocol!r} with these options (docs/clusters.md)"
+            )
+    for party in roles.owners if name is None else [name]:
+        if not job.by_row and party in roles.owners and job.parties[party].table is None:
+            raise ConfigError(f"the job names no table of {party}: add parties.{party}.table")
+    lead = job.active
+    if name not in (None, lead) or job.parties[lead].eval_tables:
+        return roles
+    if getattr(common, "early_stopping_rounds", None) is not None:
+        raise ConfigError(f"early_stopping_rounds needs rows to watch: name parties.{lead}.eval_tables")
+    if roles.of[lead] in system.shows_columns and job.parties[lead].table is None:
+        raise ConfigError(
+            f"the {roles.of[lead]} defines the columns and classes: expected parties.{lead}.table, with example rows "
+            f"that it does not train on, or parties.{lead}.eval_tables, got neither"
+        )
+    return roles
+
+
+def cluster_of(member: Member) -> Cluster | None:
+    """Return a party's own cluster, checked; None without one."""
+    return None if member.cluster is None else Cluster(member.cluster, member.cluster_workers)
+
+
+def _check_helpers(job: Job, roles: Roles) -> None:
+    """Refuse a helper that is one of the data parties under another name, as far as certificates show it."""
+    keys = {}
+    for name, member in job.parties.items():
+        if member.certificate:
+            key = load_pem_x509_certificate(load_certificate(member.certificate)).public_key()
+            keys[name] = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    for helper in roles.having(*job.system.apart):
+        same = [name for name, key in keys.items() if name != helper and key == keys.get(helper)]
+        if same:
+            role = roles.of[helper]
+            raise ConfigError(
+                f"{helper}, the {role}, has the same key as {', '.join(same)}: a party with data must not be the "
+                f"{role}; use a third party, or {role} = false"
+            )
+
+
 def fault_of(address: str, least: int) -> str:
-    """Return what is wrong with an address of the form host:port, whose port is `least` or more; "" if nothing is."""
+    """Return what is wrong with an address host:port whose port must be at least `least`; "" if nothing is."""
     scheme, _, rest = address.partition("://")
     if rest:
         return f"expected host:port without {scheme}://"
@@ -175,12 +240,12 @@ def fault_of(address: str, least: int) -> str:
     if port.isdecimal() and not least <= int(port) <= 65535:
         return f"expected a port from {least} to 65535"
     if ":" in host and not address.startswith("unix:") and not (host.startswith("[") and host.endswith("]")):
-        return "expected an IPv6 address in brackets, [::1]:7000 say"
+        return "expected an IPv6 address in brackets, such as [::1]:7000"
     return ""
 
 
 def _job_of(fields: Any) -> Job:
-    """Convert a file's fields; the error names the party, the field and what it should be."""
+    """Convert a file's fields; an error names the party, the field and what was expected."""
     parties = fields.get("parties") if isinstance(fields, dict) else None
     if isinstance(parties, dict):
         try:
@@ -198,12 +263,12 @@ def _job_of(fields: Any) -> Job:
     try:
         return msgspec.convert(fields, Job)
     except msgspec.ValidationError as error:
-        said = in_words(str(error), fields, Job, align=Align)
-        raise ConfigError(f"the job {said}" if said.startswith("lacks") else said) from None
+        text = in_words(str(error), fields, Job, align=Align)
+        raise ConfigError(f"the job {text}" if text.startswith("lacks") else text) from None
 
 
 def decoded_job(data: bytes, *, trusted: bool = False) -> Job:
-    """Return the job that `Job.encoded` encoded; `trusted`: by the process that has started this one."""
+    """Decode a job that `Job.encoded` encoded; `trusted`: it comes from the process that started this one."""
     raw = msgspec.json.decode(data)
     if trusted:
         trust(names_of_code(raw).values())
@@ -211,7 +276,7 @@ def decoded_job(data: bytes, *, trusted: bool = False) -> Job:
 
 
 def names_of_code(raw: Mapping[str, Any]) -> dict[str, str]:
-    """Return the names of code in a job's fields, by what they name; nothing of the job is looked up for that."""
+    """Return the names of code in a job's raw fields, by what they name, without importing any of it."""
     boosting = raw.get("boosting")
     named = {
         "the system": raw.get("protocol"),
@@ -221,7 +286,7 @@ def names_of_code(raw: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _named_tables(raw: Any) -> Any:
-    """Put a file's tables of options, named by the system, into the fields `own` and `common`."""
+    """Move a file's tables of options, whose names depend on the system, to the fields `own` and `common`."""
     if not isinstance(raw, dict):
         return raw
     protocol = raw.get("protocol", "secureboost")
@@ -251,7 +316,7 @@ def _named_tables(raw: Any) -> Any:
 
 
 def seconds_of(name: str, text: str) -> float:
-    """Return the seconds of a duration in words: "90s", "2m", "1h30m"."""
+    """Return the seconds of a duration such as "90s", "2m" or "1h30m"; `name` is its name in an error."""
     found = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text.replace(" ", ""))
     if found is None or not any(found.groups()):
         raise ConfigError(f'expected {name} to be seconds, or "90s", "2m", "1h30m" or "2d", got {text!r}')
@@ -259,7 +324,7 @@ def seconds_of(name: str, text: str) -> float:
 
 
 def _check_classifies(job: Job, where: str) -> None:
-    """Refuse what a job of trees may ask for and a linear model does not have, or not in this family."""
+    """Refuse, for a linear model, what only trees have or what its family does not have."""
     if job.system.common.table != "regression":
         return
     common = job.settings()[1]
@@ -269,7 +334,7 @@ def _check_classifies(job: Job, where: str) -> None:
             f'expected task = "{expected}" with family = "{family}", got task = "{job.task}" - in {where}'
         )
     if family == "multiclass" and job.classes == 2:
-        raise ConfigError(f'expected the number of classes with family = "multiclass", classes = 5 say - in {where}')
+        raise ConfigError(f'expected the number of classes with family = "multiclass", e.g. classes = 5 - in {where}')
     asked = ["group"] if job.group is not None else []
     asked += [f"parties.{name}.noisy_labels" for name, member in job.parties.items() if member.noisy_labels]
     if asked:
@@ -278,32 +343,3 @@ def _check_classifies(job: Job, where: str) -> None:
         )
     if any(member.eval_tables for member in job.parties.values()):
         common.check_eval_sets(job.settings()[0])
-
-
-def _absolute(job: Job, here: Path) -> Job:
-    def absolute(name: str | None) -> str | None:
-        return None if name is None else placed(here, name)
-
-    parties = {
-        name: msgspec.structs.replace(
-            member,
-            certificate=absolute(member.certificate),
-            key=absolute(member.key),
-            table=absolute(member.table),
-            eval_tables=[placed(here, table) for table in member.eval_tables],
-            predict_table=absolute(member.predict_table),
-            noisy_labels=absolute(member.noisy_labels),
-            keep_for_audit=absolute(member.keep_for_audit),
-            record=absolute(member.record),
-        )
-        for name, member in job.parties.items()
-    }
-    align = job.align and msgspec.structs.replace(job.align, log=absolute(job.align.log))
-    return msgspec.structs.replace(
-        job,
-        parties=parties,
-        align=align,
-        output=placed(here, job.output),
-        checkpoints=absolute(job.checkpoints),
-        store=absolute(job.store),
-    )

@@ -1,128 +1,245 @@
-"""What one party can find out before a job begins: whether its own files and clock will do, and who answers."""
+"""What one party can find out before a job begins: whether its own part will work, what the job takes, who answers."""
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from cryptography.x509 import load_pem_x509_certificate
+from cryptography.hazmat.primitives.serialization import Encoding
 
-from treaty.cluster.ray_shards import Cluster
 from treaty.data.binning import fit_bins
 from treaty.data.reading import check_there
 from treaty.data.table import Table
 from treaty.errors import ConfigError, TreatyError
 from treaty.messaging.certificates import check_certificate, fingerprint, load_certificate, load_identity
 from treaty.models.checkpoints import check_ledgers, checkpoint_file
-from treaty.runs.expectations import Sizes, check_memory, check_store, expect
+from treaty.models.linear import preparation_of
+from treaty.runs.connecting import check_writable, output_folders
 from treaty.runs.job import Job, Member, store_of
-from treaty.runs.progress import check_writable, output_folders
+from treaty.runs.job_files import check_training
 from treaty.runs.rows import joined_in
 from treaty.runs.table_files import describe, read_alone
-from treaty.systems.system import Roles, System
+from treaty.systems.alignment.leakage import add_alignment
+from treaty.systems.expected import Expected, Shape, slowness
+from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.system import Roles
+from treaty.systems.vertical.cipher_choice import in_words, rounded
 from treaty.systems.vertical.exact_sums import expected_sides
 
-# ---------------------------------------------------------------- what is checked of a job before it begins
+# ---------------------------------------------------------------- what a job is expected to take
+
+# taken for what a party cannot know alone: rows, if it has no table, and columns of each other party
+ROWS, COLUMNS = 10_000, 10
+# columns of each other party, and their most bins, at the ends of a range of bytes
+LEAST, MOST = (3, 16), (30, 256)
+# seconds in which processes start, load what is compiled, and write results
+START = 5.0
+# bytes of a process with its libraries, and of a value of a table while it is read, checked and binned
+PROCESS, CELL = 370e6, 26.0
+# bytes a second of the network that the time of transfer is stated for: 100 Mbit/s
+LINK = 100e6 / 8
+
+Sizes = Mapping[str, tuple[int, int]]
+"""By party, as far as they have stated them: columns as they are trained on, and bins of all of them."""
+_STATED = re.compile(r"about (\d{1,6}) columns in (\d{1,8}) bins")
 
 
-def check_training(job: Job, name: str | None = None, *, resume: bool = False) -> Roles:
-    """Refuse a training whose roles, options or tables cannot work; return who plays which role.
+def stated_sizes(text: str) -> tuple[int, int] | None:
+    """Return the size of another party's table from its statement (`Expectation.in_public`); None if it has none."""
+    found = _STATED.search(text)
+    return None if found is None else (int(found[1]), int(found[2]))
 
-    Parameters
-    ----------
-    name : str or None
-        Who is to run; None for all parties on this machine.
 
-    Raises
-    ------
-    ConfigError
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What is expected of a job at one party: for which sizes (`taken`), in seconds and bytes.
+
+    `in_all` are the bytes between all parties, and `span` their range if other parties have few or many columns. `own`
+    is the size of the party's own table, as `Sizes` have it.
     """
-    roles, system, (own, common) = job.roles(), job.system, job.settings()
-    if simulated := system.only_simulated(own):
-        raise ConfigError(simulated)
-    if resume and "resume" in system.cannot:
-        raise ConfigError(system.cannot["resume"])
-    _check_identities(job, roles, system)
-    kept = [party for party, member in job.parties.items() if member.keep_for_audit is not None]
-    if kept and (reason := system.unaudited(own)):
-        raise ConfigError(
-            f"expected no keep_for_audit with protocol {job.protocol!r} and these options, got it at "
-            f"{', '.join(kept)}: {reason}"
+
+    taken: str
+    seconds: float
+    sent: float
+    received: float
+    in_all: float
+    memory: float
+    kept: float
+    own: tuple[int, int] | None = None
+    span: tuple[float, float] | None = None
+
+    def in_public(self) -> str:
+        """Return what the other parties are sent, to one digit: more would reveal the number of rows."""
+        seconds, nbytes, memory = (float(f"{of:.0e}") for of in (self.seconds, self.sent + self.received, self.memory))
+        text = f"expects about {in_words(seconds)}, {_mb(nbytes)} sent and received, {_gb(memory)} of memory"
+        columns, slots = self.own or (0, 0)
+        if not columns:
+            return text
+        # of bins, two digits
+        return f"{text}, for about {float(f'{columns:.0e}'):.0f} columns in {float(f'{slots:.1e}'):.0f} bins"
+
+    def findings(self) -> list[CheckFinding]:
+        """Return time and bytes in words, after the sizes they are for."""
+        network = (self.sent + self.received) / LINK
+        seconds = (
+            f"about {in_words(self.seconds)} within a factor of 3, if all machines are like this one; what is sent "
+            f"takes {in_words(network)} more at 100 Mbit/s"
         )
-    for party, member in job.parties.items():
-        if member.most_recoverable is not None and (own.ciphers is None or own.mode == "paper"):
-            raise ConfigError(
-                f"{party} has a limit, most_recoverable, and nobody counts all that protocol {job.protocol!r} tells "
-                "with these options: take the limit out, or a system whose sides of splits are counted (docs/sealed.md)"
+        nbytes = f"{_mb(self.sent)} sent and {_mb(self.received)} received here, {_mb(self.in_all)} in all"
+        if self.span is not None:
+            least, most = map(_mb, self.span)
+            nbytes += (
+                f"; from {least}, where each other party has {LEAST[0]} columns of {LEAST[1]} bins, to {most} for "
+                f"{MOST[0]} columns of as many bins as there may be"
             )
-        cluster_of(member)
-        if member.cluster is not None and roles.of[party] not in system.on_clusters(own):
-            raise ConfigError(
-                f"expected no cluster at {party}, got one, which would have nothing to do: it is the "
-                f"{roles.of[party]} of protocol {job.protocol!r} with these options (docs/clusters.md)"
+        said = {EXPECTED: self.taken, f"{EXPECTED} time": seconds, f"{EXPECTED} bytes": nbytes}
+        public = self.in_public()
+        return [CheckFinding(what, True, text, public if what == EXPECTED else "") for what, text in said.items()]
+
+
+def expect(job: Job, roles: Roles, name: str, table: Table | None, stated: Sizes | None = None) -> Expectation:
+    """Return what a training is expected to take at a party with this training table (None: it has none).
+
+    `stated` are sizes of other parties' tables; the rest are assumed to be of usual size. Raises ConfigError, or
+    CryptoError, if there is no formula, or if the job is too large for its cipher.
+    """
+    stated, (own, common) = stated or {}, job.settings()
+    shape, taken = _shape(job, roles, name, table, common, stated)
+
+    def taking(shape: Shape) -> tuple[Expected, float, float]:
+        found = job.system.expected(roles, own, common, shape)
+        if job.align is not None:
+            add_alignment(found, roles, job.align.psi, shape)
+        sent = sum(nbytes for (sender, _), nbytes in found.sent.items() if sender == name)
+        return found, sent, sum(nbytes for (_, receiver), nbytes in found.sent.items() if receiver == name)
+
+    found, sent, received = taking(shape)
+    span: tuple[float, float] | None = None
+    apart = not job.by_row and table is not None
+    if apart:
+        ends = []
+        unknown = [owner for owner in shape.columns if owner != name and owner not in stated]
+        for columns, bins in (LEAST, MOST):
+            slots = dict.fromkeys(unknown, _slots(columns, common, bins))
+            sized = replace(
+                shape, columns={**shape.columns, **dict.fromkeys(unknown, columns)}, slots={**shape.slots, **slots}
             )
-    for party in roles.owners if name is None else [name]:
-        if not job.by_row and party in roles.owners and job.parties[party].table is None:
-            raise ConfigError(f"the job names no table of {party}: add parties.{party}.table")
-    lead = job.active
-    if name not in (None, lead) or job.parties[lead].eval_tables:
-        return roles
-    if getattr(common, "early_stopping_rounds", None) is not None:
-        raise ConfigError(f"early_stopping_rounds needs rows to watch: name parties.{lead}.eval_tables")
-    if roles.of[lead] in system.shows_columns and job.parties[lead].table is None:
+            ends.append(taking(sized))
+        here = [sent + received for _, sent, received in ends]
+        # a range is worth a word only if what this party sends and receives depends on others' columns
+        if here[1] > 1.01 * here[0]:
+            span = sum(ends[0][0].sent.values()), sum(ends[1][0].sent.values())
+    values = 0 if table is None else table.n_rows * (2 + (len(table.schema.names) if table.folder is None else 0))
+    return Expectation(
+        taken, START + found.seconds * slowness(), sent, received, sum(found.sent.values()),
+        PROCESS + CELL * values + found.memory.get(name, 0.0), found.kept.get(name, 0.0),
+        (shape.columns[name], shape.slots[name]) if apart and name in shape.slots else None, span,
+    )  # fmt: skip
+
+
+def _shape(job: Job, roles: Roles, name: str, table: Table | None, common: Any, stated: Sizes) -> tuple[Shape, str]:
+    """Return the sizes of a job's tables as far as a party knows them, and in words what it assumes of the rest."""
+    rows, columns, slots = ROWS, COLUMNS, _slots(COLUMNS, common)
+    if table is not None:
+        rows, names = table.n_rows, table.schema.names
+        if isinstance(common, BoostingOptions):
+            columns, slots = len(names), int(fit_bins(table, common.most_bins, 1).offsets[-1])
+        else:
+            columns = slots = len(preparation_of(table).names(names, table.schema.categories))
+    others = (columns, slots) if job.by_row or table is None else (COLUMNS, _slots(COLUMNS, common))
+    sizes = {owner: (columns, slots) if owner == name else stated.get(owner, others) for owner in roles.owners}
+    shape = Shape(
+        rows=rows, columns={owner: size[0] for owner, size in sizes.items()},
+        slots={owner: size[1] for owner, size in sizes.items()}, classes=job.classes,
+        threads=job.n_jobs or len(os.sched_getaffinity(0)),
+    )  # fmt: skip
+    if table is None:
+        return shape, f"taken for all who have a table: {rows:,} rows, {columns} columns"
+    if job.by_row:
+        return shape, f"{rows:,} rows and {columns} columns here; taken for each other party: as many rows"
+    text = [f"{rows:,} rows and {columns} columns here"]
+    text += [f"as {owner} says, about {of[0]} columns in {of[1]} bins there" for owner, of in stated.items()]
+    if not stated.keys() >= sizes.keys() - {name}:
+        text.append(f"taken for each {'further' if stated else 'other'} party: {COLUMNS} columns")
+    return shape, "; ".join(text) + (", all of its rows in common" if job.align is not None else "")
+
+
+def _slots(columns: int, common: Any, bins: int = 256) -> int:
+    return columns * (min(bins, common.most_bins) + 1) if isinstance(common, BoostingOptions) else columns
+
+
+def check_memory(expected: Expectation) -> str:
+    """Return how much memory a job takes; raise ConfigError if there is less."""
+    free, text = free_memory(), f"about {_gb(expected.memory)} here"
+    if free is None:
+        return text
+    if expected.memory > free:
         raise ConfigError(
-            f"the {roles.of[lead]} says which columns and classes there are: expected parties.{lead}.table, examples "
-            f"that it does not train on, or parties.{lead}.eval_tables, got neither"
+            f"{text}, and {_gb(free)} are free: end other programs, take a machine with more, or fewer rows, columns "
+            "or bins (max_bin)"
         )
-    return roles
+    return f"{text}, of {_gb(free)} free"
 
 
-def cluster_of(member: Member) -> Cluster | None:
-    """Return a party's own cluster; None without one."""
-    return None if member.cluster is None else Cluster(member.cluster, member.cluster_workers)
+def check_store(job: Job, name: str, expected: Expectation) -> str:
+    """Return how much of its store a job takes; raise ConfigError if there is less room."""
+    store = store_of(job, name)
+    folder = next((of for of in (Path(str(store)), *Path(str(store)).absolute().parents) if of.exists()), None)
+    if store is None or folder is None:
+        return "nothing is kept for later jobs"
+    text, free = f"{_mb(expected.kept)} kept for later jobs in {store}", shutil.disk_usage(folder).free
+    if expected.kept > free:
+        raise ConfigError(f"{text}, and {_mb(free)} are free: make room, or name another folder as store")
+    return text
 
 
-def _check_identities(job: Job, roles: Roles, system: System) -> None:
-    """Refuse a helper that is one of the data parties under another name, as far as certificates tell."""
-    keys = {name: _public_key(member.certificate) for name, member in job.parties.items() if member.certificate}
-    for helper in roles.having(*system.apart):
-        same = [name for name, key in keys.items() if name != helper and key == keys.get(helper)]
-        if same:
-            role = roles.of[helper]
-            raise ConfigError(
-                f"{helper}, the {role}, has the same key as {', '.join(same)}: who has data must not be the {role}; "
-                f"take a third party, or {role} = false"
-            )
+def free_memory() -> float | None:
+    """Return bytes of memory that a process may still take; None if the system does not tell."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return None
+    try:  # the limit of a container
+        most, used = (Path(f"/sys/fs/cgroup/memory.{what}").read_text().strip() for what in ("max", "current"))
+        return free if most == "max" else min(free, float(most) - float(used))
+    except (OSError, ValueError):
+        return free
 
 
-def _public_key(path: str) -> bytes:
-    key = load_pem_x509_certificate(load_certificate(path)).public_key()
-    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+def _mb(nbytes: float) -> str:
+    return f"{rounded(nbytes / 1e6)} MB" if nbytes >= 1e5 else f"{rounded(nbytes / 1e3)} kB"
 
 
-# ---------------------------------------------------------------- local checks
+def _gb(nbytes: float) -> str:
+    return f"{rounded(nbytes / 1e9)} GB"
 
 
+# ---------------------------------------------------------------- a party's own files, folders, key and clock
+
+# bytes that must be free in every folder that a training writes to
 ROOM = 100 << 20
-"""Bytes that are to be free in every folder that a training writes to."""
-# seconds by which a file may seem to be of the future
+# seconds by which the time of a file may be in the future
 CLOCK_SLACK = 300.0
+# seconds for a peer to answer
+PROBE_TIMEOUT = 5.0
 EXPECTED = "expected"
-"""What findings about what a job takes begin with."""
-PROBE_TIMEOUT = 5.0  # seconds for a peer to answer
+"""The first word of each finding about what a job takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckFinding:
-    """What one check found: of what, whether it will do, and what was found or is to be done.
+    """What one check found: of `what`, whether it is `fine`, and what was found or should be done.
 
     `public` is what a node sends the other parties of a job: only what the job is expected to take.
     """
@@ -138,94 +255,57 @@ class CheckFinding:
 
 
 def check_own(job: Job, name: str, stated: Sizes | None = None) -> list[CheckFinding]:
-    """Return what a party's own files, folders, key and clock are found to be; `stated` are sizes of others' tables."""
-    member = job.parties[name]
-    found = [_tried("job", partial(_roles, job, name))]
-    read: dict[str, Table] = {}
-    for what, path in _tables(job, name).items():
-        found.append(_tried(what, partial(_table, job, name, path, read, training=True)))
+    """Check a party's own job, files, folders, key and clock; `stated` are sizes of others' tables."""
+    member, read = job.parties[name], dict[str, Table]()
+
+    def roles() -> str:
+        return f"{job.name}, {job.protocol}; {name} is {check_training(job, name).of[name]}"
+
+    def table(path: str, training: bool) -> str:
+        rows, classes = read_alone(job.table_rules(name), path, training=training)
+        read[path] = features = rows.features
+        text = f"{path}: {describe(features.schema, features.n_rows)}"
+        joined = joined_in(job.settings()[1], features) if training else []
+        return "; ".join([text, *([f"classes: {', '.join(map(str, classes))}"] if classes else []), *joined])
+
+    def folders() -> str:
+        named = output_folders(job, name)
+        check_writable(named)
+        return f"can be written: {', '.join(map(str, named))}"
+
+    def key() -> str:
+        missing = [what for what in ("address", "key", "certificate") if getattr(member, what) is None]
+        if missing or member.key is None or member.certificate is None:
+            raise ConfigError(
+                f"expected {', '.join(f'parties.{name}.{what}' for what in missing)} in the job, got none"
+            )
+        return f"fits the certificate, {_valid(load_identity(member.key, member.certificate, name).certificate, name)}"
+
+    def certificate(path: str, peer: str) -> str:
+        return _valid(load_certificate(path), peer)
+
+    found = [_tried("job", roles)]
+    found += [_tried(what, partial(table, path, True)) for what, path in _tables(job, name).items()]
     if member.predict_table is not None:
-        found.append(_tried("rows to predict", partial(_table, job, name, member.predict_table, read, training=False)))
-    for what, check in (("folders", _folders), ("disk space", _room), ("ledgers", _ledgers), ("key", _key)):
-        found.append(_tried(what, partial(check, job, name)))
+        found.append(_tried("rows to predict", partial(table, member.predict_table, False)))
+    found += [_tried("folders", folders), _tried("disk space", partial(_room, job, name))]
+    found += [_tried("ledgers", partial(_ledgers, job, name)), _tried("key", key)]
     for peer, other in job.parties.items():
         if peer != name and other.certificate is not None:
-            found.append(_tried(f"certificate of {peer}", partial(_certificate, job, peer)))
-    found.append(_tried("clock", partial(_clock, job, name)))
+            found.append(_tried(f"certificate of {peer}", partial(certificate, other.certificate, peer)))
+    found.append(_tried("clock", partial(_clock, member)))
     if found[0].fine and (member.table is None or member.table in read):
         found += _expected(job, name, read.get(str(member.table)), stated)
     return found
 
 
 def check_cheaply(job: Job, name: str) -> None:
-    """Raise the first error of what can be known at once: folders, disk space, and whether tables are there."""
+    """Raise the first error of the checks that take no time: folders, disk space, and whether tables exist."""
     check_writable(output_folders(job, name))
     _room(job, name)
     _ledgers(job, name)
     for path in _tables(job, name).values():
-        check_file(name, path)
-
-
-def check_file(name: str, path: str) -> None:
-    """Raise DataError where a party's table is neither a file nor a folder of Parquet files."""
-    check_there(path, name)
-
-
-def probe(job: Job, name: str, peer: str) -> CheckFinding:
-    """Return who answers at a peer's address, over TLS with both parties' certificates; nothing else is sent."""
-    what, address = f"{peer} at {job.parties[peer].address}", job.parties[peer].address
-    me, certificate = job.parties[name], job.parties[peer].certificate
-    if address is None or certificate is None or me.key is None or me.certificate is None:
-        return CheckFinding(what, False, f"the job must name its address and certificate, and the key of {name}")
-    host, _, port = address.rpartition(":")
-    try:
-        context = _context(me.certificate, me.key)
-        with socket.create_connection((host.strip("[]"), int(port)), PROBE_TIMEOUT) as plain:
-            plain.settimeout(PROBE_TIMEOUT)
-            with context.wrap_socket(plain, server_hostname=peer) as secured:
-                shown = secured.getpeercert(binary_form=True) or b""
-                pinned = check_certificate(load_certificate(certificate), peer)
-                if shown != pinned.public_bytes(Encoding.DER):
-                    return CheckFinding(
-                        what, False, f"answers with another certificate than {certificate}; {_compare(job, peer)}"
-                    )
-                # under TLS 1.3 a certificate of ours that is refused shows here
-                accepted = secured.recv(1)
-    except ssl.SSLError as error:
-        return CheckFinding(
-            what,
-            False,
-            f"TLS failed ({error.reason or error}): it pins another certificate of {name}, or is none of us",
-        )
-    except TreatyError as error:
-        return CheckFinding(what, False, str(error))
-    except OSError as error:
-        return CheckFinding(
-            what, False, f"nobody answers ({error.strerror or error}): start it, or see docs/network.md"
-        )
-    if not accepted:
-        return CheckFinding(what, False, f"hung up: it pins another certificate of {name} than {me.certificate}")
-    return CheckFinding(what, True, "answers, with the certificate that is pinned")
-
-
-def peers_of(job: Job, name: str) -> list[str]:
-    """Return whom a party is linked with in a training."""
-    return job.system.links(job.roles(), job.settings()[0])[name]
-
-
-def _context(certificate: str, key: str) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    # `probe` compares the certificate with the pinned one, byte by byte
-    context.verify_mode = ssl.CERT_NONE
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["h2"])
-    context.load_cert_chain(certificate, key)
-    return context
-
-
-def _compare(job: Job, peer: str) -> str:
-    return f"pinned for {peer} is {fingerprint(load_certificate(str(job.parties[peer].certificate)))}"
+        check_there(path, name)
 
 
 def _tried(what: str, check: Callable[[], str]) -> CheckFinding:
@@ -235,56 +315,12 @@ def _tried(what: str, check: Callable[[], str]) -> CheckFinding:
         return CheckFinding(what, False, str(error))
 
 
-def _expected(job: Job, name: str, table: Table | None, stated: Sizes | None) -> list[CheckFinding]:
-    """Return what the training is expected to take here; `table` is its own one."""
-    try:
-        expected = expect(job, job.roles(), name, table, stated)
-    except ConfigError as error:
-        return [CheckFinding(EXPECTED, True, str(error))]
-    except TreatyError as error:
-        return [CheckFinding(EXPECTED, False, str(error))]
-    found = [
-        CheckFinding(EXPECTED, True, expected.taken, expected.in_public),
-        CheckFinding(f"{EXPECTED} time", True, expected.time_in_words),
-        CheckFinding(f"{EXPECTED} bytes", True, expected.bytes_in_words),
-        _tried(f"{EXPECTED} memory", partial(check_memory, expected)),
-    ]
-    (own, common), roles = job.settings(), job.roles()
-    if table is not None and name != job.active and own.mode == "safe" and own.ciphers is not None:
-        codes = fit_bins(table, common.most_bins).transform(table)
-        trees = job.classes if job.classes > 2 else 1
-        share = expected_sides(codes, own.ciphers, common, trees, len(roles.owners))
-        said = f"sides of splits will tell {job.active} some {share:.2g} of the bins here for certain (docs/sealed.md)"
-        found.append(CheckFinding(f"{EXPECTED} sides", True, said, "counts what sides of its splits tell"))
-    return found + ([_tried(f"{EXPECTED} store", partial(check_store, job, name, expected))] if expected.kept else [])
-
-
-def _roles(job: Job, name: str) -> str:
-    roles: Roles = check_training(job, name)
-    return f"{job.name}, {job.protocol}; {name} is {roles.of[name]}"
-
-
 def _tables(job: Job, name: str) -> dict[str, str]:
-    """Return the tables that a party reads for a training; where rows are split, eval tables are the leader's."""
+    """Return the tables that a party reads for a training; if rows are split, eval tables are the leader's."""
     member = job.parties[name]
     watched = member.eval_tables if not job.by_row or name == job.active else []
     own = {} if member.table is None else {"table": member.table}
     return own | {f"eval table {k}": path for k, path in enumerate(watched)}
-
-
-def _table(job: Job, name: str, path: str, read: dict[str, Table], *, training: bool) -> str:
-    rows, classes = read_alone(job.table_rules(name), path, training=training)
-    read[path] = rows.features
-    labels = f"; classes: {', '.join(map(str, classes))}" if classes else ""
-    if training:
-        labels += "".join(f"; {joined}" for joined in joined_in(job, rows.features))
-    return f"{path}: {describe(rows.features.schema, rows.features.n_rows)}{labels}"
-
-
-def _folders(job: Job, name: str) -> str:
-    folders = output_folders(job, name)
-    check_writable(folders)
-    return f"can be written: {', '.join(map(str, folders))}"
 
 
 def _room(job: Job, name: str) -> str:
@@ -304,39 +340,79 @@ def _room(job: Job, name: str) -> str:
 
 
 def _ledgers(job: Job, name: str) -> str:
-    part = Path(job.output) / f"{name}.part"
-    check_ledgers((part, checkpoint_file(job.checkpoints or job.output, name)), store_of(job, name), name)
+    parts = Path(job.output) / f"{name}.part", checkpoint_file(job.checkpoints or job.output, name)
+    check_ledgers(parts, store_of(job, name), name)
     return "as the earlier models know them"
 
 
-def _key(job: Job, name: str) -> str:
-    member = job.parties[name]
-    missing = [what for what in ("address", "key", "certificate") if getattr(member, what) is None]
-    if missing or member.key is None or member.certificate is None:
-        raise ConfigError(f"expected {', '.join(f'parties.{name}.{what}' for what in missing)} in the job, got none")
-    identity = load_identity(member.key, member.certificate, name)
-    return f"fits the certificate, {_valid(identity.certificate, name)}; {fingerprint(identity.certificate)}"
-
-
-def _certificate(job: Job, peer: str) -> str:
-    certificate = load_certificate(str(job.parties[peer].certificate))
-    return f"{_valid(certificate, peer)}; {fingerprint(certificate)}"
-
-
 def _valid(certificate: bytes, name: str) -> str:
-    return f"valid until {check_certificate(certificate, name).not_valid_after_utc:%Y-%m-%d}"
+    ends = check_certificate(certificate, name).not_valid_after_utc
+    return f"valid until {ends:%Y-%m-%d}; {fingerprint(certificate)}"
 
 
-def _clock(job: Job, name: str) -> str:
+def _clock(member: Member) -> str:
     now = time.time()
-    for path in _files(job, name):
-        ahead = path.stat().st_mtime - now if path.exists() else 0.0
+    for named in (member.table, member.predict_table, member.key, member.certificate):
+        # a PEM may stand in place of its file
+        path = None if not named or named.startswith("-----BEGIN ") else Path(named)
+        ahead = path.stat().st_mtime - now if path is not None and path.exists() else 0.0
         if ahead > CLOCK_SLACK:
             raise ConfigError(f"{path} was changed {ahead / 60:.0f} minutes in the future: set this machine's clock")
     return f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC; certificates are checked by it"
 
 
-def _files(job: Job, name: str) -> Iterable[Path]:
-    member = job.parties[name]
-    named = (member.table, member.predict_table, member.key, member.certificate)
-    return [Path(path) for path in named if path and not path.startswith("-----BEGIN ")]  # a PEM may stand for its file
+def _expected(job: Job, name: str, table: Table | None, stated: Sizes | None) -> list[CheckFinding]:
+    """Return what the training is expected to take here; `table` is the party's own."""
+    roles, (own, common) = job.roles(), job.settings()
+    try:
+        expected = expect(job, roles, name, table, stated)
+    except TreatyError as error:
+        # without a formula nothing is wrong
+        return [CheckFinding(EXPECTED, isinstance(error, ConfigError), str(error))]
+    found = [*expected.findings(), _tried(f"{EXPECTED} memory", partial(check_memory, expected))]
+    if table is not None and name != job.active and own.mode == "safe" and own.ciphers is not None:
+        codes = fit_bins(table, common.most_bins).transform(table)
+        trees = job.classes if job.classes > 2 else 1
+        share = expected_sides(codes, own.ciphers, common, trees, len(roles.owners))
+        said = f"sides of splits will tell {job.active} some {share:.2g} of the bins here for certain (docs/sealed.md)"
+        found.append(CheckFinding(f"{EXPECTED} sides", True, said, "counts what sides of its splits tell"))
+    return found + ([_tried(f"{EXPECTED} store", partial(check_store, job, name, expected))] if expected.kept else [])
+
+
+# ---------------------------------------------------------------- who answers
+
+
+def probe(job: Job, name: str, peer: str) -> CheckFinding:
+    """Find out who answers at a peer's address, over TLS with both parties' certificates; nothing else is sent."""
+    me, other = job.parties[name], job.parties[peer]
+    wrong = partial(CheckFinding, f"{peer} at {other.address}", False)
+    if other.address is None or other.certificate is None or me.key is None or me.certificate is None:
+        return wrong(f"the job must name its address and certificate, and the key of {name}")
+    host, _, port = other.address.rpartition(":")
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        # certificates are pinned, not issued for hosts: below, the one shown is compared byte by byte
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["h2"])
+        context.load_cert_chain(me.certificate, me.key)
+        with socket.create_connection((host.strip("[]"), int(port)), PROBE_TIMEOUT) as plain:
+            plain.settimeout(PROBE_TIMEOUT)
+            with context.wrap_socket(plain, server_hostname=peer) as secured:
+                shown = secured.getpeercert(binary_form=True) or b""
+                pinned = load_certificate(other.certificate)
+                if shown != check_certificate(pinned, peer).public_bytes(Encoding.DER):
+                    mine = f"pinned for {peer} is {fingerprint(pinned)}"
+                    return wrong(f"answers with another certificate than {other.certificate}; {mine}")
+                # under TLS 1.3, the peer's refusal of our certificate shows only here
+                accepted = secured.recv(1)
+    except ssl.SSLError as error:
+        return wrong(f"TLS failed ({error.reason or error}): it pins another certificate of {name}, or is none of us")
+    except TreatyError as error:
+        return wrong(str(error))
+    except OSError as error:
+        return wrong(f"no answer ({error.strerror or error}): start it, or see docs/network.md")
+    if not accepted:
+        return wrong(f"hung up: it pins another certificate of {name} than {me.certificate}")
+    return CheckFinding(f"{peer} at {other.address}", True, "answers, with the certificate that is pinned")

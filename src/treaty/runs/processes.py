@@ -1,11 +1,10 @@
-"""All parties of a job on this machine, each its own process, talking over gRPC with mutual TLS on loopback.
+"""All parties of a job on this machine, each in its own process, connected by gRPC with mutual TLS on loopback.
 
-Processes are started afresh, never forked: gRPC and threads do not survive a fork, and a fresh start needs no guard
-in the user's script. Each is written its job on standard input, with the key that was made up for it, so that no key is
-ever on a disk; and reads on there, to end when the process that started it has ended, however that was.
+Processes are started, never forked: gRPC and threads do not survive a fork, and the user's script needs no guard. Each
+gets its job on standard input, with the key that was generated for it, so that no key is ever written to a disk. It
+keeps reading there, and ends when the process that started it ends, for whatever reason.
 
-Estimators with ``transport="grpc"`` come here too: their tables and models are written to a temporary folder, for a job
-of parties in such processes.
+Estimators with ``transport="grpc"`` write their tables to a temporary folder, and run a job of such processes there.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ from treaty.messaging.party import ABORT_NOTICE_TIMEOUT
 from treaty.messaging.transcript import joined
 from treaty.models.linear import LinearPart
 from treaty.runs.job import Job, Member
-from treaty.runs.job_files import decoded_job
-from treaty.runs.party import find_part, owners_of_model, part_file
+from treaty.runs.party import part_file
+from treaty.runs.prediction import find_part, owners_of_model
 from treaty.runs.report import expendable, load_reports
 from treaty.runs.threads import Run, Traffic, active_of
 from treaty.runs.warm_up import compile_kernels, trees_compiled_beside
@@ -48,22 +47,22 @@ from treaty.systems.system import LabelledRows, Roles, System
 
 logger = logging.getLogger(__name__)
 
-# those that parties on one machine listen at
+# where parties on one machine listen
 PORTS = range(15_000, 32_000)
-# seconds, at most, to dial again: on one machine a connection that broke is a process that ended
+# most seconds to restore a connection: on one machine, a broken connection means that a process has ended
 RECONNECT = 2.0
-# exit code of errors that are not about a party's own options and tables: mostly another's
+# exit code of errors that are not about a party's own options and tables, but mostly about another party
 FAILED_WITH_OTHERS = 1
-# seconds of grace before survivors are killed: in a farewell they hear what went wrong
+# seconds before survivors are killed: meanwhile they receive the notice of what went wrong
 GRACE = ABORT_NOTICE_TIMEOUT + 5.0
-# seconds that a terminated process has before it is killed
+# seconds between terminating and killing a process
 TERMINATION_GRACE = 5.0
-# in place of a job file: the job is on standard input
+# in place of the name of a job file: the job is on standard input
 FROM_PARENT = "-"
 
 
 class PartyFailure(TreatyError):
-    """One or more of the parties' processes ended with an error; the message has the error of each."""
+    """One or more of the parties' processes failed; the message has the error of each."""
 
 
 def run_all(
@@ -77,61 +76,69 @@ def run_all(
 ) -> list[str]:
     """Run ``treaty <verb> JOB --as PARTY`` for every party of the job on this machine.
 
-    Every party must name its table, but for a leader without rows; addresses, keys and certificates are made up where
-    they are missing. `arguments` are those of each party's command; with `progress` the active one draws its bar.
-    `service` are those who play a prediction for parties without the model. `relay` is given each line that processes
-    which end well print, party by party.
+    Every party must name its table, except a leader without rows. Missing addresses, keys and certificates are
+    generated. What successful processes print on standard error becomes warnings.
 
-    Raises PartyFailure when a process fails, with the error of each. A training continues without `expendable` parties,
-    a service without those who have rows: they are warned of and returned. So is everything warned of that processes
-    which end well say on standard error.
+    Parameters
+    ----------
+    arguments : mapping of str to sequence of str
+        Further arguments of each party's command.
+    progress : bool
+        Whether the active party draws its progress bar.
+    service : Roles or None
+        Who takes part in a prediction for parties without the model, if that is run.
+    relay : callable or None
+        Called with each line that successful processes print, party by party.
+
+    Returns
+    -------
+    list of str
+        The parties that failed without ending the job: a training continues without `expendable` parties, a service
+        without parties that have rows. There is a warning, too.
+
+    Raises
+    ------
+    PartyFailure
+        If another process fails, with the error of each.
     """
-    of_each = arguments or {}
     if verb == "train":
         with trees_compiled_beside():
             compile_kernels(job.system, job.settings()[0], aligns=job.align.psi if job.align else None)
     completed = _completed(job)
     with ExitStack() as held:
-        # where rows are split all parties work at once, and threads that mostly hold the interpreter lock are slower on
-        # several cores
-        kept_to = _dealt_out(job.parties) if verb == "train" and job.by_row else {}
-        # files, not pipes: a process that fills a pipe nobody reads would block
+        # files, not pipes: a process that fills a pipe without a reader would block
         errors = {name: held.enter_context(tempfile.TemporaryFile()) for name in job.parties}
         printed = {name: held.enter_context(tempfile.TemporaryFile()) for name in job.parties if relay}
         held.enter_context(ended_by_signals())
         started: dict[str, subprocess.Popen[bytes]] = {}
         held.callback(_end_all, started)
+        # if rows are split, all parties compute at once, and threads that mostly hold the interpreter lock are slower
+        # on several cores
+        kept_to = _cores_of_each(job.parties) if verb == "train" and job.by_row else {}
         for name in service.of if service else job.parties if verb == "train" else owners_of_model(job):
+            further = [*(arguments or {}).get(name, ()), *(("--cores", kept_to[name]) if name in kept_to else ())]
             started[name] = subprocess.Popen(  # noqa: S603 - our own interpreter and module, no shell
-                [
-                    sys.executable,
-                    "-m",
-                    "treaty",
-                    verb,
-                    FROM_PARENT,
-                    "--as",
-                    name,
-                    *of_each.get(name, ()),
-                    *(("--cores", kept_to[name]) if name in kept_to else ()),
-                ],
+                [sys.executable, "-m", "treaty", verb, FROM_PARENT, "--as", name, *further],
                 stdin=subprocess.PIPE,
                 stdout=printed.get(name, subprocess.DEVNULL),
                 stderr=None if progress and name == job.active and sys.stderr.isatty() else errors[name],
                 env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"},
             )
         for name, process in started.items():
-            _send_job(process, _copy_of(completed, name))
+            _send_job(process, name, completed)
         may_fail = service.owners if service else expendable(job) if verb == "train" else []
         failed = _wait(started, may_fail)
         _end_all(started)
-        errors_by = {name: _errors_of(errors[name], name) for name in started}
+        errors_by = {
+            name: "\n".join(line.removeprefix("treaty: ").removeprefix(f"{name}: ") for line in _lines(errors[name]))
+            for name in started
+        }
         # parties at fault before those that were only notified
         failed.sort(key=lambda name: started[name].returncode == FAILED_WITH_OTHERS)
         failures = "\n".join(f"{name}: {_end(started[name], errors_by[name])}" for name in failed)
         if set(failed) - set(may_fail):
             raise PartyFailure(failures)
         for name in sorted(set(errors_by) - set(failed)):
-            # what a party that ended well warns of
             for line in errors_by[name].splitlines():
                 logger.warning("%s: %s", name, line)
         if relay is not None:
@@ -139,45 +146,44 @@ def run_all(
                 for line in _lines(printed[name]):
                     relay(line)
         if failed:
-            logger.warning("the job went on without %d parties\n%s", len(failed), failures)
+            logger.warning("the job continued without %d parties\n%s", len(failed), failures)
         return failed
 
 
-def _send_job(process: subprocess.Popen[bytes], job: Job) -> None:
-    """Write a process its job, one line; the pipe stays open for as long as this process lives."""
+def _send_job(process: subprocess.Popen[bytes], name: str, job: Job) -> None:
+    """Write a party's job, with no key but its own, as one line; the pipe stays open as long as this process lives."""
     assert process.stdin is not None
-    # it has ended already, and says why on standard error
+    parties = {
+        other: member if other == name else msgspec.structs.replace(member, key=None)
+        for other, member in job.parties.items()
+    }
+    # a process that has ended already has printed the reason
     with suppress(BrokenPipeError):
-        process.stdin.write(job.encoded() + b"\n")
+        process.stdin.write(msgspec.structs.replace(job, parties=parties).encoded() + b"\n")
         process.stdin.flush()
 
 
-def job_of_parent() -> Job:
-    """Return the job that `run_all` has written to this process, which from now on ends with the one that wrote it."""
-    return decoded_job(line_of_parent(), trusted=True)
-
-
 def line_of_parent() -> bytes:
-    """Return the line on standard input, whose writer keeps it open: from now on this process ends with that one."""
+    """Return the line that the parent process has written; from now on this process ends when the parent ends."""
     line = bytearray()
     while not line.endswith(b"\n") and (found := os.read(0, 1 << 16)):
         line += found
-    threading.Thread(target=_end_with_parent, name="treaty-parent", daemon=True).start()
+
+    def end_with_parent() -> None:
+        # nothing more is written: this returns when the pipe's other end is closed, as the parent ends
+        while os.read(0, 1):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        # time to notify the peers, and to write a checkpoint
+        time.sleep(GRACE)
+        os._exit(128 + signal.SIGTERM)
+
+    threading.Thread(target=end_with_parent, name="treaty-parent", daemon=True).start()
     return bytes(line)
 
 
-def _end_with_parent() -> None:
-    # nothing more is written: it returns once the other end is closed, at that process's end
-    while os.read(0, 1):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
-    # to say farewell, and to write a checkpoint
-    time.sleep(GRACE)
-    os._exit(128 + signal.SIGTERM)
-
-
 def _end_all(started: Mapping[str, subprocess.Popen[bytes]]) -> None:
-    """End what still runs, after a short time in which it may write its checkpoint."""
+    """End the processes that still run, after a short time in which they may write their checkpoints."""
     running = [process for process in started.values() if process.poll() is None]
     for process in running:
         process.terminate()
@@ -194,18 +200,13 @@ def _end_all(started: Mapping[str, subprocess.Popen[bytes]]) -> None:
                 process.stdin.close()
 
 
-def _dealt_out(parties: Collection[str]) -> dict[str, str]:
-    """Return which cores each party's process keeps to: some of its own, or one that is shared."""
+def _cores_of_each(parties: Collection[str]) -> dict[str, str]:
+    """Return the cores that each party's process keeps to: some of its own, or one that is shared."""
     every = usable_cores()
     each = max(1, len(every) // len(parties))
     return {
         name: ",".join(str(every[(k * each + i) % len(every)]) for i in range(each)) for k, name in enumerate(parties)
     }
-
-
-def _errors_of(errors: IO[bytes], name: str) -> str:
-    """Return what a process wrote on standard error, without the command's name and the party's own."""
-    return "\n".join(line.removeprefix("treaty: ").removeprefix(f"{name}: ") for line in _lines(errors))
 
 
 def _lines(file: IO[bytes]) -> list[str]:
@@ -214,7 +215,7 @@ def _lines(file: IO[bytes]) -> list[str]:
 
 
 def _end(process: subprocess.Popen[bytes], text: str) -> str:
-    """Say how a process failed; a killed one could not say so itself."""
+    """Describe how a process failed, by what it printed unless it was killed."""
     code = process.returncode
     if code >= 0:
         return text or f"ended with exit code {code}"
@@ -222,9 +223,9 @@ def _end(process: subprocess.Popen[bytes], text: str) -> str:
 
 
 def _wait(started: Mapping[str, subprocess.Popen[bytes]], may_fail: Collection[str]) -> list[str]:
-    """Wait for all; once one that may not fail has failed, or all such have ended, the others get `GRACE` seconds.
+    """Wait for all processes; return those that failed, in order, and those in `may_fail` that did not end.
 
-    Returns those that failed, in order, and of those in `may_fail` also those that did not end.
+    Once a process that may not fail has failed, or all such have ended, the others get `GRACE` seconds.
     """
     failed: list[str] = []
     deadline = float("inf")
@@ -244,7 +245,7 @@ def _wait(started: Mapping[str, subprocess.Popen[bytes]], may_fail: Collection[s
 
 
 def _completed(job: Job) -> Job:
-    """Make up addresses, keys and certificates where the job names none; shorten the time to reconnect."""
+    """Generate addresses, keys and certificates that the job does not name; shorten the time to reconnect."""
     parties = {}
     ports = iter(free_ports(len(job.parties)))
     for name, member in job.parties.items():
@@ -258,20 +259,11 @@ def _completed(job: Job) -> Job:
     return msgspec.structs.replace(job, parties=parties, reconnect=min(job.reconnect, RECONNECT))
 
 
-def _copy_of(job: Job, name: str) -> Job:
-    """Return a party's copy of the job, with no key but its own."""
-    parties = {
-        other: member if other == name else msgspec.structs.replace(member, key=None)
-        for other, member in job.parties.items()
-    }
-    return msgspec.structs.replace(job, parties=parties)
-
-
 def free_ports(count: int) -> list[int]:
-    """Return ports of the loopback interface that nobody listens on.
+    """Return ports of the loopback interface that are not in use.
 
-    They lie below the range that operating systems use for outgoing connections (from 32768 on Linux, 49152 elsewhere):
-    otherwise a party that connects early could be given the port that another is about to listen at.
+    They are below the range that operating systems use for outgoing connections (from 32768 on Linux, 49152 elsewhere).
+    Otherwise a party that connects early could get the port where another is about to listen.
     """
     ports: list[int] = []
     with ExitStack() as held:
@@ -284,14 +276,14 @@ def free_ports(count: int) -> list[int]:
 
 
 def traffic_of(job: Job) -> Traffic:
-    """Return what a training's reports say of its messages and phases."""
+    """Return the messages and phases of a training, by its reports."""
     reports = load_reports(job)
     sent = {f"{party} -> {peer}": totals for party, report in reports.items() for peer, totals in report.sent.items()}
     timelines = {party: report.timeline for party, report in reports.items() if report.timeline is not None}
     return Traffic(sent, reports[job.active].seconds, joined(timelines))
 
 
-# MiB that a party may have unread of each other: all are of one program, whose messages may be large
+# MiB of unread messages that a party accepts from each peer: all are of one program, whose messages may be large
 _SHARE = 4096
 # columns of the tables that an estimator writes for its processes
 LABEL, _WEIGHT, _GROUP = "__label__", "__weight__", "__group__"
@@ -300,31 +292,18 @@ LABEL, _WEIGHT, _GROUP = "__label__", "__weight__", "__group__"
 def train_in_processes(
     run: Run, *, weighted: bool, checkpoints: Path | None, noisy_labels: Path | None
 ) -> tuple[dict[str, Any], Traffic]:
-    """Train with every party in a process of its own; return the parts of those that have some, and the traffic.
+    """Train with every party in a process of its own; return the parts of the model, and the traffic.
 
-    Parameters
-    ----------
-    weighted : bool
-        Whether rows have weights.
-    checkpoints : Path or None
-        Folder of checkpoints, from which an interrupted training is resumed.
-    noisy_labels : Path or None
-        File of the labels that were randomised once, where the system asks for some.
-
-    Raises
-    ------
-    ConfigError
-        For a name that cannot stand in a certificate; nothing is written then.
-    PartyFailure
-        When a process fails, with the error of each. ``run.progress`` is called with what was finished first.
+    An interrupted training is resumed from the folder `checkpoints`. `noisy_labels` is the file of labels that are
+    randomised once, if the system does that. Raises ConfigError for a name that cannot stand in a certificate, and
+    PartyFailure if a process fails; before that, ``run.progress`` gets what was finished.
     """
     system, roles = run.system, run.roles
     simulated = system.only_simulated(run.options)
     if simulated:
         raise ConfigError(simulated)
-    # which those of files are made of
+    # names of files are made of them
     check_names(roles.of)
-    # of systems without resuming, checkpoints are not looked for
     resume = checkpoints is not None and "resume" not in system.cannot
     with tempfile.TemporaryDirectory(prefix="treaty-") as name:
         job = _written_job(run, Path(name), weighted, checkpoints, noisy_labels)
@@ -333,8 +312,7 @@ def train_in_processes(
             run_all(job, "train", progress=True, arguments={job.active: ["--resume"]} if resume else None)
         except PartyFailure:
             for party in owners:
-                # raised where nothing was finished
-                with suppress(ConfigError):
+                with suppress(ConfigError):  # nothing was finished
                     _report(run, _with_classes(find_part(job, party), run))
             raise
         parts = {party: _with_classes(find_part(job, party), run) for party in owners}
@@ -343,7 +321,7 @@ def train_in_processes(
 
 
 def _report(run: Run, part: Any) -> None:
-    """Call a fit's progress with what is finished: the trees so far, or epochs' losses by set."""
+    """Call a fit's progress with its finished trees, or its epochs' losses by set."""
     if run.progress is not None and isinstance(part, LinearPart):
         run.progress(len(part.losses), {"train": part.losses, **part.eval_losses})
     elif run.progress is not None:
@@ -351,7 +329,7 @@ def _report(run: Run, part: Any) -> None:
 
 
 def _written_job(run: Run, folder: Path, weighted: bool, checkpoints: Path | None, noisy_labels: Path | None) -> Job:
-    """Write the tables of a fit to a folder; return its job, whose models will lie there too."""
+    """Write the tables of a fit to a folder; return its job, whose models will be there, too."""
     roles, members = run.roles, {}
     for name, role in roles.of.items():
         evals = []
@@ -362,7 +340,11 @@ def _written_job(run: Run, folder: Path, weighted: bool, checkpoints: Path | Non
             evals.append(str(path))
         data = run.data.get(name)
         if data is not None:
-            write_columns(folder / f"{name}.arrow", data.table, _labels_and_weights(run, data, weighted))
+            labelled = len(data.y) == data.table.n_rows and (run.system.split == "rows" or len(data.y) > 0)
+            more = _labels(run, data) if labelled else {}
+            if labelled and weighted:
+                more[_WEIGHT] = np.ones(len(data.y)) if data.weight is None else data.weight
+            write_columns(folder / f"{name}.arrow", data.table, more)
         members[name] = Member(
             table=None if data is None else str(folder / f"{name}.arrow"),
             eval_tables=evals,
@@ -381,16 +363,8 @@ def _written_job(run: Run, folder: Path, weighted: bool, checkpoints: Path | Non
     )  # fmt: skip
 
 
-def _labels_and_weights(run: Run, data: LabelledRows, weighted: bool) -> dict[str, NDArray[Any]]:
-    """Return labels and weights, columns of the file of a party with labels."""
-    if len(data.y) != data.table.n_rows or (run.system.split == "columns" and len(data.y) == 0):
-        return {}
-    weight = {_WEIGHT: np.ones(len(data.y)) if data.weight is None else data.weight} if weighted else {}
-    return {**_labels(run, data), **weight}
-
-
 def _labels(run: Run, data: LabelledRows) -> dict[str, NDArray[Any]]:
-    """Return labels as they came, and groups of a ranking: a checkpoint is of rows with these, not of class numbers."""
+    """Return labels as the user gave them, and groups of a ranking: a checkpoint belongs to rows with just these."""
     if data.y.ndim == 2:
         return {LABEL: data.y[:, 0], _GROUP: data.y[:, 1]}
     return {LABEL: data.y if run.classes is None else np.array(run.classes)[data.y.astype(np.intp)]}
@@ -408,7 +382,7 @@ def _settings(system: System, settings: tuple[Any, Any]) -> dict[str, Any]:
 
 
 def _with_classes(part: Any, run: Run) -> Any:
-    """Put the labels back where processes saw them written to a file, and so as other types."""
+    """Restore the labels of the classes, whose types may have changed when they were written to a file."""
     holder = part.forest if hasattr(part, "forest") else part
     if holder is not None and part.is_active:
         holder.classes = run.classes
@@ -423,7 +397,7 @@ def predict_in_processes(
     n_jobs: int | None,
 ) -> NDArray[np.float64]:
     """Predict with every owner of the model in a process of its own; return the active party's margins."""
-    # which those of files are made of
+    # names of files are made of them
     check_names(parts)
     with tempfile.TemporaryDirectory(prefix="treaty-") as name:
         folder = Path(name)

@@ -1,6 +1,6 @@
-"""A party's record of a training for `treaty audit`: its own rows, all it sent and received, and the sums it opened.
+"""A party's record of a training for `treaty audit`: its own rows, all messages, and the sums that it opened.
 
-It is written if the party's own copy of a job asks for it, and never sent. Its readers learn what the party knows.
+It is written if the party's own copy of the job asks for it, and never sent. Its readers learn what the party knows.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -44,17 +44,8 @@ class _Table(msgspec.Struct):
     origins: dict[str, int]
 
 
-class _Message(msgspec.Struct):
-    direction: Literal["sent", "received"]
-    peer: str
-    step: str
-    round: int
-    nbytes: int
-    seconds: float
-    content: bytes
-
-
 class _Node(msgspec.Struct):
+    # number of its gradients in the record: all nodes of a tree share them
     tree: Annotated[int, msgspec.Meta(ge=0)]
     rows: NDArray[np.int32]
     sums: NDArray[np.int64]
@@ -83,7 +74,7 @@ class _Record(msgspec.Struct):
     classes: list[Any] | None
     table: _Table | None
     y: NDArray[np.float64]
-    messages: list[_Message]
+    messages: list[TranscriptEntry]
     # of the trees whose nodes were opened
     gradients: list[tuple[NDArray[np.int64], NDArray[np.int64]]]
     nodes: dict[str, list[_Node]]
@@ -95,7 +86,7 @@ class _Record(msgspec.Struct):
 
 
 def begin_record(job: Job, party: Party) -> Recording | None:
-    """Record messages from here on, where the party's own copy of the job asks for it; return where to note sums.
+    """Record messages from now on, if the party's own copy of the job asks for it; return the observer of sums.
 
     Once messages, or sums, take more than the party's `record_megabytes`, nothing is recorded, and no file is written.
     """
@@ -107,41 +98,29 @@ def begin_record(job: Job, party: Party) -> Recording | None:
     return Recording(room=most)
 
 
-def write_record(job: Job, inputs: RoleInput, recording: Recording | None, model_id: str) -> Path | None:
-    """Write a finished training's record; return its file, or None, with a warning, where that cannot be done."""
+def write_record(job: Job, inputs: RoleInput, recording: Recording | None, model_id: str) -> None:
+    """Write a finished training's record, if there is one; warn if that cannot be done."""
     member, name = job.parties[inputs.party.name], inputs.party.name
     if recording is None or member.record is None:
-        return None
+        return
     if not inputs.party.transcript.record_content or recording.room < 0:
         logger.warning(
             "%s: its record is not written: messages, or opened sums, took more than record_megabytes, %g MB", name,
             member.record_megabytes,
         )  # fmt: skip
-        return None
-    path = Path(member.record) / f"{name}.record"
+        return
     try:
-        write_file(path, _packed(job, inputs, recording, model_id), FORMAT, name)
+        write_file(Path(member.record) / f"{name}.record", _packed(job, inputs, recording, model_id), FORMAT, name)
     except (ConfigError, OSError) as error:  # a finished model is worth more
         logger.warning("%s: its record is not written: %s", name, error)
-        return None
-    return path
 
 
 def read_record(path: Path) -> Recorded:
-    """Read what `write_record` wrote.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such file, or it is damaged, something else, or of another version.
-    """
+    """Read what `write_record` wrote; raise ConfigError if the file is missing, damaged or of another kind."""
     record = read_file(path, _Record, FORMAT)
     job, name = decoded_job(record.job), record.party
     transcript = Transcript(name, record_content=True)
-    transcript.restore(
-        TranscriptEntry(of.direction, of.peer, of.step, of.round, of.nbytes, of.seconds, of.content)
-        for of in record.messages
-    )
+    transcript.restore(record.messages)
     roles = job.roles()
     data = None
     if record.table is not None:
@@ -158,6 +137,7 @@ def read_record(path: Path) -> Recorded:
 
 
 def _packed(job: Job, inputs: RoleInput, recording: Recording, model_id: str) -> _Record:
+    # gradients are written once a tree, not once a node: by identity, for all nodes hold the same arrays
     gradients: list[tuple[Any, Any]] = []
     known: dict[int, int] = {}
     nodes: dict[str, list[_Node]] = {}
@@ -176,11 +156,7 @@ def _packed(job: Job, inputs: RoleInput, recording: Recording, model_id: str) ->
             data.table.schema.origins,
         ),
         y=np.zeros(0) if data is None else data.y,
-        messages=[
-            _Message(of.direction, of.peer, of.step, of.round, of.nbytes, of.seconds, of.content)
-            for of in inputs.party.transcript.entries
-            if of.content is not None
-        ],
+        messages=[of for of in inputs.party.transcript.entries if of.content is not None],
         gradients=gradients, nodes=nodes, offsets=recording.offsets,
         trees=[
             _Tree(list(asked), [sums.ravel() for sums in asked.values()], left) for asked, left in recording.trees
@@ -191,15 +167,15 @@ def _packed(job: Job, inputs: RoleInput, recording: Recording, model_id: str) ->
         ),
         given=recording.given,
         sides={
-            owner: [(rows, np.packbits(left)) for rows, left in told] for owner, told in recording.sides.items()
+            owner: [(rows, np.packbits(left)) for rows, left in of] for owner, of in recording.sides.items()
         },
     )  # fmt: skip
 
 
 def _opened(record: _Record) -> Recording:
     recording = Recording(offsets=dict(record.offsets), given=record.given)
-    for owner, told in record.sides.items():
-        recording.sides[owner] = [(rows, np.unpackbits(left, count=len(rows)).view(np.bool_)) for rows, left in told]
+    for owner, splits in record.sides.items():
+        recording.sides[owner] = [(rows, np.unpackbits(left, count=len(rows)).view(np.bool_)) for rows, left in splits]
     for owner, nodes in record.nodes.items():
         recording.nodes[owner] = [
             OpenedNode(node.rows, *record.gradients[node.tree], node.sums.reshape(-1, 3)) for node in nodes
@@ -226,7 +202,7 @@ def _schema(fields: _Table | _Bins) -> Schema:
 
 
 def _narrowed(schema: Schema, arrays: Sequence[NDArray[Any] | None]) -> list[Any]:
-    """Return what columns have as float32, of those that have no origin."""
+    """Return the columns' arrays, as float32 unless a column has an origin and so is float64."""
     return [
         of if of is None or name in schema.origins else of.astype(np.float32)
         for name, of in zip(schema.names, arrays, strict=True)

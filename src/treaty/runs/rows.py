@@ -1,6 +1,6 @@
 """A party's rows in a job: aligned with the other parties' rows, and put together with labels and eval sets.
 
-The order that an alignment finds is kept, so that a training that is resumed has the same rows in the same order.
+The order that an alignment finds is kept, so that a resumed training has the same rows in the same order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from treaty.files import Format, read_file, write_file
 from treaty.messaging.messages import Message, MessageLeakage
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import noise_folder
-from treaty.privacy.ledger import Ledger
+from treaty.privacy.ledger import EpsilonLimits, Ledger
 from treaty.runs.job import Job, TableRules, store_of
 from treaty.runs.table_files import (
     FileRead,
@@ -62,7 +62,7 @@ class RowOrder(Message):
 
 
 class KeptRows(msgspec.Struct):
-    """Own rows in a common order that all parties know by its number; `ids` is SHA-256 of the file's column of ids."""
+    """Own rows in the common order with this number; `ids` is the SHA-256 of the file's column of ids."""
 
     number: str
     ids: bytes
@@ -70,11 +70,11 @@ class KeptRows(msgspec.Struct):
 
 
 def alignment_of(job: Job, name: str, path: str, *, threads: int) -> AlignmentOptions | None:
-    """Return how a party's rows are aligned, for a file at `path`; None: they are in the same order in all tables."""
+    """Return how the rows of a party's file are aligned; None: they are in the same order in all tables."""
     align = job.align
     if align is None:
         return None
-    # without a log runs are counted, and so limited, in the folder of what serves later jobs
+    # without a log, runs are counted, and so limited, in the folder of files for later jobs
     counted = (store_of(job, name) or Path(path).parent) / f"{name}.runs"
     file = Path(align.log) / f"{name}.runs" if align.log else counted
     log = RunLog(file, max_runs=align.max_runs)
@@ -94,11 +94,19 @@ def open_rows(
     phase: Phase | None = None,
     read: FileRead | None = None,
 ) -> FileRows:
-    """Read a party's file, unless it is `read` already, and align its rows with the other parties'.
+    """Read a party's file, unless it is `read` already, and align its rows with the other parties' rows.
 
-    The other parties open the same rows at the same time. `schema` is that of training, None at training. `kept` is
-    where the common order is kept for a later run; the active party may take that order `again` instead of aligning
-    once more. `in_order` sorts aligned rows by their ids, so that every job on them has the same order.
+    The other parties do the same at the same time.
+
+    Parameters
+    ----------
+    schema : Schema or None
+        That of training; None in training.
+    kept : Path or None
+        File of the common order, for a later run. If the active party has `again` set, all take that order instead of
+        aligning once more.
+    in_order : bool
+        Whether aligned rows are sorted by their ids, so that every job on them has the same order.
     """
     arrow, checked = read or read_table_file(rules, path, schema)
     if checked is not None:
@@ -125,13 +133,14 @@ def _common_rows(
     again: bool,
     phase: Phase | None,
 ) -> NDArray[np.int64]:
-    """Return own rows in the common order: the kept one, if the active party says so, or a new one.
-
-    `column` has the file's ids.
-    """
-    digest, leads = _digest(column), party.name == rules.active
+    """Return own rows in the common order: the kept one, if the active party decides so, or a new one."""
+    # SHA-256 of the ids in the file's order: a kept order belongs to a file with just these
+    sink, table = pa.BufferOutputStream(), pa.table({"ids": column}).combine_chunks()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    digest, leads = hashlib.sha256(sink.getvalue()).digest(), party.name == rules.active
     found = read_file(kept, KeptRows, FORMAT, party.name) if kept is not None and kept.exists() else None
-    if found is not None and found.ids != digest:  # the file has changed since
+    if found is not None and found.ids != digest:
         found = None
     if leads:
         again = again and found is not None
@@ -144,7 +153,7 @@ def _common_rows(
         if found is None or found.number != order.number:
             raise ConfigError(
                 f"{party.name}: cannot resume: expected alignment {order.number[:8]}, made with the ids the table has "
-                f"now - at {kept}; bring the table back or begin anew",
+                f"now - at {kept}; restore the table, or start again without --resume",
                 public="it cannot resume: it has not kept the alignment, or its ids have changed",
             )
         return found.rows
@@ -158,15 +167,6 @@ def _common_rows(
     return aligned.rows
 
 
-def _digest(column: Any) -> bytes:
-    """Return SHA-256 of a column of ids, in their order."""
-    table = pa.table({"ids": column}).combine_chunks()
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as stream:
-        stream.write_table(table)
-    return hashlib.sha256(sink.getvalue()).digest()
-
-
 @dataclass(frozen=True, slots=True)
 class TrainingTables:
     """A party's tables in a training: rows, classes and eval sets as of `RoleInput`."""
@@ -174,26 +174,26 @@ class TrainingTables:
     data: LabelledRows | None = None
     classes: list[Any] | None = None
     eval_sets: list[LabelledRows] = field(default_factory=list)
-    # of the party's own file, where its rows were aligned
+    # in the party's own file, if its rows were aligned
     n_rows: int | None = None
-    seconds: dict[str, float] = field(default_factory=dict)  # what aligning took
+    # that aligning took
+    seconds: dict[str, float] = field(default_factory=dict)
 
 
-def joined_in(job: Job, table: Table) -> list[str]:
-    """Return a sentence for every column of a party's training table of which categories share a bin."""
-    common = job.settings()[1]
+def joined_in(common: Any, table: Table) -> list[str]:
+    """Return a sentence for every column of a training table of which categories share a bin."""
     return joined_categories(table, common.most_bins) if isinstance(common, BoostingOptions) else []
 
 
 def order_file(job: Job, name: str) -> Path:
-    """Return where the common order of a party's rows is kept, for a training that is resumed."""
+    """Return the file of the common order of a party's rows, for a training that is resumed."""
     return Path(job.output) / f"{name}.rows"
 
 
 def read_by_column(
     party: Party, job: Job, roles: Roles, read: FileRead, *, threads: int, resume: bool, phase: Phase | None
 ) -> TrainingTables:
-    """Align a connected owner's columns, which it has `read`, with the others' rows if the job says so."""
+    """Align the rows of a connected owner, which has `read` its table, as the job says; add labels and eval sets."""
     began, name, system = time.perf_counter(), party.name, job.system
     own, member, rules = job.settings()[0], job.parties[name], job.table_rules(name)
     path, alignment = str(member.table), alignment_of(job, name, str(member.table), threads=threads)
@@ -214,7 +214,7 @@ def read_by_column(
     if name == job.active and own.label_epsilon is not None:
         noisy, store = member.noisy_labels or f"{path}.noisy_labels", store_of(job, name)
         assert store is not None, "a party with labels has a table"
-        ledger = Ledger(noise_folder(store, name), member.epsilon_limits)
+        ledger = Ledger(noise_folder(store, name), EpsilonLimits(member.most_epsilon, member.most_epsilon_total))
         data, classes = with_noisy_labels(data, rows, rules, noisy, own, ledger, job.name)
     data = replace(data, numbers=rows.order, digest=rows.digest)
     evals = []
@@ -241,8 +241,8 @@ def among_owners(party: Party, roles: Roles) -> Iterator[None]:
 def read_by_row(job: Job, name: str, roles: Roles) -> TrainingTables:
     """Read a party's labelled rows, and its eval sets; classes are those of all its tables.
 
-    A server without training rows has example rows, its table or else the first eval set, that say which columns and
-    classes there are.
+    A server without training rows has example rows, in its table or else the first eval set, that define the columns
+    and classes.
     """
     member, rules, trains = job.parties[name], job.table_rules(name), name in roles.owners
     examples = roles.of[name] in job.system.shows_columns
@@ -257,24 +257,22 @@ def read_by_row(job: Job, name: str, roles: Roles) -> TrainingTables:
     first = read(paths[0], training=trains)
     as_first = text_columns(first[0].table.schema)
     tables = [first, *(read(path, text=as_first) for path in paths[1:])]
-    # sets of a leader without rows need not have the same columns
+    # eval sets of a leader without rows need not have the same columns
     if member.table is None and not examples:
         tables = [read(path) for path in paths]
-    # not all of them need be in every table
+    # a table may lack some of the classes
     found = {label for _, own in tables for label in own or ()}
     if len({isinstance(label, str) for label in found}) > 1:
         raise DataError(f"{name}: expected labels of one kind in all tables (numbers, or text), got both")
     classes = sorted(found) or None
     if examples and classes is not None and len(classes) < 2:
         raise DataError(f"{name}: expected labels of at least two classes in its tables, got one, {classes[0]!r}")
-    numbered = [_renumbered(rows, own, classes) for rows, own in tables]
+    numbered = []
+    for rows, own in tables:
+        if own is not None and classes is not None and own != classes:
+            # labels number the classes of one table so far; now those of all tables
+            rows = replace(rows, y=np.searchsorted(classes, own).astype(np.float64)[rows.y.astype(np.intp)])
+        numbered.append(rows)
     evals = numbered[len(numbered) - len(watched) :]
     data = numbered[0] if member.table is not None or examples else None
     return TrainingTables(data, classes, [replace(rows, name=f"eval_{k}") for k, rows in enumerate(evals)])
-
-
-def _renumbered(data: LabelledRows, own: list[Any] | None, classes: list[Any] | None) -> LabelledRows:
-    """Return a table whose labels are numbers of all classes, not of its `own`."""
-    if own is None or classes is None or own == classes:
-        return data
-    return replace(data, y=np.searchsorted(classes, own).astype(np.float64)[data.y.astype(np.intp)])

@@ -1,7 +1,4 @@
-"""A party's own table files: read and checked as its job says, before or without the other parties.
-
-Everything here goes by `TableRules`, plain values of the job: which columns are features, categories, labels and ids.
-"""
+"""A party's own table files, read and checked as the job's `TableRules` say, without the other parties."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.system import check_numbers, check_relevance, noisy_labels
 from treaty.systems.system import LabelledRows
 
-# columns of categories that a line about a table names
+# most columns of categories that a line about a table names
 LISTED = 5
 
 logger = logging.getLogger(__name__)
@@ -38,9 +35,9 @@ logger = logging.getLogger(__name__)
 class FileRows:
     """A file's rows in the common order.
 
-    `arrow`, a table of arrow or `FileTable`, has all columns but those dropped and the ids, `whole` the file in its own
-    order, of which `order`, int64 (n_rows,), are these rows (None: all, in the same order). If rows were aligned, there
-    are `ids`, their `digest`, and `canonical`, which returns the ids in canonical form.
+    `arrow`, a table of arrow or `FileTable`, has all columns but the ids and those dropped. `whole` is the file in its
+    own order, of which these rows are `order`, int64 (n_rows,) (None: all, in the same order). If rows were aligned,
+    there are `ids`, their `digest`, and `canonical`, which returns the ids in canonical form.
     """
 
     arrow: Any
@@ -53,25 +50,22 @@ class FileRows:
 
 
 class FileRead(NamedTuple):
-    """A file's columns, and the table of features that was checked when it was written, if it was."""
+    """A file's columns; and its features, if they were checked when the file was written."""
 
     arrow: Any
     checked: Table | None
 
 
 def read_alone(rules: TableRules, path: str, *, training: bool) -> tuple[FileRows, list[Any] | None]:
-    """Read and check a file without the other parties: rows in their own order, ids and labels checked.
-
-    Only a training table must have labels. Returns the classes, too.
-    """
+    """Read and check a file's rows in their own order, with ids and, in training, labels; return the classes, too."""
     rows = read_rows(rules, path) if rules.by_row else _checked_alone(read_file(rules, path, None), rules, path)
     return rows, labelled(rows, rules, path, None, training=True)[1] if training else None
 
 
 def read_ahead(rules: TableRules, path: str) -> FileRead:
-    """Read a training table split by column before the parties connect; errors are those of a check.
+    """Read and check a training table split by column, before the parties connect.
 
-    Rows that are still to be aligned may lack labels, for not all of them are used.
+    Rows that are still to be aligned may lack labels: not all of them are used.
     """
     read = read_file(rules, path, None)
     rows = _checked_alone(read, rules, path)
@@ -91,7 +85,7 @@ def read_to_predict(rules: TableRules, path: str, schema: Schema) -> FileRead:
 
 
 def _checked_alone(read: FileRead, rules: TableRules, path: str) -> FileRows:
-    """Check ids and columns of a file in its own order."""
+    """Check ids and columns of a file, whose rows stay in their own order."""
     arrow, checked = read
     if checked is None and rules.id is not None:
         read_ids(arrow[rules.id], party=rules.party, normalise=rules.normalise, on_duplicate=rules.on_duplicate)
@@ -100,15 +94,15 @@ def _checked_alone(read: FileRead, rules: TableRules, path: str) -> FileRows:
 
 
 def read_file(rules: TableRules, path: str, schema: Schema | None, text: Sequence[str] = ()) -> FileRead:
-    """Read a file's columns, those of ids among them; `schema` is that of training, None at training.
+    """Read a file's columns, with the ids; `schema` is that of training, None in training.
 
-    `text` are columns that are text even where they look like numbers; those of a `schema` are known.
+    Without a schema, the columns `text` are text even if they look like numbers.
     """
     ids = [] if rules.id is None else [rules.id]
     text = [*(text if schema is None else text_columns(schema)), *ids, *rules.categorical]
     arrow = open_table(
         path, folder=rules.scratch, drop=[column for column in rules.drop if column not in ids],
-        drop_all=_defines_columns(rules, path), text=list(dict.fromkeys(text)), party=rules.party,
+        drop_all=path == next(iter(rules.own_tables), None), text=list(dict.fromkeys(text)), party=rules.party,
     )  # fmt: skip
     checked = checked_columns(arrow)
     if checked is not None:
@@ -129,7 +123,7 @@ def read_file(rules: TableRules, path: str, schema: Schema | None, text: Sequenc
 def read_rows(rules: TableRules, path: str, schema: Schema | None = None, *, text: Sequence[str] = ()) -> FileRows:
     """Read a file of a job split by row: no rows are aligned, and no other party is needed.
 
-    `schema` is the model's, if there is one: columns that the file lacks are missing in all rows. `text` as of
+    `schema` is the model's, if there is one: columns that the file lacks are missing in all rows. `text` as in
     `read_file`.
     """
     arrow, checked = read_file(rules, path, schema, text)
@@ -143,15 +137,16 @@ def read_rows(rules: TableRules, path: str, schema: Schema | None = None, *, tex
 
 
 def _kinds_checked(arrow: Any, rules: TableRules, path: str, schema: Schema | None) -> Any:
-    """Refuse columns of numbers with cells that are none; return the table, its declared categories as text."""
+    """Refuse cells that are no numbers in columns of numbers; return the table, its declared categories as text."""
     name, categorical, there = rules.party, rules.categorical, set(arrow.column_names)
     labels = rules.labels if str(path) in rules.own_tables else []  # rows to predict have none
-    if _defines_columns(rules, path):
+    # the first table must have all columns that the job names, others may lack some
+    if path == next(iter(rules.own_tables), None):
         refuse_absent(categorical, f"the columns of parties.{name}.categorical", arrow.column_names, path, name)
     arrow = as_text(arrow, categorical)
     for column in set(categorical) & there:
         kind = arrow.schema.field(column).type
-        if not (_is_text(kind) or pa.types.is_dictionary(kind)):
+        if not _is_categorical(kind):
             raise DataError(
                 f"{name}: expected text, numbers or truth values as categories in {column!r}, got {kind} - at {path}"
             )
@@ -171,11 +166,6 @@ def _kinds_checked(arrow: Any, rules: TableRules, path: str, schema: Schema | No
     return arrow
 
 
-def _defines_columns(rules: TableRules, path: str) -> bool:
-    """Whether this file must have all columns that the job names; other files may lack some that are dropped."""
-    return path == next(iter(rules.own_tables), None)
-
-
 def text_columns(schema: Schema) -> list[str]:
     """Return the columns whose cells are text in a file."""
     return [column for column, kind in zip(schema.names, schema.kinds, strict=True) if kind == "categorical"]
@@ -188,7 +178,8 @@ def features_of(arrow: Any, rules: TableRules, path: str, schema: Schema | None)
         party=rules.party,
         schema=schema,
         text_as_categories=True,
-        allow_no_features=rules.party == rules.active and not rules.by_row,  # who has labels may have no more
+        # the active party may have labels and nothing else
+        allow_no_features=rules.party == rules.active and not rules.by_row,
         on_unseen=logger.warning,
         place=str(path),
     )
@@ -202,8 +193,9 @@ def _feature_names(arrow: Any, rules: TableRules, path: str) -> list[str]:
     absent = [column for column in wanted if column not in arrow.column_names]
     if rules.label in wanted and rules.columns is None:
         raise DataError(
-            f"{name}: column {rules.label!r} is called like the label of {rules.active}: drop it (parties.{name}.drop) "
-            f"or, if it is no label, name all columns to use (parties.{name}.columns) - at {path}"
+            f"{name}: column {rules.label!r} has the name of the label of {rules.active}: drop it "
+            f"(parties.{name}.drop) or, if it is not the label, name all columns to use (parties.{name}.columns) "
+            f"- at {path}"
         )
     if absent:
         raise DataError(
@@ -213,7 +205,7 @@ def _feature_names(arrow: Any, rules: TableRules, path: str) -> list[str]:
 
 
 def describe(schema: Schema, n_rows: int) -> str:
-    """Return a line for the party itself: its columns of numbers, and those of categories."""
+    """Describe a table to its own party: its columns of numbers, and those of categories."""
     numeric = [name for name, kind in zip(schema.names, schema.kinds, strict=True) if kind == "numeric"]
     categorical = [
         f"{name} ({len(values)} categories)"
@@ -225,10 +217,10 @@ def describe(schema: Schema, n_rows: int) -> str:
 
 
 def _note_columns(arrow: Any, rules: TableRules, path: str) -> None:
-    """Log what the columns are taken for, and which of them have no value."""
+    """Log how many columns are numbers or categories, and warn of those without any value."""
     features = [of for of in rules.columns or arrow.column_names if of not in (rules.id, *rules.labels)]
     there = {of: arrow.schema.field(of).type for of in features if of in arrow.column_names}
-    categorical = [of for of, kind in there.items() if _is_text(kind) or pa.types.is_dictionary(kind)]
+    categorical = [of for of, kind in there.items() if _is_categorical(kind)]
     found = counted(arrow.num_rows, len(there) - len(categorical), categorical)
     logger.log(NOTED, "%s: %s: %s", rules.party, Path(path).name, found)
     if empty := [of for of in there if not has_values(arrow, of)]:
@@ -237,7 +229,7 @@ def _note_columns(arrow: Any, rules: TableRules, path: str) -> None:
 
 
 def counted(n_rows: int, n_numeric: int, categorical: Sequence[str]) -> str:
-    """Return in words how many rows and columns of each kind a table has, and which hold categories."""
+    """Describe a table in words: its rows, its columns of each kind, and the names of those with categories."""
     kinds = [f"{n_numeric:,} numeric"] if n_numeric else []
     kinds += [f"{len(categorical):,} categorical"] if categorical else []
     more = f" and {len(categorical) - LISTED} more" if len(categorical) > LISTED else ""
@@ -247,7 +239,7 @@ def counted(n_rows: int, n_numeric: int, categorical: Sequence[str]) -> str:
 
 
 def _with_ids(arrow: Any, column: str, rules: TableRules, path: str) -> Any:
-    """Return a table whose ids are of a type that keeps every digit of the file: text where numbers would not."""
+    """Return a table whose ids keep every digit of the file: as text, if numbers would lose one."""
     ids = arrow[column]
     if rules.id_as_text:
         ids = ids.cast(pa.string()) if pa.types.is_integer(ids.type) else ids
@@ -257,17 +249,17 @@ def _with_ids(arrow: Any, column: str, rules: TableRules, path: str) -> Any:
     return changed(arrow, column, ids.type, lambda _: ids)
 
 
-def _is_text(kind: Any) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+def _is_categorical(kind: Any) -> bool:
+    return any(is_a(kind) for is_a in (pa.types.is_string, pa.types.is_large_string, pa.types.is_dictionary))
 
 
 def labelled(
     rows: FileRows, rules: TableRules, path: str, classes: list[Any] | None, *, training: bool
 ) -> tuple[LabelledRows, list[Any] | None]:
-    """Check labels and (for training) weights at a party that has some; return them with the classes.
+    """Check labels and, in training, weights at a party that has some; return them with the classes.
 
-    Without `classes` those found are taken: at least two, unless tables are split by row, where a party may have rows
-    of one class alone.
+    Without `classes`, those of the labels are taken: at least two, unless tables are split by row, where all rows of a
+    party may be of one class.
     """
     name, arrow, n_rows = rules.party, rows.arrow, rows.features.n_rows
     if not rules.labels:
@@ -295,7 +287,7 @@ def labelled(
 
 
 def _refuse_absent_labels(arrow: Any, rules: TableRules, path: str, *, weighted: bool) -> None:
-    """Raise DataError where a file lacks a column of labels, groups or (`weighted`) weights."""
+    """Raise DataError if a file lacks a column of labels, groups or (`weighted`) weights."""
     for column in [of for of in rules.labels if weighted or of != rules.weight]:
         if column not in arrow.column_names:
             lacks = file_without([column], arrow.column_names)
@@ -305,10 +297,10 @@ def _refuse_absent_labels(arrow: Any, rules: TableRules, path: str, *, weighted:
 def with_noisy_labels(
     data: LabelledRows, rows: FileRows, rules: TableRules, path: str, options: SystemOptions, ledger: Ledger, job: str
 ) -> tuple[LabelledRows, list[Any]]:
-    """Replace labels by noisy ones, which a file at `path` keeps; `job` is the name that the ledger notes.
+    """Replace labels by noisy ones, which a file at `path` keeps; the ledger notes them under the name of the `job`.
 
-    They are drawn for the file's rows in its own order: rows come in another order with every alignment, and labels
-    must not be drawn again with it.
+    They are drawn for the file's rows in its own order. The order after an alignment differs each time, but labels must
+    not be drawn twice: the noise of two draws would average out.
     """
     whose = f"{rules.active}: column {rules.label!r}"
     y = check_labels(rows.whole[rules.label].to_numpy(zero_copy_only=False), whose, rows.whole.num_rows)

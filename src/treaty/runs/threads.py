@@ -1,6 +1,6 @@
-"""Play every role of a run on this machine, in threads over the in-memory channel.
+"""All roles of a run on this machine, in threads over the in-memory channel.
 
-`in_turns` has the threads take turns, for a debugger: one role runs at a time, until it waits for a message.
+Within `in_turns` only one role runs at a time, until it waits for a message: use it with a debugger.
 """
 
 from __future__ import annotations
@@ -18,21 +18,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.data.table import Table
-from treaty.errors import PeerAborted, PeerError, PeerTimeout
+from treaty.errors import ConfigError, PeerAborted, PeerError, PeerTimeout
 from treaty.machine.process import cores
 from treaty.messaging.channel import Arrival, LinkSpeed, MemoryChannel, memory_channels
 from treaty.messaging.party import Party, run_role
 from treaty.messaging.transcript import Timeline, Transcript, timeline_of
 from treaty.models.checkpoints import Keeper
 from treaty.systems.observers import Observers, ProgressCalls, Recording, play_role
-from treaty.systems.system import LabelledRows, Phase, Program, Progress, RoleInput, Roles, System
+from treaty.systems.options import SystemOptions
+from treaty.systems.system import LabelledRows, Phase, Program, Progress, RoleInput, Roles, System, roles_of
 
+_MOST_OWNERS = 32
 Role = Callable[[Party], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """What each role returned, and what each party sent and received."""
+    """Each role's result, and each party's transcript."""
 
     results: dict[str, Any]
     transcripts: dict[str, Transcript]
@@ -40,9 +42,9 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What one party has seen of a training: its inputs, its messages with their contents, and what it opened.
+    """What one party saw in a training: its inputs, its messages with their contents, and the sums that it opened.
 
-    `result` is what its role returned, a part of the model or None.
+    `result` is its part of the model, or None.
     """
 
     inputs: RoleInput[Any, Any]
@@ -62,12 +64,22 @@ def play(
     link: LinkSpeed | None = None,
     one_at_a_time: bool | None = None,
 ) -> RunRecord:
-    """Run every role, which takes its `Party`, in a thread of its own.
+    """Run every role, a function of its `Party`, in a thread of its own; raise the error of the first that fails.
 
-    `links` say who talks to whom; `job` and `protocol` are put on every message; a party waits `timeout` seconds for
-    one. `record_content` keeps the content of messages in the transcripts, for audits and tests. `link` says how slow
-    each party's line is. With `one_at_a_time` the roles take turns in their order, each until it waits for a message
-    (None: within `in_turns`). Raises what the first role to fail raised; the others end with it.
+    Parameters
+    ----------
+    links : mapping of str to sequence of str
+        Each party's peers.
+    job, protocol : str
+        Part of every message.
+    timeout : float
+        Seconds that a party waits for a message.
+    record_content : bool
+        Whether transcripts keep the content of messages, for audits and tests.
+    link : LinkSpeed or None
+        How slow each party's line is.
+    one_at_a_time : bool or None
+        Whether the roles take turns, in their order, each until it waits for a message. None: only within `in_turns`.
     """
     channels: Mapping[str, MemoryChannel | _ChannelInTurns] = memory_channels(roles, link)
     turns = _Turns(roles) if (_in_turns.get() if one_at_a_time is None else one_at_a_time) else None
@@ -103,7 +115,7 @@ def play(
         thread.start()
     try:
         while any(thread.is_alive() for thread in threads):
-            # not for ever: an interrupt is looked at between waits
+            # with a limit, so that an interrupt is noticed between waits
             for thread in threads:
                 thread.join(0.1)
     except BaseException:
@@ -120,7 +132,7 @@ _in_turns: ContextVar[bool] = ContextVar("roles take turns", default=False)
 
 @contextmanager
 def in_turns() -> Iterator[None]:
-    """Have the roles that this process plays within the block take turns, so that a debugger stops all of them.
+    """Let the roles that this process plays within the block take turns, so that a debugger stops all of them.
 
     Examples
     --------
@@ -139,41 +151,38 @@ class _Turns:
     """Whose turn it is: one role runs, in the order of `names`, until it waits for a message or ends."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        self._waiting = list(names)  # the first one runs
+        # the first one runs
+        self._waiting = list(names)
         self._changed = threading.Condition()
         # turns in a row that brought no message to any role
-        self._idle = 0
+        self.idle = 0
 
     def wait(self, name: str) -> None:
-        """Return when it is this role's turn."""
+        """Block until it is this role's turn."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting[0] == name)
 
     def pass_on(self, name: str) -> None:
-        """Let all others have a turn."""
+        """Give all others a turn, then return."""
         with self._changed:
-            self._idle += 1
-            # all wait: for a slow line, or for each other until a time is up
-            if self._idle > len(self._waiting):
+            self.idle += 1
+            # all roles wait: for a slow line, or for each other until one's time is up
+            if self.idle > len(self._waiting):
                 self._changed.wait(0.001)
             self._waiting.append(self._waiting.pop(0))
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._waiting[0] == name)
 
-    def progressed(self) -> None:
-        """Note that a message came."""
-        self._idle = 0
-
     def end(self, name: str) -> None:
-        """Take a role out, whose turn it is."""
+        """Remove a role that has ended in its turn."""
         with self._changed:
-            self._idle = 0
+            self.idle = 0
             self._waiting.remove(name)
             self._changed.notify_all()
 
 
 class _ChannelInTurns:
-    """A channel whose party gives its turn away where it would wait."""
+    """A channel whose party passes its turn on instead of waiting."""
 
     def __init__(self, channel: MemoryChannel, turns: _Turns) -> None:
         self._channel, self._turns = channel, turns
@@ -182,28 +191,28 @@ class _ChannelInTurns:
         self.close = channel.close
 
     def send(self, to: str, frame: bytes, timeout: float) -> None:
-        """Deliver a frame; see `Channel.send`."""
+        """Deliver a frame, as `Channel.send` does."""
         deadline = time.monotonic() + timeout
         while True:
             try:
                 return self._channel.send(to, frame, 0.0)
-            except PeerTimeout:  # the peer has much to read yet
+            except PeerTimeout:  # the peer's inbox is full
                 if time.monotonic() >= deadline:
                     raise
                 self._turns.pass_on(self.name)
 
     def receive(self, timeout: float) -> Arrival | None:
-        """Take the next frame or notice; see `Channel.receive`."""
+        """Take the next frame or notice, as `Channel.receive` does."""
         deadline = time.monotonic() + timeout
         while (arrival := self._channel.receive(0.0)) is None and time.monotonic() < deadline:
             self._turns.pass_on(self.name)
         if arrival is not None:
-            self._turns.progressed()
+            self._turns.idle = 0
         return arrival
 
 
 def root_cause(failures: Sequence[BaseException]) -> BaseException:
-    """Return the error the others followed from: one that is not about a peer, else one that is not an echo."""
+    """Return the error that caused the others: one that is not about a peer, or else one that is not an echo."""
     for echo in (PeerError, PeerAborted):
         for error in failures:
             if not isinstance(error, echo):
@@ -212,32 +221,25 @@ def root_cause(failures: Sequence[BaseException]) -> BaseException:
 
 
 def star(active: str, parties: Iterable[str]) -> dict[str, list[str]]:
-    """Link the active party with every other; passive parties never talk to each other."""
+    """Link the active party with every other, but passive parties not with each other."""
     others = [name for name in parties if name != active]
     return {active: others, **{name: [active] for name in others}}
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What a run took.
+    """Messages and times of a run."""
 
-    Attributes
-    ----------
-    totals : dict
-        Of each ordered pair of parties ("clinic -> lab"): messages, bytes, and bytes by message type.
-    seconds : dict
-        The active party's phases, where it noted them itself.
-    timeline : Timeline or None
-        When what was sent; None where nothing was.
-    """
-
+    # by ordered pair of parties ("clinic -> lab"): messages, bytes, and bytes by message type
     totals: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # of the active party's phases, if it noted them itself
     seconds: dict[str, float] = field(default_factory=dict)
+    # bytes sent over time; None if nothing was sent
     timeline: Timeline | None = None
 
 
 def traffic_of(transcripts: Iterable[Transcript]) -> Traffic:
-    """Add up what parties sent."""
+    """Add up the messages that parties sent."""
     transcripts = list(transcripts)
     totals: dict[str, dict[str, Any]] = {}
     for transcript in transcripts:
@@ -257,7 +259,7 @@ def traffic_of(transcripts: Iterable[Transcript]) -> Traffic:
 
 @dataclass(frozen=True, slots=True)
 class RunTerms:
-    """What all parties of a run have in common. Every runner makes the inputs of its roles from them."""
+    """What all parties of a run have in common; every runner makes the inputs of its roles from it."""
 
     system: System
     options: Any
@@ -267,7 +269,7 @@ class RunTerms:
     def inputs(
         self, party: Party, threads: int, *, progress: Progress | None = None, phase: Phase | None = None
     ) -> RoleInput[Any, Any]:
-        """Return a role's input, which has yet to get what is the party's own: rows, a part of the model, folders."""
+        """Return a role's input without the party's own values: rows, a part of the model, folders."""
         return RoleInput(
             party=party, options=self.options, common=self.common, roles=self.roles, threads=threads,
             observers=Observers([ProgressCalls(progress, phase)]),
@@ -276,21 +278,21 @@ class RunTerms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(RunTerms):
-    """What a training on this machine is given, in threads, in processes or in one place."""
+    """A training on this machine, in threads, in processes or in one place."""
 
-    # of every owner; labels, class numbers, where a party has some
+    # of every owner, with labels (class numbers) if the party has some
     data: Mapping[str, LabelledRows]
     # labels by class number; None for regression
     classes: list[Any] | None
-    # tables by owner where columns are split, else the active party's alone; and labels
+    # tables by owner if columns are split, else the active party's alone; and labels
     eval_sets: Sequence[tuple[Mapping[str, Table], NDArray[np.float64]]] = ()
     n_jobs: int | None = None
     # called after every round of every role, see `Observer.round_finished`
     progress: Progress | None = None
     phase: Phase | None = None
-    # folder for what serves later fits on the same rows
+    # folder of files that later fits on the same rows need
     store: Path | None = None
-    # filled with what each party sees, where it is wanted
+    # to be filled with what each party sees, if there is a dict
     recorded: dict[str, Recorded] | None = None
 
     def evals_of(self, name: str) -> list[LabelledRows]:
@@ -304,9 +306,9 @@ class Run(RunTerms):
 
 
 def train_in_threads(run: Run, keepers: Mapping[str, Keeper], *, link: LinkSpeed | None = None) -> RunRecord:
-    """Train with every party in a thread of its own; results are what the role programs return."""
+    """Train with every party in a thread of its own; return the results of its roles."""
     system, roles, every = run.system, run.roles, cores(run.n_jobs)
-    # where rows are split all owners work at the same time; a party without rows waits then
+    # if rows are split, all owners compute at the same time, while a party without rows waits
     shared = max(1, every // len(roles.owners)) if system.split == "rows" else every
     absences = {} if system.absences is None else system.absences(roles, run.options, run.common)
     varied = run.classes is None or any(data.weight is not None for data in run.data.values())
@@ -351,7 +353,7 @@ def predict_in_threads(
     n_jobs: int | None = None,
     phase: Phase | None = None,
 ) -> dict[str, Any]:
-    """Play programs of prediction with every owner of the model in a thread; return what each returned, by party."""
+    """Play programs of prediction with every owner of the model in a thread; return their results by party."""
     roles, threads = predicting_roles(active_of(parts), list(parts)), cores(n_jobs)
     terms = RunTerms(system, *settings, roles)
 
@@ -368,6 +370,18 @@ def predict_in_threads(
 def predicting_roles(active: str, owners: list[str]) -> Roles:
     """Return who plays which role in a prediction by columns: helpers of the training take no part."""
     return Roles(active, {name: "active" if name == active else "passive" for name in owners}, owners)
+
+
+def fewest_roles(system: System, options: SystemOptions) -> Roles:
+    """Return the roles of as few owners as a system takes: party1, party2, and so on."""
+    names = ["party1"]
+    while True:
+        names.append(f"party{len(names) + 1}")
+        try:
+            return roles_of(system, names, None, options)
+        except ConfigError:  # too few
+            if len(names) == _MOST_OWNERS:
+                raise
 
 
 def active_of(parts: Mapping[str, Any]) -> str:

@@ -1,8 +1,8 @@
-"""Kernels compiled before parties need them: by playing a small training of a system on made-up rows.
+"""Kernels compiled before parties need them, by playing a small training of a system on made-up rows.
 
-That is most of the time of a first training on a new machine. Numba compiles on one core; where nothing is compiled yet
-`compiled_beside` has a second process compile what trees are grown by, which most systems share. What one of the
-two is about to compile the other waits for (`machine.kernels`).
+Compiling takes most of the time of a first training on a new machine, and Numba uses one core for it. So, if nothing is
+compiled yet, `trees_compiled_beside` has a second process compile the kernels that grow trees, which most systems
+share. Neither process compiles a kernel that the other is compiling; it waits for that (`machine.kernels`).
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ from treaty.crypto.transfer import oprf, sodium
 from treaty.data.grouping import KEY, hashes
 from treaty.data.ids import Psi, read_ids
 from treaty.data.table import Schema, Table
-from treaty.errors import ConfigError
 from treaty.machine.kernels import is_compiled
 from treaty.machine.shared_work import share
-from treaty.runs.threads import Run, train_in_threads
+from treaty.runs.threads import Run, fewest_roles, train_in_threads
 from treaty.systems import SYSTEMS, find_system
 from treaty.systems.alignment.ecdh import OwnList
 from treaty.systems.federboost_vertical.options import FederBoostVertical
 from treaty.systems.observers import observing
 from treaty.systems.options import SystemOptions
-from treaty.systems.system import LabelledRows, Roles, System, roles_of
+from treaty.systems.system import LabelledRows, System
 from treaty.trees.ensemble import SplitTable, join_splits, margins_from_bits, margins_from_values
 from treaty.trees.scanning import scan_splits
 
@@ -38,41 +37,35 @@ _SMALL = {
     "regression": {"max_iter": 1, "period": 1, "batch_size": 40, "tol": 0.0, "memory": 1},
 }
 
-_MOST_OWNERS = 32
-
 
 def compile_kernels(
     system: System | None = None, options: SystemOptions | None = None, *, aligns: Psi | None = "auto"
 ) -> None:
-    """Compile what training uses, so that the parties' processes find it cached.
+    """Compile the kernels of a training, so that the parties' processes find them cached.
 
     Parameters
     ----------
     system : System or None
-        What it is for; None: every system.
+        None: every system.
     options : SystemOptions or None
-        Under which options; None: under any.
+        The system's options; None: any.
     aligns : str or None
-        By which protocol rows are aligned first, if they are.
+        The protocol by which rows are aligned first; None: they are not.
     """
-    with _without_collecting():
-        _compile(system, options, aligns)
-
-
-def _compile(system: System | None, options: SystemOptions | None, aligns: Psi | None) -> None:
-    _compile_sharing()
     systems = [system] if system else [find_system(name, model) for model, named in SYSTEMS.items() for name in named]
-    if aligns and any(of.split == "columns" for of in systems):
-        _compile_alignment(aligns)
-    for of in systems:
-        for small in of.warm_up(options):
-            _train(of, small)
+    with _without_collecting():
+        share(lambda first, last: None, 2, 2)  # by two threads, for trainings here have one
+        if aligns and any(of.split == "columns" for of in systems):
+            _compile_alignment(aligns)
+        for of in systems:
+            for small in of.warm_up(options):
+                _train(of, small)
 
 
 def compile_trees() -> None:
-    """Compile what grows trees, by the system that has least else, and what predicts by them, also on one table."""
+    """Compile what grows trees, by the system with the fewest other kernels, and what predicts with them."""
     with _without_collecting():
-        _compile_sharing()
+        share(lambda first, last: None, 2, 2)
         _train(find_system("federboost-vertical"), FederBoostVertical())
         margins_from_values([], join_splits([], []), np.zeros((1, 1), np.float32), np.zeros((1, 1)))
 
@@ -87,7 +80,7 @@ def compile_walks() -> None:
 
 @contextmanager
 def _without_collecting() -> Iterator[None]:
-    """Leave out garbage collections: numba makes millions of objects, and to look through them takes a twentieth."""
+    """Suspend garbage collection: numba makes millions of objects, and scanning them takes 5 % of the time."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -95,11 +88,6 @@ def _without_collecting() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
-
-
-def _compile_sharing() -> None:
-    # by two threads, as trainings here have one
-    share(lambda first, last: None, 2, 2)
 
 
 def _compile_alignment(psi: Psi) -> None:
@@ -125,18 +113,6 @@ def _compile_oblivious() -> None:
     sender.values(rows, 0, np.zeros(len(codes), np.int64), codes)
 
 
-def _fewest(system: System, options: SystemOptions) -> tuple[list[str], Roles]:
-    """Return as many owners as the system asks for at least, and who plays which role."""
-    owners = ["party0"]
-    while True:
-        owners.append(f"party{len(owners)}")
-        try:
-            return owners, roles_of(system, owners, None, options)
-        except ConfigError:  # too few
-            if len(owners) == _MOST_OWNERS:
-                raise
-
-
 def _train(system: System, options: SystemOptions) -> None:
     """Play a training of two columns (one of a regression) and a few rows."""
     rng = np.random.default_rng(0)
@@ -152,7 +128,8 @@ def _train(system: System, options: SystemOptions) -> None:
     )
     labels = np.arange(n_rows) % 2 if regression else rng.integers(0, 2, n_rows)
     data = LabelledRows(table, labels.astype(np.float64))
-    owners, roles = _fewest(system, options)
+    roles = fewest_roles(system, options)
+    owners = roles.owners
     evals = {name: others for name in (owners if system.split == "columns" else [roles.active])}
     common = msgspec.convert(_SMALL[system.common.table], system.common).checked(options)
     unlabelled = LabelledRows(table, np.zeros(0))
@@ -162,30 +139,23 @@ def _train(system: System, options: SystemOptions) -> None:
         system=system, options=options, common=common, roles=roles, data={**rows, **shown}, classes=[0, 1],
         eval_sets=[] if regression else [(evals, data.y)], n_jobs=1,
     )  # fmt: skip
-    # a small training is nobody's job: what watches this process does not see it
+    # this training is no user's job: observers of this process must not see it
     with observing(lambda inputs: ()):
         train_in_threads(run, {})
 
 
-# ----------------------------------------------------------------
-# A second process that compiles what trees are grown by, while the first compiles the rest; `warm_up` says what.
-#
-# Few modules are imported here, so that this process begins before a command has imported what it needs.
-
-
 @contextmanager
 def trees_compiled_beside(*, wanted: bool = True) -> Iterator[bool]:
-    """Let a process of its own compile what grows trees, if nothing is compiled yet; give whether that is so.
+    """If no kernel is compiled yet, let a second process compile what grows trees; yield whether none is compiled.
 
-    If it is not `wanted`, there is no such process.
+    There is no such process unless it is `wanted`.
     """
     first_time = not is_compiled(scan_splits)
     if not (first_time and wanted):
         yield first_time
         return
-    script = (
-        "import gc; from treaty.runs.warm_up import compile_trees; compile_trees(); gc.freeze()"  # frozen, it ends soon
-    )
+    # freezing lets the process end without a last scan of all objects
+    script = "import gc; from treaty.runs.warm_up import compile_trees; compile_trees(); gc.freeze()"
     words = [sys.executable, "-c", script]
     quiet = subprocess.DEVNULL
     with subprocess.Popen(words, stdin=quiet, stdout=quiet, stderr=quiet) as process:  # noqa: S603 - our own interpreter

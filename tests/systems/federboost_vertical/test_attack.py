@@ -27,7 +27,7 @@ from treaty.errors import DataError
 from treaty.messaging.channel import memory_channels
 from treaty.messaging.party import Party, run_role
 from treaty.models.trees import load_part
-from treaty.runs import party as running
+from treaty.runs import prediction as running
 from treaty.runs.job import Align, Job, Member
 from treaty.runs.threads import RunRecord, play
 from treaty.systems.federboost_vertical.buckets import Buckets, ChosenSplits

@@ -30,7 +30,8 @@ from treaty.messaging.certificates import write_identity
 from treaty.models.checkpoints import load_checkpoint
 from treaty.runs import processes
 from treaty.runs.job_files import load_job
-from treaty.runs.party import find_part, train_party
+from treaty.runs.party import train_party
+from treaty.runs.prediction import find_part
 from treaty.runs.processes import free_ports
 from treaty.runs.report import load_reports
 from treaty.runs.warm_up import compile_kernels

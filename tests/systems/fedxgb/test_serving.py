@@ -26,13 +26,13 @@ from treaty.messaging.certificates import write_identity
 from treaty.messaging.channel import memory_channels
 from treaty.messaging.party import Party, run_role
 from treaty.models.trees import ModelPart
-from treaty.runs import serving
+from treaty.runs import prediction
 from treaty.runs.job import Job
 from treaty.runs.job_files import load_job
 from treaty.runs.party import part_file
+from treaty.runs.prediction import serve_party, service_roles
 from treaty.runs.processes import free_ports
 from treaty.runs.report import FORMAT, Report, service_report_file
-from treaty.runs.serving import serve_party, service_roles
 from treaty.systems.fedxgb import prediction as secpred
 from treaty.systems.fedxgb.pieces import RowShares
 from treaty.systems.fedxgb.prediction import QueryRecord, queries_folder
@@ -123,7 +123,7 @@ def play(
             channels[name].close()
 
     with monkeypatch.context() as patch:
-        patch.setattr(serving, "connected", connected)
+        patch.setattr(prediction, "connected", connected)
         threads = [threading.Thread(target=serve, args=(name,)) for name in roles.of]
         for thread in threads:
             thread.start()

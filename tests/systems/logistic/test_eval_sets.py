@@ -17,7 +17,7 @@ from treaty.data.table import Table
 from treaty.errors import ConfigError, DataError
 from treaty.messaging.messages import decode_body
 from treaty.runs.job_files import load_job
-from treaty.runs.party import find_part
+from treaty.runs.prediction import find_part
 from treaty.runs.processes import run_all
 from treaty.systems.logistic.prediction import MarginPart
 

@@ -23,9 +23,8 @@ from treaty.messaging.certificates import write_identity
 from treaty.models.checkpoints import LINEAR, LinearCheckpoint
 from treaty.models.linear import LinearPart, preparation_of
 from treaty.runs.job import Job
-from treaty.runs.job_files import load_job
-from treaty.runs.local_checks import check_training
-from treaty.runs.party import find_part, predict_party
+from treaty.runs.job_files import check_training, load_job
+from treaty.runs.prediction import find_part, predict_party
 from treaty.runs.processes import PartyFailure, run_all
 from treaty.runs.report import load_reports
 from treaty.systems.logistic.batches import FORMAT, _Kept

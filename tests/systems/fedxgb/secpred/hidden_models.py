@@ -18,7 +18,7 @@ from treaty.data.table import Table, to_table
 from treaty.messaging.messages import encode
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, RowPredictions, predict_pooled
-from treaty.runs.serving import predict_hidden
+from treaty.runs.prediction import predict_hidden
 from treaty.runs.threads import RunRecord, play
 from treaty.systems.fedxgb import prediction as secpred
 from treaty.systems.fedxgb.options import FedXGB

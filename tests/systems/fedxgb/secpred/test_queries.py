@@ -18,7 +18,7 @@ from treaty.machine.database import kept_file, set_aside
 from treaty.messaging.messages import Array, decode_body, encode
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart
-from treaty.runs.serving import predict_hidden
+from treaty.runs.prediction import predict_hidden
 from treaty.systems.fedxgb import prediction as secpred
 from treaty.systems.fedxgb.messages import RowCounts
 from treaty.systems.fedxgb.options import FedXGB
