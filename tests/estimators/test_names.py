@@ -141,7 +141,7 @@ def test_objectives_of_classes_go_by_xgboosts_names(objective):
     X, y = real_table("binary", rows=100)
     given, own = (treaty.GBDTClassifier(n_estimators=2, n_jobs=1, objective=o).fit(X, y) for o in (objective, None))
     np.testing.assert_array_equal(given.predict_proba(X), own.predict_proba(X))
-    with pytest.raises(treaty.ConfigError, match=f"objective='{objective}' is of classes: take GBDTClassifier"):
+    with pytest.raises(treaty.ConfigError, match=f"objective='{objective}' needs classes: use GBDTClassifier"):
         treaty.GBDTRegressor(objective=objective).fit(X, y)
 
 
@@ -167,7 +167,7 @@ def test_an_objective_that_is_not_there_is_never_imported(tmp_path, monkeypatch,
 def test_an_option_of_one_objective_goes_with_its_other_names():
     X, y = real_table("regression", rows=100)
     treaty.GBDTRegressor(n_estimators=1, objective="reg:quantileerror", quantile_alpha=0.9).fit(X, y)
-    with pytest.raises(treaty.ConfigError, match="quantile_alpha goes with objective='quantile', got objective='mae'"):
+    with pytest.raises(treaty.ConfigError, match="quantile_alpha needs objective='quantile', got objective='mae'"):
         treaty.GBDTRegressor(n_estimators=1, objective="mae", quantile_alpha=0.9).fit(X, y)
 
 

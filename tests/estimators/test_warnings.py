@@ -54,11 +54,11 @@ CONSTANT = pd.DataFrame({"a": np.zeros(240), "b": np.full(240, np.nan)})
 @pytest.mark.parametrize(
     ("changed", "options", "reason"),
     [
-        ({"rows": 39}, {}, "min_child_samples=20 rows take 40 rows, and 39 are"),
-        ({}, {"subsample": 0.1}, "take 40 rows, and 24 of 240 are drawn for a tree"),
+        ({"rows": 39}, {}, "min_child_samples=20 rows need 40 rows, and there are 39"),
+        ({}, {"subsample": 0.1}, "need 40 rows, and a tree draws 24 of 240"),
         ({"X": CONSTANT}, {}, "every column is constant"),
         ({"X": CONSTANT.assign(a=np.arange(240) < 19)}, {}, "no column has a cut with min_child_samples=20 rows on"),
-        ({}, {"min_child_weight": 100.0}, "min_child_weight=100 take hessians of twice that, and those of all rows"),
+        ({}, {"min_child_weight": 100.0}, "min_child_weight=100 need hessians of twice that, and those of all rows"),
         ({}, {"min_split_loss": 1e6}, "no split gains more than min_split_loss=1e\\+06"),
         ({}, {"reg_alpha": 1e6}, "no split gains anything under"),
     ],
@@ -86,7 +86,7 @@ def test_equal_labels_are_named():
 def test_participants_rows_count_together():
     X, y = load_breast_cancer(return_X_y=True)
     shares = {f"p{k}": (X[k : 36 + k : 3], y[k : 36 + k : 3]) for k in range(3)}
-    with pytest.warns(UserWarning, match="take 40 rows, and 36 are"):
+    with pytest.warns(UserWarning, match="need 40 rows, and there are 36"):
         treaty.GBDTClassifier("federboost-horizontal", n_estimators=1).fit(shares)
 
 

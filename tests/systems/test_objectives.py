@@ -119,8 +119,8 @@ def test_quantiles_are_refused_where_sums_do_not_tell_them(protocol):
     ("options", "said"),
     [
         ({"objective": "poison"}, "expected objective to be one of squared_error, poisson, tweedie, huber, quantile"),
-        ({"quantile_alpha": 0.9}, "quantile_alpha goes with objective='quantile', got objective=None"),
-        ({"objective": "huber", "tweedie_variance_power": 1.2}, "tweedie_variance_power goes with objective='tweedie'"),
+        ({"quantile_alpha": 0.9}, "quantile_alpha needs objective='quantile', got objective=None"),
+        ({"objective": "huber", "tweedie_variance_power": 1.2}, "tweedie_variance_power needs objective='tweedie'"),
         ({"objective": "tweedie", "tweedie_variance_power": 2.0}, "tweedie_variance_power=2.0"),
         ({"objective": "quantile", "quantile_alpha": 1.0}, "quantile_alpha=1.0"),
         ({"objective": "huber", "huber_slope": 0.0}, "huber_slope=0.0"),
@@ -137,7 +137,7 @@ def test_wrong_options_of_objectives_are_named(options, said):
 
 def test_objectives_of_numbers_are_not_for_classes():
     X, y = real_table("binary", rows=40)
-    with pytest.raises(ConfigError, match="objective='poisson' is of numbers, and the labels are classes"):
+    with pytest.raises(ConfigError, match="objective='poisson' needs numbers, and the labels are classes"):
         treaty.GBDTClassifier(objective="poisson").fit(X, y)
 
 

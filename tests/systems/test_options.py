@@ -269,7 +269,7 @@ def test_the_pooled_system_serves_both_kinds_of_model():
         trees == treaty.LogisticRegression().set_params(protocol__mode="paper").protocol == treaty.Pooled(mode="paper")
     )
     X, y = real_table("binary", rows=60)
-    with pytest.raises(ConfigError, match="is about LogisticRegression; boosted trees have no solver"):
+    with pytest.raises(ConfigError, match="is for LogisticRegression: boosted trees have no solver"):
         treaty.GBDTClassifier(treaty.Pooled(solver="sgd")).fit(X, y)
 
 

@@ -177,7 +177,7 @@ def test_what_does_not_rank_is_refused():
         ranker().fit(X, y - 1, qid=qid)
     with pytest.raises(ConfigError, match="objective='poisson' does not rank rows within groups"):
         ranker(objective="poisson").fit(X, y, qid=qid)
-    with pytest.raises(ConfigError, match="objective='ndcg' ranks rows within groups: take GBDTRanker"):
+    with pytest.raises(ConfigError, match="objective='ndcg' ranks rows within groups: use GBDTRanker"):
         treaty.GBDTRegressor(objective="ndcg").fit(X, y)
 
 

@@ -26,7 +26,7 @@ from treaty.messaging.messages import Array, row_pieces
 from treaty.messaging.messages import view as array_view
 from treaty.messaging.transcript import Transcript
 from treaty.privacy.randomised_response import chances
-from treaty.systems.federboost_vertical.buckets import Buckets, bits_of_row, unpack_buckets
+from treaty.systems.federboost_vertical.buckets import Buckets, unpack_buckets, widths_of
 from treaty.systems.fedxgboost_ldp.scoring import NoisyTree
 from treaty.systems.fedxgboost_smm.node_products import (
     CandidateVectors,
@@ -397,7 +397,7 @@ def likeliest_buckets(view: View, truth: Truth) -> Iterator[Finding]:
             continue
         sizes = np.maximum(present + missing, 1).astype(np.int32)
         came = before.setdefault(entry.peer, [])
-        left = row_pieces(len(codes), bits_of_row(sizes))[len(came) :]
+        left = row_pieces(len(codes), sum(widths_of(sizes)))[len(came) :]
         came.append(unpack_buckets(sent.packed, sizes, left[0].stop - left[0].start, entry.peer))
         if len(left) > 1:
             continue

@@ -40,7 +40,8 @@ class SumsSource(Protocol):
         """Take the tree's gradients (n_rows,), sampled rows (None: all) and columns (of this source, ascending)."""
 
     def end_tree(self) -> None:
-        """Release the tree's gradients."""
+        """Release the tree's gradients, if the source holds any."""
+        return
 
     def ask_sums(self, level: Level, rows: RowPartition) -> None:
         """Ask for the sums of ``level.asked``."""

@@ -358,13 +358,13 @@ def buckets(
     categorical: list[bool] | None = None,
 ) -> Buckets:
     sizes = [count + flag for count, flag in zip(present, missing, strict=True)]
-    packed = [packing._pack(c.astype(np.uint8), k) for c, k in zip(columns, sizes, strict=True)]
+    codes = np.stack([c.astype(np.uint8) for c in columns], axis=1) if columns else np.empty((0, 0), np.uint8)
     return Buckets(
         Array.of(np.array(present, np.int32)),
         Array.of(np.array(categorical or [False] * len(present), np.bool_)),
         Array.of(np.array(missing, np.bool_)),
         Array.of(np.full(len(present), epsilon)),
-        Array.of(np.concatenate([np.empty(0, np.uint8), *packed])),
+        Array.of(packing.pack_buckets(codes, np.array(sizes, np.int32))),
     )
 
 

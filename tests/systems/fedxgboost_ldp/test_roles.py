@@ -570,9 +570,9 @@ def test_an_epsilon_that_is_none_is_refused(varied, epsilon):
         ({"goss": True}, "goss draws rows by their true gradients"),
         ({"mode": "paper"}, "it needs allow_insecure=True"),
         ({**PAPER, "epsilon_total": 9.0}, "no epsilon that epsilon_total could limit"),
-        ({"mechanism": "label_rr"}, "mechanism='label_rr' goes with the epsilon"),
-        ({"mechanism": "label_rr", "epsilon": 1.0, "clip": 0.5}, "clip and clip_hess are about noise on gradients"),
-        ({"mechanism": "label_rr", "epsilon": 1.0, "refit": True}, "refit takes true labels"),
+        ({"mechanism": "label_rr"}, "mechanism='label_rr' needs the epsilon"),
+        ({"mechanism": "label_rr", "epsilon": 1.0, "clip": 0.5}, "clip and clip_hess are for noise on gradients"),
+        ({"mechanism": "label_rr", "epsilon": 1.0, "refit": True}, "refit uses true labels"),
         ({"mechanism": "label_rr", "epsilon": 1.0, **PAPER}, "label_rr' is none of its mechanisms"),
         ({"mechanism": "gaussian"}, "expected one of label_rr, laplace, duchi, piecewise, hybrid"),
         ({"split_score": "third_order"}, "expected one of first_order, second_order"),
@@ -594,7 +594,7 @@ def test_the_published_form_needs_the_consent_of_every_party(varied, party):
 
 def test_noisy_labels_are_refused_for_weighted_rows(varied):
     weight = np.where(varied[1] > 0, 4.0, 1.0)
-    with pytest.raises(ConfigError, match="sends gradients whose labels alone carry noise"):
+    with pytest.raises(ConfigError, match="adds noise to labels alone"):
         play_training(*varied, weight=weight, mechanism="label_rr", epsilon=0.5)
 
 
@@ -622,7 +622,7 @@ def test_as_published_gradients_have_the_whole_epsilon_unless_hessians_are_sent_
 
 def test_noise_that_fits_no_integers_is_refused():
     options = FedXGBoostLDP(mechanism="laplace", epsilon=2.0**-20)
-    with pytest.raises(ConfigError, match="do not fit 62 bits; raise it"):
+    with pytest.raises(ConfigError, match="do not fit 62 bits: raise it"):
         NoisyGradients(Ledger(None), options, Logistic(), 10**9, weighted=False, model_id="", job="")
 
 

@@ -1,12 +1,11 @@
 """Noisy buckets of a passive party's columns: drawn and packed by their owner, read and trained on by the active party.
 
-Buckets are kept by the active party, so that a later training is not sent them again. A passive party's noise is a
-function of its key and of what is randomised (`privacy.randomised_response`), so the buckets that it would send for the
-same rows, columns, edges and epsilons are those it has sent. The active party begins a training by sending each partner
-the SHA-256 of what it kept of it; a partner that finds its own among these sends `SameBuckets` alone. If anything
-differs, the rows' order for instance, so does the hash, and buckets are sent: those of columns that differ with new
-noise, which is paid for. A passive party keeps nothing for this but its key and ledger. If a file is missing or
-damaged, buckets are sent again, with the noise that they had.
+The active party keeps buckets, so that they are sent once for several trainings. A passive party's noise is a function
+of its key and of what is randomised (`privacy.randomised_response`), so the same rows, columns, edges and epsilons give
+the same buckets. The active party first sends each partner the SHA-256 of the buckets that it has kept from it. A
+partner that finds its own among these sends only `SameBuckets`. If anything differs, the rows' order for instance, so
+does the hash, and buckets are sent: columns that differ have new noise, which is paid for. For this a passive party
+keeps only its key and ledger. If a file is missing or damaged, buckets are sent again, with the same noise.
 """
 
 from __future__ import annotations
@@ -42,7 +41,6 @@ from treaty.messaging.party import Party
 from treaty.models.checkpoints import checkpoint_file
 from treaty.privacy.randomised_response import BucketCost, BucketLedger, RandomisedColumn, chances, unbiased
 from treaty.systems.sizes import MOST_COLUMNS
-from treaty.systems.vertical.prediction import RecordCount
 from treaty.trees.columns import ColumnSource, MakeSums
 from treaty.trees.objectives import Objective
 
@@ -54,10 +52,9 @@ FEW_BUCKETS = 4
 class Buckets(Message):
     """Noisy buckets of k columns.
 
-    Of each column (k,): int32 `present`, the number of buckets of present values; bool `categorical`; bool `missing`,
+    For each column (k,): int32 `present`, the number of buckets of present values; bool `categorical`; bool `missing`,
     whether any value is; float64 `epsilon`. `packed`, uint8, has the rows' buckets, column after column, each in
-    ceil(log2(buckets)) bits; every column begins with a new byte. Of many rows there are several messages, each with
-    the next ones.
+    ceil(log2(buckets)) bits; every column starts with a new byte. Many rows are sent in several messages, in order.
     """
 
     leakage: ClassVar = MessageLeakage(
@@ -75,7 +72,7 @@ class Buckets(Message):
 
 
 Pieces = Callable[[], Iterator[Buckets]]
-"""Makes the messages of a table's buckets, piece by piece, as often as it is called."""
+"""Returns the messages of a table's buckets, each time it is called."""
 
 
 def noisy_buckets(
@@ -89,7 +86,7 @@ def noisy_buckets(
 ) -> tuple[Pieces, NDArray[np.uint8], BucketCost]:
     """Randomise buckets uint8 (n_rows, n_columns) by each column's epsilon, and enter the cost in the ledger.
 
-    Return the messages, the noisy buckets in them, and the cost.
+    Returns the messages, the noisy buckets in them, and the cost.
     """
     schema = bins.schema
     missing = np.array([(codes[:, f] == n).any() for f, n in enumerate(bins.n_bins)], np.bool_)
@@ -100,7 +97,7 @@ def noisy_buckets(
     ]  # fmt: skip
     if few:
         logger.warning(
-            "columns with at most %d different values or bins, whose noisy bucket is nearly the value itself under the "
+            "columns with at most %d different values or bins, whose noisy bucket reveals more of the value under the "
             "same noise; leave them out if that is too much: %s", FEW_BUCKETS, ", ".join(few),
         )  # fmt: skip
     columns = [
@@ -113,18 +110,16 @@ def noisy_buckets(
     present, categorical, absent, epsilon = map(Array.of, (bins.n_bins, schema.categorical, missing, costs))
 
     def pieces() -> Iterator[Buckets]:
-        for of in row_pieces(len(noisy), bits_of_row(sizes)):
-            packed = [_pack(noisy[of, f], size) for f, size in enumerate(sizes.tolist())]
-            content = Array.of(np.concatenate([np.empty(0, np.uint8), *packed]))
-            yield Buckets(present, categorical, absent, epsilon, content)
+        for of in row_pieces(len(noisy), sum(widths_of(sizes))):
+            yield Buckets(present, categorical, absent, epsilon, Array.of(pack_buckets(noisy[of], sizes)))
 
     return pieces, noisy, spent
 
 
 def stand_ins(bins: Bins) -> list[NDArray[np.float64]]:
-    """Return of each column a value for each bucket that every split on the column sends where it sends the bucket.
+    """Return a value for each bucket of each column, which every split sends to the same side as the bucket.
 
-    The last one is NaN, that of missing values.
+    The last one is NaN, for missing values.
     """
     found = []
     for n_bins, cuts, of_category in zip(bins.n_bins.tolist(), bins.cuts, bins.category_bins, strict=True):
@@ -132,7 +127,7 @@ def stand_ins(bins: Bins) -> list[NDArray[np.float64]]:
         if of_category is not None:
             values[:n_bins] = [np.flatnonzero(of_category == bucket)[0] for bucket in range(n_bins)]
         elif cuts is not None and n_bins:
-            values[:n_bins] = [-np.inf, *cuts]  # what is below a cut goes left
+            values[:n_bins] = [-np.inf, *cuts]  # values below a cut go left
         found.append(values)
     return found
 
@@ -145,28 +140,27 @@ def _edges(bins: Bins, feature: int) -> bytes:
     return b"" if cuts is None else cuts.tobytes()
 
 
-def bits_of_row(sizes: NDArray[np.int32]) -> int:
-    """Return the bits that a row's buckets take, of columns with so many buckets."""
-    return sum(map(_width, sizes.tolist()))
+def widths_of(sizes: NDArray[np.int32]) -> list[int]:
+    """Return the bits of a bucket's number in each column, of columns with so many buckets."""
+    return [(size - 1).bit_length() for size in sizes.tolist()]
 
 
-def _width(size: int) -> int:
-    """Return the bits of a bucket's number."""
-    return (size - 1).bit_length()
-
-
-def _pack(column: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    width = _width(size)  # lowest bit first
-    return np.packbits((column[:, np.newaxis] >> np.arange(width, dtype=np.uint8)) & 1)
+def pack_buckets(codes: NDArray[np.uint8], sizes: NDArray[np.int32]) -> NDArray[np.uint8]:
+    """Return the bytes of buckets uint8 (rows, columns): column after column, each bucket's lowest bit first."""
+    packed = [
+        np.packbits((codes[:, column, np.newaxis] >> np.arange(width, dtype=np.uint8)) & 1)
+        for column, width in enumerate(widths_of(sizes))
+    ]
+    return np.concatenate([np.empty(0, np.uint8), *packed])
 
 
 def unpack_buckets(packed: Array, sizes: NDArray[np.int32], n_rows: int, peer: str) -> NDArray[np.uint8]:
-    """Return the buckets of a piece's `n_rows` rows, uint8 (rows, columns), each below its column's number of them."""
-    lengths = [-(-n_rows * _width(size) // 8) for size in sizes.tolist()]
+    """Return the buckets of a piece's `n_rows` rows, uint8 (rows, columns); reject numbers beyond a column's."""
+    widths = widths_of(sizes)
+    lengths = [-(-n_rows * width // 8) for width in widths]
     content = view(packed, np.uint8, (sum(lengths),), peer=peer, what="Buckets.packed")
     codes, start = np.empty((n_rows, len(sizes)), np.uint8), 0
-    for column, (size, length) in enumerate(zip(sizes.tolist(), lengths, strict=True)):
-        width = _width(size)
+    for column, (size, width, length) in enumerate(zip(sizes.tolist(), widths, lengths, strict=True)):
         bits = np.unpackbits(content[start : start + length], count=n_rows * width).reshape(n_rows, width)
         codes[:, column] = (bits << np.arange(width, dtype=np.uint8)).sum(axis=1, dtype=np.uint8)
         start += length
@@ -175,16 +169,16 @@ def unpack_buckets(packed: Array, sizes: NDArray[np.int32], n_rows: int, peer: s
     return codes
 
 
-# ---------------------------------------------------------------- buckets of earlier trainings, at the active party
+# ---------------------------------------------------------------- buckets of earlier trainings
 
 MOST_KEPT = 4
-"""Tables of buckets that are kept of each partner, of several epsilons for example; the oldest is dropped first."""
+"""Tables of buckets kept for each partner, for several epsilons for example; the oldest is dropped first."""
 
 FORMAT = Format("noisy-buckets", 2)
 
 
 class HeldBuckets(Message):
-    """SHA-256 of each table of the receiver's buckets that the sender kept, one after the other; empty for none."""
+    """SHA-256 of each table of the receiver's buckets that the sender has kept, one after the other."""
 
     leakage: ClassVar = MessageLeakage("which of its buckets the active party has kept", "control")
 
@@ -192,7 +186,7 @@ class HeldBuckets(Message):
 
 
 class SameBuckets(Message):
-    """The sender's buckets are those with this SHA-256."""
+    """The sender's buckets have this SHA-256."""
 
     leakage: ClassVar = MessageLeakage("that buckets are those of an earlier training", "control")
 
@@ -200,7 +194,7 @@ class SameBuckets(Message):
 
 
 class _KeptBuckets(msgspec.Struct):
-    """The file: encoded `Buckets` of each table, the oldest first."""
+    """Content of the file: encoded `Buckets` of each table, the oldest first."""
 
     tables: list[list[bytes]]
 
@@ -210,24 +204,21 @@ Held = Mapping[bytes, list[bytes]]
 
 
 def kept_file(store: Path, party: str, peer: str) -> Path:
-    """Return where `party` keeps buckets of `peer`."""
+    """Return the file in which `party` keeps buckets of `peer`."""
     return checkpoint_file(store, party).with_suffix(".buckets") / f"{quote(peer, safe=' ')}.buckets"
 
 
-# ---------------------------------------------------------------- active party
-
-
 def offer_held(party: Party, peer: str, store: Path | None) -> Held:
-    """Send a partner hashes of its buckets that are kept already, and return these; none without a `store`."""
+    """Send a partner the hashes of its buckets that are kept, and return these; there are none without a `store`."""
     held = {} if store is None else _read(kept_file(store, party.name, peer), party.name)
     party.send(peer, HeldBuckets(b"".join(held)))
     return held
 
 
 def take_buckets(party: Party, peer: str, held: Held, sent: list[bytes] | None) -> Iterator[Buckets]:
-    """Yield a partner's buckets piece by piece: those it sends, or those in `held` if it answers so.
+    """Yield a partner's buckets piece by piece: those it sends, or those in `held` that it names.
 
-    Encoded ones that it sends are added to `sent`, unless `sent` is None.
+    The encoded ones that it sends are appended to `sent`, unless that is None.
     """
     message = party.receive(peer, Buckets, SameBuckets)
     if isinstance(message, SameBuckets):
@@ -235,7 +226,7 @@ def take_buckets(party: Party, peer: str, held: Held, sent: list[bytes] | None) 
             raise PeerProtocolError(
                 peer, f"expected buckets that were offered, got others - at SameBuckets from {peer}"
             )
-        logger.info("%s sent its buckets in an earlier training; they are taken from there", peer)
+        logger.info("%s sent its buckets in an earlier training; these are used", peer)
         yield from (decode_body(body, Buckets, peer=peer) for body in held[message.digest])
         raise PeerProtocolError(peer, f"expected buckets of as many rows - at SameBuckets from {peer}")
     # piece by piece, so that no more than one message is held
@@ -248,7 +239,7 @@ def take_buckets(party: Party, peer: str, held: Held, sent: list[bytes] | None) 
 
 
 def keep_buckets(party: Party, peer: str, store: Path, held: Held, sent: list[bytes]) -> None:
-    """Write what a partner has sent to its file, next to the buckets in `held`."""
+    """Write what a partner has sent to its file, with the buckets in `held`."""
     if _digest(sent) not in held:
         newest = [*held.values(), sent][-MOST_KEPT:]
         write_cached(kept_file(store, party.name, peer), _KeptBuckets(newest), FORMAT, party.name)
@@ -259,11 +250,8 @@ def _read(file: Path, owner: str) -> dict[bytes, list[bytes]]:
     return {} if kept is None else {_digest(bodies): bodies for bodies in kept.tables[-MOST_KEPT:]}
 
 
-# ---------------------------------------------------------------- passive party
-
-
 def send_buckets(party: Party, active: str, pieces: Pieces) -> None:
-    """Send own buckets, or their hash alone if the active party kept them."""
+    """Send own buckets, or only their hash if the active party has kept them."""
     offered = party.receive(active, HeldBuckets).digests
     held = digests_in(offered, MOST_KEPT, peer=active, what="HeldBuckets")
     digest = _digest(map(encode, pieces())) if held else b""
@@ -281,16 +269,16 @@ def _digest(bodies: Iterable[bytes]) -> bytes:
 # ---------------------------------------------------------------- columns that the active party trains on
 
 SEND_EVERY = 0.25
-"""Seconds between messages about chosen splits if no party needs them sooner: small trees take a millisecond."""
+"""Seconds between messages of chosen splits, unless a party needs them sooner: small trees take a millisecond."""
 
 MOST_LONE = 1 << 28
-"""Rows times columns of one bucket: such buckets take no bytes in a message, and one each in memory."""
+"""The most rows times columns of one bucket: these take no bytes in a message, and one byte each in memory."""
 
 
 class UsedColumns(Message):
-    """Which of the sender's k columns its splits of kept rounds are on: bool (k,).
+    """Which of the sender's k columns have splits in the kept rounds, bool (k,).
 
-    The active party chose these splits, but its checkpoint has no list of them.
+    The active party chose these splits, but its checkpoint does not list them.
     """
 
     leakage: ClassVar = MessageLeakage(
@@ -302,9 +290,9 @@ class UsedColumns(Message):
 
 
 class ChosenSplits(Message):
-    """Splits that trees use: int32 features (k,), uint8 packed bits (k, 32) of buckets left.
+    """Splits that trees use: features, int32 (k,), and packed bits of buckets left, uint8 (k, 32).
 
-    `rounds` were finished before the last of these trees.
+    `rounds` is the number of rounds finished before the last of these trees.
     """
 
     leakage: ClassVar = MessageLeakage("which of its columns and buckets splits are on, and how often", "exact")
@@ -317,8 +305,8 @@ class ChosenSplits(Message):
 class NoisyColumns(ColumnSource):
     """Columns of the passive party `peer` as noisy buckets: sums are computed here, splits recorded by their owner.
 
-    `pieces` are its messages, `histograms` as in `ColumnSource`. Raises PeerProtocolError if they are not of `n_rows`
-    rows, or do not fit the sizes that they name.
+    `pieces` are the peer's messages; `records` is the number of splits that it has recorded, and of those chosen since.
+    Raises PeerProtocolError if the messages do not have `n_rows` rows, or do not fit the sizes that they state.
     """
 
     def __init__(
@@ -339,37 +327,28 @@ class NoisyColumns(ColumnSource):
         sizes = present + flags[1]
         if np.any(present < 0) or np.any(present > 255) or np.any(sizes < 1):
             raise PeerProtocolError(peer, f"expected 1 to 256 buckets of each column - at Buckets.present from {peer}")
-        # buckets of such a column take no bytes in the message, but one each in memory: bounded before they are made
-        lone = int(np.count_nonzero(sizes == 1))  # whose buckets take no bytes
+        # buckets of a column with one bucket take no bytes in the message, but memory: bounded before it is allocated
+        lone = int(np.count_nonzero(sizes == 1))
         if len(sizes) > MOST_COLUMNS or lone * n_rows > MOST_LONE:
             expected = f"expected at most {MOST_COLUMNS} columns, few of them of one bucket alone"
             raise PeerProtocolError(peer, f"{expected} - at Buckets.present from {peer}")
         epsilon = view(message.epsilon, np.float64, (len(present),), peer=peer, what="Buckets.epsilon")
         if not np.all(epsilon > 0.0):
             raise PeerProtocolError(peer, f"expected epsilons above 0 - at Buckets.epsilon from {peer}")
-        came = []
-        for of in row_pieces(n_rows, bits_of_row(sizes)):
-            packed = (next(pieces) if of.start else message).packed
-            came.append(unpack_buckets(packed, sizes, of.stop - of.start, peer))
-        codes = put_together(came)
-        self._party, self._peer = party, peer
-        self._sizes, self._epsilon = sizes, epsilon
+        codes = put_together([
+            unpack_buckets((next(pieces) if of.start else message).packed, sizes, of.stop - of.start, peer)
+            for of in row_pieces(n_rows, sum(widths_of(sizes)))
+        ])  # fmt: skip
+        self._party, self._peer, self._sizes, self._epsilon = party, peer, sizes, epsilon
         self._corrected = np.zeros(len(sizes), np.bool_)
         self._chosen: list[tuple[int, NDArray[np.bool_]]] = []
-        self._sent = 0.0
-        self._records = 0
+        self._sent, self.records = 0.0, 0
         offsets = np.concatenate([[0], np.cumsum(present + 1)]).astype(np.int32)
         super().__init__(codes, offsets, flags[0], self._choose, threads, histograms)
 
-    def begin(self, records: int) -> None:
-        """Count records from `records`, the number that the owner has of kept rounds."""
-        self._records = records
-
     def correct(self, objective: Objective, n_rows: int, *, resumed: bool) -> None:
-        """Correct sums for the noise from now on; in a resumed training, not those of `UsedColumns`.
-
-        Only columns without a split are corrected: below a split rows are selected by the column's noise.
-        """
+        """Correct sums for the noise from now on; in a resumed training, not those of `UsedColumns`."""
+        # only columns without a split: below a split rows are selected by the column's noise
         self._corrected = (self._sizes > 1) & (self._epsilon < np.inf)
         bound = n_rows * max(objective.grad_bound, objective.hess_bound)
         for size, epsilon in zip(self._sizes[self._corrected], self._epsilon[self._corrected], strict=True):
@@ -377,23 +356,20 @@ class NoisyColumns(ColumnSource):
             if bound >= 2**61 * chances(int(size), float(epsilon))[1]:
                 raise ConfigError(
                     f"sums of {n_rows} gradients, corrected for the noise of {size} buckets at epsilon={epsilon:g}, do "
-                    "not fit 64 bits; lower fractional_bits, raise epsilon or leave out unbiased"
+                    "not fit 64 bits: lower fractional_bits, raise epsilon or leave out unbiased"
                 )
         if resumed:
             used = self._party.receive(self._peer, UsedColumns).columns
             self._corrected &= ~view(used, np.bool_, self._corrected.shape, peer=self._peer, what="UsedColumns.columns")
 
     def for_gains(self, sums: NDArray[np.int64], totals: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return unbiased estimates of the true buckets' sums of grad and hess, for corrected columns.
-
-        Counts are not corrected: `min_child_samples` is about the rows that actually go left.
-        """
-        # estimates may be negative for few rows: hessians are floored at 0, as gains divide by them
-        columns = np.flatnonzero(self._corrected).tolist()
-        if not columns:
+        """Return unbiased estimates of the true buckets' sums of grad and hess, for corrected columns."""
+        if not self._corrected.any():
             return sums
+        # counts are not corrected: `min_child_samples` is about the rows that actually go left. Estimates may be
+        # negative for few rows: hessians are floored at 0, because gains divide by them
         seen = sums.copy()
-        for column in columns:
+        for column in np.flatnonzero(self._corrected).tolist():
             size = int(self._sizes[column])
             slots = slice(self.offsets[column], self.offsets[column] + size)
             estimates = unbiased(sums[:, slots, :2], totals[:, :2], size, float(self._epsilon[column]))
@@ -401,21 +377,14 @@ class NoisyColumns(ColumnSource):
             seen[:, slots, :2] = np.rint(estimates)
         return seen
 
-    def check(self, count: RecordCount) -> None:
-        """Raise PeerProtocolError if the owner has another number of records than splits were sent."""
-        if count.records != self._records:
-            raise PeerProtocolError(
-                self._peer, f"expected {self._records} records, got {count.records} - at RecordCount from {self._peer}"
-            )
-
     def _choose(self, feature: int, left_bins: NDArray[np.bool_]) -> int:
         self._chosen.append((feature, left_bins))
         self._corrected[feature] = False
-        self._records += 1
-        return self._records - 1
+        self.records += 1
+        return self.records - 1
 
     def send_splits(self, rounds: int, *, now: bool) -> None:
-        """Send the owner its splits in the trees since the last message; unless `now`, `SEND_EVERY` seconds apart."""
+        """Send the owner its splits since the last message; unless `now`, at most every `SEND_EVERY` seconds."""
         # a round trip for every small tree would cost more than the tree
         if self._chosen and (now or time.monotonic() - self._sent >= SEND_EVERY):
             features = np.array([feature for feature, _ in self._chosen], np.int32)

@@ -9,18 +9,18 @@ party, once for all trainings on the same table. Output: the active party gets t
 party its own splits, in terms of true values.
 
 The active party keeps buckets for later trainings and offers their hashes (`buckets`). It sends each owner its splits
-(`ChosenSplits`) and asks it which eval rows go left; at the end owners confirm how many records they have.
+(`ChosenSplits`) and asks it which eval rows go left. At the end owners confirm how many records they have.
 
-Adversary: honest but curious; the noise also holds against an active party that departs from the protocol, and against
+Adversary: honest but curious. The noise also holds against an active party that departs from the protocol, and against
 any collusion. Epsilon is per value, given the buckets' edges; the epsilons of a person's values in all columns add up.
-Sides of eval rows and of rows to predict would undo the noise on persons trained on. So these persons are recognised by
-their ids, in training and by the saved model, and decided by their noisy buckets (`privacy.randomised_response`).
-Without ids, rows with the values of rows trained on are refused where organisations play their own parties.
+The sides of eval rows and of rows to predict would undo the noise on persons in the training. So these persons are
+recognised by their ids, in training and by the saved model, and decided by their noisy buckets. Without ids, rows with
+the values of training rows are refused where organisations play their own parties.
 
 Deviations from the paper: buckets are tie-aware, not of equal counts by rank; only their number is sent; missing values
-are a bucket of their own, randomised with the rest. Sums are corrected for the noise on request (`unbiased`), for the
-choice of splits alone, and only those of columns that no split has used yet: below such a split rows are selected by
-the column's noise, and in later trees their gradients depend on it.
+are a bucket of their own, randomised with the rest. With `unbiased`, sums are corrected for the noise, to choose splits
+only, and only for columns that no split has used yet: below such a split rows are selected by the column's noise, and
+in later trees their gradients depend on it.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from treaty.cluster.sums import ClusterHistograms
 from treaty.data.binning import Bins, fit_bins
+from treaty.errors import PeerProtocolError
 from treaty.messaging.conversation import MessageOrder, Table
 from treaty.messaging.messages import Array
 from treaty.models.checkpoints import noise_folder
@@ -74,14 +75,14 @@ CONVERSATION: Table = {"training": {ChosenSplits: "training", **between_trees("t
 def _release(
     inputs: RoleInput[FederBoostVertical],
 ) -> tuple[Bins, NDArray[np.uint8], RandomisedRows | None, BucketCost]:
-    """Send noisy buckets as a passive party; return bins, true buckets, the rows as released, and what that cost."""
+    """Send noisy buckets as a passive party; return bins, true buckets, the released rows, and the cost."""
     party, table, options, threads = inputs.party, inputs.rows.table, inputs.options, inputs.threads
     (active,) = party.peers
     bins = fit_bins(table, inputs.common.most_bins, threads)
     codes = bins.transform(table, threads)  # [Vertical, step 1] the tie-aware bucket of every value
     numbers = np.arange(table.n_rows) if inputs.rows.numbers is None else inputs.rows.numbers
     epsilons = options.epsilons(table.schema.names)
-    known = None  # persons whose released buckets decide their rows from now on
+    known = None  # persons whose rows are decided by their released buckets from now on
     if any(epsilon < math.inf for epsilon in epsilons.values()):
         known = KnownRows.of(table.matrix(), None if inputs.rows.ids is None else inputs.rows.ids())
         for rows in inputs.eval_sets:  # before anything about training rows is sent
@@ -98,18 +99,18 @@ def _release(
 
 
 def active(inputs: RoleInput[FederBoostVertical]) -> ModelPart:
-    """Train as the active party, alone on the others' noisy buckets; passive parties decide eval rows."""
+    """Train as the active party, alone on the passive parties' noisy buckets; these decide eval rows."""
     party, data, options, common, threads = inputs.party, inputs.rows, inputs.options, inputs.common, inputs.threads
     training = open_training(inputs)
     part, forest, n_rows = training.part, training.forest, data.table.n_rows
     noisy = _columns_of_others(inputs, n_rows)
     for peer, columns in noisy.items():
-        columns.begin(training.records[peer])
+        columns.records = training.records[peer]
         party.send(peer, Start(*start_of(training, peer)))
     if options.unbiased:
         for columns in noisy.values():
             columns.correct(forest.objective, n_rows, resumed=training.resume is not None)
-    # a cluster's workers sum over the columns at hand: each owner's own, or all of them joined
+    # a cluster's workers sum over the columns held here: each owner's own, or all of them joined
     at_workers = partial(ClusterHistograms.of_columns, inputs.shards)
     own = own_columns(
         data.table, common.most_bins, part.splits, threads, at_workers(party.name) if options.unbiased else None
@@ -118,7 +119,7 @@ def active(inputs: RoleInput[FederBoostVertical]) -> ModelPart:
     # one pass over all columns, unless each owner's sums are corrected in its own way
     joined = None if options.unbiased else JoinedColumns(owners, threads, at_workers("all"))
     rules = common.rules(forest.objective)
-    # owners need their splits at once where they decide eval rows or keep checkpoints, else after a while
+    # owners need their splits at once if they decide eval rows or keep checkpoints, else after a while
     at_once = bool(inputs.eval_sets) or inputs.keeper is not None
 
     for a_round in boosting_of(inputs, training, owners):  # [Vertical, step 4] on noisy buckets, alone
@@ -144,13 +145,16 @@ def active(inputs: RoleInput[FederBoostVertical]) -> ModelPart:
     for columns in noisy.values():  # [Vertical, step 5] to each owner: the feature and buckets left of its splits
         columns.send_splits(forest.rounds, now=True)
     finish(party)
-    for peer, columns in noisy.items():  # the model is complete only once the others have recorded their splits
-        columns.check(party.receive(peer, RecordCount))
+    for peer, columns in noisy.items():  # the model is complete only once the owners have recorded their splits
+        recorded = party.receive(peer, RecordCount).records
+        if recorded != columns.records:
+            expected = f"expected {columns.records} records, got {recorded}"
+            raise PeerProtocolError(peer, f"{expected} - at RecordCount from {peer}")
     return part
 
 
 def _columns_of_others(inputs: RoleInput[FederBoostVertical], n_rows: int) -> dict[str, NoisyColumns]:
-    """Return every passive party's columns: as it sends them, or as it sent them to an earlier training."""
+    """Return every passive party's columns: sent now, or in an earlier training."""
     party, store, noisy = inputs.party, inputs.store, {}
     held = {peer: offer_held(party, peer, store) for peer in party.peers}
     for peer, of_peer in held.items():
@@ -165,27 +169,11 @@ def _columns_of_others(inputs: RoleInput[FederBoostVertical], n_rows: int) -> di
 
 
 def passive(inputs: RoleInput[FederBoostVertical]) -> ModelPart:
-    """Send noisy buckets as a passive party, then record splits and decide eval rows until the active one is done.
+    """Send noisy buckets as a passive party, then record splits and decide eval rows until the active one has finished.
 
-    Buckets that the active party has kept of an earlier training are not sent again.
-
-    Parameters
-    ----------
-    inputs : RoleInput
-        With own columns of the aligned rows, and the active party as the only peer. Its `store` has the key of the
-        noise and the ledger of its cost, for all jobs; without one, both are of this training alone. `numbers` of its
-        rows say which of them are copies of one row of the party's file, which is randomised once, and their `digest`
-        who they are; `ids` of its rows and eval sets say who is who.
-
-    Returns
-    -------
-    ModelPart
-        Own splits; `spent` says what the noise cost, `randomised` which bucket of whom was released.
-
-    Raises
-    ------
-    DataError
-        In safe mode, if eval sets without ids have the values of rows trained on and `apart` is set.
+    `inputs.store` has the key of the noise and the ledger of its cost, for all jobs; without it, both are of this
+    training only. The rows' `numbers` show which of them are copies of one row of the party's file, which is randomised
+    once. Raises DataError in safe mode if eval sets without ids have the values of training rows and `apart` is set.
     """
     party, names = inputs.party, inputs.rows.table.schema.names
     (active,) = party.peers

@@ -18,10 +18,10 @@ class FederBoostVertical(SystemOptions):
     Parameters
     ----------
     mode : {"safe", "paper"}, default "safe"
-        "paper" permits buckets in the clear (``epsilon=inf``), and between organisations eval sets and rows to predict
-        that have the values of rows trained on but no ids. Buckets are tie-aware in both modes.
+        "paper" permits buckets in the clear (``epsilon=inf``). Between organisations it also permits eval sets and rows
+        to predict that have the values of training rows but no ids. Buckets are tie-aware in both modes.
     allow_insecure : bool, default False
-        Without effect: this system has nothing else than `mode` that needs consent.
+        Without effect: in this system only `mode` needs consent.
     epsilon : float or None, default None
         Privacy parameter per value of each passive column. None is 4; infinite is no noise, in paper mode only. The
         epsilons of a person's values in all columns add up.
@@ -29,7 +29,7 @@ class FederBoostVertical(SystemOptions):
         Privacy parameter per person, shared evenly by a party's columns; replaces `epsilon`.
     unbiased : bool or None, default None
         Whether splits on columns that no tree has used yet are chosen on sums corrected for the noise. None is False,
-        as no gain was measured.
+        because no benefit was measured.
     """
 
     system: ClassVar[str] = "federboost-vertical"
@@ -45,7 +45,7 @@ class FederBoostVertical(SystemOptions):
         return 4.0 if self.epsilon is None else self.epsilon
 
     def epsilons(self, names: Sequence[str]) -> dict[str, float]:
-        """Return what a value of each of a party's columns costs: `epsilon`, or an even share of `epsilon_person`."""
+        """Return the epsilon of a value in each of a party's columns: `epsilon`, or a share of `epsilon_person`."""
         share = self.value_epsilon if self.epsilon_person is None else self.epsilon_person / max(1, len(names))
         return dict.fromkeys(names, share)
 
@@ -54,5 +54,5 @@ class FederBoostVertical(SystemOptions):
             raise ConfigError("expected epsilon (per value) or epsilon_person (per person, over columns), got both")
         if self.epsilon == math.inf and self.mode != "paper":
             raise ConfigError(
-                'epsilon=inf sends buckets in the clear, and so the order of all values; it needs mode="paper"'
+                'epsilon=inf sends buckets in the clear, and so the order of all values: it needs mode="paper"'
             )

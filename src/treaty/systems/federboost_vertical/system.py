@@ -18,8 +18,6 @@ from treaty.systems.vertical.messages import Start
 from treaty.systems.vertical.prediction import online_active, online_passive, predict_active, predict_passive
 from treaty.systems.vertical.training import roles_by_column
 
-# -------------------- what each party of a FederBoost training by column learns beyond its own data and its own splits
-
 
 def conclusions(
     roles: Roles, options: FederBoostVertical, common: BoostingOptions, part: ModelPart | None
@@ -54,11 +52,8 @@ def conclusions(
     return learned | {name: [of_labels] for name in roles.having("passive")}
 
 
-# --------------------------------- what a training on noisy buckets is expected to take
-
-
 def expected(roles: Roles, options: FederBoostVertical, common: BoostingOptions, shape: Shape) -> Expected:
-    """Return it; buckets are sent once, then the active party trains alone."""
+    """Return what a training is expected to take."""
     found, active, n = Expected(), roles.active, shape.rows
     trees = Trees.of(common, shape, n)
     columns = sum(shape.columns.values())
@@ -79,8 +74,6 @@ def expected(roles: Roles, options: FederBoostVertical, common: BoostingOptions,
     return found
 
 
-# ---------------------------------------------------------------- who sends what
-
 ROUTES: dict[Stage, Routes] = {
     "train": routes(
         AGREEMENT,
@@ -100,9 +93,6 @@ ROUTES: dict[Stage, Routes] = {
     "explain": EXPLAIN,
     "online": ONLINE,
 }
-
-
-# ---------------------------------------------------------------- system
 
 
 SYSTEM = System(

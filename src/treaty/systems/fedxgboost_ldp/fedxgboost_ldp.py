@@ -4,26 +4,24 @@ Le, Liu, Nguyen, Liu, Liu, Cai, Hirche, "FedXGBoost: Privacy-Preserving XGBoost 
 (arXiv 2106.10662), the protocol with local differential privacy.
 
 Roles: one active party (labels, perhaps features), any number of passive parties (features). Rows are aligned. The
-active party puts noise on every row's gradient, once for each tree (`noise.NoisyGradients`), and sends the result in
+active party adds noise to every row's gradient, once for each tree (`noise.NoisyGradients`), and sends the result in
 the clear. Every party computes the scores of its own candidates; the owner of the best one splits. Output: the active
-party gets the trees and all leaf values, every party its own splits.
+party gets the trees and all leaf values, every party its own splits. All nodes of a level travel in one message each
+way, and in one more to and from the parties that split. The messages are in `scoring`.
 
-All nodes of a level travel in one message each way, and in one more to and from those who split. The messages are in
-`scoring`, with what each tells its receiver.
-
-**What epsilon covers.** Scores, splits, totals of nodes, leaf values, and so the margins that the next gradients are
-computed from, are made of noisy gradients and columns alone. So all that passive parties see, row sets and the number
-of trees included, depends on labels only through what epsilon covers. True labels are used for gradients before their
+**What epsilon covers.** Scores, splits, totals of nodes, leaf values, and so the margins of the next gradients, are
+computed from noisy gradients and columns alone. So everything that passive parties see, row sets and the number of
+trees included, depends on labels only through what epsilon covers. True labels are used for gradients before their
 noise and, with `refit`, for leaf values of the finished model, which are sent to no party. Epsilon does not cover
-columns (rows are sent as they go left at each split), labels of eval sets that stop training early, or the order of
-magnitude of the largest weight or target (the fixed point of what is sent).
+columns (each split shows which rows go left), labels of eval sets that stop training early, or the order of magnitude
+of the largest weight or target (the fixed point of what is sent).
 
 Adversary: honest but curious; the noise holds whatever passive parties do, and against any collusion.
 
 Deviations from the paper: no exact sum is sent, because noise next to exact sums of nested nodes protects nothing. The
-score of the first order takes the right child's sum from its own rows: as printed, from the exact total, it is wrong by
-the variance of the left sum over lambda on average, and prefers splits with many rows on the left. Denominators are not
-below lambda / 2. Gradients are sent once for each tree, not for each node. ``mode="paper"`` plays the published form.
+first-order score takes the right child's sum from its own rows. As printed, from the exact total, it is wrong by the
+variance of the left sum over lambda on average, and prefers splits with many rows on the left. Denominators are at
+least lambda / 2. Gradients are sent once for each tree, not for each node. ``mode="paper"`` is the published form.
 """
 
 from __future__ import annotations
@@ -80,39 +78,19 @@ logger = logging.getLogger(__name__)
 
 
 def active(inputs: RoleInput[FedXGBoostLDP]) -> ModelPart:
-    """Train as the active party.
+    """Train as the active party; labels of `label_rr` are the noisy ones.
 
-    Parameters
-    ----------
-    inputs : RoleInput
-        With labels (for `label_rr` the noisy ones), own columns (perhaps none), and every passive party as a peer. Its
-        `store` has the ledger: the key of the noise, and what was paid in all jobs; without one, for this training.
-
-    Returns
-    -------
-    ModelPart
-        Own splits, all trees and leaf values; `spent` says what was paid.
-
-    Raises
-    ------
-    ConfigError, PeerProtocolError
-        If parties disagree on parameters or rows, no round can be paid for, or a party sends what the protocol does
-        not allow.
+    `inputs.store` has the ledger: the key of the noise, and the cost of all jobs; without it, the ledger is new.
     """
-    party, data, options, common, threads = inputs.party, inputs.rows, inputs.options, inputs.common, inputs.threads
+    party, options, common, threads = inputs.party, inputs.options, inputs.common, inputs.threads
     check_consent(options)
     training = open_training(inputs)
-    part, forest = training.part, training.forest
-    noise = NoisyGradients(
-        Ledger(None if inputs.store is None else noise_folder(inputs.store, party.name), inputs.epsilon_limits),
-        options, forest.objective, data.table.n_rows,
-        weighted=data.weight is not None, model_id=part.model_id, job=party.job, first_tree=len(forest.trees),
-        threads=threads,
-    )  # fmt: skip
+    part, forest, table = training.part, training.forest, inputs.rows.table
+    noise = _noise(inputs, training)
     others = _columns_of_others(inputs, training, noise)
-    own = own_columns(data.table, common.most_bins, part.splits, threads)
+    own = own_columns(table, common.most_bins, part.splits, threads)
     sources = [others.get(name, own) for name in inputs.roles.owners]
-    # scores have their own rules: leaf weights are made of hessians even where scores leave them out
+    # scores have their own rules: leaf weights need hessians even if scores do not
     rules = common.rules_of(*noise.units)
     scoring = scoring_rules(rules, first_order=options.first_order, noisy_hess=noise.noisy_hess)
 
@@ -121,7 +99,7 @@ def active(inputs: RoleInput[FedXGBoostLDP]) -> ModelPart:
         for sample in a_round.trees():
             # paid for before it is sent; drawn from the ledger's key, so that a resumed training sends the same
             noisy = noise.of(sample)
-            if noisy is None:  # the budget is spent: the rounds so far are the model
+            if noisy is None:  # the budget is spent: the model is the rounds so far
                 boosting.stop()
                 break
             sent, counted = noisy  # the same outside paper mode
@@ -129,19 +107,16 @@ def active(inputs: RoleInput[FedXGBoostLDP]) -> ModelPart:
                 columns.totals, columns.divided = counted.totals, None
             search = SplitSearch(sources, sent, scoring, threads)  # [Alg. 5, step 1] g*, h* to all, once a tree
             party.round += 1
-            # nodes' totals, and so leaf weights and the next gradients, are made of what was sent
+            # nodes' totals, and so leaf weights and the next gradients, are computed from what was sent
             rows, growth = sample.partition(threads), Growth(counted.totals, rules)
             while growth.level is not None:
                 level = growth.level
                 search.ask(level, rows)  # [Alg. 5, step 2] the rows of its nodes: how the last level was divided
-                best = best_of(
-                    [  # [Alg. 5, step 3] of each party the best score of each node, and nothing else
-                        source.best(k) if isinstance(source, ScoredColumns) else search.scan(k, level)
-                        for k, source in enumerate(sources)
-                    ],
-                    level.totals,
-                    scoring,
-                )
+                scores = [  # [Alg. 5, step 3] of each party the best score of each node, and nothing else
+                    source.best(k) if isinstance(source, ScoredColumns) else search.scan(k, level)
+                    for k, source in enumerate(sources)
+                ]
+                best = best_of(scores, level.totals, scoring)
                 won = np.flatnonzero(best.feature >= 0)
                 nodes, splits = level.nodes[won], best.take(won)
                 # [Alg. 5, step 4] the best party records its split and sends which rows go left
@@ -168,15 +143,29 @@ def active(inputs: RoleInput[FedXGBoostLDP]) -> ModelPart:
     if noise.stopped:
         logger.warning("training ended after %d rounds: %s", forest.rounds, noise.stopped)
     if options.refit:
-        _refit(inputs, part)
+        after_eval_sets = len(inputs.eval_sets)  # the number of the training rows among sets to decide
+        found = ask_all(party, part, forest.trees, table.matrix(), after_eval_sets, threads)
+        refit_leaves(
+            forest, leaves(found, threads), inputs.rows.y, inputs.rows.weight, common.rules(forest.objective), threads
+        )
     finish(party)
     return part
+
+
+def _noise(inputs: RoleInput[FedXGBoostLDP], training: Training) -> NoisyGradients:
+    """Return the noise on this training's gradients, which is paid for in the party's ledger."""
+    folder = None if inputs.store is None else noise_folder(inputs.store, inputs.party.name)
+    return NoisyGradients(
+        Ledger(folder, inputs.epsilon_limits), inputs.options, training.forest.objective, inputs.rows.table.n_rows,
+        weighted=inputs.rows.weight is not None, model_id=training.part.model_id, job=inputs.party.job,
+        first_tree=len(training.forest.trees), threads=inputs.threads,
+    )  # fmt: skip
 
 
 def _columns_of_others(
     inputs: RoleInput[FedXGBoostLDP], training: Training, noise: NoisyGradients
 ) -> dict[str, ScoredColumns]:
-    """Send every passive party the set-up; return its columns as a source of scores."""
+    """Send every passive party the set-up; return their columns as sources of scores."""
     party, others = inputs.party, {}
     for peer in party.peers:
         party.send(peer, NoiseSetup(*start_of(training, peer), *noise.units, noise.noisy_hess))
@@ -197,14 +186,16 @@ def _check_scores(
     for k in splits.source[wrong].tolist():
         source = sources[k]
         assert isinstance(source, ScoredColumns)
-        source.reject()
+        raise PeerProtocolError(
+            source.peer, f"expected a split as good as its score, of children with enough rows - from {source.peer}"
+        )
 
 
 # ---------------------------------------------------------------- passive party
 
 
 def passive(inputs: RoleInput[FedXGBoostLDP]) -> ModelPart:
-    """Train as a passive party: answer the active one until it is done."""
+    """Train as a passive party: answer the active party until it has finished."""
     party, options, common, table = inputs.party, inputs.options, inputs.common, inputs.rows.table
     check_consent(options)
     (active,) = party.peers
@@ -235,7 +226,7 @@ def passive(inputs: RoleInput[FedXGBoostLDP]) -> ModelPart:
 
 
 class _Owner:
-    """A passive party within a tree: it grows the same tree as the active one, but scores its own columns alone."""
+    """A passive party within a tree: it grows the same tree as the active one, but scores only its own columns."""
 
     def __init__(self, columns: ColumnSource, reader: TreeReader, rules: SplitRules, threads: int) -> None:
         self._columns, self._reader, self._rules, self._threads = columns, reader, rules, threads
@@ -248,40 +239,31 @@ class _Owner:
         return None if self._growth.level is None else self._score(self._growth.level)
 
     def divide(self, message: LevelDivision) -> Scores:
-        """Follow the division of a level (step 2); return the scores of the next."""
+        """Divide a level as the active party did (step 2); return the scores of the next level."""
         splits, left = self._reader.division(message, self._level, self._rows)
-        divided = self._growth.take(splits)
-        if divided is None or self._growth.level is None:
-            self._reader.reject("a division with a level below it")
+        divided, below = self._growth.take(splits), self._growth.level
+        if divided is None or below is None:
+            active = self._reader.active
+            raise PeerProtocolError(active, f"expected a division with a level below it - from {active}")
         self._rows.divide(*divided[:2], left)
-        return self._score(self._growth.level)
+        return self._score(below)
 
     def _score(self, level: Level) -> Scores:
-        """Find the own best split of every node of the level (step 3); return their gains alone."""
+        """Find this party's best split of every node of the level (step 3); return only the gains."""
         self._level = level
         self._search.ask(level, self._rows)
         self._found = self._search.choose(level)
         return Scores(Array.of(self._found.gain))
 
     def split(self, request: ScoredSplitRequest) -> Iterator[ScoredSplitAnswer]:
-        """Record the splits of nodes that this party has won, and decide their rows (step 4)."""
+        """Record the splits of the nodes that this party has won, and decide their rows (step 4)."""
         won = self._reader.won(request, self._found)
         records, left = self._search.decide(self._level.nodes[won], self._found.take(won), self._rows)
         recorded = Array.of(records)
         return (ScoredSplitAnswer(recorded, Array.of(np.packbits(left[of]))) for of in row_pieces(len(left), 1))
 
 
-# ---------------------------------------------------------------- new leaf values by true labels (`refit`)
-
-
-def _refit(inputs: RoleInput, part: ModelPart) -> None:
-    """Replace leaf values by those of true labels, in the own model alone."""
-    forest, data = part.forest, inputs.rows
-    assert forest is not None
-    after_eval_sets = len(inputs.eval_sets)  # the number of the training rows among sets to decide
-    found = ask_all(inputs.party, part, forest.trees, data.table.matrix(), after_eval_sets, inputs.threads)
-    rules = inputs.common.rules(forest.objective)
-    refit_leaves(forest, leaves(found, inputs.threads), data.y, data.weight, rules, inputs.threads)
+# ---------------------------------------------------------------- new leaf values from true labels (`refit`)
 
 
 def refit_leaves(
@@ -289,7 +271,7 @@ def refit_leaves(
 ) -> None:
     """Replace all leaf values by those that boosting gives on these labels, tree after tree, with the same splits.
 
-    `leaves`, int32 (n_rows, n_trees), is the leaf each row ends in; `rules` are in the objective's fixed point.
+    `leaves`, int32 (n_rows, n_trees), has the leaf of each row; `rules` are in the objective's fixed point.
     """
     objective = forest.objective
     margins = np.full((len(y), objective.n_outputs), objective.base_margins)

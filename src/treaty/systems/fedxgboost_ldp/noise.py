@@ -1,14 +1,10 @@
-"""Noise on a tree's gradients, at the active party of FedXGBoost-LDP.
-
-Noise is drawn once for each tree and paid for in the ledger before it is used.
-"""
+"""Noise on a tree's gradients, at the active party of FedXGBoost-LDP: drawn once for each tree, and paid for first."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 from dataclasses import replace
-from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -25,51 +21,35 @@ from treaty.trees.objectives import Objective
 from treaty.trees.splits import SplitRules
 
 MOST_SUM = 2**62
+"""Sums of all rows stay below this in int64, with a factor of two to spare."""
+
 SENT_STEPS = 1 << 12
-"""Steps from 0 to 1 of what is sent: far below the noise, and histograms sum more rows of short numbers at a time."""
-_BLOCK = 1 << 14  # rows that get noise at a time; another size changes the noise, see `SAMPLER`
-SAMPLER = 2  # version of the noise that a key gives; raise it with every change, so that a new release is paid for
+"""Steps from 0 to 1 of what is sent: far finer than the noise; histograms sum more rows of short numbers at a time."""
+
+SAMPLER = 2
+"""Version of the noise that a key gives: raise it with every change, so that the new release is paid for."""
+
+_BLOCK = 1 << 14  # rows that get noise at a time; another size is a change of the noise
 
 
 class NoisyGradients:
-    """Puts noise on the gradients of one tree after another, and pays for it in the ledger.
+    """Adds noise to the gradients of one tree after another, and pays for it in the ledger.
 
-    Noise is computed from the ledger's key. A resumed training therefore puts the same noise on the same gradients of
-    the same tree as the interrupted one did, and pays once.
-
-    With mechanism "label_rr" gradients stay as they are, because the labels carry the noise. Sample weights are refused
-    then: they would be sent as factors of gradients, and weights that balance classes are the labels.
+    Noise is computed from the ledger's key. A resumed training therefore adds the same noise to the same gradients of
+    the same tree as the interrupted one did, and pays once. With mechanism "label_rr" gradients stay as they are,
+    because the labels carry the noise.
 
     Hessians p (1 - p) of margins that are made of noisy gradients alone depend on no label. They stay exact, and all of
     epsilon goes to the gradients. This does not hold with weights, with losses whose hessians depend on labels, or with
-    leaf values made of true gradients (paper mode, where scores of the first order send no hessians). Gradients and
-    hessians then get half of epsilon each (`noisy_hess`).
+    leaf values made of true gradients (paper mode, where first-order scores need no hessians). Gradients and hessians
+    then get half of epsilon each (`noisy_hess`).
 
-    Parameters
-    ----------
-    ledger : Ledger
-    options : FedXGBoostLDP
-    objective : Objective
-    n_rows : int
-    weighted : bool
-        Whether rows have weights.
-    model_id, job : str
-        Name the releases in the ledger.
-    first_tree : int, default 0
-        Trees that a resumed training begins with.
-    threads : int, default 1
+    `model_id` and `job` name the releases in the ledger; `first_tree` is the number of trees that a resumed training
+    starts with. `spent` has the releases of this model, one for each tree, including those before a resumption.
+    `stopped` says why no further tree may be released; it is empty as long as one may.
 
-    Attributes
-    ----------
-    spent : list of LedgerEntry
-        The releases of this model, one for each tree, including those before a resumption.
-    stopped : str
-        Why no further tree may be released; empty as long as one may.
-
-    Raises
-    ------
-    ConfigError
-        If sums of so much noise do not fit 62 bits, epsilon is too small, or rows with noisy labels have weights.
+    Raises ConfigError if sums of so much noise do not fit 62 bits, epsilon is too small, or rows with noisy labels have
+    weights.
     """
 
     def __init__(
@@ -89,63 +69,53 @@ class NoisyGradients:
         self._ledger, self._options, self._objective = ledger, options, objective
         self._model_id, self._job, self._tree = model_id, model_job(job, model_id), first_tree
         self.mechanism, self.epsilon = options.noise_mechanism, options.noise_epsilon
-        self._paper = options.mode == "paper"
-        self._sent = STEPS if self._paper else SENT_STEPS  # exact sums are of the same unit there
+        self._on_gradients, self._paper = options.adds_noise, options.mode == "paper"
+        # in paper mode exact sums have the same unit as the noisy gradients
+        self._sent = STEPS if self._paper else SENT_STEPS
         self.spent = [self._entry(f"tree {k} of {model_id}", k) for k in range(first_tree)]
+        # weights are factors of gradients, and weights that balance classes are the labels
         if weighted and not self._on_gradients:
             raise ConfigError(
-                "mechanism='label_rr' sends gradients whose labels alone carry noise, so sample weights as they are: "
-                "leave weights out, or take a mechanism that puts noise on gradients (piecewise, for example)"
+                "mechanism='label_rr' adds noise to labels alone, so sample weights would be sent without noise: leave "
+                "weights out, or use a mechanism that adds noise to gradients (piecewise, for example)"
             )
         from_labels = weighted or objective.hess_tells_labels
         self.noisy_hess = self._on_gradients and (not options.first_order if self._paper else from_labels)
+        # epsilon of gradients, and of hessians where they carry noise
+        self._each = self.epsilon / 2.0 if self.noisy_hess else self.epsilon
         largest_grad, largest_hess = objective.grad_bound, objective.hess_bound
         if self._on_gradients:
             most = largest(self.mechanism, self._each)
             largest_grad = round(most * self._sent)
             largest_hess = round((most + 1.0) * self._sent) if self.noisy_hess else largest_hess
-        # int64 sums, with a factor of two to spare
         if n_rows * max(largest_grad, largest_hess) >= MOST_SUM:
             raise ConfigError(
-                f"sums of {n_rows} gradients under the noise of epsilon={self.epsilon:g} do not fit 62 bits; raise it"
+                f"sums of {n_rows} gradients under the noise of epsilon={self.epsilon:g} do not fit 62 bits: raise it"
             )
-
-    @property
-    def _on_gradients(self) -> bool:
-        return self.mechanism != "label_rr"
-
-    @property
-    def _each(self) -> float:
-        """Epsilon of gradients, and of hessians where they have noise."""
-        return self.epsilon / 2.0 if self.noisy_hess else self.epsilon
-
-    @cached_property
-    def bounds(self) -> tuple[float, float]:
-        """C_g and C_h, what gradients and hessians are clipped to."""
-        objective, options = self._objective, self._options
-        grad = options.clip or objective.grad_bound * objective.grad_unit
-        return grad, options.clip_hess or objective.hess_bound * objective.hess_unit
-
-    @cached_property
-    def units(self) -> tuple[float, float]:
-        """What one integer step of a gradient and of a hessian is worth, as they are sent."""
-        grad, hess = self._objective.grad_unit, self._objective.hess_unit
-        if self._on_gradients:
-            grad = self.bounds[0] / self._sent
-        return grad, self.bounds[1] / (2 * self._sent) if self.noisy_hess else hess
+        # C_g and C_h, to which gradients and hessians are clipped
+        self.bounds = (
+            options.clip or objective.grad_bound * objective.grad_unit,
+            options.clip_hess or objective.hess_bound * objective.hess_unit,
+        )
+        # the value of one integer step of a gradient and of a hessian, as they are sent
+        self.units = (
+            self.bounds[0] / self._sent if self._on_gradients else objective.grad_unit,
+            self.bounds[1] / (2 * self._sent) if self.noisy_hess else objective.hess_unit,
+        )
 
     def of(self, sample: TreeSample) -> tuple[TreeSample, TreeSample] | None:
-        """Return the next tree's gradients as they are sent, and those that nodes' totals and leaf values are made of.
+        """Return the next tree's gradients as they are sent, and those for nodes' totals and leaf values.
 
-        Both are the same object outside paper mode. Rows outside the sample get no noise, and 0. Returns None, before
-        anything is drawn, if this tree, or all trees of its round together, would cost a person more than
-        `epsilon_total`; `stopped` then says why.
+        Both are the same object outside paper mode. Rows outside the sample are 0. Returns None, before anything is
+        drawn, if this tree, or all trees of its round together, would cost a person more than `epsilon_total`;
+        `stopped` then says why.
         """
         n_outputs, rows = self._objective.n_outputs, sample.rows
         sent = counted = sample
         if self._on_gradients:
             of_sample = (sample.grad, sample.hess) if rows is None else (sample.grad[rows], sample.hess[rows])
             try:
+                # part of a round adds nothing to the model: all its trees must be affordable
                 if n_outputs > 1 and self._tree % n_outputs == 0:
                     self._check_round(n_outputs)
                 exact, noisy = self._draw(*of_sample, rows)
@@ -163,10 +133,8 @@ class NoisyGradients:
         return sent, counted
 
     def _draw(self, grad: Int64, hess: Int64, rows: Int32 | None) -> tuple[Int64, Int64]:
-        """Round gradients, and hessians that get noise, to the grid; pay; return them without and with noise.
-
-        Works block by block, so that a block stays in the cache. Each block has its own stream under the noise's key.
-        """
+        """Round gradients, and hessians that get noise, to the grid; pay; return them without and with noise."""
+        # block by block, so that a block stays in the cache; each has its own stream under the noise's key
         most_grad, most_hess = self.bounds
         kinds = [(grad, self._objective.grad_unit / most_grad, 0.0)]
         if self.noisy_hess:
@@ -194,14 +162,14 @@ class NoisyGradients:
         of_rows = b"" if rows is None else hashlib.sha256(rows.astype("<i4").tobytes()).digest()
         key = self._pay(of_rows + b"".join(digests))
         share(release, len(blocks), self._threads, least=2)
-        # on the grid hessians have [-1, 1] as gradients do, after `shift`
+        # on the grid hessians were shifted to [-1, 1], the range of gradients: back to 0 and above
         for values, one in ((exact, STEPS), (noisy, self._sent)):
-            values[1:] += one  # hessians begin at 0, not at -1
+            values[1:] += one
         return exact.astype(np.int64) if self._paper else noisy, noisy
 
     def _pay(self, digests: bytes) -> bytes:
-        """Enter a release in the ledger; return the key of its noise, which depends on rows, values, tree and terms."""
-        # everything that the noise hides or depends on: a change of any of it is another release
+        """Enter a release in the ledger; return the key of its noise."""
+        # rows, values, tree and terms are all that the noise hides or depends on: a change of any is another release
         terms = [SAMPLER, self._model_id, self._tree, self.mechanism, self.epsilon, *self.units, self.noisy_hess]
         content = hashlib.sha256(msgspec.msgpack.encode(terms) + digests)
         draw = hashlib.sha256(b"treaty noisy gradients, name" + self._ledger.key + content.digest()).hexdigest()
@@ -211,21 +179,19 @@ class NoisyGradients:
         return hashlib.sha256(b"treaty noisy gradients, key" + self._ledger.key + content.digest()).digest()
 
     def _check_round(self, n_outputs: int) -> None:
-        """Raise BudgetSpent if not all trees of a round can be paid: part of a round adds nothing to the model.
-
-        Trees that an interrupted training has paid for, known by their names in the ledger, cost nothing again.
-        """
+        """Raise BudgetSpent if not all trees of a round can be paid."""
+        # trees that an interrupted training has paid for, known by their names in the ledger, cost nothing again
         trees = range(self._tree, self._tree + n_outputs)
         paid = {entry.what for entry in self._ledger.entries() if entry.job == self._job}
         unpaid = [entry for k in trees if (entry := self._entry(f"tree {k}", k)).what not in paid]
         self._ledger.check(unpaid, most=self._options.epsilon_total, delta=self._options.delta)
 
     def _entry(self, draw: str, tree: int) -> LedgerEntry:
-        epsilon = math.inf if self._paper else self.epsilon  # exact sums are sent, too
+        epsilon = math.inf if self._paper else self.epsilon  # paper mode sends exact sums, too
         return LedgerEntry(draw, self._job, self.mechanism, f"gradients of tree {tree + 1}", epsilon)
 
     def report(self, rounds: int) -> str:
-        """Return a sentence on what was paid, in this training and in the whole ledger, and whether that ended it."""
+        """Return a sentence on the cost of this training and of the whole ledger, and whether that ended it."""
         delta = self._options.delta
         everything = self._ledger.entries()
         here = (
@@ -239,17 +205,15 @@ class NoisyGradients:
 
 
 def scoring_rules(rules: SplitRules, *, first_order: bool, noisy_hess: bool) -> SplitRules:
-    """Return the split rules of scores: without hessians, or with noisy ones, no divisor is below reg_lambda / 2.
-
-    The first-order score of Le et al. 2021, -G_L G_R / reg_lambda, is half the gain under a `hess_unit` of 0.
-    """
+    """Return the split rules of scores: without hessians, or with noisy ones, no divisor is below reg_lambda / 2."""
+    # the first-order score of Le et al. 2021, -G_L G_R / reg_lambda, is half the gain under a `hess_unit` of 0
     if first_order:
         return replace(rules, hess_unit=0.0, hess_floor=rules.reg_lambda / 2.0, min_child_weight=0.0)
     return replace(rules, hess_floor=rules.reg_lambda / 2.0 if noisy_hess else 0.0)
 
 
 def _spread(values: Int64, kept: Int32 | None, like: Int64) -> Int64:
-    """Return an array like `like` with values at the kept rows, 0 at others."""
+    """Return an array like `like` with values at the kept rows, 0 elsewhere."""
     if kept is None:
         return values
     spread = np.zeros_like(like)

@@ -21,17 +21,17 @@ class FedXGBoostLDP(SystemOptions):
         "paper" sends exact sums next to the noise, so that no epsilon holds; it needs `allow_insecure`. Its mechanism
         and score are the paper's.
     allow_insecure : bool, default False
-        Consent to paper mode. Every party must give its own.
+        Consent to paper mode; every party must give its own.
     mechanism : {"piecewise", "laplace", "duchi", "hybrid", "label_rr"} or None, default None
         Noise on every row's gradient, which costs `epsilon` in each tree; None is "piecewise", in paper mode "duchi".
         "label_rr" trains on labels that were randomised once instead, which costs `epsilon` for all trees together.
     epsilon : float or None, default None
-        Privacy parameter of each gradient of one tree, None is 1; under "label_rr" of each label, and required.
+        Privacy parameter of each gradient of one tree; None is 1. Under "label_rr", that of each label, and required.
     epsilon_total : float or None, default None
         The most that all releases in the active party's ledger may cost a person. Training ends before a tree that
         would exceed it.
     delta : float or None, default None
-        With `epsilon_total`: releases cost what an accountant finds at this delta, if that is less than their sum.
+        With `epsilon_total`: releases cost what an accountant computes at this delta, if that is less than their sum.
     split_score : {"first_order", "second_order"} or None, default None
         Whether splits are chosen by sums of gradients alone or with hessians. None is "first_order" in paper mode,
         "second_order" in safe mode.
@@ -41,7 +41,7 @@ class FedXGBoostLDP(SystemOptions):
         Hessians that carry noise are clipped to [0, clip_hess]. None: the largest there can be, for two classes 1/4.
     refit : bool or None, default None
         Whether leaf values of the finished model are recomputed from true labels; they are sent to no party. None is
-        False: leaf values are made of what passive parties were sent.
+        False: leaf values are computed from what passive parties received.
     """
 
     system: ClassVar[str] = "fedxgboost-ldp"
@@ -81,7 +81,7 @@ class FedXGBoostLDP(SystemOptions):
 
     @property
     def estimates_base_score(self) -> bool:
-        """Whether it may be a mean of true labels, which would change every gradient outside its noise."""
+        """Whether labels carry noise: a mean of true labels would show in every gradient, outside its noise."""
         return not self.adds_noise
 
     def check(self, common: Any) -> None:
@@ -91,22 +91,22 @@ class FedXGBoostLDP(SystemOptions):
             (self.delta is not None and self.epsilon_total is None,
              "delta goes with epsilon_total; give both or leave delta out"),
             (labels and self.epsilon is None,
-             "mechanism='label_rr' goes with the epsilon that labels may cost: epsilon=1.0 for example"),
+             "mechanism='label_rr' needs the epsilon that labels may cost: epsilon=1.0 for example"),
             (labels and (self.clip is not None or self.clip_hess is not None),
-             "clip and clip_hess are about noise on gradients, which mechanism='label_rr' does not add"),
+             "clip and clip_hess are for noise on gradients, which mechanism='label_rr' does not add: leave them out"),
             (labels and self.refit,
-             "refit takes true labels, and mechanism='label_rr' randomises them once; leave one out"),
+             "refit uses true labels, and mechanism='label_rr' randomises them once: leave one out"),
             (labels and paper,
-             "mode='paper' is the protocol as published, noise on gradients next to exact sums; mechanism='label_rr' "
-             "is none of its mechanisms and sends no exact sum: take mode='safe'"),
+             "mode='paper' is the published protocol, noise on gradients next to exact sums; mechanism='label_rr' "
+             "is none of its mechanisms and sends no exact sum: use mode='safe'"),
             (common.goss,
-             "goss draws rows by their true gradients, and so shows which are large; use subsample"),
+             "goss draws rows by their true gradients, and so shows which are large: use subsample"),
             (loss.refreshes_leaves,
-             f"{objective} makes leaf values of true labels, of which the noisy gradients of later trees would tell "
-             'more than their epsilon: take "huber", or another system'),
+             f"{objective} computes leaf values from true labels, so the noisy gradients of later trees would reveal "
+             'more about them than their epsilon: use "huber", or another system'),
             (loss.takes == "groups",
-             f"{objective} makes gradients of the labels of all rows of a group, so that a label would cost the "
-             "epsilon of each: take another system"),
+             f"{objective} computes gradients from the labels of all rows of a group, so a label would cost the "
+             "epsilon of each: use another system"),
             (common.reg_lambda == 0.0, "expected reg_lambda above 0: sums of noise are divided by it"),
         ):  # fmt: skip
             if refused:

@@ -1,7 +1,7 @@
-"""Messages of FedXGBoost-LDP, and what each end needs to send, check and count them; the roles are in `fedxgboost_ldp`.
+"""Messages of FedXGBoost-LDP, and how each end sends, receives and checks them; the roles are in `fedxgboost_ldp`.
 
-A passive party follows the tree: it knows which rows are in a node, and which nodes come next follows from their
-numbers of rows. So for each level it is sent only how the last one was divided.
+A passive party knows which rows are in a node, and the numbers of rows decide which nodes come next. So for each level
+it receives only how the last one was divided.
 """
 
 from __future__ import annotations
@@ -18,24 +18,22 @@ from treaty.machine.kernels import kernel
 from treaty.messaging.conversation import Table
 from treaty.messaging.messages import Array, Message, MessageLeakage, bits_of, send_rows, take_rows, view
 from treaty.messaging.party import Party
+from treaty.systems.fedxgboost_ldp.noise import MOST_SUM
 from treaty.systems.sizes import ColumnSize
 from treaty.systems.vertical.column_owner import ascending
 from treaty.systems.vertical.messages import Start
 from treaty.systems.vertical.training import between_trees
 from treaty.trees.boosting import TreeSample
+from treaty.trees.columns import SumsSource
 from treaty.trees.growth import RowPartition
 from treaty.trees.splits import Level, Splits
 
-MOST_SUM = 2**62  # sums of all rows stay in int64
 BITS_OF_ROW = 160
-"""Most bits of a row in a `NoisyTree`: two values and its number."""
+"""The most bits of a row in a `NoisyTree`: two values and its number."""
 
 
 class NoiseSetup(Start):
-    """The values of one fixed-point step of grad and hess, which show a largest weight above 1 to a power of two.
-
-    `noisy_hess` says whether hessians carry noise as well.
-    """
+    """The value of one fixed-point step of grad and of hess, and whether hessians carry noise as well."""
 
     leakage: ClassVar = MessageLeakage("bounds of gradients, so about the largest weight above 1", "control")
 
@@ -45,7 +43,7 @@ class NoiseSetup(Start):
 
 
 class ColumnCount(Message):
-    """How many columns the sender has."""
+    """The sender's number of columns."""
 
     leakage: ClassVar = MessageLeakage("how many columns the sender has", "control")
 
@@ -53,10 +51,10 @@ class ColumnCount(Message):
 
 
 class NoisyTree(Message):
-    """A tree's gradients, of its sampled rows, int32 ascending (None: all), and columns, int32.
+    """A tree's gradients, its sampled rows, int32 ascending (None: all), and its columns, int32.
 
-    Gradients and hessians are int32 where all of them fit, else int64. `hess` is None where scores leave it out.
-    `totals` are the root's, int64 (3,), see `LevelDivision`. Of many rows there are several, each with the next ones.
+    Gradients and hessians are int32 if all of them fit, else int64. `hess` is None if scores do not use it. `totals`
+    are the root's, int64 (3,). Many rows are sent in several messages, in order.
     """
 
     leakage: ClassVar = {
@@ -80,7 +78,7 @@ class NoisyTree(Message):
 
 
 class Scores(Message):
-    """Of each node of the level the gain of its best split, float64 (n,), 0 where it has none."""
+    """The gain of the best split of each node of the level, float64 (n,); 0: there is none."""
 
     leakage: ClassVar = MessageLeakage("of each node how good the sender's best split is", "aggregated")
 
@@ -88,7 +86,7 @@ class Scores(Message):
 
 
 class ScoredSplitRequest(Message):
-    """Nodes of the level, int32 (k,) ascending, that the receiver is to split at the best split it found."""
+    """Nodes of the level, int32 (k,) ascending, that the receiver is to divide at its best split."""
 
     leakage: ClassVar = MessageLeakage("which nodes its own split won", "noisy", guard="epsilon")
 
@@ -98,7 +96,7 @@ class ScoredSplitRequest(Message):
 class ScoredSplitAnswer(Message):
     """Record numbers int32 (k,), and packed bits: which of the nodes' rows go left, node after node.
 
-    Of many rows there are several, each about the next ones.
+    Many rows are sent in several messages, in order.
     """
 
     leakage: ClassVar = MessageLeakage(
@@ -114,8 +112,8 @@ class ScoredSplitAnswer(Message):
 class LevelDivision(Message):
     """How the last level was divided: which nodes were, bool (n,), and packed bits of which of their rows go left.
 
-    `totals` are those of the left children, int64 (k, 3): sums of what `NoisyTree` has, exact ones in paper mode alone,
-    and 0 for hess where scores leave it out. Of many rows there are several, each about the next ones.
+    `totals` are those of the left children, int64 (k, 3): sums of what `NoisyTree` has (in paper mode exact ones), with
+    0 for hess if scores do not use it. Many rows are sent in several messages, in order.
     """
 
     leakage: ClassVar = {
@@ -148,31 +146,31 @@ CONVERSATION: Table = {
     "split": {LevelDivision: "scored", NoisyTree: "scored", **between_trees("between trees")},
     "finished": {},
 }
-"""Which messages a passive party may receive when. "scored": it sent scores of a level; "split": also its splits."""
+"""Which messages a passive party may receive after sending a level's scores ("scored"), or also splits ("split")."""
 
 
 # ---------------------------------------------------------------- active party
 
 
-class ScoredColumns:
+class ScoredColumns(SumsSource):
     """A passive party's columns as the active party sees them: a source of scores, and of rows at their splits.
 
-    `records` is how many splits `peer` has recorded already. With `first_order` no hessians are sent. The attributes
-    `totals` (before a tree) and `divided` (before a level; None: it is the first) are set by the role.
+    `records` is the number of splits that `peer` has recorded already. With `first_order` no hessians are sent. The
+    role sets `totals` (before a tree) and `divided` (before a level; None: it is the first).
     """
 
     def __init__(self, party: Party, peer: str, n_columns: int, records: int, *, first_order: bool) -> None:
-        self._party, self._peer, self._records = party, peer, records
-        # of three totals: hessians would tell of labels what the scores do not need
+        self._party, self.peer, self._records, self._first_order = party, peer, records, first_order
+        # of the three totals, that of hessians would reveal more about labels than the scores need
         self._shown = np.array([1, not first_order, 1])
-        self._first_order = first_order
-        self.offsets = np.zeros(n_columns + 1, np.int32)  # the owner does not show its bins
+        # the owner does not show its bins
+        self.offsets = np.zeros(n_columns + 1, np.int32)
         self.categorical = np.zeros(n_columns, np.bool_)
         self.totals = np.zeros(3, np.int64)
         self.divided: tuple[Flags, Flags, Integers] | None = None
 
     def start_tree(self, grad: Integers, hess: Integers, rows: Int32s | None, columns: Int32s) -> None:
-        """Send a tree's gradients."""
+        """Send a tree's gradients; the next message to the peer shows that it is grown."""
         kept = slice(None) if rows is None else rows
         of_rows, of_hess = _short(grad[kept]), None if self._first_order else _short(hess[kept])
         of_columns, totals = Array.of(columns), Array.of(self.totals * self._shown)
@@ -186,34 +184,26 @@ class ScoredColumns:
                 totals,
             )
 
-        send_rows(self._party, self._peer, len(of_rows), BITS_OF_ROW, tree)
-
-    def end_tree(self) -> None:
-        """Send nothing: the next message shows that the tree is grown."""
+        send_rows(self._party, self.peer, len(of_rows), BITS_OF_ROW, tree)
 
     def ask_sums(self, level: Level, rows: RowPartition) -> None:
-        """Send how the last level was divided; scores of a tree's first level come unasked."""
+        """Send how the last level was divided; scores of a tree's first level come without asking."""
         self._n_nodes = len(level.nodes)
         if self.divided is not None:
             nodes, left, totals = self.divided
             divided, shown = Array.of(nodes), Array.of(totals * self._shown)
             send_rows(
-                self._party,
-                self._peer,
-                len(left),
-                1,
+                self._party, self.peer, len(left), 1,
                 lambda of: LevelDivision(divided, Array.of(np.packbits(left[of])), shown),
-            )
+            )  # fmt: skip
 
     def sums(self) -> NoReturn:
         raise AssertionError("a source of scores was asked for sums")
 
     def best(self, source: int) -> Splits:
-        """Receive scores as splits; as nothing else is known of them, `feature` holds the node's number."""
-        peer = self._peer
-        scores = view(
-            self._party.receive(peer, Scores).best, np.float64, (self._n_nodes,), peer=peer, what="Scores.best"
-        )
+        """Receive scores as splits; only the owner knows the column, so `feature` holds the node's number."""
+        peer, sent = self.peer, self._party.receive(self.peer, Scores).best
+        scores = view(sent, np.float64, (self._n_nodes,), peer=peer, what="Scores.best")
         if not np.all(np.isfinite(scores) & (scores >= 0.0)):
             raise PeerProtocolError(peer, f"expected finite scores of 0 or more - at Scores.best from {peer}")
         found = Splits.none(len(scores), source)
@@ -223,12 +213,12 @@ class ScoredColumns:
         return found
 
     def ask_left(self, features: Int32s, left_bins: Flags, rows: Int32s, starts: Integers) -> None:
-        """Ask for the best splits of nodes, whose numbers are in `features`, as `best` has it."""
+        """Ask for the best splits of nodes, whose numbers `best` has put into `features`."""
         self._n_rows, self._n_splits = len(rows), len(features)
-        self._party.send(self._peer, ScoredSplitRequest(Array.of(features)))
+        self._party.send(self.peer, ScoredSplitRequest(Array.of(features)))
 
     def left(self) -> tuple[Int32s, Flags]:
-        peer, expected = self._peer, self._records + np.arange(self._n_splits, dtype=np.int32)
+        peer, expected = self.peer, self._records + np.arange(self._n_splits, dtype=np.int32)
         left = np.empty(self._n_rows, np.bool_)
         for of, answer in take_rows(self._party, peer, self._n_rows, 1, ScoredSplitAnswer):
             records = view(answer.records, np.int32, expected.shape, peer=peer, what="ScoredSplitAnswer.records")
@@ -239,12 +229,6 @@ class ScoredColumns:
             left[of] = bits_of(answer.left, of.stop - of.start, peer, "ScoredSplitAnswer.left")
         self._records += self._n_splits
         return expected, left
-
-    def reject(self) -> NoReturn:
-        """Raise PeerProtocolError for a split that is not as good as its score, which kept others from splitting."""
-        raise PeerProtocolError(
-            self._peer, f"expected a split as good as its score, of children with enough rows - from {self._peer}"
-        )
 
 
 def left_totals(
@@ -260,12 +244,13 @@ def left_totals(
 
 @kernel
 def _add_left(grad: Any, hess: Any, rows: Any, starts: Any, sampled: Any, left: Any, wanted: Any, totals: Any) -> None:
-    # a node's sampled rows come first: ``rows[starts[k]:starts[k] + sampled[k]]``
+    # a node's sampled rows come first: ``rows[starts[k]:starts[k] + sampled[k]]``. Sums are by factors of 0 and 1: half
+    # of all branches on `left` would be mispredicted
     for position in range(wanted.shape[0]):
         node = wanted[position]
         total_grad, total_hess, count = np.int64(0), np.int64(0), np.int64(0)
         for i in range(np.uint64(starts[node]), np.uint64(starts[node] + sampled[node])):
-            row, goes = np.uint64(rows[i]), np.int64(left[i])  # no branch: half would be mispredicted
+            row, goes = np.uint64(rows[i]), np.int64(left[i])
             total_grad += grad[row] * goes
             total_hess += hess[row] * goes
             count += goes
@@ -273,7 +258,7 @@ def _add_left(grad: Any, hess: Any, rows: Any, starts: Any, sampled: Any, left: 
 
 
 def _short(values: Integers) -> NDArray[np.signedinteger]:
-    """Return int32 if all values fit: half the bytes."""
+    """Return values as int32, which takes half the bytes, if all of them fit."""
     if len(values) and (values.min() < -(2**31) or values.max() >= 2**31):
         return values
     return values.astype(np.int32)
@@ -283,27 +268,27 @@ def _short(values: Integers) -> NDArray[np.signedinteger]:
 
 
 class TreeReader:
-    """Reads and checks what the active party sends a passive one of `n_rows` rows and `n_columns` columns."""
+    """Reads and checks the active party's messages to a passive one with `n_rows` rows and `n_columns` columns."""
 
     def __init__(self, party: Party, n_rows: int, n_columns: int, *, first_order: bool) -> None:
-        (self._active,) = party.peers
+        (self.active,) = party.peers
         self._party, self._n_rows, self._n_columns, self._first_order = party, n_rows, n_columns, first_order
 
     def tree(self, first: NoisyTree) -> tuple[TreeSample, Integers]:
         """Return a tree's gradients, 0 for rows outside its sample, and the root's totals."""
-        columns = ascending(first.columns, self._n_columns, self._active, "NoisyTree.columns")
+        columns = ascending(first.columns, self._n_columns, self.active, "NoisyTree.columns")
         totals = self._totals(first.totals, (3,), "NoisyTree.totals")
         all_rows, size = first.rows is None, int(totals[2])
         self.expect(size == self._n_rows if all_rows else 0 <= size <= self._n_rows, "the tree's rows", "totals")
         grad, hess = np.zeros((2, self._n_rows), np.int64)
         sampled = np.empty(0 if all_rows else size, np.int32)
-        # rows may come in several messages, which must fit together as one would
-        for of, piece in take_rows(self._party, self._active, size, BITS_OF_ROW, NoisyTree, first):
+        # several messages must fit together as one would
+        for of, piece in take_rows(self._party, self.active, size, BITS_OF_ROW, NoisyTree, first):
             self.expect((piece.rows is None) == all_rows, "rows named or not as before", "rows")
             self.expect((piece.hess is None) == self._first_order, "hessians sent or not as agreed", "hess")
             rows: slice | Int32s = of
             if piece.rows is not None:
-                rows = ascending(piece.rows, self._n_rows, self._active, "NoisyTree.rows")
+                rows = ascending(piece.rows, self._n_rows, self.active, "NoisyTree.rows")
                 self.expect(len(rows) == of.stop - of.start, "the tree's number of rows", "rows")
                 self.expect(not of.start or rows[0] > sampled[of.start - 1], "ascending rows", "rows")
                 sampled[of] = rows
@@ -313,15 +298,15 @@ class TreeReader:
         return TreeSample(grad, hess, None if all_rows else sampled, columns), totals
 
     def won(self, request: ScoredSplitRequest, found: Splits) -> NDArray[np.intp]:
-        """Return which nodes of a level this party is to split, of those it found splits for."""
-        wanted = view(request.nodes, np.int32, (None,), peer=self._active, what="ScoredSplitRequest.nodes")
+        """Return which nodes of a level this party is to divide, of those that it found splits for."""
+        wanted = view(request.nodes, np.int32, (None,), peer=self.active, what="ScoredSplitRequest.nodes")
         fine = len(wanted) > 0 and np.isin(wanted, np.flatnonzero(found.feature >= 0)).all()
         self.expect(bool(fine and np.all(np.diff(wanted) > 0)), "nodes with a score, once, in their order")
         return wanted.astype(np.intp)
 
     def division(self, message: LevelDivision, level: Level, rows: RowPartition) -> tuple[Splits, Flags]:
         """Return a level's division as splits without columns, and which rows of its divided nodes go left."""
-        active = self._active
+        active = self.active
         divided = view(message.nodes, np.bool_, (len(level.nodes),), peer=active, what="LevelDivision.nodes")
         nodes = level.nodes[divided]
         starts = rows.rows(nodes, sampled=False)[1]
@@ -332,17 +317,18 @@ class TreeReader:
         splits = Splits.none(len(divided))
         splits.feature[divided] = 0
         splits.left_totals[divided] = totals = self._totals(message.totals, (len(nodes), 3), "LevelDivision.totals")
-        # which nodes come next follows from these counts, so a wrong one would let the two ends' trees part
-        stops = starts[:-1] + np.diff(rows.rows(nodes, sampled=True)[1])  # sampled rows of a node come first
+        # these counts decide which nodes come next: a wrong one would make the two ends' trees differ. A node's sampled
+        # rows come first
+        stops = starts[:-1] + np.diff(rows.rows(nodes, sampled=True)[1])
         going = [np.count_nonzero(left[a:b]) for a, b in zip(starts[:-1], stops, strict=True)]
         if not np.array_equal(totals[:, 2], going):
             raise PeerProtocolError(active, f"expected as many rows as go left - at LevelDivision.totals from {active}")
         return splits, left
 
     def _totals(self, sent: Array, shape: tuple[int, ...], what: str) -> Integers:
-        totals = view(sent, np.int64, shape, peer=self._active, what=what)
+        totals = view(sent, np.int64, shape, peer=self.active, what=what)
         if not np.all((-MOST_SUM < totals) & (totals < MOST_SUM)):
-            raise PeerProtocolError(self._active, f"expected sums below 2^62 - at {what} from {self._active}")
+            raise PeerProtocolError(self.active, f"expected sums below 2^62 - at {what} from {self.active}")
         return totals
 
     def _values(self, sent: Array, of: slice, size: int, name: str) -> NDArray[np.int32] | Integers:
@@ -350,9 +336,9 @@ class TreeReader:
         shape, what = (of.stop - of.start,), f"NoisyTree.{name}"
         values: NDArray[np.int32] | Integers
         if sent.dtype == "int32":
-            values = view(sent, np.int32, shape, peer=self._active, what=what)
+            values = view(sent, np.int32, shape, peer=self.active, what=what)
         else:
-            values = view(sent, np.int64, shape, peer=self._active, what=what)
+            values = view(sent, np.int64, shape, peer=self.active, what=what)
         most = MOST_SUM // max(1, size)
         self.expect(not len(values) or (values.min() > -most and values.max() < most), "sums below 2^62", name)
         return values
@@ -360,9 +346,5 @@ class TreeReader:
     def expect(self, fine: bool, expected: str, name: str = "") -> None:
         """Raise PeerProtocolError unless what the active party sent is `fine`."""
         if not fine:
-            self.reject(expected, name)
-
-    def reject(self, expected: str, name: str = "") -> NoReturn:
-        """Raise PeerProtocolError: something else than `expected` was sent."""
-        where = f" - at NoisyTree.{name} from" if name else " - from"
-        raise PeerProtocolError(self._active, f"expected {expected}{where} {self._active}")
+            where = f" - at NoisyTree.{name} from" if name else " - from"
+            raise PeerProtocolError(self.active, f"expected {expected}{where} {self.active}")

@@ -26,8 +26,6 @@ from treaty.systems.vertical.leakage import CHECKPOINTS, DECISIONS, EXPLAIN, FIN
 from treaty.systems.vertical.prediction import online_active, online_passive, predict_active, predict_passive
 from treaty.systems.vertical.training import roles_by_column
 
-# -------------------------- what each party of a FedXGBoost-LDP training learns beyond its own data and its own splits
-
 
 def conclusions(
     roles: Roles, options: FedXGBoostLDP, common: BoostingOptions, part: ModelPart | None
@@ -55,11 +53,8 @@ def conclusions(
     return learned
 
 
-# ----------------------------- what a training with noisy gradients is expected to take; messages are those of `roles`
-
-
 def expected(roles: Roles, options: FedXGBoostLDP, common: BoostingOptions, shape: Shape) -> Expected:
-    """Return it; every party scores its own columns, at the same time."""
+    """Return what a training is expected to take."""
     found, active, n = Expected(), roles.active, shape.rows
     trees = Trees.of(common, shape, n)
     columns, levels = sum(shape.columns.values()), trees.count * trees.depth
@@ -73,14 +68,12 @@ def expected(roles: Roles, options: FedXGBoostLDP, common: BoostingOptions, shap
         found.send(active, peer, trees.count * (gradients + (trees.depth - 1) * n / 8), 2 * levels + trees.count)
         found.send(peer, active, won * n / 8, levels + won)
         found.memory[peer] = 50.0 * n
-    # all parties score at the same time: the one with most columns sets the pace
+    # all parties score their own columns at the same time: the party with most columns takes longest
     found.memory[active] = 80.0 * n
     most = max(shape.columns.values())
     found.seconds = trees.growing(n, most) / shape.threads + trees.count * n * 60e-9 + levels * 2 * ROUND_TRIP
     return found
 
-
-# ---------------------------------------------------------------- who sends what
 
 _PAPER = When('mode="paper"', lambda options, common: options.mode == "paper")
 _SAFE = When('mode="safe"', lambda options, common: options.mode != "paper")
@@ -108,11 +101,8 @@ ROUTES: dict[Stage, Routes] = {
 }
 
 
-# ---------------------------------------------------------------- system
-
-
 def warm_up(options: FedXGBoostLDP | None) -> list[FedXGBoostLDP]:
-    """Compile all mechanisms, of which a training has one alone; return the options of a small training."""
+    """Compile all mechanisms, of which a training uses only one; return the options of a small training."""
     for release in MECHANISMS.values():
         release(np.zeros(1), 1.0)
     return [FedXGBoostLDP()]

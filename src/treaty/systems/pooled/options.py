@@ -14,7 +14,8 @@ from treaty.trees.boosting import BoostingPlan, OneSide
 from treaty.trees.objectives import ABSOLUTE, Objective, check_names, loss_class, loss_name, metric_names
 from treaty.trees.splits import SplitRules
 
-_OF_OBJECTIVES = {  # options of one objective alone: which, and the value that None stands for
+# options of one objective: its name, and the value that None stands for
+_OF_OBJECTIVES = {
     "tweedie_variance_power": ("tweedie", 1.5),
     "huber_slope": ("huber", 1.0),
     "quantile_alpha": ("quantile", 0.5),
@@ -61,15 +62,15 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
         return self.n_estimators
 
     def checked(self, own: SystemOptions) -> BoostingOptions:
-        """Return these options with what the system's mode decides resolved; refuse a contradiction."""
+        """Return these options with those that depend on the system's mode resolved; refuse contradictions."""
         for name, (objective, _) in _OF_OBJECTIVES.items():
             fits = loss_name(self.objective) == objective and self.objective not in ABSOLUTE
             if getattr(self, name) is not None and not fits:
-                raise ConfigError(f"{name} goes with objective={objective!r}, got objective={self.objective!r}")
+                raise ConfigError(f"{name} needs objective={objective!r}, got objective={self.objective!r}")
         loss_class(self.objective)  # refuses an unknown one
         check_names(self.metrics)
         if self.goss and self.subsample < 1.0:
-            raise ConfigError("goss draws the rows of each tree itself; leave subsample at 1")
+            raise ConfigError("goss draws the rows of each tree: leave subsample at 1")
         if self.goss and self.top_rate + self.other_rate > 1.0:
             raise ConfigError(f"expected top_rate + other_rate of at most 1, got {self.top_rate} + {self.other_rate}")
         paper = own.mode == "paper"
@@ -92,13 +93,13 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
     @property
     def of_loss(self) -> dict[str, float]:
         """Options of single objectives, resolved, by the names of their fields."""
-        given = {name: getattr(self, name) for name in _OF_OBJECTIVES}
-        own = {name: _OF_OBJECTIVES[name][1] if value is None else value for name, value in given.items()}
+        given = {name: (getattr(self, name), default) for name, (_, default) in _OF_OBJECTIVES.items()}
+        own = {name: default if value is None else value for name, (value, default) in given.items()}
         return {**own, "max_delta_step": self.delta_step}
 
     @property
     def metrics(self) -> list[str]:
-        """The names in `eval_metric`; none for the loss's own."""
+        """The names in `eval_metric`; empty: the loss's own metric."""
         return metric_names(self.eval_metric)
 
     @property
@@ -119,7 +120,7 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
         return OneSide(self.top_rate, self.other_rate) if self.goss else None
 
     def plan(self, n_columns: int) -> BoostingPlan:
-        """Return the boosting loop's rounds, shares, seed and early stopping, for columns of all parties together."""
+        """Return the plan of the boosting loop, for the columns of all parties together."""
         return BoostingPlan(
             n_columns=n_columns,
             n_estimators=self.n_estimators,
@@ -132,13 +133,13 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
         )
 
     def rules(self, objective: Objective) -> SplitRules:
-        """Return the split rules for this objective's fixed point; the least gain is smaller where labels are small."""
+        """Return the split rules for an objective's fixed point; small labels have a smaller least gain."""
         rules = self.rules_of(objective.grad_unit, objective.hess_unit)
         least = rules.min_gain * min(1.0, objective.gain_scale)
         return replace(rules, min_gain=least, leaf_limit=objective.leaf_limit)
 
     def rules_of(self, grad_unit: float, hess_unit: float) -> SplitRules:
-        """Return the split rules for a fixed point, given what one step of a gradient and of a hessian is worth."""
+        """Return the split rules for a fixed point, given the value of one step of a gradient and of a hessian."""
         return SplitRules(
             grad_unit=grad_unit,
             hess_unit=hess_unit,
@@ -156,39 +157,36 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
 
 @dataclass(kw_only=True, repr=False)
 class Pooled(SystemOptions):
-    """Train on one plain table, or on all parties' tables side by side: what every system is compared with.
+    """Train on one plain table, or on all parties' tables side by side: the reference for every other system.
 
     Parameters
     ----------
     mode : {"safe", "paper"}, default "safe"
-        Of boosted trees: "paper" lets leaves hold single rows, as it does in the other systems.
+        For boosted trees: "paper" lets leaves hold single rows, as in the other systems.
     allow_insecure : bool, default False
         Without effect: nothing is sent.
     solver : {"quasi-newton", "sgd"} or None, default None
-        Of `LogisticRegression` of two classes: how weights are found; None is "quasi-newton".
+        For `LogisticRegression` of two classes: how weights are found; None is "quasi-newton".
     loss : {"taylor", "logistic"} or None, default None
-        Of `LogisticRegression`: None is "taylor", the second-order form that all encrypted systems have.
+        For `LogisticRegression`; None is "taylor", the second-order form that all encrypted systems use.
     """
 
     system: ClassVar[str] = "pooled"
-    default_bins: ClassVar[int] = MOST_BINS  # they cost nobody anything
+    default_bins: ClassVar[int] = MOST_BINS  # without messages, bins cost little
     solver: Literal["quasi-newton", "sgd"] | None = None
     loss: Literal["taylor", "logistic"] | None = None
 
     def check(self, common: Any) -> None:
-        """Refuse options of a regression for boosting, and of boosting for a regression."""
         if isinstance(common, BoostingOptions):
             named = [name for name in ("solver", "loss") if getattr(self, name) is not None]
             if named:
-                raise ConfigError(
-                    f"Pooled({named[0]}=...) is about LogisticRegression; boosted trees have no {named[0]}"
-                )
+                raise ConfigError(f"Pooled({named[0]}=...) is for LogisticRegression: boosted trees have no {named[0]}")
         elif not common.has_batches and common.family != "multiclass" and self.solver is not None:
             raise ConfigError(
-                f"Pooled(solver={self.solver!r}) is about training by batches; a regression of numbers, and one with "
+                f"Pooled(solver={self.solver!r}) is for training by batches; a regression of numbers, and one with "
                 "standard errors, is solved on the whole table: leave solver out"
             )
         elif not common.classifies and self.loss is not None:
-            raise ConfigError(f"Pooled(loss={self.loss!r}) is about LogisticRegression: leave loss out")
+            raise ConfigError(f"Pooled(loss={self.loss!r}) is for LogisticRegression: leave loss out")
         elif self.mode == "paper":
-            raise ConfigError("mode='paper' is about what parties send each other; system 'pooled' has no such mode")
+            raise ConfigError("mode='paper' changes what parties send: a pooled regression has no such mode")

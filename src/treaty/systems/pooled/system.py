@@ -1,4 +1,7 @@
-"""Training on one plain table as a system: boosted trees."""
+"""Boosted trees on one plain table, as a system, and what every federated training shares with it.
+
+That is the loss, labels that were randomised once, own columns, and checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +37,6 @@ from treaty.trees.columns import ColumnSource, MakeSums, grow_trees
 from treaty.trees.ensemble import SplitTable, Tree, join_splits, margins_from_values
 from treaty.trees.objectives import Objective, check_metrics, loss_class, make_objective
 
-# ----------------------------------------------------------------
-# Training on one table, and what federated trainings share with it: loss, noisy labels, own columns, checkpoints.
-
 
 def objective_for(
     data: LabelledRows,
@@ -45,11 +45,8 @@ def objective_for(
     common: BoostingOptions,
     start: Sequence[float] | None = None,
 ) -> Objective:
-    """Choose the loss: the objective that is named without classes, logistic for two, softmax for more.
-
-    Where a `base_score` of None must not be estimated, as gradients carry noise, it is 0.5; where others hold rows,
-    too, `start` is what was estimated from all of them.
-    """
+    """Choose the loss for a party's labels; if other parties hold rows, too, `start` is estimated from all of them."""
+    # estimating the base score would spend epsilon where gradients carry noise
     if common.base_score is None and not options.estimates_base_score:
         common = msgspec.structs.replace(common, base_score=0.5)
     n_classes = None if classes is None else len(classes)
@@ -64,10 +61,13 @@ def loss_of(
     common: BoostingOptions,
     start: Sequence[float] | None = None,
 ) -> Objective:
-    """Choose the loss for labels of so many classes (None: a regression), randomised with `epsilon` if at all."""
+    """Choose the loss: without classes (None) the objective, logistic for two classes, softmax for more.
+
+    `epsilon` is that of labels that were randomised once, None of others.
+    """
     if n_classes is not None and common.objective is not None and common.loss_class.takes != "classes":
         raise ConfigError(
-            f"objective={common.objective!r} is of numbers, and the labels are classes: take GBDTRegressor, or "
+            f"objective={common.objective!r} needs numbers, and the labels are classes: use GBDTRegressor, or "
             'task = "regression" in a job file'
         )
     named = None if common.loss_class.takes == "classes" else common.objective
@@ -87,15 +87,15 @@ def loss_of(
 
 
 def check_numbers(y: Any, whose: str, n_rows: int, objective: str | type | None) -> NDArray[np.float64]:
-    """Return a target that an objective can take, float64 (n_rows,); DataError for others."""
+    """Return the target of a regression, float64 (n_rows,); DataError if the objective cannot take it."""
     kind, target = loss_class(plain(objective)), check_targets(y, whose, n_rows)
     if kind.takes == "groups":
         raise ConfigError(
-            f'objective={objective!r} ranks rows within groups: take GBDTRanker, or task = "ranking" in a job file'
+            f'objective={objective!r} ranks rows within groups: use GBDTRanker, or task = "ranking" in a job file'
         )
     if kind.takes == "classes":
         raise ConfigError(
-            f'objective={objective!r} is of classes: take GBDTClassifier, or task = "classification" in a job file'
+            f'objective={objective!r} needs classes: use GBDTClassifier, or task = "classification" in a job file'
         )
     kind.check_labels(target, whose)
     return target
@@ -104,10 +104,10 @@ def check_numbers(y: Any, whose: str, n_rows: int, objective: str | type | None)
 def check_relevance(
     relevance: Any, group: Any, whose: str, n_rows: int, objective: str | type | None
 ) -> NDArray[np.float64]:
-    """Return the target of a ranking, float64 (n_rows, 2): relevance and the group's number. DataError for others."""
+    """Return the target of a ranking, float64 (n_rows, 2): relevance and group number; DataError if it is none."""
     kind = loss_class(plain(objective))
     if kind.takes != "groups":
-        raise ConfigError(f"objective={objective!r} does not rank rows within groups: take 'ndcg' or 'pairwise'")
+        raise ConfigError(f"objective={objective!r} does not rank rows within groups: use 'ndcg' or 'pairwise'")
     try:
         numbers = np.unique(check_labels(group, f"{whose}: groups", n_rows), return_inverse=True)[1]
     except TypeError:  # numbers and text have no order
@@ -125,20 +125,21 @@ def noisy_labels(
     ledger: Ledger,
     job: str,
 ) -> NDArray[np.float64]:
-    """Return what `label_rr` trains on: labels randomised once, drawn when `path` does not keep them yet.
+    """Return the labels that `label_rr` trains on: those kept at `path`, or else randomised now and kept there.
 
-    `ledger` is that of the party with the labels: training again on the same noisy labels costs nothing more. Raises
-    ConfigError for a regression, or when `path` keeps noisy labels drawn from other labels; BudgetSpent when a person
-    would pay more than `epsilon_total`, and nothing is drawn then.
+    `ledger` belongs to the party with the labels. Training again on the same noisy labels costs nothing more. Raises
+    ConfigError for a regression, or if `path` keeps noisy labels drawn from other labels; BudgetSpent, before drawing,
+    if a person would pay more than `epsilon_total`.
     """
     if classes is None or options.label_epsilon is None:
-        raise ConfigError("mechanism='label_rr' randomises classes; a regression has none: leave it out (None)")
+        raise ConfigError("mechanism='label_rr' randomises classes, and a regression has none: leave it out")
     limit: dict[str, Any] = {
         name: getattr(options, of, None) for name, of in (("most", "epsilon_total"), ("delta", "delta"))
     }
     entry = partial(LedgerEntry, job=job, mechanism="label_rr", what="labels", epsilon=options.label_epsilon)
     if not Path(path).exists():
-        ledger.check([entry("not drawn yet")], **limit)  # before drawing: refused labels must not be kept
+        # before drawing: noisy labels that cannot be paid for must not be kept
+        ledger.check([entry("not drawn yet")], **limit)
     noisy = stored_noisy_labels(path, y, len(classes), options.label_epsilon)
     content = msgspec.msgpack.encode([len(classes), options.label_epsilon]) + noisy.tobytes()
     draw = hashlib.sha256(b"treaty noisy labels" + ledger.key + hashlib.sha256(content).digest()).hexdigest()
@@ -149,7 +150,7 @@ def noisy_labels(
 def own_columns(
     table: Table, max_bin: int, splits: SplitTable, threads: int, histograms: MakeSums | None = None
 ) -> ColumnSource:
-    """Bin a table and make it a source of sums, see `ColumnSource`, that records its splits in `splits`."""
+    """Bin a table, and make it a source of sums that records its splits in `splits`."""
     bins = fit_bins(table, max_bin, threads)
     return ColumnSource(
         bins.transform(table, threads),
@@ -163,17 +164,11 @@ def own_columns(
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """A fresh or resumed training, at the party that holds the trees.
+    """A new or resumed training, at the party that holds the trees.
 
-    Attributes
-    ----------
-    part : ModelPart
-        With the trees of the rounds that all parties have kept, and this party's records (its own splits).
-    records : dict of str to int
-        How many records of each source those trees use.
-    resume : RoundState or None
-    rows : bytes
-        `fingerprint` of the training rows, where checkpoints are kept.
+    `part` has the trees of the rounds that all parties have kept, and this party's own splits. `records` is the number
+    of records of each source that those trees use. `rows` is the `fingerprint` of the training rows, where checkpoints
+    are kept.
     """
 
     part: ModelPart
@@ -188,20 +183,18 @@ class Training:
         return self.part.forest
 
     def keep(self, inputs: RoleInput, progressed: RoundState, began: float | None = None) -> None:
-        """Write a checkpoint where the party keeps them; see `Keeper.keep`."""
+        """Write a checkpoint."""
         assert inputs.keeper is not None
-        kept = replace(progressed, margins=copied(progressed.margins))  # the rounds that follow change them
+        # a copy: the next rounds change the margins while the checkpoint is being written
+        kept = replace(progressed, margins=copied(progressed.margins))
         given = inputs.given
         inputs.keeper.keep(lambda: checkpoint_of(self.part, given, self.rows, kept), began)
 
 
 def begin(inputs: RoleInput, party: str, sources: tuple[str, ...]) -> Training:
-    """Begin a training of the role's rows over `sources`, or resume the one that its keeper finds.
+    """Start a training of the role's rows over `sources`, or resume the one that its keeper finds.
 
-    Raises
-    ------
-    ConfigError
-        When the checkpoint is of other options, parties, rows, classes or eval sets.
+    Raises ConfigError if the checkpoint has other options, parties, rows, classes or eval sets.
     """
     data, classes, keeper = inputs.rows, inputs.classes, inputs.keeper
     printed = [(of.table, (of.y, of.weight)) for of in (data, *inputs.eval_sets)]
@@ -224,7 +217,7 @@ def begin(inputs: RoleInput, party: str, sources: tuple[str, ...]) -> Training:
 
 
 def train(inputs: RoleInput) -> ModelPart:
-    """Train on the role's rows alone; return the whole model, of a party called "pooled"."""
+    """Train on the role's rows; return the whole model, as the part of a party called "pooled"."""
     training = begin(inputs, "pooled", ("pooled",))
     part, forest, splits = training.part, training.forest, training.part.splits
     data, common, threads = inputs.rows, inputs.common, inputs.threads
@@ -247,16 +240,13 @@ def train(inputs: RoleInput) -> ModelPart:
 
 
 def watched(rows: LabelledRows, splits: SplitTable, threads: int) -> EvalSet:
-    """Return an eval set of rows at a party that holds all their columns and the whole model."""
+    """Return an eval set of rows, at a party that holds all their columns and the whole model."""
     matrix = rows.table.matrix()
 
     def add_trees(trees: Sequence[Tree], margins: NDArray[np.float64]) -> None:
         margins_from_values(trees, join_splits([splits], [matrix.shape[1]]), matrix, margins, threads)
 
     return EvalSet(rows.name, rows.y, rows.weight, add_trees)
-
-
-# ---------------------------- why a model has no split, as far as a party can tell that sees some of the training rows
 
 
 def why_no_split(
@@ -267,16 +257,15 @@ def why_no_split(
     *,
     noise: bool = False,
 ) -> str:
-    """Return a sentence with the first option or column that allows no split; empty where a tree has one.
+    """Return a sentence with the first option or column that allows no split; empty if a tree has one.
 
-    `rows` have labels and weights of the training. `table` has all columns of these rows; None where others hold some.
-    `noise` says whether gains were hidden by noise.
+    `rows` have labels and weights of the training. `table` has all columns of these rows; None if other parties hold
+    some. `noise` says whether gains were hidden by noise.
     """
     if not forest.trees or any(len(tree.value) > 1 for tree in forest.trees):
         return ""
-    return (
-        f"no tree has a split, so that all rows get the same prediction: {_reason(forest, common, rows, table, noise)}"
-    )
+    reason = _reason(forest, common, rows, table, noise)
+    return f"no tree has a split, so that all rows get the same prediction: {reason}"
 
 
 def _reason(
@@ -286,41 +275,36 @@ def _reason(
     share = common.top_rate + common.other_rate if common.goss else common.subsample
     drawn = round(share * n_rows)
     if drawn < 2 * fewest:
-        of = "are" if share == 1.0 else f"of {n_rows} are drawn for a tree"
-        return f"two leaves of min_child_samples={fewest} rows take {2 * fewest} rows, and {drawn} {of}"
+        there = f"there are {drawn}" if share == 1.0 else f"a tree draws {drawn} of {n_rows}"
+        return f"two leaves of min_child_samples={fewest} rows need {2 * fewest} rows, and {there}"
     y = np.concatenate([of.y for of in rows])
     if y.ndim == 1 and len(np.unique(y)) == 1:
         return "all labels are equal"
-    hessian = share * sum(_first_hessian(forest, of) for of in rows)
+    loss, hessian = forest.objective, 0.0
+    for of in rows:
+        margins = np.full((len(of.y), loss.n_outputs), loss.base_margins)
+        hessian += float(loss.gradients(margins, of.y, of.weight)[1][0].sum()) * loss.hess_unit
+    hessian *= share
     if hessian < 2.0 * common.min_child_weight:
         return (
-            f"two leaves of min_child_weight={common.min_child_weight:g} take hessians of twice that, and those of all "
+            f"two leaves of min_child_weight={common.min_child_weight:g} need hessians of twice that, and those of all "
             f"rows add up to {hessian:.3g}"
         )
     if table is not None:
-        if all(len(np.unique(column)) == 1 for column in table.columns):
+        counts = [np.unique(column, return_counts=True)[1] for column in table.columns]
+        if all(len(of_values) == 1 for of_values in counts):
             return "every column is constant"
-        if not any(_can_be_cut(column, fewest) for column in table.columns):
+        # a cut needs this many rows with other values than the most frequent one; a missing value counts as one
+        if all(int(of_values.sum() - of_values.max()) < fewest for of_values in counts):
             return f"no column has a cut with min_child_samples={fewest} rows on both sides"
     if common.min_split_loss > 0.0:
         return f"no split gains more than min_split_loss={common.min_split_loss:g}"
     if noise:
         return "no split gains enough under the noise"
     return (
-        "no split gains anything under min_child_samples, min_child_weight, reg_lambda and reg_alpha: columns may say "
-        "nothing of the labels"
+        "no split gains anything under min_child_samples, min_child_weight, reg_lambda and reg_alpha: columns may be "
+        "unrelated to the labels"
     )
-
-
-def _first_hessian(forest: Forest, rows: LabelledRows) -> float:
-    loss = forest.objective
-    margins = np.full((len(rows.y), loss.n_outputs), loss.base_margins)
-    return float(loss.gradients(margins, rows.y, rows.weight)[1][0].sum()) * loss.hess_unit
-
-
-def _can_be_cut(column: NDArray[np.float32], fewest: int) -> bool:
-    """Whether so many rows have other values than the most frequent one, a missing value being one."""
-    return len(column) - int(np.unique(column, return_counts=True)[1].max()) >= fewest
 
 
 # ---------------------------------------------------------------- system
@@ -339,12 +323,12 @@ def train_alone(tables: Mapping[str, Table], inputs: RoleInput) -> dict[str, Mod
 
 
 def side_by_side(tables: Mapping[str, Table]) -> Table:
-    """Put tables side by side, the party's name in front of each column's where there are several."""
+    """Put tables side by side; if there are several, the party's name comes before each column's."""
     if len(tables) == 1:
         return next(iter(tables.values()))
     names = tuple(f"{party}.{name}" for party, table in tables.items() for name in table.schema.names)
     if len(set(names)) < len(names):
-        raise DataError("expected unique names of columns, got two that are the same as 'party.column'; rename a party")
+        raise DataError("two columns have the same name 'party.column': rename a party or a column")
     return Table(
         schema=Schema(
             names,
@@ -373,11 +357,11 @@ TREES = System(
 )
 
 
-# ---------------------- checkpoint messages, which every system's leading party and the others exchange between rounds
+# ---------------------------------------------------------------- checkpoints, in every system
 
 
 class CheckpointRequest(Message):
-    """A round is finished: write a checkpoint. Tells how many rounds there are."""
+    """A round is finished: write a checkpoint of this many rounds."""
 
     leakage: ClassVar = MessageLeakage("how many rounds are finished", "control")
 
@@ -385,16 +369,13 @@ class CheckpointRequest(Message):
 
 
 class CheckpointReceipt(Message):
-    """The checkpoint is written, if one is."""
+    """The checkpoint is written, if the party keeps any."""
 
     leakage: ClassVar = MessageLeakage("that a checkpoint is written, if one is", "control")
 
 
-# ----------------------------------- what messages about checkpoints tell, in every system whose parties exchange them
-
-
 def checkpoints_routes(lead: str, others: tuple[str, ...]) -> Routes:
-    """Return the lines of checkpoints, which `lead` asks the `others` for between rounds."""
+    """Return the routes of checkpoints, which `lead` requests from the `others` between rounds."""
     return routes(
         Route(CheckpointRequest, (lead,), others),
         Route(CheckpointReceipt, others, (lead,)),
