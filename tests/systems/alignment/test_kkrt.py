@@ -168,7 +168,7 @@ def test_parties_that_differ_in_psi_are_told_so() -> None:
 
 def test_ids_that_do_not_fit_into_the_table_end_the_run_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(oprf, "placed", lambda digests, bins: None)
-    with pytest.raises(CryptoError, match=r"expected 32 ids to fit into a cuckoo table.*align again"):
+    with pytest.raises(CryptoError, match=r"32 ids do not fit into a cuckoo table.*start the job again"):
         run({"a": list(range(20)), "b": list(range(20))})
 
 

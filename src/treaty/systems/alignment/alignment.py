@@ -1,42 +1,32 @@
 """Alignment: find the rows whose ids all parties hold, by private set intersection, and put them in a common order.
 
-The steps below use commutative encryption over ristretto255 (ECDH-PSI, `ecdh`). Long lists take steps 2 to 5 another
-way, by an oblivious pseudorandom function (`kkrt`). Steps 7 and 8 are in `common_rows`.
+Roles: one active party, any number of passive ones, each with a column of ids. Output: for each party, its rows whose
+ids all parties hold, in one common random order. Ids are hidden by commutative encryption over ristretto255 (ECDH-PSI).
 
-Agrawal, Evfimievski, Srikant, "Information Sharing Across Private Databases", SIGMOD 2003, section 3, in an elliptic
-curve group with hash-to-group (RFC 9496, RFC 9380 appendix B); the asymmetric form of Liang and Chawathe, 2004.
+1. Parties exchange a `ListSummary` of their ids; the active party's has a salt.
+2. The active party sends H(id)^a of its ids, with random points among them, shuffled (`BlindedPoints`).
+3. Each passive party returns these raised to b, in the order received (`RaisedPoints`).
+4. Each passive party sends H(id)^b of its own ids, with random points among them, shuffled (`BlindedPoints`).
+5. The active party raises these to a and compares them with those of step 3: equal values are common ids.
+6. It sends the places of the ids that all parties hold in the list of step 4, with their double-encrypted values
+   (`Matches`), and the key of the common order (`OrderKey`).
+7. Both sides show that they have the same ids in the same order (`common_rows`).
+8. With "expand", they lay out the rows of repeated ids (`common_rows`).
 
-Roles: one active party, any number of passive ones, each with a column of ids. Output: of each party, the rows whose
-ids all parties hold, in one common random order.
-
-====  =================  =================  ==================================================  ===================
-step  message            from -> to         content                                             protection
-====  =================  =================  ==================================================  ===================
-1     `ListSummary`      both               kind of ids, bucket of the set's size, commitment   TLS, keyed hash
-                                            to the set; of the active party the salt
-2     `BlindedPoints`    active -> passive  H(id)^a and random points, shuffled                 secret a, DDH
-3     `RaisedPoints`     passive -> active  (H(id)^a)^b, in the order received                  secret b, DDH
-4     `BlindedPoints`    passive -> active  H(id)^b and random points, shuffled                 secret b, DDH
-5     -                  active             raises 4 to a, compares with 3
-6     `Matches`          active -> passive  of each id that all hold: its place in 4, and the   TLS
-                                            double-encrypted value, by place
-      `OrderKey`         active -> passive  key of the common order                             TLS
-7     `Challenge`        passive -> active  key of another order, commitment to SHA-256 of the  hash
-                                            double-encrypted values in both orders
-      `OrderDigest`      active -> passive  the same of the active party, which is checked      hash
-      `SealOpening`      passive -> active  opens the commitment, which is checked              TLS
-8     `Copies`           passive -> active  rows of each common id; with "expand" alone         TLS
-      `JoinLayout`       active -> passive  where an id's rows go; with "expand" alone          TLS
-      `AlignmentEnd`     active -> passive  in place of 6 to 8 when only the active party
-                                            learns the result
-====  =================  =================  ==================================================  ===================
+If only the active party learns the result, `AlignmentEnd` replaces steps 6 to 8. Long lists take steps 2 to 5 by an
+oblivious pseudorandom function (`kkrt`).
 
 H is hash-to-group under a domain of job and salt; a and b are fresh in every run. Points travel in batches of `BATCH`,
-each answered before the next but one is sent, so neither side holds more than two; long lists lie in files. Of a
-double-encrypted value 16 bytes are kept and sent: among 2^24 ids two agree in them with probability below 2^-78.
+each answered before the next but one is sent, so neither side holds more than two. Long lists lie in files. 16 bytes of
+a double-encrypted value are kept and sent: two of 2^24 ids agree in them with probability below 2^-78.
 
-Adversary: honest but curious. What each party learns is in `leakage`; what step 7 detects of a party that departs
-from the protocol is in `common_rows`.
+Adversary: honest but curious; `leakage` has what each party learns. `common_rows` has what step 7 detects of a party
+that departs from the protocol.
+
+References
+----------
+Agrawal, Evfimievski, Srikant, "Information Sharing Across Private Databases", SIGMOD 2003, section 3, in an elliptic
+curve group with hash-to-group (RFC 9496, RFC 9380 appendix B); the asymmetric form of Liang and Chawathe, 2004.
 """
 
 from __future__ import annotations
@@ -84,22 +74,22 @@ from treaty.systems.alignment.kkrt import SecretOrder, answer_values, confirm, f
 ResultTo = Literal["both", "active"]
 
 BATCH = 1 << 14
-"""Points per message: half a megabyte, about a second's work."""
+"""Points per message: half a megabyte, about a second of work."""
 
 LONG = 1 << 13
-"""From this bucket on of either list "auto" takes KKRT, whose base transfers take as long as some 2000 ids' points."""
+"""The bucket of either list from which "auto" takes KKRT, whose base transfers take as long as 2000 ids' points."""
 
 CAUSES = (
     "the usual causes are padding zeros that one party's file lost, upper and lower case, hashes of another form or "
-    "salt, another column than the partners', and tables of other people"
+    "salt, another column than the partners', and tables of different people"
 )
-"""Why parties may have few ids in common: the end of an error or a warning."""
+"""Why parties may have few ids in common, for an error or a warning."""
 
 _DOMAIN = b"treaty-alignment-v1-ristretto255_XMD:SHA-512_R255MAP_RO_"
 
 
 class ListSummary(Message):
-    """The kind of ids, the bucket of the set's size, a commitment to the set (empty without a log), and a salt."""
+    """The kind of ids, the bucket of the set's size, a commitment to the set (empty without a log), and the salt."""
 
     leakage: ClassVar = MessageLeakage(
         "the kind of ids, the size of the list to a factor, and, with a log, whether ids have changed",
@@ -113,7 +103,7 @@ class ListSummary(Message):
 
 
 class Matches(Message):
-    """Common ids: int32 places in the receiver's list, values uint8 (n, 16)."""
+    """Common ids: places in the receiver's list, int32 (n,), and values, uint8 (n, 16)."""
 
     leakage: ClassVar = MessageLeakage("which of its own ids all parties have", "exact", guard='result_to="active"')
 
@@ -122,7 +112,7 @@ class Matches(Message):
 
 
 class OrderKey(Message):
-    """Key of the common order, uint8 (32,)."""
+    """The key of the common order, uint8 (32,)."""
 
     leakage: ClassVar = MessageLeakage("the key of the common order", "nothing")
 
@@ -130,7 +120,7 @@ class OrderKey(Message):
 
 
 class AlignmentEnd(Message):
-    """The active party keeps its result: the receiver does not even learn whether any id is common."""
+    """The active party keeps its result: the receiver does not learn whether any id is common."""
 
     leakage: ClassVar = MessageLeakage("that the active party keeps its result", "nothing")
 
@@ -139,17 +129,11 @@ class AlignmentEnd(Message):
 class Alignment:
     """What a party learns from an alignment.
 
-    Attributes
-    ----------
-    rows : int64 (n,)
-        Own rows in the common order. Empty for a passive party if only the active party learns the result.
-    n_common : int or None
-        How many ids all parties hold; None if this party does not learn it.
-    n_ids, n_null, n_repeated : int
-        Distinct own ids, own rows without an id, and own rows whose id an earlier row has.
-    sizes, pairwise, changed : dict
-        By peer: the bucket of its set's size; at the active party, how many ids the two share; with a log, at least
-        how many of its ids differ from its most similar earlier run (None: there is none).
+    `rows` are own rows in the common order, and `n_common` is the number of ids that all parties hold. If only the
+    active party learns the result, they are empty and None at the others. `n_ids`, `n_null` and `n_repeated` count
+    distinct own ids, own rows without an id, and own rows whose id an earlier row has. By peer: `sizes` has the buckets
+    of the sets' sizes, `pairwise`, at the active party, the number of ids that the two share, and `changed`, with a
+    log, a lower bound of how many of its ids differ from its most similar earlier run (None: there is none).
     """
 
     rows: Integers
@@ -164,25 +148,13 @@ class Alignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlignmentOptions:
-    """How to align; `psi`, `result_to`, `batch` and whether ids are committed to must be the same at all parties.
+    """Options of an alignment; `psi`, `result_to`, `batch` and whether ids are committed to must agree at all parties.
 
-    Parameters
-    ----------
-    psi : {"auto", "ecdh", "kkrt"}, default "auto"
-        How common ids are found: by this module's table, or by `kkrt`; "auto" takes the second for long lists.
-    result_to : {"both", "active"}, default "both"
-        Who learns which ids all parties hold. Under "active" the others do not even learn how many there are.
-    batch : int
-        Points per message.
-    log : RunLog or None, default None
-        Records the runs with each partner and limits their number; None neither counts nor limits them.
-    commits : bool, default True
-        Whether the log also holds commitments to the ids, which show how many of them change.
-    threads : int, default 1
-    progress : callable or None, default None
-        Called with the number of points done, and of all points.
-    in_memory : int
-        Lists of more ids than this lie in temporary files (`treaty.data.large`).
+    `psi` is how common ids are found; "auto" takes KKRT for long lists. `result_to` is who learns which ids all parties
+    hold; under "active" the others do not learn how many there are. `batch` is the number of points per message. `log`
+    records the runs with each partner and limits their number; with `commits`, it also has commitments to the ids,
+    which show how many of them change. `progress` is called with the number of points done, and of all points. Lists of
+    more than `in_memory` ids lie in temporary files.
     """
 
     psi: Psi = "auto"
@@ -200,7 +172,7 @@ _DEFAULTS = AlignmentOptions()
 
 @dataclass(frozen=True, slots=True)
 class _Met:
-    """The outcome of step 1: the domain of H; `sizes` and `changed` of the peers' lists as in `Alignment`."""
+    """The result of step 1: the domain of H, and `sizes` and `changed` as in `Alignment`."""
 
     domain: bytes
     sizes: dict[str, int]
@@ -211,18 +183,18 @@ class _Met:
 
 
 def align_active(party: Party, ids: Ids, options: AlignmentOptions = _DEFAULTS) -> Alignment:
-    """Align with every passive party, `party.peers`; all parties must have read their ids with the same options.
+    """Align with every passive party; all parties must have read their ids with the same options.
 
-    Raises ConfigError if parties disagree on an option or on the kind of their ids, or a peer has reached its limit
-    of runs; DataError, which names counts only, if the parties have no id in common or "expand" gives too many rows
-    (under "active" this party has then left the job in good order, so that its peers do not learn of it);
-    PeerProtocolError if a peer sends something that is no point, or lists that do not fit together.
+    Raises ConfigError if parties disagree on an option or on the kind of their ids, or a peer has reached its limit of
+    runs; DataError, which names only counts, if the parties have no id in common or "expand" gives too many rows;
+    PeerProtocolError if a peer sends something that is not a point, or lists that do not fit together. Under "active"
+    this party finishes the job before it raises DataError, so that its peers do not learn of it.
     """
     both, batch, threads = options.result_to == "both", options.batch, options.threads
     with Scratch(options.in_memory) as scratch:
-        # step 1: a fresh salt, so that points of this run match those of no other
+        # step 1: with a fresh salt, points of this run match those of no other run
         met = _introduce(party, ids, secrets.token_bytes(32), options, scratch)
-        # steps 2 to 5, with every peer apart; what all hold is known to this party alone
+        # steps 2 to 5, with each peer separately: only this party knows which ids all parties hold
         pairs, faults = _find(party, ids, met, options, scratch)
         if both and faults:
             raise faults[0]
@@ -230,27 +202,28 @@ def align_active(party: Party, ids: Ids, options: AlignmentOptions = _DEFAULTS) 
         pairs = held_by_all(pairs, len(ids), scratch)
         n_common = len(pairs[party.peers[0]])
         if not both:
-            # sent before anything that depends on the number of common ids, an error included
+            # before anything that depends on the number of common ids, an error included
             for peer in party.peers:
                 party.send(peer, AlignmentEnd())
             if faults:
-                party.close()  # an error sent now would show the peer that this party has ids it sent false values of
+                # an error sent now would show the peer that this party has ids for which it sent false values
+                party.close()
                 raise faults[0]
         if n_common == 0:
             if not both:
-                party.close()  # or the error below would reach the peers
+                party.close()  # so that the error below does not reach the peers
                 _finish(party, ids, met, options, np.zeros(0, np.int64), 0)
             shared = ", ".join(f"{count} with {peer}" for peer, count in pairwise.items())
             raise DataError(
                 f"{party.name}: expected ids that all parties hold, got none ({len(ids)} ids here, {shared}); {CAUSES}",
                 public=f"the parties have no id in common; {CAUSES}",
             )
-        # steps 6 and 7, peer by peer: the values of an id differ from peer to peer, the order does not
+        # steps 6 and 7, peer by peer: they differ in the values of an id, not in the order
         key = secrets.token_bytes(32)
         common = ranked(ids, pairs[party.peers[0]], key, threads, scratch)
         for number, peer in enumerate(party.peers if both else ()):
             _send_matches(party, peer, pairs[peer], met.sizes[peer], key, batch, scratch)
-            if number:  # the same ids in the same order, with values under this peer's key
+            if number:  # the same ids in the same order, but with values under this peer's key
                 common.close()
                 common = ranked(ids, pairs[peer], key, threads, scratch)
             prove(party, peer, ids, pairs[peer], common, threads, scratch)
@@ -262,7 +235,7 @@ def align_active(party: Party, ids: Ids, options: AlignmentOptions = _DEFAULTS) 
 def _find(
     party: Party, ids: Ids, met: _Met, options: AlignmentOptions, scratch: Scratch
 ) -> tuple[dict[str, SortedRecords], list[PeerProtocolError]]:
-    """Go through steps 2 to 5; return, by peer, the ids that it has, too, of type `PAIR`, by number, and errors."""
+    """Run steps 2 to 5; return the common ids with each peer, of type `PAIR`, by number, and errors to raise later."""
     size, sizes = bucket(len(ids)), met.sizes
     by_kkrt = [peer for peer in party.peers if _takes_kkrt(options.psi, size, sizes[peer])]
     by_ecdh = [peer for peer in party.peers if peer not in by_kkrt]
@@ -281,7 +254,8 @@ def _find(
 def _send_matches(
     party: Party, peer: str, pairs: SortedRecords, size: int, key: bytes, batch: int, scratch: Scratch
 ) -> None:
-    """Step 6: send a peer the common ids in the order of its own list; another order would show the others' lists."""
+    """Step 6: send a peer the common ids in the order of its list."""
+    # another order would show how the other parties' lists are ordered
     in_their_order = scratch.sorted(PAIR, "place", size, len(pairs))
     for part in pairs.parts():
         in_their_order.add(part)
@@ -295,7 +269,7 @@ def _send_matches(
 
 
 def align_passive(party: Party, ids: Ids, options: AlignmentOptions = _DEFAULTS) -> Alignment:
-    """Align with the active party, `party.peers[0]`; result and errors as of `align_active`."""
+    """Align with the active party; result and errors are those of `align_active`."""
     (active,) = party.peers
     with Scratch(options.in_memory) as scratch:
         met = _introduce(party, ids, None, options, scratch)
@@ -327,7 +301,7 @@ def _receive_matches(
     n_ids: int,
     scratch: Scratch,
 ) -> tuple[SortedRecords, bytes]:
-    """Step 6: return own common ids, of type `PAIR` and by number, and the key of the order; `check` is for values."""
+    """Step 6: return own common ids, of type `PAIR` and by number, and the key of the order; `check` checks values."""
     named = scratch.sorted(THEIRS, "place", own.size, own.size)
     outside = twice = padding = False
     while not isinstance(message := party.receive(active, Matches, OrderKey), OrderKey):
@@ -341,7 +315,7 @@ def _receive_matches(
     key = bytes_of(message.key, active, "OrderKey.key")
     if len(named) == 0:
         raise PeerProtocolError(active, f"expected common ids before OrderKey, got none - from {active}")
-    # all parts are read before one is refused: the time of an error then shows nothing of where own ids lie
+    # all parts are read before one is rejected: the time of an error shows nothing of where own ids lie
     pairs = scratch.sorted(PAIR, "number", n_ids, n_ids)
     for part in named.parts() if not outside else ():
         if len(part):
@@ -360,11 +334,11 @@ def _receive_matches(
     return pairs, key
 
 
-# ---------------------------------------------------------------- both
+# ---------------------------------------------------------------- both parties
 
 
 def _takes_kkrt(psi: Psi, active: int, passive: int) -> bool:
-    """Whether the two find their common ids by KKRT, by the buckets of the active and the passive party's lists."""
+    """Return whether KKRT is used, given the buckets of the active and the passive party's lists."""
     long = max(active, passive) >= LONG and active <= oprf.MOST
     return psi == "kkrt" or (psi == "auto" and long)
 
@@ -375,10 +349,9 @@ def _introduce(party: Party, ids: Ids, salt: bytes | None, options: AlignmentOpt
     `salt` is the active party's, None at a passive one.
     """
     result_to, batch, log, leads = options.result_to, options.batch, options.log, salt is not None
-    if result_to not in get_args(ResultTo):
-        raise ConfigError(f"expected result_to of {', '.join(get_args(ResultTo))}, got {result_to!r}")
-    if options.psi not in get_args(Psi):
-        raise ConfigError(f"expected psi of {', '.join(get_args(Psi))}, got {options.psi!r}")
+    for name, given, allowed in (("result_to", result_to, ResultTo), ("psi", options.psi, Psi)):
+        if given not in get_args(allowed):
+            raise ConfigError(f"expected {name} of {', '.join(get_args(allowed))}, got {given!r}")
     if batch < 1:
         raise ConfigError(f"expected batch of at least 1, got {batch}")
     if len(ids) > LARGEST:
@@ -388,7 +361,7 @@ def _introduce(party: Party, ids: Ids, salt: bytes | None, options: AlignmentOpt
     if options.psi == "kkrt" and leads and len(ids) > oprf.MOST:
         raise DataError(
             f'{party.name}: expected at most {oprf.MOST} ids of the active party with psi "kkrt", got {len(ids)}; '
-            'take "auto" or "ecdh"',
+            'use "auto" or "ecdh"',
             public='its table is too large for psi "kkrt"',
         )
     agree(
@@ -398,7 +371,7 @@ def _introduce(party: Party, ids: Ids, salt: bytes | None, options: AlignmentOpt
             "psi": options.psi, "result_to": result_to, "batch": batch, "run log": options.commits and log is not None,
         },
     )  # fmt: skip
-    # under the log's own key: partners see how many ids change from run to run, and nothing of the ids
+    # under the log's own key: partners see how many ids change from run to run, and nothing else
     commitment = np.zeros((0, 32), np.uint8)
     if log is not None and options.commits:
         commitment = committed(ids, log.key, options.threads, scratch)
@@ -443,7 +416,7 @@ def _finish(
     n_common: int | None,
     pairwise: dict[str, int] | None = None,
 ) -> Alignment:
-    """Record in the log, if there is one, that the run is over; return what this party learned."""
+    """Record in the log, if there is one, that the run has ended; return what this party learned."""
     if options.log is not None:
         for peer, size in met.sizes.items():
             options.log.finish(party.job, peer, bucket(len(ids)), size, n_common)

@@ -1,16 +1,16 @@
-"""Steps 7 and 8 of the table in `alignment`: the common order of rows, its check, and the rows of repeated ids.
+"""Steps 7 and 8 of an `alignment`: the common order of rows, its check, and the rows of repeated ids.
 
-Step 7. Each side hashes the double-encrypted values of the common ids, as it has them, in two orders: the common one,
-whose key the active party draws, and another, whose key the passive party draws once all matches are sent. A cheat does
-not know where in either order an id belongs that it only claims to hold, and cannot choose both keys. So with n true
-matches and k such ids it gets all places right with a probability of n! / (n + k)! at most, whatever it tries.
+Step 7. Each side hashes the double-encrypted values of the common ids in two orders: the common one, whose key the
+active party draws, and another, whose key the passive party draws once all matches are sent (`Challenge`). A cheat does
+not know where in either order an id belongs that it only claims to hold, and cannot choose both keys. With n true
+matches and k false ones it gets all places right with probability at most n! / (n + k)!.
 
-Neither side can copy the other's hash or fit its own to it: the passive party commits to its own, then sees the active
-party's, then opens the commitment (the "seal"). Each side's hash names its role.
+Neither side can copy the other's hash or adapt its own to it: the passive party commits to its hash, then sees the
+active party's (`OrderDigest`), then opens the commitment (`SealOpening`). Each side's hash includes its role.
 
 Step 8, with ``on_duplicate="expand"``. An id in m rows of one party and n of another has m * n rows in the joined
-table. Every party sends the active one how often it has each common id, and learns where its own rows go: one after
-another, each `repeats` times, and all of them over again until there are `totals`.
+table. Every party sends the active one how many rows it has of each common id (`Copies`), and learns where its own rows
+go (`JoinLayout`): one after another, each `repeats` times, and all of them again until there are `totals`.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ from treaty.systems.alignment.ecdh import array_of, bytes_of, to_bytes
 RANKED = np.dtype([("drawn", np.uint64, (2,)), ("value", np.uint64, (2,)), ("number", np.int32), ("row", np.int64)])
 """A common id in an order: its pseudorandom place, double-encrypted value, number, and first row."""
 
-_MOST_ROWS = 1 << 27  # of the joined table: each takes a few bytes at every party
+# rows of the joined table: each takes a few bytes at every party
+_MOST_ROWS = 1 << 27
 
 
 class Challenge(Message):
-    """Key uint8 (32,) of the second order; commitment (32,) to the own digest."""
+    """The key of the second order, uint8 (32,), and a commitment to the sender's digest, uint8 (32,)."""
 
     leakage: ClassVar = MessageLeakage("a key, and a commitment", "nothing")
 
@@ -49,7 +50,7 @@ class Challenge(Message):
 
 
 class OrderDigest(Message):
-    """SHA-256 (32,) of the values in both orders."""
+    """The active party's SHA-256 of the values in both orders, uint8 (32,)."""
 
     leakage: ClassVar = MessageLeakage("whether both have the same common ids in the same order", "control")
 
@@ -57,7 +58,7 @@ class OrderDigest(Message):
 
 
 class SealOpening(Message):
-    """Opens the commitment, uint8 (32,)."""
+    """What opens the commitment, uint8 (32,)."""
 
     leakage: ClassVar = MessageLeakage("whether both have the same common ids in the same order", "control")
 
@@ -80,12 +81,13 @@ def ranked(ids: Ids, matches: SortedRecords, key: bytes, threads: int, scratch: 
 def prove(
     party: Party, peer: str, ids: Ids, matches: SortedRecords, common: SortedRecords, threads: int, scratch: Scratch
 ) -> None:
-    """Step 7 of the active party: show a passive one that both have the same ids, then check what it shows.
+    """Step 7 of the active party: prove to a passive one that both have the same ids, then check its proof.
 
     `matches` are the common ids by number (`PAIR`), `common` the same in the common order (`RANKED`). Raises
-    PeerProtocolError when the peer has other ids, or another order.
+    PeerProtocolError if the peer has other ids or another order.
     """
-    challenge = party.receive(peer, Challenge)  # drawn after `Matches`, so the peer could not plan for it
+    # the peer draws the key after `Matches`, so this party could not have chosen false matches for it
+    challenge = party.receive(peer, Challenge)
     key, sealed = bytes_of(challenge.key, peer, "Challenge.key"), bytes_of(challenge.sealed, peer, "Challenge.sealed")
     other = ranked(ids, matches, key, threads, scratch)
     party.send(peer, OrderDigest(array_of(_digest("active", key, _values(common, other)))))
@@ -97,10 +99,10 @@ def prove(
 def verify(
     party: Party, active: str, ids: Ids, matches: SortedRecords, common: SortedRecords, threads: int, scratch: Scratch
 ) -> None:
-    """Step 7 of a passive party: check that the active one has the same ids, then show it the same; see `prove`."""
+    """Step 7 of a passive party: check that the active one has the same ids, then prove the same to it."""
     key, opening = secrets.token_bytes(32), secrets.token_bytes(32)
     other = ranked(ids, matches, key, threads, scratch)
-    # committed to before the other digest is seen, or this party could copy it
+    # a commitment before the other digest is seen, which this party could copy otherwise
     own = _digest("passive", key, _values(common, other))
     party.send(active, Challenge(array_of(key), array_of(_seal(opening, own))))
     theirs = bytes_of(party.receive(active, OrderDigest).digest, active, "OrderDigest.digest")
@@ -133,7 +135,7 @@ def _check(theirs: bytes, own: bytes, peer: str, what: str) -> None:
 
 
 class Copies(Message):
-    """How many rows the sender has of each common id, int64 (n,)."""
+    """The sender's number of rows of each common id, int64 (n,)."""
 
     leakage: ClassVar = MessageLeakage("how many rows the sender has of each common id", "exact")
 
@@ -141,7 +143,7 @@ class Copies(Message):
 
 
 class JoinLayout(Message):
-    """Of each common id: rows in the joined table, and how often each row of the receiver repeats, int64 (n,)."""
+    """For each common id: rows in the joined table, and how often each row of the receiver repeats, int64 (n,)."""
 
     leakage: ClassVar = MessageLeakage("of each common id how many rows all parties together have", "exact")
 
@@ -152,7 +154,7 @@ class JoinLayout(Message):
 def arrange(party: Party, own: Integers, batch: int) -> tuple[Integers, Integers]:
     """Step 8 of the active party: lay out the joined rows of each id; own rows change slowest, then each peer's.
 
-    `own` is how many rows each common id has here. Return totals and own repeats, int64 (n,).
+    `own` is this party's number of rows of each common id. Returns totals and own repeats, int64 (n,).
     """
     counts = [own]
     for peer in party.peers:
@@ -171,7 +173,7 @@ def arrange(party: Party, own: Integers, batch: int) -> tuple[Integers, Integers
             public="joining all repeated ids gives too many rows",
         )
     totals = np.prod(counts, axis=0, dtype=np.int64)
-    # of parties with 2, 3 and 4 rows: repeats 12, 4 and 1, as digits of a number count
+    # like the digits of a number: parties with 2, 3 and 4 rows have repeats of 12, 4 and 1
     repeats = totals // np.cumprod(counts, axis=0, dtype=np.int64)
     for peer, own_repeats in zip(party.peers, repeats[1:], strict=True):
         for part in pieces(len(own), batch):
@@ -180,7 +182,7 @@ def arrange(party: Party, own: Integers, batch: int) -> tuple[Integers, Integers
 
 
 def arranged(party: Party, active: str, own: Integers, batch: int) -> tuple[Integers, Integers]:
-    """Step 8 of a passive party: send how many rows each common id has here; return the totals and repeats received."""
+    """Step 8 of a passive party: send its number of rows of each common id; return the totals and repeats received."""
     totals, repeats = np.empty(len(own), np.int64), np.empty(len(own), np.int64)
     for part in pieces(len(own), batch):
         party.send(active, Copies(Array.of(own[part])))
@@ -189,24 +191,22 @@ def arranged(party: Party, active: str, own: Integers, batch: int) -> tuple[Inte
         length = part.stop - part.start
         totals[part] = view(layout.totals, np.int64, (length,), peer=active, what="JoinLayout.totals")
         repeats[part] = view(layout.repeats, np.int64, (length,), peer=active, what="JoinLayout.repeats")
-    # bounds come before products of the numbers received
+    # bounds are checked before products of the received numbers, which could overflow
     wrong = np.any(repeats < 1) or np.any(repeats >= _MOST_ROWS) or np.any(totals < 1) or np.any(totals >= _MOST_ROWS)
     if wrong or np.any(totals % (repeats * own)) or totals.sum() >= _MOST_ROWS:
         raise PeerProtocolError(active, f"expected whole blocks of joined rows - at JoinLayout from {active}")
     return totals, repeats
 
 
-def joined(ids: Ids, common: Integers, totals: Integers, repeats: Integers) -> Integers:
-    """Return the own row in each row of the joined table, from what `JoinLayout` has."""
-    number = np.repeat(np.arange(len(common)), totals)  # of each joined row the common id, and its place among them
-    place = np.arange(len(number)) - np.repeat(np.cumsum(totals) - totals, totals)
-    copies = np.diff(ids.starts)[common]
-    return ids.rows[ids.starts[common[number]] + place // repeats[number] % copies[number]]
-
-
 def rows_of(ids: Ids, common: SortedRecords, lay_out: Callable[[Integers], tuple[Integers, Integers]]) -> Integers:
     """Return own rows in the common order: one of each id or, with "expand", all, laid out by their numbers."""
     if ids.on_duplicate != "expand":
         return common.column("row")
-    number = common.column("number")
-    return joined(ids, number, *lay_out(np.diff(ids.starts)[number]))
+    numbers = common.column("number")
+    copies = np.diff(ids.starts)[numbers]
+    totals, repeats = lay_out(copies)
+    # for each joined row, the common id and the place among that id's joined rows
+    common_id = np.repeat(np.arange(len(numbers)), totals)
+    place = np.arange(len(common_id)) - np.repeat(np.cumsum(totals) - totals, totals)
+    rows: Integers = ids.rows[ids.starts[numbers[common_id]] + place // repeats[common_id] % copies[common_id]]
+    return rows

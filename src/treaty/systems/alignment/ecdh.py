@@ -1,8 +1,8 @@
-"""Private set intersection by commutative encryption (ECDH): steps 2 to 5 of the table in `alignment`.
+"""Private set intersection by commutative encryption (ECDH): steps 2 to 5 of an `alignment`.
 
 Each party hashes its ids to points of ristretto255 and raises them to a secret exponent of this run. A list raised to
-both exponents is the same whoever began, so the active party finds the common ids by comparing two such lists. Lists
-are padded with random points to a bucket of sizes and sent in a secret order; long ones lie in files and are compared
+both exponents is the same in either order, so the active party finds the common ids by comparing two such lists. Lists
+are padded with random points to a bucket of sizes and sent in a secret order. Long ones lie in files and are compared
 part by part.
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from functools import reduce
-from typing import ClassVar, TypeVar
+from functools import partial, reduce
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,16 +27,18 @@ from treaty.messaging.party import Party
 
 Result = TypeVar("Result")
 Advance = Callable[[int], None]
-"""Called with the number of ids or points finished since the last call."""
+"""Called with the number of ids or points done since the last call."""
 Progress = Callable[[int, int], None]
 """Called with the number of points done, and of all points."""
 
 SMALLEST, LARGEST = 1 << 10, 1 << 28
 """Sizes of lists, in points."""
 
-VALUE = np.dtype([("value", np.uint64, (2,))])  # the 16 bytes that are kept of a double-encrypted point
-MINE = np.dtype([*VALUE.descr, ("number", np.int32)])  # with the number of the own id
-THEIRS = np.dtype([*VALUE.descr, ("place", np.int32)])  # with the place in the list of the party whose id it is
+# records: the 16 bytes that are kept of a double-encrypted point, with the number of the own id, and with the place in
+# the peer's list
+VALUE = np.dtype([("value", np.uint64, (2,))])
+MINE = np.dtype([*VALUE.descr, ("number", np.int32)])
+THEIRS = np.dtype([*VALUE.descr, ("place", np.int32)])
 PAIR = np.dtype([*THEIRS.descr, ("number", np.int32)])
 
 _DRAWN = np.dtype([("drawn", np.uint64), ("number", np.int32)])
@@ -45,7 +47,7 @@ _LEAF = np.dtype([("node", np.int32), ("leaf", np.uint64, (2,))])
 
 
 class BlindedPoints(Message):
-    """Points uint8 (n, 32): own ids under the own key, and padding."""
+    """Points of ids and of padding under the sender's key, uint8 (n, 32)."""
 
     leakage: ClassVar = MessageLeakage("points under the sender's key, ids and padding alike", "encrypted")
 
@@ -53,7 +55,7 @@ class BlindedPoints(Message):
 
 
 class RaisedPoints(Message):
-    """The receiver's points, raised to the sender's key as well, in the order they came."""
+    """The receiver's points, raised to the sender's key as well, in the order received."""
 
     leakage: ClassVar = MessageLeakage("its own points under both keys: which ids both have", "encrypted")
 
@@ -67,45 +69,63 @@ def bucket(count: int) -> int:
     """Round a set's size up to a multiple of an eighth of the power of two below it, at least 1024.
 
     Partners learn the size to within an eighth. The padding costs at most an eighth more work, a sixteenth on average.
-    Powers of two would hide little more (one in two instead of eight buckets) for up to twice the work.
     """
+    # powers of two would hide little more, for up to twice the work
     step = max(SMALLEST, 1 << max(count - 1, 1).bit_length() - 1) // 8
     return max(SMALLEST, -(-count // step) * step)
 
 
-class OwnList:
+class SecretList:
+    """The numbers of ids, and of padding up to the bucket, in a secret order; `more` computes further fields of each.
+
+    Numbers beyond the ids are padding.
+    """
+
+    def __init__(
+        self, n_ids: int, dtype: np.dtype[Any], scratch: Scratch, more: Callable[[slice], dict[str, Any]]
+    ) -> None:
+        self.size = bucket(n_ids)
+        # sorting by random words is the secret order
+        self._list, stream = scratch.sorted(dtype, "drawn", WORDS, self.size), Keystream()
+        for part in pieces(self.size, scratch.part):
+            number = np.arange(part.start, part.stop)
+            drawn = stream.bits(64, len(number))[:, 0]
+            self._list.add(records(dtype, drawn=drawn, number=number, **more(part)))
+
+    def numbers(self, part: slice) -> Integers:
+        """Return the numbers of the ids at some places, int64 (n,)."""
+        return self._list[part]["number"].astype(np.int64)
+
+    def close(self) -> None:
+        """Free the list's memory or file."""
+        self._list.close()
+
+
+class OwnList(SecretList):
     """A party's ids as its partner sees them: under a key of this run, padded to the bucket, in a secret order."""
 
     def __init__(self, ids: Ids, domain: bytes, threads: int, scratch: Scratch | None = None) -> None:
         scratch = scratch or Scratch()
-        self.size, self.threads = bucket(len(ids)), threads
-        self._ids, self._domain, self._key = ids, domain, sodium.random_scalar()
+        self.threads, self._ids, self._domain, self._key = threads, ids, domain, sodium.random_scalar()
         # the ids of a batch lie all over the table: a list in a file is hashed now, in the order of the ids
-        self._hashed = self.size > scratch.in_memory
-        # sorting by random words is the secret order; numbers from len(ids) on stand for random points
-        self._list = scratch.sorted(_HASHED if self._hashed else _DRAWN, "drawn", WORDS, self.size)
-        stream = Keystream()
-        for part in pieces(self.size, scratch.part):
-            number = np.arange(part.start, part.stop)
-            columns = {"drawn": stream.bits(64, len(number))[:, 0], "number": number}
-            if self._hashed:
-                columns["uniform"] = self._uniform(number)
-            self._list.add(records(self._list.dtype, **columns))
-
-    def numbers(self, part: slice) -> Integers:
-        """Return the numbers of the ids at some places, int64 (n,); a number beyond the ids is padding."""
-        return self._list[part]["number"].astype(np.int64)
+        self._hashed = bucket(len(ids)) > scratch.in_memory
+        if self._hashed:
+            super().__init__(
+                len(ids), _HASHED, scratch, lambda part: {"uniform": self._uniform(np.arange(part.start, part.stop))}
+            )
+        else:
+            super().__init__(len(ids), _DRAWN, scratch, lambda part: {})
 
     def blinded(self, part: slice) -> NDArray[np.uint8]:
-        """Return H(id)^key of some places, uint8 (n, 32); padding takes the same steps, and so the same time."""
+        """Return H(id)^key of some places, uint8 (n, 32); padding takes the same steps and time."""
         rows = self._list[part]
         uniform = rows["uniform"].copy() if self._hashed else self._uniform(rows["number"].astype(np.int64))
         return sodium.multiply(sodium.from_uniform(uniform, self.threads), self._key, self.threads)
 
     def _uniform(self, number: Integers) -> NDArray[np.uint8]:
-        """Hash ids to uniform bytes, uint8 (n, 64); padding gets random ones."""
+        """Hash ids to uniform bytes, uint8 (n, 64); padding gets random bytes."""
         real = number < len(self._ids)
-        if self._hashed:  # numbers ascend, so that only their strings are read
+        if self._hashed:  # numbers ascend, so only their strings are read
             kept = number[real] if real.any() else np.zeros(1, np.int64)
             data, offsets = self._ids.strings(int(kept[0]), int(kept[-1]) + 1)
             strings = np.where(real, number - kept[0], 0)
@@ -113,22 +133,19 @@ class OwnList:
             data, offsets = self._ids.data, self._ids.offsets
             strings = np.where(real, number, 0)
         uniform = sodium.expand(data, offsets, strings, self._domain, self.threads)
-        # hashed like an id above and then replaced: padding takes as long
+        # padding is hashed like an id above and then replaced, so that it takes as long
         padding = np.frombuffer(secrets.token_bytes(uniform[0].nbytes * len(uniform)), np.uint8)
         return np.where(real[:, None], uniform, padding.reshape(uniform.shape))
 
     def raised(self, points: Array, part: slice, peer: str) -> NDArray[np.uint8]:
         """Return a peer's points raised to the own key, uint8 (n, 32)."""
-        received = _points_of(points, part, peer, "BlindedPoints")
+        shape = (part.stop - part.start, sodium.POINT)
+        received = view(points, np.uint8, shape, peer=peer, what="BlindedPoints.points")
         return valid(peer, "BlindedPoints.points", lambda: sodium.multiply(received, self._key, self.threads))
-
-    def close(self) -> None:
-        """Free the list's memory or file."""
-        self._list.close()
 
 
 def committed(ids: Ids, key: bytes, threads: int, scratch: Scratch) -> NDArray[np.uint8]:
-    """Commit to the set of ids as `sodium.commit` does, uint8 (NODES, 32), with some nodes in memory at a time."""
+    """Commit to the set of ids as `sodium.commit` does, uint8 (NODES, 32), with only some nodes in memory."""
     leaves = scratch.sorted(_LEAF, "node", sodium.NODES, len(ids))
     for part in pieces(len(ids), scratch.part):
         data, offsets = ids.strings(part.start, part.stop)
@@ -146,7 +163,7 @@ def committed(ids: Ids, key: bytes, threads: int, scratch: Scratch) -> NDArray[n
 
 
 def counting(progress: Progress | None, total: int) -> Advance:
-    """Return a function that counts ids and padding done, and calls `progress`."""
+    """Return a function that counts what is done, of ids and padding, and calls `progress`."""
     done = 0
 
     def advance(ids: int) -> None:
@@ -168,10 +185,10 @@ def find_by_points(
     scratch: Scratch,
     advance: Advance,
 ) -> dict[str, SortedRecords]:
-    """Go through steps 2 to 5 with some peers; return the ids that each of them has too, of type `PAIR`, by number.
+    """Run steps 2 to 5 with some peers; return the common ids with each, of type `PAIR`, by number.
 
-    `sizes` are buckets of the peers' lists; the own list is closed. Raises PeerProtocolError if a peer sends what is
-    no point, or a point twice.
+    `sizes` are buckets of the peers' lists; the own list is closed. Raises PeerProtocolError if a peer sends something
+    that is not a point, or a point twice.
     """
     mine, theirs = exchange(party, peers, own, sizes, batch, scratch, advance)
     own.close()
@@ -187,11 +204,11 @@ def exchange(
     scratch: Scratch,
     advance: Advance,
 ) -> tuple[dict[str, SortedRecords], dict[str, SortedRecords]]:
-    """Go through steps 2 to 4 with some peers at once; return, by peer, the own and its list double-encrypted.
+    """Run steps 2 to 4 with some peers at once; return, by peer, both double-encrypted lists, its own and this party's.
 
-    The next batch is sent before answers to the last are awaited, so that both sides compute at the same time.
+    The next batch is sent before the answer to the last is awaited, so that both sides compute at the same time.
     """
-    # of both lists: sorted by value, so that they can be compared part by part
+    # sorted by value, so that the lists can be compared part by part
     mine, theirs = (
         {peer: scratch.sorted(kind, "value", WORDS, max(own.size, sizes[peer])) for peer in peers}
         for kind in (MINE, THEIRS)
@@ -212,18 +229,16 @@ def exchange(
         for peer in peers:
             # step 3: own points come back in the order sent, so their ids are known
             if number < len(parts):
-                raised = _points_of(party.receive(peer, RaisedPoints).points, parts[number], peer, "RaisedPoints")
-                valid(
-                    peer,
-                    "RaisedPoints.points",
-                    lambda raised=raised: sodium.validate(raised, own.threads),  # type: ignore[misc]
-                )
-                mine[peer].add(records(MINE, value=_kept(raised), number=own.numbers(parts[number])))
+                shape, what = (parts[number].stop - parts[number].start, sodium.POINT), "RaisedPoints.points"
+                raised = view(party.receive(peer, RaisedPoints).points, np.uint8, shape, peer=peer, what=what)
+                valid(peer, what, partial(sodium.validate, raised, own.threads))
+                mine[peer].add(records(MINE, value=from_bytes(raised[:, :16]), number=own.numbers(parts[number])))
             # step 4: the peer's points are raised here and stay here
             if number < len(their_parts[peer]):
                 part = their_parts[peer][number]
                 raised = own.raised(party.receive(peer, BlindedPoints).points, part, peer)
-                theirs[peer].add(records(THEIRS, value=_kept(raised), place=np.arange(part.start, part.stop)))
+                place = np.arange(part.start, part.stop)
+                theirs[peer].add(records(THEIRS, value=from_bytes(raised[:, :16]), place=place))
                 advance(part.stop - part.start)
     return mine, theirs
 
@@ -231,14 +246,14 @@ def exchange(
 def answer_points(
     party: Party, active: str, own: OwnList, size: int, batch: int, scratch: Scratch, advance: Advance
 ) -> SortedRecords:
-    """Go through steps 2 to 4 with the active party, whose list has `size` points; return the values made of them."""
+    """Run steps 2 to 4 with the active party, whose list has `size` points; return their double-encrypted values."""
     made = scratch.sorted(VALUE, "value", WORDS, size)
     parts, own_parts = pieces(size, batch), pieces(own.size, batch)
     for number in range(max(len(parts), len(own_parts))):
-        if number < len(parts):  # step 3: in the order received, by which the active party knows its ids again
+        if number < len(parts):  # step 3: in the order received, by which the active party recognises its ids
             raised = own.raised(party.receive(active, BlindedPoints).points, parts[number], active)
             party.send(active, RaisedPoints(Array.of(raised)))
-            made.add(records(VALUE, value=_kept(raised)))
+            made.add(records(VALUE, value=from_bytes(raised[:, :16])))
             advance(len(raised))
         if number < len(own_parts):  # step 4
             blinded = own.blinded(own_parts[number])
@@ -247,27 +262,25 @@ def answer_points(
     return made
 
 
-# ---------------------------------------------------------------- what two double-encrypted lists have in common
+# ---------------------------------------------------------------- common values of two double-encrypted lists
 
 
 def in_both(left: NDArray[np.uint64], right: NDArray[np.uint64], peer: str) -> tuple[Integers, Integers]:
     """Return the places in both lists, uint64 (n, 2) and (m, 2), of the values that are in both."""
     both = np.concatenate([left, right])
-    order = np.lexsort((both[:, 1], both[:, 0]))  # keeps equal values in order, those of `left` first
+    # a stable sort: of equal values, those of `left` come first
+    order = np.lexsort((both[:, 1], both[:, 0]))
     both = both[order]
     equal = np.flatnonzero((both[1:] == both[:-1]).all(axis=1))
     first, second = order[equal], order[equal + 1]
-    # equal neighbours of one list: that list has a point twice
+    # equal neighbours from one list: that list has a point twice
     if np.any(first >= len(left)) or np.any(second < len(left)):
         raise PeerProtocolError(peer, f"expected a list of different points, got one twice - from {peer}")
     return first, second - len(left)
 
 
 def _matched(mine: SortedRecords, theirs: SortedRecords, n_ids: int, peer: str, scratch: Scratch) -> SortedRecords:
-    """Step 5: return the own ids that are also in a peer's list, of type `PAIR`, by number.
-
-    `mine` and `theirs` are the double-encrypted lists, by value, in the same parts; both are closed.
-    """
+    """Step 5: return own ids that are also in a peer's list, of type `PAIR`, by number; both lists are closed."""
     pairs = scratch.sorted(PAIR, "number", n_ids, n_ids)
     for left, right in zip(mine.parts(), theirs.parts(), strict=True):
         at, other = in_both(left["value"], right["value"], peer)
@@ -281,7 +294,7 @@ def _matched(mine: SortedRecords, theirs: SortedRecords, n_ids: int, peer: str, 
 
 
 def held_by_all(pairs: dict[str, SortedRecords], n_ids: int, scratch: Scratch) -> dict[str, SortedRecords]:
-    """Keep each peer's matches of ids that all peers have; the others are closed."""
+    """Return each peer's matches of ids that all peers have."""
     if len(pairs) == 1:
         return pairs
     kept = {peer: scratch.sorted(PAIR, "number", n_ids, n_ids) for peer in pairs}
@@ -296,11 +309,10 @@ def held_by_all(pairs: dict[str, SortedRecords], n_ids: int, scratch: Scratch) -
 
 
 def check_made(named: SortedRecords, made: SortedRecords, size: int, active: str, scratch: Scratch) -> None:
-    """Check that the values in `Matches`, `named` (`THEIRS`), are among the `size` made in step 3 (`VALUE`, by value).
+    """Check that the values in `Matches`, `named` (`THEIRS`), are among the `size` made in step 3 (`VALUE`), each once.
 
-    Raises PeerProtocolError if one was not made then, or occurs twice.
+    Only a party that has done step 5 knows these values; places alone could be guessed.
     """
-    # only a party that did step 5 knows these values; places alone could be guessed
     values = scratch.sorted(VALUE, "value", WORDS, size)
     for part in named.parts():
         values.add(records(VALUE, value=part["value"]))
@@ -316,13 +328,8 @@ def check_made(named: SortedRecords, made: SortedRecords, size: int, active: str
 # ---------------------------------------------------------------- bytes and points
 
 
-def _points_of(points: Array, part: slice, peer: str, what: str) -> NDArray[np.uint8]:
-    """Check the length of a batch of points, uint8 (n, 32); `valid` checks the points."""
-    return view(points, np.uint8, (part.stop - part.start, sodium.POINT), peer=peer, what=f"{what}.points")
-
-
 def valid(peer: str, what: str, work: Callable[[], Result]) -> Result:
-    """Return what `work` does with a peer's points; raise PeerProtocolError if one is no point of the group."""
+    """Return the result of `work` on a peer's points; raise PeerProtocolError if one is not a point of the group."""
     try:
         return work()
     except CryptoError as error:
@@ -330,7 +337,7 @@ def valid(peer: str, what: str, work: Callable[[], Result]) -> Result:
 
 
 def array_of(data: bytes) -> Array:
-    """Make bytes an array of uint8."""
+    """Return bytes as an array of uint8."""
     return Array.of(np.frombuffer(data, np.uint8))
 
 
@@ -339,13 +346,8 @@ def bytes_of(array: Array, peer: str, what: str) -> bytes:
     return view(array, np.uint8, (32,), peer=peer, what=what).tobytes()
 
 
-def _kept(points: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """Return the first 16 bytes of double-encrypted points, which are kept, as words uint64 (n, 2)."""
-    return from_bytes(points[:, :16])
-
-
 def from_bytes(values: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """Read values uint8 (n, 16) as words uint64 (n, 2), to compare and sort them."""
+    """Read values uint8 (n, 16) as words uint64 (n, 2), which can be compared and sorted."""
     return np.ascontiguousarray(values).view("<u8").astype(np.uint64, copy=False)
 
 

@@ -1,37 +1,30 @@
-"""Private set intersection of long lists by an oblivious pseudorandom function (KKRT): steps 2 to 5 of `alignment`.
+"""Private set intersection of long lists by an oblivious pseudorandom function (KKRT): steps 2 to 5 of an `alignment`.
 
-The function and its transfers are in `treaty.crypto.transfer.oprf`. In place of points, the active party puts its ids
-into the bins of a cuckoo table and gets, obliviously, the value of each bin's own function at its id. A passive party
-takes the function of every id of its own at that id's three bins.
+The function and its transfers are in `treaty.crypto.transfer.oprf`. The active party puts its ids into the bins of a
+cuckoo table and gets, obliviously, the value of each bin's own function at its id. A passive party computes the
+function of each of its ids at that id's three bins.
 
-====  ===============  =================  ===================================================  =========================
-step  message          from -> to         content                                              protection
-====  ===============  =================  ===================================================  =========================
-2     `OprfOffer`      active -> passive  key of ids' digests, offer of 512 base transfers     CDH
-      `OprfChoices`    passive -> active  answers to the offer                                 none needed: uniform
-3     `MaskedCodes`    active -> passive  of each bin a code word of its id, or a random one   the base transfers' keys
-4     `OprfValues`     passive -> active  of each id and of padding three values, sorted: 96   the function's keys
-                                          bits to compare, 96 that hide the id's place in a
-                                          secret order and a token
--     `OprfUsed`       both               that a message of step 3 or 4 has been used: `AHEAD`     TLS
-                                          at most are on the way
-5     -                active             compares; where values are equal, opens the rest
-====  ===============  =================  ===================================================  =========================
+2. The active party sends the key of ids' digests and an offer of 512 base transfers (`OprfOffer`, `OprfChoices`).
+3. It sends, for each bin, a masked code word: of the bin's id, or a random one (`MaskedCodes`).
+4. The passive party sends three values of each id and of padding, sorted: 96 bits to compare, and 96 bits that hide the
+   id's place in a secret order and a token (`OprfValues`). In steps 3 and 4, `OprfUsed` confirms that a message has
+   been used, and at most `AHEAD` are unconfirmed.
+5. The active party compares; where values are equal, it opens the rest.
 
-The token stands for the double-encrypted value of steps 6 and 7. It is the same for all three values of an id, so that
-`Matches` does not show by which of the three the active party found it, which depends on its other ids.
+In steps 6 and 7 the token replaces the double-encrypted value. It is the same for all three values of an id: `Matches`
+must not show by which of them the active party found it, as that depends on its other ids. Padding is hashed, put into
+bins and sent like ids, so all lists of a bucket take the same time.
 
-Padding is hashed, put into bins and sent as ids are: what either party does takes as long for all lists of a bucket.
-
-Failures of each pair of parties, each of 2^-40 at most for the largest lists: other ids' values agree in 96 bits (2^25
-times 3 * 2^28 pairs), ids do not fit into the table (`oprf.placed`; then the alignment ends, to be started again), code
-words are too close (`oprf`), different ids have one digest.
+Failures of a pair of parties, each with probability at most 2^-40 for the largest lists: values of different ids agree
+in 96 bits (2^25 times 3 * 2^28 pairs), ids do not fit into the table (`oprf.placed`; the alignment then ends and has to
+be started again), code words are too close (`oprf`), different ids have one digest.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -45,7 +38,7 @@ from treaty.errors import CryptoError, PeerProtocolError
 from treaty.machine.arrays import Int32s, Integers, pieces
 from treaty.messaging.messages import Array, Message, MessageLeakage, view
 from treaty.messaging.party import Party
-from treaty.systems.alignment.ecdh import PAIR, Advance, array_of, bucket, bytes_of, valid
+from treaty.systems.alignment.ecdh import PAIR, Advance, SecretList, array_of, bucket, bytes_of, valid
 
 BINS = 1 << 15
 """Bins per message, 2 MB."""
@@ -54,7 +47,7 @@ VALUES = 1 << 15
 """Values per message, 786 kB."""
 
 AHEAD = 8
-"""Messages of steps 3 and 4 that are sent before the first of them is used: more would lie in the receiver's memory."""
+"""Messages of steps 3 and 4 that are sent before the first is confirmed: they lie in the receiver's memory."""
 
 _LOW = np.uint64((1 << 32) - 1)
 
@@ -67,7 +60,7 @@ Words = NDArray[np.uint64]
 
 
 class OprfOffer(Message):
-    """Key of ids' digests, uint8 (32,); offer of base transfers, (32,)."""
+    """The key of ids' digests, uint8 (32,), and an offer of base transfers, uint8 (32,)."""
 
     leakage: ClassVar = MessageLeakage("keys and an offer of transfers", "nothing")
 
@@ -100,7 +93,7 @@ class OprfValues(Message):
 
 
 class OprfUsed(Message):
-    """The sender has used one more message of bins or values."""
+    """The sender has used another message of bins or values."""
 
     leakage: ClassVar = MessageLeakage("that a message is used up", "nothing")
 
@@ -117,26 +110,27 @@ def find_by_values(
     scratch: Scratch,
     advance: Advance,
 ) -> tuple[dict[str, SortedRecords], list[PeerProtocolError]]:
-    """Go through steps 2 to 5 with some peers; return the ids that each of them has too, of type `PAIR`, by number.
+    """Run steps 2 to 5 with some peers; return the common ids with each, of type `PAIR`, by number, and errors.
 
-    `sizes` are buckets of the peers' lists. Raises PeerProtocolError if a peer sends what is no point, or values
-    that are not sorted. Errors in values of ids that this party has are returned, not raised: an error would show the
-    peer that this party has these ids.
+    `sizes` are buckets of the peers' lists. Raises PeerProtocolError if a peer sends something that is not a point, or
+    values that are not sorted. Errors in values of ids that this party has are returned, not raised: raising them now
+    would show the peer that this party has these ids.
     """
     key, ends = secrets.token_bytes(32), {peer: oprf.OprfReceiver() for peer in peers}
-    for peer, end in ends.items():  # first: peers then hash their ids while this party places its own
+    # first, so that peers hash their ids while this party places its own
+    for peer, end in ends.items():
         party.send(peer, OprfOffer(array_of(key), Array.of(end.offer)))
     digests, table = _table(ids, key, threads, scratch)
     for peer, end in ends.items():
         answer = party.receive(peer, OprfChoices)
         points = view(answer.points, np.uint8, (oprf.WIDTH, 32), peer=peer, what="OprfChoices.points")
-        valid(peer, "OprfChoices.points", lambda end=end, points=points: end.accept(points))  # type: ignore[misc]
+        valid(peer, "OprfChoices.points", partial(end.accept, points))
     size, stream, done = bucket(len(ids)), Keystream(), 0
     own = {peer: scratch.sorted(_OWN, "tag", WORDS, size) for peer in peers}
     for sent, part in enumerate(pieces(len(table), BINS)):
         number = table[part]
         full = number >= 0
-        # an empty bin takes as long as a full one and gets a random code word: the message shows no difference
+        # an empty bin gets a random code word and takes as long as a full one: the message shows no difference
         codes = oprf.codes(key, oprf.taken(digests, number))
         codes[~full] = stream.bits(oprf.WIDTH, int(np.count_nonzero(~full)))
         for peer, end in ends.items():
@@ -164,7 +158,7 @@ def find_by_values(
 
 
 def _table(ids: Ids, key: bytes, threads: int, scratch: Scratch) -> tuple[Words, Int32s]:
-    """Return the digests of ids and padding, uint64 (n, 2), and the number of the one in each bin, or -1."""
+    """Return the digests of ids and padding, uint64 (n, 2), and the number of the id in each bin, or -1."""
     size = bucket(len(ids))
     digests = np.empty((size, 2), np.uint64)
     for part in pieces(size, scratch.part):
@@ -172,14 +166,14 @@ def _table(ids: Ids, key: bytes, threads: int, scratch: Scratch) -> tuple[Words,
     # every id lies in one of its three bins
     table = oprf.placed(digests, oprf.bins_for(size, oprf.STEP))
     if table is None:
-        raise CryptoError(f"expected {size} ids to fit into a cuckoo table, got one that does not - align again")
+        raise CryptoError(f"{size} ids do not fit into a cuckoo table, which happens by chance: start the job again")
     return digests, table
 
 
 def _found(
     party: Party, peer: str, own: SortedRecords, size: int, n_ids: int, scratch: Scratch, advance: Advance
 ) -> tuple[SortedRecords, bool]:
-    """Step 5: compare own values with a peer's as they come, both sorted; return pairs, and whether all are valid."""
+    """Step 5: compare own values with a peer's, both sorted; return pairs, and whether all are valid."""
     pairs, fine = scratch.sorted(PAIR, "number", n_ids, n_ids), True
     waiting, held, last = own.parts(), np.empty(0, _OWN), np.uint64(0)
     for part in pieces(oprf.TABLES * size, VALUES):
@@ -197,7 +191,8 @@ def _found(
             held = np.concatenate([held, following])
         found = _matching(held, theirs)
         known = found[(found["number"] < n_ids) & (found["place"] >= 0) & (found["place"] < size)]
-        pairs.add(known[_changes(known["number"])])  # an id sent again and again must not fill the memory
+        # an id that is sent many times must not fill the memory
+        pairs.add(known[_changes(known["number"])])
         fine &= len(known) == len(found) and bool(np.all(_changes(known["number"])))
         held = held[np.searchsorted(held["tag"], last) :]
         party.send(peer, OprfUsed())
@@ -208,10 +203,10 @@ def _found(
 
 def _matching(own: NDArray[np.void], theirs: Words) -> NDArray[np.void]:
     """Return the ids of own values, `_OWN`, that are among a peer's, uint64 (n, 3), both sorted, as `PAIR`."""
-    # tags are 64 of the bits that are compared; `rest` has the other 32, then place and token, hidden by the function
+    # tags are 64 of the bits to compare; `rest` has the other 32, then place and token, hidden by the function
     tags, out = own["tag"].copy(), [np.empty(0, PAIR)]
     at, other = np.searchsorted(tags, theirs[:, 0]), np.arange(len(theirs))
-    while len(at):  # once, but where 64 bits agree by chance
+    while len(at):  # once, unless 64 bits agree by chance
         at, other = at[at < len(tags)], other[at < len(tags)]
         same = tags[at] == theirs[other, 0]
         at, other = at[same], other[same]
@@ -226,58 +221,41 @@ def _matching(own: NDArray[np.void], theirs: Words) -> NDArray[np.void]:
 
 
 def _changes(numbers: Int32s) -> NDArray[np.bool_]:
-    """Return for each number whether it differs from the one before."""
+    """Return whether each number differs from the one before."""
     return np.append(True, numbers[1:] != numbers[:-1])[: len(numbers)]
 
 
 # ---------------------------------------------------------------- passive party
 
 
-class SecretOrder:
+class SecretOrder(SecretList):
     """A passive party's ids and padding up to the bucket, in a secret order, with a token of each place."""
 
     def __init__(self, ids: Ids, key: bytes, threads: int, scratch: Scratch) -> None:
-        self.size = bucket(len(ids))
         self._tokens = secrets.token_bytes(16)
-        self._list = scratch.sorted(_LISTED, "drawn", WORDS, self.size)
-        stream = Keystream()
-        for part in pieces(self.size, scratch.part):
-            number = np.arange(part.start, part.stop)
-            drawn = stream.bits(64, len(number))[:, 0]
-            self._list.add(records(_LISTED, drawn=drawn, number=number, digest=_digests(ids, part, key, threads)))
-
-    def numbers(self, part: slice) -> Integers:
-        """Return the numbers of the ids at some places, int64 (n,); a number beyond the ids is padding."""
-        return self._list[part]["number"].astype(np.int64)
+        super().__init__(len(ids), _LISTED, scratch, lambda part: {"digest": _digests(ids, part, key, threads)})
 
     def digests(self, part: slice) -> Words:
         """Return the digests of the ids at some places, uint64 (n, 2)."""
         return self._list[part]["digest"]
 
     def values(self, places: Int32s) -> Words:
-        """Return what shows that an id is common, uint64 (n, 2): the token of its place, and the place."""
+        """Return the proof that an id is common, uint64 (n, 2): the token of its place, and the place."""
         # the token is a block cipher of the place under a key of this run
         numbered = np.column_stack([places.astype(np.uint64), np.zeros(len(places), np.uint64)])
         return np.column_stack([aes.permuted(self._tokens, numbered)[:, 0], numbered[:, 0]])
-
-    def close(self) -> None:
-        """Free the list's memory or file."""
-        self._list.close()
 
 
 def answer_values(
     party: Party, active: str, ids: Ids, size: int, threads: int, scratch: Scratch, advance: Advance
 ) -> SecretOrder:
-    """Go through steps 2 to 4 with the active party, whose list's bucket is `size`; return the own list.
-
-    Raises PeerProtocolError if it sends what is no point, or another number of bins.
-    """
+    """Run steps 2 to 4 with the active party, whose list's bucket is `size`; return the own list."""
     offer = party.receive(active, OprfOffer)
     key = bytes_of(offer.key, active, "OprfOffer.key")
     point = view(offer.point, np.uint8, (32,), peer=active, what="OprfOffer.point")
     end = valid(active, "OprfOffer.point", lambda: oprf.OprfSender(point))
     party.send(active, OprfChoices(Array.of(end.points)))
-    # a fresh secret order in each run: places tell nothing of the order of the table
+    # a fresh secret order in each run: places show nothing of the table's order
     own, bins = SecretOrder(ids, key, threads, scratch), oprf.bins_for(size, oprf.STEP)
     asked, counts = _asked(own, bins, scratch)
     edges = np.append(0, np.cumsum(counts))
@@ -290,7 +268,7 @@ def answer_values(
             some = asked[start : min(start + VALUES, int(edges[number + 1]))]
             codes = oprf.codes(key, some["digest"])
             values = end.values(rows, part.start, some["bin"].astype(np.int64), codes, threads)
-            # what the active party can open only if its value of this bin is the same
+            # the active party can open these only if its value of this bin is the same
             token, place = own.values(some["place"]).T
             values[:, 1] ^= place << np.uint64(32)
             values[:, 2] ^= token
@@ -323,17 +301,17 @@ def _asked(own: SecretOrder, bins: int, scratch: Scratch) -> tuple[SortedRecords
 
 
 def confirm(named: SortedRecords, own: SecretOrder, active: str) -> None:
-    """Check that the active party knows the tokens of the places in `Matches`, as it does by step 5."""
+    """Check that the active party knows the tokens of the places in `Matches`, which it learns in step 5."""
     for part in named.parts():
         if np.any(part["value"] != own.values(part["place"])):
             raise PeerProtocolError(active, f"expected tokens of step 4, got others - at Matches.values from {active}")
 
 
-# ---------------------------------------------------------------- both
+# ---------------------------------------------------------------- both parties
 
 
 def _digests(ids: Ids, part: slice, key: bytes, threads: int) -> Words:
-    """Return the digests of consecutive ids, uint64 (n, 2); padding takes the same steps and gets random ones."""
+    """Return the digests of consecutive ids, uint64 (n, 2); padding takes the same steps and gets random digests."""
     number = np.arange(part.start, part.stop)
     real = number < len(ids)
     first = min(part.start, len(ids) - 1)

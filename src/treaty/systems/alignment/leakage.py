@@ -1,7 +1,4 @@
-"""What an alignment of rows shows: by message, in words for each party, and to a party about its own ids.
-
-Also what an alignment is expected to cost.
-"""
+"""What an alignment of rows reveals, by message and in words for each party, and what it is expected to cost."""
 
 from __future__ import annotations
 
@@ -65,10 +62,7 @@ ROUTES: Routes = routes(
     Route(AlignmentEnd, ACTIVE, PASSIVE),
     reference="docs/alignment.md, Who learns what",
 )
-"""Before a training of systems split by column, where the job aligns rows."""
-
-
-# ---------------------------------------------------------------- what each party learns, in words
+"""Messages before a training of a system split by column, if the job aligns rows."""
 
 _KKRT = {"auto": f"if a list has {LONG:,} ids or more (KKRT): ", "kkrt": "by KKRT: "}
 
@@ -83,14 +77,8 @@ def disclosures(
 ) -> dict[str, list[str]]:
     """Return, by party, sentences on what it learned beyond its own ids.
 
-    Parameters
-    ----------
-    active : str
-        The active party; `others` are the passive ones.
-    psi : {"auto", "ecdh", "kkrt"}, default "auto"
-        How common ids were found; "auto" if that is not known.
-    log : bool, default False
-        Whether a run log compares ids with those of earlier runs.
+    `psi` is how common ids were found, "auto" if that is not known; `log` says whether a run log compares ids with
+    those of earlier runs.
     """
     sizes = "of each partner: how many distinct ids it has, to within an eighth, and of what kind they are"
     runs = ["by the run log: about by how many ids a partner's differ from the nearest it aligned with before"] * log
@@ -110,7 +98,7 @@ def disclosures(
                 f"{_KKRT[psi]}nothing more if it follows the protocol; one that does not could learn of {active}'s "
                 "other ids from which of its own are said to be common"
             )
-    # the layout of step 8 is a product of all parties' numbers of rows: each learns it but for its own factor
+    # the layout of step 8 is a product of all parties' numbers of rows: each party learns it without its own factor
     if on_duplicate == "expand" and result_to == "both":
         learned[active].append(f"of each common id: how many rows each of {', '.join(others)} has of it")
         for place, name in enumerate(others):
@@ -120,17 +108,15 @@ def disclosures(
     return learned
 
 
-# ---------------------------------------------------------------- what it costs
-
-_POINT, _MASKED, _VALUE, _MATCH = 33.0, 89.0, 76.0, 20.0
-"""Bytes: of a point under ECDH; under KKRT of an id in the active party's list and in a passive one's; of a match."""
-_TRANSFERS = 16_000.0  # bytes under KKRT
+# bytes: of a point under ECDH; under KKRT of an id in the active party's list and in a passive one's; of a match; of
+# the base transfers under KKRT
+_POINT, _MASKED, _VALUE, _MATCH, _TRANSFERS = 33.0, 89.0, 76.0, 20.0, 16_000.0
 
 
 def add_alignment(found: Expected, roles: Roles, psi: Psi, shape: Shape) -> None:
     """Add the bytes, memory and seconds of aligning the rows of all owners, each with as many ids, to `found`."""
     ids, owners = shape.rows, [name for name in roles.owners if name != roles.active]
-    # as `_takes_kkrt` of `alignment` decides, by ids in place of buckets
+    # as `alignment` decides, but by ids instead of buckets
     points = psi == "ecdh" or (psi == "auto" and ids < LONG)
     for name in owners:
         there, back = (_POINT * ids, 2 * _POINT * ids) if points else (_MASKED * ids, _VALUE * ids + _TRANSFERS)
@@ -139,8 +125,6 @@ def add_alignment(found: Expected, roles: Roles, psi: Psi, shape: Shape) -> None
     found.hold(min(ids, 1 << 20) * 250.0, roles.active, *owners)
     found.seconds += ids * (0.25e-3 / shape.threads if points else 8e-6) * len(owners)
 
-
-# ---------------------------------------------------------------- what a party learns about its own ids
 
 FEWEST = 0.1
 """The share of common ids below which a party is warned."""
@@ -151,7 +135,7 @@ logger = logging.getLogger(__name__)
 def report_shared(
     name: str, aligned: Alignment, warn: Callable[[str], None], note: Callable[[str], None] = logger.info
 ) -> None:
-    """Log how many of a party's ids all parties hold, or warn if they are few; do nothing if it does not learn that."""
+    """Log how many of a party's ids all parties hold, or warn if they are few; do nothing if it does not know."""
     common, own = aligned.n_common, aligned.n_ids
     if common is None:
         return
