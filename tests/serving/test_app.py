@@ -19,9 +19,8 @@ import treaty
 from serving.models import GOOD, active_part, rows_of, shared, whole
 from treaty.errors import ConfigError
 from treaty.serving.app import make_app
-from treaty.serving.keys import Keys, add_key, new_key, read_keys
 from treaty.serving.models import ServedModel
-from treaty.serving.service import PredictionService, RequestLimits
+from treaty.serving.service import Keys, PredictionService, RequestLimits, add_key, new_key, read_keys
 
 JSON = {"content-type": "application/json"}
 

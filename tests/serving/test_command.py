@@ -23,7 +23,7 @@ from treaty.errors import ConfigError
 from treaty.messaging.certificates import write_identity
 from treaty.node.settings import is_loopback
 from treaty.serving.app import listen, split_address
-from treaty.serving.keys import add_key
+from treaty.serving.service import add_key
 
 TREATY = [sys.executable, "-m", "treaty"]
 

@@ -79,9 +79,8 @@ def serve(
         from treaty.serving.app import make_app, run, split_address
     except ModuleNotFoundError as error:
         raise ConfigError("treaty serve needs FastAPI: pip install 'treaty-learn[web]'") from error
-    from treaty.serving.keys import read_keys
     from treaty.serving.models import load_model
-    from treaty.serving.service import PredictionService, RequestLimits
+    from treaty.serving.service import PredictionService, RequestLimits, read_keys
 
     near = is_loopback(split_address(listen)[0])
     if api_keys is None and not no_keys and not near:
@@ -144,7 +143,7 @@ def _of_node(job: Path, node: Path) -> tuple[Path, Partners | None]:
 
 def _make_key(name: str, file: Path | None) -> None:
     """Print a new key, and store its digest, or print the line to store."""
-    from treaty.serving.keys import add_key, new_key
+    from treaty.serving.service import add_key, new_key
 
     if file is None:
         made, line = new_key(name)

@@ -25,12 +25,12 @@ from treaty.errors import ConfigError
 from treaty.node.settings import asks_for
 from treaty.node.web import Impatient
 from treaty.report.page import templates
-from treaty.serving.keys import Keys
-from treaty.serving.service import PredictionResponse, PredictionService, Refused
+from treaty.serving.service import Keys, PredictionResponse, PredictionService, Refused
 
 # The API's description, for programs (OpenAPI) and for people (``/docs``), is made from the model.
 
 _OF_TYPES = {str: "string", bool: "boolean", int: "number", float: "number"}
+# Nothing is loaded and no script runs: names of columns are shown, whoever chose them.
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
@@ -101,14 +101,6 @@ def _json(schema: dict[str, Any]) -> dict[str, Any]:
     return {"application/json": {"schema": schema}}
 
 
-def docs_page(service: PredictionService) -> str:
-    """Return a page for people: how to send requests, with which columns."""
-    schema = service.model.schema
-    columns = zip(schema.names, schema.kinds, schema.categories, strict=True)
-    page = templates("treaty.serving").get_template("docs.html")
-    return page.render(service=service, model=service.model, columns=columns, most=_SHOWN)
-
-
 def _cell(values: tuple[Category, ...] | None) -> dict[str, Any]:
     if values is None:
         return {"type": ["number", "boolean", "null"]}
@@ -122,30 +114,17 @@ _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2
 class Metrics:
     """The Prometheus metrics of one server: requests, times and numbers of rows, but no value of a row."""
 
-    content_type = CONTENT_TYPE_LATEST
-
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        self._requests = Counter(
-            "treaty_serve_requests", "Requests for predictions, by HTTP status.", ["status"], registry=self._registry
-        )
-        self._rows = Counter("treaty_serve_rows", "Rows predicted.", registry=self._registry)
-        self._fallback = Counter(
-            "treaty_serve_fallback_rows", "Rows predicted without partners, of all.", registry=self._registry
-        )
-        self._seconds = Histogram(
-            "treaty_serve_seconds", "Seconds from a request for predictions to its answer.", buckets=_SECONDS,
-            registry=self._registry,
-        )  # fmt: skip
-        self._under_way = Gauge(
-            "treaty_serve_under_way", "Requests for predictions that are being answered.", registry=self._registry
-        )
-
-    def began(self) -> None:
-        self._under_way.inc()
-
-    def ended(self) -> None:
-        self._under_way.dec()
+        made = self.registry = CollectorRegistry()
+        by_status = "Requests for predictions, by HTTP status."
+        self._requests = Counter("treaty_serve_requests", by_status, ["status"], registry=made)
+        self._rows = Counter("treaty_serve_rows", "Rows predicted.", registry=made)
+        without = "Rows predicted without partners, of all."
+        self._fallback = Counter("treaty_serve_fallback_rows", without, registry=made)
+        seconds = "Seconds from a request for predictions to its answer."
+        self._seconds = Histogram("treaty_serve_seconds", seconds, buckets=_SECONDS, registry=made)
+        under_way = "Requests for predictions that are being answered."
+        self.under_way = Gauge("treaty_serve_under_way", under_way, registry=made)
 
     def answered(self, status: int, seconds: float, n_rows: int = 0, *, fallback: bool = False) -> None:
         self._requests.labels(str(status)).inc()
@@ -154,17 +133,16 @@ class Metrics:
         if fallback:
             self._fallback.inc(n_rows)
 
-    def page(self) -> bytes:
-        return generate_latest(self._registry)
-
 
 logger = logging.getLogger(__name__)
 
 # An ASGI application: of scope, receive and send.
 Application = Callable[[Any, Any, Any], Awaitable[None]]
 
-_AT_ONCE = 1 << 16  # bytes up to which a request is answered in this thread, as the hand-over would take longer
+# Bytes up to which a request is answered in this thread, as the hand-over would take longer.
+_AT_ONCE = 1 << 16
 _ASK_FOR_KEY = [(b"www-authenticate", b"Bearer"), (b"www-authenticate", b'Basic realm="treaty", charset="UTF-8"')]
+_KEY = b"authorization"
 _USUAL = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
 _PATHS = "POST /predict, GET /model, /docs, /openapi.json, /metrics and /health"
 
@@ -172,14 +150,8 @@ _PATHS = "POST /predict, GET /model, /docs, /openapi.json, /metrics and /health"
 def make_app(service: PredictionService, keys: Keys | None = None, hosts: Collection[str] | None = None) -> Application:
     """Return the ASGI application that serves a model.
 
-    Parameters
-    ----------
-    service : Service
-        Answers requests.
-    keys : Keys or None
-        Accepted keys, for all paths but ``/health``; None: no key is needed.
-    hosts : collection of str or None
-        Accepted host names; None: any.
+    `keys` are the accepted keys, for all paths but ``/health``; None: no key is needed. `hosts` are the accepted host
+    names; None: any.
     """
     metrics = Metrics()
     pages = FastAPI(title="Treaty", version=treaty.__version__, docs_url=None, redoc_url=None)
@@ -196,11 +168,15 @@ def make_app(service: PredictionService, keys: Keys | None = None, hosts: Collec
 
     @pages.get("/metrics", include_in_schema=False)
     async def counts() -> Response:
-        return Response(metrics.page(), headers={"content-type": metrics.content_type})
+        return Response(generate_latest(metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
     @pages.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
-        return HTMLResponse(docs_page(service), headers={"content-security-policy": CONTENT_SECURITY_POLICY})
+        schema = service.model.schema
+        columns = zip(schema.names, schema.kinds, schema.categories, strict=True)
+        page = templates("treaty.serving").get_template("docs.html")
+        text = page.render(service=service, model=service.model, columns=columns, most=_SHOWN)
+        return HTMLResponse(text, headers={"content-security-policy": CONTENT_SECURITY_POLICY})
 
     async def in_our_words(request: Request, error: Exception) -> Response:
         status = getattr(error, "status_code", 500)
@@ -231,7 +207,7 @@ class _Front:
         elif not asks_for(_header(scope, b"host"), self._hosts):
             said = "the header Host names another server; treaty serve --host NAME accepts a name"
             await _send(send, 400, json.encode({"error": said}))
-        elif not self._may_enter(scope):
+        elif self._keys is not None and scope["path"] != "/health" and self._keys.holder(_header(scope, _KEY)) is None:
             said = "expected a key that this server knows, in the header Authorization: Bearer KEY"
             await _send(send, 401, json.encode({"error": said}), _ASK_FOR_KEY)
         elif scope["path"] == "/predict" and scope["method"] == "POST":
@@ -241,11 +217,6 @@ class _Front:
             await _send(send, 405, json.encode({"error": said}), [(b"allow", b"POST")])
         else:
             await self._pages(scope, receive, partial(_with_usual_headers, send))
-
-    def _may_enter(self, scope: Any) -> bool:
-        if self._keys is None or scope["path"] == "/health":
-            return True
-        return self._keys.holder(_header(scope, b"authorization")) is not None
 
 
 class Predictions:
@@ -257,7 +228,7 @@ class Predictions:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         began = time.perf_counter()
         self._under_way += 1
-        self._metrics.began()
+        self._metrics.under_way.inc()
         try:
             answer = await self._answer(scope, receive)
         except Refused as refused:
@@ -269,7 +240,7 @@ class Predictions:
             await _send(send, 200, answer.content)
         finally:
             self._under_way -= 1
-            self._metrics.ended()
+            self._metrics.under_way.dec()
 
     async def _answer(self, scope: Any, receive: Any) -> PredictionResponse:
         limits = self._service.limits
@@ -302,10 +273,9 @@ class Predictions:
         if _header(scope, b"content-encoding").lower() not in ("", "identity"):
             raise Refused(415, "expected a body that is not compressed")
         length = _header(scope, b"content-length")
+        too_large = f"expected a body of up to {most} bytes, got {{}}; send the rows in several requests"
         if length.isdecimal() and int(length) > most:
-            raise Refused(
-                413, f"expected a body of up to {most} bytes, got {length}; send the rows in several requests"
-            )
+            raise Refused(413, too_large.format(length))
         pieces, size, more = [], 0, True
         while more:
             message = await receive()
@@ -314,9 +284,7 @@ class Predictions:
             piece, more = message.get("body", b""), message.get("more_body", False)
             size += len(piece)
             if size > most:
-                raise Refused(
-                    413, f"expected a body of up to {most} bytes, got more; send the rows in several requests"
-                )
+                raise Refused(413, too_large.format("more"))
             pieces.append(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
@@ -340,9 +308,9 @@ def _header(scope: Any, wanted: bytes) -> str:
     return ""
 
 
-_KEPT = 75  # seconds for which a connection may be idle between requests
+# Seconds for which a connection may be idle between requests; connections at a time, and those that wait for it.
+_KEPT = 75
 _CONNECTIONS = 1000
-# Connections that wait to be accepted.
 _WAITING = 2048
 
 
@@ -363,9 +331,8 @@ def listen(address: str) -> socket.socket:
             raise
         return listening
     except OSError as error:
-        raise ConfigError(
-            f"cannot listen at {address}: {error.strerror or error}; choose another one with --listen"
-        ) from None
+        why = error.strerror or error
+        raise ConfigError(f"cannot listen at {address}: {why}; choose another address with --listen") from None
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -396,9 +363,8 @@ def run(
     try:
         config.load()
     except OSError as error:  # ssl.SSLError is one
-        raise ConfigError(
-            f"cannot use the certificate {certificate} with the key {key}: {error.strerror or error}"
-        ) from None
+        why = error.strerror or error
+        raise ConfigError(f"cannot use the certificate {certificate} with the key {key}: {why}") from None
     ready()
     server = uvicorn.Server(config)
     try:

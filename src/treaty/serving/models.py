@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.data.columns import Category
-from treaty.data.table import Schema, Table
+from treaty.data.table import Table
 from treaty.errors import ConfigError
 from treaty.estimators.reporting import read_saved
 from treaty.files import kind_of
@@ -30,20 +30,6 @@ from treaty.models.trees import ModelPart, load_part
 from treaty.trees.boosting import Forest
 from treaty.trees.ensemble import Tree, Walk, join_splits
 from treaty.trees.shap import node_weights
-
-
-def absent_owners(part: ModelPart) -> tuple[str, ...]:
-    """Return the other parties whose splits the trees use."""
-    forest = forest_of_active(part)
-    used = {int(source) for tree in forest.trees for source in np.unique(tree.source) if source >= 0}
-    return tuple(name for source, name in enumerate(forest.sources) if source in used and name != part.party)
-
-
-def whole_walk(part: ModelPart) -> Walk:
-    """Prepare trees whose splits all belong to the part: in the walk, it is the only owner."""
-    forest = forest_of_active(part)
-    trees = [replace(tree, source=np.where(tree.source < 0, -1, 0).astype(np.int16)) for tree in forest.trees]
-    return Walk(trees, join_splits([part.splits], [len(part.schema.names)]))
 
 
 def forest_of_active(part: ModelPart) -> Forest:
@@ -80,9 +66,7 @@ def expected_walk(part: ModelPart) -> Walk:
     forest = forest_of_active(part)
     own, n_outputs = forest.sources.index(part.party), forest.objective.n_outputs
     if not any(np.any(tree.source == own) for tree in forest.trees):
-        raise ConfigError(
-            f"the model uses no split of {part.party}: without its partners, all rows would get the same prediction"
-        )
+        raise ConfigError(f"without partners, all rows get the same prediction: no split is on columns of {part.party}")
     if any(tree.count[0] <= 0 for tree in forest.trees):
         raise ConfigError("a fallback on own columns needs the covers of nodes, which the model lacks")
     expected = [_expected(tree, own, node_weights(tree), 0) for tree in forest.trees]
@@ -139,11 +123,8 @@ Margins = NDArray[np.float64]
 class ServedModel:
     """The active party's part of a model, or a whole model, prepared to predict rows of its own columns.
 
-    Attributes
-    ----------
-    part : ModelPart or LinearPart
-    needs : tuple of str
-        Parties that are needed for predictions: owners of used splits, or of weights.
+    `schema` has the columns of a row to predict, `classes` the labels that may be predicted (None for numbers), and
+    `needs` the parties that are needed for predictions: owners of used splits, or of weights.
     """
 
     def __init__(self, part: ModelPart | LinearPart, needs: Sequence[str] | None = None) -> None:
@@ -157,28 +138,28 @@ class ServedModel:
                 f"expected the part of the active party, which has the {holds}, got that of {part.party}, "
                 "a passive one: serve the model at the party with the labels"
             )
-        self.part = part
-        if isinstance(part, ModelPart):
-            self.needs = absent_owners(part)
-        else:
-            self.needs = _other_owners(part) if needs is None else tuple(needs)
-        self._margins: Callable[[NDArray[Any], int], Margins] | None = None
+        self.part, self.schema = part, part.schema
+        self._margins: Callable[[NDArray[Any], int], Margins] = self._linear
+        if isinstance(part, LinearPart):
+            self.classes: list[Category] | None = part.classes
+            others = tuple(name for name in part.alone if name != part.party) or ("the other parties",)
+            # A part that names a cipher was trained with others.
+            self.needs = tuple(needs) if needs is not None else others if part.encryption else ()
+            return
+        forest = forest_of_active(part)
+        self.classes = forest.classes
+        used = {int(source) for tree in forest.trees for source in np.unique(tree.source) if source >= 0}
+        owners = [name for source, name in enumerate(forest.sources) if source in used]
+        self.needs = tuple(name for name in owners if name != part.party)
         if not self.needs:
-            self._margins = self._by_walk(part, whole_walk(part)) if isinstance(part, ModelPart) else self._linear
-
-    @property
-    def schema(self) -> Schema:
-        """The columns of a row to predict."""
-        return self.part.schema
-
-    @property
-    def classes(self) -> list[Category] | None:
-        """The labels that may be predicted; None for numbers."""
-        return self.part.classes if isinstance(self.part, LinearPart) else forest_of_active(self.part).classes
+            # All splits are the part's own: in the walk, it is the only owner.
+            trees = [replace(tree, source=np.where(tree.source < 0, -1, 0).astype(np.int16)) for tree in forest.trees]
+            walk = Walk(trees, join_splits([part.splits], [len(part.schema.names)]))
+            self._margins = self._by_walk(part, walk)
 
     def margins(self, matrix: NDArray[Any], threads: int = 1) -> Margins:
         """Return the margins of rows (n_rows, n_features); only for a model that needs no partner."""
-        assert self._margins is not None, "the model needs partners"
+        assert not self.needs, "the model needs partners"
         return self._margins(matrix, threads)
 
     def fallback(self) -> Callable[[NDArray[Any], int], Margins]:
@@ -240,34 +221,20 @@ def load_model(path: Path) -> ServedModel:
     Raises ConfigError if it is no part of a finished model, a passive party's part, or a folder with several parts.
     """
     if path.is_dir():
-        path = _only_part(path)
+        folder, parts = path, sorted(path.glob("*.part"))
+        if len(parts) != 1:
+            named = f"{len(parts)} of them: name the active party's file" if parts else "none"
+            raise ConfigError(f"expected a folder with one part of a model, got {named} - at {folder}")
+        path = parts[0]
     kind = kind_of(path)
     if kind == TREES.kind:
         return ServedModel(load_part(path))
     if kind == LINEAR.kind:
-        return ServedModel(linear := load_linear_part(path), _owners_beside(path, linear.party))
+        part, owners = load_linear_part(path), None
+        # The file of a whole saved model, in the same folder, has the other owners.
+        if path.with_name("model.json").is_file():
+            owners = [name for name in read_saved(path.parent).parties if name != part.party]
+        return ServedModel(part, owners)
     if kind == CHECKPOINT.kind:
         raise ConfigError(f"expected a finished model, got a checkpoint; end the training first - at {path}")
     raise ConfigError(f"expected a part of a model, got {kind or 'another kind of file'} - at {path}")
-
-
-def _only_part(folder: Path) -> Path:
-    parts = sorted(folder.glob("*.part"))
-    if len(parts) != 1:
-        named = f"{len(parts)} of them: name the active party's file" if parts else "none"
-        raise ConfigError(f"expected a folder with one part of a model, got {named} - at {folder}")
-    return parts[0]
-
-
-def _owners_beside(path: Path, party: str) -> list[str] | None:
-    """Return the other owners of a whole saved model, from the estimator's file in the same folder."""
-    if not path.with_name("model.json").is_file():
-        return None
-    return [name for name in read_saved(path.parent).parties if name != party]
-
-
-def _other_owners(part: LinearPart) -> tuple[str, ...]:
-    """Return the other owners, as far as the part has them; a part that names a cipher was trained with others."""
-    if not part.encryption:
-        return ()
-    return tuple(name for name in part.alone if name != part.party) or ("the other parties",)

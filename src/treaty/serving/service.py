@@ -1,15 +1,23 @@
 """From the body of a request to its answer, independent of HTTP: rows in JSON in, predictions or a refusal out.
 
+The end of the module has the API keys of those who may send requests.
+
 The decoder is built from the model's schema, so that types are checked during parsing, and errors name row and column.
 Numbers become float32 as in files (`treaty.data.columns`); whole numbers go through float64. JSON has no NaN, no inf.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hashlib
+import hmac
 import logging
 import re
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import UnionType
 from typing import Any, Union
 
@@ -20,6 +28,7 @@ from numpy.typing import NDArray
 from treaty.data.columns import LARGEST, Category
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, LocalProtocolError, TreatyError
+from treaty.files import write_whole
 from treaty.serving.models import Margins, ServedModel
 
 logger = logging.getLogger(__name__)
@@ -28,14 +37,7 @@ logger = logging.getLogger(__name__)
 class Refused(Exception):
     """A request that cannot be answered: HTTP status, message, and the place in the request.
 
-    Attributes
-    ----------
-    status : int
-    row : int or None
-        Counted from 0.
-    column : str or None
-    retry_after : int or None
-        Seconds after which a retry may succeed.
+    `row` is counted from 0; `retry_after` is the number of seconds after which a retry may succeed.
     """
 
     def __init__(
@@ -71,6 +73,9 @@ _WORDS = {
     "str": "text", "float": "a number", "int": "a number", "bool": "true or false", "null": "null",
     "array": "a list", "object": "an object",
 }  # fmt: skip
+
+
+_TOO_LARGE = f"expected numbers up to {LARGEST:.2g}, got a larger one"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,17 +140,17 @@ class RequestReader:
         cells: list[Any] = list(map(msgspec.structs.astuple, rows))
         if self._codes:
             cells = [self._coded(row) for row in cells]
-        # Whole numbers are exact so.
-        for place in [place for place, origin in self._origins.items() if origin]:
-            cells = [(*row[:place], _less(row[place], self._origins[place]), *row[place + 1 :]) for row in cells]
+        # Large whole numbers less their column's origin are exact in a float.
+        for place, origin in self._origins.items():
+            if origin:
+                of_rows = (None if row[place] is None else row[place] - origin for row in cells)
+                cells = [(*row[:place], cell, *row[place + 1 :]) for row, cell in zip(cells, of_rows, strict=True)]
         wide = np.array(cells, np.float64).reshape(len(rows), len(self._names))  # None becomes NaN
         with np.errstate(over="ignore"):
             matrix = wide.astype(np.float32)
         if np.isinf(matrix).any():
             row, place = np.argwhere(np.isinf(matrix))[0].tolist()
-            raise Refused(
-                422, f"expected numbers up to {LARGEST:.2g}, got a larger one", row=row, column=self._names[place]
-            )
+            raise Refused(422, _TOO_LARGE, row=row, column=self._names[place])
         if not self._origins:
             return matrix
         return np.where([place in self._origins for place in range(len(self._names))], wide, matrix)
@@ -157,10 +162,6 @@ class RequestReader:
             if coded[place] is not None:
                 coded[place] = codes.get(coded[place], len(codes))
         return coded
-
-
-def _less(number: float | None, origin: int) -> float | None:
-    return None if number is None else number - origin
 
 
 def _cell(values: tuple[Category, ...] | None) -> UnionType | Any:
@@ -202,7 +203,7 @@ def _refused_at_top(said: str, shape: str) -> Refused:
 
 def _plain(what: str) -> str:
     if what == "Number out of range":
-        return f"expected numbers up to {LARGEST:.2g}, got a larger one"
+        return _TOO_LARGE
     types = _TYPES.match(what)
     if types is None:
         return what
@@ -240,12 +241,8 @@ class PredictionResponse:
 class PredictionService:
     """Answers requests with a model's predictions.
 
-    Attributes
-    ----------
-    waits : bool
-        Whether an answer waits for other parties.
-    shape : str
-        The form of a request, in JSON.
+    `waits` is whether an answer waits for other parties, `falls_back` whether rows are predicted without needed
+    partners if they are absent, and `shape` the form of a request, in JSON.
     """
 
     def __init__(
@@ -258,21 +255,16 @@ class PredictionService:
         threads: int = 1,
     ) -> None:
         """`fallback`: predict without needed partners if they are absent; ConfigError if the model cannot."""
-        self.model, self.limits = model, limits or RequestLimits()
+        self.model, self.limits, self._needed = model, limits or RequestLimits(), ", ".join(model.needs)
         self._partners = partners if model.needs else None
-        self.waits = self._partners is not None
         self._fallback = model.fallback() if fallback and model.needs else None
+        self.waits, self.falls_back = self._partners is not None, self._fallback is not None
         self._reader = RequestReader(model.schema, max_rows=self.limits.rows, with_ids=self.waits)
         self.shape = self._reader.shape
         self._encoder, self._threads = msgspec.json.Encoder(), threads
 
-    @property
-    def falls_back(self) -> bool:
-        """Whether rows are predicted without needed partners if they are absent."""
-        return self._fallback is not None
-
     def described(self) -> dict[str, Any]:
-        """Return what `GET /model` says."""
+        """Return the answer to ``GET /model``."""
         return self.model.described() | {
             "ids": self.waits, "fallback": self.falls_back, "max_rows": self.limits.rows,
             "max_bytes": self.limits.body_bytes,
@@ -289,7 +281,11 @@ class PredictionService:
     def answer(self, content: bytes) -> PredictionResponse:
         """Return the answer to the body of a request; raise `Refused` if there is none."""
         if self.model.needs and self._partners is None and self._fallback is None:
-            raise Refused(503, self._without_partners())
+            raise Refused(
+                503,
+                f"this model needs {self._needed}, who are not connected here. Predict in a batch with `treaty "
+                "predict`, or start the server with --fallback own for less accurate predictions from own columns",
+            )
         request = self._reader.read(content)
         margins, fallback = self._margins(request)
         body = {"model": self.model.part.model_id, "fallback": fallback, "predictions": self.model.predictions(margins)}
@@ -305,26 +301,111 @@ class PredictionService:
             return self.model.margins(matrix, self._threads), False
         if self._partners is not None and request.ids is not None:
             try:
-                return self._with_partners(self._partners, request.ids, matrix), False
+                margins, n_rows = self._partners(request.ids, self.model.table(matrix)), len(matrix)
+                if len(margins) != n_rows:
+                    raise LocalProtocolError(f"expected margins of {n_rows} rows from partners, got {len(margins)}")
+                return margins, False
             except TreatyError as error:
-                logger.warning("a prediction with %s failed: %s", self._named(), error)
+                logger.warning("a prediction with %s failed: %s", self._needed, error)
                 if self._fallback is None:
-                    why = f"no prediction with {self._named()} was made; this server's log says why"
+                    why = f"no prediction with {self._needed} was made; the server's log has the reason"
                     raise Refused(503, why, retry_after=10) from None
         assert self._fallback is not None
         return self._fallback(matrix, self._threads), True
 
-    def _with_partners(self, partners: Partners, ids: Sequence[str], matrix: NDArray[Any]) -> Margins:
-        margins = partners(ids, self.model.table(matrix))
-        if len(margins) != len(matrix):
-            raise LocalProtocolError(f"expected margins of {len(matrix)} rows from the partners, got {len(margins)}")
-        return margins
 
-    def _named(self) -> str:
-        return ", ".join(self.model.needs)
+# ------------------------------------------------------------ API keys
 
-    def _without_partners(self) -> str:
-        return (
-            f"this model needs {self._named()}, who are not connected here. Predict in a batch with `treaty predict`, "
-            "or start the server with --fallback own for less accurate predictions from own columns alone"
-        )
+# A key has 256 random bits, so one SHA-256 hides it: salts and slow hashes only protect guessable secrets. The file has
+# one line for each key, with its holder's name and 64 hexadecimal digits; lines that start with # are comments.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class Keys:
+    """Names of callers, by the digests of their keys."""
+
+    def __init__(self, digests: Mapping[str, bytes]) -> None:
+        self._digests = dict(digests)
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def holder(self, authorization: str) -> str | None:
+        """Return the holder of the key in an Authorization header (Bearer token or Basic password), or None.
+
+        Time does not depend on which digest matches: all are compared, each in constant time.
+        """
+        given = hashlib.sha256(_key_in(authorization).encode()).digest()
+        found = None
+        for name, digest in self._digests.items():
+            if hmac.compare_digest(given, digest):
+                found = name
+        return found
+
+
+def read_keys(path: Path) -> Keys:
+    """Read a file of keys.
+
+    Raises ConfigError if there is no file or no key in it, if a line is malformed, or if a name occurs twice.
+    """
+    digests: dict[str, bytes] = {}
+    for number, line in enumerate(_lines(path), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) != 2 or not _NAME.fullmatch(words[0]) or not _DIGEST.fullmatch(words[1]):
+            raise ConfigError(
+                f"expected a name and the SHA-256 of a key in hexadecimal digits - at line {number} of {path}"
+            )
+        if words[0] in digests:
+            raise ConfigError(f"the name {words[0]!r} occurs twice - at line {number} of {path}")
+        digests[words[0]] = bytes.fromhex(words[1])
+    if not digests:
+        raise ConfigError(f"expected at least one key, got none; make one with --new-key NAME - at {path}")
+    return Keys(digests)
+
+
+def new_key(name: str) -> tuple[str, str]:
+    """Generate a key; return it, and its line for the file. ConfigError for an invalid name."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"expected a name of up to 64 letters, digits, '.', '_' and '-', got {name!r} - at --new-key")
+    key = f"treaty_{secrets.token_urlsafe(32)}"
+    return key, f"{name} {hashlib.sha256(key.encode()).hexdigest()}"
+
+
+def add_key(path: Path, name: str) -> str:
+    """Generate a key and add its line to a file, new or existing; return the key, which is not stored.
+
+    Raises ConfigError if the file cannot be read or written, or has the name already.
+    """
+    key, line = new_key(name)
+    lines = _lines(path) if path.exists() else []
+    if any(other.split()[:1] == [name] for other in lines):
+        raise ConfigError(f"{name!r} has a key already: remove its line from {path} first, or choose another name")
+    write_whole(path, ["".join(f"{each}\n" for each in [*lines, line]).encode()])
+    return key
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8-sig").splitlines()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(
+            f"expected a file of names and digests of keys, got another kind of file - at {path}"
+        ) from None
+
+
+def _key_in(authorization: str) -> str:
+    scheme, _, given = authorization.partition(" ")
+    if scheme.lower() == "bearer":
+        return given.strip()
+    # Browsers prompt for this; the user name is ignored.
+    if scheme.lower() == "basic":
+        try:
+            return base64.b64decode(given.strip(), validate=True).decode().partition(":")[2]
+        except (binascii.Error, UnicodeDecodeError):
+            return ""
+    return ""
