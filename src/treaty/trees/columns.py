@@ -6,7 +6,7 @@ with their paper; `grow_trees` is the same for plain trainings.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import Protocol
@@ -206,7 +206,7 @@ class SplitSearch:
         alone: bool = False,
         may_show: MayShow | None = None,
     ) -> None:
-        self._rules, self._threads, self._own = rules, threads, own
+        self.sample, self.rules, self.threads, self.own = sample, rules, threads, own
         self.shown = ShownNodes(may_show, sampled=sample.rows is not None)
         self.sources = {k: source for k, source in enumerate(sources) if not alone or k == own}
         first = np.cumsum([0, *(len(source.categorical) for source in sources)])
@@ -223,7 +223,7 @@ class SplitSearch:
     def ask(self, level: Level, rows: RowPartition) -> None:
         """Ask every source for the sums of a level's nodes."""
         self._shown_of_level, for_others = self.shown.part(level)
-        parts = {k: level if k == self._own else for_others for k in self.sources}
+        parts = {k: level if k == self.own else for_others for k in self.sources}
         self._asked = {k: part for k, part in parts.items() if len(part.nodes)}
         for k in sorted(self._asked, key=lambda k: isinstance(self.sources[k], ColumnSource)):
             self.sources[k].ask_sums(self._asked[k], rows)  # local columns last: summed while the other parties work
@@ -231,33 +231,46 @@ class SplitSearch:
     def choose(self, level: Level) -> Splits:
         """Return the best split of each node that was asked about."""
         found = [self.scan(k, level) for k in self._asked]
-        return best_of(found, level.totals, self._rules) if found else Splits.none(len(level.nodes))
+        return best_of(found, level.totals, self.rules) if found else Splits.none(len(level.nodes))
+
+    def asked(self) -> list[tuple[int, SumsSource]]:
+        """Return the sources that were asked about nodes of the level, in party order, with their positions."""
+        return [(k, self.sources[k]) for k in self._asked]
 
     def scan(self, k: int, level: Level) -> Splits:
-        """Take the sums that source k was asked for, complete the siblings, and find its best split of each node.
-
-        Sums of a whole level are kept for the next one alone. The last level, the largest, is completed a few nodes at
-        a time, which saves the memory of half its nodes' sums.
-        """
-        source, part, parents = self.sources[k], self._asked[k], self._parents.pop(k, None)
-        asked = source.sums()
-        last = part.depth + 1 >= self._rules.max_depth
-        at_a_time = max(self._threads, _SCANNED_BYTES // max(1, asked[0].nbytes)) if last else len(part.nodes)
-        found = []
-        for nodes in pieces(len(part.nodes), at_a_time):
-            sums, totals = complete_sums(part, asked, parents, nodes, self._threads), part.totals[nodes]
+        """Return source k's best split of each node of the level."""
+        source, found = self.sources[k], []
+        for totals, sums in self.sums(k):
             seen = source.for_gains(sums, totals) if isinstance(source, ColumnSource) else sums
             splits = scan(
-                seen, totals, self.columns[k], source.offsets, source.categorical, self._rules,
-                source=k, threads=self._threads,
+                seen, totals, self.columns[k], source.offsets, source.categorical, self.rules,
+                source=k, threads=self.threads,
             )  # fmt: skip
             if seen is not sums:
-                settle(splits, sums, totals, source.offsets, self._rules)
+                settle(splits, sums, totals, source.offsets, self.rules)
             found.append(splits)
+        return self.of_level(k, found, level)
+
+    def sums(self, k: int) -> Iterator[tuple[Integers, Integers]]:
+        """Yield totals (n, 3) and bin sums (n, slots, 3) of the nodes that source k was asked about, some at a time.
+
+        Sums of the siblings of asked nodes are completed. Sums of a whole level are kept for the next one alone. The
+        last level, the largest, is completed a few nodes at a time, which saves the memory of half its nodes' sums.
+        """
+        part, parents = self._asked[k], self._parents.pop(k, None)
+        asked = self.sources[k].sums()
+        last = part.depth + 1 >= self.rules.max_depth
+        at_a_time = max(self.threads, _SCANNED_BYTES // max(1, asked[0].nbytes)) if last else len(part.nodes)
+        for nodes in pieces(len(part.nodes), at_a_time):
+            sums = complete_sums(part, asked, parents, nodes, self.threads)
+            yield part.totals[nodes], sums
             if not last:
                 self._parents[k] = sums
+
+    def of_level(self, k: int, found: Sequence[Splits], level: Level) -> Splits:
+        """Join source k's splits of the nodes that `sums` yielded; nodes that it may not see get none."""
         whole = end_to_end(found)
-        return whole if part is level else whole.spread(self._shown_of_level)
+        return whole if self._asked[k] is level else whole.spread(self._shown_of_level)
 
     def decide(self, nodes: Int32s, splits: Splits, rows: RowPartition) -> tuple[Int32s, Flags]:
         """Let the owners of splits record them and decide their nodes' rows.

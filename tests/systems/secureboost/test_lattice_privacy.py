@@ -29,9 +29,9 @@ from treaty.crypto.sums.lattice_sums import sums_parameters
 from treaty.models.trees import forest_of
 from treaty.systems.vertical import column_owner, encrypted_columns, messages, setup
 
-SEED_TO_PASSIVE = (messages.SeedOffer, messages.SeedCommitments, messages.SeedShares)
+SEED_TO_PASSIVE = (setup.SeedOffer, setup.SeedCommitments, setup.SeedShares)
 LATTICE_TO_PASSIVE = {**TO_PASSIVE, **{kind.__name__: kind for kind in SEED_TO_PASSIVE}}
-SEED_TO_ACTIVE = (messages.SeedCommitment, messages.SeedShare)
+SEED_TO_ACTIVE = (setup.SeedCommitment, setup.SeedShare)
 LATTICE_TO_ACTIVE = {
     **TO_ACTIVE,
     "SplitColumns": messages.SplitColumns,

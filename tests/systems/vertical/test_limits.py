@@ -27,7 +27,7 @@ from treaty.systems.fedxgboost_smm import fedxgboost_smm as smm
 from treaty.systems.pooled.system import CheckpointRequest
 from treaty.systems.system import LabelledRows, RoleInput
 from treaty.systems.vertical import training as leading
-from treaty.systems.vertical.column_owner import EncryptedOwner
+from treaty.systems.vertical.column_owner import ColumnOwner
 from treaty.systems.vertical.messages import LinkProbe, SumsRequest
 from treaty.systems.vertical.prediction import DecideRequest, RowSets
 from treaty.systems.vertical.training import TrainingLimits, TreeLimits
@@ -314,7 +314,7 @@ def test_a_level_has_one_spare_node_where_vectors_are_about_two():
     limits = TreeLimits("bank", 3, 1)
     limits.start(np.arange(2, dtype=np.int32))
     server = SimpleNamespace(spare=1, add=add, answer=list)
-    owner = EncryptedOwner.__new__(EncryptedOwner)  # with what it answers by alone
+    owner = ColumnOwner.__new__(ColumnOwner)  # with what it answers by alone
     owner._server, owner._limits, owner._active = server, limits, "bank"
 
     def ask(vectors, last):

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from systems.secureboost.test_sealed import SMALL_JOB
 from systems.vertical.playing import play_training, role_input, tables_and_labels
-from treaty.crypto.transfer.arithmetic import add
+from treaty.crypto.transfer.arithmetic import add, subtract
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.messaging.certificates import Signer, make_identity
 from treaty.messaging.party import Party
@@ -54,7 +54,7 @@ def test_an_active_party_that_swaps_keys_is_refused(monkeypatch, forger):
         own = X25519PrivateKey.generate().public_key().public_bytes_raw()
         if forger is None:
             return own, key[1]
-        content = MovingKey(peer._party, Signer())._content("p2", own)
+        content = MovingKey(peer._party, Signer()).content("p2", own)
         return own, Signer(IDENTITIES[forger], PINNED).vouch(content)
 
     monkeypatch.setattr(SealedPeer, "introduce", swapping)
@@ -82,10 +82,10 @@ def test_what_two_parties_move_to_each_other_has_two_masks():
     ours.meet({"2": signed["2"]})
     theirs.meet({"1": signed["1"]})
     shares = np.zeros((4, 5, 2), np.uint64)
-    moved = ours.without_mask("2", shares)
-    assert not (moved == theirs.without_mask("1", shares)).any()
-    moved = ours.without_mask("2", shares)
-    assert np.array_equal(add(moved, theirs.mask("1", shares.shape)), shares)
+    moved = subtract(shares, ours.mask("2", shares.shape, sending=True))
+    assert not (moved == subtract(shares, theirs.mask("1", shares.shape, sending=True))).any()
+    moved = subtract(shares, ours.mask("2", shares.shape, sending=True))
+    assert np.array_equal(add(moved, theirs.mask("1", shares.shape, sending=False)), shares)
 
 
 def test_passive_parties_of_sealed_sums_need_each_others_certificates():

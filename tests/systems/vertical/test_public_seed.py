@@ -11,8 +11,16 @@ from systems.vertical.playing import star_of
 from treaty.errors import PeerProtocolError
 from treaty.runs.threads import play
 from treaty.systems.vertical import setup
-from treaty.systems.vertical.messages import SeedCommitment, SeedCommitments, SeedOffer, SeedShare, SeedShares
-from treaty.systems.vertical.setup import SHARE_BYTES, agree_on_seed, follow_seed
+from treaty.systems.vertical.setup import (
+    SHARE_BYTES,
+    SeedCommitment,
+    SeedCommitments,
+    SeedOffer,
+    SeedShare,
+    SeedShares,
+    agree_on_seed,
+    follow_seed,
+)
 
 KEPT = bytes(range(32))
 BINDINGS = {"p1": b"binding of p1", "p2": b"binding of p2", "p3": b"binding of p3"}

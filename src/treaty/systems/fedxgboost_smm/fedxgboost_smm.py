@@ -201,11 +201,11 @@ def active(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
     party, dealer, training = inputs.party, _meet_dealer(inputs), open_training(inputs)
     client_of = None if dealer is None else partial(_client, party, dealer, inputs.threads)
     # [SMM safe, step 3] F = M^T - B from every passive party, once; without a dealer its hint of M, or nothing
-    with set_up_active(inputs, training, client_of=client_of) as sums:
-        for a_round in boosting_of(inputs, training, sums.sources):
+    with set_up_active(inputs, training, client_of=client_of) as columns:
+        for a_round in boosting_of(inputs, training, columns.sources):
             for sample in a_round.trees():
-                rows, growth = sample.partition(inputs.threads), Growth(sample.totals, sums.rules)
-                search = sums.search(sample)
+                rows, growth = sample.partition(inputs.threads), Growth(sample.totals, columns.rules)
+                search = columns.search(sample)
                 while growth.level is not None:
                     search.ask(growth.level, rows)  # [SMM safe, step 4] E = V_node - A of each node to be asked about
                     # [SMM safe, step 5] each passive party answers S = M^T E + D
@@ -240,8 +240,8 @@ def passive(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
             TreeStart: owner.start_tree,
             TreeRows: owner.add_rows,
             SumsPiece: owner.add_piece,
-            owner.asks: owner.sums,  # step 5
-            owner.names: lambda message: owner.divide(owner.chosen(message)),
+            owner.sums_request: owner.sums,  # step 5
+            owner.split_request: lambda message: owner.divide(owner.named_splits(message)),
             TreeEnd: owner.end_tree,
         })  # fmt: skip
 

@@ -8,57 +8,22 @@ Output: the active party gets the trees and all leaf weights, every party its ow
 those of the plain grower on the joined table (but for `rl_trees` and `purity_guard`, which leave splits out).
 
 Comments give the lines of the paper's algorithms; every line of a printed listing counts, with `for`, `end for` and
-comments. All nodes of a level are asked about in one message, and of two siblings only the smaller, as the other's sums
-are the parent's less these. "Blind" below means the lattice map (docs/lattice.md): a node is an encrypted vector, so
-that passive parties do not see its rows. Under sealed sums (``sums="sealed"``) the search compares sums under seal and
-opens none: what `set_up_active` and `set_up_passive` return then are another kind of search and another owner
-(`vertical/sealed`), and the algorithms are the same.
+comments. The active party asks about all nodes of a level in one message, and of two siblings only about the smaller:
+the other's sums are the parent's minus these. Under the lattice map (docs/lattice.md) a node is an encrypted vector, so
+that passive parties do not see its rows. Sealed sums (``sums="sealed"``) follow the same algorithms on shares that
+nobody opens (`vertical/sealed_active.py`).
 
-====================  =============  ==================================================  ========================
-message               from -> to     content                                             protection
-====================  =============  ==================================================  ========================
-`BinLayout`           passive ->     bins per feature, which are categorical, what       TLS
-                                     exact sums will show by an estimate
-`LinkProbe`           active ->      nothing, to measure the link (cipher "auto",        TLS
-                                     sealed sums)
-`LinkEcho`            passive ->     how much its answers may still leak                 TLS
-`Setup`               active ->      model id, which cipher, its key and field widths    TLS
-`Seed...`             both ways      lattice: a public seed of all (`public_seed`)       commitments
-`Hint`                passive ->     the cipher's own set-up answer, in pieces           TLS; lattice: cipher
-`HintReceipt`         active ->      the piece has arrived                               TLS
-`TreeStart`           active ->      sampled rows and columns, encrypted gradients;      cipher
-                                     blind: sampled columns
-`TreeRows`            active ->      more of both, where rows are many                   cipher
-`SumsPiece`           active ->      as `SumsRequest`, of some rows                      as `SumsRequest`
-`SumsRequest`         active ->      which rows are in each node of the level;           TLS: the passive party
-                                     blind: an encrypted vector per node                 learns them; cipher
-`Sums`                passive ->     encrypted bin sums of all nodes asked               cipher, re-randomised
-                                                                                         or flooded
-`SplitRequest`        active ->      of each node the owner won: feature, bins going     TLS
-                                     left
-`NamedRows`           active ->      the nodes' rows (reveal="column": not sent)         TLS
-`SplitAnswer`         passive ->     record numbers, which rows of the nodes go left     TLS
-`SplitColumns`        passive ->     reveal="column": which rows of the table go left    TLS
-`TreeEnd`             active ->      the tree is grown                                   TLS
-`CheckpointRequest`,  both ways      write a checkpoint; it is written                   TLS
-`CheckpointReceipt`
-`DecideRequest`       active ->      record numbers (eval rows, prediction)              TLS
-`Decisions`           passive ->     which rows go left at each record                   TLS
-`Finish`              active ->      training is over                                    TLS
-====================  =============  ==================================================  ========================
-
-Adversary: honest but curious, no party colluding with the active one. What each party
-learns is stated at each message's class, and what follows from it in `system.py`.
-Deviations from the paper: candidates are not shuffled, for their sums are nested and show the order anyway; the active
-party computes leaf weights from its own gradients; missing values and categories. ``mode="paper"`` has the paper's
-cipher, keys, and answers without re-randomisation.
+Comments name the messages where they are sent; docs/secureboost.md lists them, and what each reveals. Adversary:
+honest but curious, no party colludes with the active one; `system.py` says what each party can conclude. Deviations
+from the paper: candidates are not shuffled, as their nested sums show the order anyway; the active party computes leaf
+weights from its own gradients; missing values and categories. ``mode="paper"`` has the paper's cipher, keys, and
+answers without re-randomisation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,14 +36,24 @@ from treaty.systems.observers import TreeFinished
 from treaty.systems.secureboost.hidden_prediction import hidden_active, hidden_passive
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import RoleInput
-from treaty.systems.vertical.column_owner import EncryptedOwner, bin_own_columns
-from treaty.systems.vertical.messages import Sums, SumsPiece, SumsRequest, TreeEnd, TreeRows, TreeStart
+from treaty.systems.vertical.column_owner import ColumnOwner, bin_own_columns
+from treaty.systems.vertical.messages import (
+    SplitRequest,
+    Sums,
+    SumsPiece,
+    SumsRequest,
+    TreeEnd,
+    TreeRows,
+    TreeStart,
+    WonCandidates,
+)
 from treaty.systems.vertical.prediction import collect, predict_passive
+from treaty.systems.vertical.sealed_active import SealedSearch
 from treaty.systems.vertical.setup import set_up_active, set_up_passive
 from treaty.systems.vertical.training import boosting_of, open_training
 from treaty.trees.columns import MayShow, SplitSearch
 from treaty.trees.growth import Growth, RowPartition
-from treaty.trees.splits import Level, Splits
+from treaty.trees.splits import Level, Splits, best_of, scan
 
 # ---------------------------------------------------------------- training
 
@@ -87,20 +62,23 @@ def active(inputs: RoleInput[SecureBoost]) -> ModelPart:
     """Train as the active party; with `label_rr` the labels are those after noise."""
     may_show, alone_rounds = _guard(inputs), inputs.options.rl_trees or 0
     training = open_training(inputs)
-    with set_up_active(inputs, training, alone_rounds=alone_rounds) as hidden:  # keys, layouts of bins, hints
-        for a_round in boosting_of(inputs, training, hidden.sources):
+    # `Setup`, keys and public seeds go to the passive parties; `BinLayout` and `Hint` come from them
+    with set_up_active(inputs, training, alone_rounds=alone_rounds) as columns:
+        for a_round in boosting_of(inputs, training, columns.sources):
             # Reduced-Leakage SecureBoost (section 6): the first trees reveal most about labels, so they are grown on
             # the active party's own columns and passive parties see nothing of them; later trees fit residuals.
             alone = a_round.number < alone_rounds
             for sample in a_round.trees():
-                rows, growth = sample.partition(inputs.threads), Growth(sample.totals, hidden.rules)
-                search = hidden.search(sample, alone=alone, may_show=may_show)  # sends <g_i>, <h_i>, unless alone
+                rows, growth = sample.partition(inputs.threads), Growth(sample.totals, columns.rules)
+                # <g_i> and <h_i> go to the passive parties, unless alone: `TreeStart`, `TreeRows`
+                search = columns.search(sample, alone=alone, may_show=may_show)
                 while growth.level is not None:
-                    search.ask(growth.level, rows)  # algorithm 1, at every passive party that may see the node
+                    # algorithm 1, at every passive party that may see the node: `SumsRequest`, in parts `SumsPiece`
+                    search.ask(growth.level, rows)
                     chosen = growth.take(find_splits(search, growth.level))  # None: no node of the level has a split
                     if chosen is not None:
                         split_nodes(search, growth, rows, *chosen)
-                search.end()
+                search.end()  # `TreeEnd` to the passive parties
                 tree = growth.tree()  # leaf weights follow from the active party's own gradients
                 a_round.add(tree, rows)
                 inputs.observers.event(TreeFinished(tree, rows))
@@ -115,8 +93,8 @@ def passive(inputs: RoleInput[SecureBoost]) -> ModelPart:
             TreeStart: owner.start_tree,  # <g_i>, <h_i> of the first rows ...
             TreeRows: owner.add_rows,  # ... and of more
             SumsPiece: owner.add_piece,  # a part of the rows of I, where these are many
-            owner.asks: partial(aggregate, owner),  # `SumsRequest`, or that of sealed sums
-            owner.names: partial(partition_rows, owner),  # `SplitRequest`, or `WonCandidates`
+            owner.sums_request: partial(aggregate, owner),  # `SumsRequest`, or `SealedSumsRequest`
+            owner.split_request: partial(partition_rows, owner),  # `SplitRequest`, or `WonCandidates`
             TreeEnd: owner.end_tree,
         })  # fmt: skip
 
@@ -132,11 +110,12 @@ def _guard(inputs: RoleInput[SecureBoost]) -> MayShow | None:
 # ---------------------------------------------------------------- algorithm 1: aggregate encrypted gradient statistics
 
 
-def aggregate(owner: EncryptedOwner, request: SumsRequest) -> Sums | None:
+def aggregate(owner: ColumnOwner, request: SumsRequest) -> Sums | None:
     """Return encrypted sums of gradients over every bin of every feature, of all nodes of a level."""
     # [Alg. 1, lines 4-7] <G_kv> and <H_kv> are products of the ciphertexts of the rows of I in bin v of feature k.
-    # Blind: the table of bins times the encrypted vector of the node. Answers are re-randomised, or flooded, so that
-    # the active party does not know its ciphertexts again. None: the level's last request is still to come.
+    # Under the lattice map: the table of bins times the encrypted vector of the node. Answers are re-randomised, or
+    # flooded with noise, so that the active party does not recognise its ciphertexts. `Sums` go to the active party;
+    # None under seal, where the masked sums are sent before the shares are compared.
     return owner.sums(request)
 
 
@@ -145,23 +124,35 @@ def aggregate(owner: EncryptedOwner, request: SumsRequest) -> Sums | None:
 
 def find_splits(search: SplitSearch, level: Level) -> Splits:
     """Return the best split of every node of a level, as the active party."""
-    # [Alg. 2, lines 1-2] g and h, the sums over I, are `level.totals`
-    # [Alg. 2, lines 3-9] for each party i, in the job's order, for each feature k, for each bin v:
-    # [Alg. 2, line 10] D(<G_kv>) and D(<H_kv>) are opened (`EncryptedGradients.sums`, `client.open`); under seal they
-    # stay shares of two parties
-    # [Alg. 2, lines 11-12] g_l and h_l are prefix sums, g_r and h_r the node's less these (`trees.splits.scan`)
-    # [Alg. 2, line 13] the score g_l^2 / (h_l + lambda) + g_r^2 / (h_r + lambda) - g^2 / (h + lambda), compared exactly
-    # [Alg. 2, lines 14-16] the largest score wins, of equal ones that of the first party, feature and bin
-    return search.choose(level)
+    if isinstance(search, SealedSearch):
+        return search.choose(level)  # compares shares of the scores: nobody opens sums or scores
+    found, rules = [], search.rules
+    # [Alg. 2, lines 1-2] g and h, the sums over I of each node, are `level.totals`
+    for i, party in search.asked():  # [Alg. 2, lines 3-4] each party i, in the job's order; the own columns are one
+        of_party = []
+        for g_h, sums in search.sums(i):  # some nodes at a time
+            # [Alg. 2, lines 5-9] `scan` loops over the features k, and over the bins v of each, in one compiled pass;
+            # categories are candidates alone, and missing values go left as well as right
+            # [Alg. 2, line 10] sums[node, kv] are D(<G_kv>), D(<H_kv>), decrypted when `Sums` came from the party
+            # [Alg. 2, lines 11-12] g_l += D(<G_kv>), h_l += D(<H_kv>); g_r = g - g_l, h_r = h - h_l
+            # [Alg. 2, line 13] score = max(score, g_l^2/(h_l + lambda) + g_r^2/(h_r + lambda) - g^2/(h + lambda)),
+            # compared as fractions of whole numbers, so that rounding decides nothing
+            best = scan(
+                sums, g_h, search.columns[i], party.offsets, party.categorical, rules,
+                source=i, threads=search.threads,
+            )  # fmt: skip
+            of_party.append(best)
+        found.append(search.of_level(i, of_party, level))
+    return best_of(found, level.totals, rules)  # [Alg. 2, lines 14-16] i_opt, k_opt, v_opt; the first of equal scores
 
 
-def partition_rows(owner: EncryptedOwner, message: Any) -> Iterator[Message]:
-    """Record the splits that a message names, and say which rows go left, as the passive party i_opt."""
-    splits = owner.chosen(
-        message
-    )  # [Alg. 2, lines 17-18] k_opt and v_opt have come; under seal the active party has only shares of them
+def partition_rows(owner: ColumnOwner, message: SplitRequest | WonCandidates) -> Iterator[Message]:
+    """Record the splits that a message names, and return which rows go left, as the passive party i_opt."""
+    # [Alg. 2, lines 17-18] k_opt and v_opt have come; under seal both parties have shares of them, opened here
+    splits = owner.named_splits(message)
     # [Alg. 2, line 19] cut v_opt of feature k_opt is a value of its own, by which it partitions I
-    # [Alg. 2, line 20] it records that value, and returns [record id, I_L]
+    # [Alg. 2, line 20] it records that value, and returns [record id, I_L]: `SplitAnswer`, or `SplitColumns` about all
+    # rows, or `SplitSides` under pads
     yield from owner.divide(splits)
 
 
@@ -174,6 +165,7 @@ def split_nodes(
     splits: Splits,
 ) -> None:
     """Have the owners of the chosen splits partition their nodes, and divide all rows, as the active party."""
+    # `SplitRequest` goes to each owner, and `NamedRows` unless it decides all rows of the table
     records, left = search.decide(nodes, splits, rows)
     rows.divide(nodes, children, left)  # [Alg. 2, lines 21-22] I is split by I_L ...
     growth.divided(records)  # ... and the node gets [party id, record id]; `growth.take` kept the party
@@ -183,8 +175,9 @@ def split_nodes(
 # ---------------------------------------------------------------- federated inference (section 5)
 #
 # The paper walks down the trees node by node, asking each node's owner. Here the active party asks every owner once,
-# for the sides of all rows at all of its records in use, and walks alone: one round trip, and owners see no paths. The
-# active party learns sides off a row's path, too; `he_inference` hides all of them.
+# for the sides of all rows at all of its records in use (`DecideRequest`, answered by `Decisions`), and walks alone:
+# one round trip, and owners see no paths. The active party learns sides off a row's path, too; `he_inference` hides
+# all of them.
 
 
 def predict(inputs: RoleInput[SecureBoost]) -> NDArray[np.float64]:
@@ -195,5 +188,5 @@ def predict(inputs: RoleInput[SecureBoost]) -> NDArray[np.float64]:
 
 
 def follow_prediction(inputs: RoleInput[SecureBoost]) -> None:
-    """Take part in a prediction as a passive party, see `predict`."""
+    """Take part in a prediction as a passive party."""
     return hidden_passive(inputs) if inputs.options.hides_decisions else predict_passive(inputs)

@@ -17,8 +17,8 @@ from treaty.messaging.certificates import vouches
 from treaty.messaging.messages import Array, Message, unpack, view
 from treaty.privacy.exact_sums import check_opening
 from treaty.systems.vertical.audit_record import KeptTree, PassiveHeader, Sent
+from treaty.systems.vertical.exact_sums import NamedNodes
 from treaty.systems.vertical.messages import (
-    NamedNodes,
     NamedRows,
     SplitAnswer,
     SplitColumns,

@@ -1,9 +1,9 @@
-"""A passive party's end of the conversation about its columns: what may be asked when, and which rows go left."""
+"""A passive party's end of a training on its columns: which messages may come when, and which rows go left."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,7 @@ from treaty.systems.vertical.messages import (
     TreeEnd,
     TreeRows,
     TreeStart,
+    WonCandidates,
     take_nodes,
 )
 from treaty.systems.vertical.training import Follower, Handlers, TreeLimits, agree_on_terms, between_trees
@@ -39,20 +40,20 @@ from treaty.trees.ensemble import SplitTable
 
 
 def bin_own_columns(inputs: RoleInput) -> tuple[Bins, NDArray[np.uint8]]:
-    """Return bins of own columns, and the columns in them, uint8 (n_rows, n_features)."""
+    """Return bins of own columns, and the columns as numbers of bins, uint8 (n_rows, n_features)."""
     bins = fit_bins(inputs.rows.table, inputs.common.most_bins, inputs.threads)
     return bins, bins.transform(inputs.rows.table, inputs.threads)
 
 
 def show_layout(inputs: RoleInput, bins: Bins, known: float | None = None) -> None:
-    """Agree on terms, then tell the active party the layout of own columns, and what share of them it will know."""
+    """Agree on terms, then send the active party the layout of own columns; `known` is as in `BinLayout`."""
     agree_on_terms(inputs)
     (active,), categorical = inputs.party.peers, inputs.rows.table.schema.categorical
     inputs.party.send(active, BinLayout(Array.of(bins.offsets), Array.of(categorical), known))
 
 
 def tree_table(start: type[Message], sums: type[Message], split: type[Message]) -> Table:
-    """Return the `MessageOrder` of messages to a passive party: per level sums, then at most one split.
+    """Return which messages may come to a passive party in each state: per level sums, then at most one split.
 
     The arguments are a system's own messages: `start` begins a tree, `sums` asks about nodes of a level (the level's
     last request has `last` set), `split` names splits.
@@ -66,7 +67,7 @@ def tree_table(start: type[Message], sums: type[Message], split: type[Message]) 
 
 
 def encrypted_table(sums: type[Message], split: type[Message]) -> Table:
-    """Return `tree_table` where what grows with rows comes in pieces: a tree's rows, and what `sums` asks."""
+    """Return `tree_table` for a system in which a tree's rows, and what `sums` asks, come in pieces."""
     table = {state: dict(allowed) for state, allowed in tree_table(TreeStart, sums, split).items()}
     table["between trees"][TreeStart] = "tree begun"
     table["tree begun"] = {TreeRows: "tree begun", SumsPiece: "in a query", **table["new level"]}
@@ -106,16 +107,16 @@ class NamedSplits(Protocol):
 class SplitOwner:
     """Decides rows at splits of own columns, and records the splits in `splits` (SecureBoost, Algorithm 2).
 
-    `codes` are the binned columns, uint8 (n_rows, n_features); `active` is the active party. `told` counts what sides
-    tell it; None: nothing does.
+    `codes` are the binned columns, uint8 (n_rows, n_features); `active` is the active party. `revealed` counts what the
+    sides of rows reveal; None: they reveal nothing.
     """
 
     def __init__(
-        self, active: str, codes: NDArray[np.uint8], bins: Bins, splits: SplitTable, told: ToldSides | None = None
+        self, active: str, codes: NDArray[np.uint8], bins: Bins, splits: SplitTable, revealed: ToldSides | None = None
     ) -> None:
-        self._active, self._codes, self._bins, self._splits, self._counted = active, codes, bins, splits, told
+        self._active, self._codes, self.bins, self._splits, self._revealed = active, codes, bins, splits, revealed
         self._left: dict[int, tuple[int, NDArray[np.bool_]]] = {}  # of each record, its feature and bins going left
-        self._told: dict[tuple[int, bytes], int] = {}
+        self._sent: dict[tuple[int, bytes], int] = {}  # numbers of the columns of bits that were sent, by their split
 
     def divide_table(self, request: NamedSplits) -> Iterator[SplitColumns]:
         """Record each split, and decide all rows of the table, in messages of at most 60 MB."""
@@ -143,21 +144,23 @@ class SplitOwner:
             seen += np.bincount(node * 256 + own, minlength=seen.size).reshape(seen.shape)
         check(sizes)
         records, left = self.record(features, left_bins), np.concatenate(decided)
-        if self._counted is not None:
-            counts, told = self._counted.counts, []
+        if self._revealed is not None:
+            # the sides of a node's rows reveal a share of the table's rows in the same bins, on each side of the cut
+            shares = []
             for record, feature, going, rows in zip(_numbers(records), features, left_bins, seen, strict=True):
-                slots = len(counts[feature])
-                may = counts[feature] * (rows[:slots] > 0)
-                parts = [(rows[:slots][side].sum(), may[side].sum()) for side in (going[:slots], ~going[:slots])]
-                below, above = (float(of / max(1, among)) for of, among in parts)
-                told.append((record, below, above))
-            self.tell(told)
+                of_table = self._revealed.counts[feature]
+                there = rows[: len(of_table)]
+                may = of_table * (there > 0)
+                sides = (going[: len(of_table)], ~going[: len(of_table)])
+                below, above = (float(there[side].sum() / max(1, may[side].sum())) for side in sides)
+                shares.append((record, below, above))
+            self.count_revealed(shares)
         for of in row_pieces(len(left), 1):
             yield SplitAnswer(records, Array.of(np.packbits(left[of])))
 
     def asked(self, request: NamedSplits) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
         """Return features int32 (k,) and bins going left, bool (k, 256), of a request; reject impossible splits."""
-        active, bins, what = self._active, self._bins, type(request).__name__
+        active, bins, what = self._active, self.bins, type(request).__name__
         features = view(request.features, np.int32, (None,), peer=active, what=f"{what}.features")
         packed = view(request.left_bins, np.uint8, (len(features), 32), peer=active, what=f"{what}.left_bins")
         if np.any(features < 0) or np.any(features >= self._codes.shape[1]):
@@ -177,30 +180,30 @@ class SplitOwner:
     def record(self, features: NDArray[np.int32], left_bins: NDArray[np.bool_]) -> Array:
         """Record splits; return their record numbers, int32 (k,)."""
         records = [
-            record_split(self._splits, self._bins, int(feature), going)
+            record_split(self._splits, self.bins, int(feature), going)
             for feature, going in zip(features, left_bins, strict=True)
         ]
         for record, feature, going in zip(records, features, left_bins, strict=True):
-            self._left[record] = int(feature), going[: int(self._bins.n_bins[feature]) + 1]
+            self._left[record] = int(feature), going[: int(self.bins.n_bins[feature]) + 1]
         return Array.of(np.array(records, np.int32))
 
     def may_divide(self, record: int, above: Sequence[int]) -> tuple[float, float]:
         """Return how many rows of the table may go left at a split, and right, as own splits above leave them."""
-        assert self._counted is not None
+        assert self._revealed is not None
         feature, left = self._left[record]
         may = np.ones(len(left), np.bool_)
         for earlier, of in (self._left[number] for number in above):
-            # which child of the earlier split it is was not told, but one alone can be divided in this way
+            # which child of the earlier split it is was not sent, but only one of them can be divided in this way
             sides = [may & side for side in (of, ~of)] if earlier == feature else []
             fit = [side for side in sides if (side & left).any() and (side & ~left).any()]
             may = fit[0] if len(fit) == 1 else may
-        counts = self._counted.counts[feature]
+        counts = self._revealed.counts[feature]
         return float(counts[may & left].sum()), float(counts[may & ~left].sum())
 
-    def tell(self, told: Iterable[tuple[int, float, float]]) -> None:
-        """Count sides that are told, see `ToldSides.tell`."""
-        if self._counted is not None:
-            self._counted.tell(self._splits, told)
+    def count_revealed(self, shares: Iterable[tuple[int, float, float]]) -> None:
+        """Count revealed sides, as `ToldSides.tell` takes them."""
+        if self._revealed is not None:
+            self._revealed.tell(self._splits, shares)
 
     def sides(self, features: NDArray[np.int32], left_bins: NDArray[np.bool_], of: slice) -> NDArray[np.uint8]:
         """Return which of some rows go left at splits, packed bits uint8 (k, bytes)."""
@@ -213,19 +216,20 @@ class SplitOwner:
         """Decide all rows of the table, once for each distinct split."""
         numbers, new = [], []
         for number, (feature, going) in enumerate(zip(features, left_bins, strict=True)):
-            key = int(feature), going[: self._bins.n_bins[feature] + 1].tobytes()
-            if key not in self._told:
-                self._told[key] = len(self._told)
+            key = int(feature), going[: self.bins.n_bins[feature] + 1].tobytes()
+            if key not in self._sent:
+                self._sent[key] = len(self._sent)
                 new.append(number)
-            numbers.append(self._told[key])
+            numbers.append(self._sent[key])
         records, columns = self.record(features, left_bins), Array.of(np.array(numbers, np.int32))
-        self.tell((record, 1.0, 1.0) for record in _numbers(records))
+        self.count_revealed((record, 1.0, 1.0) for record in _numbers(records))
         for of in row_pieces(len(self._codes), len(features)):
             yield SplitColumns(records, columns, Array.of(self.sides(features[new], left_bins[new], of)))
 
 
 def _numbers(records: Array) -> list[int]:
-    return [int(record) for record in np.frombuffer(records.data, np.int32)]
+    numbers: list[int] = np.frombuffer(records.data, np.int32).tolist()
+    return numbers
 
 
 def send_hint(party: Party, hint: Iterator[Payload]) -> None:
@@ -238,15 +242,16 @@ def send_hint(party: Party, hint: Iterator[Payload]) -> None:
     party.receive(active, HintReceipt)
 
 
-class EncryptedOwner:
+class ColumnOwner:
     """A passive party's end of a training on hidden sums: checks what it is asked, and answers.
 
-    `server` is its end of the cipher, `splits` decide rows, `told` counts what their sides give away. With `by_column`
-    it decides all rows of the table at a split. `asks` and `names` are the messages that ask for sums and name splits.
+    `server` is its end of the cipher, `splits` decide rows, `revealed` counts what their sides give away. With
+    `by_column` it decides all rows at a split. `sums_request` and `split_request` are the messages that ask for sums
+    and name splits.
     """
 
-    asks: type[SumsRequest] = SumsRequest
-    names: type[Message] = SplitRequest
+    sums_request: type[SumsRequest] = SumsRequest
+    split_request: type[SplitRequest | WonCandidates] = SplitRequest
 
     def __init__(
         self,
@@ -254,27 +259,28 @@ class EncryptedOwner:
         follower: Follower,
         server: SumsServer,
         splits: SplitOwner,
-        told: ToldSides,
+        revealed: ToldSides,
         *,
         by_column: bool,
     ) -> None:
-        (self._active,) = inputs.party.peers
-        self._inputs, self._follower, self._server, self._splits, self._told = inputs, follower, server, splits, told
-        self._by_column, self._n_rows = by_column, inputs.rows.table.n_rows
-        self._n_columns = len(inputs.rows.table.schema.names)
+        (self._active,), self._party = inputs.party.peers, inputs.party
+        self._inputs, self._follower, self._server, self._splits = inputs, follower, server, splits
+        self._revealed, self._by_column, self._n_rows = revealed, by_column, inputs.rows.table.n_rows
         self._limits = TreeLimits(self._active, inputs.common.max_depth, inputs.common.fewest_rows)
         self._grown = 0.0  # share of bins that the last tree gave away
 
     def follow(self, handlers: Handlers) -> ModelPart:
         """Answer the active party until it is done."""
-        return self._follower.follow(MessageOrder(encrypted_table(self.asks, self.names), "between trees"), handlers)
+        order = MessageOrder(encrypted_table(self.sums_request, self.split_request), "between trees")
+        return self._follower.follow(order, handlers)
 
     def start_tree(self, start: TreeStart) -> None:
         """Take a tree's sample and its first encrypted gradients."""
         self._follower.limits.tree()
-        check_sides(self._inputs, self._follower.part.sides[self._inputs.party.name], self._grown)
+        check_sides(self._inputs, self._follower.part.sides[self._party.name], self._grown)
         self._follower.next_tree()
-        sample, columns = checked_sample(start, self._active, self._n_rows, self._n_columns)
+        n_columns = len(self._inputs.rows.table.schema.names)
+        sample, columns = checked_sample(start, self._active, self._n_rows, n_columns)
         self._limits.start(columns)
         if sample is not None:
             self._limits.sampled(sample)
@@ -288,11 +294,11 @@ class EncryptedOwner:
         self._server.add_rows(unpack(rows.payload, self._active, "TreeRows"), more)
 
     def add_piece(self, piece: SumsPiece) -> None:
-        """Take some rows' part of a question."""
+        """Take some rows' part of a request for sums."""
         self._add(piece)
 
     def _add(self, piece: SumsPiece | SumsRequest) -> int:
-        """Return the number of nodes that a question is about, 0 before its last part."""
+        """Return the number of nodes that a request is about, 0 before its last part."""
         query = unpack(piece.payload, self._active, type(piece).__name__)
         # a vector of all rows for each node, where there are any, is work and memory: limits come first
         vectors = len(query[0]) if query and query[0].ndim > 1 else 0
@@ -305,7 +311,7 @@ class EncryptedOwner:
         self._limits.sums(self._add(request) - spare, last=request.last)
         return Sums(pack(self._server.answer()))
 
-    def chosen(self, message: Any) -> SplitRequest:
+    def named_splits(self, message: SplitRequest | WonCandidates) -> SplitRequest:
         """Return the splits that a message names."""
         assert isinstance(message, SplitRequest)
         return message
@@ -315,14 +321,14 @@ class EncryptedOwner:
         self._limits.split(request)
         if self._by_column:
             return self._splits.divide_table(request)
-        named = take_nodes(self._inputs.party, self._active, request.features.shape[0], self._n_rows)
+        named = take_nodes(self._party, self._active, request.features.shape[0], self._n_rows)
         return self._splits.divide_nodes(request, named, self._limits.node_sizes)
 
     def end_tree(self, _: TreeEnd) -> None:
         """Drop the tree's gradients; note what its splits gave away."""
-        sides, name = self._follower.part.sides, self._inputs.party.name
-        self._grown, sides[name] = self._told.share - sides[name], self._told.share
+        sides, name = self._follower.part.sides, self._party.name
+        self._grown, sides[name] = self._revealed.share - sides[name], self._revealed.share
         self._server.end_tree()
 
     def close(self) -> None:
-        """End the last tree, if it was broken off."""
+        """End the last tree, if the training broke off within it."""

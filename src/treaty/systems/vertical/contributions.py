@@ -3,22 +3,12 @@
 Contributions follow from which child a row takes at each record, from the trees' covers, and from which records split
 on the same column (`treaty.trees.shap`). The active party has the first two after a prediction; owners add the third.
 
-What each message tells is in `vertical.leakage`.
-
-What each learns beyond a prediction:
-
-- *The active party*: which of an owner's records share a column; under open sums it saw that in training. All else it
-  computes from what a prediction gives it. So it knows, for every row, the contribution of every foreign column that
-  the model uses, under a pseudonym ("shop #2").
-- *A passive party*: per row and used column a real number, where a prediction gives it nothing. They are parts of the
-  prediction: their sum ranks rows like a model of its own, and so tells of the label, the more the larger the party's
-  share. Rows with equal decisions of its own but different values differ at splits of others on the same trees, so
-  the values sort rows by other parties' decisions. It also gets the number of outputs.
-- *Nobody* is told another party's values, thresholds, categories or column names, and no passive party another's
-  contributions or the bias. What training's exact sums showed the active party is its own to keep
-  (`privacy.exact_sums`).
-
-Where passive parties must not learn about labels or predictions, do not hand out contributions.
+Beyond a prediction, the active party learns which of an owner's records share a column, and so, for every row, the
+contribution of every foreign column that the model uses, under a pseudonym ("shop #2"). A passive party learns per row
+and used column a real number. These are parts of the prediction: their sum ranks rows like a model of its own, and so
+reveals something of the label, the more the larger the party's share. Rows with equal decisions of its own but
+different values differ at splits of others on the same trees, so the values sort rows by other parties' decisions. Do
+not hand out contributions where passive parties must not learn about labels or predictions.
 """
 
 from __future__ import annotations
@@ -39,7 +29,7 @@ from treaty.trees.shap import contributions
 
 
 class ColumnsRequest(Message):
-    """Records int32 (n_records,) whose columns are to be told apart, ascending."""
+    """Records int32 (n_records,), ascending; asks which of them split on the same column."""
 
     leakage: ClassVar = MessageLeakage("which of its own splits the trees use", "exact")
 
@@ -57,7 +47,7 @@ class ColumnNumbers(Message):
 class OwnContributions(Message):
     """Contributions float64 (n_outputs, n_columns, rows) of the owner's columns, as it numbered them.
 
-    Of many rows there are several, each of the next ones.
+    Many rows take several messages, each about the next rows.
     """
 
     leakage: ClassVar = MessageLeakage(
@@ -89,7 +79,7 @@ class ActiveContributions:
 
 
 def explain_active(inputs: RoleInput) -> ActiveContributions:
-    """Explain the rows of the role's `data` as the active party; raises what `predict_active` does."""
+    """Explain the rows of the role's input as the active party; raises what `predict_active` does."""
     party, part = inputs.party, inputs.part
     found = collect(inputs)
     forest = part.forest
@@ -133,15 +123,15 @@ def _numbers(array: Array, n_records: int, peer: str) -> NDArray[np.int32]:
     highest = np.maximum.accumulate(np.concatenate([[np.int32(-1)], numbers]))
     if np.any(numbers < 0) or np.any(np.diff(highest.astype(np.int64)) > 1):
         raise PeerProtocolError(
-            peer, f"expected columns numbered in order of first use, got others - at ColumnNumbers.numbers from {peer}"
+            peer, f"expected columns numbered in order of first use - at ColumnNumbers.numbers from {peer}"
         )
     return numbers
 
 
 def explain_passive(inputs: RoleInput) -> NDArray[np.float64]:
-    """Help the active party to explain the rows of the role's `data`; return what own columns add to their margins.
+    """Help the active party to explain the role's rows; return what own columns add to their margins.
 
-    These are float64 (n_outputs, n_rows, n_features), in the order of the own columns; zero for those without a split.
+    Returns float64 (n_outputs, n_rows, n_features), in the order of the own columns; zero for those without a split.
     """
     party, part, n_rows = inputs.party, inputs.part, inputs.rows.table.n_rows
     (active,) = party.peers
@@ -163,6 +153,6 @@ def explain_passive(inputs: RoleInput) -> NDArray[np.float64]:
         shape = n_outputs, n_columns, of.stop - of.start
         values = view(piece.values, np.float64, shape, peer=active, what="OwnContributions.values")
         if not np.all(np.isfinite(values)):
-            raise PeerProtocolError(active, f"expected finite values, got others - at OwnContributions from {active}")
+            raise PeerProtocolError(active, f"expected finite values - at OwnContributions from {active}")
         own[:, used, of] = values
     return own.transpose(0, 2, 1)

@@ -1,7 +1,7 @@
-"""A passive party's columns as the active party sees them, under encryption, and the messages between the two.
+"""A passive party's columns as the active party sees them: a source of sums whose answers are encrypted.
 
-They are a source of sums (`trees.columns.SumsSource`): the grower cannot tell them from columns at hand. The protocol
-is described in `encrypted`, the owner's end is in `column_owner`.
+They are a `trees.columns.SumsSource`: a search for splits cannot tell them from columns at hand. The owner's end of the
+conversation is in `column_owner`, the messages are in `messages`.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.sizes import MOST_COLUMNS, MOST_SLOTS
 from treaty.systems.vertical.messages import (
     BinLayout,
-    HasRecords,
     Hint,
     HintReceipt,
     SplitAnswer,
     SplitColumns,
     SplitRequest,
+    SplitSides,
     Sums,
     SumsPiece,
     SumsRequest,
@@ -55,11 +55,7 @@ from treaty.trees.objectives import Objective
 from treaty.trees.splits import Level
 
 Int32 = NDArray[np.int32]
-
-
 Int64 = NDArray[np.int64]
-
-
 Bools = NDArray[np.bool_]
 
 
@@ -77,17 +73,11 @@ class EncryptedGradients:
     """
 
     def __init__(
-        self,
-        party: Party,
-        client: SumsClient,
-        n_rows: int,
-        first_tree: int = 0,
-        observers: Observers | None = None,
+        self, party: Party, client: SumsClient, n_rows: int, first_tree: int = 0, observers: Observers | None = None
     ) -> None:
         self.client, self.party, self.observers = client, party, observers or Observers()
-        self._next_tree = first_tree
-        self._told = 0
-        self._n_rows = n_rows
+        self._next_tree, self._n_rows = first_tree, n_rows
+        self._ready = 0  # peers whose columns of the tree are known
         self._tree: Int64 | None = None
         self._sampled: tuple[Int64, Int64] | None = None
         self._columns: dict[str, Int32] = {}
@@ -103,14 +93,14 @@ class EncryptedGradients:
             self.commitment, nonce = commit(*sampled, self._next_tree)
             self._next_tree += 1
             self.observers.event(GradientsCommitted(nonce))
-            if rows is not None and not blind:
+            if rows is not None and not blind:  # queries count sampled rows, by their place among these
                 self._position = np.full(self._n_rows, -1, np.int32)
                 self._position[rows] = np.arange(len(rows), dtype=np.int32)
             self._sampled = (grad, hess) if blind else sampled
         self._columns[peer] = columns
-        self._told += 1
-        if self._told == len(self.party.peers):
-            self._told = 0
+        self._ready += 1
+        if self._ready == len(self.party.peers):
+            self._ready = 0
             try:
                 self._start(None if blind else rows)
             except CryptoError as error:
@@ -118,7 +108,7 @@ class EncryptedGradients:
                 raise
 
     def _start(self, rows: Int32 | None) -> None:
-        """Tell all peers of the tree: what is encrypted once goes to each of them, piece by piece."""
+        """Send all peers the tree's start: each piece is encrypted once and goes to all of them."""
         sampled, self._sampled, sent = self._sampled, None, 0
         assert sampled is not None
         for number, piece in enumerate(self.client.begin_tree(*sampled)):
@@ -133,11 +123,12 @@ class EncryptedGradients:
             self.party.round += number == 0  # the tree's first message begins its round
 
     def ask(self, level: Level, partition: RowPartition) -> None:
-        """Ask all peers for the sums of a level's nodes, once; of many nodes in pieces, two on their way at most."""
+        """Ask all peers for the sums of a level's nodes, once; many nodes go in pieces, of which two are under way."""
         if self._level is level:
             return
         self._level = level
         self._sums: dict[str, list[NDArray[Any]]] = {peer: [] for peer in self.party.peers}
+        # answers to a piece are taken before the next but one is sent, so that no more than two are in memory
         self._pieces = pieces(len(level.asked), self.client.nodes_at_a_time)
         for number, piece in enumerate(self._pieces):
             if number > 1:
@@ -177,23 +168,20 @@ class EncryptedGradients:
 
 
 class PassiveColumns:
-    """The columns of passive party `peer`, as the active party sees them: a source of sums, see `SumsSource`.
+    """The columns of passive party `peer`: a source of sums.
 
     `gradients` is set before the first tree, once the cipher is set up for the layouts of all peers. With `by_column`
-    the owner decides all rows at a split and is not told the node's (``reveal="column"``). `known` is the share of bins
-    that their owner expects exact sums to show. `evidence` signs what was sent, at the end of a tree.
+    the owner decides all rows at a split and does not see the node's (``reveal="column"``). `known` is the share of
+    bins that their owner expects exact sums to show. `evidence` signs what was sent, at the end of a tree.
     """
 
     gradients: EncryptedGradients
     evidence = Evidence()
 
     def __init__(self, party: Party, peer: str, n_rows: int, observers: Observers | None = None) -> None:
-        self.peer = peer
-        self.by_column = False
-        self.observers = observers or Observers()
-        self._party = party
-        self._n_rows = n_rows
-        self._decided: list[NDArray[np.uint8]] = []
+        self.peer, self.by_column, self.observers = peer, False, observers or Observers()
+        self._party, self._n_rows = party, n_rows
+        self._decided: list[NDArray[np.uint8]] = []  # columns of bits that were sent, one for each distinct split
         layout = party.receive(peer, BinLayout)
         self.known = layout.known
         self.categorical = view(layout.categorical, np.bool_, (None,), peer=peer, what="BinLayout.categorical")
@@ -218,7 +206,7 @@ class PassiveColumns:
         self.gradients.ask(level, rows)
 
     def sums(self) -> Int64:
-        """Decrypt the answer."""
+        """Return the decrypted sums, int64 (nodes, slots, 3)."""
         found = self.gradients.sums(self.peer)
         self.observers.event(SumsOpened(self.peer, *self._level, found))
         return found
@@ -238,7 +226,8 @@ class PassiveColumns:
         for of, answer in take_rows(self._party, self.peer, len(rows), 1, SplitAnswer):
             records = self._records(answer, len(starts) - 1)
             bits[of] = bits_of(answer.left, of.stop - of.start, self.peer, "SplitAnswer.left")
-        named, going = np.zeros((2, self._n_rows), np.bool_)  # the answer has the table's order, the partition its own
+        # the answer has the table's order, the partition its own
+        named, going = np.zeros((2, self._n_rows), np.bool_)
         named[rows] = True
         going[named] = bits
         self._report_sides(going[rows])
@@ -256,24 +245,24 @@ class PassiveColumns:
         records, numbers = np.empty(0, np.int32), np.empty(0, np.int32)
         while len(records) < count:
             answer = self._party.receive(peer, SplitColumns)
-            told = self._records(answer, None)
+            found = self._records(answer, None)
             n_new = answer.new.shape[0] if answer.new.shape else 0
-            if n_new > len(told) or not 0 < len(told) <= count - len(records):
+            if n_new > len(found) or not 0 < len(found) <= count - len(records):
                 raise PeerProtocolError(peer, f"expected at most a new column per split - at SplitColumns from {peer}")
             new = take_columns(
-                self._party, peer, self._n_rows, len(told), answer, lambda m: m.new, n_new, "SplitColumns.new"
+                self._party, peer, self._n_rows, len(found), answer, lambda m: m.new, n_new, "SplitColumns.new"
             )
             self._decided.extend(new.copy())  # a view would keep its whole message in memory
             for column in new:
                 of_all = np.unpackbits(column, count=self._n_rows).view(np.bool_)
                 self.observers.event(SidesLearned(peer, np.arange(self._n_rows, dtype=np.int32), of_all))
-            of_splits = view(answer.columns, np.int32, (len(told),), peer=peer, what="SplitColumns.columns")
+            of_splits = view(answer.columns, np.int32, (len(found),), peer=peer, what="SplitColumns.columns")
             if np.any(of_splits < 0) or np.any(of_splits >= len(self._decided)):
                 raise PeerProtocolError(peer, f"expected numbers of columns sent - at SplitColumns.columns from {peer}")
-            records, numbers = np.append(records, told), np.append(numbers, of_splits)
+            records, numbers = np.append(records, found), np.append(numbers, of_splits)
         return records, bits_at([self._decided[number] for number in numbers], rows, starts)
 
-    def _records(self, answer: HasRecords, count: int | None) -> Int32:
+    def _records(self, answer: SplitAnswer | SplitColumns | SplitSides, count: int | None) -> Int32:
         what = f"{type(answer).__name__}.records"
         records = view(answer.records, np.int32, (count,), peer=self.peer, what=what)
         if np.any(records < 0):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from treaty.data.binning import Bins
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.files import Format
-from treaty.machine.arrays import Flags, Floats
+from treaty.machine.arrays import Flags, Floats, Integers
 from treaty.machine.database import SealedDatabase
 from treaty.messaging.messages import Array, M, view
 from treaty.messaging.transcript import Transcript, TranscriptEntry
@@ -26,14 +26,15 @@ from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical.cipher_options import CipherOptions
 from treaty.systems.vertical.messages import (
-    NamedNodes,
     NamedRows,
+    Positions,
     SplitAnswer,
     SplitRequest,
     SumsPiece,
     SumsRequest,
     TreeRows,
     TreeStart,
+    read_nodes,
 )
 from treaty.trees.ensemble import SplitTable
 
@@ -316,3 +317,27 @@ def content_of(entry: TranscriptEntry, kind: type[M]) -> M:
 def array_of(entry: TranscriptEntry, array: Array, field: str, length: int | None) -> Cells:
     """Return an int32 field of a recorded message, checked."""
     return view(array, np.int32, (length,), peer=entry.peer, what=f"{entry.step}.{field}")
+
+
+class NamedNodes:
+    """The rows of nodes in recorded messages of `send_nodes`; `rows` and their `nodes` are those of the pieces so far.
+
+    The pieces are as long as they were when they were sent, which is not asked here.
+    """
+
+    def __init__(self, n_rows: int, count: int) -> None:
+        self._left, self._count = n_rows, count
+        self._n_rows = n_rows
+        self.rows: Positions = np.empty(0, np.intp)
+        self.nodes: Integers = np.empty(0, np.int64)
+
+    def add(self, named: NamedRows, active: str) -> None:
+        """Take the next piece; PeerProtocolError where it has more rows than are left."""
+        length = named.nodes.shape[0] if len(named.nodes.shape) == 1 else 0
+        if not 0 < length <= self._left:
+            expected = f"expected 1 to {self._left} rows, got {length}"
+            raise PeerProtocolError(active, f"{expected} - at NamedRows.nodes from {active}")
+        rows, nodes = read_nodes(named, self._count, length, active)
+        self.rows = np.append(self.rows, rows + self._n_rows - self._left)
+        self.nodes = np.append(self.nodes, nodes)
+        self._left -= length

@@ -28,11 +28,6 @@ from treaty.systems.vertical.messages import (
     SealedColumns,
     SealedStep,
     SealedSumsRequest,
-    SeedCommitment,
-    SeedCommitments,
-    SeedOffer,
-    SeedShare,
-    SeedShares,
     Setup,
     SideChoices,
     SplitAnswer,
@@ -50,6 +45,7 @@ from treaty.systems.vertical.messages import (
     WonCandidates,
 )
 from treaty.systems.vertical.prediction import DecideRequest, Decisions, Finish, OnlineRows, RecordCount
+from treaty.systems.vertical.setup import SeedCommitment, SeedCommitments, SeedOffer, SeedShare, SeedShares
 
 SECUREBOOST = "arXiv 1901.08755"
 _WHO = "docs/secureboost.md, Who learns what, and who may collude"

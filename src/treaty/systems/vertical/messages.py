@@ -1,9 +1,12 @@
-"""Messages of training on columns of several parties whose sums are hidden, and which rows are in named nodes."""
+"""Messages of a training on columns of several parties whose sums are hidden, in the order in which they come.
+
+`leakage` at each class says what its receiver learns; `systems/vertical/leakage.py` who sends it to whom, and when.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Annotated, ClassVar, Protocol
+from collections.abc import Iterator
+from typing import Annotated, ClassVar
 
 import msgspec
 import numpy as np
@@ -25,6 +28,45 @@ from treaty.messaging.messages import (
 from treaty.messaging.party import Party
 from treaty.systems.sizes import RowSize
 
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+# ---------------------------------------------------------------- set-up
+
+
+class BinLayout(Message):
+    """A passive party's bins: int32 (n_features + 1,) first slots, bool (n_features,) which features are categorical.
+
+    A slot is a bin's place in a node's sums. `known` is the share of its bins that exact sums will show by its
+    estimate, which goes by how evenly rows fill them; None where the sums are not of this kind.
+    """
+
+    leakage: ClassVar = MessageLeakage(
+        "how many columns and bins the sender has, which are categorical; where sums are open, which share of "
+        "its bins they will show, by an estimate",
+        "control",
+    )
+
+    offsets: Array
+    categorical: Array
+    known: Share | None = None
+
+
+class LinkProbe(Message):
+    """Meaningless bytes, to measure the link before a cipher is chosen or sums are sealed."""
+
+    leakage: ClassVar = MessageLeakage("bytes without meaning, to measure the link", "nothing")
+
+    filler: bytes
+
+
+class LinkEcho(Message):
+    """The probe's bytes, and how much the party's answers may still leak (`crypto.lattice.store`); 0 under seal."""
+
+    leakage: ClassVar = MessageLeakage("how much of the lattice map's leakage allowance is left", "control")
+
+    filler: bytes
+    left: float
+
 
 class Start(Message):
     """The model's id; each system's set-up message is a subclass.
@@ -42,7 +84,7 @@ class Start(Message):
 
 
 class Setup(Start):
-    """The cipher's public set-up. Tells the public key and bounds, and so the largest weight above 1 to a power of two.
+    """The cipher's public set-up: its key, and bounds of sums.
 
     `encryption` is the cipher, which the active party chose where the job leaves it open; `audit` is the number of the
     record that it keeps for an audit of gradients, empty where it keeps none.
@@ -57,91 +99,8 @@ class Setup(Start):
     audit: bytes = b""
 
 
-class LinkProbe(Message):
-    """Meaningless bytes, to measure the link. Tells nothing."""
-
-    leakage: ClassVar = MessageLeakage("bytes without meaning, to measure the link", "nothing")
-
-    filler: bytes
-
-
-class LinkEcho(Message):
-    """The probe's bytes. Tells how much the party's answers may still leak (`crypto.lattice.store`); under seal not."""
-
-    leakage: ClassVar = MessageLeakage("how much of the lattice map's leakage allowance is left", "control")
-
-    filler: bytes
-    left: float
-
-
-class SeedOffer(Message):
-    """Digest (`binding`) that names the hint which the active party kept of this party's table; empty for none."""
-
-    leakage: ClassVar = MessageLeakage("which answer to an earlier set-up the active party has kept", "control")
-
-    binding: bytes
-
-
-class SeedCommitment(Message):
-    """Commitment to a share of the seed. Tells whether the party still has the offered hint's table and secrets."""
-
-    leakage: ClassVar = MessageLeakage("whether the sender has an earlier job's table and secrets", "control")
-
-    commitment: bytes
-    holds: bool
-
-
-class SeedCommitments(Message):
-    """All commitments, by party, in the job's order; or that the kept hints serve, and nothing is revealed."""
-
-    leakage: ClassVar = MessageLeakage(
-        "everybody's commitments, or that all still have an earlier job's answers", "control"
-    )
-
-    commitments: list[bytes]
-    kept: bool
-
-
-class SeedShare(Message):
-    """The share committed to."""
-
-    leakage: ClassVar = MessageLeakage("a random number", "nothing")
-
-    share: bytes
-
-
-class SeedShares(Message):
-    """All shares, in the order of the commitments."""
-
-    leakage: ClassVar = MessageLeakage("everybody's random numbers", "nothing")
-
-    shares: list[bytes]
-
-
-class BinLayout(Message):
-    """A passive party's bins: int32 (n_features + 1,) first slots, bool (n_features,) which features are categorical.
-
-    A slot is a bin's place in a node's sums. Tells how many columns and bins the party has. `known` is the share of its
-    bins that exact sums will show by its estimate, which goes by how evenly rows fill them; None where the sums are not
-    of this kind.
-    """
-
-    leakage: ClassVar = MessageLeakage(
-        "how many columns and bins the sender has, which are categorical; where sums are open, which share of "
-        "its bins they will show, by an estimate",
-        "control",
-    )
-
-    offsets: Array
-    categorical: Array
-    known: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-
-
 class Hint(Message):
-    """A piece of the cipher's answer to the set-up.
-
-    Tells, under Okamoto-Uchiyama and Paillier, which bin of a feature is fullest; lattice: nothing, by its assumption.
-    """
+    """A piece of the cipher's answer to the set-up."""
 
     leakage: ClassVar = {
         "dealer": MessageLeakage("its bins under a mask that is used once", "masked"),
@@ -158,12 +117,15 @@ class HintReceipt(Message):
     leakage: ClassVar = MessageLeakage("that a piece of it has arrived", "nothing")
 
 
+# ---------------------------------------------------------------- a tree's gradients
+
+
 class TreeStart(Message):
-    """Encrypted gradients of a tree. Tells the tree's sample of columns, and of rows (None: all).
+    """A tree's sample of columns and rows (None: all), and its encrypted gradients.
 
     `rows`, int32, are the rows of these gradients, ascending; where there are more than that, up to `n_rows`, the rest
-    follows in `TreeRows`. Under a blind cipher there are no gradients yet, and `rows` is always None. The commitment
-    tells nothing; in a dispute it holds the active party to these gradients (`privacy.commitment`).
+    follows in `TreeRows`. Where nodes are hidden there are no gradients yet, and `rows` is always None. In a dispute
+    the commitment holds the active party to these gradients (`privacy.exact_sums`).
     """
 
     leakage: ClassVar = {
@@ -181,7 +143,7 @@ class TreeStart(Message):
 
 
 class TreeRows(Message):
-    """Some more of a tree's encrypted gradients, row after row, and of its sample of rows, as in `TreeStart`."""
+    """More of a tree's encrypted gradients, row after row, and of its sample of rows, as in `TreeStart`."""
 
     leakage: ClassVar = MessageLeakage("more of the sample of rows, and of gradients under the cipher", "exact")
 
@@ -190,11 +152,11 @@ class TreeRows(Message):
 
 
 class TreeEnd(Message):
-    """The tree is grown; the passive party drops its gradients. Tells nothing new.
+    """The tree is grown; the passive party drops its gradients.
 
-    Where the active party keeps a record for an audit, it signs with its certificate's key what it sent so far. Where
-    sides of the receiver's splits were transferred, `rows`, uint8 (k, 2), tell about how many rows of each node went
-    left and right, by which it counts what they tell: x stands for n 2^(-x / 8).
+    If the active party keeps a record for an audit, it signs all that it sent so far with its certificate's key. Where
+    sides of the receiver's splits were transferred, `rows`, uint8 (k, 2), say about how many rows of each node went
+    left and right, by which it counts what they reveal: x stands for n 2^(-x / 8).
     """
 
     leakage: ClassVar = {
@@ -209,21 +171,21 @@ class TreeEnd(Message):
 
 
 class ToldShare(Message):
-    """What share of the sender's bins sides of its splits tell for certain, by its own count over all jobs."""
+    """What share of the sender's bins sides of its splits have revealed for certain, by its count over all jobs."""
 
     leakage: ClassVar = MessageLeakage(
         "what share of the sender's bins sides of its splits have told, by its count over all jobs",
         "aggregated",
     )
 
-    share: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    share: Share
+
+
+# ---------------------------------------------------------------- sums of a level's nodes
 
 
 class SumsRequest(Message):
-    """Asks for the bin sums of nodes of a level; the level's last request has `last` set.
-
-    Tells which rows are in each node; under a blind cipher only how many nodes there are.
-    """
+    """Asks for the bin sums of nodes of a level; the level's last request has `last` set."""
 
     leakage: ClassVar[Leakages] = {
         "hidden": MessageLeakage("how many nodes there are", "encrypted"),
@@ -235,7 +197,7 @@ class SumsRequest(Message):
 
 
 class SumsPiece(Message):
-    """A part of what `SumsRequest` asks, about some rows; the rest follows. Tells no more than that does."""
+    """A part of a `SumsRequest`, about some rows; the rest follows."""
 
     leakage: ClassVar = {
         "hidden": MessageLeakage("that a request comes in parts", "encrypted"),
@@ -246,7 +208,7 @@ class SumsPiece(Message):
 
 
 class Sums(Message):
-    """Encrypted bin sums. Tell the active party the sums of grad, hess and count in every bin of the nodes asked."""
+    """Encrypted sums of grad, hess and count in every bin of the nodes asked about."""
 
     leakage: ClassVar = {
         "open": MessageLeakage(
@@ -265,6 +227,9 @@ class Sums(Message):
     payload: Arrays
 
 
+# ---------------------------------------------------------------- splits of open sums
+
+
 class SplitRequest(Message):
     """Splits won by the receiver: int32 features (k,), packed bits of bins left (k, 32).
 
@@ -277,55 +242,11 @@ class SplitRequest(Message):
     left_bins: Array
 
 
-class SplitAnswer(Message):
-    """Record numbers int32 (k,) and packed bits: which of the rows that were named go left, in the table's order.
-
-    Of many rows there are several: each is about the next ones.
-    """
-
-    leakage: ClassVar = MessageLeakage(
-        "which of a node's rows go left at a split of the sender",
-        "exact",
-        guard="min_child_samples",
-    )
-
-    records: Array
-    left: Array
-
-
-class SplitColumns(Message):
-    """Record numbers int32 (k,); int32 (k,) which column of bits decides each; uint8 (new, bytes) columns not sent yet.
-
-    Columns are numbered from 0 as they are first sent. Tells of all rows of the table which go left at each split. Of
-    many splits there are several, each about the next of them; where one split has too many rows, about its next rows.
-    """
-
-    leakage: ClassVar = MessageLeakage(
-        "which rows of the whole table go left at a split of the sender, those outside the node too",
-        "exact",
-        guard='reveal="node"',
-    )
-
-    records: Array
-    columns: Array
-    new: Array
-
-
-class HasRecords(Protocol):
-    """A message with record numbers."""
-
-    @property
-    def records(self) -> Array: ...
-
-
-Positions = NDArray[np.intp]
-
-
 class NamedRows(Message):
     """The node of each of some rows, in the table's order, by its number in the message before; the rest follows.
 
     Of fewer than 256 nodes uint8, of fewer than 65,536 uint16, else uint32; the type's largest number stands for rows
-    of no node. Tells which rows are in each node.
+    of no node.
     """
 
     leakage: ClassVar = {
@@ -339,84 +260,51 @@ class NamedRows(Message):
     nodes: Array
 
 
-def node_type(count: int) -> np.dtype[np.unsignedinteger]:
-    """Return the type in which numbers of `count` nodes are sent."""
-    return np.dtype(next(kind for kind in (np.uint8, np.uint16, np.uint32) if count <= np.iinfo(kind).max))
+class SplitAnswer(Message):
+    """Record numbers int32 (k,) and packed bits: which of the rows that were named go left, in the table's order.
 
-
-def send_nodes(party: Party, peer: str, rows: Int32s, starts: Integers, n_rows: int) -> None:
-    """Tell a peer the node of each of the table's `n_rows` rows; node k has rows[starts[k] : starts[k + 1]]."""
-    count = len(starts) - 1
-    kind = node_type(count)
-    nodes = np.full(n_rows, np.iinfo(kind).max, kind)
-    nodes[rows] = np.repeat(np.arange(count).astype(kind), np.diff(starts))
-    send_rows(party, peer, n_rows, 8 * kind.itemsize, lambda of: NamedRows(Array.of(nodes[of])))
-
-
-def take_nodes(
-    party: Party, active: str, count: int, n_rows: int, kept: Callable[[NamedRows], None] = lambda _: None
-) -> Iterator[tuple[Positions, Integers]]:
-    """Receive what `send_nodes` sends; of each piece yield the rows in nodes, ascending, and the node of each.
-
-    `kept` is called with each message. Raises PeerProtocolError for a node that is not one of `count`.
-    """
-    for of, named in take_rows(party, active, n_rows, 8 * node_type(count).itemsize, NamedRows):
-        kept(named)
-        rows, nodes = read_nodes(named, count, of.stop - of.start, active)
-        yield rows + of.start, nodes
-
-
-def read_nodes(named: NamedRows, count: int, n_rows: int, active: str) -> tuple[Positions, Integers]:
-    """Return which of a piece's `n_rows` rows are in one of `count` nodes, ascending, and in which."""
-    kind = node_type(count)
-    nodes = view(named.nodes, kind, (n_rows,), peer=active, what="NamedRows.nodes")
-    rows = np.flatnonzero(nodes != np.iinfo(kind).max)
-    found = nodes[rows].astype(np.int64)
-    if len(found) and found.max() >= count:
-        raise PeerProtocolError(active, f"expected nodes below {count} - at NamedRows.nodes from {active}")
-    return rows, found
-
-
-class NamedNodes:
-    """The rows of nodes in recorded messages of `send_nodes`; `rows` and their `nodes` are those of the pieces so far.
-
-    The pieces are as long as they were when they were sent, which is not asked here.
+    Many rows take several messages, each about the next rows.
     """
 
-    def __init__(self, n_rows: int, count: int) -> None:
-        self._left, self._count = n_rows, count
-        self._n_rows = n_rows
-        self.rows: Positions = np.empty(0, np.intp)
-        self.nodes: Integers = np.empty(0, np.int64)
+    leakage: ClassVar = MessageLeakage(
+        "which of a node's rows go left at a split of the sender", "exact", guard="min_child_samples"
+    )
 
-    def add(self, named: NamedRows, active: str) -> None:
-        """Take the next piece; PeerProtocolError where it has more rows than are left."""
-        length = named.nodes.shape[0] if len(named.nodes.shape) == 1 else 0
-        if not 0 < length <= self._left:
-            expected = f"expected 1 to {self._left} rows, got {length}"
-            raise PeerProtocolError(active, f"{expected} - at NamedRows.nodes from {active}")
-        rows, nodes = read_nodes(named, self._count, length, active)
-        self.rows = np.append(self.rows, rows + self._n_rows - self._left)
-        self.nodes = np.append(self.nodes, nodes)
-        self._left -= length
+    records: Array
+    left: Array
 
 
-# ---------------------------------------------------------------- level
+class SplitColumns(Message):
+    """Record numbers int32 (k,); int32 (k,) which column of bits decides each; uint8 (new, bytes) columns not sent yet.
+
+    A column of bits says of all rows of the table which go left at a split. Columns are numbered from 0 as they are
+    first sent. Many splits take several messages, each about the next splits; if one split has too many rows, each
+    about its next rows.
+    """
+
+    leakage: ClassVar = MessageLeakage(
+        "which rows of the whole table go left at a split of the sender, those outside the node too",
+        "exact",
+        guard='reveal="node"',
+    )
+
+    records: Array
+    columns: Array
+    new: Array
+
+
+# ---------------------------------------------------------------- sealed sums: comparisons on shares, sides under pads
+
+
 MOST_STEP = 1 << 13
-
-
 CHOICE_BITS = 32
 """Bits of a row in `SideChoices`."""
-
 
 _SignedKey = tuple[Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)], bytes]
 
 
 class SealedColumns(Message):
-    """Which columns have missing values, bool (features,), and a signed public key for moving shares.
-
-    Tells just that.
-    """
+    """Which columns have missing values, bool (features,), and a signed public key for moving shares."""
 
     leakage: ClassVar = MessageLeakage("which columns have missing values", "control")
 
@@ -438,9 +326,9 @@ class SealedSumsRequest(SumsRequest):
     """Asks for the bin sums of nodes of a level, under masks.
 
     `parents`, int32 (nodes,): the place of each node's parent among the last level's nodes, -1 at the root. `before`
-    and `after` are passive parties, empty for none: whose best so far the receiver's is compared with, and who goes on.
-    `own_after` says that the active party's own best comes after the receiver's columns, before those of others. Tells
-    how many nodes there are, which pairs have the same parent, and which passive parties have columns in the tree.
+    and `after` are passive parties, empty for none: the one whose best so far the receiver's is compared with, and the
+    one that continues. `own_after` says that the active party's own best comes after the receiver's columns, before
+    those of others.
     """
 
     leakage: ClassVar[Leakages] = MessageLeakage(
@@ -455,7 +343,7 @@ class SealedSumsRequest(SumsRequest):
 
 
 class SealedStep(Message):
-    """A step of computing on shares. Tells nothing: what is in it is masked, or was chosen by a masked bit."""
+    """A step of computing on shares."""
 
     leakage: ClassVar = MessageLeakage("numbers under masks, or chosen by masked bits", "masked")
 
@@ -463,7 +351,7 @@ class SealedStep(Message):
 
 
 class MovedShares(Message):
-    """Shares of the best so far, under a mask of two passive parties, uint64 (nodes, 4, words). Tells nothing."""
+    """Shares of the best so far, under a mask of two passive parties, uint64 (nodes, 4, words)."""
 
     leakage: ClassVar = MessageLeakage("shares of the best split so far, for the next passive party", "masked")
 
@@ -471,7 +359,7 @@ class MovedShares(Message):
 
 
 class OwnerShares(Message):
-    """Shares of whose split is best, uint64 (nodes,). Tells the active party that."""
+    """Shares of whose split is best, uint64 (nodes,), which the active party opens."""
 
     leakage: ClassVar = MessageLeakage("whose split is best at each node", "exact")
 
@@ -479,10 +367,9 @@ class OwnerShares(Message):
 
 
 class WonCandidates(Message):
-    """Nodes whose best split is the receiver's, int32 (k,) ascending; the active party's shares of its number.
+    """Nodes won by the receiver, int32 (k,) ascending, and uint64 (k,) shares of its candidates' numbers.
 
-    `numbers` is uint64 (k,). `SideChoices` follow, unless whole columns are answered. Tells the receiver its split at
-    these nodes.
+    `SideChoices` follow, unless whole columns are answered.
     """
 
     leakage: ClassVar = MessageLeakage("which of its own splits were chosen, and at which nodes", "exact")
@@ -492,7 +379,7 @@ class WonCandidates(Message):
 
 
 class SideChoices(Message):
-    """Transfers of a bit of each of some rows, for every level that had none so far. Tells nothing (`transfer.stock`).
+    """Transfers of a bit of each of some rows, for every level that had none so far (`transfer.stock`).
 
     The bit says whether the row is in the node asked about or in its sibling: `message`, uint64 (31, words), extends
     the transfers, and `flips`, uint64 (words,), are the bits under a mask.
@@ -507,8 +394,8 @@ class SideChoices(Message):
 class SplitSides(Message):
     """Record numbers int32 (k,), and packed bits uint8 (nodes, bytes): rows' sides at the nodes won, under pads.
 
-    Tells which of a node's own rows go left. Of many nodes there are several, each about the next of them; where one
-    has too many rows, about its next rows.
+    Many nodes take several messages, each about the next nodes; if one node has too many rows, each about its next
+    rows.
     """
 
     leakage: ClassVar = MessageLeakage(
@@ -519,3 +406,41 @@ class SplitSides(Message):
 
     records: Array
     left: Array
+
+
+# ---------------------------------------------------------------- the rows of nodes, as `NamedRows`
+
+
+Positions = NDArray[np.intp]
+
+
+def node_type(count: int) -> np.dtype[np.unsignedinteger]:
+    """Return the type in which numbers of `count` nodes are sent."""
+    return np.dtype(next(kind for kind in (np.uint8, np.uint16, np.uint32) if count <= np.iinfo(kind).max))
+
+
+def send_nodes(party: Party, peer: str, rows: Int32s, starts: Integers, n_rows: int) -> None:
+    """Send a peer the node of each of the table's `n_rows` rows; node k has rows[starts[k] : starts[k + 1]]."""
+    count = len(starts) - 1
+    kind = node_type(count)
+    nodes = np.full(n_rows, np.iinfo(kind).max, kind)
+    nodes[rows] = np.repeat(np.arange(count).astype(kind), np.diff(starts))
+    send_rows(party, peer, n_rows, 8 * kind.itemsize, lambda of: NamedRows(Array.of(nodes[of])))
+
+
+def take_nodes(party: Party, active: str, count: int, n_rows: int) -> Iterator[tuple[Positions, Integers]]:
+    """Receive what `send_nodes` sends; of each piece yield the rows in nodes, ascending, and the node of each."""
+    for of, named in take_rows(party, active, n_rows, 8 * node_type(count).itemsize, NamedRows):
+        rows, nodes = read_nodes(named, count, of.stop - of.start, active)
+        yield rows + of.start, nodes
+
+
+def read_nodes(named: NamedRows, count: int, n_rows: int, active: str) -> tuple[Positions, Integers]:
+    """Return which of a piece's `n_rows` rows are in one of `count` nodes, ascending, and in which."""
+    kind = node_type(count)
+    nodes = view(named.nodes, kind, (n_rows,), peer=active, what="NamedRows.nodes")
+    rows = np.flatnonzero(nodes != np.iinfo(kind).max)
+    found = nodes[rows].astype(np.int64)
+    if len(found) and found.max() >= count:
+        raise PeerProtocolError(active, f"expected nodes below {count} - at NamedRows.nodes from {active}")
+    return rows, found

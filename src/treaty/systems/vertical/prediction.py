@@ -3,8 +3,6 @@
 The active party holds the trees, each owner the meaning of its splits. In one round per owner the active party names
 all the records it needs of that owner, not those on some row's path, and gets every row's side at each; then it walks
 the trees alone (the batch form of SecureBoost's federated inference, Cheng et al. 2019, section 5).
-
-Prediction row by row, for as long as it is wanted, is at the end.
 """
 
 from __future__ import annotations
@@ -20,22 +18,30 @@ from numpy.typing import NDArray
 
 from treaty.data.table import Table
 from treaty.errors import DataError, PeerProtocolError
+from treaty.machine.arrays import Floats, Int32s
 from treaty.messaging.conversation import OF_ONE_MODEL, agree
-from treaty.messaging.messages import Array, Message, MessageLeakage, column_pieces, row_pieces, take_columns, view
+from treaty.messaging.messages import (
+    Array,
+    Message,
+    MessageLeakage,
+    column_pieces,
+    row_pieces,
+    take_columns,
+    view,
+)
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, RowDecisions, margins, renumber, used_records
 from treaty.privacy.randomised_response import KnownRows, RandomisedRows
 from treaty.systems.system import LabelledRows, RoleInput
-from treaty.trees.boosting import Forest
 from treaty.trees.ensemble import SplitTable, Tree, margins_from_bits
-
-# -------- which values an owner of columns decides rows by: its own, and of rows told under noise what it told of them
 
 logger = logging.getLogger(__name__)
 
+# ------------------------------------ rows that were trained on under noise are decided by their noisy values, for good
+
 
 def check_unknown(inputs: RoleInput, known: KnownRows, rows: LabelledRows) -> None:
-    """Refuse rows that cannot be told from training rows, as they have the values of some and no ids.
+    """Refuse rows that cannot be told apart from training rows: they have the values of some, and no ids.
 
     Raises DataError in safe mode where other organisations play the other parties; elsewhere it warns.
     """
@@ -46,7 +52,7 @@ def check_unknown(inputs: RoleInput, known: KnownRows, rows: LabelledRows) -> No
         return
     text = (
         f"{name}: {found} of {rows.table.n_rows} rows have the values of rows trained on, in all of its columns, and "
-        "no ids: if they are the same persons, their true side at each split undoes the noise on what was told of them"
+        "no ids: if they are the same persons, their true side at each split undoes the noise on their values"
     )
     if inputs.apart and inputs.options.mode == "safe":
         raise DataError(
@@ -56,12 +62,15 @@ def check_unknown(inputs: RoleInput, known: KnownRows, rows: LabelledRows) -> No
     logger.warning("%s", text)
 
 
-def shown_matrix(told: RandomisedRows | None, rows: LabelledRows) -> NDArray[np.float32]:
-    """Return the rows, float32 (n_rows, n_features), as an owner decides them: training rows as `told` under noise."""
+def shown_matrix(noisy: RandomisedRows | None, rows: LabelledRows) -> NDArray[np.float32]:
+    """Return the rows as an owner decides them, float32 (n_rows, n_features): training rows by their noisy values."""
     matrix = rows.table.matrix()
-    if told is None or rows.ids is None or not told.known.have_ids:
+    if noisy is None or rows.ids is None or not noisy.known.have_ids:
         return matrix
-    return told.in_place_of_values(matrix, rows.ids())
+    return noisy.in_place_of_values(matrix, rows.ids())
+
+
+# ---------------------------------------------------------------- sides of rows at records
 
 
 class RecordCount(Message):
@@ -73,10 +82,7 @@ class RecordCount(Message):
 
 
 class DecideRequest(Message):
-    """Records int32 at which to decide row set `rows`: an eval set's number; with `refit`, training rows come last.
-
-    Tells a passive party which of its records are in use.
-    """
+    """Records int32 at which to decide row set `rows`: an eval set's number; with `refit`, training rows come last."""
 
     leakage: ClassVar = MessageLeakage("which of its own splits the trees use", "exact")
 
@@ -85,9 +91,9 @@ class DecideRequest(Message):
 
 
 class Decisions(Message):
-    """Packed bits (n_records, n_rows/8). Tell the active party each row's side of each of the splits.
+    """Packed bits (n_records, n_rows/8): each row's side at each of the records.
 
-    Of many records there are several, each about the next of them; where one has too many rows, about its next rows.
+    Many records take several messages, each about the next records; if one has too many rows, each about its next rows.
     """
 
     leakage: ClassVar = MessageLeakage(
@@ -108,14 +114,14 @@ class Finish(Message):
 
 def decided_by_all(
     party: Party, part: ModelPart, table: Table, number: int, threads: int
-) -> Callable[[Sequence[Tree], NDArray[np.float64]], None]:
+) -> Callable[[Sequence[Tree], Floats], None]:
     """Return a function that walks eval rows down new trees, asking every owner for its decisions.
 
     It adds the same to margins, bit for bit, whether it gets trees one round at a time or all at once.
     """
     matrix = table.matrix()
 
-    def add_trees(trees: Sequence[Tree], margins: NDArray[np.float64]) -> None:
+    def add_trees(trees: Sequence[Tree], margins: Floats) -> None:
         found = ask_all(party, part, trees, matrix, number, threads)
         margins_from_bits(found.trees, found.base, found.packed, margins, threads)
 
@@ -129,14 +135,17 @@ def ask_all(
     assert part.forest is not None
     n_rows = len(matrix)
     used = used_records(trees, len(part.forest.sources))
-    theirs = [(name, records) for name, records in zip(part.forest.sources, used, strict=True) if name != party.name]
+    theirs = [(name, of) for name, of in zip(part.forest.sources, used, strict=True) if name != party.name and len(of)]
     for name, records in theirs:
-        if len(records):
-            party.send(name, DecideRequest(number, Array.of(records)))
+        party.send(name, DecideRequest(number, Array.of(records)))
+    # own rows are decided while the others decide theirs
     packed = {party.name: part.splits.decide(matrix, used[part.forest.sources.index(party.name)], threads)}
     for name, records in theirs:
-        if len(records):
-            packed[name] = _decisions(party, name, len(records), n_rows)
+        found = []
+        for of in column_pieces(len(records), n_rows):
+            first, count = party.receive(name, Decisions), of.stop - of.start
+            found.append(take_columns(party, name, n_rows, count, first, lambda m: m.left, count, "Decisions.left"))
+        packed[name] = found[0] if len(found) == 1 else np.concatenate(found)
     return RowDecisions(
         trees=[renumber(tree, used) for tree in trees],
         base=np.cumsum([0, *(len(records) for records in used)]),
@@ -144,15 +153,6 @@ def ask_all(
         used=used,
         n_rows=n_rows,
     )
-
-
-def _decisions(party: Party, owner: str, n_records: int, n_rows: int) -> NDArray[np.uint8]:
-    """Receive an owner's decisions at all records, packed bits (n_records, n_rows/8)."""
-    found = []
-    for part in column_pieces(n_records, n_rows):
-        first, count = party.receive(owner, Decisions), part.stop - part.start
-        found.append(take_columns(party, owner, n_rows, count, first, lambda m: m.left, count, "Decisions.left"))
-    return found[0] if len(found) == 1 else np.concatenate(found)
 
 
 class RowSets:
@@ -167,18 +167,18 @@ class RowSets:
 
     def decide(self, request: DecideRequest, splits: SplitTable, threads: int) -> Iterator[Decisions]:
         """Answer the active party as the owner of `splits`; PeerProtocolError for what a walk down trees needs not."""
-        active, n_sets = self._active, len(self._matrices)
+        active, n_sets, expected = self._active, len(self._matrices), ""
         records = view(request.records, np.int32, (None,), peer=active, what="DecideRequest.records")
+        asked = set(records.tolist())
         if not 0 <= request.rows < n_sets:
-            raise PeerProtocolError(active, f"expected one of {n_sets} row sets - at DecideRequest from {active}")
-        if np.any(records < 0) or np.any(records >= len(splits)):
-            raise PeerProtocolError(active, f"expected records below {len(splits)} - at DecideRequest from {active}")
-        asked, decided = set(records.tolist()), self._decided[request.rows]
-        if not asked or len(asked) < len(records) or asked & decided:
-            raise PeerProtocolError(
-                active, f"expected each record once for every row, got one again - at DecideRequest from {active}"
-            )
-        decided |= asked
+            expected = f"one of {n_sets} row sets"
+        elif np.any(records < 0) or np.any(records >= len(splits)):
+            expected = f"records below {len(splits)}"
+        elif not asked or len(asked) < len(records) or asked & self._decided[request.rows]:
+            expected = "each record once for every row, got one again"
+        if expected:
+            raise PeerProtocolError(active, f"expected {expected} - at DecideRequest from {active}")
+        self._decided[request.rows] |= asked
         matrix = self._matrices[request.rows]
         return (
             Decisions(Array.of(splits.decide(matrix[of], records[part], threads)))
@@ -225,81 +225,71 @@ def check_present(party: Party, part: ModelPart, table: Table) -> None:
         return
     forest = part.forest
     absent = [source for source, name in enumerate(forest.sources) if name not in (party.name, *party.peers)]
-    first = {source: _first_round(forest, source) for source in absent}
-    missing = [forest.sources[source] for source in absent if first[source] is not None]
-    if missing:
-        names = ", ".join(missing)
-        without = min(number for number in first.values() if number is not None)
+    # of each absent owner, the first tree in which it has a split
+    using = {
+        source: next((k for k, tree in enumerate(forest.trees) if np.any(tree.source == source)), None)
+        for source in absent
+    }
+    first = [number for number in using.values() if number is not None]
+    if first:
+        n_outputs = forest.objective.n_outputs
+        names = ", ".join(forest.sources[source] for source in absent if using[source] is not None)
         text = f"expected every owner of splits to take part in the prediction, got none of {names}"
         raise DataError(
-            f"{text}; the first {without} of {len(forest.trees) // forest.objective.n_outputs} rounds do without",
+            f"{text}; the first {min(first) // n_outputs} of {len(forest.trees) // n_outputs} rounds do without",
             public=text,
         )
 
 
-def _first_round(forest: Forest, source: int) -> int | None:
-    """Return the first round, from 0, in which `source` owns a split."""
-    using = (number for number, tree in enumerate(forest.trees) if np.any(tree.source == source))
-    number = next(using, None)
-    return None if number is None else number // forest.objective.n_outputs
+# ---------------------------------------------------------------- prediction of a table
+
+
+def _open_active(inputs: RoleInput, rows: str) -> list[Tree]:
+    """Agree on the model and the number of `rows`; return the trees whose records all owners still have."""
+    party, part = inputs.party, inputs.part
+    assert part.forest is not None, "the active party's part holds the trees"
+    check_present(party, part, inputs.rows.table)
+    agree(party, {"model": part.model_id, rows: inputs.rows.table.n_rows}, remedy=OF_ONE_MODEL)
+    held = {peer: party.receive(peer, RecordCount).records for peer in party.peers}
+    return decidable(party, part, held)
+
+
+def _open_passive(inputs: RoleInput, rows: str) -> NDArray[np.float32]:
+    """Agree likewise; return the rows to decide: those that the model was trained on under noise by noisy values."""
+    party, part, table = inputs.party, inputs.part, inputs.rows.table
+    (active,) = party.peers
+    check_present(party, part, table)
+    agree(party, {"model": part.model_id, rows: table.n_rows}, remedy=OF_ONE_MODEL)
+    if part.randomised is not None and inputs.apart:
+        check_unknown(inputs, part.randomised.known, inputs.rows)
+    matrix = shown_matrix(part.randomised, inputs.rows)
+    party.send(active, RecordCount(len(part.splits)))
+    return matrix
 
 
 def collect(inputs: RoleInput) -> RowDecisions:
     """Get every owner's decisions as the active party, in one round; passive parties play `predict_passive`.
 
-    The active party learns each row's side of every split of every owner; passive parties learn how many rows are
-    predicted, and which of their records are still in use. Raises DataError when an owner of splits is not among the
-    peers.
+    Raises DataError when an owner of splits is not among the peers.
     """
-    party, part, table = inputs.party, inputs.part, inputs.rows.table
-    assert part.forest is not None, "the active party's part holds the trees"
-    check_present(party, part, table)
-    agree(party, {"model": part.model_id, "rows to predict": table.n_rows}, remedy=OF_ONE_MODEL)
-    held = {peer: party.receive(peer, RecordCount).records for peer in party.peers}
-    found = ask_all(party, part, decidable(party, part, held), table.matrix(), 0, inputs.threads)
+    party, trees = inputs.party, _open_active(inputs, "rows to predict")
+    found = ask_all(party, inputs.part, trees, inputs.rows.table.matrix(), 0, inputs.threads)
     for peer in party.peers:
         party.send(peer, Finish())
     return found
 
 
-def predict_active(inputs: RoleInput) -> NDArray[np.float64]:
-    """Predict as the party with the trees: ask every owner of splits once, then walk the trees alone.
-
-    Parameters
-    ----------
-    inputs : RoleInput
-        Its `data` are the rows to predict, its `part` what training left at this party.
-
-    Returns
-    -------
-    float64 (n_rows, n_outputs)
-        Margins.
-
-    Raises
-    ------
-    DataError
-        When an owner of splits is not among the peers; see `check_present`.
-    PeerError
-        When a peer is lost or sends something else.
-    """
+def predict_active(inputs: RoleInput) -> Floats:
+    """Return margins (n_rows, n_outputs) as the party with the trees: ask every owner once, then walk alone."""
     return margins(collect(inputs), inputs.part.forest.objective, inputs.threads)
 
 
 def predict_passive(inputs: RoleInput) -> None:
-    """Decide the role's rows at own splits for the active party, which plays `predict_active` or `collect`.
-
-    Rows that the model was trained on under noise are decided by what was told of them then (`shown_rows`).
-    """
-    party, part, table = inputs.party, inputs.part, inputs.rows.table
-    (active,) = party.peers
-    check_present(party, part, table)
-    agree(party, {"model": part.model_id, "rows to predict": table.n_rows}, remedy=OF_ONE_MODEL)
-    if part.randomised is not None and inputs.apart:
-        check_unknown(inputs, part.randomised.known, inputs.rows)
-    rows = RowSets(active, [shown_matrix(part.randomised, inputs.rows)])
-    party.send(active, RecordCount(len(part.splits)))
+    """Decide the role's rows at own splits for the active party, which plays `predict_active` or `collect`."""
+    party, (active,) = inputs.party, inputs.party.peers
+    rows = RowSets(active, [_open_passive(inputs, "rows to predict")])
     while isinstance(request := party.receive(active, DecideRequest, Finish), DecideRequest):
-        for decisions in rows.decide(request, part.splits, inputs.threads):
+        for decisions in rows.decide(request, inputs.part.splits, inputs.threads):
             party.send(active, decisions)
 
 
@@ -311,7 +301,7 @@ def predict_passive(inputs: RoleInput) -> None:
 MOST_ROWS = 1 << 20
 """Rows of one request, at most."""
 SAYS_SO = 20.0
-"""Seconds after which an active party that is asked nothing says that it is still there."""
+"""Seconds without a request after which the active party sends a message, so that peers know it is there."""
 
 
 class OnlineRows(Message):
@@ -325,9 +315,9 @@ class OnlineRows(Message):
 class Asked(msgspec.Struct, frozen=True):
     """A request: numbers of common rows, int32, the active party's columns of them, and where margins go."""
 
-    rows: NDArray[np.int32]
+    rows: Int32s
     table: Table
-    tell: Callable[[NDArray[np.float64]], None]
+    tell: Callable[[Floats], None]
 
 
 Requests = Iterator[Asked | None]
@@ -336,22 +326,17 @@ Requests = Iterator[Asked | None]
 
 def online_active(inputs: RoleInput) -> None:
     """Predict what `inputs.requests` asks for, until it ends."""
-    party, part = inputs.party, inputs.part
-    assert part.forest is not None
-    check_present(party, part, inputs.rows.table)
-    agree(party, {"model": part.model_id, "rows": inputs.rows.table.n_rows}, remedy=OF_ONE_MODEL)
-    held = {peer: party.receive(peer, RecordCount).records for peer in party.peers}
-    trees, objective = decidable(party, part, held), part.forest.objective
+    trees = _open_active(inputs, "rows")
 
-    def answer(asked: Asked) -> NDArray[np.float64]:
-        found = ask_all(party, part, trees, asked.table.matrix(), 0, inputs.threads)
-        return margins(found, objective, inputs.threads)
+    def answer(asked: Asked) -> Floats:
+        found = ask_all(inputs.party, inputs.part, trees, asked.table.matrix(), 0, inputs.threads)
+        return margins(found, inputs.part.forest.objective, inputs.threads)
 
     answer_requests(inputs, answer)
 
 
-def answer_requests(inputs: RoleInput[Any, Any], answer: Callable[[Asked], NDArray[np.float64]]) -> None:
-    """Name each request's rows to all peers, and tell what `answer` makes of it, until there are no more."""
+def answer_requests(inputs: RoleInput[Any, Any], answer: Callable[[Asked], Floats]) -> None:
+    """Name each request's rows to all peers, and return what `answer` makes of it, until there are no more."""
     party = inputs.party
     assert inputs.requests is not None
     spoken, often = time.monotonic(), min(SAYS_SO, party.timeout / 4)
@@ -370,7 +355,7 @@ def answer_requests(inputs: RoleInput[Any, Any], answer: Callable[[Asked], NDArr
         party.send(peer, Finish())
 
 
-def asked_rows(asked: OnlineRows, active: str, n_rows: int) -> NDArray[np.int32]:
+def asked_rows(asked: OnlineRows, active: str, n_rows: int) -> Int32s:
     """Return the rows that the active party asks a passive one for, all below `n_rows`."""
     rows = view(asked.rows, np.int32, (None,), peer=active, what="OnlineRows.rows")
     if len(rows) > MOST_ROWS or np.any(rows < 0) or np.any(rows >= n_rows):
@@ -382,18 +367,11 @@ def asked_rows(asked: OnlineRows, active: str, n_rows: int) -> NDArray[np.int32]
 
 def online_passive(inputs: RoleInput) -> None:
     """Decide the common rows that the active party asks for at own splits, until it has finished."""
-    party, part, table = inputs.party, inputs.part, inputs.rows.table
-    (active,) = party.peers
-    check_present(party, part, table)
-    agree(party, {"model": part.model_id, "rows": table.n_rows}, remedy=OF_ONE_MODEL)
-    if part.randomised is not None and inputs.apart:
-        check_unknown(inputs, part.randomised.known, inputs.rows)
-    matrix = shown_matrix(part.randomised, inputs.rows)
-    party.send(active, RecordCount(len(part.splits)))
+    party, (active,), matrix = inputs.party, inputs.party.peers, _open_passive(inputs, "rows")
     sets = RowSets(active, [])
     while not isinstance(asked := party.receive(active, OnlineRows, DecideRequest, Finish), Finish):
         if isinstance(asked, DecideRequest):
-            for decisions in sets.decide(asked, part.splits, inputs.threads):
+            for decisions in sets.decide(asked, inputs.part.splits, inputs.threads):
                 party.send(active, decisions)
             continue
         assert isinstance(asked, OnlineRows)

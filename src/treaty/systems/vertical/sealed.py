@@ -1,42 +1,27 @@
-"""What both ends of sealed sums do at a level, and the messages of it.
+"""Sealed sums: what both ends compute at a level, and the passive party's end.
 
-=====================  =============  =======================================================  =========================
-message                from -> to     content                                                  protection
-=====================  =============  =======================================================  =========================
-`SealedColumns`        passive ->     which columns have missing values; a key                 TLS; signature
-`TournamentTerms`          active ->      reg_lambda in units of hess, how long a step takes;      TLS; signatures
-                                      keys of other passive parties
-`SealedSumsRequest`    active ->      as `SumsRequest`, and whose children nodes are; who      lattice map
-                                      comes before and after in a level's last comparisons
-`Sums`                 passive ->     bin sums under masks                                     uniform masks
-`SealedStep`           both ways      a step of computing on shares                            oblivious transfer
-`MovedShares`          passive ->     its shares of the best so far, under a mask that the     uniform masks
-                                      next passive party knows, too
-`OwnerShares`          passive ->     its shares of whose split is best                        told to the active party
-`WonCandidates`             active ->      nodes that the receiver won; shares of its candidate     told to the receiver
-`SideChoices`          active ->      which child of its parent each row is in                 oblivious transfer
-`SplitSides`           passive ->     which rows go left at each node won                      pads; its own rows' told
-=====================  =============  =======================================================  =========================
-
-With ``reveal="column"`` `SplitColumns` takes the place of the last two, as under open sums. Nodes of a level are in an
-order that both ends share: those asked about, then the sibling of each. Which of two siblings is the left one is not
-told.
+Sums stay under masks, as shares of the active and one passive party; the two compare candidates for splits on shares,
+and only whose split is best at a node is opened (`sealed_active` has the order of the steps). Nodes of a level are in
+an order that both ends share: those asked about, then the sibling of each. Which of two siblings is the left one is not
+revealed.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from numpy.typing import NDArray
 
 from treaty.crypto.keystream import Keystream, length_prefixed
 from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sharing.key_agreement import agree_with
+from treaty.crypto.sums.encrypted_sums import SumsServer
 from treaty.crypto.sums.lattice_sums import LatticeSumsServer, sealed_places
 from treaty.crypto.transfer.arithmetic import Wide, add, prefix_sums, subtract
 from treaty.crypto.transfer.sealed_sums import (
@@ -68,7 +53,7 @@ from treaty.messaging.messages import (
 from treaty.messaging.party import Party
 from treaty.systems.observers import SidesLearned
 from treaty.systems.system import RoleInput
-from treaty.systems.vertical.column_owner import EncryptedOwner, SplitOwner
+from treaty.systems.vertical.column_owner import ColumnOwner, SplitOwner
 from treaty.systems.vertical.exact_sums import ToldSides
 from treaty.systems.vertical.messages import (
     CHOICE_BITS,
@@ -156,54 +141,50 @@ def _numbers(bins: int, categorical: bool, missing: bool) -> list[tuple[int, boo
 # party and a passive one that collude learn what passes between them: the best fraction so far, at every node.
 #
 # The active party carries the public keys that seeds are made from, too. Each is signed with the key of its owner's
-# certificate, for this job and system, so that the active party cannot put its own in their place; it can bring one of
-# an earlier run, whose secret nobody has any more. Between threads of one process there are no certificates, and nobody
-# to deceive.
+# certificate, for this job and system, so that the active party cannot replace it by its own. It can replay one of an
+# earlier run, whose secret no longer exists. Between threads of one process there are no certificates.
+
+
 class MovingKey:
-    """A passive party's key for moving shares, new for every training."""
+    """A passive party's key for moving shares, new for every training; `others` are the passive parties met."""
 
     def __init__(self, party: Party, vouching: Signer) -> None:
         self._party, self._vouching, self._secret = party, vouching, X25519PrivateKey.generate()
         self._seeds: dict[str, bytes] = {}
         self._drawn: dict[str, int] = {}
+        self.others: frozenset[str] = frozenset()
 
     def signed(self) -> tuple[bytes, bytes]:
         """Return what the other passive parties need: the public key, and a signature on it."""
         key = self._secret.public_key().public_bytes_raw()
-        return key, self._vouching.vouch(self._content(self._party.name, key))
+        return key, self._vouching.vouch(self.content(self._party.name, key))
+
+    def content(self, name: str, key: bytes) -> bytes:
+        """Return what a party signs of its key."""
+        return length_prefixed("treaty key for moved shares", self._party.job, self._party.protocol, name, key)
 
     def meet(self, signed: Mapping[str, tuple[bytes, bytes]]) -> None:
-        """Derive a seed with each owner of these public keys; CryptoError for what is none, or not its owner's."""
+        """Derive a seed with each owner of these public keys; CryptoError for an invalid key or signature."""
         for name, (key, signature) in signed.items():
-            if not self._vouching.check(name, signature, self._content(name, key)):
+            if not self._vouching.check(name, signature, self.content(name, key)):
                 raise CryptoError(
                     f"expected a key signed by {name} with the key of its certificate, got no such signature"
                 )
         keys = {name: key for name, (key, _) in signed.items()}
         self._seeds = agree_with(self._secret, keys, "sealed sums", self._party.name)
-        self._drawn = dict.fromkeys(keys, 0)
+        self._drawn, self.others = dict.fromkeys(keys, 0), frozenset(keys)
 
-    @property
-    def others(self) -> frozenset[str]:
-        """The passive parties met."""
-        return frozenset(self._seeds)
-
-    def _content(self, name: str, key: bytes) -> bytes:
-        return length_prefixed("treaty key for moved shares", self._party.job, self._party.protocol, name, key)
-
-    def mask(self, other: str, shape: tuple[int, int, int]) -> Wide:
-        """Return the next mask of what another passive party moves to this one, uniform uint64 of this shape."""
-        return self._next(other, self._party.name, shape)
-
-    def without_mask(self, other: str, shares: Wide) -> Wide:
-        """Return shares, which move to another passive party, less the next mask."""
-        return subtract(shares, self._next(other, other, (len(shares), *shares.shape[1:])))
-
-    def _next(self, other: str, receiver: str, shape: tuple[int, int, int]) -> Wide:
-        # the active party says who moves shares to whom: two that move theirs to each other must not have one mask
+    def mask(self, other: str, shape: tuple[int, ...], *, sending: bool) -> Wide:
+        """Return the next mask, uniform uint64, of shares that move to another passive party, or come from it."""
+        # the active party says who moves shares to whom: without the receiver's name, two parties that move theirs to
+        # each other would use one mask twice
+        receiver = other if sending else self._party.name
         number, self._drawn[other] = self._drawn[other], self._drawn[other] + 1
         key = hashlib.sha256(self._seeds[other] + number.to_bytes(8, "little") + receiver.encode()).digest()
         return np.frombuffer(Keystream(key).raw(8 * int(np.prod(shape))), "<u8").astype(np.uint64).reshape(shape)
+
+
+# ---------------------------------------------------------------- a level, at either end
 
 
 _AT_A_TIME = 1 << 14
@@ -260,61 +241,54 @@ def take_steps(party: Party, ends: Mapping[str, Steps[Any]]) -> dict[str, Any]:
     while given:
         waiting = []
         for peer, came in given.items():
-            sent = _next(ends[peer], came, results, peer)
-            if sent is not None:
-                party.send(peer, SealedStep(pack(sent)))
-                waiting.append(peer)
+            try:
+                sent = next(ends[peer]) if came is None else ends[peer].send(came)
+            except StopIteration as stop:
+                results[peer] = stop.value
+                continue
+            party.send(peer, SealedStep(pack(sent)))
+            waiting.append(peer)
         given = {peer: unpack(party.receive(peer, SealedStep).payload, peer, "SealedStep") for peer in waiting}
     return results
 
 
-def _next(
-    end: Generator[StepArrays, StepArrays, Any], came: StepArrays | None, results: dict[str, Any], peer: str
-) -> StepArrays | None:
-    try:
-        return next(end) if came is None else end.send(came)
-    except StopIteration as stop:
-        results[peer] = stop.value
-        return None
+# ---------------------------------------------------------------- passive party
 
 
-class SealedOwner(EncryptedOwner):
+class SealedOwner(ColumnOwner):
     """Finds the best splits of own columns together with the active party, and learns those that won.
 
-    Made after the hint is sent. `offsets` has the first slot of each own feature.
+    Made after the hint is sent.
     """
 
-    asks = SealedSumsRequest
-    names = WonCandidates
+    sums_request, split_request = SealedSumsRequest, WonCandidates
 
     def __init__(
         self,
         inputs: RoleInput,
         follower: Follower,
-        server: LatticeSumsServer,
+        server: SumsServer,
         splits: SplitOwner,
-        told: ToldSides,
+        revealed: ToldSides,
         *,
         by_column: bool,
-        offsets: Int32s,
     ) -> None:
-        super().__init__(inputs, follower, server, splits, told, by_column=by_column)
-        party = inputs.party
-        self._party, self._key, self._shares_of = party, MovingKey(party, inputs.vouching), server
+        super().__init__(inputs, follower, server, splits, revealed, by_column=by_column)
+        assert isinstance(server, LatticeSumsServer)
+        party, active = self._party, self._active
+        self._key, self._shares_of = MovingKey(party, inputs.vouching), server
         self._divided: list[tuple[int, float, float, int]] = []  # a tree's splits: record, rows it may divide, depth
-        self._columns = offsets, inputs.rows.table.schema.categorical, server.have_missing
-        party.send(self._active, SealedColumns(Array.of(server.have_missing), self._key.signed()))
-        terms = party.receive(self._active, TournamentTerms)
+        self._columns = splits.bins.offsets, inputs.rows.table.schema.categorical, server.have_missing
+        party.send(active, SealedColumns(Array.of(server.have_missing), self._key.signed()))
+        terms = party.receive(active, TournamentTerms)
         if set(terms.keys) != set(inputs.others) - {party.name}:
-            raise PeerProtocolError(
-                self._active,
-                f"expected keys of the job's other passive parties - at TournamentTerms from {self._active}",
-            )
+            wrong = "expected keys of the job's other passive parties"
+            raise PeerProtocolError(active, f"{wrong} - at TournamentTerms from {active}")
         try:
             self._key.meet(terms.keys)
         except CryptoError as error:
-            raise PeerProtocolError(self._active, f"{error} - at TournamentTerms from {self._active}") from None
-        transfers = take_steps(party, {self._active: open_transfers()})[self._active]
+            raise PeerProtocolError(active, f"{error} - at TournamentTerms from {active}") from None
+        transfers = take_steps(party, {active: open_transfers()})[active]
         self._end = SealedEnd(1, transfers, places_of(server.bounds), Widths.of(server.bounds, terms.ridge), terms.step)
 
     def start_tree(self, start: TreeStart) -> None:
@@ -342,8 +316,9 @@ class SealedOwner(EncryptedOwner):
         of_level = parents == -1 if nodes == 0 else (parents >= 0) & (parents < nodes)
         self._parts.append(shares)
         self._parents.append(parents)
-        told = np.concatenate(self._parents)  # a parent twice would be two nodes whose sides are under the same pads
-        once = len(np.unique(told)) == len(told)
+        # a parent twice would be two nodes whose sides are under the same pads
+        so_far = np.concatenate(self._parents)
+        once = len(np.unique(so_far)) == len(so_far)
         if not (once and of_level.all()) or not {request.before, request.after} <= self._key.others | {""}:
             what = "nodes of the last level, each once, and parties of the job"
             raise PeerProtocolError(self._active, f"expected {what} - at SealedSumsRequest from {self._active}")
@@ -368,17 +343,20 @@ class SealedOwner(EncryptedOwner):
         self._before, self._numbers = found.slots, found.best[:, NUMBER, 0]
         best = found.best
         if request.before:
-            so_far = fitted(self._key.mask(request.before, best.shape), end.widths)
+            # the mask is this party's share of the best before it; the active party has the other
+            so_far = fitted(self._key.mask(request.before, best.shape, sending=False), end.widths)
             entries = [so_far, best, *[np.zeros_like(best)] * request.own_after]
             steps = winner_of(end.transfers, np.stack(entries, axis=1), end.widths, end.role, end.step)
             best = take_steps(self._party, {active: steps})[active]
         if request.after:
-            self._party.send(active, MovedShares(Array.of(self._key.without_mask(request.after, best))))
+            moved = subtract(best, self._key.mask(request.after, best.shape, sending=True))
+            self._party.send(active, MovedShares(Array.of(moved)))
         else:
             self._party.send(active, OwnerShares(Array.of(best[:, OWNER, 0])))
 
-    def chosen(self, message: WonCandidates) -> SplitRequest:
+    def named_splits(self, message: SplitRequest | WonCandidates) -> SplitRequest:
         """Open own candidates at the nodes that they won; return the splits as a request names them."""
+        assert isinstance(message, WonCandidates)
         active, what = self._active, "WonCandidates"
         nodes = view(message.nodes, np.int32, (None,), peer=active, what=f"{what}.nodes")
         shares = view(message.numbers, np.uint64, (len(nodes),), peer=active, what=f"{what}.numbers")
@@ -392,15 +370,16 @@ class SealedOwner(EncryptedOwner):
         return SplitRequest(Array.of(columns), Array.of(np.packbits(left_bins, axis=1)))
 
     def divide(self, request: SplitRequest) -> Iterator[Message]:
-        """Record splits; yield which rows go left, unless all rows are decided under pads: see `_offer`."""
+        """Record splits; yield which rows go left: of the whole table in the clear, or of nodes under pads."""
         if self._by_column:
             return super().divide(request)
         self._limits.split(request)
         return self._offer(request)
 
     def _offer(self, request: SplitRequest) -> Iterator[SplitSides]:
-        """Record the splits that `chosen` returned; offer the sides of all rows, of which the other end reads some."""
+        """Record the splits that candidates won; offer the sides of all rows, of which the other end can open some."""
         party, active, paths, n_rows = self._party, self._active, self._paths, self._n_rows
+        # every row's way through the tree is transferred bit by bit: pads of sides are opened by the bits alone
         while paths.levels < self._paths_of_nodes.shape[1]:
             for of, choices in take_rows(party, active, n_rows, CHOICE_BITS, SideChoices):
                 message = view(choices.message, np.uint64, (None, None), peer=active, what="SideChoices.message")
@@ -424,24 +403,19 @@ class SealedOwner(EncryptedOwner):
 
     def end_tree(self, end: TreeEnd) -> None:
         if not self._by_column:
-            self._count(end)
+            empty = Array.of(np.empty((0, 2), np.uint8))
+            sent = empty if end.rows is None else end.rows
+            self._count(view(sent, np.uint8, (len(self._divided), 2), peer=self._active, what="TreeEnd.rows"))
         super().end_tree(end)
 
     def close(self) -> None:
-        self._count(None)
+        # the sizes of a tree that was broken off never come: each split is taken to halve a node's rows
+        self._count(np.array([(8 * depth, 8 * depth) for *_, depth in self._divided], np.uint8).reshape(-1, 2))
 
-    def _count(self, end: TreeEnd | None) -> None:
-        """Count what the sides of the tree's splits tell, by the numbers of rows that went left and right.
-
-        Of a tree that was broken off (None) nobody says them: each split is taken to halve a node's rows.
-        """
-        if end is None:
-            sizes = np.array([(8 * depth, 8 * depth) for *_, depth in self._divided], np.uint8).reshape(-1, 2)
-        else:
-            sent = Array.of(np.empty((0, 2), np.uint8)) if end.rows is None else end.rows
-            sizes = view(sent, np.uint8, (len(self._divided), 2), peer=self._active, what="TreeEnd.rows")
+    def _count(self, sizes: NDArray[np.uint8]) -> None:
+        """Count what the sides of the tree's splits reveal, by the numbers of rows that went left and right."""
         rows = self._n_rows * 0.5 ** (sizes / 8.0)
-        self._splits.tell(
+        self._splits.count_revealed(
             (record, min(1.0, left / max(1.0, below)), min(1.0, right / max(1.0, above)))
             for (record, below, above, _), (left, right) in zip(self._divided, rows.tolist(), strict=True)
         )

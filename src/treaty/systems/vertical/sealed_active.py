@@ -44,8 +44,7 @@ from treaty.systems.vertical.messages import (
     WonCandidates,
 )
 from treaty.systems.vertical.sealed import Candidates, LevelResult, SealedEnd, find_best, places_of, take_steps
-from treaty.trees.boosting import TreeSample
-from treaty.trees.columns import MayShow, SplitSearch, SumsSource
+from treaty.trees.columns import SplitSearch
 from treaty.trees.growth import RowPartition
 from treaty.trees.scanning import bound, fraction
 from treaty.trees.splits import Level, SplitRules, Splits
@@ -228,34 +227,18 @@ def make_ends(
 
 
 class SealedSearch(SplitSearch):
-    """The search for a tree's splits among own columns and those of `SealedPeer`s; see the module's docstring."""
+    """The search for a tree's splits among own columns and those of `SealedPeer`s, as the module describes."""
 
-    def __init__(
-        self,
-        sources: Sequence[SumsSource],
-        sample: TreeSample,
-        rules: SplitRules,
-        threads: int = 1,
-        *,
-        own: int | None = None,
-        alone: bool = False,
-        may_show: MayShow | None = None,
-    ) -> None:
-        super().__init__(sources, sample, rules, threads, own=own, alone=alone, may_show=may_show)
-        assert own is not None
-        self._own_source = own
-        self._derivatives = sample.grad, sample.hess
-        self._order: Order | None = None
-        self._peers = {k: source for k, source in self.sources.items() if isinstance(source, SealedPeer)}
-        self._chain = [k for k, peer in self._peers.items() if len(peer.candidates)]
-        for peer in self._peers.values():
-            self.gradients = peer.gradients
-        if self._peers:
-            self.gradients.chain, self.gradients.turns = [self._peers[k].peer for k in self._chain], []
-            self.gradients.own_place = sum(k < own for k in self._chain)
+    _own: int
+    _order: Order | None
+    _peers: dict[int, SealedPeer]
+    _chain: list[int]  # of passive parties, those with columns in the tree
+    gradients: SealedGradients
 
     def ask(self, level: Level, rows: RowPartition) -> None:
         """Ask passive parties for masked sums, in the order that both ends share; sum up own columns."""
+        if level.depth == 0:
+            self._begin()
         self._rows = rows
         self._shown_of_level, for_others = self.shown.part(level)
         self._asks_others = bool(self._chain and len(for_others.nodes))
@@ -264,16 +247,26 @@ class SealedSearch(SplitSearch):
             self.gradients.order = self._order
             if level.depth:
                 of_siblings, _ = rows.rows(self._order.nodes[len(self._order.parents) :], sampled=False)
-                self.gradients.turns.append(
-                    np.bincount(of_siblings, minlength=len(self._derivatives[0])).astype(np.uint8)
-                )
+                self.gradients.turns.append(np.bincount(of_siblings, minlength=len(self.sample.grad)).astype(np.uint8))
             self.gradients.ask(in_order, rows)
-        self._asked = {self._own_source: level}
-        self.sources[self._own_source].ask_sums(level, rows)
+        self._asked = {self._own: level}
+        self.sources[self._own].ask_sums(level, rows)
+
+    def _begin(self) -> None:
+        """Find the passive parties with columns in the tree, which compare their bests one after another."""
+        assert self.own is not None
+        self._own, self._order = self.own, None
+        self._peers = {k: source for k, source in self.sources.items() if isinstance(source, SealedPeer)}
+        self._chain = [k for k, peer in self._peers.items() if len(peer.candidates)]
+        for peer in self._peers.values():
+            self.gradients = peer.gradients
+        if self._peers:
+            self.gradients.chain, self.gradients.turns = [self._peers[k].peer for k in self._chain], []
+            self.gradients.own_place = sum(k < self._own for k in self._chain)
 
     def choose(self, level: Level) -> Splits:
         """Return the best splits, of which passive parties' are known by the rows that they send left alone."""
-        found = self.scan(self._own_source, level)
+        found = self.scan(self._own, level)
         if self._asks_others:
             self._settle(np.flatnonzero(self._shown_of_level), level, found)
         return found
@@ -300,18 +293,20 @@ class SealedSearch(SplitSearch):
             of_left = self._left_totals(level.nodes[won], self._peers[k].fetch_left())
             self._check(self._peers[k].peer, of_left, totals)
             found.source[won], found.feature[won], found.left_bins[won] = k, 0, False
-            found.left_totals[won], found.gain[won] = of_left, self._rules.gain(totals, of_left)
+            found.left_totals[won], found.gain[won] = of_left, self.rules.gain(totals, of_left)
 
     def _left_totals(self, nodes: Int32s, left: Flags) -> Integers:
         """Return sums of grad, hess and rows over the sampled rows of nodes that go left, (n, 3)."""
         rows, starts = self._rows.rows(nodes, sampled=True)
         going = left[rows]
-        each = np.stack([*(np.where(going, values[rows], 0) for values in self._derivatives), going], axis=1)
+        each = np.stack(
+            [*(np.where(going, values[rows], 0) for values in (self.sample.grad, self.sample.hess)), going], axis=1
+        )
         return np.add.reduceat(each, starts[:-1], axis=0)
 
     def _check(self, peer: str, left: Integers, totals: Integers) -> None:
         """Refuse splits that have not been among the candidates."""
-        least = np.array([self._rules.least_hess, self._rules.min_child_samples])
+        least = np.array([self.rules.least_hess, self.rules.min_child_samples])
         if np.any(left[:, 1:] < least) or np.any((totals - left)[:, 1:] < least):
             raise PeerProtocolError(
                 peer, f"expected splits with enough rows and weight in each child - at which rows go left, from {peer}"
@@ -327,9 +322,9 @@ class SealedSearch(SplitSearch):
         for k in self._chain:
             peer, before, after = self._peers[k], [], []
             if k == first:
-                before = [ours if k > self._own_source else bounds]
+                before = [ours if k > self._own else bounds]
                 after = [ours] * (self.gradients.own_place == 1)
-            known = Known(order.totals, self._rules.ridge, *self._limits(order), k + _FIRST_PEER, before, after)
+            known = Known(order.totals, self.rules.ridge, *self._limits(order), k + _FIRST_PEER, before, after)
             ends[peer.peer] = find_best(peer.end, parts[k], order.parents, peer.slots, peer.candidates, known)
         found: dict[str, LevelResult] = take_steps(self.gradients.party, ends)
         best = {k: found[name].best for k, name in names.items()}
@@ -348,7 +343,7 @@ class SealedSearch(SplitSearch):
 
     def _own_entries(self, order: Order, shown: NDArray[np.intp], own: Splits) -> tuple[KnownEntry, KnownEntry]:
         """Return what a split has to pass at each node, and own best splits, or the former where there are none."""
-        rules, bounds, ours, owners = self._rules, [], [], []
+        rules, bounds, ours, owners = self.rules, [], [], []
         for wanted, totals in zip(order.wanted, order.totals, strict=True):
             bounds.append(bound(totals, rules.ridge, rules.threshold_in_units))
             node = -1 if wanted < 0 else int(shown[wanted])
@@ -360,7 +355,7 @@ class SealedSearch(SplitSearch):
     def _limits(self, order: Order) -> tuple[Integers, Integers]:
         """Return the least hess and rows of a left child, and one more than the most, int64 (2, nodes) each."""
         limits = []
-        for part, least in ((1, self._rules.least_hess), (2, self._rules.min_child_samples)):
+        for part, least in ((1, self.rules.least_hess), (2, self.rules.min_child_samples)):
             most = np.where(order.wanted >= 0, order.totals[:, part] - least + 1, least)
             limits.append(np.stack([np.full(len(most), least), np.maximum(most, least)]))
         return limits[0], limits[1]

@@ -1,9 +1,9 @@
 """Setting up a training on hidden sums: both ends agree on a cipher, its keys and hints, and are made ready.
 
 The active party measures links and chooses the cipher where the job leaves it open; all parties of the lattice map make
-its public seed together (`public_seed`); passive parties send their cipher's hints. `set_up_active` yields all columns
-as the active party sees them, `set_up_passive` yields a passive party's own; roles of SecureBoost and FedXGBoost-SMM
-train within these blocks.
+its public seed together; passive parties send their cipher's hints. `set_up_active` yields the columns of all parties
+as the active party sees them, `set_up_passive` a passive party's own; roles of SecureBoost and FedXGBoost-SMM train
+within these blocks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ from treaty.crypto.sums.encrypted_sums import ALONE, SumsClient, SumsServer, mak
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient, LatticeSumsServer
 from treaty.data.binning import Bins
 from treaty.errors import ConfigError, PeerProtocolError
-from treaty.messaging.messages import pack, unpack
+from treaty.messaging.messages import Message, MessageLeakage, pack, unpack
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import hints_folder, sides_folder
 from treaty.models.trees import ModelPart
@@ -37,20 +37,10 @@ from treaty.systems.pooled.system import Training, own_columns
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical.cipher_choice import PROBES, JobSize, beyond_lattice, choose_cipher, tell_cost_of_sealing
 from treaty.systems.vertical.cipher_options import CipherOptions
-from treaty.systems.vertical.column_owner import EncryptedOwner, SplitOwner, send_hint, show_layout
+from treaty.systems.vertical.column_owner import ColumnOwner, SplitOwner, send_hint, show_layout
 from treaty.systems.vertical.encrypted_columns import EncryptedGradients, PassiveColumns, sums_bounds, take_hints
 from treaty.systems.vertical.exact_sums import ToldSides, check_share, expected_share
-from treaty.systems.vertical.messages import (
-    LinkEcho,
-    LinkProbe,
-    SeedCommitment,
-    SeedCommitments,
-    SeedOffer,
-    SeedShare,
-    SeedShares,
-    Setup,
-    ToldShare,
-)
+from treaty.systems.vertical.messages import LinkEcho, LinkProbe, Setup, ToldShare
 from treaty.systems.vertical.sealed import SealedOwner
 from treaty.systems.vertical.sealed_active import SealedGradients, SealedPeer, SealedSearch, make_ends
 from treaty.systems.vertical.training import Follower, finish, start_of
@@ -86,20 +76,17 @@ class ServerReady:
     ciphers: CipherOptions
 
 
-def _open_store(inputs: RoleInput, options: CipherOptions) -> HintStore:
-    """Open the store of the lattice map's hints and of what answers leaked; without a folder it lasts for this job."""
-    kept = inputs.store is not None and options.may_hint
-    return HintStore(hints_folder(inputs.store, inputs.party.name) if kept and inputs.store is not None else None)
-
-
 # ---------------------------------------------------------------- active party
 @dataclass(frozen=True, slots=True)
-class HiddenSums:
-    """All owners' columns in a training on hidden sums: `sources` in the job's order, the active party's at `own`."""
+class TrainingColumns:
+    """The columns of all parties of a training, whose sums are encrypted, masked or sealed.
+
+    `sources` are in the job's order, the active party's own at `own`.
+    """
 
     sources: Sequence[SumsSource]
     own: int
-    gradients: EncryptedGradients
+    kind: type[SplitSearch]
     rules: SplitRules
     threads: int
     observers: Observers
@@ -107,8 +94,7 @@ class HiddenSums:
     def search(self, sample: TreeSample, *, alone: bool = False, may_show: MayShow | None = None) -> SplitSearch:
         """Begin a tree's search for splits: passive parties get its encrypted gradients, unless it is grown `alone`."""
         self.observers.event(TreeStarted(sample.grad, sample.hess, sample.rows))
-        kind: type[SplitSearch] = SealedSearch if isinstance(self.gradients, SealedGradients) else SplitSearch
-        return kind(
+        return self.kind(
             self.sources, sample, self.rules, self.threads, own=self.own, alone=alone, may_show=may_show
         )  # fmt: skip
 
@@ -116,11 +102,11 @@ class HiddenSums:
 @contextmanager
 def set_up_active(
     inputs: RoleInput, training: Training, *, alone_rounds: int = 0, client_of: MakeClient | None = None
-) -> Iterator[HiddenSums]:
-    """Set up hidden sums of all passive parties' columns; end the training at all of them when the block ends well.
+) -> Iterator[TrainingColumns]:
+    """Set up hidden sums of all passive parties' columns; finish the training at all of them when the block ends well.
 
-    The first `alone_rounds` rounds use own columns alone. `client_of` makes the active party's end of the sums; None:
-    by the cipher that is named or chosen.
+    The first `alone_rounds` rounds use own columns alone. `client_of` makes the active party's end of the sums; by
+    default it is that of the cipher which is named or chosen.
     """
     party, common, threads, options = inputs.party, inputs.common, inputs.threads, inputs.options.ciphers
     part, objective = training.part, training.forest.objective
@@ -130,29 +116,24 @@ def set_up_active(
     alone_trees = alone_rounds * objective.n_outputs
     if alone_trees and len(own.categorical) == 0:
         raise ConfigError("rl_trees needs columns at the active party, which grows those trees alone; it has none")
-    with _open_store(inputs, options) as store:
+    with _hint_store(inputs) as store:
         first_tree = max(alone_trees, len(training.forest.trees))
-        others, gradients = _columns_of_others(inputs, options, training, first_tree, store, client_of)
+        others, gradients = _columns_of_others(inputs, training, first_tree, store, client_of)
         sources = [others.get(name, own) for name in inputs.roles.owners]
         inputs.observers.event(ClientReady(gradients.client, [len(source.categorical) for source in sources]))
-        place = inputs.roles.owners.index(party.name)
-        yield HiddenSums(sources, place, gradients, common.rules(objective), threads, inputs.observers)
+        place, kind = inputs.roles.owners.index(party.name), SealedSearch if options.sealed else SplitSearch
+        yield TrainingColumns(sources, place, kind, common.rules(objective), threads, inputs.observers)
         finish(party)
     for peer in others:
         part.sides[peer] = party.receive(peer, ToldShare).share
 
 
 def _columns_of_others(
-    inputs: RoleInput,
-    options: CipherOptions,
-    training: Training,
-    first_tree: int,
-    store: HintStore,
-    client_of: MakeClient | None,
+    inputs: RoleInput, training: Training, first_tree: int, store: HintStore, client_of: MakeClient | None
 ) -> tuple[dict[str, PassiveColumns], EncryptedGradients]:
     """Set up a cipher with every passive party; return their columns, and what goes to all of them alike."""
     party, common, part, objective = inputs.party, inputs.common, training.part, training.forest.objective
-    n_rows, audit = inputs.rows.table.n_rows, inputs.evidence.number
+    options, n_rows, audit = inputs.options.ciphers, inputs.rows.table.n_rows, inputs.evidence.number
     kind = SealedPeer if options.sealed else PassiveColumns
     others = {peer: kind(party, peer, n_rows, inputs.observers) for peer in party.peers}
     for peer, columns in others.items():
@@ -161,12 +142,13 @@ def _columns_of_others(
     layouts = {peer: columns.offsets for peer, columns in others.items()}
     trees = max(0, common.n_estimators * objective.n_outputs - first_tree)
     job = JobSize(sums_bounds(n_rows, objective, common), common.rules(objective), trees, inputs.threads)
-    if options.sealed and (unfit := beyond_lattice(job.bounds, layouts, trees, common.max_depth, sealed=True)):
+    unfit = beyond_lattice(job.bounds, layouts, trees, common.max_depth, sealed=True) if options.sealed else ""
+    if unfit:
         raise ConfigError(
             f"sums cannot be sealed here: {unfit}; or take {options.to_open}; docs/secureboost.md has what it shows",
             public="sums cannot be sealed: the lattice map does not hold so many rows, columns or trees, or weights",
         )
-    # an audit opens vectors of single nodes
+    # an audit opens vectors of nodes one by one, so that each must be about a single node
     choice = choose_cipher(party, options, common, job, layouts, store, one_node=bool(audit))
     part.encryption, part.choice = choice.cipher, choice.why
     if not options.sealed and (why := inputs.options.why_open(common)):
@@ -206,22 +188,22 @@ def _columns_of_others(
 @contextmanager
 def set_up_passive(
     inputs: RoleInput, bins: Bins, codes: NDArray[np.uint8], *, server_of: MakeServer | None = None
-) -> Iterator[EncryptedOwner]:
+) -> Iterator[ColumnOwner]:
     """Set up hidden sums of own columns, binned as `codes`, uint8 (n_rows, n_features), with the active party.
 
-    `server_of` makes the other end of the active party's `client_of`. When the block ends well, the active party is
-    told how much of the columns sides of splits give away.
+    `server_of` makes the other end of the active party's `client_of`. When the block ends well, the active party gets
+    the share of the columns' bins that sides of splits have revealed.
     """
     party, table, common, options = inputs.party, inputs.rows.table, inputs.common, inputs.options.ciphers
     (active,) = party.peers
     with ExitStack() as held:
-        store = held.enter_context(_open_store(inputs, options))
+        store = held.enter_context(_hint_store(inputs))
         share = 0.0 if options.sealed else expected_share(codes, common, inputs.trees_a_round, varied=inputs.varied)
         check_share(inputs, party.name, share)  # before anything is sent
         show_layout(inputs, bins, share)
-        # how much answers may still leak: the active party needs it to choose a cipher, if at all
+        # the active party needs what answers may still leak to choose a cipher; masked answers leak nothing
         left = 0.0 if options.sealed else LEAK_LIMIT - store.spent(table.schema.names)
-        setup = _take_setup(party, active, options, left)
+        setup = _take_setup(party, options, left)
         follower = Follower(inputs, setup)
         part: ModelPart = follower.part
         part.encryption, part.exact_sums = setup.encryption, {party.name: share}
@@ -236,26 +218,35 @@ def set_up_passive(
                 blind=options.hides_nodes(setup.encryption), sealed=options.sealed,
                 ends=ALONE if inputs.shards is None else over_cluster(inputs.shards),
             )  # fmt: skip
-        told = ToldSides(None if inputs.store is None else sides_folder(inputs.store, party.name), bins, codes)
-        part.sides = {party.name: told.share}
-        held.enter_context(closing(server))  # so that an aborted job, too, gives back what it reserved in the ledger
+        revealed = ToldSides(None if inputs.store is None else sides_folder(inputs.store, party.name), bins, codes)
+        part.sides = {party.name: revealed.share}
+        # so that an aborted job, too, gives back what it reserved in the ledger
+        held.enter_context(closing(server))
         if isinstance(server, LatticeSumsServer):
             follow_seed(party, server)
         inputs.observers.event(ServerReady(setup, server, options))
         send_hint(party, server.hint(partial(inputs.observers.set_up, "hints")))
-        given: Any = inputs, follower, server, SplitOwner(active, codes, bins, part.splits, told), told
-        by_column = options.reveals_columns(setup.encryption)
-        if isinstance(server, LatticeSumsServer) and options.sealed:
-            owner: EncryptedOwner = SealedOwner(*given, by_column=by_column, offsets=bins.offsets)
-        else:
-            owner = EncryptedOwner(*given, by_column=by_column)
+        splits, by_column = (
+            SplitOwner(active, codes, bins, part.splits, revealed),
+            options.reveals_columns(part.encryption),
+        )
+        kind = SealedOwner if options.sealed else ColumnOwner
+        owner = kind(inputs, follower, server, splits, revealed, by_column=by_column)
         held.callback(owner.close)
         yield owner
         party.send(active, ToldShare(part.sides[party.name]))
 
 
-def _take_setup(party: Party, active: str, options: CipherOptions, left: float) -> Setup:
+def _hint_store(inputs: RoleInput) -> HintStore:
+    """Open the store of the lattice map's hints and of what answers leaked; without a folder it lasts for this job."""
+    if inputs.store is None or not inputs.options.ciphers.may_hint:
+        return HintStore(None)
+    return HintStore(hints_folder(inputs.store, inputs.party.name))
+
+
+def _take_setup(party: Party, options: CipherOptions, left: float) -> Setup:
     """Let the active party measure the link, then take its set-up; `left` is what answers may still leak."""
+    (active,) = party.peers
     probes, cipher = 0, options.cipher
     while isinstance(message := party.receive(active, LinkProbe, Setup), LinkProbe):
         probes += 1
@@ -270,26 +261,59 @@ def _take_setup(party: Party, active: str, options: CipherOptions, left: float) 
     return message
 
 
-# ----------------------------------------- A public seed that all parties of a star make together: commit, then reveal
+# ----------------------------------------- a public seed that all parties of a star make together: commit, then reveal
 #
-# The lattice map expands its public elements from it; whoever chose these alone could plant a trapdoor. The seed is
-# uniform if one party at least draws its share honestly, as all commit before any share is told. The active party
-# relays messages, and can do no more than refuse to. Where all parties kept hints of an earlier job, its seed is used
-# again.
-#
-# =========================  ==================  ==========================================
-# message                    from -> to          content
-# =========================  ==================  ==========================================
-# `SeedOffer`                active ->           which hint it kept earlier, if any
-# `SeedCommitment`           passive ->          commitment to its share; whether it holds
-#                                                the hint, for just this table
-# `SeedCommitments`          active -> all       everyone's, or that kept hints serve
-# `SeedShare`, `SeedShares`  passive ->, then    the shares
-#                            active -> all
-# =========================  ==================  ==========================================
-#
-# Shares are random numbers; messages tell nothing but their content.
+# The lattice map expands its public elements from the seed; a party that chose them alone could plant a trapdoor. The
+# seed is uniform if at least one party draws its share honestly, as all commit before any share is revealed. The active
+# party relays messages, and can do no more than refuse to. If all parties kept hints of an earlier job, its seed serves
+# again: `SeedOffer` to each, `SeedCommitment` from each, `SeedCommitments` to all; else `SeedShare` from each and
+# `SeedShares` to all follow.
+
 SHARE_BYTES = 32
+
+
+class SeedOffer(Message):
+    """Digest (`binding`) of the hint of this party's table that the active party kept; empty for none."""
+
+    leakage: ClassVar = MessageLeakage("which answer to an earlier set-up the active party has kept", "control")
+
+    binding: bytes
+
+
+class SeedCommitment(Message):
+    """Commitment to a share of the seed; `holds` says whether the sender still has the offered hint's secrets."""
+
+    leakage: ClassVar = MessageLeakage("whether the sender has an earlier job's table and secrets", "control")
+
+    commitment: bytes
+    holds: bool
+
+
+class SeedCommitments(Message):
+    """All commitments in the job's order of parties; `kept`: hints of an earlier job serve, no share follows."""
+
+    leakage: ClassVar = MessageLeakage(
+        "everybody's commitments, or that all still have an earlier job's answers", "control"
+    )
+
+    commitments: list[bytes]
+    kept: bool
+
+
+class SeedShare(Message):
+    """The share committed to."""
+
+    leakage: ClassVar = MessageLeakage("a random number", "nothing")
+
+    share: bytes
+
+
+class SeedShares(Message):
+    """All shares, in the order of the commitments."""
+
+    leakage: ClassVar = MessageLeakage("everybody's random numbers", "nothing")
+
+    shares: list[bytes]
 
 
 def agree_on_seed(party: Party, client: LatticeSumsClient, offsets: Mapping[str, NDArray[np.int32]]) -> bool:
