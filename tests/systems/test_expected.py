@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from treaty.systems.alignment.leakage import add_alignment
 from treaty.systems.expected import Expected, Shape, slowness
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Roles, roles_of
-from treaty.systems.vertical.cipher_choice import Link, Measured, measure
+from treaty.systems.vertical.cipher_choice import Link, measure
 
 FACTOR, SMALL = 1.3, 40_000
 """Of bytes expected and sent, by pair of parties; pairs that send less than so many bytes are left out."""
@@ -114,8 +113,8 @@ def link(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take links for the same in estimates and in trainings: where a step takes long, sealed sums send more at once."""
     link = Link(step=1e-4, byte=1e-9)
 
-    def as_estimated(party: Party, peer: str) -> Measured:
-        return replace(measure(party, peer), link=link)
+    def as_estimated(party: Party, peer: str) -> tuple[Link, float]:
+        return link, measure(party, peer)[1]
 
     monkeypatch.setattr("treaty.systems.vertical.cipher_choice.measure", as_estimated)
     monkeypatch.setattr("treaty.systems.vertical.cipher_choice.NEAR", link)

@@ -42,8 +42,8 @@ from treaty.systems.fedxgboost_smm.node_products import (
     widths_of_nodes,
 )
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
-from treaty.systems.vertical.exact_sums import array_of, content_of
-from treaty.systems.vertical.messages import BinLayout, NamedNodes, NamedRows
+from treaty.systems.vertical.exact_sums import NamedNodes, array_of, content_of
+from treaty.systems.vertical.messages import BinLayout, NamedRows
 from treaty.trees.splits import candidate_columns, candidate_slots
 
 Matrix = NDArray[np.float64]

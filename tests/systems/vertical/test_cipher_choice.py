@@ -14,7 +14,7 @@ from treaty.runs.threads import play
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.vertical import cipher_choice
-from treaty.systems.vertical.cipher_choice import Estimate, JobSize, Link, Measured, choose_cipher
+from treaty.systems.vertical.cipher_choice import Estimate, JobSize, Link, choose_cipher
 from treaty.systems.vertical.messages import LinkEcho, LinkProbe
 
 SMALL = SumsBounds(1000, 1 << 16, 1 << 14)
@@ -91,7 +91,7 @@ def test_fast_links_get_the_lattice_map_and_slow_ones_okamoto_uchiyama_where_tre
 
 def test_the_slowest_link_is_told(monkeypatch):
     speeds = {"b": 5e6, "c": 1e9}
-    monkeypatch.setattr(cipher_choice, "measure", lambda party, peer: Measured(Link(1e-4, 1 / speeds[peer]), 1.0))
+    monkeypatch.setattr(cipher_choice, "measure", lambda party, peer: (Link(1e-4, 1 / speeds[peer]), 1.0))
     assert "link of 5.0 MB/s" in choose(layouts={"b": offsets(10), "c": offsets(10)}).why
 
 

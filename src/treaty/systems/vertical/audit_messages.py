@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.payload import Payload
-from treaty.crypto.sums.encrypted_sums import OpenedEntries
+from treaty.crypto.sums.encrypted_sums import DisclosedKey, DisclosedLattice
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Flags, Floats, Int32s, Integers
 from treaty.messaging.certificates import vouches
@@ -34,7 +33,6 @@ from treaty.trees.ensemble import Tree
 from treaty.trees.growth import Growth
 from treaty.trees.splits import Level, SplitRules, Splits
 
-# --------------------- A recorded tree as an auditor sees it: which rows are in which node, and how it grows once more
 _NOT_ALLOWED = "it has splits that the job's options do not allow"
 
 
@@ -57,7 +55,7 @@ class AuditShape:
     leaf: Integers
     place: Integers
 
-    def rows(self, node: int) -> Flags:
+    def inside(self, node: int) -> Flags:
         """Return which rows are in a node, bool (n_rows,)."""
         inside: Flags = (self.place >= self.first[node]) & (self.place < self.stop[node])
         return inside
@@ -74,9 +72,8 @@ def shape_of(tree: KeptTree, n_rows: int, party: str) -> AuditShape:
     leaf = read(tree.leaf, "leaf", np.uint8 if tree.leaf.dtype == "uint8" else np.int32)
     inner = np.flatnonzero(left >= 0)
     below = np.sort(np.concatenate([left[inner], left[inner] + 1]))
-    if not np.array_equal(below, np.arange(1, len(left))) or (left[inner] <= inner).any() or len(left) == 0:
-        raise Unsound("its nodes are not those of a tree")
-    if not len(source) == len(record) == len(left):
+    one_tree = len(left) > 0 and np.array_equal(below, np.arange(1, len(left))) and (left[inner] > inner).all()
+    if not one_tree or not len(source) == len(record) == len(left):
         raise Unsound("its nodes are not those of a tree")
     if len(leaf) != n_rows or (leaf < 0).any() or (leaf >= len(left)).any() or (left[leaf] >= 0).any():
         raise Unsound(f"it does not have a leaf for each of {n_rows} rows")
@@ -103,10 +100,11 @@ class SampledNodes:
         self._up_to = np.cumsum([0, *in_leaf])
 
     def has(self, rows: Flags) -> bool:
-        """Tell whether these are all sampled rows of a node."""
+        """Return whether these are all sampled rows of a node."""
         places = self._shape.place[rows]
         if not len(places) or (rows & ~self._sampled).any():
             return False
+        # a node's leaves are neighbours: its rows span them, and no sampled row of the span is left out
         first, stop = int(places.min()), int(places.max()) + 1
         return (first, stop) in self._spans and len(places) == self._up_to[stop] - self._up_to[first]
 
@@ -119,8 +117,7 @@ class Replay:
 
     def __init__(self, shape: AuditShape, sample: TreeSample, fewest_rows: int) -> None:
         self._shape, self._fewest_rows = shape, fewest_rows
-        n_rows = len(sample.grad)
-        sampled = np.arange(n_rows) if sample.rows is None else sample.rows
+        n_rows, sampled = len(sample.grad), sampled_rows(sample)
         self._totals = np.zeros((len(shape.left), 3), np.int64)
         for column, values in enumerate((sample.grad, sample.hess, np.ones(n_rows, np.int64))):
             np.add.at(self._totals[:, column], shape.leaf[sampled], values[sampled])
@@ -155,7 +152,7 @@ class Replay:
         return splits
 
     def rows(self, nodes: Int32s, *, sampled: bool) -> tuple[Int32s, Integers]:
-        """Return all rows leaf after leaf, and where those of each start."""
+        """Return all rows leaf after leaf, and where those of each node start."""
         order = np.argsort(self._shape.leaf, kind="stable").astype(np.int32)
         return order, np.searchsorted(self._shape.leaf[order], np.append(nodes, len(self._shape.left)))
 
@@ -167,27 +164,9 @@ class Replay:
 
 
 # ---------------------------------------------------------------- messages
-class SumsReader(Protocol):
-    """What opens a cipher's messages: `DisclosedLattice` or `DisclosedKey`."""
-
-    def begin_tree(self, grad: Integers, hess: Integers) -> None: ...
-    def open(self, query: Payload, secrets: NDArray[np.int8] | None) -> OpenedEntries: ...
-
-
-@dataclass(frozen=True, slots=True)
-class ExpectedMessages:
-    """What follows from the labels for a tree: grad and hess (n_rows,), the drawn rows (None: all) and columns."""
-
-    number: int
-    grad: Integers
-    hess: Integers
-    rows: Int32s | None
-    columns: Int32s
-
-    @property
-    def sampled(self) -> Int32s:
-        """The drawn rows, int32, ascending."""
-        return np.arange(len(self.grad), dtype=np.int32) if self.rows is None else self.rows
+def sampled_rows(sample: TreeSample) -> Int32s:
+    """Return the drawn rows, int32, ascending."""
+    return np.arange(len(sample.grad), dtype=np.int32) if sample.rows is None else sample.rows
 
 
 @dataclass(slots=True)
@@ -201,10 +180,19 @@ class Found:
 
 
 class ReceivedTrees:
-    """A passive party's record, from its first tree on; its columns are `width` from `first` in the joined table."""
+    """A passive party's record, from its first tree on; its columns are `width` from `first` in the joined table.
+
+    `blind` says that nodes are vectors under the cipher, which `opener` opens.
+    """
 
     def __init__(
-        self, header: PassiveHeader, parts: Iterator[Message], opener: SumsReader, blind: bool, first: int, width: int
+        self,
+        header: PassiveHeader,
+        parts: Iterator[Message],
+        opener: DisclosedLattice | DisclosedKey,
+        blind: bool,
+        first: int,
+        width: int,
     ) -> None:
         self._header, self._parts, self._opener, self._blind = header, parts, opener, blind
         self._first, self._width = first, width
@@ -213,8 +201,10 @@ class ReceivedTrees:
         self._coming: list[NDArray[np.uint8]] = []  # pieces of more of them, (columns, bytes)
         self._sides: dict[int, tuple[Flags, Flags]] = {}  # of its record of a split: which rows it decided, and left
 
-    def compare(self, expected: ExpectedMessages, kept: KeptTree, shape: AuditShape, place: int) -> Found | None:
-        """Compare the next tree; None where the record has no more. `place` is the party's among the sources.
+    def compare(self, number: int, expected: TreeSample, kept: KeptTree, shape: AuditShape, place: int) -> Found | None:
+        """Compare tree `number` with what follows from labels; None where the record has no more.
+
+        `expected` are its gradients and samples, `place` is the party's among the sources.
 
         Raises CryptoError, PeerProtocolError for messages that the protocol does not have.
         """
@@ -225,8 +215,11 @@ class ReceivedTrees:
             raise self._unexpected(start)
         self._sent.add(start)
         found, sampled = Found(), np.zeros(len(expected.grad), np.bool_)
-        sampled[expected.sampled] = True
-        self._compare_start(start, *self._ciphertexts(start, len(expected.grad)), expected, kept, found)
+        sampled[sampled_rows(expected)] = True
+        payload, named_rows = self._ciphertexts(start, len(expected.grad))
+        if not check_opening(start.commitment, kept.nonce, *self._opened(expected), number):
+            found.findings.append("its commitment does not open to the gradients that the labels imply")
+        self._compare_start(start, payload, named_rows, expected, found)
         nodes, secrets = SampledNodes(shape, sampled), iter(kept.secrets)
         wrong: Flags = np.zeros(len(sampled), np.bool_)
         self._sides.clear()
@@ -253,7 +246,12 @@ class ReceivedTrees:
                 case SplitAnswer():
                     bits = self._take_sides(part, bits, named, len(sampled))
                 case TreeEnd():
-                    self._check_signature(part, found)
+                    certificate = self._header.certificate
+                    if certificate and not vouches(certificate, part.signature, self._sent.digest()):
+                        found.findings.append(
+                            f"{self._header.active} did not sign what {self._header.party}'s record has: the record "
+                            "was changed after the training"
+                        )
                     break
                 case _:
                     raise self._unexpected(part)
@@ -274,15 +272,15 @@ class ReceivedTrees:
         """
         active = self._header.active
         n_rows = n_rows if start.rows is None else start.n_rows
-        pieces, told = [unpack(start.payload, active, "TreeStart")], [start.rows]
+        pieces, sent = [unpack(start.payload, active, "TreeStart")], [start.rows]
         while not self._blind and 0 < sum(len(piece[0]) for piece in pieces if piece) < n_rows:
             part = next(self._parts, None)
             if not isinstance(part, TreeRows):
                 raise self._unexpected(part or start)
             self._sent.add(part)
             pieces.append(unpack(part.payload, active, "TreeRows"))
-            told.append(part.rows)
-        named = [view(rows, np.int32, (None,), peer=active, what="TreeStart.rows") for rows in told if rows is not None]
+            sent.append(part.rows)
+        named = [view(rows, np.int32, (None,), peer=active, what="TreeStart.rows") for rows in sent if rows is not None]
         return self._joined(pieces), np.concatenate(named) if named else None
 
     def _joined(self, pieces: list[Payload]) -> Payload:
@@ -293,20 +291,15 @@ class ReceivedTrees:
         axis = 0 if not self._blind else first.ndim - 1 if first.dtype == np.uint32 else 1
         return [np.concatenate([piece[0] for piece in pieces], axis=axis), *pieces[0][1:]]
 
+    def _opened(self, expected: TreeSample) -> tuple[Integers, Integers]:
+        rows = sampled_rows(expected)
+        return expected.grad[rows], expected.hess[rows]
+
     def _compare_start(
-        self,
-        start: TreeStart,
-        payload: Payload,
-        told: Int32s | None,
-        expected: ExpectedMessages,
-        kept: KeptTree,
-        found: Found,
+        self, start: TreeStart, payload: Payload, named: Int32s | None, expected: TreeSample, found: Found
     ) -> None:
-        """Compare the commitment, the samples and, unless the cipher is blind, the ciphertexts."""
-        active, rows = self._header.active, expected.sampled
-        opened = expected.grad[rows], expected.hess[rows]
-        if not check_opening(start.commitment, kept.nonce, *opened, expected.number):
-            found.findings.append("its commitment does not open to the gradients that the labels imply")
+        """Compare the samples and, unless nodes are vectors, the ciphertexts."""
+        active, rows = self._header.active, sampled_rows(expected)
         columns = view(start.columns, np.int32, (None,), peer=active, what="TreeStart.columns")
         drawn = expected.columns - self._first
         if not np.array_equal(columns, drawn[(drawn >= 0) & (drawn < self._width)]):
@@ -314,9 +307,9 @@ class ReceivedTrees:
         if self._blind:
             self._opener.begin_tree(expected.grad, expected.hess)
             return
-        if told is not None and not np.array_equal(told, rows):
+        if named is not None and not np.array_equal(named, rows):
             found.findings.append("its sample of rows is not the one drawn")
-        self._opener.begin_tree(*opened)
+        self._opener.begin_tree(*self._opened(expected))
         ciphertexts = self._opener.open(payload, None)
         found.vectors += 1
         found.findings += ciphertexts.faults
@@ -340,12 +333,12 @@ class ReceivedTrees:
         wrong_rows: Flags = np.logical_or.reduce(opened.wrong, axis=0)
         return wrong_rows
 
-    def _named_nodes(self, query: Payload, expected: ExpectedMessages, nodes: SampledNodes, found: Found) -> None:
+    def _named_nodes(self, query: Payload, expected: TreeSample, nodes: SampledNodes, found: Found) -> None:
         """Check the rows of nodes that a query names, by number: the largest is of no node."""
-        slots = query[0]
+        slots, sampled = query[0], sampled_rows(expected)
         for node in np.unique(slots[slots != np.iinfo(slots.dtype).max]):
             rows = np.zeros(len(expected.grad), np.bool_)
-            rows[expected.sampled[slots == node]] = True
+            rows[sampled[slots == node]] = True
             found.strange += not nodes.has(rows)
 
     def _take_columns(self, answer: SplitColumns, n_rows: int) -> None:
@@ -386,20 +379,12 @@ class ReceivedTrees:
                 unknown += 1
                 continue
             asked, left = decided
-            inside, went_left = shape.rows(node), shape.rows(int(shape.left[node]))
+            inside, went_left = shape.inside(node), shape.inside(int(shape.left[node]))
             strayed += int((inside & ~(asked & (left == went_left))).sum())
         if strayed:
             found.findings.append(f"{strayed} times a row went another way than {self._header.party} decided")
         if unknown:
             found.findings.append(f"{self._header.party} has decided nothing at {unknown} splits said to be its own")
-
-    def _check_signature(self, end: TreeEnd, found: Found) -> None:
-        certificate = self._header.certificate
-        if certificate and not vouches(certificate, end.signature, self._sent.digest()):
-            found.findings.append(
-                f"{self._header.active} did not sign what {self._header.party}'s record has: the record was changed "
-                "after the training"
-            )
 
     def _unexpected(self, part: Message) -> PeerProtocolError:
         return PeerProtocolError(

@@ -1,12 +1,13 @@
-"""What parties keep of a training, on request, so that its gradients can be audited afterwards (`audit`).
+"""What parties keep of a training, on request, so that its gradients can be audited afterwards (`audit_replay`).
 
 The active party keeps its key or its secrets, the nonces of its commitments, labels, and which leaf each row came to;
-a passive party keeps what it received and how it answered splits. Both are files of their own folders: nothing more is
-sent but the record's number, and, with the tree's end, a signature on all that the record of the other will hold.
+a passive party keeps what it received and how it answered splits. Both are files in their own folders. Besides the
+record's number, the parties send only a signature with each tree's end, on all that the other's record will hold.
 
 A file is a line that names its format, then parts: length (8 bytes), content, and SHA-256 of the digest before and the
-content, so that a changed, moved or missing part shows; the last part is an `End`. A record is readable to its owner
-alone. The active party's is as secret as labels and key: whoever has it and a passive party's opens all ciphertexts.
+content, so that a changed, moved or missing part shows; the last part is an `End`. Only its owner can read a record.
+The active party's is as secret as labels and key: together with a passive party's it opens all ciphertexts. Observers
+write the records while parties train.
 """
 
 from __future__ import annotations
@@ -53,14 +54,8 @@ from treaty.trees.ensemble import Tree
 from treaty.trees.growth import RowPartition
 
 FORMAT = b"treaty-audit-record 2\n"
-
-
 NUMBER_BYTES = 16
-
-
 SUFFIX = ".audit"
-
-
 _DIGEST_BYTES = 32
 
 
@@ -129,13 +124,14 @@ class End(Message):
     """The record is complete as far as the training went."""
 
 
+_SIGNED = (TreeStart, TreeRows, SumsPiece, SumsRequest)
+"""What the active party sends of a tree, and signs at its end."""
+
+_RECEIVED = (*_SIGNED, SplitRequest, NamedRows, TreeEnd)
+_ANSWERED = (SplitAnswer, SplitColumns)
 PARTS: dict[str, type[Message]] = {
-    kind.__name__: kind
-    for kind in (
-        ActiveHeader, PassiveHeader, KeptTree, End,
-        TreeStart, TreeRows, SumsPiece, SumsRequest, SplitRequest, NamedRows, SplitAnswer, SplitColumns, TreeEnd,
-    )
-}  # fmt: skip
+    kind.__name__: kind for kind in (ActiveHeader, PassiveHeader, KeptTree, End, *_RECEIVED, *_ANSWERED)
+}
 
 
 class _Part(msgspec.Struct, array_like=True):
@@ -144,7 +140,7 @@ class _Part(msgspec.Struct, array_like=True):
 
 
 class RecordFile:
-    """A record while it is written; ConfigError where it cannot be, or becomes larger than the party allows."""
+    """A record that is being written; ConfigError if it cannot be, or becomes larger than the party allows."""
 
     def __init__(self, keeping: AuditFolder, party: str, number: bytes, header: Message) -> None:
         self.path = keeping.folder / f"{party}-{number.hex()}{SUFFIX}"
@@ -202,7 +198,7 @@ def read_parts(path: Path, *, unfinished: bool = False) -> Iterator[Message]:
 
 def _parts(file: BinaryIO, path: Path, unfinished: bool) -> Iterator[Message]:
     if file.read(len(FORMAT)) != FORMAT:
-        raise ConfigError(f"expected a record for an audit, got something else - at {path}")
+        raise ConfigError(f"this is not a record for an audit - at {path}")
     size, digest, number = path.stat().st_size, hashlib.sha256(FORMAT).digest(), 0
     while True:
         started = file.tell()
@@ -249,15 +245,15 @@ class Sent:
 def check_size(keeping: AuditFolder, party: str, nbytes: int) -> None:
     """Refuse a record that may become larger than the party's limit; ConfigError."""
     if nbytes > keeping.limit:
+        least, most = (f"{size / 1e9:,.6f}".rstrip("0").rstrip(".") + " GB" for size in (nbytes, keeping.limit))
         raise ConfigError(
-            f"{party}: expected a record for an audit of at most {_gigabytes(keeping.limit)} (audit_gigabytes), it "
-            f"may take {_gigabytes(nbytes)}: allow more, or train fewer or shallower trees - at {keeping.folder}",
+            f"{party}: expected a record for an audit of at most {most} (audit_gigabytes), it may take {least}: allow "
+            f"more, or train fewer or shallower trees - at {keeping.folder}",
             public="the record for an audit that it was asked for may become too large",
         )
 
 
-def _gigabytes(nbytes: float) -> str:
-    return f"{nbytes / 1e9:,.6f}".rstrip("0").rstrip(".") + " GB"
+# ---------------------------------------------------------------- observers that write the records
 
 
 def keep_for_audit(inputs: RoleInput, keeping: AuditFolder) -> None:
@@ -270,19 +266,33 @@ def keep_for_audit(inputs: RoleInput, keeping: AuditFolder) -> None:
         inputs.observers.add(PassiveRecord(keeping, inputs.vouching))
 
 
-class ActiveRecord(Observer, Evidence):
+class _Record(Observer):
+    """A party's record: nothing is kept before `_file` is opened."""
+
+    def __init__(self, keeping: AuditFolder, vouching: Signer) -> None:
+        self._keeping, self._vouching = keeping, vouching
+        self._file: RecordFile | None = None
+
+    def started(self, inputs: RoleInput) -> None:
+        self._inputs = inputs
+
+    def finished(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+class ActiveRecord(_Record, Evidence):
     """The active party's record: its key or secrets, nonces of commitments, finished trees; signs what it sent."""
 
     def __init__(self, keeping: AuditFolder, vouching: Signer) -> None:
+        super().__init__(keeping, vouching)
         self.number = secrets.token_bytes(NUMBER_BYTES)
-        self._keeping, self._vouching = keeping, vouching
-        self._file: RecordFile | None = None
         self._sent: dict[str, Sent] = {}
         self._nonce, self._secrets = b"", list[Array]()
 
     def started(self, inputs: RoleInput) -> None:
         """Refuse a training whose record may become too large; ConfigError."""
-        self._inputs = inputs
+        super().started(inputs)
         common, n_rows, outputs = inputs.common, inputs.rows.table.n_rows, inputs.trees_a_round
         vectors = _most_vectors(common, n_rows)
         leaf = 1 if vectors <= 64 else 4
@@ -302,7 +312,7 @@ class ActiveRecord(Observer, Evidence):
                 self._finish_tree(tree, rows)
 
     def _begin(self, begun: BoostingBegins) -> None:
-        """Begin the record of a training that is set up."""
+        """Begin the record, once the training is set up."""
         inputs, client, start = self._inputs, self._ready.client, begun.state
         party, job = inputs.party, inputs.party.job
         setup, y, weight = pack(client.setup()), inputs.rows.y, inputs.rows.weight
@@ -319,10 +329,11 @@ class ActiveRecord(Observer, Evidence):
         self._sent = {peer: Sent(job, self.number, party.name, peer, setup) for peer in party.peers}
         self._file = RecordFile(self._keeping, party.name, self.number, header)
         if lattice:
-            lattice.keep_secrets = lambda keys: self._secrets.append(Array.of(keys))  # they are not used again
+            # each query's secrets are fresh and never used again, so that a record reveals no other query
+            lattice.keep_secrets = lambda keys: self._secrets.append(Array.of(keys))
 
     def message_sent(self, peer: str, message: Message) -> None:
-        if isinstance(message, _OF_TREES) and self._sent:
+        if isinstance(message, _SIGNED) and self._sent:
             self._sent[peer].add(message)
 
     def signature(self, peer: str) -> bytes:
@@ -341,24 +352,9 @@ class ActiveRecord(Observer, Evidence):
         self._file.add(KeptTree(self._nonce, source, record, left, of_rows, self._secrets))
         self._nonce, self._secrets = b"", []
 
-    def finished(self) -> None:
-        if self._file is not None:
-            self._file.close()
 
-
-_OF_TREES = (TreeStart, TreeRows, SumsPiece, SumsRequest)
-"""What the active party sends of a tree, and signs at its end."""
-
-
-class PassiveRecord(Observer):
+class PassiveRecord(_Record):
     """A passive party's record: what it received of each tree, and how it answered splits."""
-
-    def __init__(self, keeping: AuditFolder, vouching: Signer) -> None:
-        self._keeping, self._vouching = keeping, vouching
-        self._file: RecordFile | None = None
-
-    def started(self, inputs: RoleInput) -> None:
-        self._inputs = inputs
 
     def event(self, event: object) -> None:
         if isinstance(event, ServerReady):
@@ -374,6 +370,7 @@ class PassiveRecord(Observer):
                 f"opened: have it name parties.{active}.keep_for_audit, or take out {party.name}'s",
                 public=f"it is to keep a record for an audit, and {active} keeps none (keep_for_audit)",
             )
+        # the most that a tree's messages may take: vectors of nodes, or named rows, and bits of rows at splits
         blind = ciphers.hides_nodes(setup.encryption)
         one = message_bytes(setup.encryption, unpack(setup.payload, active, "Setup"))
         vectors = _most_vectors(common, n_rows) if blind else 1
@@ -400,23 +397,19 @@ class PassiveRecord(Observer):
 
         Raises PeerProtocolError where the active party did not sign, at a tree's end, what is kept here.
         """
-        if self._file is None or not isinstance(message, (*_OF_TREES, SplitRequest, NamedRows, TreeEnd)):
+        if self._file is None or not isinstance(message, _RECEIVED):
             return
         if isinstance(message, TreeEnd) and not self._vouching.check(peer, message.signature, self._sent.digest()):
             raise PeerProtocolError(
                 peer, f"expected what was sent signed for an audit, got no such signature - at TreeEnd from {peer}"
             )
-        if isinstance(message, _OF_TREES):
+        if isinstance(message, _SIGNED):
             self._sent.add(message)
         self._file.add(message)
 
     def message_sent(self, peer: str, message: Message) -> None:
-        if self._file is not None and isinstance(message, SplitAnswer | SplitColumns):
+        if self._file is not None and isinstance(message, _ANSWERED):
             self._file.add(message)
-
-    def finished(self) -> None:
-        if self._file is not None:
-            self._file.close()
 
 
 def _most_vectors(common: BoostingOptions, n_rows: int) -> int:

@@ -1,8 +1,8 @@
 """An audit of a finished training: whether passive parties received the gradients that the labels imply.
 
-Whoever has the active party's record and a passive party's (`record`) plays the training again from the labels:
-gradients follow from labels and margins, margins from the leaves that rows came to, leaf weights from gradients,
-samples from the generator's first state. On the way every recorded message is opened and compared:
+With the active party's record and a passive party's (`audit_record`), an auditor plays the training again from the
+labels: gradients follow from labels and margins, margins from the leaves that rows came to, leaf weights from
+gradients, samples from the generator's first state. On the way every recorded message is opened and compared:
 
 * every ciphertext holds the gradient and hessian expected of its row; in vectors of nodes, or nothing;
 * the rows of every node asked about are the sampled rows of a node of the tree;
@@ -10,15 +10,15 @@ samples from the generator's first state. On the way every recorded message is o
 * at the passive party's splits rows went where it said they go;
 * ciphertexts have the randomness that the protocol draws, and the active party signed what the other kept.
 
-What it takes from the active party's word: labels and weights, and which way rows went at its own splits. An active
+The audit relies on the active party for labels and weights, and for which way rows went at its own splits. An active
 party that lies about these has trained on the lie. The auditor sees labels and gradients, and nobody's columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,27 +27,17 @@ import numpy as np
 from treaty.crypto.sums.encrypted_sums import DisclosedKey, DisclosedLattice, bounds_of, disclosed_key
 from treaty.errors import ConfigError, CryptoError, PeerProtocolError
 from treaty.messaging.certificates import fingerprint
-from treaty.messaging.messages import Message, unpack, view
+from treaty.messaging.messages import unpack, view
 from treaty.systems.options import converted, names_of
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.system import loss_of
-from treaty.systems.vertical.audit_messages import (
-    AuditShape,
-    ExpectedMessages,
-    ReceivedTrees,
-    Replay,
-    SumsReader,
-    Unsound,
-    shape_of,
-)
+from treaty.systems.vertical.audit_messages import AuditShape, ReceivedTrees, Replay, Unsound, shape_of
 from treaty.systems.vertical.audit_record import SUFFIX, ActiveHeader, KeptTree, PassiveHeader, read_parts
 from treaty.systems.vertical.encrypted_columns import sums_bounds
 from treaty.systems.vertical.messages import TreeEnd
 from treaty.trees.boosting import Boosting, Forest, RoundState, TreeSample
 
 Progress = Callable[[int, int], None]
-
-
 Header = TypeVar("Header", ActiveHeader, PassiveHeader)
 
 
@@ -143,7 +133,7 @@ def _audit_runs(
 
 
 class _RunAudit:
-    """One run of a training, played again beside the records of both parties."""
+    """One run of a training, played again and compared with the records of both parties."""
 
     def __init__(
         self, run: _Run, verdict: ReplayVerdict, unfinished: bool, threads: int, progress: Progress | None
@@ -166,8 +156,9 @@ class _RunAudit:
         epsilon = passive.terms.get("epsilon") if passive.terms.get("mechanism") == "label_rr" else None
         self._loss = loss_of(self._y, self._weight, active.n_classes, epsilon, self._common)  # type: ignore[arg-type]
         self._alone = int(passive.terms.get("rl_trees") or 0) * self._loss.n_outputs
-        self._kept = self._after_header(run.active_path, unfinished)
-        self._parts = self._after_header(run.passive_path, unfinished)
+        self._kept, self._parts = (
+            islice(read_parts(path, unfinished=unfinished), 1, None) for path in (run.active_path, run.passive_path)
+        )  # without their headers
         self._place = active.sources.index(passive.party)
         self._received = ReceivedTrees(
             passive, self._parts, self._make_opener(), active.blind,
@@ -221,7 +212,7 @@ class _RunAudit:
             raise Unsound(f"the run begins with other margins than those after {active.rounds} rounds")
         return RoundState(active.rounds, margins, active.random_state)
 
-    def _make_opener(self) -> SumsReader:
+    def _make_opener(self) -> DisclosedLattice | DisclosedKey:
         active, passive = self._run.active, self._run.passive
         setup = unpack(passive.setup, active.party, "Setup")
         bounds = sums_bounds(passive.n_rows, self._loss, self._common)
@@ -233,17 +224,12 @@ class _RunAudit:
         key = disclosed_key(passive.cipher, setup, numbers, passive.short_key_bits)
         return DisclosedKey(key, bounds, self._threads)
 
-    def _after_header(self, path: Path, unfinished: bool) -> Iterator[Message]:
-        parts = read_parts(path, unfinished=unfinished)
-        next(parts)
-        return parts
-
     def _next_shape(self) -> AuditShape | None:
         part = next(self._kept, None)
         if part is None:
             return None
         if not isinstance(part, KeptTree):
-            raise ConfigError(f"expected trees, got something else - at {self._run.active_path}")
+            raise ConfigError(f"expected trees, got {type(part).__name__} - at {self._run.active_path}")
         self._kept_tree = part
         return shape_of(part, len(self._y), self._run.active.party)
 
@@ -253,8 +239,7 @@ class _RunAudit:
         self._tree += 1
         if number < self._alone:
             return True
-        expected = ExpectedMessages(number, sample.grad, sample.hess, sample.rows, sample.columns)
-        found = self._received.compare(expected, self._kept_tree, shape, self._place)
+        found = self._received.compare(number, sample, self._kept_tree, shape, self._place)
         if found is None:
             verdict.notes.append(f"tree {number} and those after it are not in the record of {verdict.passive}")
             return False

@@ -1,25 +1,11 @@
 """The choice of a job's cipher by its cost, and what a training is expected to take under each.
 
-Estimates of both ciphers' time follow from a job's size and the speed of its links.
-
-With n rows, peers of F columns and S bins each, T trees of depth d, V vectors a tree (about the root, then one of each
-pair of siblings: 2^(d-1) nodes, each level's in vectors of v = 1 or 2) on c threads, the lattice map (degree N,
-J = n / N blocks, P primes of w bits in all, R = P / 8 rounded up, D digits) takes
-
-    seconds = (S (N / 8192)^1.4 (P (J + 2) 30 us + 0.4 ms) [hint, unless kept] + T (V (P (n + N) (8 + 3.5 v) ns
-              + n (F R 1.5 ns + P 2 ns) + 2 S P N 0.04 ns) + d S D N 0.15 ns)) / c
-    bytes   = 2 S D N [hint, unless kept] + T (V w / 8 (n + N) + V 2 S D + (2^d - 1) n / 8)
-
-and Okamoto-Uchiyama with keys of b = 3072 bits (`MODULAR` times as long where the processor has no AVX-512 IFMA):
-
-    seconds = T (n 23 us + n F (d + 1) / 2 * 0.55 us + V S / k * 1.9 ms) / c,   k sums to a ciphertext
-    bytes   = T (n b / 8 + V S / k * b / 8 + d n)
-
-in processor seconds as measured on one machine with AVX-512, plus bytes over the speed of each link in turn. The
-lattice map hides rows of nodes from passive parties, so it is chosen unless it takes more than `PREFERENCE` times as
-long, its hints exceed `MOST_HINT_BYTES`, or sums exceed what it holds or may leak. Vectors of two nodes take a quarter
-less to send, and hints of twice the degree; those are chosen that take less time. What sealing its sums takes besides
-follows from the comparisons of candidates (`cost_of_sealing`).
+Estimates follow from a job's size (rows, columns, bins, trees, depth, threads) and the speed of its links:
+`cost_of_lattice`, `cost_of_ou` and, for what sealing takes besides, `cost_of_sealing`. Constants are processor seconds
+as measured on one machine with AVX-512; bytes count by the speed of each link in turn. The lattice map hides rows of
+nodes from passive parties, so it is chosen unless it takes more than `PREFERENCE` times as long, its hints exceed
+`MOST_HINT_BYTES`, or sums exceed what it holds or may leak. Vectors of two nodes take a quarter less to send, and hints
+of twice the degree; the kind that takes less time is chosen.
 """
 
 from __future__ import annotations
@@ -37,17 +23,8 @@ from treaty.crypto.additive.multiplier import HAS_FMA, HAS_IFMA
 from treaty.crypto.lattice.store import HintStore
 from treaty.crypto.parameters import LEAK_LIMIT, OU_DEFAULT_KEY_BITS, PAILLIER_DEFAULT_KEY_BITS, Parameters
 from treaty.crypto.payload import Packing, SumsBounds
-from treaty.crypto.sums.lattice_sums import (
-    LatticeSumsClient,
-    leak_of,
-    sums_parameters,
-    vector_bytes,
-)
-from treaty.crypto.transfer.sealed_sums import (
-    Widths,
-    rounds_of,
-    steps_of,
-)
+from treaty.crypto.sums.lattice_sums import LatticeSumsClient, leak_of, sums_parameters, vector_bytes
+from treaty.crypto.transfer.sealed_sums import Widths, rounds_of, steps_of
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.messaging.party import Party
 from treaty.systems.expected import KEY_BYTES, ROUND_TRIP, Expected, Shape, Trees
@@ -57,14 +34,26 @@ from treaty.systems.vertical.cipher_options import MOST_LATTICE_FRACTION, Cipher
 from treaty.systems.vertical.messages import CHOICE_BITS, MOST_STEP, LinkEcho, LinkProbe, node_type
 from treaty.trees.splits import SplitRules
 
+logger = logging.getLogger(__name__)
+
 PROBES = 5
-"""Of a link, by which it is measured; no more are answered."""
-
-
+"""Probes by which a link is measured; no more are answered."""
 PROBE_BYTES = 1 << 18
+_LEAST_BYTE = 1e-10  # seconds: links faster than 10 GB/s count as that fast
 
+MOST_HINT_BYTES = 4 << 30
+PREFERENCE = 2.0
+MODULAR = 1.0 if HAS_IFMA else 2.3 if HAS_FMA else 5.0
+"""Times the time that arithmetic modulo a key's number takes with AVX-512 IFMA."""
+LONG = 60.0
+"""Estimated seconds of sealed sums from which the active party gets a warning."""
 
-_LEAST_BYTE = 1e-10  # seconds: what is faster than 10 GB/s is not told from it
+TWO_NODES = "; each vector is about two nodes"
+TO_MAKE_A_STEP, TO_MAKE_A_BYTE = 0.25e-3, 11e-9
+"""Seconds of computing: of a step, however little it compares, and for each byte sent."""
+_OF_PRODUCTS = 1.2  # bytes of a comparison by those of its products
+_STEPS_BEFORE, _BYTES_BEFORE = 10, 1.0
+"""Of a level under seal: its steps before the tournament, and a candidate's bytes then by those of a comparison."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +64,12 @@ class Link:
     byte: float
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A link, and how much the peer's answers may still leak."""
-
-    link: Link
-    left: float
+USUAL = Link(step=1e-3, byte=8e-9)
+"""A link between organisations where none was measured: of a gigabit a second."""
 
 
-def measure(party: Party, peer: str) -> Measured:
-    """Measure the link with a peer, by probes that come back."""
+def measure(party: Party, peer: str) -> tuple[Link, float]:
+    """Measure the link with a peer, by probes that come back; return it, and what the peer's answers may still leak."""
     left = 0.0
 
     def took(nbytes: int) -> float:
@@ -100,14 +85,7 @@ def measure(party: Party, peer: str) -> Measured:
     took(0)  # waits until the peer has finished other work
     empty = min(took(0) for _ in range(2))
     loaded = min(took(PROBE_BYTES) for _ in range(2))
-    return Measured(Link(empty / 2, max(_LEAST_BYTE, (loaded - empty) / (2 * PROBE_BYTES))), left)
-
-
-TO_MAKE_A_STEP, TO_MAKE_A_BYTE = 0.25e-3, 11e-9
-"""Seconds of computing: of a step, however little it compares, and for each byte sent."""
-
-
-_OF_PRODUCTS = 1.2  # bytes of a comparison by those of its products
+    return Link(empty / 2, max(_LEAST_BYTE, (loaded - empty) / (2 * PROBE_BYTES))), left
 
 
 def bytes_of_a_comparison(widths: Widths) -> float:
@@ -124,31 +102,6 @@ def comparisons_of_a_step(link: Link, widths: Widths) -> int:
     return int(np.clip((link.step + TO_MAKE_A_STEP) / of_one, 1, MOST_STEP))
 
 
-logger = logging.getLogger(__name__)
-
-
-MOST_HINT_BYTES = 4 << 30
-
-
-USUAL = Link(step=1e-3, byte=8e-9)
-"""A link between organisations where none was measured: of a gigabit a second."""
-
-
-PREFERENCE = 2.0
-
-
-MODULAR = 1.0 if HAS_IFMA else 2.3 if HAS_FMA else 5.0
-"""Times the time that arithmetic modulo a key's number takes with AVX-512 IFMA."""
-
-
-LONG = 60.0
-"""Estimated seconds from which an active party is warned of what sealed sums take."""
-
-
-_STEPS_BEFORE, _BYTES_BEFORE = 10, 1.0
-"""Of a level under seal: its steps before the tournament, and a candidate's bytes then by those of a comparison."""
-
-
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """A cipher's cost of a job: seconds of computing and sending, and bytes sent both ways."""
@@ -161,7 +114,7 @@ class Estimate:
 
 
 def in_words(seconds: float) -> str:
-    """Return a time as one says it: 0.4 seconds, 3 minutes, 5.2 hours."""
+    """Return a time in its usual unit: 0.4 seconds, 3 minutes, 5.2 hours."""
     if seconds < 90:
         return f"{rounded(seconds)} seconds"
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{rounded(seconds / 3600)} hours"
@@ -184,7 +137,7 @@ class JobSize:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The cipher of a job, why, and the links as far as they were measured: for "auto", and where sums are sealed.
+    """The cipher of a job, the reason, and the links as far as they were measured: for "auto", and sealed sums.
 
     `nodes` are those of a vector of the lattice map.
     """
@@ -210,12 +163,12 @@ def choose_cipher(
     `offsets` are the first slots of every passive party's features; with `one_node` vectors are not about more.
     """
     if options.sealed:
-        return Choice(options.cipher, "as the job says", {peer: measure(party, peer).link for peer in offsets})
+        return Choice(options.cipher, "as the job says", {peer: measure(party, peer)[0] for peer in offsets})
     counts = [1] if one_node else [1, 2]
     if options.cipher != "auto":
         usual = dict.fromkeys(offsets, USUAL)
         nodes = best_nodes(job, offsets, usual, store, counts)[0] if options.cipher == "lattice" else 1
-        return Choice(options.cipher, _of_nodes("as the job says", nodes), nodes=nodes)
+        return Choice(options.cipher, "as the job says" + (TWO_NODES if nodes == 2 else ""), nodes=nodes)
     bounds, trees, depth = job.bounds, job.trees, job.rules.max_depth
     if common.fractional_bits > MOST_LATTICE_FRACTION:
         return Choice("ou", f"fractional_bits is above the {MOST_LATTICE_FRACTION} that the lattice map takes")
@@ -223,10 +176,9 @@ def choose_cipher(
         return Choice("ou", unfit)
     parameters, vectors, links = sums_parameters(bounds), trees * vectors_of_a_tree(depth), {}
     for peer, of_peer in offsets.items():
-        found = measure(party, peer)
-        links[peer] = found.link
-        if vectors * leak_of(parameters, bounds, np.diff(of_peer)).sum() > found.left:
-            return Choice("ou", f"{peer}'s answers have told nearly all that the lattice map may tell of its table")
+        links[peer], left = measure(party, peer)
+        if vectors * leak_of(parameters, bounds, np.diff(of_peer)).sum() > left:
+            return Choice("ou", f"{peer}'s answers have leaked nearly all that the lattice map may leak of its table")
     nodes, lattice, kept = best_nodes(job, offsets, links, store, counts)
     ou = _total([cost_of_ou(job, *_size(of_peer)) for of_peer in offsets.values()], links)
     chosen = lattice.seconds <= PREFERENCE * ou.seconds
@@ -238,11 +190,7 @@ def choose_cipher(
         f"estimated {best[1]} for {trees} trees; {other[0]} would take {other[1]}, {what}"
         f"{_of_sealing(common, job, offsets, links)} ({link}{', hints kept earlier' if kept else ''})"
     )
-    return Choice(best[0], _of_nodes(why, nodes if chosen else 1), links, nodes)
-
-
-def _of_nodes(why: str, nodes: int) -> str:
-    return f"{why}; each vector is about two nodes" if nodes == 2 else why
+    return Choice(best[0], why + (TWO_NODES if chosen and nodes == 2 else ""), links, nodes)
 
 
 def best_nodes(
@@ -259,7 +207,7 @@ def best_nodes(
             continue
         try:
             parameters = sums_parameters(job.bounds, nodes=nodes)
-        except CryptoError:  # said where the cipher is made
+        except CryptoError:  # raised again where the cipher is made
             return 1, Estimate(0.0, 0.0), False
         kept = LatticeSumsClient(job.bounds, store, nodes=nodes).offer(offsets) is not None
         sizes = [_size(of_peer) for of_peer in offsets.values()]
@@ -269,14 +217,14 @@ def best_nodes(
 
 
 def vectors_of_a_tree(max_depth: int, nodes: int = 1) -> int:
-    """Return how many vectors a tree is asked for with: of the root, and at each level of one of each two siblings."""
+    """Return how many vectors a tree takes: for the root, and at each level for one of each two siblings."""
     return 1 + sum(-(-(1 << level - 1) // nodes) for level in range(1, max_depth))
 
 
 def _of_sealing(
     common: BoostingOptions, job: JobSize, offsets: Mapping[str, NDArray[np.int32]], links: Mapping[str, Link]
 ) -> str:
-    """Say what sealing sums would take, where it could be done: with columns of numbers, none of them missing."""
+    """Return what sealing sums would take, if possible, in words; columns are taken as numbers, none missing."""
     open_alone = why_unsealed("auto", common) or not job.rules.exact
     if open_alone or beyond_lattice(job.bounds, offsets, job.trees, job.rules.max_depth, sealed=True):
         return ""
@@ -294,10 +242,10 @@ def tell_cost_of_sealing(
     `candidates` are those of a tree at each passive party; `to_open` is the option that does without.
     """
     cost = cost_of_sealing(links, candidates, job, step)
-    said = f"sums are sealed, which takes {cost} more for {job.trees} trees"
+    words = f"sums are sealed, which takes {cost} more for {job.trees} trees"
     level = logging.WARNING if cost.seconds > LONG else logging.INFO
-    logger.log(level, "%s: %s; %s does without, and shows what docs/secureboost.md says", name, said, to_open)
-    return said
+    logger.log(level, "%s: %s; %s does without, and shows what docs/secureboost.md says", name, words, to_open)
+    return words
 
 
 def beyond_lattice(
@@ -324,12 +272,11 @@ def beyond_lattice(
 
 
 def _size(offsets: NDArray[np.int32]) -> tuple[int, int]:
-    """Return how many features and slots a layout has."""
-    return len(offsets) - 1, int(offsets[-1])
+    return len(offsets) - 1, int(offsets[-1])  # features and slots of a layout
 
 
 def _total(of_peers: list[Estimate], links: Mapping[str, Link]) -> Estimate:
-    """Return the total: peers compute at the same time, but the active party sends to one after another."""
+    # peers compute at the same time, but the active party sends to one after another
     sending = sum(of.nbytes * link.byte for of, link in zip(of_peers, links.values(), strict=True))
     return Estimate(max((of.seconds for of in of_peers), default=0.0) + sending, sum(of.nbytes for of in of_peers))
 
@@ -353,7 +300,11 @@ def cheaper(job: JobSize, sizes: Sequence[tuple[int, int]]) -> str:
 def cost_of_lattice(
     parameters: Parameters, job: JobSize, features: int, slots: int, *, kept: bool, nodes: int = 1
 ) -> Estimate:
-    """Return what trees take under the lattice map with one passive party; `kept`: its hint is there."""
+    """Return what trees take under the lattice map with one passive party; `kept`: its hint is there.
+
+    The hint is a product of all bins with the public elements, once a job; then each vector is encrypted, added up over
+    the bins by the passive party, and its sums are decrypted.
+    """
     degree, primes, digits = parameters.degree, len(parameters.primes), parameters.digits
     n, depth = job.bounds.n_rows, job.rules.max_depth
     vectors = vectors_of_a_tree(depth, nodes)
@@ -367,7 +318,10 @@ def cost_of_lattice(
 
 
 def cost_of_ou(job: JobSize, features: int, slots: int) -> Estimate:
-    """Return what trees take under Okamoto-Uchiyama, by its default keys, with one passive party."""
+    """Return what trees take under Okamoto-Uchiyama, by its default keys, with one passive party.
+
+    Gradients are encrypted once a tree; each level multiplies ciphertexts of half the rows for every column.
+    """
     n, depth, bits = job.bounds.n_rows, job.rules.max_depth, OU_DEFAULT_KEY_BITS
     answers = 2 ** (depth - 1) * slots / Packing(job.bounds, bits // 3).per_plaintext
     tree = n * 23e-6 + n * features * (depth + 1) / 2 * 0.55e-6 + answers * 1.9e-3
@@ -399,11 +353,7 @@ def cost_of_sealing(links: Mapping[str, Link], candidates: Mapping[str, float], 
 # ------------ what training over hidden sums is expected to take, under each cipher: messages are those of SecureBoost
 NEAR = Link(step=0.5e-3, byte=1e-9)
 """A link as it is taken to be before any is measured."""
-
-
 _PAILLIER = 8.0  # times the time of Okamoto-Uchiyama, both with the keys that are the default
-
-
 _TRANSFER_BYTES = 1_100_000  # to make the transfers of sealed sums
 
 
@@ -423,7 +373,11 @@ def expected_of_sums(roles: Roles, options: CipherOptions, common: Any, shape: S
     if cipher == "auto":
         cipher = cheaper(job, list(sizes.values()))
     found.agree((active, peer) for peer in others)
-    nodes = _nodes_of_a_vector(options, job, sizes) if cipher == "lattice" else 1
+    nodes = 1
+    if cipher == "lattice" and not options.sealed:  # columns are taken to have as many bins each
+        offsets = {peer: np.linspace(0, slots, of + 1).astype(np.int32) for peer, (of, slots) in sizes.items()}
+        links = dict.fromkeys(offsets, NEAR if options.cipher == "auto" else USUAL)
+        nodes = best_nodes(job, offsets, links, HintStore(None))[0]
     columns = sum(shape.columns.values())
     found.seconds = trees.growing(n, columns) + trees.count * trees.depth * 2 * ROUND_TRIP
     slowest = 0.0
@@ -444,15 +398,6 @@ def expected_of_sums(roles: Roles, options: CipherOptions, common: Any, shape: S
             slowest += _seal(found, common, job, active, peer, features, slots).seconds
     found.seconds += slowest
     return found
-
-
-def _nodes_of_a_vector(options: CipherOptions, job: JobSize, sizes: Mapping[str, tuple[int, int]]) -> int:
-    """Return how many nodes a vector of the lattice map will be about; columns are taken to have as many bins each."""
-    if options.sealed:
-        return 1
-    offsets = {peer: np.linspace(0, slots, features + 1).astype(np.int32) for peer, (features, slots) in sizes.items()}
-    links = dict.fromkeys(offsets, NEAR if options.cipher == "auto" else USUAL)
-    return best_nodes(job, offsets, links, HintStore(None))[0]
 
 
 def _of_cipher(

@@ -156,8 +156,6 @@ def estimated_sides(
 
 MOST_SHARE = 0.1
 """The largest estimated share of a party's bins that may become known without `allow_exact_sums`."""
-
-
 AHEAD = 4
 """Trees of two classes after which rows' gradients differ about as much as a regression's do in the first."""
 

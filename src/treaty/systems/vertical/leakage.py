@@ -14,71 +14,42 @@ from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, Wh
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.system import checkpoints_routes
 from treaty.systems.system import Roles
+from treaty.systems.vertical import contributions, messages, prediction, setup
 from treaty.systems.vertical.cipher_options import CipherOptions
-from treaty.systems.vertical.contributions import ColumnNumbers, ColumnsRequest, OwnContributions
-from treaty.systems.vertical.messages import (
-    BinLayout,
-    Hint,
-    HintReceipt,
-    LinkEcho,
-    LinkProbe,
-    MovedShares,
-    NamedRows,
-    OwnerShares,
-    SealedColumns,
-    SealedStep,
-    SealedSumsRequest,
-    Setup,
-    SideChoices,
-    SplitAnswer,
-    SplitColumns,
-    SplitRequest,
-    SplitSides,
-    Sums,
-    SumsPiece,
-    SumsRequest,
-    ToldShare,
-    TournamentTerms,
-    TreeEnd,
-    TreeRows,
-    TreeStart,
-    WonCandidates,
-)
-from treaty.systems.vertical.prediction import DecideRequest, Decisions, Finish, OnlineRows, RecordCount
-from treaty.systems.vertical.setup import SeedCommitment, SeedCommitments, SeedOffer, SeedShare, SeedShares
 
 SECUREBOOST = "arXiv 1901.08755"
 _WHO = "docs/secureboost.md, Who learns what, and who may collude"
+SIDES = "docs/sealed.md, What splits tell"
 
 # ---------------------------------------------------------------- decisions and predictions
 
-FINISH = Route(Finish, ACTIVE, PASSIVE, reference="docs/prediction.md, Plain")
+FINISH = Route(prediction.Finish, ACTIVE, PASSIVE, reference="docs/prediction.md, Plain")
 
 DECISIONS = routes(
-    Route(DecideRequest, ACTIVE, PASSIVE),
-    Route(Decisions, PASSIVE, ACTIVE),
+    Route(prediction.DecideRequest, ACTIVE, PASSIVE),
+    Route(prediction.Decisions, PASSIVE, ACTIVE),
     reference="docs/prediction.md, What each learns, and who may collude",
 )
 """Rows of eval sets in a training, and rows to predict."""
 
 CHECKPOINTS = checkpoints_routes("active", PASSIVE)
 
-RECORDS = Route(RecordCount, PASSIVE, ACTIVE, reference="docs/prediction.md, Plain")
+RECORDS = Route(prediction.RecordCount, PASSIVE, ACTIVE, reference="docs/prediction.md, Plain")
 
 PREDICT: Routes = routes(AGREEMENT, RECORDS, DECISIONS, FINISH)
 
 EXPLAIN: Routes = routes(
     PREDICT,
-    Route(ColumnsRequest, ACTIVE, PASSIVE),
-    Route(ColumnNumbers, PASSIVE, ACTIVE),
-    Route(OwnContributions, ACTIVE, PASSIVE),
+    Route(contributions.ColumnsRequest, ACTIVE, PASSIVE),
+    Route(contributions.ColumnNumbers, PASSIVE, ACTIVE),
+    Route(contributions.OwnContributions, ACTIVE, PASSIVE),
     reference="docs/interpretation.md, Who learns what",
 )
 
 ONLINE: Routes = routes(
     AGREEMENT,
     RECORDS,
-    Route(OnlineRows, ACTIVE, PASSIVE),
+    Route(prediction.OnlineRows, ACTIVE, PASSIVE),
     DECISIONS,
     FINISH,
     reference="docs/serving.md, Models with splits of partners",
@@ -107,51 +78,86 @@ def _maybe(options: Any, so: bool) -> bool:
     return so or options.cipher == "auto"
 
 
-LAYOUT = Route(BinLayout, PASSIVE, ACTIVE)
-TREE_END = Route(TreeEnd, ACTIVE, PASSIVE, "plain")
-SPLITS = Route(SplitRequest, ACTIVE, PASSIVE)
-NODES_OF_SPLITS = Route(NamedRows, ACTIVE, PASSIVE, "own_splits")
-SPLIT_ANSWER = Route(SplitAnswer, PASSIVE, ACTIVE)
+LAYOUT = Route(messages.BinLayout, PASSIVE, ACTIVE)
+TREE_END = Route(messages.TreeEnd, ACTIVE, PASSIVE, "plain")
+SPLITS = Route(messages.SplitRequest, ACTIVE, PASSIVE)
+NODES_OF_SPLITS = Route(messages.NamedRows, ACTIVE, PASSIVE, "own_splits")
+SPLIT_ANSWER = Route(messages.SplitAnswer, PASSIVE, ACTIVE)
 
 
 def public_seed(reference: str) -> Routes:
     return routes(
-        Route(SeedOffer, ACTIVE, PASSIVE),
-        Route(SeedCommitment, PASSIVE, ACTIVE),
-        Route(SeedCommitments, ACTIVE, PASSIVE),
-        Route(SeedShare, PASSIVE, ACTIVE),
-        Route(SeedShares, ACTIVE, PASSIVE),
+        Route(setup.SeedOffer, ACTIVE, PASSIVE),
+        Route(setup.SeedCommitment, PASSIVE, ACTIVE),
+        Route(setup.SeedCommitments, ACTIVE, PASSIVE),
+        Route(setup.SeedShare, PASSIVE, ACTIVE),
+        Route(setup.SeedShares, ACTIVE, PASSIVE),
         reference=reference,
     )
 
 
 def encrypted(seal: str, hide: str, guards: str, *, blind: bool = False) -> Routes:
-    """Return the lines of a training over sums under a cipher, open or sealed.
+    """Return the routes of a training over sums under a cipher, open or sealed.
 
-    Of options, `seal` seals sums, `hide` has nodes hidden, and `guards` are those against what row sets tell. In a
-    `blind` system nodes are hidden under any cipher.
+    The arguments name options: `seal` seals sums, `hide` has nodes hidden, `guards` lessen what sets of rows reveal. In
+    a `blind` system nodes are hidden under any cipher.
     """
+    set_up = routes(
+        LAYOUT,
+        Route(messages.Setup, ACTIVE, PASSIVE),
+        routes(Route(messages.LinkProbe, ACTIVE, PASSIVE), Route(messages.LinkEcho, PASSIVE, ACTIVE), when=PROBED),
+        routes(public_seed("docs/lattice.md, For the cryptographer"), when=LATTICE),
+        Route(messages.Hint, PASSIVE, ACTIVE, "keyed", guard=hide, when=KEYED),
+        Route(messages.Hint, PASSIVE, ACTIVE, "lattice", when=LATTICE),
+        Route(messages.HintReceipt, ACTIVE, PASSIVE),
+    )
+    hidden_nodes = routes(
+        Route(messages.TreeStart, ACTIVE, PASSIVE, "hidden"),
+        Route(messages.SumsRequest, ACTIVE, PASSIVE, "hidden", when=OPEN),
+        Route(messages.SumsPiece, ACTIVE, PASSIVE, "hidden"),
+        when=HIDDEN,
+        reference="docs/lattice.md, What the passive party sees",
+    )
+    named_nodes = routes(
+        Route(messages.TreeStart, ACTIVE, PASSIVE, "named"),
+        Route(messages.TreeRows, ACTIVE, PASSIVE),
+        Route(messages.SumsRequest, ACTIVE, PASSIVE, "named", guard=f"{hide}, {guards}"),
+        Route(messages.SumsPiece, ACTIVE, PASSIVE, "named", guard=hide),
+        when=NAMED,
+        reference=f"{SECUREBOOST}, algorithm 1",
+    )
+    exact_sums, sealed_docs = "docs/secureboost.md, What exact sums show", "docs/sealed.md, Who learns what"
+    sealed_sums = routes(
+        Route(messages.SealedSumsRequest, ACTIVE, PASSIVE),
+        Route(messages.SealedColumns, PASSIVE, ACTIVE),
+        Route(messages.TournamentTerms, ACTIVE, PASSIVE),
+        Route(messages.SealedStep, ACTIVE, PASSIVE),
+        Route(messages.SealedStep, PASSIVE, ACTIVE),
+        Route(messages.MovedShares, PASSIVE, ACTIVE),
+        Route(messages.OwnerShares, PASSIVE, ACTIVE),
+        Route(messages.WonCandidates, ACTIVE, PASSIVE),
+        when=SEALED,
+        reference=sealed_docs,
+    )
+    transferred_sides = routes(
+        Route(messages.SideChoices, ACTIVE, PASSIVE),
+        Route(messages.SplitSides, PASSIVE, ACTIVE),
+        Route(messages.TreeEnd, ACTIVE, PASSIVE, "transferred"),
+        when=TRANSFERRED,
+        reference=SIDES,
+    )
     return routes(
-        _set_up(hide),
-        _hidden_nodes(),
-        () if blind else _named_nodes(hide, guards),
-        _sums(seal),
-        _sealed_sums(),
+        set_up,
+        hidden_nodes,
+        () if blind else named_nodes,
+        Route(messages.Sums, PASSIVE, ACTIVE, "open", guard=seal, reference=exact_sums, when=OPEN),
+        Route(messages.Sums, PASSIVE, ACTIVE, "sealed", reference=sealed_docs, when=SEALED),
+        sealed_sums,
         routes(SPLITS, when=OPEN, reference=_WHO),
-        routes(
-            Route(SplitColumns, PASSIVE, ACTIVE),
-            when=BY_COLUMN,
-            reference=_WHO,
-        ),
+        routes(Route(messages.SplitColumns, PASSIVE, ACTIVE), when=BY_COLUMN, reference=_WHO),
         routes(replace(NODES_OF_SPLITS, guard=guards), SPLIT_ANSWER, when=BY_NODE, reference=_WHO),
-        routes(
-            Route(SideChoices, ACTIVE, PASSIVE),
-            Route(SplitSides, PASSIVE, ACTIVE),
-            Route(TreeEnd, ACTIVE, PASSIVE, "transferred"),
-            when=TRANSFERRED,
-            reference="docs/sealed.md, What splits tell",
-        ),
-        Route(ToldShare, PASSIVE, ACTIVE, reference="docs/sealed.md, What splits tell"),
+        transferred_sides,
+        Route(messages.ToldShare, PASSIVE, ACTIVE, reference=SIDES),
         TREE_END,
         CHECKPOINTS,
         DECISIONS,
@@ -161,74 +167,13 @@ def encrypted(seal: str, hide: str, guards: str, *, blind: bool = False) -> Rout
     )
 
 
-def _set_up(hide: str) -> Routes:
-    return routes(
-        LAYOUT,
-        Route(Setup, ACTIVE, PASSIVE),
-        routes(
-            Route(LinkProbe, ACTIVE, PASSIVE),
-            Route(LinkEcho, PASSIVE, ACTIVE),
-            when=PROBED,
-        ),
-        routes(public_seed("docs/lattice.md, For the cryptographer"), when=LATTICE),
-        Route(Hint, PASSIVE, ACTIVE, "keyed", guard=hide, when=KEYED),
-        Route(Hint, PASSIVE, ACTIVE, "lattice", when=LATTICE),
-        Route(HintReceipt, ACTIVE, PASSIVE),
-    )
-
-
-def _hidden_nodes() -> Routes:
-    return routes(
-        Route(TreeStart, ACTIVE, PASSIVE, "hidden"),
-        Route(SumsRequest, ACTIVE, PASSIVE, "hidden", when=OPEN),
-        Route(SumsPiece, ACTIVE, PASSIVE, "hidden"),
-        when=HIDDEN,
-        reference="docs/lattice.md, What the passive party sees",
-    )
-
-
-def _named_nodes(hide: str, guards: str) -> Routes:
-    return routes(
-        Route(TreeStart, ACTIVE, PASSIVE, "named"),
-        Route(TreeRows, ACTIVE, PASSIVE),
-        Route(SumsRequest, ACTIVE, PASSIVE, "named", guard=f"{hide}, {guards}"),
-        Route(SumsPiece, ACTIVE, PASSIVE, "named", guard=hide),
-        when=NAMED,
-        reference=f"{SECUREBOOST}, algorithm 1",
-    )
-
-
-def _sums(seal: str) -> Routes:
-    return routes(
-        Route(
-            Sums, PASSIVE, ACTIVE, "open", guard=seal, reference="docs/secureboost.md, What exact sums show", when=OPEN
-        ),
-        Route(Sums, PASSIVE, ACTIVE, "sealed", reference="docs/sealed.md, Who learns what", when=SEALED),
-    )
-
-
-def _sealed_sums() -> Routes:
-    return routes(
-        Route(SealedSumsRequest, ACTIVE, PASSIVE),
-        Route(SealedColumns, PASSIVE, ACTIVE),
-        Route(TournamentTerms, ACTIVE, PASSIVE),
-        Route(SealedStep, ACTIVE, PASSIVE),
-        Route(SealedStep, PASSIVE, ACTIVE),
-        Route(MovedShares, PASSIVE, ACTIVE),
-        Route(OwnerShares, PASSIVE, ACTIVE),
-        Route(WonCandidates, ACTIVE, PASSIVE),
-        when=SEALED,
-        reference="docs/sealed.md, Who learns what",
-    )
-
-
 # ------------------- what parties can work out wherever the active one gets encrypted sums; systems add what is theirs
 
 
 def conclusions_from_sums(
     roles: Roles, options: CipherOptions, cipher: str, part: ModelPart | None, label_epsilon: float | None = None
 ) -> dict[str, list[str]]:
-    """Return sentences by party.
+    """Return what follows for each party, in sentences.
 
     `cipher` is the one used; `part` has the estimate of what exact sums showed; `label_epsilon` is of labels randomised
     once, None where labels are as they are.
@@ -249,8 +194,20 @@ def conclusions_from_sums(
             + _estimates({} if part is None else part.exact_sums)
         )
     learned = {roles.active: of_active}
+    if not options.names_rows(cipher):
+        of_labels = (
+            "in training, neither which rows are in a node nor any label, except what the choice of its columns and "
+            "bins suggests"
+        )
+    elif label_epsilon is None:
+        of_labels = "of labels, what follows from rows that are in a node together; gradients and labels stay encrypted"
+    else:
+        of_labels = (
+            f"of a label no more than epsilon {label_epsilon:g} lets through, from all trees together: labels were "
+            "randomised (true labels of eval sets, and weights that depend on labels, are not covered)"
+        )
     for name in roles.having("passive"):
-        learned[name] = [_of_labels(options.names_rows(cipher), label_epsilon)]
+        learned[name] = [of_labels]
         if options.sealed and len(roles.having("passive")) > 1:
             learned[name].append(
                 f"together with {roles.active}, who must not help it: how good the best split of the parties before it "
@@ -262,23 +219,8 @@ def conclusions_from_sums(
     return learned
 
 
-def _of_labels(named: bool, label_epsilon: float | None) -> str:
-    """Return what a passive party learns of labels; `named` says whether nodes' rows are named to it."""
-    if not named:
-        return (
-            "in training, neither which rows are in a node nor any label, except what the choice of its columns and "
-            "bins suggests"
-        )
-    if label_epsilon is None:
-        return "of labels, what follows from rows that are in a node together; gradients and labels stay encrypted"
-    return (
-        f"of a label no more than epsilon {label_epsilon:g} lets through, from all trees together: labels were "
-        "randomised (true labels of eval sets, and weights that depend on labels, are not covered)"
-    )
-
-
 def _shown_by_sides(shares: Mapping[str, float]) -> str:
-    """Say how much of each passive party's bins sides told, where they were counted."""
+    """Return how much of each passive party's bins sides of splits revealed, if counted, in words."""
     if not shares:
         return "more with each split of theirs (docs/sealed.md, What splits tell); each of them keeps a count"
     each = ", ".join(f"{share:.2g} of {name}'s" for name, share in shares.items())
@@ -286,7 +228,7 @@ def _shown_by_sides(shares: Mapping[str, float]) -> str:
 
 
 def _estimates(shares: Mapping[str, float]) -> str:
-    """Say how much of each passive party's bins exact sums give away, where that was estimated."""
+    """Return how much of each passive party's bins exact sums give away, if estimated, in words."""
     if not shares:
         return (
             "nearly all in small tables, and columns of few or rare values in any (docs/secureboost.md, What exact "
@@ -297,7 +239,7 @@ def _estimates(shares: Mapping[str, float]) -> str:
 
 
 def small_leaves(mode: str, common: BoostingOptions) -> list[str]:
-    """Return what the active party learns where leaves may be smaller than safe mode's own limit."""
+    """Return what the active party learns if leaves may be smaller than safe mode's own limit."""
     if mode != "safe" or common.fewest_rows >= 20:
         return []
     return [

@@ -53,8 +53,6 @@ logger = logging.getLogger(__name__)
 
 MakeClient = Callable[[SumsBounds, Mapping[str, NDArray[np.int32]]], SumsClient]
 """Makes the active party's end of a cipher from bounds and the first slots of every peer's features."""
-
-
 MakeServer = Callable[[Payload, NDArray[np.uint8], NDArray[np.int32]], SumsServer]
 """Makes a passive party's end from the set-up, its codes and its features' first slots."""
 

@@ -1,21 +1,8 @@
 """What both roles do in every training on columns of several parties: agree, keep checkpoints, end together.
 
-An active party's program::
-
-    training = open_training(inputs)
-    ...  # set up sources of sums
-    for a_round in boosting_of(inputs, training, sources):
-        ...  # grow trees
-    finish(inputs.party)
-    return training.part
-
-and a passive party's::
-
-    agree_on_terms(inputs)
-    ...  # tell the active party about own columns, and receive the system's `Start`
-    follower = Follower(inputs, start)
-    ...  # make the owner of the columns, which records splits in follower.part.splits
-    return follower.follow(MessageOrder(TABLE, "between trees"), {MyRequest: owner.answer})
+An active party's program opens a training (`open_training`), sets up sources of sums, grows the trees of each round of
+`boosting_of`, and calls `finish`. A passive party's calls `agree_on_terms`, sends its layout, receives the system's
+`Start`, and answers the active party by `Follower.follow`.
 """
 
 from __future__ import annotations
@@ -68,7 +55,7 @@ def agree_on_terms(inputs: RoleInput) -> None:
 def open_training(inputs: RoleInput) -> Training:
     """Agree on terms, then begin or resume the training over all owners of columns, in the job's order.
 
-    Raises ConfigError also where the labels have other classes than the job says: owners count on trees for those.
+    Raises ConfigError also if the labels have other classes than the job says, as a round has a tree for each class.
     """
     found = len(inputs.classes or ())
     if (found if found > 2 else 1) != inputs.trees_a_round:
@@ -92,8 +79,9 @@ def boosting_of(
 ) -> Boosting:
     """Return the training's rounds over `sources`, those of all owners in the job's order.
 
-    All owners decide eval rows. After a round every passive party is asked to keep a checkpoint, where one is due.
-    `rules` are given where sums have another fixed point than the objective's.
+    All owners decide eval rows. After a round every passive party is asked to keep a checkpoint, if one is due; the
+    active party writes its own only once all others have theirs. `rules` are given where sums have another fixed point
+    than the objective's.
     """
     party, data, keeper = inputs.party, inputs.rows, inputs.keeper
     part, forest = training.part, training.forest
@@ -123,7 +111,7 @@ def boosting_of(
 
 
 def finish(party: Party) -> None:
-    """Tell all passive parties that training is over."""
+    """End the training at all passive parties."""
     for peer in party.peers:
         party.send(peer, Finish())
 
@@ -134,8 +122,8 @@ def roles_by_column(
 ) -> Roles:
     """Give every party its role; a `helper` without rows keeps the role that the job names for it.
 
-    Raises ConfigError where the job names a role or edge server for any other party, where fewer than two parties have
-    rows, and where a party other than the helper has none.
+    Raises ConfigError if the job names a role or edge server for any other party, if fewer than two parties have rows,
+    and if a party other than the helper has none.
     """
     owners = [name for name in places if name != helper]
     wishing = [name for name in owners if places[name].role or places[name].edge]
@@ -158,19 +146,28 @@ def roles_by_column(
 
 
 def fellow_owners(roles: Roles, options: Any, name: str) -> list[str]:
-    """Return the passive parties of sealed sums, to each of them: their keys pass through the active party's hands."""
+    """Return all passive parties to each of them under sealed sums: their keys pass through the active party."""
     passive = [owner for owner in roles.owners if owner != roles.active]
     return passive if options.ciphers.sealed and name in passive and len(passive) > 1 else []
 
 
-# ----------------------------------------------------------------
-# How much the active party may ask of an owner of columns: no more than the job's options, which both agreed to.
+# --------------- how much the active party may ask of an owner of columns: no more than the options that both agreed to
 #
-# Options are compared before anything else is sent. What follows from them is counted here by the owner itself: trees,
-# levels, nodes, splits and checkpoints; how often rows are decided, in `prediction`. What may come when is in each
-# system's table of messages.
-class TrainingLimits:
-    """How many trees an owner takes part in, and how many splits and checkpoints it is told of.
+# The owner itself counts trees, levels, nodes, splits and checkpoints; `prediction.RowSets` counts how often rows are
+# decided. Which message may come when is in each system's table of messages.
+
+
+class _Limits:
+    def __init__(self, active: str) -> None:
+        self._active = active
+
+    def _check(self, fine: bool, expected: str) -> None:
+        if not fine:
+            raise PeerProtocolError(self._active, f"expected {expected} - from {self._active}")
+
+
+class TrainingLimits(_Limits):
+    """How many trees, splits and checkpoints an owner of columns takes part in.
 
     A round has a tree for each class where there are more than two. `kept_rounds` are those that a resumed training
     begins with; `alone_rounds`, the first ones, are grown without this party.
@@ -178,9 +175,10 @@ class TrainingLimits:
 
     def __init__(self, active: str, inputs: RoleInput, kept_rounds: int, alone_rounds: int = 0) -> None:
         common = inputs.common
-        self._active, self._rounds, self._trees_a_round = active, common.n_estimators, inputs.trees_a_round
+        super().__init__(active)
+        self._rounds, self._trees_a_round = common.n_estimators, inputs.trees_a_round
         self._check(kept_rounds <= self._rounds, f"at most {self._rounds} rounds kept")
-        self._begun_with = self._told = kept_rounds
+        self._begun_with = self._kept = kept_rounds
         self._most_trees = max(0, self._rounds - max(kept_rounds, alone_rounds)) * self._trees_a_round
         leaves = max(1, inputs.rows.table.n_rows // common.fewest_rows)  # each has `fewest_rows` rows at least
         self._splits_a_tree = min(1 << common.max_depth, leaves) - 1
@@ -192,9 +190,9 @@ class TrainingLimits:
         self._check(self._trees <= self._most_trees, f"at most {self._most_trees} trees, as the job's options say")
 
     def checkpoint(self, rounds: int) -> None:
-        """Note a request to keep what there is after `rounds` rounds; there is one for a round at most."""
-        self._check(self._told < rounds <= self._rounds, f"a checkpoint a round, of {self._rounds} at most")
-        self._told = rounds
+        """Count a checkpoint after `rounds` rounds; there is at most one for a round."""
+        self._check(self._kept < rounds <= self._rounds, f"a checkpoint a round, of {self._rounds} at most")
+        self._kept = rounds
 
     def chosen(self, splits: int, rounds: int) -> None:
         """Count splits chosen in trees of which the last belongs to the round after `rounds` finished ones."""
@@ -204,19 +202,16 @@ class TrainingLimits:
         most = max(0, grown) * self._trees_a_round * self._splits_a_tree
         self._check(self._splits <= most, f"at most {most} splits in the trees so far, as the job's options say")
 
-    def _check(self, fine: bool, expected: str) -> None:
-        if not fine:
-            raise PeerProtocolError(self._active, f"expected {expected}, got more - from {self._active}")
 
-
-class TreeLimits:
-    """How much the active party may ask of an owner of columns within a tree; what may come when is in `tree_table`.
+class TreeLimits(_Limits):
+    """How much the active party may ask of an owner of columns within a tree.
 
     Children have `fewest_rows` rows at least, so a node to be split has at least twice as many.
     """
 
     def __init__(self, active: str, max_depth: int, fewest_rows: int) -> None:
-        self._active, self._max_depth, self._fewest_rows = active, max_depth, fewest_rows
+        super().__init__(active)
+        self._max_depth, self._fewest_rows = max_depth, fewest_rows
 
     def start(self, columns: NDArray[np.int32]) -> None:
         self._columns, self._levels, self._nodes, self._last_row = columns, 0, 0, -1
@@ -253,17 +248,12 @@ class TreeLimits:
         """Reject nodes to be split with too few rows."""
         self._check(bool(np.all(sizes >= 2 * self._fewest_rows)), f"nodes of {2 * self._fewest_rows} rows at least")
 
-    def _check(self, fine: bool, expected: str) -> None:
-        if not fine:
-            raise PeerProtocolError(self._active, f"expected {expected} - from {self._active}")
-
 
 # ---------------------------------------------------------------- passive
+
 Answer = Message | Iterable[Message] | None
-
-
 Handlers = Mapping[type[Message], Callable[[Any], Answer]]
-"""The function for each class of message: it takes the message and returns the answer to send, or None for none."""
+"""The function for each class of message: it takes the message and returns the answer to send, or None."""
 
 
 def between_trees(state: str) -> dict[type[Message], str | tuple[str, str]]:
@@ -272,60 +262,64 @@ def between_trees(state: str) -> dict[type[Message], str | tuple[str, str]]:
 
 
 class Follower:
-    """A passive party once it has the active one's `start`; raises ConfigError where its checkpoint is another's.
+    """A passive party once it has the active one's `start`; raises ConfigError if its checkpoint is another's.
 
     `part` is new, or resumed and then cut to the records of the rounds that the active party kept. `limits` count what
-    the active party asks for. `told` are training rows as the active party was told them under noise.
+    the active party asks for. `released` are training rows as they were released under noise.
     """
 
-    def __init__(self, inputs: RoleInput, start: Start, told: RandomisedRows | None = None) -> None:
-        (self._active,) = inputs.party.peers
-        self._inputs, table = inputs, inputs.rows.table
+    def __init__(self, inputs: RoleInput, start: Start, released: RandomisedRows | None = None) -> None:
+        (self._active,), self._inputs, table = inputs.party.peers, inputs, inputs.rows.table
         alone = getattr(inputs.options, "rl_trees", None) or 0
         self.limits = TrainingLimits(self._active, inputs, start.rounds, alone)
         tables = [table, *(rows.table for rows in inputs.eval_sets)]
         self._fingerprint = b"" if inputs.keeper is None else fingerprint([(rows, ()) for rows in tables])
-        self.part = self._resumed(start) if start.resumed else self._new(start)
+        if start.resumed:
+            self.part = self._resumed(start)
+        else:
+            self.part = ModelPart(
+                model_id=start.model_id, party=inputs.party.name, schema=table.schema, splits=SplitTable(),
+                trees_a_round=inputs.trees_a_round,
+            )  # fmt: skip
         # row sets that `DecideRequest` numbers: eval sets, and with refit the training rows after them
         asked = [*inputs.eval_sets, *([inputs.rows] if getattr(inputs.options, "refit", None) else [])]
-        self._row_sets = RowSets(self._active, [shown_matrix(told, rows) for rows in asked])
+        self._row_sets = RowSets(self._active, [shown_matrix(released, rows) for rows in asked])
         self._first, self._trees = start.rounds, 0  # rounds that were there, trees since
 
-    def report(self, rounds: int) -> None:
-        """Report how many rounds are done."""
-        self._inputs.observers.round_finished(rounds, self.part)
+    def report(self, rounds: int | None = None) -> None:
+        """Report how many rounds are done; by default those of finished trees."""
+        done = self._first + self._trees // self._inputs.trees_a_round if rounds is None else rounds
+        self._inputs.observers.round_finished(done, self.part)
 
     def next_tree(self) -> None:
         """Report the rounds so far; from here on the party's round is the new tree's number, from 1."""
-        self.report(self._rounds)
+        self.report()
         self._trees += 1
         self._inputs.party.round = self._trees
 
     def follow(self, order: MessageOrder, handlers: Handlers) -> ModelPart:
         """Answer the active party until `Finish`; it, `DecideRequest` and `CheckpointRequest` have handlers already."""
-        handlers = {DecideRequest: self.decide, CheckpointRequest: self.keep, Finish: self._finish, **handlers}
+        handlers = {
+            DecideRequest: self.decide,
+            CheckpointRequest: self.keep,
+            Finish: lambda _: self.report(),
+            **handlers,
+        }
         while order.allowed:
             self._answer(order, handlers)
         return self.part
 
     def decide(self, request: DecideRequest) -> Iterable[Decisions]:
-        """Tell the active party which rows of an eval set go left."""
+        """Return which rows of an eval set go left."""
         return self._row_sets.decide(request, self.part.splits, self._inputs.threads)
 
     def keep(self, request: CheckpointRequest) -> CheckpointReceipt:
-        """Write a checkpoint, where this party keeps them."""
+        """Write a checkpoint, if this party keeps them."""
         self.limits.checkpoint(request.rounds)
         keeper, given = self._inputs.keeper, self._inputs.given
         if keeper is not None:
             keeper.keep(lambda: checkpoint_of(self.part, given, self._fingerprint))
         return CheckpointReceipt()
-
-    @property
-    def _rounds(self) -> int:
-        return self._first + self._trees // self._inputs.trees_a_round
-
-    def _finish(self, _: Finish) -> None:
-        self.report(self._rounds)
 
     def _answer(self, order: MessageOrder, handlers: Handlers) -> None:
         # a method, so that no message, of many ciphertexts perhaps, is held while the next is waited for
@@ -335,13 +329,6 @@ class Follower:
         answer = handlers[type(message)](message)
         for part in [answer] if isinstance(answer, Message) else answer or []:
             party.send(active, part)
-
-    def _new(self, start: Start) -> ModelPart:
-        inputs = self._inputs
-        return ModelPart(
-            model_id=start.model_id, party=inputs.party.name, schema=inputs.rows.table.schema, splits=SplitTable(),
-            trees_a_round=inputs.trees_a_round,
-        )  # fmt: skip
 
     def _resumed(self, start: Start) -> ModelPart:
         inputs, keeper = self._inputs, self._inputs.keeper
