@@ -115,7 +115,7 @@ def test_what_the_lattice_map_does_not_hold_goes_to_okamoto_uchiyama(change, sai
 
 def test_a_table_about_which_nearly_all_was_told_goes_to_okamoto_uchiyama():
     assert choose(left=2.0**-200).cipher == "ou"
-    assert "b's answers have told nearly all" in choose(left=2.0**-200).why
+    assert "b's answers have leaked nearly all" in choose(left=2.0**-200).why
 
 
 def test_a_hint_that_is_kept_counts_for_the_lattice_map(tmp_path):

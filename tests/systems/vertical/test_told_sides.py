@@ -12,7 +12,7 @@ from treaty.data.binning import fit_bins
 from treaty.data.table import to_table
 from treaty.errors import ConfigError
 from treaty.models.trees import record_split
-from treaty.systems.vertical.exact_sums import ToldSides, estimated_sides
+from treaty.systems.vertical.exact_sums import RevealedSides, estimated_sides
 from treaty.trees.ensemble import SplitTable
 
 TABLE = pd.DataFrame({
@@ -29,7 +29,7 @@ class Owner:
         table = to_table(TABLE)
         self.bins = fit_bins(table, max_bin)
         self.codes = self.bins.transform(table)
-        self.splits, self.told = SplitTable(), ToldSides(folder, self.bins, self.codes)
+        self.splits, self.told = SplitTable(), RevealedSides(folder, self.bins, self.codes)
         self.sides: list[tuple[int, np.ndarray]] = []
 
     def tell(self, feature: int, below: int, missing: bool = False, left: float = 1.0, right: float = 1.0) -> float:
@@ -39,7 +39,7 @@ class Owner:
         going[n_bins] = missing
         self.sides.append((feature, going))
         record = record_split(self.splits, self.bins, feature, going)
-        self.told.tell(self.splits, [(record, left, right)])
+        self.told.add(self.splits, [(record, left, right)])
         return self.told.share
 
     def known(self) -> float:

@@ -1,25 +1,21 @@
 """Prediction that keeps each owner's decisions from the active party: one encrypted sum per row (Fed-EINI).
 
 The active party encrypts, for each row and each passive party's split, what the margin gains if the row goes left
-there (`hidden_terms`); passive parties replace the terms whose conditions the row does not meet by encryptions of no
+there (`hidden_sums`); passive parties replace the terms whose conditions the row does not meet by encryptions of no
 gain and add up the rest; the active party decrypts the sum. With several passive parties, terms and the sum so far pass
 from one to the next, encrypted between these two, and the active party carries them.
 
-What each message tells is in `secureboost.leakage`.
-
-* *Active party*: each row's margin. By trying which leaves add up to it, it can find the decisions of small models:
-  that is inherent in a margin one may see. Honest but curious: with gains of its own making (powers of two) it would
-  read every decision, and with several passive parties it could put itself between two of them.
-* *Passive party*: how many rows are predicted, its records in use, how they lie below each other in the trees, and how
-  many splits of others lie below them. No margin, gain or decision of another party.
+* *Active party*: learns each row's margin. By trying which leaves add up to it, it can find the decisions of small
+  models, as anyone who sees a margin can. It is honest but curious: with gains of its own making (powers of two) it
+  would read every decision, and with several passive parties it could put itself between two of them.
+* *Passive party*: learns how many rows are predicted, its records in use, how they lie below each other in the trees,
+  and how many splits of others lie below them. No margin, gain or decision of another party.
 * *Together*: the active party and a later passive party learn an earlier one's decisions at the terms both work on,
   and its share of each margin.
 
 Kept or not, every term costs the same products and is sent on alike, so time and size (but for the processor's cache)
-do not tell which were kept.
+do not reveal which were kept.
 
-References
-----------
 Chen X. et al., Fed-EINI: An Efficient and Interpretable Inference Framework for Decision Tree Ensembles in Vertical
 Federated Learning, IEEE Big Data 2021, arXiv 2105.09540.
 """
@@ -44,7 +40,7 @@ from treaty.machine.arrays import pieces
 from treaty.messaging.conversation import OF_ONE_MODEL, Term, agree
 from treaty.messaging.messages import Array, Arrays, Message, MessageLeakage, pack, unpack, view
 from treaty.messaging.party import Party
-from treaty.models.trees import ModelPart, used_records
+from treaty.models.trees import used_records
 from treaty.systems.secureboost.hidden_sums import (
     EXCHANGE_BYTES,
     FIELD_BITS,
@@ -150,40 +146,19 @@ class EncryptedTotals(Message):
 
 
 def hidden_active(inputs: RoleInput[SecureBoost]) -> NDArray[np.float64]:
-    """Predict the role's rows as the active party without seeing passive parties' decisions.
+    """Return margins, float64 (n_rows, n_outputs), of the role's rows without seeing passive parties' decisions.
 
-    Parameters
-    ----------
-    inputs : RoleInput
-        Its options give the size of the fresh Okamoto-Uchiyama key: `key_bits`, or `insecure_test_key_bits` (at least
-        198) in tests. Observers are shown "predicting": rows done, counted once for each group of outputs that share
-        a plaintext.
-
-    Returns
-    -------
-    float64 (n_rows, n_outputs)
-        Margins: base plus the sum of leaf values, each rounded to `PRECISION_BITS` below the largest of the model (an
-        error of at most n_rounds 2^-40 of the largest leaf value), added exactly.
-
-    Raises
-    ------
-    DataError
-        When an owner of splits is not among the peers.
-    CryptoError
-        When the key size is not accepted, or passive parties own more than 2^21 splits.
-    PeerError
-        When a peer is lost or sends something malformed.
+    A margin is the base plus the sum of leaf values, each rounded to `PRECISION_BITS` below the largest of the model
+    (an error of at most n_rounds 2^-40 of the largest leaf value), added exactly. The options give the size of the
+    fresh Okamoto-Uchiyama key: `key_bits`, or `insecure_test_key_bits` (at least 198) in tests. Observers are shown
+    rows done, once for each group of outputs that share a plaintext. Raises CryptoError if the key size is not
+    accepted, or passive parties own more than 2^21 splits.
     """
-    party, part, table, steps = (
-        inputs.party,
-        inputs.part,
-        inputs.rows.table,
-        partial(inputs.observers.set_up, "predicting"),
-    )
+    party, part, table = inputs.party, inputs.part, inputs.rows.table
+    steps = partial(inputs.observers.set_up, "predicting")
     forest = part.forest
     assert forest is not None, "the active party's part holds the trees"
-    check_present(party, part, table)
-    agree(party, _public(part, table), remedy=OF_ONE_MODEL)
+    _agree(inputs)
     keys = {peer: party.receive(peer, ChainKey) for peer in party.peers}
     exchange = {
         peer: view(key.exchange, np.uint8, (EXCHANGE_BYTES,), peer=peer, what="ChainKey.exchange")
@@ -225,14 +200,17 @@ class _OutputGroup:
     n_rows: int
 
 
-def _public(part: ModelPart, table: Table) -> dict[str, Term]:
-    return {"model": part.model_id, "rows to predict": table.n_rows, "he_inference": True}
+def _agree(inputs: RoleInput[SecureBoost]) -> None:
+    part, table = inputs.part, inputs.rows.table
+    check_present(inputs.party, part, table)
+    terms: dict[str, Term] = {"model": part.model_id, "rows to predict": table.n_rows, "he_inference": True}
+    agree(inputs.party, terms, remedy=OF_ONE_MODEL)
 
 
 def _send_stations(
     party: Party, sources: Sequence[str], exchange: Mapping[str, NDArray[np.uint8]], group: _OutputGroup
 ) -> _Chain:
-    """Tell passive parties their share of the work; return who works, in the order of the chain."""
+    """Send passive parties their share of the work; return who works, in the order of the chain."""
     n_terms = len(group.terms.node)
     if n_terms > MOST_TERMS:
         raise CryptoError(f"expected at most {MOST_TERMS} splits of passive parties, got {n_terms} - at prediction")
@@ -292,9 +270,9 @@ def _add_up(
         totals = party.receive(last, EncryptedTotals)
         return rows, known + _open(key, totals, last, len(known), group, threads)
 
-    under_way = None
+    under_way = None  # a batch that passive parties work on while the next is encrypted
     for rows in pieces(group.n_rows, max(8, BATCH_BYTES // per_row // 8 * 8)):
-        started = start(rows)  # while passive parties work on the batch before
+        started = start(rows)
         if under_way is not None:
             yield finish(*under_way)
         under_way = started
@@ -331,13 +309,11 @@ def _sides(packed: NDArray[np.uint8], rows: slice) -> NDArray[np.bool_]:
 def hidden_passive(inputs: RoleInput[SecureBoost]) -> None:
     """Answer the active party, which plays `hidden_active` on the same rows.
 
-    Raises PeerError when it is lost or sends something malformed, or a key shorter than is accepted
-    (`insecure_test_key_bits` lets shorter ones pass in tests).
+    A key that is shorter than accepted is refused; `insecure_test_key_bits` lets shorter ones pass in tests.
     """
     party, part, table = inputs.party, inputs.part, inputs.rows.table
     (active,) = party.peers
-    check_present(party, part, table)
-    agree(party, _public(part, table), remedy=OF_ONE_MODEL)
+    _agree(inputs)
     exchange = X25519PrivateKey.generate()
     public = np.frombuffer(exchange.public_key().public_bytes_raw(), np.uint8)
     party.send(active, ChainKey(len(part.splits), Array.of(public)))
@@ -352,7 +328,7 @@ def hidden_passive(inputs: RoleInput[SecureBoost]) -> None:
                 outputs += station.outputs
                 if station.number <= last or outputs > part.trees_a_round:
                     most = f"sums of {part.trees_a_round} outputs for every row, each once"
-                    raise PeerProtocolError(active, f"expected {most}, got more - at Station from {active}")
+                    raise PeerProtocolError(active, f"expected {most} - at Station from {active}")
                 last = station.number
                 _StationWork(station, active, adder, part.splits, exchange).do(party, part.splits, table)
             case Finish():
@@ -413,11 +389,11 @@ class _StationWork:
             kept = self._kept(_sides(decisions, rows)[own])
             sums, passing = adder.select(sums, terms, kept, self._onwards, outputs)
             if self._after is None:
-                totals = adder.blind(sums, adder.fields // outputs, FIELD_BITS * outputs)
+                totals = adder.blind(sums, adder.fields // outputs, bits=FIELD_BITS * outputs)
                 party.send(active, EncryptedTotals(Array.of(totals)))
             else:
                 following = np.concatenate([sums[:, None], passing], axis=1).reshape(-1, adder.words)
-                box = self._after.seal(adder.freshen(following).astype("<u8").tobytes(), f"{number}:{first}")
+                box = self._after.seal(adder.blind(following, full=True).astype("<u8").tobytes(), f"{number}:{first}")
                 party.send(active, SealedTerms(Array.of(np.frombuffer(box, np.uint8))))
             first = rows.stop
 
@@ -431,7 +407,7 @@ class _StationWork:
             wrong = f"expected a multiple of 8 or all of the {left} rows left, got {n}"
             raise PeerProtocolError(active, f"{wrong} - at EncryptedGains from {active}")
         box = view(message.box, np.uint8, (None,), peer=active, what="EncryptedGains.box")
-        came = adder.one(n)
+        came = np.repeat(adder.one[None], n, axis=0)
         if self._before is not None:
             try:
                 content = self._before.open(box.tobytes(), f"{self._station.number}:{first}")

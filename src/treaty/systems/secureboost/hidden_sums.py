@@ -1,4 +1,4 @@
-"""A passive party's work on the ciphertexts of a hidden prediction: keep or replace, multiply, blind, seal."""
+"""What encrypted prediction adds up: trees as sums of terms, and a passive party's work on their ciphertexts."""
 
 from __future__ import annotations
 
@@ -36,11 +36,6 @@ from treaty.trees.ensemble import Tree
 # Values are integers in fixed point and sums exact. A plaintext has a field of 64 bits for each output; a term that
 # gains nothing is not 0 but `NO_GAIN` in every field, so that fields never go below zero, and the sum of n terms is n
 # times `NO_GAIN` too high whichever terms are kept.
-#
-# References
-# ----------
-# Chen X., Zhou S., Guan B., Yang K., Fan H., Wang H., Wang Y., Fed-EINI: An Efficient and Interpretable Inference
-# Framework for Decision Tree Ensembles in Vertical Federated Learning, IEEE Big Data 2021, arXiv 2105.09540.
 
 PRECISION_BITS = 40
 """Leaf values are rounded to this many bits below the largest. More would only make the sums easier to take apart."""
@@ -67,7 +62,7 @@ class TreeTerms:
     record: NDArray[np.int64]
     line: NDArray[np.int64]  # (n_nodes,) row of the active party's own decisions; -1 where the split is not its own
     value: NDArray[np.int64]  # (n_nodes,) fixed-point leaf value
-    node: NDArray[np.int64]  # (n_terms,) each term's split, in random order: a term's number tells nothing of its place
+    node: NDArray[np.int64]  # (n_terms,) each term's split, in random order, which hides where in the trees it is
     tree: NDArray[np.int64]  # (n_terms,) the tree of each term
 
 
@@ -145,13 +140,14 @@ def pack_gains(gains: NDArray[np.int64], fields: NDArray[np.int64], n_fields: in
 def unpack_sums(
     plaintexts: NDArray[np.uint64], n_rows: int, rows_each: int, n_fields: int, n_terms: int
 ) -> NDArray[np.int64]:
-    """Take sums of `n_terms` gains apart, int64 (n_rows, n_fields); raise ValueError where one cannot be such a sum.
+    """Take sums of `n_terms` gains apart, int64 (n_rows, n_fields); raise ValueError if one cannot be such a sum.
 
     `plaintexts` are uint64 (ceil(n_rows / rows_each), limbs), with `rows_each` rows in each, the first one highest.
     """
     used = rows_each * n_fields
     rows = plaintexts[:, :used].reshape(-1, rows_each, n_fields)[:, ::-1]
-    lacking = len(plaintexts) * rows_each - n_rows  # in the last plaintext, where the highest places stay empty
+    # the last plaintext may have fewer rows: its highest places stay empty
+    lacking = len(plaintexts) * rows_each - n_rows
     full, last = rows[:-1].reshape(-1, n_fields), rows[-1]
     sums = np.concatenate([full, last[lacking:]])
     if plaintexts[:, used:].any() or last[:lacking].any() or (sums > np.uint64(2 * NO_GAIN * n_terms)).any():
@@ -211,8 +207,7 @@ def make_route(conditions: Conditions, n_terms: int) -> list[Stop]:
     return route
 
 
-# ---------------------------------------------------------------- hidden sums
-
+# ---------------------------------------------------------------- sums of ciphertexts
 
 Words = NDArray[np.uint64]
 
@@ -224,20 +219,18 @@ _ROWS, _FACTORS = 64, 32  # how many a thread takes at a time
 class Adder:
     """Sums of encrypted terms under the active party's key.
 
-    `words` are those of a ciphertext, `fields` how many outputs' sums a plaintext holds.
+    `words` are those of a ciphertext, `fields` how many outputs' sums a plaintext holds; `one`, uint64 (1, words), is
+    the empty product, an encryption of 0.
     """
 
     def __init__(self, key: OUPublicKey, threads: int) -> None:
         self._key, self.threads = key, threads
         self.words, self.fields = key.modulus.words, fields_of(key)
         self._randomiser, self._key_randomness = Randomiser(key, threads), KeyRandomness(key)
-
-    def one(self, n_rows: int) -> Words:
-        """Return the empty product, an encryption of 0, for each row, uint64 (n_rows, 1, words)."""
-        return np.repeat(self._packed(1)[None], n_rows, axis=0)
+        self.one = self._packed(1)
 
     def valid(self, ciphertexts: Words) -> bool:
-        """Whether all of them, uint64 (..., words), are in [1, n) and prime to n."""
+        """Return whether all of them, uint64 (..., words), are in [1, n) and prime to n."""
         return self._key.modulus.are_units(ciphertexts.reshape(-1, self.words), self.threads)
 
     def select(
@@ -256,6 +249,7 @@ class Adder:
         by_row = stacked[1:].reshape(n_rows, 1 + n_terms, self.words)
         by_row[:, :1], by_row[:, 1:] = sums, terms
         first = 1 + np.arange(n_rows, dtype=np.int32)[:, None] * np.int32(1 + n_terms)
+        # a product by index, whether a term is kept or replaced by "no gain": time does not depend on it
         chosen = np.where(kept.T, first + np.arange(1, 1 + n_terms, dtype=np.int32), np.int32(0))
         added = np.concatenate([first, chosen[:, ~onwards]], axis=1)
         products = np.empty((n_rows, self.words), np.uint64)
@@ -268,21 +262,13 @@ class Adder:
         concurrently(multiply, pieces(n_rows, _ROWS), self.threads)
         return products, stacked[chosen[:, onwards]]
 
-    def blind(self, ciphertexts: Words, together: int, bits: int) -> Words:
-        """Merge every `together` ciphertexts into one for the key's owner, each times a random n-th power.
+    def blind(self, ciphertexts: Words, together: int = 1, *, bits: int = 1, full: bool = False) -> Words:
+        """Merge every `together` ciphertexts into one, each times a random n-th power.
 
         Takes uint64 (n, words), returns uint64 (ceil(n / together), words); the merged plaintexts lie `bits` apart, the
-        first highest.
+        first highest. `full` is for parties without the key: by full h^r, if h is drawn well.
         """
-        return self._with_randomness(ciphertexts, together, bits, self._randomiser)
-
-    def freshen(self, ciphertexts: Words) -> Words:
-        """Re-randomise ciphertexts, uint64 (n, words), for others without the key: by full h^r, if h is drawn well."""
-        return self._with_randomness(ciphertexts, 1, 1, self._key_randomness)
-
-    def _with_randomness(
-        self, ciphertexts: Words, together: int, bits: int, randomness: KeyRandomness | Randomiser
-    ) -> Words:
+        randomness = self._key_randomness if full else self._randomiser
         starts = np.minimum(np.arange(-(-len(ciphertexts) // together) + 1) * together, len(ciphertexts))
         exponents = randomness.exponents(len(starts) - 1)
 
@@ -299,7 +285,7 @@ class Adder:
 
 
 def fields_of(key: OUPublicKey) -> int:
-    """Return how many outputs' sums a plaintext holds; raise CryptoError when not even one fits."""
+    """Return how many outputs' sums a plaintext holds; raise CryptoError if not even one fits."""
     fields = (key.plaintext_bits - 2) // FIELD_BITS
     if fields < 1:
         raise CryptoError(f"expected a key with plaintexts of {FIELD_BITS + 2} bits, got {key.plaintext_bits}")
@@ -309,7 +295,7 @@ def fields_of(key: OUPublicKey) -> int:
 class Box:
     """Encrypts what one party sends another by way of a third (ephemeral X25519, HKDF-SHA256, AES-256-GCM).
 
-    Each direction has its own key: `sending` says whether this end seals or opens. Raises CryptoError when `other`, the
+    Each direction has its own key: `sending` says whether this end seals or opens. Raises CryptoError if `other`, the
     other end's 32 bytes, is no usable public key.
     """
 
@@ -318,7 +304,7 @@ class Box:
         try:
             secret = own.exchange(X25519PublicKey.from_public_bytes(other))
         except ValueError:
-            raise CryptoError("expected an X25519 key, got something else") from None
+            raise CryptoError("expected a usable X25519 public key") from None
         ends = mine + other if sending else other + mine
         info = b"treaty hidden inference 1" + ends
         self._aes = AESGCM(HKDF(SHA256(), 32, salt=None, info=info).derive(secret))
@@ -329,10 +315,10 @@ class Box:
         return nonce + self._aes.encrypt(nonce, content, place.encode())
 
     def open(self, box: bytes, place: str) -> bytes:
-        """Decrypt a box; raise CryptoError when it is not what the other end sealed for this place."""
+        """Decrypt a box; raise CryptoError if it is not what the other end sealed for this place."""
         if len(box) < _NONCE_BYTES:
             raise CryptoError("expected a sealed box, got too few bytes")
         try:
             return self._aes.decrypt(box[:_NONCE_BYTES], box[_NONCE_BYTES:], place.encode())
         except InvalidTag:
-            raise CryptoError("expected what the party before sealed, got something else") from None
+            raise CryptoError("cannot decrypt what the party before sealed: wrong key, place or content") from None

@@ -18,7 +18,7 @@ from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, record_split
 from treaty.privacy.exact_sums import COMMITMENT_BYTES
 from treaty.systems.system import RoleInput
-from treaty.systems.vertical.exact_sums import ToldSides, check_sides
+from treaty.systems.vertical.exact_sums import RevealedSides, check_sides
 from treaty.systems.vertical.messages import (
     BinLayout,
     Hint,
@@ -112,7 +112,12 @@ class SplitOwner:
     """
 
     def __init__(
-        self, active: str, codes: NDArray[np.uint8], bins: Bins, splits: SplitTable, revealed: ToldSides | None = None
+        self,
+        active: str,
+        codes: NDArray[np.uint8],
+        bins: Bins,
+        splits: SplitTable,
+        revealed: RevealedSides | None = None,
     ) -> None:
         self._active, self._codes, self.bins, self._splits, self._revealed = active, codes, bins, splits, revealed
         self._left: dict[int, tuple[int, NDArray[np.bool_]]] = {}  # of each record, its feature and bins going left
@@ -201,9 +206,9 @@ class SplitOwner:
         return float(counts[may & left].sum()), float(counts[may & ~left].sum())
 
     def count_revealed(self, shares: Iterable[tuple[int, float, float]]) -> None:
-        """Count revealed sides, as `ToldSides.tell` takes them."""
+        """Count revealed sides, as `RevealedSides.add` takes them."""
         if self._revealed is not None:
-            self._revealed.tell(self._splits, shares)
+            self._revealed.add(self._splits, shares)
 
     def sides(self, features: NDArray[np.int32], left_bins: NDArray[np.bool_], of: slice) -> NDArray[np.uint8]:
         """Return which of some rows go left at splits, packed bits uint8 (k, bytes)."""
@@ -259,7 +264,7 @@ class ColumnOwner:
         follower: Follower,
         server: SumsServer,
         splits: SplitOwner,
-        revealed: ToldSides,
+        revealed: RevealedSides,
         *,
         by_column: bool,
     ) -> None:

@@ -1,8 +1,8 @@
-"""What sums and splits show the active party of a partner's bins: counted, estimated, limited.
+"""What sums and splits reveal to the active party of a partner's bins: counted, estimated, limited.
 
-The owner of columns counts what sides of its splits have shown, over all jobs (`ToldSides`). It estimates what exact
-sums will show and refuses too much, and so does the active party (`check_share`). `node_sets_from_transcript` is the
-other way round: what a passive party's messages tell of nodes, the input of attacks.
+The owner of columns counts what sides of its splits have revealed, over all jobs (`RevealedSides`). Both parties
+estimate what exact sums will reveal and refuse too much (`check_share`). `node_sets_from_transcript` is the other way
+round: what a passive party's messages reveal of nodes, the input of attacks.
 """
 
 from __future__ import annotations
@@ -38,18 +38,19 @@ from treaty.systems.vertical.messages import (
 )
 from treaty.trees.ensemble import SplitTable
 
-# ---------- what sides of splits tell an honest active party of a partner's bins, counted by the partner over all jobs
+# ------ what sides of splits reveal to an honest active party of a partner's bins, counted by the partner over all jobs
 #
-# Cuts of a column are nested. So who sees the sides of common rows at many splits tells which are of one column, orders
-# them, and knows a row's bin for certain once every other bin of the column is on the other side of some split that it
-# saw the row at (`attacks.opened_sums`). The owner of the columns knows its splits. Where sides are of a node's own
-# rows alone it does not know the rows, but about how many of them go left and right: that share of its rows on either
-# side of the cut, and in the bins that earlier splits of the same column leave, was seen there. A second node with the
-# same cut is taken to have mostly rows that were seen there before (`_NEW`), and the rows that were seen below a bin
-# and above it to be the same as far as there are so many. On 20,000 rows of a real table the count is within a tenth of
-# what the attack finds; on few rows, whose nodes the attack cannot always tell apart, it may be a third more.
+# Cuts of a column are nested. So a party that sees the sides of common rows at many splits finds out which are of one
+# column, orders them, and knows a row's bin for certain once every other bin of the column is on the other side of some
+# split that it saw the row at (`attacks.opened_sums`). The owner of the columns knows its splits. If it decides a
+# node's own rows under pads, it does not know the rows, but about how many of them go left and right: that share of its
+# rows on either side of the cut, and in the bins that earlier splits of the same column leave, was seen there. A second
+# node with the same cut is taken to have mostly rows that were seen there before (`_NEW`), and the rows that were seen
+# below a bin and above it to be the same as far as there are so many. On 20,000 rows of a real table the count is
+# within a tenth of what the attack finds; on few rows, whose nodes the attack cannot always separate, it may be a third
+# more.
 #
-# What was told is kept by the values of thresholds and not by bins, so that other bins in a later job count it, too.
+# Splits are kept by the values of their thresholds and not by bins, so that other bins in a later job count them, too.
 
 _NEW = 0.25  # of the rows that another node with the same cut would add, if nodes of trees were independent
 _SKEW = (0.2, 0.6, 2.2)  # times the mean: how often columns are split, each a third of them
@@ -59,11 +60,11 @@ _TABLE = """CREATE TABLE sides (name TEXT NOT NULL, threshold TEXT NOT NULL, mis
     PRIMARY KEY (name, threshold, missing, categories))"""
 
 
-class ToldSides:
+class RevealedSides:
     """The count of an owner's columns; `share` is that of rows times columns whose bin is known for certain.
 
-    `codes`, uint8 (n_rows, n_features), are its columns in `bins`; what was told is kept in `folder`, for all jobs that
-    have it (None: for this object).
+    `codes`, uint8 (n_rows, n_features), are its columns in `bins`; sides are kept in `folder`, for all jobs that use it
+    (None: for this object).
     """
 
     def __init__(self, folder: Path | None, bins: Bins, codes: NDArray[np.uint8]) -> None:
@@ -71,6 +72,7 @@ class ToldSides:
         self.counts = [np.bincount(codes[:, feature], minlength=int(of) + 1) for feature, of in enumerate(bins.n_bins)]
         self._apart: dict[int, Floats] = {}
         self._known: dict[int, float] = {}
+        self.share = 0.0
         self._db = SealedDatabase(
             folder, "sides", _FORM, {"sides": _TABLE}, what="count of what splits tell",
             lost="which bins of the table's rows earlier splits have told",
@@ -79,17 +81,12 @@ class ToldSides:
         with self._db.transaction() as db:
             for name, threshold, missing, categories, below, above in db.execute("SELECT * FROM sides"):
                 if name in features:
-                    self._add(features[name], float(threshold), bool(missing), categories, below, above)
+                    self._count(features[name], float(threshold), bool(missing), categories, below, above)
 
-    @property
-    def share(self) -> float:
-        """The share of bins that is known for certain."""
-        return sum(self._known.values()) / self._size
-
-    def tell(self, splits: SplitTable, told: Iterable[tuple[int, float, float]]) -> None:
-        """Count sides of recorded splits: (record, the share told of rows that go left, that of those going right)."""
+    def add(self, splits: SplitTable, shares: Iterable[tuple[int, float, float]]) -> None:
+        """Count sides of recorded splits: (record, the share seen of rows that go left, that of those going right)."""
         with self._db.transaction() as db:
-            for record, below, above in told:
+            for record, below, above in shares:
                 feature, categories = splits.feature[record], splits.category_left[record] or b""
                 what = float(splits.threshold[record]), bool(splits.missing_left[record]), categories
                 key = (self._bins.schema.names[feature], repr(what[0]), int(what[1]), categories)
@@ -98,12 +95,13 @@ class ToldSides:
                 if was != (1.0, 1.0):
                     both = [float(_together(a, b)) for a, b in zip(was or (0.0, 0.0), (below, above), strict=True)]
                     db.execute("INSERT OR REPLACE INTO sides VALUES (?, ?, ?, ?, ?, ?)", (*key, *both))
-                    self._add(feature, *what, below, above)
+                    self._count(feature, *what, below, above)
 
-    def _add(
+    def _count(
         self, feature: int, threshold: float, missing: bool, categories: bytes, below: float, above: float
     ) -> None:
         counts = self.counts[feature]
+        # apart[a, b]: the share of the rows in bin a that were seen on another side of a cut than bin b
         apart = self._apart.setdefault(feature, np.eye(len(counts)))
         for left in self._left(feature, threshold, categories):
             left[-1] = missing
@@ -111,6 +109,7 @@ class ToldSides:
             apart[:] = _together(apart, seen)
         least = np.where(counts > 0, apart, 1.0).min(axis=1)
         self._known[feature] = float(counts @ least) if np.count_nonzero(counts) > 1 else 0.0
+        self.share = sum(self._known.values()) / self._size
 
     def _left(self, feature: int, threshold: float, categories: bytes) -> list[Flags]:
         """Return which slots go left at a split by values; two ways where its threshold is within one of the bins."""
@@ -135,16 +134,17 @@ def _together(seen: Floats | float, more: Floats | float) -> Floats:
 def estimated_sides(
     counts: Sequence[NDArray[np.number]], depth: int, trees: float, owners: int, *, whole: bool
 ) -> float:
-    """Return the share of bins that sides of splits will tell, roughly, before anything is known of the splits.
+    """Return roughly the share of bins that sides of splits will reveal, before anything is known of the splits.
 
-    `counts` has the rows of each bin, by column; all owners are taken to win as many splits. With `whole` sides are
-    told of all rows of the table.
+    `counts` has the rows of each bin, by column; all owners are taken to win as many splits. With `whole` owners decide
+    all rows of the table at a split.
     """
     visits = trees * (2**depth - 1 if whole else depth) / owners / max(1, len(counts))
     found = 0.0
     for of_column in counts:
         shares = of_column[of_column > 0] / max(1, of_column.sum())
         for skew in _SKEW if len(shares) > 1 else ():
+            # a bin at an end of the column is known by one cut, any other by the cuts on both of its sides
             cut = 1.0 - np.exp(-skew * visits / (len(shares) - 1))
             ends = shares[0] + shares[-1]
             found += (ends * cut + (1.0 - ends) * cut**2) / len(_SKEW)
@@ -185,10 +185,10 @@ def expected_sides(
     *,
     decided: bool = False,
 ) -> float:
-    """Return the share of bins that sides of splits are expected to tell, roughly; `codes` are as in `expected_share`.
+    """Return roughly the share of bins that sides of splits are expected to reveal; `codes` as in `expected_share`.
 
-    For `owners` of columns, and under the lattice map where the cipher is not named. With `decided` of rows that the
-    model is applied to: the active party learns their sides at all splits.
+    An open cipher counts as the lattice map. With `decided` for rows that the model is applied to: the active party
+    learns their sides at all splits.
     """
     whole = decided or ciphers.reveals_columns("lattice" if ciphers.may_hint else ciphers.cipher)
     counts = [np.bincount(codes[:, feature]) for feature in range(codes.shape[1])]
@@ -197,35 +197,35 @@ def expected_sides(
 
 
 def check_share(inputs: RoleInput[Any], owner: str, share: float) -> None:
-    """Refuse a training in safe mode that would give away too much of `owner`'s bins without the job's consent."""
+    """Refuse a training in safe mode that would reveal too much of `owner`'s bins without the job's consent."""
     if inputs.options.mode != "safe" or inputs.options.allow_exact_sums or share <= MOST_SHARE:
         return
     why = inputs.options.why_open(inputs.common)
-    said = (
+    text = (
         f"exact sums would show {inputs.roles.active}, by no breach of the protocol, the bins of single rows of "
         f"{owner}: an estimated {share:.0%} of all rows in all columns, expected at most {MOST_SHARE:.0%} "
         "(docs/secureboost.md, What exact sums show). Fewer trees, less depth, a smaller max_bin or "
         "colsample_bytree, and more rows make it "
-        f"less; under sealed sums only sides of splits tell of bins (docs/sealed.md{'; ' if why else ''}{why}); "
+        f"less; under sealed sums only sides of splits reveal bins (docs/sealed.md{'; ' if why else ''}{why}); "
         "allow_exact_sums=True, in every party's copy of the job, accepts it"
     )
-    raise ConfigError(said, public=said)
+    raise ConfigError(text, public=text)
 
 
 def check_sides(inputs: RoleInput, share: float, grown: float) -> None:
-    """Refuse another tree where an owner's limit would be passed, if it told as much as the last one: `grown`."""
+    """Refuse another tree if an owner's limit would be passed by as much as the last tree revealed, `grown`."""
     most = inputs.most_recoverable
     if most is not None and share + grown > most:
         raise ConfigError(
-            f"sides of splits tell {inputs.roles.active} an estimated {share:.1%} of the bins of {inputs.party.name}, "
+            f"sides of splits show {inputs.roles.active} an estimated {share:.1%} of the bins of {inputs.party.name}, "
             f"over this and earlier jobs, and the next tree some {grown:.1%} more, expected at most {most:.1%} "
             '(most_recoverable): train fewer or shallower trees, under sealed sums without reveal="column", or have '
             f"{inputs.party.name} raise its limit",
-            public="its limit on what splits may tell of its rows (most_recoverable) is reached: train fewer trees",
+            public="its limit on what splits may reveal of its rows (most_recoverable) is reached: train fewer trees",
         )
 
 
-# ---------- what a passive party's transcript tells of the rows of nodes: the input of the attacks in `treaty.privacy`
+# --------- what a passive party's transcript reveals of the rows of nodes: the input of the attacks in `treaty.privacy`
 
 Cells = NDArray[np.int32]
 
@@ -234,13 +234,13 @@ def node_sets_from_transcript(transcript: Transcript, n_rows: int) -> list[list[
     """Return what a passive party of SecureBoost knows of the nodes of each tree it took part in.
 
     Of each pair of siblings it is asked about one alone, but the other is the rest of their parent. At its own splits
-    it knows both sides, for it decided them. Under a blind cipher it knows nodes at its own splits alone, and these too
+    it knows both sides, for it decided them. If nodes are hidden it knows nodes at its own splits alone, and these too
     only with ``reveal="node"``.
 
     Returns, for each tree, ever finer partitions of the rows, int32 (n_rows,): the number of each row's node as far as
-    it is known after a message, from 0, or -1 where it is not. Messages that say nothing new are left out, the root
-    among them. `transcript` is the passive party's; raises ConfigError when it keeps no contents, PeerProtocolError
-    when a recorded message is not what the system sends.
+    it is known after a message, from 0, or -1 where it is not. Messages that add nothing are left out, the root among
+    them. `transcript` is the passive party's; raises ConfigError if it keeps no contents, PeerProtocolError if a
+    recorded message is not what the system sends.
     """
     trees: list[list[Cells]] = []
     pieces: list[Array] = []
@@ -255,10 +255,15 @@ def node_sets_from_transcript(transcript: Transcript, n_rows: int) -> list[list[
                 trees.append([])
             case "TreeRows" if (more := content_of(entry, TreeRows).rows) is not None:
                 rows = np.append(rows, array_of(entry, more, "rows", None))
-            case "SumsPiece" if _names_rows(piece := content_of(entry, SumsPiece)):
-                pieces.append(piece.payload[0])
-            case "SumsRequest" if _names_rows(request := content_of(entry, SumsRequest)):
-                asked, pieces = _asked([*pieces, *request.payload[:1]], entry, len(rows)), []
+            case "SumsPiece" | "SumsRequest":
+                kind: type[SumsPiece | SumsRequest] = SumsPiece if entry.step == "SumsPiece" else SumsRequest
+                query = content_of(entry, kind).payload
+                if query and len(query[0].shape) > 1:  # vectors of nodes under the cipher, which name no rows
+                    continue
+                pieces += query[:1]
+                if entry.step == "SumsPiece":
+                    continue
+                asked, pieces = _asked(pieces, entry, len(rows)), []
                 finer = np.full(n_rows, -1, np.int64)
                 finer[rows] = cells[rows] * (asked.max(initial=0) + 1) + asked
                 cells = _keep_if_finer(trees[-1], cells, finer)
@@ -284,11 +289,6 @@ def _keep_if_finer(tree: list[Cells], cells: Cells, finer: NDArray[np.int64]) ->
     if numbered.max(initial=-1) > cells.max(initial=-1):
         tree.append(numbered)
     return numbered
-
-
-def _names_rows(request: SumsRequest | SumsPiece) -> bool:
-    """Whether a query says which rows are in its nodes: under a blind cipher it has a vector per node instead."""
-    return not request.payload or len(request.payload[0].shape) == 1
 
 
 def _asked(pieces: list[Array], entry: TranscriptEntry, n_sampled: int) -> NDArray[np.int64]:
@@ -320,7 +320,7 @@ def array_of(entry: TranscriptEntry, array: Array, field: str, length: int | Non
 class NamedNodes:
     """The rows of nodes in recorded messages of `send_nodes`; `rows` and their `nodes` are those of the pieces so far.
 
-    The pieces are as long as they were when they were sent, which is not asked here.
+    Pieces may be of any length, as the limits on messages may have been others when they were sent.
     """
 
     def __init__(self, n_rows: int, count: int) -> None:
@@ -330,7 +330,7 @@ class NamedNodes:
         self.nodes: Integers = np.empty(0, np.int64)
 
     def add(self, named: NamedRows, active: str) -> None:
-        """Take the next piece; PeerProtocolError where it has more rows than are left."""
+        """Take the next piece; PeerProtocolError if it has more rows than are left."""
         length = named.nodes.shape[0] if len(named.nodes.shape) == 1 else 0
         if not 0 < length <= self._left:
             expected = f"expected 1 to {self._left} rows, got {length}"

@@ -45,7 +45,7 @@ from treaty.messaging.party import Party
 from treaty.systems.observers import SidesLearned
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical.column_owner import ColumnOwner, SplitOwner
-from treaty.systems.vertical.exact_sums import ToldSides
+from treaty.systems.vertical.exact_sums import RevealedSides
 from treaty.systems.vertical.messages import (
     CHOICE_BITS,
     MovedShares,
@@ -260,7 +260,7 @@ class SealedOwner(ColumnOwner):
         follower: Follower,
         server: SumsServer,
         splits: SplitOwner,
-        revealed: ToldSides,
+        revealed: RevealedSides,
         *,
         by_column: bool,
     ) -> None:

@@ -70,8 +70,7 @@ class Order:
     def of(cls, level: Level, last: Order | None) -> tuple[Order, Level]:
         """Return the order of a level, and the level with what is asked in it; `last` is the last level's, if any.
 
-        Nodes asked about follow their parents' places: in the tree's order they would tell which siblings are left
-        ones.
+        Nodes asked about follow their parents' places: the tree's order would reveal which siblings are left ones.
         """
         place = {int(node): k for k, node in enumerate(level.nodes)}
         if last is None:
@@ -81,7 +80,7 @@ class Order:
         before = {int(place): k for k, place in enumerate(last.wanted) if place >= 0}
         parents = np.array([before[int(parent)] for parent in level.parent_index[siblings]], np.int32)
         siblings, parents = siblings[np.argsort(parents)].astype(np.int32), np.sort(parents)
-        places = level.asked_index[siblings]  # in the order of parents
+        places = level.asked_index[siblings]  # in the order of parents; `index` is the inverse
         index = np.empty(len(places), np.int32)
         index[places] = np.arange(len(places), dtype=np.int32)
         asked, totals = level.asked[places], level.asked_totals[places]
@@ -125,7 +124,7 @@ class SealedGradients(EncryptedGradients):
 class SealedPeer(PassiveColumns):
     """The columns of a passive party, whose sums nobody opens.
 
-    Which rows go left is fetched when a level's splits are found, and kept until the grower asks for it.
+    Which rows go left is fetched when a level's splits are found, and kept until the search divides the nodes.
     """
 
     gradients: SealedGradients
@@ -135,10 +134,10 @@ class SealedPeer(PassiveColumns):
 
     def introduce(self) -> tuple[bytes, bytes]:
         """Take which columns have missing values; return the party's key for moving shares, and its signature."""
-        told = self._party.receive(self.peer, SealedColumns)
+        columns = self._party.receive(self.peer, SealedColumns)
         shape = (len(self.categorical),)
-        self.missing = view(told.missing, np.bool_, shape, peer=self.peer, what="SealedColumns.missing").copy()
-        return told.key
+        self.missing = view(columns.missing, np.bool_, shape, peer=self.peer, what="SealedColumns.missing").copy()
+        return columns.key
 
     def count_candidates(self) -> int:
         columns = np.arange(len(self.categorical), dtype=np.int32)
@@ -154,9 +153,9 @@ class SealedPeer(PassiveColumns):
     def ask_won(
         self, nodes: Int32s, places: Int32s, numbers: NDArray[np.uint64], rows: Int32s, starts: Integers
     ) -> None:
-        """Tell the party which nodes it won, by shares of its numbers, and choose sides unless it decides all rows.
+        """Send the party shares of the candidates that won, and choose sides unless it decides all rows.
 
-        Nodes are named by their places, ascending: in the tree's order they would tell which siblings are left ones.
+        Nodes are named by their places, ascending: the tree's order would reveal which siblings are left ones.
         """
         self._asked, self._order = (rows, starts), np.argsort(nodes)
         self._party.send(self.peer, WonCandidates(Array.of(places), Array.of(numbers)))
@@ -176,6 +175,7 @@ class SealedPeer(PassiveColumns):
             columns += list(take_columns(
                 self._party, self.peer, self._n_rows, count, first, lambda m: m.left, count, "SplitSides.left"
             ))  # fmt: skip
+        # a side is under the pad of the row's way through the tree, which this party holds for the way that it chose
         left = bits_at(columns, rows, starts) ^ pads[rows].astype(np.bool_)
         going = np.add.reduceat(left, starts[:-1], dtype=np.int64)
         self._sizes.append(np.stack([going, np.diff(starts) - going], axis=1))
@@ -183,7 +183,7 @@ class SealedPeer(PassiveColumns):
         return records, left
 
     def end_tree(self) -> None:
-        """See `SumsSource`; says about how many rows of the nodes won went left and right."""
+        """End the tree; report about how many rows of the nodes won went left and right."""
         sizes = np.concatenate([np.empty((0, 2), np.int64), *self._sizes])
         of_table = np.clip(np.round(8 * np.log2(self._n_rows / np.maximum(sizes, 1))), 0, 255).astype(np.uint8)
         self._party.send(self.peer, TreeEnd() if self.by_column else TreeEnd(rows=Array.of(of_table)))
@@ -196,7 +196,7 @@ class SealedPeer(PassiveColumns):
         return self._going
 
     def ask_left(self, features: Int32s, left_bins: Flags, rows: Int32s, starts: Integers) -> None:
-        """See `SumsSource`: it was asked, about the same nodes."""
+        """Return what was fetched, in the order of the nodes asked about now."""
         self._answered = self._fetched[self._order], self._going[rows]
 
     def left(self) -> tuple[Int32s, Flags]:
@@ -208,7 +208,7 @@ def make_ends(
 ) -> None:
     """Introduce passive parties to each other, and make transfers with each.
 
-    Raises ConfigError where `reg_lambda` is too large beside the units of hess for gains to be compared exactly.
+    Raises ConfigError if `reg_lambda` is too large beside the units of hess for gains to be compared exactly.
     """
     if not rules.exact:
         raise ConfigError(
@@ -291,7 +291,11 @@ class SealedSearch(SplitSearch):
         for k, won in won_by.items():
             totals = level.totals[won]
             of_left = self._left_totals(level.nodes[won], self._peers[k].fetch_left())
-            self._check(self._peers[k].peer, of_left, totals)
+            # the owner won with a candidate that passed these limits, so that other sides are not those of its split
+            least = np.array([self.rules.least_hess, self.rules.min_child_samples])
+            if np.any(of_left[:, 1:] < least) or np.any((totals - of_left)[:, 1:] < least):
+                name, what = self._peers[k].peer, "splits with enough rows and weight in each child"
+                raise PeerProtocolError(name, f"expected {what} - at which rows go left, from {name}")
             found.source[won], found.feature[won], found.left_bins[won] = k, 0, False
             found.left_totals[won], found.gain[won] = of_left, self.rules.gain(totals, of_left)
 
@@ -304,17 +308,9 @@ class SealedSearch(SplitSearch):
         )
         return np.add.reduceat(each, starts[:-1], axis=0)
 
-    def _check(self, peer: str, left: Integers, totals: Integers) -> None:
-        """Refuse splits that have not been among the candidates."""
-        least = np.array([self.rules.least_hess, self.rules.min_child_samples])
-        if np.any(left[:, 1:] < least) or np.any((totals - left)[:, 1:] < least):
-            raise PeerProtocolError(
-                peer, f"expected splits with enough rows and weight in each child - at which rows go left, from {peer}"
-            )
-
     def _tournament(self, shown: NDArray[np.intp], own: Splits) -> tuple[Integers, dict[int, NDArray[np.uint64]]]:
         """Return whose split is best at each node of the level's order, and own shares of candidates' numbers."""
-        order, names = self._order, {k: self._peers[k].peer for k in self._chain}
+        order, names, party = self._order, {k: self._peers[k].peer for k in self._chain}, self.gradients.party
         assert order is not None
         bounds, ours = self._own_entries(order, shown, own)
         parts: dict[int, Wide] = {k: self.gradients.sums(peer.peer) for k, peer in self._peers.items()}
@@ -326,20 +322,29 @@ class SealedSearch(SplitSearch):
                 after = [ours] * (self.gradients.own_place == 1)
             known = Known(order.totals, self.rules.ridge, *self._limits(order), k + _FIRST_PEER, before, after)
             ends[peer.peer] = find_best(peer.end, parts[k], order.parents, peer.slots, peer.candidates, known)
-        found: dict[str, LevelResult] = take_steps(self.gradients.party, ends)
+        found: dict[str, LevelResult] = take_steps(party, ends)
         best = {k: found[name].best for k, name in names.items()}
         for k, name in names.items():
             self._peers[k].slots = found[name].slots
         numbers = {k: shares[:, NUMBER, 0] for k, shares in best.items()}
         so_far = best[first]
         for place, (k, after_k) in enumerate(zip(self._chain, self._chain[1:], strict=False)):
-            so_far = self._moved(self._peers[k], so_far)
+            # the other half of the best so far passes from one passive party to the next, under their common mask
+            moved = party.receive(names[k], MovedShares).shares
+            added = view(moved, np.uint64, so_far.shape, peer=names[k], what="MovedShares.shares")
+            so_far = fitted(add(so_far, added), self._peers[k].end.widths)
             end, entries = self._peers[after_k].end, [so_far, best[after_k]]
             if self.gradients.own_place == place + 2:
                 entries.append(entry_of(ours, end.widths)[:, 0])
             steps = winner_of(end.transfers, np.stack(entries, axis=1), end.widths, end.role, end.step)
-            so_far = take_steps(self.gradients.party, {names[after_k]: steps})[names[after_k]]
-        return self._opened_owners(names[last], so_far[:, OWNER, 0]), numbers
+            so_far = take_steps(party, {names[after_k]: steps})[names[after_k]]
+        shares, came = so_far[:, OWNER, 0], party.receive(names[last], OwnerShares).shares
+        theirs = view(came, np.uint64, shares.shape, peer=names[last], what="OwnerShares.shares")
+        owners = (shares + theirs).astype(np.int64)
+        if not np.isin(owners, [_NOBODY, _OWN, *(k + _FIRST_PEER for k in self._chain)]).all():
+            name = names[last]
+            raise PeerProtocolError(name, f"expected shares of whose splits are best - at OwnerShares from {name}")
+        return owners, numbers
 
     def _own_entries(self, order: Order, shown: NDArray[np.intp], own: Splits) -> tuple[KnownEntry, KnownEntry]:
         """Return what a split has to pass at each node, and own best splits, or the former where there are none."""
@@ -359,17 +364,3 @@ class SealedSearch(SplitSearch):
             most = np.where(order.wanted >= 0, order.totals[:, part] - least + 1, least)
             limits.append(np.stack([np.full(len(most), least), np.maximum(most, least)]))
         return limits[0], limits[1]
-
-    def _moved(self, peer: SealedPeer, shares: Wide) -> Wide:
-        """Return own shares of the best so far, whose other half passes from one passive party to the next."""
-        party, name = self.gradients.party, peer.peer
-        came = party.receive(name, MovedShares).shares
-        moved = view(came, np.uint64, shares.shape, peer=name, what="MovedShares.shares")
-        return fitted(add(shares, moved), peer.end.widths)
-
-    def _opened_owners(self, peer: str, shares: NDArray[np.uint64]) -> Integers:
-        came = self.gradients.party.receive(peer, OwnerShares).shares
-        owners = (shares + view(came, np.uint64, shares.shape, peer=peer, what="OwnerShares.shares")).astype(np.int64)
-        if not np.isin(owners, [_NOBODY, _OWN, *(k + _FIRST_PEER for k in self._chain)]).all():
-            raise PeerProtocolError(peer, f"expected shares of whose splits are best - at OwnerShares from {peer}")
-        return owners
