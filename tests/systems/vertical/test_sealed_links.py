@@ -35,7 +35,7 @@ def played(line: PlayedLink | None, answers: int = cipher_choice.PROBES) -> Link
     """Measure a link whose other end echoes so many probes."""
 
     def active(party: Party) -> Link:
-        return measure(party, "b").link
+        return measure(party, "b")[0]
 
     def passive(party: Party) -> None:
         for _ in range(answers):

@@ -64,19 +64,18 @@ from treaty.systems.system import RoleInput
 from treaty.systems.vertical.prediction import Finish, check_present, decidable
 from treaty.trees.ensemble import SplitTable
 
+# Ciphertexts sent at a time; two batches are under way at once
 BATCH_BYTES = 16 << 20
-"""Ciphertexts sent at a time; two batches are under way at once."""
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_TERMS)]
+# The passive parties that terms pass, and each one's share of the work
 _Chain = Sequence[tuple[str, Stop]]
-"""The passive parties that terms pass, and each one's share of the work."""
 
 
 class ChainKey(Message):
     """How many records the party has, and a fresh X25519 key, uint8 (32,), for its neighbours in the chain."""
 
     leakage: ClassVar = MessageLeakage("how many splits the sender keeps; a public key", "control")
-
     records: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
     exchange: Array
 
@@ -85,7 +84,6 @@ class PredictionKey(Message):
     """The Okamoto-Uchiyama public key, uint64 (numbers, words) and int64 (1,); see `OUPublicKey.from_payload`."""
 
     leakage: ClassVar = MessageLeakage("the cipher's public key", "control")
-
     payload: Arrays
 
 
@@ -102,7 +100,6 @@ class Station(Message):
         "which of its splits the trees use, how they lie below each other, how many splits of others lie below them",
         "exact",
     )
-
     number: _Count
     outputs: Annotated[int, msgspec.Meta(ge=1, le=64)]
     passed: _Count
@@ -119,7 +116,6 @@ class EncryptedGains(Message):
     """Encrypted gains uint64 (n_rows, n_fresh, words) of the next rows; `box` uint8 is what the party before sealed."""
 
     leakage: ClassVar = MessageLeakage("how many rows are predicted", "encrypted")
-
     ciphertexts: Array
     box: Array
 
@@ -128,7 +124,6 @@ class SealedTerms(Message):
     """For the next party: ciphertexts uint64 (n_rows, 1 + n_onwards, words) of the sum so far and terms, sealed."""
 
     leakage: ClassVar = MessageLeakage("what the next passive party alone can open", "encrypted")
-
     box: Array
 
 
@@ -138,7 +133,6 @@ class EncryptedTotals(Message):
     leakage: ClassVar = MessageLeakage(
         "each row's sum of leaf weights, from which decisions of small models follow", "exact"
     )
-
     ciphertexts: Array
 
 

@@ -37,17 +37,17 @@ from treaty.trees.ensemble import Tree
 # gains nothing is not 0 but `NO_GAIN` in every field, so that fields never go below zero, and the sum of n terms is n
 # times `NO_GAIN` too high whichever terms are kept.
 
+# Leaf values are rounded to this many bits below the largest. More would only make the sums easier to take apart.
 PRECISION_BITS = 40
-"""Leaf values are rounded to this many bits below the largest. More would only make the sums easier to take apart."""
 
+# Room for the sum of one output's terms
 FIELD_BITS = 64
-"""Room for the sum of one output's terms."""
 
+# Encodes a gain of 0: gains are differences of two values, so each one plus this is in [0, 2 NO_GAIN]
 NO_GAIN = 1 << (PRECISION_BITS + 1)
-"""Encodes a gain of 0: gains are differences of two values, so each one plus this is in [0, 2 NO_GAIN]."""
 
+# Most terms whose sum is sure to fit a field
 MOST_TERMS = 1 << (FIELD_BITS - PRECISION_BITS - 3)
-"""Most terms whose sum is sure to fit a field."""
 
 
 @dataclass(frozen=True, slots=True)

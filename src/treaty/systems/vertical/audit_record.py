@@ -124,8 +124,8 @@ class End(Message):
     """The record is complete as far as the training went."""
 
 
+# What the active party sends of a tree, and signs at its end
 _SIGNED = (TreeStart, TreeRows, SumsPiece, SumsRequest)
-"""What the active party sends of a tree, and signs at its end."""
 
 _RECEIVED = (*_SIGNED, SplitRequest, NamedRows, TreeEnd)
 _ANSWERED = (SplitAnswer, SplitColumns)

@@ -36,24 +36,24 @@ from treaty.trees.splits import SplitRules
 
 logger = logging.getLogger(__name__)
 
+# Probes by which a link is measured; no more are answered
 PROBES = 5
-"""Probes by which a link is measured; no more are answered."""
 PROBE_BYTES = 1 << 18
 _LEAST_BYTE = 1e-10  # seconds: links faster than 10 GB/s count as that fast
 
 MOST_HINT_BYTES = 4 << 30
 PREFERENCE = 2.0
+# Times the time that arithmetic modulo a key's number takes with AVX-512 IFMA
 MODULAR = 1.0 if HAS_IFMA else 2.3 if HAS_FMA else 5.0
-"""Times the time that arithmetic modulo a key's number takes with AVX-512 IFMA."""
+# Estimated seconds of sealed sums from which the active party gets a warning
 LONG = 60.0
-"""Estimated seconds of sealed sums from which the active party gets a warning."""
 
 TWO_NODES = "; each vector is about two nodes"
+# Seconds of computing: of a step, however little it compares, and for each byte sent
 TO_MAKE_A_STEP, TO_MAKE_A_BYTE = 0.25e-3, 11e-9
-"""Seconds of computing: of a step, however little it compares, and for each byte sent."""
 _OF_PRODUCTS = 1.2  # bytes of a comparison by those of its products
+# Of a level under seal: its steps before the tournament, and a candidate's bytes then by those of a comparison
 _STEPS_BEFORE, _BYTES_BEFORE = 10, 1.0
-"""Of a level under seal: its steps before the tournament, and a candidate's bytes then by those of a comparison."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,8 @@ class Link:
     byte: float
 
 
+# A link between organisations where none was measured: of a gigabit a second
 USUAL = Link(step=1e-3, byte=8e-9)
-"""A link between organisations where none was measured: of a gigabit a second."""
 
 
 def measure(party: Party, peer: str) -> tuple[Link, float]:
@@ -351,8 +351,8 @@ def cost_of_sealing(links: Mapping[str, Link], candidates: Mapping[str, float], 
 
 
 # ------------ what training over hidden sums is expected to take, under each cipher: messages are those of SecureBoost
+# A link as it is taken to be before any is measured
 NEAR = Link(step=0.5e-3, byte=1e-9)
-"""A link as it is taken to be before any is measured."""
 _PAILLIER = 8.0  # times the time of Okamoto-Uchiyama, both with the keys that are the default
 _TRANSFER_BYTES = 1_100_000  # to make the transfers of sealed sums
 

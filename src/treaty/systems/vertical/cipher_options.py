@@ -6,12 +6,12 @@ from typing import Any
 from treaty.data.binning import MOST_BINS
 from treaty.errors import ConfigError
 
+# Most `fractional_bits` under the lattice map
 MOST_LATTICE_FRACTION = 20
-"""Most `fractional_bits` under the lattice map."""
 
+# `max_bin` where sums of bins are encrypted: twice as many double what is sent or computed for a column, and show more
+# of its rows (`benchmarks/bins.py`)
 CIPHER_BINS = 64
-"""`max_bin` where sums of bins are encrypted: twice as many double what is sent or computed for a column, and show more
-of its rows (`benchmarks/bins.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

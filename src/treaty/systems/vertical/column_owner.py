@@ -334,6 +334,3 @@ class ColumnOwner:
         sides, name = self._follower.part.sides, self._party.name
         self._grown, sides[name] = self._revealed.share - sides[name], self._revealed.share
         self._server.end_tree()
-
-    def close(self) -> None:
-        """End the last tree, if the training broke off within it."""

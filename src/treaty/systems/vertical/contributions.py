@@ -32,7 +32,6 @@ class ColumnsRequest(Message):
     """Records int32 (n_records,), ascending; asks which of them split on the same column."""
 
     leakage: ClassVar = MessageLeakage("which of its own splits the trees use", "exact")
-
     records: Array
 
 
@@ -40,7 +39,6 @@ class ColumnNumbers(Message):
     """Of each record asked about, its column int32 (n_records,), numbered from 0 in order of first use."""
 
     leakage: ClassVar = MessageLeakage("which splits of the sender are on the same column, by number", "exact")
-
     numbers: Array
 
 
@@ -54,7 +52,6 @@ class OwnContributions(Message):
         "what its own columns add to each row's prediction: parts of predictions, which tell of labels",
         "exact",
     )
-
     values: Array
 
 

@@ -154,10 +154,10 @@ def estimated_sides(
 # ---------------------------------------------------------------- exact sums
 
 
+# The largest estimated share of a party's bins that may become known without `allow_exact_sums`
 MOST_SHARE = 0.1
-"""The largest estimated share of a party's bins that may become known without `allow_exact_sums`."""
+# Trees of two classes after which rows' gradients differ about as much as a regression's do in the first
 AHEAD = 4
-"""Trees of two classes after which rows' gradients differ about as much as a regression's do in the first."""
 
 
 def expected_share(

@@ -25,12 +25,12 @@ SIDES = "docs/sealed.md, What splits tell"
 
 FINISH = Route(prediction.Finish, ACTIVE, PASSIVE, reference="docs/prediction.md, Plain")
 
+# Rows of eval sets in a training, and rows to predict
 DECISIONS = routes(
     Route(prediction.DecideRequest, ACTIVE, PASSIVE),
     Route(prediction.Decisions, PASSIVE, ACTIVE),
     reference="docs/prediction.md, What each learns, and who may collude",
 )
-"""Rows of eval sets in a training, and rows to predict."""
 
 CHECKPOINTS = checkpoints_routes("active", PASSIVE)
 
@@ -68,10 +68,10 @@ BY_COLUMN = When(
 )
 BY_NODE = When("nodes answered", lambda options, common: _maybe(options, options.ciphers.names_rows(options.cipher)))
 TRANSFERRED = When("sides transferred", lambda options, common: options.ciphers.transfers_sides)
+# What the cipher decides; the active party chooses it where options say "auto", and so either may be
 PROBED = When(
     'encryption="auto", or sealed sums', lambda options, common: options.cipher == "auto" or options.ciphers.sealed
 )
-"""What the cipher decides; the active party chooses it where options say "auto", and so either may be."""
 
 
 def _maybe(options: Any, so: bool) -> bool:

@@ -45,7 +45,6 @@ class BinLayout(Message):
         "its bins they will show, by an estimate",
         "control",
     )
-
     offsets: Array
     categorical: Array
     known: Share | None = None
@@ -55,7 +54,6 @@ class LinkProbe(Message):
     """Meaningless bytes, to measure the link before a cipher is chosen or sums are sealed."""
 
     leakage: ClassVar = MessageLeakage("bytes without meaning, to measure the link", "nothing")
-
     filler: bytes
 
 
@@ -63,7 +61,6 @@ class LinkEcho(Message):
     """The probe's bytes, and how much the party's answers may still leak (`crypto.lattice.store`); 0 under seal."""
 
     leakage: ClassVar = MessageLeakage("how much of the lattice map's leakage allowance is left", "control")
-
     filler: bytes
     left: float
 
@@ -76,7 +73,6 @@ class Start(Message):
     """
 
     leakage: ClassVar = MessageLeakage("the model's number; how many of its splits kept rounds use", "control")
-
     model_id: ModelId
     resumed: bool
     records: Annotated[int, msgspec.Meta(ge=0)]
@@ -93,7 +89,6 @@ class Setup(Start):
     leakage: ClassVar = MessageLeakage(
         "the model's number, the cipher, its public key, and the largest weight above 1 to a power of two", "control"
     )
-
     encryption: str
     payload: Arrays
     audit: bytes = b""
@@ -107,7 +102,6 @@ class Hint(Message):
         "keyed": MessageLeakage("which bin of a column is fullest", "exact"),
         "lattice": MessageLeakage("the sender's bins, encrypted", "encrypted"),
     }
-
     payload: Arrays
 
 
@@ -134,7 +128,6 @@ class TreeStart(Message):
             "the tree's sample of rows and of its columns; gradients are under the cipher", "exact"
         ),
     }
-
     rows: Array | None
     n_rows: RowSize
     columns: Array
@@ -146,7 +139,6 @@ class TreeRows(Message):
     """More of a tree's encrypted gradients, row after row, and of its sample of rows, as in `TreeStart`."""
 
     leakage: ClassVar = MessageLeakage("more of the sample of rows, and of gradients under the cipher", "exact")
-
     rows: Array | None
     payload: Arrays
 
@@ -165,7 +157,6 @@ class TreeEnd(Message):
             "approximately how many rows went left and right at each split it won", "aggregated"
         ),
     }
-
     signature: bytes = b""
     rows: Array | None = None
 
@@ -177,7 +168,6 @@ class ToldShare(Message):
         "what share of the sender's bins sides of its splits have told, by its count over all jobs",
         "aggregated",
     )
-
     share: Share
 
 
@@ -191,7 +181,6 @@ class SumsRequest(Message):
         "hidden": MessageLeakage("how many nodes there are", "encrypted"),
         "named": MessageLeakage("which rows are in each node, and so in part which have similar labels", "exact"),
     }
-
     payload: Arrays
     last: bool
 
@@ -203,7 +192,6 @@ class SumsPiece(Message):
         "hidden": MessageLeakage("that a request comes in parts", "encrypted"),
         "named": MessageLeakage("a part of such a request, about some rows", "exact"),
     }
-
     payload: Arrays
 
 
@@ -223,7 +211,6 @@ class Sums(Message):
             guard="rerandomise=True",
         ),
     }
-
     payload: Arrays
 
 
@@ -237,7 +224,6 @@ class SplitRequest(Message):
     """
 
     leakage: ClassVar = MessageLeakage("which of its own columns and bins were chosen, at how many nodes", "exact")
-
     features: Array
     left_bins: Array
 
@@ -256,7 +242,6 @@ class NamedRows(Message):
             "exact",
         ),
     }
-
     nodes: Array
 
 
@@ -269,7 +254,6 @@ class SplitAnswer(Message):
     leakage: ClassVar = MessageLeakage(
         "which of a node's rows go left at a split of the sender", "exact", guard="min_child_samples"
     )
-
     records: Array
     left: Array
 
@@ -287,7 +271,6 @@ class SplitColumns(Message):
         "exact",
         guard='reveal="node"',
     )
-
     records: Array
     columns: Array
     new: Array
@@ -297,8 +280,8 @@ class SplitColumns(Message):
 
 
 MOST_STEP = 1 << 13
+# Bits of a row in `SideChoices`
 CHOICE_BITS = 32
-"""Bits of a row in `SideChoices`."""
 
 _SignedKey = tuple[Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)], bytes]
 
@@ -307,7 +290,6 @@ class SealedColumns(Message):
     """Which columns have missing values, bool (features,), and a signed public key for moving shares."""
 
     leakage: ClassVar = MessageLeakage("which columns have missing values", "control")
-
     missing: Array
     key: _SignedKey
 
@@ -316,7 +298,6 @@ class TournamentTerms(Message):
     """reg_lambda in units of hess; how many comparisons take as long as a step; other passive parties' signed keys."""
 
     leakage: ClassVar = MessageLeakage("reg_lambda, how long a step takes, others' public keys", "control")
-
     ridge: Annotated[int, msgspec.Meta(ge=1, lt=1 << 62)]
     step: Annotated[int, msgspec.Meta(ge=1, le=MOST_STEP)]
     keys: dict[str, _SignedKey]
@@ -335,7 +316,6 @@ class SealedSumsRequest(SumsRequest):
         "how many nodes there are, which are siblings and whose splits are compared, in the clear; rows are encrypted",
         "encrypted",
     )
-
     parents: Array
     before: str
     after: str
@@ -346,7 +326,6 @@ class SealedStep(Message):
     """A step of computing on shares."""
 
     leakage: ClassVar = MessageLeakage("numbers under masks, or chosen by masked bits", "masked")
-
     payload: Arrays
 
 
@@ -354,7 +333,6 @@ class MovedShares(Message):
     """Shares of the best so far, under a mask of two passive parties, uint64 (nodes, 4, words)."""
 
     leakage: ClassVar = MessageLeakage("shares of the best split so far, for the next passive party", "masked")
-
     shares: Array
 
 
@@ -362,7 +340,6 @@ class OwnerShares(Message):
     """Shares of whose split is best, uint64 (nodes,), which the active party opens."""
 
     leakage: ClassVar = MessageLeakage("whose split is best at each node", "exact")
-
     shares: Array
 
 
@@ -373,7 +350,6 @@ class WonCandidates(Message):
     """
 
     leakage: ClassVar = MessageLeakage("which of its own splits were chosen, and at which nodes", "exact")
-
     nodes: Array
     numbers: Array
 
@@ -386,7 +362,6 @@ class SideChoices(Message):
     """
 
     leakage: ClassVar = MessageLeakage("bits under masks, and what transfers are made of", "masked")
-
     message: Array
     flips: Array
 
@@ -403,7 +378,6 @@ class SplitSides(Message):
         "exact",
         guard="min_child_samples, most_recoverable",
     )
-
     records: Array
     left: Array
 

@@ -69,7 +69,6 @@ class RecordCount(Message):
     """How many records the owner has; an unfinished training may have left it fewer than the trees name."""
 
     leakage: ClassVar = MessageLeakage("how many splits the sender keeps, which the active party chose", "control")
-
     records: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
@@ -77,7 +76,6 @@ class DecideRequest(Message):
     """Records int32 at which to decide row set `rows`: an eval set's number; with `refit`, training rows come last."""
 
     leakage: ClassVar = MessageLeakage("which of its own splits the trees use", "exact")
-
     rows: int
     records: Array
 
@@ -94,7 +92,6 @@ class Decisions(Message):
         "exact",
         guard="he_inference=True of SecureBoost, at prediction",
     )
-
     left: Array
 
 
@@ -290,17 +287,16 @@ def predict_passive(inputs: RoleInput) -> None:
 # The active party names rows by their numbers among those that all parties have, and gets their sides at all records in
 # use, in one round for each request; its own columns of these rows may be newer than those of its table.
 
+# Rows of one request, at most
 MOST_ROWS = 1 << 20
-"""Rows of one request, at most."""
+# Seconds without a request after which the active party sends a message, so that peers know it is there
 SAYS_SO = 20.0
-"""Seconds without a request after which the active party sends a message, so that peers know it is there."""
 
 
 class OnlineRows(Message):
     """Numbers, int32, of the common rows that are asked for next; none: nothing is asked just now."""
 
     leakage: ClassVar = MessageLeakage("which of the common rows are asked for, and when", "exact")
-
     rows: Array
 
 
@@ -312,8 +308,8 @@ class Asked(msgspec.Struct, frozen=True):
     tell: Callable[[Floats], None]
 
 
+# What the active party is asked, one after the other; None now and then, where nothing is
 Requests = Iterator[Asked | None]
-"""What the active party is asked, one after the other; None now and then, where nothing is."""
 
 
 def online_active(inputs: RoleInput) -> None:

@@ -178,8 +178,8 @@ class MovingKey:
 # ---------------------------------------------------------------- a level, at either end
 
 
+# Candidates of a level that are compared at once: some 3 kB each are in memory
 _AT_A_TIME = 1 << 14
-"""Candidates of a level that are compared at once: some 3 kB each are in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,7 +399,8 @@ class SealedOwner(ColumnOwner):
             self._count(view(sent, np.uint8, (len(self._divided), 2), peer=self._active, what="TreeEnd.rows"))
         super().end_tree(end)
 
-    def close(self) -> None:
+    def count_unfinished(self) -> None:
+        """Count what a tree revealed that was broken off."""
         # the sizes of a tree that was broken off never come: each split is taken to halve a node's rows
         self._count(np.array([(8 * depth, 8 * depth) for *_, depth in self._divided], np.uint8).reshape(-1, 2))
 

@@ -51,10 +51,10 @@ from treaty.trees.splits import SplitRules
 logger = logging.getLogger(__name__)
 
 
+# Makes the active party's end of a cipher from bounds and the first slots of every peer's features
 MakeClient = Callable[[SumsBounds, Mapping[str, NDArray[np.int32]]], SumsClient]
-"""Makes the active party's end of a cipher from bounds and the first slots of every peer's features."""
+# Makes a passive party's end from the set-up, its codes and its features' first slots
 MakeServer = Callable[[Payload, NDArray[np.uint8], NDArray[np.int32]], SumsServer]
-"""Makes a passive party's end from the set-up, its codes and its features' first slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,8 @@ def set_up_passive(
         )
         kind = SealedOwner if options.sealed else ColumnOwner
         owner = kind(inputs, follower, server, splits, revealed, by_column=by_column)
-        held.callback(owner.close)
+        if isinstance(owner, SealedOwner):
+            held.callback(owner.count_unfinished)
         yield owner
         party.send(active, ToldShare(part.sides[party.name]))
 
@@ -274,7 +275,6 @@ class SeedOffer(Message):
     """Digest (`binding`) of the hint of this party's table that the active party kept; empty for none."""
 
     leakage: ClassVar = MessageLeakage("which answer to an earlier set-up the active party has kept", "control")
-
     binding: bytes
 
 
@@ -282,7 +282,6 @@ class SeedCommitment(Message):
     """Commitment to a share of the seed; `holds` says whether the sender still has the offered hint's secrets."""
 
     leakage: ClassVar = MessageLeakage("whether the sender has an earlier job's table and secrets", "control")
-
     commitment: bytes
     holds: bool
 
@@ -293,7 +292,6 @@ class SeedCommitments(Message):
     leakage: ClassVar = MessageLeakage(
         "everybody's commitments, or that all still have an earlier job's answers", "control"
     )
-
     commitments: list[bytes]
     kept: bool
 
@@ -302,7 +300,6 @@ class SeedShare(Message):
     """The share committed to."""
 
     leakage: ClassVar = MessageLeakage("a random number", "nothing")
-
     share: bytes
 
 
@@ -310,7 +307,6 @@ class SeedShares(Message):
     """All shares, in the order of the commitments."""
 
     leakage: ClassVar = MessageLeakage("everybody's random numbers", "nothing")
-
     shares: list[bytes]
 
 

@@ -26,7 +26,7 @@ from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.system import CheckpointReceipt, CheckpointRequest, Training, begin
 from treaty.systems.system import PartySpec, RoleInput, Roles
 from treaty.systems.vertical.messages import SplitRequest, Start
-from treaty.systems.vertical.prediction import DecideRequest, Decisions, Finish, RowSets, decided_by_all, shown_matrix
+from treaty.systems.vertical.prediction import DecideRequest, Finish, RowSets, decided_by_all, shown_matrix
 from treaty.trees.boosting import Boosting, EvalSet, RoundState
 from treaty.trees.columns import SumsSource
 from treaty.trees.ensemble import SplitTable
@@ -252,8 +252,8 @@ class TreeLimits(_Limits):
 # ---------------------------------------------------------------- passive
 
 Answer = Message | Iterable[Message] | None
+# The function for each class of message: it takes the message and returns the answer to send, or None
 Handlers = Mapping[type[Message], Callable[[Any], Answer]]
-"""The function for each class of message: it takes the message and returns the answer to send, or None."""
 
 
 def between_trees(state: str) -> dict[type[Message], str | tuple[str, str]]:
@@ -299,8 +299,9 @@ class Follower:
 
     def follow(self, order: MessageOrder, handlers: Handlers) -> ModelPart:
         """Answer the active party until `Finish`; it, `DecideRequest` and `CheckpointRequest` have handlers already."""
+        splits, threads = self.part.splits, self._inputs.threads
         handlers = {
-            DecideRequest: self.decide,
+            DecideRequest: lambda request: self._row_sets.decide(request, splits, threads),
             CheckpointRequest: self.keep,
             Finish: lambda _: self.report(),
             **handlers,
@@ -308,10 +309,6 @@ class Follower:
         while order.allowed:
             self._answer(order, handlers)
         return self.part
-
-    def decide(self, request: DecideRequest) -> Iterable[Decisions]:
-        """Return which rows of an eval set go left."""
-        return self._row_sets.decide(request, self.part.splits, self._inputs.threads)
 
     def keep(self, request: CheckpointRequest) -> CheckpointReceipt:
         """Write a checkpoint, if this party keeps them."""
