@@ -44,6 +44,7 @@ from treaty.errors import CryptoError
 
 SEED_BYTES = 32
 _NONCE_BYTES = 12
+_KEY, _LIST = "treaty round keys", "treaty round vouching"  # what a tag is of
 # Ed25519 keys of small order, but for the sign in the last bit: a signature of zeros is valid under them by chance.
 _SMALL_ORDER = frozenset(
     bytes.fromhex(key)
@@ -198,15 +199,17 @@ class RoundKeys:
 
     def tags(self) -> dict[str, bytes]:
         """Return the tag of the key for each other member."""
-        return self._tags("treaty round keys", self.public)
+        return self.vouch(self.public, _KEY)
 
-    def vouch(self, content: bytes) -> dict[str, bytes]:
+    def vouch(self, content: bytes, label: str = _LIST) -> dict[str, bytes]:
         """Return tags of what this member vouches for, as of `Participant.take_survivors`, by other member."""
-        return self._tags("treaty round vouching", content)
+        # one digest for all receivers, one tag for each
+        digest = self._digest(label, self._name, content)
+        return {peer: hmac.digest(key, digest + peer.encode(), "sha256") for peer, key in self._tag_keys.items()}
 
     def vouched(self, content: bytes, tags: Mapping[str, bytes]) -> list[str]:
         """Return this member and the others whose tags, made for it, vouch for the same content."""
-        return [self._name, *(name for name in tags if self._right("treaty round vouching", name, content, tags))]
+        return [self._name, *(name for name in tags if self._right(_LIST, name, content, tags))]
 
     def agree(self, keys: Mapping[str, bytes], tags: Mapping[str, bytes]) -> PairSeeds:
         """Derive the seeds shared with everyone who made a key, for `Participant` in rounds with dropout "share".
@@ -219,7 +222,7 @@ class RoundKeys:
             raise CryptoError(f"expected the own key of {self._name} unchanged - at the round's keys")
         others = {name: key for name, key in keys.items() if name != self._name}
         for name, key in others.items():
-            if not self._right("treaty round keys", name, key, tags):
+            if not self._right(_KEY, name, key, tags):
                 raise CryptoError(f"expected keys by members of this round, got others - at the keys of {name}")
         return PairSeeds(
             name=self._name,
@@ -229,11 +232,6 @@ class RoundKeys:
             mask_secret=self._secret.private_bytes_raw(),
             transcript=transcript(unsigned(keys), self._scope),
         )
-
-    def _tags(self, label: str, content: bytes) -> dict[str, bytes]:
-        # one digest for all receivers, one tag for each
-        digest = self._digest(label, self._name, content)
-        return {peer: hmac.digest(key, digest + peer.encode(), "sha256") for peer, key in self._tag_keys.items()}
 
     def _right(self, label: str, sender: str, content: bytes, tags: Mapping[str, bytes]) -> bool:
         if sender not in self._tag_keys:

@@ -117,10 +117,8 @@ def lagrange_weights(points: Sequence[int], at: int = 0) -> Words:
 
 def combine(values: Words, weights: Words) -> Words:
     """Return sums of values times weights: (n, m, 2) and (k, n, 2) give (k, m, 2)."""
-    values = _plain(values)
     out = np.zeros((len(weights), *values.shape[1:]), np.uint64)
-    for weight, total in zip(weights, out, strict=True):
-        _weigh(values, weight, total)
+    _combine(_plain(values), _plain(weights), out)
     return out
 
 
@@ -293,11 +291,12 @@ def _evaluate(coefficients: Words, points: Words, out: Words) -> None:
 
 
 @kernel
-def _weigh(shares: Words, factors: Words, out: Words) -> None:
-    for i in range(shares.shape[0]):
-        for j in range(shares.shape[1]):
-            low, high = _multiply(shares[i, j, 0], shares[i, j, 1], factors[i, 0], factors[i, 1])
-            out[j, 0], out[j, 1] = _add(out[j, 0], out[j, 1], low, high)
+def _combine(values: Words, weights: Words, out: Words) -> None:
+    for k in range(weights.shape[0]):
+        for i in range(values.shape[0]):
+            for j in range(values.shape[1]):
+                low, high = _multiply(values[i, j, 0], values[i, j, 1], weights[k, i, 0], weights[k, i, 1])
+                out[k, j, 0], out[k, j, 1] = _add(out[k, j, 0], out[k, j, 1], low, high)
 
 
 @kernel

@@ -175,9 +175,14 @@ class Cohorts:
 
     @classmethod
     def known(
-        cls, rules: Rules, rng: np.random.Generator, users: Collection[str], opened: Iterable[Collection[str]],
-        groups: Iterable[Collection[str]], running: Collection[str] = (),
-    ) -> Cohorts:  # fmt: skip
+        cls,
+        rules: Rules,
+        rng: np.random.Generator,
+        users: Collection[str],
+        opened: Iterable[Collection[str]],
+        groups: Iterable[Collection[str]],
+        running: Collection[str] = (),
+    ) -> Cohorts:
         """Return the cohorts of a job that resumes."""
         cohorts = cls(rules, rng)
         cohorts.users, cohorts.groups = frozenset(users), [frozenset(group) for group in groups]

@@ -161,9 +161,15 @@ class DomainCohort(SumAggregator):
     """
 
     def __init__(
-        self, party: Party, users: Mapping[str, CertifiedKeys], standings: dict[str, UserStanding], rules: Rules,
-        patience: float, cohorts: Cohorts | None = None, keep: Callable[[Cohorts], None] = lambda _: None,
-    ) -> None:  # fmt: skip
+        self,
+        party: Party,
+        users: Mapping[str, CertifiedKeys],
+        standings: dict[str, UserStanding],
+        rules: Rules,
+        patience: float,
+        cohorts: Cohorts | None = None,
+        keep: Callable[[Cohorts], None] = lambda _: None,
+    ) -> None:
         self.transcript = TranscriptDigest(b"")
         self.there = list(users)
         self._party, self._users, self._standings = party, users, standings

@@ -51,7 +51,6 @@ from treaty.systems.fedxgb.pieces import (
     PieceForm,
     exchange_counts,
     gather_rest,
-    of_all,
     pieces_of,
     send_shares,
 )
@@ -307,9 +306,13 @@ class PaperModel:
     """
 
     def __init__(
-        self, party: Party, edges: Sequence[str], layout: Layout, broadcast: Callable[[Message], None],
+        self,
+        party: Party,
+        edges: Sequence[str],
+        layout: Layout,
+        broadcast: Callable[[Message], None],
         finish: Callable[[NDArray[np.float64]], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._party, self._edges, self._layout, self._broadcast = party, edges, layout, broadcast
         self._setting = setting_of(layout.shown_bits, len(edges))
         self.finish = finish
@@ -336,9 +339,15 @@ class SeenRows:
     """
 
     def __init__(
-        self, party: Party, edges: Sequence[str], server: str, users: Sequence[str], layout: Layout, most: int,
+        self,
+        party: Party,
+        edges: Sequence[str],
+        server: str,
+        users: Sequence[str],
+        layout: Layout,
+        most: int,
         patience: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.users, self._most = list(users), most
         self._party, self._edges, self._server, self._patience = party, list(edges), server, patience
         self._own, self._setting = self._edges.index(party.name), setting_of(layout.shown_bits, len(edges))
@@ -359,7 +368,7 @@ class SeenRows:
         trees = len(thresholds)
         came = self._receive(trees)
         counts = {name: shares.shape[1] for name, shares in came.items()}
-        kept = of_all(counts, exchange_counts(self._party, self._edges, RowCounts(counts)))
+        kept, _ = exchange_counts(self._party, self._edges, RowCounts(counts))
         for name in set(self.users) - set(kept):
             self._party.leave_out(name)
         self.users = kept

@@ -345,14 +345,11 @@ def _leave_out(party: Party, name: str, why: str) -> None:
 # ---------------------------------------------------------------- whose rows came to all edge servers
 
 
-def exchange_counts(party: Party, edges: Sequence[str], counts: RowCounts) -> dict[str, RowCounts]:
-    """Send the other edge servers own counts; return theirs, by name."""
+def exchange_counts(party: Party, edges: Sequence[str], counts: RowCounts) -> tuple[list[str], dict[str, RowCounts]]:
+    """Send the other edge servers own counts; return the users of whom all have as many rows, sorted, and theirs."""
     others = [edge for edge in edges if edge != party.name]
     for edge in others:
         party.send(edge, counts)
-    return {edge: party.receive(edge, RowCounts) for edge in others}
-
-
-def of_all(users: Mapping[str, int], others: Mapping[str, RowCounts]) -> list[str]:
-    """Return users of whom all others have as many rows, sorted."""
-    return sorted(name for name, rows in users.items() if all(of.users.get(name) == rows for of in others.values()))
+    theirs = {edge: party.receive(edge, RowCounts) for edge in others}
+    own = counts.users.items()
+    return sorted(name for name, rows in own if all(of.users.get(name) == rows for of in theirs.values())), theirs

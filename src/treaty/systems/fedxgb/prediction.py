@@ -57,10 +57,7 @@ from treaty.systems.fedxgb.messages import (
 from treaty.systems.fedxgb.options import Comparison, check_holders, holders_of
 from treaty.systems.fedxgb.pieces import (
     Layout,
-    RowShares,
     exchange_counts,
-    gather_rows,
-    of_all,
     pieces_of,
     send_pieces_or_leave_out,
 )
@@ -189,12 +186,13 @@ def edge(
         party.send_each(dict.fromkeys(users, terms), timeout=patience)
     layout = layout_of(_bins(terms, server), np.ones(len(terms.names), np.bool_))
     shares = shares_of(rules.comparison, layout, edges)
-    asked = record.asked(terms.model_id)
-    left = {name: max(0, rules.max_queries - asked.get(name, 0)) for name in users}
+    counted = record.asked(terms.model_id)
+    asked = {name: counted.get(name, 0) for name in users}
+    left = {name: max(0, rules.max_queries - rows) for name, rows in asked.items()}
     party.send_each({name: QueriesLeft(rows) for name, rows in left.items()}, timeout=patience)
     held = HolderRows(party, edges, server, layout, rules.comparison, threads)
-    counts = held.take(gather_rows(party, users, RowShares, held.form(rules.max_queries), patience))
-    answered = _counted(party, held.holders, record, terms.model_id, counts, rules.max_queries, asked, users)
+    counts = held.take(held.receive(users, rules.max_queries, patience))
+    answered = _counted(party, held.holders, record, terms, counts, asked)
     taken = {name: RowsTaken(name in answered) for name in users if name in party.peers}
     party.send_each(taken, timeout=patience)
     # from here on all holders have the same rows in the same order
@@ -220,22 +218,25 @@ def edge(
 
 
 def _counted(
-    party: Party, holders: Sequence[str], record: QueryRecord, model_id: str, rows: dict[str, int], most: int,
-    asked: Mapping[str, int], users: Sequence[str],
-) -> list[str]:  # fmt: skip
+    party: Party,
+    holders: Sequence[str],
+    record: QueryRecord,
+    terms: PredictionTerms,
+    rows: dict[str, int],
+    asked: dict[str, int],
+) -> list[str]:
     """Count rows before they are predicted; return the users whose rows all holders have counted.
 
-    `asked` is what users had asked for before. Where another holder has counted more, its number is taken.
+    `asked` is what all users had asked for before. Where another holder has counted more, its number is taken.
     """
     # counted before anything is computed: an aborted prediction counts, too
-    fit = record.count(model_id, rows, most)
+    most = terms.max_queries
+    fit = record.count(terms.model_id, rows, most)
     for name in rows.keys() - set(fit):
         logger.warning("%s leaves out %s: fewer rows are left to it than %d", party.name, name, rows[name])
-    own = {name: asked.get(name, 0) for name in users}
-    others = exchange_counts(party, holders, RowCounts({name: rows[name] for name in fit}, own))
-    answered = of_all({name: rows[name] for name in fit}, others)
+    answered, others = exchange_counts(party, holders, RowCounts({name: rows[name] for name in fit}, asked))
     more = {}
-    for name, had in own.items():
+    for name, had in asked.items():
         edge, highest = max(((edge, of.asked.get(name, 0)) for edge, of in others.items()), key=lambda of: of[1])
         if min(highest, most) > had:
             # the highest count holds: a record that was replaced by an older copy must not give rows back
@@ -248,7 +249,7 @@ def _counted(
     for name in set(fit) - set(answered):  # nothing is computed for it
         more[name] = more.get(name, 0) - rows[name]
     if more:
-        record.add(model_id, more)
+        record.add(terms.model_id, more)
     return answered
 
 

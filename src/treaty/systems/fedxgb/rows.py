@@ -38,7 +38,7 @@ from treaty.systems.fedxgb.messages import (
 )
 from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.paper import ComparedRows, HiddenThresholds, PaperModel, SeenRows, ShownSplits, Sides
-from treaty.systems.fedxgb.pieces import RowShares, gather_rows, send_pieces_or_leave_out
+from treaty.systems.fedxgb.pieces import send_pieces_or_leave_out
 from treaty.systems.fedxgb.secfind import Crowd
 from treaty.systems.fedxgb.secpred import HiddenModel, HolderRows, SharedRows, layout_of
 from treaty.systems.fedxgb.shares import Dealer, shares_of
@@ -196,7 +196,7 @@ class EdgeRows:
         self._rows = hidden = HolderRows(
             party, edges, server, layout, comparison, inputs.threads if inputs.alone else 1
         )
-        came = gather_rows(party, users, RowShares, hidden.form(summary.n_rows), self._patience)
+        came = hidden.receive(users, summary.n_rows, self._patience)
         # numbers were packed for the first run's rows: new ones would be led down all finished trees
         digests = {}
         for name, pieces in came.items():
@@ -260,9 +260,14 @@ class UserRows:
     """
 
     def __init__(
-        self, inputs: RoleInput[FedXGB], rows: LabelledRows, objective: Objective, agreed: CommonBins,
-        summary: RowSummary, seed: bytes,
-    ) -> None:  # fmt: skip
+        self,
+        inputs: RoleInput[FedXGB],
+        rows: LabelledRows,
+        objective: Objective,
+        agreed: CommonBins,
+        summary: RowSummary,
+        seed: bytes,
+    ) -> None:
         self._inputs, self._party, self._common = inputs, inputs.party, inputs.common
         self._edge = edge = inputs.roles.edges[inputs.party.name]
         if summary.n_rows < rows.table.n_rows:

@@ -255,9 +255,16 @@ class Crowd:
     """
 
     def __init__(
-        self, party: Party, edges: Sequence[str], credentials: Credentials,
-        users: Mapping[str, Mapping[str, CertifiedKeys]], vouching: Signer, first: Message, *, masked: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        party: Party,
+        edges: Sequence[str],
+        credentials: Credentials,
+        users: Mapping[str, Mapping[str, CertifiedKeys]],
+        vouching: Signer,
+        first: Message,
+        *,
+        masked: bool = True,
+    ) -> None:
         self.cohort: list[str] = []
         self.summed = list(edges)
         self._party, self._edges = party, list(edges)

@@ -37,7 +37,7 @@ from treaty.messaging.messages import Array, Message, take_rows, view
 from treaty.messaging.party import Party
 from treaty.systems.fedxgb.messages import HeldRows, LeafShares, SideShares, SplitShares, Turn, ValueShares
 from treaty.systems.fedxgb.options import Comparison
-from treaty.systems.fedxgb.pieces import Layout, PieceForm, RowShares, pieces_of, send_shares
+from treaty.systems.fedxgb.pieces import Layout, PieceForm, RowShares, gather_rows, pieces_of, send_shares
 from treaty.systems.fedxgb.shares import AdditiveRouting, Routing, ShamirRouting, shares_of
 from treaty.trees.slots import VALUE_BITS, SlotSplits
 
@@ -200,7 +200,8 @@ class HolderRows:
         comparison: Comparison = "shamir",
         threads: int = 1,
     ) -> None:
-        self._server, self._layout, self._shares = server, layout, shares_of(comparison, layout, edges)
+        self._party, self._server, self._layout = party, server, layout
+        self._shares = shares_of(comparison, layout, edges)
         self.holders = self._shares.holders
         self.routing: Routing = (
             ShamirRouting(party, edges, layout, threads)
@@ -212,13 +213,14 @@ class HolderRows:
         self.n_rows = 0
         self._paths: Words | None = None
 
-    def form(self, most: int) -> PieceForm:
-        """Return what shares of a user's rows have to be, where none has more than `most` rows."""
+    def receive(self, users: Sequence[str], most: int, patience: float) -> dict[str, list[Words]]:
+        """Receive users' rows, in pieces, at most `most` of each; users who send others, or are late, are left out."""
         shape = None, self._layout.columns, *self._shares.number
-        return PieceForm(shape, self._shares.check, lambda name, n_rows: n_rows <= most)
+        form = PieceForm(shape, self._shares.check, lambda name, n_rows: n_rows <= most)
+        return gather_rows(self._party, users, RowShares, form, patience)
 
     def take(self, users: Mapping[str, list[Words]]) -> dict[str, int]:
-        """Take users' rows, the pieces of each as `form` says; return how many each has."""
+        """Take users' rows as they were received; return how many each has."""
         self._of |= users
         return {name: sum(map(len, pieces)) for name, pieces in self._of.items()}
 

@@ -56,12 +56,17 @@ _SHARED = Route(shares.SharedNumbers, _EDGE, _EDGE, reference=_COLLUDE)
 _MODEL_SHARES = routes(_along(_SERVER, _EDGE, messages.SplitShares, messages.LeafShares), reference=_COLLUDE)
 _DEALT = routes(
     _along(
-        _EDGE, _EDGE, shares.WantedRows, shares.WantedLevel, shares.WantedLeaves, shares.DealtCorrections,
+        _EDGE,
+        _EDGE,
+        shares.WantedRows,
+        shares.WantedLevel,
+        shares.WantedLeaves,
+        shares.DealtCorrections,
         shares.DealingEnd,
     ),
     when=_ADDITIVE,
     reference=_COLLUDE,
-)  # fmt: skip
+)
 
 _KEYS = routes(
     Route(messages.KeyRequest, _ALL, _AUTHORITY),
