@@ -61,9 +61,9 @@ from treaty.systems.fedxgb.pieces import (
     pieces_of,
     send_pieces_or_leave_out,
 )
-from treaty.systems.fedxgb.rows import complete_tree, depth_of
-from treaty.systems.fedxgb.secpred import HiddenModel, HolderRows, SharedRows, layout_of
-from treaty.systems.fedxgb.shares import Dealer, Routing, shares_of
+from treaty.systems.fedxgb.rows import depth_of, take_down
+from treaty.systems.fedxgb.secpred import HiddenModel, HolderRows, SharedRows, layout_of, view_splits
+from treaty.systems.fedxgb.shares import Dealer, Routing, Shares, shares_of
 from treaty.systems.horizontal.quantiles import CommonBins, unpack_bins
 from treaty.systems.horizontal.rows import schema_of
 
@@ -124,7 +124,7 @@ def server(party: Party, part: ModelPart, *, edges: Sequence[str], rules: Predic
     layout = layout_of(bins, np.ones(n_features, np.bool_))
     # so many trees at a time that the shares of a level stay within a message
     at_once = max(1, _NUMBERS // (layout.columns << max(depth - 1, 0)))
-    model = HiddenModel(party, edges, layout, rules.comparison)
+    model = HiddenModel(party, shares_of(rules.comparison, layout, edges))
     for_dealer = DealerTerms(
         part.model_id, list(layout.n_bins), list(layout.categorical), forest.objective.n_outputs, rules.max_queries,
         rules.comparison,
@@ -133,12 +133,9 @@ def server(party: Party, part: ModelPart, *, edges: Sequence[str], rules: Predic
         party.send(edge, terms if edge in model.holders else for_dealer)
         party.send(edge, ModelSize(len(forest.trees), depth))
     for start in range(0, len(forest.trees), at_once):
-        complete = [complete_tree(tree, part.splits, bins, depth) for tree in forest.trees[start : start + at_once]]
         for edge in model.holders:
             party.receive(edge, TreesRequest)
-        for level in range(depth):
-            model.split([splits[level] for splits, _ in complete])
-        model.finish(np.stack([values for _, values in complete]))
+        take_down(model, forest.trees[start : start + at_once], part.splits, bins, depth)
 
 
 def edge(
@@ -167,7 +164,11 @@ def edge(
     if isinstance(terms, DealerTerms) != deals:
         expected, got = kinds[deals].__name__, type(terms).__name__
         raise PeerProtocolError(server, f"expected {expected}, got {got} - from {server}")
-    n_outputs = terms.outputs if isinstance(terms, DealerTerms) else _outputs(terms, server)
+    if isinstance(terms, DealerTerms):
+        n_outputs = terms.outputs
+        layout = Layout(n_bins=terms.n_bins, categorical=terms.categorical, may_miss=[True] * len(terms.n_bins))
+    else:
+        n_outputs, _, layout = _columns(terms, server)
     most_trees = rules.n_estimators * n_outputs
     if grown.trees > most_trees or grown.depth > rules.max_depth:
         raise PeerProtocolError(
@@ -176,7 +177,6 @@ def edge(
             f"depth {grown.depth} - at ModelSize from {server}",
         )
     if isinstance(terms, DealerTerms):
-        layout = Layout(n_bins=terms.n_bins, categorical=terms.categorical, may_miss=[True] * len(terms.n_bins))
         dealer = Dealer(party, edges, layout)
         dealer.serve()  # the mask of the rows
         dealer.serve()  # all levels and leaves
@@ -184,15 +184,14 @@ def edge(
     # one edge server speaks to users; all of them compare the terms with their own
     if party.name == edges[0]:
         party.send_each(dict.fromkeys(users, terms), timeout=patience)
-    layout = layout_of(_bins(terms, server), np.ones(len(terms.names), np.bool_))
     shares = shares_of(rules.comparison, layout, edges)
     counted = record.asked(terms.model_id)
     asked = {name: counted.get(name, 0) for name in users}
     left = {name: max(0, rules.max_queries - rows) for name, rows in asked.items()}
     party.send_each({name: QueriesLeft(rows) for name, rows in left.items()}, timeout=patience)
-    held = HolderRows(party, edges, server, layout, rules.comparison, threads)
+    held = HolderRows(party, server, shares, threads)
     counts = held.take(held.receive(users, rules.max_queries, patience))
-    answered = _counted(party, held.holders, record, terms, counts, asked)
+    answered = _counted(party, shares.holders, record, terms, counts, asked)
     taken = {name: RowsTaken(name in answered) for name in users if name in party.peers}
     party.send_each(taken, timeout=patience)
     # from here on all holders have the same rows in the same order
@@ -203,7 +202,7 @@ def edge(
     totals, done = np.zeros((n_outputs, held.n_rows, *shares.number), np.uint64), 0
     while done < grown.trees:
         party.send(server, TreesRequest())
-        splits, leaves = _some_trees(party, server, layout.columns, shares.number, grown.depth, grown.trees - done)
+        splits, leaves = _some_trees(party, server, shares, grown.depth, grown.trees - done)
         # trees are in rounds, one for each output
         outputs = (done + np.arange(len(leaves))) % n_outputs
         length = max(1, min(_AT_ONCE // len(leaves), 4 * _AT_ONCE // (len(leaves) << grown.depth)))
@@ -254,22 +253,16 @@ def _counted(
 
 
 def _some_trees(
-    party: Party, server: str, columns: int, number: tuple[int, ...], depth: int, most: int
+    party: Party, server: str, shares: Shares, depth: int, most: int
 ) -> tuple[list[tuple[Words, Words]], Words]:
     """Receive some trees: shares of weights and thresholds of each level, and of leaf values."""
     levels = [party.receive(server, SplitShares) for _ in range(depth)]
     received = party.receive(server, LeafShares).values
-    leaves = view(received, np.uint64, (None, 1 << depth, *number), peer=server, what="LeafShares.values")
+    leaves = view(received, np.uint64, (None, 1 << depth, *shares.number), peer=server, what="LeafShares.values")
     trees = len(leaves)
     if not 1 <= trees <= most:
         raise PeerProtocolError(server, f"expected 1 to {most} trees, got {trees} - at LeafShares from {server}")
-    splits = []
-    for k, level in enumerate(levels):
-        shape = trees, 1 << k
-        weights = view(level.weights, np.uint64, (*shape, columns, *number), peer=server, what="SplitShares.weights")
-        thresholds = view(level.thresholds, np.uint64, (*shape, *number), peer=server, what="SplitShares.thresholds")
-        splits.append((weights, thresholds))
-    return splits, leaves
+    return [view_splits(of, trees, 1 << k, shares, server) for k, of in enumerate(levels)], leaves
 
 
 def _values(
@@ -304,7 +297,7 @@ def user(
     first = edges[0]
     terms = party.receive(first, PredictionTerms)
     _check_terms(rules, terms, party.name, consents=False)
-    n_outputs, bins = _outputs(terms, first), _bins(terms, first)
+    n_outputs, bins, layout = _columns(terms, first)
     holders = holders_of(rules.comparison, edges)
     left = min(party.receive(edge, QueriesLeft).rows for edge in holders)
     table = read(bins.schema)
@@ -315,8 +308,7 @@ def user(
             "fewer, or have all parties agree on a higher max_queries",
             public="it asks for more rows than are left to it",
         )
-    layout = layout_of(bins, np.ones(len(terms.names), np.bool_))
-    shared = SharedRows(party, edges, layout, bins.transform(table, threads=1), rules.comparison)
+    shared = SharedRows(party, shares_of(rules.comparison, layout, edges), bins.transform(table, threads=1))
     for edge in holders:
         if not party.receive(edge, RowsTaken).taken:
             raise PeerError(
@@ -355,19 +347,16 @@ def _check_terms(own: PredictionRules, terms: PredictionTerms | DealerTerms, nam
         )
 
 
-def _outputs(terms: PredictionTerms, peer: str) -> int:
-    """Return how many outputs the model has; PeerProtocolError if its classes have another number."""
+def _columns(terms: PredictionTerms, peer: str) -> tuple[int, Bins, Layout]:
+    """Return the number of outputs, bins and their layout; PeerProtocolError if classes and outputs do not fit."""
     n_outputs, classes = terms.objective.n_outputs, terms.classes
     fits = classes is None or len(classes) == (2 if n_outputs == 1 else n_outputs)
     if not (1 <= n_outputs <= _MOST_OUTPUTS and fits):
         raise PeerProtocolError(
             peer, f"expected an output for each of the classes, got {n_outputs} - at PredictionTerms from {peer}"
         )
-    return n_outputs
-
-
-def _bins(terms: PredictionTerms, peer: str) -> Bins:
-    return unpack_bins(terms.bins, schema_of(terms.names, terms.categories, terms.origins), MOST_BINS, peer)
+    bins = unpack_bins(terms.bins, schema_of(terms.names, terms.categories, terms.origins), MOST_BINS, peer)
+    return n_outputs, bins, layout_of(bins, np.ones(len(terms.names), np.bool_))
 
 
 _QUERIES = Format("query-record", 1)

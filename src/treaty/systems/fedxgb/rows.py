@@ -86,7 +86,7 @@ def server_model(inputs: RoleInput[FedXGB], crowd: Crowd, found: FoundBins) -> M
     layout = layout_of(found.bins, found.may_miss)
     if options.exposes == "paper":
         return PaperModel(inputs.party, edges, layout, crowd.broadcast, shown.finish)
-    hidden = HiddenModel(inputs.party, edges, layout, options.compares, turns=True)
+    hidden = HiddenModel(inputs.party, shares_of(options.compares, layout, edges), turns=True)
     crowd.broadcast(RowOwners(hidden.row_owners()))
     return hidden
 
@@ -109,10 +109,15 @@ def resend_trees(
         crowd.begin_tree(RoundStart(Array.of(np.tile(columns, n_outputs)), Array.of(ends)))
         of_round = trees[first : first + n_outputs]
         depth = inputs.common.max_depth if inputs.options.hides_model else max(1, *map(depth_of, of_round))
-        complete = [complete_tree(tree, kept.part.splits, bins, depth) for tree in of_round]
-        for level in range(depth):
-            model.split([splits[level] for splits, _ in complete])
-        model.finish(np.stack([values for _, values in complete]))
+        take_down(model, of_round, kept.part.splits, bins, depth)
+
+
+def take_down(model: Model, trees: Sequence[Tree], splits: SplitTable, bins: Bins, depth: int) -> None:
+    """Take all rows down some trees, each filled up to a depth; ConfigError if a split is not at a cut of the bins."""
+    complete = [complete_tree(tree, splits, bins, depth) for tree in trees]
+    for level in range(depth):
+        model.split([levels[level] for levels, _ in complete])
+    model.finish(np.stack([values for _, values in complete]))
 
 
 def depth_of(tree: Tree) -> int:
@@ -191,11 +196,9 @@ class EdgeRows:
             return
         shares = shares_of(comparison, layout, edges)
         if party.name not in shares.holders:
-            self._rows = Dealer(party, edges, layout) if party.name == shares.dealer else None
+            self._rows = Dealer(party, edges, layout) if party.name == shares.others[0] else None
             return
-        self._rows = hidden = HolderRows(
-            party, edges, server, layout, comparison, inputs.threads if inputs.alone else 1
-        )
+        self._rows = hidden = HolderRows(party, server, shares, inputs.threads if inputs.alone else 1)
         came = hidden.receive(users, summary.n_rows, self._patience)
         # numbers were packed for the first run's rows: new ones would be led down all finished trees
         digests = {}
@@ -297,7 +300,7 @@ class UserRows:
         if options.exposes == "paper":
             self._path = ComparedRows(self._party, edges, edge, layout, codes)
         elif options.hides_model:
-            self._path = SharedRows(self._party, edges, layout, codes, options.compares, seed)
+            self._path = SharedRows(self._party, shares_of(options.compares, layout, edges), codes, seed)
 
     def vector(self) -> Integers:
         """Return this user's part of the next sum, int64 (length,)."""

@@ -36,9 +36,8 @@ from treaty.errors import DataError, PeerProtocolError
 from treaty.messaging.messages import Array, Message, take_rows, view
 from treaty.messaging.party import Party
 from treaty.systems.fedxgb.messages import HeldRows, LeafShares, SideShares, SplitShares, Turn, ValueShares
-from treaty.systems.fedxgb.options import Comparison
 from treaty.systems.fedxgb.pieces import Layout, PieceForm, RowShares, gather_rows, pieces_of, send_shares
-from treaty.systems.fedxgb.shares import AdditiveRouting, Routing, ShamirRouting, shares_of
+from treaty.systems.fedxgb.shares import Shares, routing_of
 from treaty.trees.slots import VALUE_BITS, SlotSplits
 
 _MOST_VALUE = 2.0 ** (61 - VALUE_BITS)
@@ -69,22 +68,14 @@ class SharedRows:
     The same rows have the same shares under the same secret `seed`; None: shares are new each time.
     """
 
-    def __init__(
-        self,
-        party: Party,
-        edges: Sequence[str],
-        layout: Layout,
-        codes: NDArray[np.uint8],
-        comparison: Comparison = "shamir",
-        seed: bytes | None = None,
-    ) -> None:
-        self._party, self._n_rows, self._of = party, len(codes), shares_of(comparison, layout, edges)
+    def __init__(self, party: Party, shares: Shares, codes: NDArray[np.uint8], seed: bytes | None = None) -> None:
+        self._party, self._n_rows, self._of = party, len(codes), shares
         # [SecPred, step 1] u -> each holder: shares of the bins of its rows, and of which values are missing
-        encoded = layout.encode_rows(codes)
+        encoded = shares.layout.encode_rows(codes)
         # the same rows get the same shares again, so that holders know them by their digest when training resumes
-        key = None if seed is None else row_key(seed, encoded, self._of.holders)
-        shares = self._of.share(encoded, key)
-        send_shares(party, RowShares, dict(zip(self._of.holders, shares, strict=True)), axis=0)
+        key = None if seed is None else row_key(seed, encoded, shares.holders)
+        of_holders = zip(shares.holders, shares.share(encoded, key), strict=True)
+        send_shares(party, RowShares, dict(of_holders), axis=0)
 
     def left(self, first: Mapping[str, SideShares], trees: int) -> NDArray[np.bool_]:
         """Return which rows go left in each tree, bool (trees, n_rows); `first` has pieces that have already come."""
@@ -122,23 +113,14 @@ class SharedRows:
 
 
 class HiddenModel:
-    """The server's part: shares splits and leaf values of trees among the `holders`, some or all of the edge servers.
+    """The server's part: shares splits and leaf values of trees among the `holders`.
 
     With `turns` the other edge servers learn when the holders take a step.
     """
 
-    def __init__(
-        self,
-        party: Party,
-        edges: Sequence[str],
-        layout: Layout,
-        comparison: Comparison = "shamir",
-        *,
-        turns: bool = False,
-    ) -> None:
-        self._party, self._layout, self._shares = party, layout, shares_of(comparison, layout, edges)
-        self.holders = self._shares.holders
-        self._others = [edge for edge in edges if edge not in self.holders] if turns else []
+    def __init__(self, party: Party, shares: Shares, *, turns: bool = False) -> None:
+        self._party, self._shares, self.holders = party, shares, shares.holders
+        self._others = shares.others if turns else []
 
     def row_owners(self) -> list[str]:
         """Return users whose rows all holders have; PeerProtocolError when there are none."""
@@ -155,7 +137,7 @@ class HiddenModel:
         # [SecPred, step 3] S -> each holder: shares of every slot's split, dummies included: a one-hot selector of the
         # column, with the bins of a categorical split or the side of missing values, and a threshold
         encoded = [
-            [self._layout.encode_split(int(f), left) for f, left in zip(of.features, of.left_bins, strict=True)]
+            [self._shares.layout.encode_split(int(f), left) for f, left in zip(of.features, of.left_bins, strict=True)]
             for of in chosen
         ]
         weights = np.array([[split[0] for split in of_tree] for of_tree in encoded])
@@ -184,30 +166,24 @@ class HiddenModel:
 # ---------------------------------------------------------------- edge server
 
 
+def view_splits(splits: SplitShares, trees: int | None, slots: int, shares: Shares, server: str) -> tuple[Words, Words]:
+    """Return shares of the weights and thresholds of all slots; PeerProtocolError if shapes do not fit."""
+    shape = trees, slots, shares.layout.columns, *shares.number
+    weights = view(splits.weights, np.uint64, shape, peer=server, what="SplitShares.weights")
+    of_slots = len(weights), slots, *shares.number
+    return weights, view(splits.thresholds, np.uint64, of_slots, peer=server, what="SplitShares.thresholds")
+
+
 class HolderRows:
     """A holder's shares of all users' rows, and of where they are in the trees of a round.
 
-    `parts` says which of the `n_rows` rows are whose; `routing` computes with the other `holders`. Results
-    are made as they are sent.
+    `parts` says which of the `n_rows` rows are whose; `routing` computes with the other holders. Results are made as
+    they are sent.
     """
 
-    def __init__(
-        self,
-        party: Party,
-        edges: Sequence[str],
-        server: str,
-        layout: Layout,
-        comparison: Comparison = "shamir",
-        threads: int = 1,
-    ) -> None:
-        self._party, self._server, self._layout = party, server, layout
-        self._shares = shares_of(comparison, layout, edges)
-        self.holders = self._shares.holders
-        self.routing: Routing = (
-            ShamirRouting(party, edges, layout, threads)
-            if comparison == "shamir"
-            else AdditiveRouting(party, edges, layout)
-        )
+    def __init__(self, party: Party, server: str, shares: Shares, threads: int = 1) -> None:
+        self._party, self._server, self._shares = party, server, shares
+        self.routing = routing_of(shares, party, threads)
         self._of: dict[str, list[Words]] = {}
         self.parts: dict[str, slice] = {}
         self.n_rows = 0
@@ -215,7 +191,7 @@ class HolderRows:
 
     def receive(self, users: Sequence[str], most: int, patience: float) -> dict[str, list[Words]]:
         """Receive users' rows, in pieces, at most `most` of each; users who send others, or are late, are left out."""
-        shape = None, self._layout.columns, *self._shares.number
+        shape = None, self._shares.layout.columns, *self._shares.number
         form = PieceForm(shape, self._shares.check, lambda name, n_rows: n_rows <= most)
         return gather_rows(self._party, users, RowShares, form, patience)
 
@@ -233,7 +209,7 @@ class HolderRows:
         # where each user's rows are among all
         ends = np.cumsum([0, *(sum(map(len, self._of[name])) for name in users)]).tolist()
         self.parts = {name: slice(a, b) for name, a, b in zip(users, ends[:-1], ends[1:], strict=True)}
-        none = np.empty((0, self._layout.columns, *self._shares.number), np.uint64)
+        none = np.empty((0, self._shares.layout.columns, *self._shares.number), np.uint64)
         rows = np.concatenate([none, *(piece for name in users for piece in self._of[name])])
         self._of, self.n_rows = {}, len(rows)
         self.routing.keep(rows)
@@ -248,12 +224,8 @@ class HolderRows:
 
         Raises PeerProtocolError or CryptoError when the server or another edge server broke the protocol.
         """
-        columns, n_slots = self._layout.columns, 1 if self._paths is None else self._paths.shape[1]
-        number, server = self._shares.number, self._server
-        shape = None, n_slots, columns, *number
-        weights = view(hidden.weights, np.uint64, shape, peer=server, what="SplitShares.weights")
-        of_slots = len(weights), n_slots, *number
-        thresholds = view(hidden.thresholds, np.uint64, of_slots, peer=server, what="SplitShares.thresholds")
+        n_slots = 1 if self._paths is None else self._paths.shape[1]
+        weights, thresholds = view_splits(hidden, None, n_slots, self._shares, self._server)
         bits, paths = [], []
         for part in self._pieces(len(weights), n_slots):
             before = None if self._paths is None else self._paths[:, :, part]

@@ -70,15 +70,16 @@ class SharedNumbers(Message):
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How numbers and bits are shared and opened.
+    """How rows and numbers are laid out, shared and opened.
 
     ``share(values, key)`` takes int64 (...) and returns uint64 (holders, ..., *number); the randomness is that of a
     secret key that serves these values alone, or of a fresh one. ``check(numbers, what)`` raises CryptoError for
     numbers that cannot be shares. `integers` and `bits` open shares; CryptoError for shares seen to be inconsistent.
     """
 
+    layout: Layout
     holders: list[str]  # the edge servers that have shares, in order
-    dealer: str | None  # deals random numbers to them, if they need any
+    others: list[str]  # the first of these deals random numbers to the holders
     number: tuple[int, ...]  # shape of a share of a number, uint64: two words, or one
     bit: type[np.uint64] | type[np.uint8]  # of a share of a bit for users: shared as a number is, or in one piece
     share: Callable[..., Words]
@@ -97,8 +98,9 @@ def shares_of(comparison: Comparison, layout: Layout, edges: Sequence[str]) -> S
     """Return how numbers are shared among some edge servers."""
     if comparison == "additive":
         return Shares(
+            layout=layout,
             holders=holders_of(comparison, edges),
-            dealer=edges[2],
+            others=list(edges[2:]),
             number=(),
             bit=np.uint8,
             share=additive_routing.share_integers,
@@ -110,8 +112,9 @@ def shares_of(comparison: Comparison, layout: Layout, edges: Sequence[str]) -> S
     # degree (edges - 1) // 2: so many edge servers learn nothing, one more rebuilds
     setting = setting_of(layout.bits, len(edges))
     return Shares(
+        layout=layout,
         holders=holders_of(comparison, edges),
-        dealer=None,
+        others=[],
         number=(2,),
         bit=np.uint64,
         share=partial(shamir_routing.share_integers, setting),
@@ -129,10 +132,10 @@ class ShamirRouting:
     is lost or breaks the protocol.
     """
 
-    def __init__(self, party: Party, edges: Sequence[str], layout: Layout, threads: int) -> None:
-        self._party, self._edges, self._own = party, list(edges), list(edges).index(party.name)
-        self._setting, self._threads = setting_of(layout.bits, len(edges)), threads
-        self._rows = np.empty((0, layout.columns, 2), np.uint64)
+    def __init__(self, party: Party, shares: Shares, threads: int) -> None:
+        self._party, self._edges, self._own = party, shares.holders, shares.holders.index(party.name)
+        self._setting, self._threads = setting_of(shares.layout.bits, len(shares.holders)), threads
+        self._rows = np.empty((0, shares.layout.columns, 2), np.uint64)
         self.one = field.constant(1)  # a constant is a share of itself
 
     def keep(self, rows: Words) -> None:
@@ -290,10 +293,10 @@ class Dealer:
 class AdditiveRouting:
     """Computation on additive shares, at one of the first two edge servers; methods as those of `ShamirRouting`."""
 
-    def __init__(self, party: Party, edges: Sequence[str], layout: Layout) -> None:
-        self._party, self._edges, self._dealer = party, list(edges[:2]), edges[2]
-        self._own, self._bits = self._edges.index(party.name), layout.bits
-        empty = np.empty((0, layout.columns), np.uint64)
+    def __init__(self, party: Party, shares: Shares) -> None:
+        self._party, self._edges, self._dealer = party, shares.holders, shares.others[0]
+        self._own, self._bits = self._edges.index(party.name), shares.layout.bits
+        empty = np.empty((0, shares.layout.columns), np.uint64)
         self._rows, self._fresh = MaskedRows(empty, empty), FreshShares(self._own, secrets.token_bytes(32))
         self._messages = count()  # numbers of messages to users, none used twice
         self.one = np.array(1 - self._own, np.uint64)
@@ -336,3 +339,8 @@ class AdditiveRouting:
 
 
 Routing = ShamirRouting | AdditiveRouting
+
+
+def routing_of(shares: Shares, party: Party, threads: int) -> Routing:
+    """Return a holder's computation on its shares."""
+    return AdditiveRouting(party, shares) if shares.others else ShamirRouting(party, shares, threads)
