@@ -21,7 +21,7 @@ import ray
 
 from data import arguments, cpu_of_others, report
 from large_tables import BY_ROW, OPTIONS, written, written_by_row
-from treaty.cluster import ray_shards
+from treaty.cluster import shards as own_cluster
 from treaty.runs import party as jobs
 from treaty.runs.job import Job
 from treaty.runs.job_files import decoded_job
@@ -53,7 +53,7 @@ def trained(job: Job) -> tuple[float, dict[str, str]]:
 def measure(rows: int) -> list[dict[str, object]]:
     found: list[dict[str, object]] = []
     waited = [0.0]
-    opened = ray_shards.opened
+    opened = own_cluster.opened
 
     @contextmanager
     def timed(cluster: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Rows rebuilt from opened histogram sums, with and without what may prevent it (`privacy/histogram_inversion`).
+"""Rows rebuilt from opened histogram sums, with and without what may prevent it (`privacy/leaks.py`).
 
 Whoever opens the sums of a job split by row sees, for every node, column and bin, the sums of grad and hess and the
 number of rows of all users together; how many users they are changes nothing. So the attack is given the plain grower's
@@ -28,7 +28,7 @@ from data import Data, arguments, give_me_some_credit, report
 from treaty.data.binning import fit_bins
 from treaty.data.table import to_table
 from treaty.models.trees import record_split
-from treaty.privacy.histogram_inversion import OpenedTree, RebuiltRows, agreement, invert, rebuild
+from treaty.privacy.leaks import OpenedTree, RebuiltRows, agreement, invert, rebuild
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal, SumNoise, plan_noise
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.trees.boosting import Boosting, Forest

@@ -26,7 +26,7 @@ from data import arguments, default_of_credit_card_clients, report
 from treaty.data.table import to_table
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart
-from treaty.privacy.label_leaks import attack_auc, cluster_scores, known_label_scores
+from treaty.privacy.leaks import attack_auc, cluster_scores, known_label_scores
 from treaty.privacy.randomised_response import randomise_labels
 from treaty.runs.threads import RunRecord, play
 from treaty.systems.options import names_of

@@ -38,7 +38,7 @@ from data import (
     write,
 )
 from treaty import GBDTClassifier
-from treaty.privacy.label_leaks import leaf_purity, shares_from_weights
+from treaty.privacy.leaks import leaf_purity, shares_from_weights
 
 KEY = 1024
 BAR, LEVEL = 0.005, 0.05

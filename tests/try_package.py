@@ -47,7 +47,7 @@ USES = {
     "model = treaty.GBDTClassifier(n_estimators=2).fit(x, x[:, 0] > 0)\n"
     "assert model.explain(x).values.shape[0] == 60",
     "sql": "import adbc_driver_manager, adbc_driver_postgresql",
-    "ray": "import ray\nimport treaty.cluster.ray_shards",
+    "ray": "import ray\nimport treaty.cluster.shards",
 }
 """What is tried with each extra alone. Left out: xgboost, whose build for Linux brings 300 MB for graphics cards."""
 MISSING = {

@@ -10,8 +10,8 @@ from sklearn.datasets import load_breast_cancer
 
 from marks import slow
 from treaty.attacks.membership import ATTACKER, PARTNER, membership_by_alignment
-from treaty.data.run_log import RunLog
 from treaty.errors import ConfigError
+from treaty.privacy.ledger import RunLog
 
 MALIGNANT = np.flatnonzero(load_breast_cancer().target == 0)
 BENIGN = np.flatnonzero(load_breast_cancer().target == 1)

@@ -20,7 +20,7 @@ import pytest
 from cluster.local_shards import LocalShards
 from runs import small_jobs
 from runs.small_jobs import model, played, write_job
-from treaty.cluster.ray_shards import Cluster, RayShards, opened
+from treaty.cluster.shards import Cluster, RayShards, opened
 from treaty.errors import ClusterLost, ConfigError, CryptoError
 from treaty.runs import party as runs
 from treaty.runs.job_files import check_training
@@ -165,7 +165,7 @@ def test_a_step_that_fails_says_why_and_workers_that_die_again_and_again_are_giv
 
 
 def test_another_version_of_treaty_at_the_workers_is_refused(ray, monkeypatch):
-    monkeypatch.setattr("treaty.cluster.ray_shards.version", lambda _: "9.9")
+    monkeypatch.setattr("treaty.cluster.shards.version", lambda _: "9.9")
     with (
         pytest.raises(ConfigError, match=r"expected Treaty 9\.9 on all machines of the cluster"),
         opened(Cluster("ray")),
@@ -175,7 +175,7 @@ def test_another_version_of_treaty_at_the_workers_is_refused(ray, monkeypatch):
 
 def test_a_worker_that_lacks_rows_is_replaced(ray, monkeypatch):
     rows = np.arange(50_000)
-    monkeypatch.setattr("treaty.cluster.ray_shards.PIECE_BYTES", 1 << 16)
+    monkeypatch.setattr("treaty.cluster.shards.PIECE_BYTES", 1 << 16)
 
     def total(shard):
         return shard.arrays["rows"].sum()

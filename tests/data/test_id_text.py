@@ -3,8 +3,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from treaty.data.arrow_tables import typed_ids, widths
 from treaty.data.ids import canonical_ids
-from treaty.data.number_text import typed_ids, widths
 
 
 @pytest.mark.parametrize(

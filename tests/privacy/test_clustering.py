@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treaty.privacy.label_leaks import attack_auc, cluster_scores, known_label_scores
+from treaty.privacy.leaks import attack_auc, cluster_scores, known_label_scores
 
 
 def planted(n_rows=400, n_trees=8, share=0.3, noise=0.25, unknown=0.1, seed=0):

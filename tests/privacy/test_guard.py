@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treaty.privacy.label_leaks import mixed_nodes
+from treaty.privacy.leaks import mixed_nodes
 
 
 def marked(y: list[int], n_classes: int, limit: float, nodes: list[list[int]]) -> list[bool]:

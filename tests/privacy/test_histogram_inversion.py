@@ -10,7 +10,7 @@ from sklearn.datasets import load_breast_cancer
 
 from treaty.data.binning import fit_bins
 from treaty.data.table import to_table
-from treaty.privacy.histogram_inversion import (
+from treaty.privacy.leaks import (
     OpenedTree,
     RebuiltRows,
     _keys,

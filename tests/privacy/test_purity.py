@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tables import real_table
 from treaty import GBDTClassifier
 from treaty.errors import DataError
-from treaty.privacy.label_leaks import held_out_purity, leaf_purity, shares_from_weights
+from treaty.privacy.leaks import held_out_purity, leaf_purity, shares_from_weights
 
 
 def plain_purity(leaf, y, row_weight):

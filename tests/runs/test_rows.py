@@ -9,10 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tables import real_table
-from treaty.data.run_log import RunLog
 from treaty.data.table import to_table
 from treaty.errors import NOTED, ConfigError, DataError
-from treaty.privacy.ledger import Ledger
+from treaty.privacy.ledger import Ledger, RunLog
 from treaty.runs.job import Align, Job, Member
 from treaty.runs.rows import alignment_of, open_rows
 from treaty.runs.table_files import FileRows, labelled, read_ahead, read_rows, read_to_predict, with_noisy_labels

@@ -16,7 +16,7 @@ from systems.federboost_horizontal.test_estimator import check_fit, seen  # noqa
 from systems.fedxgb.test_estimator import estimator, same_but_for_rounding, trees_of
 from tables import assert_same_trees, cut, real_table
 from treaty.errors import ConfigError
-from treaty.trees.losses.fixed_point import power_of_two
+from treaty.trees.losses import power_of_two
 
 KEY = {"insecure_test_key_bits": 512, "allow_insecure": True, "allow_exact_sums": True}
 OPTIONS = {"n_estimators": 3, "min_child_samples": 1, "max_bin": 16, "base_score": 100.0, "n_jobs": 1}

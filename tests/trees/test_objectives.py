@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from sklearn.metrics import mean_pinball_loss, mean_poisson_deviance, mean_tweedie_deviance
 
 from treaty.errors import ConfigError, DataError
-from treaty.trees.losses.fixed_point import BLOCK, Logistic
-from treaty.trees.losses.numbers import Quantile, SquaredError
+from treaty.trees.losses import BLOCK, Logistic
+from treaty.trees.number_losses import Quantile, SquaredError
 from treaty.trees.objectives import LOSSES, loss_class, make_objective
 
 KINDS = [name for name, kind in LOSSES.items() if kind.takes != "groups" and name != "custom"]

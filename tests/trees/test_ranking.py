@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from sklearn.metrics import ndcg_score
 
 from treaty.errors import ConfigError, DataError
-from treaty.trees.losses.ranking import PAIRED
 from treaty.trees.objectives import LOSSES, make_objective
+from treaty.trees.ranking_losses import PAIRED
 
 KINDS = ["pairwise", "ndcg"]
 

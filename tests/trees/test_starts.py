@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from treaty.trees.losses.fixed_point import TallyUnits, bound_of_weights
+from treaty.trees.losses import TallyUnits, bound_of_weights
 from treaty.trees.objectives import make_objective
 
 xgboost = pytest.importorskip("xgboost", minversion="3.1")  # before, classes had one start between them

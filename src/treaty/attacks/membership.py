@@ -20,11 +20,11 @@ import pyarrow as pa
 from sklearn.ensemble import HistGradientBoostingClassifier
 
 from treaty.attacks.views import Finding, auc_error
-from treaty.data.run_log import MAX_RUNS
 from treaty.errors import ConfigError
 from treaty.estimators.align import align
 from treaty.machine.arrays import Flags, Floats
-from treaty.privacy.label_leaks import attack_auc
+from treaty.privacy.leaks import attack_auc
+from treaty.privacy.ledger import MAX_RUNS
 from treaty.systems.alignment.alignment import ResultTo
 
 

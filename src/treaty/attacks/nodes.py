@@ -18,8 +18,16 @@ from sklearn.tree import DecisionTreeClassifier
 from treaty.attacks.views import Finding, Truth, View, auc_error, error_of_best, label_finding, standardised
 from treaty.machine.arrays import Flags, Floats, Int32s, Integers
 from treaty.privacy.exact_sums import known_bins
-from treaty.privacy.histogram_inversion import OpenedTree, RebuiltRows, agreement, invert, rebuild
-from treaty.privacy.label_leaks import attack_auc, cluster_scores, held_out_purity
+from treaty.privacy.leaks import (
+    OpenedTree,
+    RebuiltRows,
+    agreement,
+    attack_auc,
+    cluster_scores,
+    held_out_purity,
+    invert,
+    rebuild,
+)
 from treaty.systems.vertical.exact_sums import content_of, node_sets_from_transcript
 from treaty.systems.vertical.messages import Setup, SplitColumns, TreeStart
 

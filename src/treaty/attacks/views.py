@@ -13,7 +13,7 @@ from sklearn.decomposition import PCA
 
 from treaty.data.binning import Bins, fit_bins
 from treaty.machine.arrays import Flags, Floats, Int32s
-from treaty.privacy.label_leaks import attack_auc
+from treaty.privacy.leaks import attack_auc
 from treaty.runs.report import OF_RUNS
 from treaty.runs.threads import Recorded
 from treaty.systems import SYSTEMS, find_system

@@ -326,7 +326,7 @@ def _all_missing(n_rows: int) -> Column:
 
 
 def _text_problem(dtype: str, strings: Any, n_present: int) -> ColumnProblem:
-    from treaty.data.number_text import strays_of  # of text alone, and arrow's functions take time to import
+    from treaty.data.arrow_tables import strays_of  # of text alone, and arrow's functions take time to import
 
     strays = strays_of(strings)
     if strays is not None:

@@ -29,8 +29,8 @@ import pyarrow.ipc
 import pyarrow.parquet
 from numpy.typing import NDArray
 
+from treaty.data.arrow_tables import stays_text
 from treaty.data.columns import quoted
-from treaty.data.number_text import stays_text
 from treaty.machine.arrays import unusable
 from treaty.machine.kernels import kernel
 

@@ -28,8 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from treaty.data.grouping import group_rows, group_rows_in_files
-from treaty.data.large import IN_MEMORY, part_of
+from treaty.data.large import IN_MEMORY, group_rows, group_rows_in_files, part_of
 from treaty.errors import ConfigError, DataError
 from treaty.machine.arrays import forget, pieces
 

@@ -25,7 +25,7 @@ import pyarrow.ipc
 import pyarrow.parquet
 from numpy.typing import ArrayLike, NDArray
 
-from treaty.data.arrow_tables import FileTable, numbers
+from treaty.data.arrow_tables import SHOWN, FileTable, are_numbers, dates_of, numbers, strays_of
 from treaty.data.columns import quoted
 from treaty.data.file_formats import (
     CsvProblem,
@@ -39,7 +39,6 @@ from treaty.data.file_formats import (
     read_parquet,
     write_csv_columns,
 )
-from treaty.data.number_text import SHOWN, are_numbers, dates_of, strays_of
 from treaty.data.table import LISTED, Schema, Table, file_without, refuse_absent
 from treaty.errors import ConfigError, DataError
 from treaty.files import json_decoder_of
@@ -285,7 +284,7 @@ def refuse_strays(
     """Refuse columns of numbers in which some cells are none, which made them text; the error names lines and cells.
 
     `table` has all rows of the file at `path`, in its order. Of `features` a column of text is one of categories where
-    few of its values look like numbers or dates (`treaty.data.number_text`); those of `numeric` must be numbers.
+    few of its values look like numbers or dates (`treaty.data.arrow_tables`); those of `numeric` must be numbers.
     Refused are, too, numbers that are stored as text, as files with types can have them, and dates that are. `remedy`
     says how a column is declared one of categories.
 

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from treaty.data.arrow_tables import FileTable
 from treaty.data.ids import NORMALISE, Ids, Normalisation, OnDuplicate, Psi, read_ids
-from treaty.data.run_log import MAX_RUNS, RunLog
 from treaty.data.table import of_frame
 from treaty.errors import ConfigError, DataError, warn_user
 from treaty.estimators.files import opened
 from treaty.files import as_path
 from treaty.machine.process import cores
+from treaty.privacy.ledger import MAX_RUNS, RunLog
 from treaty.runs.progress import steps_bar
 from treaty.runs.threads import Role, play, star
 from treaty.systems.alignment.alignment import AlignmentOptions, ResultTo, align_active, align_passive

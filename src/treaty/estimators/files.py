@@ -10,9 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from treaty.data.arrow_tables import FileTable, as_numbers_in_features, as_text, changed, with_categories
+from treaty.data.arrow_tables import FileTable, as_numbers_in_features, as_text, changed, typed_ids, with_categories
 from treaty.data.file_formats import lossy_as_ids
-from treaty.data.number_text import typed_ids
 from treaty.data.reading import is_csv, is_dataset, open_dataset, refuse_strays
 from treaty.data.reading import open_table as open_file
 from treaty.data.reading import read_table as read_file
@@ -52,7 +51,7 @@ def read_table(
     ------
     DataError
         The file is missing, malformed or has other columns; or a column has numbers, or dates, and some cells that
-        are none (``treaty.data.number_text`` has the rule). The error names their lines.
+        are none (``treaty.data.arrow_tables`` has the rule). The error names their lines.
     """
     return _opened(as_path(path, "path"), "the table", categorical, columns, drop, in_memory=True, any_ids=True)
 

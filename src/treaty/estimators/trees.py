@@ -23,7 +23,7 @@ from treaty.models.linear import load_linear_part
 from treaty.models.trees import forest_of, load_part, of_classes
 from treaty.systems.pooled.system import check_numbers, check_relevance
 from treaty.systems.system import System
-from treaty.trees.losses.ranking import mean_ndcg
+from treaty.trees.ranking_losses import mean_ndcg
 
 
 class GBDTClassifier(Scored, ClassifierMixin, BoostedTrees):

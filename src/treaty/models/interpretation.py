@@ -22,7 +22,7 @@ from treaty.errors import ConfigError, DataError
 from treaty.models.trees import ModelPart, forest_of
 from treaty.trees.boosting import Forest
 from treaty.trees.ensemble import JoinedSplits, SplitTable, Tree, join_splits
-from treaty.trees.losses.fixed_point import Softmax
+from treaty.trees.losses import Softmax
 from treaty.trees.objectives import Objective
 from treaty.trees.shap import contributions
 

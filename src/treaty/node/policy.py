@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.cluster.ray_shards import Cluster
+from treaty.cluster.shards import Cluster
 from treaty.data.arrow_tables import as_text
 from treaty.data.binning import fit_bins
 from treaty.data.columns import quoted

@@ -15,7 +15,7 @@ import msgspec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509 import load_pem_x509_certificate
 
-from treaty.cluster.ray_shards import Cluster
+from treaty.cluster.shards import Cluster
 from treaty.errors import ConfigError
 from treaty.files import placed, without_mark
 from treaty.machine.process import check_trusted, is_code, trust

@@ -10,8 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from treaty.cluster.ray_shards import opened
-from treaty.cluster.shards import Shards
+from treaty.cluster.shards import Shards, opened
 from treaty.data.reading import write_predictions
 from treaty.errors import ConfigError, DataError, PeerAborted, PeerLost, PeerTimeout
 from treaty.machine.process import cores

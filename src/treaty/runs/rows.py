@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from treaty.data.binning import joined_categories
 from treaty.data.ids import by_id, canonical_ids, read_ids
-from treaty.data.run_log import RunLog
 from treaty.data.table import Schema, Table
 from treaty.errors import NOTED, ConfigError, DataError
 from treaty.files import Format, read_file, write_file

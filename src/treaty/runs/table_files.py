@@ -12,10 +12,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from treaty.data.arrow_tables import as_text, changed, has_values, numbers
+from treaty.data.arrow_tables import as_text, changed, has_values, numbers, typed_ids, widths
 from treaty.data.columns import check_labels, check_weights, quoted
 from treaty.data.ids import read_ids
-from treaty.data.number_text import typed_ids, widths
 from treaty.data.reading import checked_columns, is_csv, open_table, refuse_strays
 from treaty.data.table import Schema, Table, check_names, file_without, refuse_absent, to_table
 from treaty.errors import NOTED, DataError

@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 
 from treaty.crypto.transfer import oprf, sodium
-from treaty.data.grouping import KEY, hashes
 from treaty.data.ids import Psi, read_ids
+from treaty.data.large import KEY, hashes
 from treaty.data.table import Schema, Table
 from treaty.machine.kernels import is_compiled
 from treaty.machine.shared_work import share

@@ -15,10 +15,9 @@ import numpy as np
 from treaty.errors import ConfigError, DataError
 from treaty.machine.arrays import Floats
 from treaty.machine.process import is_code
-from treaty.trees.losses.custom import Custom
-from treaty.trees.losses.fixed_point import Logistic, Softmax, bound_of_weights
-from treaty.trees.losses.numbers import Poisson, PseudoHuber, Quantile, SquaredError, Tweedie
-from treaty.trees.losses.ranking import Ndcg, Pairwise, mean_average_precision, mean_ndcg
+from treaty.trees.losses import Logistic, Softmax, bound_of_weights
+from treaty.trees.number_losses import Custom, Poisson, PseudoHuber, Quantile, SquaredError, Tweedie
+from treaty.trees.ranking_losses import Ndcg, Pairwise, mean_average_precision, mean_ndcg
 
 Objective = Logistic | Softmax | SquaredError | Poisson | Tweedie | PseudoHuber | Quantile | Pairwise | Ndcg | Custom
 LOSSES: dict[str, type[Objective]] = {kind.__struct_config__.tag: kind for kind in get_args(Objective)}
@@ -72,7 +71,7 @@ def make_objective(
 
     A `base_score` of None is estimated from the labels, unless a `start` is given. `epsilon` is that of the randomised
     response which `y` went through (`privacy.randomised_response`), if it did. Of `own`, further fields by name, a loss
-    takes those that it has. The name may be ``package.module:CLASS``, see `treaty.trees.losses.custom`.
+    takes those that it has. The name may be ``package.module:CLASS``, see `treaty.trees.number_losses`.
     """
     kind = LOSSES[name] if name in LOSSES else loss_class(name)
     loss = kind(

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from treaty.data.ids import read_ids
-from treaty.data.run_log import RunLog
 from treaty.messaging.party import Party
+from treaty.privacy.ledger import RunLog
 from treaty.runs.threads import RunRecord, play, star
 from treaty.systems.alignment.alignment import Alignment, AlignmentOptions, align_active, align_passive
 

@@ -17,11 +17,11 @@ from systems.alignment.playing import BATCH, joined, plain_join, run
 from treaty.crypto.transfer import sodium
 from treaty.data.ids import Ids, read_ids
 from treaty.data.large import Scratch, records
-from treaty.data.run_log import RunLog
 from treaty.errors import ConfigError, DataError, PeerAborted, PeerError, PeerLost, PeerProtocolError
 from treaty.messaging.conversation import agree
 from treaty.messaging.messages import Array, Message, decode_body
 from treaty.messaging.party import Party
+from treaty.privacy.ledger import RunLog
 from treaty.runs.threads import RunRecord, play, star
 from treaty.systems.alignment import alignment, common_rows, ecdh, leakage
 from treaty.systems.alignment.alignment import Alignment, AlignmentOptions, align_active, align_passive

@@ -18,10 +18,10 @@ from systems.alignment.playing import run as play_alignment
 from treaty.crypto.transfer import oprf, sodium
 from treaty.data.ids import read_ids
 from treaty.data.large import Scratch
-from treaty.data.run_log import RunLog
 from treaty.errors import ConfigError, CryptoError, DataError, PeerProtocolError
 from treaty.messaging.messages import Array, Message, decode_body
 from treaty.messaging.party import Party
+from treaty.privacy.ledger import RunLog
 from treaty.runs.threads import RunRecord
 from treaty.systems.alignment import alignment, ecdh, kkrt
 from treaty.systems.alignment.ecdh import bucket

@@ -19,9 +19,9 @@ from treaty.crypto.keystream import Keystream
 from treaty.crypto.transfer import sodium
 from treaty.data.ids import Psi, read_ids
 from treaty.data.large import Scratch
-from treaty.data.run_log import RunLog
 from treaty.errors import CryptoError, DataError, PeerProtocolError
 from treaty.messaging.party import Party
+from treaty.privacy.ledger import RunLog
 from treaty.runs.threads import RunRecord, play, star
 from treaty.systems.alignment import alignment, ecdh, kkrt
 from treaty.systems.alignment.alignment import Alignment, AlignmentOptions, align_active, align_passive

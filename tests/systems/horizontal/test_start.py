@@ -13,7 +13,7 @@ from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array
 from treaty.systems.horizontal.members import Collector
 from treaty.systems.horizontal.rows import LabelUnits, OwnLabels, TrainingStart
-from treaty.trees.losses.fixed_point import TallyUnits
+from treaty.trees.losses import TallyUnits
 
 
 def labels_of(task="regression", **options):

@@ -18,7 +18,7 @@ from sklearn.datasets import load_breast_cancer
 from systems.vertical.playing import play_training
 from treaty.data.binning import fit_bins
 from treaty.data.table import to_table
-from treaty.privacy.label_leaks import attack_auc, cluster_scores, known_label_scores
+from treaty.privacy.leaks import attack_auc, cluster_scores, known_label_scores
 from treaty.privacy.randomised_response import randomise_labels
 from treaty.runs.warm_up import compile_kernels
 from treaty.systems.vertical import encrypted_columns

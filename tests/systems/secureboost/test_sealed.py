@@ -30,7 +30,7 @@ from treaty.data.table import to_table
 from treaty.errors import ConfigError, CryptoError, PeerProtocolError, TreatyError
 from treaty.messaging.messages import Array
 from treaty.privacy.exact_sums import OpenedNode, known_bins
-from treaty.privacy.histogram_inversion import OpenedTree, RebuiltRows, agreement, invert, rebuild
+from treaty.privacy.leaks import OpenedTree, RebuiltRows, agreement, invert, rebuild
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
 from treaty.systems.secureboost import secureboost
 from treaty.systems.secureboost.options import SecureBoost

@@ -43,12 +43,12 @@ import numpy as np
 from treaty.crypto.transfer import oprf
 from treaty.data.ids import RULES, Ids, Psi
 from treaty.data.large import IN_MEMORY, Scratch, SortedRecords, records
-from treaty.data.run_log import RunLog
 from treaty.errors import ConfigError, DataError, PeerProtocolError
 from treaty.machine.arrays import Integers
 from treaty.messaging.conversation import agree
 from treaty.messaging.messages import Array, Message, MessageLeakage, clean, view
 from treaty.messaging.party import Party
+from treaty.privacy.ledger import RunLog
 from treaty.systems.alignment.common_rows import arrange, arranged, prove, ranked, rows_of, verify
 from treaty.systems.alignment.ecdh import (
     LARGEST,

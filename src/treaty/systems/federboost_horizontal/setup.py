@@ -56,7 +56,7 @@ from treaty.systems.pooled.system import CheckpointReceipt, CheckpointRequest
 from treaty.systems.system import LabelledRows, RoleInput
 from treaty.trees.boosting import Forest, RoundState
 from treaty.trees.ensemble import SplitTable
-from treaty.trees.losses.custom import Custom
+from treaty.trees.number_losses import Custom
 from treaty.trees.objectives import Objective
 
 logger = logging.getLogger(__name__)

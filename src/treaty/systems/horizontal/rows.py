@@ -38,7 +38,7 @@ from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.system import loss_of, objective_for
 from treaty.systems.system import TRAIN, LabelledRows, RoleInput
 from treaty.trees.boosting import RoundState
-from treaty.trees.losses.fixed_point import TallyUnits, bound_of_weights
+from treaty.trees.losses import TallyUnits, bound_of_weights
 from treaty.trees.objectives import Objective
 
 logger = logging.getLogger(__name__)

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from treaty.errors import ConfigError
 from treaty.messaging.messages import Message
 from treaty.models.trees import ModelPart, margins
-from treaty.privacy.label_leaks import mixed_nodes
+from treaty.privacy.leaks import mixed_nodes
 from treaty.systems.observers import TreeFinished
 from treaty.systems.secureboost.hidden_prediction import hidden_active, hidden_passive
 from treaty.systems.secureboost.options import SecureBoost

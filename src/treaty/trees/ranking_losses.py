@@ -17,7 +17,7 @@ from treaty.errors import DataError
 from treaty.machine.arrays import Floats, Integers
 from treaty.machine.kernels import kernel
 from treaty.machine.shared_work import share
-from treaty.trees.losses.fixed_point import FixedPointLoss, Takes
+from treaty.trees.losses import FixedPointLoss, Takes
 
 PAIRED = 32
 """Rows of a group that are paired with all after them, and that count in NDCG; XGBoost's default."""

@@ -18,10 +18,10 @@ import pytest
 
 from flips import damaged, flipped
 from pace import within
-from treaty.data import run_log
-from treaty.data.run_log import FILE, RunLog, count_changed
 from treaty.errors import ConfigError
 from treaty.machine.database import set_aside
+from treaty.privacy import ledger
+from treaty.privacy.ledger import RUNS_FILE, RunLog, count_changed
 
 NODES = np.random.default_rng(0).integers(0, 256, (256, 32), np.uint8)
 
@@ -107,7 +107,7 @@ def test_changed_entries_show(tmp_path: Path, tamper: str) -> None:
     log = RunLog(path)
     for _ in range(3):
         noted(log)
-    db = sqlite3.connect(path / FILE)
+    db = sqlite3.connect(path / RUNS_FILE)
     db.execute(tamper)
     db.commit()
     db.close()
@@ -117,7 +117,7 @@ def test_changed_entries_show(tmp_path: Path, tamper: str) -> None:
 
 CRASHING = """
 import os, sys, numpy as np
-from treaty.data.run_log import RunLog
+from treaty.privacy.ledger import RunLog
 log = RunLog(sys.argv[1])
 nodes = np.zeros((256, 32), np.uint8)
 log.start("job", "shop", 1024, 2048, nodes, nodes)
@@ -152,7 +152,7 @@ def test_a_log_of_an_earlier_version_is_refused_and_stays(tmp_path: Path, there:
 
 WRITER = """
 import sys, numpy as np
-from treaty.data.run_log import RunLog
+from treaty.privacy.ledger import RunLog
 from treaty.errors import ConfigError
 log = RunLog(sys.argv[1], max_runs=12)
 nodes = np.zeros((256, 32), np.uint8)
@@ -200,7 +200,7 @@ def test_limit_of_runs_is_per_partner_and_window(tmp_path: Path, monkeypatch: py
     assert "limit of 2" in (caught.value.public or "")
     assert len(log.entries()) == 2
     noted(log, peer="other")
-    monkeypatch.setattr(run_log, "WINDOW", run_log.timedelta(0))
+    monkeypatch.setattr(ledger, "WINDOW", ledger.timedelta(0))
     noted(log)
 
 
@@ -229,7 +229,7 @@ def used(tmp_path: Path) -> Path:
 
 
 def _files(used: Path) -> list[Path]:
-    return [used / FILE, used.with_name("bank.runs.kept")]
+    return [used / RUNS_FILE, used.with_name("bank.runs.kept")]
 
 
 @pytest.mark.parametrize("flips", [30, pytest.param(1000, marks=pytest.mark.slow)])
@@ -258,9 +258,9 @@ def test_what_is_cut_off_emptied_deleted_or_overwritten_is_refused(used: Path, w
 
 def test_deleted_log_and_older_copy_are_refused_with_what_to_do(used: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
-    shutil.copy(used / FILE, copy)
+    shutil.copy(used / RUNS_FILE, copy)
     noted(RunLog(used))
-    shutil.copy(copy, used / FILE)
+    shutil.copy(copy, used / RUNS_FILE)
     with pytest.raises(
         ConfigError, match=r"the run log is an older copy: 5 of 6 changes - at .*bank\.runs; bring back"
     ):

@@ -1,1 +1,0 @@
-"""Losses as classes: derivatives with respect to the margin, their public bounds, base score and link."""
