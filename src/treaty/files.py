@@ -12,9 +12,11 @@ import hashlib
 import logging
 import os
 import re
+import secrets
 import tempfile
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin
@@ -203,7 +205,9 @@ def write_whole(path: str | os.PathLike[str], data: list[bytes], *, mode: int = 
             if replace:
                 Path(temporary).replace(path)
             else:
-                _link(temporary, path)
+                # unlike a rename, a link does not replace
+                with suppress(FileExistsError):
+                    os.link(temporary, path)
         finally:
             Path(temporary).unlink(missing_ok=True)
         # the rename itself must survive a power cut
@@ -212,11 +216,17 @@ def write_whole(path: str | os.PathLike[str], data: list[bytes], *, mode: int = 
         raise ConfigError(f"cannot write {path}: {error.strerror}", public=_UNWRITTEN) from None
 
 
-def _link(temporary: str, path: Path) -> None:
+@contextmanager
+def replacing(path: Path, ending: str = "") -> Iterator[Path]:
+    """Yield a new file for its owner alone, which replaces `path` at the end; after an error `path` stays as it was."""
+    whole = path.with_name(f".{secrets.token_hex(8)}{ending}")
     try:
-        os.link(temporary, path)  # unlike a rename, does not replace
-    except FileExistsError:
-        pass
+        whole.touch(mode=0o600)
+        yield whole
+        whole.replace(path)
+    finally:
+        with suppress(OSError):
+            whole.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:

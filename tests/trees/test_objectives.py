@@ -14,7 +14,7 @@ from sklearn.metrics import mean_pinball_loss, mean_poisson_deviance, mean_tweed
 from treaty.errors import ConfigError, DataError
 from treaty.trees.losses import BLOCK, Logistic
 from treaty.trees.number_losses import Quantile, SquaredError
-from treaty.trees.objectives import LOSSES, loss_class, make_objective
+from treaty.trees.objectives import LOSSES, by_xgboost_name, loss_class, make_objective
 
 KINDS = [name for name, kind in LOSSES.items() if kind.takes != "groups" and name != "custom"]
 SMOOTH = [name for name in KINDS if name != "quantile"]
@@ -447,3 +447,16 @@ def test_an_unknown_objective_is_named():
     for name in ("custom", "reg:gamma"):
         with pytest.raises(ConfigError, match="for classes leave it out"):
             loss_class(name)
+
+
+def test_two_losses_cannot_share_an_xgboost_name_or_a_tag():
+    class SameName(SquaredError, frozen=True, tag="same_name"):
+        pass
+
+    class SameTag(SquaredError, frozen=True, tag="squared_error"):
+        xgboost_name = "reg:sametag"
+
+    for second in (SameName, SameTag):
+        with pytest.raises(ValueError, match=f"{second.__name__}: another loss has the tag .* or the xgboost_name"):
+            by_xgboost_name([SquaredError, second])
+    assert by_xgboost_name([SquaredError, Logistic])["binary:logistic"] == "logistic"

@@ -1,4 +1,8 @@
-"""Arrow tables in memory, or on disk (`FileTable`), read column by column when a column is asked for; both alike."""
+"""Arrow tables in memory, or on disk (`FileTable`) and read a column at a time; and what text in their columns is.
+
+Functions take tables of both kinds. Text is judged by `strays_of` and `dates_of` (should it be numbers or dates?) and,
+for ids, by `typed_ids`.
+"""
 
 from __future__ import annotations
 
@@ -20,44 +24,47 @@ from treaty.machine.arrays import forget, new
 
 Change = Callable[[Any], Any]
 
-# in a field's metadata: of which type a column of text is as a feature
+# in a field's metadata: the type that a column of text has as a feature
 _NUMBERS = b"treaty.numbers"
 
 
+def is_text(kind: pa.DataType) -> bool:
+    """Whether arrow's type is one of text."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
 def as_numbers_in_features(table: Any, name: str, kind: pa.DataType) -> Any:
-    """Return a table one of whose columns, text that keeps what a file says, is numbers to `features_of`."""
+    """Mark a column of text, which keeps a file's own words, as numbers for `features_of`; return the table."""
     at = table.schema.get_field_index(name)
     schema = table.schema.set(at, table.schema.field(at).with_metadata({_NUMBERS: str(kind)}))
     return table._with(schema) if isinstance(table, FileTable) else table.cast(schema)
 
 
 def features_of(table: Any) -> Any:
-    """Return an arrow table, or one on disk, whose columns of `as_numbers_in_features` are these numbers."""
-    for at, field in enumerate(table.schema):
+    """Return a table whose columns that `as_numbers_in_features` marked are numbers."""
+    for field in table.schema:
         if field.metadata and _NUMBERS in field.metadata:
             kind = pa.type_for_alias(field.metadata[_NUMBERS].decode())
 
             def numbers(column: Any, kind: pa.DataType = kind) -> Any:
                 return pc.utf8_trim_whitespace(column).cast(kind)
 
-            if isinstance(table, FileTable):
-                table = table.changed(field.name, kind, numbers)
-            else:
-                table = table.set_column(at, field.name, numbers(table[field.name]))
+            table = changed(table, field.name, kind, numbers)
     return table
 
 
 class FileTable:
-    """Columns of a `pyarrow.dataset.Dataset`, with those methods of `pyarrow.Table` that reading a party's table needs.
+    """Columns of a `pyarrow.dataset.Dataset`, with the methods of `pyarrow.Table` that reading a party's table needs.
 
-    Nothing of it is kept in memory. What is made of its columns goes to files in `folder`; `damaged` makes an error of
-    what arrow raises when it reads a file that is not whole.
+    Nothing is kept in memory. Arrays made of its columns go to files in `folder`; `damaged` turns what arrow raises for
+    a damaged file into our error.
     """
 
     def __init__(self, source: Any, schema: pa.Schema, folder: Path, damaged: Callable[[Exception], Exception]) -> None:
         self.schema, self.folder = schema, folder
         self._source, self._damaged = source, damaged
-        self._rows: int = source.count_rows()  # of the files
+        # of the files, before `take`
+        self._rows: int = source.count_rows()
         self._order: NDArray[np.int64] | None = None
         self._changes: dict[str, Change] = {}
 
@@ -71,24 +78,24 @@ class FileTable:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Numbers of rows and columns."""
         return self.num_rows, len(self.schema)
 
     def __getitem__(self, name: str) -> Any:
         """Read one column, a `pyarrow.ChunkedArray`."""
         if name in self._source.schema.names:
             column = pa.chunked_array(list(self._chunks(name)), self._source.schema.field(name).type)
-        else:  # of `append_column`
+        else:
+            # of `append_column`
             column = pa.chunked_array([pa.nulls(self._rows, self.schema.field(name).type)])
         if name in self._changes:
             column = self._changes[name](column)
         return column if self._order is None else column.take(pa.array(self._order))
 
     def numbers_into(self, name: str, out: NDArray[np.float32], origin: Origin | EllipsisType) -> Column | None:
-        """Read a column of numbers by batches as `column_from_series` converts it: to `out` (num_rows,), or a file.
+        """Read a column of numbers by batches, as `column_from_series` does, to `out` (num_rows,) or to a file.
 
-        Returns None for a column of another kind, of unusable numbers, or of whole numbers beyond 2^53 whose origin has
-        to be found.
+        Returns None for a column of another kind, of unusable numbers, or of whole numbers beyond 2^53 without a given
+        origin.
         """
         kind = self.schema.field(name).type
         plain = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
@@ -106,12 +113,12 @@ class FileTable:
                     out[:] = found.values
                     return Column(out)
         except ColumnProblem:
-            # perhaps of rows that are not among the common ones
+            # perhaps in rows that are not among the common ones
             return None
         return Column(values, None, as_given)
 
     def _numbers(self, name: str, out: NDArray[np.float32], origin: Origin) -> NDArray[Any]:
-        """Read a column's numbers to `out`, or of an origin to a file of their own, which is returned."""
+        """Read a column's numbers to `out`, or with an origin to a file of their own; return where they are."""
         into = out if origin is None else new((self.num_rows,), np.float64, self.folder)
         values = into if self._order is None else np.empty(self._rows, into.dtype)
         done = 0
@@ -124,27 +131,20 @@ class FileTable:
             np.take(values, self._order, out=into)
         return into
 
-    def has_values(self, name: str) -> bool:
-        """Whether a column is not missing in all rows of the files."""
-        there = name in self._source.schema.names
-        return there and any(chunk.null_count < len(chunk) for chunk in self._chunks(name))
-
     def select(self, names: Sequence[str]) -> FileTable:
-        """Return a table of some columns, in this order."""
         return self._with(pa.schema([self.schema.field(name) for name in names], self.schema.metadata))
 
     def drop_columns(self, names: Sequence[str]) -> FileTable:
         return self.select([name for name in self.column_names if name not in names])
 
     def take(self, rows: Any) -> FileTable:
-        """Return the table of these rows, whole numbers, in their order."""
         order = np.asarray(rows, np.int64)
         made = self._with(self.schema)
         made._order = order if self._order is None else self._order[order]
         return made
 
     def changed(self, name: str, kind: pa.DataType, change: Change) -> FileTable:
-        """Return a table one of whose columns is what `change` makes of it when it is read, of arrow's type `kind`."""
+        """Return a table whose column `name` goes through `change` when it is read, and then has the type `kind`."""
         before = self._changes.get(name)
         made = self._with(self.schema.set(self.schema.get_field_index(name), pa.field(name, kind)))
         made._changes[name] = change if before is None else lambda column: change(before(column))
@@ -155,7 +155,6 @@ class FileTable:
         return self._with(self.schema.append(pa.field(name, nulls.type)))
 
     def _chunks(self, name: str) -> Iterator[Any]:
-        """Read a column batch by batch, in the files' order."""
         try:
             for batch in self._source.scanner(columns={name: pc.field(name)}).to_batches():
                 yield batch.column(0)
@@ -169,50 +168,45 @@ class FileTable:
 
 
 def as_text(table: Any, names: Sequence[str]) -> Any:
-    """Return a table whose columns `names`, as far as it has them, hold text where they held numbers or booleans."""
+    """Turn those columns of `names` that hold numbers or booleans into text."""
+    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean)
     for name in set(names) & set(table.column_names):
-        kind = table.schema.field(name).type
-        if any(
-            of(kind) for of in (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean)
-        ):
+        if any(is_kind(table.schema.field(name).type) for is_kind in kinds):
             table = changed(table, name, pa.string(), lambda column: column.cast(pa.string()))
     return table
 
 
 def changed(table: Any, name: str, kind: pa.DataType, change: Callable[[Any], Any]) -> Any:
-    """Return a table one of whose columns is what `change` makes of it, of arrow's type `kind`."""
+    """Return a table whose column `name` is changed and then of arrow's type `kind`."""
     if isinstance(table, FileTable):
         return table.changed(name, kind, change)
     return table.set_column(table.schema.get_field_index(name), name, change(table[name]))
 
 
 def has_values(table: Any, name: str) -> bool:
-    """Whether a column is not missing in all rows."""
+    """Whether a column has a value in any row."""
     if isinstance(table, FileTable):
-        return table.has_values(name)
+        there = name in table._source.schema.names
+        return there and any(chunk.null_count < len(chunk) for chunk in table._chunks(name))
     return bool(table[name].null_count < table.num_rows)
 
 
 def with_categories(table: Any, *, but: Sequence[str | None] = ()) -> Any:
-    """Return a table whose columns of text, all `but` some, are arrow dictionaries of their sorted values."""
+    """Turn columns of text, all `but` some, into arrow dictionaries of their sorted values."""
+
+    def categories(column: Any) -> Any:
+        values = pa.array(sorted(column.unique().drop_null().to_pylist()), pa.string())
+        return pa.chunked_array([pa.DictionaryArray.from_arrays(pc.index_in(column.combine_chunks(), values), values)])
+
     for field in table.schema:
-        if field.name in but:
-            continue
-        if pa.types.is_string(field.type) or pa.types.is_large_string(field.type):
-            table = changed(table, field.name, pa.dictionary(pa.int32(), pa.string()), _sorted_categories)
+        if field.name not in but and is_text(field.type):
+            table = changed(table, field.name, pa.dictionary(pa.int32(), pa.string()), categories)
     return table
 
 
-def _sorted_categories(column: Any) -> Any:
-    values = pa.array(sorted(column.unique().drop_null().to_pylist()), pa.string())
-    return pa.chunked_array([pa.DictionaryArray.from_arrays(pc.index_in(column.combine_chunks(), values), values)])
-
-
 def numbers(column: pa.ChunkedArray) -> NDArray[Any]:
-    """Return a column as an array, without arrow's own `to_numpy` for plain numbers.
-
-    That function imports pandas if there is one, which takes half a second.
-    """
+    """Return a column as an array."""
+    # plain numbers without arrow's own `to_numpy`, which imports pandas if there is one, for half a second
     kind = column.type
     plain = (pa.types.is_integer(kind) or pa.types.is_floating(kind)) and column.null_count == 0
     if not plain or column.num_chunks == 0:
@@ -220,19 +214,18 @@ def numbers(column: pa.ChunkedArray) -> NDArray[Any]:
     return np.concatenate([np.from_dlpack(chunk) for chunk in column.chunks])
 
 
-# ----------------------------------------------------------------
-# Text that should be numbers or dates: a blank, a decimal comma or a stray word makes a whole column of them text.
+# ------------------------------------------------------------------------------ text that should be numbers or dates
 #
-# A column of text counts as categories where few cells look like numbers. Else it has to be declared, or its cells to
-# be corrected: trees would otherwise take every number for a category of its own. Few are less than half of the rows
-# that have a value, and either less than a tenth of the different values, or less than `MANY` of these in less than a
-# tenth of the rows. So a code that is a number may be among many names, however common it is; amounts that only few
-# rows have are found by their being different. Dates follow the same rule.
+# A blank, a decimal comma or a stray word makes a whole column of numbers text. Trees would then take every number for
+# a category of its own. So a column of text counts as categories only where few cells look like numbers; else it has to
+# be declared, or its cells corrected. "Few" is less than half of the rows that have a value, and either less than a
+# tenth of the different values, or less than `MANY` of these in less than a tenth of the rows. So a code that is a
+# number may be among many names, however common it is, and amounts that only few rows have are found because they
+# differ. Dates follow the same rule.
 
 FEWEST, MOST, MANY = 0.1, 0.5, 10
-
-SHOWN = 3  # cells that a message shows
-_LONGEST = 24  # characters of a cell that a message shows
+# cells that a message shows, and characters of one
+SHOWN, _LONGEST = 3, 24
 
 _NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
 _CLOCK = r"([ T][0-9]{1,2}:[0-9]{2}(:[0-9]{2}([.,][0-9]+)?)?( ?[AaPp][Mm])?(Z|[+-][0-9]{2}:?[0-9]{2})?)?"
@@ -257,10 +250,10 @@ _WRITTEN_OTHERWISE = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Strays:
-    """Cells of a column that are no numbers, or dates, where the column should have these.
+    """Cells of a column of numbers, or dates, that are none.
 
-    `rows`, int64 in rising order, are where they stand and `first` what the first `SHOWN` of them hold. The column has
-    `n_others` cells as they should be, which are `of` that kind.
+    `rows`, int64 in rising order, are their rows, `first` the text of the first `SHOWN` of them, and `n_others` the
+    number of cells that are `of` the right kind.
     """
 
     rows: NDArray[np.int64]
@@ -269,8 +262,9 @@ class Strays:
     of: Literal["numbers", "dates"] = "numbers"
 
     def described(self, places: Sequence[int], place: str) -> str:
-        """Say what is where: `places` are the lines, or rows, of the first ones, `place` is "line" or "row"."""
-        cells = [f"{shortened(cell)} in {place} {at}" for cell, at in zip(self.first, places, strict=True)]
+        """Describe them for a message, the first ones with their `places`, each a "line" or a "row"."""
+        shown = [repr(cell) if len(cell) <= _LONGEST else f"{cell[:_LONGEST]!r}..." for cell in self.first]
+        cells = [f"{cell} in {place} {at}" for cell, at in zip(shown, places, strict=True)]
         more = len(self.rows) - len(cells)
         further = f" and {more} more" if more else ""
         rows = "1 row" if self.n_others == 1 else f"{self.n_others} rows"
@@ -279,32 +273,37 @@ class Strays:
 
 
 def strays_of(strings: Any, *, must: bool = False) -> Strays | None:
-    """Return what is no number in an arrow array of text, where more than few cells look like numbers, or all `must`.
+    """Return the cells that are no numbers in an arrow array of text.
 
-    None where few do, and where all cells are numbers or missing; see `are_numbers`.
+    None where few cells look like numbers, unless all `must` be, and where all cells are numbers or missing.
     """
     cells, positions = _cells(strings)
     number = _matches(cells, _NUMBER)
     looks = number | _matches(cells, "|".join(f"({written})" for written in _WRITTEN_OTHERWISE))
-    rows = np.flatnonzero(~np.append(number, True)[positions])
-    if len(rows) == 0 or not (must or _more_than_few(looks, positions)):
+    if not (must or _more_than_few(looks, positions)):
         return None
-    return Strays(rows, _first(strings, rows), int(np.count_nonzero(positions < len(cells))) - len(rows))
+    strays = _strays(strings, number, positions, "numbers")
+    return strays if len(strays.rows) else None
 
 
 def dates_of(strings: Any) -> Strays | None:
-    """Return what is no date in an arrow array of text, of which more than few are dates; None where few are."""
+    """Return the cells that are no dates in an arrow array of text; None where few are dates."""
     cells, positions = _cells(strings)
     date = _matches(cells, "|".join(f"({written})" for written in _DATES))
-    if not _more_than_few(date, positions):
-        return None
-    rows = np.flatnonzero(~np.append(date, True)[positions])
-    n_dates = int(np.count_nonzero(positions < len(cells))) - len(rows)
-    return Strays(rows, _first(strings, rows), n_dates, "dates")
+    return _strays(strings, date, positions, "dates") if _more_than_few(date, positions) else None
+
+
+def _strays(
+    strings: Any, fine: NDArray[np.bool_], positions: NDArray[np.int64], of: Literal["numbers", "dates"]
+) -> Strays:
+    """Return the rows whose cell, by its position among the different ones, is not fine."""
+    rows = np.flatnonzero(~np.append(fine, True)[positions])
+    first = [strings[int(row)].as_py() for row in rows[:SHOWN]]
+    return Strays(rows, first, int(np.count_nonzero(positions < len(fine))) - len(rows), of)
 
 
 def _cells(strings: Any) -> tuple[Any, NDArray[np.int64]]:
-    """Return the different cells without white space around them, and of each row which it has; missing is the last."""
+    """Return the different cells, trimmed, and each row's position among them; missing ones have the next number."""
     if isinstance(strings, pa.ChunkedArray):
         strings = strings.combine_chunks()
     encoded = strings.cast(pa.large_string()).dictionary_encode()
@@ -314,7 +313,7 @@ def _cells(strings: Any) -> tuple[Any, NDArray[np.int64]]:
 
 
 def _more_than_few(looks: NDArray[np.bool_], positions: NDArray[np.int64]) -> bool:
-    """Whether more than few cells look like it: `looks` is of different cells, `positions` which each row has."""
+    """Apply the rule above to `looks`, of the different cells, and each row's position among them."""
     n_present = int(np.count_nonzero(positions < len(looks)))
     n_rows, n_different = int(np.count_nonzero(np.append(looks, False)[positions])), int(np.count_nonzero(looks))
     if n_rows == 0 or n_rows >= MOST * n_present:
@@ -322,19 +321,10 @@ def _more_than_few(looks: NDArray[np.bool_], positions: NDArray[np.int64]) -> bo
     return n_different >= FEWEST * len(looks) and (n_different >= MANY or n_rows >= FEWEST * n_present)
 
 
-def _first(strings: Any, rows: NDArray[np.int64]) -> list[str]:
-    return [strings[int(row)].as_py() for row in rows[:SHOWN]]
-
-
 def are_numbers(strings: Any) -> bool:
-    """Whether an arrow array of text has numbers in all cells but missing ones, and some."""
+    """Whether an arrow array of text has numbers in all cells that are not missing, and has any."""
     cells = pc.utf8_trim_whitespace(strings.cast(pa.large_string()).unique().drop_null())
     return len(cells) > 0 and bool(np.all(_matches(cells, _NUMBER)))
-
-
-def shortened(cell: str) -> str:
-    """Return a cell in quotes, cut where it is long."""
-    return repr(cell) if len(cell) <= _LONGEST else repr(cell[:_LONGEST]) + "..."
 
 
 def _matches(cells: Any, pattern: str) -> NDArray[np.bool_]:
@@ -342,50 +332,48 @@ def _matches(cells: Any, pattern: str) -> NDArray[np.bool_]:
     return np.asarray(found.to_numpy(zero_copy_only=False), np.bool_)
 
 
-# ----------------------------------- ids in CSV files, which do not say what is a number: 00123 is another id than 123
+# ------------------------------ ids in CSV files, which do not state types: 00123 and 123 are different ids
 
 _WHOLE = r"^(0|-?[1-9][0-9]{0,18})$"
 # as pandas writes whole numbers with a missing one among them
 _WHOLE_DECIMAL = r"^(0|-?[1-9][0-9]{0,14})(\.0*)?$"
-_LISTED = 3  # lengths of ids that a line names
+# lengths of ids that a line names
+_LISTED = 3
 
 
 def typed_ids(cells: Any) -> Any:
-    """Return ids that a CSV file has, an arrow array of text, as numbers or dates where that loses nothing.
+    """Return a CSV file's ids, an arrow array of text, as numbers or dates where that loses nothing.
 
-    Whole numbers and dates so match those of files with types. All stay text where one has a zero or a plus in front,
-    an exponent, or more digits than a number keeps.
+    So they match those of files with types. All stay text where one has a leading zero or plus, an exponent, or more
+    digits than a number keeps.
     """
+    # `pc.all` leaves missing cells out
     trimmed = pc.utf8_trim_whitespace(cells)
     if cells.null_count == len(cells):
         return cells
-    if _all(pc.match_substring_regex(trimmed, _WHOLE)):
+    if pc.all(pc.match_substring_regex(trimmed, _WHOLE)).as_py():
         try:
             return trimmed.cast(pa.int64())
-        except pa.ArrowInvalid:  # 2^63 or more
+        except pa.ArrowInvalid:
+            # 2^63 or more
             return cells
-    if _all(pc.match_substring_regex(trimmed, _WHOLE_DECIMAL)):
+    if pc.all(pc.match_substring_regex(trimmed, _WHOLE_DECIMAL)).as_py():
         return trimmed.cast(pa.float64()).cast(pa.int64())
     try:
         times = trimmed.cast(pa.timestamp("s"))
         days = times.cast(pa.date32(), safe=False)
     except pa.ArrowInvalid:
         return cells
-    return days if _all(pc.equal(days.cast(times.type), times)) else cells
-
-
-def stays_text(cells: Any) -> bool:
-    """Whether ids that a CSV file has, of which some are there, are none of the numbers that they look like."""
-    return bool(cells.null_count < len(cells) and typed_ids(cells).type == cells.type)
+    return days if pc.all(pc.equal(days.cast(times.type), times)).as_py() else cells
 
 
 def widths(ids: Any) -> str:
-    """Say how many ids of a column, an arrow array, are how long: to compare with partners, without any id."""
+    """Describe how many ids of an arrow array are how long, to compare with partners without showing an id."""
     if pa.types.is_dictionary(ids.type):
         ids = ids.cast(ids.type.value_type)
     if pa.types.is_integer(ids.type):
         kind, unit = "whole numbers", "digits"
-    elif pa.types.is_string(ids.type) or pa.types.is_large_string(ids.type):
+    elif is_text(ids.type):
         kind, unit = "text", "characters"
     else:
         return str(ids.type)
@@ -394,7 +382,3 @@ def widths(ids: Any) -> str:
     listed = [f"{counts[k]:,} of {lengths[k]}{f' {unit}' if not at else ''}" for at, k in enumerate(order)]
     others = len(ids) - ids.null_count - int(counts[order].sum())
     return ", ".join([kind, *listed, *([f"{others:,} of other lengths"] if others else [])])
-
-
-def _all(found: Any) -> bool:
-    return bool(pc.all(found).as_py())  # the null ones are left out

@@ -1,8 +1,8 @@
 """Binning: every feature as small whole numbers, once, before training.
 
-A numeric value x lies in bin k where cuts[k-1] <= x < cuts[k], so a split at a cut sends x < cut left, in
-training and in prediction alike. Cuts are quantiles that never part equal values (`kernels.tie_aware_cuts`);
-a category that occurs has a bin of its own while there are enough of them. Code `n_bins[f]` means missing.
+A numeric value x lies in bin k where cuts[k-1] <= x < cuts[k], so a split at a cut sends x < cut left, in training and
+in prediction alike. Cuts are quantiles that never separate equal values (`tie_aware_cuts`); a category that occurs has
+a bin of its own while there are enough of them. Code `n_bins[f]` means missing.
 """
 
 from __future__ import annotations
@@ -20,9 +20,15 @@ from treaty.machine.arrays import forget, new
 from treaty.machine.kernels import inner, kernel, new_array
 from treaty.machine.process import concurrently, cores
 
+MOST_BINS = 255  # codes are uint8, and one code is left for "missing"
+# the block of codes that is written stays in the processor's cache
+_ROWS_AT_ONCE = 8192
+# cells below which starting threads takes longer than the work
+_SMALL = 1 << 16
+
 # -------------------------------------- the two compiled loops of binning: placing cuts, and finding every value's bin
 #
-# Both release the interpreter lock, so that threads over columns and over rows run side by side.
+# Both release the interpreter lock, so that threads over columns and over rows run at the same time.
 
 
 @inner
@@ -37,11 +43,9 @@ def _cut_between(lower: Any, upper: Any, cuts: NDArray[Any], place: int) -> None
 def tie_aware_cuts(ordered: NDArray[Any], max_bin: int) -> NDArray[Any]:
     """Place the cuts of a numeric feature with present values `ordered` (ascending, at least one), at most q bins.
 
-    No cut falls inside a run of equal values; bin k holds cuts[k-1] <= x < cuts[k]. With at most q = `max_bin`
-    distinct values each has a bin. Else a value holding more than n/q rows ("heavy") has its own bin, and one walk
-    spreads the others: a bin is opened with target R/K, R such rows and K such bins being left, and closed when it
-    holds R/K rows or a heavy value comes. With no bin left a value joins the bin before it. A target is compared as
-    held * K >= R, in whole numbers.
+    With at most q = `max_bin` distinct values each has a bin. Otherwise a value with more than n/q rows ("heavy") has
+    its own bin, and one walk spreads the others: a bin is opened with target R/K, R such rows and K such bins being
+    left, and closed when it holds R/K rows or a heavy value comes. With no bin left a value joins the bin before it.
     """
     n = ordered.size
     values = new_array(n, ordered.dtype)
@@ -55,7 +59,7 @@ def tie_aware_cuts(ordered: NDArray[Any], max_bin: int) -> NDArray[Any]:
             distinct += 1
             start = i
 
-    # few distinct values: a cut between any two neighbours
+    # few distinct values: a cut between any two neighbours, never inside a run of equal ones
     if distinct <= max_bin:
         every: NDArray[Any] = new_array(distinct - 1, ordered.dtype)
         for k in range(1, distinct):
@@ -72,7 +76,7 @@ def tie_aware_cuts(ordered: NDArray[Any], max_bin: int) -> NDArray[Any]:
     cuts: NDArray[Any] = new_array(max_bin - 1, ordered.dtype)
     n_cuts = 0
     is_open = False
-    # of the open bin; its target is target_rows / target_bins
+    # of the open bin; its target is target_rows / target_bins, compared in whole numbers
     held = target_rows = target_bins = 0
     for k in range(distinct):
         # the walk: each value opens a bin, or joins the open one
@@ -106,10 +110,7 @@ def write_codes(
     start: int,
     stop: int,
 ) -> None:
-    """Write the bin, the number of cuts <= the value, of rows start..stop-1 into column `feature` of `codes`.
-
-    `padded_cuts` come from `pad_cuts`; `missing` is the code of NaN; `codes` is uint8 (n_rows, n_features) in C order.
-    """
+    """Write the bin, the number of cuts <= the value, of rows start..stop-1 into column `feature` of `codes`."""
     # All values take one step of the search together: free of branches and of order, the inner loop becomes
     # vector instructions, which made it five times faster than searching value by value.
     below = new_array(stop - start, np.int32)
@@ -127,20 +128,13 @@ def write_codes(
 
 
 def pad_cuts(cuts: NDArray[Any]) -> NDArray[Any]:
-    """Fill ascending cuts with +inf up to a length of 2^s - 1, the least that holds them, for a search in s steps."""
+    """Extend ascending cuts with +inf to the least length 2^s - 1, for a search in s steps."""
     padded = np.full((1 << len(cuts).bit_length()) - 1, np.inf, dtype=cuts.dtype)
     padded[: len(cuts)] = cuts
     return padded
 
 
 # ---------------------------------------------------------------- binning
-
-
-MOST_BINS = 255  # codes are uint8, and one code is left for "missing"
-# the block of codes that is written stays in the processor's cache
-_ROWS_AT_ONCE = 8192
-# cells below which starting threads takes longer than the work
-_SMALL = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -160,10 +154,7 @@ class Bins:
 
     @property
     def offsets(self) -> NDArray[np.int32]:
-        """First slot of each feature in a flat histogram, int32 (n_features + 1,).
-
-        Feature f has n_bins[f] + 1 slots; the last of them is for missing values.
-        """
+        """First slot of each feature in a flat histogram, int32 (n_features + 1,); its last slot is "missing"."""
         offsets = np.zeros(len(self.n_bins) + 1, dtype=np.int32)
         np.cumsum(self.n_bins + 1, out=offsets[1:])
         return offsets
@@ -171,7 +162,7 @@ class Bins:
     def transform(self, table: Table, threads: int | None = None) -> NDArray[np.uint8]:
         """Return the bin of every value, uint8 (n_rows, n_features) in C order; n_bins[f] where missing.
 
-        Of a table on disk they lie there, too, column by column: as the transpose of an array in C order. Raises
+        Those of a table on disk lie on disk, too, column by column: the transpose of an array in C order. Raises
         DataError for a table of another schema. The number of threads (None: all cores) does not change the result.
         """
         if table.schema is not self.schema and table.schema != self.schema:
@@ -186,7 +177,8 @@ class Bins:
             for feature, (column, lookup) in enumerate(zip(table.columns, lookups, strict=True)):
                 self._write(feature, column, lookup, codes, feature, start, stop)
 
-        concurrently(write_block, range(0, table.n_rows, _ROWS_AT_ONCE), _threads(threads, codes.size))
+        threads = 1 if codes.size < _SMALL else cores(threads)
+        concurrently(write_block, range(0, table.n_rows, _ROWS_AT_ONCE), threads)
         return codes
 
     def _transform_on_disk(
@@ -213,7 +205,8 @@ class Bins:
         if self.cuts[feature] is not None:
             write_codes(column, lookup, int(self.n_bins[feature]), codes, place, start, stop)
         else:
-            codes[start:stop, place] = _bins_of_categories(column[start:stop], lookup)
+            known = np.where(np.isnan(column[start:stop]), np.float32(len(lookup) - 1), column[start:stop])
+            codes[start:stop, place] = lookup[known.astype(np.intp)]
 
     def _lookup(self, feature: int) -> NDArray[Any]:
         """Return the table to search: padded cuts, or the bin of each category code with "missing" at the end."""
@@ -228,8 +221,8 @@ def fit_bins(table: Table, max_bin: int = 32, threads: int | None = None) -> Bin
     """Choose the bins of every feature from the training rows; raise ConfigError unless `max_bin` is in 2..255.
 
     A numeric feature gets tie-aware quantiles, a categorical one a bin per category that occurs, in code order. If
-    those are more than `max_bin`, the max_bin - 1 most frequent (among equals the lower code) keep theirs and the rest
-    share a last bin "other". The bin of missing values does not count.
+    there are more than `max_bin`, the max_bin - 1 most frequent (among equals the lower code) keep theirs and the
+    others share a last bin "other". The bin of missing values does not count.
     """
     if isinstance(max_bin, bool) or not isinstance(max_bin, (int, np.integer)) or not 2 <= max_bin <= MOST_BINS:
         raise ConfigError(f"expected max_bin between 2 and {MOST_BINS}, got {max_bin!r}")
@@ -237,12 +230,18 @@ def fit_bins(table: Table, max_bin: int = 32, threads: int | None = None) -> Bin
 
     def fit_one(feature: int) -> _FeatureBins:
         values, categories = table.columns[feature], table.schema.categories[feature]
-        found = _fit_numbers(values, q) if categories is None else _fit_categories(values, len(categories), q)
+        if categories is None:
+            found = _fit_numbers(values, q)
+        else:
+            codes = values[~np.isnan(values)].astype(np.intp)
+            counts = np.bincount(codes, minlength=len(categories) + 1)
+            of_category, has_other, n_bins = category_bins_of(counts, q)
+            found = _FeatureBins(n_bins, category_bins=of_category, has_other=has_other)
         forget(values)
         return found
 
-    cells = table.n_rows * len(table.columns)
-    fitted = concurrently(fit_one, range(len(table.columns)), _threads(threads, cells))
+    few = table.n_rows * len(table.columns) < _SMALL
+    fitted = concurrently(fit_one, range(len(table.columns)), 1 if few else cores(threads))
     return Bins(
         table.schema,
         tuple(one.cuts for one in fitted),
@@ -261,7 +260,8 @@ class _FeatureBins:
 
 
 def _fit_numbers(values: NDArray[Any], max_bin: int) -> _FeatureBins:
-    ordered = np.sort(values)  # NaN comes last
+    # NaN comes last
+    ordered = np.sort(values)
     n_present = int(np.searchsorted(ordered, np.float32(np.nan)))
     if n_present == 0:
         return _FeatureBins(0, cuts=np.empty(0, dtype=values.dtype))
@@ -269,16 +269,10 @@ def _fit_numbers(values: NDArray[Any], max_bin: int) -> _FeatureBins:
     return _FeatureBins(len(cuts) + 1, cuts=cuts)
 
 
-def _fit_categories(values: NDArray[np.float32], n_categories: int, max_bin: int) -> _FeatureBins:
-    codes = values[~np.isnan(values)].astype(np.intp)
-    of_category, has_other, n_bins = category_bins_of(np.bincount(codes, minlength=n_categories + 1), max_bin)
-    return _FeatureBins(n_bins, category_bins=of_category, has_other=has_other)
-
-
 def category_bins_of(counts: NDArray[np.int64], max_bin: int) -> tuple[NDArray[np.int16], bool, int]:
     """Choose the bins of a categorical feature from the rows of each category and, last, of unknown ones (K + 1,).
 
-    Return the bin of each (K + 1,), whether the last bin is "other", and the number of bins.
+    Return the bin of each, whether the last bin is "other", and the number of bins.
     """
     of_known = counts[:-1]
     kept = np.flatnonzero(of_known)
@@ -296,7 +290,7 @@ def category_bins_of(counts: NDArray[np.int64], max_bin: int) -> tuple[NDArray[n
 
 
 def joined_categories(table: Table, max_bin: int) -> list[str]:
-    """Return a sentence for every categorical column of which `fit_bins` joins categories."""
+    """Return a sentence for every categorical column whose categories `fit_bins` joins."""
     found = []
     for name, values, categories in zip(table.schema.names, table.columns, table.schema.categories, strict=True):
         if categories is None or len(categories) <= max_bin:
@@ -313,12 +307,3 @@ def joined_categories(table: Table, max_bin: int) -> list[str]:
                 f"told apart. {more} the categories beforehand"
             )
     return found
-
-
-def _bins_of_categories(codes: NDArray[np.float32], lookup: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    missing = len(lookup) - 1
-    return lookup[np.where(np.isnan(codes), np.float32(missing), codes).astype(np.intp)]
-
-
-def _threads(threads: int | None, cells: int) -> int:
-    return 1 if cells < _SMALL else cores(threads)

@@ -1,15 +1,12 @@
 """One column of a dataframe or array as numbers or category codes; labels and sample weights.
 
-Whatever library a column comes from, the result is a float32 array with NaN for missing and, for a categorical column,
-the category values whose position is the code. An unusable column raises `ColumnProblem`; the caller, who knows the
-party and the column's name, adds them to the message.
+The result is a float32 array with NaN for missing values and, for a categorical column, the category values whose
+position is the code. An unusable column raises `ColumnProblem`; the caller adds the party and the column's name.
 
 Numbers are float64 where float32 would change bins: where it changes a whole number, as it does times in milliseconds
-and numeric ids, and where one float32 stands for several numbers in more than a thousandth of the rows, as of fine
-steps at a large offset. Whole numbers from 2^53 on are exact within 2^53 of the largest: they lose the column's
-`origin`, a multiple of 2^53, before they become float64.
-
-Labels and weights are complete, finite and as long as the table, or one error says what is wrong.
+and numeric ids, and where one float32 stands for several numbers in more than a thousandth of the rows, as for fine
+steps at a large offset. Whole numbers from 2^53 on are exact within 2^53 of the largest: the column's `origin`, a
+multiple of 2^53, is subtracted before they become float64.
 """
 
 from __future__ import annotations
@@ -17,6 +14,7 @@ from __future__ import annotations
 import datetime
 import math
 import numbers
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -39,15 +37,18 @@ Origin = int | None
 WHOLE = 1 << 53
 """From here on float64 skips whole numbers."""
 
-_LOOKED_AT = 1 << 14  # rows, at least, by which a column of fractions is judged
-_ROWS_AT_ONCE = 4096  # a block of rows is transposed inside the processor's cache
+# rows, at least, by which a column of fractions is judged
+_LOOKED_AT = 1 << 14
+# a block of rows is transposed inside the processor's cache
+_ROWS_AT_ONCE = 4096
 
 _MAKE_CATEGORY = 'if these are categories convert with .astype("category"), else drop the column'
 _CORRECT = (
     'correct these cells, or make them missing with pandas.to_numeric(column, errors="coerce"); if these are '
     'categories convert with .astype(str).astype("category"), else drop the column'
 )
-IN_POLARS = (  # what the advice above is called there
+# the advice above in terms of polars
+IN_POLARS = (
     ('.astype(str).astype("category")', ".cast(pl.String).cast(pl.Categorical)"),
     ('.astype("category")', ".cast(pl.Categorical)"),
     ('pandas.to_numeric(column, errors="coerce")', "column.cast(pl.Float64, strict=False)"),
@@ -83,8 +84,9 @@ class Column:
 
 
 def is_missing(value: Any) -> bool:
-    """Tell whether an object means "no value": None, NaN of any kind (numpy's and `Decimal` too), NaT, pandas' NA."""
-    if value is None or type(value).__name__ in ("NAType", "NaTType"):  # pandas is no dependency
+    """Whether an object means "no value": None, NaN of any kind (numpy's and `Decimal` too), NaT, pandas' NA."""
+    # by name, as pandas is no dependency
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return True
     if isinstance(value, (float, np.floating, Decimal)):
         return math.isnan(value)
@@ -96,15 +98,15 @@ def column_from_series(
 ) -> Column:
     """Convert one column of a pandas, polars, pyarrow, ... dataframe.
 
-    Categories get the codes of the dtype's own order (pandas' `.cat.codes`); text is taken as sorted categories with
-    `text_as_categories`, else refused. Raises ColumnProblem for that, dates, lists, structs and other cells that are
-    neither number nor text, for complex, infinite or too large numbers, and for unusual categories. The `origin` of
-    numbers is found unless it is given, as in `column_from_array`.
+    Categories get the codes of the dtype's own order (pandas' `.cat.codes`); text becomes sorted categories with
+    `text_as_categories`, and is refused otherwise. The `origin` of numbers is found unless it is given. Raises
+    ColumnProblem for dates, lists, structs and other cells that are neither number nor text, for complex, infinite or
+    too large numbers, and for unusual categories.
     """
     dtype = series.dtype
     if dtype.is_nested():
         if series.null_count() == len(series):
-            return _all_missing(len(series))
+            return Column(np.full(len(series), np.nan, np.float32))
         raise ColumnProblem(f"{_native_dtype(series)}, several values in a row: {_TAKE_APART}")
     if dtype in (nw.Categorical, nw.Enum):
         return _categories(series)
@@ -112,15 +114,16 @@ def column_from_series(
         raise ColumnProblem(f"{_native_dtype(series)}, a date or time: {_MAKE_NUMBER}")
     if dtype == nw.String:
         n_present = len(series) - series.null_count()
-        if n_present == 0:  # pandas calls a column of None text
-            return _all_missing(len(series))
+        if n_present == 0:
+            # pandas calls a column of None text
+            return Column(np.full(len(series), np.nan, np.float32))
         if not text_as_categories:
             raise _text_problem(_native_dtype(series), series.to_arrow(), n_present)
         return _text(series.to_arrow())
     if dtype in (nw.Boolean, nw.Decimal, nw.Int128, nw.UInt128):
         # with missing values numpy has these as objects, or not at all
         return column_from_array(series.cast(nw.Float64).to_numpy(), origin=origin)
-    # numpy would have these as floats
+    # with gaps numpy would have these as floats
     if dtype in (nw.Int64, nw.UInt64) and 0 < series.null_count() < len(series):
         return _with_gaps(series.drop_nulls().to_numpy(), series.is_null().to_numpy(), origin)
     try:
@@ -135,8 +138,7 @@ def column_from_array(
 ) -> Column:
     """Convert one column of a numpy array of any dtype; an object array may hold numbers only, or text only.
 
-    Text is taken as sorted categories with `text_as_categories`. Raises ColumnProblem for other text, dates, bytes,
-    complex, infinite or too large numbers, and TypeError for cells that are neither number nor text.
+    Other arguments as in `column_from_series`. Raises TypeError for cells that are neither number nor text.
     """
     kind = values.dtype.kind
     if kind in "biuf":
@@ -155,10 +157,10 @@ def column_from_array(
 def floats_from_objects(values: NDArray[np.object_]) -> NDArray[np.float64]:
     """Convert Python numbers of any real type, `Decimal` and booleans included, to float64, NaN where missing.
 
-    Nothing that merely looks like a number is taken for one: raises ColumnProblem for text, dates, bytes, complex
-    numbers and integers beyond float64, TypeError for cells that are neither number nor text.
+    Raises ColumnProblem for text (also text that looks like a number), dates, bytes, complex numbers and integers
+    beyond float64, TypeError for cells that are neither number nor text.
     """
-    absent = _absent(values)
+    absent = np.fromiter(map(is_missing, values), np.bool_, len(values))
     types: set[type] = set(map(type, values[~absent]))
     for t in sorted(types, key=lambda t: t.__name__):
         if issubclass(t, _DATES):
@@ -179,12 +181,13 @@ def floats_from_objects(values: NDArray[np.object_]) -> NDArray[np.float64]:
     numbers_only[absent] = math.nan
     try:
         return numbers_only.astype(np.float64)
-    except OverflowError:  # a Python integer has no largest value
+    except OverflowError:
+        # a Python integer has no largest value
         raise ColumnProblem("holds integers beyond the range of float: clip them or mark them missing") from None
 
 
 def _objects(values: NDArray[np.object_], text_as_categories: bool, origin: Origin | EllipsisType) -> Column:
-    absent = _absent(values)
+    absent = np.fromiter(map(is_missing, values), np.bool_, len(values))
     n_present = len(values) - int(np.count_nonzero(absent))
     if n_present and all(isinstance(value, str) for value in values[~absent]):
         text = pa.array(values, type=pa.large_string(), mask=absent)
@@ -193,26 +196,23 @@ def _objects(values: NDArray[np.object_], text_as_categories: bool, origin: Orig
         return _text(text)
     floats = floats_from_objects(values)
     if np.any(np.abs(floats) >= WHOLE) and all(isinstance(value, int | np.integer) for value in values[~absent]):
-        whole = np.array(values[~absent].tolist())  # as it came, unless it is longer than 64 bits
+        # as it came, unless it is longer than 64 bits
+        whole = np.array(values[~absent].tolist())
         if whole.dtype.kind in "iu":
             return _with_gaps(whole, absent, origin)
     return column_from_array(floats, origin=origin)
 
 
 def _with_gaps(there: NDArray[Any], absent: NDArray[np.bool_], origin: Origin | EllipsisType) -> Column:
-    """Convert the numbers that are there, and put them into their rows."""
+    """Convert the numbers of the rows that have one."""
     column = column_from_array(there, origin=origin)
     values = np.full(len(absent), np.nan, column.values.dtype)
     values[~absent] = column.values
     return Column(values, None, column.origin)
 
 
-def _absent(values: NDArray[np.object_]) -> NDArray[np.bool_]:
-    return np.fromiter(map(is_missing, values), dtype=np.bool_, count=len(values))
-
-
 def number_columns(array: NDArray[Any], known: Sequence[Origin] | None = None) -> Callable[[int], Column]:
-    """Convert numbers (n_rows, n_columns); what is returned gives a column by its place, or raises ColumnProblem.
+    """Convert numbers (n_rows, n_columns); return a function from a column's place to the column, or ColumnProblem.
 
     Origins are found unless they are `known`. The values of float32 columns are rows of one array.
     """
@@ -235,33 +235,31 @@ def number_columns(array: NDArray[Any], known: Sequence[Origin] | None = None) -
         values = array[:, place]
         if known is not None:
             origin = known[place]
+        elif not wide[place] and (exact or _tells_apart(values)):
+            origin = None
         else:
-            origin = _origin(values) if wide[place] or not (exact or _tells_apart(values)) else None
+            lowest, highest = (int(values.min()), int(values.max())) if values.dtype.kind in "iu" else (0, 0)
+            origin = int(highest / WHOLE) * WHOLE if max(highest, -lowest) >= WHOLE else 0
         return Column(turned[place]) if origin is None else Column(_doubles(values, origin), None, origin)
 
     return column
 
 
 def _tells_apart(values: NDArray[Any]) -> bool:
-    """Whether float32 tells numbers apart well enough for bins; of many rows some are looked at, evenly spread."""
+    """Whether float32 tells numbers apart well enough for bins, judged by some rows, evenly spread."""
     some = np.sort(values[:: max(1, len(values) // _LOOKED_AT)].astype(np.float64))
     some = some[: np.searchsorted(some, np.nan)]
     narrow = some.astype(np.float32)
     if np.array_equal(narrow, some):
         return True
-    if narrow[0] == narrow[-1]:  # perhaps another participant's rows are of another number
+    # all are one float32: perhaps another participant's rows have another number
+    if narrow[0] == narrow[-1]:
         return False
-    group = np.cumsum(np.append(False, narrow[1:] != narrow[:-1]))  # groups of numbers that are one float32
+    # numbers that are one float32 are a group
+    group = np.cumsum(np.append(False, narrow[1:] != narrow[:-1]))
     # the groups with more than one number; the largest may hold a thousandth of the rows
     several = group[1:][(narrow[1:] == narrow[:-1]) & (some[1:] != some[:-1])]
     return not several.size or int(np.bincount(group)[several].max()) << 10 < len(some)
-
-
-def _origin(values: NDArray[Any]) -> int:
-    if values.dtype.kind not in "iu":
-        return 0
-    lowest, highest = int(values.min()), int(values.max())
-    return int(highest / WHOLE) * WHOLE if max(highest, -lowest) >= WHOLE else 0
 
 
 def _doubles(values: NDArray[Any], origin: int) -> NDArray[np.float64]:
@@ -274,7 +272,7 @@ def _doubles(values: NDArray[Any], origin: int) -> NDArray[np.float64]:
 
 
 def check_range(values: NDArray[np.float32]) -> None:
-    """Raise ColumnProblem, with the number of rows, for infinite values, or values beyond float32 before the cast."""
+    """Raise ColumnProblem for values that are infinite, or were beyond float32 before the cast."""
     n_infinite = int(np.count_nonzero(np.isinf(values)))
     if n_infinite:
         raise ColumnProblem(
@@ -284,11 +282,12 @@ def check_range(values: NDArray[np.float32]) -> None:
 
 
 def _categories(series: nw.Series[Any]) -> Column:
+    remedy = "make them text with .cat.rename_categories(str)"
     try:
         encoded = series.to_arrow()
         values = encoded.dictionary.to_pylist()
     except (pa.ArrowException, TypeError):
-        raise _category_problem(series, "categories of several types") from None
+        raise ColumnProblem(f"{_native_dtype(series)} with categories of several types: {remedy}") from None
     # A dictionary may hold a value twice, or "missing" as a value: position then is not yet the code.
     categories: dict[Category, int] = {}
     codes = np.full(len(values), np.nan, dtype=np.float32)
@@ -296,14 +295,16 @@ def _categories(series: nw.Series[Any]) -> Column:
         if is_missing(value):
             continue
         if not isinstance(value, (str, int, float)):
-            raise _category_problem(series, f"categories of type {type(value).__name__}")
+            of_type = f"categories of type {type(value).__name__}"
+            raise ColumnProblem(f"{_native_dtype(series)} with {of_type}: {remedy}")
         codes[position] = categories.setdefault(value, len(categories))
     return Column(_decode(encoded, codes), tuple(categories))
 
 
 def _text(strings: Any) -> Column:
     """Return the categories of an arrow array of text: its distinct values, sorted."""
-    if isinstance(strings, pa.ChunkedArray):  # from a concatenated frame
+    if isinstance(strings, pa.ChunkedArray):
+        # from a concatenated frame
         strings = strings.combine_chunks()
     encoded = strings.cast(pa.large_string()).dictionary_encode()
     values: list[str] = encoded.dictionary.to_pylist()
@@ -321,12 +322,9 @@ def _decode(encoded: Any, codes: NDArray[np.float32]) -> NDArray[np.float32]:
     return decoded
 
 
-def _all_missing(n_rows: int) -> Column:
-    return Column(np.full(n_rows, np.nan, dtype=np.float32))
-
-
 def _text_problem(dtype: str, strings: Any, n_present: int) -> ColumnProblem:
-    from treaty.data.arrow_tables import strays_of  # of text alone, and arrow's functions take time to import
+    # that module imports this one
+    from treaty.data.arrow_tables import strays_of
 
     strays = strays_of(strings)
     if strays is not None:
@@ -336,46 +334,55 @@ def _text_problem(dtype: str, strings: Any, n_present: int) -> ColumnProblem:
     return ColumnProblem(f"{dtype}, text in {n_present} rows: {_MAKE_CATEGORY}")
 
 
-def _category_problem(series: nw.Series[Any], what: str) -> ColumnProblem:
-    return ColumnProblem(f"{_native_dtype(series)} with {what}: make them text with .cat.rename_categories(str)")
-
-
 def _native_dtype(series: nw.Series[Any]) -> str:
     native = series.to_native()
     return str(getattr(native, "dtype", getattr(native, "type", series.dtype)))
 
 
 def quoted(names: Iterable[Any]) -> str:
-    """Return names in quotes, with commas between, for a message."""
+    """Return names in quotes, separated by commas, for a message."""
     return ", ".join(repr(name) for name in names)
+
+
+def refuse_repeated(names: Sequence[str], party: str, more: str = "") -> None:
+    """Raise DataError for column names that occur more than once; `more` ends the message."""
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise DataError(f"{party}: expected unique column names, got more than one of {quoted(repeated)}{more}")
 
 
 _LABELS = (numbers.Number, np.bool_, str)
 
 
 def check_labels(y: Any, party: str, n_rows: int | None = None) -> NDArray[Any]:
-    """Return class labels as an array (n_rows,) of their own dtype; `y` may be any container that `to_table` takes.
+    """Return class labels as an array (n_rows,) of their own dtype, from any container that `to_table` takes.
 
-    Raises DataError if they are not one-dimensional, empty, of the wrong length, complex, dates, bytes, lists or other
-    objects, or if labels are missing or infinite (counted).
+    Raises DataError unless they are one-dimensional, as many as the rows, complete, finite, and numbers, booleans or
+    text.
     """
-    if y is None:  # scikit-learn's words
+    if y is None:
+        # scikit-learn's words
         raise DataError(f"{party}: requires y to be passed, but the target y is None")
     labels = _one_dimensional(y, party, "labels", n_rows)
-    if labels.dtype.kind == "O":
+    kind, got, of_bytes, n_missing = labels.dtype.kind, "", False, 0
+    if kind == "O":
         present = [label for label in labels if not is_missing(label)]
         n_missing = len(labels) - len(present)
-        other = next((kind for kind in map(type, present) if not issubclass(kind, _LABELS)), None)
-        if other is not None:  # arrow's lists come as arrays
+        other = next((of for of in map(type, present) if not issubclass(of, _LABELS)), None)
+        if other is not None:
+            # arrow's lists come as arrays
             got = "list" if issubclass(other, np.ndarray) else other.__name__
-            raise _of_another_kind(party, got, of_bytes=issubclass(other, bytes))
-    elif labels.dtype.kind in "mMSV":
-        raise _of_another_kind(party, str(labels.dtype), of_bytes=labels.dtype.kind == "S")
-    else:
-        n_missing = int(np.count_nonzero(np.isnan(labels))) if labels.dtype.kind == "f" else 0
+            of_bytes = issubclass(other, bytes)
+    elif kind in "mMSV":
+        got, of_bytes = str(labels.dtype), kind == "S"
+    elif kind == "f":
+        n_missing = int(np.count_nonzero(np.isnan(labels)))
+    if got:
+        remedy = "; decode them to text first (save a CSV file as UTF-8)" if of_bytes else ""
+        raise DataError(f"{party}: expected labels of numbers, booleans or text, got {got}{remedy}")
     if n_missing:
         raise DataError(f"{party}: expected a label in every row, got {n_missing} of {len(labels)} rows without (NaN)")
-    if labels.dtype.kind == "f":
+    if kind == "f":
         _refuse_infinite(labels, party, "labels")
     return labels
 
@@ -397,11 +404,6 @@ def check_weights(weights: Any, n_rows: int, party: str) -> NDArray[np.float64]:
     return checked
 
 
-def _of_another_kind(party: str, got: str, *, of_bytes: bool) -> DataError:
-    remedy = "; decode them to text first (save a CSV file as UTF-8)" if of_bytes else ""
-    return DataError(f"{party}: expected labels of numbers, booleans or text, got {got}{remedy}")
-
-
 def _one_dimensional(values: Any, party: str, what: str, n_rows: int | None) -> NDArray[Any]:
     native = nw.from_native(values, pass_through=True, allow_series=True)
     if isinstance(native, (nw.Series, nw.DataFrame)):
@@ -409,7 +411,7 @@ def _one_dimensional(values: Any, party: str, what: str, n_rows: int | None) -> 
     else:
         try:
             array = np.asarray(native)
-        except ValueError:  # lists of several lengths
+        except ValueError:
             raise DataError(f"{party}: {what} should be a 1d array, got lists of several lengths instead.") from None
         if isinstance(native, np.ma.MaskedArray):
             array = array.astype(object)

@@ -1,9 +1,9 @@
-"""CSV and Parquet files as arrow tables; what is wrong with files that are not.
+"""CSV and Parquet files as arrow tables, and what is wrong with files that cannot be read as such.
 
-A CSV file (comma-separated values in UTF-8 with a header) is parsed as one block, so that all values of a column settle
-its type, not the first ones. A file that is too large for memory is read piece by piece, with the types that the whole
-file would have: arrow tries one type after the other until all cells of a column fit, and where pieces differ, the
-search continues in arrow's order over all of them. A second reading writes columns of these types to a file.
+A CSV file (comma-separated values in UTF-8 with a header) is parsed as one block, so that all values of a column decide
+its type, not the first ones. A file that is too large for memory is read in pieces, with the types that the whole file
+would have: arrow tries one type after the other until all cells of a column fit, and where pieces differ, the search
+continues in arrow's order over all of them. A second pass writes columns of these types to a file.
 
 A folder of Parquet files is one table: its files in the order of their names, all of one schema.
 """
@@ -29,7 +29,7 @@ import pyarrow.ipc
 import pyarrow.parquet
 from numpy.typing import NDArray
 
-from treaty.data.arrow_tables import stays_text
+from treaty.data.arrow_tables import typed_ids
 from treaty.data.columns import quoted
 from treaty.machine.arrays import unusable
 from treaty.machine.kernels import kernel
@@ -50,29 +50,26 @@ _BEGINNINGS = {
 }
 
 
-class CsvProblem(ValueError):
-    """Why a file cannot be read; without its name and the party, which the caller adds."""
+class FileProblem(ValueError):
+    """Why a file or folder is no table; without its name and the party, which the caller adds."""
 
 
 def parse_csv(content: bytes, text: Sequence[str]) -> Any:
-    """Parse a file's content into an arrow table; columns named by `text` are text also where they look like numbers.
-
-    Raises CsvProblem, which never shows a value.
-    """
+    """Parse a file's content into an arrow table, with the columns `text` as text; raise FileProblem."""
     content = beginning_of(content)
     try:
         return parse(content, dict.fromkeys(text, pa.string()))
     except (pa.ArrowException, UnicodeDecodeError):
         # arrow's message would show the values
-        raise CsvProblem(what_is_wrong(io.StringIO(content.decode("utf-8", errors="replace"), newline=""))) from None
+        raise FileProblem(what_is_wrong(io.StringIO(content.decode("utf-8", errors="replace"), newline=""))) from None
 
 
 def beginning_of(content: bytes) -> bytes:
-    """Return a file's first bytes without marks; CsvProblem where they are of no file of comma-separated values."""
+    """Return a file's first bytes without byte order marks; raise FileProblem if they are of another kind of file."""
     for beginning, what in _BEGINNINGS.items():
         if content.startswith(beginning):
-            raise CsvProblem(f"expected comma-separated values, got {what}")
-    # arrow takes one away, and some programs write two
+            raise FileProblem(f"expected comma-separated values, got {what}")
+    # arrow removes one mark, and some programs write two
     while content.startswith(_MARK):
         content = content.removeprefix(_MARK)
     _refuse_other_separators(content)
@@ -85,9 +82,9 @@ def parse(
     names: Sequence[str] | None = None,
     only: Sequence[str] | None = None,
 ) -> Any:
-    """Parse lines into an arrow table whose columns are of these types, or of those that their cells have.
+    """Parse lines into an arrow table, with the given `kinds` of columns and guessed ones for the others.
 
-    With `names` there is no header; `only` some columns may be meant. Raises what arrow raises, which shows values.
+    With `names` there is no header; `only` restricts the columns. Raises arrow's errors, which show values.
     """
     table = pyarrow.csv.read_csv(
         io.BytesIO(content),
@@ -102,15 +99,15 @@ def parse(
 
 
 def lines_of(lines: Iterable[str], rows: Sequence[int]) -> list[int]:
-    """Return in which of a file's lines rows begin, both in rising order.
-
-    Rows count from 0 behind the header, lines from 1. Slow, but only for files that are refused.
-    """
+    """Return the lines, from 1, in which `rows`, from 0 below the header and ascending, begin."""
+    # slow, but only for files that are refused
     reader = csv.reader(lines)
     wanted, found = set(rows), []
-    row, begins = -1, 1  # the header is row -1
+    # the header is row -1
+    row, begins = -1, 1
     for values in reader:
-        if values:  # arrow skips empty lines
+        # arrow skips empty lines
+        if values:
             if row in wanted:
                 found.append(begins)
             row += 1
@@ -121,11 +118,11 @@ def lines_of(lines: Iterable[str], rows: Sequence[int]) -> list[int]:
 
 
 def _refuse_other_separators(content: bytes) -> None:
-    """Refuse a header that has one field with commas between, and several with another separator."""
+    """Refuse a header without commas that has another separator, and Excel's line that names one."""
     header = content.lstrip(b"\r\n").partition(b"\n")[0].decode("utf-8", errors="replace")
     if of_excel := _OF_EXCEL.match(header):
         other = "" if of_excel[1] == "," else ", and save the file with commas, and decimals with a point"
-        raise CsvProblem(
+        raise FileProblem(
             f"expected the columns' names in the first line, got sep={of_excel[1]}, which is for Excel alone: remove "
             f"that line{other}"
         )
@@ -133,14 +130,14 @@ def _refuse_other_separators(content: bytes) -> None:
         return
     for separator, called in _SEPARATORS.items():
         if separator in header:
-            raise CsvProblem(
+            raise FileProblem(
                 f"expected commas between the columns, got a header that looks separated by {called}; save the file "
                 "with commas, and decimals with a point"
             )
 
 
 def what_is_wrong(lines: Iterable[str]) -> str:
-    """Find the first row whose length is not the header's; slow, but only for a file that failed."""
+    """Describe the first row whose length is not the header's."""
     rows = csv.reader(lines)
     header: list[str] | None = None
     for row in rows:
@@ -151,24 +148,17 @@ def what_is_wrong(lines: Iterable[str]) -> str:
     return "cannot read the file as comma-separated values in UTF-8"
 
 
-PIECE = 1 << 25
-"""Bytes of a file that are parsed at a time."""
-
-# bytes of a line, whose quoted cells may go over several
-_LONGEST = 1 << 28
-
+# bytes of a file that are parsed at a time, and the most of one line, whose quoted cells may span several
+PIECE, _LONGEST = 1 << 25, 1 << 28
+# types in arrow's order; times with a zone come after those without
 _ORDER = (
     pa.null(), pa.int64(), pa.bool_(), pa.date32(), pa.time32("s"), pa.timestamp("s"), pa.timestamp("ns"), pa.float64(),
     pa.string(), pa.binary(),
 )  # fmt: skip
-"""Types in arrow's order; times with a zone come after those without."""
 
 
 def csv_facts(path: Path, text: Sequence[str]) -> tuple[int, pa.Schema]:
-    """Return the number of rows of a CSV file, and its schema; columns of `text` are text.
-
-    Raises what `parse_csv` raises, and what the system does where the file cannot be read or unpacked.
-    """
+    """Return the number of rows of a CSV file, and its schema; errors are those of `parse_csv`, and the system's."""
     names: list[str] = []
     found: dict[int, set[pa.DataType]] = {}
     rows = 0
@@ -182,17 +172,17 @@ def csv_facts(path: Path, text: Sequence[str]) -> tuple[int, pa.Schema]:
     except (pa.ArrowException, UnicodeDecodeError):
         # arrow's message would show the values
         with opened_text(path) as lines:
-            raise CsvProblem(what_is_wrong(lines)) from None
+            raise FileProblem(what_is_wrong(lines)) from None
     if not names:
-        raise CsvProblem("expected a table, got an empty file")
+        raise FileProblem("expected a table, got an empty file")
     kinds = [_settled(path, names, place, found[place]) for place in range(len(names))]
     return rows, pa.schema(list(zip(names, kinds, strict=True)))
 
 
 def write_csv_columns(path: Path, schema: pa.Schema, folder: Path) -> pa.Table:
-    """Return a CSV file's table, which lies in a file of `folder` without a name, of types from `csv_facts`.
+    """Convert a CSV file with the schema of `csv_facts`; the table lies in an unnamed file of `folder`.
 
-    Raises ConfigError where the folder has not enough room.
+    Raises ConfigError if the folder has too little room.
     """
     kinds = dict(zip(schema.names, schema.types, strict=True))
     try:
@@ -208,29 +198,31 @@ def write_csv_columns(path: Path, schema: pa.Schema, folder: Path) -> pa.Table:
 
 
 def lossy_as_ids(path: Path, schema: pa.Schema) -> dict[str, pa.DataType]:
-    """Return the types of those columns of whole numbers, read by this schema, whose cells are other ids: 007, 1e3."""
+    """Return the types of the columns of numbers whose cells, as ids, are other texts: 007, 1e3."""
     kinds = {field.name: field.type for field in schema if field.type in (pa.int64(), pa.float64())}
     lossy: set[str] = set()
     names: list[str] = []
     for piece in _pieces(path):
         read = parse(piece, kinds, names or None, list(kinds) if names else None)
-        # no id has a fraction: most columns of numbers need not be read as text
-        kinds = {name: kind for name, kind in kinds.items() if kind == pa.int64() or _all_whole(read[name])}
+        # no id has a fraction: most columns of numbers need not be read as text (None: a piece without values)
+        kinds = {
+            name: kind
+            for name, kind in kinds.items()
+            if kind == pa.int64() or pc.all(pc.equal(pc.floor(read[name]), read[name])).as_py() is not False
+        }
         if not kinds:
             break
         cells = parse(piece, dict.fromkeys(kinds, pa.string()), names or None, list(kinds))
-        lossy |= {name for name, ids in zip(kinds, cells.columns, strict=True) if stays_text(ids)}
+        for name, ids in zip(kinds, cells.columns, strict=True):
+            # some are there, and they are none of the numbers that they look like
+            if ids.null_count < len(ids) and typed_ids(ids).type == ids.type:
+                lossy.add(name)
         names = names or read.column_names
     return {name: kind for name, kind in kinds.items() if name in lossy}
 
 
-def _all_whole(values: pa.ChunkedArray) -> bool:
-    # None of a piece without any
-    return pc.all(pc.equal(pc.floor(values), values)).as_py() is not False
-
-
 def _settled(path: Path, names: list[str], place: int, found: set[pa.DataType]) -> pa.DataType:
-    """Return the type of a column in which pieces have these."""
+    """Return the type of a column whose pieces have these types."""
     found = found - {pa.null()} or {pa.null()}
     # the caller refuses repeated names
     if len(found) == 1 or len(set(names)) < len(names):
@@ -251,14 +243,16 @@ def _fits(piece: bytes, names: list[str], place: int, kind: pa.DataType, number:
 
 
 def _pieces(path: Path) -> Iterator[bytes]:
-    """Yield a file's content in pieces that end with a line; CsvProblem where it begins as no such file does."""
+    """Yield a file's content in pieces of whole lines; raise FileProblem if it begins like another kind of file."""
     rest, first = b"", True
     with _opened(path) as file:
         while block := file.read(PIECE):
             rest = beginning_of(rest + block) if first else rest + block
             first = False
             if len(rest) > max(_LONGEST, 2 * PIECE):
-                raise CsvProblem(f"expected lines, got none that ends within {len(rest)} bytes; is a quote not closed?")
+                raise FileProblem(
+                    f"expected lines, got none that ends within {len(rest)} bytes; is a quote not closed?"
+                )
             if end := _end_of_lines(np.frombuffer(rest, np.uint8)):
                 yield rest[:end]
                 rest = rest[end:]
@@ -267,7 +261,7 @@ def _pieces(path: Path) -> Iterator[bytes]:
 
 
 def opened_text(path: Path) -> IO[str]:
-    """Open a CSV file, packed or not, to read its lines."""
+    """Open a CSV file, packed or not, for its lines."""
     return io.TextIOWrapper(_opened(path), "utf-8-sig", errors="replace", newline="")
 
 
@@ -278,18 +272,16 @@ def _opened(path: Path) -> BinaryIO:
 
 @kernel
 def _end_of_lines(content: NDArray[np.uint8]) -> int:
-    """Return where the last whole line ends, as arrow sees it: a quote at the beginning of a field opens it."""
+    """Return where the last whole line ends."""
+    # as arrow sees it: a quote at the beginning of a field opens it (34 is ", 44 a comma, 10 and 13 end lines)
     end = 0
     begins, quoted = True, False
     for i in range(content.size - 1):
         at = content[i]
         if quoted:
-            # a doubled quote closes and, as the next one, opens again
             quoted = at != 34
-            begins = False
-            reopened = not quoted and content[i + 1] == 34
-            if reopened:
-                begins = True
+            # a doubled quote closes and, as the next one, opens again
+            begins = not quoted and content[i + 1] == 34
         elif at == 34 and begins:
             quoted = True
         else:
@@ -299,35 +291,29 @@ def _end_of_lines(content: NDArray[np.uint8]) -> int:
     return end
 
 
-class FolderProblem(ValueError):
-    """Why a folder is no table; without its name and the party, which the caller adds."""
-
-
 def files_of(path: Path) -> list[Path]:
-    """Return the files of a Parquet table: itself, or those of a folder in the order of their names.
-
-    Raises FolderProblem where a folder has anything but Parquet files, even a hidden one: a file that was copied by
-    half, or a second table, would otherwise be part of the table, or missing in it, unnoticed.
-    """
+    """Return the files of a Parquet table, itself or a folder's in the order of their names; raise FileProblem."""
     if not path.is_dir():
         return [path]
     files = sorted(path.iterdir(), key=lambda file: file.name)
-    strays = [file.name for file in files if file.name.startswith(".") or not _is_parquet(file)]
+    # a hidden file, half a copy or a second table must not become part of the table, or be missed in it, unnoticed
+    strays = [
+        file.name
+        for file in files
+        if file.name.startswith(".") or not (file.is_file() and file.name.lower().endswith(".parquet"))
+    ]
     if strays:
-        raise FolderProblem(
+        raise FileProblem(
             f"expected a folder of Parquet files alone, got one with {quoted(strays)}; move what is not of the table "
             "elsewhere"
         )
     if not files:
-        raise FolderProblem("expected a folder of Parquet files, got an empty one")
+        raise FileProblem("expected a folder of Parquet files, got an empty one")
     return files
 
 
 def read_parquet(path: Path) -> Any:
-    """Read a Parquet file, or a folder of them as one table.
-
-    Raises FolderProblem, and of a single file that is none what arrow raises.
-    """
+    """Read a Parquet file, or a folder of them as one table; raise FileProblem, or arrow's error for a single file."""
     files = files_of(path)
     if files == [path]:
         return pyarrow.parquet.read_table(path, partitioning=None)
@@ -347,12 +333,8 @@ def parquet_facts(path: Path) -> tuple[int, Any]:
     return sum(pyarrow.parquet.read_metadata(file).num_rows for file in files), schema
 
 
-def _is_parquet(file: Path) -> bool:
-    return file.is_file() and file.name.lower().endswith(".parquet")
-
-
 def _schema_of(path: Path, files: list[Path]) -> Any:
-    """Return the schema of all files of a table; refuse a folder's where they differ, or one is no such file."""
+    """Return the schema of all files of a table; refuse a folder whose files differ in it."""
     if files == [path]:
         return pyarrow.parquet.read_schema(path)
     schemas = []
@@ -365,11 +347,11 @@ def _schema_of(path: Path, files: list[Path]) -> Any:
 
 @contextmanager
 def _named(file: Path) -> Iterator[None]:
-    """Name the file of a folder that cannot be read."""
+    """Raise FileProblem, with the file's name, if it cannot be read."""
     try:
         yield
     except (pa.ArrowException, OSError):
-        raise FolderProblem(
+        raise FileProblem(
             f"expected a folder of Parquet files, got one whose file {file.name} is damaged, cut off or of another kind"
         ) from None
 
@@ -390,4 +372,4 @@ def _refuse_others(files: list[Path], schemas: list[Any]) -> None:
             and schema.field(name).type != first.field(name).type
         ]
         how = "; ".join(differences) or "has the columns in another order"
-        raise FolderProblem(f"expected files with the columns of {files[0].name}, got {file.name}, which {how}")
+        raise FileProblem(f"expected files with the columns of {files[0].name}, got {file.name}, which {how}")

@@ -1,17 +1,14 @@
-"""Tables from files (CSV, Parquet, arrow), predictions to files.
+"""Reads tables from files (CSV, Parquet, arrow) and writes predictions to files.
 
-`read_table` gives an arrow table, `open_table` one on disk where the file is too large for memory.
+`read_table` returns an arrow table, `open_table` one on disk where the file is too large for memory.
 `to_table(..., text_as_categories=True)` turns either into features.
 """
 
 import gzip
 import re
-import secrets
 import sys
 import zlib
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,11 +22,10 @@ import pyarrow.ipc
 import pyarrow.parquet
 from numpy.typing import ArrayLike, NDArray
 
-from treaty.data.arrow_tables import SHOWN, FileTable, are_numbers, dates_of, numbers, strays_of
-from treaty.data.columns import quoted
+from treaty.data.arrow_tables import SHOWN, FileTable, are_numbers, dates_of, is_text, numbers, strays_of
+from treaty.data.columns import quoted, refuse_repeated
 from treaty.data.file_formats import (
-    CsvProblem,
-    FolderProblem,
+    FileProblem,
     csv_facts,
     files_of,
     lines_of,
@@ -41,18 +37,32 @@ from treaty.data.file_formats import (
 )
 from treaty.data.table import LISTED, Schema, Table, file_without, refuse_absent
 from treaty.errors import ConfigError, DataError
-from treaty.files import json_decoder_of
+from treaty.files import json_decoder_of, replacing
 from treaty.machine.arrays import check_room, forget, new, usual_folder
 
 Read = TypeVar("Read")
 
 _CHECKED = b"treaty.schema"
-_ENDINGS = (".csv", ".csv.gz", ".parquet", ".arrow")
+# what an error calls a file of this ending
+_CALLED = {
+    ".csv": "a readable file", ".csv.gz": "a readable file", ".parquet": "a Parquet file", ".arrow": "an arrow file"
+}  # fmt: skip
 _REMEDIES = {
     "numbers": "correct these cells (an empty one is a missing value, decimals have a point)",
     "dates": "make numbers of dates (days since a fixed one, say) or drop the column",
 }
-_PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # what pandas calls its index in a Parquet file
+# what pandas calls its index in a Parquet file
+_PANDAS_INDEX = re.compile(r"__index_level_\d+__")
+
+ON_DISK = 1 << 30
+"""Bytes of a table's columns, as float32, from which on they lie in files."""
+
+# of a value: float32, and its bin by column and by row, or float32 by row, to predict
+_BYTES_ON_DISK = 8
+# of a value, while a file is read
+_BYTES_OF_CSV = 8
+# times the size of a packed file
+_UNPACKED = 4
 
 
 def read_table(
@@ -64,25 +74,20 @@ def read_table(
     text: Sequence[str] = (),
     party: str = "the table",
 ) -> Any:
-    """Read a .csv, .csv.gz (with a header line, commas between), .parquet or .arrow file (IPC) into an arrow table.
+    """Read a .csv, .csv.gz (with a header, separated by commas), .parquet or .arrow (IPC) file into an arrow table.
 
     A folder is read as one table of all its Parquet files, in the order of their names. Only .arrow keeps the order of
     categories. `columns` are kept, in this order (default all), less those of `drop`; with `drop_all` a file that lacks
     one of `drop`, perhaps misspelt, is refused. `text` names columns of a CSV file to take as text even where every
     value looks like a number. Empty cells and the usual marks (NA, NaN, null, ...) are null.
 
-    Raises DataError if the file does not exist, has another ending, is empty, without rows or malformed (a CSV row of
-    the wrong length is named by its line, a column of text that is not UTF-8 by its name), repeats a column name, or
-    lacks one of `columns`; of a folder, if it holds anything else, or files of different columns.
+    Raises DataError if the file does not exist, has another ending, is empty, without rows or malformed, repeats a
+    column name, or lacks one of `columns`; if a folder holds anything else, or files of different columns.
     """
     path = Path(path)
     ending = checked_ending(path, party)
-    if ending == ".parquet":
-        table = _readable(read_parquet, path, "a Parquet file", party)
-    elif ending == ".arrow":
-        table = _readable(lambda path: pa.ipc.open_file(path).read_all(), path, "an arrow file", party)
-    else:
-        table = of_csv(partial(_read_csv, text=text), path, party)
+    readers = {".parquet": read_parquet, ".arrow": lambda path: pa.ipc.open_file(path).read_all()}
+    table = _readable(readers.get(ending, partial(_read_csv, text=text)), path, ending, party)
     kept = table.select(kept_names(table.schema, path, columns, drop, drop_all, party))
     if table.num_rows == 0:
         raise DataError(f"{party}: expected at least one row, got only column names - at {path}")
@@ -92,16 +97,14 @@ def read_table(
 
 
 def facts_of(path: Path, ending: str, party: str, text: Sequence[str] = ()) -> tuple[int, Any]:
-    """Return the number of rows and the schema of a file, of which only CSV is read for that, piece by piece."""
-    if ending == ".parquet":
-        return _readable(parquet_facts, path, "a Parquet file", party)
-    if ending == ".arrow":
-        return _readable(_arrow_facts, path, "an arrow file", party)
-    return of_csv(partial(csv_facts, text=text), path, party)
+    """Return the number of rows and the schema of a file; only CSV is read for that, piece by piece."""
+    readers = {".parquet": parquet_facts, ".arrow": _arrow_facts}
+    return _readable(readers.get(ending, partial(csv_facts, text=text)), path, ending, party)
 
 
 def _arrow_facts(path: Path) -> tuple[int, Any]:
-    first = pa.ipc.IpcReadOptions(included_fields=[0])  # rows are counted where one column is decoded
+    # rows are counted where one column is decoded
+    first = pa.ipc.IpcReadOptions(included_fields=[0])
     with pa.memory_map(str(path)) as content:
         schema = pa.ipc.open_file(content).schema
         reader = pa.ipc.open_file(content, options=first)
@@ -111,12 +114,10 @@ def _arrow_facts(path: Path) -> tuple[int, Any]:
 def kept_names(
     schema: Any, path: Path, columns: Sequence[str] | None, drop: Sequence[str], drop_all: bool, party: str
 ) -> list[str]:
-    """Return the names of the columns to read of a file that has these, in order; refuse what `read_table` refuses."""
+    """Return the names of the columns to read of a file with this schema; refuse what `read_table` refuses."""
     names = schema.names
     _refuse_nameless([name for name in names if name not in drop] if columns is None else [], names, path, party)
-    repeated = [name for name, count in Counter(names).items() if count > 1]
-    if repeated:
-        raise DataError(f"{party}: expected unique column names, got more than one of {quoted(repeated)} - at {path}")
+    refuse_repeated(names, party, f" - at {path}")
     wanted = _usual(schema) if columns is None else list(columns)
     absent = [name for name in wanted if name not in names]
     if absent:
@@ -127,10 +128,7 @@ def kept_names(
 
 
 def table_facts(path: str | Path, *, text: Sequence[str] = (), party: str = "the table") -> tuple[int, Any]:
-    """Return the number of rows and the arrow schema of a table that `read_table` reads; `text` is as there.
-
-    Of Parquet files no row is read for that. Raises DataError as `read_table` does, for what can be seen so.
-    """
+    """Return the number of rows and the schema of what `read_table` reads; no row of a Parquet file is read for it."""
     path = Path(path)
     ending = checked_ending(path, party)
     rows, schema = facts_of(path, ending, party, text)
@@ -138,7 +136,7 @@ def table_facts(path: str | Path, *, text: Sequence[str] = (), party: str = "the
 
 
 def _usual(schema: Any) -> list[str]:
-    """Return the names of all columns but an index that pandas wrote."""
+    """Return the names of all columns except an index that pandas wrote."""
     of_pandas = b"pandas" in (schema.metadata or {})
     return [name for name in schema.names if not (of_pandas and _PANDAS_INDEX.fullmatch(name))]
 
@@ -147,13 +145,13 @@ def check_there(path: str | Path, party: str) -> None:
     """Raise DataError unless there is a file, or a folder of Parquet files alone."""
     path = Path(path)
     if path.is_dir() and not path.name.lower().endswith((".csv", ".csv.gz", ".arrow")):
-        _readable(files_of, path, "a Parquet file", party)
+        _readable(files_of, path, ".parquet", party)
     elif not path.is_file():
         raise DataError(f"{party}: expected a file at {path}, got {'a folder' if path.is_dir() else 'none'}")
 
 
 def checked_ending(path: Path, party: str) -> str:
-    """Return the ending that says how a table is read, that of Parquet for a folder; refuse what is not there."""
+    """Return the ending that decides how a table is read, .parquet for a folder; refuse a missing or empty file."""
     ending = ".parquet" if path.is_dir() else ending_of(path, party)
     check_there(path, party)
     if path.is_file() and path.stat().st_size == 0:
@@ -175,37 +173,27 @@ def write_predictions(path: str | Path, columns: Mapping[str, ArrayLike]) -> Non
     if len({array.shape for array in arrays.values()}) != 1 or any(array.ndim != 1 for array in arrays.values()):
         shapes = ", ".join(f"{name!r} {array.shape}" for name, array in arrays.items())
         raise DataError(f"predictions: expected columns of one length, got {shapes or 'no columns'}")
-    # what was there is replaced by a whole file only
-    whole = path.with_name(f".{secrets.token_hex(8)}{ending}")
+    table = pa.table(arrays)
     try:
-        whole.touch(mode=0o600)
-        _write(whole, pa.table(arrays), ending)
-        whole.replace(path)
+        with replacing(path, ending) as whole:
+            if ending == ".parquet":
+                pyarrow.parquet.write_table(table, whole, compression="zstd")
+            elif ending == ".arrow":
+                with pa.ipc.new_file(whole, table.schema) as writer:
+                    writer.write_table(table)
+            else:
+                with gzip.open(whole, "wb") if ending == ".csv.gz" else whole.open("wb") as file:
+                    pyarrow.csv.write_csv(table, file)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror or error}; make room, or name another file") from None
-    finally:
-        with suppress(OSError):
-            whole.unlink(missing_ok=True)
-
-
-def _write(path: Path, table: pa.Table, ending: str) -> None:
-    if ending == ".parquet":
-        pyarrow.parquet.write_table(table, path, compression="zstd")
-    elif ending == ".arrow":
-        with pa.ipc.new_file(path, table.schema) as writer:
-            writer.write_table(table)
-    elif ending == ".csv":
-        pyarrow.csv.write_csv(table, path)
-    else:
-        with gzip.open(path, "wb") as file:
-            pyarrow.csv.write_csv(table, file)
 
 
 def write_columns(path: str | Path, table: Table, extra: Mapping[str, NDArray[Any]]) -> None:
-    """Write a checked table and further columns to an arrow file for another process; see `checked_columns`."""
+    """Write a checked table and further columns to an arrow file for another process (`checked_columns`)."""
     names = [f"c{k}" for k in range(len(table.columns))]
     arrays = dict(zip(names, table.columns, strict=True)) | dict(extra)
-    if not arrays:  # a table without columns still has rows
+    if not arrays:
+        # a table without columns still has rows
         arrays = {"rows": np.zeros(table.n_rows)}
     arrow = pa.table(arrays).replace_schema_metadata({_CHECKED: msgspec.json.encode(table.schema)})
     with pa.ipc.new_file(path, arrow.schema) as writer:
@@ -231,69 +219,59 @@ def checked_columns(arrow: Any) -> Table | None:
 
 
 def ending_of(path: Path, party: str) -> str:
-    """Return which of the known endings a file has; raise DataError where it has another."""
-    for ending in _ENDINGS:
+    """Return the ending of a file; raise DataError unless it is a known one."""
+    for ending in _CALLED:
         if path.name.lower().endswith(ending):
             return ending
-    raise DataError(f"{party}: expected a file ending in {', '.join(_ENDINGS)}, got {path.name!r}")
+    raise DataError(f"{party}: expected a file ending in {', '.join(_CALLED)}, got {path.name!r}")
 
 
-def _readable(read: Callable[[Path], Read], path: Path, called: str, party: str) -> Read:
-    """Read a file or folder of the kind `called`, with errors that name the party."""
+def _readable(read: Callable[[Path], Read], path: Path, ending: str, party: str) -> Read:
+    """Read a file or folder, with errors that name the party and show nothing of the content."""
     try:
         return read(path)
-    except FolderProblem as problem:
+    except FileProblem as problem:
         raise DataError(f"{party}: {problem} - at {path}") from None
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{party}: expected {called}, got {not_that(path, error)} - at {path}") from None
+    except (pa.ArrowException, OSError, EOFError, zlib.error) as error:
+        # a damaged .gz is an OSError, too
+        raise _damaged(path, ending, party, error) from None
 
 
-def not_that(path: Path, error: Exception) -> str:
-    """Say what is wrong with a file that is not what its ending says, without its content."""
+def _damaged(path: Path, ending: str, party: str, error: Exception) -> DataError:
+    """Return the error for a file that is not what its ending states."""
     if isinstance(error, OSError) and error.strerror:
-        return f"an error of the system, {error.strerror}"
-    try:
-        with path.open("rb") as file:
-            file.read(4096).decode()
-    except UnicodeDecodeError:
-        return "one that is damaged, cut off or of another kind"
-    return "text: name it .csv if its values are separated by commas"
+        got = f"an error of the system, {error.strerror}"
+    else:
+        got = "text: name it .csv if its values are separated by commas"
+        try:
+            with path.open("rb") as file:
+                file.read(4096).decode()
+        except UnicodeDecodeError:
+            got = "one that is damaged, cut off or of another kind"
+    return DataError(f"{party}: expected {_CALLED[ending]}, got {got} - at {path}")
 
 
 def _read_csv(path: Path, text: Sequence[str]) -> Any:
     content = gzip.decompress(path.read_bytes()) if path.name.lower().endswith(".gz") else path.read_bytes()
     if not content.strip():
-        raise CsvProblem("expected a table, got an empty file")
+        raise FileProblem("expected a table, got an empty file")
     return parse_csv(content, text)
-
-
-def of_csv(read: Callable[[Path], Read], path: Path, party: str) -> Read:
-    """Read a CSV file, packed or not, with errors that name the party."""
-    try:
-        return read(path)
-    except CsvProblem as problem:
-        raise DataError(f"{party}: {problem} - at {path}") from None
-    except (OSError, EOFError, zlib.error) as error:
-        # BadGzipFile is an OSError
-        raise DataError(f"{party}: expected a readable file, got {not_that(path, error)} - at {path}") from None
 
 
 def refuse_strays(
     table: pa.Table, path: str | Path, party: str, *, features: Sequence[str], numeric: Sequence[str] = (), remedy: str
 ) -> None:
-    """Refuse columns of numbers in which some cells are none, which made them text; the error names lines and cells.
+    """Refuse columns that some cells, which are no numbers, made text; the error names lines and cells.
 
-    `table` has all rows of the file at `path`, in its order. Of `features` a column of text is one of categories where
-    few of its values look like numbers or dates (`treaty.data.arrow_tables`); those of `numeric` must be numbers.
-    Refused are, too, numbers that are stored as text, as files with types can have them, and dates that are. `remedy`
-    says how a column is declared one of categories.
+    `table` has all rows of the file at `path`, in its order. A text column of `features` counts as categories where few
+    of its values look like numbers or dates (`treaty.data.arrow_tables`); those of `numeric` must be numbers. Numbers
+    and dates that a file with types stores as text are refused, too. `remedy` says how to declare categories.
 
     Raises DataError, whose text other parties do not see.
     """
     found, stored = {}, []
     for name in dict.fromkeys([*features, *numeric]):
-        kind = table.schema.field(name).type
-        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        if is_text(table.schema.field(name).type):
             strays = strays_of(table[name], must=name in numeric)
             if strays is None and name not in numeric:
                 if are_numbers(table[name]):
@@ -321,7 +299,7 @@ def refuse_strays(
 
 
 def _refuse_nameless(kept: Sequence[str], names: Sequence[str], path: Path, party: str) -> None:
-    """Refuse columns without a name, of which an index that pandas wrote would tell trees the order of rows."""
+    """Refuse columns without a name: an index that pandas wrote would tell trees the order of rows."""
     places = [place for place, name in enumerate(names, 1) if name in kept and not name.strip()]
     if not places:
         return
@@ -334,26 +312,18 @@ def _refuse_nameless(kept: Sequence[str], names: Sequence[str], path: Path, part
 
 
 def is_csv(path: str | Path) -> bool:
-    """Whether a file's ending says that it holds comma-separated values, packed or not."""
+    """Whether a file's ending is that of CSV, packed or not."""
     return Path(path).name.lower().endswith((".csv", ".csv.gz"))
 
 
 def refuse_bytes(table: Any, path: Path, party: str) -> None:
-    """Refuse columns whose text is not UTF-8, which arrow reads as bytes."""
+    # arrow reads text that is not UTF-8 as bytes
     undecoded = [field.name for field in table.schema if pa.types.is_binary(field.type)]
     if undecoded:
         raise DataError(
             f"{party}: expected text in UTF-8, got another encoding in {quoted(undecoded)}; save the file as UTF-8, or "
             f"drop the column - at {path}"
         )
-
-
-ON_DISK = 1 << 30
-"""Bytes of a table's columns, as float32, from which on they lie in files."""
-
-_BYTES_ON_DISK = 8  # of a value: float32, and its bin by column and by row, or float32 by row, to predict
-_BYTES_OF_CSV = 8  # of a value, while a file is read
-_UNPACKED = 4  # times the size of a packed file
 
 
 def open_table(
@@ -366,9 +336,9 @@ def open_table(
     text: Sequence[str] = (),
     party: str = "the table",
 ) -> Any:
-    """Read a table as `read_table` does if it is small; else return it as a `FileTable`, of which nothing is read yet.
+    """Read a small table as `read_table` does; return a large one as a `FileTable`, of which nothing is read yet.
 
-    A table is large from `ON_DISK` bytes on, one in CSV by the size of its file. What is made of it goes to files in
+    A table is large from `ON_DISK` bytes on, one in CSV by the size of its file. Arrays made of it go to files in
     `folder` (None: the system's folder of temporary files), which must have the room. Errors are those of `read_table`,
     and ConfigError for the folder.
     """
@@ -377,16 +347,13 @@ def open_table(
     of_csv = ending in (".csv", ".csv.gz")
     size = path.stat().st_size * (_UNPACKED if ending == ".csv.gz" else 1)
     facts = None if of_csv and size < ON_DISK else facts_of(path, ending, party, text)
-    if facts is None or facts[0] == 0 or not (of_csv or is_large(*facts)):
+    if facts is None or facts[0] == 0 or not (of_csv or _is_large(*facts)):
         return read_table(path, columns=columns, drop=drop, drop_all=drop_all, text=text, party=party)
     rows, schema = facts
     names = kept_names(schema, path, columns, drop, drop_all, party)
-    called = "a Parquet file" if ending == ".parquet" else "an arrow file"
-
-    def damaged(error: Exception) -> DataError:
-        return DataError(f"{party}: expected {called}, got {not_that(path, error)} - at {path}")
-
-    import pyarrow.dataset  # takes as long to load as a small job
+    damaged = partial(_damaged, path, ending, party)
+    # takes as long to load as a small job
+    import pyarrow.dataset
 
     if of_csv:
         folder = _usable(folder, rows * (len(names) * _BYTES_ON_DISK + len(schema) * _BYTES_OF_CSV))
@@ -418,7 +385,7 @@ def open_dataset(
     rows = dataset.count_rows()
     if rows == 0:
         raise DataError(f"{party}: expected at least one row, got only column names - at {place}")
-    if is_large(rows, dataset.schema):
+    if _is_large(rows, dataset.schema):
         folder = _usable(folder, rows * len(names) * _BYTES_ON_DISK)
         return FileTable(dataset, dataset.schema, folder, damaged).select(names)
     try:
@@ -427,19 +394,19 @@ def open_dataset(
         raise damaged(error) from None
 
 
-def is_large(rows: int, schema: Any) -> bool:
-    """Whether a table's columns, as float32, are too much for memory."""
+def _is_large(rows: int, schema: Any) -> bool:
     return rows * len(schema) * np.dtype(np.float32).itemsize >= ON_DISK
 
 
 def is_dataset(data: Any) -> bool:
-    """Whether something is a `pyarrow.dataset.Dataset`; its module is not loaded to find out."""
+    """Whether data is a `pyarrow.dataset.Dataset`."""
+    # its module is not loaded to find out
     module = sys.modules.get("pyarrow.dataset")
     return module is not None and isinstance(data, module.Dataset)
 
 
 def _usable(folder: Path | None, size: int) -> Path:
-    """Return the folder for a large table; raise ConfigError where it has not the room."""
+    """Return the folder for a large table, which has room for so many bytes; raise ConfigError otherwise."""
     if folder is None:
         folder = usual_folder()
     else:

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -23,8 +21,9 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import pyarrow as pa
 import pyarrow.parquet
 
-from treaty.data.columns import quoted
+from treaty.data.columns import refuse_repeated
 from treaty.errors import ConfigError, DataError
+from treaty.files import replacing
 
 CONNECT_SECONDS = 10
 """How long a database may take to answer, unless the URI says otherwise (connect_timeout)."""
@@ -159,15 +158,12 @@ def fetch(
 
 def _write(reader: Any, to: Path, text: Sequence[str], what: str) -> int:
     names = [str(field.name) for field in reader.schema]
-    repeated = [name for name, count in Counter(names).items() if count > 1]
-    if repeated:
-        raise DataError(f"{what}: expected unique column names, got more than one of {quoted(repeated)}; name them: AS")
+    refuse_repeated(names, what, "; name them: AS")
     converts = [_conversion(field, field.name in text, what) for field in reader.schema]
     schema = pa.schema([pa.field(name, kind) for name, (kind, _) in zip(names, converts, strict=True)])
-    whole, n_rows = to.with_name(f".{secrets.token_hex(8)}.parquet"), 0
-    try:
-        to.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        whole.touch(mode=0o600)
+    n_rows = 0
+    to.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with replacing(to, ".parquet") as whole:
         with pyarrow.parquet.ParquetWriter(whole, schema, compression="zstd") as writer:
             for batch in reader:
                 columns = [convert(column) for (_, convert), column in zip(converts, batch.columns, strict=True)]
@@ -177,10 +173,6 @@ def _write(reader: Any, to: Path, text: Sequence[str], what: str) -> int:
             raise DataError(f"{what}: expected at least one row of the query, got none")
         with whole.open("rb") as file:
             os.fsync(file.fileno())
-        whole.replace(to)
-    finally:
-        with suppress(OSError):
-            whole.unlink(missing_ok=True)
     return n_rows
 
 

@@ -1,11 +1,10 @@
 """A party's features as columns of float32, or float64, from any dataframe or array.
 
-`to_table` is the one entry for data: its result is checked, so nothing behind it checks again. At
-prediction time it is given the training table's `Schema`, takes the columns by name and maps categories by
-value, so that code k means the same category in training and ever after.
+`to_table` is the only entry for data: its result is checked, so later code does not check again. At prediction time it
+is given the training table's `Schema`, takes the columns by name and maps categories by value, so that code k always
+means the same category.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -30,15 +29,16 @@ from treaty.data.columns import (
     column_from_series,
     number_columns,
     quoted,
+    refuse_repeated,
 )
 from treaty.errors import DataError
 from treaty.machine.arrays import folder_of, forget, new
 
-LISTED = 20  # columns that a message names of those a file has
-_SHOWN = 3  # categories that a warning names
-# of rows with unknown categories, from which on a warning asks how they are written
+# columns of a file that a message names, and categories that a warning names
+LISTED, _SHOWN = 20, 3
+# share of rows with unknown categories from which on a warning asks how they are written
 _LARGE_SHARE = 0.1
-# a block of rows is turned inside the processor's cache
+# a block of rows is transposed inside the processor's cache
 _ROWS_AT_ONCE = 4096
 
 
@@ -78,9 +78,9 @@ class Table:
     n_rows: int  # also where there is no column
 
     def matrix(self, rows: slice | None = None) -> NDArray[Any]:
-        """Return the columns copied into one array (n_rows, n_features) in C order, on disk if they are.
+        """Return the columns copied into one array (n_rows, n_features) in C order, float64 if one of them is.
 
-        It is float64 if one of the schema's columns is, else float32. Of some `rows` in memory.
+        It lies on disk if the columns do; some `rows` alone are copied to memory.
         """
         first, last, _ = (rows or slice(None)).indices(self.n_rows)
         shape, folder = (last - first, len(self.columns)), self.folder
@@ -109,20 +109,20 @@ class Table:
     @property
     def folder(self) -> Path | None:
         """The folder of the files that the columns lie in; None in memory."""
-        # mostly one, which is quick
+        # mostly there is one base for all columns, which is quick
         bases = {id(column.base): column.base for column in self.columns}.values()
         return next((folder for base in bases if (folder := folder_of(base)) is not None), None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What `to_table` needs to know of any input.
+    """What `to_table` needs of any input.
 
-    ``read(i, text_as_categories, origin, out)`` converts column i; ``...`` finds its origin. Of a table on disk
-    `folder` is where its columns go, and `out`, the place of this one, may be what `read` writes to and returns.
+    ``read(i, text_as_categories, origin, out)`` converts column i; an origin of ``...`` is found. The columns of a
+    table on disk go to `folder`, and `read` may write to `out` and return it.
     """
 
-    # None: an array, columns go by position
+    # None for an array, whose columns go by position
     names: tuple[str, ...] | None
     n_columns: int
     n_rows: int
@@ -144,17 +144,16 @@ def to_table(
 
     `data` is any eager dataframe that narwhals knows (pandas, polars, pyarrow, ...), an array (n_rows, n_features),
     nested lists, a Table or a `FileTable`. Whole, real and boolean columns (and decimals, and objects that are all
-    numbers) become numeric features; categorical dtypes become categorical ones with the dtype's own codes; None, NaN,
-    NA and null are missing. Columns of arrays are named f0, f1, ... With the training `schema`, columns are taken by
-    name in its order (arrays by position), categories are mapped by value, unseen ones to the code K = number of known
-    categories, and text is taken where the schema has categories. `text_as_categories` takes text columns as sorted
-    categories, for files, which have no categorical dtype. `allow_no_features` accepts the table of an active party
-    that has only labels. `on_unseen` is called with a sentence for each column that has rows of categories
-    unknown from training. `place` is named in errors, a file, say.
+    numbers) become numeric features, categorical dtypes categorical ones with the dtype's codes; None, NaN, NA and null
+    are missing. Columns of arrays are named f0, f1, ... With the training `schema`, columns are taken by name in its
+    order (arrays by position) and categories mapped by value, unseen ones to the code K = number of known categories;
+    text is taken where the schema has categories. `text_as_categories` turns text columns into sorted categories (files
+    have no categorical dtype), `allow_no_features` accepts the table of an active party with labels alone. `on_unseen`
+    is called with a sentence for each column with categories unknown from training. `place` is named in errors.
 
     Raises DataError if the data is not two-dimensional, has no rows or columns, repeated names or columns that differ
-    from `schema`, or text, dates, lists, structs, complex, infinite or too large numbers (one message names every such
-    column), and TypeError for a sparse matrix, or cells of an array that are neither numbers nor text.
+    from `schema`, or unusable columns (one message names all of them), and TypeError for a sparse matrix, or cells of
+    an array that are neither numbers nor text.
     """
     source = _open(data, party, schema)
     shape = (source.n_rows, source.n_columns)
@@ -176,7 +175,7 @@ def to_table(
             matched = _match(column, known) if schema else column
             if source.folder is not None and folder_of(matched.values) is None:
                 out = out if matched.origin is None else new((source.n_rows,), np.float64, source.folder)
-                assert out is not None  # as `stored` is there
+                assert out is not None
                 out[:] = matched.values
                 matched = Column(out, matched.categories, matched.origin)
             columns.append(matched)
@@ -236,25 +235,24 @@ def _open(data: Any, party: str, schema: Schema | None) -> _Source:
 
 
 def of_frame(data: Any, party: str) -> Any:
-    """Return any dataframe or series as narwhals has it, and other data as it came; refuse names that are repeated."""
+    """Return a dataframe or series wrapped by narwhals, other data as it is; refuse repeated column names."""
     try:
         return nw.from_native(data, pass_through=True, allow_series=True)
     except nw.exceptions.DuplicateError:
         names = data.column_names if isinstance(data, pa.Table) else data.columns
-        return _refuse_repeated(tuple(map(str, names)), party)
+        return refuse_repeated(list(map(str, names)), party)
 
 
 def _frame_source(frame: nw.DataFrame[Any], party: str) -> _Source:
     # pandas names may be numbers
     names = tuple(map(str, frame.columns))
-    _refuse_repeated(names, party)
+    refuse_repeated(names, party)
     series = list(frame.iter_columns())
-    return _Source(
-        names,
-        len(names),
-        len(frame),
-        lambda i, text, origin, out: column_from_series(series[i], text_as_categories=text, origin=origin),
-    )
+
+    def read(i: int, text: bool, origin: Origin | EllipsisType, out: NDArray[np.float32] | None) -> Column:
+        return column_from_series(series[i], text_as_categories=text, origin=origin)
+
+    return _Source(names, len(names), len(frame), read)
 
 
 def _table_source(table: Table) -> _Source:
@@ -283,7 +281,7 @@ def _array_source(data: Any, party: str, schema: Schema | None) -> _Source:
     try:
         array = np.asarray(data)
         if array.dtype.kind in "US" and not isinstance(data, np.ndarray):
-            # numbers beside text would have become text
+            # numbers next to text would have become text
             array = np.asarray(data, dtype=object)
     except ValueError as error:
         raise DataError(f"{party}: expected rows of equal length, got {error}") from None
@@ -309,21 +307,15 @@ def _array_source(data: Any, party: str, schema: Schema | None) -> _Source:
     return _Source(None, n_columns, n_rows, read)
 
 
-def _refuse_repeated(names: tuple[str, ...], party: str) -> None:
-    repeated = [name for name, count in Counter(names).items() if count > 1]
-    if repeated:
-        raise DataError(f"{party}: expected unique column names, got more than one of {quoted(repeated)}")
-
-
 def refuse_absent(meant: Sequence[str], what: str, names: Sequence[str], path: str | Path, party: str) -> None:
-    """Raise DataError where columns that are named are absent: `what`, those to drop, say."""
+    """Raise DataError if `meant` columns are absent; `what` describes them: "the columns to drop"."""
     absent = [name for name in meant if name not in names]
     if absent:
         raise DataError(f"{party}: expected {what}, {quoted(absent)}, {file_without(absent, names)} - at {path}")
 
 
 def file_without(absent: Sequence[str], names: Sequence[str]) -> str:
-    """Say that a file lacks columns, which it has instead, and which of these may be meant."""
+    """Describe a file that lacks columns: those it has, and which of these may be meant."""
     near = list(dict.fromkeys(close for name in absent for close in get_close_matches(name, names, 2)))
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
     meant = f"; did you mean {quoted(near)}?" if near else ""
@@ -331,12 +323,7 @@ def file_without(absent: Sequence[str], names: Sequence[str]) -> str:
 
 
 def check_names(schema: Schema, names: Sequence[str], party: str, place: str = "") -> None:
-    """Refuse a table whose columns, `names`, are not those of training; `place` is named in the error.
-
-    Raises
-    ------
-    DataError
-    """
+    """Raise DataError for a table whose columns, `names`, are not those of training; the error ends with `place`."""
     there, known = set(names), set(schema.names)
     missing = [name for name in schema.names if name not in there]
     unknown = [name for name in names if name not in known]
@@ -353,7 +340,8 @@ def _positions(source: _Source, schema: Schema | None, party: str, place: str) -
         return list(range(source.n_columns))
     if source.names is None:
         if source.n_columns != len(schema.names):
-            raise DataError(  # scikit-learn's words
+            # scikit-learn's words
+            raise DataError(
                 f"X has {source.n_columns} features, but Schema is expecting {len(schema.names)} features as input "
                 f"- at {party}"
             )
@@ -367,7 +355,7 @@ def _match(column: Column, known: tuple[Category, ...] | None) -> Column:
     """Convert a column to the kind and the category codes of training."""
     if column.categories == known:
         return column
-    # without values it is of any kind
+    # a column without values fits any kind
     if np.isnan(column.values).all():
         return Column(column.values, known, column.origin)
     if known is None:
@@ -390,7 +378,7 @@ def _match(column: Column, known: tuple[Category, ...] | None) -> Column:
 
 
 def _unseen(column: Column, matched: Column, known: tuple[Category, ...]) -> str:
-    """Say how many rows have categories unknown from training, and which; "" where none has."""
+    """Describe how many rows have categories unknown from training, and which; "" if there are none."""
     rows = matched.values == len(known)
     n_rows = int(np.count_nonzero(rows))
     if n_rows == 0 or column.categories is None or column.categories == known:

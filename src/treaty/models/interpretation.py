@@ -1,9 +1,8 @@
-"""What a finished model says about its columns: importance, contributions of single rows, one joined XGBoost model.
+"""Importances of a finished model's columns, contributions of single rows, and one joined XGBoost model.
 
 A column's name belongs to its owner. A viewer sees a foreign column that some split uses under a pseudonym
 ("laboratory #3") unless its owner consents. Pseudonyms count a party's columns in the order of its records that first
-use them: they are the same in every importance and every explanation of a model, and do not reveal a column's
-position.
+use them: they are the same in every importance and every explanation of a model, and do not reveal a column's position.
 """
 
 from __future__ import annotations
@@ -23,7 +22,9 @@ from treaty.models.trees import ModelPart, forest_of
 from treaty.trees.boosting import Forest
 from treaty.trees.ensemble import JoinedSplits, SplitTable, Tree, join_splits
 from treaty.trees.losses import Softmax
+from treaty.trees.number_losses import Custom, Poisson, PseudoHuber, Quantile, Tweedie
 from treaty.trees.objectives import Objective
+from treaty.trees.ranking_losses import PAIRED, LambdaMart
 from treaty.trees.shap import contributions
 
 # stands for "every present value goes left": JSON has no infinity
@@ -42,9 +43,8 @@ def to_booster(
     `splits`, `feature_names` and `categories` (None for numeric columns) are of the joined table. The booster knows
     categories by their codes alone: columns must come with the categories of training, in that order
     (``pandas.Categorical(values, categories=...)``); ``json.loads(booster.attr("categories"))`` has them by column.
-    Margins that classes start from are in the leaves of the first round's trees. XGBoost sends codes it has never seen
-    left, so predictions may differ on those alone. Raises ConfigError if XGBoost is not installed, or a column name has
-    a character that XGBoost forbids.
+    XGBoost sends codes it has never seen left, so predictions may differ on those alone. Raises ConfigError if XGBoost
+    is not installed, or a column name has a character that XGBoost forbids.
     """
     try:
         import xgboost
@@ -54,6 +54,10 @@ def to_booster(
     if unusable:
         raise ConfigError(f"XGBoost allows no '[', ']' or '<' in column names; rename {', '.join(unusable)}")
     n_features = len(feature_names)
+    # XGBoost before 3.1 has one base score for all classes: their scores go into the leaves of the first round's trees
+    scores = objective.class_scores if isinstance(objective, Softmax) else ()
+    first = [replace(tree, value=tree.value + score) for tree, score in zip(trees, scores, strict=False)]
+    scored = [*first, *trees[len(first) :]]
     of_column = {name: list(of) for name, of in zip(feature_names, categories, strict=True) if of is not None}
     model = {
         "version": [3, 0, 0],
@@ -67,23 +71,17 @@ def to_booster(
                     "gbtree_model_param": {"num_trees": str(len(trees)), "num_parallel_tree": "1"},
                     "tree_info": [i % objective.n_outputs for i in range(len(trees))],
                     "iteration_indptr": list(range(0, len(trees) + 1, objective.n_outputs)),
-                    "trees": [
-                        _tree(number, tree, splits, n_features)
-                        for number, tree in enumerate(_with_class_scores(trees, objective))
-                    ],
+                    "trees": [_tree(number, tree, splits, n_features) for number, tree in enumerate(scored)],
                 },
             },
             "learner_model_param": {
                 "base_score": repr(objective.base_score),
-                "num_class": str(objective.n_classes),
+                "num_class": str(objective.n_outputs if isinstance(objective, Softmax) else 0),
                 "num_feature": str(n_features),
                 "num_target": "1",
                 "boost_from_average": "0",
             },
-            "objective": {
-                "name": objective.xgboost_name,
-                **objective.xgboost_parameters,
-            },
+            "objective": _xgboost_objective(objective),
         },
     }
     booster = xgboost.Booster()
@@ -92,11 +90,29 @@ def to_booster(
     return booster
 
 
-def _with_class_scores(trees: Sequence[Tree], objective: Objective) -> list[Tree]:
-    """Add the margins that classes start from to the first round's leaves: XGBoost before 3.1 has one for all."""
-    scores = objective.class_scores if isinstance(objective, Softmax) else ()
-    first = [replace(tree, value=tree.value + score) for tree, score in zip(trees, scores, strict=False)]
-    return [*first, *trees[len(first) :]]
+def _xgboost_objective(objective: Objective) -> dict[str, Any]:
+    """Return the objective as XGBoost's JSON format has it; a user's own loss becomes one with the same link."""
+    name, parameters = objective.xgboost_name, {"reg_loss_param": {"scale_pos_weight": "1"}}
+    match objective:
+        case Softmax():
+            parameters = {"softmax_multiclass_param": {"num_class": str(objective.n_outputs)}}
+        case Poisson():
+            parameters = {"poisson_regression_param": {"max_delta_step": repr(objective.max_delta_step)}}
+        case Tweedie():
+            power = repr(objective.tweedie_variance_power)
+            parameters = {"tweedie_regression_param": {"tweedie_variance_power": power}}
+        case PseudoHuber():
+            parameters = {"pseudo_huber_param": {"huber_slope": repr(objective.huber_slope)}}
+        case Quantile():
+            parameters = {"quantile_loss_param": {"quantile_alpha": f"[{objective.quantile_alpha!r}]"}}
+        case LambdaMart():
+            pairs = {"lambdarank_pair_method": "topk", "lambdarank_num_pair_per_sample": str(PAIRED)}
+            parameters = {"lambdarank_param": pairs}
+        case Custom(link="log"):
+            name, parameters = "count:poisson", {"poisson_regression_param": {"max_delta_step": "0.7"}}
+        case Custom():
+            name = "reg:squarederror" if objective.link == "identity" else "binary:logistic"
+    return {"name": name, **parameters}
 
 
 def _tree(number: int, tree: Tree, splits: JoinedSplits, n_features: int) -> dict[str, Any]:
@@ -117,7 +133,7 @@ def _tree(number: int, tree: Tree, splits: JoinedSplits, n_features: int) -> dic
             continue
         split_type[node] = 1
         going_right = np.flatnonzero(splits.category_left[first : last - 1] == 0)
-        # only missing goes right; XGBoost refuses an empty set, so name a code never seen
+        # only missing values go right; XGBoost refuses an empty set, so name a code that never occurs
         if len(going_right) == 0:
             going_right = np.array([last - first - 1])
         segments.append(len(categories))
@@ -166,7 +182,7 @@ def order_of_first_use(columns: NDArray[np.integer[Any]]) -> NDArray[np.int32]:
 
 
 def pseudonym(party: str, number: int) -> str:
-    """Return the pseudonym of a party's column, given its place, from 0, in `order_of_first_use`."""
+    """Return the pseudonym of the party's column of this number in `order_of_first_use`."""
     return f"{party} #{number + 1}"
 
 
@@ -178,9 +194,9 @@ def importances(
     *,
     normalised: bool = False,
 ) -> dict[str, dict[str, float]]:
-    """Return how much the trees rest on each column, by party, as `viewer`, who sees its own names, may see it.
+    """Return each column's importance, by party, from all parties' parts, with the names that `viewer` may see.
 
-    Of all parties' parts. Kinds are the total gain of the splits on a column, the total cover (sum of hess) of their
+    Kinds are the total gain of the splits on a column, the total cover (sum of hess) of their
     nodes, or their count; XGBoost calls these total_gain, total_cover and weight. The viewer and parties that
     `consent` (None: all) have every column, 0.0 without a split; others the columns with splits, by pseudonym.
     `normalised` divides by the sum over all parties. Raises ConfigError for another kind, a name that is no party, or
@@ -210,9 +226,9 @@ def importances(
 
 
 def own_importances(part: ModelPart) -> dict[str, dict[str, float]]:
-    """Return the importances of a party's own columns that its own part tells, by kind: the count of splits.
+    """Return the importances of a party's own columns from its part alone, by kind.
 
-    At the active party, and in a model that many have, the gain as well, which is in the trees.
+    The count of splits, and where the part has the trees, their gain as well.
     """
     names = part.schema.names
     if part.forest is None:
@@ -238,13 +254,12 @@ def _amounts(forest: Forest, source: int, kind: Kind) -> tuple[NDArray[np.int32]
         amounts = np.ones(len(records))
     else:
         amounts = np.concatenate([getattr(t, kind)[at] for t, at in zip(forest.trees, mine, strict=True)] or [records])
-    # ascending records, so that amounts line up with the party's own list of splits
+    # ascending, so that amounts line up with the party's own list of splits
     order = np.argsort(records, kind="stable")
     return records[order], amounts[order].astype(np.float64)
 
 
 def _check_covers(forest: Forest, what: str) -> None:
-    """Raise ConfigError if a model has no covers of nodes."""
     if any(tree.count[0] == 0 for tree in forest.trees):
         raise ConfigError(
             f"{what} are made from covers (how many rows, and how much hess, a node has), and a model trained on "
@@ -262,7 +277,7 @@ def _columns_of(part: ModelPart, records: NDArray[np.int32]) -> NDArray[np.int32
 
 
 def willing(parties: Iterable[str], consent: Iterable[str] | None) -> set[str]:
-    """Return who consents, after checking that they are parties."""
+    """Return the parties that consent (None: all); raise ConfigError for names of others."""
     known = set(parties)
     given = known if consent is None else {consent} if isinstance(consent, str) else set(consent)
     if not given <= known:
@@ -274,8 +289,8 @@ def willing(parties: Iterable[str], consent: Iterable[str] | None) -> set[str]:
 def joined_booster(parts: Sequence[ModelPart], consent: Iterable[str] = ()) -> Any:
     """Join the parts of the active party and of those that consent, in any order, into one XGBoost model.
 
-    The `xgboost.Booster` is over the columns of the consenting parties side by side,
-    in the order of the training parties, the party's name in front (``"bank.age"``) where the model has several.
+    The `xgboost.Booster` has the columns of the consenting parties side by side, in the order of the training parties,
+    with the party's name in front (``"bank.age"``) where the model has several.
     Raises ConfigError if a party owns splits that the trees use but does not consent or its part is not here, for a
     consenting name that is no party, or if XGBoost is not installed; DataError if the parts are not those of one
     model, or lack splits.

@@ -30,7 +30,7 @@ from treaty.files import Format, read_file, write_file
 from treaty.messaging.messages import Message, MessageLeakage
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import noise_folder
-from treaty.privacy.ledger import EpsilonLimits, Ledger
+from treaty.privacy.ledger import EpsilonLimits, Ledger, RunLog
 from treaty.runs.job import Job, TableRules, store_of
 from treaty.runs.table_files import (
     FileRead,

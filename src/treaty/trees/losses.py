@@ -1,4 +1,7 @@
-"""What all losses have in common: the fixed point of their derivatives, base score and link; and losses of classes."""
+"""What all losses share (derivatives in fixed point, base score, link), and the losses of classes.
+
+`number_losses` and `ranking_losses` have the other losses, `objectives` the table of all.
+"""
 
 from __future__ import annotations
 
@@ -15,39 +18,39 @@ from treaty.machine.arrays import Floats, Integers
 from treaty.machine.kernels import kernel
 from treaty.machine.shared_work import share
 
-BLOCK = 1 << 14  # rows whose intermediate values stay in the cache
-_LEAST_SHARE = 1e-6  # of a class, that its log-odds are finite; XGBoost's
-_TALLY_BITS = 40  # of a row's part in the sums that say where training starts: a float32 has 24
-LEAST_EPSILON = 2.0**-20  # below it labels are coin tosses, and debiasing them only costs bits of the fixed point
-
+# rows whose intermediate values stay in the cache
+BLOCK = 1 << 14
+# the least share of a class, so that its log-odds are finite; XGBoost's
+_LEAST_SHARE = 1e-6
+# bits of a row's part in the sums that decide where training starts: a float32 has 24
+_TALLY_BITS = 40
+# below it labels are coin tosses, and debiasing them only costs bits of the fixed point
+LEAST_EPSILON = 2.0**-20
 
 Takes = Literal["classes", "numbers", "groups"]
 """What labels are: class numbers, numbers, or relevance with a group (of a ranking)."""
 
-
+# Limit of a leaf weight of log-odds, before the learning rate. Where p has come near 0 or 1 by mistake, hessians are
+# near 0 and -G / (H + reg_lambda) is in the hundreds. One such step raises the loss of a leaf's other rows by as much,
+# and no hessian is left to take it back.
 LOG_ODDS_LIMIT = 10.0
-"""Limit of a leaf weight of log-odds, before the learning rate.
-
-Where p has come near 0 or 1 by mistake, hessians are near 0 and -G / (H + reg_lambda) is in the hundreds: one such step
-lifts the loss of a leaf's other rows by as much, and then no hessian is left to take it back.
-"""
 
 
 def power_of_two(size: float) -> float:
-    """Return the least power of two that is no less than a size; 1 for a size of 0. ConfigError where there is none."""
+    """Return the least power of two at or above a size (1 for 0); raise ConfigError beyond float64."""
     if not size <= 2.0**1023:
         raise ConfigError("labels, or the bounds that follow from them, do not fit float64; scale the labels down")
     return 2.0 ** math.ceil(math.log2(size)) if size > 0.0 else 1.0
 
 
 def to_float32(number: float) -> float:
-    """Return a number rounded to float32 where it fits, as boosters of XGBoost keep it."""
+    """Round to float32 where the number fits, as XGBoost's boosters keep it."""
     rounded = float(np.float32(number)) if abs(number) < float(np.finfo(np.float32).max) else number
     return rounded if rounded != 0.0 else number
 
 
 class TallyUnits(NamedTuple):
-    """Fixed point of the sums that say where training starts: units of labels and weights, bits of a row's part."""
+    """Fixed point of the sums that decide where training starts: units of labels and weights, bits of a row's part."""
 
     label: float = 1.0
     weight: float = 1.0
@@ -55,7 +58,7 @@ class TallyUnits(NamedTuple):
 
     @classmethod
     def of(cls, n_rows: int, label: float, weight: float) -> Self:
-        """Return units in which sums over `n_rows` fit 62 bits, for powers of two no less than any label and weight."""
+        """Return units in which sums over `n_rows` fit 62 bits; powers of two bound labels and weights."""
         return cls(label, weight, min(_TALLY_BITS, 61 - n_rows.bit_length()))
 
 
@@ -77,23 +80,28 @@ class FixedPointLoss(msgspec.Struct, frozen=True, tag_field="name"):
     weight_bound: float = 1.0
     epsilon: float | None = None
 
-    takes: ClassVar[Takes]
-    metric: ClassVar[str]  # as XGBoost names it, where it has it; so does the next
+    takes: ClassVar[Takes] = "numbers"
+    # names of the metric and of the loss, XGBoost's where it has them
+    metric: ClassVar[str]
     xgboost_name: ClassVar[str]
-    higher_is_better: ClassVar[bool] = False  # of the metric
-    delta_step: ClassVar[float] = 0.0  # `max_delta_step` where it is left out; 0: gains are of weights without a limit
-    leaf_limit: ClassVar[float] = math.inf  # the largest leaf weight before the learning rate; gains are without it
-    hess_tells_labels: ClassVar[bool] = False  # whether hessians depend on labels, not on margins and weights alone
-    refreshes_leaves: ClassVar[bool] = False  # whether `leaf_values` replace -G / (H + reg_lambda)
-
-    @classmethod
-    def outputs(cls, n_classes: int) -> int:
-        """Return the number of trees per round."""
-        return 1
+    # of the metric
+    higher_is_better: ClassVar[bool] = False
+    # default of `max_delta_step`; at 0 gains are those of weights without a limit
+    delta_step: ClassVar[float] = 0.0
+    # the largest leaf weight before the learning rate; gains are without it
+    leaf_limit: ClassVar[float] = math.inf
+    # `largest_hess`, unless a loss computes it
+    hess_limit: ClassVar[float] = 1.0
+    # whether hessians, too, are divided by `grad_clip`
+    hess_has_clip: ClassVar[bool] = False
+    # whether hessians depend on labels, not on margins and weights alone
+    hess_tells_labels: ClassVar[bool] = False
+    # whether `leaf_values` replace -G / (H + reg_lambda)
+    refreshes_leaves: ClassVar[bool] = False
 
     @classmethod
     def check_labels(cls, y: Floats, whose: str) -> None:
-        """Raise DataError, which says `whose` they are, for labels that this loss cannot take."""
+        """Raise DataError, which names whose they are, for labels that this loss cannot take."""
 
     @classmethod
     def check_weights(cls, y: Floats, weight: Floats) -> None:
@@ -107,7 +115,7 @@ class FixedPointLoss(msgspec.Struct, frozen=True, tag_field="name"):
             raise ConfigError(f"expected a finite epsilon of at least {LEAST_EPSILON:.1e}, got {self.epsilon}")
 
     def estimated_start(self, y: Floats, weight: Floats | None) -> tuple[float, ...]:
-        """Return the `start` that labels, which are all in one place, call for."""
+        """Return the `start` for labels that are all in one place."""
         units = TallyUnits.of(len(y), self.label_bound(y), bound_of_weights(weight))
         return self.start_of(self.tallies(y, weight, units).tolist(), units.label)
 
@@ -116,16 +124,14 @@ class FixedPointLoss(msgspec.Struct, frozen=True, tag_field="name"):
         return power_of_two(float(np.max(np.abs(y), initial=0.0)))
 
     def tallies(self, y: Floats, weight: Floats | None, units: TallyUnits) -> Integers:
-        """Return what rows add to the sums that `start_of` takes, int64: of weights, and of weighted labels.
-
-        Each row's part is rounded, so that it does not matter who holds which rows.
-        """
+        """Return what rows add to the sums that `start_of` takes, int64: of weights, and of weighted labels."""
+        # each row's part is rounded, so that it does not matter who holds which rows
         each = (np.ones(len(y)) if weight is None else weight) * (2.0**units.bits / units.weight)
         parts = np.rint(each), np.rint(each * (y / units.label))
         return np.array([part.astype(np.int64).sum() for part in parts])
 
     def start_of(self, totals: Sequence[int], label_unit: float) -> tuple[float, ...]:
-        """Return the `start` that `tallies` of all rows call for: the mean, unless a loss has another."""
+        """Return the `start` for the `tallies` of all rows: the mean, unless a loss has another."""
         return (to_float32(label_unit * (totals[1] / totals[0])) if totals[0] > 0 else self.base_score,)
 
     @property
@@ -134,7 +140,7 @@ class FixedPointLoss(msgspec.Struct, frozen=True, tag_field="name"):
         return (self.base_score,)
 
     def starting(self, start: Sequence[float]) -> Self:
-        """Return the loss with this `start`; ConfigError where it has another number of them, or none that fits."""
+        """Return the loss with this `start`; raise ConfigError unless it has as many finite numbers."""
         if len(start) != len(self.start) or not np.all(np.isfinite(start)):
             raise ConfigError(f"expected {len(self.start)} finite numbers that training starts from, got {start}")
         return replace(self, base_score=start[0])
@@ -144,62 +150,51 @@ class FixedPointLoss(msgspec.Struct, frozen=True, tag_field="name"):
         return 1.0
 
     def bounded(self, y: Floats) -> Self:
-        """Return the loss with its bounds for these labels; ConfigError where the fixed point does not fit them."""
+        """Return the loss with its bounds for these labels; raise ConfigError where the fixed point is too coarse."""
         return replace(self, grad_clip=self.clip_of(y))
 
     @property
     def clips(self) -> tuple[float, ...]:
-        """The powers of two that follow from labels, of which holders of rows take the largest among them."""
+        """The powers of two that follow from labels; several holders of rows agree on the largest."""
         return (self.grad_clip,)
 
     def agreed(self, clips: Sequence[float], weight_bound: float) -> Self:
-        """Return the loss with `clips` and a bound of weights that hold for other holders' rows as well."""
+        """Return the loss with bounds that hold for all holders' rows."""
         return replace(self, grad_clip=clips[0], weight_bound=weight_bound)
 
     @property
     def largest_hess(self) -> float:
         """Largest hessian of a row of weight 1, in units of `hess_clip`."""
-        raise NotImplementedError
+        return self.hess_limit
 
     @property
     def hess_clip(self) -> float:
         """What hessians are divided by: a power of two, as `grad_clip` is."""
-        return 1.0
-
-    @property
-    def gain_scale(self) -> float:
-        """What gains are small beside: a gain is a squared gradient divided by a hessian."""
-        return self.grad_clip * self.grad_clip / self.hess_clip
-
-    @property
-    def xgboost_parameters(self) -> dict[str, Any]:
-        """The objective's own part of a model in XGBoost's JSON format."""
-        return {"reg_loss_param": {"scale_pos_weight": "1"}}
+        return self.grad_clip if self.hess_has_clip else 1.0
 
     @property
     def base_margins(self) -> Floats:
         """The margins every row starts from, float64 (n_outputs,)."""
         return np.array(self.start)
 
-    @property
-    def n_classes(self) -> int:
-        """XGBoost's num_class: the classes that have a margin each; 0 for a single margin."""
-        return 0
-
     def predictions(self, margins: Floats) -> Floats:
-        """Return probabilities (of class 1; of every class for softmax) or means, shaped as `margins`."""
+        """Return probabilities (of class 1; of every class for softmax), means, or the margins themselves."""
+        return margins
+
+    def row_losses(self, margins: Floats, y: Floats) -> Floats:
+        """Return each row's loss (n_rows,), given margins (n_rows, n_outputs)."""
         raise NotImplementedError
 
     def loss(self, margins: Floats, y: Floats, weight: Floats | None) -> float:
         """Return the weighted mean loss, which is what `metric` names."""
-        raise NotImplementedError
+        return float(np.average(self.row_losses(margins, y), weights=weight))
 
     def leaf_values(self, residuals: Floats, weight: Floats | None, starts: Integers) -> Floats:
         """Return what each leaf k, with ``residuals[starts[k]:starts[k + 1]]`` (label minus margin), should add."""
         raise NotImplementedError
 
     def write_derivatives(self, margins: Floats, y: Floats, scales: Floats, grad: Integers, hess: Integers) -> int:
-        """Write a block's derivatives times `scales` (n_rows,), rounded, to (n_outputs, n_rows); count clipped rows."""
+        """Write a block's derivatives times `scales` (n_rows,), rounded; return how many rows were clipped."""
         raise NotImplementedError
 
     def gradients(
@@ -208,13 +203,14 @@ class FixedPointLoss(msgspec.Struct, frozen=True, tag_field="name"):
         """Return grad and hess, int64 (n_outputs, n_rows), and how many rows' gradients were clipped.
 
         `margins` is (n_rows, n_outputs); `y` is a number, 0 or 1, or a class number (with `epsilon`, the noisy one).
-        Whole weights multiply what is rounded, so that a row of weight 2 counts as two rows, to the bit.
         """
         n_rows = len(y)
         grad = np.empty((self.n_outputs, n_rows), np.int64)
         hess = np.empty((self.n_outputs, n_rows), np.int64)
-        clipped: list[int] = []  # by block: threads may append at the same time, but not add to one number
+        # by block: threads may append at the same time, but not add to one number
+        clipped: list[int] = []
         scale = 2.0**self.fractional_bits / self.weight_unit
+        # whole weights multiply what is rounded, so that a row of weight 2 counts as two rows, to the bit
         times = None if weight is None or np.any(weight != np.rint(weight)) else weight.astype(np.int64)
 
         def work(first: int, last: int) -> None:
@@ -239,16 +235,12 @@ class FixedPointLoss(msgspec.Struct, frozen=True, tag_field="name"):
     @property
     def grad_unit(self) -> float:
         """What one integer step of a gradient is worth."""
-        return self.grad_clip * self._step
+        return self.grad_clip * self.weight_unit * 2.0**-self.fractional_bits
 
     @property
     def hess_unit(self) -> float:
         """What one integer step of a hessian is worth."""
-        return self.hess_clip * self._step
-
-    @property
-    def _step(self) -> float:
-        return self.weight_unit * 2.0**-self.fractional_bits
+        return self.hess_clip * self.weight_unit * 2.0**-self.fractional_bits
 
     @property
     def debiasing(self) -> tuple[float, float]:
@@ -270,7 +262,8 @@ class FixedPointLoss(msgspec.Struct, frozen=True, tag_field="name"):
 
         Debiased labels lie in [-t, s - t], so that |g| <= max(1 + t, s - t) = (e^epsilon + K - 2) / (e^epsilon - 1).
         """
-        s, t = self.debiasing  # the same additions as in `write_derivatives`, so that rounding is bounded too
+        # the same additions as in `write_derivatives`, so that rounding is bounded too
+        s, t = self.debiasing
         return math.ceil(max(1.0 + t, s - t) * 2.0**self.fractional_bits) * self._most_times
 
     @property
@@ -280,7 +273,7 @@ class FixedPointLoss(msgspec.Struct, frozen=True, tag_field="name"):
 
     @property
     def _most_times(self) -> int:
-        """How many times the largest integer of a row without a weight a weight may make of it."""
+        """By how much a weight may multiply the largest integer of a row."""
         return math.ceil(self.weight_bound / self.weight_unit)
 
     def check_sums(self, n_rows: int) -> None:
@@ -293,34 +286,43 @@ class FixedPointLoss(msgspec.Struct, frozen=True, tag_field="name"):
             )
 
 
-class Logistic(FixedPointLoss, frozen=True, tag="logistic"):
-    """Log-loss of two classes: grad = p - y, hess = p (1 - p)."""
+class _LossOfClasses(FixedPointLoss, frozen=True):
+    """What log-losses share: labels are class numbers, and training starts from the classes' weights."""
 
     takes: ClassVar[Takes] = "classes"
+    leaf_limit: ClassVar[float] = LOG_ODDS_LIMIT
+
+    def label_bound(self, y: Floats) -> float:
+        return 1.0
+
+    def tallies(self, y: Floats, weight: Floats | None, units: TallyUnits) -> Integers:
+        """Return the sum of the weights of each class's rows."""
+        each = (np.ones(len(y)) if weight is None else weight) / units.weight
+        rounded = np.rint(each * 2.0**units.bits).astype(np.int64)
+        return np.array([rounded[y == k].sum() for k in range(max(2, self.n_outputs))])
+
+    def shares_of(self, totals: Sequence[int]) -> Floats:
+        """Return each class's share; of randomised labels what it was before, on average, and at least 0."""
+        (s, t), whole = self.debiasing, sum(totals)
+        shares = [total / whole if whole > 0 else 1.0 / len(totals) for total in totals]
+        return np.maximum(s * np.array(shares) - t, 0.0)
+
+
+class Logistic(_LossOfClasses, frozen=True, tag="logistic"):
+    """Log-loss of two classes: grad = p - y, hess = p (1 - p)."""
+
     metric: ClassVar[str] = "logloss"
     xgboost_name: ClassVar[str] = "binary:logistic"
-    leaf_limit: ClassVar[float] = LOG_ODDS_LIMIT
+    hess_limit: ClassVar[float] = 0.25
 
     def check(self) -> None:
         super().check()
         if not 0.0 < self.base_score < 1.0:
             raise ConfigError(f"expected base_score between 0 and 1 for a classifier, got {self.base_score}")
 
-    def label_bound(self, y: Floats) -> float:
-        return 1.0
-
-    def tallies(self, y: Floats, weight: Floats | None, units: TallyUnits) -> Integers:
-        """See `FixedPointLoss`: each class's weight."""
-        return _class_weights(y, weight, units, 2)
-
     def start_of(self, totals: Sequence[int], label_unit: float) -> tuple[float, ...]:
-        """See `FixedPointLoss`: the share of class 1, of randomised labels what it was before, on average."""
-        share = float(_shares(totals, self.debiasing)[1])
+        share = float(self.shares_of(totals)[1])
         return (to_float32(min(max(share, _LEAST_SHARE), 1.0 - _LEAST_SHARE)),)
-
-    @property
-    def largest_hess(self) -> float:
-        return 0.25
 
     @property
     def base_margins(self) -> Floats:
@@ -329,16 +331,15 @@ class Logistic(FixedPointLoss, frozen=True, tag="logistic"):
     def predictions(self, margins: Floats) -> Floats:
         return 1.0 / (1.0 + _odds(margins))
 
-    def loss(self, margins: Floats, y: Floats, weight: Floats | None) -> float:
-        each = np.logaddexp(0.0, np.where(y > 0.5, -margins[:, 0], margins[:, 0]))
-        return float(np.average(each, weights=weight))
+    def row_losses(self, margins: Floats, y: Floats) -> Floats:
+        return np.logaddexp(0.0, np.where(y > 0.5, -margins[:, 0], margins[:, 0]))
 
     def write_derivatives(self, margins: Floats, y: Floats, scales: Floats, grad: Integers, hess: Integers) -> int:
         _write_logistic(_odds(margins[:, 0]), y, *self.debiasing, scales, grad[0], hess[0])
         return 0
 
 
-class Softmax(FixedPointLoss, frozen=True, tag="softmax"):
+class Softmax(_LossOfClasses, frozen=True, tag="softmax"):
     """Log-loss of several classes: grad = p - 1[y = k], hess = 2 p (1 - p), XGBoost's upper bound of the diagonal.
 
     `class_scores` are the margins that classes start from where these were estimated; else all have `base_score`.
@@ -346,25 +347,13 @@ class Softmax(FixedPointLoss, frozen=True, tag="softmax"):
 
     class_scores: tuple[float, ...] = ()
 
-    takes: ClassVar[Takes] = "classes"
     metric: ClassVar[str] = "mlogloss"
     xgboost_name: ClassVar[str] = "multi:softprob"
-    leaf_limit: ClassVar[float] = LOG_ODDS_LIMIT
-
-    @classmethod
-    def outputs(cls, n_classes: int) -> int:
-        return n_classes
-
-    def label_bound(self, y: Floats) -> float:
-        return 1.0
-
-    def tallies(self, y: Floats, weight: Floats | None, units: TallyUnits) -> Integers:
-        """See `FixedPointLoss`: each class's weight."""
-        return _class_weights(y, weight, units, self.n_outputs)
+    hess_limit: ClassVar[float] = 0.5
 
     def start_of(self, totals: Sequence[int], label_unit: float) -> tuple[float, ...]:
-        """See `FixedPointLoss`: logarithms of classes' shares, less their mean, as XGBoost has them."""
-        scores = np.log(_shares(totals, self.debiasing) + _LEAST_SHARE)
+        # as in XGBoost: logarithms of the classes' shares, less their mean
+        scores = np.log(self.shares_of(totals) + _LEAST_SHARE)
         return tuple(to_float32(score) for score in (scores - scores.mean()).tolist())
 
     @property
@@ -374,26 +363,14 @@ class Softmax(FixedPointLoss, frozen=True, tag="softmax"):
     def starting(self, start: Sequence[float]) -> Self:
         return replace(super().starting(start), base_score=0.0, class_scores=tuple(start))
 
-    @property
-    def largest_hess(self) -> float:
-        return 0.5
-
-    @property
-    def xgboost_parameters(self) -> dict[str, Any]:
-        return {"softmax_multiclass_param": {"num_class": str(self.n_outputs)}}
-
-    @property
-    def n_classes(self) -> int:
-        return self.n_outputs
-
     def predictions(self, margins: Floats) -> Floats:
         p: Floats = np.exp(margins - margins.max(axis=1, keepdims=True))
         p /= p.sum(axis=1, keepdims=True)
         return p
 
-    def loss(self, margins: Floats, y: Floats, weight: Floats | None) -> float:
-        each = np.logaddexp.reduce(margins, axis=1) - margins[np.arange(len(y)), y.astype(np.intp)]
-        return float(np.average(each, weights=weight))
+    def row_losses(self, margins: Floats, y: Floats) -> Floats:
+        all_classes: Floats = np.logaddexp.reduce(margins, axis=1)
+        return all_classes - margins[np.arange(len(y)), y.astype(np.intp)]
 
     def write_derivatives(self, margins: Floats, y: Floats, scales: Floats, grad: Integers, hess: Integers) -> int:
         p = self.predictions(margins)
@@ -406,26 +383,14 @@ class Softmax(FixedPointLoss, frozen=True, tag="softmax"):
 
 
 def bound_of_weights(weight: Floats | None) -> float:
-    """Return a power of two that no sample weight exceeds; a bound is public, and tells less than the largest one."""
+    """Return a power of two that no sample weight exceeds."""
+    # a bound is public, and reveals less than the largest weight
     return 1.0 if weight is None or not len(weight) else 2.0 ** math.ceil(math.log2(float(weight.max())))
 
 
-def _class_weights(y: Floats, weight: Floats | None, units: TallyUnits, n_classes: int) -> Integers:
-    """Return the sum of the weights of each class's rows."""
-    each = (np.ones(len(y)) if weight is None else weight) / units.weight
-    rounded = np.rint(each * 2.0**units.bits).astype(np.int64)
-    return np.array([rounded[y == k].sum() for k in range(n_classes)])
-
-
-def _shares(totals: Sequence[int], debiasing: tuple[float, float]) -> Floats:
-    """Return each class's share, of randomised labels what it was before, on average; none is below 0."""
-    (s, t), whole = debiasing, sum(totals)
-    shares = [total / whole if whole > 0 else 1.0 / len(totals) for total in totals]
-    return np.maximum(s * np.array(shares) - t, 0.0)
-
-
 def _odds(margins: Floats) -> Floats:
-    """Return (1 - p) / p; numpy's exp everywhere, for another one's last bits may differ."""
+    """Return (1 - p) / p."""
+    # numpy's exp everywhere: another one's last bits may differ
     odds = np.negative(margins)
     with np.errstate(over="ignore"):
         return np.exp(odds, out=odds)
@@ -433,11 +398,8 @@ def _odds(margins: Floats) -> Floats:
 
 @kernel
 def _write_logistic(odds: Any, y: Any, s: float, t: float, scales: Any, grad: Any, hess: Any) -> None:
-    """Write the derivatives of rows with these odds of class 0; `s` and `t` are `FixedPointLoss.debiasing`.
-
-    One pass without the interpreter lock: a dozen short numpy calls on two threads wait for the lock more than they
-    compute.
-    """
+    """Write the derivatives of rows with these odds of class 0; `s` and `t` are `FixedPointLoss.debiasing`."""
+    # one pass without the interpreter lock: a dozen short numpy calls on two threads wait for it more than they compute
     for i in range(np.uint64(odds.shape[0])):
         p = 1.0 / (1.0 + odds[i])
         grad[i] = np.int64(np.rint((p - (s * y[i] - t)) * scales[i]))

@@ -1,4 +1,4 @@
-"""Losses of numbers: squared error, Poisson, Tweedie, pseudo-Huber and quantile, with XGBoost's derivatives.
+"""Losses of numbers: squared error, Poisson, Tweedie, pseudo-Huber, quantile, as in XGBoost; and the user's own.
 
 XGBoost leaves derivatives without a bound. Sums of fixed-point integers need one, so every loss here has its own:
 predicted means (Poisson, Tweedie) or gradients (squared error) are clipped at a power of two above what the labels
@@ -18,30 +18,24 @@ from msgspec.structs import replace
 from treaty.errors import ConfigError, DataError
 from treaty.machine.arrays import Floats, Integers
 from treaty.machine.process import imported
-from treaty.trees.losses import FixedPointLoss, Takes, power_of_two
+from treaty.trees.losses import FixedPointLoss, power_of_two
 
-LEAST_STEPS = 16
-"""Steps of the fixed point that the hessian of a row at `base_score` must have: its rounding is then within 3 %."""
+# steps of the fixed point that the hessian of a row at `base_score` must have: its rounding is then within 3 %
+_LEAST_STEPS = 16
 _FINE_BITS = 60
-_ROOM = 4.0  # of Tweedie's terms: predictions may fall to base_score / 16 (at a power of 1.5) before one is clipped
+Link = Literal["identity", "log", "logistic"]
+# of Tweedie's terms: predictions may fall to base_score / 16 (at a power of 1.5) before one is clipped
+_ROOM = 4.0
 
 
 class SquaredError(FixedPointLoss, frozen=True, tag="squared_error"):
     """Half the squared error: grad = margin - y, clipped; hess = 1. The metric is its root mean square."""
 
-    takes: ClassVar[Takes] = "numbers"
     metric: ClassVar[str] = "rmse"
     xgboost_name: ClassVar[str] = "reg:squarederror"
 
     def clip_of(self, y: Floats) -> float:
         return power_of_two(2.0 * float(np.max(np.abs(y - self.base_score), initial=0.0)))
-
-    @property
-    def largest_hess(self) -> float:
-        return 1.0
-
-    def predictions(self, margins: Floats) -> Floats:
-        return margins
 
     def loss(self, margins: Floats, y: Floats, weight: Floats | None) -> float:
         return float(np.sqrt(np.average((margins[:, 0] - y) ** 2, weights=weight)))
@@ -55,9 +49,9 @@ class SquaredError(FixedPointLoss, frozen=True, tag="squared_error"):
 
 
 class MeanByLogarithm(FixedPointLoss, frozen=True):
-    """What losses with the link log(mean) = margin share: labels, means and hessians are of one size, `grad_clip`."""
+    """What losses with the link log(mean) = margin share: labels, means and hessians have one bound, `grad_clip`."""
 
-    takes: ClassVar[Takes] = "numbers"
+    hess_has_clip: ClassVar[bool] = True
 
     @classmethod
     def check_labels(cls, y: Floats, whose: str) -> None:
@@ -75,17 +69,17 @@ class MeanByLogarithm(FixedPointLoss, frozen=True):
             )
 
     def start_of(self, totals: Sequence[int], label_unit: float) -> tuple[float, ...]:
-        """See `FixedPointLoss`: the mean; where all labels are 0, what XGBoost starts from without an estimate."""
         (mean,) = super().start_of(totals, label_unit)
+        # where all labels are 0, what XGBoost starts from without an estimate
         return (mean if mean > 0.0 else self.base_score,)
 
     def bounded(self, y: Floats) -> Self:
-        """See `FixedPointLoss`: its steps, which fit the largest labels, must not be too coarse for `base_score`."""
         loss = super().bounded(y)
-        fine_bits = _FINE_BITS - max(0, math.ceil(math.log2(loss.largest_hess)))  # that hessians fit 62 bits
+        # steps that fit the largest labels must not be too coarse for `base_score`; hessians must fit 62 bits
+        fine_bits = _FINE_BITS - max(0, math.ceil(math.log2(loss.largest_hess)))
         fine = replace(loss, fractional_bits=fine_bits, weight_bound=1.0)
         _, hess, _ = fine.gradients(np.full((1, 1), self.base_margins), np.zeros(1), None)
-        lacking = math.ceil(fine_bits - self.fractional_bits + math.log2(LEAST_STEPS / max(int(hess[0, 0]), 1)))
+        lacking = math.ceil(fine_bits - self.fractional_bits + math.log2(_LEAST_STEPS / max(int(hess[0, 0]), 1)))
         if lacking > 0:
             raise ConfigError(
                 f"labels are so far above base_score={self.base_score:g} that fractional_bits={self.fractional_bits} "
@@ -94,10 +88,6 @@ class MeanByLogarithm(FixedPointLoss, frozen=True):
                 public="its labels need a base_score nearer to their mean, or more fractional_bits; it has the details",
             )
         return loss
-
-    @property
-    def hess_clip(self) -> float:
-        return self.grad_clip
 
     @property
     def base_margins(self) -> Floats:
@@ -116,7 +106,6 @@ class Poisson(MeanByLogarithm, frozen=True, tag="poisson"):
     """
 
     max_delta_step: float = 0.7
-
     metric: ClassVar[str] = "poisson-deviance"
     xgboost_name: ClassVar[str] = "count:poisson"
     delta_step: ClassVar[float] = 0.7
@@ -128,14 +117,9 @@ class Poisson(MeanByLogarithm, frozen=True, tag="poisson"):
     def largest_hess(self) -> float:
         return math.exp(self.max_delta_step)
 
-    @property
-    def xgboost_parameters(self) -> dict[str, Any]:
-        return {"poisson_regression_param": {"max_delta_step": repr(self.max_delta_step)}}
-
-    def loss(self, margins: Floats, y: Floats, weight: Floats | None) -> float:
+    def row_losses(self, margins: Floats, y: Floats) -> Floats:
         m = margins[:, 0]
-        each = self.predictions(m) - y + y * (np.log(np.where(y > 0.0, y, 1.0)) - m)
-        return float(2.0 * np.average(each, weights=weight))
+        return 2.0 * (self.predictions(m) - y + y * (np.log(np.where(y > 0.0, y, 1.0)) - m))
 
     def write_derivatives(self, margins: Floats, y: Floats, scales: Floats, grad: Integers, hess: Integers) -> int:
         mean = self.predictions(margins[:, 0])
@@ -154,7 +138,6 @@ class Tweedie(MeanByLogarithm, frozen=True, tag="tweedie"):
     """
 
     tweedie_variance_power: float = 1.5
-
     metric: ClassVar[str] = "tweedie-deviance"
     xgboost_name: ClassVar[str] = "reg:tweedie"
     hess_tells_labels: ClassVar[bool] = True
@@ -163,14 +146,6 @@ class Tweedie(MeanByLogarithm, frozen=True, tag="tweedie"):
         p, most = self.tweedie_variance_power, max(self.base_score, float(y.max(initial=0.0)))
         return power_of_two(_ROOM * max(most ** (2.0 - p), most * self.base_score ** (1.0 - p)))
 
-    @property
-    def largest_hess(self) -> float:
-        return 1.0
-
-    @property
-    def xgboost_parameters(self) -> dict[str, Any]:
-        return {"tweedie_regression_param": {"tweedie_variance_power": repr(self.tweedie_variance_power)}}
-
     def _terms(self, m: Floats, y: Floats) -> tuple[Floats, Floats]:
         """Return a and b of rows (n_rows,)."""
         p = self.tweedie_variance_power
@@ -178,10 +153,9 @@ class Tweedie(MeanByLogarithm, frozen=True, tag="tweedie"):
             a = np.where(y > 0.0, y * np.exp((1.0 - p) * m), 0.0)
             return a, np.exp((2.0 - p) * m)
 
-    def loss(self, margins: Floats, y: Floats, weight: Floats | None) -> float:
+    def row_losses(self, margins: Floats, y: Floats) -> Floats:
         p, (a, b) = self.tweedie_variance_power, self._terms(margins[:, 0], y)
-        each = y ** (2.0 - p) / ((1.0 - p) * (2.0 - p)) - a / (1.0 - p) + b / (2.0 - p)
-        return float(2.0 * np.average(each, weights=weight))
+        return 2.0 * (y ** (2.0 - p) / ((1.0 - p) * (2.0 - p)) - a / (1.0 - p) + b / (2.0 - p))
 
     def write_derivatives(self, margins: Floats, y: Floats, scales: Floats, grad: Integers, hess: Integers) -> int:
         p, clip = self.tweedie_variance_power, self.grad_clip
@@ -200,33 +174,19 @@ class PseudoHuber(FixedPointLoss, frozen=True, tag="huber"):
     """
 
     huber_slope: float = 1.0
-
-    takes: ClassVar[Takes] = "numbers"
     metric: ClassVar[str] = "mphe"
     xgboost_name: ClassVar[str] = "reg:pseudohubererror"
     hess_tells_labels: ClassVar[bool] = True
 
     def estimated_start(self, y: Floats, weight: Floats | None) -> tuple[float, ...]:
-        """See `FixedPointLoss`: the median. XGBoost's Newton step from 0 lands far outside labels far from 0."""
+        # the median: XGBoost's Newton step from 0 lands far outside labels far from 0
         return Quantile().estimated_start(y, weight)
 
     def clip_of(self, y: Floats) -> float:
         return power_of_two(self.huber_slope)
 
-    @property
-    def largest_hess(self) -> float:
-        return 1.0
-
-    @property
-    def xgboost_parameters(self) -> dict[str, Any]:
-        return {"pseudo_huber_param": {"huber_slope": repr(self.huber_slope)}}
-
-    def predictions(self, margins: Floats) -> Floats:
-        return margins
-
-    def loss(self, margins: Floats, y: Floats, weight: Floats | None) -> float:
-        each = self.huber_slope**2 * (np.hypot(1.0, (margins[:, 0] - y) / self.huber_slope) - 1.0)
-        return float(np.average(each, weights=weight))
+    def row_losses(self, margins: Floats, y: Floats) -> Floats:
+        return self.huber_slope**2 * (np.hypot(1.0, (margins[:, 0] - y) / self.huber_slope) - 1.0)
 
     def write_derivatives(self, margins: Floats, y: Floats, scales: Floats, grad: Integers, hess: Integers) -> int:
         z = (margins[:, 0] - y) / self.huber_slope
@@ -244,31 +204,16 @@ class Quantile(FixedPointLoss, frozen=True, tag="quantile"):
     """
 
     quantile_alpha: float = 0.5
-
-    takes: ClassVar[Takes] = "numbers"
     metric: ClassVar[str] = "quantile"
     xgboost_name: ClassVar[str] = "reg:quantileerror"
     refreshes_leaves: ClassVar[bool] = True
 
     def estimated_start(self, y: Floats, weight: Floats | None) -> tuple[float, ...]:
-        """See `FixedPointLoss`: the quantile."""
         return (float(self.leaf_values(y, weight, np.array([0, len(y)]))[0]),)
 
-    @property
-    def largest_hess(self) -> float:
-        return 1.0
-
-    @property
-    def xgboost_parameters(self) -> dict[str, Any]:
-        return {"quantile_loss_param": {"quantile_alpha": f"[{self.quantile_alpha!r}]"}}
-
-    def predictions(self, margins: Floats) -> Floats:
-        return margins
-
-    def loss(self, margins: Floats, y: Floats, weight: Floats | None) -> float:
+    def row_losses(self, margins: Floats, y: Floats) -> Floats:
         above = y - margins[:, 0]
-        each = np.maximum(self.quantile_alpha * above, (self.quantile_alpha - 1.0) * above)
-        return float(np.average(each, weights=weight))
+        return np.maximum(self.quantile_alpha * above, (self.quantile_alpha - 1.0) * above)
 
     def write_derivatives(self, margins: Floats, y: Floats, scales: Floats, grad: Integers, hess: Integers) -> int:
         alpha = self.quantile_alpha
@@ -277,7 +222,7 @@ class Quantile(FixedPointLoss, frozen=True, tag="quantile"):
         return 0
 
     def leaf_values(self, residuals: Floats, weight: Floats | None, starts: Integers) -> Floats:
-        """See `FixedPointLoss`: interpolated between neighbours; with weights the least that reaches their share."""
+        """Return the quantile of each leaf, interpolated; with weights, the least residual that reaches their share."""
         counts = np.diff(starts)
         order = np.lexsort((residuals, np.repeat(np.arange(len(counts)), counts)))
         ascending = residuals[order]
@@ -295,11 +240,6 @@ class Quantile(FixedPointLoss, frozen=True, tag="quantile"):
         high = ascending[starts[:-1] + np.minimum(below + 1, counts - 1)]
         between: Floats = low + share * (high - low)
         return between
-
-
-# ------------------------- losses that users bring: a class with gradient, hessian and their bounds, found by its name
-
-Link = Literal["identity", "log", "logistic"]
 
 
 class CustomLoss(ABC):
@@ -356,15 +296,9 @@ class Custom(FixedPointLoss, frozen=True, tag="custom"):
     objective: str = ""
     link: Link = "identity"
     hess_scale: float = 1.0
-
-    takes: ClassVar[Takes] = "numbers"
     metric: ClassVar[str] = "custom"
     xgboost_name: ClassVar[str] = ""
     hess_tells_labels: ClassVar[bool] = True
-
-    def named(self) -> Self:
-        """Return the loss with the link of its class; raises ConfigError as `loss_at` does."""
-        return replace(self, link=loss_at(self.objective).link)
 
     def check(self) -> None:
         super().check()
@@ -373,13 +307,12 @@ class Custom(FixedPointLoss, frozen=True, tag="custom"):
             raise ConfigError(f"expected a base_score that the link {self.link!r} of {self.objective} gives, got {b}")
 
     def start_of(self, totals: Sequence[int], label_unit: float) -> tuple[float, ...]:
-        """See `FixedPointLoss`: the mean, where the link gives it."""
         (mean,) = super().start_of(totals, label_unit)
         given = self.link == "identity" or (mean > 0.0 if self.link == "log" else 0.0 < mean < 1.0)
         return (mean if given else self.base_score,)
 
     def bounded(self, y: Floats) -> Self:
-        """See `FixedPointLoss`; without labels, as at a server, there are no bounds yet."""
+        # without labels, as at a server, there are no bounds yet
         if not len(y):
             return self
         found = _ask(self.objective, "bounds", y)
@@ -397,20 +330,8 @@ class Custom(FixedPointLoss, frozen=True, tag="custom"):
         return replace(super().agreed(clips, weight_bound), hess_scale=clips[1])
 
     @property
-    def largest_hess(self) -> float:
-        return 1.0
-
-    @property
     def hess_clip(self) -> float:
         return self.hess_scale
-
-    @property
-    def xgboost_parameters(self) -> dict[str, Any]:
-        """See `FixedPointLoss`; the name is that of a loss with the same link."""
-        if self.link == "log":
-            return {"name": "count:poisson", "poisson_regression_param": {"max_delta_step": "0.7"}}
-        name = "reg:squarederror" if self.link == "identity" else "binary:logistic"
-        return {"name": name, **super().xgboost_parameters}
 
     @property
     def base_margins(self) -> Floats:
@@ -425,14 +346,15 @@ class Custom(FixedPointLoss, frozen=True, tag="custom"):
                 return margins
             return np.asarray(np.exp(margins) if self.link == "log" else 1.0 / (1.0 + np.exp(-margins)))
 
-    def loss(self, margins: Floats, y: Floats, weight: Floats | None) -> float:
+    def row_losses(self, margins: Floats, y: Floats) -> Floats:
+        """Return what the class's `loss` gives; raise ConfigError unless it is a finite number of each row."""
         found = _ask(self.objective, "loss", margins[:, 0], y)
         each = _numbers(found, y.shape)
         if each is None:
             raise ConfigError(
                 f"expected {self.objective}.loss to return an array of {len(y)} finite numbers, got {_form(found)}"
             )
-        return float(np.average(each, weights=weight))
+        return each
 
     def write_derivatives(self, margins: Floats, y: Floats, scales: Floats, grad: Integers, hess: Integers) -> int:
         found = _ask(self.objective, "gradients", margins[:, 0], y)
@@ -452,10 +374,8 @@ class Custom(FixedPointLoss, frozen=True, tag="custom"):
 
 
 def loss_at(name: str) -> CustomLoss:
-    """Return an instance of the class called ``package.module:CLASS``; ConfigError where there is none that fits.
-
-    Nothing is called but subclasses of `CustomLoss`, and nothing imported but trusted names (`treaty.machine.process`).
-    """
+    """Return an instance of the class called ``package.module:CLASS``; raise ConfigError if there is none that fits."""
+    # only trusted names are imported (`treaty.machine.process`), and only subclasses of `CustomLoss` are called
     try:
         kind = imported(name, "the loss")
         if not (isinstance(kind, type) and issubclass(kind, CustomLoss)):
@@ -485,7 +405,7 @@ def _ask(objective: str, method: str, *arrays: Floats) -> Any:
 
 
 def _numbers(found: Any, shape: tuple[int, ...]) -> Floats | None:
-    """Return what a method gave as float64 of this shape; None where it is something else, or not finite."""
+    """Return what a method gave as float64 of this shape; None for anything else, or numbers that are not finite."""
     try:
         values = np.asarray(found, np.float64)
     except (TypeError, ValueError):

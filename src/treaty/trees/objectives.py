@@ -1,6 +1,7 @@
-"""All losses by name, how one is made for labels, and the metrics of eval sets; `losses` has the classes.
+"""The table of all losses, how one is made for labels, and the metrics of eval sets.
 
-A new loss is one class there and its name in the union `Objective`; a saved forest names the class by its tag.
+A new loss is a class in `losses`, `number_losses` or `ranking_losses`, and its name in the union `Objective`. A saved
+forest names the class by its tag, a job by its tag or by XGBoost's name.
 """
 
 from __future__ import annotations
@@ -11,34 +12,53 @@ from types import MappingProxyType
 from typing import Any, get_args
 
 import numpy as np
+from msgspec.structs import replace
 
 from treaty.errors import ConfigError, DataError
 from treaty.machine.arrays import Floats
 from treaty.machine.process import is_code
 from treaty.trees.losses import Logistic, Softmax, bound_of_weights
-from treaty.trees.number_losses import Custom, Poisson, PseudoHuber, Quantile, SquaredError, Tweedie
+from treaty.trees.number_losses import Custom, Poisson, PseudoHuber, Quantile, SquaredError, Tweedie, loss_at
 from treaty.trees.ranking_losses import Ndcg, Pairwise, mean_average_precision, mean_ndcg
 
 Objective = Logistic | Softmax | SquaredError | Poisson | Tweedie | PseudoHuber | Quantile | Pairwise | Ndcg | Custom
-LOSSES: dict[str, type[Objective]] = {kind.__struct_config__.tag: kind for kind in get_args(Objective)}
+
+
+def by_xgboost_name(kinds: Sequence[type[Objective]]) -> dict[str, str]:
+    """Return the tag of each loss by its XGBoost name; raise ValueError where two losses have the same tag or name."""
+    found: dict[str, str] = {}
+    for kind in kinds:
+        tag, name = str(kind.__struct_config__.tag), kind.xgboost_name
+        # a job that names a loss would get whichever comes last
+        if name in found or tag in found.values():
+            raise ValueError(
+                f"{kind.__name__}: another loss has the tag {tag!r} or the xgboost_name {name!r} already. Jobs and "
+                "saved models find losses by these: give both names of their own"
+            )
+        found[name] = tag
+    return found
+
+
+_BY_XGBOOST_NAME = by_xgboost_name(get_args(Objective))
+LOSSES: dict[str, type[Objective]] = dict(zip(_BY_XGBOOST_NAME.values(), get_args(Objective), strict=True))
 OWN_METRICS = {kind.metric for kind in LOSSES.values()}
 NAMED = [name for name, kind in LOSSES.items() if kind.takes != "classes" and kind is not Custom]
 """The objectives that can be named; those of classes follow from the labels."""
 ABSOLUTE = ("reg:absoluteerror", "absolute_error", "mae", "l1")
 """The absolute error, which is the quantile loss of the median."""
 _THEIRS = {
-    **{kind.xgboost_name: name for name, kind in LOSSES.items() if kind is not Custom},
+    **{theirs: name for theirs, name in _BY_XGBOOST_NAME.items() if theirs},
     **dict.fromkeys(ABSOLUTE, "quantile"),
     **dict.fromkeys(("reg:linear", "regression", "mse", "l2"), "squared_error"),
     **dict.fromkeys(("reg:logistic", "log_loss", "binary"), "logistic"),
     **dict.fromkeys(("multi:softmax", "multiclass"), "softmax"),
     "lambdarank": "ndcg",
 }
-"""What XGBoost, scikit-learn and LightGBM call losses that there are here."""
+"""What XGBoost, scikit-learn and LightGBM call these losses."""
 
 
 def loss_name(name: str | None) -> str | None:
-    """Return an objective by our name, where another library has another one for it; all else as it is."""
+    """Return our name of an objective that another library calls by this one; any other name as it is."""
     return _THEIRS.get(name or "", name)
 
 
@@ -75,7 +95,7 @@ def make_objective(
     """
     kind = LOSSES[name] if name in LOSSES else loss_class(name)
     loss = kind(
-        n_outputs=kind.outputs(n_classes),
+        n_outputs=n_classes if kind is Softmax else 1,
         base_score=0.5 if base_score is None else base_score,
         fractional_bits=fractional_bits,
         weight_bound=bound_of_weights(weight),
@@ -83,7 +103,7 @@ def make_objective(
         **{field: value for field, value in {**own, "objective": name}.items() if field in kind.__struct_fields__},
     )
     if isinstance(loss, Custom):
-        loss = loss.named()
+        loss = replace(loss, link=loss_at(loss.objective).link)
     if start is not None or (base_score is None and len(y)):
         loss = loss.starting(loss.estimated_start(y, weight) if start is None else start)
     loss.check()
@@ -92,10 +112,11 @@ def make_objective(
     return loss.bounded(y)
 
 
-# ---------- metrics of eval sets by XGBoost's names, beside a loss's own; scikit-learn computes them, where labels are
+# ---------------------------- metrics of eval sets by XGBoost's names, besides a loss's own, computed where labels are
 #
-# Of rankings `losses.ranking` has them. Some names have a number: "error@0.3", the error where a row counts as of the
-# second class above 0.3, and "ndcg@5" and "map@5", of the five rows that come first in a group.
+# scikit-learn has those of classes and numbers, `ranking_losses` those of rankings. Some names have a number:
+# "error@0.3" is the error where a row counts as of the second class above 0.3; "ndcg@5" and "map@5" are of the five
+# rows that come first in a group.
 
 _OF_TWO = ("logloss", "auc", "aucpr", "error", "error@t")
 _OF_SEVERAL = ("mlogloss", "merror", "auc")
@@ -104,11 +125,11 @@ _OF_GROUPS = ("ndcg", "ndcg@k", "map", "map@k")
 _NAMES = tuple(dict.fromkeys((*_OF_TWO, *_OF_SEVERAL, *_OF_NUMBERS, *_OF_GROUPS)))
 _HIGHER_IS_BETTER = ("auc", "aucpr", "ndcg", "map")
 _BROUGHT: ContextVar[Mapping[str, Callable[..., Any]]] = ContextVar("brought", default=MappingProxyType({}))
-"""Functions that this fit was handed over, by name; its parties' threads see them, and no other fit."""
+"""Functions that the user gave to this fit, by name; its parties' threads see them, and no other fit."""
 
 
 def as_text(given: Any, *, in_processes: bool) -> str | None:
-    """Return a metric, or several, as one text; functions by their names, which stand for them from now on."""
+    """Return one or several metrics as one text; functions, which this fit then finds by their names, included."""
     several = list(given) if isinstance(given, (list, tuple)) else [] if given is None else [given]
     named = [getattr(of, "__name__", type(of).__name__) if callable(of) else str(of) for of in several]
     brought = {name: of for name, of in zip(named, several, strict=True) if callable(of)}
@@ -120,13 +141,8 @@ def as_text(given: Any, *, in_processes: bool) -> str | None:
     return ",".join(named) or None
 
 
-def metric_names(given: str | None) -> list[str]:
-    """Return the names in ``"logloss,auc"``; none for None."""
-    return [] if given is None else [name.strip() for name in given.split(",")]
-
-
 def check_names(names: Sequence[str]) -> None:
-    """Raise ConfigError for a name of no metric, whatever the labels are, and for one that is given twice."""
+    """Raise ConfigError for a name of no metric, whatever the labels are, and for a repeated one."""
     for name in names:
         if _form(name) not in _NAMES and name not in OWN_METRICS and name not in _BROUGHT.get():
             raise ConfigError(
@@ -138,7 +154,7 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def check_metrics(names: Sequence[str], objective: Objective) -> None:
-    """Raise ConfigError for a metric that labels of this loss do not have."""
+    """Raise ConfigError for a metric that does not fit labels of this loss."""
     fitting = {
         "classes": _OF_TWO if objective.n_outputs == 1 else _OF_SEVERAL,
         "numbers": _OF_NUMBERS,
@@ -151,10 +167,7 @@ def check_metrics(names: Sequence[str], objective: Objective) -> None:
 
 
 def check_watched(names: Sequence[str], y: Floats, n_classes: int) -> None:
-    """Raise DataError for labels of an eval set that a metric cannot be computed of; `n_classes` is 0 where none are.
-
-    `y` is as for `evaluate`, and `names` have been checked.
-    """
+    """Raise DataError for labels of an eval set that do not suit a metric; `n_classes` is 0 where there are none."""
     for name in names:
         base = name.partition("@")[0]
         if base in ("auc", "aucpr") and len(np.unique(y)) < n_classes:
@@ -221,7 +234,7 @@ def evaluate(name: str, objective: Objective, margins: Floats, y: Floats, weight
 
 
 def _brought(name: str, objective: Objective, margins: Floats, y: Floats, weight: Floats | None) -> float:
-    """Return what a function says of labels and predictions, as XGBoost hands them over."""
+    """Return what a user's function gives for labels and predictions, in XGBoost's shapes."""
     predicted = objective.predictions(margins)
     labels, shown = y[:, 0] if y.ndim == 2 else y, predicted[:, 0] if objective.n_outputs == 1 else predicted
     try:
@@ -232,17 +245,11 @@ def _brought(name: str, objective: Objective, margins: Floats, y: Floats, weight
 
 
 def _form(name: str) -> str:
-    """Return a name with t or k in place of its number, if that is one that it can have; else the name."""
+    """Return a name with t or k in place of its number, if the metric can have that number; else the name."""
     base, _, number = name.partition("@")
-    if base == "error" and _is_share(number):
-        return "error@t"
     if base in ("ndcg", "map") and number.isdecimal() and int(number) > 0:
         return f"{base}@k"
-    return name
-
-
-def _is_share(text: str) -> bool:
     try:
-        return 0.0 <= float(text) <= 1.0
+        return "error@t" if base == "error" and 0.0 <= float(number) <= 1.0 else name
     except ValueError:
-        return False
+        return name

@@ -19,10 +19,12 @@ from treaty.machine.kernels import kernel
 from treaty.machine.shared_work import share
 from treaty.trees.losses import FixedPointLoss, Takes
 
+# rows of a group that are paired with all after them, and that count in NDCG; XGBoost's default
 PAIRED = 32
-"""Rows of a group that are paired with all after them, and that count in NDCG; XGBoost's default."""
-MOST_RELEVANCE = 31.0  # its gain is 2^relevance - 1
-_CLOSE = 0.01  # added to the difference of two margins that a pair's weight is divided by
+# its gain is 2^relevance - 1
+_MOST_RELEVANCE = 31
+# added to the difference of two margins that a pair's weight is divided by
+_CLOSE = 0.01
 
 
 class LambdaMart(FixedPointLoss, frozen=True):
@@ -37,22 +39,24 @@ class LambdaMart(FixedPointLoss, frozen=True):
     takes: ClassVar[Takes] = "groups"
     metric: ClassVar[str] = "ndcg@32"
     higher_is_better: ClassVar[bool] = True
+    # a hessian is at most twice the lambdas of its pairs
+    hess_limit: ClassVar[float] = 2.0
+    hess_has_clip: ClassVar[bool] = True
     hess_tells_labels: ClassVar[bool] = True
     by_ndcg: ClassVar[bool]
 
     @classmethod
     def check_labels(cls, y: Floats, whose: str) -> None:
-        allowed = np.arange(MOST_RELEVANCE + 1.0)
-        wrong = int(np.count_nonzero(~np.isin(y[:, 0], allowed)))
+        wrong = int(np.count_nonzero(~np.isin(y[:, 0], np.arange(_MOST_RELEVANCE + 1.0))))
         if wrong:
             raise DataError(
-                f"{whose}: expected relevance as whole numbers from 0 to {MOST_RELEVANCE:.0f}, got {wrong} others of "
+                f"{whose}: expected relevance as whole numbers from 0 to {_MOST_RELEVANCE}, got {wrong} others of "
                 f"{len(y)}"
             )
 
     @classmethod
     def check_weights(cls, y: Floats, weight: Floats) -> None:
-        """See `FixedPointLoss`: the weight is the group's."""
+        # the weight is the group's
         order, starts = _groups(y[:, 1])
         first = np.repeat(weight[order][starts[:-1]], np.diff(starts))
         wrong = np.unique(y[order, 1][weight[order] != first])
@@ -63,29 +67,13 @@ class LambdaMart(FixedPointLoss, frozen=True):
             )
 
     def estimated_start(self, y: Floats, weight: Floats | None) -> tuple[float, ...]:
-        """See `FixedPointLoss`: 0, for a score counts beside those of its group alone; gradients of a pair cancel."""
+        # scores are compared within a group alone, and gradients of a pair cancel
         return (0.0,)
 
     def clip_of(self, y: Floats) -> float:
-        """See `FixedPointLoss`: a row's lambdas add up to log2(1 + s) / 2 at most, and s to n^2 / 0.01 in n rows."""
+        # a row's lambdas add up to log2(1 + s) / 2 at most, and s to n^2 / 0.01 in a group of n rows
         largest = int(np.unique(y[:, 1], return_counts=True)[1].max(initial=1))
         return 2.0 ** math.ceil(math.log2(max(1.0, math.log2(1.0 + largest**2 / _CLOSE) / 2.0)))
-
-    @property
-    def largest_hess(self) -> float:
-        """See `FixedPointLoss`: a hessian is at most twice the lambdas of its pairs."""
-        return 2.0
-
-    @property
-    def hess_clip(self) -> float:
-        return self.grad_clip
-
-    @property
-    def xgboost_parameters(self) -> dict[str, Any]:
-        return {"lambdarank_param": {"lambdarank_pair_method": "topk", "lambdarank_num_pair_per_sample": str(PAIRED)}}
-
-    def predictions(self, margins: Floats) -> Floats:
-        return margins
 
     def loss(self, margins: Floats, y: Floats, weight: Floats | None) -> float:
         return mean_ndcg(margins[:, 0], y, weight, PAIRED)
@@ -93,7 +81,7 @@ class LambdaMart(FixedPointLoss, frozen=True):
     def gradients(
         self, margins: Floats, y: Floats, weight: Floats | None, threads: int = 1
     ) -> tuple[Integers, Integers, int]:
-        """See `FixedPointLoss`; no row is clipped."""
+        """Return grad and hess, int64 (1, n_rows), and 0: no row is clipped."""
         starts, order = ranks(y[:, 1], margins[:, 0])
         scores, relevance = margins[order, 0], y[order, 0]
         lambdas = np.zeros((2, len(y)))
@@ -126,10 +114,7 @@ class Ndcg(LambdaMart, frozen=True, tag="ndcg"):
 
 
 def ranks(group: Floats, score: Floats) -> tuple[Integers, Integers]:
-    """Return where groups start, and end, in the order of all rows by group and then by descending score.
-
-    The order, int64 (n_rows,), is the second result; rows of equal score keep theirs.
-    """
+    """Order rows by group and then by descending score; return where groups start, and end, and the order."""
     order, starts = np.lexsort((-score, group)), _groups(group)[1]
     return starts, order
 
@@ -139,7 +124,7 @@ def mean_ndcg(scores: Floats, y: Floats, weight: Floats | None, most: int) -> fl
     if not len(y):
         return float("nan")
     gains, (starts, ranked), (_, ideal) = np.exp2(y[:, 0]) - 1.0, ranks(y[:, 1], scores), ranks(*y.T[::-1])
-    place = _places(starts)
+    place = np.arange(starts[-1]) - np.repeat(starts[:-1], np.diff(starts))
     discount = np.where(place < most, 1.0 / np.log2(place + 2.0), 0.0)
     reached, best = (np.add.reduceat(gains[order] * discount, starts[:-1]) for order in (ranked, ideal))
     ndcg = np.divide(reached, best, out=np.ones_like(best), where=best > 0.0)
@@ -154,18 +139,13 @@ def mean_average_precision(scores: Floats, y: Floats, weight: Floats | None, mos
     if not len(y):
         return float("nan")
     starts, ranked = ranks(y[:, 1], scores)
-    relevant, place = y[ranked, 0], _places(starts)
+    relevant, place = y[ranked, 0], np.arange(starts[-1]) - np.repeat(starts[:-1], np.diff(starts))
     so_far = np.cumsum(relevant)
     before = (so_far - relevant)[starts[:-1]]
     precision = (so_far - np.repeat(before, np.diff(starts))) / (place + 1.0)
     reached = np.add.reduceat(np.where(place < most, precision * relevant, 0.0), starts[:-1])
     best = np.minimum(np.add.reduceat(relevant, starts[:-1]), most)
     return _mean_of_groups(np.divide(reached, best, out=np.ones_like(best), where=best > 0.0), weight, ranked, starts)
-
-
-def _places(starts: Integers) -> Integers:
-    """Return the place of each row in its group, from 0, of rows in the order of `ranks`."""
-    return np.arange(starts[-1]) - np.repeat(starts[:-1], np.diff(starts))
 
 
 def _mean_of_groups(values: Floats, weight: Floats | None, ranked: Integers, starts: Integers) -> float:
@@ -194,6 +174,7 @@ def write_lambdas(scores: Any, relevance: Any, starts: Any, by_ndcg: bool, first
                 ideal += (2.0 ** best[stop - start - 1 - place] - 1.0) / np.log2(place + 2.0)
             if ideal == 0.0:
                 continue
+        # of equal margins XGBoost does not divide by their differences
         differ = scores[start] != scores[stop - 1]
         total = 0.0
         for i in range(start, min(start + PAIRED, stop)):
@@ -217,6 +198,7 @@ def write_lambdas(scores: Any, relevance: Any, starts: Any, by_ndcg: bool, first
                 lambdas[1, low] += bend
                 total += 2.0 * pull
         if total > 0.0:
+            # a group's pull grows with the logarithm of its lambdas alone
             norm = np.log2(1.0 + total) / total
             for i in range(start, stop):
                 lambdas[0, i] *= norm

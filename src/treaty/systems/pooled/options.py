@@ -11,7 +11,7 @@ from treaty.data.binning import MOST_BINS
 from treaty.errors import ConfigError
 from treaty.systems.options import AtLeastOne, CommonOptions, NotNegative, Positive, Seed, Share, SystemOptions
 from treaty.trees.boosting import BoostingPlan, OneSide
-from treaty.trees.objectives import ABSOLUTE, Objective, check_names, loss_class, loss_name, metric_names
+from treaty.trees.objectives import ABSOLUTE, Objective, check_names, loss_class, loss_name
 from treaty.trees.splits import SplitRules
 
 # options of one objective: its name, and the value that None stands for
@@ -100,7 +100,7 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
     @property
     def metrics(self) -> list[str]:
         """The names in `eval_metric`; empty: the loss's own metric."""
-        return metric_names(self.eval_metric)
+        return [] if self.eval_metric is None else [name.strip() for name in self.eval_metric.split(",")]
 
     @property
     def fewest_rows(self) -> int:
@@ -135,7 +135,9 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
     def rules(self, objective: Objective) -> SplitRules:
         """Return the split rules for an objective's fixed point; small labels have a smaller least gain."""
         rules = self.rules_of(objective.grad_unit, objective.hess_unit)
-        least = rules.min_gain * min(1.0, objective.gain_scale)
+        # a gain is a squared gradient divided by a hessian
+        scale = objective.grad_clip * objective.grad_clip / objective.hess_clip
+        least = rules.min_gain * min(1.0, scale)
         return replace(rules, min_gain=least, leaf_limit=objective.leaf_limit)
 
     def rules_of(self, grad_unit: float, hess_unit: float) -> SplitRules:
