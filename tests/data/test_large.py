@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treaty.data import large
-from treaty.data.large import WORDS, FileColumn, Scratch, SortedRecords, records
+from treaty.data.large import WORDS, Scratch, SortedRecords, records
 from treaty.errors import ConfigError
-from treaty.machine.arrays import forget
+from treaty.machine.arrays import FileColumn, forget
 
 NUMBERED = np.dtype([("key", np.int32), ("at", np.int64)])
 HASHED = np.dtype([("key", np.uint64, (2,)), ("at", np.int64)])
@@ -108,7 +109,7 @@ def resident(*kinds: str) -> int:
     for line in text:
         name, _, value = line.partition(":")
         if "-" in name.split(" ")[0]:
-            inside = str(large.tempfile.gettempdir()) in line
+            inside = str(tempfile.gettempdir()) in line
         elif inside and name in kinds:
             total += 1024 * int(value.split()[0])
     return total

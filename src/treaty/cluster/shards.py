@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from treaty.errors import ClusterLost, ConfigError, TreatyError
 from treaty.files import write_whole
-from treaty.machine.arrays import forget, pieces
+from treaty.machine.arrays import Int32s, Integers, forget, pieces
 from treaty.machine.process import cores
 
 STRIPE = 1 << 14
@@ -99,7 +99,7 @@ class ByRows:
     array: NDArray[Any]
     axis: int = 0
     first: int = 0
-    places: Sequence[NDArray[np.int64]] | None = None
+    places: Sequence[Integers] | None = None
 
     def of(self, number: int, count: int) -> NDArray[Any]:
         if self.places is not None:
@@ -151,9 +151,7 @@ class Shards(Protocol):
     @property
     def count(self) -> int: ...
 
-    def keep(
-        self, name: str, array: NDArray[Any], places: Sequence[NDArray[np.int64]] | None = None, first: int = 0
-    ) -> None:
+    def keep(self, name: str, array: NDArray[Any], places: Sequence[Integers] | None = None, first: int = 0) -> None:
         """Give workers their rows of an array (rows, ...), until `drop` or another array of this name.
 
         The array must not change: a worker that replaces a lost one gets it again. `places` and `first` as in `ByRows`.
@@ -166,16 +164,16 @@ class Shards(Protocol):
         """Return ``step(shard, *args)`` of each worker, in order; each gets its rows of `ByRows` arguments."""
 
 
-def places(rows: NDArray[np.int32], count: int) -> list[NDArray[np.int64]]:
+def places(rows: Int32s, count: int) -> list[Integers]:
     """Return, for each of `count` workers, the positions in `rows` (row numbers) of its own rows."""
     owner = rows // STRIPE % count
     return [np.flatnonzero(owner == number) for number in range(count)]
 
 
-def local_rows(rows: NDArray[np.int32], count: int) -> NDArray[np.int32]:
+def local_rows(rows: Int32s, count: int) -> Int32s:
     """Return the numbers of rows of the table within their workers."""
     stripe, within = np.divmod(rows, STRIPE)
-    local: NDArray[np.int32] = (stripe // count * STRIPE + within).astype(np.int32)
+    local: Int32s = (stripe // count * STRIPE + within).astype(np.int32)
     return local
 
 
@@ -368,9 +366,7 @@ class RayShards:
         """Return the workers' process ids."""
         return [number for number, _ in self._ray.get([actor.process.remote() for actor in self._actors])]
 
-    def keep(
-        self, name: str, array: NDArray[Any], places: Sequence[NDArray[np.int64]] | None = None, first: int = 0
-    ) -> None:
+    def keep(self, name: str, array: NDArray[Any], places: Sequence[Integers] | None = None, first: int = 0) -> None:
         self._kept[name] = ByRows(array, 0, first, places)
         self._of_all(lambda number: self._give(number, name))
 

@@ -29,7 +29,7 @@ from treaty.crypto.sums.bin_products import Block, Group, Items, bin_products, k
 from treaty.crypto.sums.encrypted_sums import Ends
 from treaty.crypto.sums.hidden_vectors import VectorServer
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient, LatticeSumsServer
-from treaty.machine.arrays import Int32s, Integers, contiguous, pieces
+from treaty.machine.arrays import Bytes, Int32s, Integers, Words, contiguous, pieces
 from treaty.machine.shared_work import share
 from treaty.trees.columns import BinSums, MakeSums
 from treaty.trees.histograms import Histograms
@@ -50,16 +50,14 @@ class ClusterHistograms:
         if shards is None:
             return None
 
-        def make(codes: NDArray[np.uint8], offsets: Int32s) -> ClusterHistograms:
+        def make(codes: Bytes, offsets: Int32s) -> ClusterHistograms:
             shards.keep(f"codes of {name}", contiguous(codes))
             return cls(shards, f"codes of {name}", offsets, len(codes), f" of {name}")
 
         return make
 
     @classmethod
-    def of_rows(
-        cls, shards: Shards | None, codes: NDArray[np.uint8], offsets: Int32s
-    ) -> Callable[[int], BinSums] | None:
+    def of_rows(cls, shards: Shards | None, codes: Bytes, offsets: Int32s) -> Callable[[int], BinSums] | None:
         """Return a function that makes the sums for each tree of a round, by its number; None without workers."""
         if shards is None:
             return None
@@ -128,8 +126,8 @@ class _Matrix:
     at: int
     parameters: Parameters
     seed: bytes
-    column_of_row: NDArray[np.int64]
-    code_of_row: NDArray[np.int64]
+    column_of_row: Integers
+    code_of_row: Integers
     length: int
 
 
@@ -145,9 +143,7 @@ class ClusterMapServer(LinearMapServer):
         self._there = _Matrix(name, at, parameters, seed, matrix.column_of_row, matrix.code_of_row, matrix.length)
         shards.keep(name, matrix.columns.T, first=at)
 
-    def all_products(
-        self, words: Residues, first: int, features: NDArray[np.int64], rows: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
+    def all_products(self, words: Residues, first: int, features: Integers, rows: Integers) -> Integers:
         given = ByRows(words, axis=2, first=self._at + first)
         found = added_up(self._shards.each(vector_products, self._there, given, first, features, rows))
         return found % self.primes.astype(np.int64)
@@ -210,7 +206,7 @@ class _ClusterQuery(EncryptedQuery):
         super().__init__(client, secrets, key)
         self._shards, self._given = shards, given
 
-    def encrypt_from(self, before: int, vectors: Sequence[NDArray[np.int32]]) -> Residues:
+    def encrypt_from(self, before: int, vectors: Sequence[Int32s]) -> Residues:
         if before == 0:
             super().encrypt_from(0, [vector[:, :0] for vector in vectors])
         stacked = np.stack(vectors)
@@ -242,13 +238,7 @@ def server_over_cluster(shards: Shards, name: str, at: int, alone: LinearMapServ
 
 
 def encrypted_rows(
-    shard: Shard,
-    given: _Client,
-    secrets: NDArray[np.int8],
-    key: bytes | None,
-    first: int,
-    count: int,
-    vectors: NDArray[np.int32],
+    shard: Shard, given: _Client, secrets: NDArray[np.int8], key: bytes | None, first: int, count: int, vectors: Int32s
 ) -> Residues:
     """Return a worker's rows of ``EncryptedQuery.encrypt_from(first, ...)`` of `count` entries. A step."""
     held: dict[tuple[Any, ...], EncryptedQuery] = shard.made_of("query", [], dict)
@@ -285,8 +275,8 @@ def server_at(shard: Shard, matrix: _Matrix) -> LinearMapServer:
 
 
 def vector_products(
-    shard: Shard, matrix: _Matrix, words: Residues, first: int, features: NDArray[np.int64], rows: NDArray[np.int64]
-) -> NDArray[np.int64]:
+    shard: Shard, matrix: _Matrix, words: Residues, first: int, features: Integers, rows: Integers
+) -> Integers:
     """Return what a worker's entries from row `first` of the matrix on add to <u_S, b> of each vector. A step."""
     before = rows_before(shard.number, shard.count, matrix.at)
     start = rows_before(shard.number, shard.count, matrix.at + first) - before
@@ -301,8 +291,7 @@ def hints_of(shard: Shard, matrix: _Matrix, start: int, stop: int) -> Residues:
     return server.partial_hints(start, stop, list(chain.from_iterable(blocks)))
 
 
-Words = NDArray[np.uint64]
-Found = tuple[NDArray[np.int64], Words]
+Found = tuple[Integers, Words]
 
 _CODES, _CIPHERTEXTS, _ROWS = "codes", "ciphertexts", "rows of ciphertexts"
 
@@ -312,26 +301,26 @@ class _CipherBins:
     """The parameters of an additive cipher and its columns that a worker needs."""
 
     modulus: int
-    offsets: NDArray[np.int64]
-    left_out: NDArray[np.int64]
+    offsets: Integers
+    left_out: Integers
 
 
 class _OverCluster(AdditiveSumsServer):
     """A server whose products the workers compute; they keep the codes of all rows."""
 
     _kept: Words | None = None
-    _features: NDArray[np.int32] | None = None
+    _features: Int32s | None = None
     _shards: Shards
 
     def __init__(self, shards: Shards, *given: Any, **options: Any) -> None:
         self._shards = shards
         super().__init__(*given, **options)
 
-    def _plan(self, codes: NDArray[np.uint8]) -> list[Block]:
+    def _plan(self, codes: Bytes) -> list[Block]:
         self._shards.keep(_CODES, codes)
         return []
 
-    def _begin(self, features: NDArray[np.int32] | None) -> None:
+    def _begin(self, features: Int32s | None) -> None:
         super()._begin(features)
         self._features = features
 
@@ -345,7 +334,7 @@ class _OverCluster(AdditiveSumsServer):
             self._shards.drop(_CIPHERTEXTS)
             self._shards.drop(_ROWS)
 
-    def _products(self, positions: NDArray[np.int32], node_starts: NDArray[np.int64]) -> Iterator[Found]:
+    def _products(self, positions: Int32s, node_starts: Integers) -> Iterator[Found]:
         found = self._ciphertexts
         assert found is not None
         at = places(self._rows, self._shards.count)
@@ -369,7 +358,7 @@ class ClusterSumsServer(_OverCluster):
 class ClusterBlindServer(_OverCluster, BlindSumsServer):
     """`BlindSumsServer` over workers."""
 
-    def _products(self, positions: NDArray[np.int32], node_starts: NDArray[np.int64]) -> Iterator[Found]:
+    def _products(self, positions: Int32s, node_starts: Integers) -> Iterator[Found]:
         yield from super()._products(positions, node_starts)
         # Ciphertexts serve one query.
         self._forget()
@@ -386,12 +375,7 @@ def over_cluster(shards: Shards) -> Ends:
 
 
 def bin_products_of(
-    shard: Shard,
-    bins: _CipherBins,
-    features: NDArray[np.int32] | None,
-    count: int,
-    part: slice,
-    nodes: NDArray[np.signedinteger],
+    shard: Shard, bins: _CipherBins, features: Int32s | None, count: int, part: slice, nodes: NDArray[np.signedinteger]
 ) -> Found:
     """Return a worker's part of ``AdditiveSumsServer._products`` for some of `count` nodes. A step."""
     modulus: Modulus = shard.made_of(f"modulus {bins.modulus}", [], lambda: Modulus(bins.modulus))
@@ -403,7 +387,7 @@ def bin_products_of(
     return bin_products(modulus, groups, bins.offsets, held, shard.threads)
 
 
-def _blocks(shard: Shard, bins: _CipherBins, features: NDArray[np.int32] | None) -> list[Block]:
+def _blocks(shard: Shard, bins: _CipherBins, features: Int32s | None) -> list[Block]:
     """Return the groups of columns of a worker's rows, restricted to the tree's columns."""
     codes = shard.arrays[_CODES]
     sizes = np.diff(bins.offsets)

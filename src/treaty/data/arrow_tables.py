@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from treaty.data.columns import WHOLE, Column, ColumnProblem, Origin, column_from_series, number_columns
-from treaty.machine.arrays import forget, new
+from treaty.machine.arrays import Flags, Integers, forget, new
 
 Change = Callable[[Any], Any]
 
@@ -65,7 +65,7 @@ class FileTable:
         self._source, self._damaged = source, damaged
         # of the files, before `take`
         self._rows: int = source.count_rows()
-        self._order: NDArray[np.int64] | None = None
+        self._order: Integers | None = None
         self._changes: dict[str, Change] = {}
 
     @property
@@ -256,7 +256,7 @@ class Strays:
     number of cells that are `of` the right kind.
     """
 
-    rows: NDArray[np.int64]
+    rows: Integers
     first: list[str]
     n_others: int
     of: Literal["numbers", "dates"] = "numbers"
@@ -293,16 +293,14 @@ def dates_of(strings: Any) -> Strays | None:
     return _strays(strings, date, positions, "dates") if _more_than_few(date, positions) else None
 
 
-def _strays(
-    strings: Any, fine: NDArray[np.bool_], positions: NDArray[np.int64], of: Literal["numbers", "dates"]
-) -> Strays:
+def _strays(strings: Any, fine: Flags, positions: Integers, of: Literal["numbers", "dates"]) -> Strays:
     """Return the rows whose cell, by its position among the different ones, is not fine."""
     rows = np.flatnonzero(~np.append(fine, True)[positions])
     first = [strings[int(row)].as_py() for row in rows[:SHOWN]]
     return Strays(rows, first, int(np.count_nonzero(positions < len(fine))) - len(rows), of)
 
 
-def _cells(strings: Any) -> tuple[Any, NDArray[np.int64]]:
+def _cells(strings: Any) -> tuple[Any, Integers]:
     """Return the different cells, trimmed, and each row's position among them; missing ones have the next number."""
     if isinstance(strings, pa.ChunkedArray):
         strings = strings.combine_chunks()
@@ -312,7 +310,7 @@ def _cells(strings: Any) -> tuple[Any, NDArray[np.int64]]:
     return pc.utf8_trim_whitespace(cells), positions
 
 
-def _more_than_few(looks: NDArray[np.bool_], positions: NDArray[np.int64]) -> bool:
+def _more_than_few(looks: Flags, positions: Integers) -> bool:
     """Apply the rule above to `looks`, of the different cells, and each row's position among them."""
     n_present = int(np.count_nonzero(positions < len(looks)))
     n_rows, n_different = int(np.count_nonzero(np.append(looks, False)[positions])), int(np.count_nonzero(looks))
@@ -327,7 +325,7 @@ def are_numbers(strings: Any) -> bool:
     return len(cells) > 0 and bool(np.all(_matches(cells, _NUMBER)))
 
 
-def _matches(cells: Any, pattern: str) -> NDArray[np.bool_]:
+def _matches(cells: Any, pattern: str) -> Flags:
     found = pc.match_substring_regex(cells, f"^({pattern})$")
     return np.asarray(found.to_numpy(zero_copy_only=False), np.bool_)
 

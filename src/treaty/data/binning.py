@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, DataError
-from treaty.machine.arrays import forget, new
+from treaty.machine.arrays import Bytes, Int32s, Integers, forget, new
 from treaty.machine.kernels import inner, kernel, new_array
 from treaty.machine.process import concurrently, cores
 
@@ -102,13 +102,7 @@ def tie_aware_cuts(ordered: NDArray[Any], max_bin: int) -> NDArray[Any]:
 
 @kernel
 def write_codes(
-    values: NDArray[Any],
-    padded_cuts: NDArray[Any],
-    missing: int,
-    codes: NDArray[np.uint8],
-    feature: int,
-    start: int,
-    stop: int,
+    values: NDArray[Any], padded_cuts: NDArray[Any], missing: int, codes: Bytes, feature: int, start: int, stop: int
 ) -> None:
     """Write the bin, the number of cuts <= the value, of rows start..stop-1 into column `feature` of `codes`."""
     # All values take one step of the search together: free of branches and of order, the inner loop becomes
@@ -150,16 +144,16 @@ class Bins:
     # whether a categorical feature's last bin is "other", of rare and unseen categories
     has_other: tuple[bool, ...]
     # (n_features,) bins of present values, at most 255; code n_bins[f] means missing
-    n_bins: NDArray[np.int32]
+    n_bins: Int32s
 
     @property
-    def offsets(self) -> NDArray[np.int32]:
+    def offsets(self) -> Int32s:
         """First slot of each feature in a flat histogram, int32 (n_features + 1,); its last slot is "missing"."""
         offsets = np.zeros(len(self.n_bins) + 1, dtype=np.int32)
         np.cumsum(self.n_bins + 1, out=offsets[1:])
         return offsets
 
-    def transform(self, table: Table, threads: int | None = None) -> NDArray[np.uint8]:
+    def transform(self, table: Table, threads: int | None = None) -> Bytes:
         """Return the bin of every value, uint8 (n_rows, n_features) in C order; n_bins[f] where missing.
 
         Those of a table on disk lie on disk, too, column by column: the transpose of an array in C order. Raises
@@ -181,9 +175,7 @@ class Bins:
         concurrently(write_block, range(0, table.n_rows, _ROWS_AT_ONCE), threads)
         return codes
 
-    def _transform_on_disk(
-        self, table: Table, lookups: list[NDArray[Any]], folder: Path, threads: int | None
-    ) -> NDArray[np.uint8]:
+    def _transform_on_disk(self, table: Table, lookups: list[NDArray[Any]], folder: Path, threads: int | None) -> Bytes:
         by_column = new((len(self.n_bins), table.n_rows), np.uint8, folder)
 
         def write_column(feature: int) -> None:
@@ -198,7 +190,7 @@ class Bins:
         return by_column.T
 
     def _write(
-        self, feature: int, column: NDArray[Any], lookup: NDArray[Any], codes: NDArray[np.uint8], place: int,
+        self, feature: int, column: NDArray[Any], lookup: NDArray[Any], codes: Bytes, place: int,
         start: int, stop: int,
     ) -> None:  # fmt: skip
         """Write a feature's bins of rows ``start..stop - 1`` to column `place` of `codes`."""
@@ -269,7 +261,7 @@ def _fit_numbers(values: NDArray[Any], max_bin: int) -> _FeatureBins:
     return _FeatureBins(len(cuts) + 1, cuts=cuts)
 
 
-def category_bins_of(counts: NDArray[np.int64], max_bin: int) -> tuple[NDArray[np.int16], bool, int]:
+def category_bins_of(counts: Integers, max_bin: int) -> tuple[NDArray[np.int16], bool, int]:
     """Choose the bins of a categorical feature from the rows of each category and, last, of unknown ones (K + 1,).
 
     Return the bin of each, whether the last bin is "other", and the number of bins.

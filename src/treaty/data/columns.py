@@ -27,6 +27,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from treaty.errors import DataError
+from treaty.machine.arrays import Flags, Floats
 
 Category = str | int | float | bool
 
@@ -154,7 +155,7 @@ def column_from_array(
     return _objects(values, text_as_categories, origin)
 
 
-def floats_from_objects(values: NDArray[np.object_]) -> NDArray[np.float64]:
+def floats_from_objects(values: NDArray[np.object_]) -> Floats:
     """Convert Python numbers of any real type, `Decimal` and booleans included, to float64, NaN where missing.
 
     Raises ColumnProblem for text (also text that looks like a number), dates, bytes, complex numbers and integers
@@ -203,7 +204,7 @@ def _objects(values: NDArray[np.object_], text_as_categories: bool, origin: Orig
     return column_from_array(floats, origin=origin)
 
 
-def _with_gaps(there: NDArray[Any], absent: NDArray[np.bool_], origin: Origin | EllipsisType) -> Column:
+def _with_gaps(there: NDArray[Any], absent: Flags, origin: Origin | EllipsisType) -> Column:
     """Convert the numbers of the rows that have one."""
     column = column_from_array(there, origin=origin)
     values = np.full(len(absent), np.nan, column.values.dtype)
@@ -262,7 +263,7 @@ def _tells_apart(values: NDArray[Any]) -> bool:
     return not several.size or int(np.bincount(group)[several].max()) << 10 < len(some)
 
 
-def _doubles(values: NDArray[Any], origin: int) -> NDArray[np.float64]:
+def _doubles(values: NDArray[Any], origin: int) -> Floats:
     """Return numbers less the origin, rounded once."""
     if values.dtype.kind in "iu" and values.dtype.itemsize == 8:
         # the halves are exact in float64, and the sum is rounded once
@@ -387,12 +388,12 @@ def check_labels(y: Any, party: str, n_rows: int | None = None) -> NDArray[Any]:
     return labels
 
 
-def check_targets(y: Any, party: str, n_rows: int | None = None) -> NDArray[np.float64]:
+def check_targets(y: Any, party: str, n_rows: int | None = None) -> Floats:
     """Return a finite numeric target, float64 (n_rows,); raise DataError as `check_labels`, or if it is not numeric."""
     return _finite(check_labels(y, party, n_rows), party, "target")
 
 
-def check_weights(weights: Any, n_rows: int, party: str) -> NDArray[np.float64]:
+def check_weights(weights: Any, n_rows: int, party: str) -> Floats:
     """Return sample weights, float64 (n_rows,), finite, >= 0 and not all 0; raise DataError for any others."""
     given = _one_dimensional(weights, party, "sample weights", n_rows)
     checked = _finite(given, party, "sample weights")
@@ -430,7 +431,7 @@ def _one_dimensional(values: Any, party: str, what: str, n_rows: int | None) -> 
     return array
 
 
-def _finite(values: NDArray[Any], party: str, what: str) -> NDArray[np.float64]:
+def _finite(values: NDArray[Any], party: str, what: str) -> Floats:
     try:
         if values.dtype.kind not in "biufO":
             raise ColumnProblem(f"{values.dtype} is not a number")

@@ -27,11 +27,10 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.ipc
 import pyarrow.parquet
-from numpy.typing import NDArray
 
 from treaty.data.arrow_tables import typed_ids
 from treaty.data.columns import quoted
-from treaty.machine.arrays import unusable
+from treaty.machine.arrays import Bytes, unusable
 from treaty.machine.kernels import kernel
 
 # arrow counts the bytes of a block in int32
@@ -271,7 +270,7 @@ def _opened(path: Path) -> BinaryIO:
 
 
 @kernel
-def _end_of_lines(content: NDArray[np.uint8]) -> int:
+def _end_of_lines(content: Bytes) -> int:
     """Return where the last whole line ends."""
     # as arrow sees it: a quote at the beginning of a field opens it (34 is ", 44 a comma, 10 and 13 end lines)
     end = 0

@@ -26,11 +26,10 @@ import narwhals as nw
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from treaty.data.large import IN_MEMORY, group_rows, group_rows_in_files, part_of
 from treaty.errors import ConfigError, DataError
-from treaty.machine.arrays import forget, pieces
+from treaty.machine.arrays import Bytes, Integers, forget, pieces
 
 OnDuplicate = Literal["error", "first", "expand"]
 Normalisation = Literal["nfc", "strip", "lower"]
@@ -41,7 +40,7 @@ NORMALISE: tuple[Normalisation, ...] = ("nfc", "strip")
 """How text is normalised by default."""
 
 RULES = 1
-"""The number of this module's rules, which parties compare: it changes where a rule does."""
+"""The version of this module's rules, which parties compare."""
 
 _WHITE = "\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B)))
 _WHITE += "\u2028\u2029\u202f\u205f\u3000"
@@ -59,25 +58,28 @@ class Ids:
     without names, mapped into memory.
     """
 
-    kind: str  # "integer", "text", "date" or "binary"
+    # "integer", "text", "date" or "binary"
+    kind: str
     # id i is data[offsets[i]:offsets[i + 1]]: its kind's letter and its canonical form
-    data: NDArray[np.uint8]
-    offsets: NDArray[np.int64]
+    data: Bytes
+    offsets: Integers
     # the rows that hold ids, grouped by id, ascending within
-    rows: NDArray[np.int64]
+    rows: Integers
     # id i is in rows[starts[i]:starts[i + 1]]
-    starts: NDArray[np.int64]
-    n_rows: int  # of the column
-    n_null: int  # without an id
-    n_repeated: int  # with one that an earlier row has
+    starts: Integers
+    # rows of the column, those without an id, and those with one that an earlier row has
+    n_rows: int
+    n_null: int
+    n_repeated: int
     normalise: tuple[Normalisation, ...]
     on_duplicate: OnDuplicate
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def strings(self, start: int, stop: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Return `data` and `offsets` of consecutive ids, copied: a file's pages do not stay in memory."""
+    def strings(self, start: int, stop: int) -> tuple[Bytes, Integers]:
+        """Return copies of `data` and `offsets` of consecutive ids."""
+        # copied, so that a file's pages do not stay in memory
         offsets = self.offsets[start : stop + 1]
         data = self.data[offsets[0] : offsets[-1]].copy()
         offsets = offsets - offsets[0]
@@ -85,7 +87,7 @@ class Ids:
         forget(self.offsets)
         return data, offsets
 
-    def first_rows(self, start: int, stop: int) -> NDArray[np.int64]:
+    def first_rows(self, start: int, stop: int) -> Integers:
         """Return the first row of each of some consecutive ids, int64 (stop - start,)."""
         rows = self.rows[self.starts[start:stop]]
         forget(self.rows)
@@ -103,14 +105,12 @@ def read_ids(
 ) -> Ids:
     """Read a column of ids, of any library that `to_table` takes.
 
-    `normalise` names what is done to text, in any order. Of an id in several rows, `on_duplicate` refuses it
-    ("error"), keeps the first row ("first"), or keeps all, to be joined with every row of the other parties that has
-    it ("expand"). Columns of more than `in_memory` rows are read piece by piece, into temporary files
-    (`treaty.data.large`).
+    `normalise` names the steps for text, in any order. `on_duplicate` refuses an id in several rows ("error"), keeps
+    the first row ("first"), or keeps all, to be joined with every row of the other parties that has it ("expand").
+    Columns of more than `in_memory` rows are read in pieces, into temporary files (`treaty.data.large`).
 
     Raises ConfigError for an unknown option, and DataError for anything but one column, a type that is no id, numbers
-    with fractions, ids of several types, repeated ids under "error", or no id at all. Messages count, and never show
-    an id.
+    with fractions, ids of several types, repeated ids under "error", or no id at all. Messages never show an id.
     """
     unknown = sorted(set(normalise) - set(get_args(Normalisation)))
     if isinstance(normalise, str) or unknown:
@@ -121,8 +121,8 @@ def read_ids(
     n_rows = len(array)
     kind = _canonical(_whole_array(array[:0]), steps, party)[0]
 
-    def present_of(part: slice) -> tuple[NDArray[np.int64], Any]:
-        """Return some rows' numbers, and their ids; without those that have none."""
+    def present_of(part: slice) -> tuple[Integers, Any]:
+        """Return the numbers and ids of those rows of a part that have one."""
         texts = _canonical(_whole_array(array[part]), steps, party)[1]
         present = pc.greater(pc.binary_length(texts), 0).fill_null(False)
         return np.flatnonzero(present.to_numpy(zero_copy_only=False)) + part.start, texts.filter(present)
@@ -130,7 +130,7 @@ def read_ids(
     def refuse(repeated: int) -> None:
         if on_duplicate == "error":
             raise DataError(
-                f"{party}: expected every id once, got {repeated} rows with an id seen before; "
+                f"{party}: expected every id once, got {repeated} rows with an id of an earlier row; "
                 'on_duplicate="first" keeps the first row of each, "expand" joins all of them',
                 public="its table holds ids more than once",
             )
@@ -162,10 +162,10 @@ def read_ids(
 
 def by_id(
     column: Any, *, party: str = "the table", normalise: Sequence[Normalisation] = NORMALISE
-) -> tuple[NDArray[np.int64], bytes]:
-    """Sort rows, all with an id, by their ids: the same way at every party, whatever their order.
+) -> tuple[Integers, bytes]:
+    """Return the stable order of rows by their ids, int64 (n_rows,), and SHA-256 of the sorted ids with their kind.
 
-    Return the order, int64 (n_rows,), stable among equal ids, and SHA-256 of the sorted canonical ids with their kind.
+    Every row has an id. All parties with the same ids get the same digest, whatever the order of their rows.
     """
     kind, texts = _canonical(_whole_array(_to_arrow(column, party)), frozenset(normalise), party)
     order = pc.sort_indices(texts).to_numpy().astype(np.int64)
@@ -179,7 +179,7 @@ def by_id(
 def canonical_ids(
     column: Any, *, party: str = "the table", normalise: Sequence[Normalisation] = NORMALISE
 ) -> list[str]:
-    """Return each row's id in canonical form, its kind in front; all rows have one."""
+    """Return each row's id in canonical form, with its kind in front; every row has an id."""
     kind, texts = _canonical(_whole_array(_to_arrow(column, party)), frozenset(normalise), party)
     values = texts.to_pylist()
     return [f"{kind} {value.hex() if isinstance(value, bytes) else value}" for value in values]
@@ -193,7 +193,7 @@ def _to_arrow(column: Any, party: str) -> Any:
             raise DataError(f"{party}: expected one column of ids, got a dataframe")
         if isinstance(native, nw.Series):
             plain = native.to_native()
-            # which would copy all chunks
+            # `to_arrow` would copy all chunks
             array = plain if isinstance(plain, pa.ChunkedArray) else native.to_arrow()
         elif isinstance(native, pa.Array):
             array = native
@@ -219,7 +219,7 @@ def _whole_array(array: Any) -> Any:
 
 
 def _canonical(array: Any, normalise: frozenset[str], party: str) -> tuple[str, Any]:
-    """Return the kind, and every id's canonical form as a string (bytes for "binary") without the kind's letter."""
+    """Return the kind, and every id's canonical form as a string (bytes for "binary")."""
     dtype = array.type
     if pa.types.is_integer(dtype):
         return "integer", array.cast(pa.large_string())
@@ -244,7 +244,7 @@ def _canonical(array: Any, normalise: frozenset[str], party: str) -> tuple[str, 
 
 
 def _whole(values: Any, dtype: Any, party: str) -> Any:
-    """Turn floats into integers where that is exact, NaN into null."""
+    """Turn floats into integers and NaN into null; raise DataError where that is not exact."""
     values = pc.if_else(pc.is_nan(values), pa.scalar(None, pa.float64()), values)
     numbers = values.fill_null(0.0).to_numpy(zero_copy_only=False)
     largest = _WHOLE if pa.types.is_float64(dtype) else 2.0**24 if pa.types.is_float32(dtype) else 2.0**11
@@ -270,7 +270,7 @@ def _date(values: Any, party: str) -> Any:
 
 
 def _normalised(texts: Any, normalise: frozenset[str], party: str) -> Any:
-    """Normalise text: all but ASCII by Python's tables, for arrow's differ between its versions."""
+    # text other than ASCII by Python's tables, as arrow's differ between its versions
     if "lower" in normalise:
         texts = pc.ascii_lower(texts)
     others = pc.invert(pc.string_is_ascii(texts)).fill_null(False)
@@ -291,7 +291,7 @@ def _normalised(texts: Any, normalise: frozenset[str], party: str) -> Any:
 
 
 def _check_known(values: list[str], party: str) -> None:
-    """Refuse characters without a place in this Python's Unicode, which a later one may give another form."""
+    """Refuse characters that this Python's Unicode does not know: a later one may give them another form."""
     unknown = {letter for letter in set().union(*values) if unicodedata.category(letter) == "Cn"}
     if unknown:
         count = sum(not unknown.isdisjoint(value) for value in values)

@@ -1,20 +1,17 @@
-"""Sorting more records than memory holds: by parts, in temporary files that have no name.
+"""Sorting more records than memory holds, and grouping rows by id with it: by parts, in temporary files without a name.
 
-Only its own process can open a file: it is made with mode 0600 and unlinked at once (or never linked,
-where the system can), so it is gone when closed, also after a crash. Files lie in the folder of `tempfile`, which
-``TMPDIR`` names.
+Short lists are sorted and grouped in memory. In files, repeated ids are found by a keyed hash of 16 bytes under a fresh
+key: among 2^28 different ids two collide with a probability below 2^-72, no matter who chose the ids.
 """
 
 from __future__ import annotations
 
-import mmap
 import secrets
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +19,19 @@ import pyarrow.compute as pc
 from numpy.typing import DTypeLike, NDArray
 
 from treaty.errors import ConfigError
-from treaty.machine.arrays import forget, pieces
+from treaty.machine.arrays import (
+    Bytes,
+    FileColumn,
+    Flags,
+    Int32s,
+    Integers,
+    Words,
+    forget,
+    open_unnamed,
+    pieces,
+    read_all,
+    write_all,
+)
 from treaty.machine.kernels import inner, kernel, new_array
 
 IN_MEMORY = 1 << 18
@@ -33,7 +42,6 @@ WORDS = 1 << 64
 
 
 def part_of(in_memory: int) -> int:
-    """Return the number of records to work on at a time."""
     return max(1, in_memory // 2)
 
 
@@ -49,15 +57,15 @@ class SortedRecords:
     """Records that come back in the order of a key; of equal keys those added first come first.
 
     Records are dealt to parts by ranges of the key, and each part is sorted when it is read. The field `key` holds
-    numbers below `span` (at most `WORDS`), or uint64 words, shape (n,) or (n, 2); keys should be spread evenly over
-    the span, or parts grow too large. `rows` is about how many records will come; two of the same span and number have
-    the same parts. At most `in_memory` records lie in memory.
+    numbers below `span` (at most `WORDS`), or uint64 words, shape (n,) or (n, 2), spread evenly over the span. `rows`
+    is about how many records will come; two lists of the same span and number have the same parts. At most `in_memory`
+    records lie in memory.
     """
 
     def __init__(self, dtype: DTypeLike, key: str, span: int, rows: int, in_memory: int) -> None:
         self.dtype: np.dtype[Any] = np.dtype(dtype)
         self._key = key
-        # so that a key times the number of parts fits a word
+        # a key times the number of parts must fit a word
         self._shift = 32 if span > 1 << 32 else 0
         self._span = -(-span >> self._shift)
         self._length = part_of(in_memory)
@@ -65,8 +73,8 @@ class SortedRecords:
         self._file = open_unnamed() if rows > in_memory else None
         # each sorted by part; in the file, one after another
         self._blocks: list[NDArray[Any]] = []
-        # of each block: where its parts begin and end
-        self._edges: list[NDArray[np.int32]] = []
+        # where the parts of each block begin and end
+        self._edges: list[Int32s] = []
         self._counts = np.zeros(self._parts, np.int64)
         self._waiting: list[NDArray[Any]] = []
         self._last: tuple[int, NDArray[Any]] | None = None
@@ -92,7 +100,7 @@ class SortedRecords:
             yield self[start : start + length]
 
     def __getitem__(self, place: slice) -> NDArray[Any]:
-        """Return a range of the sorted records; cheap if the ranges asked for follow each other."""
+        """Return a range of the sorted records; ranges that follow each other are cheap."""
         self._flush()
         start, stop, _ = place.indices(len(self))
         # only the parts that the range touches are read and sorted; the last one is kept for the next range
@@ -159,22 +167,13 @@ class SortedRecords:
 
 
 def _words(rows: NDArray[Any]) -> NDArray[Any]:
-    """Return records as whole numbers of 32 bits, or bytes, (n, words)."""
     width = np.dtype(np.uint8 if rows.dtype.itemsize % 4 else np.uint32)
     return rows.view(width).reshape(len(rows), rows.dtype.itemsize // width.itemsize)
 
 
 @kernel
-def _deal(
-    key: NDArray[np.uint64],
-    shift: int,
-    parts: int,
-    span: int,
-    rows: NDArray[Any],
-    edges: NDArray[np.int32],
-    out: NDArray[Any],
-) -> None:
-    """Write rows to `out` part by part, in their order within each, and where parts begin and end to `edges`."""
+def _deal(key: Words, shift: int, parts: int, span: int, rows: NDArray[Any], edges: Int32s, out: NDArray[Any]) -> None:
+    """Write rows to `out` part by part, keeping their order, and where parts begin and end to `edges`."""
     part = new_array(key.shape[0], np.int32)
     for k in range(key.shape[0]):
         # a key's share of the span, times the number of parts: parts are even where keys are
@@ -193,9 +192,9 @@ def _deal(
             out[at, word] = rows[k, word]
 
 
-def _stable_order(key: NDArray[Any]) -> NDArray[np.int64]:
-    """Return where the rows of a key go, equal ones as they came."""
-    # a sort of numbers with their places below takes a fifth of the time
+def _stable_order(key: NDArray[Any]) -> Integers:
+    """Return the stable order of a key."""
+    # sorting numbers with their places in the lower half takes a fifth of the time
     if key.dtype == np.int32:
         placed = key.astype(np.uint64) << np.uint64(32) | np.arange(len(key), dtype=np.uint64)
         placed.sort()
@@ -221,7 +220,6 @@ class Scratch:
         self._made: list[SortedRecords] = []
 
     def sorted(self, dtype: DTypeLike, key: str, span: int, rows: int) -> SortedRecords:
-        """Make a list; parameters as of `SortedRecords`."""
         made = SortedRecords(dtype, key, span, rows, self.in_memory)
         self._made.append(made)
         return made
@@ -234,72 +232,6 @@ class Scratch:
             made.close()
 
 
-# ---------------------------------------------------------------- files
-
-
-class FileColumn:
-    """An array that is written to a file piece by piece and mapped into memory when complete."""
-
-    def __init__(self, dtype: DTypeLike) -> None:
-        self.length = 0
-        self._dtype = np.dtype(dtype)
-        self._file = open_unnamed()
-
-    def append(self, values: NDArray[Any]) -> None:
-        """Append values, (n,)."""
-        write_all(self._file, np.ascontiguousarray(values, self._dtype))
-        self.length += len(values)
-
-    def mapped(self) -> NDArray[Any]:
-        """Return the file's content, read-only; a closed file exists as long as an array of it does."""
-        content = mmap.mmap(self._file.fileno(), self.length * self._dtype.itemsize, access=mmap.ACCESS_READ)
-        return np.frombuffer(content, self._dtype)
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def open_unnamed() -> IO[bytes]:
-    """Open a temporary file that nobody else can open."""
-    try:
-        return tempfile.TemporaryFile(buffering=0, prefix="treaty-")
-    except OSError as error:
-        raise _unusable(error) from None
-
-
-def write_all(file: IO[bytes], values: NDArray[Any]) -> None:
-    left = values.reshape(-1).view(np.uint8).data
-    try:
-        file.seek(0, 2)
-        while left:
-            left = left[file.write(left) :]
-    except OSError as error:
-        raise _unusable(error) from None
-
-
-def read_all(file: IO[bytes], at: int, into: NDArray[Any]) -> None:
-    """Fill an array from a place in a file."""
-    left = into.view(np.uint8).data
-    file.seek(at)
-    while left:
-        count = file.readinto(left)  # type: ignore[attr-defined]
-        assert count, "a temporary file is shorter than what was written to it"
-        left = left[count:]
-
-
-def _unusable(error: OSError) -> ConfigError:
-    return ConfigError(
-        f"cannot use the folder of temporary files, {tempfile.gettempdir()}: {error.strerror}; long lists of ids need "
-        "some 210 bytes of it per id - set TMPDIR to a folder with room",
-        public="its folder of temporary files cannot be used",
-    )
-
-
-# ------------------ grouping the rows of a column by id: in memory, or in temporary files where it is too long to hold
-#
-# In files, repeated ids are found by a keyed hash of 16 bytes under a fresh key: among 2^28 different ids two collide
-# with a probability below 2^-72, no matter who chose the ids.
-
 # ------------------------------------------------------------ SipHash-2-4 of 128 bits over many byte strings at a time
 #
 # Aumasson and Bernstein, "SipHash: a fast short-input PRF", INDOCRYPT 2012, in the reference implementation's form of
@@ -308,10 +240,10 @@ def _unusable(error: OSError) -> ConfigError:
 KEY = 16
 """Bytes of a key."""
 
-Words = tuple[np.uint64, np.uint64, np.uint64, np.uint64]
+_State = tuple[np.uint64, np.uint64, np.uint64, np.uint64]
 
 
-def hashes(data: NDArray[np.uint8], offsets: NDArray[np.int64], key: bytes) -> NDArray[np.uint64]:
+def hashes(data: Bytes, offsets: Integers, key: bytes) -> Words:
     """Hash each string ``data[offsets[i]:offsets[i + 1]]``, uint64 (n, 2)."""
     out = np.empty((len(offsets) - 1, 2), np.uint64)
     data, offsets = data.view(), offsets.view()
@@ -322,9 +254,7 @@ def hashes(data: NDArray[np.uint8], offsets: NDArray[np.int64], key: bytes) -> N
 
 
 @kernel
-def _hash_each(
-    data: NDArray[np.uint8], offsets: NDArray[np.int64], key: NDArray[np.uint64], out: NDArray[np.uint64]
-) -> None:
+def _hash_each(data: Bytes, offsets: Integers, key: Words, out: Words) -> None:
     for row in range(out.shape[0]):
         start, stop = offsets[row], offsets[row + 1]
         v0, v1 = key[0] ^ np.uint64(0x736F6D6570736575), key[1] ^ np.uint64(0x646F72616E646F6D ^ 0xEE)
@@ -350,7 +280,7 @@ def _hash_each(
 
 
 @inner
-def _mixed(v0: np.uint64, v1: np.uint64, v2: np.uint64, v3: np.uint64) -> Words:
+def _mixed(v0: np.uint64, v1: np.uint64, v2: np.uint64, v3: np.uint64) -> _State:
     # rotations are written out: a function of their own is compiled anew for each number of bits
     v0 += v1
     v2 += v3
@@ -363,7 +293,7 @@ def _mixed(v0: np.uint64, v1: np.uint64, v2: np.uint64, v3: np.uint64) -> Words:
     return v0, v1, (v2 << np.uint64(32)) | (v2 >> np.uint64(32)), v3
 
 
-# ---------------------------------------------------------------- grouping
+# ---------------------------------------------------------------- grouping rows by id
 
 
 _SEEN = np.dtype([("hash", np.uint64, (2,)), ("place", np.int64), ("row", np.int64)])
@@ -374,21 +304,21 @@ _FOUND = np.dtype([("first", np.int64), ("row", np.int64)])
 class RowGroups:
     """Distinct ids and their rows: fields as in `Ids`; `n_present` is the number of rows with an id."""
 
-    data: NDArray[np.uint8]
-    offsets: NDArray[np.int64]
-    rows: NDArray[np.int64]
-    starts: NDArray[np.int64]
+    data: Bytes
+    offsets: Integers
+    rows: Integers
+    starts: Integers
     n_present: int
 
 
 def group_rows(
-    rows: NDArray[np.int64], texts: Any, tag: bytes, refuse: Callable[[int], None], *, every: bool
+    rows: Integers, texts: Any, tag: bytes, refuse: Callable[[int], None], *, every: bool
 ) -> RowGroups | None:
-    """Group rows by id, ids in the order of first appearance; None without any id.
+    """Group rows by id, ids in the order of first appearance; return None if there are none.
 
-    `texts`, an arrow array of strings or bytes, are the ids of `rows`; `tag` is put before each. `refuse`, which may
-    raise, is called with the number of rows whose id an earlier row has, if any. `every` keeps all rows of an id, not
-    the first.
+    `texts`, an arrow array of strings or bytes, are the ids of `rows`; each gets the prefix `tag`. If ids are repeated,
+    `refuse`, which may raise, is called with the number of rows whose id an earlier row has. `every` keeps all rows of
+    an id, not the first alone.
     """
     if len(rows) == 0:
         return None
@@ -401,13 +331,14 @@ def group_rows(
         if every:
             kept = rows[np.argsort(number, kind="stable")]
             starts[1:] = np.cumsum(np.bincount(number, minlength=n_ids))
-        else:  # numbers are given in order of first appearance
+        else:
+            # ids are numbered in order of first appearance
             kept = rows[np.unique(number, return_index=True)[1]]
     return RowGroups(data.copy(), offsets.copy(), kept, starts, len(rows))
 
 
 def group_rows_in_files(
-    chunks: Iterable[tuple[NDArray[np.int64], Any]],
+    chunks: Iterable[tuple[Integers, Any]],
     tag: bytes,
     n_rows: int,
     in_memory: int,
@@ -415,7 +346,7 @@ def group_rows_in_files(
     *,
     every: bool,
 ) -> RowGroups | None:
-    """Do as `group_rows`, for `n_rows` rows that come as chunks (rows, texts), holding one chunk at a time."""
+    """Group as `group_rows` does `n_rows` rows that come as chunks (rows, texts), holding one chunk at a time."""
     with ExitStack() as stack:
         scratch = stack.enter_context(Scratch(in_memory))
         data, offsets, rows, starts = _columns(stack)
@@ -443,7 +374,6 @@ def group_rows_in_files(
 
 
 def _columns(stack: ExitStack) -> tuple[FileColumn, FileColumn, FileColumn, FileColumn]:
-    """Open files for data, offsets, rows and starts."""
     data, offsets, rows, starts = (
         stack.enter_context(closing(FileColumn(kind))) for kind in (np.uint8, np.int64, np.int64, np.int64)
     )
@@ -452,19 +382,17 @@ def _columns(stack: ExitStack) -> tuple[FileColumn, FileColumn, FileColumn, File
     return data, offsets, rows, starts
 
 
-def _tagged(texts: Any, tag: bytes) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def _tagged(texts: Any, tag: bytes) -> tuple[Bytes, Integers]:
     """Prepend a tag to each string; return bytes and offsets."""
     kind = pa.large_binary()
     tagged = pc.binary_join_element_wise(pa.scalar(tag, kind), texts.cast(kind), pa.scalar(b"", kind))
     _, offsets, data = tagged.buffers()
-    return (
-        np.frombuffer(data, np.uint8),
-        np.frombuffer(offsets, np.int64)[tagged.offset : tagged.offset + len(tagged) + 1],
-    )
+    ends = np.frombuffer(offsets, np.int64)[tagged.offset : tagged.offset + len(tagged) + 1]
+    return np.frombuffer(data, np.uint8), ends
 
 
-def _new(values: NDArray[np.uint64] | NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Mark which of some sorted values, (n,) or (n, 2), differ from the one before."""
+def _new(values: Words | Integers) -> Flags:
+    """Mark the sorted values, (n,) or (n, 2), that differ from the one before."""
     new = np.ones(len(values), np.bool_)
     differ = values[1:] != values[:-1]
     new[1:] = differ.any(axis=1) if differ.ndim == 2 else differ
@@ -484,12 +412,7 @@ def _by_first(seen: SortedRecords, count: int, scratch: Scratch) -> SortedRecord
 
 
 def _distinct(
-    found: SortedRecords,
-    texts: NDArray[np.uint8],
-    ends: NDArray[np.int64],
-    n_present: int,
-    every: bool,
-    stack: ExitStack,
+    found: SortedRecords, texts: Bytes, ends: Integers, n_present: int, every: bool, stack: ExitStack
 ) -> RowGroups:
     """Write each string once, in the order of first places, with its rows."""
     data, offsets, rows, starts = _columns(stack)
@@ -501,6 +424,7 @@ def _distinct(
             starts.append(rows.length + ends_of_groups)
             rows.append(kept["row"])
             first = part["first"][new]
+            # an arrow array over the mapped texts, without a copy, of which the part's ids are taken
             bounds = ends[first[0] : first[-1] + 2]
             buffers = [None, pa.py_buffer(bounds - bounds[0]), pa.py_buffer(texts[bounds[0] : bounds[-1]])]
             piece = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(bounds) - 1, buffers)

@@ -5,20 +5,20 @@ together lie below its probes, and ends with the cuts that `fit_bins` would choo
 
 Deviations from the paper (Tian et al., FederBoost, section on distributed bucket construction):
 
-* All quantiles of all features are sought together, one round for all of their probes.
+* All quantiles of all features are searched together, one round for all of their probes.
 * The search runs over float32 numbers in their order, each a whole number (`keys_of`), not over real numbers of a
-  domain: none has to be declared, nothing has to be scaled, and the finest step is from one float32 to the next. Of
-  `wide` features it runs over float64 numbers.
+  domain. So no domain has to be declared, nothing has to be scaled, and the finest step is from one float32 to the
+  next. For `wide` features it runs over float64 numbers.
 * A probe is not the middle of its interval but the roundest key in it (most trailing zero bits). Intervals still halve,
-  so a number is reached in 32 rounds, a float64 in 64, and 0, powers of two and whole numbers are reached long before.
-  Where the last probe cut off an upper part without rows, the rows probably share the value it begins with: the key
-  after that value is opened too. (Opening it with every probe saves a round or two, and shows single rows three to
-  five times as often.)
-* Cuts are tie-aware, as everywhere in Treaty: targets are placed anew in every round on what is known by then, so a
+  so a float32 is reached in 32 rounds, a float64 in 64, and 0, powers of two and whole numbers much earlier. Where the
+  last probe cut off an upper part without rows, the rows probably share the value it begins with: the key after that
+  value is opened, too. (Opening it with every probe saves a round or two, and shows single rows three to five times as
+  often.)
+* Cuts are tie-aware, as everywhere in Treaty: targets are placed again in every round on what is known by then, so a
   heavy value found early (a column that is 94 % zeros) leaves the other bins to the other values.
 
-The leader learns what is opened: the number of rows below each probe. No interval of fewer than `least_rows` rows
-is probed, but a probe may cut a few rows off a large one; `smallest_interval` tells the fewest that happened.
+The leader learns the number of rows below each probe. No interval of fewer than `least_rows` rows is probed, but a
+probe may cut a few rows off a large one; `smallest_interval` returns the fewest.
 
 A feature's opened points are keys in ascending order with the number of rows below each. Two neighbours k and k' bound
 an interval of the keys k..k'-1. An interval of one key is a value; a wider one may hold several.
@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from treaty.data.binning import MOST_BINS
 from treaty.errors import ConfigError, LocalProtocolError
-from treaty.machine.arrays import folder_of, forget, new
+from treaty.machine.arrays import Flags, Int32s, Integers, folder_of, forget, new
 from treaty.machine.kernels import inner, kernel
 from treaty.machine.process import concurrently
 
@@ -47,20 +47,14 @@ _SHARE = 8
 
 
 @inner
-def _width(keys: NDArray[np.int64], i: int) -> int:
+def _width(keys: Integers, i: int) -> int:
     width = keys[i + 1] - keys[i]
     return width if width > 0 else _WIDEST
 
 
 @kernel
 def _place(
-    keys: NDArray[np.int64],
-    counts: NDArray[np.int64],
-    max_bin: int,
-    least_rows: int,
-    tolerance: float,
-    wanted: NDArray[np.bool_],
-    opens: NDArray[np.bool_],
+    keys: Integers, counts: Integers, max_bin: int, least_rows: int, tolerance: float, wanted: Flags, opens: Flags
 ) -> None:
     last = keys.size - 1
     n = counts[last]
@@ -79,7 +73,8 @@ def _place(
     rows_left, bins_left = np.float64(n), max_bin
     for i in range(last):
         rows, width = counts[i + 1] - counts[i], _width(keys, i)
-        if rows * max_bin > n:  # heavy, or may hold a heavy value
+        # heavy, or may hold a heavy value
+        if rows * max_bin > n:
             wanted[i] = rows >= least_rows and width > 1
             if not wanted[i] or width <= _NARROW:
                 rows_left -= rows
@@ -88,7 +83,8 @@ def _place(
     # second pass: one walk over the light intervals, as `tie_aware_cuts` walks over values
     slack = min(tolerance * n, rows_left / (_SHARE * bins_left))
     is_open = False
-    start = target = 0.0  # of the open bin, as numbers of rows below
+    # of the open bin, as numbers of rows below
+    start = target = 0.0
     # rows by which the last bin, closed within the slack, misses its target; negative: exceeds it
     lacking = 0.0
     for i in range(last):
@@ -113,7 +109,7 @@ def _place(
             # neither end is near enough: ask for the interval to be divided in the next round
             if divisible and off > slack:
                 wanted[i] = True
-                # for this round, as if the interval could be cut exactly there
+                # for this round, continue as if the interval could be cut exactly there
                 start = target
                 is_open = width > _NARROW
                 lacking = 0.0
@@ -124,7 +120,7 @@ def _place(
                 lacking = target - low if off <= slack else 0.0
             else:
                 is_open = False
-                # a bin closed within the slack moves no other target, else each found end would move all later ones
+                # a bin closed within the slack moves no other target, or each found end would move all later ones
                 lacking = target - high if off <= slack else 0.0
             if bins_left == 0:
                 is_open = False
@@ -138,29 +134,28 @@ def _place(
 
 @kernel
 def place_cuts(
-    keys: NDArray[np.int64],
-    counts: NDArray[np.int64],
-    offsets: NDArray[np.int64],
+    keys: Integers,
+    counts: Integers,
+    offsets: Integers,
     max_bin: int,
     least_rows: int,
     tolerance: float,
-    wanted: NDArray[np.bool_],
-    opens: NDArray[np.bool_],
+    wanted: Flags,
+    opens: Flags,
 ) -> None:
     """Place every feature's bins by the rule of `tie_aware_cuts`, its intervals standing for values.
 
     `keys` and `counts`, int64 (n_points,), are the opened points and the rows below them; those of feature f,
     offsets[f]..offsets[f+1]-1, begin and end with the ends of its domain, 0 and n rows below. Intervals of fewer than
     `least_rows` (at least 2) rows are not divided; a bin may end `tolerance`, a share of a feature's rows, away from
-    its target. Written, False throughout before: `wanted`, where the interval after the point must be divided, and
-    `opens`, where it is the first of a bin; only when nothing is wanted are these all bins.
+    its target. `wanted` and `opens`, False before, are set where the interval after the point must be divided, and
+    where it is the first of a bin; only when nothing is wanted are these all bins.
 
-    Wanted are: an interval that may hold a heavy value (more than n/q rows); every divisible one while no more than q
-    intervals have rows, as the distinct values may be as few; and one with a target inside, none of whose ends is near
-    enough. There the walk continues from the target (or from the end, of an interval so narrow that it probably holds
-    one value), so that all targets are sought in one round. With tolerance 0 and least_rows 2, bins of intervals of
-    which none is wanted are the bins of the values: a walk over the values would also stop at their ends, and only
-    there.
+    Wanted are an interval that may hold a heavy value (more than n/q rows); every divisible one while no more than q
+    intervals have rows, as there may be as few distinct values; and one with a target inside and no end near enough.
+    There the walk continues from the target (or from the end of an interval so narrow that it probably holds one
+    value), so that all targets are searched in one round. With tolerance 0 and least_rows 2, if no interval is wanted,
+    the bins are those of the values: a walk over the values would stop at the intervals' ends, and only there.
     """
     for feature in range(offsets.size - 1):
         a, b = offsets[feature], offsets[feature + 1]
@@ -169,20 +164,18 @@ def place_cuts(
 
 @kernel
 def insert_points(
-    keys: NDArray[np.int64],
-    counts: NDArray[np.int64],
-    offsets: NDArray[np.int64],
+    keys: Integers,
+    counts: Integers,
+    offsets: Integers,
     new_keys: NDArray[np.uint32 | np.int64],
-    new_counts: NDArray[np.int64],
-    new_offsets: NDArray[np.int32],
-    all_keys: NDArray[np.int64],
-    all_counts: NDArray[np.int64],
+    new_counts: Integers,
+    new_offsets: Int32s,
+    all_keys: Integers,
+    all_counts: Integers,
 ) -> None:
-    """Merge newly opened points, moving counts that noise has put out of order to the nearest that is in order.
+    """Merge opened points into `all_keys` and `all_counts`, where feature f begins at offsets[f] + new_offsets[f].
 
-    `keys`, `counts` and `offsets` are as in `place_cuts`; counts ascend within a feature. `new_keys` are per feature
-    ascending, strictly between its first and last key and not opened before. In `all_keys` and `all_counts`, written,
-    feature f begins at offsets[f] + new_offsets[f].
+    `new_keys` ascend within a feature, strictly between its first and last key, and are not among `keys`.
     """
     for feature in range(offsets.size - 1):
         new, end = new_offsets[feature], new_offsets[feature + 1]
@@ -190,7 +183,7 @@ def insert_points(
         for i in range(offsets[feature], offsets[feature + 1]):
             while new < end and np.int64(new_keys[new]) < keys[i]:
                 all_keys[place] = new_keys[new]
-                # noise may put counts out of order: clamp between both neighbours
+                # noise may put counts out of order: clamp them between both neighbours
                 all_counts[place] = min(max(new_counts[new], all_counts[place - 1]), counts[i])
                 new += 1
                 place += 1
@@ -205,10 +198,7 @@ _LEAST = np.int64(-(1 << 63))
 
 
 def keys_of(values: NDArray[Any]) -> NDArray[Any]:
-    """Map floats (no NaN) to keys: in order, neighbours differing by 1, both zeros the same.
-
-    Those of float64 are int64, those of float32 uint32.
-    """
+    """Map floats (no NaN) to int64 keys (of float32 uint32): in order, neighbours differ by 1, both zeros are equal."""
     if values.dtype == np.float64:
         wide = values.view(np.int64)
         return np.where(wide < 0, _LEAST - wide, wide)
@@ -217,15 +207,14 @@ def keys_of(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def floats_of(keys: NDArray[Any], *, wide: bool = False) -> NDArray[Any]:
-    """Return the values, float64 or float32, with these keys: the inverse of `keys_of`, with a positive zero."""
+    """Return the values, float32 or `wide` float64, of keys: the inverse of `keys_of`, with a positive zero."""
     if wide:
         return np.where(keys < 0, _LEAST - keys, keys).view(np.float64)
     keys = np.asarray(keys).astype(np.uint32)
     return np.where(keys >= _ZERO, keys ^ _ZERO, np.bitwise_invert(keys) + np.uint32(1)).view(np.float32)
 
 
-_EVERY = (-np.inf, np.inf)
-# as `least_rows`: take every interval as it is
+# as `least_rows`: divide no interval
 _NO_INTERVAL = np.iinfo(np.int64).max
 
 
@@ -233,14 +222,11 @@ class Probes(NamedTuple):
     """Points of one round: those of feature f are ``keys[offsets[f]:offsets[f + 1]]``, ascending."""
 
     keys: NDArray[np.uint32 | np.int64]
-    offsets: NDArray[np.int32]
+    offsets: Int32s
 
 
 def sorted_keys(columns: Sequence[NDArray[Any]], threads: int = 1) -> list[NDArray[Any]]:
-    """Return each column's keys, ascending, without missing values, for `count_below`; on disk if the column is.
-
-    Their lengths are the participant's part of what `QuantileSearch.present` takes.
-    """
+    """Return each column's keys, ascending, without missing values, for `count_below`; on disk if the column is."""
 
     def sort(column: NDArray[Any]) -> NDArray[Any]:
         ordered = np.sort(keys_of(column[~np.isnan(column)]))
@@ -256,8 +242,8 @@ def sorted_keys(columns: Sequence[NDArray[Any]], threads: int = 1) -> list[NDArr
     return concurrently(sort, columns, threads)
 
 
-def count_below(ordered: Sequence[NDArray[Any]], probes: Probes, threads: int = 1) -> NDArray[np.int64]:
-    """Return a participant's rows below each probe, int64 (n_probes,): its part of what `QuantileSearch.take` takes."""
+def count_below(ordered: Sequence[NDArray[Any]], probes: Probes, threads: int = 1) -> Integers:
+    """Return how many of a participant's rows are below each probe, int64 (n_probes,)."""
     below = np.zeros(len(probes.keys), dtype=np.int64)
 
     def count(feature: int) -> None:
@@ -275,7 +261,7 @@ class QuantileSearch:
     fewer than `least_rows` rows is probed. A bin may end `tolerance`, a share of a feature's rows (or an eighth of a
     bin, if that is less), away from its target; with 0, least_rows = 1 and enough rounds, the bins hold the same rows
     as those of `fit_bins`. `domains` may give a feature's lowest and highest value, which saves rounds but must not
-    come from the data; values beyond count as these. Features that are float64 are `wide`, bool (n_features,). The
+    come from the data; values beyond count as these. `wide`, bool (n_features,), marks features that are float64. The
     search ends after `most_rounds`. Raises ConfigError for a parameter out of range.
     """
 
@@ -288,7 +274,7 @@ class QuantileSearch:
         tolerance: float = 0.002,
         domains: Mapping[int, tuple[float, float]] | None = None,
         most_rounds: int = 34,
-        wide: NDArray[np.bool_] | None = None,
+        wide: Flags | None = None,
     ) -> None:
         if not 2 <= max_bin <= MOST_BINS:
             raise ConfigError(f"expected max_bin between 2 and {MOST_BINS}, got {max_bin!r}")
@@ -306,8 +292,8 @@ class QuantileSearch:
         self._knows_present = False
         self._asked: Probes | None = None
 
-    def present(self, counts: NDArray[np.int64]) -> None:
-        """Take the number of rows of all participants in which each feature is present (n_features,); negative is 0."""
+    def present(self, counts: Integers) -> None:
+        """Take how many rows of all participants have a value of each feature (n_features,); negative counts are 0."""
         if self._knows_present or counts.shape != (len(self._offsets) - 1,):
             raise LocalProtocolError(f"expected one count per feature, once, got shape {counts.shape} - at present")
         self._counts[self._offsets[1:] - 1] = np.maximum(counts, 0)
@@ -336,18 +322,14 @@ class QuantileSearch:
         self._asked = Probes(pair[kept].astype(np.int64 if self._wide.any() else np.uint32), offsets)
         return self._asked
 
-    def take(self, counts: NDArray[np.int64]) -> None:
-        """Take how many rows of all participants lie below each of the last probes, int64 (n_probes,).
-
-        A count that noise has put out of order is moved to the nearest one that is in order.
-        """
+    def take(self, counts: Integers) -> None:
+        """Take how many rows of all participants lie below each of the last probes, int64 (n_probes,)."""
         if self._asked is None or counts.shape != self._asked.keys.shape:
             raise LocalProtocolError(f"expected one count per probe asked, got shape {counts.shape} - at take")
         length = len(self._keys) + len(counts)
         keys, below = np.empty(length, dtype=np.int64), np.empty(length, dtype=np.int64)
-        insert_points(
-            self._keys, self._counts, self._offsets, self._asked.keys, counts, self._asked.offsets, keys, below
-        )
+        asked = self._asked
+        insert_points(self._keys, self._counts, self._offsets, asked.keys, counts, asked.offsets, keys, below)
         self._keys, self._counts = keys, below
         self._offsets = self._offsets + self._asked.offsets
         self._asked = None
@@ -356,8 +338,8 @@ class QuantileSearch:
     def cuts(self) -> list[NDArray[Any]]:
         """Return the cuts of every feature on what is known, ascending, fewer than `max_bin`; x < cut goes left.
 
-        A cut lies between the largest number the lower bin may hold and the smallest the upper one may hold: at the
-        opened point where the two bins touch, else, where no row lies between two opened points, in the middle.
+        A cut lies at the opened point where two bins touch. If no row lies between two opened points, it is in the
+        middle.
         """
         _, opens = self._place(_NO_INTERVAL)
         cuts = []
@@ -369,23 +351,23 @@ class QuantileSearch:
             cuts.append(_between(floats_of(keys[end] - 1, wide=wide), floats_of(keys[first], wide=wide)))
         return cuts
 
-    def smallest_interval(self) -> NDArray[np.int64]:
-        """Return every feature's fewest rows (above 0) between neighbouring opened points, for disclosure."""
+    def smallest_interval(self) -> Integers:
+        """Return every feature's fewest rows (above 0) between neighbouring opened points."""
         # at most 0 from one feature to the next
         rows = np.diff(self._counts, append=0)
         fewest = np.minimum.reduceat(np.where(rows > 0, rows, _NO_INTERVAL), self._offsets[:-1])
         return np.where(fewest == _NO_INTERVAL, 0, fewest)
 
-    def _place(self, least_rows: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    def _place(self, least_rows: int) -> tuple[Flags, Flags]:
         wanted, opens = np.zeros((2, len(self._keys)), dtype=np.bool_)
         place_cuts(self._keys, self._counts, self._offsets, self._max_bin, least_rows, self._tolerance, wanted, opens)
         return wanted, opens
 
 
-def _ends(wide: NDArray[np.bool_], domains: Mapping[int, tuple[float, float]]) -> NDArray[np.int64]:
+def _ends(wide: Flags, domains: Mapping[int, tuple[float, float]]) -> Integers:
     """Return the first key of every feature's domain and the one after its last."""
     n_features = len(wide)
-    bounds = np.full((n_features, 2), _EVERY)
+    bounds = np.full((n_features, 2), (-np.inf, np.inf))
     for feature, (lowest, highest) in domains.items():
         if not 0 <= feature < n_features or not lowest <= highest:
             raise ConfigError(f"expected a feature of 0..{n_features - 1} and lowest <= highest - at domain {feature}")
@@ -395,21 +377,21 @@ def _ends(wide: NDArray[np.bool_], domains: Mapping[int, tuple[float, float]]) -
     return keys.ravel()
 
 
-def _roundest(low: NDArray[np.int64], high: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return, of the keys low + 1 .. high - 1 (there is one), the one with the most trailing zero bits."""
+def _roundest(low: Integers, high: Integers) -> Integers:
+    """Return the key with the most trailing zero bits among low + 1 .. high - 1, of which there is one."""
     different = low ^ (high - 1)
-    # the highest bit in which they do
+    # the highest bit in which both differ
     differing = np.frexp(different.astype(np.float64))[1].astype(np.int64) - 1
-    # it was rounded up to the next power of two
+    # float64 may have rounded up to the next power of two
     differing -= (different >> np.clip(differing, 0, 63)) == 0
     differing = np.where(different < 0, 63, differing)
-    roundest: NDArray[np.int64] = (high - 1) >> differing << differing
+    roundest: Integers = (high - 1) >> differing << differing
     return roundest
 
 
 def _between(lower: NDArray[Any], upper: NDArray[Any]) -> NDArray[Any]:
     """Return the middle as `fit_bins` does: above `lower`, at most `upper`, never a negative zero."""
-    # the sum of the two infinities
+    # the sum of two infinities is invalid
     with np.errstate(invalid="ignore"):
         middle = ((lower.astype(np.float64) + upper) * 0.5).astype(lower.dtype) + np.float32(0)
     return np.where(middle > lower, middle, upper)

@@ -7,6 +7,7 @@
 import gzip
 import re
 import sys
+import tempfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -38,7 +39,7 @@ from treaty.data.file_formats import (
 from treaty.data.table import LISTED, Schema, Table, file_without, refuse_absent
 from treaty.errors import ConfigError, DataError
 from treaty.files import json_decoder_of, replacing
-from treaty.machine.arrays import check_room, forget, new, usual_folder
+from treaty.machine.arrays import check_room, forget, new
 
 Read = TypeVar("Read")
 
@@ -408,7 +409,7 @@ def is_dataset(data: Any) -> bool:
 def _usable(folder: Path | None, size: int) -> Path:
     """Return the folder for a large table, which has room for so many bytes; raise ConfigError otherwise."""
     if folder is None:
-        folder = usual_folder()
+        folder = Path(tempfile.gettempdir())
     else:
         folder.mkdir(parents=True, exist_ok=True)
     check_room(folder, size)

@@ -1,8 +1,8 @@
 """Tables that are the result of an SQL query: read from PostgreSQL, kept as a snapshot in a Parquet file.
 
-A job reads the snapshot, so that all of it, and a resumed training, sees the same rows. The query runs in a
-read-only transaction, one statement of its own, under a time limit; its rows come in batches that are written as they
-come. It needs the extra ``treaty-learn[sql]`` (ADBC).
+A job reads the snapshot, so that all of it, and a resumed training, sees the same rows. The query is one statement in a
+read-only transaction under a time limit; its rows are written batch by batch. It needs the extra
+``treaty-learn[sql]`` (ADBC).
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ CONNECT_SECONDS = 10
 """How long a database may take to answer, unless the URI says otherwise (connect_timeout)."""
 
 _SOURCES = '"env:NAME" (a variable of the environment) or "file:PATH" (a file of mode 0600) that has the URI'
-_KEPT = (  # types that arrow has as they are
+# types that arrow has, too
+_KEPT = (
     *("int2", "int4", "int8", "float4", "float8", "bool", "text", "varchar", "bpchar", "name", "char"),
     *("date", "timestamp", "timestamptz", "time"),
 )
@@ -42,10 +43,7 @@ _SIGN = re.compile(
 
 
 def check_source(source: str) -> None:
-    """Refuse what does not say where a database's URI is to be found; the error never shows it.
-
-    Raises ConfigError.
-    """
+    """Raise ConfigError unless `source` says where the URI of a database is; the error does not show it."""
     kind, _, where = source.partition(":")
     if kind == "env" and re.fullmatch(r"[A-Za-z_]\w*", where, re.ASCII):
         return
@@ -57,12 +55,9 @@ def check_source(source: str) -> None:
 
 
 def database_uri(source: str) -> str:
-    """Return the URI of a PostgreSQL database from where `source` says it is: "env:NAME" or "file:PATH".
+    """Return the URI of a PostgreSQL database from "env:NAME" or "file:PATH".
 
-    Raises
-    ------
-    ConfigError
-        If it is not there, others may read the file, or it is no such URI. It is never shown.
+    Raises ConfigError, which never shows it, if it is not there, others may read the file, or it is no such URI.
     """
     check_source(source)
     kind, _, where = source.partition(":")
@@ -84,12 +79,10 @@ def database_uri(source: str) -> str:
 
 
 def check_query(query: str, *, ordered: bool) -> str:
-    """Refuse all but one SELECT (or WITH ... SELECT); with `ordered` it must say in which order rows come.
+    """Return the query without a final semicolon; raise ConfigError for anything but one SELECT (or WITH ... SELECT).
 
-    The database itself refuses what writes, and several statements; this says so before anything is asked. Returns the
-    query without a semicolon at its end.
-
-    Raises ConfigError.
+    With `ordered` it must state the order of rows. The database itself refuses writing, and several statements; this
+    error comes before anything is asked.
     """
     signs, end = [], len(query)
     for depth, sign, place in _signs(query):
@@ -109,41 +102,21 @@ def check_query(query: str, *, ordered: bool) -> str:
             "rows come in any order, and nothing else says which belongs to which row of the others: name a column of "
             "ids (id), or an order"
         )
-    return f"{query[:end]}\n"  # a comment may end it
+    # a comment may end it
+    return f"{query[:end]}\n"
 
 
 def fetch(
-    uri: str,
-    query: str,
-    to: Path,
-    *,
-    text: Sequence[str] = (),
-    seconds: float = 3600.0,
-    what: str = "the query",
+    uri: str, query: str, to: Path, *, text: Sequence[str] = (), seconds: float = 3600.0, what: str = "the query"
 ) -> int:
-    """Run a query and write its rows to the Parquet file `to`, whole or not at all, for its owner alone.
+    """Run a query, write its rows to the Parquet file `to`, whole or not at all, and return how many there are.
 
-    Parameters
-    ----------
-    text : sequence of str
-        Columns whose numbers of any precision (numeric) are kept as text, ids say; others become floating point.
-    seconds : float
-        The longest that the query may take.
-    what : str
-        What an error calls it.
+    Numbers of any precision (numeric) in columns of `text`, ids for example, are kept as text; others become floating
+    point. The query may take so many `seconds`; `what` names it in errors.
 
-    Returns
-    -------
-    int
-        How many rows there are.
-
-    Raises
-    ------
-    ConfigError
-        If the extra is missing, the database cannot be reached or refuses the query, or the file cannot be written.
-        The URI's password is never shown.
-    DataError
-        If there is no row, a column has no name of its own, or is of a type that must be cast.
+    Raises ConfigError, which never shows the URI's password, if the extra is missing, the database cannot be reached or
+    refuses the query, or the file cannot be written; DataError if there is no row, a column has no name of its own, or
+    is of a type that must be cast.
     """
     uri = _checked(uri, what)
     query = check_query(query, ordered=False)
@@ -177,7 +150,7 @@ def _write(reader: Any, to: Path, text: Sequence[str], what: str) -> int:
 
 
 def _conversion(field: Any, as_text: bool, what: str) -> tuple[Any, Callable[[Any], Any]]:
-    """Return the type that a column has in the file, and what makes it of a batch's column."""
+    """Return the type of a column in the file, and the conversion of a batch's column."""
     kind = (field.metadata or {}).get(b"POSTGRESQL:type", b"").decode()
     if kind in _KEPT:
         return field.type, lambda column: column
@@ -186,16 +159,14 @@ def _conversion(field: Any, as_text: bool, what: str) -> tuple[Any, Callable[[An
     if kind == "numeric":
         return pa.float64(), lambda column: column.storage.cast(pa.float64())
     if kind == "uuid":
-        return pa.string(), _uuids
+        return pa.string(), lambda column: pa.array(
+            [None if value is None else str(uuid.UUID(bytes=value)) for value in column.storage.to_pylist()],
+            pa.string(),
+        )
     raise DataError(
         f"{what}: column {field.name!r} is of type {kind or field.type}, which no table has: cast it in the query, "
         f'"::text" or "::float8" say, or leave it out'
     )
-
-
-def _uuids(column: Any) -> Any:
-    found = [None if value is None else str(uuid.UUID(bytes=value)) for value in column.storage.to_pylist()]
-    return pa.array(found, pa.string())
 
 
 @contextmanager
@@ -205,7 +176,7 @@ def _translated(what: str, hidden: Sequence[str]) -> Iterator[None]:
         yield
     except (import_module("adbc_driver_manager").Error, pa.ArrowException, OSError) as error:
         text = str(error)
-        # what libpq and the driver put before it
+        # prefixes of libpq and the driver
         for begins in ("Failed to connect: ", "ERROR:  ", "] "):
             text = text.partition(begins)[2] or text
         text = text.strip().partition("\n")[0]
@@ -227,7 +198,7 @@ def _driver() -> Any:
 
 
 def _checked(uri: str, where: str) -> str:
-    """Refuse what is no URI of PostgreSQL, or one that two readers could take differently; it is never shown."""
+    """Refuse a URI that is none of PostgreSQL or ambiguous, without showing it."""
     try:
         parts = urlsplit(uri)
         fine = parts.scheme in ("postgresql", "postgres") and "://" in uri and not re.search(r"\s", uri)
@@ -246,7 +217,7 @@ def _checked(uri: str, where: str) -> str:
 
 
 def _secrets_of(uri: str) -> list[str]:
-    """Return what an error must not show: the URI, and its passwords as written and as meant; the longest first."""
+    """Return what an error must not show: the URI, and its passwords as written and decoded; the longest first."""
     parts = urlsplit(uri)
     given = [parts.password or "", *(v for name, v in parse_qsl(parts.query) if "password" in name or "key" in name)]
     found = {uri, *given, *(unquote(secret) for secret in given)} - {""}
@@ -261,9 +232,9 @@ def _with_timeout(uri: str) -> str:
 
 
 def _signs(query: str) -> Iterator[tuple[int, str, int]]:
-    """Return the words and signs of a query with their depth in parentheses and their place, but no comments.
+    """Yield the words and signs of a query with their depth in parentheses and their place, without comments.
 
-    Of texts and quoted names there is the quotation mark alone.
+    Texts and quoted names are represented by their quotation mark.
     """
     place, depth = 0, 0
     while place < len(query):

@@ -32,7 +32,7 @@ from treaty.data.columns import (
     refuse_repeated,
 )
 from treaty.errors import DataError
-from treaty.machine.arrays import folder_of, forget, new
+from treaty.machine.arrays import Flags, folder_of, forget, new
 
 # columns of a file that a message names, and categories that a warning names
 LISTED, _SHOWN = 20, 3
@@ -62,7 +62,7 @@ class Schema:
         return tuple("numeric" if values is None else "categorical" for values in self.categories)
 
     @property
-    def categorical(self) -> NDArray[np.bool_]:
+    def categorical(self) -> Flags:
         """Whether each feature holds categories, bool (n_features,)."""
         return np.array([values is not None for values in self.categories], np.bool_)
 
@@ -95,7 +95,7 @@ class Table:
                 forget(column)
         return copied
 
-    def rows(self, chosen: NDArray[np.bool_]) -> "Table":
+    def rows(self, chosen: Flags) -> "Table":
         """Return the table of some rows, bool (n_rows,), on disk if this one is."""
         n_rows = int(np.count_nonzero(chosen))
         if self.folder is None:

@@ -1,8 +1,8 @@
-"""Arrays: short names of their types, and arrays in mapped files, which need not fit into memory.
+"""Short names of arrays' types, arrays in mapped files, which need not fit into memory, and unnamed temporary files.
 
-A mapped file has no name, so it is gone with its last user, also after a crash. What is made of an array on disk lies
-on disk, too, in the same folder: `contiguous` and `side_by_side` ask the array. So the code between reading a table and
-growing trees need not know where the table is.
+A mapped or temporary file has no name: only its own process can open it, and it is gone with its last user, also after
+a crash. An array made of an array on disk lies on disk, too, in the same folder (`contiguous`, `side_by_side`). So the
+code between reading a table and growing trees need not know where the table is.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -26,13 +26,16 @@ Integers = NDArray[np.int64]
 Int32s = NDArray[np.int32]
 Words = NDArray[np.uint64]
 Flags = NDArray[np.bool_]
+Bytes = NDArray[np.uint8]
+Words = NDArray[np.uint64]
 
 Kind = TypeVar("Kind", bound=np.generic)
 
 PIECE_BYTES = 60_000_000
-"""Most bytes of arrays in a message; what has more is sent in several."""
+"""Most bytes of arrays in a message; larger ones are sent in several."""
 
-_AT_ONCE = 1 << 22  # cells that are turned at a time
+# cells that are transposed at a time
+_AT_ONCE = 1 << 22
 
 
 def pieces(count: int, length: int) -> list[slice]:
@@ -46,11 +49,6 @@ class _Mapping(mmap.mmap):
     folder: Path
 
 
-def usual_folder() -> Path:
-    """Return the system's folder of temporary files, which ``TMPDIR`` names."""
-    return Path(tempfile.gettempdir())
-
-
 def new(shape: tuple[int, ...], dtype: DTypeLike, folder: Path) -> NDArray[Any]:
     """Return an array of zeros in C order that lies in a file of `folder`; its room is taken at once.
 
@@ -62,7 +60,12 @@ def new(shape: tuple[int, ...], dtype: DTypeLike, folder: Path) -> NDArray[Any]:
     try:
         with tempfile.TemporaryFile(buffering=0, prefix="treaty-", dir=folder) as file:
             # writing to a mapped hole of a full disk would kill the process
-            _take_room(file.fileno(), size)
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+            else:
+                block = bytes(1 << 20)
+                for start in range(0, size, len(block)):
+                    os.write(file.fileno(), block[: size - start])
             mapping = _Mapping(file.fileno(), size)
     except OSError as error:
         raise unusable(folder, size, error.strerror or str(error)) from None
@@ -81,19 +84,19 @@ def check_room(folder: Path, size: int) -> None:
 
 
 def folder_of(array: Any) -> Path | None:
-    """Return the folder of the file that an array lies in, as a whole or in part; None for one in memory."""
+    """Return the folder of the file that holds an array, or a part of it; None for one in memory."""
     mapping = _mapping_of(array)
     return mapping.folder if isinstance(mapping, _Mapping) else None
 
 
 def contiguous(array: NDArray[Kind]) -> NDArray[Kind]:
-    """Return a table (rows, columns) in C order, itself if it is; the copy lies on disk if the table does."""
+    """Return a table (rows, columns) in C order, as it is or copied; the copy lies on disk if the table does."""
     folder = folder_of(array)
     if array.flags.c_contiguous or folder is None:
         return np.ascontiguousarray(array)
     out: NDArray[Kind] = new(array.shape, array.dtype, folder)
     long = int(np.argmax(array.shape))
-    # turn a bounded block at a time, and let its pages go: the table need not fit into memory
+    # transpose a bounded block at a time, and release its pages: the table need not fit into memory
     step = max(1, _AT_ONCE // max(1, array.size // array.shape[long]))
     for start in range(0, array.shape[long], step):
         block = (slice(None),) * long + (slice(start, start + step),)
@@ -104,11 +107,11 @@ def contiguous(array: NDArray[Kind]) -> NDArray[Kind]:
 
 
 def copied(array: NDArray[Kind], large: int = 1 << 28) -> NDArray[Kind]:
-    """Return a copy that is to be kept for a while: of `large` bytes or more on disk, where that has room."""
+    """Return a copy to keep for a while: on disk, if it has `large` bytes or more and there is room."""
     if array.nbytes < large:
         return array.copy()
     try:
-        out: NDArray[Kind] = new(array.shape, array.dtype, usual_folder())
+        out: NDArray[Kind] = new(array.shape, array.dtype, Path(tempfile.gettempdir()))
     except ConfigError:
         return array.copy()
     out[...] = array
@@ -131,7 +134,7 @@ def side_by_side(tables: Sequence[NDArray[Kind]]) -> NDArray[Kind]:
 
 
 def forget(array: NDArray[Any]) -> None:
-    """Give back the memory in which a file's pages are mapped until they are next used; others are left alone."""
+    """Release the memory of a mapped file's pages until they are next used; do nothing for an array in memory."""
     mapping = _mapping_of(array)
     if mapping is not None:
         mapping.madvise(mmap.MADV_DONTNEED)
@@ -145,20 +148,71 @@ def _mapping_of(array: Any) -> mmap.mmap | None:
     return array if isinstance(array, mmap.mmap) else None
 
 
-def _take_room(file: int, size: int) -> None:
-    """Give a file its room on disk."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file, 0, size)
-        return
-    block = bytes(1 << 20)
-    for start in range(0, size, len(block)):
-        os.write(file, block[: size - start])
-
-
 def unusable(folder: Path, size: int, why: str) -> ConfigError:
     """Return the error of a folder that cannot take so many bytes."""
     return ConfigError(
         f"cannot keep a table that is too large for memory in {folder}, which needs {size / 1e9:,.1f} GB there: {why}; "
         "make room, or name another folder: TMPDIR, or store in a job file",
         public="its folder for tables that are too large for memory cannot be used",
+    )
+
+
+# ---------------------------------------------------------------- temporary files
+
+
+class FileColumn:
+    """An array that is written to a file piece by piece and mapped into memory when complete."""
+
+    def __init__(self, dtype: DTypeLike) -> None:
+        self.length = 0
+        self._dtype = np.dtype(dtype)
+        self._file = open_unnamed()
+
+    def append(self, values: NDArray[Any]) -> None:
+        """Append values, (n,)."""
+        write_all(self._file, np.ascontiguousarray(values, self._dtype))
+        self.length += len(values)
+
+    def mapped(self) -> NDArray[Any]:
+        """Return the file's content, read-only; a closed file exists as long as an array of it does."""
+        content = mmap.mmap(self._file.fileno(), self.length * self._dtype.itemsize, access=mmap.ACCESS_READ)
+        return np.frombuffer(content, self._dtype)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def open_unnamed() -> IO[bytes]:
+    """Open a temporary file that no other process can open."""
+    try:
+        return tempfile.TemporaryFile(buffering=0, prefix="treaty-")
+    except OSError as error:
+        raise _no_temporary_files(error) from None
+
+
+def write_all(file: IO[bytes], values: NDArray[Any]) -> None:
+    left = values.reshape(-1).view(np.uint8).data
+    try:
+        file.seek(0, 2)
+        while left:
+            left = left[file.write(left) :]
+    except OSError as error:
+        raise _no_temporary_files(error) from None
+
+
+def read_all(file: IO[bytes], at: int, into: NDArray[Any]) -> None:
+    """Fill an array from a place in a file."""
+    left = into.view(np.uint8).data
+    file.seek(at)
+    while left:
+        count = file.readinto(left)  # type: ignore[attr-defined]
+        assert count, "a temporary file is shorter than what was written to it"
+        left = left[count:]
+
+
+def _no_temporary_files(error: OSError) -> ConfigError:
+    return ConfigError(
+        f"cannot use the folder of temporary files, {tempfile.gettempdir()}: {error.strerror}; long lists of ids need "
+        "some 210 bytes of it per id - set TMPDIR to a folder with room",
+        public="its folder of temporary files cannot be used",
     )

@@ -21,12 +21,12 @@ from urllib.parse import quote
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from treaty.data.table import Table
 from treaty.errors import ConfigError
 from treaty.files import Format, read_file, write_file
 from treaty.linear.lbfgs import EpochState
+from treaty.machine.arrays import Floats
 from treaty.machine.database import Mark, mark_of
 from treaty.models.linear import FORMAT as LINEAR_PART
 from treaty.models.linear import LinearPart
@@ -54,7 +54,7 @@ class Checkpoint(msgspec.Struct, kw_only=True):
     # that every party has kept; training goes on after them
     rounds: int = 0
     # (n_outputs * n_rows,) after those rounds, at the active party
-    margins: NDArray[np.float64] | None = None
+    margins: Floats | None = None
     # the active party's sampling generator after those rounds
     random_state: str | None = None
     # encoded, where rows are split: they cost rounds to find
@@ -118,9 +118,7 @@ def _check_rows(party: str, kept: bytes, table: bytes) -> None:
         )
 
 
-def fingerprint(
-    rows: Sequence[tuple[Table, Sequence[NDArray[np.float64] | None]]], classes: Sequence[Any] = ()
-) -> bytes:
+def fingerprint(rows: Sequence[tuple[Table, Sequence[Floats | None]]], classes: Sequence[Any] = ()) -> bytes:
     """Return SHA-256 over what a party trains on and watches.
 
     `rows` are the training rows, then each eval set's, with labels and weights at the active party; `classes` are the

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from treaty.data.columns import quoted
 from treaty.data.table import Table
 from treaty.errors import ConfigError, DataError
+from treaty.machine.arrays import Floats, Int32s
 from treaty.models.trees import ModelPart, forest_of
 from treaty.trees.boosting import Forest
 from treaty.trees.ensemble import JoinedSplits, SplitTable, Tree, join_splits
@@ -173,7 +174,7 @@ def _tree(number: int, tree: Tree, splits: JoinedSplits, n_features: int) -> dic
 Kind = Literal["gain", "cover", "count"]
 
 
-def order_of_first_use(columns: NDArray[np.integer[Any]]) -> NDArray[np.int32]:
+def order_of_first_use(columns: NDArray[np.integer[Any]]) -> Int32s:
     """Renumber the columns of records by where they first occur: 0, then 1, ..., int32 as long as `columns`."""
     _, first, number = np.unique(columns, return_index=True, return_inverse=True)
     rank = np.empty(len(first), np.int32)
@@ -244,7 +245,7 @@ def own_importances(part: ModelPart) -> dict[str, dict[str, float]]:
     return found
 
 
-def _amounts(forest: Forest, source: int, kind: Kind) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+def _amounts(forest: Forest, source: int, kind: Kind) -> tuple[Int32s, Floats]:
     """Return the records of a source that trees use, ascending, and each one's gain, cover or 1."""
     mine = [tree.source == source for tree in forest.trees]
     records = np.concatenate(
@@ -268,7 +269,7 @@ def _check_covers(forest: Forest, what: str) -> None:
         )
 
 
-def _columns_of(part: ModelPart, records: NDArray[np.int32]) -> NDArray[np.int32]:
+def _columns_of(part: ModelPart, records: Int32s) -> Int32s:
     if len(records) and records.max() >= len(part.splits):
         raise DataError(
             f"expected {records.max() + 1} splits of {part.party}, got {len(part.splits)}: later ones are lost"
@@ -342,22 +343,22 @@ class Contributions:
     all parties it adds up to the margin.
     """
 
-    values: dict[str, NDArray[np.float64]]
-    bias: NDArray[np.float64]
+    values: dict[str, Floats]
+    bias: Floats
 
-    def joined(self) -> NDArray[np.float64]:
+    def joined(self) -> Floats:
         """Return XGBoost's ``pred_contribs`` of the joined model: all columns side by side, the bias last."""
         columns = list(self.values.values())
         bias = np.broadcast_to(self.bias[:, None] if columns[0].ndim == 3 else self.bias, (*columns[0].shape[:-1], 1))
         return np.concatenate([*columns, bias], axis=-1)
 
 
-def rows_first(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def rows_first(values: Floats) -> Floats:
     """Turn (n_outputs, n_rows, n) into (n_rows, n) for one output, else (n_rows, n_outputs, n), as XGBoost does."""
     return np.ascontiguousarray(values[0] if len(values) == 1 else values.transpose(1, 0, 2))
 
 
-def explain_pooled(parts: Sequence[ModelPart], tables: Sequence[Table], threads: int = 1) -> NDArray[np.float64]:
+def explain_pooled(parts: Sequence[ModelPart], tables: Sequence[Table], threads: int = 1) -> Floats:
     """Return TreeSHAP (`trees.shap.contributions`) of complete parts and tables, in the order of the sources.
 
     Raises ConfigError for a model without covers.

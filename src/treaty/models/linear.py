@@ -20,6 +20,7 @@ from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, DataError
 from treaty.files import Format, read_file, write_file
 from treaty.linear.preparation import Calibration, Preparation, beyond_taylor, prepare, probabilities
+from treaty.machine.arrays import Floats
 from treaty.machine.database import Mark
 
 FORMAT = Format("linear-part", 5)
@@ -47,14 +48,14 @@ class LinearPart(msgspec.Struct, kw_only=True):
     party: str
     schema: Schema
     preparation: Preparation
-    coef: NDArray[np.float64]
+    coef: Floats
     intercept: float | None = None
     classes: list[Category] | None = None
     calibration: Calibration | None = None
     family: str = "logistic"
     loss: str = "taylor"
     of_classes: list[LinearPart] = []
-    errors: NDArray[np.float64] | None = None
+    errors: Floats | None = None
     degrees: int | None = None
     error_at_zero: float = math.nan
     losses: list[float] = []
@@ -96,14 +97,14 @@ class LinearPart(msgspec.Struct, kw_only=True):
             f"loss{change} in the last; raise max_iter, or tol{batches}"
         )
 
-    def log_odds(self, margins: NDArray[np.float64]) -> NDArray[np.float64]:
+    def log_odds(self, margins: Floats) -> Floats:
         """Return log-odds of the second class, from all parts' margins (n_rows,), or of each of several, as these."""
         if self.of_classes:
             each = zip(self.of_classes, margins.T, strict=True)
             return np.column_stack([part.log_odds(own) for part, own in each])
         return margins if self.calibration is None else self.calibration.log_odds(margins)
 
-    def predictions(self, margins: NDArray[np.float64]) -> dict[str, NDArray[Any]]:
+    def predictions(self, margins: Floats) -> dict[str, NDArray[Any]]:
         """Return predictions, and each class's probability, as columns of a file, from all parts' margins."""
         if self.of_classes:
             several = self.probabilities(margins)
@@ -117,7 +118,7 @@ class LinearPart(msgspec.Struct, kw_only=True):
         columns: dict[str, NDArray[Any]] = {"prediction": np.array(classes)[(log_odds > 0.0).astype(np.intp)]}
         return columns | {f"probability_{name}": of for name, of in zip(classes, (1.0 - p, p), strict=True)}
 
-    def probabilities(self, margins: NDArray[np.float64]) -> NDArray[np.float64]:
+    def probabilities(self, margins: Floats) -> Floats:
         """Return each class's probability (n_rows, n_classes), from all parts' margins.
 
         Of more than two classes they are those of each class against the rest, divided by their sum.
@@ -126,10 +127,10 @@ class LinearPart(msgspec.Struct, kw_only=True):
             p = probabilities(self.log_odds(margins))
             return np.column_stack([1.0 - p, p])
         several = probabilities(self.log_odds(margins))
-        shares: NDArray[np.float64] = several / several.sum(axis=1, keepdims=True)
+        shares: Floats = several / several.sum(axis=1, keepdims=True)
         return shares
 
-    def caution(self, margins: NDArray[np.float64]) -> str | None:
+    def caution(self, margins: Floats) -> str | None:
         """Say when probabilities of rows with these margins are unreliable; None when they are not."""
         classifies = self.family in ("logistic", "multiclass")
         return beyond_taylor(margins) if classifies and self.loss == "taylor" else None
@@ -160,7 +161,7 @@ class LinearPart(msgspec.Struct, kw_only=True):
             columns |= {"lower": weights - reach, "upper": weights + reach}
         return columns | {"standardized_coef": plain}
 
-    def margins(self, table: Table) -> NDArray[np.float64]:
+    def margins(self, table: Table) -> Floats:
         """Return what this part adds to rows' margins (n_rows,), or (n_rows, n_classes) of more than two classes."""
         if self.of_classes:
             return np.column_stack([part.margins(table) for part in self.of_classes])
@@ -170,7 +171,7 @@ class LinearPart(msgspec.Struct, kw_only=True):
             own += weight * column
         return own
 
-    def per_unit(self, of_prepared: NDArray[np.float64], of_constant: float = 0.0) -> NDArray[np.float64]:
+    def per_unit(self, of_prepared: Floats, of_constant: float = 0.0) -> Floats:
         """Return what is of prepared columns, their weights or errors (n_columns,), per unit of each as it came."""
         scale = self.preparation.scale
         return np.divide(of_prepared, scale, out=np.full_like(of_prepared, of_constant), where=scale > 0.0)
@@ -201,7 +202,7 @@ def one_against_rest(parts: Sequence[LinearPart], classes: list[Category] | None
     )  # fmt: skip
 
 
-def preparation_of(table: Table, weight: NDArray[np.float64] | None = None, *, reference: bool = False) -> Preparation:
+def preparation_of(table: Table, weight: Floats | None = None, *, reference: bool = False) -> Preparation:
     """Learn from a party's training table how to prepare its columns; `reference`: first categories have none."""
     n_categories = [None if values is None else len(values) for values in table.schema.categories]
     return prepare(table.columns, n_categories, table.n_rows, weight=weight, first=int(reference))
@@ -247,7 +248,7 @@ def label_holder(parts: Iterable[LinearPart]) -> LinearPart:
     return holders[0]
 
 
-def pooled_margins(parts: Mapping[str, LinearPart], tables: Mapping[str, Table]) -> NDArray[np.float64]:
+def pooled_margins(parts: Mapping[str, LinearPart], tables: Mapping[str, Table]) -> Floats:
     """Return the margins (n_rows,) of all parties' parts and tables."""
-    margins: NDArray[np.float64] = np.sum([part.margins(tables[name]) for name, part in parts.items()], axis=0)
+    margins: Floats = np.sum([part.margins(tables[name]) for name, part in parts.items()], axis=0)
     return margins

@@ -21,6 +21,7 @@ from treaty.data.columns import Category
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, DataError
 from treaty.files import Format, read_file, write_file
+from treaty.machine.arrays import Bytes, Flags, Floats, Int32s, Integers
 from treaty.machine.database import Mark
 from treaty.privacy.randomised_response import RandomisedRows
 from treaty.trees.boosting import Forest
@@ -103,11 +104,11 @@ class ModelPart(msgspec.Struct, kw_only=True):
             return f"{splits} of its own"
         return f"{len(self.forest.trees)} trees, {splits}{' of its own' if len(self.forest.sources) > 1 else ''}"
 
-    def caution(self, margins: NDArray[np.float64]) -> str | None:
+    def caution(self, margins: Floats) -> str | None:
         """Return what a user should know of these margins; nothing of trees'."""
         return None
 
-    def predictions(self, margins: NDArray[np.float64]) -> dict[str, NDArray[Any]]:
+    def predictions(self, margins: Floats) -> dict[str, NDArray[Any]]:
         """Return what rows of these margins (n_rows, n_outputs) are predicted to be, by column of a file."""
         assert self.forest is not None
         return RowPredictions(margins, self.forest.objective, self.forest.classes).columns()
@@ -117,7 +118,7 @@ class ModelPart(msgspec.Struct, kw_only=True):
 class RowPredictions:
     """What a model says of rows: margins, float64 (n_rows, n_outputs), its loss, and labels by class number."""
 
-    margins: NDArray[np.float64]
+    margins: Floats
     objective: Objective
     classes: list[Category] | None
 
@@ -131,7 +132,7 @@ class RowPredictions:
         return columns | {f"probability_{name}": p[:, k] for k, name in enumerate(self.classes)}
 
 
-def of_classes(p: NDArray[np.float64]) -> NDArray[np.float64]:
+def of_classes(p: Floats) -> Floats:
     """Return probabilities (n_rows, n_classes) from those of the second class alone, or of all."""
     return np.hstack([1.0 - p, p]) if p.shape[1] == 1 else p
 
@@ -179,7 +180,7 @@ def check_part(part: ModelPart) -> None:
             raise ValueError("a tree with a split that is not in the table")
 
 
-def record_split(splits: SplitTable, bins: Bins, feature: int, left_bins: NDArray[np.bool_]) -> int:
+def record_split(splits: SplitTable, bins: Bins, feature: int, left_bins: Flags) -> int:
     """Write a chosen split into the owner's lookup table, in terms of values; return its record number.
 
     Parameters
@@ -224,7 +225,7 @@ def keep_records(splits: SplitTable, n_records: int) -> None:
         del column[n_records:]
 
 
-def predict_pooled(parts: Sequence[ModelPart], tables: Sequence[Table], threads: int = 1) -> NDArray[np.float64]:
+def predict_pooled(parts: Sequence[ModelPart], tables: Sequence[Table], threads: int = 1) -> Floats:
     """Return margins (n_rows, n_outputs) with all parts and tables at hand, in the order of the forest's sources."""
     forest = forest_of(parts)
     splits = join_splits([part.splits for part in parts], [len(part.schema.names) for part in parts])
@@ -266,11 +267,11 @@ class RowDecisions:
     # their records are lines of `packed`, counted from the source's `base`
     trees: list[Tree]
     # (n_sources + 1,) line of `packed` of each source's record 0
-    base: NDArray[np.int64]
+    base: Integers
     # (n_records, ceil(n_rows / 8)) a bit per row, 1 for left, as `numpy.packbits` packs them
-    packed: NDArray[np.uint8]
+    packed: Bytes
     # of each source, the original record numbers, in the order of its lines
-    used: list[NDArray[np.int32]]
+    used: list[Int32s]
     n_rows: int
 
 
@@ -286,14 +287,14 @@ def row_decisions(part: ModelPart, table: Table, threads: int = 1) -> RowDecisio
     )
 
 
-def used_records(trees: Sequence[Tree], n_sources: int) -> list[NDArray[np.int32]]:
+def used_records(trees: Sequence[Tree], n_sources: int) -> list[Int32s]:
     """Return, of each source, the record numbers that `trees` use, ascending."""
     source = np.concatenate([tree.source for tree in trees] or [np.zeros(0, np.int16)])
     record = np.concatenate([tree.record for tree in trees] or [np.zeros(0, np.int32)])
     return [np.unique(record[source == number]).astype(np.int32) for number in range(n_sources)]
 
 
-def renumber(tree: Tree, used: Sequence[NDArray[np.int32]]) -> Tree:
+def renumber(tree: Tree, used: Sequence[Int32s]) -> Tree:
     """Renumber a tree's records by their place among those used."""
     record = tree.record.copy()
     for source, records in enumerate(used):
@@ -302,19 +303,19 @@ def renumber(tree: Tree, used: Sequence[NDArray[np.int32]]) -> Tree:
     return replace(tree, record=record)
 
 
-def margins(decisions: RowDecisions, objective: Objective, threads: int = 1) -> NDArray[np.float64]:
+def margins(decisions: RowDecisions, objective: Objective, threads: int = 1) -> Floats:
     """Return margins, float64 (n_rows, n_outputs)."""
     total = np.full((decisions.n_rows, objective.n_outputs), objective.base_margins)
     margins_from_bits(decisions.trees, decisions.base, decisions.packed, total, threads)
     return total
 
 
-def leaves(decisions: RowDecisions, threads: int = 1) -> NDArray[np.int32]:
+def leaves(decisions: RowDecisions, threads: int = 1) -> Int32s:
     """Return the leaf each row ends in, int32 (n_rows, n_trees): its number among the tree's nodes."""
     return leaves_from_bits(decisions.trees, decisions.base, decisions.packed, decisions.n_rows, threads)
 
 
-def staged_margins(decisions: RowDecisions, objective: Objective, threads: int = 1) -> Iterator[NDArray[np.float64]]:
+def staged_margins(decisions: RowDecisions, objective: Objective, threads: int = 1) -> Iterator[Floats]:
     """Yield margins, float64 (n_rows, n_outputs), after each round; the last are those of `margins`, bit for bit."""
     total = np.full((decisions.n_rows, objective.n_outputs), objective.base_margins)
     for start in range(0, len(decisions.trees), objective.n_outputs):

@@ -49,10 +49,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from numpy.typing import NDArray
 
 from treaty.errors import ConfigError
-from treaty.machine.arrays import Floats, Integers
+from treaty.machine.arrays import Floats, Integers, Words
 from treaty.machine.kernels import kernel
 
 LEAST_SIGMA, MOST_SIGMA = 0.5, 2.0**40
@@ -139,7 +138,7 @@ def _check_honest(honest: int) -> None:
 
 
 @kernel
-def _below(words: NDArray[np.uint64], at: Integers, bound: int) -> int:
+def _below(words: Words, at: Integers, bound: int) -> int:
     """Return an exactly uniform number below `bound`; `bound` itself when words run out."""
     modulus = np.uint64(bound)
     last = np.uint64(0xFFFFFFFFFFFFFFFF) - (modulus - np.uint64(1))
@@ -154,7 +153,7 @@ def _below(words: NDArray[np.uint64], at: Integers, bound: int) -> int:
 
 
 @kernel
-def _exp_minus(words: NDArray[np.uint64], at: Integers, numerator: int, denominator: int) -> bool:
+def _exp_minus(words: Words, at: Integers, numerator: int, denominator: int) -> bool:
     """Return true with a chance of exp(-numerator / denominator), a fraction in [0, 1]."""
     trial = 1
     while _below(words, at, denominator * trial) < numerator:
@@ -163,7 +162,7 @@ def _exp_minus(words: NDArray[np.uint64], at: Integers, numerator: int, denomina
 
 
 @kernel
-def _exp_minus_square(words: NDArray[np.uint64], at: Integers, numerator: int, denominator: int) -> bool:
+def _exp_minus_square(words: Words, at: Integers, numerator: int, denominator: int) -> bool:
     """Return true with a chance of exp(-x^2 / 2), x = numerator / denominator in [0, 1)."""
     trial = 1
     while _below(words, at, denominator) < numerator and _below(words, at, 2 * trial * denominator) < numerator:
@@ -172,7 +171,7 @@ def _exp_minus_square(words: NDArray[np.uint64], at: Integers, numerator: int, d
 
 
 @kernel
-def _attempt(words: NDArray[np.uint64], at: Integers, scaled: int, fractional: int) -> tuple[bool, int]:
+def _attempt(words: Words, at: Integers, scaled: int, fractional: int) -> tuple[bool, int]:
     """Propose a number; return whether to keep it, and the number."""
     k = 0
     # k successes in a row come with exp(-k / 2); with the next loop's chance exp(-k (k - 1) / 2) that is exp(-k^2 / 2)
@@ -203,7 +202,7 @@ def _attempt(words: NDArray[np.uint64], at: Integers, scaled: int, fractional: i
 
 
 @kernel
-def _fill(out: Integers, scaled: Integers, fractional: Integers, words: NDArray[np.uint64]) -> tuple[int, int]:
+def _fill(out: Integers, scaled: Integers, fractional: Integers, words: Words) -> tuple[int, int]:
     """Draw numbers until words run out; return how many, and how many words they took.
 
     A number is drawn only when words are left after it. The words of a number that was not finished must be given

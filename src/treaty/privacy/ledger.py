@@ -36,10 +36,10 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from treaty.errors import BudgetSpent, ConfigError
 from treaty.files import Format, read_file, write_file
+from treaty.machine.arrays import Bytes
 from treaty.machine.database import SealedDatabase, owner_of
 from treaty.privacy.discrete_gaussian import epsilon_of, renyi_epsilon
 
@@ -335,13 +335,7 @@ class RunLog:
             return _runs(db)
 
     def start(
-        self,
-        job: str,
-        peer: str,
-        own_size: int,
-        peer_size: int,
-        own_commitment: NDArray[np.uint8],
-        peer_commitment: NDArray[np.uint8],
+        self, job: str, peer: str, own_size: int, peer_size: int, own_commitment: Bytes, peer_commitment: Bytes
     ) -> int | None:
         """Record that an alignment with a peer begins; return `RunEntry.changed`.
 
@@ -379,13 +373,13 @@ def _append(db: sqlite3.Connection, entry: RunEntry) -> None:
     db.execute("INSERT INTO runs VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(entry))
 
 
-def nearest(before: Iterable[bytes], now: NDArray[np.uint8]) -> int | None:
+def nearest(before: Iterable[bytes], now: Bytes) -> int | None:
     """Return in how many nodes a commitment differs from the nearest of earlier ones; None without any."""
     earlier = (np.frombuffer(content, np.uint8).reshape(-1, 32) for content in set(before) if content)
     return min((count_changed(nodes, now) for nodes in earlier), default=None)
 
 
-def count_changed(before: NDArray[np.uint8], now: NDArray[np.uint8]) -> int:
+def count_changed(before: Bytes, now: Bytes) -> int:
     """Count the nodes, uint8 (nodes, 32), that differ (all for other sizes): at least as many ids came or went."""
     if before.shape != now.shape:
         return len(now)

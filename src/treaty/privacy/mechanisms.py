@@ -21,10 +21,9 @@ import secrets
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from numpy.typing import NDArray
 
 from treaty.errors import ConfigError
-from treaty.machine.arrays import Floats, Int32s, Integers, pieces
+from treaty.machine.arrays import Floats, Int32s, Integers, Words, pieces
 from treaty.machine.kernels import kernel
 from treaty.privacy.randomised_response import Randomness, uniform64
 
@@ -222,7 +221,7 @@ def _to_steps(t: Floats, steps: Int32s) -> bool:
 
 
 @kernel
-def _one_of_two(steps: Int32s, words: NDArray[np.uint64], slope: int, size: float, out: Floats) -> None:
+def _one_of_two(steps: Int32s, words: Words, slope: int, size: float, out: Floats) -> None:
     """Write `size` where a word is below 2^63 times its chance, else its negative."""
     for i in range(len(steps)):
         out[i] = size if words[i] >> np.uint64(1) < np.uint64(2**62 + steps[i] * slope) else -size
@@ -230,14 +229,7 @@ def _one_of_two(steps: Int32s, words: NDArray[np.uint64], slope: int, size: floa
 
 @kernel
 def _near_or_far(
-    steps: Int32s,
-    words: NDArray[np.uint64],
-    places: NDArray[np.uint64],
-    limit: np.uint64,
-    most: int,
-    width: int,
-    scale: float,
-    out: Floats,
+    steps: Int32s, words: Words, places: Words, limit: np.uint64, most: int, width: int, scale: float, out: Floats
 ) -> bool:
     """Write `scale` times a number of the window around a value, or of those beside it if a word is below `limit`.
 
@@ -263,7 +255,7 @@ def _near_or_far(
 
 
 @kernel
-def _add_laplace(steps: Int32s, halving: int, words: NDArray[np.uint64], out: Floats) -> tuple[int, int]:
+def _add_laplace(steps: Int32s, halving: int, words: Words, out: Floats) -> tuple[int, int]:
     """Write steps with discrete Laplace noise until words run out; return how many, and how many words they took.
 
     A word has 32 bits for the rest, 21 for the level that decides whether it is kept, ten coins and a sign. Every try

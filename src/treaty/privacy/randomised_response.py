@@ -47,7 +47,7 @@ from numpy.typing import NDArray
 
 from treaty.errors import ConfigError, DataError
 from treaty.files import Format, read_file, write_file
-from treaty.machine.arrays import Floats, Integers
+from treaty.machine.arrays import Bytes, Floats, Integers, Words
 from treaty.privacy.ledger import Ledger, LedgerEntry
 
 FORMAT = Format("noisy-labels", 2)
@@ -143,7 +143,7 @@ def change_limit(others: int, epsilon: float) -> np.uint64:
     return np.uint64(max(1, math.ceil(change * (1.0 + 2.0**-50) * 2.0**64)))
 
 
-def uniform64(draw: Randomness, count: int) -> NDArray[np.uint64]:
+def uniform64(draw: Randomness, count: int) -> Words:
     """Return uniform integers of 64 bits."""
     return np.frombuffer(draw(8 * count), np.uint64)
 
@@ -202,9 +202,7 @@ class BucketCost:
         )
 
 
-def randomise_buckets(
-    codes: NDArray[np.uint8], size: int, epsilon: float, words: NDArray[np.uint64]
-) -> NDArray[np.uint8]:
+def randomise_buckets(codes: Bytes, size: int, epsilon: float, words: Words) -> Bytes:
     """Randomise the buckets (rows,) of one column, all below `size`, with uniform `words`, uint64 (rows, 2).
 
     The first word of a row decides whether its bucket changes, the second to what. It is compared with the probability
@@ -243,12 +241,12 @@ class BucketLedger(Ledger):
 
     def noisy(
         self,
-        codes: NDArray[np.uint8],
+        codes: Bytes,
         columns: Sequence[RandomisedColumn],
         row_numbers: Integers,
         job: str = "",
         persons: bytes = b"",
-    ) -> tuple[NDArray[np.uint8], BucketCost]:
+    ) -> tuple[Bytes, BucketCost]:
         """Return noisy buckets, uint8 (rows, columns), and what they and all earlier ones cost.
 
         `row_numbers` are the rows' places in the party's own table: a row that is there several times is randomised
@@ -273,9 +271,7 @@ class BucketLedger(Ledger):
                 ever[entry.what] += entry.epsilon
         return noisy, BucketCost(now, ever)
 
-    def _draw(
-        self, column: RandomisedColumn, persons: bytes, places: NDArray[np.uint64], codes: NDArray[np.uint8]
-    ) -> str:
+    def _draw(self, column: RandomisedColumn, persons: bytes, places: Words, codes: Bytes) -> str:
         """Return the name of a column's draw: a keyed digest of column and persons, every row's place and bucket.
 
         Without the persons, others with the same buckets would get the same noise: who knows the values of the first
@@ -286,7 +282,7 @@ class BucketLedger(Ledger):
         content = [hashlib.sha256(part).digest() for part in (what, persons, places.tobytes(), codes.tobytes())]
         return hmac.digest(self.key, b"treaty bucket draw" + b"".join(content), "sha256").hex()
 
-    def _words(self, draw: str, places: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    def _words(self, draw: str, places: Words) -> Words:
         """Return two words for every row: its place, encrypted under a key of this draw."""
         key = hashlib.sha256(b"treaty noisy buckets" + self.key + draw.encode()).digest()
         blocks = np.stack([places, np.zeros_like(places)], axis=1)
@@ -304,8 +300,8 @@ class KnownRows(msgspec.Struct):
     """Which rows were trained on: digests uint64 (n_rows,) of values and, where there are some, of ids."""
 
     key: bytes
-    values: NDArray[np.uint64]
-    ids: NDArray[np.uint64]
+    values: Words
+    ids: Words
 
     @classmethod
     def of(cls, matrix: NDArray[Any], ids: Sequence[str] | None) -> KnownRows:
@@ -319,7 +315,7 @@ class KnownRows(msgspec.Struct):
         """Whether rows can be recognised by their ids."""
         return len(self.ids) > 0
 
-    def places(self, ids: Sequence[str]) -> NDArray[np.int64]:
+    def places(self, ids: Sequence[str]) -> Integers:
         """Return each id's first place among the training rows, int64 (n,); -1 where it has none."""
         known, first = np.unique(self.ids, return_index=True)
         asked = _of_ids(self.key, ids)
@@ -341,8 +337,8 @@ class RandomisedRows(msgspec.Struct):
     """
 
     known: KnownRows
-    buckets: NDArray[np.uint8]
-    stand_ins: list[NDArray[np.float64]]
+    buckets: Bytes
+    stand_ins: list[Floats]
 
     def in_place_of_values(self, matrix: NDArray[Any], ids: Sequence[str]) -> NDArray[Any]:
         """Return rows (n, n_features), those trained on with stand-ins for their noisy buckets; `ids` are the rows'."""
@@ -356,17 +352,17 @@ class RandomisedRows(msgspec.Struct):
         return shown
 
 
-def _of_values(key: bytes, matrix: NDArray[Any]) -> NDArray[np.uint64]:
+def _of_values(key: bytes, matrix: NDArray[Any]) -> Words:
     """Digest rows; all missing values are the same, and so are zero and minus zero."""
     rows = np.ascontiguousarray(np.where(np.isnan(matrix), matrix.dtype.type(np.nan), matrix + np.float32(0.0)))
     return _digests(key, b"values", map(bytes, rows))
 
 
-def _of_ids(key: bytes, ids: Sequence[str]) -> NDArray[np.uint64]:
+def _of_ids(key: bytes, ids: Sequence[str]) -> Words:
     return _digests(key, b"ids", (text.encode() for text in ids))
 
 
-def _digests(key: bytes, kind: bytes, contents: Iterable[bytes]) -> NDArray[np.uint64]:
+def _digests(key: bytes, kind: bytes, contents: Iterable[bytes]) -> Words:
     # a key of the model: digests of two models, or of guessed ids, cannot be compared
     keyed = hashlib.blake2b(digest_size=_DIGEST_BYTES, key=key, person=kind)
 

@@ -12,9 +12,8 @@ from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from treaty.machine.arrays import Flags, Int32s, Integers, contiguous, pieces, side_by_side
+from treaty.machine.arrays import Bytes, Flags, Int32s, Integers, contiguous, pieces, side_by_side
 from treaty.machine.shared_work import share
 from treaty.trees.boosting import Boosting, TreeSample
 from treaty.trees.ensemble import Tree
@@ -64,7 +63,7 @@ class BinSums(Protocol):
     def sums(self, rows: Int32s, starts: Integers, firsts: Integers | None = None) -> Integers: ...
 
 
-MakeSums = Callable[[NDArray[np.uint8], Int32s], BinSums]
+MakeSums = Callable[[Bytes, Int32s], BinSums]
 
 
 class ColumnSource:
@@ -77,7 +76,7 @@ class ColumnSource:
 
     def __init__(
         self,
-        codes: NDArray[np.uint8],
+        codes: Bytes,
         offsets: Int32s,
         categorical: Flags,
         record: Callable[[int, Flags], int],
@@ -91,7 +90,7 @@ class ColumnSource:
         self._threads = threads
 
     @cached_property
-    def _columns(self) -> NDArray[np.uint8]:
+    def _columns(self) -> Bytes:
         return contiguous(self._given.T)
 
     @cached_property

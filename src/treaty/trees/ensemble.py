@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.machine.arrays import Flags, Floats, Int32s, Integers
+from treaty.machine.arrays import Bytes, Flags, Floats, Int32s, Integers
 from treaty.machine.kernels import inner, kernel, new_array
 from treaty.machine.shared_work import share
 
@@ -42,7 +42,7 @@ class NodeSplits(NamedTuple):
     missing_left: Flags
     category_start: Integers  # the node's part of category_left; empty for a threshold split
     category_stop: Integers
-    category_left: NDArray[np.uint8]  # of all nodes; empty without categories
+    category_left: Bytes  # of all nodes; empty without categories
 
 
 @kernel
@@ -196,7 +196,7 @@ class SplitTable:
         self.category_left.append(category_left)
         return len(self.feature) - 1
 
-    def decide(self, matrix: NDArray[Any], records: Int32s | None = None, threads: int = 1) -> NDArray[np.uint8]:
+    def decide(self, matrix: NDArray[Any], records: Int32s | None = None, threads: int = 1) -> Bytes:
         """Return packed bits (`numpy.packbits`), uint8 (records, ceil(n_rows / 8)): which rows go left at each record.
 
         `matrix` is (n_rows, n_features); NaN is missing, a categorical feature holds category codes.
@@ -225,7 +225,7 @@ class JoinedSplits:
     threshold: NDArray[Any]  # float32 where that is exact
     missing_left: Flags
     category_start: Integers  # (n + 1,); an empty range is a threshold split
-    category_left: NDArray[np.uint8]
+    category_left: Bytes
 
 
 def join_splits(tables: Sequence[SplitTable], n_features: Sequence[int]) -> JoinedSplits:
@@ -280,9 +280,7 @@ def margins_from_values(
     Walk(trees, splits).add_to(margins, matrix, threads)
 
 
-def margins_from_bits(
-    trees: Sequence[Tree], base: Integers, packed: NDArray[np.uint8], margins: Floats, threads: int = 1
-) -> None:
+def margins_from_bits(trees: Sequence[Tree], base: Integers, packed: Bytes, margins: Floats, threads: int = 1) -> None:
     """Walk rows down trees by the owners' decisions, and add leaf values to `margins` as `margins_from_values` does.
 
     `packed` holds the lines of `SplitTable.decide`, owners one after another; ``base[s]`` is the line of owner s's
@@ -291,9 +289,7 @@ def margins_from_bits(
     _walk_bits(trees, base, packed, len(margins), margins, _NO_LEAVES, threads)
 
 
-def leaves_from_bits(
-    trees: Sequence[Tree], base: Integers, packed: NDArray[np.uint8], n_rows: int, threads: int = 1
-) -> Int32s:
+def leaves_from_bits(trees: Sequence[Tree], base: Integers, packed: Bytes, n_rows: int, threads: int = 1) -> Int32s:
     """Return the leaf of each row in each tree, int32 (n_rows, n_trees), numbered within the tree."""
     leaves = np.empty((n_rows, len(trees)), np.int32)
     _walk_bits(trees, base, packed, n_rows, _NO_MARGINS, leaves, threads)
@@ -301,13 +297,7 @@ def leaves_from_bits(
 
 
 def _walk_bits(
-    trees: Sequence[Tree],
-    base: Integers,
-    packed: NDArray[np.uint8],
-    n_rows: int,
-    margins: Floats,
-    leaves: Int32s,
-    threads: int,
+    trees: Sequence[Tree], base: Integers, packed: Bytes, n_rows: int, margins: Floats, leaves: Int32s, threads: int
 ) -> None:
     nodes = _stack(trees, base)
     share(lambda a, b: walk_bits(packed, nodes, a, b, margins, leaves), n_rows, threads, least=256)

@@ -21,9 +21,8 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
-from numpy.typing import NDArray
 
-from treaty.machine.arrays import Int32s, Integers
+from treaty.machine.arrays import Bytes, Int32s, Integers
 from treaty.machine.kernels import inner, kernel
 from treaty.machine.shared_work import share
 
@@ -40,7 +39,7 @@ class Histograms:
     are added up feature by feature. `offsets` has the first slot of each feature in a node's sums.
     """
 
-    def __init__(self, codes: NDArray[np.uint8], columns: NDArray[np.uint8], offsets: Int32s, threads: int = 1) -> None:
+    def __init__(self, codes: Bytes, columns: Bytes, offsets: Int32s, threads: int = 1) -> None:
         self._flat = codes.reshape(-1)
         self._columns = columns
         self._offsets = offsets

@@ -20,9 +20,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from treaty.machine.arrays import Flags, Floats, Int32s, Integers
+from treaty.machine.arrays import Bytes, Flags, Floats, Int32s, Integers
 from treaty.machine.kernels import inner, kernel
 from treaty.machine.shared_work import share
 from treaty.trees.ensemble import Tree
@@ -34,7 +33,7 @@ EMPTY = -80  # a node whose hessians sum to zero weighs 2^-80 of its rows
 def contributions(
     trees: Sequence[Tree],
     base: Integers,
-    packed: NDArray[np.uint8],
+    packed: Bytes,
     features: Int32s,
     *,
     n_rows: int,

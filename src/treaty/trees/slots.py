@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.machine.arrays import Flags, Floats, Int32s, Integers, contiguous
+from treaty.machine.arrays import Bytes, Flags, Floats, Int32s, Integers, contiguous
 from treaty.trees.columns import BinSums
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import Growth, RowPartition, look_up_left
@@ -90,9 +90,7 @@ class SlotShard:
     of the round; `clipped` counts the last round's clipped gradients.
     """
 
-    def __init__(
-        self, codes: NDArray[np.uint8], y: Floats, weight: Floats | None, objective: Objective, cells: Cells
-    ) -> None:
+    def __init__(self, codes: Bytes, y: Floats, weight: Floats | None, objective: Objective, cells: Cells) -> None:
         self.margins = np.full((objective.n_outputs, len(y)), objective.base_margins[:, None])
         self.slots = np.zeros((objective.n_outputs, len(y)), np.int64)
         self.clipped = 0
@@ -261,7 +259,7 @@ class RowShard:
 
     def __init__(
         self,
-        codes: NDArray[np.uint8],
+        codes: Bytes,
         offsets: Int32s,
         y: Floats,
         weight: Floats | None,

@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.machine.arrays import Flags, Floats, Int32s, Integers
+from treaty.machine.arrays import Bytes, Flags, Floats, Int32s, Integers
 from treaty.machine.shared_work import share
 from treaty.trees.scanning import DIGITS, SLACK, bounds, fraction, scan_splits, subtract_siblings
 
@@ -318,7 +318,7 @@ def best_of(candidates: Sequence[Splits], totals: Integers | None = None, rules:
 # have no column. Nor has each feature's last bin with rows: it holds the rest of the node's total.
 
 
-def count_bins(codes: NDArray[np.uint8], features: Int32s, offsets: Int32s) -> Int32s:
+def count_bins(codes: Bytes, features: Int32s, offsets: Int32s) -> Int32s:
     """Return the number of a node's rows in each slot, int32 (slots,), from their codes (n_rows, n_features).
 
     Slots of features outside the tree's column sample `features` stay 0.
@@ -333,7 +333,7 @@ def candidate_slots(counts: Int32s, features: Int32s, offsets: Int32s) -> Int32s
     return np.concatenate([np.empty(0, np.int32), *filled]).astype(np.int32)
 
 
-def candidate_columns(codes: NDArray[np.uint8], slots: Int32s, offsets: Int32s, categorical: Flags) -> Floats:
+def candidate_columns(codes: Bytes, slots: Int32s, offsets: Int32s, categorical: Flags) -> Floats:
     """Return the columns of `candidate_slots`, float64 (n_rows, columns) of 0 and 1."""
     feature = np.searchsorted(offsets, slots, side="right") - 1
     bins, of_rows = slots - offsets[feature], codes[:, feature]
