@@ -99,7 +99,7 @@ def read_table(
 
 def facts_of(path: Path, ending: str, party: str, text: Sequence[str] = ()) -> tuple[int, Any]:
     """Return the number of rows and the schema of a file; only CSV is read for that, piece by piece."""
-    readers = {".parquet": parquet_facts, ".arrow": _arrow_facts}
+    readers: dict[str, Callable[[Path], tuple[int, Any]]] = {".parquet": parquet_facts, ".arrow": _arrow_facts}
     return _readable(readers.get(ending, partial(csv_facts, text=text)), path, ending, party)
 
 

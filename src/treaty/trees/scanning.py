@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from treaty.machine.arrays import Floats, Integers
-from treaty.machine.kernels import inner, kernel, new_array
+from treaty.machine.kernels import inlined, inner, kernel, new_array
 
 DIGITS = 8
 """Of a numerator, of 32 bits each; it is below 2^254 for sums of 62 bits."""
@@ -46,6 +46,51 @@ def subtract_siblings(
                 mine[k] = whole[k] - own[k]
 
 
+@inlined
+def _write_prefixes(slots: Any, used: int, order: Any, in_order: bool, single: bool, prefix: Any) -> None:
+    """Write what goes left at each cut: the sums of the bins up to it, in their order, or of that category alone."""
+    grad, hess, count = np.int64(0), np.int64(0), np.int64(0)
+    for k in range(used):
+        slot = slots[order[k]] if in_order else slots[k]
+        if single:
+            grad, hess, count = np.int64(0), np.int64(0), np.int64(0)
+        grad += slot[0]
+        hess += slot[1]
+        count += slot[2]
+        prefix[k, 0], prefix[k, 1], prefix[k, 2] = grad, hess, count
+
+
+@inlined
+def _limit_gains(prefix: Any, used: int, total: Any, parent: float, units: Any, limits: Any, candidate: Any) -> None:
+    """Replace the gains of admissible cuts by those of weights with a limit."""
+    (total_grad, total_hess), grad_unit, hess_unit = total, units[0], units[1]
+    reg_lambda, reg_alpha, floor, step = limits[0], limits[1], limits[4], limits[5]
+    for k in range(used):
+        left_grad, left_hess = prefix[k, 0] * grad_unit, prefix[k, 1] * hess_unit
+        right_grad, right_hess = (total_grad - prefix[k, 0]) * grad_unit, (total_hess - prefix[k, 1]) * hess_unit
+        left_term = _term(left_grad, left_hess, reg_lambda, reg_alpha, floor, step)
+        right_term = _term(right_grad, right_hess, reg_lambda, reg_alpha, floor, step)
+        candidate[k] = left_term + right_term - parent if candidate[k] > -np.inf else -np.inf
+
+
+@inner
+def _gains_more(split: Any, best: Any, is_found: bool, totals: Any, least: Any, ridge: Any, digits: Any) -> bool:
+    """Tell in whole numbers whether a split, its left sums of grad and hess, gains more than the best one so far.
+
+    The best one is that of `best` if there is one (`is_found`), else the fraction `least` that splits have to pass.
+    """
+    top, below, best_top, best_below = digits[0], digits[1, :4], digits[2], digits[3, :4]
+    if is_found and split[0] == best[0] and split[1] == best[1]:
+        return False
+    _write_fraction(split[0], split[1], totals, ridge, top, below)
+    if is_found:
+        _write_fraction(best[0], best[1], totals, ridge, best_top, best_below)
+    else:
+        _copy(least[0], best_top)
+        _copy(least[1], best_below)
+    return _passes(top, below, best_top, best_below)
+
+
 @kernel
 def scan_splits(
     sums: Any, totals: Any, features: Any, offsets: Any, categorical: Any, units: Any, limits: Any,
@@ -56,7 +101,7 @@ def scan_splits(
     `sums` is int64 (n_nodes, slots, 3), `totals` (n_nodes, 3); `units` are what one step of grad and of hess is worth;
     `limits` are reg_lambda, reg_alpha, min_child_weight, min_child_samples, hess_floor, step and onehot_below
     (`SplitRules`). `exact` are the ridge (0: gains are compared as floats), the gain that splits of each node have to
-    be above, and in digits the numerators and denominators that they have to pass (`trees.scanning`).
+    be above, and in digits the numerators and denominators that they have to pass (see below).
     Written to `found` are gains (0: no admissible split), features (-1: none), bins that go left, bool (n_nodes, 256)
     with the missing bin, and the left children's sums (n_nodes, 3).
 
@@ -64,130 +109,100 @@ def scan_splits(
     among the latter. A category set is a prefix of the categories sorted by G / (H + reg_lambda), ties by bin
     (Fisher 1958), and bins without a row in the node go right; or one category, in the order of bins.
     """
-    gains, best_features, left_bins, left_sums = found
     grad_unit, hess_unit = units[0], units[1]
     reg_lambda, reg_alpha, min_child_weight, min_child_samples = limits[0], limits[1], limits[2], np.int64(limits[3])
     floor, step, onehot_below = limits[4], limits[5], limits[6]
     ridge, to_gain, bound_top, bound_below = exact
-    least = 0.0 if floor == 0.0 else -np.inf  # a hess above it counts
-    order = new_array(256, np.int64)
-    ratio = new_array(256, np.float64)
-    prefix = new_array((256, 3), np.int64)
-    candidate = new_array(256, np.float64)
-    top, best_top = new_array(DIGITS, np.uint64), new_array(DIGITS, np.uint64)
-    below, best_below = new_array(4, np.uint64), new_array(4, np.uint64)
+    # a hess above it counts
+    least = 0.0 if floor == 0.0 else -np.inf
+    order, ratio = new_array(256, np.int64), new_array(256, np.float64)
+    prefix, candidate = new_array((256, 3), np.int64), new_array(256, np.float64)
+    digits = new_array((4, DIGITS), np.uint64)
     for node in range(first, last):
         total_grad, total_hess, total_count = totals[node, 0], totals[node, 1], totals[node, 2]
         parent = _term(total_grad * grad_unit, total_hess * hess_unit, reg_lambda, reg_alpha, floor, step)
         threshold = to_gain[node]
-        best_gain = threshold
-        best_feature = -1
-        best_grad, best_hess = np.int64(0), np.int64(0)
-        best_size = 0  # how many sorted bins go left
-        best_missing_left = False
+        best_gain, best_feature = threshold, -1
+        # of the best split: its left sums, how many sorted bins go left, and whether missing values do
+        best_grad, best_hess, best_size, best_missing_left = np.int64(0), np.int64(0), 0, False
         for position in range(features.shape[0]):
             feature = features[position]
             offset = offsets[feature]
             bins = offsets[feature + 1] - offset - 1
             slots = sums[node, offset : offset + bins + 1]
-            used = bins
             single = categorical[feature] and bins < onehot_below
             in_order = categorical[feature] and not single
+            used = bins
             if in_order:
                 used = _sort_categories(slots, bins, grad_unit, hess_unit, reg_lambda, floor, ratio, order)
-            grad, hess, count = np.int64(0), np.int64(0), np.int64(0)
-            for k in range(used):
-                slot = slots[order[k]] if in_order else slots[k]
-                if single:
-                    grad, hess, count = np.int64(0), np.int64(0), np.int64(0)
-                grad += slot[0]
-                hess += slot[1]
-                count += slot[2]
-                prefix[k, 0], prefix[k, 1], prefix[k, 2] = grad, hess, count
-            missing_grad, missing_hess, missing_count = slots[bins, 0], slots[bins, 1], slots[bins, 2]
-            for side in range(2):  # 0: missing goes right; 1: missing goes left
-                if side == 1 and missing_count == 0:
+            _write_prefixes(slots, used, order, in_order, single, prefix)
+            # 0: missing values go right; 1: they go left
+            for side in range(2):
+                if side == 1 and slots[bins, 2] == 0:
                     break
                 if side == 1:
                     for k in range(used):
-                        prefix[k, 0] += missing_grad
-                        prefix[k, 1] += missing_hess
-                        prefix[k, 2] += missing_count
+                        for part in range(3):
+                            prefix[k, part] += slots[bins, part]
                 # Without branches, so that the two divisions run in vector registers; in a function of its own, whose
-                # arrays might overlap, the compiler does not vectorise (three times slower).
+                # arrays might overlap, the compiler does not vectorise (three times slower; inlined a tenth).
                 for k in range(used):
                     left_hess = prefix[k, 1] * hess_unit
                     right_hess = (total_hess - prefix[k, 1]) * hess_unit
-                    left_grad = abs(prefix[k, 0] * grad_unit)
-                    right_grad = abs((total_grad - prefix[k, 0]) * grad_unit)
-                    left_grad = max(left_grad - reg_alpha, 0.0)
-                    right_grad = max(right_grad - reg_alpha, 0.0)
+                    left_grad = max(abs(prefix[k, 0] * grad_unit) - reg_alpha, 0.0)
+                    right_grad = max(abs((total_grad - prefix[k, 0]) * grad_unit) - reg_alpha, 0.0)
                     left_term = left_grad * left_grad / max(left_hess + reg_lambda, floor)
                     right_term = right_grad * right_grad / max(right_hess + reg_lambda, floor)
                     left_term = left_term if left_hess > least else 0.0
                     right_term = right_term if right_hess > least else 0.0
-                    gain = left_term + right_term - parent
-                    allowed = (
-                        (left_hess >= min_child_weight)
-                        & (right_hess >= min_child_weight)
-                        & (prefix[k, 2] >= min_child_samples)
-                        & (total_count - prefix[k, 2] >= min_child_samples)
-                    )
-                    candidate[k] = gain if allowed else -np.inf
-                if step < np.inf:  # in a loop of its own, as branches keep the one above out of vector registers
-                    for k in range(used):
-                        left_grad, left_hess = prefix[k, 0] * grad_unit, prefix[k, 1] * hess_unit
-                        right_grad = (total_grad - prefix[k, 0]) * grad_unit
-                        right_hess = (total_hess - prefix[k, 1]) * hess_unit
-                        left_term = _term(left_grad, left_hess, reg_lambda, reg_alpha, floor, step)
-                        right_term = _term(right_grad, right_hess, reg_lambda, reg_alpha, floor, step)
-                        gain = left_term + right_term - parent
-                        allowed = (
-                            (left_hess >= min_child_weight)
-                            & (right_hess >= min_child_weight)
-                            & (prefix[k, 2] >= min_child_samples)
-                            & (total_count - prefix[k, 2] >= min_child_samples)
-                        )
-                        candidate[k] = gain if allowed else -np.inf
+                    hess_enough = (left_hess >= min_child_weight) & (right_hess >= min_child_weight)
+                    rows_enough = prefix[k, 2] >= min_child_samples
+                    rows_enough &= total_count - prefix[k, 2] >= min_child_samples
+                    candidate[k] = left_term + right_term - parent if hess_enough & rows_enough else -np.inf
+                # in a loop of its own, as branches keep the one above out of vector registers
+                if step < np.inf:
+                    _limit_gains(prefix, used, (total_grad, total_hess), parent, units, limits, candidate)
                 slack = SLACK * (best_gain + 2.0 * parent + threshold) if ridge > 0 else 0.0
                 for place in range(used):
                     k = place if side == 0 else used - 1 - place
                     if not candidate[k] > best_gain - slack:
                         continue
+                    # float64 cannot tell which of both gains more: whole numbers can
                     if candidate[k] <= best_gain + slack and ridge > 0:
-                        if best_feature >= 0 and prefix[k, 0] == best_grad and prefix[k, 1] == best_hess:
-                            continue
-                        _write_fraction(prefix[k, 0], prefix[k, 1], totals[node], ridge, top, below)
-                        if best_feature >= 0:
-                            _write_fraction(best_grad, best_hess, totals[node], ridge, best_top, best_below)
-                        else:
-                            _copy(bound_top[node], best_top)
-                            _copy(bound_below[node], best_below)
-                        if not _passes(top, below, best_top, best_below):
+                        left, to_pass = (prefix[k, 0], prefix[k, 1]), (bound_top[node], bound_below[node])
+                        if not _gains_more(
+                            left, (best_grad, best_hess), best_feature >= 0, totals[node], to_pass, ridge, digits
+                        ):
                             continue
                     best_gain, best_feature = candidate[k], feature
                     best_grad, best_hess = prefix[k, 0], prefix[k, 1]
                     best_size, best_missing_left = k + 1, side == 1
                     slack = SLACK * (best_gain + 2.0 * parent + threshold) if ridge > 0 else 0.0
-        gains[node] = best_gain if best_feature >= 0 else 0.0
-        best_features[node] = best_feature
-        left_bins[node, :] = False
-        left_sums[node, :] = 0
+        found[0][node], found[1][node] = best_gain if best_feature >= 0 else 0.0, best_feature
+        left_bins, left_sums = found[2][node], found[3][node]
+        left_bins[:], left_sums[:] = False, 0
         if best_feature >= 0:
-            offset = offsets[best_feature]
-            bins = offsets[best_feature + 1] - offset - 1
-            slots = sums[node, offset : offset + bins + 1]
+            slots = sums[node, offsets[best_feature] : offsets[best_feature + 1]]
+            bins = slots.shape[0] - 1
             single = categorical[best_feature] and bins < onehot_below
             in_order = categorical[best_feature] and not single
             if in_order:
                 _sort_categories(slots, bins, grad_unit, hess_unit, reg_lambda, floor, ratio, order)
-            for k in range(best_size - 1 if single else 0, best_size):
-                left_bins[node, order[k] if in_order else k] = True
-            left_bins[node, bins] = best_missing_left
-            for k in range(bins + 1):
-                if left_bins[node, k]:
-                    for part in range(3):
-                        left_sums[node, part] += slots[k, part]
+            _write_left(slots, best_size, best_missing_left, order, in_order, single, left_bins, left_sums)
+
+
+@inner
+def _write_left(
+    slots: Any, size: int, missing_left: bool, order: Any, in_order: bool, single: bool, left_bins: Any, left_sums: Any
+) -> None:
+    """Mark the bins that go left, the first `size` in their order or that category alone, and add up their sums."""
+    for k in range(size - 1 if single else 0, size):
+        left_bins[order[k] if in_order else k] = True
+    left_bins[slots.shape[0] - 1] = missing_left
+    for k in range(slots.shape[0]):
+        if left_bins[k]:
+            for part in range(3):
+                left_sums[part] += slots[k, part]
 
 
 @inner
