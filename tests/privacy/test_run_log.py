@@ -61,7 +61,7 @@ def test_changed_commitment_is_counted_and_warned_of(tmp_path: Path, caplog: pyt
         assert noted(log) == 0
         assert not caplog.records
         assert noted(log, changed) == 2
-    assert "shop has other ids than ever before: 2 or more differ" in caplog.text
+    assert "shop uses other ids than in earlier runs: at least 2 differ" in caplog.text
     assert noted(log, changed) == 0
     assert noted(log, NODES, peer="other") is None
 

@@ -25,9 +25,8 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Int32s = NDArray[np.int32]
 Words = NDArray[np.uint64]
-Flags = NDArray[np.bool_]
 Bytes = NDArray[np.uint8]
-Words = NDArray[np.uint64]
+Flags = NDArray[np.bool_]
 
 Kind = TypeVar("Kind", bound=np.generic)
 

@@ -1,15 +1,14 @@
-"""Discrete Gaussian noise, sampled exactly and in shares that are summed before anybody sees them; what it costs.
+"""Discrete Gaussian noise, sampled exactly and in shares that are summed before they are seen; and its cost.
 
 N_Z(0, sigma^2) gives the integer x with a probability proportional to exp(-x^2 / (2 sigma^2)). Nothing here is rounded
 from real numbers, so the low bits of a noisy sum reveal nothing (Mironov's attack on floating-point noise).
 
 **Exact:** given uniform random bits, every number drawn has exactly this distribution. Only integers are compared, with
-uniform integers that are exactly uniform. The standard deviation is a fraction s / 2^f of 41 significant bits, the next
-one at or above what was asked for: noise is larger by a factor of at most 1 + 2^-40, never smaller.
+exactly uniform integers. The standard deviation is a fraction s / 2^f of 41 significant bits, the next one at or above
+the given one: noise is larger by a factor of at most 1 + 2^-40, never smaller.
 
 **Not exact:** bits are an AES-256-CTR keystream under a key of the operating system (distinguishing them from uniform
-ones is breaking AES, whatever the statistical distance); and the time taken, which depends on what is drawn, is not
-hidden.
+ones is breaking AES); and the time taken, which depends on the numbers drawn, is not hidden.
 
 How a number is drawn: its size is i = (k + x) sigma, k whole and 0 <= x < 1. k comes with exp(-k^2 / 2), a sign and i
 uniformly among the integers of the k-th step, and x is a fraction a / s. The number is kept with exp(-x (2k + x) / 2),
@@ -25,9 +24,9 @@ and a release costs it::
     rho = c (1 / sigma + tau)^2 / 2        tau: `convolution_gap`, for noise that is a sum of shares
 
 rho adds up over releases, also where later ones depend on earlier ones. All nodes of a level are one release, because
-a row is in one of them. The unit of protection is one row added or removed. Of a row whose values are replaced by
-others, every difference can be twice as large: four times the rho. Of a person with m rows: m^2 times. What is opened
-without noise (number of rows, public bins) is not covered, nor is what participants see of their own rows and noise.
+a row is in one of them. The unit of protection is one row added or removed. If a row's values are replaced by others,
+every difference can be twice as large: four times the rho. A person with m rows: m^2 times. Values opened without noise
+(number of rows, public bins) are not covered, nor what participants see of their own rows and noise.
 
 References
 ----------
@@ -46,6 +45,7 @@ import secrets
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -55,24 +55,25 @@ from treaty.machine.arrays import Floats, Integers, Words
 from treaty.machine.kernels import kernel
 
 LEAST_SIGMA, MOST_SIGMA = 0.5, 2.0**40
+# least standard deviation of one participant's share: below it, a sum of shares is too far from the distribution
 LEAST_SHARE = 1.0
-"""Least standard deviation of one participant's share: below it, a sum of shares is too far from the distribution."""
-
-_PRECISION = 41  # significant bits of a standard deviation
-_CHUNK = 1 << 15  # random words at a time: they stay in the cache
-# random words at a time for each of the last numbers: one to two times the mean need
-_WORDS = 32
+# significant bits of a standard deviation
+_PRECISION = 41
+# random words at a time, which stay in the cache, and for each of the last numbers: one to two times the mean need
+_CHUNK, _WORDS = 1 << 15, 32
 
 
 def discrete_gaussian(sigma: Floats, key: bytes | None = None) -> Integers:
-    """Draw independent numbers from N_Z(0, sigma^2), int64 (length,); beyond 10 sigma with a chance below 2^-71.
+    """Draw independent numbers from N_Z(0, sigma^2), int64 (length,); beyond 10 sigma with a probability below 2^-71.
 
     Each `sigma` is from 0.5 to 2^40, rounded up to 41 significant bits; others raise ConfigError. Only tests give a
     key, of 32 bytes; by default it is from the operating system's generator.
     """
     if sigma.ndim != 1 or not np.all((sigma >= LEAST_SIGMA) & (sigma <= MOST_SIGMA)):
         raise ConfigError("expected standard deviations from 0.5 to 2^40 in one dimension - at the noise")
-    scaled, fractional = _fractions(sigma)
+    # s and f of the least s / 2^f >= sigma with s of 41 bits; every step is exact in float64
+    fractional = _PRECISION - np.frexp(sigma)[1].astype(np.int64)
+    scaled = np.ceil(np.ldexp(sigma, fractional)).astype(np.int64)
     stream = Cipher(algorithms.AES(secrets.token_bytes(32) if key is None else key), modes.CTR(bytes(16))).encryptor()
     out = np.empty(len(sigma), np.int64)
     done, words = 0, np.empty(0, np.uint64)
@@ -90,9 +91,9 @@ def noise_share(sigma: Floats, honest: int, key: bytes | None = None) -> Integer
 
     `sigma` is the least standard deviation of the sum's noise, in the units of each coordinate's integers. `honest` is
     the smallest number of shares in the sum that are unknown to those who see it: all n when nobody drops out and no
-    participant sees the sum; n - 1 when one participant sees it, who knows its own share; in both cases less as many as
-    may drop out or collude. Further shares only add noise. A sum of `honest` shares is beyond 10 sigma with a chance
-    below 2^-71: leave room for that in the integers. It is not quite a discrete Gaussian: accounts must add
+    participant sees the sum; n - 1 when a participant sees it, who knows its own share; in both cases less as many as
+    may drop out or collude. Further shares only add noise. A sum of `honest` shares is beyond 10 sigma with a
+    probability below 2^-71: leave room for that in the integers. It is not quite a discrete Gaussian: accounts must add
     `convolution_gap`.
 
     Raises ConfigError when `honest` is below 1, or sigma / sqrt(honest) below 1 or above 2^40 somewhere.
@@ -113,10 +114,9 @@ def convolution_gap(sigma: float, honest: int) -> float:
 
     `sigma` is the least over coordinates. Returns tau = 10 sum_{k=1}^{honest-1} exp(-2 pi^2 (sigma^2 / honest) k / (k
     + 1)), rounded up. Probabilities of any outcome differ by a factor of at most exp(tau / 2), and between sums that
-    differ by d the Rényi divergence of order a is at most a (|d| / sigma + tau)^2 / 2 (Kairouz, Liu, Steinke 2021,
-    theorem on sums of discrete Gaussians, which needs shares of 1/2 or more). At shares of standard deviation 1, 2, 3
-    and 4 tau is below 6e-4, 8e-17, 3e-38 and 3e-68 with up to 100 shares. Raises ConfigError when `honest` is below 1
-    or a share's standard deviation below 1.
+    differ by d the Rényi divergence of order a is at most a (|d| / sigma + tau)^2 / 2 (Kairouz, Liu, Steinke 2021, for
+    shares of 1/2 or more). With up to 100 shares of standard deviation 1, 2, 3 and 4, tau is below 6e-4, 8e-17, 3e-38
+    and 3e-68. Raises ConfigError when `honest` is below 1 or a share's standard deviation below 1.
     """
     _check_honest(honest)
     share = sigma**2 / honest
@@ -124,12 +124,6 @@ def convolution_gap(sigma: float, honest: int) -> float:
         raise ConfigError(f"expected shares of a standard deviation of 1 or more, got {math.sqrt(max(share, 0.0)):g}")
     terms = (math.exp(-2.0 * math.pi**2 * share * k / (k + 1)) for k in range(1, honest))
     return 10.0 * math.fsum(terms) * (1.0 + 1e-9)
-
-
-def _fractions(sigma: Floats) -> tuple[Integers, Integers]:
-    """Return s and f of the least s / 2^f >= sigma with s of 41 bits; every step is exact in float64."""
-    fractional = _PRECISION - np.frexp(sigma)[1]
-    return np.ceil(np.ldexp(sigma, fractional)).astype(np.int64), fractional.astype(np.int64)
 
 
 def _check_honest(honest: int) -> None:
@@ -146,15 +140,15 @@ def _below(words: Words, at: Integers, bound: int) -> int:
         word = words[at[0]]
         at[0] += 1
         rest = word % modulus
-        if word - rest <= last:  # within a whole multiple of bound
-            # int() of a uint64 stays unsigned in numba
+        # within a whole multiple of bound; int() of a uint64 stays unsigned in numba
+        if word - rest <= last:
             return int(np.int64(rest))
     return bound
 
 
 @kernel
 def _exp_minus(words: Words, at: Integers, numerator: int, denominator: int) -> bool:
-    """Return true with a chance of exp(-numerator / denominator), a fraction in [0, 1]."""
+    """Return true with a probability of exp(-numerator / denominator), a fraction in [0, 1]."""
     trial = 1
     while _below(words, at, denominator * trial) < numerator:
         trial += 1
@@ -163,7 +157,7 @@ def _exp_minus(words: Words, at: Integers, numerator: int, denominator: int) -> 
 
 @kernel
 def _exp_minus_square(words: Words, at: Integers, numerator: int, denominator: int) -> bool:
-    """Return true with a chance of exp(-x^2 / 2), x = numerator / denominator in [0, 1)."""
+    """Return true with a probability of exp(-x^2 / 2), x = numerator / denominator in [0, 1)."""
     trial = 1
     while _below(words, at, denominator) < numerator and _below(words, at, 2 * trial * denominator) < numerator:
         trial += 1
@@ -174,7 +168,7 @@ def _exp_minus_square(words: Words, at: Integers, numerator: int, denominator: i
 def _attempt(words: Words, at: Integers, scaled: int, fractional: int) -> tuple[bool, int]:
     """Propose a number; return whether to keep it, and the number."""
     k = 0
-    # k successes in a row come with exp(-k / 2); with the next loop's chance exp(-k (k - 1) / 2) that is exp(-k^2 / 2)
+    # k successes in a row come with exp(-k / 2); with the next loop's exp(-k (k - 1) / 2) that is exp(-k^2 / 2)
     while _exp_minus(words, at, 1, 2):
         k += 1
         if at[0] == len(words):
@@ -205,9 +199,10 @@ def _attempt(words: Words, at: Integers, scaled: int, fractional: int) -> tuple[
 def _fill(out: Integers, scaled: Integers, fractional: Integers, words: Words) -> tuple[int, int]:
     """Draw numbers until words run out; return how many, and how many words they took.
 
-    A number is drawn only when words are left after it. The words of a number that was not finished must be given
-    again, with more behind them: discarding them would bias the noise against numbers that need many words.
+    The words of a number that was not finished must be given again, followed by more.
     """
+    # a number is drawn only when words are left after it: discarding the words of an unfinished one would bias the
+    # noise against numbers that need many words
     at = np.zeros(1, np.int64)
     used = 0
     for i in range(len(out)):
@@ -222,8 +217,9 @@ def _fill(out: Integers, scaled: Integers, fractional: Integers, words: Words) -
 
 # fixed, so that epsilon grows with rho
 _ORDERS = 1.0 + np.exp2(np.arange(-6.0, 24.0, 1 / 64))
-_MOST_PURE = 700.0  # exp of more overflows
-# fewer: each is computed separately, and neighbours differ little
+# exp of more overflows
+_MOST_PURE = 700.0
+# fewer, as each is computed separately and neighbours differ little
 _PURE_ORDERS = _ORDERS[::8]
 _LEAST_RHO, _MOST_RHO = 2.0**-100, 2.0**40
 _HALVINGS = 48
@@ -233,12 +229,13 @@ _HALVINGS = 48
 class Releases:
     """Vectors opened with the same noise; raises ConfigError for a number out of range or a share's sigma below 1."""
 
-    count: int  # vectors, 1 or more
-    # of each vector, those that one row changes, 1 or more, as `level_coordinates`
+    # vectors, 1 or more
+    count: int
+    # coordinates of a vector that one row changes, 1 or more, see `level_coordinates`
     coordinates: int
     # standard deviation of the noise in the sum, in units
     sigma: float
-    # shares the noise is the sum of: the number that `noise_share` is given as well
+    # as in `noise_share`
     honest: int = 1
 
     def __post_init__(self) -> None:
@@ -291,17 +288,24 @@ def epsilon_of(rho: float, delta: float) -> float:
 
     Raises ConfigError when a number is out of range, or dp-accounting is not installed; so do the functions below.
     """
+    accounting = _accounting(rho, delta)
+    accountant = accounting.rdp.RdpAccountant(_ORDERS)
+    accountant.compose(accounting.ZCDpEvent(rho))
+    return float(accountant.get_epsilon(delta))
+
+
+def _accounting(rho: float, delta: float) -> Any:
+    """Return dp-accounting, after checking rho and delta."""
     if not 0.0 <= rho < math.inf:
         raise ConfigError(f"expected a finite rho of 0 or more, got {rho}")
     if not 0.0 < delta < 1.0:
         raise ConfigError(f"expected a delta above 0 and below 1, got {delta}")
     try:
-        from dp_accounting import ZCDpEvent, rdp  # type: ignore[import-untyped]
+        import dp_accounting  # type: ignore[import-untyped]
+        from dp_accounting import rdp  # noqa: F401 - a module of its own
     except ImportError as error:
         raise ConfigError("accounting for noise needs dp-accounting: pip install 'treaty-learn[dp]'") from error
-    accountant = rdp.RdpAccountant(_ORDERS)
-    accountant.compose(ZCDpEvent(rho))
-    return float(accountant.get_epsilon(delta))
+    return dp_accounting
 
 
 def renyi_epsilon(epsilons: Sequence[float], rho: float, delta: float) -> float:
@@ -309,28 +313,21 @@ def renyi_epsilon(epsilons: Sequence[float], rho: float, delta: float) -> float:
 
     The worst mechanism of a pure epsilon, above 0 and finite, is randomised response with two outcomes.
     """
-    if not 0.0 <= rho < math.inf or not all(0.0 < epsilon < math.inf for epsilon in epsilons):
-        raise ConfigError("expected finite epsilons above 0 and a finite rho of 0 or more")
-    if not 0.0 < delta < 1.0:
-        raise ConfigError(f"expected a delta above 0 and below 1, got {delta}")
-    try:
-        from dp_accounting import NeighboringRelation, RandomizedResponseDpEvent, ZCDpEvent, rdp
-    except ImportError as error:
-        raise ConfigError("accounting at a delta needs dp-accounting: pip install 'treaty-learn[dp]'") from error
+    if not all(0.0 < epsilon < math.inf for epsilon in epsilons):
+        raise ConfigError("expected finite epsilons above 0")
+    accounting = _accounting(rho, delta)
+    # floats cannot distinguish such probabilities
     if any(epsilon > _MOST_PURE for epsilon in epsilons):
-        return math.inf  # floats cannot distinguish its chances
-    accountant = rdp.RdpAccountant(_PURE_ORDERS, NeighboringRelation.REPLACE_ONE)
+        return math.inf
+    accountant = accounting.rdp.RdpAccountant(_PURE_ORDERS, accounting.NeighboringRelation.REPLACE_ONE)
     for epsilon, count in Counter(epsilons).items():
-        accountant.compose(RandomizedResponseDpEvent(2.0 / (math.exp(epsilon) + 1.0), 2), count)
-    accountant.compose(ZCDpEvent(rho))
+        accountant.compose(accounting.RandomizedResponseDpEvent(2.0 / (math.exp(epsilon) + 1.0), 2), count)
+    accountant.compose(accounting.ZCDpEvent(rho))
     return float(accountant.get_epsilon(delta))
 
 
 def rho_for(epsilon: float, delta: float) -> float:
-    """Return the largest rho that costs at most `epsilon`: the inverse of `epsilon_of`, never above it.
-
-    Divide it among the phases of a training and give each part to `noise_for`.
-    """
+    """Return the largest rho that costs at most `epsilon`, the inverse of `epsilon_of`, rounded down."""
     if not 0.0 < epsilon < math.inf:
         raise ConfigError(f"expected a finite epsilon above 0, got {epsilon}")
     low, high = _LEAST_RHO, _MOST_RHO
@@ -357,7 +354,8 @@ def noise_for(rho: float, *, count: int, coordinates: int, honest: int = 1) -> R
 
 
 def level_coordinates(n_features: int) -> int:
-    """Return how many sums of one level a row changes: (g, h, 1) in one slot of every feature, and in one total."""
+    """Return how many sums of one level a row changes."""
+    # (g, h, 1) in one slot of every feature, and in one total
     return 3 * (n_features + 1)
 
 

@@ -1,24 +1,23 @@
-"""Exact sums: bins of a partner's rows worked out by an honest active party from the sums it opens.
+"""Exact sums: bins of a partner's rows that an honest active party can deduce from the sums it opens.
 
 Under every cipher of SecureBoost and FedXGBoost-SMM the active party gets, for each node, column and bin, the exact sum
 of grad, sum of hess and number of rows. It knows the rows of each node and their gradients, and nearly every row has
 gradients of its own after a few trees. So for each column it asks which rows can be in a bin:
 
-* none of a node's rows is in a bin that has no rows there, less the rows already known (elimination);
-* all that may be in a bin are in it, where they are as many as the bin has rows;
-* where a bin lacks one, two or three rows (at most `MOST` for three), only rows that belong to so many whose gradients
-  add up to what is lacking; where all but one to three of the rows that may be in it are, only those that belong to so
-  many whose gradients add up to what is too much need not be in it.
+* no row of a node is in a bin that has no rows there, apart from rows already known (elimination);
+* if as many rows may be in a bin as it has rows, all of them are in it;
+* if a bin lacks one, two or three rows (three among at most `MOST` gradients), these are among the rows that belong to
+  as many whose gradients add up to what it lacks. If all but one to three of the rows that may be in it are in it, the
+  others are among those that belong to as many whose gradients add up to the excess.
 
-Sums of the nodes not asked about, parent minus sibling, tell more. This is repeated until nothing changes. Nothing is
-guessed: what is found is certain, for the true rows of a bin never fit worse than what is looked for. It is a lower
-bound of what can be found: chosen splits, leaf values, bins that lack four rows or more, and what one column tells of
-another are not used.
+Sums of the nodes not asked about, parent minus sibling, are used, too. This is repeated until nothing changes. What is
+found is certain, as the true rows of a bin always fit. It is a lower bound of what can be found: chosen splits, leaf
+values, bins that lack four rows or more, and relations between columns are not used.
 
-An active party that encrypts chosen numbers instead of gradients (powers of a base, say) reads from the sums which rows
-are in a bin. No cipher prevents it: the sums are what it is meant to learn. So it commits to the gradients of every
-tree when it sends them (`commit`); on dispute an auditor, who may see labels and the key, has them opened
-(`systems.vertical.audit_replay`). Passive parties learn nothing from a commitment.
+An active party that encrypts chosen numbers instead of gradients (powers of a base, for example) reads from the sums
+which rows are in a bin. No cipher prevents that, as the active party is meant to learn the sums. So it commits to the
+gradients of every tree when it sends them (`commit`); in a dispute an auditor, who may see labels and the key, has them
+opened (`systems.vertical.audit_replay`). Passive parties learn nothing from a commitment.
 
 References
 ----------
@@ -46,16 +45,15 @@ from treaty.machine.kernels import kernel
 from treaty.machine.process import concurrently
 
 MOST = 600
-"""Most different gradients among which three are tried: of many, so many triples fit by chance that nothing is won."""
+"""Most different gradients among which triples are tried: among more, too many fit by chance."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedNode:
-    """What the active party knows of a node: its rows, and the sums of a partner's slots.
+    """What the active party knows of a node: its `rows`, int32 (n,), and the `sums`, int64 (slots, 3), of a partner.
 
-    `rows` are int32 (n,), without repetition; `grad` and `hess` int64 (n_rows,), those of the tree, of all rows; `sums`
-    int64 (slots, 3) grad, hess and number of rows. A column whose slots hold no rows was not drawn for the tree; a slot
-    of less than no rows was not sent.
+    `grad` and `hess`, int64 (n_rows,), are the tree's, of all rows. A column whose slots hold no rows was not drawn for
+    the tree; a slot with a negative number of rows was not sent.
     """
 
     rows: Int32s
@@ -90,7 +88,7 @@ def known_bins(nodes: Sequence[OpenedNode], offsets: Int32s, n_rows: int, thread
 
 
 def _shift(nodes: Sequence[OpenedNode]) -> int:
-    """Return by how many bits grad is put above hess; 0 where three rows of both would not fit, and grad is all."""
+    """Return by how many bits keys have grad above hess; 0, for grad alone, if three rows of both do not fit."""
     trees = {id(node.grad): node for node in nodes}.values()
     most_grad = 3 * max(int(np.abs(node.grad).max(initial=0)) for node in trees)
     bits = (3 * max(int(np.abs(node.hess).max(initial=0)) for node in trees)).bit_length() + 1
@@ -112,38 +110,29 @@ def _deduce(
     sums of keys and numbers of rows, where it is `asked`.
     """
     n_nodes, n_bins = counts.shape
-    possible = np.ones((n_rows, n_bins), np.bool_)
-    left = np.full(n_rows, n_bins)
-    known = np.full(n_rows, -1)
+    # of each row: the bins it may be in, how many these are, the only one, and the visit that changed them last
+    possible, left = np.ones((n_rows, n_bins), np.bool_), np.full(n_rows, n_bins)
+    known, changed = np.full(n_rows, -1), np.zeros(n_rows, np.int64)
     # `time` counts visits; a node is looked at again only if one of its rows has changed since its last visit
-    changed, visited = np.zeros(n_rows, np.int64), np.full(n_nodes, -1)
-    settled = counts < 0  # bins of nodes that have no more to tell
+    visited = np.full(n_nodes, -1)
+    # bins of nodes that yield nothing more
+    settled = counts < 0
     longest = 0
     for node in range(n_nodes):
         longest = max(longest, starts[node + 1] - starts[node])
-    unknown, may = np.empty(longest, np.int64), np.empty(longest, np.int64)
-    own = np.empty(longest, np.int64)
+    unknown, own = np.empty(longest, np.int64), np.empty((2, longest), np.int64)
     time, last_change = 0, 0
     # until every node has been visited since the last change
     while last_change >= time - n_nodes:
         node = time % n_nodes
         time += 1
-        if not asked[node]:
-            continue
         first, stop = starts[node], starts[node + 1]
-        # nothing new about this node's rows: it would tell the same as before
-        fresh = visited[node] < 0
-        at = first
-        while not fresh and at < stop:
-            fresh = changed[rows[at]] > visited[node]
-            at += 1
-        if not fresh:
+        if not asked[node] or not _is_fresh(rows, first, stop, changed, visited[node]):
             continue
         # what changes now is new to this node, too
         visited[node] = time - 1
         # what the node's bins lack once the rows already known are taken out
         total, count = totals[node].copy(), counts[node].copy()
-        candidates = np.zeros(n_bins, np.int32)
         n_unknown = n_untouched = 0
         for at in range(first, stop):
             row = rows[at]
@@ -154,51 +143,78 @@ def _deduce(
                 unknown[n_unknown] = at
                 n_unknown += 1
                 n_untouched += left[row] == n_bins
-        if not np.any(~settled[node] & ((count <= 3) | (n_untouched <= count + 3))):
-            continue  # every bin lacks too many of too many rows
-        # how many rows may still be in each bin
-        for k in range(n_unknown):
-            row = rows[unknown[k]]
-            for number in range(n_bins):
-                candidates[number] += possible[row, number]
-        for number in range(n_bins):
-            if settled[node, number] or (count[number] > 3 and candidates[number] - count[number] > 3):
-                continue
-            # `rest` is by how much the keys of all rows that may be in the bin exceed its sum
-            n_may, rest = 0, -total[number]
-            for k in range(n_unknown):
-                at = unknown[k]
-                if possible[rows[at], number]:
-                    may[n_may], own[n_may] = rows[at], keys[at]
-                    rest += keys[at]
-                    n_may += 1
-            # of `n_may` rows, `lacking` are in the bin and `over` are not: search for the fewer of both
-            lacking, over = count[number], n_may - count[number]
-            settled[node, number] = lacking == 0 or over == 0
-            if over == 0:
-                fits = np.zeros(n_may, np.bool_)
-            elif lacking <= over:
-                fits = _fitting(own[:n_may], total[number], lacking)
-            else:
-                fits = _fitting(own[:n_may], rest, over)
-            for k in range(n_may):
-                row = may[k]
-                if fits[k] or known[row] >= 0:
-                    continue
-                # a row that fits in no combination is not in the bin; or it is, if those outside were searched for
-                if over > 0 and lacking <= over:
-                    possible[row, number] = False
-                    left[row] -= 1
-                else:
-                    possible[row] = False
-                    possible[row, number] = True
-                    left[row] = 1
-                changed[row] = last_change = time
-                if left[row] == 1:
-                    for bin in range(n_bins):
-                        if possible[row, bin]:
-                            known[row] = bin
+        # or every bin lacks too many of too many rows
+        if np.any(~settled[node] & ((count <= 3) | (n_untouched <= count + 3))):
+            found = _visit(
+                rows, keys, unknown[:n_unknown], own, total, count, settled[node], possible, left, known, changed, time
+            )
+            last_change = time if found else last_change
     return known
+
+
+@kernel
+def _is_fresh(rows: Int32s, first: int, stop: int, changed: Integers, visited: int) -> bool:
+    """Whether one of a node's rows has changed since its last visit: else it would yield the same as before."""
+    for at in range(first, stop):
+        if changed[rows[at]] > visited:
+            return True
+    return visited < 0
+
+
+@kernel
+def _visit(
+    rows: Int32s, keys: Integers, unknown: Integers, own: Integers, total: Integers, count: Integers, settled: Flags,
+    possible: Flags, left: Integers, known: Integers, changed: Integers, time: int,
+) -> bool:  # fmt: skip
+    """Deduce what the bins of a node tell of its unknown rows; return whether anything changed.
+
+    `total` and `count` are what the bins lack. `own` is scratch space for rows and keys; the rest as in `_deduce`.
+    """
+    n_bins, any_change = len(count), False
+    # how many rows may still be in each bin
+    candidates = np.zeros(n_bins, np.int32)
+    for k in range(len(unknown)):
+        for number in range(n_bins):
+            candidates[number] += possible[rows[unknown[k]], number]
+    for number in range(n_bins):
+        if settled[number] or (count[number] > 3 and candidates[number] - count[number] > 3):
+            continue
+        # `rest` is by how much the keys of all rows that may be in the bin exceed its sum
+        n_may, rest = 0, -total[number]
+        for k in range(len(unknown)):
+            at = unknown[k]
+            if possible[rows[at], number]:
+                own[0, n_may], own[1, n_may] = rows[at], keys[at]
+                rest += keys[at]
+                n_may += 1
+        # of `n_may` rows, `lacking` are in the bin and `over` are not: search for the fewer of both
+        lacking, over = count[number], n_may - count[number]
+        settled[number] = lacking == 0 or over == 0
+        if over == 0:
+            fits = np.zeros(n_may, np.bool_)
+        elif lacking <= over:
+            fits = _fitting(own[1, :n_may], total[number], lacking)
+        else:
+            fits = _fitting(own[1, :n_may], rest, over)
+        for k in range(n_may):
+            row = own[0, k]
+            if fits[k] or known[row] >= 0:
+                continue
+            # a row that fits in no combination is not in the bin; or it is, if those outside were searched for
+            if over > 0 and lacking <= over:
+                possible[row, number] = False
+                left[row] -= 1
+            else:
+                possible[row] = False
+                possible[row, number] = True
+                left[row] = 1
+            changed[row] = time
+            any_change = True
+            if left[row] == 1:
+                for bin in range(n_bins):
+                    if possible[row, bin]:
+                        known[row] = bin
+    return any_change
 
 
 @kernel
@@ -258,21 +274,21 @@ def _pairs(values: Integers, first_of: Integers, low: int, high: int, total: int
     return found
 
 
+# columns: rows, depth, trees, and the share of bins known of a column with so many bins
 GRID = Path(__file__).with_name("exact_sums_grid.csv")
-"""Columns: rows, depth, trees, and the share of bins known of a column with so many bins."""
 
 LONGER = 1.4
+# A split between a column's fullest bin and its others shows at once who is in it, and is the more likely the rarer the
+# others are: so much of its share counts as known, and of how far it is above one half. Fitted to real tables.
 FULLEST, RARE = 0.3, 0.7
-"""A split between a column's fullest bin and its others shows at once who is in it, the more of use the rarer others
-are: at least so much of its share counts as known, and of how far it is above one half. Fitted to real tables."""
 
 
 def estimated_share(counts: Sequence[NDArray[np.number]], depth: int, trees: float) -> float:
-    """Return the share of bins, rows times columns, that an active party will probably work out from exact sums.
+    """Estimate the share of bins, rows times columns, that an active party can deduce from exact sums.
 
     `counts` are the rows in each bin of each column; `trees` those that a column is drawn for, on average.
     """
-    # else there is nothing to tell
+    # in a column of one bin there is nothing to deduce
     counts = [of_column for of_column in counts if np.count_nonzero(of_column) > 1]
     if not counts:
         return 0.0
@@ -280,21 +296,18 @@ def estimated_share(counts: Sequence[NDArray[np.number]], depth: int, trees: flo
     n_rows = sum(counts[0].tolist()) / LONGER / 2 ** max(0, depth - int(depths[-1]))
     of_depths = _between(np.log(rows), shares, np.log(n_rows))
     of_bins = _between(np.log(most_trees), _between(depths, of_depths, depth), np.log(trees))
-    found = np.interp(np.log([_equal_bins(of_column) for of_column in counts]), np.log(bins), of_bins)
+    # how many equally full bins have the entropy of a column's
+    occupied = [of_column[of_column > 0] / max(1, of_column.sum()) for of_column in counts]
+    equal_bins = [np.exp(-(full * np.log(full)).sum()) for full in occupied]
+    found = np.interp(np.log(equal_bins), np.log(bins), of_bins)
     fullest = np.array([of_column.max() / of_column.sum() for of_column in counts])
     split = np.maximum(FULLEST * fullest, RARE * (2 * fullest - 1)) if depth > 1 else np.zeros(len(counts))
     share = float(np.maximum(found * max(1.0, trees / most_trees[-1]), split).mean())
     return min(1.0, share * min(1.0, trees))
 
 
-def _equal_bins(counts: NDArray[np.number]) -> float:
-    """Return how many equally full bins have the entropy of these."""
-    shares = counts[counts > 0] / max(1, counts.sum())
-    return float(np.exp(-(shares * np.log(shares)).sum()))
-
-
 def _between(places: Floats, values: Floats, place: float) -> Floats:
-    """Interpolate `values`, of which the first axis is at `places`, at a place; beyond the ends they stay the same."""
+    """Interpolate `values`, whose first axis is at `places`, at a place; they are constant beyond the ends."""
     after = int(np.clip(np.searchsorted(places, place), 1, len(places) - 1))
     part = np.clip((place - places[after - 1]) / (places[after] - places[after - 1]), 0.0, 1.0)
     return np.asarray((1.0 - part) * values[after - 1] + part * values[after])
@@ -314,8 +327,7 @@ def _grid() -> tuple[Floats, Floats, Floats, Floats, Floats]:
     return rows, depths, trees, bins, np.maximum.accumulate(shares, axis=2)
 
 
-NONCE_BYTES = 32
-COMMITMENT_BYTES = 32
+NONCE_BYTES = COMMITMENT_BYTES = 32
 # separates this hash from all others
 _LABEL = b"treaty gradients of a tree 1"
 
@@ -323,16 +335,16 @@ _LABEL = b"treaty gradients of a tree 1"
 def commit(grad: Integers, hess: Integers, tree: int) -> tuple[bytes, bytes]:
     """Commit to a tree's grad and hess (n_sampled,) in the order of encryption; return commitment and nonce.
 
-    The commitment is SHA-256 of nonce, the tree's number within its model, gradients and hessians. It goes to the
-    passive parties, hides the gradients as long as the nonce is kept, and fits no others. The nonce, from the
-    operating system's generator, is the opening, for the auditor alone.
+    The commitment, for the passive parties, is SHA-256 of nonce, the tree's number within its model, gradients and
+    hessians. It is binding, and hides the gradients as long as the nonce is secret. The nonce, from the operating
+    system's generator, is the opening, for the auditor alone.
     """
     nonce = secrets.token_bytes(NONCE_BYTES)
     return _hash(nonce, grad, hess, tree), nonce
 
 
 def check_opening(commitment: bytes, nonce: bytes, grad: Integers, hess: Integers, tree: int) -> bool:
-    """Tell whether `nonce` opens `commitment` to these gradients; arguments as in `commit`."""
+    """Whether `nonce` opens `commitment` to these gradients; arguments as in `commit`."""
     return len(nonce) == NONCE_BYTES and grad.shape == hess.shape and _hash(nonce, grad, hess, tree) == commitment
 
 

@@ -1,9 +1,10 @@
-"""What leaves and nodes tell about labels: leaf purity, a guard against pure nodes, and the clustering attack.
+"""What nodes reveal about labels, and opened histograms about rows: measures, a guard and two attacks.
 
 Trees put rows of similar labels together. So a leaf that is close to one class reveals the labels of its rows
 (`leaf_purity`), and a passive party that is asked about sets of rows can guess labels: rows that share node after node
 mostly have the same label. `cluster_scores` needs no label for that, `known_label_scores` uses a few rows' labels that
-the attacker has from elsewhere. `mixed_nodes` marks the nodes that would not reveal labels in this way.
+the attacker has from elsewhere. `mixed_nodes` marks the nodes that do not reveal labels in this way. Histogram
+inversion (`invert`, `rebuild`) puts training rows together from opened histograms.
 
 References
 ----------
@@ -11,7 +12,9 @@ Kang et al., "Hyperparameter Optimization for SecureBoost via Constrained Multi-
 (arXiv 2404.04490): the instance clustering attack. Takahashi, Liu, Liu, "Eliminating Label Leakage in Tree-Based
 Vertical Federated Learning", 2023 (arXiv 2307.10318): ID2Graph, communities in the graph of rows joined by common
 nodes. Hill, "Reciprocal Averaging: An Eigenvector Method of Ordination", Journal of Ecology 1973: the relaxation of
-that graph's best cut into two, found here without building it.
+that graph's best cut into two, found here without building it. Di Gennaro et al., "TimberStrike", 2025 (arXiv
+2506.07605): rows of horizontal jobs rebuilt from split values and node sums of many trees; here the attacker has all
+bins' sums.
 """
 
 from __future__ import annotations
@@ -33,14 +36,14 @@ from treaty.machine.arrays import Flags, Floats, Int32s, Integers
 class LeafPurity:
     """Purity of every tree in three forms, float64 (n_trees,) each."""
 
-    # sum over leaves of (n_leaf / n) max_k theta_k, theta_k the share of class k in the leaf; never below the largest
-    # class's share of all rows, however little the leaves say
+    # sum over leaves of (n_leaf / n) max_k theta_k, theta_k the share of class k in the leaf; at least the largest
+    # class's share of all rows
     raw: Floats
-    # the same with every row counted 1 / (K prior of its class), so that all classes weigh alike: 1 / K when the
-    # leaves say nothing
+    # the same with every row counted 1 / (K prior of its class), so that all classes weigh alike; 1 / K when the
+    # leaves reveal nothing
     balanced: Floats
-    # (raw - majority) / (1 - majority): 0 when the leaves say nothing, 1 when every leaf is of one class; 0 as well for
-    # a table of one class, of which nothing is left to learn
+    # (raw - majority) / (1 - majority): 0 when the leaves reveal nothing, 1 when every leaf is of one class; 0 also for
+    # a table of one class
     adjusted: Floats
 
 
@@ -48,9 +51,9 @@ def leaf_purity(leaves: Int32s, y: NDArray[np.integer], n_classes: int) -> LeafP
     """Measure how pure the leaves of each tree are.
 
     `leaves`, int32 (n_rows, n_trees), are numbered from 0 in any way; `y` are class numbers below `n_classes`. A class
-    without rows is left out. `raw` is leaf purity as Cheng et al. define it ("SecureBoost", IEEE Intelligent
-    Systems 2021, arXiv 1901.08755); the other two are ours, as raw purity of a table with a rare class is near 1
-    whatever the tree. Raises DataError when shapes differ, there is no row, or a leaf or class number is out of range.
+    without rows is left out. `raw` is the leaf purity of Cheng et al. ("SecureBoost", IEEE Intelligent Systems 2021,
+    arXiv 1901.08755); the other two are ours, as raw purity of a table with a rare class is near 1 for any tree. Raises
+    DataError when shapes differ, there is no row, or a leaf or class number is out of range.
     """
     if leaves.ndim != 2 or y.shape != (len(leaves),) or len(y) == 0:
         raise DataError(f"expected leaves (rows, trees) and as many labels, got {leaves.shape} and {y.shape}")
@@ -62,7 +65,7 @@ def leaf_purity(leaves: Int32s, y: NDArray[np.integer], n_classes: int) -> LeafP
     raw, balanced = np.empty(leaves.shape[1]), np.empty(leaves.shape[1])
     for tree, leaf in enumerate(leaves.T):
         numbers, counts = np.unique(leaf.astype(np.int64) * n_classes + y, return_counts=True)
-        # of each leaf's classes
+        # where each leaf's classes begin
         starts = np.flatnonzero(np.diff(numbers // n_classes, prepend=-1))
         raw[tree] = np.maximum.reduceat(counts, starts).sum() / len(y)
         weighted = counts * weight[numbers % n_classes]
@@ -75,9 +78,9 @@ def leaf_purity(leaves: Int32s, y: NDArray[np.integer], n_classes: int) -> LeafP
 def held_out_purity(leaves: Int32s, y: NDArray[np.integer], n_classes: int) -> Floats:
     """Return the share of rows whose class is the commonest of the *other* rows of their leaf, float64 (n_trees,).
 
-    Arguments are those of `leaf_purity`, whose `raw` counts a row's own label, too, so that a leaf of one row is pure
-    and a leaf of few rows nearly so. Here such leaves say nothing: a row without others in its leaf, or whose others
-    have several commonest classes, counts as right if it is of the commonest class of all.
+    Arguments are those of `leaf_purity`, whose `raw` counts a row's own label, too, so that leaves of few rows are pure.
+    Here a row without others in its leaf, or whose others have several commonest classes, counts as right if it is of
+    the commonest class of all.
     """
     right = np.empty(leaves.shape[1])
     majority = int(np.bincount(y, minlength=n_classes).argmax())
@@ -101,16 +104,15 @@ def shares_from_weights(weights: Floats, hess: Floats, *, base: float = 0.5, reg
     that w = -G / (H + lambda) gives theta = a + a (1 - a) w (1 + lambda / H). Cheng et al. (Theorem 2) have no lambda,
     and print a - a (1 - a) w.
     """
-    shares: Floats = base + base * (1.0 - base) * weights * (1.0 + reg_lambda / hess)
-    return shares
+    return np.asarray(base + base * (1.0 - base) * weights * (1.0 + reg_lambda / hess))
 
 
 def mixed_nodes(y: Floats, n_classes: int, limit: float) -> Callable[[Int32s, Integers], Flags]:
     """Return ``mixed(rows, starts)``, which marks nodes whose classes are mixed about as in the whole table.
 
-    `y` are class numbers below `n_classes`; `limit` is the largest allowed difference of a class's share in the node
-    from its share in the table, 0 to 1. Node k is ``rows[starts[k]:starts[k + 1]]``; an empty node counts as mixed.
-    Kang et al. 2024 (arXiv 2404.04490), section 5, propose a purity threshold; measured here against the prior.
+    `y` are class numbers below `n_classes`; `limit`, 0 to 1, is the largest allowed difference of a class's share in
+    the node from its share in the table. Node k is ``rows[starts[k]:starts[k + 1]]``; an empty node counts as mixed.
+    Kang et al. 2024 (arXiv 2404.04490), section 5, propose a purity threshold; here purity is relative to the prior.
     """
     classes = y.astype(np.int64)
     prior = np.bincount(classes, minlength=n_classes) / max(len(classes), 1)
@@ -129,19 +131,20 @@ NodeSets = Sequence[Sequence[Int32s]]
 """For each tree, partitions of the rows: node number of each row, -1 where the attacker does not know it."""
 
 ROUNDS = 500
-CLOSE_ENOUGH = 1e-6  # of the scores' standard deviation, in one round
+# change of the scores in one round, in standard deviations, at which they have converged
+CLOSE_ENOUGH = 1e-6
 
 
 def cluster_scores(trees: NodeSets, n_rows: int) -> Floats:
     """Score rows by reciprocal averaging over the nodes they shared: the attack without any label.
 
-    Every node's score is the mean of its rows', every row's the mean of its nodes'; repeated, with the mean taken out,
-    this converges to the direction that separates the rows best. `trees` is what the attacker saw
-    (`node_sets_from_transcript` of `treaty.systems.vertical.exact_sums` reads it). Scores have mean 0 and standard
-    deviation 1 and are high for the smaller group, mostly the rarer class; all are 0 if nothing was seen.
+    Every node's score is the mean of its rows', every row's the mean of its nodes'. Repeated with the mean removed,
+    this converges to the direction that separates the rows best. `trees` are the sets that the attacker saw
+    (`node_sets_from_transcript` of `treaty.systems.vertical.exact_sums`). Scores have mean 0 and standard deviation 1
+    and are high for the smaller group, mostly the rarer class; all are 0 if nothing was seen.
     """
     seen = _Nodes.of(trees, n_rows)
-    # any start will do, the end is the same
+    # any start leads to the same end
     scores = np.random.default_rng(0).normal(size=n_rows)
     for _ in range(ROUNDS):
         before, scores = scores, seen.centred(seen.rows_from_nodes(seen.nodes_from_rows(scores)))
@@ -170,11 +173,14 @@ def attack_auc(scores: Floats, y: NDArray[np.integer] | NDArray[np.floating]) ->
 
 @dataclass(frozen=True, slots=True)
 class _Nodes:
-    """All nodes of all partitions under one numbering; the last means "not known" and is left out of all means."""
+    """All nodes of all partitions under one numbering; the last means "not known" and is left out of all means.
 
-    node: NDArray[np.intp]  # (n_rows, n_partitions)
-    size: Floats  # (n_nodes + 1,)
-    seen: Floats  # (n_rows,): nodes each row was seen in
+    `node` is (n_rows, n_partitions), `size` (n_nodes + 1,); `seen`, (n_rows,), counts the nodes a row was seen in.
+    """
+
+    node: NDArray[np.intp]
+    size: Floats
+    seen: Floats
 
     @classmethod
     def of(cls, trees: NodeSets, n_rows: int) -> _Nodes:
@@ -190,18 +196,16 @@ class _Nodes:
     def nodes_from_rows(self, scores: Floats) -> Floats:
         """Return the mean score of each node's rows."""
         totals = np.bincount(self.node.ravel(), np.repeat(scores, self.node.shape[1]), len(self.size))
-        means: Floats = totals / self.size
-        return means
+        return np.asarray(totals / self.size)
 
     def rows_from_nodes(self, scores: Floats) -> Floats:
         """Return the mean score of each row's nodes."""
         known = scores.copy()
         known[-1] = 0.0
-        total: Floats = known[self.node].sum(axis=1) / np.maximum(self.seen, 1.0)
-        return total
+        return np.asarray(known[self.node].sum(axis=1) / np.maximum(self.seen, 1.0))
 
     def centred(self, scores: Floats) -> Floats:
-        """Remove the mean (that all rows are alike is the trivial solution) and scale to standard deviation 1."""
+        """Remove the mean (equal scores are the trivial solution) and scale to standard deviation 1."""
         seen = self.seen > 0.0
         scores = np.where(seen, scores - scores.sum(where=seen) / max(np.count_nonzero(seen), 1), 0.0)
         spread = float(scores.std())
@@ -215,13 +219,8 @@ class _Nodes:
 # tree on gradients differ from row to row, a bin of one row shows its (grad, hess), and in another feature's histogram
 # of the same node the bin with the same pair holds the same row. Bins of two and three rows are split into pairs that
 # are known from bins of one. So a row gets its bins feature by feature, its label from the sign of its gradient, and
-# the findings of several nodes and trees are combined. Leaf values, which tell how a row's gradient changes from tree
-# to tree, are not used, nor are sums that are nearly equal: what is found is a lower bound of what can be found.
-#
-# References
-# ----------
-# Di Gennaro et al., "TimberStrike", 2025 (arXiv 2506.07605): rows of horizontal jobs rebuilt from split values and node
-# sums of many trees. Here the attacker has all bins' sums instead.
+# the findings of several nodes and trees are combined. Leaf values, which show how a row's gradient changes from tree to
+# tree, are not used, nor are sums that are nearly equal: the result is a lower bound of what can be found.
 
 Masks = Flags
 """Bins that rows may have, (n, slots): a feature is known where one of its slots is left."""
@@ -229,18 +228,17 @@ Masks = Flags
 
 @dataclass(frozen=True, slots=True)
 class OpenedTree:
-    """What was opened while a tree of a binary classifier grew, with up to 28 fractional bits.
+    """The sums opened while a tree of a binary classifier grew, with up to 28 fractional bits.
 
     Splits are not needed: bins off a node's path hold no rows. `asked` maps a node to its slots' sums of grad and hess
-    and number of rows, int64 (slots, 3); siblings may be left out. `left` is each node's left child (the right one's
-    number is one higher), -1 at leaves.
+    and number of rows, int64 (slots, 3); siblings may be left out. `left` is each node's left child, -1 at leaves.
     """
 
     asked: Mapping[int, Integers]
     left: Int32s
 
     def nodes(self) -> dict[int, Integers]:
-        """Return the sums of the asked nodes and their siblings, parents first; a sibling is parent minus asked one."""
+        """Return the sums of the asked nodes and their siblings, parents first."""
         sums = {0: self.asked[0]}
         for parent in np.flatnonzero(self.left >= 0).tolist():
             left = int(self.left[parent])
@@ -252,7 +250,7 @@ class OpenedTree:
 
 @dataclass(frozen=True, slots=True)
 class RebuiltRows:
-    """Rows that an attack put together; some may be no rows of the table, and some the same row.
+    """Rows that an attack put together; some may be wrong, and some the same row.
 
     `possible` is bool (n_found, slots), `labels` int64 (n_found,) of 0 and 1.
     """
@@ -283,7 +281,7 @@ def invert(trees: Sequence[OpenedTree], offsets: Int32s) -> RebuiltRows:
     """Put rows together from at least one tree's opened histograms, most known features first."""
     # a tree may leave columns out
     counts = np.max([tree.asked[0][:, 2] for tree in trees], axis=0)
-    # noise may have made it anything
+    # noise may have made the count anything
     n_rows = max(1, int(counts[: offsets[1]].sum()))
     # of two rows sharing a slot
     surprise = -np.log(np.maximum(counts, 1) / n_rows)
@@ -298,8 +296,8 @@ def rebuild(found: RebuiltRows, by_class: Integers, offsets: Int32s, seed: int =
     """Make a whole table, codes (n_rows, n_features) and labels (n_rows,): found rows, and guesses for everything else.
 
     Guesses are drawn so that every column's counts by class are right. With no rows found, this is the baseline:
-    columns shuffled one by one. `found` are most reliable first; those above the number of rows of their class are left
-    out. `by_class` (2, slots) are the rows of each class in each slot: the first tree's root gives them, for there all
+    columns shuffled one by one. `found` are most reliable first; rows beyond the number of their class are left out.
+    `by_class` (2, slots) are the rows of each class in each slot, which the first tree's root reveals, as there all
     gradients of a class are the same.
     """
     rng = np.random.default_rng(seed)
@@ -331,7 +329,7 @@ def agreement(
 
 
 def _keys(sums: Integers) -> Integers:
-    """Combine grad and hess into one number that adds up as they do (sums of a few rows' hess are below 2^32)."""
+    """Combine grad and hess into one number that adds up as they do; sums of a few rows' hess are below 2^32."""
     return (sums[..., 0] << 32) + sums[..., 1]
 
 
@@ -362,7 +360,7 @@ def _taken_apart(sums: Integers, known: Integers) -> tuple[NDArray[np.int8], Fla
 
 
 def _rows_of_tree(tree: OpenedTree, offsets: Int32s) -> RebuiltRows:
-    """Combine what all nodes of one tree say of rows with the same key."""
+    """Combine what all nodes of one tree show of rows with the same key."""
     nodes = tree.nodes()
     known = np.unique(np.concatenate([_keys(sums[sums[:, 2] == 1]) for sums in nodes.values()]))
     # a gradient rounded to 0 has no label
@@ -384,7 +382,7 @@ def _rows_of_tree(tree: OpenedTree, offsets: Int32s) -> RebuiltRows:
         # else two rows were taken for one
         whole = np.logical_or.reduceat(possible, offsets[:-1], axis=1).all(axis=1)
         for key in np.flatnonzero((often.max(axis=1, initial=0) == 1) & whole).tolist():
-            # a child's sums tell all that its parent's tell
+            # a child's sums reveal all that its parent's reveal
             below.setdefault(key, [possible[key]])
         rows[node] = below
     found = [mask for of_key in rows[0].values() for mask in of_key]
@@ -399,9 +397,9 @@ def _join(a: RebuiltRows, b: RebuiltRows, surprise: Floats, enough: float, offse
     evidence = np.zeros((len(a.labels), len(b.labels)))
     for first, stop in pairwise(offsets):
         of_a, of_b = a.possible[:, first:stop], b.possible[:, first:stop]
-        # rows that have no bin in common in a column cannot be one: contradiction
+        # rows that have no bin in common in a column cannot be one
         evidence[~(of_a.astype(np.float32) @ of_b.T.astype(np.float32) > 0)] = -np.inf
-        # a bin that both are sure of counts by how surprising it is that two rows share it
+        # a bin that is certain for both counts by how surprising it is that two rows share it
         sure_a, sure_b = (of & (of.sum(axis=1) == 1)[:, None] for of in (of_a, of_b))
         evidence += (sure_a * surprise[first:stop]) @ sure_b.T.astype(np.float64)
     evidence[a.labels[:, None] != b.labels] = -np.inf

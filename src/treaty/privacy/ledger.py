@@ -1,19 +1,19 @@
-"""The privacy ledger of a party: one account of all noisy releases about its rows, over mechanisms and jobs.
+"""What a party must not forget: its privacy ledger, of all noisy releases about its rows, and its log of alignments.
 
-An entry says what a release costs: `epsilon` of a mechanism that is local or pure, or `rho` of Gaussian noise on sums
-(zero-concentrated differential privacy). It is written before the release, and refused if a person would pay
-more than is allowed. A draw that is used again costs nothing: entries are identified by their draw, and noise is
+An entry of the ledger is the cost of a release: `epsilon` of a mechanism that is local or pure, or `rho` of Gaussian
+noise on sums (zero-concentrated differential privacy). It is written before the release, and refused if a person would
+pay more than is allowed. A draw that is used again costs nothing: entries are identified by their draw, and noise is
 computed from a secret key that lies next to the ledger.
 
 **Per person** everything adds up: a person has a value in every column, a gradient in every tree and a row in every
-sum. The sum of epsilons needs no delta; where a delta is given, an accountant of Rényi divergences is
-used as well, and the smaller result counts. Releases may depend on earlier ones.
+sum. The sum of epsilons needs no delta; with a delta, an accountant of Rényi divergences is used as well, and the
+smaller result counts. Releases may depend on earlier ones.
 
 **Neighbours.** A value or label is replaced by another; a row in sums is added or removed. A ledger with entries of
-both kinds counts rows in sums as replaced as well, which is four times the rho.
+both kinds counts rows in sums as replaced, too, which is four times the rho.
 
-The ledger cannot count releases about another copy of the table, or under another name of a column. One that was
-deleted, emptied or replaced by an older copy is refused, as far as something is left that tells (`machine.database`).
+The ledger cannot count releases about another copy of the table, or under another name of a column. A ledger or log
+that was deleted, emptied or replaced by an older copy is refused if anything shows that (`machine.database`).
 
 References
 ----------
@@ -62,7 +62,8 @@ _ROUNDED = 1.0 + 1e-9  # ten times 0.1 must not exceed 1
 class LedgerEntry:
     """What one release costs."""
 
-    draw: str  # what distinguishes this draw of noise from all others
+    # what distinguishes this draw of noise from all others
+    draw: str
     # for people: which job (and model, see `model_job`), which noise, and on what
     job: str
     mechanism: str
@@ -84,21 +85,21 @@ class EpsilonLimits:
 
 
 def model_job(job: str, model_id: str) -> str:
-    """Return the ledger's name of a training; the job's name is not enough, as all fits of an estimator share it."""
+    """Return the ledger's name of a training: all fits of an estimator share the job's name."""
     return f"{job}, model {model_id[:8]}"
 
 
 def job_of(entry: LedgerEntry) -> str:
-    """Return the job of an entry, without the model: each attempt of a job may have started another model."""
+    """Return the job of an entry without the model, as each attempt of a job may start another one."""
     return re.sub(r", model [0-9a-f]{8}$", "", entry.job)
 
 
 def per_person(entries: Sequence[LedgerEntry], delta: float | None = None) -> float:
     """Return the epsilon that entries cost a person together.
 
-    With a delta it is the smaller of the sum of epsilons and what an accountant finds at this delta. Without, it is
-    the sum; Gaussian noise, which has no epsilon without a delta, is taken at the largest that its jobs stated. Raises
-    ConfigError when an accountant is needed and dp-accounting is not installed, or `delta` is out of range.
+    With a delta it is the smaller of the sum of epsilons and what an accountant finds at this delta. Without a delta it
+    is the sum; Gaussian noise, which needs one, is taken at the largest delta that its jobs stated. Raises ConfigError
+    when an accountant is needed and dp-accounting is not installed, or `delta` is out of range.
     """
     rho = math.fsum(entry.rho for entry in entries)
     added = math.fsum(entry.epsilon for entry in entries)
@@ -113,29 +114,26 @@ def per_person(entries: Sequence[LedgerEntry], delta: float | None = None) -> fl
 
 
 def cost(entries: Sequence[LedgerEntry], delta: float | None = None) -> str:
-    """Describe what entries cost, always per value and per person together; `delta` as of `per_person`."""
+    """Describe what entries cost per value and per person; `delta` as in `per_person`."""
     values = sorted({entry.epsilon for entry in entries if entry.epsilon > 0.0})
     each = "none" if not values else f"{values[0]:g}" if len(values) == 1 else f"{values[0]:g} to {values[-1]:g}"
     rho = math.fsum(entry.rho for entry in entries)
     parts = [f"epsilon {each} per value"] if values or rho == 0.0 else []
     parts += [f"rho {rho:.3g} per row"] if rho > 0.0 else []
     used = delta or max((entry.delta for entry in entries if entry.rho > 0.0), default=None)
-    return f"{', '.join(parts)}; {_person(entries, used)} over {len(entries)} release{'' if len(entries) == 1 else 's'}"
+    total, added = per_person(entries, used), math.fsum(entry.epsilon for entry in entries)
+    without_delta = rho == 0.0 and f"{total:.4g}" == f"{added:.4g}"
+    person = f"{added:g} per person"
+    if used is not None and not without_delta:
+        kind = "row added or removed" if added == 0.0 else "person"
+        person = f"epsilon {total:.4g} at delta {used:g} per {kind}"
+    return f"{', '.join(parts)}; {person} over {len(entries)} release{'' if len(entries) == 1 else 's'}"
 
 
 def summary(entries: Sequence[LedgerEntry]) -> str:
     """Describe what entries are about, by the first and the last of them."""
     first, last = entries[0].what, entries[-1].what
     return first if first == last else f"{first} to {last}"
-
-
-def _person(entries: Sequence[LedgerEntry], delta: float | None) -> str:
-    total, added = per_person(entries, delta), math.fsum(entry.epsilon for entry in entries)
-    without_delta = not any(entry.rho for entry in entries) and f"{total:.4g}" == f"{added:.4g}"
-    if delta is None or without_delta:
-        return f"{added:g} per person"
-    kind = "row added or removed" if added == 0.0 else "person"
-    return f"epsilon {total:.4g} at delta {delta:g} per {kind}"
 
 
 class Key(msgspec.Struct):
@@ -149,9 +147,9 @@ class Ledger:
     """A party's ledger, and the key of its noise.
 
     Both are kept in `folder`, readable by the owner alone, one for all jobs about a table (None: in memory, for this
-    object). Constructor and methods raise ConfigError when the files cannot be used, and where one is missing, damaged
-    or an older copy (`machine.database`): another ledger would forget what was paid, another key be new noise for free.
-    `limits` are the party's own: they hold for whatever is spent, whatever limit a job has besides.
+    object). Constructor and methods raise ConfigError when the files cannot be used, or one is missing, damaged or an
+    older copy: another ledger would forget what was paid, another key would be new noise for free. `limits` are the
+    party's own: they hold for all that is spent, besides the limits of jobs.
     """
 
     def __init__(self, folder: Path | None, limits: EpsilonLimits | None = None) -> None:
@@ -191,8 +189,8 @@ class Ledger:
         """Enter releases before they are made: all of them, or none.
 
         Entries whose draw is in the ledger already cost nothing. Raises BudgetSpent, and then nothing may be released,
-        when a person would pay more than `most` (None: no limit) for everything in the ledger, at `delta` as of
-        `per_person`, or more than the party's own limits allow. The ledger is held meanwhile, so that of two jobs that
+        when a person would pay more than `most` (None: no limit) for everything in the ledger, at `delta` as in
+        `per_person`, or more than the party's own limits allow. The ledger is locked meanwhile, so that of two jobs that
         spend at once the second one finds what the first one has paid.
         """
         with self._db.transaction() as db:
@@ -203,8 +201,7 @@ class Ledger:
     def check(self, entries: Sequence[LedgerEntry], *, most: float | None = None, delta: float | None = None) -> None:
         """Refuse releases that would cost too much, as `spend` would, and enter nothing.
 
-        For releases that are only useful together. Another job may spend meanwhile, so each must still be entered
-        before it is made.
+        Another job may spend meanwhile, so each release must still be entered before it is made.
         """
         with self._db.transaction() as db:
             self._affordable(db, entries, most, delta)
@@ -212,13 +209,13 @@ class Ledger:
     def _affordable(
         self, db: sqlite3.Connection, entries: Sequence[LedgerEntry], most: float | None, delta: float | None
     ) -> list[LedgerEntry]:
-        """Return the entries that are not in the ledger yet, if a person may pay for them as well."""
+        """Return the entries that are not in the ledger yet, if a person may pay for them, too."""
         for entry in entries:
             if not entry.epsilon >= 0.0 or not 0.0 <= entry.rho < math.inf:
                 raise ConfigError(f"expected costs of 0 or more, got {entry.epsilon} and {entry.rho} - in the ledger")
-        # one draw costs once, however often it is used
+        # one draw costs once, however often it is used; its most expensive entry counts
         wanted: dict[str, LedgerEntry] = {}
-        for entry in entries:  # of one draw the most expensive counts
+        for entry in entries:
             other = wanted.get(entry.draw)
             if other is None or (entry.epsilon, entry.rho) > (other.epsilon, other.rho):
                 wanted[entry.draw] = entry
@@ -249,7 +246,7 @@ def read_ledger(path: Path) -> list[LedgerEntry]:
     folder = path if path.is_dir() else path.parent
     if not (folder / FILE).is_file() or (path != folder and path.name != FILE):
         raise ConfigError(f"expected a ledger, got no such file - at {folder / FILE if path == folder else path}")
-    # which is checked, and a killed job's unfinished transaction rolled back
+    # opening checks it, and rolls a killed job's unfinished transaction back
     return Ledger(folder).entries()
 
 
@@ -280,12 +277,16 @@ _RUNS_TABLES = {
 }
 
 
+_ADD_RUN = "INSERT INTO runs VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+
+
 @dataclass(frozen=True, slots=True)
 class RunEntry:
     """One entry of the log; sizes are numbers of ids, rounded up and padded, commitments bytes of uint8 (nodes, 32)."""
 
-    time: str  # UTC, ISO 8601
-    # "started" is written before anything that depends on ids is sent, and counts; or "finished"
+    # UTC, ISO 8601
+    time: str
+    # "started", which counts, is written before anything that depends on ids is sent; or "finished"
     event: str
     job: str
     peer: str
@@ -293,19 +294,19 @@ class RunEntry:
     peer_size: int
     own_commitment: bytes = b""
     peer_commitment: bytes = b""
-    # fewest ids of the peer that differ from those of the most similar of its earlier runs in this log; None without an
-    # earlier run. It is the number of a commitment's 256 nodes that differ, so many changes show as 256 or little less
+    # how many of a commitment's 256 nodes differ from the most similar earlier run of the peer: at least as many ids
+    # have changed. None without an earlier run
     changed: int | None = None
-    # of "finished": ids in common, if this party learned it
+    # of "finished": ids in common, if this party learned their number
     common: int | None = None
 
 
 class RunLog:
     """A party's log of alignments in `folder`, which is made, with its key, if it does not exist.
 
-    Where parties keep no log to compare ids, a log with empty commitments counts runs.
-    A partner may start `max_runs` alignments within `WINDOW`. Constructor and methods raise ConfigError when the log
-    cannot be used, is damaged or was written by an earlier Treaty (or `max_runs` is below 1).
+    A partner may start `max_runs` alignments within `WINDOW`; a log with empty commitments only counts them. Several
+    jobs of a party may use a log at once. Constructor and methods raise ConfigError when the log cannot be used, is
+    damaged or was written by an earlier Treaty, or `max_runs` is below 1.
     """
 
     def __init__(self, folder: str | Path, *, max_runs: int = MAX_RUNS) -> None:
@@ -353,24 +354,23 @@ class RunLog:
                 )
             changed = nearest([entry.peer_commitment for entry in theirs], peer_commitment)
             mine, their = own_commitment.tobytes(), peer_commitment.tobytes()
-            _append(db, RunEntry(now.isoformat(), "started", job, peer, own_size, peer_size, mine, their, changed))
+            entry = RunEntry(now.isoformat(), "started", job, peer, own_size, peer_size, mine, their, changed)
+            db.execute(_ADD_RUN, astuple(entry))
         if changed:
-            logger.warning("%s has other ids than ever before: %d or more differ from the nearest", peer, changed)
+            logger.warning(
+                "%s uses other ids than in earlier runs: at least %d differ from the most similar", peer, changed
+            )
         return changed
 
     def finish(self, job: str, peer: str, own_size: int, peer_size: int, common: int | None) -> None:
         """Record that the alignment succeeded; `common` is None if this party did not learn it."""
         now = datetime.now(UTC).isoformat()
         with self._db.transaction() as db:
-            _append(db, RunEntry(now, "finished", job, peer, own_size, peer_size, common=common))
+            db.execute(_ADD_RUN, astuple(RunEntry(now, "finished", job, peer, own_size, peer_size, common=common)))
 
 
 def _runs(db: sqlite3.Connection) -> list[RunEntry]:
     return [RunEntry(*row[1:]) for row in db.execute("SELECT * FROM runs ORDER BY number")]
-
-
-def _append(db: sqlite3.Connection, entry: RunEntry) -> None:
-    db.execute("INSERT INTO runs VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(entry))
 
 
 def nearest(before: Iterable[bytes], now: Bytes) -> int | None:
@@ -380,7 +380,7 @@ def nearest(before: Iterable[bytes], now: Bytes) -> int | None:
 
 
 def count_changed(before: Bytes, now: Bytes) -> int:
-    """Count the nodes, uint8 (nodes, 32), that differ (all for other sizes): at least as many ids came or went."""
+    """Count the nodes, uint8 (nodes, 32), that differ (all for other sizes); at least as many ids have changed."""
     if before.shape != now.shape:
         return len(now)
     return int(np.count_nonzero((before != now).any(axis=1)))

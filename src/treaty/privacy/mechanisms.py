@@ -1,8 +1,8 @@
 """Local differential privacy of numbers: each value gets its own noise, on a grid and not in real numbers.
 
-A value t in [-1, 1] is first rounded to a multiple of 2^-20. The result is one again, whose distribution is known
-in integers: no outcome is more than e^epsilon times as likely for one value as for another. Noise of real numbers,
-rounded to floats, does not have that property: its low bits reveal which sums could have given them (Mironov 2012).
+A value t in [-1, 1] is first rounded to a multiple of 2^-20. So is the result, whose distribution is known in integers:
+no outcome is more than e^epsilon times as likely for one value as for another. Noise in real numbers, rounded to
+floats, does not have that property: its low bits reveal which sums could have given them (Mironov 2012).
 
 All four mechanisms are unbiased. Noise averages out if a value is drawn again: keep the draw, or its key.
 
@@ -27,26 +27,25 @@ from treaty.machine.arrays import Floats, Int32s, Integers, Words, pieces
 from treaty.machine.kernels import kernel
 from treaty.privacy.randomised_response import Randomness, uniform64
 
+# steps of the grid from 0 to 1
 GRID_BITS = 20
 STEPS = 1 << GRID_BITS
-"""Steps of the grid from 0 to 1."""
-
+# below it noise is a million times the value, and integers run out
 LEAST_EPSILON = 2.0**-20
-"""Below it noise is a million times the value, and integers run out."""
-
+# the epsilon from which on `hybrid` is piecewise at times (Wang et al. 2019, Eq. 10)
 HYBRID_FROM = 0.61
-"""The epsilon from which on `hybrid` is piecewise at times (Wang et al. 2019, Eq. 10)."""
-
-_CHUNK = 1 << 15  # random words at a time: they stay in the cache
+# random words at a time: they stay in the cache
+_CHUNK = 1 << 15
 _ZEROS = memoryview(bytes(8 * _CHUNK))
-_ROOT = 0.5**0.5  # the curve 2^-x at x = 1/2, where its chords meet
+# the curve 2^-x at x = 1/2, where its chords meet
+_ROOT = 0.5**0.5
 _TRAILING_ZEROS = np.array([10, *((k & -k).bit_length() - 1 for k in range(1, 1024))], np.uint8)
 # covers the error of a few float operations
 _ROUNDED = 1.0 + 2.0**-50
 
 
 def keystream(key: bytes | None = None, stream: int = 0) -> Randomness:
-    """Return a source of random bytes: AES-256-CTR under `key`, by default one of the operating system's generator.
+    """Return a source of random bytes: AES-256-CTR under `key`, by default one from the operating system's generator.
 
     Streams of different numbers, from 0 to 2^64 - 1, share no byte below 2^68.
     """
@@ -55,24 +54,16 @@ def keystream(key: bytes | None = None, stream: int = 0) -> Randomness:
     return lambda count: cipher.update(_ZEROS[:count] if count <= len(_ZEROS) else bytes(count))
 
 
-# ---------------------------------------------------------------- the mechanisms
+# ------------------------------------------------------ the mechanisms, for whole multiples of 2^-20, int32 (n,): steps
 
 
-def laplace(t: Floats, epsilon: float, randomness: Randomness | None = None) -> Floats:
-    """Add discrete Laplace noise to t (n,): a multiple k 2^-20 comes with a chance in proportion to exp(-|k| / s).
-
-    Returns multiples of 2^-20. `randomness` is by default an AES keystream under a new key. Raises ConfigError unless
-    `epsilon`, per value, is finite and at least 2^-20, and all values are in [-1, 1].
+def laplace(steps: Int32s, epsilon: float, draw: Randomness) -> Floats:
+    """Add discrete Laplace noise: a multiple k 2^-20 comes with a probability in proportion to exp(-|k| / s).
 
     Noise halves with every L steps, L a whole number, and s = L / ln 2 is at least 2^21 / epsilon. The size is
-    V L + U: V from coin tosses, U below L, kept with a chance of 2^(-U/L). That chance is at least 1/2 and off by less
-    than 2^-49 of it, which L makes up for: it is larger than needed by 2^-26 of it. Mostly chords above that curve or
-    tangents below it already decide whether U is kept.
+    V L + U: V from coin tosses, U below L, kept with a probability of 2^(-U/L). That is at least 1/2 and off by less
+    than 2^-49 of it, which L makes up for: it is larger than needed by 2^-26 of it.
     """
-    return _laplace(_steps(t, epsilon), epsilon, randomness or keystream())
-
-
-def _laplace(steps: Int32s, epsilon: float, draw: Randomness) -> Floats:
     halving = math.ceil(2 * STEPS * math.log(2.0) / epsilon * (1.0 + 2.0**-26))
     noisy = np.empty(len(steps))
     done, words = 0, np.empty(0, np.uint64)
@@ -85,77 +76,76 @@ def _laplace(steps: Int32s, epsilon: float, draw: Randomness) -> Floats:
     return noisy
 
 
-def duchi(t: Floats, epsilon: float, randomness: Randomness | None = None) -> Floats:
-    """Return one of two numbers, (e^epsilon + 1) / (e^epsilon - 1) or its negative (Duchi et al. 2018); see `laplace`.
+def duchi(steps: Int32s, epsilon: float, draw: Randomness) -> Floats:
+    """Return one of two numbers, (e^epsilon + 1) / (e^epsilon - 1) or its negative (Duchi et al. 2018).
 
-    The larger has a probability of 1/2 + t (e^epsilon - 1) / (2 (e^epsilon + 1)), a multiple of 2^-63 that is
-    rounded towards 1/2. From epsilon 29 on the rounding shows: the other one has a probability of at least 2^-43.
+    The larger has a probability of 1/2 + t (e^epsilon - 1) / (2 (e^epsilon + 1)), a multiple of 2^-63 that is rounded
+    towards 1/2. From epsilon 29 on the rounding shows: the other one has a probability of at least 2^-43.
     """
-    return _duchi(_steps(t, epsilon), epsilon, randomness or keystream())
-
-
-def _duchi(steps: Int32s, epsilon: float, draw: Randomness) -> Floats:
-    # the slope is rounded down, towards a chance of 1/2: no value costs more than epsilon
+    # the slope is rounded down, towards a probability of 1/2: no value costs more than epsilon
     slope = min(math.floor(math.tanh(epsilon / 2.0) / 2.0 * 2.0**43 / _ROUNDED), 2**42 - 1)
     either = np.empty(len(steps))
     _one_of_two(steps, uniform64(draw, len(steps)), slope, np.rint(2.0**42 / slope * STEPS) / STEPS, either)
     return either
 
 
-def piecewise(t: Floats, epsilon: float, randomness: Randomness | None = None) -> Floats:
-    """Return a number near t with a large chance, else another one (Wang et al. 2019, Algorithm 2); see `laplace`.
+def piecewise(steps: Int32s, epsilon: float, draw: Randomness) -> Floats:
+    """Return a number near the value with a large probability, else another one (Wang et al. 2019, Algorithm 2).
 
     C = (e^(epsilon/2) + 1) / (e^(epsilon/2) - 1). Of the whole numbers from -M to M, M = C 2^20, those of a window of
-    width C - 1 around a multiple of t are e^epsilon times as likely as the others. What is drawn is scaled so that it
-    is unbiased for the actual window and chances, and rounded to the grid.
+    width C - 1 around a multiple of t are e^epsilon times as likely as the others. The drawn number is scaled so that
+    it is unbiased for the actual window and probabilities, and rounded to the grid.
     """
-    return _piecewise(_steps(t, epsilon), epsilon, randomness or keystream())
-
-
-def _piecewise(steps: Int32s, epsilon: float, draw: Randomness) -> Floats:
     most, width, change = _window(epsilon)
     # of words that leave the window, rounded up
     limit = max(1, math.ceil(change * _ROUNDED * 2.0**64))
-    reach = most - width // 2  # centre of the window of t = 1
+    # centre of the window of t = 1
+    reach = most - width // 2
     chance = limit * 2.0**-64
-    # chance of a number inside the window, less that of one outside
+    # probability of a number inside the window, less that of one outside
     more = (1.0 - chance) / width - chance / (2 * most + 1 - width)
     found, scale = np.empty(len(steps)), STEPS / (more * width * reach)
     for rows in pieces(len(steps), _CHUNK):
         part = steps[rows]
         # drawn once: whether places are drawn again depends on them
-        words = uniform64(draw, len(part))
-        while not _near_or_far(
-            part, words, uniform64(draw, len(part)), np.uint64(limit), most, width, scale, found[rows]
-        ):
-            pass  # at most one time in a hundred
+        words, fine = uniform64(draw, len(part)), False
+        # repeated at most one time in a hundred
+        while not fine:
+            places = uniform64(draw, len(part))
+            fine = _near_or_far(part, words, places, np.uint64(limit), most, width, scale, found[rows])
     return found
 
 
-def hybrid(t: Floats, epsilon: float, randomness: Randomness | None = None) -> Floats:
-    """Take `piecewise` with a chance of 1 - e^(-epsilon/2), else `duchi`; below epsilon 0.61 always `duchi`.
+def hybrid(steps: Int32s, epsilon: float, draw: Randomness) -> Floats:
+    """Take `piecewise` with a probability of 1 - e^(-epsilon/2), else `duchi`; below epsilon 0.61 always `duchi`.
 
-    Wang et al. 2019, section III-C; see `laplace`.
+    Wang et al. 2019, section III-C.
     """
-    return _hybrid(_steps(t, epsilon), epsilon, randomness or keystream())
-
-
-def _hybrid(steps: Int32s, epsilon: float, draw: Randomness) -> Floats:
-    # rounded down: the choice must not depend on t, its bias matters for accuracy alone
+    # independently of t, and rounded down: the bias of the choice matters for accuracy alone
     limit = min(math.floor(_piecewise_share(epsilon) * 2.0**64), 2**64 - 1)
-    # independently of t
     chosen = uniform64(draw, len(steps)) < np.uint64(limit)
-    return np.where(chosen, _piecewise(steps, epsilon, draw), _duchi(steps, epsilon, draw))
+    return np.where(chosen, piecewise(steps, epsilon, draw), duchi(steps, epsilon, draw))
 
 
 MECHANISMS = {"laplace": laplace, "duchi": duchi, "piecewise": piecewise, "hybrid": hybrid}
-ON_GRID = {"laplace": _laplace, "duchi": _duchi, "piecewise": _piecewise, "hybrid": _hybrid}
-"""The same for whole multiples of 2^-20, int32 (n,), without checking them."""
+
+
+def randomise(mechanism: str, t: Floats, epsilon: float, randomness: Randomness | None = None) -> Floats:
+    """Release values t (n,), rounded to the grid, through a mechanism; return multiples of 2^-20.
+
+    `randomness` is by default an AES keystream under a new key. Raises ConfigError unless `epsilon`, per value, is
+    finite and at least 2^-20, and all values are in [-1, 1].
+    """
+    _check_epsilon(epsilon)
+    steps = np.empty(t.size, np.int32)
+    if t.ndim != 1 or not _to_steps(t, steps):
+        raise ConfigError("expected values from -1 to 1 in one dimension - at the noise")
+    return MECHANISMS[mechanism](steps, epsilon, randomness or keystream())
 
 
 def variance(mechanism: str, t: Floats, epsilon: float) -> Floats:
     """Return the variance of a mechanism's outcome for each value t (n,) in [-1, 1]."""
-    check_epsilon(epsilon)
+    _check_epsilon(epsilon)
     if mechanism == "laplace":
         return np.full(np.shape(t), 8.0 / epsilon**2)
     if mechanism == "duchi":
@@ -168,14 +158,14 @@ def variance(mechanism: str, t: Floats, epsilon: float) -> Floats:
 
 
 def largest(mechanism: str, epsilon: float) -> float:
-    """Return a bound that outcomes exceed with a chance below 2^-64; the largest outcome but for `laplace`."""
-    check_epsilon(epsilon)
+    """Return the largest outcome; `laplace` exceeds it with a probability below 2^-64."""
+    _check_epsilon(epsilon)
     if mechanism == "laplace":
         return 1.0 + 66.0 * math.log(2.0) * 2.0 / epsilon
     return 1.0 + 1.0 / math.tanh(epsilon / (2.0 if mechanism == "duchi" else 4.0))
 
 
-def check_epsilon(epsilon: float) -> None:
+def _check_epsilon(epsilon: float) -> None:
     """Raise ConfigError unless `epsilon` is finite and at least 2^-20."""
     if not LEAST_EPSILON <= epsilon < math.inf:
         raise ConfigError(f"expected a finite epsilon of at least {LEAST_EPSILON:.1e}, got {epsilon}")
@@ -184,20 +174,11 @@ def check_epsilon(epsilon: float) -> None:
 # ---------------------------------------------------------------- parts
 
 
-def _steps(t: Floats, epsilon: float) -> Int32s:
-    """Return whole multiples of 2^-20."""
-    check_epsilon(epsilon)
-    steps = np.empty(t.size, np.int32)
-    if t.ndim != 1 or not _to_steps(t, steps):
-        raise ConfigError("expected values from -1 to 1 in one dimension - at the noise")
-    return steps
-
-
 @kernel
 def clip_to_steps(values: Integers, factor: float, shift: float, steps: Int32s) -> None:
     """Scale and clip values to [-1, 1], and write them as multiples of 2^-20.
 
-    A factor of 1 / C, no shift: values clipped to [-C, C]. A factor of 2 / C, a shift of -1: values clipped to [0, C].
+    The factor 1 / C and no shift clip values to [-C, C], the factor 2 / C and the shift -1 to [0, C].
     """
     for i in range(len(values)):
         steps[i] = np.int32(np.rint(min(max(values[i] * factor + shift, -1.0), 1.0) * STEPS))
@@ -231,9 +212,9 @@ def _one_of_two(steps: Int32s, words: Words, slope: int, size: float, out: Float
 def _near_or_far(
     steps: Int32s, words: Words, places: Words, limit: np.uint64, most: int, width: int, scale: float, out: Floats
 ) -> bool:
-    """Write `scale` times a number of the window around a value, or of those beside it if a word is below `limit`.
+    """Write `scale` times a number of the window around a value, or of those outside if a word is below `limit`.
 
-    Return whether all `places` lay within whole multiples of the count of numbers; if not, draw them again.
+    Return False if some of `places` are beyond the last whole multiple of the count of numbers and must be drawn again.
     """
     reach, whole = most - width // 2, np.uint64(0xFFFFFFFFFFFFFFFF)
     near, far = np.uint64(width), np.uint64(2 * most + 1 - width)
@@ -258,8 +239,8 @@ def _near_or_far(
 def _add_laplace(steps: Int32s, halving: int, words: Words, out: Floats) -> tuple[int, int]:
     """Write steps with discrete Laplace noise until words run out; return how many, and how many words they took.
 
-    A word has 32 bits for the rest, 21 for the level that decides whether it is kept, ten coins and a sign. Every try
-    is written, and counts if it is kept: a branch on it would be mispredicted a third of the time.
+    A word has 32 bits for the rest, 21 for the level that decides whether it is kept, ten coins and a sign. Mostly
+    chords above the curve 2^-share or tangents below it already decide that.
     """
     modulus, half, one = np.uint64(halving), np.uint64(0xFFFFFFFF), np.uint64(1)
     short = halving <= half
@@ -275,7 +256,8 @@ def _add_laplace(steps: Int32s, halving: int, words: Words, out: Floats) -> tupl
             # Lemire's method: the high half of the product is uniform below the modulus, without a division
             product = (word >> np.uint64(32)) * modulus
             rest, uneven = product >> np.uint64(32), (product & half) < least
-        else:  # 32 bits are too few
+        else:
+            # 32 bits are too few
             rest, used = words[at + 1] % modulus, at + 2
             uneven = words[at + 1] - rest > last
         share, level = np.float64(rest) * inverse, np.float64((word & half) >> np.uint64(11)) * 2.0**-21
@@ -301,6 +283,7 @@ def _add_laplace(steps: Int32s, halving: int, words: Words, out: Floats) -> tupl
             # zero has one sign
             below &= not (uneven | (negative & (rest == 0) & (halvings == 0)))
         value = np.int64(rest) + halvings * halving
+        # every try is written, and counts if it is kept: a branch on it would be mispredicted a third of the time
         out[done] = np.float64(steps[done] + (-value if negative else value)) * (1.0 / STEPS)
         done, at = done + (1 if below else 0), used
     return done, at
@@ -317,5 +300,5 @@ def _window(epsilon: float) -> tuple[int, int, float]:
 
 
 def _piecewise_share(epsilon: float) -> float:
-    check_epsilon(epsilon)
+    _check_epsilon(epsilon)
     return -math.expm1(-epsilon / 2.0) if epsilon > HYBRID_FROM else 0.0

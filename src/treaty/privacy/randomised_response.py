@@ -1,4 +1,4 @@
-"""Randomised response: labels and buckets are randomised once, and whatever is computed from them costs no more.
+"""Randomised response: labels and buckets are randomised once; what is computed from them costs nothing more.
 
 A value of K classes (a label, or the bucket of a column) is kept with probability p = e^epsilon / (e^epsilon + K - 1)
 and becomes each other class with r = 1 / (e^epsilon + K - 1): epsilon-local differential privacy of the value.
@@ -6,19 +6,19 @@ and becomes each other class with r = 1 / (e^epsilon + K - 1): epsilon-local dif
 **Labels** are drawn once and kept in a file (`stored_noisy_labels`), so all trees of all jobs together cost `epsilon`.
 The objective debiases them (`FixedPointLoss.debiasing`).
 
-**Buckets** are private given their edges, which are not randomised themselves. A person has a value in every column:
+**Buckets** are private given their edges, which are not randomised themselves. A person has a value in every column, so
 the columns' epsilons add up, most of all where columns are copies of each other. Noise that is drawn again for the same
-values would average out. So it is not stored but computed, from a secret key and a name of the draw (`BucketLedger`),
-which is a digest of all that is randomised: the column, its edges and epsilon, the rows' ids where they have some, and
-every row's bucket in its place. A column is either sent again as it was, which tells nothing more and costs nothing, or
-drawn anew for all rows and entered in the ledger. There is nothing between. If the noise of unchanged rows were kept
-while others change, everybody would see whose value has changed; if it were drawn by the row's place alone, the same
-table in another order would be new noise for free. Draws also tell whether all of a column is as it was.
+values would average out. So it is not stored but computed, from a secret key and a name of the draw (`BucketLedger`).
+The name is a digest of the column, its edges and epsilon, the rows' ids if there are any, and every row's bucket in its
+place. A column is either sent again as it was, which reveals and costs nothing more, or drawn again for all rows and
+entered in the ledger. If the noise of unchanged rows were kept while others change, everybody would see whose value has
+changed; if it were drawn by the row's place alone, the same table in another order would be new noise for free. Draws
+also reveal whether a whole column is unchanged.
 
 **Rows** that were trained on are recognised later (`KnownRows`), in eval tables and rows to predict, and decided by
-their noisy buckets (`RandomisedRows`): their true sides at the thresholds of many splits would give their true buckets.
-They are recognised by their ids, where both tables have some. Without ids, a row can only be seen to have the same
-values as a training row; it may be another person's. Ids and values are kept as digests under a key of the model.
+their noisy buckets (`RandomisedRows`): their true sides at the thresholds of many splits would reveal their true
+buckets. They are recognised by their ids, where both tables have some. Without ids, only equal values can be seen, and
+such a row may be another person's. Ids and values are kept as digests under a key of the model.
 
 References
 ----------
@@ -61,16 +61,20 @@ def randomise_labels(
     """Send class numbers (n_rows,) below `n_classes` (K >= 2) through K-ary randomised response, `epsilon` per label.
 
     64-bit random integers are compared with the probability of a change, rounded up to a multiple of 2^-64: no label
-    costs more than `epsilon` (Mironov's attack on floating-point noise finds nothing here). From epsilon 44 on the
-    rounding shows: a label changes with 2^-64 at least. Raises ConfigError unless `epsilon` is finite and above 0 and
-    there are two classes, DataError for a label that is no class number.
+    costs more than `epsilon`, and a label changes with 2^-64 at least. Raises ConfigError unless `epsilon` is finite
+    and above 0 and there are two classes, DataError for a label that is no class number.
     """
     noisy = _class_numbers(y, n_classes, epsilon)
     draw = os.urandom if randomness is None else randomness
     others = n_classes - 1
-    # 64-bit words against the chance of a change, rounded up: exact, without floats
+    # exact, without floats
     changed = np.flatnonzero(uniform64(draw, len(noisy)) < change_limit(others, epsilon))
-    drawn = uniform_below(draw, others, len(changed))
+    # words above the last whole multiple of the number of other labels are drawn again: a remainder would favour some
+    last = np.uint64(2**64 - 1 - 2**64 % others)
+    words = uniform64(draw, len(changed)).copy()
+    while len(again := np.flatnonzero(words > last)):
+        words[again] = uniform64(draw, len(again))
+    drawn = (words % np.uint64(others)).astype(np.int64)
     # skip the label itself
     noisy[changed] = drawn + (drawn >= noisy[changed])
     return noisy
@@ -81,9 +85,9 @@ def stored_noisy_labels(
 ) -> Integers:
     """Return the noisy labels kept in a file, drawing them when there is no such file yet.
 
-    Keep the file, readable by its owner alone, as long as the labels are in use: labels drawn twice cost `epsilon`
-    twice. Raises ConfigError when it belongs to other labels, another order of rows, another epsilon or number of
-    classes, is damaged, or cannot be read or written; it is never replaced. Otherwise as `randomise_labels`.
+    Labels drawn twice cost `epsilon` twice, so the file is never replaced. Raises ConfigError when it belongs to other
+    labels, another order of rows, another epsilon or number of classes, is damaged, or cannot be read or written.
+    Otherwise as `randomise_labels`.
     """
     labels, path = _class_numbers(y, n_classes, epsilon), Path(path)
     digest = _digest(labels, n_classes, epsilon)
@@ -148,15 +152,6 @@ def uniform64(draw: Randomness, count: int) -> Words:
     return np.frombuffer(draw(8 * count), np.uint64)
 
 
-def uniform_below(draw: Randomness, bound: int, count: int) -> Integers:
-    """Return uniform integers in [0, bound): 64-bit ones above the last whole multiple of bound are drawn again."""
-    last = np.uint64(2**64 - 1 - 2**64 % bound)
-    values = uniform64(draw, count).copy()
-    while len(again := np.flatnonzero(values > last)):
-        values[again] = uniform64(draw, len(again))
-    return (values % np.uint64(bound)).astype(np.int64)
-
-
 MECHANISM = "bucket_rr"
 
 
@@ -175,39 +170,25 @@ class RandomisedColumn:
 
 @dataclass(frozen=True, slots=True)
 class BucketCost:
-    """The epsilon of each column by name: of this draw (`now`), and summed over the ledger's draws (`ever`).
-
-    Draws are summed as though everybody were in each of them.
-    """
+    """The epsilon of each column by name: of this draw (`now`), and summed over the ledger's draws (`ever`)."""
 
     now: dict[str, float]
     ever: dict[str, float]
-
-    @property
-    def person(self) -> float:
-        """Epsilon of a person in this draw: the sum over columns."""
-        return sum(self.now.values())
-
-    @property
-    def person_ever(self) -> float:
-        """Epsilon of a person over all draws of these columns."""
-        return sum(self.ever.values())
 
     def __str__(self) -> str:
         values = sorted(set(self.now.values())) or [0.0]
         each = f"{values[0]:g}" if len(values) == 1 else f"{values[0]:g} to {values[-1]:g}"
         return (
-            f"epsilon {each} per value and {self.person:g} per person over {len(self.now)} columns; "
-            f"{self.person_ever:g} per person with all draws of these columns that the ledger knows"
+            f"epsilon {each} per value and {sum(self.now.values()):g} per person over {len(self.now)} columns; "
+            f"{sum(self.ever.values()):g} per person with all draws of these columns that the ledger knows"
         )
 
 
 def randomise_buckets(codes: Bytes, size: int, epsilon: float, words: Words) -> Bytes:
     """Randomise the buckets (rows,) of one column, all below `size`, with uniform `words`, uint64 (rows, 2).
 
-    The first word of a row decides whether its bucket changes, the second to what. It is compared with the probability
-    of a change, rounded up by more than the error of floats and the bias of the remainder: no value costs more than
-    `epsilon`. From epsilon 44 on the rounding shows: a value changes with 2^-64 at least.
+    The first word of a row decides whether its bucket changes, the second to what. The probability of a change is
+    rounded up by more than the error of floats and the bias of the remainder: no value costs more than `epsilon`.
     """
     if size < 2 or epsilon == math.inf:
         return codes
@@ -228,9 +209,9 @@ def chances(size: int, epsilon: float) -> tuple[float, float]:
 def unbiased(sums: Integers, totals: Integers, size: int, epsilon: float) -> Floats:
     """Return unbiased sums over true buckets, float64 (..., size, parts), from sums over noisy ones of that shape.
 
-    `totals` (..., parts) are of the same rows, which were not chosen by the noise and whose numbers do not depend on
-    it. E[noisy sum of b] = p sum_b + r (total - sum_b), so the estimate of sum_b is (noisy sum - r total) / (p - r),
-    whose deviation is 1 / (p - r) times that of the noisy sum.
+    `totals` (..., parts) are of the same rows, which do not depend on the noise. E[noisy sum of b] = p sum_b +
+    r (total - sum_b), so the estimate of sum_b is (noisy sum - r total) / (p - r), whose deviation is 1 / (p - r) times
+    that of the noisy sum.
     """
     r, excess = chances(size, epsilon)
     return (sums - r * totals[..., np.newaxis, :]) / excess
@@ -249,12 +230,10 @@ class BucketLedger(Ledger):
     ) -> tuple[Bytes, BucketCost]:
         """Return noisy buckets, uint8 (rows, columns), and what they and all earlier ones cost.
 
-        `row_numbers` are the rows' places in the party's own table: a row that is there several times is randomised
-        once. `persons` is a digest of who the rows are, where that is known.
+        `row_numbers` are the rows' places in the party's own table, `persons` a digest of whose rows they are, if known.
         """
-        # copies of a row share one draw: independent draws of one value would average out
+        # copies of a row share one draw, that of the first: independent draws of one value would average out
         _, first, which = np.unique(row_numbers, return_index=True, return_inverse=True)
-        # of each row's first copy
         places = first[which].astype("<u8")
         draws = [self._draw(column, persons, places, codes[:, f]) for f, column in enumerate(columns)]
         self.spend([
@@ -272,11 +251,9 @@ class BucketLedger(Ledger):
         return noisy, BucketCost(now, ever)
 
     def _draw(self, column: RandomisedColumn, persons: bytes, places: Words, codes: Bytes) -> str:
-        """Return the name of a column's draw: a keyed digest of column and persons, every row's place and bucket.
-
-        Without the persons, others with the same buckets would get the same noise: who knows the values of the first
-        would know those of the second.
-        """
+        """Return the name of a column's draw: a keyed digest of column and persons, every row's place and bucket."""
+        # without the persons, others with the same buckets would get the same noise: the values of the first would
+        # then reveal those of the second
         what = msgspec.msgpack.encode([column.name, column.size, column.epsilon, column.edges])
         # each part is hashed first: no two different inputs give the same concatenation
         content = [hashlib.sha256(part).digest() for part in (what, persons, places.tobytes(), codes.tobytes())]
@@ -297,7 +274,7 @@ _DIGEST_BYTES = 8
 
 
 class KnownRows(msgspec.Struct):
-    """Which rows were trained on: digests uint64 (n_rows,) of values and, where there are some, of ids."""
+    """Which rows were trained on: digests uint64 (n_rows,) of values and, if there are any, of ids."""
 
     key: bytes
     values: Words
@@ -305,10 +282,9 @@ class KnownRows(msgspec.Struct):
 
     @classmethod
     def of(cls, matrix: NDArray[Any], ids: Sequence[str] | None) -> KnownRows:
-        """Take note of rows (n_rows, n_features), NaN where missing, and their canonical ids."""
+        """Return the digests of rows (n_rows, n_features), NaN where missing, and of their canonical ids."""
         key = secrets.token_bytes(KEY_BYTES)
-        none = np.zeros(0, np.uint64)
-        return cls(key, _of_values(key, matrix), none if ids is None else _of_ids(key, ids))
+        return cls(key, _of_values(key, matrix), _of_ids(key, ids or ()))
 
     @property
     def have_ids(self) -> bool:
@@ -324,16 +300,14 @@ class KnownRows(msgspec.Struct):
 
     def with_equal_values(self, matrix: NDArray[Any]) -> int:
         """Return how many rows have the values of a training row in all columns."""
-        if matrix.shape[1] == 0:
-            return 0
-        return int(np.isin(_of_values(self.key, matrix), self.values).sum())
+        return 0 if matrix.shape[1] == 0 else int(np.isin(_of_values(self.key, matrix), self.values).sum())
 
 
 class RandomisedRows(msgspec.Struct):
     """Training rows with their noisy `buckets`, uint8 (n_rows * n_features,), row by row.
 
-    ``stand_ins[f]`` has for each bucket of column f a value that every split of the model sends where it
-    sends the bucket; the last is that of missing values.
+    ``stand_ins[f]`` has for each bucket of column f a value that every split of the model sends to the same side as the
+    bucket; the last is that of missing values.
     """
 
     known: KnownRows
@@ -341,7 +315,7 @@ class RandomisedRows(msgspec.Struct):
     stand_ins: list[Floats]
 
     def in_place_of_values(self, matrix: NDArray[Any], ids: Sequence[str]) -> NDArray[Any]:
-        """Return rows (n, n_features), those trained on with stand-ins for their noisy buckets; `ids` are the rows'."""
+        """Return rows (n, n_features) with stand-ins for the noisy buckets of those trained on, found by `ids`."""
         places = self.known.places(ids)
         here = np.flatnonzero(places >= 0)
         if not len(here) or not self.stand_ins:
@@ -353,7 +327,7 @@ class RandomisedRows(msgspec.Struct):
 
 
 def _of_values(key: bytes, matrix: NDArray[Any]) -> Words:
-    """Digest rows; all missing values are the same, and so are zero and minus zero."""
+    """Digest rows; all missing values are equal, and so are zero and minus zero."""
     rows = np.ascontiguousarray(np.where(np.isnan(matrix), matrix.dtype.type(np.nan), matrix + np.float32(0.0)))
     return _digests(key, b"values", map(bytes, rows))
 
@@ -363,7 +337,7 @@ def _of_ids(key: bytes, ids: Sequence[str]) -> Words:
 
 
 def _digests(key: bytes, kind: bytes, contents: Iterable[bytes]) -> Words:
-    # a key of the model: digests of two models, or of guessed ids, cannot be compared
+    # under a key of the model: digests of two models, or of guessed ids, cannot be compared
     keyed = hashlib.blake2b(digest_size=_DIGEST_BYTES, key=key, person=kind)
 
     def digest(content: bytes) -> bytes:

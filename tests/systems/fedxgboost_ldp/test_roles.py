@@ -22,7 +22,7 @@ from treaty.messaging.conversation import MessageOrder, Terms, Verdict
 from treaty.messaging.messages import Array
 from treaty.models.checkpoints import Keeper, load_checkpoint
 from treaty.privacy.ledger import EpsilonLimits, Ledger, per_person, read_ledger
-from treaty.privacy.mechanisms import MECHANISMS, ON_GRID, STEPS, keystream
+from treaty.privacy.mechanisms import MECHANISMS, STEPS, keystream, randomise
 from treaty.privacy.randomised_response import randomise_labels
 from treaty.runs.threads import RunRecord, play
 from treaty.systems.fedxgboost_ldp import fedxgboost_ldp, scoring
@@ -126,7 +126,7 @@ def quiet(monkeypatch):
     """Take the noise away: every mechanism returns what it is given, on its grid, and no coarser one is sent."""
     monkeypatch.setattr(noisy_gradients, "SENT_STEPS", STEPS)
     for kind in MECHANISMS:
-        monkeypatch.setitem(ON_GRID, kind, lambda steps, epsilon, draw: steps / STEPS)
+        monkeypatch.setitem(MECHANISMS, kind, lambda steps, epsilon, draw: steps / STEPS)
 
 
 # ---------------------------------------------------------------- without noise: the pooled grower's trees
@@ -226,7 +226,7 @@ def test_the_first_order_score_is_right_on_average_and_the_printed_one_is_not():
     draw = keystream(bytes(32))
     corrected, printed = np.empty(repeats), np.empty(repeats)
     for k in range(repeats):
-        noisy = np.rint(MECHANISMS["duchi"](t, epsilon, draw) * STEPS).astype(np.int64)
+        noisy = np.rint(randomise("duchi", t, epsilon, draw) * STEPS).astype(np.int64)
         corrected[k] = score(noisy, left, noisy.sum())
         printed[k] = score(noisy, left, exact.sum())
 
@@ -391,7 +391,7 @@ def test_gradients_are_clipped_before_noise_and_hessians_of_weighted_rows_carry_
         given.append((steps / STEPS, epsilon))
         return steps / STEPS
 
-    monkeypatch.setitem(ON_GRID, "duchi", watched)
+    monkeypatch.setitem(MECHANISMS, "duchi", watched)
     weight = np.where(y == 1, 3.0, 0.5)
     common = {"mechanism": "duchi", "epsilon": 2.0, "n_estimators": 1}
     play_training(tables, y, clip=0.25, **common)

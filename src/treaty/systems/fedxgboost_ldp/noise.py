@@ -13,7 +13,7 @@ from treaty.errors import BudgetSpent, ConfigError
 from treaty.machine.arrays import pieces
 from treaty.machine.shared_work import share
 from treaty.privacy.ledger import Ledger, LedgerEntry, cost, model_job
-from treaty.privacy.mechanisms import ON_GRID, STEPS, clip_to_steps, keystream, largest, to_sent
+from treaty.privacy.mechanisms import MECHANISMS, STEPS, clip_to_steps, keystream, largest, to_sent
 from treaty.systems.fedxgboost_ldp.options import FedXGBoostLDP
 from treaty.systems.vertical.encrypted_columns import Int32, Int64
 from treaty.trees.boosting import TreeSample
@@ -139,7 +139,7 @@ class NoisyGradients:
         kinds = [(grad, self._objective.grad_unit / most_grad, 0.0)]
         if self.noisy_hess:
             kinds.append((hess, 2.0 * self._objective.hess_unit / most_hess, -1.0))
-        release_on_grid = ON_GRID[self.mechanism]
+        release_on_grid = MECHANISMS[self.mechanism]
         exact, noisy = np.empty((len(kinds), len(grad)), np.int32), np.empty((len(kinds), len(grad)), np.int64)
         blocks = pieces(len(grad), _BLOCK)
         digests = [b""] * len(blocks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from treaty.models.trees import ModelPart
-from treaty.privacy.mechanisms import MECHANISMS
+from treaty.privacy.mechanisms import MECHANISMS, randomise
 from treaty.systems.expected import ROUND_TRIP, Expected, Shape, Trees
 from treaty.systems.fedxgboost_ldp.fedxgboost_ldp import active, passive
 from treaty.systems.fedxgboost_ldp.options import FedXGBoostLDP
@@ -103,8 +103,8 @@ ROUTES: dict[Stage, Routes] = {
 
 def warm_up(options: FedXGBoostLDP | None) -> list[FedXGBoostLDP]:
     """Compile all mechanisms, of which a training uses only one; return the options of a small training."""
-    for release in MECHANISMS.values():
-        release(np.zeros(1), 1.0)
+    for mechanism in MECHANISMS:
+        randomise(mechanism, np.zeros(1), 1.0)
     return [FedXGBoostLDP()]
 
 
