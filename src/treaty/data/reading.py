@@ -99,8 +99,10 @@ def read_table(
 
 def facts_of(path: Path, ending: str, party: str, text: Sequence[str] = ()) -> tuple[int, Any]:
     """Return the number of rows and the schema of a file; only CSV is read for that, piece by piece."""
-    readers: dict[str, Callable[[Path], tuple[int, Any]]] = {".parquet": parquet_facts, ".arrow": _arrow_facts}
-    return _readable(readers.get(ending, partial(csv_facts, text=text)), path, ending, party)
+    reader: Callable[[Path], tuple[int, Any]] = partial(csv_facts, text=text)
+    if ending in (".parquet", ".arrow"):
+        reader = parquet_facts if ending == ".parquet" else _arrow_facts
+    return _readable(reader, path, ending, party)
 
 
 def _arrow_facts(path: Path) -> tuple[int, Any]:

@@ -78,9 +78,9 @@ def leaf_purity(leaves: Int32s, y: NDArray[np.integer], n_classes: int) -> LeafP
 def held_out_purity(leaves: Int32s, y: NDArray[np.integer], n_classes: int) -> Floats:
     """Return the share of rows whose class is the commonest of the *other* rows of their leaf, float64 (n_trees,).
 
-    Arguments are those of `leaf_purity`, whose `raw` counts a row's own label, too, so that leaves of few rows are pure.
-    Here a row without others in its leaf, or whose others have several commonest classes, counts as right if it is of
-    the commonest class of all.
+    Arguments are those of `leaf_purity`, whose `raw` counts a row's own label, too, so that leaves of few rows are
+    pure. Here a row without others in its leaf, or whose others have several commonest classes, counts as right if it
+    is of the commonest class of all.
     """
     right = np.empty(leaves.shape[1])
     majority = int(np.bincount(y, minlength=n_classes).argmax())
@@ -219,8 +219,8 @@ class _Nodes:
 # tree on gradients differ from row to row, a bin of one row shows its (grad, hess), and in another feature's histogram
 # of the same node the bin with the same pair holds the same row. Bins of two and three rows are split into pairs that
 # are known from bins of one. So a row gets its bins feature by feature, its label from the sign of its gradient, and
-# the findings of several nodes and trees are combined. Leaf values, which show how a row's gradient changes from tree to
-# tree, are not used, nor are sums that are nearly equal: the result is a lower bound of what can be found.
+# the findings of several nodes and trees are combined. Leaf values, which show how a row's gradient changes from tree
+# to tree, are not used, nor are sums that are nearly equal: the result is a lower bound of what can be found.
 
 Masks = Flags
 """Bins that rows may have, (n, slots): a feature is known where one of its slots is left."""

@@ -190,8 +190,8 @@ class Ledger:
 
         Entries whose draw is in the ledger already cost nothing. Raises BudgetSpent, and then nothing may be released,
         when a person would pay more than `most` (None: no limit) for everything in the ledger, at `delta` as in
-        `per_person`, or more than the party's own limits allow. The ledger is locked meanwhile, so that of two jobs that
-        spend at once the second one finds what the first one has paid.
+        `per_person`, or more than the party's own limits allow. The ledger is locked meanwhile, so that of two jobs
+        that spend at once the second one finds what the first one has paid.
         """
         with self._db.transaction() as db:
             new = self._affordable(db, entries, most, delta)

@@ -230,7 +230,8 @@ class BucketLedger(Ledger):
     ) -> tuple[Bytes, BucketCost]:
         """Return noisy buckets, uint8 (rows, columns), and what they and all earlier ones cost.
 
-        `row_numbers` are the rows' places in the party's own table, `persons` a digest of whose rows they are, if known.
+        `row_numbers` are the rows' places in the party's own table, `persons` a digest of whose rows they are, if
+        known.
         """
         # copies of a row share one draw, that of the first: independent draws of one value would average out
         _, first, which = np.unique(row_numbers, return_index=True, return_inverse=True)
