@@ -15,11 +15,12 @@ from treaty.trees.growth import RowPartition
 from treaty.trees.objectives import Objective, check_watched, evaluate, higher_is_better
 from treaty.trees.splits import SplitRules
 
-_RISE = 0.05  # share by which the loss of training rows may rise before a user is warned
+# share by which the loss of training rows may rise before the user is warned
+_RISE = 0.05
 
 
 class NoMoreTrees(Exception):
-    """What follows a round, such as a user's callback, wants no further one."""
+    """Ends a training after a round, for example by a user's callback."""
 
 
 @dataclass(slots=True)
@@ -41,8 +42,8 @@ class Forest:
 
     Tree i adds to output ``i % objective.n_outputs``; its source s is the party ``sources[s]``. `classes` are the
     labels by class number (None: regression), `history` each eval set's metrics after each round, `best_round` the
-    rounds kept by early stopping, `clipped_rows` the most rows of one round whose gradient was clipped,
-    `diverged` a sentence where the loss of the training rows rose.
+    rounds kept by early stopping, `clipped_rows` the most rows of one round whose gradient was clipped, `diverged` a
+    warning if the loss of the training rows rose.
     """
 
     objective: Objective
@@ -60,7 +61,7 @@ class Forest:
         return len(self.trees) // self.objective.n_outputs
 
     def best_of(self, name: str) -> int:
-        """Return how many rounds are best by an eval set's last metric; the fewest of equally good ones."""
+        """Return the number of rounds that is best by an eval set's last metric; of equally good ones the fewest."""
         metric, values = list(self.history[name].items())[-1]
         return int(np.argmax(values) if higher_is_better(metric, self.objective) else np.argmin(values)) + 1
 
@@ -76,8 +77,8 @@ class Forest:
 class RoundState:
     """What boosting needs besides the trees to continue after a round as if it had never stopped.
 
-    `rounds` are finished. `margins`, float64 (n_outputs, n_rows), are those of the training rows: boosting goes on
-    changing them, so copy what is to be kept. `random_state` is the sampling generator's state as JSON.
+    `rounds` are finished. `margins`, float64 (n_outputs, n_rows), are those of the training rows, which boosting
+    continues to change: copy them to keep them. `random_state` is the sampling generator's state as JSON.
     """
 
     rounds: int
@@ -96,11 +97,6 @@ class OneSide:
     top_rate: float
     other_rate: float
 
-    @property
-    def factor(self) -> float:
-        """What the gradients of drawn rows are multiplied by."""
-        return (1.0 - self.top_rate) / self.other_rate
-
     def draw(self, rng: np.random.Generator, grad: Integers, hess: Integers) -> tuple[Int32s, Integers, Integers]:
         """Return the sampled rows, ascending, and all rows' grad and hess, multiplied and rounded at the drawn ones."""
         n_rows = len(grad)
@@ -109,8 +105,9 @@ class OneSide:
         n_others = min(max(1, round(self.other_rate * n_rows)), n_rows - n_top)
         others = rng.choice(order[n_top:], n_others, replace=False)
         grad, hess = grad.copy(), hess.copy()
-        grad[others] = np.rint(grad[others] * self.factor)
-        hess[others] = np.rint(hess[others] * self.factor)
+        factor = (1.0 - self.top_rate) / self.other_rate
+        grad[others] = np.rint(grad[others] * factor)
+        hess[others] = np.rint(hess[others] * factor)
         return np.sort(np.concatenate([order[:n_top], others])).astype(np.int32), grad, hess
 
 
@@ -118,10 +115,10 @@ class OneSide:
 class BoostingPlan:
     """How many rounds there are, and which rows and columns each tree is grown on.
 
-    `n_columns` are those of all parties together; column sampling draws among them, the same in every transport. Rows
-    are drawn by `subsample` or by `one_side`. With `early_stopping_rounds`, training stops when the last eval set's
-    last metric has not improved for so many rounds, and trees after the best round are dropped. `metrics` are of eval
-    sets; none is the loss's own.
+    `n_columns` are those of all parties; column sampling draws among them, the same in every transport. Rows are drawn
+    by `subsample` or by `one_side`. With `early_stopping_rounds`, training stops when the last eval set's last metric
+    has not improved for so many rounds, and trees after the best round are dropped. `metrics` are those of eval sets,
+    by default the loss's own.
     """
 
     n_columns: int
@@ -142,7 +139,7 @@ class BoostingPlan:
 
 @dataclass(frozen=True, slots=True)
 class TreeSample:
-    """What one tree is grown on: gradients int64 (n_rows,), sampled rows (None: all) and columns, both ascending."""
+    """One tree's gradients, int64 (n_rows,), sampled rows (None: all) and columns, both ascending."""
 
     grad: Integers
     hess: Integers
@@ -172,9 +169,9 @@ class Rounds:
     """The rounds of a training whose margins are elsewhere: eval sets, metrics, early stopping.
 
     Iterate over it: each item is an empty list, to which the body of the loop adds the round's trees, one per output.
-    The round is finished when the next one is asked for. ``after_round(rounds)`` gets the number of finished rounds,
-    and may raise `NoMoreTrees`. Finished rounds are in `forest` even if the loop is left by an error; leave it by
-    `stop` otherwise.
+    The round is finished when the next one is requested. ``after_round(rounds)`` gets the number of finished rounds,
+    and may raise `NoMoreTrees`. Finished rounds are in `forest` even after an error; otherwise leave the loop by
+    `stop`.
 
     Examples
     --------
@@ -242,7 +239,8 @@ class BoostingRound:
     """One round of a `Boosting`: for each of its `trees` the caller grows a tree and adds it."""
 
     def __init__(self, boosting: Boosting, number: int, new: list[Tree]) -> None:
-        self.number = number  # of finished rounds before this one
+        # of finished rounds before this one
+        self.number = number
         self._boosting, self._new = boosting, new
 
     def trees(self) -> Iterator[TreeSample]:
@@ -262,7 +260,8 @@ class BoostingRound:
         """Add a grown tree to the round, and its leaf values to the margins of the rows in `leaves`."""
         of, margins = self._boosting, self._boosting.margins[len(self._new)]
         numbers = np.flatnonzero(tree.left < 0).astype(np.int32)
-        if of.forest.objective.refreshes_leaves:  # by the residuals of the leaf's rows, such as their median
+        # by the residuals of the leaf's rows, such as their median
+        if of.forest.objective.refreshes_leaves:
             rows, starts = leaves.rows(numbers, sampled=False)
             weight = None if of.weight is None else of.weight[rows]
             values = of.forest.objective.leaf_values(of.y[rows] - margins[rows], weight, starts)
@@ -274,7 +273,7 @@ class BoostingRound:
 class Boosting:
     """A training that holds the margins of the training rows: samples, gradients, leaf values, loss, early stopping.
 
-    Iterate over it for the rounds; what is said of `Rounds` holds here as well.
+    Iterate over it for the rounds, as over `Rounds`.
 
     Parameters
     ----------
@@ -332,7 +331,8 @@ class Boosting:
             self.rng.bit_generator.state = json.loads(resume.random_state)
         draws = plan.one_side is not None or plan.subsample < 1.0 or plan.colsample_bytree < 1.0
         self._constant_state = None if draws else json.dumps(self.rng.bit_generator.state)
-        self._on_round, self._least = on_round, (np.inf, 0)  # loss of the training rows, after how many rounds
+        # the least loss of the training rows, and after how many rounds
+        self._on_round, self._least = on_round, (np.inf, 0)
         self._rounds = Rounds(
             forest, plan.n_estimators, eval_sets=eval_sets, early_stopping_rounds=plan.early_stopping_rounds,
             metrics=plan.metrics, after_round=self._after_round,
@@ -340,12 +340,12 @@ class Boosting:
 
     @property
     def state(self) -> RoundState:
-        """What is needed besides the trees to continue from here; the margins are those that boosting changes."""
+        """The state besides the trees to continue from here; it holds the margins that boosting changes."""
         state = self._constant_state or json.dumps(self.rng.bit_generator.state)
         return RoundState(self.forest.rounds, self.margins, state)
 
     def stop(self) -> None:
-        """End the training with the rounds finished so far; the trees of the current round are dropped."""
+        """See `Rounds.stop`."""
         self._rounds.stop()
 
     def __iter__(self) -> Iterator[BoostingRound]:
@@ -354,7 +354,8 @@ class Boosting:
 
     def _after_round(self, done: int) -> None:
         objective = self.forest.objective
-        judges_loss = objective.epsilon is None and not objective.higher_is_better  # not by randomised labels
+        # not by randomised labels
+        judges_loss = objective.epsilon is None and not objective.higher_is_better
         # at rounds that are powers of two and at the last: a loss takes about as long as the gradients of a round
         if judges_loss and (done & (done - 1) == 0 or done == self.plan.n_estimators):
             loss, (least, when) = objective.loss(self.margins.T, self.y, self.weight), self._least

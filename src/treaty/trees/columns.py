@@ -1,7 +1,7 @@
 """Sources of bin sums, the search for a tree's splits among several of them, and the loop that grows trees on them.
 
 The simplest source is binned columns held locally. Roles of published systems write the loop themselves, line by line
-with their paper; `grow_trees` is the same for plain trainings.
+with their paper; plain trainings use `grow_trees`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from treaty.trees.growth import Growth, RowPartition, look_up_left
 from treaty.trees.histograms import Histograms
 from treaty.trees.splits import Level, SplitRules, Splits, best_of, complete_sums, end_to_end, scan, settle
 
-_SCANNED_BYTES = 64 << 20  # of sums of a tree's last level that are completed and scanned at a time
+# of sums of a tree's last level that are completed and scanned at a time
+_SCANNED_BYTES = 64 << 20
 
 
 class SumsSource(Protocol):
     """The columns of one party: gives bin sums of nodes and decides rows at its own splits.
 
-    What takes a message to answer is split into asking and fetching, so that all sources work at the same time.
-    `offsets`, int32 (n_features + 1,), has the first slot of each feature in a node's sums; the feature's last slot is
+    Requests that take a message are split into asking and fetching, so that all sources work at the same time.
+    `offsets`, int32 (n_features + 1,), has the first slot of each feature in a node's sums; its last slot is for
     missing values. `categorical` is bool (n_features,).
     """
 
@@ -84,10 +85,7 @@ class ColumnSource:
         histograms: MakeSums | None = None,
     ) -> None:
         self._given, self.codes, self._elsewhere = codes, contiguous(codes), histograms
-        self.offsets = offsets
-        self.categorical = categorical
-        self.record = record
-        self._threads = threads
+        self.offsets, self.categorical, self.record, self._threads = offsets, categorical, record, threads
 
     @cached_property
     def _columns(self) -> Bytes:
@@ -106,12 +104,12 @@ class ColumnSource:
         self._histograms.end_tree()
 
     def ask_sums(self, level: Level, rows: RowPartition) -> None:
-        """Compute the sums at once."""
         self._sums = self._histograms.sums(*rows.places(level.asked, sampled=True))
 
     def sums(self) -> Integers:
+        # so large that the caller decides how long they live
         sums = self._sums
-        del self._sums  # so large that the finder decides how long they live
+        del self._sums
         return sums
 
     def for_gains(self, sums: Integers, totals: Integers) -> Integers:
@@ -122,7 +120,6 @@ class ColumnSource:
         return sums
 
     def ask_left(self, features: Int32s, left_bins: Flags, rows: Int32s, starts: Integers) -> None:
-        """Decide the rows at once."""
         left = np.empty(len(rows), np.bool_)
 
         def work(first: int, last: int) -> None:
@@ -137,13 +134,13 @@ class ColumnSource:
 
 
 MayShow = Callable[[Int32s, Integers], Flags]
-"""``may_show(rows, starts)`` says of each node, ``rows[starts[k]:starts[k + 1]]``, whether others may see it."""
+"""``may_show(rows, starts)`` returns for each node, ``rows[starts[k]:starts[k + 1]]``, whether others may see it."""
 
 
 class ShownNodes:
     """Which nodes of a tree other parties may be asked about: all, or those that `may_show` allows.
 
-    Others are asked about a pair of siblings only when both may be shown, for one and the parent give the other.
+    Others are asked about a pair of siblings only when both may be shown, as one and the parent reveal the other.
     Everything below a hidden node is hidden. `sampled` says whether the tree is grown on a sample of rows.
     """
 
@@ -158,7 +155,8 @@ class ShownNodes:
         Call it once for each level, in order.
         """
         shown = np.array([node not in self._hidden for node in level.nodes.tolist()], np.bool_)
-        all_along = shown.all() and self._before.all()  # else `parent_index` counts nodes that others have not seen
+        # else `parent_index` counts nodes that others have not seen
+        all_along = shown.all() and self._before.all()
         part = level if all_along else level.only(shown, self._before)
         self._before = shown
         return shown, part
@@ -169,7 +167,8 @@ class ShownNodes:
             return
         pairs = np.stack([children, children + 1], axis=1)
         shown = self._may_show(*rows.rows(pairs.ravel(), sampled=False))
-        if self._sampled:  # other parties sum the sampled rows alone, but decide all
+        if self._sampled:
+            # other parties sum the sampled rows alone, but decide all
             shown &= self._may_show(*rows.rows(pairs.ravel(), sampled=True))
         for node, pair, fit in zip(nodes.tolist(), pairs.tolist(), shown.reshape(-1, 2), strict=True):
             if not fit.all() or node in self._hidden:
@@ -177,7 +176,7 @@ class ShownNodes:
 
 
 class SplitSearch:
-    """The search for one tree's splits among the columns of several sources; tells them of the tree's start.
+    """The search for one tree's splits among the columns of several sources, which it starts for the tree.
 
     Parameters
     ----------
@@ -209,13 +208,15 @@ class SplitSearch:
         self.shown = ShownNodes(may_show, sampled=sample.rows is not None)
         self.sources = {k: source for k, source in enumerate(sources) if not alone or k == own}
         first = np.cumsum([0, *(len(source.categorical) for source in sources)])
-        self.columns = [  # the tree's sample of each source's columns
+        # the tree's sample of each source's columns
+        self.columns = [
             (sample.columns[(sample.columns >= a) & (sample.columns < b)] - a).astype(np.int32)
             for a, b in pairwise(first)
         ]
         self._asked: dict[int, Level] = {}
         self._shown_of_level = np.zeros(0, np.bool_)
-        self._parents: dict[int, Integers] = {}  # each source's complete sums of the last level
+        # each source's complete sums of the last level
+        self._parents: dict[int, Integers] = {}
         for k, source in self.sources.items():
             source.start_tree(sample.grad, sample.hess, sample.rows, self.columns[k])
 
@@ -224,8 +225,9 @@ class SplitSearch:
         self._shown_of_level, for_others = self.shown.part(level)
         parts = {k: level if k == self.own else for_others for k in self.sources}
         self._asked = {k: part for k, part in parts.items() if len(part.nodes)}
+        # local columns last: they are summed while the other parties work
         for k in sorted(self._asked, key=lambda k: isinstance(self.sources[k], ColumnSource)):
-            self.sources[k].ask_sums(self._asked[k], rows)  # local columns last: summed while the other parties work
+            self.sources[k].ask_sums(self._asked[k], rows)
 
     def choose(self, level: Level) -> Splits:
         """Return the best split of each node that was asked about."""
@@ -298,10 +300,11 @@ class SplitSearch:
         return records, left
 
     def end(self) -> None:
-        """Tell the sources that the tree is grown."""
+        """End the tree at all sources."""
         for source in self.sources.values():
             source.end_tree()
-        self._parents.clear()  # not empty if the tree ended early
+        # not empty if the tree ended early
+        self._parents.clear()
 
 
 def grow_tree(
@@ -344,7 +347,8 @@ class JoinedColumns(ColumnSource):
         self._owners = owners
         self._owner_of = np.repeat(np.arange(len(owners)), widths).tolist()
         self._first_of = np.cumsum([0, *widths]).tolist()
-        self._recorded: list[tuple[int, int]] = []  # of each of the tree's records: its owner, and its number there
+        # the owner of each of the tree's records, and its number there
+        self._recorded: list[tuple[int, int]] = []
         super().__init__(
             side_by_side([owner.codes for owner in owners]),
             np.concatenate([[0], *ends]).astype(np.int32),
@@ -360,7 +364,7 @@ class JoinedColumns(ColumnSource):
         return len(self._recorded) - 1
 
     def name_owners(self, tree: Tree) -> None:
-        """Give a finished tree's splits their owners, and the owners' record numbers, in place."""
+        """Write the owners of a finished tree's splits, and their record numbers, into the tree."""
         inner = tree.left >= 0
         if self._recorded:
             tree.source[inner], tree.record[inner] = np.array(self._recorded)[tree.record[inner]].T

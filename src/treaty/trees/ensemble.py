@@ -1,7 +1,7 @@
 """Trees as flat arrays, the owners' lookup tables of splits, and walking rows down both.
 
-A tree names, for each inner node, who owns its split and that owner's record number. The owner's `SplitTable` says
-what the record means: feature, threshold or categories, where missing values go. Only together are they the model.
+A tree has, for each inner node, the owner of its split and that owner's record number. The owner's `SplitTable` has the
+record: feature, threshold or categories, the side of missing values. Only together are they the model.
 """
 
 from __future__ import annotations
@@ -19,17 +19,22 @@ from treaty.machine.shared_work import share
 
 # ---------------------------------------------------------------- kernels that walk rows down trees
 
-BATCH = 64  # rows that walk down a tree together, so that their cache misses overlap
-BYTES = 256  # of packed decisions, for eight rows each, made together
+# rows that walk down a tree together, so that their cache misses overlap
+BATCH = 64
+# bytes of packed decisions, for eight rows each, made together
+BYTES = 256
 
 
 class Nodes(NamedTuple):
     """The nodes of all trees, one tree after another."""
 
-    start: Integers  # first node of each tree
-    depth: Integers  # of each tree
-    split: NDArray[np.uint32]  # joined record number; 0 in a leaf
-    left: NDArray[np.uint32]  # left child, counted over all trees, the right one being the next; a leaf's own number
+    # first node of each tree, and the tree's depth
+    start: Integers
+    depth: Integers
+    # joined record number; 0 in a leaf
+    split: NDArray[np.uint32]
+    # left child, counted over all trees, the right one being the next; a leaf's own number
+    left: NDArray[np.uint32]
     leaf: Flags
     value: Floats
 
@@ -40,9 +45,11 @@ class NodeSplits(NamedTuple):
     feature: NDArray[np.uint32]
     threshold: NDArray[Any]
     missing_left: Flags
-    category_start: Integers  # the node's part of category_left; empty for a threshold split
+    # the node's part of category_left; empty for a threshold split
+    category_start: Integers
     category_stop: Integers
-    category_left: Bytes  # of all nodes; empty without categories
+    # of all nodes; empty without categories
+    category_left: Bytes
 
 
 @kernel
@@ -55,20 +62,23 @@ def record_bits(
     ``matrix`` is (n_rows, n_features); the rest is as in `NodeSplits`, by record instead of by node.
     """
     n_rows = matrix.shape[0]
-    for block in range(first, last, BYTES):  # these rows stay in the cache while all records are decided
+    # these rows stay in the cache while all records are decided
+    for block in range(first, last, BYTES):
         stop = min(block + BYTES, last)
         for k in range(records.shape[0]):
             split = records[k]
             column = feature[split]
             start = category_start[split]
-            unseen = category_start[split + 1] - start - 1  # -1 for a threshold split
+            # -1 for a threshold split
+            unseen = category_start[split + 1] - start - 1
             for byte in range(block, stop):
                 bits = 0
                 for row in range(8 * byte, min(8 * byte + 8, n_rows)):
                     x = matrix[row, column]
                     goes = (x < threshold[split]) | ((x != x) & missing_left[split])
                     if unseen >= 0 and x == x:
-                        code = np.int64(x) if 0.0 <= x < unseen else unseen  # any other value must not become an index
+                        # any other value must not become an index
+                        code = np.int64(x) if 0.0 <= x < unseen else unseen
                         goes = category_left[start + code] != 0
                     bits |= int(goes) << (7 - row % 8)
                 packed[k, byte] = bits
@@ -88,10 +98,9 @@ def walk_values(matrix: Any, nodes: Nodes, splits: NodeSplits, first: int, last:
 
     ``matrix`` is (n_rows, n_features) in C order. Leaf values are added to ``margins`` (n_rows, n_outputs),
     tree i to output ``i % n_outputs``.
-
-    All rows of a batch take one step together and a row in a leaf stays there: without branches, which no processor
-    can predict here, this is forty times faster than walking row by row.
     """
+    # All rows of a batch take one step together and a row in a leaf stays there: without branches, which no processor
+    # can predict here, this is forty times faster than walking row by row.
     start, depth, _, left, leaf, value = nodes
     feature, threshold, missing_left, category_start, category_stop, category_left = splits
     flat = matrix.reshape(-1)
@@ -111,7 +120,7 @@ def walk_values(matrix: Any, nodes: Nodes, splits: NodeSplits, first: int, last:
                     goes = (x < threshold[node]) | ((x != x) & missing_left[node]) | leaf[node]
                     if any_category and category_start[node] < category_stop[node] and x == x:
                         unseen = category_stop[node] - category_start[node] - 1
-                        code = np.int64(x) if 0.0 <= x < unseen else unseen  # any other value must not become an index
+                        code = np.int64(x) if 0.0 <= x < unseen else unseen
                         goes = category_left[category_start[node] + code] != 0
                     at[row] = left[node] + (one - np.uint32(goes))
             _add_values(at, size, batch, tree, value, margins)
@@ -149,21 +158,22 @@ def walk_bits(packed: Any, nodes: Nodes, first: int, last: int, margins: Any, le
 # ---------------------------------------------------------------- ensemble
 
 
-_NO_MARGINS = np.zeros((0, 1))  # for `walk_bits`: this result is not wanted
-_NO_LEAVES = np.zeros((0, 0), np.int32)
-
-
 @dataclass(frozen=True, slots=True)
 class Tree:
     """One tree; node 0 is the root, all arrays have one entry per node."""
 
-    source: NDArray[np.int16]  # the owner of the split, by its place in the job's list of parties; -1 in a leaf
-    record: Int32s  # the owner's record of the split; -1 in a leaf
-    left: Int32s  # left child, the right child being one higher; -1 in a leaf
-    value: Floats  # leaf weight times learning rate; 0 in an inner node
-    gain: Floats  # of the split, without the factor 1/2; 0 in a leaf
-    cover: Floats  # sum of hess
-    count: Integers  # rows of the tree's sample
+    # the owner of the split, by its place in the job's list of parties, and its record; -1 in a leaf
+    source: NDArray[np.int16]
+    record: Int32s
+    # left child, the right child being one higher; -1 in a leaf
+    left: Int32s
+    # leaf weight times learning rate; 0 in an inner node
+    value: Floats
+    # of the split, without the factor 1/2; 0 in a leaf
+    gain: Floats
+    # sum of hess, and rows of the tree's sample
+    cover: Floats
+    count: Integers
 
     def __eq__(self, other: object) -> bool:
         """Compare bit for bit."""
@@ -178,7 +188,8 @@ class Tree:
 class SplitTable:
     """One owner's splits, by record number; grows during training and never leaves its owner."""
 
-    feature: list[int] = field(default_factory=list)  # within the owner's table
+    # within the owner's table
+    feature: list[int] = field(default_factory=list)
     # values below it go left (of the column's type; inf: all present values do); NaN for a split on categories
     threshold: list[float] = field(default_factory=list)
     missing_left: list[bool] = field(default_factory=list)
@@ -201,7 +212,7 @@ class SplitTable:
 
         `matrix` is (n_rows, n_features); NaN is missing, a categorical feature holds category codes.
         """
-        # those of a message are read-only, to numba another type
+        # read-only arrays, as of a message, are another type to numba
         records = np.arange(len(self), dtype=np.int32) if records is None else records.copy()
         flat = join_splits([self], [matrix.shape[1]])
         packed = np.empty((len(records), -(-len(matrix) // 8)), np.uint8)
@@ -218,13 +229,16 @@ class SplitTable:
 
 @dataclass(frozen=True, slots=True)
 class JoinedSplits:
-    """The owners' split tables joined: record r of owner s is row ``base[s] + r``; features count over all owners."""
+    """The owners' split tables joined: record r of owner s is row ``base[s] + r``; features count over all owners.
+
+    `threshold` is float32 where that is exact; `category_start` is (n + 1,), with an empty range for a threshold split.
+    """
 
     base: Integers
     feature: Int32s
-    threshold: NDArray[Any]  # float32 where that is exact
+    threshold: NDArray[Any]
     missing_left: Flags
-    category_start: Integers  # (n + 1,); an empty range is a threshold split
+    category_start: Integers
     category_left: Bytes
 
 
@@ -245,11 +259,9 @@ def join_splits(tables: Sequence[SplitTable], n_features: Sequence[int]) -> Join
 
 
 class Walk:
-    """Trees whose splits are all known, made ready once for rows that may come a few at a time.
+    """Trees whose splits are all known, prepared once for rows that may come a few at a time."""
 
-    Making them ready takes thirty times as long as one row's walk down a hundred trees.
-    """
-
+    # preparing takes thirty times as long as one row's walk down a hundred trees
     def __init__(self, trees: Sequence[Tree], splits: JoinedSplits) -> None:
         self._nodes = _stack(trees, splits.base)
         n_nodes = len(self._nodes.left)
@@ -286,21 +298,15 @@ def margins_from_bits(trees: Sequence[Tree], base: Integers, packed: Bytes, marg
     `packed` holds the lines of `SplitTable.decide`, owners one after another; ``base[s]`` is the line of owner s's
     first record.
     """
-    _walk_bits(trees, base, packed, len(margins), margins, _NO_LEAVES, threads)
+    nodes, no_leaves = _stack(trees, base), np.zeros((0, 0), np.int32)
+    share(lambda a, b: walk_bits(packed, nodes, a, b, margins, no_leaves), len(margins), threads, least=256)
 
 
 def leaves_from_bits(trees: Sequence[Tree], base: Integers, packed: Bytes, n_rows: int, threads: int = 1) -> Int32s:
     """Return the leaf of each row in each tree, int32 (n_rows, n_trees), numbered within the tree."""
-    leaves = np.empty((n_rows, len(trees)), np.int32)
-    _walk_bits(trees, base, packed, n_rows, _NO_MARGINS, leaves, threads)
+    leaves, nodes, no_margins = np.empty((n_rows, len(trees)), np.int32), _stack(trees, base), np.zeros((0, 1))
+    share(lambda a, b: walk_bits(packed, nodes, a, b, no_margins, leaves), n_rows, threads, least=256)
     return leaves
-
-
-def _walk_bits(
-    trees: Sequence[Tree], base: Integers, packed: Bytes, n_rows: int, margins: Floats, leaves: Int32s, threads: int
-) -> None:
-    nodes = _stack(trees, base)
-    share(lambda a, b: walk_bits(packed, nodes, a, b, margins, leaves), n_rows, threads, least=256)
 
 
 def _stack(trees: Sequence[Tree], base: Integers) -> Nodes:
@@ -312,7 +318,8 @@ def _stack(trees: Sequence[Tree], base: Integers) -> Nodes:
     left = np.where(leaf, np.arange(len(of_tree)), of_tree + first)
     split = [np.where(tree.source < 0, 0, base[np.maximum(tree.source, 0)] + tree.record) for tree in trees]
     depth = np.zeros(len(trees), np.int64)
-    numbers, nodes = np.arange(len(trees)), start  # the nodes of one depth, and their trees
+    # the nodes of one depth, and their trees
+    numbers, nodes = np.arange(len(trees)), start
     while len(numbers := numbers[inner := ~leaf[nodes]]):
         nodes = left[nodes[inner]]
         depth[numbers] += 1

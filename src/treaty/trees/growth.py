@@ -1,7 +1,7 @@
 """One tree while it grows: its nodes (`Growth`), and which rows are in them (`RowPartition`).
 
-`Growth` goes by totals alone; it holds no rows and knows no parties. Whoever drives it finds the best splits of a whole
-level, gives them to `take`, and divides the rows of the nodes that `take` returns. Totals become leaf weights.
+`Growth` uses totals alone; it holds no rows and knows no parties. Its caller finds the best splits of a whole level,
+gives them to `take`, and divides the rows of the nodes that `take` returns. Totals become leaf weights.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from treaty.trees.splits import Level, SplitRules, Splits
 class Growth:
     """One tree while it grows, without its rows: the nodes to split next, and the totals of all others.
 
-    `totals` (3,) are the root's sum of grad, sum of hess and number of sampled rows. `level` holds the nodes whose
-    best splits are wanted next; None when the tree is complete.
+    `totals` (3,) are the root's sum of grad, sum of hess and number of sampled rows. `level` holds the nodes to split
+    next; None when the tree is complete.
     """
 
     def __init__(self, totals: Integers, rules: SplitRules) -> None:
@@ -31,12 +31,15 @@ class Growth:
         self._n_nodes = 1
         # nodes of a level, their left children, records and splits
         self._divided: list[tuple[Int32s, Int32s, Int32s, Splits]] = []
-        self.level = _first_level(totals[None], rules)
+        self.level: Level | None = None
+        if rules.max_depth >= 1 and totals[2] >= 2 * rules.min_child_samples:
+            root = np.zeros(1, np.int32)
+            self.level = Level(0, root, totals[None], root, totals[None], root, root - 1)
 
     def take(self, splits: Splits) -> tuple[Int32s, Int32s, Splits] | None:
         """Take the level's best splits; return nodes to divide, their left children and splits, or None for none.
 
-        `divided` must follow before the next level.
+        Call `divided` before the next level.
         """
         assert self.level is not None
         kept = np.flatnonzero(splits.feature >= 0)
@@ -79,13 +82,6 @@ class Growth:
         )
 
 
-def _first_level(total: Integers, rules: SplitRules) -> Level | None:
-    if rules.max_depth < 1 or total[0, 2] < 2 * rules.min_child_samples:
-        return None
-    root = np.zeros(1, np.int32)
-    return Level(0, root, total, root, total, root, root - 1)
-
-
 def _next_level(
     depth: int, totals: Integers, children: Int32s, parents: NDArray[np.intp], rules: SplitRules
 ) -> Level | None:
@@ -115,8 +111,8 @@ def _next_level(
 
 # ------------------------------------------------------ which rows are in which node, held by a party that may know it
 
-BLOCK = 1 << 14  # rows moved by one thread at a time
-_SMALL = 1 << 14  # rows that are moved before a second thread would start
+# rows moved by one thread at a time, and rows that are moved before a second thread starts
+BLOCK = _SMALL = 1 << 14
 
 
 class RowPartition:
@@ -136,7 +132,7 @@ class RowPartition:
         self._spare = np.empty_like(self._rows)
         # of each node: start of its sampled rows, start of the others, end
         self._bounds = np.array([[0, n_rows if sampled is None else len(sampled), n_rows]])
-        # a division whose rows are not moved yet: rows of leaves never need to be
+        # a division whose rows are not moved yet: those of the last level never need to be
         self._waiting: tuple[Int32s, Int32s, Flags] | None = None
 
     def rows(self, nodes: Int32s, *, sampled: bool) -> tuple[Int32s, Integers]:
@@ -154,7 +150,7 @@ class RowPartition:
         return np.concatenate([self._rows[a:b] for a, b in zip(firsts.tolist(), lasts.tolist(), strict=True)]), starts
 
     def places(self, nodes: Int32s, *, sampled: bool) -> tuple[Int32s, Integers, Integers]:
-        """Return what `rows` does without a copy: rows of all nodes, `starts`, and where each node's rows begin.
+        """Return the same as `rows` without a copy: rows of all nodes, `starts`, and where each node's rows begin.
 
         Node k holds ``starts[k + 1] - starts[k]`` of the rows from ``firsts[k]`` on.
         """
@@ -172,7 +168,7 @@ class RowPartition:
         self._waiting = nodes, children, left
 
     def _move(self) -> None:
-        """Move the rows of the last division, if that is still pending."""
+        """Move the rows of a pending division."""
         if self._waiting is None:
             return
         (nodes, children, left), self._waiting = self._waiting, None
@@ -191,8 +187,7 @@ class RowPartition:
             self._threads,
             least=1 + _SMALL * len(counts) // (len(left) + 1),
         )
-
-        # Copy the rows of nodes that were not divided, then swap the two arrays.
+        # copy the rows of nodes that were not divided, then swap the two arrays
         at = 0
         for first, last in sorted(self._bounds[nodes][:, [0, 2]].tolist()):
             if at < first:
@@ -204,6 +199,7 @@ class RowPartition:
     def add_to(self, margins: Floats, leaves: Int32s, values: Floats) -> None:
         """Add each leaf's value to the margins (n_rows,) of its rows."""
         if self._waiting is not None:
+            # rows of a pending division get their values by side, without being moved
             nodes, children, left = self._waiting
             of_node = np.zeros(max(int(leaves.max()), int(children.max()) + 1) + 1)
             of_node[leaves] = values
@@ -228,7 +224,7 @@ class RowPartition:
 
 
 def _one_after_another(sizes: Integers) -> Integers:
-    """Return the start of each stretch of these sizes laid end to end, and the end of the last."""
+    """Return the start of each stretch of these sizes, one after another, and the end of the last."""
     starts = np.zeros(len(sizes) + 1, np.int64)
     sizes.cumsum(out=starts[1:])
     return starts
@@ -259,8 +255,8 @@ def _add_by_side(
 def _cut_blocks(bounds: Any, nodes: Any, size: int, blocks: Any) -> int:
     """Cut the sampled rows of each node, then its others, into blocks of at most `size` rows; return how many.
 
-    ``blocks`` is int64 (4, n): which of the 2 * n_nodes stretches it belongs to, where it starts among all rows and
-    among those of `nodes`, and how many rows it has.
+    ``blocks`` is int64 (4, n): the block's stretch of the 2 * n_nodes ones, its start among all rows and among those of
+    `nodes`, and its number of rows.
     """
     n_blocks = mask = 0
     for stretch in range(2 * nodes.shape[0]):
@@ -276,10 +272,8 @@ def _cut_blocks(bounds: Any, nodes: Any, size: int, blocks: Any) -> int:
 
 @kernel
 def _place_blocks(blocks: Any, counts: Any, nodes: Any, children: Any, bounds: Any) -> tuple[Any, Any]:
-    """Return where each block's left rows go, and its right ones; write the children's `bounds`.
-
-    A node's new order: left sampled, left others, right sampled, right others.
-    """
+    """Return where each block's left rows go, and its right ones; write the children's `bounds`."""
+    # a node's new order: left sampled, left others, right sampled, right others
     n_blocks = counts.shape[0]
     lefts, rights = new_array(n_blocks, np.int64), new_array(n_blocks, np.int64)
     goes_left = new_array(2 * nodes.shape[0], np.int64)

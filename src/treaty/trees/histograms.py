@@ -2,13 +2,11 @@
 
 Where possible, a row's grad, hess and a 1 for its count share one 64-bit word, so that one addition serves three sums.
 Words are added up in small tables that stay in the first-level cache, and unpacked into the int64 sums before a field
-can overflow, so that the result is exact. Codes are read row by row, with prefetching: what a row needs lies together.
+can overflow, so that the result is exact. Codes are read row by row, with prefetching, as a row's codes lie together.
 
 A histogram slot holds three int64: sum of grad, sum of hess, number of rows. Slots lie one feature after another
 (`offsets`), each feature's last slot being its missing values. Integer sums do not depend on the order of additions,
 so neither the number of threads nor the party that computes them can change a tree.
-
-Indices in loops over rows are unsigned: numba then leaves out the test for negative ones, which halves their time.
 """
 
 from __future__ import annotations
@@ -26,10 +24,16 @@ from treaty.machine.arrays import Bytes, Int32s, Integers
 from treaty.machine.kernels import inner, kernel
 from treaty.machine.shared_work import share
 
-AHEAD = 16  # rows to prefetch: about as many as are added up while one comes from memory
-TABLES = 12  # features added up together: their words, 2 kB each, stay in the first-level cache
-_FEWEST = 7  # bits of the count below which unpacking words costs more than it saves
-_SMALL = 1 << 15  # cells (a row's value of a feature) that are summed before a second thread would start
+# Indices in loops over rows are unsigned: numba then leaves out the test for negative ones, which halves their time.
+
+# rows to prefetch: about as many as are added up while one comes from memory
+AHEAD = 16
+# features added up together: their words, 2 kB each, stay in the first-level cache
+TABLES = 12
+# bits of the count below which unpacking words costs more than it saves
+_FEWEST = 7
+# cells (a row's value of a feature) that are summed before a second thread starts
+_SMALL = 1 << 15
 
 
 class Histograms:
@@ -40,10 +44,7 @@ class Histograms:
     """
 
     def __init__(self, codes: Bytes, columns: Bytes, offsets: Int32s, threads: int = 1) -> None:
-        self._flat = codes.reshape(-1)
-        self._columns = columns
-        self._offsets = offsets
-        self._threads = threads
+        self._flat, self._columns, self._offsets, self._threads = codes.reshape(-1), columns, offsets, threads
         self._words = np.empty(len(codes), np.int64)
         # width of a word's lower fields, hess and count; all have room for the sums of 2**count_bits - 1 rows
         self._hess_bits, self._count_bits = 25, 10
@@ -51,11 +52,11 @@ class Histograms:
     def start_tree(self, grad: Integers, hess: Integers, features: Int32s) -> None:
         """Take a tree's gradients (n_rows,) and features, ascending."""
         self._grad, self._hess = grad, hess
-        self._features = features.copy()  # those of a message are read-only, to numba another type
+        # read-only arrays, as of a message, are another type to numba
+        self._features = features.copy()
         self._packed = self._pack()
 
     def end_tree(self) -> None:
-        """Release the tree's gradients."""
         del self._grad, self._hess
 
     def sums(self, rows: Int32s, starts: Integers, firsts: Integers | None = None) -> Integers:
@@ -83,7 +84,7 @@ class Histograms:
         return sums
 
     def _add_words(self, rows: Int32s, starts: Integers, firsts: Integers, sums: Integers) -> None:
-        """Add rows to `sums`, each thread some of them: what a node that another has begun gets is added at the end."""
+        """Add rows to `sums`, each thread some of them."""
         features, bits = self._features, (self._hess_bits, self._count_bits)
         begun: list[tuple[int, Integers]] = []
 
@@ -96,6 +97,7 @@ class Histograms:
                 self._flat, self._words, rows, firsts, starts, features, self._offsets, bits, first, last,
                 tables, tables.reshape(-1), parts, sums, rest,
             )  # fmt: skip
+            # a node that another thread began gets its rest at the end
             if len(rest):
                 begun.append((node, rest))
 
@@ -107,8 +109,9 @@ class Histograms:
         """Pack the tree's gradients; return False if they are too large or a hess is negative."""
         grad_size, hess_size = self._fill()
         of_hess, of_count = self._hess_bits, self._count_bits
+        # the last tree's widths mostly fit: one pass over the rows instead of two
         if hess_size + of_count <= of_hess and 1 + grad_size + of_count + of_hess + of_count <= 64:
-            return True  # the last tree's widths mostly fit: one pass over the rows instead of two
+            return True
         of_count = (63 - grad_size - hess_size) // 3
         if of_count < _FEWEST:
             return False
@@ -190,7 +193,8 @@ def _add_adjoining(
     flat: Any, width: Any, words: Any, rows: Any, first: int, last: int, column: Any, count: Any, tables: Any
 ) -> None:  # fmt: skip
     """Add ``rows[first:last]`` to the tables, 256 words each, of `count` adjacent features from `column` on."""
-    end = np.uint64(rows.shape[0] - 1)  # a block's last rows prefetch the next block's first
+    # a block's last rows prefetch the next block's first
+    end = np.uint64(rows.shape[0] - 1)
     for i in range(np.uint64(first), np.uint64(last)):
         ahead = np.uint64(rows[min(i + np.uint64(AHEAD), end)])
         _prefetch(words, ahead)
@@ -261,7 +265,8 @@ def add_histograms(
         feature = np.uint64(features[position])
         column = columns[feature]
         offset = np.uint64(offsets[feature])
-        if position + one < stop:  # two features at a time share the loads of row number and gradient
+        # two features at a time share the loads of row number and gradient
+        if position + one < stop:
             feature2 = np.uint64(features[position + one])
             column2 = columns[feature2]
             offset2 = np.uint64(offsets[feature2])

@@ -1,4 +1,4 @@
-"""Exact path-dependent TreeSHAP from decisions alone: which child a row takes at each record, never its values.
+"""Exact path-dependent TreeSHAP from decisions alone: the child that a row takes at each record, never its values.
 
 Lundberg et al., "From local explanations to global understanding with explainable AI for trees", Nature Machine
 Intelligence 2020, Algorithm 2 (as XGBoost's ``pred_contribs``), with its permutation weights as an integral. On the
@@ -26,8 +26,10 @@ from treaty.machine.kernels import inner, kernel
 from treaty.machine.shared_work import share
 from treaty.trees.ensemble import Tree
 
-ROWS = 128  # that go through a tree together; with fewer, loops are too short for vector instructions
-EMPTY = -80  # a node whose hessians sum to zero weighs 2^-80 of its rows
+# rows that go through a tree together; with fewer, loops are too short for vector instructions
+ROWS = 128
+# a node whose hessians sum to zero weighs 2^-80 of its rows
+EMPTY = -80
 
 
 def contributions(
@@ -45,9 +47,9 @@ def contributions(
     """Return what each feature adds to each row's margin, float64 (n_outputs, n_rows, n_features + 1).
 
     `packed` and `base` are as in `ensemble.margins_from_bits`, `base_margins`, (n_outputs,), are those of the loss;
-    `features`, int32 (n_records,), is the feature below `n_features` that each line of `packed` splits on, in any
-    numbering. The last column is the bias, the mean margin by the trees' weights; the columns of a row add up to its
-    margin (to 1e-12 of the leaves' sizes). The result is a view whose rows lie side by side in memory.
+    `features`, int32 (n_records,), is the feature below `n_features` that each line of `packed` splits on. The last
+    column is the bias, the mean margin by the trees' weights; the columns of a row add up to its margin (to 1e-12 of
+    the leaves' sizes). The result is a view whose rows lie next to each other in memory.
 
     A child's share of its parent is that of `node_weights`: the cover's, as in XGBoost, but at most 1 (noisy sums may
     exceed it). XGBoost adds in float32; this is float64.
@@ -62,23 +64,24 @@ def contributions(
 
 
 def node_weights(tree: Tree) -> Floats:
-    """Return how much of the training data each node stands for, above zero (n_nodes,).
-
-    That is the cover. Where the cover is not above zero (rows with no hessian left, or noise), it is tiny and in
-    proportion to the rows, so that shares within such a subtree are defined; XGBoost fails at such a node.
-    """
+    """Return the weight of each node (n_nodes,), above zero: its cover, or, if that is not above zero, a tiny number."""
+    # in proportion to the rows, so that shares are defined in a subtree without hessians, where XGBoost fails
     return np.where(tree.cover > 0.0, tree.cover, np.ldexp(np.maximum(tree.count, 1).astype(np.float64), EMPTY))
 
 
 class _Plan(NamedTuple):
     """The edges of all trees, parents before their subtrees and left before right: everything that rows share."""
 
-    start: Integers  # (n_trees + 1,) first edge of each tree
-    expected: Floats  # (n_trees,)
-    depth: Integers  # (n_edges,), as the next six: depth of the edge's lower end
-    seen: Integers  # the same of the nearest edge above with the same feature; 0 for none
-    line: Integers  # of the split above
-    feature: Integers  # of the split above
+    # (n_trees + 1,) first edge of each tree
+    start: Integers
+    # (n_trees,)
+    expected: Floats
+    # (n_edges,), as the next six: depth of the edge's lower end, and of the nearest edge above with the same feature (0
+    # for none); line and feature of the split above
+    depth: Integers
+    seen: Integers
+    line: Integers
+    feature: Integers
     is_left: Flags
     leaf: Flags
     value: Floats
@@ -90,7 +93,8 @@ class _Plan(NamedTuple):
 
 def _plan(trees: Sequence[Tree], base: Integers, features: Int32s) -> _Plan:
     first = np.cumsum([0, *(len(tree.left) for tree in trees)])
-    start = first - np.arange(len(first))  # a tree has one edge fewer than nodes
+    # a tree has one edge fewer than nodes
+    start = first - np.arange(len(first))
     n_edges = int(start[-1])
     lines = [np.where(tree.source < 0, 0, base[np.maximum(tree.source, 0)] + tree.record) for tree in trees]
     places, flags, reals = np.zeros((4, n_edges), np.int64), np.zeros((2, n_edges), np.bool_), np.zeros((3, n_edges))
@@ -111,16 +115,15 @@ def _plan(trees: Sequence[Tree], base: Integers, features: Int32s) -> _Plan:
 
 
 def _at_points(z: Floats, z_seen: Floats, repeated: Flags, n_points: int) -> tuple[Floats, Floats]:
-    """Return `factor` and `weight` of `_Plan` at the points of Gauss-Legendre.
-
-    A feature that occurs again replaces its factor f_seen by f. The edge above will credit it once more for the leaves
-    below; its weight corrects that. Where o_seen = 0 both counts are the same.
-    """
+    """Return `factor` and `weight` of `_Plan` at the points of Gauss-Legendre."""
+    # A feature that occurs again replaces its factor f_seen by f. The edge above credits it once more for the leaves
+    # below; its weight corrects that. Where o_seen = 0 both counts are the same.
     points, sizes = np.polynomial.legendre.leggauss(n_points)
     t, size = (points + 1.0) / 2.0, sizes / 2.0
     z, z_seen = z[:, None], z_seen[:, None]
     off, on, stays = z * (1.0 - t), z * (1.0 - t) + t, np.broadcast_to(z / z_seen, (len(z), n_points))
-    on_seen = z_seen * (1.0 - t) + t  # 1 for a feature not seen above: z_seen = 1
+    # 1 for a feature not seen above: z_seen = 1
+    on_seen = z_seen * (1.0 - t) + t
     factor = np.stack([stays, off / on_seen - stays, (on - off) / on_seen], axis=-1)
     count_off, count_on = -size / (1.0 - t), size * (1.0 - z) / on
     count_seen = np.where(repeated[:, None], size * (1.0 - z_seen) / on_seen, 0.0)
@@ -144,11 +147,11 @@ def list_edges(
     deepest = 0
     for tree in range(expected.shape[0]):
         deepest = max(deepest, first[tree + 1] - first[tree])
-    on_path = np.empty(deepest + 1, np.int64)  # edge at each depth
-    reach = np.empty(deepest + 1)  # share of the root's weight
+    # the edge at each depth of the path, and its share of the root's weight
+    on_path, reach = np.empty(deepest + 1, np.int64), np.empty(deepest + 1)
     distinct = np.zeros(deepest + 1, np.int64)
-    waiting = np.empty(deepest + 1, np.int64)  # nodes still to be listed
-    at_depth = np.empty(deepest + 1, np.int64)
+    # nodes still to be listed
+    waiting, at_depth = np.empty(deepest + 1, np.int64), np.empty(deepest + 1, np.int64)
     most, edge = 0, 0
     for tree in range(expected.shape[0]):
         root = first[tree]
@@ -195,17 +198,17 @@ def list_edges(
 def attribute_rows(packed: Any, plan: _Plan, first: int, last: int, phi: Any) -> None:
     """Add to ``phi`` (n_outputs, n_features + 1, n_batches * ROWS) the contributions of batches ``first..last``.
 
-    All rows of a batch visit all edges of a tree in the same order, whichever way they go.
+    All rows of a batch visit all edges of a tree in the same order, whatever their decisions.
     """
     start, _, depth, seen, line, feature, is_left, leaf, value, factor, weight = plan
     n_points = factor.shape[1]
     deepest = 0
     for edge in range(depth.shape[0]):
         deepest = max(deepest, depth[edge])
-    product = np.ones((deepest + 1, n_points, ROWS))  # over the features of the path to each depth
-    below = np.zeros((deepest + 1, n_points, ROWS))  # sum of value * product over the leaves seen so far
-    follows = np.ones((deepest + 1, ROWS))  # o of the feature of each edge of the path
-    goes = np.empty((deepest + 1, ROWS))  # 1 for left
+    # over the features of the path to each depth; and the sum of value * product over the leaves seen so far
+    product, below = np.ones((deepest + 1, n_points, ROWS)), np.zeros((deepest + 1, n_points, ROWS))
+    # o of the feature of each edge of the path, and 1 for left
+    follows, goes = np.ones((deepest + 1, ROWS)), np.empty((deepest + 1, ROWS))
     opened = np.empty(deepest + 1, np.int64)
     for batch in range(first, last):
         rows = slice(batch * ROWS, (batch + 1) * ROWS)
@@ -214,7 +217,8 @@ def attribute_rows(packed: Any, plan: _Plan, first: int, last: int, phi: Any) ->
             level, stop = 0, start[tree + 1]
             for edge in range(start[tree], stop + 1):
                 d = depth[edge] if edge < stop else 1
-                while level >= d:  # nothing more comes below the open edges from here on
+                # no further leaves lie below the open edges
+                while level >= d:
                     _give(
                         below[level], below[level - 1], follows[seen[opened[level]]], follows[level],
                         weight[opened[level]], of_output[feature[opened[level]], rows],

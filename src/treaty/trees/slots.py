@@ -1,10 +1,9 @@
 """Complete trees of hidden shape: a participant's rows in numbered slots, and splits from the sums of all slots.
 
 A level of depth k has 2^k slots; the children of slot s are 2 s and 2 s + 1. A slot whose node is not split sends all
-rows to 2 s + 1, so that a participant who follows its rows cannot tell which slots are nodes.
-
-Sums are of every slot, never of one child alone: if participants leave between two levels, a parent's sums minus one
-child's are not the other's.
+rows to 2 s + 1, so that a participant who follows its rows cannot distinguish nodes from other slots. All slots are
+summed, never one child alone: if participants leave between two levels, a parent's sums minus one child's are not the
+other's.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ VALUE_BITS = 32
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """Which sums are exchanged: bins of a tree's columns, and missing values only of features that have some.
+    """The sums that are exchanged: bins of a tree's columns, and missing values only of features that have some.
 
-    `offsets` has each feature's first slot in a node's sums; `may_miss`, bool (n_features,), marks features of which
-    any row anywhere has no value. `count_bits` is the width of the count packed below the sum of hess; 0 if both do
-    not fit one number.
+    `offsets` has each feature's first slot in a node's sums; `may_miss`, bool (n_features,), marks features with
+    missing values in any row anywhere. `count_bits` is the width of the count packed below the sum of hess; 0 if both
+    do not fit one number.
     """
 
     offsets: Int32s
@@ -66,7 +65,7 @@ class Cells:
         return packed.ravel()
 
     def length(self, n_slots: int, columns: Int32s) -> int:
-        """Return the length of what `pack` gives."""
+        """Return the length of the result of `pack`."""
         return self.numbers * n_slots * len(self.of_columns(columns))
 
     def unpack(self, opened: Integers, n_slots: int, columns: Int32s) -> Integers:
@@ -126,7 +125,7 @@ class SlotShard:
         self.slots[output] = 2 * self.slots[output] + ~left
 
     def decide(self, output: int, features: Int32s, left_bins: Flags) -> None:
-        """Divide by known splits: feature (-1: none) and bins going left (n_slots, 256) of each slot."""
+        """Divide by known splits: each slot's feature (-1: none) and bins going left (n_slots, 256)."""
         feature = features[self.slots[output]]
         codes = self._codes[np.arange(len(feature)), np.maximum(feature, 0)]
         self.divide(output, left_bins[self.slots[output], codes] & (feature >= 0))
@@ -164,7 +163,8 @@ class SlotTree:
         self._rules, self._cells, self._columns = rules, cells, columns
         self._categorical, self._record, self._threads, self._note = categorical, record, threads, note
         self._growth: Growth | None = None
-        self._slot_of = np.zeros(1, np.int64)  # of each node of the tree
+        # of each node of the tree
+        self._slot_of = np.zeros(1, np.int64)
         self._depth_of = np.zeros(1, np.int64)
 
     def split(self, opened: Integers | None, depth: int) -> SlotSplits:
@@ -181,7 +181,8 @@ class SlotTree:
             return chosen
         sums = self._cells.unpack(opened, n_slots, self._columns)
         first = slice(*self._cells.offsets[self._columns[0] : self._columns[0] + 2])
-        totals = sums[:, first].sum(axis=1)  # every row is in one bin of each feature
+        # every row is in one bin of each feature
+        totals = sums[:, first].sum(axis=1)
         if self._growth is None:
             self._growth = Growth(totals[0], self._rules)
         growth = self._growth
@@ -191,7 +192,8 @@ class SlotTree:
         if self._note is not None:
             for node, of_node in zip(growth.level.nodes.tolist(), sums[slots], strict=True):
                 self._note(node, of_node)
-        growth.level = replace(growth.level, totals=totals[slots])  # participants may have left since the last level
+        # participants may have left since the last level
+        growth.level = replace(growth.level, totals=totals[slots])
         found = scan(
             sums[slots], totals[slots], self._columns, self._cells.offsets, self._categorical, self._rules,
             threads=self._threads,
@@ -226,7 +228,7 @@ class SlotTree:
 
 # -------- one participant's rows of a table split by rows: a round's trees, grown by splits that another party chooses
 #
-# Whoever chooses sees sums of many participants' rows and keeps `growth.Growth`; a participant keeps this.
+# That party sees sums of many participants' rows and has `growth.Growth`; a participant has a `RowShard`.
 
 
 @dataclass(slots=True)
@@ -241,8 +243,6 @@ class LevelSplits:
 
 @dataclass(slots=True)
 class _GrowingTree:
-    """A tree that grows: its rows, and the splits so far."""
-
     rows: RowPartition
     histograms: BinSums
     n_nodes: int = 1
@@ -254,7 +254,7 @@ class RowShard:
 
     `codes` is uint8 (n_rows, n_features); `offsets` has each feature's first slot in a node's sums, its last slot
     being missing values. `clipped` counts the rows of the last round whose gradient was clipped. `histograms` returns
-    what adds up the codes of a round's tree of that number, elsewhere; None: it is done here.
+    the sums elsewhere of a round's tree, by its number; None: they are added up here.
     """
 
     def __init__(
@@ -267,7 +267,7 @@ class RowShard:
         threads: int = 1,
         histograms: Callable[[int], BinSums] | None = None,
     ) -> None:
-        self._histograms = histograms or self._of_own_codes
+        self._histograms = histograms
         self.margins = np.full((objective.n_outputs, len(y)), objective.base_margins[:, None])
         self.clipped = 0
         self._codes, self._offsets = contiguous(codes), offsets
@@ -284,16 +284,16 @@ class RowShard:
         self._forget()
         totals = np.empty((len(columns), 3), np.int64)
         for output, (features, sampled) in enumerate(zip(columns, rows, strict=True)):
-            histograms = self._histograms(output)
+            if self._histograms is None:
+                histograms: BinSums = Histograms(self._codes, self._columns, self._offsets, self._threads)
+            else:
+                histograms = self._histograms(output)
             histograms.start_tree(grad[output], hess[output], features)
             self._growing.append(_GrowingTree(RowPartition(len(self._y), sampled, self._threads), histograms))
             among = slice(None) if sampled is None else sampled
             of_sample = grad[output][among], hess[output][among]
             totals[output] = of_sample[0].sum(), of_sample[1].sum(), len(of_sample[0])
         return totals
-
-    def _of_own_codes(self, output: int) -> Histograms:
-        return Histograms(self._codes, self._columns, self._offsets, self._threads)
 
     def sums(self, output: int, nodes: Int32s) -> Integers:
         """Return bin sums of nodes of a tree: int64 (n_nodes, slots, 3)."""

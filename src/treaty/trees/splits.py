@@ -1,4 +1,4 @@
-"""From sums to splits: the sums a level needs, what a split candidate holds, and how the best one is chosen."""
+"""From sums to splits: the sums a level needs, split candidates, and the choice of the best one."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from treaty.machine.arrays import Bytes, Flags, Floats, Int32s, Integers
 from treaty.machine.shared_work import share
 from treaty.trees.scanning import DIGITS, SLACK, bounds, fraction, scan_splits, subtract_siblings
 
-_SMALL = 1 << 17  # numbers that are subtracted before a second thread would start
-MIN_GAIN = 1e-6  # XGBoost's kRtEps: a split must gain more than this, with labels that are not small
+# numbers that are subtracted before a second thread starts
+_SMALL = 1 << 17
+# XGBoost's kRtEps: a split must gain more than this, with labels that are not small
+MIN_GAIN = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitRules:
-    """What makes a split admissible and how gradients are scaled; the same at every party.
+    """The rules for admissible splits, and the scale of gradients; the same at every party.
 
     One integer step of a grad or hess sum is worth `grad_unit` or `hess_unit`. The next five fields are XGBoost's; a
     split needs a gain (without the factor 1/2) above `min_gain` and at least `min_split_loss`, and `min_child_samples`
@@ -53,16 +55,14 @@ class SplitRules:
 
     @property
     def exact(self) -> bool:
-        """Whether gains are compared exactly (`trees.scanning`): they are fractions of sums, and children have hess.
-
-        Not where sums of hess and ridges might leave int64: so small beside `reg_lambda` are units, or hess bounds.
-        """
+        """Whether gains are compared exactly (`trees.scanning`): they are fractions of sums, and children have hess."""
+        # not where sums of hess and ridges might leave int64, as units or hess bounds are tiny relative to reg_lambda
         plain = self.reg_alpha == 0.0 and self.max_delta_step == 0.0 and self.hess_floor == 0.0
         return plain and 0 < self.ridge <= 1 << 60 and self.min_child_weight > 0.0
 
     @property
     def gain_lambda(self) -> float:
-        """`reg_lambda` as gains have it: in whole units of hess where they are compared exactly."""
+        """`reg_lambda` in gains: in whole units of hess where they are compared exactly."""
         return self.ridge * self.hess_unit if self.exact else self.reg_lambda
 
     @property
@@ -72,7 +72,7 @@ class SplitRules:
 
     @property
     def threshold(self) -> float:
-        """What a gain has to be above."""
+        """The gain that a split has to exceed."""
         least = math.nextafter(self.min_split_loss, 0.0) if self.min_split_loss > 0.0 else 0.0
         return max(self.min_gain, least, 0.0)
 
@@ -123,12 +123,15 @@ class Level:
     """The nodes of one tree level whose splits are wanted."""
 
     depth: int
-    nodes: Int32s  # (n_nodes,) their numbers in the tree
-    totals: Integers  # (n_nodes, 3) sum of grad, sum of hess and number of sampled rows of each
-    # (n_asked,) nodes whose sums are computed: the smaller child of each pair (itself perhaps not wanted)
+    # (n_nodes,) their numbers in the tree
+    nodes: Int32s
+    # (n_nodes, 3) sum of grad, sum of hess and number of sampled rows of each
+    totals: Integers
+    # (n_asked,) nodes whose sums are computed, and their totals: the smaller child of each pair (perhaps not wanted)
     asked: Int32s
-    asked_totals: Integers  # (n_asked, 3)
-    asked_index: Int32s  # (n_nodes,) position in `asked` of the node itself or of its sibling
+    asked_totals: Integers
+    # (n_nodes,) position in `asked` of the node itself or of its sibling
+    asked_index: Int32s
     # (n_nodes,) -1 where the node itself is asked; else the position of its parent among the last level's `nodes`,
     # whose sums minus the sibling's are the node's own
     parent_index: Int32s
@@ -136,8 +139,7 @@ class Level:
     def only(self, kept: Flags, kept_before: Flags) -> Level:
         """Return the level without some nodes; siblings are kept or left out together.
 
-        `kept` is bool (n_nodes,); `kept_before` the same of the last level, whose kept nodes `parent_index` then
-        counts.
+        `kept` is bool (n_nodes,); `kept_before`, for the last level, has the nodes that `parent_index` then counts.
         """
         asked, asked_index = np.unique(self.asked_index[kept], return_inverse=True)
         parent = self.parent_index[kept]
@@ -157,11 +159,16 @@ class Level:
 class Splits:
     """The best admissible split of each node of a level."""
 
-    gain: Floats  # (n_nodes,) 0 where there is none
-    source: Int32s  # (n_nodes,) position of the source (a party's columns) that has it
-    feature: Int32s  # (n_nodes,) within the source; -1 where there is none
-    left_bins: Flags  # (n_nodes, 256) bins of the feature going left, its missing bin included
-    left_totals: Integers  # (n_nodes, 3)
+    # (n_nodes,) 0 where there is none
+    gain: Floats
+    # (n_nodes,) position of the source (a party's columns) that has it
+    source: Int32s
+    # (n_nodes,) within the source; -1 where there is none
+    feature: Int32s
+    # (n_nodes, 256) bins of the feature going left, its missing bin included
+    left_bins: Flags
+    # (n_nodes, 3)
+    left_totals: Integers
 
     @classmethod
     def none(cls, n_nodes: int, source: int = 0) -> Splits:
@@ -210,10 +217,7 @@ def complete_sums(
 
 @lru_cache(maxsize=64)
 def _numbers_of(rules: SplitRules) -> tuple[Floats, Floats, int, float]:
-    """Return units and limits as `scan_splits` takes them, the ridge (0: gains are compared as floats), the threshold.
-
-    That is in units of the fixed point.
-    """
+    """Return `scan_splits`'s units, limits, ridge (0: gains are compared as floats) and threshold in fixed point."""
     units = np.array([rules.grad_unit, rules.hess_unit])
     limits = np.array([
         rules.gain_lambda, rules.reg_alpha, rules.min_child_weight, rules.min_child_samples, rules.hess_floor,
@@ -248,7 +252,7 @@ def scan(
         below = np.zeros((n_nodes, 4), np.uint64)
     to_pass = ridge, least, top, below
 
-    # those of a message are read-only, to numba another type
+    # read-only arrays, as of a message, are another type to numba
     totals, offsets, categorical = totals.copy(), offsets.copy(), categorical.copy()
     written = found.gain, found.feature, found.left_bins, found.left_totals
 
@@ -290,11 +294,14 @@ def best_of(candidates: Sequence[Splits], totals: Integers | None = None, rules:
     if len(candidates) == 1:
         return candidates[0]
     gains = np.stack([c.gain for c in candidates])
-    winner = np.argmax(gains, axis=0)  # the first of equal ones
+    # the first of equal ones
+    winner = np.argmax(gains, axis=0)
     if totals is not None and rules is not None and rules.exact:
         best = gains.max(axis=0)
-        told = np.stack([c.left_totals[:, 2] > 0 for c in candidates])  # else an owner told the gain alone
-        near = told & (gains > 0.0) & (gains >= best - rules.slack(best, totals)) & told[winner, np.arange(len(winner))]
+        # else an owner sent the gain alone
+        known = np.stack([c.left_totals[:, 2] > 0 for c in candidates])
+        near = known & (gains > 0.0) & (gains >= best - rules.slack(best, totals))
+        near &= known[winner, np.arange(len(winner))]
         for node in np.flatnonzero(near.sum(axis=0) > 1):
             of = [
                 (k, fraction(totals[node], candidates[k].left_totals[node], rules.ridge))
