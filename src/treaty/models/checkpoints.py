@@ -1,8 +1,8 @@
 """Checkpoints, from which an interrupted training resumes: one file per party, written while it runs.
 
-Of trees all parties keep the same rounds: the active one says when, and writes its own file only once every other has
-written its. So the others' files are never behind; what they have of later trees is dropped when training resumes. Of a
-regression all parties write after every epoch and keep the last two, since a party that was killed may lack the last.
+For trees, the active party decides when all keep a round, and writes its own file only after every other party has. So
+the others' files are never behind; their later trees are dropped when training resumes. In a regression all parties
+write after every epoch and keep the last two, as a party that was killed may lack the last.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 
 FORMAT, LINEAR = Format("checkpoint", 4), Format("linear-checkpoint", 2)
 ANEW = (
-    "begin anew: remove the .checkpoint files from the folder given to fit as checkpoint, or run the job without "
-    "--resume. Keep what else lies there: a .noise folder has the ledger of what was paid, and the key of its noise"
+    "start again: remove the .checkpoint files from the folder given to fit as checkpoint, or run the job without "
+    "--resume. Keep all other files there: a .noise folder has the ledger of what was paid, and the key of its noise"
 )
 
 
@@ -50,14 +50,14 @@ class Checkpoint(msgspec.Struct, kw_only=True):
     # at the active party all finished trees, at the others all their splits so far
     part: ModelPart
     options: dict[str, Any]
-    table: bytes  # `fingerprint` of the training rows
-    # that every party has kept; training goes on after them
+    # `fingerprint` of the training rows
+    table: bytes
+    # those that every party has kept, after which training continues; at the active party also the margins,
+    # (n_outputs * n_rows,), and the state of the sampling generator after them
     rounds: int = 0
-    # (n_outputs * n_rows,) after those rounds, at the active party
     margins: Floats | None = None
-    # the active party's sampling generator after those rounds
     random_state: str | None = None
-    # encoded, where rows are split: they cost rounds to find
+    # encoded, where rows are split: finding them takes rounds
     bins: bytes = b""
 
     def progressed(self, n_outputs: int) -> RoundState:
@@ -71,8 +71,8 @@ class Checkpoint(msgspec.Struct, kw_only=True):
     ) -> None:
         """Raise ConfigError for other options, parties or rows than the checkpoint's.
 
-        Of the options `given`, by name, those in `may_change` may differ. `parties` are all in the job's order, which
-        the trees of the active party name by number; `table` is the `fingerprint` of the rows at hand.
+        Of the options `given`, by name, those in `may_change` may differ. `parties` are all in the job's order; `table`
+        is the `fingerprint` of the present rows.
         """
         _check_options(self.options, given, may_change)
         if self.part.forest is not None and self.part.forest.sources != tuple(parties):
@@ -81,18 +81,20 @@ class Checkpoint(msgspec.Struct, kw_only=True):
 
 
 class LinearCheckpoint(msgspec.Struct, kw_only=True):
-    """One party's file of a regression; a coordinator, which has no rows, keeps one, too."""
+    """One party's file of a regression, also of a coordinator, which has no rows; fields as in `Checkpoint`.
+
+    `states` are those after the last epochs, oldest first, at most two.
+    """
 
     party: str
     model_id: str
     options: dict[str, Any]
-    table: bytes  # as in `Checkpoint`; empty without rows
-    # after the last epochs, oldest first, at most two
+    table: bytes
     states: list[EpochState]
-    kept: dict[str, Mark] = {}  # as in a part
+    kept: dict[str, Mark] = {}
 
     def check(self, given: Mapping[str, Any], may_change: Collection[str], table: bytes) -> None:
-        """Raise ConfigError for other options or rows than the checkpoint's, see `Checkpoint.check`."""
+        """Raise ConfigError for other options or rows than the checkpoint's."""
         _check_options(self.options, given, may_change)
         _check_rows(self.party, self.table, table)
 
@@ -119,11 +121,7 @@ def _check_rows(party: str, kept: bytes, table: bytes) -> None:
 
 
 def fingerprint(rows: Sequence[tuple[Table, Sequence[Floats | None]]], classes: Sequence[Any] = ()) -> bytes:
-    """Return SHA-256 over what a party trains on and watches.
-
-    `rows` are the training rows, then each eval set's, with labels and weights at the active party; `classes` are the
-    labels by class number.
-    """
+    """Return SHA-256 over a party's training rows and eval sets, with labels and weights at the active party."""
     digest = hashlib.sha256(msgspec.msgpack.encode(list(classes)))
     for table, labels in rows:
         digest.update(msgspec.msgpack.encode([table.schema, table.n_rows]))
@@ -133,7 +131,7 @@ def fingerprint(rows: Sequence[tuple[Table, Sequence[Floats | None]]], classes: 
 
 
 def checkpoint_of(part: ModelPart, given: dict[str, Any], table: bytes, kept: RoundState | None = None) -> Checkpoint:
-    """Return a party's checkpoint; `kept` is the active party's, after the last round that everybody has kept."""
+    """Return a party's checkpoint; `kept` is the active party's state after the last round that all have kept."""
     checkpoint = Checkpoint(part=part, options=given, table=table)
     if kept is not None:
         checkpoint.rounds, checkpoint.random_state = kept.rounds, kept.random_state
@@ -142,13 +140,7 @@ def checkpoint_of(part: ModelPart, given: dict[str, Any], table: bytes, kept: Ro
 
 
 def load_checkpoint(path: str | os.PathLike[str], party: str | None = None) -> Checkpoint:
-    """Read a checkpoint, of a party (None: of any).
-
-    Raises
-    ------
-    ConfigError
-        If there is no such file, or it is damaged, or no checkpoint of Treaty, or another party's.
-    """
+    """Read a checkpoint of a party (None: of any); raise ConfigError as `load_part` does."""
     checkpoint = read_file(path, Checkpoint, FORMAT, party)
     forest = checkpoint.part.forest
     try:
@@ -165,50 +157,44 @@ def load_checkpoint(path: str | os.PathLike[str], party: str | None = None) -> C
 
 
 def checkpoint_file(folder: str | os.PathLike[str], party: str) -> Path:
-    """Return where a party's checkpoint is kept."""
-    # a party's name may hold what a file's may not
+    """Return the path of a party's checkpoint."""
+    # a party's name may have characters that a file's must not
     return Path(folder) / f"{quote(party, safe=' ')}.checkpoint"
 
 
 def hints_folder(folder: str | os.PathLike[str], party: str) -> Path:
-    """Return where a party's hints of the lattice map, and its ledger, are kept: longer than checkpoints."""
+    """Return the folder of a party's hints of the lattice map, and their ledger, which outlive checkpoints."""
     return checkpoint_file(folder, party).with_suffix(".hints")
 
 
 def noise_folder(folder: str | os.PathLike[str], party: str) -> Path:
-    """Return where the key of a party's noisy buckets and their ledger are kept: longer than checkpoints."""
+    """Return the folder of a party's privacy ledger and the key of its noise, which outlive checkpoints."""
     return checkpoint_file(folder, party).with_suffix(".noise")
 
 
 def sides_folder(folder: str | os.PathLike[str], party: str) -> Path:
-    """Return where a party counts what sides of splits have revealed about its table, over all jobs."""
+    """Return the folder where a party counts what sides of splits have revealed about its table, over all jobs."""
     return checkpoint_file(folder, party).with_suffix(".sides")
 
 
 def marked(part: AnyPart, store: Path | None, party: str) -> AnyPart:
-    """Return a part that says which ledgers the party has, and how far they are."""
+    """Return a part with the marks of the party's ledgers."""
     kept = {str(folder.resolve()): mark_of(folder) for folder in _ledgers(store, party)}
     return msgspec.structs.replace(part, kept={folder: mark for folder, mark in kept.items() if mark is not None})
 
 
 def check_ledgers(models: Iterable[Path], store: Path | None, party: str) -> None:
-    """Refuse ledgers that are behind those which a party's earlier models (its part, its checkpoint) were made with.
-
-    Raises
-    ------
-    ConfigError
-        If a ledger in `store` is gone, another one, or an older copy.
-    """
+    """Raise ConfigError for ledgers in `store` that a party's earlier models (part, checkpoint) show to be outdated."""
     for model in models:
         for folder in _ledgers(store, party):
-            was = _vouched(model).get(str(folder.resolve()))
+            was = _marks_of(model).get(str(folder.resolve()))
             now = None if was is None else mark_of(folder)
             if was is None or (now is not None and now.name == was.name and now.changes >= was.changes):
                 continue
             fault = "gone" if now is None else "another one" if now.name != was.name else "an older copy"
             raise ConfigError(
-                f"{model} was made with what {folder} counted, and that is {fault}; bring back the newest copy of the "
-                "folder and of the .kept file beside it. A reset would forget what people have paid and what "
+                f"{model} was trained with the ledger {folder}, and that is {fault}; bring back the newest copy of the "
+                "folder and of the .kept file next to it. A reset would forget what people have paid and what "
                 f"answers have leaked: move {model} away",
                 public="what its earlier models have cost is no longer counted; it has the details",
             )
@@ -218,28 +204,26 @@ def _ledgers(store: Path | None, party: str) -> list[Path]:
     return [] if store is None else [of(store, party) for of in (noise_folder, hints_folder, sides_folder)]
 
 
-class _Vouching(msgspec.Struct):
-    """What all parts have, whatever the model."""
-
+class _Marked(msgspec.Struct):
     kept: dict[str, Mark] = {}
 
 
-class _VouchingCheckpoint(msgspec.Struct):
-    part: _Vouching
+class _MarkedCheckpoint(msgspec.Struct):
+    part: _Marked
 
 
-def _vouched(model: Path) -> dict[str, Mark]:
-    """Return the marks in a party's model; none where there is no model, or one that cannot be read."""
+def _marks_of(model: Path) -> dict[str, Mark]:
+    """Return the marks in a party's model; none if there is no model, or it cannot be read."""
     if not model.exists():
         return {}
     faults = []
-    kinds: list[tuple[type[_Vouching | _VouchingCheckpoint], Format]] = [
-        (_Vouching, PART), (_Vouching, LINEAR_PART), (_VouchingCheckpoint, FORMAT), (_Vouching, LINEAR),
+    kinds: list[tuple[type[_Marked | _MarkedCheckpoint], Format]] = [
+        (_Marked, PART), (_Marked, LINEAR_PART), (_MarkedCheckpoint, FORMAT), (_Marked, LINEAR),
     ]  # fmt: skip
     for content, form in kinds:
         try:
             found = read_file(model, content, form)
-            return found.kept if isinstance(found, _Vouching) else found.part.kept
+            return found.kept if isinstance(found, _Marked) else found.part.kept
         except ConfigError as error:
             faults.append(str(error))
     logger.warning("an earlier model cannot tell whether ledgers are whole: %s", faults[0])
@@ -251,8 +235,8 @@ class Keeper:
     """Writes a party's checkpoint during training.
 
     With `resume` training resumes from the file at `path`, if there is one and it is the party's (None: any party's);
-    else it starts from the beginning and replaces the file. At most a `share` of the time goes into writing. `store`
-    has the party's ledgers, which the file then vouches for.
+    else it starts from the beginning and replaces the file. Writing takes at most a `share` of the time. `store` has
+    the party's ledgers, whose marks the file then holds.
     """
 
     path: Path
@@ -279,7 +263,7 @@ class Keeper:
         return time.perf_counter() >= self._next
 
     def keep(self, current: Callable[[], Checkpoint | LinearCheckpoint], began: float | None = None) -> None:
-        """Write the file; `current` is called again for what to write if training ends early.
+        """Write the file; if training ends early, `current` is called again for its content.
 
         `began` is when others were asked to keep theirs, by `time.perf_counter`.
         """
@@ -287,11 +271,11 @@ class Keeper:
         self.write(began)
 
     def write(self, began: float | None = None) -> None:
-        """Write what there is, if there is anything; the old file is replaced only by a whole new one."""
+        """Write the current checkpoint, if there is one; the old file is replaced only by a whole new one."""
         if self._current is None:
             return
         started = time.perf_counter() if began is None else began
-        # writing says what is wrong with the folder
+        # writing reports problems of the folder
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
         checkpoint = self._current()
@@ -306,16 +290,16 @@ class Keeper:
         self._next = ended + (ended - started) / self.share
 
     def beside(self, model_id: str, kind: str) -> Path:
-        """Return the file, `kind` being its suffix, of what is kept for an unfinished model besides a checkpoint."""
+        """Return the path, with the suffix `kind`, of another file of an unfinished model."""
         self._kinds.add(kind)
         return self.path.with_name(f"{self.path.stem}-{model_id[:8]}.{kind}")
 
     def keep_only(self, model_id: str) -> None:
-        """Remove files `beside` of all models but one: that one's first round is in a checkpoint."""
+        """Remove the other files of all models but one, whose first round is in a checkpoint."""
         self._remove(f"(?!{re.escape(model_id[:8])})")
 
     def done(self) -> None:
-        """Remove the files; training is finished and its result is somewhere safe."""
+        """Remove the files, after training has finished and its result is saved."""
         self.path.unlink(missing_ok=True)
         self._remove()
 

@@ -1,7 +1,7 @@
-"""What training a linear model leaves at each party, and the file it is kept in.
+"""A party's part of a trained linear model, and the file of it.
 
-Every party has the weights of its own columns, and what is needed to prepare them; the active party, which has the
-labels, has the intercept, the classes and the calibration as well. A row's margin is the sum over all parts.
+Every party has the weights and the preparation of its own columns; the active party, which has the labels, also has the
+intercept, the classes and the calibration. A row's margin is the sum over all parts.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class LinearPart(msgspec.Struct, kw_only=True):
     kept: dict[str, Mark] = {}
 
     def __repr__(self) -> str:
-        """Return a line: values of rows, keys and thresholds stay out of notebooks and logs."""
+        """Return a line without values of rows, keys and thresholds, for notebooks and logs."""
         return f"<LinearPart of {self.party}: {len(self.schema.names)} columns, {self.summary()}>"
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -80,13 +80,13 @@ class LinearPart(msgspec.Struct, kw_only=True):
         return self.intercept is not None
 
     def summary(self) -> str:
-        """Say how many weights there are and, at the active party, how training ended."""
+        """Describe how many weights there are and, at the active party, how training ended."""
         ended = f", loss {self.losses[-1]:.6f} after {len(self.losses)} epochs" if self.losses else ""
         return f"{len(self.coef)} weights{ended}{'' if self.settled else ', not converged'}"
 
     @property
     def unsettled(self) -> str:
-        """Say that training ended before the loss was steady; empty where it was."""
+        """A sentence if training ended before the loss was steady; empty otherwise."""
         if self.settled:
             return ""
         change = f", which changed by {abs(self.losses[-1] - self.losses[-2]):.2g}" if len(self.losses) > 1 else ""
@@ -131,7 +131,7 @@ class LinearPart(msgspec.Struct, kw_only=True):
         return shares
 
     def caution(self, margins: Floats) -> str | None:
-        """Say when probabilities of rows with these margins are unreliable; None when they are not."""
+        """Return a warning if probabilities of rows with these margins are unreliable."""
         classifies = self.family in ("logistic", "multiclass")
         return beyond_taylor(margins) if classifies and self.loss == "taylor" else None
 
@@ -162,7 +162,7 @@ class LinearPart(msgspec.Struct, kw_only=True):
         return columns | {"standardized_coef": plain}
 
     def margins(self, table: Table) -> Floats:
-        """Return what this part adds to rows' margins (n_rows,), or (n_rows, n_classes) of more than two classes."""
+        """Return the part's summand of rows' margins (n_rows,), or (n_rows, n_classes) for more than two classes."""
         if self.of_classes:
             return np.column_stack([part.margins(table) for part in self.of_classes])
         own = np.full(table.n_rows, self.intercept or 0.0)
@@ -172,24 +172,24 @@ class LinearPart(msgspec.Struct, kw_only=True):
         return own
 
     def per_unit(self, of_prepared: Floats, of_constant: float = 0.0) -> Floats:
-        """Return what is of prepared columns, their weights or errors (n_columns,), per unit of each as it came."""
+        """Return weights or errors of prepared columns (n_columns,) per unit of each column in the table."""
         scale = self.preparation.scale
         return np.divide(of_prepared, scale, out=np.full_like(of_prepared, of_constant), where=scale > 0.0)
 
     def at_zero(self) -> float:
-        """Return what this part adds to the margin of a row that is 0 in all of its columns, as they came.
+        """Return the part's summand of the margin of a row whose columns in the table are all 0.
 
         At the active party that is the intercept where others' columns are at their means.
         """
         return (self.intercept or 0.0) + float(self.coef @ self.preparation.at_zero)
 
     def column_names(self) -> list[str]:
-        """Name what `coef` has a weight for: a column, or "column=category"."""
+        """Return the name of each weight of `coef`: a column, or "column=category"."""
         return self.preparation.names(self.schema.names, self.schema.categories)
 
 
 def one_against_rest(parts: Sequence[LinearPart], classes: list[Category] | None) -> LinearPart:
-    """Make a party's parts of models of each class against the rest into one part; `classes` at the active party."""
+    """Join a party's parts of models of each class against the rest; `classes` at the active party."""
     first = parts[0]
     most = max(len(part.losses) for part in parts)
     padded = [part.losses + part.losses[-1:] * (most - len(part.losses)) for part in parts]

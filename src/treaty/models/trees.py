@@ -1,8 +1,8 @@
-"""What training leaves at each party, and the file it is kept in.
+"""A party's part of a trained model, the file of it, and predictions from all parts.
 
-A pooled model has one part. A vertical one has a part at every party: the active party's holds the trees (who owns
-each split, under what record number) and all leaf weights; every party's holds its own splits. A part can be saved
-and loaded on its own, and only all of them together decide rows.
+A pooled model has one part. A vertical one has a part at every party: the active party's holds the trees (the owner and
+record number of each split) and all leaf weights; every party's holds its own splits. A part is saved and loaded alone,
+but only all of them together decide rows.
 """
 
 from __future__ import annotations
@@ -29,63 +29,44 @@ from treaty.trees.ensemble import SplitTable, Tree, Walk, join_splits, leaves_fr
 from treaty.trees.objectives import Objective
 
 FORMAT = Format("model-part", 4)
+# rows of which a prediction copies the columns at a time
 ROWS_AT_ONCE = 1 << 16
-"""Rows of which a prediction copies the columns at a time."""
 
 
 class ModelPart(msgspec.Struct, kw_only=True):
-    """One party's part of a trained model.
+    """One party's part of a trained model, with its own columns and splits.
 
-    Attributes
-    ----------
-    model_id : str
-        The same in all parts of a model.
-    party : str
-    schema : Schema
-        The party's own columns.
-    splits : SplitTable
-        The party's own splits.
-    forest : Forest or None
-        At the active party (and in a pooled model).
-    trees_a_round : int
-        Trees of a round, which all parties agreed on: at a passive party, how many outputs a prediction may ask for.
-    encryption : str
-        The cipher it was trained under; empty for a pooled model.
-    choice : str
-        At the active party, why that cipher, or what sealing sums was to take.
-    spent : str
-        At a passive party, what its noise cost in words; empty where there is none.
-    exact_sums : dict of str to float
-        Where exact sums were opened, the estimated share of bins that they showed the active party: at the active party
-        of each passive one, at a passive party of its own.
-    sides : dict of str to float
-        The share of bins that sides of splits told the active party for certain, as their owner counts it over all jobs
-        on its table: at the active party of each passive one, at a passive party of its own.
-    randomised : RandomisedRows or None
-        At a passive party whose training rows were told under noise: what was told, which predictions of them go by.
-    bins : bytes
-        Of a FedXGB model, the bins that all users know, encoded: users of hidden trees share bins, not values.
-    kept : dict of str to Mark
-        In a file, which ledgers the party had, by folder, and how far they were: see `check_ledgers`.
+    `exact_sums` and `sides` have, at the active party, a number for each passive one, at a passive party its own.
     """
 
+    # the same in all parts of a model
     model_id: str
     party: str
     schema: Schema
     splits: SplitTable
+    # at the active party, and in a pooled model
     forest: Forest | None = None
+    # trees of a round, which all parties agreed on: at a passive party, how many outputs a prediction may ask for
     trees_a_round: int = 1
+    # the cipher it was trained under, empty for a pooled model; at the active party, the reason for the choice, or the
+    # expected cost of sealing sums
     encryption: str = ""
     choice: str = ""
+    # at a passive party, the cost of its noise in words
     spent: str = ""
+    # the estimated share of bins that exact sums revealed to the active party
     exact_sums: dict[str, float] = {}
+    # the share of bins that sides of splits certainly revealed to the active party, counted over all jobs on the table
     sides: dict[str, float] = {}
+    # at a passive party whose training rows were released under noise: the noisy rows, which predictions use
     randomised: RandomisedRows | None = None
+    # of a FedXGB model, the bins that all users know, encoded: users of hidden trees share bins, not values
     bins: bytes = b""
+    # in a file, the ledgers that the party had, by folder, and their numbers of changes, see `check_ledgers`
     kept: dict[str, Mark] = {}
 
     def __repr__(self) -> str:
-        """Return a line: values of rows, keys and thresholds stay out of notebooks and logs."""
+        """Return a line without values of rows, keys and thresholds, for notebooks and logs."""
         return f"<ModelPart of {self.party}: {len(self.schema.names)} columns, {self.summary()}>"
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -98,32 +79,32 @@ class ModelPart(msgspec.Struct, kw_only=True):
         return self.forest is not None
 
     def summary(self) -> str:
-        """Say in a few words what the part has."""
+        """Describe the part in a few words."""
         splits = f"{len(self.splits)} splits"
         if self.forest is None:
             return f"{splits} of its own"
         return f"{len(self.forest.trees)} trees, {splits}{' of its own' if len(self.forest.sources) > 1 else ''}"
 
     def caution(self, margins: Floats) -> str | None:
-        """Return what a user should know of these margins; nothing of trees'."""
+        """Return a warning about these margins; there is none for trees."""
         return None
 
     def predictions(self, margins: Floats) -> dict[str, NDArray[Any]]:
-        """Return what rows of these margins (n_rows, n_outputs) are predicted to be, by column of a file."""
+        """Return predictions for margins (n_rows, n_outputs) as columns of a file."""
         assert self.forest is not None
         return RowPredictions(margins, self.forest.objective, self.forest.classes).columns()
 
 
 @dataclass(frozen=True, slots=True)
 class RowPredictions:
-    """What a model says of rows: margins, float64 (n_rows, n_outputs), its loss, and labels by class number."""
+    """Rows' margins, float64 (n_rows, n_outputs), with the model's loss and its labels by class number."""
 
     margins: Floats
     objective: Objective
     classes: list[Category] | None
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """Return what the rows are predicted to be, by column of a file."""
+        """Return predictions, and probabilities of classes, as columns of a file."""
         predicted = self.objective.predictions(self.margins)
         if self.classes is None:
             return {"prediction": predicted[:, 0]}
@@ -140,10 +121,7 @@ def of_classes(p: Floats) -> Floats:
 def load_part(path: str | os.PathLike[str], party: str | None = None) -> ModelPart:
     """Read a part that `ModelPart.save` wrote, of a party (None: of any).
 
-    Raises
-    ------
-    ConfigError
-        If there is no such file, or it is damaged, or no part of a Treaty model, or another party's.
+    Raises ConfigError if there is no such file, or it is damaged, no part of a Treaty model, or another party's.
     """
     part = read_file(path, ModelPart, FORMAT, party)
     try:
@@ -154,7 +132,7 @@ def load_part(path: str | os.PathLike[str], party: str | None = None) -> ModelPa
 
 
 def check_part(part: ModelPart) -> None:
-    """Raise ValueError for a part whose numbers point outside it: kernels walk it without looking."""
+    """Raise ValueError for a part whose numbers point outside it: kernels do not check them."""
     n_features, splits = len(part.schema.names), part.splits
     columns = (splits.feature, splits.threshold, splits.missing_left, splits.category_left)
     if len({len(column) for column in columns}) > 1 or any(not 0 <= f < n_features for f in splits.feature):
@@ -183,10 +161,7 @@ def check_part(part: ModelPart) -> None:
 def record_split(splits: SplitTable, bins: Bins, feature: int, left_bins: Flags) -> int:
     """Write a chosen split into the owner's lookup table, in terms of values; return its record number.
 
-    Parameters
-    ----------
-    left_bins : bool (256,)
-        Bins of the feature going left; entry ``bins.n_bins[feature]`` is missing values.
+    `left_bins`, bool (256,), are the bins going left; entry ``bins.n_bins[feature]`` is for missing values.
     """
     n_bins = int(bins.n_bins[feature])
     missing_left = bool(left_bins[n_bins])
@@ -200,7 +175,7 @@ def record_split(splits: SplitTable, bins: Bins, feature: int, left_bins: Flags)
 
 
 def records_used(trees: Sequence[Tree], n_sources: int) -> list[int]:
-    """Return how many records of each source the trees name: they are numbered in the order of the trees."""
+    """Return how many records of each source the trees use; they are numbered in the order of the trees."""
     used = [0] * n_sources
     for tree in trees:
         for source in range(n_sources):
@@ -209,7 +184,7 @@ def records_used(trees: Sequence[Tree], n_sources: int) -> list[int]:
 
 
 def cut_to_records(parts: Sequence[ModelPart]) -> None:
-    """Drop the rounds of an interrupted training, the last ones, whose splits not every owner has recorded yet."""
+    """Drop the last rounds of an interrupted training, whose splits not every owner has recorded yet."""
     (forest,) = [part.forest for part in parts if part.forest is not None]
     there = [len(part.splits) for name in forest.sources for part in parts if part.party == name]
     n_outputs = forest.objective.n_outputs
@@ -241,13 +216,7 @@ def predict_pooled(parts: Sequence[ModelPart], tables: Sequence[Table], threads:
 
 
 def forest_of(parts: Sequence[ModelPart]) -> Forest:
-    """Return the forest among `parts`, checking that they belong to one model and none is missing.
-
-    Raises
-    ------
-    DataError
-        If parts of different models are mixed or the forest's sources have no part.
-    """
+    """Return the forest among `parts`; raise DataError unless they are all parts of one model."""
     forests = [part.forest for part in parts if part.forest is not None]
     if len(forests) != 1 or len({part.model_id for part in parts}) != 1:
         raise DataError(f"expected the parts of one model, got {', '.join(part.party for part in parts)}")
@@ -262,15 +231,16 @@ def forest_of(parts: Sequence[ModelPart]) -> Forest:
 
 @dataclass(frozen=True, slots=True)
 class RowDecisions:
-    """Trees, and which way each row goes at every split they use."""
+    """Trees, and the decisions of all rows at every split they use.
 
-    # their records are lines of `packed`, counted from the source's `base`
+    The trees' records are lines of `packed`, uint8 (n_records, ceil(n_rows / 8)) as of `numpy.packbits`, 1 for left;
+    `base`, (n_sources + 1,), is the line of each source's record 0. `used` has the original record numbers of each
+    source, in the order of its lines.
+    """
+
     trees: list[Tree]
-    # (n_sources + 1,) line of `packed` of each source's record 0
     base: Integers
-    # (n_records, ceil(n_rows / 8)) a bit per row, 1 for left, as `numpy.packbits` packs them
     packed: Bytes
-    # of each source, the original record numbers, in the order of its lines
     used: list[Int32s]
     n_rows: int
 
@@ -288,7 +258,7 @@ def row_decisions(part: ModelPart, table: Table, threads: int = 1) -> RowDecisio
 
 
 def used_records(trees: Sequence[Tree], n_sources: int) -> list[Int32s]:
-    """Return, of each source, the record numbers that `trees` use, ascending."""
+    """Return the record numbers of each source that `trees` use, ascending."""
     source = np.concatenate([tree.source for tree in trees] or [np.zeros(0, np.int16)])
     record = np.concatenate([tree.record for tree in trees] or [np.zeros(0, np.int32)])
     return [np.unique(record[source == number]).astype(np.int32) for number in range(n_sources)]

@@ -273,21 +273,9 @@ class BoostingRound:
 class Boosting:
     """A training that holds the margins of the training rows: samples, gradients, leaf values, loss, early stopping.
 
-    Iterate over it for the rounds, as over `Rounds`.
-
-    Parameters
-    ----------
-    y : float64 (n_rows,), of a ranking (n_rows, 2)
-    weight : float64 (n_rows,) or None
-    forest : Forest
-        Without trees, or with those of the rounds before `resume`; trained into.
-    rules : SplitRules
-    plan : BoostingPlan
-    eval_sets : sequence of EvalSet
-    on_round : callable or None
-        ``on_round(state)`` after every round; may raise `NoMoreTrees`.
-    resume : RoundState or None
-    threads : int
+    Iterate over it for the rounds, as over `Rounds`. Labels `y` are float64 (n_rows,), of a ranking (n_rows, 2). New
+    trees go into `forest`, which has those of the rounds before `resume`. ``on_round(state)`` is called after every
+    round, and may raise `NoMoreTrees`.
 
     Examples
     --------

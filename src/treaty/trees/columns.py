@@ -178,19 +178,9 @@ class ShownNodes:
 class SplitSearch:
     """The search for one tree's splits among the columns of several sources, which it starts for the tree.
 
-    Parameters
-    ----------
-    sources : sequence of SumsSource
-        In party order, which breaks ties.
-    sample : TreeSample
-    rules : SplitRules
-    threads : int
-    own : int or None
-        Position of the source that sees every node; the next two parameters limit the others.
-    alone : bool
-        Whether the tree is grown on the own source alone (reduced leakage).
-    may_show : callable or None
-        Which nodes others may be asked about, see `ShownNodes`.
+    `sources` are in party order, which breaks ties. `own` is the position of the source that sees every node. With
+    `alone` the tree is grown on that source alone (reduced leakage); `may_show` limits the nodes that others are asked
+    about (`ShownNodes`).
     """
 
     def __init__(

@@ -64,7 +64,7 @@ def contributions(
 
 
 def node_weights(tree: Tree) -> Floats:
-    """Return the weight of each node (n_nodes,), above zero: its cover, or, if that is not above zero, a tiny number."""
+    """Return the weight of each node (n_nodes,), above zero: its cover, or a tiny number if that is not above zero."""
     # in proportion to the rows, so that shares are defined in a subtree without hessians, where XGBoost fails
     return np.where(tree.cover > 0.0, tree.cover, np.ldexp(np.maximum(tree.count, 1).astype(np.float64), EMPTY))
 

@@ -115,7 +115,7 @@ def test_a_training_goes_on_under_another_limit(stopped, tmp_path, limit, trees)
 
 def test_who_begins_anew_keeps_the_ledger(stopped, tmp_path):
     with pytest.raises(
-        ConfigError, match=r"epsilon=0\.5 \(was None\); set them back, or begin anew: remove the \.chec"
+        ConfigError, match=r"epsilon=0\.5 \(was None\); set them back, or start again: remove the \.chec"
     ):
         stopped(epsilon=0.5)
     for file in tmp_path.glob("*.checkpoint"):
