@@ -1,23 +1,23 @@
-"""Every error Treaty raises on purpose, and how it warns.
+"""All errors that Treaty raises on purpose, and warnings.
 
 ::
 
     TreatyError
-    ├── ConfigError            a parameter, option or job file is wrong (ours to mend before starting)
+    ├── ConfigError            a parameter, option or job file is wrong; correct it before starting
     │   └── BudgetSpent        a release would cost a person more than is allowed
     ├── DataError              a table, label or weight cannot be used
     ├── CryptoError            a key, ciphertext or bound is not acceptable
     ├── LocalProtocolError     our own program broke the protocol
     ├── ClusterLost            the party's own cluster lost its workers
     └── PeerError              something another party did or did not do
-        ├── PeerProtocolError  it sent something malformed, repeated, out of order or oversized
+        ├── PeerProtocolError  it sent a malformed, repeated, unexpected or oversized message
         ├── PeerLost           its process or connection is gone
         ├── PeerTimeout        it is connected but silent for too long
         └── PeerAborted        it stopped the job itself, with a reason
 
-Messages read "expected X, got Y - at Z" and name the party; they never hold labels, keys, ids or values, but for the
-cells that a party has to correct in its own file. Other parties see an error's `public` text alone: names of columns
-and files, and such cells, stay at home.
+Messages read "expected X, got Y - at Z" and name the party; they never hold labels, keys, ids or values, except cells
+that a party has to correct in its own file. Other parties see an error's `public` text alone, without names of columns
+and files, and such cells.
 """
 
 import logging
@@ -26,7 +26,7 @@ import warnings
 from pathlib import Path
 
 NOTED = logging.INFO + 5
-"""The level of what a command prints even without ``-v``: what it found in tables, before the work begins."""
+"""Level of messages that a command prints even without ``-v``: its findings in tables, before the work begins."""
 
 _PACKAGE = str(Path(__file__).parent)
 
@@ -50,15 +50,15 @@ class TreatyError(Exception):
 
     public: str | None = None
 
+    def __init__(self, message: str, *, public: str | None = None) -> None:
+        super().__init__(message)
+        self.public = public or self.public
+
 
 class ConfigError(TreatyError, ValueError):
     """A parameter, option or job file is wrong; nothing has started."""
 
     public = "its job file, options or model cannot be used; it has the details"
-
-    def __init__(self, message: str, *, public: str | None = None) -> None:
-        super().__init__(message)
-        self.public = public or self.public
 
 
 class BudgetSpent(ConfigError):
@@ -71,10 +71,6 @@ class DataError(TreatyError, ValueError):
     """A table, label or weight cannot be used; names the party, column and number of rows."""
 
     public = "its table, labels or weights cannot be used; it has the details"
-
-    def __init__(self, message: str, *, public: str | None = None) -> None:
-        super().__init__(message)
-        self.public = public or self.public
 
 
 class CryptoError(TreatyError):

@@ -1,9 +1,9 @@
-"""How Treaty keeps a file: written whole or not at all, for its owner alone, and checked before anything in it counts.
+"""Treaty's files: written whole or not at all, for their owner alone, and checked before they are used.
 
-A file begins with a line of what it is: kind and version of its format, whose it is, how long what follows is, and
-SHA-256 over all of that. So a flipped bit, a file that was cut off, another party's file or one of another kind is
-refused by name, and never taken for another file. Files that people read are JSON and have the same in their first
-fields. The digest finds faults of disks and mix-ups of people; who may write the file may also write its digest.
+A file begins with a line that states kind and version of its format, its owner, the length of the content, and SHA-256
+over all of that. So a flipped bit, a file that was cut off, another party's file or one of another kind is refused.
+Files that people read are JSON with the same in their first fields. The digest detects faults of disks and mistakes of
+people; those who may write the file may also write its digest.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _UNWRITTEN = "its files cannot be written; it has the details"
 
 @cache
 def decoder_of(kind: Hashable, dec_hook: Callable[[Any, Any], Any] | None = None) -> msgspec.msgpack.Decoder[Any]:
-    """Return a decoder of a type; built one at a time, for msgspec crashes where threads first decode one together."""
+    """Return a decoder of a type."""
+    # built one at a time: msgspec crashes when threads first decode a type at the same time
     with _BUILDING:
         return msgspec.msgpack.Decoder(kind, dec_hook=dec_hook)
 
@@ -95,7 +96,7 @@ def read_file(path: str | os.PathLike[str], content: type[Content], form: Format
 
 
 def as_path(given: Any, argument: str) -> Path:
-    """Return a path that an argument has, ``~`` being the user's own folder; ConfigError for what is none."""
+    """Return the path of an argument, with ``~`` for the user's folder; raise ConfigError if it is none."""
     if not isinstance(given, str | os.PathLike) or "://" in str(given):
         got = repr(given) if isinstance(given, str) else type(given).__name__
         raise ConfigError(f"expected {argument} to be a path on this machine, got {got}")
@@ -103,20 +104,17 @@ def as_path(given: Any, argument: str) -> Path:
 
 
 def placed(here: Path, name: str) -> str:
-    """Return a path that a file in the folder `here` names; ``~`` is the user's own folder."""
+    """Return a path named in a file of the folder `here`; ``~`` is the user's folder."""
     return str(here / Path(name).expanduser())
 
 
 def without_mark(text: bytes) -> bytes:
-    """Return the bytes of a text without the byte order mark that Windows' editors put before it."""
+    """Return the bytes of a text without the byte order mark of Windows' editors."""
     return text.removeprefix(b"\xef\xbb\xbf")
 
 
 def kind_of(path: str | os.PathLike[str]) -> str:
-    """Return the kind that the first line of a file of `write_file` states; empty for any other file.
-
-    Raises ConfigError if it cannot be read.
-    """
+    """Return the kind of a file of `write_file`, empty for any other file; raise ConfigError if it cannot be read."""
     try:
         with Path(path).open("rb") as file:
             head = _HEAD.fullmatch(file.readline(_LONGEST_HEAD))
@@ -126,18 +124,18 @@ def kind_of(path: str | os.PathLike[str]) -> str:
 
 
 def read_cached(path: Path, content: type[Content], form: Format, owner: str) -> Content | None:
-    """Read a file of what can be had again; None where there is none, or, with a warning, where it cannot be used."""
+    """Read a file that can be made again; return None if there is none or, with a warning, if it cannot be used."""
     if not path.exists():
         return None
     try:
         return read_file(path, content, form, owner)
     except ConfigError as error:
-        logger.warning("%s: what was kept of earlier jobs cannot be used, and is made again: %s", owner, error)
+        logger.warning("%s: a file of earlier jobs cannot be used, and is made again: %s", owner, error)
         return None
 
 
 def write_cached(path: Path, content: Any, form: Format, owner: str) -> None:
-    """Write a file of what can be had again, in a folder for its owner alone; where that fails there is a warning."""
+    """Write a file that can be made again, in a folder for its owner alone; warn if that fails."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_file(path, content, form, owner)
@@ -146,7 +144,7 @@ def write_cached(path: Path, content: Any, form: Format, owner: str) -> None:
 
 
 def write_json(path: str | os.PathLike[str], content: Any, form: Format, owner: str) -> None:
-    """Write a struct as JSON that people may read, with the same safeguards."""
+    """Write a struct as JSON for people to read, with the same safeguards."""
     head = {"format": f"treaty-{form.kind} {form.version}", "owner": owner, "sha256": "0" * 64}
     whole = msgspec.json.format(msgspec.json.encode(head | msgspec.to_builtins(content))) + b"\n"
     write_whole(path, [whole.replace(b"0" * 64, hashlib.sha256(whole).hexdigest().encode(), 1)])
@@ -193,8 +191,7 @@ def write_whole(path: str | os.PathLike[str], data: list[bytes], *, mode: int = 
     """
     path = Path(path)
     try:
-        # a temporary file in the same folder, so that the rename is atomic
-        # with mode 0600
+        # a temporary file of mode 0600 in the same folder, so that the rename is atomic
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "wb") as file:
@@ -230,7 +227,7 @@ def replacing(path: Path, ending: str = "") -> Iterator[Path]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names of a folder's files on the disk, too."""
+    """Flush the names of a folder's files to the disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -107,7 +107,8 @@ class ByRows:
         if count == 1:
             return self.array
         along = (slice(None),) * (self.axis % self.array.ndim)
-        found = [self.array[(*along, part)] for part in own_stripes(number, count, self.first, self._length())]
+        length = int(self.array.shape[self.axis])
+        found = [self.array[(*along, part)] for part in own_stripes(number, count, self.first, length)]
         return np.concatenate(found, self.axis) if found else self.array[(*along, slice(0, 0))]
 
     def parts(self, number: int, count: int, most: int) -> Iterator[NDArray[Any]]:
@@ -116,23 +117,21 @@ class ByRows:
             at = self.places[number]
             yield from (self.array[at[part]] for part in pieces(len(at), most))
             return
-        for stripe in own_stripes(number, count, self.first, self._length()):
+        for stripe in own_stripes(number, count, self.first, len(self.array)):
             rows = self.array[stripe]
             yield from (rows[part] for part in pieces(len(rows), most))
 
     def size(self, number: int, count: int) -> int:
         if self.places is not None:
             return len(self.places[number])
-        return sum(part.stop - part.start for part in own_stripes(number, count, self.first, self._length()))
-
-    def _length(self) -> int:
-        return int(self.array.shape[self.axis])
+        length = int(self.array.shape[self.axis])
+        return sum(part.stop - part.start for part in own_stripes(number, count, self.first, length))
 
 
 def own_stripes(number: int, count: int, first: int, length: int) -> list[slice]:
     """Return the worker's stripes among `length` rows from row `first` on, as slices relative to `first`."""
     begun = first // STRIPE
-    # The worker's first stripe at or after the one that contains `first`.
+    # the worker's first stripe at or after the one that contains `first`
     stripe = begun + (number - begun) % count
     starts = range(stripe * STRIPE - first, length, count * STRIPE)
     return [slice(max(at, 0), min(at + STRIPE, length)) for at in starts if at + STRIPE > 0]
@@ -173,8 +172,7 @@ def places(rows: Int32s, count: int) -> list[Integers]:
 def local_rows(rows: Int32s, count: int) -> Int32s:
     """Return the numbers of rows of the table within their workers."""
     stripe, within = np.divmod(rows, STRIPE)
-    local: Int32s = (stripe // count * STRIPE + within).astype(np.int32)
-    return local
+    return np.asarray(stripe // count * STRIPE + within, np.int32)
 
 
 def cut_arguments(args: Sequence[Any], number: int, count: int) -> list[Any]:
@@ -202,7 +200,8 @@ logger = logging.getLogger(__name__)
 _AUTH = "RAY_AUTH_MODE"
 # Size of the object store of a local cluster, which holds arguments and results of calls.
 _STORE_BYTES = 1 << 30
-_START = 180.0  # seconds for workers to start, including imports and compiling
+# Seconds for workers to start, including imports and compiling.
+_START = 180.0
 # How often a step is restarted before the cluster counts as lost.
 _REPLACEMENTS = 3
 
@@ -260,7 +259,14 @@ def opened(cluster: Cluster | None) -> Iterator[RayShards | None]:
         return
     with ExitStack() as held:
         try:
-            shards = _begun(cluster, held)
+            ray, started_here = _connected(cluster)
+            if started_here:
+                held.callback(ray.shutdown)
+            nodes = 2 if cluster.address == "ray" else sum(node["Alive"] for node in ray.nodes())
+            count = cluster.workers or nodes
+            shards = RayShards(ray, count, max(1, int(ray.cluster_resources().get("CPU", 1)) // count))
+            held.callback(shards.close)
+            shards.wait_for_all(_START)
         except TreatyError:
             raise
         except Exception as error:
@@ -272,20 +278,8 @@ def opened(cluster: Cluster | None) -> Iterator[RayShards | None]:
         yield shards
 
 
-def _begun(cluster: Cluster, held: ExitStack) -> RayShards:
-    """Connect and make workers; `held` takes them away."""
-    ray, started_here = _connected(cluster)
-    if started_here:
-        held.callback(ray.shutdown)
-    count = cluster.workers or (2 if cluster.address == "ray" else _nodes(ray))
-    shards = RayShards(ray, count, max(1, int(ray.cluster_resources().get("CPU", 1)) // count))
-    held.callback(shards.close)
-    shards.wait_for_all(_START)
-    return shards
-
-
 def _connected(cluster: Cluster) -> tuple[Any, bool]:
-    """Return Ray, connected, and whether it was not before."""
+    """Connect to Ray; return it, and whether it was not connected before."""
     # Ray reads this variable when it is imported.
     if "ray" not in sys.modules:
         os.environ.setdefault(_AUTH, "token")
@@ -304,25 +298,16 @@ def _connected(cluster: Cluster) -> tuple[Any, bool]:
         return ray, False
     quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
     if cluster.address == "ray":
-        _make_token()
+        # Ray would make the token in a file that other users can read.
+        token = Path.home() / ".ray" / "auth_token"
+        given = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ
+        if not given and not token.exists():
+            token.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_whole(token, [secrets.token_hex(32).encode()], replace=False)
         ray.init("local", num_cpus=cores(), object_store_memory=_STORE_BYTES, **quiet)
     else:
         ray.init(cluster.address.removeprefix("ray://"), log_to_driver=False, logging_level=logging.ERROR)
     return ray, True
-
-
-def _make_token() -> None:
-    """Make the token. Ray would make it in a file that other users can read."""
-    if "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ:
-        return
-    token = Path.home() / ".ray" / "auth_token"
-    if not token.exists():
-        token.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_whole(token, [secrets.token_hex(32).encode()], replace=False)
-
-
-def _nodes(ray: Any) -> int:
-    return sum(node["Alive"] for node in ray.nodes())
 
 
 class RayShards:
@@ -336,10 +321,7 @@ class RayShards:
         options = {"num_cpus": 0, "scheduling_strategy": "SPREAD", "max_restarts": 0, "max_task_retries": 0}
         self._kind = ray.remote(**options)(_Actor)
         self._kept: dict[str, ByRows] = {}
-        self._actors = [self._made(number) for number in range(count)]
-
-    def _made(self, number: int) -> Any:
-        return self._kind.remote(number, self.count, self._threads)
+        self._actors = [self._kind.remote(number, count, threads) for number in range(count)]
 
     def wait_for_all(self, seconds: float) -> None:
         """Wait until all workers have started; raise ConfigError if the cluster has no room for them."""
@@ -436,7 +418,7 @@ class RayShards:
         # It may only be unreachable, and must not continue.
         self._ray.kill(self._actors[number])
         self.replaced += 1
-        self._actors[number] = self._made(number)
+        self._actors[number] = self._kind.remote(number, self.count, self._threads)
         for name in self._kept:
             self._give(number, name)
 

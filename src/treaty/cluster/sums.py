@@ -25,7 +25,7 @@ from treaty.crypto.lattice.linear_map import EncryptedQuery, LinearMapClient, Li
 from treaty.crypto.lattice.ring import Residues
 from treaty.crypto.parameters import Field, Parameters, SecretMatrix
 from treaty.crypto.sums.additive_sums import PRODUCT_BYTES, AdditiveSumsServer, BlindSumsServer
-from treaty.crypto.sums.bin_products import Block, Group, Items, bin_products, keep_features, plan_blocks
+from treaty.crypto.sums.bin_products import Block, Items, bin_products, keep_features, plan_blocks
 from treaty.crypto.sums.encrypted_sums import Ends
 from treaty.crypto.sums.hidden_vectors import VectorServer
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient, LatticeSumsServer
@@ -305,8 +305,8 @@ class _CipherBins:
     left_out: Integers
 
 
-class _OverCluster(AdditiveSumsServer):
-    """A server whose products the workers compute; they keep the codes of all rows."""
+class ClusterSumsServer(AdditiveSumsServer):
+    """`AdditiveSumsServer` over workers, who compute the products; they keep the codes of all rows."""
 
     _kept: Words | None = None
     _features: Int32s | None = None
@@ -351,11 +351,7 @@ class _OverCluster(AdditiveSumsServer):
             yield merged(self._modulus, parts, self._threads)
 
 
-class ClusterSumsServer(_OverCluster):
-    """`AdditiveSumsServer` over workers."""
-
-
-class ClusterBlindServer(_OverCluster, BlindSumsServer):
+class ClusterBlindServer(ClusterSumsServer, BlindSumsServer):
     """`BlindSumsServer` over workers."""
 
     def _products(self, positions: Int32s, node_starts: Integers) -> Iterator[Found]:
@@ -389,24 +385,19 @@ def bin_products_of(
 
 def _blocks(shard: Shard, bins: _CipherBins, features: Int32s | None) -> list[Block]:
     """Return the groups of columns of a worker's rows, restricted to the tree's columns."""
-    codes = shard.arrays[_CODES]
-    sizes = np.diff(bins.offsets)
+    codes, sizes = shard.arrays[_CODES], np.diff(bins.offsets)
     blocks: list[Block] = shard.made_of(
         "blocks", [_CODES], lambda: plan_blocks(codes, bins.left_out.copy(), sizes, shard.threads)
     )
     if features is None:
         return blocks
     kept: set[int] = set(features.tolist())
-
-    def of_tree(groups: list[Group]) -> list[Group]:
-        return keep_features(groups, kept)
-
-    return [Block(block.columns, of_tree(block.groups)) for block in blocks]
+    return [Block(block.columns, keep_features(block.groups, kept)) for block in blocks]
 
 
 def merged(modulus: Modulus, parts: list[Found], threads: int) -> Found:
     """Multiply the workers' products at equal places."""
-    # Sort the workers' products by place; runs of equal places are multiplied as segments.
+    # sorted by place, runs of equal places are segments
     at = np.concatenate([where for where, _ in parts])
     numbers = np.concatenate([products for _, products in parts])
     order = np.argsort(at, kind="stable").astype(np.int32)

@@ -1,17 +1,16 @@
-"""What a party keeps for later in SQLite: `Database`, and `SealedDatabase` for what must not be forgotten.
+"""SQLite files of a party: `Database`, and `SealedDatabase` for records that must not be lost unnoticed.
 
 A `Database` is a file that only its owner may read, with tables that are made once and checked at each opening. The
 node's jobs and audit log are in one.
 
-What a party has paid or leaked must not be forgotten unnoticed. So a `SealedDatabase` is refused where it is
-damaged, emptied, deleted or rolled back. It has a name, drawn when it is made, and a number that each change raises;
-both also stand in a small file beside its folder, ``FOLDER.kept``, and in the models trained with it. Where these are
-ahead of the database, or it is gone, it is refused. All rows of its tables are under a SHA-256 that is checked before
-and renewed after every transaction, for SQLite itself has no checksum. It keeps a rollback journal: of a log written
-ahead SQLite drops what is damaged, with the commits in it, without an error.
+A `SealedDatabase`, of what a party has paid or leaked, is refused if it is damaged, emptied, deleted or rolled back. It
+has a random name and a number that each change raises; both are also in a small file next to its folder,
+``FOLDER.kept``, and in the models trained with it. If these are ahead of the database, or it is gone, it is refused.
+All rows of its tables are under a SHA-256 that is checked before and renewed after every transaction, as SQLite itself
+has no checksum. It keeps a rollback journal: from a damaged write-ahead log SQLite drops commits without an error.
 
-If somebody deletes folder, ``.kept`` and models together, that is not noticed; nor is a change by somebody who may
-write all of them and means to.
+Deleting folder, ``.kept`` and models together is not noticed, nor is a deliberate change by someone who may write all
+of them.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ _STATE = """CREATE TABLE state (one INTEGER PRIMARY KEY, name TEXT NOT NULL, cha
 
 
 class Database:
-    """An SQLite file that its owner alone may read, made with its tables where there is none.
+    """An SQLite file that its owner alone may read, made with its tables if there is none.
 
-    Threads may share one; each process opens its own. `file` None keeps it in memory. `what` names it in errors, and
-    `where` is the place that they name. With `write_ahead` readers need not wait for a writer.
+    Threads may share one; each process opens its own. `file` None keeps it in memory. Errors name it `what`, at
+    `where`. With `write_ahead` readers need not wait for a writer.
 
-    Constructor and methods raise ConfigError where the file cannot be used, is damaged or of another version.
+    Constructor and methods raise ConfigError if the file cannot be used, is damaged or of another version.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class Database:
                 try:
                     os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
                 except FileExistsError:
-                    # never opened here otherwise: closing it would drop this process's locks on it
+                    # SQLite alone opens an existing file: closing it here would drop this process's locks on it
                     pass
             self.connection = sqlite3.connect(
                 file or ":memory:", timeout=_WAIT, isolation_level=None, check_same_thread=False
@@ -95,13 +94,12 @@ class Database:
         self.close()
 
     def close(self) -> None:
-        """Close the database; nothing can be asked of it afterwards."""
         with self._lock:
             self._closing()
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Hold the connection among threads."""
+        """Lock the connection for this thread."""
         with self._translated(), self._lock:
             yield self.connection
 
@@ -112,7 +110,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Hold the database among threads and processes; all that is written meanwhile is kept, or nothing of it."""
+        """Lock the database for this thread and process; all that is written meanwhile is kept, or nothing."""
         with self.reading() as db:
             db.execute("BEGIN IMMEDIATE")
             try:
@@ -123,17 +121,16 @@ class Database:
                     db.execute("ROLLBACK")
 
     def damaged(self, fault: str) -> ConfigError:
-        """Return the error for a database that is not what was written, with what to do."""
+        """Return the error for a damaged database, with its remedy."""
         return ConfigError(f"the {self.what} is damaged: {fault} - at {self.where}; bring back the newest copy")
 
     def _before_making(self, file: Path) -> None:
-        """Refuse to make the file, where that would be wrong."""
+        """Refuse to make the file, if that would be wrong."""
 
     def _fill(self) -> None:
-        """Write what stands in a new database, after its tables are made."""
+        """Write the first rows of a new database, after its tables are made."""
 
     def _check(self) -> None:
-        """Refuse a database that is not whole."""
         if self.connection.execute("PRAGMA quick_check(1)").fetchall() != [("ok",)]:
             raise self.damaged("its pages do not fit together")
 
@@ -159,7 +156,7 @@ class Database:
             self._check()
 
     def _write_ahead(self) -> None:
-        """Have SQLite keep a log written ahead; of several processes that make the database, the first one does it."""
+        """Switch to a write-ahead log; of several processes that make the database, the first one does it."""
         until = time.monotonic() + _WAIT
         while True:
             try:
@@ -174,7 +171,7 @@ class Database:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Raise SQLite's errors, and those of files, as errors that say what to do; none quotes what cannot be read."""
+        """Turn SQLite's errors, and those of files, into ours, which quote nothing unreadable."""
         try:
             yield
         except sqlite3.DatabaseError as error:
@@ -196,42 +193,42 @@ class Database:
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """Which database it was, and how many changes it had at least."""
+    """The name of a database, and its number of changes."""
 
     name: str
     changes: int
 
 
 class SealedDatabase(Database):
-    """A database in a folder of its own that is refused where it forgets anything; in memory where `folder` is None.
+    """A database in a folder of its own, which is refused if anything in it was lost; in memory if `folder` is None.
 
-    `tables` are their SQL by name: all their rows are under the seal, so they should be small. `what` names what is
-    kept, `lost` what a reset would forget. A folder named ``PARTY.something`` is the party's.
+    `tables` are their SQL by name: all their rows are under the seal, so they should be small. `what` names it in
+    errors, `lost` what a reset would forget. A folder named ``PARTY.something`` is the party's.
     """
 
     def __init__(
         self, folder: Path | None, file: str, form: Format, tables: Mapping[str, str], *, what: str, lost: str
     ) -> None:
         self.folder, self._form, self._tables, self._lost = folder, form, tuple(tables), lost
-        self._vouched = folder is None
+        self._is_marked = folder is None
         super().__init__(
             None if folder is None else folder / file, form.version, (_STATE, *tables.values()), what=what,
             where=str(folder or f"{what} in memory"),
         )  # fmt: skip
-        if not self._vouched:
+        if not self._is_marked:
             with self._translated():
-                self._vouch()
+                self._write_mark()
 
     @property
     def name(self) -> str:
-        """The name it was given when it was made."""
+        """The random name."""
         return self._state()[0]
 
     @contextmanager
     def transaction(self, *, counts: bool = True) -> Iterator[sqlite3.Connection]:
-        """Hold the database exclusively, among processes; all that is changed meanwhile is kept, or nothing of it.
+        """Lock the database among processes; all changes are kept, or none.
 
-        A change that `counts` is one that must not be forgotten: the file beside the folder then says so.
+        A change that `counts` must not be forgotten: it is recorded in the file next to the folder, too.
         """
         with self.reading():
             with super().transaction() as db:
@@ -243,12 +240,12 @@ class SealedDatabase(Database):
                 if changed:
                     self._seal(1 if counts else 0)
             if changed and counts:
-                self._vouch()
+                self._write_mark()
 
     def refuse(self, fault: str) -> ConfigError:
-        """Return the error for a database that cannot be what it was, with what to do."""
+        """Return the error for a database that is not what it was, with its remedy."""
         return ConfigError(
-            f"{fault} - at {self.where}; bring back the newest copy of this folder and of the .kept file beside it. A "
+            f"{fault} - at {self.where}; bring back the newest copy of this folder and of the .kept file next to it. A "
             f"reset would forget {self._lost}: treaty ledger reset {self.where}",
             public=f"its {self.what} cannot be used; it has the details",
         )
@@ -262,7 +259,7 @@ class SealedDatabase(Database):
             path.name for path in file.parent.iterdir() if path != file and not path.name.startswith(f"{file.name}-")
         ]
         signs = [path.name for path in [kept_file(file.parent)] if path.exists()] + sorted(left)
-        # looked for first: another job that makes the database now writes it before anything else
+        # signs are looked for first: another job that makes the database now writes it before anything else
         if signs and not (file.exists() and file.stat().st_size):
             raise self.refuse(f"the {self.what}: {file.name} is missing or empty, but {signs[0]} is there")
 
@@ -271,13 +268,12 @@ class SealedDatabase(Database):
         self._seal(0)
 
     def _check(self) -> None:
-        """Refuse pages that do not fit together, other rows than were written, and a database that others know ahead.
+        """Refuse pages that do not fit together, other rows than were written, and an older copy.
 
-        While it is held, so that no other job changes it and the file beside it meanwhile.
+        Called under the lock, so that no other job changes the database or the file next to it meanwhile.
         """
-        if self.connection.execute("PRAGMA auto_vacuum").fetchone()[
-            0
-        ]:  # 0, but for a flipped bit, by which pages are lost
+        # 0, unless a bit has flipped, by which pages are lost
+        if self.connection.execute("PRAGMA auto_vacuum").fetchone()[0]:
             raise self.damaged("other tables than were made")
         for table in ("state", *self._tables):
             if self.connection.execute(f"PRAGMA integrity_check({table})").fetchall() != [("ok",)]:
@@ -296,10 +292,10 @@ class SealedDatabase(Database):
             raise self.refuse(f"the {self.what} is another one than {kept_file(self.folder).name} says")
         if kept.changes > changes:
             raise self.refuse(f"the {self.what} is an older copy: {changes} of {kept.changes} changes")
-        self._vouched = True
+        self._is_marked = True
 
-    def _vouch(self) -> None:
-        """Write beside the folder how far the database is; after the commit, so that it is never ahead."""
+    def _write_mark(self) -> None:
+        """Write the number of changes next to the folder, after the commit, so that it is never ahead."""
         if self.folder is None:
             return
         # of two jobs, none writes an earlier state after a later one
@@ -330,7 +326,7 @@ class SealedDatabase(Database):
     def _digest(self, name: str, changes: int) -> bytes:
         """Return SHA-256 over every value of the tables, and the kind of each."""
         owner = "" if self.folder is None else owner_of(self.folder)
-        # form, owner and number of changes are under the seal too: a row cannot be moved to another ledger
+        # form, owner and number of changes are under the seal, too: a row cannot be moved to another ledger
         digest = hashlib.sha256(repr((self._form, owner, name, changes)).encode())
         for table in self._tables:
             for row in self.connection.execute(f"SELECT rowid, * FROM {table} ORDER BY rowid"):  # noqa: S608
@@ -339,23 +335,23 @@ class SealedDatabase(Database):
 
 
 def kept_file(folder: Path) -> Path:
-    """Return the file beside a database's folder that says how far it is."""
+    """Return the file next to a database's folder that has its mark."""
     return folder.with_name(f"{folder.name}.kept")
 
 
 def owner_of(folder: Path) -> str:
-    """Return whose folder it is, by its name."""
+    """Return the party whose folder it is, by its name."""
     return unquote(folder.stem)
 
 
 def mark_of(folder: Path) -> Mark | None:
-    """Return what the file beside a database's folder says; None where there is none."""
+    """Return the mark next to a database's folder; None if there is none."""
     file = kept_file(folder)
     return read_file(file, Mark, KEPT, owner_of(folder)) if file.exists() else None
 
 
 def set_aside(folder: Path, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> list[Path]:
-    """Move a database's folder, or a run log, and what lies beside it away; return where they are now."""
+    """Rename a database's folder, or a run log, and the files next to it; return the new paths."""
     moved = []
     for path in (folder, *(folder.with_name(f"{folder.name}.{what}") for what in ("kept", "key"))):
         if path.exists():

@@ -1,8 +1,8 @@
-"""How kernels are compiled, and where they are kept, so that each is compiled once on a machine.
+"""Compiling kernels, and keeping them so that each is compiled once on a machine.
 
-`kernel` compiles a function with numba, `inner` and `inlined` what only kernels call. Compiled code lies in a folder of
-the user's, under a digest of the module's text and of what it imports; of several processes that need the same kernel
-one compiles it and the others wait.
+`kernel` compiles a function with numba, `inner` and `inlined` functions that only kernels call. Compiled code lies in a
+folder of the user's, under a digest of the module's text and of its imports; of several processes that need the same
+kernel one compiles it and the others wait.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _LONGEST = 60.0
 
 
 def kernel(function: F) -> F:
-    """Compile `function` with numba, without the interpreter lock, cached on disk where that is possible.
+    """Compile `function` with numba, without the interpreter lock, cached on disk if possible.
 
     Kernels that call each other must share a module: of other files the caches that numba itself has see no change.
     """
@@ -58,7 +58,7 @@ def kernel(function: F) -> F:
 
 
 def inner(function: F) -> F:
-    """Compile what only kernels call, as `kernel` does but without the wrapper by which Python would call it."""
+    """Compile a function that only kernels call, as `kernel` does but without the wrapper for calls from Python."""
     return _kept(numba.njit(no_cpython_wrapper=True, **_OPTIONS)(function), function)
 
 
@@ -76,10 +76,8 @@ def inlined(function: F) -> F:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def new_array(typing_context: Any, count: Any, dtype: Any) -> Any:
-    """In a kernel what `np.empty(count, dtype)` is, of one dimension, or of as many as the tuple `count` has numbers.
-
-    Numpy's is a function of its own to numba, which each process compiles for each type, in a twentieth of a second.
-    """
+    """In a kernel, return ``np.empty(count, dtype)``, of one dimension, or of the tuple `count`."""
+    # numpy's is a function of its own to numba, which each process compiles for each type, in a twentieth of a second
     ndim = count.count if isinstance(count, types.BaseTuple) else 1
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -94,10 +92,8 @@ def new_array(typing_context: Any, count: Any, dtype: Any) -> Any:
 
 
 def processor_has(*features: str) -> bool:
-    """Tell whether kernels are compiled for a processor with these features (numba's settings may hide the real one).
-
-    By LLVM's names: "avx2".
-    """
+    """Whether kernels are compiled for a processor with these features, by LLVM's names ("avx2")."""
+    # numba's settings may hide the real processor
     known = str(cpu_target.target_context.codegen().magic_tuple())
     return all(f"+{feature}" in known for feature in features)
 
@@ -120,10 +116,7 @@ class _SharedCacheFile(IndexDataCacheFile):  # type: ignore[misc]
 
 
 class _OfUser(_CacheLocator):  # type: ignore[misc]
-    """A folder of the user's, for each module's text and the versions that compile it.
-
-    So an installation compiles nothing that another one has compiled.
-    """
+    """A folder of the user's, for each module's text and the versions that compile it, shared by installations."""
 
     def __init__(self, function: Any, path: str) -> None:
         self._py_file = path  # named in numba's warnings
@@ -134,7 +127,7 @@ class _OfUser(_CacheLocator):  # type: ignore[misc]
 
     @classmethod
     def from_function(cls, function: Any, path: str) -> _OfUser | None:
-        """Return where kernels of this file are kept; None where that cannot be, or is not the user's own."""
+        """Return the place for kernels of this file; None if it cannot be made, or is not the user's own."""
         try:
             locator = cls(function, path)
             locator.ensure_cache_path()
@@ -165,7 +158,7 @@ class _OfUser(_CacheLocator):  # type: ignore[misc]
 
 @cache
 def _digest_of(path: str) -> str:
-    """Return a digest of a module's text, of those of this package that it imports, and of what compiles them."""
+    """Return a digest of a module's text, of the modules of this package that it imports, and of the compilers."""
     digest = hashlib.sha256(repr((numba.__version__, llvmlite.__version__, np.__version__)).encode())
     seen, waiting = {path}, [path]
     # follow imports within this package: a kernel is stale when what it calls has changed
@@ -182,7 +175,7 @@ def _digest_of(path: str) -> str:
 
 
 def _delete_unused(folder: Path) -> None:
-    """Delete kernels that have not been loaded for long: of older versions, mostly."""
+    """Delete kernels that have not been loaded for long, mostly of older versions."""
     for one in folder.iterdir():
         with suppress(OSError):
             if time.time() - one.stat().st_mtime > _UNUSED:
@@ -193,16 +186,13 @@ _NUMBAS = CompileResultCacheImpl._locator_classes
 
 
 class _Place(CompileResultCacheImpl):  # type: ignore[misc]
-    """Where a kernel is kept: in NUMBA_CACHE_DIR, among the user's, or where numba itself would keep it."""
+    """The place of a kernel: NUMBA_CACHE_DIR, the user's folder, or numba's own choice."""
 
     _locator_classes: ClassVar = [_NUMBAS[0], _OfUser, *_NUMBAS[1:]]
 
 
 class KernelCache(FunctionCache):  # type: ignore[misc]
-    """Where one kernel's code is kept, of any types of arguments.
-
-    Of the processes that lack the same code one compiles it, and the others wait for that.
-    """
+    """The cache of one kernel's code, for any types of arguments; one process compiles, and others wait for it."""
 
     _impl_class = _Place
     # whether the log has that this process compiles
@@ -217,7 +207,7 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
         self._turn: IO[bytes] | None = None
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return the code for these types of arguments; None where this process is to compile it, and to save it."""
+        """Return the code for these types of arguments; None if this process has to compile and save it."""
         rtsys.initialize(target_context)
         with self._guard_against_spurious_io_errors():
             found = self._load_overload(sig, target_context)
@@ -236,14 +226,14 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
         return found
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Keep what was compiled, where it can be kept; others that waited load it, or compile it themselves."""
+        """Save compiled code, if possible; processes that waited load it, or compile it themselves."""
         try:
             super().save_overload(sig, data)
         finally:
             self._end_turn()
 
     def _take_turn(self) -> bool:
-        """Wait until no other process compiles this kernel; tell whether there may have been one."""
+        """Wait until no other process compiles this kernel; return whether there may have been one."""
         # a compilation of this process that failed
         if self._turn is not None:
             return False
@@ -260,14 +250,14 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
 
     def _end_turn(self) -> None:
         if self._turn is not None:
-            # closing does not do where another process was forked off meanwhile
+            # closing is not enough if another process was forked off meanwhile
             fcntl.flock(self._turn, fcntl.LOCK_UN)
             self._turn.close()
             self._turn = None
 
 
 def is_compiled(compiled: Any) -> bool:
-    """Tell whether the disk has code of a kernel for this processor, of any types of arguments."""
+    """Whether the disk has code of a kernel for this processor, for any types of arguments."""
     caches = getattr(compiled._cache, "_cache_file", None)
     processor = cpu_target.target_context.codegen().magic_tuple()
     return caches is not None and any(key[1] == processor for key in caches._load_index())

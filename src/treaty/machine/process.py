@@ -41,31 +41,24 @@ def usable_cores() -> list[int]:
 
 
 def keep_to(numbers: Sequence[int]) -> None:
-    """Keep the calling thread, and those it starts, to these cores, where the system lets us."""
+    """Restrict the calling thread, and those it starts, to these cores, if the system can."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, numbers)
 
 
 def stay_on_one_core() -> None:
-    """Keep the calling thread on one core, the same for all that ask, where the system lets us.
-
-    Threads that mostly hold the interpreter lock hinder each other on several cores: 32 participants took 19 s on
-    two cores and 9 s on one, three with little to do 2.3 s and 1.35 s. Helpers of `share`, which work without the
-    lock, stay free.
-    """
+    """Restrict the calling thread to one core, the same for all callers, if the system can."""
+    # Threads that mostly hold the interpreter lock hinder each other on several cores: 32 participants took 19 s on
+    # two cores and 9 s on one. Helpers of `share`, which work without the lock, are not restricted.
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {max(_every_core())})
-
-
-def _every_core() -> set[int]:
-    # of the main thread, which is never restricted
-    return set(os.sched_getaffinity(os.getpid()))
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(os.getpid()))})
 
 
 def set_free() -> None:
-    """Undo, in a new thread, what its maker was restricted to: a thread inherits its maker's cores."""
+    """Lift, in a new thread, the restriction to cores that it inherits from its maker."""
+    # to the cores of the main thread, which is never restricted
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, _every_core())
+        os.sched_setaffinity(0, os.sched_getaffinity(os.getpid()))
 
 
 def concurrently(work: Callable[[Item], Result], items: Iterable[Item], threads: int) -> list[Result]:
@@ -84,7 +77,7 @@ def concurrently(work: Callable[[Item], Result], items: Iterable[Item], threads:
 def ended_by_signals() -> Iterator[None]:
     """Turn SIGTERM and SIGHUP into an exit, so that partners get an abort and child processes are ended.
 
-    Not where the program handles or ignores such a signal itself, nor in threads other than the main one.
+    Signals that the program handles or ignores, and threads other than the main one, are left alone.
     """
     numbers = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
     here = threading.current_thread() is threading.main_thread()
@@ -99,12 +92,12 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def trust(names: Iterable[Any]) -> None:
-    """Let this process import these names; whatever is no ``package.module:NAME`` is passed over."""
+    """Let this process import these names, ``package.module:NAME``; other names are ignored."""
     _TRUSTED.update(name for name in names if is_code(name))
 
 
 def is_code(name: Any) -> bool:
-    """Whether this is a name of code, and not one that XGBoost has for an objective: "reg:squarederror"."""
+    """Whether this is a name of code, not XGBoost's name of an objective such as "reg:squarederror"."""
     return isinstance(name, str) and ":" in name and name.partition(":")[0] not in _XGBOOST
 
 
@@ -118,7 +111,7 @@ def check_trusted(name: str, what: str) -> None:
 
 
 def imported(name: str, what: str) -> Any:
-    """Return what a trusted name stands for; ConfigError as `check_trusted`, and what importing raises."""
+    """Import a trusted name; raise ConfigError as `check_trusted` does, and what importing raises."""
     check_trusted(name, what)
     module, _, attribute = name.partition(":")
     found: Any = import_module(module)

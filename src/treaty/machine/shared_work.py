@@ -3,9 +3,9 @@
 Kernels release the interpreter lock and run under ordinary threads; numba's own parallel layers are not used: the
 "workqueue" layer aborts the process when two simulated parties call it at once, OpenMP's aborts after a fork.
 
-To wake a sleeping thread takes 50 to 100 microseconds, as long as many kernels run. So a helper that has ended its part
-looks out for the next one for a while, without the interpreter lock, before it sleeps. The caller, once its own part is
-done, does the parts that no helper has begun. That takes processor time: one pooled training on two cores takes 0.85
+Waking a sleeping thread takes 50 to 100 microseconds, as long as many kernels run. So a helper that has ended its part
+polls for the next one for a while, without the interpreter lock, before it sleeps. The caller, once its own part is
+done, does the parts that no helper has begun. That costs processor time: one pooled training on two cores takes 0.85
 times as long as with threads that sleep at once, two at the same time 1.4 times.
 """
 
@@ -34,18 +34,19 @@ Work = Callable[[int, int], None]
 # places of a helper's cells, too far apart to lie in one cache line
 _OFFERED, _ENDED = 0, 16
 _PAUSE = {"x86_64": "llvm.x86.sse2.pause", "AMD64": "llvm.x86.sse2.pause"}.get(platform.machine())
-# How often one looks: about 40 looks take a microsecond, where there is no pause between them, 400.
+# polls in a microsecond: about 40, or 400 without a pause between them
 _IN_A_MICROSECOND = 40 if _PAUSE else 400
-# helpers, for their next part
+# how often a helper polls for its next part
 _LONG, _SHORT = 500 * _IN_A_MICROSECOND, 20 * _IN_A_MICROSECOND
-# seconds between two parts of a helper, below which it looks out for long
+# seconds between two parts of a helper, below which it polls for long
 _SOON = 5e-4
 # for a caller to begin its own part, which releases the interpreter lock
 _HEAD_START = 3 * _IN_A_MICROSECOND
-# a caller, for the end of a part; then it sleeps for `_NAP` seconds at a time
+# how often a caller polls for the end of a part; then it sleeps for `_NAP` seconds at a time
 _END = 200 * _IN_A_MICROSECOND
 _NAP = 2e-4
-_CALLERS = 3  # who share work at once and have helpers of their own
+# callers that share work at the same time and have helpers of their own
+_CALLERS = 3
 
 
 def _cell(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -102,12 +103,12 @@ _AT_WORK, _TAKEN_BACK, _HAS_ENDED = 0, 1, 2
 
 @kernel
 def _await(cells: Any, helps: bool, number: int, looks: int, head_start: int) -> int:
-    """Look out for what the other side of `cells` does, so many times.
+    """Poll `cells`, which a caller and a helper share, so many times.
 
-    A helper tells that it has ended part `number`, and returns the number of the part it takes, 0 for none. A caller
-    returns what has become of part `number`, after it has tried to take it back. A part has an even number while it is
-    offered, the next odd one once the helper has taken it, and its negative one once it is taken back: an interrupt may
-    keep the caller from hearing of it, so that it asks again.
+    A helper reports the end of part `number`, and returns the number of the part it takes, 0 for none. A caller tries
+    to take part `number` back, and returns its state. A part has an even number while it is offered, the next odd one
+    once the helper has taken it, and its negative one once it is taken back: after an interrupt the caller may ask
+    again.
     """
     if helps:
         _store(cells, _ENDED, np.int64(number))
@@ -135,7 +136,7 @@ class _Helper:
         self._number = 0
         self._part: tuple[Work, int, int] | None = None
         self._error: BaseException | None = None
-        # to its caller: offered, and neither taken back nor known to have ended
+        # for its caller: offered, and neither taken back nor known to have ended
         self._open = False
         self._asleep = self._dismissed = False
         # a semaphore that no interrupt can leave locked
@@ -190,7 +191,7 @@ class _Helper:
         while not self._dismissed:
             taken = _await(self._cells, True, number, looks, _HEAD_START)
             if taken:
-                # parts come in quick succession: look out longer for the next one
+                # parts come in quick succession: poll longer for the next one
                 soon = time.perf_counter() - ended < _SOON
                 self._attempt()
                 number, looks, ended = taken, _LONG if soon else _SHORT, time.perf_counter()
