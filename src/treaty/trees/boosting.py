@@ -97,6 +97,11 @@ class OneSide:
     top_rate: float
     other_rate: float
 
+    @property
+    def factor(self) -> float:
+        """The multiplier of the drawn rows' gradients."""
+        return (1.0 - self.top_rate) / self.other_rate
+
     def draw(self, rng: np.random.Generator, grad: Integers, hess: Integers) -> tuple[Int32s, Integers, Integers]:
         """Return the sampled rows, ascending, and all rows' grad and hess, multiplied and rounded at the drawn ones."""
         n_rows = len(grad)
@@ -105,9 +110,8 @@ class OneSide:
         n_others = min(max(1, round(self.other_rate * n_rows)), n_rows - n_top)
         others = rng.choice(order[n_top:], n_others, replace=False)
         grad, hess = grad.copy(), hess.copy()
-        factor = (1.0 - self.top_rate) / self.other_rate
-        grad[others] = np.rint(grad[others] * factor)
-        hess[others] = np.rint(hess[others] * factor)
+        grad[others] = np.rint(grad[others] * self.factor)
+        hess[others] = np.rint(hess[others] * self.factor)
         return np.sort(np.concatenate([order[:n_top], others])).astype(np.int32), grad, hess
 
 
