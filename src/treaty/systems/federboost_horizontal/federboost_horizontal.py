@@ -11,8 +11,8 @@ each level of the trees of a round:
 3. The leader opens the sum over all participants and finds splits, or the values of leaves.
 4. The leader sends the level (feature, bins that go left) and which nodes' sums come next; all divide their own rows.
 
-One sum per level serves all nodes, features, bins and classes. Bins are searched for once: a later training on the same
-rows, with other options of boosting perhaps, begins with the trees (`setup`).
+One sum per level serves all nodes, features, bins and classes. A later training on the same rows, with other options of
+boosting perhaps, begins with the trees (`setup`).
 
 Adversary: honest but curious, members and leader. The leader together with all members but one learns that one's
 histograms, whatever is done. Nothing of a node smaller than `min_child_samples` enters the model, but the leader sees
@@ -159,7 +159,8 @@ def grow_round(
     rng = own.draws.rng
     columns = [every if share >= 1.0 else draw(rng, len(every), share) for _ in own.shard.margins]
     while (grown := _attempt(inputs, collector, steps, own, columns, noise, rules)) is None:
-        steps.drop()  # later sums lack the lost one's rows: the trees begin again
+        # later sums lack the lost one's rows: the trees begin again
+        steps.splits = []
     return own.finish(*steps.finish(grown))
 
 
@@ -191,8 +192,8 @@ def _attempt(
             vector = noise.on_trees(level_vector(shard, asked, totals), own.forest.objective)
         opened = collector.total(sum(sizes) + (0 if totals is None else totals.size), vector)
         *sums, rest = np.split(opened, np.cumsum(sizes))
-        if totals is not None:  # below the root they follow from the splits
-            # who is in the first sum must be in all of the round
+        if totals is not None:
+            # below the root totals follow from the splits; the members in the first sum must be in all of the round
             growths, totals, cohort = [Growth(total, rules) for total in rest.reshape(-1, 3)], None, collector.summed
         if collector.summed != cohort:
             return None
@@ -213,7 +214,7 @@ def _attempt(
                 growths[output].divided(np.zeros(len(nodes), np.int32))  # `RowShard.finish` numbers records
                 divided = LevelSplits(nodes, children, chosen.feature, chosen.left_bins)
                 shard.divide(output, divided)
-                steps.add(output, divided)
+                steps.splits.append((output, divided))
         asked = [(output, growth.level.asked) for output, growth in enumerate(growths) if growth.level is not None]
         if not asked:
             break
@@ -291,7 +292,7 @@ def follow_rounds(
     noise: SumNoise,
     written: CheckpointWriter,
 ) -> None:
-    """Do what the leader asks for until the model is finished."""
+    """Answer the leader's requests until the model is finished."""
     leader, forest = inputs.roles.active, own.forest
     trees = TreeMember(
         own, leader, most_rounds=inputs.common.n_estimators, max_depth=inputs.common.max_depth,

@@ -2,8 +2,8 @@
 
 Under noise every member adds its share of discrete Gaussian noise to all sums (Maddock, Cormode, Wang, Maple, Jha,
 "Federated Boosted Decision Trees with Differential Privacy", CCS 2022). The budget of a training is divided beforehand
-among its releases, which are all vectors that may be opened. Those that are not opened in the end, because a search or
-tree ends early, are paid for all the same.
+among its releases, which are all vectors that may be opened; those of a search or tree that ends early are paid for all
+the same.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from treaty.privacy.discrete_gaussian import (
 )
 from treaty.privacy.ledger import DEFAULT_DELTA, EpsilonLimits, Ledger, LedgerEntry, cost
 from treaty.systems.horizontal.quantiles import SearchNoise, most_probes
-from treaty.systems.horizontal.rows import refuse_goss, refuse_objectives
+from treaty.systems.horizontal.rows import refuse_objectives
 from treaty.systems.options import Positive, SystemOptions
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import LabelledRows
@@ -52,7 +52,7 @@ class FederBoostHorizontal(SystemOptions):
         "paper" permits two participants, each of whom sees the other's part of a sum. The search for quantiles is the
         same in both modes.
     allow_insecure : bool, default False
-        Without effect: this system has nothing that needs consent beside `mode`.
+        Without effect: nothing in this system needs consent.
     dropout : {"accept"} or None, default None
         What a lost participant means. None: training stops, and resumes from checkpoints when everybody is back.
         "accept": training continues without it, and the leader may find the lost one's histograms.
@@ -79,7 +79,6 @@ class FederBoostHorizontal(SystemOptions):
         return self.epsilon_total is None
 
     def check(self, common: Any) -> None:
-        refuse_goss(common)
         refuse_objectives(common)
         if self.epsilon_total is not None and common.subsample < 1.0:
             raise ConfigError(
@@ -110,7 +109,7 @@ class SumNoise:
 
     @property
     def of_search(self) -> SearchNoise | None:
-        """What is added to the own part of the opening and of counts below probes."""
+        """The noise on the own part of the opening and of counts below probes."""
         if self.budget is None:
             return None
         return SearchNoise(
@@ -126,9 +125,8 @@ class SumNoise:
     def rules(self, rules: SplitRules, objective: Objective, max_bin: int) -> SplitRules:
         """Return rules under which splits and leaves do not follow noise.
 
-        Where a sum of hess is little more than noise, gains and leaf weights may be anything. Children need eight
-        standard deviations of the noise in a sum over `max_bin` bins, and half of that goes into every denominator
-        (chosen on three data sets, `benchmarks/federboost_horizontal.py --noise`).
+        Children need a sum of hess of eight standard deviations of the noise in a sum over `max_bin` bins; half of that
+        is added to every denominator (chosen on three data sets, `benchmarks/federboost_horizontal.py --noise`).
         """
         if self.budget is None:
             return rules
@@ -156,13 +154,10 @@ def plan_noise(
     *,
     search: bool = True,
 ) -> SumNoise:
-    """Divide a training's budget among what it opens; with more than two classes a round has a tree for each.
+    """Divide a training's budget among what it opens; ConfigError when `epsilon_total` and `delta` are out of reach.
 
-    The leader, if it is one of the members, knows its own share, so the other members' shares alone are the noise.
     Without a `search` for bins, which an earlier training has paid for, the trees have their part of the budget alone,
-    so that search and trees together cost `epsilon_total` as ever.
-
-    Raises ConfigError when `epsilon_total` and `delta` are out of reach.
+    so that search and trees together cost `epsilon_total` in either case.
     """
     if options.epsilon_total is None:
         return SumNoise()
@@ -177,7 +172,8 @@ def plan_noise(
     probes = noise_for(
         OF_SEARCH * rho,
         count=SEARCH_ROUNDS,
-        coordinates=max(1, numeric * most_probes(common.most_bins)),  # a row below all probes changes every count
+        # a row below all probes changes every count
+        coordinates=max(1, numeric * most_probes(common.most_bins)),
         honest=honest,
     )
     # each of a round's trees is a release of its own: with several classes a row is in every one of them
@@ -200,7 +196,7 @@ def pay(noise: SumNoise, store: Path | None, name: str, job: str, limits: Epsilo
     """Enter a training's noise in a participant's ledger before anything is opened; return in words what was paid.
 
     `store` is the ledger's folder, None where none is kept, and for a leader without rows. Every attempt draws its
-    noise again, and pays again; BudgetSpent if the participant's own `limits` do not allow it.
+    noise again, and pays again; BudgetSpent if the participant's `limits` do not allow it.
     """
     if noise.budget is None:
         return ""

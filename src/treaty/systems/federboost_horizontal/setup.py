@@ -1,12 +1,11 @@
-"""What comes before and beside a training by row: terms, columns, classes, noise, kept bins, checkpoints.
+"""Set-up of a training by row: terms, columns, classes, noise, kept bins, checkpoints.
 
-**Kept bins.** Bins depend on everybody's rows, columns and classes, and on some options, but not on the trees that are
-grown on them. Each party keeps them in `NAME.bins` beside ledgers, with digests of its own rows and of all else that
+**Kept bins.** Bins depend on all parties' rows, columns and classes, and on some options, but not on the trees that are
+grown on them. Each party keeps them in `NAME.bins` next to ledgers, with digests of its own rows and of all else that
 they depend on. A participant's description names, by SHA-256, the bins that it keeps for these very rows, found with
-the same participants, leader and options; of other trainings it says nothing. If all name the same bins, and columns
-and classes are the same, training begins with them: no probe, no count and no cut is sent. Under noise the search was
-paid for when it was made, and is not paid again. If a file is lost or damaged, or rows have changed, bins are searched
-for again, and paid for again.
+the same participants, leader and options. If all name the same bins, and columns and classes are the same, training
+begins with them: no probe, no count and no cut is sent. Under noise the search was paid for when it was made, and is
+not paid again. If a file is lost or damaged, or rows have changed, bins are searched and paid for again.
 
 **Checkpoints.** All parties keep their own after the same rounds; the leader's decides which one training resumes from.
 """
@@ -67,14 +66,15 @@ _FEW_CELLS = 1 << 20  # of a participant's table: summing them takes less time t
 # ---------------------------------------------------------------- terms, columns, classes, noise
 
 
-def may_be_two(options: FederBoostHorizontal) -> bool:
-    """Whether two participants are allowed, each of whom can find the other's histograms from the sum."""
-    return options.mode == "paper" or options.epsilon_total is not None
+def sum_rules(options: FederBoostHorizontal) -> SumRules:
+    """Return how sums are opened; of two participants each can find the other's histograms from the sum."""
+    allow_two = options.mode == "paper" or options.epsilon_total is not None
+    return SumRules(recover=options.dropout == "accept", allow_two=allow_two)
 
 
 def check_members(options: FederBoostHorizontal, members: Sequence[str]) -> None:
     """Refuse too few participants: a sum would show what one of them has, or none could be lost."""
-    least = 2 if may_be_two(options) else 3
+    least = 2 if sum_rules(options).allow_two else 3
     if len(members) < least:
         raise ConfigError(
             f"expected {least} participants with data or more, got {len(members)}: "
@@ -95,10 +95,6 @@ def check_members(options: FederBoostHorizontal, members: Sequence[str]) -> None
         )
 
 
-def sum_rules(options: FederBoostHorizontal) -> SumRules:
-    return SumRules(recover=options.dropout == "accept", allow_two=may_be_two(options))
-
-
 def compare_terms(inputs: RoleInput[FederBoostHorizontal]) -> None:
     """Compare terms with all others, and refuse too few participants."""
     # small tables: threads would cost more than they save
@@ -115,7 +111,7 @@ def _terms(inputs: RoleInput) -> dict[str, Term]:
 
 @dataclass(frozen=True, slots=True)
 class ModelSetup:
-    """What is fixed before sums: the leader's message, everybody's columns, the noise, in words what it cost."""
+    """Settled before any sum: the leader's message, all parties' columns, the noise, and in words what it cost."""
 
     message: ModelBegin
     schema: Schema
@@ -132,14 +128,14 @@ class ModelSetup:
         return cls(message, schema, noise, pay(noise, store, inputs.party.name, job, inputs.epsilon_limits))
 
     def first_message(self, inputs: RoleInput) -> bytes:
-        """Encode what all received at the beginning: masks cancel only between parties that received the same."""
+        """Encode terms and message: masks cancel only between parties that received the same ones."""
         return msgspec.json.encode(_terms(inputs), order="sorted") + encode(self.message)
 
 
 def agree_on_model(
     inputs: RoleInput[FederBoostHorizontal],
 ) -> tuple[ModelSetup, Checkpoint | None, KeptBins | None]:
-    """As the leader, receive the descriptions, pay for noise, and tell all which model begins or is resumed.
+    """As the leader, receive the descriptions, pay for noise, and send all which model begins or is resumed.
 
     Returns the checkpoint to resume from, and the kept bins that a fresh training uses, if any.
     """
@@ -166,7 +162,7 @@ def agree_on_model(
 
 
 def leaders_rows(inputs: RoleInput, setup: ModelSetup) -> tuple[LabelledRows, list[LabelledRows]]:
-    """Return own rows, none if the leader brings none, and eval sets, in everybody's columns and classes."""
+    """Return own rows, if the leader has any, and eval sets, in the columns and classes of all."""
     name, schema, classes = inputs.party.name, setup.schema, setup.message.classes
     own = None if inputs.data is None else common_rows(inputs.data, schema, inputs.classes, classes, name)
     evals = [common_rows(of, schema, inputs.classes, classes, name) for of in inputs.eval_sets]
@@ -174,7 +170,7 @@ def leaders_rows(inputs: RoleInput, setup: ModelSetup) -> tuple[LabelledRows, li
 
 
 def join_model(inputs: RoleInput[FederBoostHorizontal]) -> tuple[LabelledRows, ModelSetup, KeptBins | None]:
-    """As a member, describe own rows, bring them to everybody's columns and classes, and pay for noise.
+    """As a member, describe own rows, bring them to the columns and classes of all, and pay for noise.
 
     Returns also the kept bins that the training uses, if any.
     """
@@ -211,7 +207,7 @@ def fresh(
 
 # ---------------------------------------------------------------- kept bins
 
-# Bins that a party keeps, of as many numbers of bins, say. The oldest go first.
+# Bins that a party keeps; the oldest go first
 MOST_KEPT = 16
 
 FORMAT = Format("common-bins", 4)
@@ -227,9 +223,9 @@ FREE_OF_BINS = frozenset({
 class KeptBins(msgspec.Struct):
     """Bins that a training has found.
 
-    `rows` are a digest of the own rows; `setting` of options, participants and leader, which are known before anybody
-    describes its rows; `terms` of all that bins depend on but rows. `bins` is an encoded `CommonBins`.
-    At the leader `all_rows` is the number of everybody's rows, and `spent`, in words, what the search showed.
+    `rows` are a digest of the own rows; `setting` of options, participants and leader, which are known before any party
+    describes its rows; `terms` of all that bins depend on but rows. `bins` is an encoded `CommonBins`. At the leader
+    `all_rows` is the number of all rows, and `spent`, in words, what the search showed.
     """
 
     rows: bytes
@@ -255,10 +251,8 @@ def kept_file(store: Path, party: str) -> Path:
 
 
 def bins_for_rows(inputs: RoleInput) -> dict[bytes, KeptBins]:
-    """Return by digest the role's kept bins of its very rows, participants, leader and options; the oldest first.
-
-    Bins of trainings with others are left out, so that what is offered tells nothing of these.
-    """
+    """Return by digest the role's kept bins of its very rows, participants, leader and options; the oldest first."""
+    # those of trainings with others are not offered, which would reveal such trainings
     setting = _setting_of(inputs)
     found = [entry for entry in _read(inputs) if entry.setting == setting]
     rows = _rows_of(inputs) if found else b""
@@ -280,10 +274,8 @@ def _chosen_bins(
 
 
 def keep_bins(inputs: RoleInput, begin: ModelBegin, bins: CommonBins, *, all_rows: int = 0, spent: str = "") -> None:
-    """Keep bins that a search has found, in place of earlier ones on the same terms; without a store, nothing.
-
-    Bins of a user's own loss are not kept: next time another class, with other bounds, may have its name.
-    """
+    """Keep bins that a search has found, in place of earlier ones on the same terms; without a store, nothing."""
+    # bins of a user's own loss are not kept: next time another class, with other bounds, may have its name
     if inputs.store is None or inputs.common.loss_class is Custom:
         return
     terms = _terms_of_bins(inputs, begin)
@@ -296,7 +288,7 @@ def keep_bins(inputs: RoleInput, begin: ModelBegin, bins: CommonBins, *, all_row
 def on_kept_bins(
     inputs: RoleInput, setup: ModelSetup, rows: LabelledRows, kept: KeptBins
 ) -> tuple[OwnRows, CommonBins]:
-    """Return a training without trees on bins of an earlier one, and the message of then."""
+    """Return a training without trees on bins of an earlier one, and the message that it sent."""
     name = inputs.party.name
     message = decode_body(kept.bins, CommonBins, peer=name)
     own = OwnLabels(inputs, rows, setup.message.classes, name).starting(message.start, "CommonBins")
@@ -317,29 +309,26 @@ def _read(inputs: RoleInput) -> list[KeptBins]:
 
 
 def _rows_of(inputs: RoleInput) -> bytes:
-    """Digest own rows, labels and weights, which bound gradients; of a leader without rows, nothing.
-
-    Labels count as the classes that own rows are of: in threads those of all parties are known, a file has its own.
-    """
+    """Digest own rows, labels and weights, which bound gradients; of a leader without rows, nothing."""
     data = inputs.data
     if data is None:
         return b""
     y, classes = data.y, inputs.classes or ()
     if classes:
         present, number = np.unique(y, return_inverse=True)
-        # the same rows have one digest, whatever other classes the job has
+        # the same rows have one digest, whatever other classes the job has: in threads those of all parties are known
         y, classes = number.astype(np.float64), [classes[int(k)] for k in present]
     return fingerprint([(data.table, (y, data.weight))], classes)
 
 
 def _setting_of(inputs: RoleInput) -> bytes:
-    """Digest what bins depend on and all know beforehand: options, participants and leader."""
+    """Digest the options, participants and leader that bins depend on."""
     options = {name: value for name, value in inputs.public_terms.items() if name not in FREE_OF_BINS}
     return _digest([options, inputs.roles.active, inputs.roles.owners])
 
 
 def _terms_of_bins(inputs: RoleInput, begin: ModelBegin) -> bytes:
-    """Digest what bins depend on besides rows: the setting, and everybody's columns and classes."""
+    """Digest all that bins depend on besides rows: the setting, and the columns and classes of all."""
     return _digest([_setting_of(inputs).hex(), begin.names, begin.categories, begin.classes, begin.origins])
 
 
@@ -358,7 +347,7 @@ class CheckpointWriter:
         self.printed = b"" if inputs.keeper is None else printed_rows(rows, classes)
 
     def request(self, collector: Collector, steps: StepSender, own: OwnRows, bins: CommonBins, rounds: int) -> None:
-        """As the leader, have everybody write a checkpoint if one is due."""
+        """As the leader, have all parties write a checkpoint if one is due."""
         if self._inputs.keeper is not None and self._inputs.keeper.due:
             began = time.perf_counter()
             # members keep the round that the checkpoint is of, so they must have it
@@ -368,7 +357,7 @@ class CheckpointWriter:
             self._write(self._inputs.keeper, own, bins, rounds, began)
 
     def answer(self, own: OwnRows, bins: CommonBins, due: CheckpointRequest) -> None:
-        """As a member, write the checkpoint that the leader wants."""
+        """As a member, write the checkpoint that the leader asks for."""
         lead, rounds = self._inputs.roles.active, own.forest.rounds
         if due.rounds != rounds:
             raise PeerProtocolError(
@@ -384,7 +373,7 @@ class CheckpointWriter:
 
 
 def _leaders_checkpoint(keeper: Keeper | None, *, noisy: bool) -> Checkpoint | None:
-    """Return the leader's checkpoint, if it has one to resume from; refuse a participant's, and any under noise."""
+    """Return the leader's checkpoint, if it has one; refuse one of a member, and any under noise."""
     found = None if keeper is None else keeper.found()
     if found is None:
         return None

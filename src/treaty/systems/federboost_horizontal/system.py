@@ -19,14 +19,14 @@ from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.system import checkpoints_routes
 from treaty.systems.system import PartySpec, Roles, System
 
-# ------------------------------------------ what each party of a FederBoost training by row learns beyond its own rows
+# ---------------------------------------------------------------- what parties can work out from messages together
 
 
 def conclusions(
     roles: Roles, options: FederBoostHorizontal, common: BoostingOptions, part: ModelPart | None
 ) -> dict[str, list[str]]:
-    """Return what each party can work out; the leader's `part` says what the search parted, or what noise cost."""
-    everybody = _of_everybody(options, common)
+    """Return what each party can work out; the leader's `part` has what the search parted, or what noise cost."""
+    everybody = _of_all(options, common)
     of_leader = _of_leader(roles, options, "" if part is None else part.spent)
     of_member = ["no sum; with three participants or more, nothing that can be attributed to one of them"]
     if starts_from_sums(options, common):
@@ -36,8 +36,8 @@ def conclusions(
     return learned | {name: [*of_member, *everybody] for name in roles.owners if name != roles.active}
 
 
-def _of_everybody(options: FederBoostHorizontal, common: BoostingOptions) -> list[str]:
-    """Return what the leader and members can work out alike, about single rows."""
+def _of_all(options: FederBoostHorizontal, common: BoostingOptions) -> list[str]:
+    """Return what the leader and members alike can work out about single rows."""
     learned = []
     if common.fewest_rows < 20:
         learned.append(
@@ -52,7 +52,7 @@ def _of_everybody(options: FederBoostHorizontal, common: BoostingOptions) -> lis
     else:
         learned.append(
             f"of any single row no more, from sums and model together, than ({options.epsilon_total:g}, "
-            f"{options.delta or DEFAULT_DELTA:g}) differential privacy lets through (told as they are: names "
+            f"{options.delta or DEFAULT_DELTA:g}) differential privacy lets through (sent without noise: names "
             "of columns, their categories, classes, and whether rows are those of an earlier training)"
         )
     return learned
@@ -78,17 +78,17 @@ def _of_leader(roles: Roles, options: FederBoostHorizontal, spent: str) -> list[
         )
     if options.dropout == "accept":
         learned.append(
-            "should a participant be lost and training go on without: what its sums were, by comparing those before "
-            'and after (dropout="accept")'
+            "if a participant is lost and training continues: its sums, by comparing those before and after "
+            '(dropout="accept")'
         )
     return learned
 
 
-# ---------------------------- what a training on participants' sums is expected to take; messages are those of `roles`
+# ---------------------------------------------------------------- what a training is expected to take
 
 
 def expected(roles: Roles, options: FederBoostHorizontal, common: BoostingOptions, shape: Shape) -> Expected:
-    """Return it, with as many rows at every participant."""
+    """Return traffic, memory and time, with as many rows at every participant."""
     found, lead = Expected(), roles.active
     trees = Trees.of(common, shape, shape.rows * len(roles.owners))
     sums = sums_of_rows(common, shape, trees)
@@ -138,10 +138,9 @@ ROUTES: dict[Stage, Routes] = {
 
 
 def roles(places: Mapping[str, PartySpec], active: str, options: FederBoostHorizontal) -> Roles:
-    """Make the active party the leader, which needs no rows and no place, and all others members.
+    """Make the active party the leader, which needs no rows, and all others members.
 
-    Raises ConfigError when another party brings no rows, a role is given, or members are too few for sums to hide
-    anything.
+    Raises ConfigError when another party has no rows, a role is given, or members are too few for sums to hide any.
     """
     wished = [name for name, place in places.items() if place.role or place.edge]
     if wished:
@@ -160,7 +159,7 @@ def roles(places: Mapping[str, PartySpec], active: str, options: FederBoostHoriz
 
 
 def may_lose(roles: Roles, options: FederBoostHorizontal) -> list[str]:
-    """Return all members but the leader, with ``dropout="accept"``."""
+    """Return the members that training can continue without."""
     return [name for name in roles.owners if name != roles.active] if options.dropout == "accept" else []
 
 
@@ -179,8 +178,8 @@ SYSTEM = System(
     may_lose=may_lose,
     vouched=lambda roles, options, name: roles.owners,  # members check also the keys of whom they do not talk to
     cannot={
-        "explain": "contributions need how many rows reached each node, which a federboost-horizontal model leaves "
-        "out: participants could tell each other's rows from it"
+        "explain": "contributions need the number of rows in each node, which a federboost-horizontal model does not "
+        "have: participants could infer each other's rows from it"
     },
     warm_up=lambda options: [FederBoostHorizontal()],
 )

@@ -32,15 +32,13 @@ MOST_VALUE = 1e30  # of a leaf: sums of many rounds' values stay finite, and so 
 
 
 class TreeStep(Message):
-    """What was chosen on the last sums, and what to sum next; parts with nothing to say are empty.
+    """The splits chosen on the last sums, and what to sum next; parts without content are empty.
 
     * `outputs`, `nodes`, `children`, `features` int32 (k,), `left_bins` packed (k, 32): splits, by tree.
     * `values`, `gains` float64: of all nodes of the round's finished trees, one tree after the other.
     * `columns` int32, `last_columns` int32 (n_outputs,): features of the trees of a new round, and where each tree's
       end. Trees that were not finished are dropped.
-    * `asked_outputs`, `asked_nodes` int32: whose sums come next.
-
-    Participants learn the model, which all of them get.
+    * `asked_outputs`, `asked_nodes` int32: nodes whose sums come next.
     """
 
     leakage: ClassVar = {
@@ -114,13 +112,13 @@ class Draws:
 
     @property
     def state(self) -> str:
-        """What a checkpoint keeps."""
+        """The draws' state as a checkpoint keeps it."""
         return json.dumps([None if self.rng is None else self.rng.bit_generator.state, self.seed])
 
 
 @dataclass(frozen=True, slots=True)
 class OwnRows:
-    """A party's rows in training, perhaps none, with everybody's bins, its part of the model and its random draws.
+    """A party's rows in training, perhaps none, with common bins, its part of the model and its random draws.
 
     Each tree of a round has its own sample of a `subsample` fraction of the rows.
     """
@@ -171,31 +169,23 @@ class OwnRows:
 
 
 def level_vector(shard: RowShard, asked: NodesByOutput, totals: Integers | None) -> Integers:
-    """Return what a participant adds to a sum: bin sums of the nodes asked for, then the roots' totals, if any."""
+    """Return a participant's vector: bin sums of the nodes asked for, then the roots' totals, if any."""
     parts = [shard.sums(output, nodes).ravel() for output, nodes in asked]
     return np.concatenate([*parts, np.empty(0, np.int64) if totals is None else totals.ravel()])
 
 
 class StepSender:
-    """The leader's end of `TreeStep`: collects what participants do not know yet, and sends it with the next request.
+    """The leader's end of `TreeStep`: collects news for the participants, and sends them with the next request.
 
-    Splits of the last level travel with the request for the next sums; those of a finished round, and its values, with
-    the first request of the next one.
+    `splits` are those of the last level, by tree; they travel with the request for the next sums. Those of a finished
+    round, and its values, travel with the first request of the next one.
     """
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
-        self._unsent: list[tuple[int, LevelSplits]] = []
+        self.splits: list[tuple[int, LevelSplits]] = []
         self._values: list[Floats] = []
         self._gains: list[Floats] = []
-
-    def add(self, output: int, divided: LevelSplits) -> None:
-        """Add a tree's splits of a level."""
-        self._unsent.append((output, divided))
-
-    def drop(self) -> None:
-        """Drop the splits of trees that begin again."""
-        self._unsent = []
 
     def finish(self, grown: Sequence[Tree]) -> tuple[list[Floats], list[Floats]]:
         """Add the finished trees' values and gains, and return them as participants get them."""
@@ -210,9 +200,9 @@ class StepSender:
             self.send([], [])
 
     def send(self, columns: Sequence[Int32s], asked: NodesByOutput) -> None:
-        """Send all participants what they lack, the columns of trees that begin, and which nodes' sums come next."""
-        splits = [divided for _, divided in self._unsent]
-        outputs = [np.full(len(divided.nodes), output, np.int32) for output, divided in self._unsent]
+        """Send all participants the news, the columns of trees that begin, and which nodes' sums come next."""
+        splits = [divided for _, divided in self.splits]
+        outputs = [np.full(len(divided.nodes), output, np.int32) for output, divided in self.splits]
         left = [np.packbits(divided.left_bins, axis=1) for divided in splits]
         self._collector.broadcast(
             TreeStep(
@@ -229,7 +219,7 @@ class StepSender:
                 _joined([nodes for _, nodes in asked]),
             )
         )
-        self._unsent, self._values, self._gains = [], [], []
+        self.splits, self._values, self._gains = [], [], []
 
 
 def _joined(parts: Sequence[Int32s]) -> Array:
@@ -239,7 +229,7 @@ def _joined(parts: Sequence[Int32s]) -> Array:
 class TreeMember:
     """A participant's end: follows the leader's steps on its own rows, and refuses those that fit no tree.
 
-    It refuses more than `most_rounds` rounds, sums of nodes at `max_depth`, a second sum of a node, and to restart an
+    It refuses more than `most_rounds` rounds, sums of nodes at `max_depth`, a second sum of a node, and a restart of an
     unfinished round if ``cohort()``, the members present, is as before: differences of such sums show single members.
     """
 

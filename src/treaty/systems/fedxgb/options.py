@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from treaty.errors import ConfigError
-from treaty.systems.horizontal.rows import refuse_goss, refuse_objectives
+from treaty.systems.horizontal.rows import refuse_objectives
 from treaty.systems.options import AtLeastOne, SystemOptions
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import PartySpec, Roles
@@ -114,7 +114,6 @@ class FedXGB(SystemOptions):
         return self.feature_sample / n_columns
 
     def check(self, common: Any) -> None:
-        refuse_goss(common)
         refuse_objectives(common)
         check_consent(self)
         if self.dropout_period is not None and self.dropout is None:

@@ -266,7 +266,7 @@ def edge(inputs: RoleInput[FedXGB]) -> None:
             continue
         # all other messages are for all users: pass them on, and masks depend on them from now on
         users = [name for name in party.peers if name not in (server, authority, *edges)]
-        here.edges.update(message)
+        here.edges.member.received.update(message)
         if isinstance(message, RowSummary | RoundStart):  # what was late for the last round is dropped unread
             party.drop_earlier(users)
         if isinstance(message, RoundStart):

@@ -1,4 +1,4 @@
-"""What messages tell that systems split by row share: keys, masked sums, and the search for common bins."""
+"""Routes and costs of the messages that systems split by row share: keys, masked sums, the search for common bins."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from treaty.systems.pooled.options import BoostingOptions
 
 
 def keys_routes(collector: tuple[str, ...], members: tuple[str, ...]) -> Routes:
-    """Return the lines of the keys that members of sums make for a job."""
+    """Return the routes of the keys that members of sums make for a job."""
     return routes(
         Route(MemberKey, members, collector),
         Route(Roster, collector, members),
@@ -33,7 +33,7 @@ def keys_routes(collector: tuple[str, ...], members: tuple[str, ...]) -> Routes:
 
 
 def survivors_routes(aggregator: tuple[str, ...], members: tuple[str, ...]) -> Routes:
-    """Return the lines of sums that open though some vectors do not come, but for what proves who is in them."""
+    """Return the routes of sums that survive lost vectors, without those of the proofs of who is in them."""
     return routes(
         Route(SealedShares, members, aggregator, "masks"),
         Route(PassedShares, aggregator, members, "masks"),
@@ -43,7 +43,7 @@ def survivors_routes(aggregator: tuple[str, ...], members: tuple[str, ...]) -> R
 
 
 def lost_routes(collector: tuple[str, ...], members: tuple[str, ...]) -> Routes:
-    """Return the lines of sums among members that continue without lost ones."""
+    """Return the routes of sums among members that continue without lost ones."""
     return routes(
         survivors_routes(collector, members),
         Route(SurvivorSignature, members, collector),
@@ -56,7 +56,7 @@ def lost_routes(collector: tuple[str, ...], members: tuple[str, ...]) -> Routes:
 def input_routes(
     sender: tuple[str, ...], receiver: tuple[str, ...], guard: str = "", when: When | None = None, variant: str = "sum"
 ) -> Route:
-    """Return the line of masked vectors whose sum the receiver opens."""
+    """Return the route of masked vectors whose sum the receiver opens."""
     return Route(MaskedInput, sender, receiver, variant, guard=guard, when=when)
 
 
@@ -64,7 +64,7 @@ _ESTIMATED_START = When("base_score=None without epsilon_total", starts_from_sum
 
 
 def search_routes(lead: tuple[str, ...], others: tuple[str, ...]) -> Routes:
-    """Return the lines of the search for common bins and for where training starts."""
+    """Return the routes of the search for common bins and for where training starts."""
     return routes(
         Route(Count, lead, others),
         routes(Route(LabelUnits, lead, others), Route(TrainingStart, lead, others), when=_ESTIMATED_START),
@@ -73,15 +73,15 @@ def search_routes(lead: tuple[str, ...], others: tuple[str, ...]) -> Routes:
     )
 
 
-# What sums over owners of rows are expected to take, measured on trainings of all systems split by row: numbers in all
-# rounds of the search for bins, by column and bin; sums before the first tree, and numbers of the first ones whatever
-# the columns; bytes that the leader sends about a level besides its splits.
+# Measured on trainings of all systems split by row: numbers in all rounds of the search for bins, by column and bin;
+# sums before the first tree, and numbers of the first ones whatever the columns; bytes that the leader sends about a
+# level besides its splits
 _PROBES, _SEARCHES, _OPENING, STEP_BYTES = 8, 14, 1000, 400
 
 
 @dataclass(frozen=True, slots=True)
 class SumsOfRows:
-    """For one owner of rows: numbers that it adds to all sums, how many sums there are, and bytes that it receives."""
+    """Of one owner of rows: numbers that it adds to all sums, how many sums there are, and bytes that it receives."""
 
     numbers: float
     sums: int
@@ -89,7 +89,7 @@ class SumsOfRows:
 
 
 def sums_of_rows(common: BoostingOptions, shape: Shape, trees: Trees) -> SumsOfRows:
-    """Return what sums of histograms take, and the search for bins before them."""
+    """Return what sums of histograms cost, and the search for bins before them."""
     columns, slots = max(shape.columns.values()), max(shape.slots.values())
     probes = _PROBES * common.most_bins * columns
     received = 4.0 * (probes + slots) + trees.count * (trees.depth * STEP_BYTES + trees.splits * 120)

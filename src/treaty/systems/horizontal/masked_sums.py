@@ -1,9 +1,9 @@
-"""One sum under double masks from which contributors may drop out (`crypto.aggregation`), between parties.
+"""One sum under double masks from which contributors may drop out (`crypto.sharing.secure_aggregation`), as messages.
 
 Two kinds of sums have these steps: those of a job's members (`members`) and those of the users of an edge server
 (FedXGB). The aggregator collects shares, then masked vectors, lists the survivors, and opens their sum. The kinds
 differ in how keys are introduced, what proves the list of survivors, when a contributor counts as lost, and how a void
-sum is repeated; subclasses of `SumAggregator` and implementations of `Contribution` say so.
+sum is repeated: see `SumAggregator` and `Contribution`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ProofsGiven = TypeVar("ProofsGiven", bound=Message, contravariant=True)
 
 
 class SealedShares(Message):
-    """Shares of the sender's mask secrets, each sealed for its receiver. The aggregator learns nothing from them."""
+    """Shares of the sender's mask secrets, each sealed for its receiver."""
 
     leakage: ClassVar = {
         "masks": MessageLeakage("shares of masks, sealed for others", "encrypted"),
@@ -58,7 +58,7 @@ _SUM_OF_ROWS = (
 
 
 class MaskedInput(Message):
-    """A vector uint64 (n,) under masks: uniform to anyone who lacks them."""
+    """A vector uint64 (n,) under masks."""
 
     leakage: ClassVar = {
         "sum": MessageLeakage(_SUM_OF_ROWS, "aggregated"),
@@ -86,7 +86,7 @@ class Survivors(Message):
 
 
 class MaskShares(Message):
-    """What removes the masks of this one sum: by survivor a share of its seed; by lost one of its key, or one mask."""
+    """What removes masks: by survivor a share of its seed; by lost contributor a share of its key, or one mask."""
 
     leakage: ClassVar = MessageLeakage("what removes the masks from this sum, and from no vector in it", "masked")
 
@@ -95,7 +95,7 @@ class MaskShares(Message):
 
 
 class Contribution(Protocol[ProofsGiven]):
-    """What differs between a member of a job and a user; each method may refuse what the aggregator sent."""
+    """A contributor's part that differs between kinds of sums; each method may refuse what the aggregator sent."""
 
     def vector(self, sharers: Collection[str]) -> Integers:
         """Return the vector to be masked, once others have shared."""
@@ -134,10 +134,11 @@ def contribute(
     listed: Message = party.receive(aggregator, Survivors, *others, follow=follow)
     if not isinstance(listed, Survivors):
         return listed  # type: ignore[return-value]
-    if gone:  # the aggregator has the vector, and lists it before it reads that its sender went
+    # the aggregator has the vector, and lists it before it reads that its sender has left
+    if gone:
         return None
-    # Shares that remove masks go out only for a list that enough survivors have proved to have received as well:
-    # otherwise an aggregator could get both the self-mask and the pairwise masks of one contributor.
+    # shares that remove masks go out only for a list that enough survivors have proved to have received as well:
+    # otherwise an aggregator could get both the self-mask and the pairwise masks of one contributor
     party.send(aggregator, contribution.prove(listed.names))
     proved: Message = party.receive(aggregator, proofs, *others, follow=follow)
     if not isinstance(proved, proofs):
@@ -155,7 +156,7 @@ class OwnInput(NamedTuple):
 
 
 class SumAggregator(ABC):
-    """The aggregator: `pass_shares`, then `open_sum`. Subclasses say how contributors are reached, and lost."""
+    """The aggregator's steps, `pass_shares` and `open_sum`; subclasses reach contributors and decide who is lost."""
 
     @abstractmethod
     def send(self, messages: Mapping[str, Message]) -> None:
@@ -171,7 +172,7 @@ class SumAggregator(ABC):
 
     @abstractmethod
     def _choose(self, this_round: Round, aggregator: Aggregator, came: Mapping[str, NDArray[np.uint64]]) -> None:
-        """Remove vectors that must not be in the sum before survivors are listed."""
+        """Remove vectors that must not be in the sum, before survivors are listed."""
 
     @abstractmethod
     def _pass_proofs(
@@ -246,5 +247,5 @@ class SumAggregator(ABC):
 
 
 def _of_length(shares: Mapping[str, bytes], names: Sequence[str], length: int) -> bool:
-    """Whether there is one share of the right length for each of `names`, and no other."""
+    """Say whether there is one share of the right length for each of `names`, and no other."""
     return shares.keys() == set(names) and all(len(share) == length for share in shares.values())

@@ -1,4 +1,4 @@
-"""Sums over the members of a job, of which no party sees the terms: members mask, a collector opens.
+"""Sums over the members of a job, whose terms no party sees: members mask their vectors, a collector opens the sum.
 
 The collector may be a member itself, which then masks in place. Masks are made from keys of this run.
 
@@ -6,13 +6,13 @@ The collector may be a member itself, which then masks in place. Masks are made 
 certificate, a digest of the job, the system, a nonce and the whole roster, and checks that all others signed the same:
 a collector cannot put itself between two members. The roster contains the verifier's own key, drawn for this run, so
 that no signature of an earlier run fits, even if the keys of that run were stolen. Between threads of one process there
-are no certificates, and nobody to deceive.
+are no certificates.
 
 **What masks depend on.** Every vector has its own masks, derived from its number and a digest of all that the collector
-has sent to all members so far. If it sends one of them something else, options included, it gets a uniform sum.
+has sent to all members so far. If one of them received other messages or options, the sum is uniform.
 
 **Lost members.** By default a lost member ends the job. With `SumRules.recover` the survivors reveal, of each lost
-member, the key of the one mask that they share with it in this sum (`crypto.aggregation`, "reveal"); see `masked_sums`.
+member, the key of the one mask that they share with it in this sum (dropout "reveal").
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ PATIENCE = 0.25  # fraction of the job's timeout to wait for a silent member; th
 
 
 class MemberKey(Message):
-    """A member's signing key for this run. It tells nothing else."""
+    """A member's signing key for this run."""
 
     leakage: ClassVar = MessageLeakage("a signing key of this run", "control")
 
@@ -202,18 +202,17 @@ class SumMember:
 
     def masked(self, values: Integers) -> NDArray[np.uint64]:
         self._number += 1
-        return pairwise_input(self._round(len(values)), self._seeds, values)
+        this_round = self._first.another(self._number, len(values), self.received.digest.hex(), 0)
+        return pairwise_input(this_round, self._seeds, values)
 
     def participant(self, length: int, attempt: int) -> Participant:
         # attempts at one vector share its number, and differ by the attempt in the nonce
         self._number += attempt == 0
-        return Participant(self._round(length, attempt), self._seeds, self._signing_key)
-
-    def _round(self, length: int, attempt: int = 0) -> Round:
-        return self._first.another(self._number, length, self.received.digest.hex(), attempt)
+        this_round = self._first.another(self._number, length, self.received.digest.hex(), attempt)
+        return Participant(this_round, self._seeds, self._signing_key)
 
     def without_lost(self, names: Collection[str], peer: str) -> None:
-        """Note who takes part from now on; PeerProtocolError if `peer` lists a member that was reported lost."""
+        """Set who takes part from now on; PeerProtocolError if `peer` lists a member that was reported lost."""
         # two attempts at one sum, with and without a member, would differ by its vector
         present = frozenset(names) | {self.name}
         if not present <= self.present:
@@ -245,7 +244,7 @@ class _SignedContribution:
 
 
 class Membership:
-    """A member of sums that another party collects, with masks made from keys of this run alone.
+    """A member of sums that another party collects.
 
     `members` are those of the own job file; `first_message` is `TranscriptDigest`'s. `noted` is called with each vector
     before it is masked. The constructor raises PeerProtocolError, CryptoError if keys are not those of the members.
@@ -275,18 +274,12 @@ class Membership:
         """Receive what the collector sends to all members next, one of the messages that `order` allows now."""
         message = self._party.receive(self._collector, *order.allowed)
         order.take(message)
-        self.update(message)
+        # masks depend on all that the collector has sent
+        self.member.received.update(message)
         return message
 
-    def update(self, message: Message) -> None:
-        self.member.received.update(message)
-
     def give(self, values: Integers) -> None:
-        """Contribute an int64 vector to the next sum.
-
-        Raises RoundVoid, CryptoError, PeerError if it fails, or the collector asks for what the protocol does not
-        allow.
-        """
+        """Contribute an int64 vector to the next sum; RoundVoid, CryptoError or PeerError if it fails."""
         party, collector, member = self._party, self._collector, self.member
         if not member.rules.recover:
             self._noted(values)
@@ -305,7 +298,7 @@ class Membership:
 class Collector(SumAggregator):
     """Opens sums over the members, the collector among them if it is one; `first_message` is `TranscriptDigest`'s.
 
-    `members` are those still present; `summed` those whose vectors are in the sum opened last, as members know. They
+    `members` are those still present; `summed` those whose vectors are in the sum opened last, as members know. Members
     learn of a later loss with the next sum.
     """
 
@@ -350,8 +343,7 @@ class Collector(SumAggregator):
         self._number += 1
         if self._recover:
             return self._recovered(length, own)
-        this_round = self._round(length)
-        inputs = {}
+        this_round, inputs = self._first.another(self._number, length, self._sent.digest.hex(), 0), {}
         if self._own is not None and own is not None:
             # the collector masks its own vector as well, so that pairwise masks cancel
             inputs[self._own.name] = self._own.masked(own)
@@ -363,8 +355,7 @@ class Collector(SumAggregator):
     def _recovered(self, length: int, own: Integers | None) -> Integers:
         """Open the sum over the members that complete all steps, in up to `ATTEMPTS` attempts."""
         for attempt in range(ATTEMPTS):
-            this_round = self._round(length, attempt)
-            mine = None
+            this_round, mine = self._first.another(self._number, length, self._sent.digest.hex(), attempt), None
             if self._own is not None and own is not None:
                 mine = OwnInput(self._party.name, self._own.participant(length, attempt), own)
             # keys last the job: with "reveal" survivors give away masks of this attempt alone, never a key
@@ -381,9 +372,6 @@ class Collector(SumAggregator):
                 self.send(dict.fromkeys(self._others(), OpenedSum()))
                 return total
         raise AssertionError("the last attempt returns or raises")
-
-    def _round(self, length: int, attempt: int = 0) -> Round:
-        return self._first.another(self._number, length, self._sent.digest.hex(), attempt)
 
     def _choose(self, this_round: Round, aggregator: Aggregator, came: Mapping[str, NDArray[np.uint64]]) -> None:
         """Leave all vectors in: members agreed to sums of cohorts that differ by one."""
@@ -432,7 +420,8 @@ class Collector(SumAggregator):
         elif self._senders is None:
             for name, message in messages.items():
                 self._party.send(name, message)
-        else:  # with threads that are kept: every level of a tree has a message to all
+        else:
+            # threads are kept: every level of a tree has a message to all
             list(self._senders.map(self._party.send, messages, messages.values()))
 
     def _expel(self, error: PeerProtocolError) -> None:

@@ -11,13 +11,12 @@ of ties (`data.quantile_search`), with one masked sum per round:
 4. The leader halves every interval, or ends at the resolution, or where an interval holds too few rows to be probed.
 5. The leader sends the cuts; values that fill a bin have it to themselves.
 
-The leader learns how many rows of all participants lie below each probe; `data.quantile_search` says what limits that
-and what does not.
+The leader learns how many rows of all participants lie below each probe, see `data.quantile_search`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -35,6 +34,7 @@ from treaty.messaging.messages import Array, Message, MessageLeakage, view
 from treaty.systems.horizontal.rows import (
     EXPONENTS,
     LabelUnits,
+    OpenedCounts,
     Opening,
     OwnLabels,
     SumOpener,
@@ -55,10 +55,7 @@ class Count(Message):
 
 
 class ProbeRequest(Message):
-    """Probes: uint32 keys of float32 numbers, or int64, of float64 ones; int32 (numeric features + 1,) each first.
-
-    They tell participants about where quantiles of all rows lie.
-    """
+    """Probes: uint32 keys of float32 numbers, or int64, of float64 ones; int32 (numeric features + 1,) each first."""
 
     leakage: ClassVar = MessageLeakage("about where quantiles of all rows lie", "aggregated", guard="max_bin")
 
@@ -69,9 +66,7 @@ class ProbeRequest(Message):
 class CommonBins(Message):
     """Bins: int32 (features,) how many; float32 (or float64) cuts and int16 bins of categories, feature after feature.
 
-    Also the loss's `clips`, float64, and where training starts, float64, a number or one of each class. They tell
-    participants the quantiles of all rows, which categories are frequent, the order of magnitude of the largest target
-    and weight, and, if the start is estimated, the mean of all labels, or the classes' shares.
+    Also the loss's `clips`, float64, and where training starts, float64, a number or one of each class.
     """
 
     leakage: ClassVar = MessageLeakage(
@@ -97,18 +92,20 @@ def shown_by_search(fewest: int) -> str:
 
 
 def most_rounds(origins: Mapping[str, int]) -> int:
-    """Return how many rounds the quantile search may take: 32 more among float64 numbers."""
+    """Return how many rounds the quantile search may take."""
+    # float64 keys have 32 bits more to halve
     return MOST_ROUNDS + 32 * bool(origins)
 
 
 def most_probes(max_bin: int) -> int:
-    """Return how many probes a round of the search has of one feature: one per bin, each perhaps with the next key."""
+    """Return how many probes a round of the search has of one feature at most."""
+    # one per bin, each perhaps with the next key
     return 2 * max_bin
 
 
 @dataclass(frozen=True, slots=True)
 class SearchNoise:
-    """What a party adds to its part of the opening and of counts, and how many rounds the budget pays for."""
+    """The noise on a party's part of the opening and of counts, and how many rounds the budget pays for."""
 
     on_opening: Callable[[Integers], Integers]
     on_counts: Callable[[Integers], Integers]
@@ -117,7 +114,7 @@ class SearchNoise:
 
 @dataclass(frozen=True, slots=True)
 class FoundBins:
-    """What a search ends with: the message to all, bins, and the loss with bounds that hold for all `n_rows` rows.
+    """The result of a search: the message to all, bins, and the loss with bounds that hold for all `n_rows` rows.
 
     `may_miss`, bool (features,), marks features of which rows have no value; `fewest` rows are the smallest group that
     the search parted from others.
@@ -156,13 +153,13 @@ def lead_search(
         mine = None if own is None else opening.of(rows.table, labels.bounds)
         if mine is not None and noise is not None:
             mine = noise.on_opening(mine)
-        opened = sums.total(opening.length, mine)
-        cohort, n_rows, rounds = sums.summed, opening.rows(opened), 0
-        objective = agreed_start(sums, labels, opening, opened, has_rows=own is not None)
+        opened, rounds = opening.read(sums.total(opening.length, mine)), 0
+        cohort, n_rows = sums.summed, opened.rows
+        objective = agreed_start(sums, labels, opened, has_rows=own is not None)
         objective.check_sums(n_rows)
         least, most = common.fewest_rows, common.most_bins
         search = QuantileSearch(len(wide), most, least_rows=least, most_rounds=limit, wide=wide)
-        search.present(opening.present(opened))
+        search.present(opened.present)
         while (probes := search.probes()) is not None:
             rounds += 1
             inputs.observers.set_up("searching for bins", rounds, MOST_ROUNDS)
@@ -175,31 +172,34 @@ def lead_search(
             counts = sums.total(len(probes.keys), below)
             # [Quantiles, step 4] halve every interval; end at the resolution or where too few rows are left
             search.take(counts)
-        if sums.summed == cohort:  # sums with and without a lost member do not fit together
+        # sums with and without a lost member do not fit together
+        if sums.summed == cohort:
             break
     # [Quantiles, step 5] leader -> all: the cuts; a value that fills a bin has it to itself
-    bins = _bins_found(search, opening, opened, schema, common.most_bins)
+    bins = _bins_found(search, opening.numeric, opened, schema, common.most_bins)
     message = pack_bins(bins, objective)
     sums.broadcast(message)
     may_miss = np.zeros(len(schema.names), np.bool_)
-    may_miss[opening.numeric] = opening.present(opened) < n_rows
+    may_miss[opening.numeric] = opened.present < n_rows
     # categories count unknown values as well: whatever is missing from the sum has no value
-    for f, of_categories in opening.categories(opened).items():
+    for f, of_categories in opened.categories.items():
         may_miss[f] = of_categories.sum() < n_rows
     smallest = search.smallest_interval()
     return FoundBins(message, bins, objective, n_rows, may_miss, int(smallest[smallest > 0].min(initial=n_rows)))
 
 
-def _bins_found(search: QuantileSearch, opening: Opening, opened: Integers, schema: Schema, max_bin: int) -> Bins:
-    n_features, present = len(schema.names), opening.present(opened)
+def _bins_found(
+    search: QuantileSearch, numeric: Sequence[int], opened: OpenedCounts, schema: Schema, max_bin: int
+) -> Bins:
+    n_features = len(schema.names)
     n_bins = np.zeros(n_features, np.int32)
     cuts: list[NDArray[Any] | None] = [None] * n_features
     category_bins: list[NDArray[np.int16] | None] = [None] * n_features
     has_other = [False] * n_features
-    for k, (f, found) in enumerate(zip(opening.numeric, search.cuts(), strict=True)):
+    for k, (f, found) in enumerate(zip(numeric, search.cuts(), strict=True)):
         cuts[f] = finite = found[np.isfinite(found)]  # noise may put a cut beyond all numbers
-        n_bins[f] = len(finite) + 1 if present[k] > 0 else 0
-    for f, counts in opening.categories(opened).items():
+        n_bins[f] = len(finite) + 1 if opened.present[k] > 0 else 0
+    for f, counts in opened.categories.items():
         category_bins[f], has_other[f], n_bins[f] = category_bins_of(counts, max_bin)
     return Bins(schema, tuple(cuts), tuple(category_bins), tuple(has_other), n_bins)
 
@@ -208,7 +208,7 @@ def _bins_found(search: QuantileSearch, opening: Opening, opened: Integers, sche
 
 
 class SearchAnswers:
-    """A participant's part: which vector to contribute when the `leader` asks; `labels` are its own."""
+    """A participant's vectors when the `leader` asks for them; `labels` are its own."""
 
     def __init__(
         self,
@@ -229,10 +229,11 @@ class SearchAnswers:
     def vector(self, asked: Message) -> Callable[[], Integers]:
         """Return what makes the vector that the leader asks for; the same again if the sum is repeated.
 
-        Raises PeerProtocolError if it asks for more than a search takes. Answers about labels are checked as they are
-        made: a participant that missed the first sum is in none, and its labels need not fit.
+        Raises PeerProtocolError if it asks for more than a search takes.
         """
-        if isinstance(asked, LabelUnits | TrainingStart):  # never under noise
+        # Never under noise. Answers are checked as they are made: a participant that missed the first sum is in none,
+        # and its labels need not fit.
+        if isinstance(asked, LabelUnits | TrainingStart):
             return partial(self._labels.answer, asked)
         if isinstance(asked, Count):
             self._rounds, on = 0, None if self._noise is None else self._noise.on_opening

@@ -1,16 +1,14 @@
 """A participant's rows and labels in a job split by row.
 
-Rows are brought to the columns and classes of all participants, sampled and fingerprinted. If `base_score` is left out,
-training starts from an estimate over all labels (`agreed_start`). A party that has all labels estimates it from them
-(`tallies` and `start_of` of a loss); here participants add up the same whole numbers:
+Rows are brought to the columns and classes of all participants. If `base_score` is left out, training starts from an
+estimate over all labels (`agreed_start`): participants add up the same whole numbers as a party with all labels would.
 
-1. Once the number of rows, the largest label and the largest weight are known, the leader sends units (`LabelUnits`),
-   and participants answer with their sums of weights and of weighted labels, or of each class's weights.
+1. Once the number of rows, the largest label and the largest weight are known, the leader sends units (`LabelUnits`).
+   Participants answer with their sums of weights and of weighted labels, or of each class's weights.
 2. The leader sends where training starts (`TrainingStart`), and participants answer with bounds of their gradients.
 
-Each row's part is rounded on its own, so that the start is that of one table, bit for bit. The leader learns these sums
-and, in unary, the orders of magnitude of participants' largest labels; participants learn the start. Under noise
-nothing is estimated, since sums of labels would cost budget.
+Each row's part is rounded on its own, so that the start is that of one table, bit for bit. Under noise nothing is
+estimated: sums of labels would cost budget.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -55,17 +53,16 @@ START = "where training starts: the mean of all labels, or how frequent each cla
 
 
 class RowsDescription(Message):
-    """A participant's columns and classes. The leader learns which classes it has, and which columns are empty.
+    """A participant's columns and classes.
 
     A column that is missing in all rows is empty, and fits numbers and categories alike. `bins` are SHA-256 of common
     bins that it has kept of earlier trainings on these very rows, one after the other. `origins` are those of a
-    `Schema`: columns whose numbers need float64, and which multiple of 2^53 the largest of whole numbers has passed.
+    `Schema`: columns whose numbers need float64.
     """
 
     leakage: ClassVar = MessageLeakage(
         "names of the sender's columns, their categories, which are empty or have numbers beyond float32, which "
-        "classes "
-        "its rows have, and whether it has bins of an earlier training on these rows",
+        "classes its rows have, and whether it has bins of an earlier training on these rows",
         "exact",
     )
 
@@ -78,7 +75,7 @@ class RowsDescription(Message):
 
 
 class ModelBegin(Message):
-    """The model's id, the first participant's columns, everybody's classes; after how many rounds training resumes.
+    """The model's id, the first participant's columns, all classes; after how many rounds training resumes.
 
     `bins` is SHA-256 of kept ones that all have named; empty where bins are searched for, or are a checkpoint's.
     """
@@ -99,16 +96,13 @@ class ModelBegin(Message):
 
 
 def conform(table: Table, schema: Schema, party: str) -> Table:
-    """Bring a participant's table to the schema of all: a feature it lacks is missing in all its rows.
-
-    Raises DataError when it has columns that the schema lacks, or of another kind.
-    """
+    """Bring a participant's table to the schema of all; DataError when it has other columns, or of another kind."""
     if table.schema == schema:
         return table
     unknown = [name for name in table.schema.names if name not in schema.names]
     if unknown:
         raise DataError(
-            f"{party}: expected the columns of the first participant, got {', '.join(map(repr, unknown))} besides; "
+            f"{party}: expected the columns of the first participant, got {', '.join(map(repr, unknown))} as well; "
             "drop or rename them",
             public="its table has columns that the others' lack",
         )
@@ -152,10 +146,7 @@ def schema_of(names: Sequence[str], categories: Categories, origins: Origins) ->
 
 
 def all_columns(described: Sequence[RowsDescription]) -> tuple[list[str], Categories, Origins]:
-    """Return names and categories of the first participant's columns, described by the first that has values.
-
-    Origins are those of the pooled rows: the largest.
-    """
+    """Return names and categories of the first participant's columns, and origins of the pooled rows: the largest."""
     # an empty column fits any kind: the first participant with values in it decides
     filled_at = [{name for name, empty in zip(one.names, one.empty, strict=True) if not empty} for one in described]
     origins = {
@@ -226,17 +217,17 @@ def own_seed(random_state: int | None, name: str) -> int:
 
 
 def checkpoint_with(part: ModelPart, given: dict[str, Any], rows: bytes, kept: RoundState, bins: Message) -> Checkpoint:
-    """Return a checkpoint with the message about all rows as its bins; `rows` is the fingerprint of own ones."""
+    """Return a checkpoint with the message `bins`; `rows` is the fingerprint of own rows."""
     checkpoint = checkpoint_of(part, given, rows, kept)
     checkpoint.bins = encode(bins)
     return checkpoint
 
 
-# ------------------------------------------------------------------- what is summed first, and where training starts
+# ---------------------------------------------------------------- the first sum, and where training starts
 
 
 class SumOpener(Protocol):
-    """Who opens sums over all participants: a `Collector`, or the server of a `Crowd`."""
+    """Opens sums over all participants."""
 
     summed: list[str]
 
@@ -248,7 +239,7 @@ class SumOpener(Protocol):
 
 
 def in_unary(bound: float) -> Integers:
-    """Return a power of two as a vector whose sums say how many participants have which: int64 (len(EXPONENTS),)."""
+    """Return a power of two as a vector int64 (len(EXPONENTS),), whose sum counts participants by their power."""
     # zero has no logarithm, and very small bounds need no smaller power
     exponent = max(round(math.log2(bound)), EXPONENTS[0])
     if exponent > EXPONENTS[-1]:
@@ -261,20 +252,25 @@ def largest_in(total: Integers) -> float:
     return 2.0 ** EXPONENTS[int(np.flatnonzero(total)[-1])]
 
 
-class Opening:
-    """The first vector that is summed: rows, rows with a value of each numeric feature, rows of each category, bounds.
+class OpenedCounts(NamedTuple):
+    """The first sum: rows, rows with a value of each numeric feature, rows of each category, unknown ones last."""
 
-    Each of the `bounds` is a power of two in unary.
-    """
+    rows: int
+    present: Integers
+    categories: dict[int, Integers]
+    bounds: list[float]
+    """The largest bounds among all participants."""
+
+
+class Opening:
+    """The first vector that is summed: the counts of `OpenedCounts`, and `bounds` powers of two in unary."""
 
     def __init__(self, schema: Schema, *, bounds: int) -> None:
         self.numeric = [f for f, categories in enumerate(schema.categories) if categories is None]
         self._categorical = [(f, len(c) + 1) for f, c in enumerate(schema.categories) if c is not None]
         sizes = [1, len(self.numeric), *(size for _, size in self._categorical), *[len(EXPONENTS)] * bounds]
-        # the parts of the vector, one after the other
-        self._starts = np.cumsum([0, *sizes])
-        self._bounds = bounds
-        self.length = int(self._starts[-1])
+        self._ends = np.cumsum(sizes)
+        self._bounds, self.length = bounds, sum(sizes)
 
     def of(self, table: Table, bounds: Sequence[float]) -> Integers:
         """Return a participant's vector; `bounds` are of derivatives, or labels, and of weights."""
@@ -287,32 +283,16 @@ class Opening:
         unary = [in_unary(bound) for bound in bounds] if self._bounds else []
         return np.concatenate([*(np.array(part, np.int64) for part in parts), *unary])
 
-    def rows(self, total: Integers) -> int:
-        """Return how many rows all have together; noise may make the count negative."""
-        return max(int(total[0]), 0)
-
-    def present(self, total: Integers) -> Integers:
-        """Return in how many rows each numeric feature is present."""
-        return self._part(total, 1)
-
-    def categories(self, total: Integers) -> dict[int, Integers]:
-        """Return for each categorical feature how many rows each category has, unknown ones last."""
-        return {f: np.maximum(self._part(total, 2 + k), 0) for k, (f, _) in enumerate(self._categorical)}
-
-    def bounds(self, total: Integers) -> list[float]:
-        """Return the largest bounds among all participants."""
-        return [largest_in(self._part(total, k)) for k in range(-self._bounds, 0)]
-
-    def _part(self, total: Integers, k: int) -> Integers:
-        k %= len(self._starts) - 1
-        return total[self._starts[k] : self._starts[k + 1]]
+    def read(self, total: Integers) -> OpenedCounts:
+        """Read the sum of all participants' vectors; noise may have made counts negative."""
+        (rows,), present, *rest = np.split(total, self._ends[:-1])
+        categories = {f: np.maximum(of, 0) for (f, _), of in zip(self._categorical, rest, strict=False)}
+        bounds = [largest_in(of) for of in rest[len(categories) :]]
+        return OpenedCounts(max(int(rows), 0), present, categories, bounds)
 
 
 class LabelUnits(Message):
-    """Contribute sums of labels in these units: powers of two no less than any label and weight; bits of a row's part.
-
-    They tell participants the order of magnitude of the largest label and weight.
-    """
+    """Contribute sums of labels in units, powers of two no less than any label and weight; bits of a row's part."""
 
     leakage: ClassVar = MessageLeakage(
         "the size of the largest label and weight, roughly", "aggregated", guard="base_score"
@@ -324,10 +304,7 @@ class LabelUnits(Message):
 
 
 class TrainingStart(Message):
-    """Contribute the bound of gradients if training starts from `start`, float64, a number or one of each class.
-
-    It tells participants the mean of all labels, or the classes' shares.
-    """
+    """Contribute the bound of gradients if training starts from `start`, float64, a number or one of each class."""
 
     leakage: ClassVar = MessageLeakage("the mean of all labels, or classes' shares", "aggregated", guard="base_score")
 
@@ -335,7 +312,7 @@ class TrainingStart(Message):
 
 
 def starts_from_sums(options: SystemOptions, common: BoostingOptions) -> bool:
-    """Whether the start of a training is estimated from sums of labels."""
+    """Say whether the start of a training is estimated from sums of labels."""
     return common.base_score is None and options.estimates_base_score
 
 
@@ -346,7 +323,7 @@ class OwnLabels:
         self._inputs, self._rows, self._classes, self._leader = inputs, rows, classes, leader
         self.loss = loss_of(np.empty(0), None, None if classes is None else len(classes), None, inputs.common)
         self.summed = starts_from_sums(inputs.options, inputs.common)
-        # How many `bounds` there are
+        # how many `bounds` there are
         self.n_bounds = 2 if self.summed else len(self.loss.clips) + 1
 
     @property
@@ -369,7 +346,7 @@ class OwnLabels:
         return self.loss.tallies(self._rows.y, self._rows.weight, units)
 
     def answer(self, asked: LabelUnits | TrainingStart) -> Integers:
-        """Return what the leader asks for; PeerProtocolError if it fits no training that both agreed to."""
+        """Return the vector that the leader asks for; PeerProtocolError if it fits no training that both agreed to."""
         if isinstance(asked, TrainingStart):
             return clips_in_unary(self.starting(asked.start, "TrainingStart"))
         # units below the own bounds would cut the own labels off; more bits would overflow the sum
@@ -399,17 +376,17 @@ class OwnLabels:
         return PeerProtocolError(leader, f"expected {expected}, got another - at {where} from {leader}")
 
 
-def agreed_start(sums: SumOpener, own: OwnLabels, opening: Opening, opened: Integers, *, has_rows: bool) -> Objective:
+def agreed_start(sums: SumOpener, own: OwnLabels, opened: OpenedCounts, *, has_rows: bool) -> Objective:
     """Return, as the leader, the loss with a start and bounds that hold for all participants' labels.
 
-    `opened` is the sum of all `opening` vectors; a leader without rows adds nothing to the sums.
+    A leader without rows adds nothing to the sums.
     """
     if not own.summed:
-        bounds = opening.bounds(opened)  # none under noise, where they are known beforehand
+        bounds = opened.bounds  # none under noise, where they are known beforehand
         return own.given.agreed(bounds[:-1], bounds[-1]) if bounds else own.given
-    label, weight = opening.bounds(opened)
+    label, weight = opened.bounds
     # in these units all rows' labels add up without overflow
-    units = TallyUnits.of(opening.rows(opened), label, weight)
+    units = TallyUnits.of(opened.rows, label, weight)
     mine = own.tallies(units)
     sums.broadcast(LabelUnits(units.label, units.weight, units.bits))
     tallies = sums.total(len(mine), mine if has_rows else None)
@@ -426,16 +403,13 @@ def clips_in_unary(objective: Objective) -> Integers:
     return np.concatenate([in_unary(clip) for clip in objective.clips])
 
 
-# ---------------------------------------------------------------- checks of options that every system split by row has
-
-
-def refuse_goss(common: Any) -> None:
-    if common.goss:
-        raise ConfigError("goss ranks rows by gradient, which participants cannot do together; use subsample")
+# ---------------------------------------------------------------- options
 
 
 def refuse_objectives(common: Any) -> None:
-    """Refuse objectives whose gradients, bounds or leaf values participants cannot know."""
+    """Refuse options and objectives that need gradients, bounds or leaf values which participants cannot know."""
+    if common.goss:
+        raise ConfigError("goss ranks rows by gradient, which participants cannot do together; use subsample")
     if common.loss_class.takes == "groups":
         raise ConfigError(
             f"objective={common.objective!r} ranks rows within groups, and rows of a group may be with several "
@@ -444,5 +418,5 @@ def refuse_objectives(common: Any) -> None:
     if common.loss_class.refreshes_leaves:
         raise ConfigError(
             f"objective={common.objective!r} has leaf values that are quantiles of the residuals of all participants' "
-            'rows, and sums of gradients do not tell them: take "huber", or a system split by column'
+            'rows, which sums of gradients do not contain: take "huber", or a system split by column'
         )
