@@ -40,10 +40,14 @@ import numpy as np
 from treaty.errors import ConfigError, DataError
 from treaty.machine.arrays import Floats, Integers
 
-LEAST_CURVATURE = 1e-8  # of v^T s, per ||s||^2: a pair with less is left out
-LEAST_AGREED = 1e-2  # as `subspace_step` takes it where no function is quadratic: less is told apart by its bend alone
-LEAST_PRODUCT = 2.0**-52  # of s and v, with themselves and each other: parties' sums are multiples of 2^-64
-LONGEST_STEP = 10.0  # times the median of the steps before
+# Of v^T s, per ||s||^2: a pair with less is left out
+LEAST_CURVATURE = 1e-8
+# The same in `subspace_step` where the function is not quadratic, so that pairs of different steps disagree
+LEAST_AGREED = 1e-2
+# Of s and v, with themselves and each other: parties' sums are multiples of 2^-64
+LEAST_PRODUCT = 2.0**-52
+# Times the median of the steps before
+LONGEST_STEP = 10.0
 STEPS_REMEMBERED = 20
 
 
@@ -91,21 +95,20 @@ class EpochState:
     learning_rate: float
     slice: SliceState | None = None
     coordinator: CoordinatorState | None = None
+    # At a coordinator without data: steps since training began, or was set back to its beginning
     iterations: int = 0
-    """At a coordinator without data: steps since training began, or was set back to its beginning."""
     losses: list[float] = field(default_factory=list)
     level: float = math.inf
     eval_losses: dict[str, list[float]] = field(default_factory=dict)
+    # Own weights (n_columns,) after the epoch that was best on eval rows, if these can end training
     best: Floats | None = None
-    """Own weights (n_columns,) after the epoch that was best on eval rows, if these can end training."""
 
 
 class Slice:
     """The state of the owner of some columns: its slices of weights, pairs and steps.
 
-    At most `memory` pairs (M) are kept, made every `period` (L) iterations. l2/2 ||w||^2 is added here, to gradients
-    and Hessian products, except for the last column where that is the `intercept`. `weights` (n_columns,) start at 0;
-    a column whose gradient is 0 keeps weight 0.
+    At most `memory` pairs (M) are kept, made every `period` (L) iterations. The penalty l2/2 ||w||^2 is added here, to
+    gradients and Hessian products, but not of the `intercept`, the last column. `weights` (n_columns,) start at 0.
     """
 
     def __init__(self, n_columns: int, *, memory: int, period: int, l2: float = 0.0, intercept: bool = False) -> None:
@@ -139,14 +142,15 @@ class Slice:
     def products(self, grad: Floats, curvature: Floats | None = None) -> Floats:
         """Return this slice's part of all inner products, ((2m + 1) (2m + 2) / 2,), to be summed over owners.
 
-        `grad` is the batch's mean gradient, `curvature` the Hessian's product with the candidate, where there is one,
-        both without l2. With a candidate, m counts its pair too.
+        `grad` is the batch's mean gradient, `curvature` the Hessian's product with the candidate, if there is one; m
+        counts its pair as well. Both are without l2.
         """
         s = self.candidate()
         assert (s is None) == (curvature is None), "a curvature goes with a candidate"
         self._candidate = None if s is None or curvature is None else (s, curvature + self._l2 * s)
         gradient = grad + self._l2 * self.weights
         pairs = list(zip(self._s, self._v, strict=True))
+        # the step is along the kept vectors alone: a candidate counts from the next one on
         self._vectors = [*self._s, *self._v, gradient]
         if self._candidate is not None:
             pairs.append(self._candidate)
@@ -176,7 +180,6 @@ class Slice:
         self._starts.append(self.weights)
 
     def state(self) -> SliceState:
-        """Return the state after this epoch; later steps do not change it."""
         kept = (list(of) for of in (self._starts, self._steps, self._s, self._v))
         return SliceState(self._iteration, self.weights, *kept)
 
@@ -213,7 +216,7 @@ class Coordinator:
         return sizes[0] * (sizes[0] + 1) // 2, sizes[1] * (sizes[1] + 1) // 2
 
     def decide(self, products: Floats) -> Decision:
-        """Return the step for these inner products, summed over all slices; see `Slice.products`.
+        """Return the step for the inner products of `Slice.products`, summed over all slices.
 
         Raises DataError when they are not finite: training has diverged.
         """
@@ -227,7 +230,7 @@ class Coordinator:
         gram[np.triu_indices(size)] = products
         gram += np.triu(gram, 1).T
         keep = False
-        # a candidate counts from the next step on: this step is taken without its rows and columns
+        # this step is taken without the candidate's rows and columns
         if paired:
             s, v = m, 2 * m + 1
             curved = gram[s, v] >= LEAST_CURVATURE * gram[s, s]
@@ -254,7 +257,6 @@ class Coordinator:
             self._norms.clear()
 
     def state(self) -> CoordinatorState:
-        """Return the state after this epoch."""
         return CoordinatorState(self._learning_rate, self._pairs, list(self._norms))
 
     def resume(self, after: EpochState) -> None:
@@ -313,18 +315,14 @@ def subspace_step(gram: Floats, learning_rate: float, least: float) -> Floats:
 # ---------------------------------------------------------------- mini-batches
 
 SEED_BYTES = 32
-
+# With fewer rows of a batch per column, a party comes near the residuals by linear algebra
 ROWS_PER_COLUMN = 10
-"""With fewer rows of a batch per column, a party comes near the residuals by linear algebra."""
-
+# With fewer rows per column, labels (-1 or 1, in exact sums) are found as a short vector of a lattice
 ROWS_PER_COLUMN_OF_SMALL_BATCHES = 40
-"""With fewer rows per column, labels (-1 or 1, in exact sums) are found as a short vector of a lattice."""
-
+# Leverage above which a row counts as dominating the gradient of its batch; see `rows_alone`
 ALONE = 1.0 / 3.0
-"""Leverage above which a row counts as dominating the gradient of its batch; see `rows_alone`."""
-
+# Known reduction algorithms fail on a lattice of this many dimensions, one for each row
 MANY_ROWS = 300
-"""Known reduction algorithms fail on a lattice of this many dimensions, one for each row."""
 
 
 def batch_seed(random_state: int | None) -> bytes:
@@ -351,7 +349,7 @@ def partition(n_rows: int, batch_size: int, seed: bytes) -> Integers:
 def curvature_rows(batches: Integers, at: int, size: int) -> list[Integers]:
     """Return the rows of a Hessian's product in pieces of at most a batch, int64 (n_rows,) each.
 
-    They are the first `size` rows of batch number `at`, or, where `size` is several batches, it and those that follow.
+    They are the first `size` rows of batch number `at`; if `size` is several batches, also the batches that follow.
     """
     n_batches, batch_size = batches.shape
     if size <= batch_size:
@@ -362,8 +360,8 @@ def curvature_rows(batches: Integers, at: int, size: int) -> list[Integers]:
 def fewest_rows(n_columns: int, *, of_labels: bool) -> int:
     """Return the rows a batch must have so that the gradients of `n_columns` columns hide the rows they are sums of.
 
-    The columns, one per category, are those of all parties who may combine their gradients. A batch needs 10 rows
-    for each column; if these parties have no labels (`of_labels`), also 40 for each column, or 300 if that is less.
+    The columns, one per category, belong to all parties who may combine their gradients. A batch needs 10 rows for each
+    column; if these parties have no labels (`of_labels`), also 40 for each column, or 300 if that is less.
 
     In the first batch w is 0, and a party has the exact integers X^T y. If y is -1 or 1 and X has 24 fractional bits,
     y is a very short vector of a lattice with one dimension per row. Reduction (LLL, then BKZ) found all labels of 40
@@ -379,9 +377,9 @@ def fewest_rows(n_columns: int, *, of_labels: bool) -> int:
 def check_batch_size(batch_size: int, n_columns: int, whose: str, *, n_rows: int, of_labels: bool) -> None:
     """Raise ConfigError for batches so small that gradients can be solved for rows' residuals; see `fewest_rows`.
 
-    `batch_size` is the actual one, at most `n_rows`, the rows of the table. Where gradients are of labels, none of the
-    columns is the intercept, else one is. `whose` names the columns' owners. Tan et al., "Residue-based Label
-    Protection Mechanisms in Vertical Logistic Regression", 2022 (arXiv 2205.04166).
+    If gradients are of labels, none of the columns is the intercept, else one is. `whose` names the columns' owners.
+    After Tan et al., "Residue-based Label Protection Mechanisms in Vertical Logistic Regression", 2022 (arXiv
+    2205.04166).
     """
     least = fewest_rows(n_columns, of_labels=of_labels)
     if batch_size < least:
@@ -399,7 +397,7 @@ def check_batch_size(batch_size: int, n_columns: int, whose: str, *, n_rows: int
 def check_hessian_batch_size(size: int, n_columns: int) -> None:
     """Raise ConfigError for Hessian products over so few rows that the steps' part of margins can be solved for.
 
-    `n_columns` are those of parties who may combine what they see.
+    `n_columns` are the columns of all parties who may combine their products.
     """
     least = ROWS_PER_COLUMN * n_columns
     if size < least:
@@ -412,9 +410,10 @@ def check_hessian_batch_size(size: int, n_columns: int) -> None:
 def rows_alone(X: Floats) -> int:
     """Count the rows of a batch that dominate its gradient; X (rows, n_columns) is one party's prepared columns.
 
-    These are the rows whose leverage, the diagonal of A (A^T A)^+ A^T for A = [X, 1], exceeds a third. From the
-    gradient follows A (A^T A)^+ A^T d, in which d_i of such a row has this weight and all others together hardly more.
+    These are the rows whose leverage, the diagonal of A (A^T A)^+ A^T for A = [X, 1], exceeds a third.
     """
+    # from the gradient follows A (A^T A)^+ A^T d, in which d_i of such a row has this weight and all others together
+    # hardly more
     A = np.hstack([X, np.ones((len(X), 1))])
     values, vectors = np.linalg.eigh(A.T @ A)
     # constant columns and complete sets of categories add no dimension

@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from treaty.errors import DataError, warn_user
 from treaty.machine.arrays import Flags, Floats
 
-LARGEST = 10.0  # value of a training row; with more, single rows of Give Me Some Credit make training diverge
+# Value of a training row; with more, single rows of Give Me Some Credit make training diverge
+LARGEST = 10.0
 COLUMN_FRACTION = 24
 
 
@@ -38,7 +39,7 @@ class Preparation:
     median: Floats  # (n_features,) replaces missing values; 0 for categorical features
     mean: Floats  # (n_columns,) of the columns, in the features' order
     scale: Floats  # (n_columns,) standard deviation, more where values are far from the mean; 0 for a constant column
-    first: int = 0  # number of the first category that has a column: 1 where the one before it is the reference
+    first: int = 0  # number of the first category with a column: 1 where the one before it is the reference
 
     @property
     def n_columns(self) -> int:
@@ -51,15 +52,12 @@ class Preparation:
         return -np.divide(self.mean, self.scale, out=np.zeros_like(self.mean), where=self.scale > 0.0)
 
     def matrix(self, features: Sequence[NDArray[Any]], n_rows: int) -> Floats:
-        """Return the prepared columns (n_rows, n_columns), in multiples of 2^-24.
-
-        Between parties columns are integers of that unit. If only they rounded, weights would differ from a pooled
-        training's, the more the closer columns are to being linearly dependent. `features` (n_rows,) are as in a
-        `Table`: NaN is missing, categories are codes, a code beyond them an unknown one.
-        """
+        """Return the prepared columns (n_rows, n_columns) of features as a `Table` has them."""
         columns = _spread(features, self.n_categories, self.median, n_rows, self.first)
         columns -= self.mean
         columns *= np.divide(1.0, self.scale, out=np.zeros_like(self.scale), where=self.scale > 0.0)
+        # between parties columns are integers in this unit: were they not rounded here, too, weights would differ from
+        # a pooled training's, the more the closer columns are to linear dependence
         return np.rint(columns * 2.0**COLUMN_FRACTION) * 2.0**-COLUMN_FRACTION
 
     def names(self, features: Sequence[str], categories: Sequence[Sequence[object] | None]) -> list[str]:
@@ -81,8 +79,7 @@ def prepare(
 ) -> Preparation:
     """Learn from the training rows how to prepare columns; `n_categories` has None for numeric features.
 
-    No value is further from the mean than `largest` times the scale. With weights medians, means and standard
-    deviations are those of as many rows as each weighs.
+    No value is further from the mean than `largest` times the scale. A row counts as often as it weighs.
     """
     known = tuple(n_categories)
     median = np.zeros(len(features))
@@ -98,7 +95,8 @@ def prepare(
         mean = np.average(columns, axis=0, weights=weight)
         scale = np.sqrt(np.average((columns - mean) ** 2, axis=0, weights=weight))
     if n_rows:
-        constant = np.ptp(columns, axis=0) == 0.0  # whose standard deviation need not come out as 0
+        # the computed standard deviation of a constant column need not be 0
+        constant = np.ptp(columns, axis=0) == 0.0
         mean, scale = np.where(constant, columns[0], mean), np.where(constant, 0.0, scale)
         counted = columns if weight is None else columns[weight > 0.0]
         farthest = np.maximum(counted.max(axis=0) - mean, mean - counted.min(axis=0))
@@ -107,7 +105,6 @@ def prepare(
 
 
 def _median(values: Floats, weight: Floats | None) -> float:
-    """Return the median of values; with weights, of as many values as each weighs."""
     if weight is None or not weight.any():
         return float(np.median(values))
     order = np.argsort(values)
@@ -132,8 +129,8 @@ def _spread(
 
 # ---------------------------------------------------------------- uncorrelated coordinates
 
+# Eigenvalues below this share of the largest count as 0: columns that depend on the others linearly
 DEPENDENT = 1e-9
-"""Eigenvalues below this share of the largest count as 0: columns that depend on the others linearly."""
 
 
 def uncorrelated(hessian: Floats) -> Floats:
@@ -154,8 +151,8 @@ def uncorrelated(hessian: Floats) -> Floats:
 
 TOO_FEW_ROWS = "standard errors need more rows than columns, got {rows} rows and {columns} columns"
 
+# Curvatures below this share of the largest, of a loss along columns that do vary, leave weights undetermined
 FLAT = 1e-9
-"""Curvatures below this share of the largest, of a loss along columns that do vary, leave weights undetermined."""
 
 
 def determined(columns: Floats, hessian: Floats) -> tuple[Floats, Flags, int]:
@@ -191,7 +188,8 @@ def random_rotation(size: int) -> Floats:
 
 # ---------------------------------------------------------------- losses
 
-TAYLOR_RANGE = 4.0  # beyond |u| = 4 the Taylor loss rises where the logistic loss still falls or has flattened out
+# Beyond |u| = 4 the Taylor loss rises where the logistic loss still falls or has flattened out
+TAYLOR_RANGE = 4.0
 TAYLOR_SHARE = 0.01
 
 
@@ -240,15 +238,12 @@ SQUARED = Loss(
     least=0.0,
 )
 POISSON = Loss(
-    "poisson",
-    values=_poisson_values,
-    residuals=lambda u, y: np.exp(u) - y,
-    curvatures=lambda u, x_s: np.exp(u) * x_s,
+    "poisson", values=_poisson_values, residuals=lambda u, y: np.exp(u) - y, curvatures=lambda u, x_s: np.exp(u) * x_s
 )
 
 
 def probabilities(u: Floats) -> Floats:
-    """Return 1 / (1 + exp(-u)), without overflow (n_rows,)."""
+    """Return 1 / (1 + exp(-u)) (n_rows,), without overflow."""
     return np.exp(-np.logaddexp(0.0, -u))
 
 
@@ -271,8 +266,8 @@ def warn_beyond_taylor(u: Floats) -> None:
 
 # ---------------------------------------------------------------- calibration
 
+# Margins whose deviation is a smaller share of their size differ by rounding alone: all get the labels' rate
 SAME = 1e-9
-"""Margins whose deviation is a smaller share of their size differ by rounding alone: all get the labels' rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +302,7 @@ def fit_calibration(margins: Floats, y: Floats, weight: Floats | None = None) ->
     if spread <= SAME * max(1.0, abs(centre)):
         margins, spread = np.full_like(margins, centre), 1.0
     scores = ((margins - centre) / spread)[:, np.newaxis]
-    # a row of either class for every row, weighted by its target
+    # every row counts once in either class, weighted by its target
     fitted = LogisticRegression(C=np.inf, tol=1e-9, max_iter=1000).fit(
         np.vstack([scores, scores]),
         np.repeat([1, 0], len(y)),
@@ -319,8 +314,8 @@ def fit_calibration(margins: Floats, y: Floats, weight: Floats | None = None) ->
 
 # ---------------------------------------------------------------- targets
 
+# In standard deviations; a target with rows further out has a larger unit
 LARGEST_TARGET = 512.0
-"""In standard deviations; a target with rows further out has a larger unit."""
 
 LEAST_SPREAD = 1e-12
 

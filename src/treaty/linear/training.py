@@ -13,8 +13,10 @@ from treaty.linear.lbfgs import Coordinator, EpochState, Slice, curvature_rows, 
 from treaty.linear.preparation import TAYLOR, TOO_FEW_ROWS, Loss, determined, uncorrelated, with_sums
 from treaty.machine.arrays import Floats
 
-LARGEST_RISE = 0.1  # an epoch is undone if its loss is more than a tenth above the last accepted one
-HALVINGS = 30  # of a step that makes the loss rise
+# An epoch is undone if its loss is more than a tenth above the last accepted one
+LARGEST_RISE = 0.1
+# Of a step that makes the loss rise
+HALVINGS = 30
 
 
 @dataclass(slots=True)
@@ -36,10 +38,10 @@ class Schedule:
     level: float = math.inf
 
     finished: bool = False
+    # Whether training ended, or would, before `max_iter`; always if `tol` is 0
     settled: bool = False
-    """Whether training ended, or would, before `max_iter`; always if `tol` is 0."""
+    # Whether the last epoch has the lowest loss of the last eval set so far, if that can end training
     best: bool = False
-    """Whether the last epoch has the lowest loss of the last eval set so far, if that can end training."""
 
     def end_epoch(self, loss: float) -> bool:
         """Take an epoch's loss (finite, else DataError), once eval sets have theirs; return whether to undo it."""
@@ -67,7 +69,6 @@ class Schedule:
         self.finished = ends or len(self.losses) >= self.max_iter
 
     def resume(self, state: EpochState) -> None:
-        """Restore the state after an epoch of a schedule with the same settings."""
         self.learning_rate, self.losses, self.level = state.learning_rate, list(state.losses), state.level
         self.eval_losses.update({name: list(losses) for name, losses in state.eval_losses.items()})
 
@@ -100,7 +101,6 @@ class Solver:
     hessian_batch_size: int | None = None
 
     def schedule(self, eval_sets: Iterable[str] = (), patience: int | None = None) -> Schedule:
-        """Return the schedule of a training with eval sets of these names."""
         return Schedule(self.learning_rate, self.tol, self.max_iter, {name: [] for name in eval_sets}, patience)
 
     def slice(self, n_columns: int, *, intercept: bool) -> Slice:
@@ -140,7 +140,8 @@ def train(
     slice_, schedule = optimiser.slice(X.shape[1], intercept=optimiser.intercept), optimiser.schedule(watched, patience)
     coordinator = Coordinator(memory=optimiser.memory, learning_rate=optimiser.learning_rate)
     best = None
-    with np.errstate(over="ignore", invalid="ignore"):  # a loss that is not finite ends the training
+    # a loss that is not finite ends the training
+    with np.errstate(over="ignore", invalid="ignore"):
         while not schedule.finished:
             of_batches = []
             for at, rows in enumerate(batches):

@@ -20,7 +20,7 @@ its sums.
 
 **Lost participants.** Masks cancel only if all vectors come. By default a lost participant ends the job: checkpoints
 are kept, and training resumes when all are back. With ``dropout="accept"`` sums are opened over those still present,
-and the round's trees are restarted: from the sums before and after, the leader can tell the lost one's histograms.
+and the round's trees are restarted: from the sums before and after, the leader can derive the lost one's histograms.
 
 Deviations from the paper: masks are fresh for every vector (there, one pairwise secret serves twice); quantiles of all
 features are sought at once, aware of ties; all bounds are checked before training; exported trees have no covers.
@@ -90,8 +90,8 @@ logger = logging.getLogger(__name__)
 def leader(inputs: RoleInput[FederBoostHorizontal]) -> ModelPart:
     """Train as the leader, connected with all other participants; return the whole model.
 
-    The role's `data` is None if the leader brings no rows; `classes` are then those of its eval sets, which it alone
-    watches. The first owner's columns are everybody's.
+    The leader may bring no rows: its classes are then those of its eval sets, which it alone watches. The columns are
+    those of the first owner.
 
     Raises ConfigError if parties disagree on options, or are too few for a sum to hide anything; CryptoError or
     PeerError if a participant is lost, or sends what the protocol does not allow.
@@ -116,7 +116,7 @@ def leader(inputs: RoleInput[FederBoostHorizontal]) -> ModelPart:
         )
         shown = shown_by_search(search.fewest) if noise.budget is None else str(noise.budget)
         bins = search.message
-        # bins without a lost participant's rows are not those of these participants
+        # bins found without a lost participant's rows are of no use to a later training with it
         if set(collector.summed) == set(inputs.roles.owners):
             keep_bins(inputs, setup.message, bins, all_rows=search.n_rows, spent=shown)
         own = fresh(inputs, setup, rows, search.bins, search.objective, setup.paid or shown)
@@ -200,7 +200,8 @@ def _attempt(
         # [Training, step 3] leader: prefix sums, gains and the best split of each node, for every tree of the round
         for (output, _), flat in zip(asked, sums, strict=True):
             level, of_tree = growths[output].level, flat.reshape(-1, slots, 3)
-            if level is None:  # too few rows for any split
+            # too few rows for any split
+            if level is None:
                 continue
             opened_nodes[output].update(zip(level.asked.tolist(), of_tree, strict=True))
             parents[output] = complete = complete_sums(level, of_tree, parents[output])

@@ -54,7 +54,7 @@ class FederBoostHorizontal(SystemOptions):
     allow_insecure : bool, default False
         Without effect: nothing in this system needs consent.
     dropout : {"accept"} or None, default None
-        What a lost participant means. None: training stops, and resumes from checkpoints when everybody is back.
+        What a lost participant means. None: training stops, and resumes from checkpoints when all are back.
         "accept": training continues without it, and the leader may find the lost one's histograms.
     epsilon_total : float or None, default None
         Noise on all that is opened, so that the whole training is (epsilon_total, delta) differentially private for
@@ -89,8 +89,10 @@ class FederBoostHorizontal(SystemOptions):
             raise ConfigError("delta goes with epsilon_total; give both or leave delta out")
 
 
-SEARCH_ROUNDS = 24  # of the quantile search under noise: each costs
-OF_OPENING, OF_SEARCH = 0.01, 0.09  # of the budget; the rest is for trees
+# Of the quantile search under noise: each costs
+SEARCH_ROUNDS = 24
+# Shares of the budget; the rest is for trees
+OF_OPENING, OF_SEARCH = 0.01, 0.09
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,8 @@ from treaty.trees.objectives import Objective
 
 logger = logging.getLogger(__name__)
 
-_FEW_CELLS = 1 << 20  # of a participant's table: summing them takes less time than the messages about it
+# Of a participant's table: summing them takes less time than the messages about it
+_FEW_CELLS = 1 << 20
 
 
 # ---------------------------------------------------------------- terms, columns, classes, noise
@@ -96,7 +97,6 @@ def check_members(options: FederBoostHorizontal, members: Sequence[str]) -> None
 
 
 def compare_terms(inputs: RoleInput[FederBoostHorizontal]) -> None:
-    """Compare terms with all others, and refuse too few participants."""
     # small tables: threads would cost more than they save
     cells = 0 if inputs.data is None else inputs.data.table.n_rows * len(inputs.data.table.columns)
     if not inputs.alone and cells < _FEW_CELLS:
@@ -132,9 +132,7 @@ class ModelSetup:
         return msgspec.json.encode(_terms(inputs), order="sorted") + encode(self.message)
 
 
-def agree_on_model(
-    inputs: RoleInput[FederBoostHorizontal],
-) -> tuple[ModelSetup, Checkpoint | None, KeptBins | None]:
+def agree_on_model(inputs: RoleInput[FederBoostHorizontal]) -> tuple[ModelSetup, Checkpoint | None, KeptBins | None]:
     """As the leader, receive the descriptions, pay for noise, and send all which model begins or is resumed.
 
     Returns the checkpoint to resume from, and the kept bins that a fresh training uses, if any.
@@ -154,7 +152,7 @@ def agree_on_model(
     message = ModelBegin(model_id, names, categories, labels, rounds, origins=origins)
     offers = {n: d.bins for n, d in described.items()}
     kept = None if found is not None else _chosen_bins(inputs, own_bins, offers, message)
-    # noise is paid for before anybody contributes to a sum
+    # noise is paid for before any party contributes to a sum
     setup = ModelSetup.of(inputs, message if kept is None else msgspec.structs.replace(message, bins=kept.digest))
     for peer in party.peers:
         party.send(peer, setup.message)
@@ -246,13 +244,12 @@ class _File(msgspec.Struct):
 
 
 def kept_file(store: Path, party: str) -> Path:
-    """Return the path at which a party keeps bins."""
     return checkpoint_file(store, party).with_suffix(".bins")
 
 
 def bins_for_rows(inputs: RoleInput) -> dict[bytes, KeptBins]:
     """Return by digest the role's kept bins of its very rows, participants, leader and options; the oldest first."""
-    # those of trainings with others are not offered, which would reveal such trainings
+    # an offer of bins found with other parties would reveal that training
     setting = _setting_of(inputs)
     found = [entry for entry in _read(inputs) if entry.setting == setting]
     rows = _rows_of(inputs) if found else b""
@@ -328,7 +325,7 @@ def _setting_of(inputs: RoleInput) -> bytes:
 
 
 def _terms_of_bins(inputs: RoleInput, begin: ModelBegin) -> bytes:
-    """Digest all that bins depend on besides rows: the setting, and the columns and classes of all."""
+    """Digest all that bins depend on but rows: the setting, and the columns and classes of all."""
     return _digest([_setting_of(inputs).hex(), begin.names, begin.categories, begin.classes, begin.origins])
 
 

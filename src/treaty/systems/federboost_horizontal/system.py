@@ -26,14 +26,14 @@ def conclusions(
     roles: Roles, options: FederBoostHorizontal, common: BoostingOptions, part: ModelPart | None
 ) -> dict[str, list[str]]:
     """Return what each party can work out; the leader's `part` has what the search parted, or what noise cost."""
-    everybody = _of_all(options, common)
+    of_all = _of_all(options, common)
     of_leader = _of_leader(roles, options, "" if part is None else part.spent)
     of_member = ["no sum; with three participants or more, nothing that can be attributed to one of them"]
     if starts_from_sums(options, common):
         of_leader.append(SUMS_OF_LABELS)
         of_member.append(START)
-    learned = {roles.active: [*of_leader, *everybody]}
-    return learned | {name: [*of_member, *everybody] for name in roles.owners if name != roles.active}
+    learned = {roles.active: [*of_leader, *of_all]}
+    return learned | {name: [*of_member, *of_all] for name in roles.owners if name != roles.active}
 
 
 def _of_all(options: FederBoostHorizontal, common: BoostingOptions) -> list[str]:
@@ -105,7 +105,7 @@ def expected(roles: Roles, options: FederBoostHorizontal, common: BoostingOption
     return found
 
 
-# ---------------------------------------------------------------- what the messages of FederBoost by row tell
+# ---------------------------------------------------------------- messages
 
 _LEADER, _MEMBER = ("leader",), ("member",)
 _PLAIN = When("without epsilon_total", lambda options, common: options.epsilon_total is None)
@@ -151,7 +151,7 @@ def roles(places: Mapping[str, PartySpec], active: str, options: FederBoostHoriz
     if without:
         raise ConfigError(
             f"expected a table of every party but the active one, got none of {', '.join(without)}: in a horizontal "
-            "job parties.NAME.table says who brings rows, in everybody's copy of the file (only one's own is read)"
+            "job parties.NAME.table says who brings rows, in every party's copy of the file (only its own is read)"
         )
     owners = [name for name, place in places.items() if place.has_rows]
     check_members(options, owners)
@@ -176,7 +176,8 @@ SYSTEM = System(
     on_clusters=lambda options: frozenset({"leader", "member"}),
     has_model=frozenset({"leader", "member"}),
     may_lose=may_lose,
-    vouched=lambda roles, options, name: roles.owners,  # members check also the keys of whom they do not talk to
+    # members also check the keys of parties that they are not connected with
+    vouched=lambda roles, options, name: roles.owners,
     cannot={
         "explain": "contributions need the number of rows in each node, which a federboost-horizontal model does not "
         "have: participants could infer each other's rows from it"

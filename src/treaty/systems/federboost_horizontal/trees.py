@@ -28,7 +28,8 @@ from treaty.trees.slots import LevelSplits, RowShard
 
 # By output, nodes of its tree whose sums are wanted
 NodesByOutput = Sequence[tuple[int, Int32s]]
-MOST_VALUE = 1e30  # of a leaf: sums of many rounds' values stay finite, and so do gradients
+# Of a leaf: sums of many rounds' values stay finite, and so do gradients
+MOST_VALUE = 1e30
 
 
 class TreeStep(Message):
@@ -48,9 +49,7 @@ class TreeStep(Message):
             guard="epsilon_total, min_child_samples",
         ),
         "noisy": MessageLeakage(
-            "the model, made of noisy sums: splits, their gains, leaf values",
-            "noisy",
-            guard="epsilon_total",
+            "the model, made of noisy sums: splits, their gains, leaf values", "noisy", guard="epsilon_total"
         ),
     }
 
@@ -239,7 +238,8 @@ class TreeMember:
         self._own, self._shard, self._bins, self._forest = own, own.shard, own.bins, own.forest
         self._leader, self._most_rounds, self._max_depth, self._cohort = leader, most_rounds, max_depth, cohort
         self._began_with: frozenset[str] = frozenset()
-        self._depths: list[list[int]] = []  # of the nodes of each tree of the round that grows
+        # of the nodes of each tree of the round that grows
+        self._depths: list[list[int]] = []
         self._summed: set[tuple[int, int]] = set()
 
     def take(self, step: TreeStep) -> Integers | None:

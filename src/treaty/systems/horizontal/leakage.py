@@ -23,7 +23,6 @@ from treaty.systems.pooled.options import BoostingOptions
 
 
 def keys_routes(collector: tuple[str, ...], members: tuple[str, ...]) -> Routes:
-    """Return the routes of the keys that members of sums make for a job."""
     return routes(
         Route(MemberKey, members, collector),
         Route(Roster, collector, members),
@@ -43,7 +42,6 @@ def survivors_routes(aggregator: tuple[str, ...], members: tuple[str, ...]) -> R
 
 
 def lost_routes(collector: tuple[str, ...], members: tuple[str, ...]) -> Routes:
-    """Return the routes of sums among members that continue without lost ones."""
     return routes(
         survivors_routes(collector, members),
         Route(SurvivorSignature, members, collector),
@@ -56,7 +54,6 @@ def lost_routes(collector: tuple[str, ...], members: tuple[str, ...]) -> Routes:
 def input_routes(
     sender: tuple[str, ...], receiver: tuple[str, ...], guard: str = "", when: When | None = None, variant: str = "sum"
 ) -> Route:
-    """Return the route of masked vectors whose sum the receiver opens."""
     return Route(MaskedInput, sender, receiver, variant, guard=guard, when=when)
 
 
@@ -64,7 +61,6 @@ _ESTIMATED_START = When("base_score=None without epsilon_total", starts_from_sum
 
 
 def search_routes(lead: tuple[str, ...], others: tuple[str, ...]) -> Routes:
-    """Return the routes of the search for common bins and for where training starts."""
     return routes(
         Route(Count, lead, others),
         routes(Route(LabelUnits, lead, others), Route(TrainingStart, lead, others), when=_ESTIMATED_START),

@@ -50,7 +50,8 @@ from treaty.systems.horizontal.masked_sums import ATTEMPTS, MaskedInput, OwnInpu
 
 logger = logging.getLogger(__name__)
 NONCE_BYTES = 32
-PATIENCE = 0.25  # fraction of the job's timeout to wait for a silent member; the others wait meanwhile
+# Fraction of the job's timeout to wait for a silent member; the others wait meanwhile
+PATIENCE = 0.25
 
 
 class MemberKey(Message):
@@ -64,7 +65,7 @@ class MemberKey(Message):
 class Roster(Message):
     """All members' signing keys, and a random number of this run."""
 
-    leakage: ClassVar = MessageLeakage("everybody's signing key, and a random number", "control")
+    leakage: ClassVar = MessageLeakage("all members' signing keys, and a random number", "control")
 
     nonce: bytes
     keys: dict[str, bytes]
@@ -87,7 +88,7 @@ class MaskKeyPair(Message):
 class MaskKeyPairs(Message):
     """All members' public keys."""
 
-    leakage: ClassVar = MessageLeakage("everybody's public keys", "control")
+    leakage: ClassVar = MessageLeakage("all members' public keys", "control")
 
     of: dict[str, MaskKeyPair]
 
@@ -106,7 +107,7 @@ class SurvivorSignature(Message):
 class SurvivorSignatures(Message):
     """Survivors' signatures on the list."""
 
-    leakage: ClassVar = MessageLeakage("everybody's signatures on that list", "control")
+    leakage: ClassVar = MessageLeakage("all survivors' signatures on that list", "control")
 
     of: dict[str, bytes]
 
@@ -148,7 +149,7 @@ class SumRules:
     allow_two: bool = False
 
     def first_round(self, party: Party, roster: Roster) -> Round:
-        """Return the round that those of all sums are derived from; CryptoError if members are too few."""
+        """Return the round from which the rounds of all sums are derived; CryptoError if members are too few."""
         return Round(
             job_id=party.job, protocol=party.protocol, round_id=0, roster=roster.keys, length=0,
             dropout="reveal" if self.recover else "none",
@@ -188,7 +189,7 @@ class SumMember:
         return MaskKeyPair(*self._keys.advertise(self._signing_key), self._vouching.vouch(self._vouched_for))
 
     def agree(self, pairs: MaskKeyPairs) -> None:
-        """Derive what is shared with each other member; PeerProtocolError if one has not signed this very roster."""
+        """Derive the seeds shared with each other member; PeerProtocolError if one has not signed this very roster."""
         for name in self._first.roster:
             pair = pairs.of.get(name)
             if pair is None or not self._vouching.check(name, pair.vouched, self._vouched_for):
@@ -247,7 +248,7 @@ class Membership:
     """A member of sums that another party collects.
 
     `members` are those of the own job file; `first_message` is `TranscriptDigest`'s. `noted` is called with each vector
-    before it is masked. The constructor raises PeerProtocolError, CryptoError if keys are not those of the members.
+    before it is masked. The constructor raises PeerProtocolError, CryptoError if keys do not fit the members.
     """
 
     def __init__(

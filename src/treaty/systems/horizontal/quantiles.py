@@ -92,7 +92,6 @@ def shown_by_search(fewest: int) -> str:
 
 
 def most_rounds(origins: Mapping[str, int]) -> int:
-    """Return how many rounds the quantile search may take."""
     # float64 keys have 32 bits more to halve
     return MOST_ROUNDS + 32 * bool(origins)
 
@@ -197,7 +196,8 @@ def _bins_found(
     category_bins: list[NDArray[np.int16] | None] = [None] * n_features
     has_other = [False] * n_features
     for k, (f, found) in enumerate(zip(numeric, search.cuts(), strict=True)):
-        cuts[f] = finite = found[np.isfinite(found)]  # noise may put a cut beyond all numbers
+        # noise may put a cut beyond all numbers
+        cuts[f] = finite = found[np.isfinite(found)]
         n_bins[f] = len(finite) + 1 if opened.present[k] > 0 else 0
     for f, counts in opened.categories.items():
         category_bins[f], has_other[f], n_bins[f] = category_bins_of(counts, max_bin)
@@ -287,13 +287,11 @@ def agreed_objective(agreed: CommonBins, own: Objective, *, noise: bool, peer: s
 
 
 def sent_clips(agreed: CommonBins, own: Objective, peer: str) -> list[float]:
-    """Return the loss's `clips` in a message."""
     clips = view(agreed.clips, np.float64, (len(own.clips),), peer=peer, what="CommonBins.clips")
     return [float(clip) for clip in clips]
 
 
 def pack_bins(bins: Bins, objective: Objective) -> CommonBins:
-    """Return the message about the bins."""
     empty, none = np.empty(0, np.float64 if bins.schema.origins else np.float32), np.empty(0, np.int16)
     return CommonBins(
         Array.of(bins.n_bins),

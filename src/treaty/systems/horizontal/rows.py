@@ -43,7 +43,8 @@ logger = logging.getLogger(__name__)
 
 Categories = list[list[Category] | None]
 Origins = dict[str, int]
-EXPONENTS = range(-128, 96)  # of the powers of two that bound gradients: leaf values stay far below overflow
+# Of the powers of two that bound gradients: leaf values stay far below overflow
+EXPONENTS = range(-128, 96)
 
 SUMS_OF_LABELS = (
     "the sums of labels and of weights over all rows, or of the weights of each class's rows, from which follows where "
@@ -81,7 +82,7 @@ class ModelBegin(Message):
     """
 
     leakage: ClassVar = MessageLeakage(
-        "the model's number, names and categories of the first participant's columns, everybody's classes, and "
+        "the model's number, names and categories of the first participant's columns, all classes, and "
         "whether all have kept bins",
         "control",
     )
@@ -186,20 +187,19 @@ def all_classes(described: Mapping[str, RowsDescription]) -> list[Category] | No
 def common_rows(
     data: LabelledRows, schema: Schema, own: list[Category] | None, classes: list[Category] | None, party: str
 ) -> LabelledRows:
-    """Bring rows to everybody's columns and class numbers; errors and warnings name the party, and an eval set."""
+    """Bring rows to the columns and class numbers of all; errors and warnings name the party, and an eval set."""
     y, whose = data.y, party if data.name == TRAIN else f"{party}: {data.name}"
     if own is not None and classes is not None and own != classes:
         number = {label: k for k, label in enumerate(classes)}
         unknown = [label for label in own if label not in number]
         if unknown:
             raise DataError(f"{whose}: expected the labels of training, got {unknown[0]!r}")
-        # own class numbers become everybody's
+        # own class numbers become those of all
         y = np.array([number[label] for label in own], np.float64)[data.y.astype(np.intp)]
     return replace(data, table=conform(data.table, schema, whose), y=y)
 
 
 def no_rows(schema: Schema) -> LabelledRows:
-    """Return the rows of a leader that brings none."""
     return LabelledRows(Table(schema, [np.empty(0, np.float32)] * len(schema.names), 0), np.empty(0))
 
 
@@ -209,7 +209,6 @@ def printed_rows(rows: Sequence[LabelledRows], classes: list[Category] | None) -
 
 
 def own_seed(random_state: int | None, name: str) -> int:
-    """Return the seed of a participant's own draws of rows."""
     # a participant's draws must not follow from another one's
     if random_state is None:
         return secrets.randbits(62)
@@ -258,8 +257,8 @@ class OpenedCounts(NamedTuple):
     rows: int
     present: Integers
     categories: dict[int, Integers]
+    # The largest bounds among all participants
     bounds: list[float]
-    """The largest bounds among all participants."""
 
 
 class Opening:
@@ -382,7 +381,8 @@ def agreed_start(sums: SumOpener, own: OwnLabels, opened: OpenedCounts, *, has_r
     A leader without rows adds nothing to the sums.
     """
     if not own.summed:
-        bounds = opened.bounds  # none under noise, where they are known beforehand
+        # none under noise, where they are known beforehand
+        bounds = opened.bounds
         return own.given.agreed(bounds[:-1], bounds[-1]) if bounds else own.given
     label, weight = opened.bounds
     # in these units all rows' labels add up without overflow

@@ -80,9 +80,7 @@ class LoneRows(Message):
     """How many rows of all batches stand alone among the sender's columns (`rows_alone`)."""
 
     leakage: ClassVar = MessageLeakage(
-        "how many rows of all batches stand alone among the sender's columns",
-        "aggregated",
-        guard="batch_size",
+        "how many rows of all batches stand alone among the sender's columns", "aggregated", guard="batch_size"
     )
 
     rows: RowSize
@@ -127,6 +125,7 @@ def agree_on_batches(
     found = _Kept([]) if file is None or not file.exists() else read_file(file, _Kept, FORMAT, party.name)
     named = None if random_state is None else batch_seed(random_state)
     known = None
+    # other batches than the kept ones are refused, whatever the reason
     for entry in found.entries:
         if entry.rows != rows_digest:
             continue
@@ -231,15 +230,15 @@ def count_lone_rows(party: Party, setting: Setting, data: OwnData, batches: Inte
 
 # ---------------------------------------------------------------- weights of rows
 
+# Beyond 1/2: weights of rows that predict labels with such an area under the curve are warned of
 TELLING = 0.1
-"""Above 1/2, the area under the curve from which on weights of rows are warned of: they reveal labels."""
 
 
 class RowWeights(Message):
     """Weights of rows, float64, of many the next ones; once, before the first step."""
 
     leakage: ClassVar = MessageLeakage(
-        "the weights of all rows, and what they were made of: weights of classes tell labels",
+        "the weights of all rows, and what they were made of: weights of classes reveal labels",
         "exact",
         guard="show_weights=False",
     )

@@ -37,7 +37,8 @@ from treaty.systems.logistic.setup import WEIGHT_BITS, OwnData, Setting
 
 Words = NDArray[np.uint64]
 
-_PIECE = 12  # bits of a vector: with 28 of a column, products of 2^23 rows fit
+# Bits of a vector: with 28 of a column, products of 2^23 rows fit
+_PIECE = 12
 
 OWN_GRADIENT = "its own gradient: the products of its columns with the hidden vector, summed over all parties"
 
@@ -252,14 +253,17 @@ class CoordinatedProducts:
             covered = self._masks.cover([own], place, "loss")
             party.send(self._coordinator, LossPart(Array.of(covered)))
             return None
-        zero = self._hider.hide_words(np.zeros((2, 1), np.uint64))  # a class may have no row in any batch
+        # <-sum of y u> of passive parties: products of either class's ciphertexts, divided. A class may have no row in
+        # any batch, hence the encrypted zeros.
+        zero = self._hider.hide_words(np.zeros((2, 1), np.uint64))
         more, less = (
             self._hider.multiply([zero[k : k + 1], *self._of_class[label]]) for k, label in enumerate((1, -1))
         )
         fields = loss_fields(setting, self._hider.plaintext_bits, 1)
         (mask,), half = fields.masks(1), 1 << (fields.bits - 1)
         hidden = self._hider.cover(self._hider.subtract(less, more), [half + mask], fields)
-        pad = from_words(Keystream().bits(RING_BITS, 1))[0]  # the coordinator must not see the sum
+        # the coordinator must not see the sum
+        pad = from_words(Keystream().bits(RING_BITS, 1))[0]
         covered = self._masks.cover([own + self._offsets - half - mask + pad], place, "loss")
         party.send(self._coordinator, LossCipher(Array.of(covered), Array.of(hidden)))
         answer = party.receive(self._coordinator, LossTotal).total
@@ -298,7 +302,8 @@ class Opener:
         of_active = party.receive(active, LossCipher)
         parts.append(view(of_active.part, np.uint64, (1, 2), peer=active, what="LossCipher.part"))
         numbers = open_fields(self._key, of_active.hidden, 1, fields, self._threads, active, "LossCipher.hidden")
-        parts.append(to_words(numbers, 4)[:, :2])  # modulo 2^128
+        # modulo 2^128, in which the masks of all parts cancel
+        parts.append(to_words(numbers, 4)[:, :2])
         ring = total(parts)[0] % (1 << RING_BITS)
         party.send(active, LossTotal(Array.of(to_words([ring], 2))))
 

@@ -2,9 +2,9 @@
 
 The covariance of the weights is sigma^2 (n F)^-1, where F is the mean Hessian of the loss and sigma^2 the residuals'
 variance. Every party k rewrites its columns as Z_k = X_k T_k Q_k: uncorrelated, by T_k, and turned by a random rotation
-Q_k that only k knows. Then the Hessian is M, with identities on its diagonal and the blocks C_kj = Z_k^T Z_j beside it,
+Q_k that only k knows. Then the Hessian is M, with identities on its diagonal and the blocks C_kj = Z_k^T Z_j off it,
 and k's block of (n F)^-1 is T_k Q_k (M^-1)_kk Q_k^T T_k^T / n. The products are those of training, with a column of Z_j
-as j's vector and zeros as everybody else's.
+as j's vector and zeros as all others'.
 
 Without a coordinator the active party takes its place. Between two parties it then learns C, which says as much as its
 own block of the inverse; the other party learns its own block alone.
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -29,13 +28,13 @@ from treaty.systems.logistic.coordinated import Opener
 from treaty.systems.logistic.setup import MARGIN_BITS, Setting
 from treaty.systems.sizes import ColumnSize
 
+# Of the Hessian in uncorrelated coordinates: below, columns of different parties depend on each other linearly
 LEAST_EIGENVALUE = 1e-7
-"""Of the Hessian in uncorrelated coordinates: below, columns of different parties depend on each other linearly."""
 
 _ROUNDING = 1e-6
 
+# Multiplies the own columns with a party's vector, which its owner gives, under the Hessian
 Times = Callable[[str, Floats | None], Floats | None]
-"""Multiplies the own columns with a party's vector, which its owner gives, under the Hessian."""
 
 
 class CrossProducts(Message):
@@ -70,17 +69,6 @@ class ErrorVariance(Message):
     variance: Annotated[float, msgspec.Meta(ge=0)]
 
 
-@dataclass(frozen=True, slots=True)
-class Inference:
-    """Standard errors (n_columns,), and the degrees of freedom of the residuals.
-
-    NaN of a constant column, and of one whose weight the optimum does not determine.
-    """
-
-    errors: Floats
-    degrees: int
-
-
 def standard_errors(
     party: Party,
     setting: Setting,
@@ -90,9 +78,10 @@ def standard_errors(
     variance_of: Callable[[int], float] | None,
     sums: Floats,
     steps: Callable[[int, int], None],
-) -> Inference:
-    """Return standard errors of the own weights, in the unit of training, as the active or a passive party.
+) -> tuple[Floats, int]:
+    """Return standard errors of the own weights, in the unit of training, and the residuals' degrees of freedom.
 
+    The error is NaN of a constant column, and of one whose weight the optimum does not determine.
     `X` are the own columns (n_rows, n_columns), `hessian` is their block of the mean Hessian at the optimum.
     `variance_of` gives, at the active party, the variance for the residuals' degrees of freedom. After the weights'
     errors come those of `sums`, (n_sums, n_columns). `steps` is called with the products done, and how many there are.
@@ -101,6 +90,7 @@ def standard_errors(
     """
     n_rows, n_columns = X.shape
     local, known, rank = determined(X, hessian)
+    # uncorrelated coordinates, turned by a rotation that no other party knows; dependent columns become zeros
     turned = np.zeros((n_columns, n_columns))
     turned[:, : local.shape[1]] = local @ random_rotation(local.shape[1])
     cross = _cross_products(party, setting, times, X, turned, steps)
@@ -128,7 +118,7 @@ def standard_errors(
     turned, known = with_sums(turned, known, sums)
     # the diagonal of T Q (M^-1)_kk Q^T T^T
     squares = np.einsum("ij,jk,ik->i", turned, block, turned) * variance / n_rows
-    return Inference(np.where(known, np.sqrt(np.maximum(squares, 0.0)), np.nan), degrees)
+    return np.where(known, np.sqrt(np.maximum(squares, 0.0)), np.nan), degrees
 
 
 def _cross_products(
@@ -185,6 +175,7 @@ def _inverse(setting: Setting, collected: Mapping[str, Crossed]) -> dict[str, tu
         name: slice(int(end) - setting.n_columns[name], int(end))
         for name, end in zip(setting.owners, ends, strict=True)
     }
+    # identities on the diagonal; of a pair with the active party only one side has its products
     M = np.eye(int(ends[-1]))
     for name, (crossed, _) in collected.items():
         for other, block in crossed.items():
@@ -193,6 +184,7 @@ def _inverse(setting: Setting, collected: Mapping[str, Crossed]) -> dict[str, tu
                 M[place[other], place[name]] = block.T
     if np.abs(M - M.T).max() > _ROUNDING:
         raise CryptoError("cross products of two parties differ: malformed contribution")
+    # rounding leaves M not quite symmetric
     values, vectors = np.linalg.eigh((M + M.T) / 2.0)
     if values[0] < LEAST_EIGENVALUE:
         raise DataError(

@@ -1,4 +1,4 @@
-"""What the messages of regressions between parties tell: quasi-Newton steps or descent, by batches or on all rows."""
+"""Which messages regressions between parties send to whom, and what each party can work out from them."""
 
 from __future__ import annotations
 
@@ -194,10 +194,12 @@ def conclusions(
     passives = [name for name in roles.owners if name != active]
     if options.mode == "paper":
         learned = {
-            active: [f"with {coordinator}'s help, who has the key, passive parties' margins, and so their columns"],
+            active: [
+                f"with the help of {coordinator}, which has the key, passive parties' margins, and so their columns"
+            ],
             str(coordinator): [
                 "from every gradient, curvature and step of all parties, all weights; with the columns' marginals, the "
-                "means of columns in either class",
+                "means of columns in either class"
             ],
         }
         residuals = "with batches of no more rows than it has columns, the residuals of rows and their labels"
@@ -210,18 +212,15 @@ def conclusions(
 
 
 def _of_safe_mode(
-    roles: Roles,
-    passives: list[str],
-    options: FederatedRegression,
-    common: RegressionOptions,
-    part: LinearPart | None,
+    roles: Roles, passives: list[str], options: FederatedRegression, common: RegressionOptions, part: LinearPart | None
 ) -> dict[str, list[str]]:
     active, coordinator = roles.active, roles.holder("coordinator")
     cipher = options.cipher(common.fractional_bits, common.family) if part is None else part.encryption
     alone = None if part is None else part.alone
     single, poisson = len(passives) == 1, common.family == "poisson"
     theirs = f"{passives[0]}'s part" if single else "the sum of the passive parties' parts"
-    pairs = poisson and common.standard_errors  # sums of rates times two columns are shown to their owner
+    # sums of rates times two columns are shown to their owner
+    pairs = poisson and common.standard_errors
     labels = "labels" if common.classifies else "targets"
     gradients, about, where = _of_gradients(labels, common, known=part is not None)
     others = "the other's" if single else "all others'"
@@ -253,11 +252,7 @@ def _of_safe_mode(
             "the rows up to a linear map"
         )
     for name in passives:
-        learned[name] = [
-            f"{gradients}: {about}",
-            _of_lone_rows(lone, name, alone, where, pairs=pairs),
-            coefficients,
-        ]
+        learned[name] = [f"{gradients}: {about}", _of_lone_rows(lone, name, alone, where, pairs=pairs), coefficients]
     if poisson:
         for name, other in ((active, passives[0]), (passives[0], active)):
             targets = "" if name == active else ", and once the targets of as many"
@@ -305,7 +300,7 @@ def _of_coordinator(
     learned = {
         coordinator: [
             "from inner products of all parties' steps, curvatures and gradients, their lengths and angles, hence all "
-            "weights up to a rotation, but no party's own part; the rest are uniform numbers",
+            "weights up to a rotation, but no party's own part; the rest are uniform numbers"
         ]
     }
     if not keyed:
@@ -364,7 +359,7 @@ def _of_lone_rows(what: str, name: str, alone: Mapping[str, int] | None, where: 
     rows = None if alone is None else alone.get(name)
     among = "among its columns and products of two of them" if pairs else "among its columns"
     if rows == 0:
-        return f"of no row {what} by itself: none stands alone{where.replace('their', 'its')} {among}"
+        return f"of no single row {what}: none stands alone{where.replace('their', 'its')} {among}"
     number = "rows, if there are such," if rows is None else "1 row," if rows == 1 else f"{rows} rows,"
     shown = "from its gradients and its block of the Hessian" if pairs else "from its gradients"
     return f"{shown}, {what} of {number} which stand alone{where} {among}"

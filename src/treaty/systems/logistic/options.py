@@ -1,4 +1,4 @@
-"""Options that logistic regression has in every system, and those of the two federated ones."""
+"""Options of regressions: common ones, and those of the two federated systems."""
 
 from __future__ import annotations
 
@@ -20,21 +20,18 @@ from treaty.systems.options import (
     check_test_key,
 )
 
+# Most `fractional_bits` under the lattice map
 LATTICE_FRACTION = 40
-"""Most `fractional_bits` under the lattice map."""
-
+# Rows of a mini-batch where `batch_size` is left open, as in Yang et al.
 BATCH = 1000
-"""Rows of a mini-batch where `batch_size` leaves them open, as in Yang et al."""
-
+# In a table of at most so many rows an open `batch_size` is all of them: an epoch of few batches has too few steps
 SMALL_TABLE = 10 * BATCH
-"""Most rows that every step takes all of where `batch_size` is open: an epoch of few batches has too few steps."""
 
 
 class RegressionOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Options that logistic regression has in every system.
+    """Options that regressions have in every system.
 
-    `treaty.LogisticRegression` says what each of them means, but for `family`, which estimators set, and a job's
-    `classes` above 2; docs/options.md has them in a table.
+    `treaty.LogisticRegression` documents all of them but `family`; docs/options.md has them in a table.
 
     Attributes
     ----------
@@ -74,7 +71,7 @@ class RegressionOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, 
 
     @property
     def has_batches(self) -> bool:
-        """Whether steps may be on batches: standard errors are about an optimum, and only two classes have others."""
+        """Whether steps may be on batches: not of a regression with standard errors, which are about an optimum."""
         return self.family == "logistic" and not self.standard_errors
 
     def on(self, n_rows: int) -> RegressionOptions:
@@ -139,11 +136,11 @@ class FederatedRegression(SystemOptions):
     show_weights: bool = False
     show_eval_margins: bool = False
 
+    # `learning_rate` where the estimator leaves it open
     first_rate: ClassVar[float]
-    """`learning_rate` where the estimator leaves it open."""
 
+    # Whether steps use correction pairs
     keeps_pairs: ClassVar[bool]
-    """Whether steps use correction pairs."""
 
     @property
     def has_coordinator(self) -> bool:

@@ -4,7 +4,7 @@ Yang et al. 2019 (arXiv 1912.00513), with the corrected formulas of docs/logisti
 number per ciphertext, no masks. It starts only with mode="paper" and allow_insecure=True of every party.
 
 Its flaws: the coordinator learns every gradient, v, loss and step, hence all weights, and with the columns' marginals
-the class-conditional means. With |S| no more than its columns, or with batches drawn afresh, a passive party solves for
+the class-conditional means. With |S| no more than its columns, or with fresh batches, a passive party solves for
 d and reads the labels; this form refuses neither. With the coordinator's help the active party has all u_A, and from
 enough of them X_A. The coordinator cannot derive the losses of several passive parties' cross terms from their
 ciphertexts; it has w and g, though, and w^T g is the mean of d u, so that <sum of y u> is enough.
@@ -49,7 +49,7 @@ class Margins(Message):
     """<u> and, of a single passive party, <u^2>, uint64 (batch_size, words)."""
 
     leakage: ClassVar = MessageLeakage(
-        "the sender's part of margins under the coordinator's key; with its help they tell the sender's columns",
+        "the sender's part of margins under the coordinator's key; with its help they show the sender's columns",
         "encrypted",
     )
 
@@ -146,7 +146,6 @@ class _Batch:
         self._send(rows, d, self._loss(u, y, of_passives, squares))
 
     def curvature(self, rows: Integers, x_s: Integers) -> None:
-        """Send the coordinator <v>."""
         if self._labels is None:
             self._contribute(rows, x_s, squared=False)
             return
@@ -220,56 +219,50 @@ def coordinate(inputs: GlmInput, setting: Setting) -> None:
     for name in setting.owners:
         party.send(name, SharedKey(pack(key.public.to_payload())))
     decider = setting.decider()
-    opener = _GradientOpener(party, setting, key, inputs.threads)
-    ends = np.cumsum([setting.n_columns[name] for name in opener.order])
+    # the intercept comes last
+    order = [*setting.passives, setting.active]
+    ends = np.cumsum([setting.n_columns[name] for name in order])
     whole = setting.solver.slice(int(ends[-1]), intercept=True)
     epochs = Epochs(inputs, setting, whole, decider)
     while True:
         party.round, losses = party.round + 1, []
         for _ in range(setting.n_batches):
-            grad, u2_yu = opener.gradient(setting.batch_size, with_loss=True)
+            grad, u2_yu = _opened_gradient(inputs, setting, key, setting.batch_size, with_loss=True)
             if len(setting.passives) == 1:
                 losses.append(math.log(2.0) + u2_yu / 8.0)
-            else:  # u^2 = 4 d u + 2 y u, and the mean of d u is w^T g
+            else:
+                # u^2 = 4 d u + 2 y u, and the mean of d u is w^T g
                 losses.append(math.log(2.0) + 0.5 * float(whole.weights @ grad) + u2_yu / 16.0)
             v = None
             if whole.candidate() is not None:
                 rows = min(setting.hessian_batch_size, setting.batch_size)
                 pieces = range(setting.hessian_pieces)
-                v = np.mean([opener.gradient(rows, with_loss=False)[0] for _ in pieces], axis=0)
+                found = [_opened_gradient(inputs, setting, key, rows, with_loss=False)[0] for _ in pieces]
+                v = np.mean(found, axis=0)
             before = whole.weights
             whole.step(decider.decide(whole.products(grad, v)))
-            for name, part in zip(opener.order, np.split(before - whole.weights, ends[:-1]), strict=True):
+            for name, part in zip(order, np.split(before - whole.weights, ends[:-1]), strict=True):
                 party.send(name, StepPart(Array.of(np.ascontiguousarray(part))))
         party.send(setting.active, EpochLoss(float(np.mean(losses))))
         if epochs.end(None).finished:
             return
 
 
-class _GradientOpener:
-    """Receives the parties' slices of a gradient, in `order`, and decrypts them."""
-
-    def __init__(self, party: Party, setting: Setting, key: PrivateKey, threads: int) -> None:
-        self._party, self._setting, self._key, self._threads = party, setting, key, threads
-        self.order = [*setting.passives, setting.active]  # the intercept comes last
-        self._fields = sum_fields(setting, key.public.plaintext_bits, masked=False)
-        self._loss_fields = loss_fields(setting, key.public.plaintext_bits)
-
-    def gradient(self, n_rows: int, *, with_loss: bool) -> tuple[Floats, float]:
-        """Return the whole gradient over so many rows (n_columns,), and their loss sums' mean, 0 without one."""
-        setting, slices, loss = self._setting, [], 0.0
-        for name in self.order:
-            n_columns = setting.n_columns[name]
-            message = self._party.receive(name, Gradient)
-            products = self._opened(message.products, n_columns, self._fields, name, "Gradient.products")
-            slices.append(setting.mean_over(n_rows, products))
-            if name != setting.active or not with_loss:
-                continue
-            if message.loss is None:
-                raise PeerProtocolError(name, f"expected a loss - at Gradient from {name}")
-            (summed,) = self._opened(message.loss, 1, self._loss_fields, name, "Gradient.loss")
-            loss = summed / (1 << 2 * setting.fractional_bits) / n_rows
-        return np.concatenate(slices), loss
-
-    def _opened(self, hidden: Array, count: int, fields: Fields, peer: str, what: str) -> list[int]:
-        return fields.signed(open_fields(self._key, hidden, count, fields, self._threads, peer, what), [0] * count)
+def _opened_gradient(
+    inputs: GlmInput, setting: Setting, key: PrivateKey, n_rows: int, *, with_loss: bool
+) -> tuple[Floats, float]:
+    """Decrypt the parties' slices of a gradient over so many rows, (n_columns,), and their loss sums' mean."""
+    slices, loss, plaintext_bits = [], 0.0, key.public.plaintext_bits
+    for name in (*setting.passives, setting.active):
+        message, n_columns = inputs.party.receive(name, Gradient), setting.n_columns[name]
+        fields, what = sum_fields(setting, plaintext_bits, masked=False), "Gradient.products"
+        products = open_fields(key, message.products, n_columns, fields, inputs.threads, name, what)
+        slices.append(setting.mean_over(n_rows, fields.signed(products, [0] * n_columns)))
+        if name != setting.active or not with_loss:
+            continue
+        if message.loss is None:
+            raise PeerProtocolError(name, f"expected a loss - at Gradient from {name}")
+        fields = loss_fields(setting, plaintext_bits)
+        hidden = open_fields(key, message.loss, 1, fields, inputs.threads, name, "Gradient.loss")
+        loss = fields.signed(hidden, [0])[0] / (1 << 2 * setting.fractional_bits) / n_rows
+    return np.concatenate(slices), loss

@@ -6,7 +6,7 @@ adds a mask and has the product opened. (FATE's Poisson regression multiplies ex
 third party.)
 
 The gradient is the mean of (e_A e_B - y) x. The active party has y. The other party's mean of y x is made in the same
-way, once, with y in the place of e_B; its first gradient, where all rates are 1, would tell it that anyway.
+way, once, with y in the place of e_B; its first gradient, where all rates are 1, would show it that anyway.
 
 *Assumptions*: two honest-but-curious parties with data; the cipher. A part of u beyond 16 in size is cut off while
 training; at the optimum, none may be.
@@ -40,16 +40,13 @@ from treaty.systems.logistic.coordinated import (
 )
 from treaty.systems.logistic.setup import Setting, diverged
 
+# Bits of signed factors
 VALUE_BITS = 60
-"""Bits of signed factors."""
-
+# Bits of signed columns times factors, to which most of the work is proportional
 WEIGHT_BITS = 44
-"""Bits of signed columns times factors, to which most of the work is proportional."""
-
 FRACTION_BITS = 32
-
+# Of the logarithm of a rate, in size: factors stay below 2^24
 LARGEST_PART = 16.0
-"""Of the logarithm of a rate, in size: factors stay below 2^24."""
 
 
 class RateKey(Message):
@@ -106,6 +103,7 @@ class RateProducts:
         if weights is None:
             self._open(asked)
             return np.zeros(0)
+        # as many fractional bits as the largest weight leaves room for
         fraction = min(
             FRACTION_BITS, WEIGHT_BITS - 2 - math.ceil(math.log2(max(1.0, np.abs(weights).max(initial=0.0))))
         )
@@ -126,14 +124,15 @@ class RateProducts:
         column = None if vector is None else _fixed(vector, FRACTION_BITS, VALUE_BITS)[:, np.newaxis]
         words, theirs = self._key.public.modulus.words, self._hider.modulus.words
         hidden = np.empty((n_theirs, theirs), np.uint64)
+        # a piece of each in turn, so that neither party has many of them unread
         sent = [] if column is None else row_pieces(len(column), 64 * words)
         for own, of in zip_longest(sent, row_pieces(n_theirs, 64 * theirs) if n_theirs else []):
             if own is not None and column is not None:
-                values = hide_rows(self._key, column[own], VALUE_BITS, layout, self._threads)
-                self._party.send(self.peer, HiddenFactors(Array.of(values)))
+                mine = hide_rows(self._key, column[own], VALUE_BITS, layout, self._threads)
+                self._party.send(self.peer, HiddenFactors(Array.of(mine)))
             if of is not None:
-                told, shape = self._party.receive(self.peer, HiddenFactors).values, (of.stop - of.start, 1)
-                hidden[of] = ciphertexts(told, self._hider, shape, self.peer, "HiddenFactors.values")[:, 0]
+                values, shape = self._party.receive(self.peer, HiddenFactors).values, (of.stop - of.start, 1)
+                hidden[of] = ciphertexts(values, self._hider, shape, self.peer, "HiddenFactors.values")[:, 0]
         return hidden
 
     def _open(self, count: int) -> None:

@@ -263,11 +263,6 @@ def blocks_of(batches: Integers) -> list[Integers]:
     return [batches[part].reshape(-1) for part in pieces(len(batches), max(1, DEGREE // batches.shape[1]))]
 
 
-def blocks_of_rows(n_rows: int) -> list[Integers]:
-    """Cut a whole table into blocks of row numbers."""
-    return [np.arange(part.start, part.stop) for part in pieces(n_rows, DEGREE)]
-
-
 class LatticeProducts:
     """A data party's part; `blocks` are of row numbers, `masks` cancel in sums over data parties."""
 
@@ -319,6 +314,7 @@ class LatticeProducts:
         """Return the own columns' products with the sum of all vectors; see `CoordinatedProducts.times`."""
         party, bits = self._party, self._bits
         self._place += 1
+        # shares of the own products stay here; what is opened of the others' goes back to them
         sums = [0] * self._count(party.name)
         opened = {peer: [0] * self._count(peer) for peer in self._others}
         of_rows = self._block[rows]
@@ -337,7 +333,7 @@ class LatticeProducts:
         return [signed(theirs, bits) + mine for theirs, mine in zip(sums, products, strict=True)]
 
     def _in_block(self, block: int, rows: Integers, own: Integers, opened: dict[str, list[int]]) -> list[int]:
-        """Ask and answer about rows of one block; add to what is opened, and return the own shares of products."""
+        """Multiply rows of one block with the others; add to what is `opened`, and return the own shares."""
         party = self._party
         query = VectorQuery(pack(self._client.query(self._position[rows], own)))
         for peer in self._others:
@@ -355,6 +351,7 @@ class LatticeProducts:
 
     def _return(self, peer: str, shares: list[int], purpose: str) -> None:
         """Send an owner the opened numbers of its columns, under masks that cancel over all senders."""
+        # one sender's number alone would show the owner that sender's part of its gradient
         senders = [other for other in self._others if other != peer]
         masks = self._masks.draw(len(shares), self._bits, self._place, purpose, senders)
         numbers = [(share + mask) % (1 << self._bits) for share, mask in zip(shares, masks, strict=True)]

@@ -144,7 +144,8 @@ def _train_slice(
     party, columns, labels = inputs.party, own.columns, own.labels
     seeds = pair_seeds(party, setting.others(party.name))
     masks = CancellingMasks(party.job, party.protocol, party.name, seeds)
-    sums = products_of(inputs, setting, own, blocks_of(batches), masks)  # step 0 of the paper: keys
+    # step 0 of the paper: keys
+    sums = products_of(inputs, setting, own, blocks_of(batches), masks)
     decider = Decider(party, setting, masks, seeds)
     slice_ = setting.solver.slice(columns.shape[1], intercept=labels is not None)
     epochs = Epochs(inputs, setting, slice_, decider.coordinator, evals)
@@ -185,7 +186,7 @@ def _train_slice(
             loss = math.log(2.0) * mean_weight + summed / (1 << (setting.fractional_bits + 2)) / batches.size
         end = epochs.end(loss, slice_.weights, seeds)
         if end.finished:
-            return epochs.chosen(slice_.weights), epochs.schedule
+            return slice_.weights if epochs.best is None else epochs.best, epochs.schedule
         kept.keep(epochs)
 
 

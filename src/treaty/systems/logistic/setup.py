@@ -31,14 +31,12 @@ from treaty.systems.logistic.options import FederatedRegression, RegressionOptio
 from treaty.systems.sizes import ColumnSize, RowSize
 from treaty.systems.system import RoleInput
 
+# Bits of a column's signed entries: prepared columns of training rows are at most 10 in size
 WEIGHT_BITS = COLUMN_FRACTION + 5
-"""Bits of a column's signed entries: prepared columns of training rows are at most 10 in size."""
-
+# A party's part of a margin, times the row's weight, lies below 2^10; a larger one ends training as diverged
 MARGIN_BITS = 10
-"""A party's part of a margin, times the row's weight, lies below 2^10; a larger one ends training as diverged."""
-
+# Of a row, where the mean is 1: with its label and margin it fits the bits of `Setting.vector_bits`
 LARGEST_WEIGHT = 256
-"""Of a row, where the mean is 1: with its label and margin it fits the bits of `Setting.vector_bits`."""
 
 GlmInput = RoleInput[FederatedRegression, RegressionOptions]
 
@@ -59,8 +57,7 @@ class TrainingSizes(Message):
     """All tables' sizes; columns by data party, in the job's order, the intercept among them."""
 
     leakage: ClassVar = MessageLeakage(
-        "everybody's numbers of columns and rows, whether rows have weights, whether training is resumed",
-        "control",
+        "all parties' numbers of columns and rows, whether rows have weights, whether training is resumed", "control"
     )
 
     model_id: ModelId
@@ -91,7 +88,7 @@ class OwnData:
     weight: Floats | None = None
 
     def weighed(self, rows: Integers, of_rows: Floats) -> Floats:
-        """Return parts of these rows' margins (n_rows,), each times its row's weight."""
+        """Multiply these rows' parts of margins (n_rows,) by their weights."""
         return of_rows if self.weight is None else self.weight[rows] * of_rows
 
 
@@ -192,7 +189,6 @@ class Setting:
         return 0.25 if self.family in ("logistic", "multiclass") else 1.0
 
     def decider(self) -> Coordinator:
-        """Return what decides steps from summed inner products."""
         solver, quadratic = self.solver, self.family != "poisson"
         return Coordinator(
             memory=solver.memory, learning_rate=solver.learning_rate, whole_table=self.whole, quadratic=quadratic
@@ -218,7 +214,6 @@ class Setting:
         return 1 << (self.fractional_bits + 2 * MARGIN_BITS + 3 + self.n_rows.bit_length())
 
     def others(self, name: str) -> list[str]:
-        """Return the data parties but one."""
         return [party for party in self.owners if party != name]
 
     def fixed(self, margins: Floats) -> Integers:
@@ -239,7 +234,7 @@ class Setting:
 
     @property
     def hessian_pieces(self) -> int:
-        """Pieces of at most a batch that these rows are taken in."""
+        """Pieces of at most a batch that these rows are taken in, see `curvature_rows`."""
         return max(1, min(self.hessian_batch_size // self.batch_size, self.n_batches))
 
 
@@ -309,7 +304,7 @@ def check_guards(setting: Setting, batch_rows: int) -> None:
 
 
 def _collect_sizes(inputs: GlmInput, shape: tuple[int, int], resumed: str | None) -> TrainingSizes:
-    """Collect the passive parties' sizes and send all parties everybody's."""
+    """Collect the passive parties' sizes and send all of them to all parties."""
     party, roles = inputs.party, inputs.roles
     received = {name: party.receive(name, TableSize) for name in inputs.others}
     watched = [rows.table.n_rows for rows in inputs.eval_sets]
@@ -334,7 +329,7 @@ def _collect_sizes(inputs: GlmInput, shape: tuple[int, int], resumed: str | None
 
 
 def _send_size(inputs: GlmInput, shape: tuple[int, int] | None) -> TrainingSizes:
-    """Send the active party the own table's size, if there is one, and receive everybody's."""
+    """Send the active party the own table's size, if there is one, and receive all sizes."""
     party, lead, n_owners = inputs.party, inputs.roles.active, len(inputs.roles.owners)
     if shape is not None:
         party.send(lead, TableSize(*shape, [rows.table.n_rows for rows in inputs.eval_sets]))

@@ -40,12 +40,10 @@ class InnerProducts(Message):
 
     leakage: ClassVar = {
         "to_coordinator": MessageLeakage(
-            "inner products of steps and gradients, summed over all parties that mask their parts",
-            "aggregated",
+            "inner products of steps and gradients, summed over all parties that mask their parts", "aggregated"
         ),
         "to_active": MessageLeakage(
-            "inner products of steps and gradients: of several passive parties their sum, of one its part",
-            "aggregated",
+            "inner products of steps and gradients: of several passive parties their sum, of one its part", "aggregated"
         ),
     }
 
@@ -172,7 +170,7 @@ class Epochs:
     """A party's epochs: their schedule, the own slice of weights, and the coordinator of steps where it is here.
 
     `evals` are the own columns of eval sets and, at the active party, labels; `best` the own weights after the epoch
-    that was best by eval rows. Losses, also those of eval sets, are the active party's alone.
+    that was best by eval rows: training ends with them, if there are such. Losses are the active party's alone.
     """
 
     def __init__(
@@ -186,7 +184,8 @@ class Epochs:
 
     def begin(self) -> None:
         """Report that training begins, after the epochs that there are."""
-        self._report({"train": self.schedule.losses, **self.schedule.eval_losses})
+        losses = {"train": self.schedule.losses, **self.schedule.eval_losses}
+        self._inputs.observers.round_finished(self._party.round, losses)
 
     def end(
         self, loss: float | None, weights: Floats | None = None, seeds: Mapping[str, bytes] | None = None
@@ -198,6 +197,7 @@ class Epochs:
         if weights is not None:
             self._look(weights, seeds or {})
         end = self._receive() if loss is None else self._decide(loss)
+        # before a step back, which an epoch that is best by eval rows may be followed by
         if end.best and weights is not None:
             self.best = weights.copy()
         if self.slice is not None:
@@ -205,10 +205,6 @@ class Epochs:
         if self.coordinator is not None:
             self.coordinator.end_epoch(end.learning_rate, back=end.back)
         return end
-
-    def chosen(self, weights: Floats) -> Floats:
-        """Return the weights that training ends with: the best by eval rows if these can end it, else the last."""
-        return weights if self.best is None else self.best
 
     def _look(self, weights: Floats, seeds: Mapping[str, bytes]) -> None:
         """Have the active party compute the losses of eval sets from all parties' own weights (n_columns,)."""
@@ -227,7 +223,8 @@ class Epochs:
         end = EpochEnd(schedule.learning_rate, back, schedule.finished, schedule.best)
         for peer in self._party.peers:
             self._party.send(peer, end)
-        self._report({"train": schedule.losses, **schedule.eval_losses})
+        losses = {"train": schedule.losses, **schedule.eval_losses}
+        self._inputs.observers.round_finished(self._party.round, losses)
         return end
 
     def _receive(self) -> EpochEnd:
@@ -248,11 +245,8 @@ class Epochs:
         if wrong is not None:
             raise PeerProtocolError(active, f"expected {wrong} - at EpochEnd from {active}")
         schedule.learning_rate = end.learning_rate
-        self._report(None)
+        self._inputs.observers.round_finished(self._party.round, None)
         return end
-
-    def _report(self, losses: dict[str, list[float]] | None) -> None:
-        self._inputs.observers.round_finished(self._party.round, losses)
 
 
 # ---------------------------------------------------------------- checkpoints
@@ -269,7 +263,7 @@ class KeptEpochs(Message):
 class NextEpoch(Message):
     """After how many epochs training continues; 0: from the beginning."""
 
-    leakage: ClassVar = MessageLeakage("after which epoch training goes on", "control")
+    leakage: ClassVar = MessageLeakage("after which epoch training continues", "control")
 
     after: int
 

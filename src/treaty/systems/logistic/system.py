@@ -43,7 +43,7 @@ from treaty.systems.vertical.cipher_choice import MODULAR
 def train_pooled(tables: Mapping[str, Table], inputs: RoleInput[Pooled, RegressionOptions]) -> dict[str, LinearPart]:
     """Train on all parties' columns in one place; return every party's part, as a federated training does.
 
-    `tables` are everybody's, rows in common order; `inputs` has the active party's rows, labels 0 and 1, and weights.
+    `tables` are all parties', rows in common order; `inputs` has the active party's rows, labels 0 and 1, and weights.
     On the same seed of batches the weights are those of a federated training up to the rounding of encrypted numbers,
     which epochs long after the loss has settled may amplify, see docs/logistic.md. Raises DataError when training
     diverges although the learning rate was lowered.
@@ -53,8 +53,10 @@ def train_pooled(tables: Mapping[str, Table], inputs: RoleInput[Pooled, Regressi
         common.check_eval_sets(inputs.options)
     # parties prepare their own columns, without weights
     weight = data.weight if ALONE in tables else None
-    called = {name: "the table" if name == ALONE else name for name in tables}
-    prepared = {name: setup.prepared(table, common, called[name], weight) for name, table in tables.items()}
+    prepared = {
+        name: setup.prepared(table, common, "the table" if name == ALONE else name, weight)
+        for name, table in tables.items()
+    }
     X = _side_by_side([column for table in tables.values() for column in table.columns], data.table.n_rows, prepared)
     if common.standard_errors and data.weight is not None:
         raise ConfigError("standard errors are of rows that all weigh the same: expected sample_weight=None")
@@ -143,7 +145,7 @@ def _fitted(
 
 
 def _side_by_side(features: Sequence[NDArray[Any]], n_rows: int, prepared: Mapping[str, Preparation]) -> Floats:
-    """Return everybody's prepared columns (n_rows, n_columns), then one of ones; `features` are in the same order."""
+    """Return all parties' prepared columns (n_rows, n_columns), then one of ones; `features` are in their order."""
     columns, first = [], 0
     for made in prepared.values():
         end = first + len(made.n_categories)
@@ -154,7 +156,8 @@ def _side_by_side(features: Sequence[NDArray[Any]], n_rows: int, prepared: Mappi
 
 # ---------------------------------------------------------------- what a regression of two classes is expected to take
 
-_PAILLIER = 3.5  # times the time of Okamoto-Uchiyama, both with the keys that are the default
+# Times the time of Okamoto-Uchiyama, both with default keys
+_PAILLIER = 3.5
 
 
 def expected(roles: Roles, options: FederatedRegression, common: RegressionOptions, shape: Shape) -> Expected:
@@ -215,7 +218,8 @@ class _Size(NamedTuple):
 def _steps(found: Expected, roles: Roles, steps: int, memory: int, period: int) -> None:
     """Count inner products to the coordinator, or the active party in its place, and coefficients back."""
     decider = roles.holder("coordinator") or roles.active
-    pairs = np.clip(np.arange(1, steps + 1) // period - 1, 0, memory)  # that each step has
+    # correction pairs that each step has
+    pairs = np.clip(np.arange(1, steps + 1) // period - 1, 0, memory)
     products, coefficients = 16.0 * ((2 * pairs + 1) * (pairs + 1)).sum(), 8.0 * (2 * pairs + 1).sum()
     for name in roles.owners:
         if name != decider:
@@ -280,7 +284,7 @@ COORDINATOR = "coordinator"
 
 CANNOT = {
     "explain": "contributions (TreeSHAP) are those of trees; in a logistic regression a column adds its weight times "
-    "its prepared value: see coef of each party's part",
+    "its prepared value: see coef of each party's part"
 }
 
 
@@ -353,12 +357,9 @@ def warm_up(kind: type[FederatedRegression], options: FederatedRegression | None
     return [replace(options, key_bits=None, insecure_test_key_bits=short, allow_insecure=True)]
 
 
-def _on_clusters(options: FederatedRegression) -> frozenset[str]:
-    # a cluster adds up rows of parties with data, under the lattice map
-    return frozenset({"active", "passive"} if options.encryption in (None, "auto", "lattice") else ())
-
-
 def _federated(kind: type[FederatedRegression]) -> System:
+    # a cluster adds up rows of parties with data, under the lattice map
+    clusters = frozenset({"active", "passive"} if kind is QuasiNewton else ())
     return System(
         name=kind.system,
         options=kind,
@@ -370,9 +371,10 @@ def _federated(kind: type[FederatedRegression]) -> System:
         routes=ROUTES,
         expected=expected,
         named_roles=frozenset({COORDINATOR}),
-        on_clusters=_on_clusters if kind is QuasiNewton else lambda options: frozenset(),
+        on_clusters=lambda options: clusters if options.encryption in (None, "auto", "lattice") else frozenset(),
         has_model=frozenset({"active", "passive"}),
-        until_kept=frozenset({COORDINATOR}),  # no training can be resumed without its checkpoint
+        # no training can be resumed without its checkpoint
+        until_kept=frozenset({COORDINATOR}),
         helpers=helpers,
         links=mesh,
         predict={"active": predict_active, "passive": predict_passive},

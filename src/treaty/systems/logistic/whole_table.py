@@ -39,7 +39,7 @@ from treaty.systems.logistic.batches import count_lone_rows, share_weights
 from treaty.systems.logistic.inference import standard_errors
 from treaty.systems.logistic.poisson import RateGradients, RateProducts, check_pairs
 from treaty.systems.logistic.prediction import calibrate
-from treaty.systems.logistic.products import blocks_of_rows
+from treaty.systems.logistic.products import blocks_of
 from treaty.systems.logistic.setup import (
     GlmInput,
     OwnData,
@@ -54,8 +54,8 @@ from treaty.systems.logistic.setup import (
 )
 from treaty.systems.logistic.steps import Decider, Epochs, Products, products_of
 
+# How many times larger than its precision the residuals' variance must be: standard errors are then within 3 %
 CERTAIN = 16.0
-"""How many times larger than its precision the residuals' variance must be: standard errors are then within 3 %."""
 
 
 class LossShare(Message):
@@ -143,7 +143,8 @@ def _fit(
     """Train one model, and put its weights, and standard errors if they are asked for, into the own part of it."""
     party = inputs.party
     party.round = 0
-    seeds = pair_seeds(party, setting.others(party.name))  # fresh ones for each model: masks serve once
+    # fresh ones for each model: masks serve once
+    seeds = pair_seeds(party, setting.others(party.name))
     hidden: HiddenGradients
     if isinstance(products, RateProducts):
         hidden = RateGradients(products, setting, X, target)
@@ -167,9 +168,10 @@ def _fit(
         at_zero = np.zeros((0, X.shape[1])) if target is None else np.append(part.preparation.at_zero, 1.0)[np.newaxis]
         variance = _variance(setting, target, schedule.losses)
         steps = partial(inputs.observers.set_up, "multiplying for standard errors")
-        found = standard_errors(party, setting, X, hidden.block(weights), hidden.times, variance, at_zero, steps)
-        part.errors, part.degrees = unit * found.errors[: X.shape[1]], found.degrees
-        part.error_at_zero = unit * float(found.errors[-1]) if target is not None else math.nan
+        block = hidden.block(weights)
+        errors, part.degrees = standard_errors(party, setting, X, block, hidden.times, variance, at_zero, steps)
+        part.errors = unit * errors[: X.shape[1]]
+        part.error_at_zero = unit * float(errors[-1]) if target is not None else math.nan
     part.coef = unit * weights
     if target is not None:
         part.coef, part.intercept, part.loss = part.coef[:-1], float(part.coef[-1]) + target.shift, target.loss.name
@@ -183,7 +185,8 @@ def _products(inputs: GlmInput, setting: Setting, own: OwnData) -> Products | Ra
         return RateProducts(party, setting, inputs.threads)
     seeds = pair_seeds(party, setting.others(party.name))
     masks = CancellingMasks(party.job, party.protocol, party.name, seeds)
-    return products_of(inputs, setting, own, blocks_of_rows(setting.n_rows), masks)
+    # the ring has room for a part of the table: blocks are cut as of batches of one row
+    return products_of(inputs, setting, own, blocks_of(np.arange(setting.n_rows)[:, np.newaxis]), masks)
 
 
 class QuadraticGradients:
@@ -260,7 +263,8 @@ def _minimise(
         loss = _mean_loss(party, setting, of_loss, target, hidden.own_loss(weights, grad))
         end = epochs.end(loss, local @ slice_.weights, seeds)
         if end.finished:
-            return epochs.chosen(local @ slice_.weights), epochs.schedule
+            weights = local @ slice_.weights if epochs.best is None else epochs.best
+            return weights, epochs.schedule
 
 
 def _mean_loss(
