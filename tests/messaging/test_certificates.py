@@ -102,7 +102,7 @@ def test_other_than_one_certificate_is_refused(tmp_path, count):
 
 def test_key_of_another_certificate_is_refused():
     one, other = make_identity("clinic"), make_identity("clinic")
-    with pytest.raises(ConfigError, match="expected the private key of clinic's certificate, got another key"):
+    with pytest.raises(ConfigError, match="the private key is not that of clinic's certificate"):
         check_identity(Identity(one.key, other.certificate), "clinic")
 
 

@@ -182,7 +182,7 @@ def parts(*contents, nbytes, first=0):
     ("frames", "text"),
     [
         ([*parts(b"ab", nbytes=9), frame(seq=1)], "expected the rest of a message that comes in parts, got Count"),
-        (parts(b"ab", b"cde", nbytes=4), "expected parts of 4 bytes together, got others - at Part from lab"),
+        (parts(b"ab", b"cde", nbytes=4), "the parts do not add up to the 4 bytes announced - at Part from lab"),
         ([*parts(b"ab", nbytes=9), *parts(b"cd", nbytes=8, first=1)], "expected parts of 9 bytes together"),
         (parts(b"ab", b"", nbytes=9), "expected parts of 9 bytes together"),
         (parts(b"", nbytes=0), "expected parts of 0 bytes together"),

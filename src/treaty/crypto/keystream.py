@@ -9,11 +9,11 @@ drawn from one key the birthday bound of the 128-bit block leaves an advantage b
     key   = HKDF-Expand-SHA256(seed, info = nonce)
     nonce = SHA-256(job_id, protocol, round_id, attempt, vector_id)        each part length-prefixed
 
-A nonce serves once: anybody sees the difference of two vectors under one mask. Where nobody else has the seed a masked
-vector is indistinguishable from a uniform one (HKDF and AES as pseudorandom functions). The key of one message reveals
-nothing of the seed or of other messages' masks. Masks are added 128 KB at a time, at several GB/s, so that for vectors
-of a few thousand numbers most of the cost is the derivation of a key and the set-up of its cipher. `PairStreams` saves
-that where the key of a single mask is never revealed: one cipher per pair for all messages, set to each by its nonce.
+A nonce serves once: two vectors under one mask reveal their difference. To all without the seed a masked vector is
+indistinguishable from a uniform one (HKDF and AES as pseudorandom functions). The key of one message reveals nothing of
+the seed or of other messages' masks. Masks are added 128 KB at a time, at several GB/s, so that vectors of a few
+thousand numbers cost mostly the derivation of a key and the set-up of its cipher. `PairStreams` saves that if the key
+of a single mask is never revealed: one cipher per pair for all messages, set to each by its nonce.
 
 *Masks of single numbers* (`CancellingMasks`) for sums over givers, of whom every pair has a seed. The sum of all masked
 numbers is that of the numbers; without a giver's own numbers, or one of all its seeds, each masked number is uniform.
@@ -90,7 +90,7 @@ class Keystream:
 
 
 def _less(rows: Words, limit: Words) -> Flags:
-    """Return which numbers are below the limit; all words of all rows are read, so time tells nothing."""
+    """Return which numbers are below the limit; time does not depend on them, as all words are read."""
     less = np.zeros(len(rows), np.bool_)
     # upwards: a higher word overrules the lower ones
     for word in range(len(limit)):
@@ -145,7 +145,7 @@ def pair_keys(
 
 
 class PairStreams:
-    """Masks between a participant and its peers, of which none is ever removed by revealing its key.
+    """Masks between a participant and its peers, if no mask is removed by revealing its key.
 
     The mask of a message is AES-256-CTR from the counter given by the nonce's first 16 bytes, under
     HKDF-Expand-SHA256(seed, info = "treaty stream of a pair"). Nonces are hashes: that streams of two of 2^20 messages

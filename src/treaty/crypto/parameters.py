@@ -84,7 +84,7 @@ _LEAST_WIDTH = 24  # bits of the narrowest primes that are tried: below are too 
 LEAK_PER_SUM = 2.0**-67
 # the same where primes are narrowed to send less, so that narrowing costs few of the sums allowed
 LEAK_IF_NARROWED = 2.0**-72
-# what all answers ever given about a table may leak together, as total variation
+# what all answers about a table may leak together, over all jobs, as total variation
 LEAK_LIMIT = 2.0**-40
 # kept below the message in a hint, of which its rounding takes at most an eighth
 GUARD_BITS = 16
@@ -106,7 +106,7 @@ class Parameters:
     weight: int  # largest 1-norm of a row of the secret matrix (of bins: the number of rows of the table)
     slack: int  # bound of a sum's error from rounding: of scales, half the sum of its fields' bounds; or of entries
     masked: bool = False  # answers are masked over the whole ring, not flooded; entries are rounded, not scales alone
-    spare: int = 0  # bits that noise is smaller than a guarded field takes: then masks hardly ever make it carry
+    spare: int = 0  # bits by which noise is below what a guarded field takes, so that masks rarely make it carry
 
     # what follows from these
     modulus: int = field(init=False, repr=False, compare=False)  # q

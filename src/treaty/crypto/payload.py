@@ -178,12 +178,12 @@ def slots_of(offsets: Int32s | Integers, features: Integers) -> Integers:
 
 
 def bins_of(codes: NDArray[np.uint8], offsets: Int32s) -> Integers:
-    """Return the number of slots of each feature; CryptoError unless codes (rows, features) lie within them."""
+    """Return the number of slots of each feature; CryptoError for codes (rows, features) beyond them."""
     bins = np.diff(offsets).astype(np.int64)
     if codes.ndim != 2 or codes.dtype != np.uint8 or len(bins) != codes.shape[1] or (bins < 1).any():
         raise CryptoError("expected uint8 codes (rows, features) and offsets with a slot for every feature")
     if len(codes) and (codes.max(axis=0, initial=0) >= bins).any():
-        raise CryptoError("a bin code lies beyond its feature's slots")
+        raise CryptoError("a bin code is beyond its feature's slots")
     return bins
 
 
@@ -241,6 +241,9 @@ class WholeTableServer:
 
     def end_tree(self) -> None:
         self._features = None
+
+    def close(self) -> None:
+        pass  # nothing outlives the job
 
     def _growing(self) -> Integers:
         """Return the tree's columns; CryptoError between trees."""

@@ -160,7 +160,7 @@ def check_identity(identity: Identity, name: str) -> None:
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"cannot read the private key of {name}: expected PEM without a password") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not public == key.public_key() == _derived(key):
-        raise ConfigError(f"expected the private key of {name}'s certificate, got another key")
+        raise ConfigError(f"the private key is not that of {name}'s certificate")
 
 
 def _derived(key: ec.EllipticCurvePrivateKey) -> ec.EllipticCurvePublicKey | None:

@@ -11,7 +11,7 @@ state that follows. In use::
     message = party.receive(active, *order.allowed)  # refuses every other message
     order.take(message)
 
-A message longer than a channel's frames travels in `Part`s, pieces of its encoded envelope, which has the number of the
+A message longer than a channel's frames is sent in `Part`s, pieces of its encoded envelope, which has the number of the
 first of them. Parts count as unread, like other frames, until the role reads their message.
 
 `agree` compares the public parameters that every protocol starts with.
@@ -184,7 +184,7 @@ class Conversation:
             self._room, self._filled = pages.data[skipped : skipped + part.nbytes], 0
         whole, end = self._room, self._filled + part.content.nbytes
         if part.nbytes != len(whole) or end > len(whole) or not part.content.nbytes:
-            raise self._error(f"expected parts of {len(whole)} bytes together, got others - at Part")
+            raise self._error(f"the parts do not add up to the {len(whole)} bytes announced - at Part")
         whole[self._filled : end] = part.content
         self._filled = end
         if end < len(whole):

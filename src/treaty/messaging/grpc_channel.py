@@ -6,7 +6,7 @@ the sender's. What each part guarantees:
 **Identity.** A server admits only the pinned certificates and compares the name a caller claims with the certificate
 presented; a client trusts only the certificate pinned for the peer it dials.
 
-**Delivery.** `send` returns when the frame lies in the peer's mailbox. While a connection is broken the identical bytes
+**Delivery.** `send` returns when the frame is in the peer's mailbox. While a connection is broken the identical bytes
 are sent again and again under the same delivery number, and the receiver drops a number it has already taken in, so a
 frame arrives once or `send` raises. (`Party` refuses repeated messages on top of that, whatever carried them.)
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
@@ -24,6 +23,7 @@ from treaty.messaging.grpc_wire import (
     Parcel,
     chunks,
     decode,
+    encode,
     grpc,
     ping_options,
 )
@@ -211,7 +211,7 @@ class PeerLink:
         try:
             if len(frame) <= CHUNK:
                 # This thread waits for the answer itself; for a `future`, grpc starts one that does.
-                self._post_call(msgspec.msgpack.encode(Parcel(announcement, memoryview(frame))), timeout=timeout)
+                self._post_call(encode(Parcel(announcement, memoryview(frame))), timeout=timeout)
             else:
                 # If an interrupt ends the waiting, a `future` still ends; without it, the feeding thread would stay.
                 self._deliver_call.future(chunks(announcement, frame), timeout=timeout).result()
@@ -238,7 +238,7 @@ class PeerLink:
     def _watch_once(self, until: float) -> bool:
         """Hold one watch until it ends; return whether the peer answered, for which it has time `until`."""
         answered = False
-        call = self._watch_call(msgspec.msgpack.encode(self._introduction))
+        call = self._watch_call(encode(self._introduction))
         patience = threading.Timer(max(LEAST_PATIENCE, until - time.monotonic()), call.cancel)
         # a stopped process still accepts connections, so dialling may take forever
         if self.connected:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-import msgspec
 import numpy as np
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -25,6 +24,7 @@ from treaty.messaging.grpc_wire import (
     Notice,
     Parcel,
     decode,
+    encode,
     grpc,
     limiting_options,
     ping_options,
@@ -147,10 +147,10 @@ class Server:
                 earlier.set()
             # else the caller has gone already
             if context.add_callback(ended.set):
-                yield msgspec.msgpack.encode(Notice(self.incarnation, closing=False, terms=self._terms))
+                yield encode(Notice(self.incarnation, closing=False, terms=self._terms))
                 ended.wait()
                 if self._closing:
-                    yield msgspec.msgpack.encode(Notice(self.incarnation, closing=True))
+                    yield encode(Notice(self.incarnation, closing=True))
 
     def _deliver(self, requests: Iterator[bytes], context: Any) -> bytes:
         with self._call(context) as peer:

@@ -7,7 +7,7 @@ Three methods, bytes in and out, no generated stubs:
     ``closing=True`` when it closes. In between the stream stays open: its break is how a death is noticed.
 ``/treaty.Mail/Deliver``
     request stream: an `Announcement`, then the frame in chunks of `CHUNK` bytes; response: empty, sent when the
-    frame lies in the receiver's mailbox.
+    frame is in the receiver's mailbox.
 ``/treaty.Mail/Post``
     request: a `Parcel`, an announcement and its frame in one, which costs both ends a fraction; response: as above.
     For frames of at most `CHUNK` bytes.
@@ -96,6 +96,10 @@ class Parcel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=False):
     frame: memoryview
 
 
+def encode(value: msgspec.Struct) -> bytes:
+    return msgspec.msgpack.encode(value)
+
+
 def decode(data: bytes, kind: type[T]) -> T:
     """Decode one of the structs above; raise ValueError unless the bytes are exactly one `kind`."""
     try:
@@ -107,7 +111,7 @@ def decode(data: bytes, kind: type[T]) -> T:
 
 def chunks(announcement: Announcement, frame: bytes) -> Iterator[bytes]:
     """Cut a frame for the wire, its announcement first."""
-    yield msgspec.msgpack.encode(announcement)
+    yield encode(announcement)
     whole = memoryview(frame)
     for start in range(0, len(frame), CHUNK):
         yield bytes(whole[start : start + CHUNK])
@@ -180,14 +184,11 @@ def limiting_options(peers: int) -> list[tuple[str, Any]]:
     ]
 
 
-# ------------------------------------------------------ threads for calls that may lie open for as long as a job takes
+# ------------------------------------------------------ threads for calls that may be open for as long as a job takes
 
 
 class DaemonThreads(futures.Executor):
-    """Runs calls in daemon threads, as many as calls were ever under way at once.
-
-    No call waits for another, and an open one does not keep the process from ending.
-    """
+    """Runs calls in daemon threads: no call waits for another, and an open one does not keep a process from ending."""
 
     def __init__(self) -> None:
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()

@@ -1,4 +1,4 @@
-"""What travels between parties: typed messages, arrays and the envelope around them.
+"""What parties send to each other: typed messages, arrays and the envelope around them.
 
 A protocol declares one frozen struct per message, named by its content::
 
@@ -200,7 +200,7 @@ def view(
             peer, f"expected axes below 2**62, got {_tuple(array.shape)} - at {what} from {peer}"
         ) from None
     if expected == np.bool_ and elements.size and elements.view(np.uint8).max() > 1:
-        raise PeerProtocolError(peer, f"expected bool bytes 0 and 1, got others - at {what} from {peer}")
+        raise PeerProtocolError(peer, f"expected bool bytes 0 and 1 - at {what} from {peer}")
     # numpy's `require` takes long to find that nothing is to be done
     right = elements.dtype == expected and elements.flags.aligned
     values: NDArray[Scalar] = elements if right else np.require(elements, expected, "A")

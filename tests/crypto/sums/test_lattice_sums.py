@@ -412,7 +412,7 @@ CODES, OFFSETS = np.array([[0], [1], [1], [0]], np.uint8), np.array([0, 2], np.i
     ("setup", "codes", "offsets", "expected"),
     [
         (SETUP, CODES[:3], OFFSETS, "expected 4 rows, got 3 - in the set-up"),
-        (SETUP, CODES + 1, OFFSETS, "a bin code lies beyond its feature's slots"),
+        (SETUP, CODES + 1, OFFSETS, "a bin code is beyond its feature's slots"),
         (SETUP, CODES.astype(np.int32), OFFSETS, "expected uint8 codes"),
         (SETUP, CODES[:, 0], OFFSETS, "expected uint8 codes"),
         (SETUP, CODES, np.array([0, 2, 4], np.int32), "expected uint8 codes"),
@@ -577,7 +577,7 @@ def test_a_party_that_answers_a_kept_hint_with_another_is_refused():
     Job(tables, stores=stores)
     client = make_client("lattice", SumsBounds(30, GRAD, HESS), threads=1, store=stores["client"])
     client.settle(*client.offer({"shop": tables["shop"][1]}))
-    with pytest.raises(CryptoError, match="expected the hint that was kept, got another - in the hint of shop"):
+    with pytest.raises(CryptoError, match="the hint is not the one that was kept - in the hint of shop"):
         client.accept_hint("shop", [np.zeros(BINDING_BYTES, np.uint8)], tables["shop"][1])
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from crypto.asking import answered, asked, begun
 from marks import slow
-from treaty.crypto.additive import ciphers
+from treaty.crypto.additive import ciphers, key_proofs
 from treaty.crypto.additive.ciphers import _prime_with_subgroup, generate_key, generate_paillier_key
 from treaty.crypto.additive.key_proofs import (
     OKAMOTO_UCHIYAMA_NUMBERS,
@@ -264,7 +264,7 @@ def test_a_key_with_room_for_a_second_message_is_refused(monkeypatch):
     key, t, q = key_of_two_dimensions()
     with pytest.raises(CryptoError, match="expected a proof that units are"):
         Attack("ou", key, 400)
-    monkeypatch.setattr(ciphers, "check_okamoto_uchiyama", lambda *_: None)
+    monkeypatch.setattr(key_proofs, "check_okamoto_uchiyama", lambda *_: None)
     attack = Attack("ou", key, 400)
     attack.mark(dict.fromkeys(range(0, ROWS, 2), t))
     to_class = (q - 1) // key.secret_numbers[0]

@@ -99,7 +99,7 @@ def check_okamoto_uchiyama(n: int, g: int, h: int, proof: Sequence[int]) -> None
     exponents, roots, squares = proof[:count], proof[count : 2 * count], proof[2 * count :]
     for x, m, root in zip(_unit_challenges("messages", (n, g, h), count), exponents, roots, strict=True):
         if gmpy2.powmod(g, m, n) * gmpy2.powmod(root, n, n) % n != x:
-            raise CryptoError("expected a proof that units are g^m x^n, got another - in the public key")
+            raise CryptoError("expected a proof that units are g^m x^n; this one fails - in the public key")
     _check_two_primes((n, g, h), squares)
 
 
@@ -116,7 +116,7 @@ def check_paillier(n: int, h: int, proof: Sequence[int]) -> None:
     _check_numbers(proof, PAILLIER_NUMBERS, n)
     for x, root in zip(_unit_challenges("messages", (n, h), count), proof[:count], strict=True):
         if gmpy2.powmod(root, n, n) != x:
-            raise CryptoError("expected a proof that units are x^n, got another - in the public key")
+            raise CryptoError("expected a proof that units are x^n; this one fails - in the public key")
     _check_two_primes((n, h), proof[count:])
 
 
@@ -137,7 +137,7 @@ def _check_two_primes(key: tuple[int, ...], roots: Sequence[int]) -> None:
     n = key[0]
     for x, root in zip(_unit_challenges("two primes", key, parameters.KEY_PROOF_SQUARES), roots, strict=True):
         if root * root % n not in {x * sign % n for sign in _SIGNS}:
-            raise CryptoError("expected a proof that n has two prime factors, got another - in the public key")
+            raise CryptoError("expected a proof that n has two prime factors; this one fails - in the public key")
 
 
 def _check_numbers(proof: Sequence[int], count: int, n: int) -> None:
@@ -149,7 +149,7 @@ def _unit_challenges(what: str, key: tuple[int, ...], count: int) -> list[int]:
     """Return `_challenges` for a check; CryptoError if one is no unit, as a multiple of a factor proves nothing."""
     numbers = _challenges(what, key, count)
     if any(gmpy2.gcd(x, key[0]) != 1 for x in numbers):
-        raise CryptoError("expected a proof of numbers prime to n, got one of another - in the public key")
+        raise CryptoError("expected a proof of numbers prime to n - in the public key")
     return numbers
 
 
@@ -280,8 +280,8 @@ class ReadyFactors:
     """Factors made ahead by a thread of their own, each used once; `expected` are wanted at first.
 
     Factors do not depend on what they hide, so a server makes them while it waits for the active party. The thread runs
-    from `prepare` until as many factors are ready as were ever taken between two calls of `prepare` (at most 32 MB of
-    them), until `stop`, or until the program ends.
+    from `prepare` until as many factors are ready as were taken at most between two calls of `prepare` (at most 32 MB),
+    until `stop`, or until the program ends.
     """
 
     def __init__(self, randomiser: Randomiser, expected: int) -> None:

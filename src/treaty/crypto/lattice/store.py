@@ -226,7 +226,7 @@ class HintStore:
         CryptoError if a hint of this binding is kept, or `random` holds other numbers.
         """
         if random.size and (random.min() < -1 or random.max() > 1):
-            raise CryptoError("expected numbers from -1 to 1, got others - in the randomness of a hint")
+            raise CryptoError("expected numbers from -1 to 1 - in the randomness of a hint")
         with self.new_hint(random.shape, np.int8) as new:
             new.write(0, random)
             array, digest = new.finish()

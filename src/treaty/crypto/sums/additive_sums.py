@@ -215,7 +215,7 @@ class AdditiveSumsServer:
             raise CryptoError("expected the row of each ciphertext, where rows are sampled - at the start of a tree")
         if rows is not None and len(rows):
             if not 0 <= rows.min() <= rows.max() < self._table_rows:
-                raise CryptoError("a sampled row lies beyond the table - at the start of a tree")
+                raise CryptoError("a sampled row is beyond the table - at the start of a tree")
             self._rows[self._rows_there : there] = rows
         # no factor hides a number that shares one with n: it would mark its row in every sum
         if not self._modulus.are_units(found, self._threads):
@@ -267,7 +267,7 @@ class AdditiveSumsServer:
             raise CryptoError(f"expected the nodes of {len(self._rows)} rows, got {there} - in a query")
         slots, nodes, nowhere = self._slots, self._asked, int(np.iinfo(self._slots.dtype).max)
         if not 0 <= nodes <= nowhere - 1 or ((slots >= nodes) & (slots != nowhere)).any():
-            raise CryptoError(f"a row lies in a node that is not among the {nodes} asked ones - in a query")
+            raise CryptoError(f"a row is in a node beyond the {nodes} of the query - in a query")
         # a stable sort keeps the rows of a node in order
         counts = np.bincount(slots, minlength=nowhere + 1)[:nodes]
         positions = np.argsort(slots, kind="stable")[: int(counts.sum())].astype(np.int32)
@@ -372,7 +372,9 @@ class BlindSumsServer(AdditiveSumsServer):
     ) -> None:
         check_payload(payload, "the start of a tree")
         if rows is not None or self._table_rows != self._packing.bounds.n_rows:
-            raise CryptoError(f"expected all {self._table_rows} rows, got others - at the start of a tree")
+            raise CryptoError(
+                f"expected all {self._table_rows} rows of the table, and no sample - at the start of a tree"
+            )
         self._growing = True
         self._begin(features)
 

@@ -338,7 +338,7 @@ class DisclosedKey:
         words = np.ascontiguousarray(flat).view(np.uint64)
         vectors = len(words) // rows if rows else 0
         if len(words) != vectors * rows or not modulus.in_range(words):
-            raise CryptoError(f"expected ciphertexts of {rows} rows, got others - in a recorded message")
+            raise CryptoError(f"expected ciphertexts of {rows} rows, all in range - in a recorded message")
         held, empty = np.empty(len(words), np.bool_), np.empty(len(words), np.bool_)
         for part in pieces(len(words), _OPENED_AT_A_TIME):
             found = self._key.decrypt(words[part], self._threads)
@@ -372,10 +372,7 @@ def message_bytes(cipher: str, setup: Payload) -> int:
 
 
 def disclosed_key(cipher: str, setup: Payload, secrets: Sequence[int], test_key_bits: int | None) -> PrivateKey:
-    """Return the private key, of `secret_numbers`, that belongs to the public one of a recorded set-up.
-
-    CryptoError where it does not.
-    """
+    """Return the private key of `secret_numbers`; CryptoError if it is not that of the recorded public key."""
     check_payload(setup, "the recorded set-up", (np.uint64, (None, None)), (np.int64, (None,)))
     sent = [setup[0], setup[1][3:]]
     prime = [gmpy2.is_prime(number, parameters.PRIMALITY_ROUNDS) for number in secrets[:2]]
@@ -391,4 +388,6 @@ def disclosed_key(cipher: str, setup: Payload, secrets: Sequence[int], test_key_
         fits = p * p * q == key.n and all(prime) and 0 < u < p and 0 < v < q
         if fits and gmpy2.powmod(key.g, p - 1, p * p) == (1 + a * (p - 1) * p) % (p * p):
             return OUPrivateKey(p, q, u, v, a, key)
-    raise CryptoError("expected the private key of the public one that was sent, got another - in the active record")
+    raise CryptoError(
+        "the numbers shown are not the private key of the public key that was sent - in the active record"
+    )

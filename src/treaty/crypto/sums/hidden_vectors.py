@@ -231,7 +231,7 @@ class Hider:
         try:
             return int(gmpy2.powmod(gmpy2.invert(value, n), power, n))
         except ZeroDivisionError:
-            raise CryptoError("expected ciphertexts prime to the modulus, got another - at their product") from None
+            raise CryptoError("a ciphertext shares a factor with the modulus - at the product of ciphertexts") from None
 
     def cover(self, ciphertexts: Words, added: Sequence[int], fields: Fields) -> Words:
         """Put ciphertexts (numbers, words) into few, add a number that is not negative to each field, and re-randomise.

@@ -155,7 +155,7 @@ class LatticeSumsClient(WholeTableClient):
             # a kept hint is not sent again; the binding proves that it is of the same table and terms
             if peer in self._kept:
                 if self._kept[peer] != self._bindings[peer]:
-                    raise CryptoError(f"expected the hint that was kept, got another - in {what}")
+                    raise CryptoError(f"the hint is not the one that was kept - in {what}")
                 self._hints[peer] = self._store.hint(peer, self._bindings[peer])
                 return 0
             shape = int(offsets[-1]), self._parameters.digits, self._parameters.degree

@@ -3,7 +3,7 @@
 A *holder* (passive party) has a 0/1 matrix M (slots x rows) that never changes: M_si = 1 when row i is in bin s, so one
 1 per column and feature. An *asker* (active party) has vectors V_t (rows x 2), t = 0, 1, ..., one for each node: two
 words hold the numbers of a row in the node, g and h 2^{b_c} + 1, other rows are zero. It is to learn M V_t, and no
-more. A *dealer*, who has no data, knows neither. After Beaver (1991), with the fixed operand masked once as Mohassel
+more. A *dealer*, which has no data, knows neither. After Beaver (1991), with the fixed operand masked once as Mohassel
 and Zhang (2017) do:
 
     dealer -> holder        seed of B, uniform (slots x rows)                           once (per job)
@@ -15,7 +15,7 @@ and Zhang (2017) do:
     asker                   S_t + F A_t + C_t = M E_t + (B + F) A_t = M V_t
 
 Everything is modulo 2^64, hence exact: nothing is rounded, and only masks wrap around. `begin_tree` carries nothing;
-seeds and D come from the dealer by other ways, which the two ends are given as functions (`systems.fedxgboost_smm`).
+seeds and D come from the dealer in other messages, which the two ends call functions for (`systems.fedxgboost_smm`).
 The client checks that the bins of each feature add up to its own totals of the node.
 
 * *Assumption*: semi-honest parties, the dealer colluding with neither; HKDF and AES-256-CTR as pseudorandom functions.
@@ -348,7 +348,7 @@ class TripleSumsServer(WholeTableServer):
 
     def add(self, piece: Payload) -> int:
         if self._query is not None:
-            raise CryptoError("expected a query in one piece, got another one - in a query")
+            raise CryptoError("expected a query in one piece, got a second piece - in a query")
         self._growing()
         check_payload(piece, "a query", (np.uint64, (None, VECTOR_WORDS, self._columns.shape[1])), (np.int64, (1,)))
         if len(piece[0]) == 0:
@@ -375,6 +375,3 @@ class TripleSumsServer(WholeTableServer):
         # M E_t of the tree's columns, and D_t from the dealer
         sums = selected_sums(self._columns, features, places, len(slots), words, self._threads)
         return [sums.reshape(nodes, VECTOR_WORDS, -1) + self._shares(first, nodes)[:, :, slots]]
-
-    def close(self) -> None:
-        pass  # nothing outlives the job

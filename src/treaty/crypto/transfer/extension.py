@@ -8,7 +8,7 @@ computes: its points are uniform either way.
 *Extension*: Roy, "SoftSpokenOT", CRYPTO 2022, semi-honest, with small fields GF(2^fold); at ``fold=1`` it is the
 protocol of Ishai, Kilian, Nissim and Petrank, CRYPTO 2003, as improved by Asharov, Lindell, Schneider and Zohner, CCS
 2013. Of each transfer the sender has a row q, the receiver a random bit r and a row t with q = t xor r Delta (128 bits
-each); Delta, which the sender alone knows, is the same for all. 128 / fold - 1 bits travel for each.
+each); Delta, which the sender alone knows, is the same for all. 128 / fold - 1 bits are sent for each.
 
 ====  =========================  ==============================================================
 step  who                        what
@@ -230,9 +230,7 @@ class Receiver:
         message, chosen = np.empty((trees - 1, words), np.uint64), np.empty(words, np.uint64)
         rows = np.empty((count, 2), np.uint64)
         for part in pieces(count, _PIECE):
-            at = slice(part.start // 64, part.stop // 64)
-            planes = np.empty((trees, self._fold, at.stop - at.start), np.uint64)
-            leaves = self._streams.next_words(planes.shape[2]).reshape(trees, -1, planes.shape[2])
+            at, planes, leaves = _leaves(self._streams, self._fold, part)
             # leaf 0 becomes the sum of all, which are the tree's random bits
             fold_trees(leaves, planes)
             chosen[at] = leaves[0, 0]
@@ -290,14 +288,19 @@ class Sender:
         # masks of all ones where delta has a 1
         rows, masks = np.empty((count, 2), np.uint64), np.uint64(0) - self._bits.astype(np.uint64)
         for part in pieces(count, _PIECE):
-            at = slice(part.start // 64, part.stop // 64)
-            planes = np.empty((trees, self._fold, at.stop - at.start), np.uint64)
-            leaves = self._streams.next_words(planes.shape[2]).reshape(trees, -1, planes.shape[2])
+            at, planes, leaves = _leaves(self._streams, self._fold, part)
             # with slots shifted by the gap, a plane is the receiver's plus delta's bit times the tree's random bits
             fold_trees(leaves, planes)
             correct_planes(planes[1:], masks[1:], np.ascontiguousarray(message[:, at]))
             transpose(planes.reshape(KAPPA, -1), rows[part], 0, planes.shape[2] // PLANE_WORDS)
         return rows
+
+
+def _leaves(streams: Streams, fold: int, part: slice) -> tuple[slice, Words, Words]:
+    """Return the words of some transfers, room for their planes, and the next words of all trees' leaves."""
+    at = slice(part.start // 64, part.stop // 64)
+    planes = np.empty((KAPPA // fold, fold, at.stop - at.start), np.uint64)
+    return at, planes, streams.next_words(planes.shape[2]).reshape(len(planes), -1, planes.shape[2])
 
 
 def _hash_of(offer: Bytes, points: Bytes) -> Hash:
