@@ -183,9 +183,9 @@ def parts(*contents, nbytes, first=0):
     [
         ([*parts(b"ab", nbytes=9), frame(seq=1)], "expected the rest of a message that comes in parts, got Count"),
         (parts(b"ab", b"cde", nbytes=4), "the parts do not add up to the 4 bytes announced - at Part from lab"),
-        ([*parts(b"ab", nbytes=9), *parts(b"cd", nbytes=8, first=1)], "expected parts of 9 bytes together"),
-        (parts(b"ab", b"", nbytes=9), "expected parts of 9 bytes together"),
-        (parts(b"", nbytes=0), "expected parts of 0 bytes together"),
+        ([*parts(b"ab", nbytes=9), *parts(b"cd", nbytes=8, first=1)], "parts do not add up to the 9 bytes"),
+        (parts(b"ab", b"", nbytes=9), "parts do not add up to the 9 bytes"),
+        (parts(b"", nbytes=0), "parts do not add up to the 0 bytes"),
         (parts(b"ab", b"cd", nbytes=4), "Expected `object`, got `int` - at the envelope from lab"),
         (parts(b"ab", nbytes=9) + parts(b"cd", nbytes=9, first=2), "expected message number 1, got number 2"),
         (parts(frame(seq=1), nbytes=len(frame(seq=1))), "expected message number 0, got number 1"),
