@@ -15,19 +15,9 @@ from treaty.machine.arrays import Flags, Floats, Int32s, Integers
 from treaty.messaging.certificates import vouches
 from treaty.messaging.messages import Array, Message, unpack, view
 from treaty.privacy.exact_sums import check_opening
+from treaty.systems.vertical import messages
 from treaty.systems.vertical.audit_record import KeptTree, PassiveHeader, Sent
 from treaty.systems.vertical.exact_sums import NamedNodes
-from treaty.systems.vertical.messages import (
-    NamedRows,
-    SplitAnswer,
-    SplitColumns,
-    SplitRequest,
-    SumsPiece,
-    SumsRequest,
-    TreeEnd,
-    TreeRows,
-    TreeStart,
-)
 from treaty.trees.boosting import TreeSample
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import Growth
@@ -78,7 +68,8 @@ def shape_of(tree: KeptTree, n_rows: int, party: str) -> AuditShape:
     if len(leaf) != n_rows or (leaf < 0).any() or (leaf >= len(left)).any() or (left[leaf] >= 0).any():
         raise Unsound(f"it does not have a leaf for each of {n_rows} rows")
     leaves = np.ones(len(left), np.int64)
-    for node in inner[::-1]:  # children have higher numbers
+    # children have higher numbers than their parents: from the last node up, then from the root down
+    for node in inner[::-1]:
         leaves[node] = leaves[left[node]] + leaves[left[node] + 1]
     first = np.zeros(len(left), np.int64)
     for node in inner:
@@ -121,7 +112,8 @@ class Replay:
         self._totals = np.zeros((len(shape.left), 3), np.int64)
         for column, values in enumerate((sample.grad, sample.hess, np.ones(n_rows, np.int64))):
             np.add.at(self._totals[:, column], shape.leaf[sampled], values[sampled])
-        for node in np.flatnonzero(shape.left >= 0)[::-1]:  # children have higher numbers
+        # children have higher numbers than their parents
+        for node in np.flatnonzero(shape.left >= 0)[::-1]:
             child = shape.left[node]
             self._totals[node] = self._totals[child] + self._totals[child + 1]
 
@@ -164,6 +156,8 @@ class Replay:
 
 
 # ---------------------------------------------------------------- messages
+
+
 def sampled_rows(sample: TreeSample) -> Int32s:
     """Return the drawn rows, int32, ascending."""
     return np.arange(len(sample.grad), dtype=np.int32) if sample.rows is None else sample.rows
@@ -211,7 +205,7 @@ class ReceivedTrees:
         start = next(self._parts, None)
         if start is None:
             return None
-        if not isinstance(start, TreeStart):
+        if not isinstance(start, messages.TreeStart):
             raise self._unexpected(start)
         self._sent.add(start)
         found, sampled = Found(), np.zeros(len(expected.grad), np.bool_)
@@ -227,25 +221,25 @@ class ReceivedTrees:
         pieces: list[Payload] = []
         for part in self._parts:
             match part:
-                case SumsPiece() | SumsRequest():
+                case messages.SumsPiece() | messages.SumsRequest():
                     self._sent.add(part)
                     pieces.append(unpack(part.payload, self._header.active, type(part).__name__))
-                    if isinstance(part, SumsPiece):
+                    if isinstance(part, messages.SumsPiece):
                         continue
                     query, pieces = self._joined(pieces), []
                     if self._blind:
                         wrong = wrong | self._open_nodes(query, next(secrets, None), nodes, found)
                     else:
                         self._named_nodes(query, expected, nodes, found)
-                case SplitRequest():
+                case messages.SplitRequest():
                     named, bits = NamedNodes(len(sampled), part.features.shape[0]), bits[:0]
-                case NamedRows():
+                case messages.NamedRows():
                     named.add(part, self._header.active)
-                case SplitColumns():
+                case messages.SplitColumns():
                     self._take_columns(part, len(sampled))
-                case SplitAnswer():
+                case messages.SplitAnswer():
                     bits = self._take_sides(part, bits, named, len(sampled))
-                case TreeEnd():
+                case messages.TreeEnd():
                     certificate = self._header.certificate
                     if certificate and not vouches(certificate, part.signature, self._sent.digest()):
                         found.findings.append(
@@ -265,7 +259,7 @@ class ReceivedTrees:
         self._compare_sides(shape, place, found)
         return found
 
-    def _ciphertexts(self, start: TreeStart, n_rows: int) -> tuple[Payload, Int32s | None]:
+    def _ciphertexts(self, start: messages.TreeStart, n_rows: int) -> tuple[Payload, Int32s | None]:
         """Return a tree's start whole, with the pieces that follow it, and the rows that it names; `n_rows` are all.
 
         Those may not be the rows that were drawn, which is for the comparison to find.
@@ -275,7 +269,7 @@ class ReceivedTrees:
         pieces, sent = [unpack(start.payload, active, "TreeStart")], [start.rows]
         while not self._blind and 0 < sum(len(piece[0]) for piece in pieces if piece) < n_rows:
             part = next(self._parts, None)
-            if not isinstance(part, TreeRows):
+            if not isinstance(part, messages.TreeRows):
                 raise self._unexpected(part or start)
             self._sent.add(part)
             pieces.append(unpack(part.payload, active, "TreeRows"))
@@ -288,6 +282,7 @@ class ReceivedTrees:
         if len(pieces) == 1 or not all(pieces):
             return pieces[0]
         first = pieces[0][0]
+        # pieces are of rows: the first axis of ciphertexts, the last one of vectors of nodes
         axis = 0 if not self._blind else first.ndim - 1 if first.dtype == np.uint32 else 1
         return [np.concatenate([piece[0] for piece in pieces], axis=axis), *pieces[0][1:]]
 
@@ -296,7 +291,7 @@ class ReceivedTrees:
         return expected.grad[rows], expected.hess[rows]
 
     def _compare_start(
-        self, start: TreeStart, payload: Payload, named: Int32s | None, expected: TreeSample, found: Found
+        self, start: messages.TreeStart, payload: Payload, named: Int32s | None, expected: TreeSample, found: Found
     ) -> None:
         """Compare the samples and, unless nodes are vectors, the ciphertexts."""
         active, rows = self._header.active, sampled_rows(expected)
@@ -341,20 +336,21 @@ class ReceivedTrees:
             rows[sampled[slots == node]] = True
             found.strange += not nodes.has(rows)
 
-    def _take_columns(self, answer: SplitColumns, n_rows: int) -> None:
+    def _take_columns(self, answer: messages.SplitColumns, n_rows: int) -> None:
         """Note how all rows go at splits, by the own answer with columns of bits."""
         party = self._header.party
         records = view(answer.records, np.int32, (None,), peer=party, what="SplitColumns.records")
         numbers = view(answer.columns, np.int32, (len(records),), peer=party, what="SplitColumns.columns")
         self._coming.append(view(answer.new, np.uint8, (None, None), peer=party, what="SplitColumns.new"))
-        if sum(piece.shape[1] for piece in self._coming) < -(-n_rows // 8):  # the rest of the rows follows
+        # a column of more rows than fit a message comes in several, whose bytes lie side by side
+        if sum(piece.shape[1] for piece in self._coming) < -(-n_rows // 8):
             return
         new, self._coming = np.concatenate(self._coming, axis=1), []
         self._decided += [np.unpackbits(bits, count=n_rows).astype(np.bool_) for bits in new]
         for record, number in zip(records.tolist(), numbers.tolist(), strict=True):
             self._sides[record] = np.ones(n_rows, np.bool_), self._decided[number]
 
-    def _take_sides(self, answer: SplitAnswer, before: Flags, named: NamedNodes, n_rows: int) -> Flags:
+    def _take_sides(self, answer: messages.SplitAnswer, before: Flags, named: NamedNodes, n_rows: int) -> Flags:
         """Note how named rows go at splits, once the own answers have all of them; return their bits so far."""
         party, rows = self._header.party, named.rows
         records = view(answer.records, np.int32, (None,), peer=party, what="SplitAnswer.records")

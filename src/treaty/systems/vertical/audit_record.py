@@ -35,19 +35,9 @@ from treaty.systems.observers import Evidence, Observer, TreeFinished
 from treaty.systems.options import Term
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import AuditFolder, RoleInput
+from treaty.systems.vertical import messages
 from treaty.systems.vertical.encrypted_columns import GradientsCommitted
-from treaty.systems.vertical.messages import (
-    NamedRows,
-    SplitAnswer,
-    SplitColumns,
-    SplitRequest,
-    SumsPiece,
-    SumsRequest,
-    TreeEnd,
-    TreeRows,
-    TreeStart,
-    node_type,
-)
+from treaty.systems.vertical.messages import node_type
 from treaty.systems.vertical.setup import ClientReady, ServerReady
 from treaty.systems.vertical.training import BoostingBegins
 from treaty.trees.ensemble import Tree
@@ -125,10 +115,10 @@ class End(Message):
 
 
 # What the active party sends of a tree, and signs at its end
-_SIGNED = (TreeStart, TreeRows, SumsPiece, SumsRequest)
+_SIGNED = (messages.TreeStart, messages.TreeRows, messages.SumsPiece, messages.SumsRequest)
 
-_RECEIVED = (*_SIGNED, SplitRequest, NamedRows, TreeEnd)
-_ANSWERED = (SplitAnswer, SplitColumns)
+_RECEIVED = (*_SIGNED, messages.SplitRequest, messages.NamedRows, messages.TreeEnd)
+_ANSWERED = (messages.SplitAnswer, messages.SplitColumns)
 PARTS: dict[str, type[Message]] = {
     kind.__name__: kind for kind in (ActiveHeader, PassiveHeader, KeptTree, End, *_RECEIVED, *_ANSWERED)
 }
@@ -399,7 +389,9 @@ class PassiveRecord(_Record):
         """
         if self._file is None or not isinstance(message, _RECEIVED):
             return
-        if isinstance(message, TreeEnd) and not self._vouching.check(peer, message.signature, self._sent.digest()):
+        if isinstance(message, messages.TreeEnd) and not self._vouching.check(
+            peer, message.signature, self._sent.digest()
+        ):
             raise PeerProtocolError(
                 peer, f"expected what was sent signed for an audit, got no such signature - at TreeEnd from {peer}"
             )

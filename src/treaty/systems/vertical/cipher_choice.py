@@ -291,6 +291,7 @@ def cheaper(job: JobSize, sizes: Sequence[tuple[int, int]]) -> str:
         parameters = sums_parameters(job.bounds)
     except CryptoError:
         return "ou"
+    # passive parties compute at the same time: the slowest counts
     lattice = max((cost_of_lattice(parameters, job, *size, kept=False).seconds for size in sizes), default=0.0)
     ou = max((cost_of_ou(job, *size).seconds for size in sizes), default=0.0)
     hints = sum(_hint_bytes(parameters, slots) for _, slots in sizes)
@@ -308,7 +309,9 @@ def cost_of_lattice(
     degree, primes, digits = parameters.degree, len(parameters.primes), parameters.digits
     n, depth = job.bounds.n_rows, job.rules.max_depth
     vectors = vectors_of_a_tree(depth, nodes)
+    # public elements of every slot are multiplied by its bins, once a job
     hint = 0.0 if kept else slots * (degree / 8192) ** 1.4 * (primes * (-(-n // degree) + 2) * 30e-6 + 0.4e-3)
+    # additions over the bins of all columns, and the two transforms of each vector
     adding = n * (features * -(-primes // 8) * 1.5e-9 + primes * 2e-9)
     vector = primes * (n + degree) * (8e-9 + 3.5e-9 * nodes) + adding + 2 * slots * primes * degree * 4e-11
     tree = vectors * vector + depth * slots * digits * degree * 1.5e-10
@@ -323,6 +326,7 @@ def cost_of_ou(job: JobSize, features: int, slots: int) -> Estimate:
     Gradients are encrypted once a tree; each level multiplies ciphertexts of half the rows for every column.
     """
     n, depth, bits = job.bounds.n_rows, job.rules.max_depth, OU_DEFAULT_KEY_BITS
+    # sums of several nodes and bins share a plaintext
     answers = 2 ** (depth - 1) * slots / Packing(job.bounds, bits // 3).per_plaintext
     tree = n * 23e-6 + n * features * (depth + 1) / 2 * 0.55e-6 + answers * 1.9e-3
     nbytes = (n + answers) * bits / 8 + depth * n
@@ -352,6 +356,7 @@ def cost_of_sealing(links: Mapping[str, Link], candidates: Mapping[str, float], 
 
 # ------------ what training over hidden sums is expected to take, under each cipher: messages are those of SecureBoost
 # A link as it is taken to be before any is measured
+
 NEAR = Link(step=0.5e-3, byte=1e-9)
 _PAILLIER = 8.0  # times the time of Okamoto-Uchiyama, both with the keys that are the default
 _TRANSFER_BYTES = 1_100_000  # to make the transfers of sealed sums

@@ -18,23 +18,9 @@ from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, record_split
 from treaty.privacy.exact_sums import COMMITMENT_BYTES
 from treaty.systems.system import RoleInput
+from treaty.systems.vertical import messages
 from treaty.systems.vertical.exact_sums import RevealedSides, check_sides
-from treaty.systems.vertical.messages import (
-    BinLayout,
-    Hint,
-    HintReceipt,
-    SplitAnswer,
-    SplitColumns,
-    SplitRequest,
-    Sums,
-    SumsPiece,
-    SumsRequest,
-    TreeEnd,
-    TreeRows,
-    TreeStart,
-    WonCandidates,
-    take_nodes,
-)
+from treaty.systems.vertical.messages import take_nodes
 from treaty.systems.vertical.training import Follower, Handlers, TreeLimits, agree_on_terms, between_trees
 from treaty.trees.ensemble import SplitTable
 
@@ -49,7 +35,7 @@ def show_layout(inputs: RoleInput, bins: Bins, known: float | None = None) -> No
     """Agree on terms, then send the active party the layout of own columns; `known` is as in `BinLayout`."""
     agree_on_terms(inputs)
     (active,), categorical = inputs.party.peers, inputs.rows.table.schema.categorical
-    inputs.party.send(active, BinLayout(Array.of(bins.offsets), Array.of(categorical), known))
+    inputs.party.send(active, messages.BinLayout(Array.of(bins.offsets), Array.of(categorical), known))
 
 
 def tree_table(start: type[Message], sums: type[Message], split: type[Message]) -> Table:
@@ -60,25 +46,25 @@ def tree_table(start: type[Message], sums: type[Message], split: type[Message]) 
     """
     return {
         "between trees": {start: "new level", **between_trees("between trees")},
-        "new level": {sums: ("new level", "level asked"), TreeEnd: "between trees"},
-        "level asked": {sums: ("new level", "level asked"), split: "new level", TreeEnd: "between trees"},
+        "new level": {sums: ("new level", "level asked"), messages.TreeEnd: "between trees"},
+        "level asked": {sums: ("new level", "level asked"), split: "new level", messages.TreeEnd: "between trees"},
         "finished": {},
     }
 
 
 def encrypted_table(sums: type[Message], split: type[Message]) -> Table:
     """Return `tree_table` for a system in which a tree's rows, and what `sums` asks, come in pieces."""
-    table = {state: dict(allowed) for state, allowed in tree_table(TreeStart, sums, split).items()}
-    table["between trees"][TreeStart] = "tree begun"
-    table["tree begun"] = {TreeRows: "tree begun", SumsPiece: "in a query", **table["new level"]}
+    table = {state: dict(allowed) for state, allowed in tree_table(messages.TreeStart, sums, split).items()}
+    table["between trees"][messages.TreeStart] = "tree begun"
+    table["tree begun"] = {messages.TreeRows: "tree begun", messages.SumsPiece: "in a query", **table["new level"]}
     for state in ("new level", "level asked"):
-        table[state][SumsPiece] = "in a query"
-    table["in a query"] = {SumsPiece: "in a query", sums: ("new level", "level asked")}
+        table[state][messages.SumsPiece] = "in a query"
+    table["in a query"] = {messages.SumsPiece: "in a query", sums: ("new level", "level asked")}
     return table
 
 
 def checked_sample(
-    start: TreeStart, active: str, n_rows: int, n_features: int
+    start: messages.TreeStart, active: str, n_rows: int, n_features: int
 ) -> tuple[NDArray[np.int32] | None, NDArray[np.int32]]:
     """Return the rows of a tree's first gradients (None: all) and its columns, int32, ascending, within the table."""
     if len(start.commitment) != COMMITMENT_BYTES:
@@ -123,7 +109,7 @@ class SplitOwner:
         self._left: dict[int, tuple[int, NDArray[np.bool_]]] = {}  # of each record, its feature and bins going left
         self._sent: dict[tuple[int, bytes], int] = {}  # numbers of the columns of bits that were sent, by their split
 
-    def divide_table(self, request: NamedSplits) -> Iterator[SplitColumns]:
+    def divide_table(self, request: NamedSplits) -> Iterator[messages.SplitColumns]:
         """Record each split, and decide all rows of the table, in messages of at most 60 MB."""
         features, left_bins = self.asked(request)
         for part in column_pieces(len(features), len(self._codes)):
@@ -134,13 +120,14 @@ class SplitOwner:
         request: NamedSplits,
         nodes: Iterable[tuple[NDArray[np.intp], NDArray[np.int64]]],
         check: Callable[[NDArray[np.int64]], None],
-    ) -> Iterator[SplitAnswer]:
+    ) -> Iterator[messages.SplitAnswer]:
         """Record each node's split, and decide the rows of the nodes, of which `take_nodes` yields `nodes`.
 
         ``check(sizes)`` is called with the nodes' numbers of rows, int64 (k,), before anything is answered.
         """
         features, left_bins = self.asked(request)
         sizes, decided = np.zeros(len(features), np.int64), [np.empty(0, np.bool_)]
+        # rows of each node in each bin of its split's column
         seen = np.zeros((len(features), 256), np.int64)
         for rows, node in nodes:
             sizes += np.bincount(node, minlength=len(features))
@@ -161,7 +148,7 @@ class SplitOwner:
                 shares.append((record, below, above))
             self.count_revealed(shares)
         for of in row_pieces(len(left), 1):
-            yield SplitAnswer(records, Array.of(np.packbits(left[of])))
+            yield messages.SplitAnswer(records, Array.of(np.packbits(left[of])))
 
     def asked(self, request: NamedSplits) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
         """Return features int32 (k,) and bins going left, bool (k, 256), of a request; reject impossible splits."""
@@ -173,6 +160,7 @@ class SplitOwner:
                 active, f"expected features below {self._codes.shape[1]} - at {what}.features from {active}"
             )
         left_bins = np.unpackbits(packed, axis=1).astype(np.bool_)
+        # a threshold sends the lowest bins left, a category any set of bins; an empty side would be no split
         for feature, going in zip(features, left_bins, strict=True):
             present = going[: bins.n_bins[feature]]
             threshold = bins.cuts[feature] is not None
@@ -217,7 +205,7 @@ class SplitOwner:
             bits[:] = np.packbits(going[self._codes[of, feature]])
         return decided
 
-    def _columns(self, features: NDArray[np.int32], left_bins: NDArray[np.bool_]) -> Iterator[SplitColumns]:
+    def _columns(self, features: NDArray[np.int32], left_bins: NDArray[np.bool_]) -> Iterator[messages.SplitColumns]:
         """Decide all rows of the table, once for each distinct split."""
         numbers, new = [], []
         for number, (feature, going) in enumerate(zip(features, left_bins, strict=True)):
@@ -229,7 +217,7 @@ class SplitOwner:
         records, columns = self.record(features, left_bins), Array.of(np.array(numbers, np.int32))
         self.count_revealed((record, 1.0, 1.0) for record in _numbers(records))
         for of in row_pieces(len(self._codes), len(features)):
-            yield SplitColumns(records, columns, Array.of(self.sides(features[new], left_bins[new], of)))
+            yield messages.SplitColumns(records, columns, Array.of(self.sides(features[new], left_bins[new], of)))
 
 
 def _numbers(records: Array) -> list[int]:
@@ -242,9 +230,9 @@ def send_hint(party: Party, hint: Iterator[Payload]) -> None:
     (active,) = party.peers
     for number, piece in enumerate(hint):
         if number:
-            party.receive(active, HintReceipt)
-        party.send(active, Hint(pack(piece)))
-    party.receive(active, HintReceipt)
+            party.receive(active, messages.HintReceipt)
+        party.send(active, messages.Hint(pack(piece)))
+    party.receive(active, messages.HintReceipt)
 
 
 class ColumnOwner:
@@ -255,8 +243,8 @@ class ColumnOwner:
     and name splits.
     """
 
-    sums_request: type[SumsRequest] = SumsRequest
-    split_request: type[SplitRequest | WonCandidates] = SplitRequest
+    sums_request: type[messages.SumsRequest] = messages.SumsRequest
+    split_request: type[messages.SplitRequest | messages.WonCandidates] = messages.SplitRequest
 
     def __init__(
         self,
@@ -279,7 +267,7 @@ class ColumnOwner:
         order = MessageOrder(encrypted_table(self.sums_request, self.split_request), "between trees")
         return self._follower.follow(order, handlers)
 
-    def start_tree(self, start: TreeStart) -> None:
+    def start_tree(self, start: messages.TreeStart) -> None:
         """Take a tree's sample and its first encrypted gradients."""
         self._follower.limits.tree()
         check_sides(self._inputs, self._follower.part.sides[self._party.name], self._grown)
@@ -291,18 +279,18 @@ class ColumnOwner:
             self._limits.sampled(sample)
         self._server.begin_tree(unpack(start.payload, self._active, "TreeStart"), sample, columns, start.n_rows)
 
-    def add_rows(self, rows: TreeRows) -> None:
+    def add_rows(self, rows: messages.TreeRows) -> None:
         """Take more of the tree's sample and encrypted gradients."""
         more = None if rows.rows is None else ascending(rows.rows, self._n_rows, self._active, "TreeRows.rows")
         if more is not None:
             self._limits.sampled(more)
         self._server.add_rows(unpack(rows.payload, self._active, "TreeRows"), more)
 
-    def add_piece(self, piece: SumsPiece) -> None:
+    def add_piece(self, piece: messages.SumsPiece) -> None:
         """Take some rows' part of a request for sums."""
         self._add(piece)
 
-    def _add(self, piece: SumsPiece | SumsRequest) -> int:
+    def _add(self, piece: messages.SumsPiece | messages.SumsRequest) -> int:
         """Return the number of nodes that a request is about, 0 before its last part."""
         query = unpack(piece.payload, self._active, type(piece).__name__)
         # a vector of all rows for each node, where there are any, is work and memory: limits come first
@@ -310,18 +298,18 @@ class ColumnOwner:
         self._limits.asked(vectors + self._server.spare * (vectors - 1) if vectors else 0)
         return self._server.add(query)
 
-    def sums(self, request: SumsRequest) -> Sums | None:
+    def sums(self, request: messages.SumsRequest) -> messages.Sums | None:
         """Return the encrypted bin sums of nodes of a level."""
         spare = self._server.spare if request.last else 0
         self._limits.sums(self._add(request) - spare, last=request.last)
-        return Sums(pack(self._server.answer()))
+        return messages.Sums(pack(self._server.answer()))
 
-    def named_splits(self, message: SplitRequest | WonCandidates) -> SplitRequest:
+    def named_splits(self, message: messages.SplitRequest | messages.WonCandidates) -> messages.SplitRequest:
         """Return the splits that a message names."""
-        assert isinstance(message, SplitRequest)
+        assert isinstance(message, messages.SplitRequest)
         return message
 
-    def divide(self, request: SplitRequest) -> Iterator[Message]:
+    def divide(self, request: messages.SplitRequest) -> Iterator[Message]:
         """Record splits; yield which rows go left."""
         self._limits.split(request)
         if self._by_column:
@@ -329,7 +317,7 @@ class ColumnOwner:
         named = take_nodes(self._party, self._active, request.features.shape[0], self._n_rows)
         return self._splits.divide_nodes(request, named, self._limits.node_sizes)
 
-    def end_tree(self, _: TreeEnd) -> None:
+    def end_tree(self, _: messages.TreeEnd) -> None:
         """Drop the tree's gradients; note what its splits gave away."""
         sides, name = self._follower.part.sides, self._party.name
         self._grown, sides[name] = self._revealed.share - sides[name], self._revealed.share

@@ -25,22 +25,8 @@ from treaty.privacy.exact_sums import commit
 from treaty.systems.observers import Evidence, Observers, SidesLearned, SumsOpened
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.sizes import MOST_COLUMNS, MOST_SLOTS
-from treaty.systems.vertical.messages import (
-    BinLayout,
-    Hint,
-    HintReceipt,
-    SplitAnswer,
-    SplitColumns,
-    SplitRequest,
-    SplitSides,
-    Sums,
-    SumsPiece,
-    SumsRequest,
-    TreeEnd,
-    TreeRows,
-    TreeStart,
-    send_nodes,
-)
+from treaty.systems.vertical import messages
+from treaty.systems.vertical.messages import send_nodes
 from treaty.trees.growth import RowPartition
 from treaty.trees.objectives import Objective
 from treaty.trees.splits import Level
@@ -84,7 +70,8 @@ class EncryptedGradients:
             self.commitment, nonce = commit(*sampled, self._next_tree)
             self._next_tree += 1
             self.observers.event(GradientsCommitted(nonce))
-            if rows is not None and not blind:  # queries count sampled rows, by their place among these
+            # queries name sampled rows by their place in the sample, unless they hold a ciphertext for every row
+            if rows is not None and not blind:
                 self._position = np.full(self._n_rows, -1, np.int32)
                 self._position[rows] = np.arange(len(rows), dtype=np.int32)
             self._sampled = (grad, hess) if blind else sampled
@@ -109,9 +96,10 @@ class EncryptedGradients:
                 sent += len(piece[0])
             for peer in self.party.peers:
                 columns = Array.of(self._columns[peer])
-                first = TreeStart(of_piece, len(sampled[0]), columns, self.commitment, packed)
-                self.party.send(peer, TreeRows(of_piece, packed) if number else first)
-            self.party.round += number == 0  # the tree's first message begins its round
+                first = messages.TreeStart(of_piece, len(sampled[0]), columns, self.commitment, packed)
+                self.party.send(peer, messages.TreeRows(of_piece, packed) if number else first)
+            # the tree's first message begins its round
+            self.party.round += number == 0
 
     def ask(self, level: Level, partition: RowPartition) -> None:
         """Ask all peers for the sums of a level's nodes, once; many nodes go in pieces, of which two are under way."""
@@ -128,17 +116,18 @@ class EncryptedGradients:
             members, starts = partition.rows(level.asked[piece], sampled=True)
             positions = members if self._position is None else self._position[members]
             query = self.client.query(positions, starts.astype(np.int32))
+            # the last part is a `SumsRequest`, so each part waits until there is another one
             held = next(query)
             for following in query:
                 for peer in self.party.peers:
-                    self.party.send(peer, SumsPiece(pack(held)))
+                    self.party.send(peer, messages.SumsPiece(pack(held)))
                 held = following
             for peer in self.party.peers:
                 self.party.send(peer, self._request(peer, held, piece, last=number + 1 == len(self._pieces)))
 
     def _request(self, peer: str, query: Payload, piece: slice, *, last: bool) -> Message:
         """Return the question for a piece of the level's nodes."""
-        return SumsRequest(pack(query), last)
+        return messages.SumsRequest(pack(query), last)
 
     def sums(self, peer: str) -> NDArray[Any]:
         """Return what a peer answered: int64 (nodes, slots, 3)."""
@@ -149,7 +138,7 @@ class EncryptedGradients:
 
     def _take(self, peer: str) -> None:
         assert self._level is not None
-        answer = self.party.receive(peer, Sums)
+        answer = self.party.receive(peer, messages.Sums)
         totals = self._level.asked_totals[self._pieces[len(self._sums[peer])]]
         self._sums[peer].append(self._open(peer, unpack(answer.payload, peer, "Sums"), totals))
 
@@ -173,7 +162,7 @@ class PassiveColumns:
         self.peer, self.by_column, self.observers = peer, False, observers or Observers()
         self._party, self._n_rows = party, n_rows
         self._decided: list[NDArray[np.uint8]] = []  # columns of bits that were sent, one for each distinct split
-        layout = party.receive(peer, BinLayout)
+        layout = party.receive(peer, messages.BinLayout)
         self.known = layout.known
         self.categorical = view(layout.categorical, np.bool_, (None,), peer=peer, what="BinLayout.categorical")
         n_features = len(self.categorical)
@@ -190,7 +179,7 @@ class PassiveColumns:
         self.gradients.start_tree(self.peer, grad, hess, rows, columns)
 
     def end_tree(self) -> None:
-        self._party.send(self.peer, TreeEnd(self.evidence.signature(self.peer)))
+        self._party.send(self.peer, messages.TreeEnd(self.evidence.signature(self.peer)))
 
     def ask_sums(self, level: Level, rows: RowPartition) -> None:
         self._level = level, rows
@@ -204,7 +193,7 @@ class PassiveColumns:
 
     def ask_left(self, features: Int32, left_bins: Bools, rows: Int32, starts: Int64) -> None:
         self._asked = rows, starts
-        self._party.send(self.peer, SplitRequest(Array.of(features), Array.of(np.packbits(left_bins, axis=1))))
+        self._party.send(self.peer, messages.SplitRequest(Array.of(features), Array.of(np.packbits(left_bins, axis=1))))
         if not self.by_column:
             send_nodes(self._party, self.peer, rows, starts, self._n_rows)
 
@@ -214,7 +203,7 @@ class PassiveColumns:
     def _left_of_nodes(self) -> tuple[Int32, Bools]:
         rows, starts = self._asked
         bits, records = np.empty(len(rows), np.bool_), np.empty(0, np.int32)
-        for of, answer in take_rows(self._party, self.peer, len(rows), 1, SplitAnswer):
+        for of, answer in take_rows(self._party, self.peer, len(rows), 1, messages.SplitAnswer):
             records = self._records(answer, len(starts) - 1)
             bits[of] = bits_of(answer.left, of.stop - of.start, self.peer, "SplitAnswer.left")
         # the answer has the table's order, the partition its own
@@ -235,7 +224,7 @@ class PassiveColumns:
         count = len(starts) - 1
         records, numbers = np.empty(0, np.int32), np.empty(0, np.int32)
         while len(records) < count:
-            answer = self._party.receive(peer, SplitColumns)
+            answer = self._party.receive(peer, messages.SplitColumns)
             found = self._records(answer, None)
             n_new = answer.new.shape[0] if answer.new.shape else 0
             if n_new > len(found) or not 0 < len(found) <= count - len(records):
@@ -243,7 +232,8 @@ class PassiveColumns:
             new = take_columns(
                 self._party, peer, self._n_rows, len(found), answer, lambda m: m.new, n_new, "SplitColumns.new"
             )
-            self._decided.extend(new.copy())  # a view would keep its whole message in memory
+            # a view would keep its whole message in memory
+            self._decided.extend(new.copy())
             for column in new:
                 of_all = np.unpackbits(column, count=self._n_rows).view(np.bool_)
                 self.observers.event(SidesLearned(peer, np.arange(self._n_rows, dtype=np.int32), of_all))
@@ -253,7 +243,9 @@ class PassiveColumns:
             records, numbers = np.append(records, found), np.append(numbers, of_splits)
         return records, bits_at([self._decided[number] for number in numbers], rows, starts)
 
-    def _records(self, answer: SplitAnswer | SplitColumns | SplitSides, count: int | None) -> Int32:
+    def _records(
+        self, answer: messages.SplitAnswer | messages.SplitColumns | messages.SplitSides, count: int | None
+    ) -> Int32:
         what = f"{type(answer).__name__}.records"
         records = view(answer.records, np.int32, (count,), peer=self.peer, what=what)
         if np.any(records < 0):
@@ -266,13 +258,15 @@ def bits_at(columns: Sequence[NDArray[np.uint8]], rows: Int32, starts: Int64) ->
     found = np.empty(len(rows), np.bool_)
     for column, (first, last) in zip(columns, pairwise(starts), strict=True):
         of_node = rows[first:last]
+        # bit 0 of a row is the highest of its byte, as `np.packbits` writes it
         found[first:last] = (column[of_node >> 3] >> (7 - (of_node & 7))) & 1
     return found
 
 
 def sums_bounds(n_rows: int, objective: Objective, common: BoostingOptions) -> SumsBounds:
     """Return the bounds of a training's sums, which are public."""
-    factor = 1.0 if common.one_side is None else max(1.0, common.one_side.factor)  # on sampled gradients
+    # one-side sampling multiplies the gradients of drawn rows
+    factor = 1.0 if common.one_side is None else max(1.0, common.one_side.factor)
     return SumsBounds(n_rows, math.ceil(objective.grad_bound * factor), math.ceil(objective.hess_bound * factor))
 
 
@@ -284,8 +278,8 @@ def take_hints(
     slots, waiting = sum(left.values()), list(sources)
     while waiting:
         for source in waiting:
-            piece = unpack(party.receive(source.peer, Hint).payload, source.peer, "Hint")
+            piece = unpack(party.receive(source.peer, messages.Hint).payload, source.peer, "Hint")
             left[source] = client.accept_hint(source.peer, piece, source.offsets)
-            party.send(source.peer, HintReceipt())
+            party.send(source.peer, messages.HintReceipt())
             progress(slots - sum(left.values()), slots)
         waiting = [source for source in waiting if left[source]]

@@ -121,6 +121,7 @@ class RevealedSides:
                 left[of_category[np.frombuffer(categories, np.uint8) == 1]] = True
             return [left]
         at = int(np.searchsorted(cuts, threshold)) if cuts is not None else 0
+        # a threshold of an earlier job may lie within a bin, whose rows it then may have sent either way
         exact = cuts is None or at == len(cuts) or cuts[at] == threshold
         return [np.arange(n_bins + 1) < below for below in ([at + 1] if exact else [at, at + 1])]
 

@@ -185,6 +185,7 @@ def decidable(party: Party, part: ModelPart, held: Mapping[str, int]) -> list[Tr
     assert forest is not None
     n_outputs = forest.objective.n_outputs
     known = np.array([len(part.splits) if name == party.name else held.get(name, 0) for name in forest.sources])
+    # the first tree with a lost record ends what can be predicted: rounds are used as a whole
     for number, tree in enumerate(forest.trees):
         inner = tree.source >= 0
         lost = tree.source[inner][tree.record[inner] >= known[tree.source[inner]]]

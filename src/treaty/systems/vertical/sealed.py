@@ -44,32 +44,19 @@ from treaty.messaging.messages import Array, Message, column_pieces, pack, row_p
 from treaty.messaging.party import Party
 from treaty.systems.observers import SidesLearned
 from treaty.systems.system import RoleInput
+from treaty.systems.vertical import messages
 from treaty.systems.vertical.column_owner import ColumnOwner, SplitOwner
 from treaty.systems.vertical.exact_sums import RevealedSides
-from treaty.systems.vertical.messages import (
-    CHOICE_BITS,
-    MovedShares,
-    OwnerShares,
-    SealedColumns,
-    SealedStep,
-    SealedSumsRequest,
-    SideChoices,
-    SplitRequest,
-    SplitSides,
-    SumsRequest,
-    TournamentTerms,
-    TreeEnd,
-    TreeStart,
-    WonCandidates,
-)
+from treaty.systems.vertical.messages import CHOICE_BITS
 from treaty.systems.vertical.training import Follower
-
 
 # ----------------- candidates for splits of a passive party's columns, and their sums as shares; the same at both ends
 #
 # Candidates are in the order in which the plain grower breaks ties (`trees.scanning.scan_splits`): column by column,
 # missing values right before left, cuts ascending among the former and descending among the latter. Of a numeric column
 # the bins up to a cut go left, of a categorical one a single category, against the rest.
+
+
 class Candidates:
     """Candidates of a tree's columns.
 
@@ -93,6 +80,7 @@ class Candidates:
 
         Slots are those of the tree's columns alone.
         """
+        # all of it is linear in the slots, so that each end adds up its own shares
         found, first = [np.zeros((len(slots), 0, *slots.shape[2:]), np.uint64)], 0
         for column, bins, numbers in zip(self._columns, self._bins, self._numbers, strict=True):
             present = slots[:, first : first + bins]
@@ -112,6 +100,7 @@ class Candidates:
         for row, (at, number) in enumerate(zip(place, numbers, strict=True)):
             k, side = self._numbers[at][number - self._first[at]]
             bins = int(self._bins[at])
+            # a number's bins up to the cut, of a category itself alone
             left_bins[row, (k if self._categorical[self._columns[at]] else 0) : k + 1] = True
             left_bins[row, bins] = side
         return self._columns[place].astype(np.int32), left_bins
@@ -119,7 +108,8 @@ class Candidates:
 
 def _numbers(bins: int, categorical: bool, missing: bool) -> list[tuple[int, bool]]:
     """Return a column's candidates: the last bin, or the category, that goes left, and whether missing values do."""
-    last = bins if categorical or missing else bins - 1  # else nothing would go right
+    # without missing values the last cut would send nothing right
+    last = bins if categorical or missing else bins - 1
     right = [(k, False) for k in range(last)]
     left = [(k, True) for k in reversed(range(bins if categorical else bins - 1))]
     return right + left if missing else right
@@ -214,6 +204,7 @@ def find_best(
     `parts`, uint64 (asked, slots, 4), are fields' shares of the nodes asked about, `before` those of the last level's
     nodes, whole; `parents` says which of these are the parents of the nodes asked about.
     """
+    # masked fields become shares of integers, then siblings are the parents' shares minus these
     slots = yield from integer_shares(end.transfers, parts, end.places, end.role)
     if before is not None:
         slots = np.concatenate([slots, subtract(before[parents], slots)])
@@ -237,9 +228,9 @@ def take_steps(party: Party, ends: Mapping[str, Steps[Any]]) -> dict[str, Any]:
             except StopIteration as stop:
                 results[peer] = stop.value
                 continue
-            party.send(peer, SealedStep(pack(sent)))
+            party.send(peer, messages.SealedStep(pack(sent)))
             waiting.append(peer)
-        given = {peer: unpack(party.receive(peer, SealedStep).payload, peer, "SealedStep") for peer in waiting}
+        given = {peer: unpack(party.receive(peer, messages.SealedStep).payload, peer, "SealedStep") for peer in waiting}
     return results
 
 
@@ -252,7 +243,7 @@ class SealedOwner(ColumnOwner):
     Made after the hint is sent.
     """
 
-    sums_request, split_request = SealedSumsRequest, WonCandidates
+    sums_request, split_request = messages.SealedSumsRequest, messages.WonCandidates
 
     def __init__(
         self,
@@ -270,8 +261,8 @@ class SealedOwner(ColumnOwner):
         self._key, self._shares_of = MovingKey(party, inputs.vouching), server
         self._divided: list[tuple[int, float, float, int]] = []  # a tree's splits: record, rows it may divide, depth
         self._columns = splits.bins.offsets, inputs.rows.table.schema.categorical, server.have_missing
-        party.send(active, SealedColumns(Array.of(server.have_missing), self._key.signed()))
-        terms = party.receive(active, TournamentTerms)
+        party.send(active, messages.SealedColumns(Array.of(server.have_missing), self._key.signed()))
+        terms = party.receive(active, messages.TournamentTerms)
         if set(terms.keys) != set(inputs.others) - {party.name}:
             wrong = "expected keys of the job's other passive parties"
             raise PeerProtocolError(active, f"{wrong} - at TournamentTerms from {active}")
@@ -282,7 +273,7 @@ class SealedOwner(ColumnOwner):
         transfers = take_steps(party, {active: open_transfers()})[active]
         self._end = SealedEnd(1, transfers, places_of(server.bounds), Widths.of(server.bounds, terms.ridge), terms.step)
 
-    def start_tree(self, start: TreeStart) -> None:
+    def start_tree(self, start: messages.TreeStart) -> None:
         super().start_tree(start)
         columns = view(start.columns, np.int32, (None,), peer=self._active, what="TreeStart.columns")
         self._candidates = Candidates(*self._columns, columns)
@@ -293,14 +284,15 @@ class SealedOwner(ColumnOwner):
         self._trails: list[list[int]] = [[]]  # of each node of the level, own splits above it, by record number
         self._paths, self._paths_of_nodes = Paths(self._end.transfers, self._n_rows), np.zeros((1, 0), np.uint8)
 
-    def sums(self, request: SumsRequest) -> None:
+    def sums(self, request: messages.SumsRequest) -> None:
         """Send the masked sums of nodes of a level; after its last ones, find its best splits."""
-        assert isinstance(request, SealedSumsRequest)
+        assert isinstance(request, messages.SealedSumsRequest)
         answer = super().sums(request)
         assert answer is not None
         self._party.send(self._active, answer)
         shares = self._shares_of.shares
-        if not len(self._candidates):  # none of its columns is in the tree's sample
+        # without a column in the tree's sample the party takes no part in comparisons
+        if not len(self._candidates):
             return
         parents = view(request.parents, np.int32, (len(shares),), peer=self._active, what="SealedSumsRequest.parents")
         nodes = 0 if self._before is None else len(self._before)
@@ -316,10 +308,11 @@ class SealedOwner(ColumnOwner):
         if request.last:
             self._find_level(request)
 
-    def _find_level(self, request: SealedSumsRequest) -> None:
+    def _find_level(self, request: messages.SealedSumsRequest) -> None:
         parts, parents = np.concatenate(self._parts), np.concatenate(self._parents)
         self._parts, self._parents = [], []
-        if self._before is not None:  # those asked about, then their siblings
+        # nodes are in the common order: those asked about, then their siblings
+        if self._before is not None:
             self._trails = [list(self._trails[parent]) for parent in parents] * 2
             above = self._paths_of_nodes[parents]
             below = [np.pad(above, ((0, 0), (0, 1)), constant_values=turn) for turn in (0, 1)]
@@ -341,38 +334,39 @@ class SealedOwner(ColumnOwner):
             best = take_steps(self._party, {active: steps})[active]
         if request.after:
             moved = subtract(best, self._key.mask(request.after, best.shape, sending=True))
-            self._party.send(active, MovedShares(Array.of(moved)))
+            self._party.send(active, messages.MovedShares(Array.of(moved)))
         else:
-            self._party.send(active, OwnerShares(Array.of(best[:, OWNER, 0])))
+            self._party.send(active, messages.OwnerShares(Array.of(best[:, OWNER, 0])))
 
-    def named_splits(self, message: SplitRequest | WonCandidates) -> SplitRequest:
+    def named_splits(self, message: messages.SplitRequest | messages.WonCandidates) -> messages.SplitRequest:
         """Open own candidates at the nodes that they won; return the splits as a request names them."""
-        assert isinstance(message, WonCandidates)
+        assert isinstance(message, messages.WonCandidates)
         active, what = self._active, "WonCandidates"
         nodes = view(message.nodes, np.int32, (None,), peer=active, what=f"{what}.nodes")
         shares = view(message.numbers, np.uint64, (len(nodes),), peer=active, what=f"{what}.numbers")
         if not len(nodes) or nodes[0] < 0 or nodes[-1] >= len(self._numbers) or np.any(np.diff(nodes) <= 0):
             raise PeerProtocolError(active, f"expected ascending nodes of the level - at {what}.nodes from {active}")
         self._won = nodes.copy()
+        # both shares of the numbers are here now; uint64 wraps around as shares do
         numbers = shares + self._numbers[nodes]
         if np.any(numbers >= len(self._candidates)):
             raise PeerProtocolError(active, f"expected shares of candidates' numbers - at {what}.numbers from {active}")
         columns, left_bins = self._candidates.splits(numbers.astype(np.int32))
-        return SplitRequest(Array.of(columns), Array.of(np.packbits(left_bins, axis=1)))
+        return messages.SplitRequest(Array.of(columns), Array.of(np.packbits(left_bins, axis=1)))
 
-    def divide(self, request: SplitRequest) -> Iterator[Message]:
+    def divide(self, request: messages.SplitRequest) -> Iterator[Message]:
         """Record splits; yield which rows go left: of the whole table in the clear, or of nodes under pads."""
         if self._by_column:
             return super().divide(request)
         self._limits.split(request)
         return self._offer(request)
 
-    def _offer(self, request: SplitRequest) -> Iterator[SplitSides]:
+    def _offer(self, request: messages.SplitRequest) -> Iterator[messages.SplitSides]:
         """Record the splits that candidates won; offer the sides of all rows, of which the other end can open some."""
         party, active, paths, n_rows = self._party, self._active, self._paths, self._n_rows
         # every row's way through the tree is transferred bit by bit: pads of sides are opened by the bits alone
         while paths.levels < self._paths_of_nodes.shape[1]:
-            for of, choices in take_rows(party, active, n_rows, CHOICE_BITS, SideChoices):
+            for of, choices in take_rows(party, active, n_rows, CHOICE_BITS, messages.SideChoices):
                 message = view(choices.message, np.uint64, (None, None), peer=active, what="SideChoices.message")
                 words = (-(-(of.stop - of.start) // 64),)
                 flips = view(choices.flips, np.uint64, words, peer=active, what="SideChoices.flips")
@@ -390,9 +384,9 @@ class SealedOwner(ColumnOwner):
                 rows = np.arange(of.start, of.stop, dtype=np.int32)
                 for left in np.unpackbits(sides, axis=1, count=len(rows)).view(np.bool_):
                     self._inputs.observers.event(SidesLearned(party.name, rows, left))
-                yield SplitSides(records, Array.of(paths.hide(sides, nodes, first, of)))
+                yield messages.SplitSides(records, Array.of(paths.hide(sides, nodes, first, of)))
 
-    def end_tree(self, end: TreeEnd) -> None:
+    def end_tree(self, end: messages.TreeEnd) -> None:
         if not self._by_column:
             empty = Array.of(np.empty((0, 2), np.uint8))
             sent = empty if end.rows is None else end.rows

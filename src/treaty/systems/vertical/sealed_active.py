@@ -29,20 +29,10 @@ from treaty.errors import ConfigError, PeerProtocolError
 from treaty.machine.arrays import Flags, Int32s, Integers
 from treaty.messaging.messages import Array, Message, column_pieces, pack, row_pieces, take_columns, view
 from treaty.messaging.party import Party
+from treaty.systems.vertical import messages
 from treaty.systems.vertical.cipher_choice import Link, comparisons_of_a_step
 from treaty.systems.vertical.encrypted_columns import EncryptedGradients, PassiveColumns, bits_at
-from treaty.systems.vertical.messages import (
-    CHOICE_BITS,
-    MovedShares,
-    OwnerShares,
-    SealedColumns,
-    SealedSumsRequest,
-    SideChoices,
-    SplitSides,
-    TournamentTerms,
-    TreeEnd,
-    WonCandidates,
-)
+from treaty.systems.vertical.messages import CHOICE_BITS
 from treaty.systems.vertical.sealed import Candidates, LevelResult, SealedEnd, find_best, places_of, take_steps
 from treaty.trees.columns import SplitSearch
 from treaty.trees.growth import RowPartition
@@ -79,6 +69,7 @@ class Order:
         siblings = np.flatnonzero(level.parent_index >= 0)
         before = {int(place): k for k, place in enumerate(last.wanted) if place >= 0}
         parents = np.array([before[int(parent)] for parent in level.parent_index[siblings]], np.int32)
+        # by the place of their parents, which both ends know, not by their numbers in the tree
         siblings, parents = siblings[np.argsort(parents)].astype(np.int32), np.sort(parents)
         places = level.asked_index[siblings]  # in the order of parents; `index` is the inverse
         index = np.empty(len(places), np.int32)
@@ -114,7 +105,9 @@ class SealedGradients(EncryptedGradients):
             before = self.chain[at - 1] if at else ""
             after = self.chain[at + 1] if at + 1 < len(self.chain) else ""
             own_after = at + 1 == self.own_place
-        return SealedSumsRequest(pack(query), last, Array.of(self.order.parents[piece]), before, after, own_after)
+        return messages.SealedSumsRequest(
+            pack(query), last, Array.of(self.order.parents[piece]), before, after, own_after
+        )
 
     def _open(self, peer: str, answer: Payload, totals: Integers) -> NDArray[Any]:
         """Return own shares of the sums of a piece of the level's nodes."""
@@ -134,7 +127,7 @@ class SealedPeer(PassiveColumns):
 
     def introduce(self) -> tuple[bytes, bytes]:
         """Take which columns have missing values; return the party's key for moving shares, and its signature."""
-        columns = self._party.receive(self.peer, SealedColumns)
+        columns = self._party.receive(self.peer, messages.SealedColumns)
         shape = (len(self.categorical),)
         self.missing = view(columns.missing, np.bool_, shape, peer=self.peer, what="SealedColumns.missing").copy()
         return columns.key
@@ -158,11 +151,11 @@ class SealedPeer(PassiveColumns):
         Nodes are named by their places, ascending: the tree's order would reveal which siblings are left ones.
         """
         self._asked, self._order = (rows, starts), np.argsort(nodes)
-        self._party.send(self.peer, WonCandidates(Array.of(places), Array.of(numbers)))
+        self._party.send(self.peer, messages.WonCandidates(Array.of(places), Array.of(numbers)))
         for turns in () if self.by_column else self.gradients.turns[self._paths.levels :]:
             for of in row_pieces(self._n_rows, CHOICE_BITS):
                 message, flips = self._paths.choose(turns[of], of)
-                self._party.send(self.peer, SideChoices(Array.of(message), Array.of(flips)))
+                self._party.send(self.peer, messages.SideChoices(Array.of(message), Array.of(flips)))
             self._paths.levels += 1
 
     def _left_of_nodes(self) -> tuple[Int32s, Flags]:
@@ -170,7 +163,7 @@ class SealedPeer(PassiveColumns):
         (rows, starts), columns, records = self._asked, [], np.empty(0, np.int32)
         pads = self._paths.own_pads(self._paths.next_level())
         for part in column_pieces(len(starts) - 1, self._n_rows):
-            first, count = self._party.receive(self.peer, SplitSides), part.stop - part.start
+            first, count = self._party.receive(self.peer, messages.SplitSides), part.stop - part.start
             records = self._records(first, len(starts) - 1)
             columns += list(take_columns(
                 self._party, self.peer, self._n_rows, count, first, lambda m: m.left, count, "SplitSides.left"
@@ -186,7 +179,7 @@ class SealedPeer(PassiveColumns):
         """End the tree; report about how many rows of the nodes won went left and right."""
         sizes = np.concatenate([np.empty((0, 2), np.int64), *self._sizes])
         of_table = np.clip(np.round(8 * np.log2(self._n_rows / np.maximum(sizes, 1))), 0, 255).astype(np.uint8)
-        self._party.send(self.peer, TreeEnd() if self.by_column else TreeEnd(rows=Array.of(of_table)))
+        self._party.send(self.peer, messages.TreeEnd() if self.by_column else messages.TreeEnd(rows=Array.of(of_table)))
 
     def fetch_left(self) -> Flags:
         """Return which rows of the nodes won go left, bool (n_rows,)."""
@@ -220,7 +213,7 @@ def make_ends(
     step = max(comparisons_of_a_step(link, widths) for link in links.values())
     for name in peers:
         others = {other: key for other, key in keys.items() if other != name}
-        party.send(name, TournamentTerms(rules.ridge, step, others))
+        party.send(name, messages.TournamentTerms(rules.ridge, step, others))
     made = take_steps(party, {name: open_transfers() for name in peers})
     for name, peer in peers.items():
         peer.end = SealedEnd(0, made[name], places_of(bounds), widths, step)
@@ -277,6 +270,7 @@ class SealedSearch(SplitSearch):
         `shown` are the nodes, among the level's, that passive parties are asked about.
         """
         owners, numbers = self._tournament(shown, found)
+        # `place` is where the common order has each node of the level, -1 for hidden ones
         place, order = np.full(len(level.nodes), -1, np.int32), self._order
         assert order is not None
         wanted = order.wanted >= 0
@@ -285,6 +279,7 @@ class SealedSearch(SplitSearch):
         found.gain[winner == _NOBODY], found.feature[winner == _NOBODY] = 0.0, -1
         won_by = {k: np.flatnonzero(winner == k + _FIRST_PEER) for k in self._chain}
         won_by = {k: won[np.argsort(place[won])] for k, won in won_by.items() if len(won)}
+        # all owners are asked before any answer is awaited, so that they work at the same time
         for k, won in won_by.items():
             asked = self._rows.rows(level.nodes[won], sampled=False)
             self._peers[k].ask_won(level.nodes[won], place[won], numbers[k][place[won]], *asked)
@@ -317,6 +312,7 @@ class SealedSearch(SplitSearch):
         ends, first, last = {}, self._chain[0], self._chain[-1]
         for k in self._chain:
             peer, before, after = self._peers[k], [], []
+            # what the active party knows takes part in the first tournament; later ones compare with its winner
             if k == first:
                 before = [ours if k > self._own else bounds]
                 after = [ours] * (self.gradients.own_place == 1)
@@ -330,7 +326,7 @@ class SealedSearch(SplitSearch):
         so_far = best[first]
         for place, (k, after_k) in enumerate(zip(self._chain, self._chain[1:], strict=False)):
             # the other half of the best so far passes from one passive party to the next, under their common mask
-            moved = party.receive(names[k], MovedShares).shares
+            moved = party.receive(names[k], messages.MovedShares).shares
             added = view(moved, np.uint64, so_far.shape, peer=names[k], what="MovedShares.shares")
             so_far = fitted(add(so_far, added), self._peers[k].end.widths)
             end, entries = self._peers[after_k].end, [so_far, best[after_k]]
@@ -338,7 +334,7 @@ class SealedSearch(SplitSearch):
                 entries.append(entry_of(ours, end.widths)[:, 0])
             steps = winner_of(end.transfers, np.stack(entries, axis=1), end.widths, end.role, end.step)
             so_far = take_steps(party, {names[after_k]: steps})[names[after_k]]
-        shares, came = so_far[:, OWNER, 0], party.receive(names[last], OwnerShares).shares
+        shares, came = so_far[:, OWNER, 0], party.receive(names[last], messages.OwnerShares).shares
         theirs = view(came, np.uint64, shares.shape, peer=names[last], what="OwnerShares.shares")
         owners = (shares + theirs).astype(np.int64)
         if not np.isin(owners, [_NOBODY, _OWN, *(k + _FIRST_PEER for k in self._chain)]).all():
@@ -361,6 +357,7 @@ class SealedSearch(SplitSearch):
         """Return the least hess and rows of a left child, and one more than the most, int64 (2, nodes) each."""
         limits = []
         for part, least in ((1, self.rules.least_hess), (2, self.rules.min_child_samples)):
+            # a node that is not to be split gets an empty range, which no candidate is in
             most = np.where(order.wanted >= 0, order.totals[:, part] - least + 1, least)
             limits.append(np.stack([np.full(len(most), least), np.maximum(most, least)]))
         return limits[0], limits[1]

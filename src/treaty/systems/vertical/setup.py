@@ -75,6 +75,8 @@ class ServerReady:
 
 
 # ---------------------------------------------------------------- active party
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingColumns:
     """The columns of all parties of a training, whose sums are encrypted, masked or sealed.
@@ -183,6 +185,8 @@ def _columns_of_others(
 
 
 # ---------------------------------------------------------------- passive party
+
+
 @contextmanager
 def set_up_passive(
     inputs: RoleInput, bins: Bins, codes: NDArray[np.uint8], *, server_of: MakeServer | None = None

@@ -117,6 +117,8 @@ def finish(party: Party) -> None:
 
 
 # ----------------- roles in systems split by column: the active party has the labels, all others with rows are passive
+
+
 def roles_by_column(
     places: Mapping[str, PartySpec], active: str, options: SystemOptions, *, helper: str | None = None
 ) -> Roles:
@@ -179,8 +181,10 @@ class TrainingLimits(_Limits):
         self._rounds, self._trees_a_round = common.n_estimators, inputs.trees_a_round
         self._check(kept_rounds <= self._rounds, f"at most {self._rounds} rounds kept")
         self._begun_with = self._kept = kept_rounds
+        # rounds that are kept, or grown by the active party alone, do not count
         self._most_trees = max(0, self._rounds - max(kept_rounds, alone_rounds)) * self._trees_a_round
-        leaves = max(1, inputs.rows.table.n_rows // common.fewest_rows)  # each has `fewest_rows` rows at least
+        # each leaf has at least `fewest_rows` rows
+        leaves = max(1, inputs.rows.table.n_rows // common.fewest_rows)
         self._splits_a_tree = min(1 << common.max_depth, leaves) - 1
         self._trees = self._splits = 0
 
@@ -319,7 +323,7 @@ class Follower:
         return CheckpointReceipt()
 
     def _answer(self, order: MessageOrder, handlers: Handlers) -> None:
-        # a method, so that no message, of many ciphertexts perhaps, is held while the next is waited for
+        # a method of its own, so that no message, perhaps of many ciphertexts, is held while the next is awaited
         party, active = self._inputs.party, self._active
         message = party.receive(active, *order.allowed)
         order.take(message)
