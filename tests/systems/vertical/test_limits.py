@@ -176,7 +176,7 @@ def test_labels_of_other_classes_than_the_job_says_are_refused_before_anything_i
     ended = train("secureboost", monkeypatch, task="multiclass", wanted={})
     assert isinstance(ended["bank"], ConfigError)
     assert "expected labels of 2 classes, as the job says, got 3" in str(ended["bank"])
-    assert "name classes = 3 in everybody's job file" in str(ended["bank"])
+    assert "name classes = 3 in every party's job file" in str(ended["bank"])
     assert "3" not in str(ended["shop"]), "peers are told that it differs"
 
 

@@ -87,7 +87,7 @@ def test_a_count_that_was_rolled_back_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "shop.sides"
     Owner(folder).tell(0, 3)
     (folder / "sides").unlink()
-    with pytest.raises(ConfigError, match="earlier splits have told"):
+    with pytest.raises(ConfigError, match="earlier splits have revealed"):
         Owner(folder)
 
 

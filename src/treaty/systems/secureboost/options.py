@@ -45,7 +45,7 @@ class SecureBoost(SystemOptions):
         it, but "open" in paper mode, and with `allow_exact_sums`.
     reveal : {"column", "node"} or None, default None
         How a passive party's split is applied under the lattice map: with "column" the party says of all rows which go
-        left, and learns nothing of the node; with "node" it decides the node's rows alone. Under open sums it is told
+        left, and learns nothing of the node; with "node" it decides the node's rows alone. Under open sums it sees
         these rows then, and None is "column"; under sealed sums they are transferred, so that it does not learn which
         they are, and None is "node" (docs/sealed.md).
     key_bits : {2048, 3072} or None, default None
@@ -174,7 +174,7 @@ class SecureBoost(SystemOptions):
             )
         if self.rerandomise is False and not (self.mode == "paper" and self.allow_insecure):
             raise ConfigError(
-                "rerandomise=False lets the active party tell which rows are in a bin; it needs mode='paper' and "
+                "rerandomise=False lets the active party see which rows are in a bin; it needs mode='paper' and "
                 "allow_insecure=True"
             )
         if not self.allow_insecure:
@@ -187,7 +187,7 @@ class SecureBoost(SystemOptions):
             weak.append(f"Paillier keys of {PAPER_KEY_BITS} bits, which can be factored")
             instead.append("key_bits=3072")
         if not self.rerandomises:
-            weak.append("answers that are not re-randomised, from which the active party tells which rows are in a bin")
+            weak.append("answers that are not re-randomised, from which the active party sees which rows are in a bin")
             instead.append("rerandomise=True")
         if weak:
             raise ConfigError(

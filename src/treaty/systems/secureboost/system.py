@@ -41,7 +41,7 @@ def conclusions(
 ) -> dict[str, list[str]]:
     """Return what each party can work out.
 
-    `part` tells which cipher was used; without it, the options' cipher is meant, for "auto" one with keys.
+    `part` says which cipher was used; without it, the options' cipher is meant, for "auto" one with keys.
     """
     ciphers = options.ciphers
     cipher = part.encryption if part is not None and part.encryption else ciphers.cipher
@@ -73,7 +73,7 @@ def conclusions(
     return learned
 
 
-# ---------------------------------------------------------------- what the messages of SecureBoost tell
+# ---------------------------------------------------------------- routes of SecureBoost's messages
 
 _PLAIN = When("without he_inference", lambda options, common: not options.hides_decisions)
 _HIDDEN = When("he_inference=True", lambda options, common: options.hides_decisions)

@@ -316,7 +316,7 @@ class ReceivedTrees:
             )
 
     def _open_nodes(self, query: Payload, keys: Array | None, nodes: SampledNodes, found: Found) -> Flags:
-        """Open vectors of nodes; return in which rows one of them holds something else."""
+        """Open vectors of nodes; return in which rows one of them holds another gradient."""
         active = self._header.active
         secrets = None if keys is None else view(keys, np.int8, (None, None), peer=active, what="KeptTree.secrets")
         opened = self._opener.open(query, secrets)
@@ -367,7 +367,7 @@ class ReceivedTrees:
         return bits
 
     def _compare_sides(self, shape: AuditShape, place: int, found: Found) -> None:
-        """Check that rows went at this party's splits where it said they go."""
+        """Check that rows went at this party's splits where it sent them."""
         strayed, unknown = 0, 0
         for node in np.flatnonzero((shape.source == place) & (shape.left >= 0)).tolist():
             decided = self._sides.get(int(shape.record[node]))
@@ -380,7 +380,7 @@ class ReceivedTrees:
         if strayed:
             found.findings.append(f"{strayed} times a row went another way than {self._header.party} decided")
         if unknown:
-            found.findings.append(f"{self._header.party} has decided nothing at {unknown} splits said to be its own")
+            found.findings.append(f"{self._header.party} has decided nothing at {unknown} splits recorded as its own")
 
     def _unexpected(self, part: Message) -> PeerProtocolError:
         return PeerProtocolError(

@@ -177,7 +177,7 @@ class RecordFile:
 def read_parts(path: Path, *, unfinished: bool = False) -> Iterator[Message]:
     """Read a record part by part, without its `End`.
 
-    ConfigError for a file that is no record, is damaged, or ends early; with `unfinished` what is whole counts.
+    ConfigError if the file is no record, is damaged, or, unless `unfinished`, ends early.
     """
     try:
         with path.open("rb") as file:
@@ -385,7 +385,7 @@ class PassiveRecord(_Record):
     def message_received(self, peer: str, message: Message) -> None:
         """Keep messages of trees.
 
-        Raises PeerProtocolError where the active party did not sign, at a tree's end, what is kept here.
+        Raises PeerProtocolError if the active party, at a tree's end, did not sign what is kept here.
         """
         if self._file is None or not isinstance(message, _RECEIVED):
             return

@@ -7,11 +7,11 @@ gradients, samples from the generator's first state. On the way every recorded m
 * every ciphertext holds the gradient and hessian expected of its row; in vectors of nodes, or nothing;
 * the rows of every node asked about are the sampled rows of a node of the tree;
 * the tree's samples of rows and columns are those drawn, and its commitment opens to the expected gradients;
-* at the passive party's splits rows went where it said they go;
+* at the passive party's splits rows went where it sent them;
 * ciphertexts have the randomness that the protocol draws, and the active party signed what the other kept.
 
 The audit relies on the active party for labels and weights, and for which way rows went at its own splits. An active
-party that lies about these has trained on the lie. The auditor sees labels and gradients, and nobody's columns.
+party that lies about these has trained on the lie. The auditor sees labels and gradients, and no party's columns.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _headers(folder: Path, kind: type[Header], unfinished: bool) -> dict[bytes, 
 def _audit_runs(
     runs: list[_Run], verdict: ReplayVerdict, unfinished: bool, threads: int, progress: Progress | None
 ) -> None:
-    """Audit the runs of a training, the earliest first: a resumed one goes on from margins of an earlier one."""
+    """Audit the runs of a training, the earliest first: a resumed one continues from margins of an earlier one."""
     passed: dict[int, RoundState] = {}
     for run in runs:
         verdict.signed_by = fingerprint(run.passive.certificate) if run.passive.certificate else ""
@@ -167,7 +167,7 @@ class _RunAudit:
         self._tree = active.rounds * self._loss.n_outputs
 
     def play(self, wanted: set[int], passed: dict[int, RoundState]) -> None:
-        """Play the run; note in `passed` the state after `wanted` rounds, from which other runs went on."""
+        """Play the run; note in `passed` the state after `wanted` rounds, from which other runs continued."""
         active, loss, common = self._run.active, self._loss, self._common
         begun = self._begun(passed)
         passed.setdefault(begun.rounds, begun)

@@ -257,7 +257,7 @@ def beyond_lattice(
     sealed: bool = False,
     nodes: int = 1,
 ) -> str:
-    """Return why the lattice map does not hold a job, as far as its size tells; nothing where it does."""
+    """Return why the lattice map does not hold a job of this size; empty if it does."""
     try:
         parameters = sums_parameters(bounds, sealed, nodes)
     except CryptoError as error:

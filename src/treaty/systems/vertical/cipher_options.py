@@ -48,21 +48,21 @@ class CipherOptions:
 
     @property
     def transfers_sides(self) -> bool:
-        """Whether sides of a node's own rows are transferred, which who decides them does not learn."""
+        """Whether sides of a node's own rows are transferred, so that the column's owner does not learn the rows."""
         return self.sealed and self.reveal != "column"
 
     def names_rows(self, cipher: str) -> bool:
-        """Whether passive parties are told the rows of the nodes that they split, under this cipher."""
+        """Whether passive parties see the rows of the nodes that they split, under this cipher."""
         return not self.reveals_columns(cipher) and not self.transfers_sides
 
 
 def unaudited(options: CipherOptions) -> str:
-    """Say why no record can be kept for an audit of gradients; nothing where it can."""
+    """Return why no record can be kept for an audit of gradients; empty if it can."""
     return f"records are of open sums, and these are sealed; take {options.to_open}" if options.sealed else ""
 
 
 def check_lattice_fraction(fractional_bits: int, remedy: str) -> None:
-    """Refuse more `fractional_bits` than the lattice map takes; `remedy` tells the user what to choose instead."""
+    """Refuse more `fractional_bits` than the lattice map takes; `remedy` is what to choose instead."""
     if fractional_bits > MOST_LATTICE_FRACTION:
         raise ConfigError(
             f"expected fractional_bits of at most {MOST_LATTICE_FRACTION} under the lattice map, "
@@ -71,7 +71,7 @@ def check_lattice_fraction(fractional_bits: int, remedy: str) -> None:
 
 
 def why_unsealed(cipher: str, common: Any) -> str:
-    """Return why sums cannot be sealed under these options; nothing where they can."""
+    """Return why sums cannot be sealed under these options; empty if they can."""
     if cipher not in ("auto", "lattice"):
         return f"they cannot be sealed under {cipher!r}"
     if common.fractional_bits > MOST_LATTICE_FRACTION:
@@ -81,7 +81,7 @@ def why_unsealed(cipher: str, common: Any) -> str:
 
 
 def _needs(common: Any) -> list[tuple[str, bool, str, Any]]:
-    """Return of each common option that has to do with sealed sums whether it fits, and what it has to be."""
+    """Return the common options that sealed sums limit: name, whether it fits, what it has to be, its value."""
     least = 2.0**-common.fractional_bits
     single = common.max_cat_to_onehot
     return [

@@ -49,7 +49,7 @@ class OwnContributions(Message):
     """
 
     leakage: ClassVar = MessageLeakage(
-        "what its own columns add to each row's prediction: parts of predictions, which tell of labels",
+        "what its own columns add to each row's prediction: parts of predictions, which reveal something of labels",
         "exact",
     )
     values: Array

@@ -74,8 +74,8 @@ class RevealedSides:
         self._known: dict[int, float] = {}
         self.share = 0.0
         self._db = SealedDatabase(
-            folder, "sides", _FORM, {"sides": _TABLE}, what="count of what splits tell",
-            lost="which bins of the table's rows earlier splits have told",
+            folder, "sides", _FORM, {"sides": _TABLE}, what="count of what splits reveal",
+            lost="which bins of the table's rows earlier splits have revealed",
         )  # fmt: skip
         features = {name: feature for feature, name in enumerate(bins.schema.names)}
         with self._db.transaction() as db:

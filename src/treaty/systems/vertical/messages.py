@@ -165,7 +165,7 @@ class ToldShare(Message):
     """What share of the sender's bins sides of its splits have revealed for certain, by its count over all jobs."""
 
     leakage: ClassVar = MessageLeakage(
-        "what share of the sender's bins sides of its splits have told, by its count over all jobs",
+        "what share of the sender's bins sides of its splits have revealed, by its count over all jobs",
         "aggregated",
     )
     share: Share

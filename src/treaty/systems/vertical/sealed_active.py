@@ -39,7 +39,7 @@ from treaty.trees.growth import RowPartition
 from treaty.trees.scanning import bound, fraction
 from treaty.trees.splits import Level, SplitRules, Splits
 
-# Numbers of owners: nobody's split is good enough, the active party's is best, or that of passive party k - 2
+# Numbers of owners: no split is good enough, the active party's is best, or that of passive party k - 2
 _NOBODY, _OWN, _FIRST_PEER = 0, 1, 2
 
 

@@ -294,7 +294,7 @@ class SeedCommitments(Message):
     """All commitments in the job's order of parties; `kept`: hints of an earlier job serve, no share follows."""
 
     leakage: ClassVar = MessageLeakage(
-        "everybody's commitments, or that all still have an earlier job's answers", "control"
+        "the commitments of all parties, or that all still have an earlier job's answers", "control"
     )
     commitments: list[bytes]
     kept: bool
@@ -310,7 +310,7 @@ class SeedShare(Message):
 class SeedShares(Message):
     """All shares, in the order of the commitments."""
 
-    leakage: ClassVar = MessageLeakage("everybody's random numbers", "nothing")
+    leakage: ClassVar = MessageLeakage("the random numbers of all parties", "nothing")
     shares: list[bytes]
 
 
