@@ -105,7 +105,7 @@ class SplitOwner:
         splits: SplitTable,
         revealed: RevealedSides | None = None,
     ) -> None:
-        self._active, self._codes, self.bins, self._splits, self._revealed = active, codes, bins, splits, revealed
+        self._active, self._codes, self.bins, self._splits, self.revealed = active, codes, bins, splits, revealed
         self._left: dict[int, tuple[int, NDArray[np.bool_]]] = {}  # of each record, its feature and bins going left
         self._sent: dict[tuple[int, bytes], int] = {}  # numbers of the columns of bits that were sent, by their split
 
@@ -136,11 +136,11 @@ class SplitOwner:
             seen += np.bincount(node * 256 + own, minlength=seen.size).reshape(seen.shape)
         check(sizes)
         records, left = self.record(features, left_bins), np.concatenate(decided)
-        if self._revealed is not None:
+        if self.revealed is not None:
             # the sides of a node's rows reveal a share of the table's rows in the same bins, on each side of the cut
             shares = []
             for record, feature, going, rows in zip(_numbers(records), features, left_bins, seen, strict=True):
-                of_table = self._revealed.counts[feature]
+                of_table = self.revealed.counts[feature]
                 there = rows[: len(of_table)]
                 may = of_table * (there > 0)
                 sides = (going[: len(of_table)], ~going[: len(of_table)])
@@ -182,7 +182,7 @@ class SplitOwner:
 
     def may_divide(self, record: int, above: Sequence[int]) -> tuple[float, float]:
         """Return how many rows of the table may go left at a split, and right, as own splits above leave them."""
-        assert self._revealed is not None
+        assert self.revealed is not None
         feature, left = self._left[record]
         may = np.ones(len(left), np.bool_)
         for earlier, of in (self._left[number] for number in above):
@@ -190,13 +190,13 @@ class SplitOwner:
             sides = [may & side for side in (of, ~of)] if earlier == feature else []
             fit = [side for side in sides if (side & left).any() and (side & ~left).any()]
             may = fit[0] if len(fit) == 1 else may
-        counts = self._revealed.counts[feature]
+        counts = self.revealed.counts[feature]
         return float(counts[may & left].sum()), float(counts[may & ~left].sum())
 
     def count_revealed(self, shares: Iterable[tuple[int, float, float]]) -> None:
         """Count revealed sides, as `RevealedSides.add` takes them."""
-        if self._revealed is not None:
-            self._revealed.add(self._splits, shares)
+        if self.revealed is not None:
+            self.revealed.add(self._splits, shares)
 
     def sides(self, features: NDArray[np.int32], left_bins: NDArray[np.bool_], of: slice) -> NDArray[np.uint8]:
         """Return which of some rows go left at splits, packed bits uint8 (k, bytes)."""
@@ -238,8 +238,8 @@ def send_hint(party: Party, hint: Iterator[Payload]) -> None:
 class ColumnOwner:
     """A passive party's end of a training on hidden sums: checks what it is asked, and answers.
 
-    `server` is its end of the cipher, `splits` decide rows, `revealed` counts what their sides give away. With
-    `by_column` it decides all rows at a split. `sums_request` and `split_request` are the messages that ask for sums
+    `server` is its end of the cipher, `splits` decide rows and count what their sides give away. With `by_column` it
+    decides all rows at a split. `sums_request` and `split_request` are the messages that ask for sums
     and name splits.
     """
 
@@ -247,18 +247,11 @@ class ColumnOwner:
     split_request: type[messages.SplitRequest | messages.WonCandidates] = messages.SplitRequest
 
     def __init__(
-        self,
-        inputs: RoleInput,
-        follower: Follower,
-        server: SumsServer,
-        splits: SplitOwner,
-        revealed: RevealedSides,
-        *,
-        by_column: bool,
+        self, inputs: RoleInput, follower: Follower, server: SumsServer, splits: SplitOwner, *, by_column: bool
     ) -> None:
         (self._active,), self._party = inputs.party.peers, inputs.party
         self._inputs, self._follower, self._server, self._splits = inputs, follower, server, splits
-        self._revealed, self._by_column, self._n_rows = revealed, by_column, inputs.rows.table.n_rows
+        self._by_column, self._n_rows = by_column, inputs.rows.table.n_rows
         self._limits = TreeLimits(self._active, inputs.common.max_depth, inputs.common.fewest_rows)
         self._grown = 0.0  # share of bins that the last tree gave away
 
@@ -319,6 +312,7 @@ class ColumnOwner:
 
     def end_tree(self, _: messages.TreeEnd) -> None:
         """Drop the tree's gradients; note what its splits gave away."""
-        sides, name = self._follower.part.sides, self._party.name
-        self._grown, sides[name] = self._revealed.share - sides[name], self._revealed.share
+        sides, name, revealed = self._follower.part.sides, self._party.name, self._splits.revealed
+        assert revealed is not None
+        self._grown, sides[name] = revealed.share - sides[name], revealed.share
         self._server.end_tree()

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from treaty.crypto.keystream import Keystream, length_prefixed
 from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sharing.key_agreement import agree_with
-from treaty.crypto.sums.encrypted_sums import SumsServer
 from treaty.crypto.sums.lattice_sums import LatticeSumsServer, sealed_places
 from treaty.crypto.transfer.arithmetic import Wide, add, prefix_sums, subtract
 from treaty.crypto.transfer.sealed_sums import (
@@ -43,12 +42,9 @@ from treaty.messaging.certificates import Signer
 from treaty.messaging.messages import Array, Message, column_pieces, pack, row_pieces, take_rows, unpack, view
 from treaty.messaging.party import Party
 from treaty.systems.observers import SidesLearned
-from treaty.systems.system import RoleInput
 from treaty.systems.vertical import messages
-from treaty.systems.vertical.column_owner import ColumnOwner, SplitOwner
-from treaty.systems.vertical.exact_sums import RevealedSides
+from treaty.systems.vertical.column_owner import ColumnOwner
 from treaty.systems.vertical.messages import CHOICE_BITS
-from treaty.systems.vertical.training import Follower
 
 # ----------------- candidates for splits of a passive party's columns, and their sums as shares; the same at both ends
 #
@@ -240,30 +236,22 @@ def take_steps(party: Party, ends: Mapping[str, Steps[Any]]) -> dict[str, Any]:
 class SealedOwner(ColumnOwner):
     """Finds the best splits of own columns together with the active party, and learns those that won.
 
-    Made after the hint is sent.
+    `introduce` comes once the hint is sent, before the first tree.
     """
 
     sums_request, split_request = messages.SealedSumsRequest, messages.WonCandidates
 
-    def __init__(
-        self,
-        inputs: RoleInput,
-        follower: Follower,
-        server: SumsServer,
-        splits: SplitOwner,
-        revealed: RevealedSides,
-        *,
-        by_column: bool,
-    ) -> None:
-        super().__init__(inputs, follower, server, splits, revealed, by_column=by_column)
+    def introduce(self) -> None:
+        """Exchange keys with the other passive parties by way of the active one, and make transfers with that."""
+        server = self._server
         assert isinstance(server, LatticeSumsServer)
         party, active = self._party, self._active
-        self._key, self._shares_of = MovingKey(party, inputs.vouching), server
+        self._key, self._shares_of = MovingKey(party, self._inputs.vouching), server
         self._divided: list[tuple[int, float, float, int]] = []  # a tree's splits: record, rows it may divide, depth
-        self._columns = splits.bins.offsets, inputs.rows.table.schema.categorical, server.have_missing
+        self._columns = self._splits.bins.offsets, self._inputs.rows.table.schema.categorical, server.have_missing
         party.send(active, messages.SealedColumns(Array.of(server.have_missing), self._key.signed()))
         terms = party.receive(active, messages.TournamentTerms)
-        if set(terms.keys) != set(inputs.others) - {party.name}:
+        if set(terms.keys) != set(self._inputs.others) - {party.name}:
             wrong = "expected keys of the job's other passive parties"
             raise PeerProtocolError(active, f"{wrong} - at TournamentTerms from {active}")
         try:

@@ -228,13 +228,11 @@ def set_up_passive(
             follow_seed(party, server)
         inputs.observers.event(ServerReady(setup, server, options))
         send_hint(party, server.hint(partial(inputs.observers.set_up, "hints")))
-        splits, by_column = (
-            SplitOwner(active, codes, bins, part.splits, revealed),
-            options.reveals_columns(part.encryption),
-        )
+        splits = SplitOwner(active, codes, bins, part.splits, revealed)
         kind = SealedOwner if options.sealed else ColumnOwner
-        owner = kind(inputs, follower, server, splits, revealed, by_column=by_column)
+        owner = kind(inputs, follower, server, splits, by_column=options.reveals_columns(setup.encryption))
         if isinstance(owner, SealedOwner):
+            owner.introduce()
             held.callback(owner.count_unfinished)
         yield owner
         party.send(active, ToldShare(part.sides[party.name]))
