@@ -470,7 +470,9 @@ def test_the_attack_on_exact_sums_finds_nothing_in_what_is_opened_under_seal(mon
         order = finder._order
         for node, shares in zip(order.nodes, finder._peers[1].slots, strict=True):
             rows, _ = finder._rows.rows(np.array([node], np.int32), sampled=True)
-            nodes.append(OpenedNode(rows.copy(), *finder._derivatives, shares[..., 0].astype(np.int64)))
+            nodes.append(
+                OpenedNode(rows.copy(), finder.sample.grad, finder.sample.hess, shares[..., 0].astype(np.int64))
+            )
         return found
 
     monkeypatch.setattr(SealedSearch, "_tournament", watching)
@@ -499,7 +501,7 @@ def test_the_inversion_of_histograms_finds_nothing_in_what_is_opened_under_seal(
 
     def watching(finder, shown, own):
         found = honest(finder, shown, own)
-        order, (grad, hess) = finder._order, finder._derivatives
+        order, (grad, hess) = finder._order, (finder.sample.grad, finder.sample.hess)
         if order.parents[0] < 0:
             for of in (sealed, opened, lefts):
                 of.append({})
