@@ -164,14 +164,17 @@ class _Batch:
     def _collect(self, n_rows: int, *, squared: bool) -> tuple[Words, Words | None]:
         """As the active party, add up passive parties' vectors; return also the squares, if there is one such party."""
         received = {peer: self._party.receive(peer, Margins) for peer in self._setting.passives}
-        vectors = [self._check(margins.rows, n_rows, peer) for peer, margins in received.items()]
+        vectors = [
+            ciphertexts(margins.rows, self._hider, (n_rows,), peer, "Margins.rows")
+            for peer, margins in received.items()
+        ]
         of_passives = vectors[0] if len(vectors) == 1 else self._hider.multiply(vectors)
         if not squared:
             return of_passives, None
         ((peer, margins),) = received.items()
         if margins.squares is None:
             raise PeerProtocolError(peer, f"expected squares - at Margins from {peer}")
-        return of_passives, self._check(margins.squares, n_rows, peer)
+        return of_passives, ciphertexts(margins.squares, self._hider, (n_rows,), peer, "Margins.squares")
 
     def _share(self, of_passives: Words, own: Integers) -> Words:
         """Add the own vector, freshly encrypted, and send the sum to all passive parties."""
@@ -179,9 +182,6 @@ class _Batch:
         for peer in self._setting.passives:
             send_vector(self._party, peer, whole)
         return whole
-
-    def _check(self, array: Array, n_rows: int, peer: str) -> Words:
-        return ciphertexts(array, self._hider, (n_rows,), peer, "a vector")
 
     def _send(self, rows: Integers, hidden: Words, loss: Words | None) -> None:
         """Send <X^T v>, one number per ciphertext, less the offset that v has."""

@@ -197,7 +197,7 @@ class Epochs:
         if weights is not None:
             self._look(weights, seeds or {})
         end = self._receive() if loss is None else self._decide(loss)
-        # before a step back, which an epoch that is best by eval rows may be followed by
+        # an epoch that is best by eval rows may be undone: keep its weights first
         if end.best and weights is not None:
             self.best = weights.copy()
         if self.slice is not None:
