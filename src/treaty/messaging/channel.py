@@ -31,7 +31,7 @@ class Channel(Protocol):
 
     A channel knows nothing of jobs, goodbyes or message types; those are the business of `Party`. `name` is the party
     this end belongs to. `waits` says whether sending takes a round trip to the peer, so that sending to several peers
-    at once pays. `frame_bytes` are the most of a frame, None for any length; longer messages travel in parts.
+    at once pays. `frame_bytes` are the most of a frame, None for any length; longer messages are sent in parts.
     """
 
     name: str
@@ -269,7 +269,7 @@ def memory_channels(names: Iterable[str], link: LinkSpeed | None = None) -> dict
 class MemoryChannel:
     """One party's end; made by `memory_channels`.
 
-    Over a `LinkSpeed`, the news that a party has closed travels as an empty frame behind the frames sent before. Until
+    Over a `LinkSpeed`, the news that a party has closed is an empty frame behind the frames sent before. Until
     it arrives, what others send to the party vanishes without an error.
     """
 

@@ -17,7 +17,7 @@ A message with something of every row would grow with the table. It is sent once
 the same class with the values of some rows, in the order of the rows. Both ends know how many rows there are, so the
 receiver knows how long each piece must be, and puts it where it belongs or adds it up before the next one comes.
 
-What a message tells its receiver is stated once, at its class (`Message.leakage`): tables in the documentation,
+What a receiver learns from a message is stated once, at its class (`Message.leakage`): tables in the documentation,
 `treaty disclosures`, `disclosures_` and the expectations of audits are made from it.
 """
 
@@ -73,7 +73,7 @@ class MessageLeakage:
     Attributes
     ----------
     tells : str
-        What it learns, in a few words. What parties that collude learn is stated by the system.
+        What it learns, in a few words; the system states what colluding parties learn.
     form : str
         See `Form`.
     guard : str

@@ -148,7 +148,7 @@ class Modulus:
     def bucket_products(self, bases: Words, exponents: Words, pairs: Integers, bits: int, threads: int) -> Words:
         """Return prod_i bases[i, column]^{exponents[i, kind]} of each pair (column, kind), (pairs, width) (Pippenger).
 
-        `bases` (rows, columns, width) are Montgomery working forms, as are the products; `exponents` (rows, kinds) lie
+        `bases` (rows, columns, width) are Montgomery working forms, as are the products; `exponents` (rows, kinds) are
         below 2^bits, of at most 63 bits.
         """
         # the window with fewest products: each costs one per row and two per bucket
@@ -228,7 +228,7 @@ def _raw(packed: Words) -> NDArray[np.uint8]:
 
 
 class Residues:
-    """A divisor d of a composite modulus N, coprime to N / d, for the owner of a key who knows it.
+    """A divisor d of a composite modulus N, coprime to N / d, which the owner of a key knows.
 
     `modulus` is the arithmetic modulo d. Packed Montgomery forms modulo N pass to Montgomery forms modulo d, and back.
     """

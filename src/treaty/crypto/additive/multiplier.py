@@ -177,7 +177,7 @@ def _emit_products(builder: Any, count: int, lanes: Any, constants: Any, digits:
 
     Invariant at the head of the loop: sums = (a (b_0 + ... + b_{i-1}) + n (...)) / 2^{52 i} + low halves of a b_i. The
     multiple m of n that clears the lowest digit depends on one multiply-add alone; high halves and the next low halves
-    gather beside it in `side`. A sum takes 4 halves a turn for at most 160 turns: < 2^62.
+    are summed apart from it in `side`. A sum takes 4 halves a turn for at most 160 turns: < 2^62.
     """
     low, high = (
         cgutils.get_or_insert_function(

@@ -141,7 +141,7 @@ class Hider:
         self._threads, self.limbs = threads, -(-message_bits // 64)
         self._randomiser = Randomiser(key, threads)
         self._key_randomness = KeyRandomness(key)
-        # g^m comes from a table; 1 + n m is one product
+        # g^m takes a table; 1 + n m is one product
         if isinstance(key, OUPublicKey):
             self._powers: FixedBase | None = FixedBase(key.modulus, key.g, message_bits, _WINDOW)
         else:
