@@ -52,14 +52,7 @@ from treaty.systems.fedxgb.messages import (
     ValueShares,
 )
 from treaty.systems.fedxgb.options import PAPER_LEAKS, FedXGB, check_edges, domains
-from treaty.systems.fedxgb.paper import (
-    HiddenThresholds,
-    PaperDomainSums,
-    PaperUserSums,
-    ShownSplits,
-    Sides,
-    paper_mode,
-)
+from treaty.systems.fedxgb.paper import HiddenThresholds, PaperDomainSums, PaperUserSums, ShownSplits, Sides, paper_mode
 from treaty.systems.fedxgb.secfind import ATTEMPTS, Crowd, DomainSums, UserSums
 from treaty.systems.horizontal.members import Membership, SumRules, TranscriptDigest
 from treaty.systems.horizontal.quantiles import CommonBins, Count, FoundBins, ProbeRequest, unpack_bins

@@ -290,9 +290,7 @@ class Sides(Message):
     """Whether some of the receiver's rows go left: bool (trees, rows)."""
 
     leakage: ClassVar = MessageLeakage(
-        "which of its own rows go left; with rows made up for that, thresholds",
-        "exact",
-        guard='expose="nothing"',
+        "which of its own rows go left; with rows made up for that, thresholds", "exact", guard='expose="nothing"'
     )
 
     left: Array

@@ -134,7 +134,7 @@ def server(inputs: RoleInput[FedXGB]) -> ModelPart:
     task = new_task(inputs, credentials, kept)
     for edge in edges:
         party.send(edge, task)
-    crowd = Crowd(party, edges, credentials, users, inputs.vouching, task, masked=inputs.options.mode != "paper")
+    crowd = Crowd(party, credentials, users, inputs.vouching, task, masked=inputs.options.mode != "paper")
     # [SecBoost, step 4] bins from secure quantiles; how many rows there are, and where values are missing
     found = known_bins(inputs, crowd, kept) if kept else lead_search(inputs, crowd, schema, classes, None)
     summary = RowSummary(found.n_rows, Array.of(found.may_miss))
@@ -186,12 +186,7 @@ def server(inputs: RoleInput[FedXGB]) -> ModelPart:
 
 
 def grow_round(
-    inputs: RoleInput[FedXGB],
-    crowd: Crowd,
-    model: Model,
-    part: ModelPart,
-    found: FoundBins,
-    columns: Sequence[Int32s],
+    inputs: RoleInput[FedXGB], crowd: Crowd, model: Model, part: ModelPart, found: FoundBins, columns: Sequence[Int32s]
 ) -> list[Tree]:
     """Grow a round's trees, one per output, on sums over all users; all trees grow together, level by level.
 

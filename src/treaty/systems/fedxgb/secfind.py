@@ -257,7 +257,6 @@ class Crowd:
     def __init__(
         self,
         party: Party,
-        edges: Sequence[str],
         credentials: Credentials,
         users: Mapping[str, Mapping[str, CertifiedKeys]],
         vouching: Signer,
@@ -266,13 +265,13 @@ class Crowd:
         masked: bool = True,
     ) -> None:
         self.cohort: list[str] = []
-        self.summed = list(edges)
-        self._party, self._edges = party, list(edges)
+        self.summed = list(users)
+        self._party, self._edges = party, list(users)
         self._domains = {edge: frozenset(of) for edge, of in users.items()}
         self._seeds = {
             name: credentials.seed_with(name, offered) for of in users.values() for name, offered in of.items()
         }
-        self._collector = Collector(party, edges, vouching, b"fedxgb edges", SumRules(allow_two=True))
+        self._collector = Collector(party, self._edges, vouching, b"fedxgb edges", SumRules(allow_two=True))
         self._number, self._masked = 0, masked
         self._transcript = TranscriptDigest(b"")
         self._transcript.update(first)

@@ -142,7 +142,7 @@ class HiddenModel:
         ]
         weights = np.array([[split[0] for split in of_tree] for of_tree in encoded])
         thresholds = np.array([[split[1] for split in of_tree] for of_tree in encoded])
-        shares = self._shares.share(weights), self._shares.share(thresholds)
+        shares = self._shares.share(weights, None), self._shares.share(thresholds, None)
         for edge, of_weights, of_thresholds in zip(self.holders, *shares, strict=True):
             self._party.send(edge, SplitShares(Array.of(of_weights), Array.of(of_thresholds)))
         for edge in self._others:
@@ -157,7 +157,7 @@ class HiddenModel:
             )
         # [SecPred, step 4] S -> each holder: shares of the leaf values of all slots
         scaled = np.rint(values * 2.0**VALUE_BITS).astype(np.int64)
-        for edge, shares in zip(self.holders, self._shares.share(scaled), strict=True):
+        for edge, shares in zip(self.holders, self._shares.share(scaled, None), strict=True):
             self._party.send(edge, LeafShares(Array.of(shares)))
         for edge in self._others:
             self._party.send(edge, Turn(leaves=True))

@@ -51,6 +51,7 @@ from treaty.crypto.sharing.additive_routing import (
 from treaty.crypto.sharing.shamir import Words
 from treaty.crypto.sharing.shamir_routing import Program, ServerSetting, prepare
 from treaty.errors import PeerProtocolError
+from treaty.machine.arrays import Integers
 from treaty.messaging.messages import Array, Message, MessageLeakage, row_pieces, view
 from treaty.messaging.party import Party
 from treaty.systems.fedxgb.options import Comparison, holders_of
@@ -73,7 +74,7 @@ class Shares:
     """How rows and numbers are laid out, shared and opened.
 
     ``share(values, key)`` takes int64 (...) and returns uint64 (holders, ..., *number); the randomness is that of a
-    secret key that serves these values alone, or of a fresh one. ``check(numbers, what)`` raises CryptoError for
+    secret key that serves these values alone; None: of a fresh one. ``check(numbers, what)`` raises CryptoError for
     numbers that cannot be shares. `integers` and `bits` open shares; CryptoError for shares seen to be inconsistent.
     """
 
@@ -82,10 +83,10 @@ class Shares:
     others: list[str]  # the first of these deals random numbers to the holders
     number: tuple[int, ...]  # shape of a share of a number, uint64: two words, or one
     bit: type[np.uint64] | type[np.uint8]  # of a share of a bit for users: shared as a number is, or in one piece
-    share: Callable[..., Words]
+    share: Callable[[Integers, bytes | None], Words]
     check: Callable[[Words, str], None]
     add: Callable[[Words, Words], Words]
-    integers: Callable[[Words], NDArray[np.int64]]
+    integers: Callable[[Words], Integers]
     bits: Callable[[Bits], NDArray[np.bool_]]
 
 

@@ -206,7 +206,7 @@ def conclusions_of_prediction(roles: Roles, options: FedXGB) -> dict[str, list[s
         ],
         "user": [
             f"with up to {most} rows over all runs of a model, also rows made up for that, an imitation of "
-            "the model that gets better with every row; several users together have as many rows each",
+            "the model that gets better with every row; several users together have as many rows each"
         ],
     }
 
@@ -319,7 +319,7 @@ def _of_edge(options: FedXGB, edges: int) -> list[str]:
     learned = [
         "each of its users' sums, so labels and values of users with few rows: the masks do not hide them"
         if options.mode == "paper"
-        else "no sum: those that it opens lie under masks that only the server can remove",
+        else "no sum: those that it opens lie under masks that only the server can remove"
     ]
     if options.exposes == "model":
         return [*learned, _COUNTS_OF_LEAVES]
