@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from treaty.messaging.party import Party
-from treaty.systems.observers import Observers, ProgressCalls
+from treaty.systems.observers import CheckpointWriter, Observers, ProgressCalls
 from treaty.systems.options import SystemOptions, names_of
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import RoleInput, Roles
@@ -34,6 +34,8 @@ def inputs(
     given = {name: "active" if name == active else "passive" for name in owners} if roles is None else dict(roles)
     roles = Roles(active, given, list(owners))
     fields.setdefault("observers", Observers([ProgressCalls(fields.pop("progress", None), fields.pop("phase", None))]))
+    if fields.get("keeper") is not None:
+        fields["observers"].add(CheckpointWriter(fields["keeper"]))
     return RoleInput(party=party, options=options, common=common.checked(options), roles=roles, **fields)
 
 

@@ -1,4 +1,4 @@
-"""Observers watch a role from outside: progress bars, clocks, recordings for attacks, records for an audit.
+"""Observers watch a role from outside: progress bars, clocks, checkpoints, recordings for attacks, audit records.
 
 A role runs its protocol and reports what happens to `RoleInput.observers`; it does not know who listens. The runner
 attaches the observers, and `play_role` has the party report every message to them. An observer may read what it is
@@ -20,6 +20,7 @@ import numpy as np
 from treaty.data.binning import Bins
 from treaty.machine.arrays import Flags, Int32s, Integers
 from treaty.messaging.messages import Message
+from treaty.models.checkpoints import Checkpoint, Keeper
 from treaty.privacy.exact_sums import OpenedNode
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import RowPartition
@@ -138,6 +139,8 @@ def observing(make: MakeObservers) -> Iterator[None]:
 def play_role(program: Callable[[RoleInput], Any], inputs: RoleInput) -> Any:
     """Run a role's program with its observers attached to its party; return what the program returns."""
     observers = inputs.observers
+    if inputs.keeper is not None:
+        observers.add(CheckpointWriter(inputs.keeper))
     for observer in _more.get()(inputs):
         observers.add(observer)
     try:
@@ -149,7 +152,26 @@ def play_role(program: Callable[[RoleInput], Any], inputs: RoleInput) -> Any:
         observers.finished()
 
 
+class CheckpointWriter(Observer):
+    """Writes a party's checkpoint each time that all parties keep theirs."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+
+    def event(self, event: object) -> None:
+        if isinstance(event, CheckpointReached):
+            self._keeper.keep(event.current, event.began)
+
+
 # Events. They hold the role's own arrays: copy what you keep, for the next level or round may change them.
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointReached:
+    """All parties keep what they have after a round; `current` and `began` are as in `Keeper.keep`."""
+
+    current: Callable[[], Checkpoint]
+    began: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from treaty.models.trees import ModelPart, keep_records, record_split, records_u
 from treaty.privacy.ledger import Ledger, LedgerEntry
 from treaty.privacy.randomised_response import stored_noisy_labels
 from treaty.systems.leakage import Route, Routes, routes
+from treaty.systems.observers import CheckpointReached
 from treaty.systems.options import SystemOptions, plain
 from treaty.systems.pooled.options import BoostingOptions, Pooled
 from treaty.systems.system import LabelledRows, PartySpec, RoleInput, Roles, System
@@ -183,12 +184,12 @@ class Training:
         return self.part.forest
 
     def keep(self, inputs: RoleInput, progressed: RoundState, began: float | None = None) -> None:
-        """Write a checkpoint."""
-        assert inputs.keeper is not None
+        """Report this party's checkpoint, which its runner writes."""
         # a copy: the next rounds change the margins while the checkpoint is being written
         kept = replace(progressed, margins=copied(progressed.margins))
         given = inputs.given
-        inputs.keeper.keep(lambda: checkpoint_of(self.part, given, self.rows, kept), began)
+        current = partial(checkpoint_of, self.part, given, self.rows, kept)
+        inputs.observers.event(CheckpointReached(current, began))
 
 
 def begin(inputs: RoleInput, party: str, sources: tuple[str, ...]) -> Training:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,10 @@ from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.conversation import MessageOrder, Term, agree
 from treaty.messaging.messages import Message, view
 from treaty.messaging.party import Party
-from treaty.models.checkpoints import checkpoint_of, fingerprint
+from treaty.models.checkpoints import Checkpoint, checkpoint_of, fingerprint
 from treaty.models.trees import ModelPart, keep_records
 from treaty.privacy.randomised_response import RandomisedRows
+from treaty.systems.observers import CheckpointReached
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.system import CheckpointReceipt, CheckpointRequest, Training, begin
 from treaty.systems.system import PartySpec, RoleInput, Roles
@@ -276,8 +278,6 @@ class Follower:
         (self._active,), self._inputs, table = inputs.party.peers, inputs, inputs.rows.table
         alone = getattr(inputs.options, "rl_trees", None) or 0
         self.limits = TrainingLimits(self._active, inputs, start.rounds, alone)
-        tables = [table, *(rows.table for rows in inputs.eval_sets)]
-        self._fingerprint = b"" if inputs.keeper is None else fingerprint([(rows, ()) for rows in tables])
         if start.resumed:
             self.part = self._resumed(start)
         else:
@@ -315,12 +315,20 @@ class Follower:
         return self.part
 
     def keep(self, request: CheckpointRequest) -> CheckpointReceipt:
-        """Write a checkpoint, if this party keeps them."""
+        """Report this party's checkpoint, which its runner writes if it keeps any."""
         self.limits.checkpoint(request.rounds)
-        keeper, given = self._inputs.keeper, self._inputs.given
-        if keeper is not None:
-            keeper.keep(lambda: checkpoint_of(self.part, given, self._fingerprint))
+        given = self._inputs.given
+
+        def current() -> Checkpoint:
+            return checkpoint_of(self.part, given, self._fingerprint)
+
+        self._inputs.observers.event(CheckpointReached(current))
         return CheckpointReceipt()
+
+    @cached_property
+    def _fingerprint(self) -> bytes:
+        tables = [rows.table for rows in (self._inputs.rows, *self._inputs.eval_sets)]
+        return fingerprint([(table, ()) for table in tables])
 
     def _answer(self, order: MessageOrder, handlers: Handlers) -> None:
         # a method of its own, so that no message, perhaps of many ciphertexts, is held while the next is awaited
