@@ -180,7 +180,7 @@ def choose_cipher(
         if vectors * leak_of(parameters, bounds, np.diff(of_peer)).sum() > left:
             return Choice("ou", f"{peer}'s answers have leaked nearly all that the lattice map may leak of its table")
     nodes, lattice, kept = best_nodes(job, offsets, links, store, counts)
-    ou = _total([cost_of_ou(job, *_size(of_peer)) for of_peer in offsets.values()], links)
+    ou = _total([cost_of_ou(job, len(of) - 1, int(of[-1])) for of in offsets.values()], links)
     chosen = lattice.seconds <= PREFERENCE * ou.seconds
     best, other = (("lattice", lattice), ("ou", ou)) if chosen else (("ou", ou), ("lattice", lattice))
     times, slowest = other[1].seconds / best[1].seconds, max((link.byte for link in links.values()), default=0.0)
@@ -210,7 +210,7 @@ def best_nodes(
         except CryptoError:  # raised again where the cipher is made
             return 1, Estimate(0.0, 0.0), False
         kept = LatticeSumsClient(job.bounds, store, nodes=nodes).offer(offsets) is not None
-        sizes = [_size(of_peer) for of_peer in offsets.values()]
+        sizes = [(len(of) - 1, int(of[-1])) for of in offsets.values()]  # features and slots
         costs = [cost_of_lattice(parameters, job, *size, kept=kept, nodes=nodes) for size in sizes]
         found.append((nodes, _total(costs, links), kept))
     return min(found, key=lambda choice: choice[1].seconds)
@@ -269,10 +269,6 @@ def beyond_lattice(
     if any(vectors * leak_of(parameters, bounds, np.diff(of_peer)).sum() > LEAK_LIMIT for of_peer in offsets.values()):
         return "so many sums about so many columns would pass the limit of what the lattice map may leak"
     return ""
-
-
-def _size(offsets: NDArray[np.int32]) -> tuple[int, int]:
-    return len(offsets) - 1, int(offsets[-1])  # features and slots of a layout
 
 
 def _total(of_peers: list[Estimate], links: Mapping[str, Link]) -> Estimate:

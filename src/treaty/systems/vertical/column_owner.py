@@ -239,8 +239,7 @@ class ColumnOwner:
     """A passive party's end of a training on hidden sums: checks what it is asked, and answers.
 
     `server` is its end of the cipher, `splits` decide rows and count what their sides give away. With `by_column` it
-    decides all rows at a split. `sums_request` and `split_request` are the messages that ask for sums
-    and name splits.
+    decides all rows at a split. `sums_request` and `split_request` are the messages that ask for sums and name splits.
     """
 
     sums_request: type[messages.SumsRequest] = messages.SumsRequest
