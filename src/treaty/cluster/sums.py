@@ -115,6 +115,14 @@ def bin_sums(
     return histograms.sums(*members(nodes, count))
 
 
+class _OverWorkers:
+    """What servers and clients over workers share: the workers, given before all other arguments."""
+
+    def __init__(self, shards: Shards, *given: Any, **options: Any) -> None:
+        self._shards = shards
+        super().__init__(*given, **options)
+
+
 _Client = tuple[Parameters, Sequence[Field], bytes, int]
 
 
@@ -159,24 +167,16 @@ class ClusterMapServer(LinearMapServer):
         return total
 
 
-class ClusterLatticeServer(LatticeSumsServer):
+class ClusterLatticeServer(_OverWorkers, LatticeSumsServer):
     """`LatticeSumsServer` over workers."""
-
-    def __init__(self, shards: Shards, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
-        self._shards = shards
 
     def settle(self, seed: bytes, kept: bytes | None = None) -> None:
         super().settle(seed, kept)
         self._map = server_over_cluster(self._shards, "bins", 0, self._map, self._threads)
 
 
-class ClusterLatticeClient(LatticeSumsClient):
+class ClusterLatticeClient(_OverWorkers, LatticeSumsClient):
     """`LatticeSumsClient` over workers."""
-
-    def __init__(self, shards: Shards, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
-        self._shards = shards
 
     def settle(self, seed: bytes, kept: Mapping[str, bytes] | None = None) -> None:
         super().settle(seed, kept)
@@ -305,16 +305,11 @@ class _CipherBins:
     left_out: Integers
 
 
-class ClusterSumsServer(AdditiveSumsServer):
+class ClusterSumsServer(_OverWorkers, AdditiveSumsServer):
     """`AdditiveSumsServer` over workers, who compute the products; they keep the codes of all rows."""
 
     _kept: Words | None = None
     _features: Int32s | None = None
-    _shards: Shards
-
-    def __init__(self, shards: Shards, *given: Any, **options: Any) -> None:
-        self._shards = shards
-        super().__init__(*given, **options)
 
     def _plan(self, codes: Bytes) -> list[Block]:
         self._shards.keep(_CODES, codes)

@@ -137,9 +137,9 @@ def column_from_series(
 def column_from_array(
     values: NDArray[Any], *, text_as_categories: bool = False, origin: Origin | EllipsisType = ...
 ) -> Column:
-    """Convert one column of a numpy array of any dtype; an object array may hold numbers only, or text only.
+    """Convert one column of a numpy array of any dtype, of objects if all are numbers or all are text.
 
-    Other arguments as in `column_from_series`. Raises TypeError for cells that are neither number nor text.
+    Arguments and errors as in `column_from_series`, and TypeError for cells that are neither number nor text.
     """
     kind = values.dtype.kind
     if kind in "biuf":
@@ -205,7 +205,6 @@ def _objects(values: NDArray[np.object_], text_as_categories: bool, origin: Orig
 
 
 def _with_gaps(there: NDArray[Any], absent: Flags, origin: Origin | EllipsisType) -> Column:
-    """Convert the numbers of the rows that have one."""
     column = column_from_array(there, origin=origin)
     values = np.full(len(absent), np.nan, column.values.dtype)
     values[~absent] = column.values
@@ -264,9 +263,8 @@ def _tells_apart(values: NDArray[Any]) -> bool:
 
 
 def _doubles(values: NDArray[Any], origin: int) -> Floats:
-    """Return numbers less the origin, rounded once."""
     if values.dtype.kind in "iu" and values.dtype.itemsize == 8:
-        # the halves are exact in float64, and the sum is rounded once
+        # rounded once: the halves are exact in float64
         upper = (values >> 32).astype(np.float64) * float(1 << 32) - float(origin)
         return np.asarray(upper + (values & 0xFFFFFFFF).astype(np.float64))
     return np.asarray(values.astype(np.float64) - float(origin))
@@ -289,7 +287,7 @@ def _categories(series: nw.Series[Any]) -> Column:
         values = encoded.dictionary.to_pylist()
     except (pa.ArrowException, TypeError):
         raise ColumnProblem(f"{_native_dtype(series)} with categories of several types: {remedy}") from None
-    # A dictionary may hold a value twice, or "missing" as a value: position then is not yet the code.
+    # a dictionary may hold a value twice, or "missing" as a value: positions are not yet codes
     categories: dict[Category, int] = {}
     codes = np.full(len(values), np.nan, dtype=np.float32)
     for position, value in enumerate(values):
@@ -303,7 +301,6 @@ def _categories(series: nw.Series[Any]) -> Column:
 
 
 def _text(strings: Any) -> Column:
-    """Return the categories of an arrow array of text: its distinct values, sorted."""
     if isinstance(strings, pa.ChunkedArray):
         # from a concatenated frame
         strings = strings.combine_chunks()
@@ -389,7 +386,7 @@ def check_labels(y: Any, party: str, n_rows: int | None = None) -> NDArray[Any]:
 
 
 def check_targets(y: Any, party: str, n_rows: int | None = None) -> Floats:
-    """Return a finite numeric target, float64 (n_rows,); raise DataError as `check_labels`, or if it is not numeric."""
+    """Return a finite numeric target, float64 (n_rows,); raise DataError otherwise."""
     return _finite(check_labels(y, party, n_rows), party, "target")
 
 

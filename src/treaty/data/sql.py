@@ -120,7 +120,13 @@ def fetch(
     """
     uri = _checked(uri, what)
     query = check_query(query, ordered=False)
-    dbapi = _driver()
+    try:
+        dbapi = import_module("adbc_driver_postgresql.dbapi")
+    except ImportError:
+        raise ConfigError(
+            "tables by SQL need ADBC's driver of PostgreSQL: pip install 'treaty-learn[sql]'",
+            public="it lacks what its table needs; it has the details",
+        ) from None
     with _translated(what, _secrets_of(uri)), dbapi.connect(_with_timeout(uri)) as connection:
         with connection.cursor() as cursor:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -185,16 +191,6 @@ def _translated(what: str, hidden: Sequence[str]) -> Iterator[None]:
         if isinstance(error, OSError) and error.strerror:
             raise ConfigError(f"{what}: cannot write the rows of the query: {error.strerror}; make room") from None
         raise ConfigError(f"{what}: the database did not answer the query: {text}") from None
-
-
-def _driver() -> Any:
-    try:
-        return import_module("adbc_driver_postgresql.dbapi")
-    except ImportError:
-        raise ConfigError(
-            "tables by SQL need ADBC's driver of PostgreSQL: pip install 'treaty-learn[sql]'",
-            public="it lacks what its table needs; it has the details",
-        ) from None
 
 
 def _checked(uri: str, where: str) -> str:

@@ -231,18 +231,13 @@ def own_importances(part: ModelPart) -> dict[str, dict[str, float]]:
 
     The count of splits, and where the part has the trees, their gain as well.
     """
-    names = part.schema.names
-    if part.forest is None:
-        counts = np.bincount(np.array(part.splits.feature, np.intp), minlength=len(names))
-        return {"count": dict(zip(names, counts.astype(float).tolist(), strict=True))}
-    source = part.forest.sources.index(part.party)
-    kinds: tuple[Kind, ...] = ("gain", "count")
-    found: dict[str, dict[str, float]] = {}
-    for kind in kinds:
-        records, amounts = _amounts(part.forest, source, kind)
-        totals = np.bincount(_columns_of(part, records), amounts, len(names))
-        found[kind] = dict(zip(names, totals.tolist(), strict=True))
-    return found
+    names, n_splits = part.schema.names, len(part.splits)
+    of_kinds: dict[str, tuple[Int32s, Floats]] = {"count": (np.arange(n_splits, dtype=np.int32), np.ones(n_splits))}
+    if part.forest is not None:
+        source = part.forest.sources.index(part.party)
+        of_kinds = {"gain": _amounts(part.forest, source, "gain"), "count": _amounts(part.forest, source, "count")}
+    totals = {kind: np.bincount(_columns_of(part, of), size, len(names)) for kind, (of, size) in of_kinds.items()}
+    return {kind: dict(zip(names, total.tolist(), strict=True)) for kind, total in totals.items()}
 
 
 def _amounts(forest: Forest, source: int, kind: Kind) -> tuple[Int32s, Floats]:
