@@ -147,7 +147,7 @@ def test_missing_labels_and_ids_that_repeat_are_found(job, tmp_path):
     assert "expected a label in every row, got 1 of 180 rows without" in wrong(job)["table"]
     (tmp_path / "a.csv").write_text("\n".join([f"id,{lines[0]}", *(f"1,{line}" for line in lines[1:])]))
     said = wrong(changed(tmp_path, "[parties.a]", '[align]\non = "id"\n[parties.a]'))["table"]
-    assert "expected every id once, got 179 rows with an id seen before" in said
+    assert "expected every id once, got 179 rows with an id of an earlier row" in said
 
 
 def test_a_full_disk_and_a_clock_of_yesterday_are_found(job, tmp_path, monkeypatch):

@@ -75,7 +75,7 @@ def test_a_model_says_how_far_its_ledger_was(spent):
         (["key"], "elsewhere", "the key of the noise, key, is missing"),
         (["kept"], "elsewhere", r"bank\.noise\.kept is missing"),
         (["ledger", "key"], "elsewhere", "ledger is missing or empty"),
-        (["kept", "ledger", "key"], "model", r"bank\.part was made with what .*bank\.noise counted, and that is gone"),
+        (["kept", "ledger", "key"], "model", r"bank\.part was trained with the ledger .*bank\.noise, and that is gone"),
     ],
     ids=["ledger", "key", "file-beside", "ledger-and-key", "all-but-the-model"],
 )
@@ -100,7 +100,7 @@ def test_an_older_copy_of_the_whole_store_is_known_by_the_model(folder, monkeypa
     shutil.rmtree(folder / "store")
     shutil.copytree(folder / "copy", folder / "store")
     said = run(job_of(folder), monkeypatch)["bank"]
-    assert "bank.part was made with what" in said
+    assert "bank.part was trained with the ledger" in said
     assert "and that is an older copy; bring back the newest copy" in said
 
 
@@ -131,7 +131,7 @@ def test_another_store_has_a_ledger_of_its_own(spent, monkeypatch):
 
 def test_a_ledger_is_begun_anew_where_somebody_says_so(spent, monkeypatch):
     set_aside(noise_folder(spent / "store", "bank"))
-    assert "bank.part was made with what" in run(job_of(spent), monkeypatch)["bank"]
+    assert "bank.part was trained with the ledger" in run(job_of(spent), monkeypatch)["bank"]
     (spent / "model" / "bank.part").unlink()  # as the error has it
     assert run(job_of(spent), monkeypatch) == {}
     assert per_person(read_ledger(noise_folder(spent / "store", "bank"))) == 20.0
