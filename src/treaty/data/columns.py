@@ -415,7 +415,7 @@ def _one_dimensional(values: Any, party: str, what: str, n_rows: int | None) -> 
             array = array.astype(object)
             array[np.ma.getmaskarray(native)] = None
         if array.dtype.kind in "US" and not isinstance(native, np.ndarray):
-            # NaN beside text would have become the text "nan"
+            # NaN next to text would have become the text "nan"
             array = np.asarray(native, dtype=object)
     if array.ndim != 1:
         raise DataError(f"{party}: {what} should be a 1d array, got an array of shape {array.shape} instead.")

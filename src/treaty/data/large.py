@@ -281,7 +281,7 @@ def _hash_each(data: Bytes, offsets: Integers, key: Words, out: Words) -> None:
 
 @inner
 def _mixed(v0: np.uint64, v1: np.uint64, v2: np.uint64, v3: np.uint64) -> _State:
-    # rotations are written out: a function of their own is compiled anew for each number of bits
+    # rotations are written out: a function of their own is compiled again for each number of bits
     v0 += v1
     v2 += v3
     v1 = ((v1 << np.uint64(13)) | (v1 >> np.uint64(51))) ^ v0

@@ -302,7 +302,7 @@ def refuse_strays(
 
 
 def _refuse_nameless(kept: Sequence[str], names: Sequence[str], path: Path, party: str) -> None:
-    """Refuse columns without a name: an index that pandas wrote would tell trees the order of rows."""
+    """Refuse columns without a name: an index that pandas wrote would reveal the order of rows to trees."""
     places = [place for place, name in enumerate(names, 1) if name in kept and not name.strip()]
     if not places:
         return

@@ -26,7 +26,7 @@ from treaty.errors import ConfigError, DataError
 from treaty.files import replacing
 
 CONNECT_SECONDS = 10
-"""How long a database may take to answer, unless the URI says otherwise (connect_timeout)."""
+"""How long a database may take to answer, unless the URI sets (connect_timeout)."""
 
 _SOURCES = '"env:NAME" (a variable of the environment) or "file:PATH" (a file of mode 0600) that has the URI'
 # types that arrow has, too
@@ -98,8 +98,8 @@ def check_query(query: str, *, ordered: bool) -> str:
     outer = [sign for depth, sign in signs if depth == 0]
     if ordered and ("ORDER", "BY") not in pairwise(outer):
         raise ConfigError(
-            "expected ORDER BY at the end of the SQL query, by columns that tell all rows apart, got none; without it "
-            "rows come in any order, and nothing else says which belongs to which row of the others: name a column of "
+            "expected ORDER BY at the end of the SQL query, by columns that distinguish all rows, got none; without it "
+            "rows come in any order, and cannot be matched with the rows of the others: name a column of "
             "ids (id), or an order"
         )
     # a comment may end it
@@ -235,7 +235,7 @@ def _signs(query: str) -> Iterator[tuple[int, str, int]]:
     place, depth = 0, 0
     while place < len(query):
         found = _SIGN.match(query, place)
-        # whatever a character is, it matches `other`
+        # any character matches `other`
         assert found is not None
         kind, sign, begins, place = found.lastgroup, found[0], place, found.end()
         if kind == "block":

@@ -39,11 +39,11 @@ logger = logging.getLogger(__name__)
 F = TypeVar("F", bound=Callable[..., Any])
 
 COMPILING = "compiling for this processor, which takes up to 25 seconds of its time, once"
-# nobody calls a kernel by its address
+# kernels are not called by their address
 _OPTIONS = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
 _IMPORTS = re.compile(rb"^from (treaty\w*[.\w]*) import ([^(\n]+|\([^)]*\))", re.MULTILINE)
 _NAMES = re.compile(rb"\w+")
-# seconds after which kernels that nobody loads are deleted
+# seconds after which kernels that were not loaded are deleted
 _UNUSED = 90 * 24 * 3600
 # seconds to wait for another process to compile a kernel, which may have been stopped
 _LONGEST = 60.0

@@ -76,7 +76,7 @@ def _store(_: Any, cells: Any, at: Any, value: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _swap(_: Any, cells: Any, at: Any, old: Any, new: Any) -> Any:
-    """Write `new` to ``cells[at]`` if that is `old`, and tell whether it was."""
+    """Write `new` to ``cells[at]`` if that is `old`; return whether it was."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         at = _cell(context, builder, signature, args)
@@ -257,7 +257,7 @@ def share(work: Work, total: int, threads: int, least: int = 1) -> None:
     """Run ``work(start, stop)`` over ``range(total)`` cut into at most `threads` even parts, and wait for all.
 
     Each part has at least `least` items, if there are several; the calling thread works on the first, and on others
-    that nobody has begun by then. Parts must not overlap in what they write. What a part raises is raised here; parts
+    that no helper has begun by then. Parts must not overlap in what they write. What a part raises is raised here; parts
     that have not been begun by then are left out.
     """
     # fewer parts than threads where each would have too little to do

@@ -226,7 +226,7 @@ def _marks_of(model: Path) -> dict[str, Mark]:
             return found.kept if isinstance(found, _Marked) else found.part.kept
         except ConfigError as error:
             faults.append(str(error))
-    logger.warning("an earlier model cannot tell whether ledgers are whole: %s", faults[0])
+    logger.warning("cannot check ledgers against an earlier model: %s", faults[0])
     return {}
 
 

@@ -152,7 +152,7 @@ def check_part(part: ModelPart) -> None:
         if not np.array_equal(np.sort(np.concatenate([tree.left[inner], tree.left[inner] + 1])), np.arange(1, n_nodes)):
             raise ValueError("a tree with nodes of several parents or none")
         if np.any((tree.source >= 0) != inner) or np.any(tree.source >= n_sources) or np.any(tree.record[inner] < 0):
-            raise ValueError("a tree with a split of nobody's")
+            raise ValueError("a tree with a split without an owner")
         own = tree.source == part.forest.sources.index(part.party)
         if np.any(tree.record[own] >= len(splits)):
             raise ValueError("a tree with a split that is not in the table")

@@ -166,7 +166,7 @@ def _visit(
     rows: Int32s, keys: Integers, unknown: Integers, own: Integers, total: Integers, count: Integers, settled: Flags,
     possible: Flags, left: Integers, known: Integers, changed: Integers, time: int,
 ) -> bool:  # fmt: skip
-    """Deduce what the bins of a node tell of its unknown rows; return whether anything changed.
+    """Deduce bins of a node's unknown rows; return whether anything changed.
 
     `total` and `count` are what the bins lack. `own` is scratch space for rows and keys; the rest as in `_deduce`.
     """

@@ -270,7 +270,7 @@ class BucketLedger(Ledger):
 
 
 KEY_BYTES = 32
-# two of 2^20 rows have the same once in 2^24 tables; nobody can seek such rows without the key
+# two of 2^20 rows collide once in 2^24 tables; such rows cannot be searched for without the key
 _DIGEST_BYTES = 8
 
 

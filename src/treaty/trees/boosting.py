@@ -38,7 +38,7 @@ class EvalSet:
 
 @dataclass(slots=True)
 class Forest:
-    """A boosted ensemble, filled as training goes on.
+    """A boosted ensemble, filled during training.
 
     Tree i adds to output ``i % objective.n_outputs``; its source s is the party ``sources[s]``. `classes` are the
     labels by class number (None: regression), `history` each eval set's metrics after each round, `best_round` the
@@ -279,26 +279,7 @@ class Boosting:
 
     Iterate over it for the rounds, as over `Rounds`. Labels `y` are float64 (n_rows,), of a ranking (n_rows, 2). New
     trees go into `forest`, which has those of the rounds before `resume`. ``on_round(state)`` is called after every
-    round, and may raise `NoMoreTrees`.
-
-    Examples
-    --------
-    A tree on one party's columns, see `trees.columns.SplitSearch`::
-
-        for a_round in Boosting(y, None, forest, rules, plan):
-            for sample in a_round.trees():
-                rows, growth = sample.partition(), Growth(sample.totals, rules)
-                search = SplitSearch([columns], sample, rules)
-                while growth.level is not None:
-                    search.ask(growth.level, rows)
-                    chosen = growth.take(search.choose(growth.level))
-                    if chosen is not None:
-                        nodes, children, splits = chosen
-                        records, left = search.decide(nodes, splits, rows)
-                        rows.divide(nodes, children, left)
-                        growth.divided(records)
-                search.end()
-                a_round.add(growth.tree(), rows)
+    round, and may raise `NoMoreTrees`. `trees.columns.grow_trees` is the simplest use.
     """
 
     def __init__(

@@ -170,7 +170,7 @@ class Tweedie(MeanByLogarithm, frozen=True, tag="tweedie"):
 class PseudoHuber(FixedPointLoss, frozen=True, tag="huber"):
     """Pseudo-Huber loss of slope d: with z = margin - y and r = sqrt(1 + (z / d)^2), grad = z / r and hess = 1 / r^3.
 
-    The gradient's bound is d whatever the labels are. The metric is the mean of d^2 (r - 1).
+    The gradient's bound is d for any labels. The metric is the mean of d^2 (r - 1).
     """
 
     huber_slope: float = 1.0

@@ -142,7 +142,7 @@ def as_text(given: Any, *, in_processes: bool) -> str | None:
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raise ConfigError for a name of no metric, whatever the labels are, and for a repeated one."""
+    """Raise ConfigError for a name of no metric, for any labels, and for a repeated one."""
     for name in names:
         if _form(name) not in _NAMES and name not in OWN_METRICS and name not in _BROUGHT.get():
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""The kernels that scan a node's bin sums for its best split, and what 'best' means where float64 cannot tell.
+"""The kernels that scan a node's bin sums for its best split, and the exact comparison where float64 is too coarse.
 
 The kernels share this module, as the disk cache of kernels does not see changes in another file. `splits` calls them.
 """
@@ -167,7 +167,7 @@ def scan_splits(
                     k = place if side == 0 else used - 1 - place
                     if not candidate[k] > best_gain - slack:
                         continue
-                    # float64 cannot tell which of both gains more: whole numbers can
+                    # too close for float64: compared in whole numbers
                     if candidate[k] <= best_gain + slack and ridge > 0:
                         left, to_pass = (prefix[k, 0], prefix[k, 1]), (bound_top[node], bound_below[node])
                         if not _gains_more(
@@ -305,7 +305,7 @@ def _less(a: Any, b: Any) -> bool:
     return False
 
 
-# ------------------------ which of two splits of a node gains more, decided in whole numbers where float64 cannot tell
+# ------------------------ which of two splits of a node gains more, decided in whole numbers where float64 is too coarse
 #
 # In units of the fixed point, with G and H of a node, ridge = reg_lambda, a = H_L + ridge, T = H + 2 ridge and
 # V = T G_L - G a, a split gains (XGBoost Eq. 7 without the factor 1/2)

@@ -83,7 +83,7 @@ class Cells:
 
 
 class SlotShard:
-    """A participant's binned, labelled rows, and the slots they are in.
+    """A participant's binned, labelled rows, and their slots.
 
     `margins` is float64 (n_outputs, n_rows); `slots`, int64 (n_outputs, n_rows), has the slot of each row in each tree
     of the round; `clipped` counts the last round's clipped gradients.
@@ -144,10 +144,10 @@ class SlotSplits:
 
 
 class SlotTree:
-    """One tree that grows on the sums of all slots: `split` for each level, then `finish`.
+    """One tree that grows on the sums of all slots: call `split` for each level, then `finish`.
 
     `columns` are the tree's features, ascending; ``record(feature, left_bins) -> int`` writes a chosen split into the
-    lookup table. `note` is given each node that may be split and its opened sums, int64 (slots, 3).
+    lookup table. `note` gets each node that may be split and its opened sums, int64 (slots, 3).
     """
 
     def __init__(
@@ -170,8 +170,7 @@ class SlotTree:
     def split(self, opened: Integers | None, depth: int) -> SlotSplits:
         """Choose the splits of a level on the opened sums of its slots, int64 (n,).
 
-        None, below the root, is for sums that could not be opened: the level's nodes become leaves, by the sums that
-        their parents had on their side of the split.
+        If sums below the root could not be opened (None), the level's nodes become leaves, by their parents' sums.
         """
         n_slots = 1 << depth
         chosen = SlotSplits(np.full(n_slots, -1, np.int32), np.zeros((n_slots, 256), np.bool_))
