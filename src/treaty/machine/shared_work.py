@@ -257,8 +257,8 @@ def share(work: Work, total: int, threads: int, least: int = 1) -> None:
     """Run ``work(start, stop)`` over ``range(total)`` cut into at most `threads` even parts, and wait for all.
 
     Each part has at least `least` items, if there are several; the calling thread works on the first, and on others
-    that no helper has begun by then. Parts must not overlap in what they write. What a part raises is raised here; parts
-    that have not been begun by then are left out.
+    that no helper has begun by then. Parts must not overlap in what they write. What a part raises is raised here;
+    parts that have not been begun by then are left out.
     """
     # fewer parts than threads where each would have too little to do
     parts = max(1, min(threads, total // max(least, 1)))

@@ -71,9 +71,7 @@ def discrete_gaussian(sigma: Floats, key: bytes | None = None) -> Integers:
     """
     if sigma.ndim != 1 or not np.all((sigma >= LEAST_SIGMA) & (sigma <= MOST_SIGMA)):
         raise ConfigError("expected standard deviations from 0.5 to 2^40 in one dimension - at the noise")
-    # s and f of the least s / 2^f >= sigma with s of 41 bits; every step is exact in float64
-    fractional = _PRECISION - np.frexp(sigma)[1].astype(np.int64)
-    scaled = np.ceil(np.ldexp(sigma, fractional)).astype(np.int64)
+    scaled, fractional = _fractions(sigma)
     stream = Cipher(algorithms.AES(secrets.token_bytes(32) if key is None else key), modes.CTR(bytes(16))).encryptor()
     out = np.empty(len(sigma), np.int64)
     done, words = 0, np.empty(0, np.uint64)
@@ -124,6 +122,12 @@ def convolution_gap(sigma: float, honest: int) -> float:
         raise ConfigError(f"expected shares of a standard deviation of 1 or more, got {math.sqrt(max(share, 0.0)):g}")
     terms = (math.exp(-2.0 * math.pi**2 * share * k / (k + 1)) for k in range(1, honest))
     return 10.0 * math.fsum(terms) * (1.0 + 1e-9)
+
+
+def _fractions(sigma: Floats) -> tuple[Integers, Integers]:
+    """Return s and f of the least s / 2^f >= sigma with s of 41 bits; every step is exact in float64."""
+    fractional = _PRECISION - np.frexp(sigma)[1]
+    return np.ceil(np.ldexp(sigma, fractional)).astype(np.int64), fractional.astype(np.int64)
 
 
 def _check_honest(honest: int) -> None:

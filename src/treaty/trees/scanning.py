@@ -305,7 +305,7 @@ def _less(a: Any, b: Any) -> bool:
     return False
 
 
-# ------------------------ which of two splits of a node gains more, decided in whole numbers where float64 is too coarse
+# --------------------- which of two splits of a node gains more, decided in whole numbers where float64 is too coarse
 #
 # In units of the fixed point, with G and H of a node, ridge = reg_lambda, a = H_L + ridge, T = H + 2 ridge and
 # V = T G_L - G a, a split gains (XGBoost Eq. 7 without the factor 1/2)

@@ -174,7 +174,7 @@ class AdditiveSumsServer:
         counts = [np.bincount(codes[:, f], minlength=bins[f]) for f in range(len(bins))]
         # a column's fullest bin is never multiplied: its sum is what the others lack of the node's
         self._left_out = np.array([int(np.argmax(count)) for count in counts], np.int64)
-        self._all_blocks = self._blocks = plan_blocks(codes, self._left_out, bins, threads)
+        self._all_blocks = self._blocks = self._plan(codes)
         self._table_rows = len(codes)
         self._ciphertexts: Words | None = None
         self._rows, self._sampled = np.empty(0, np.int32), False  # rows of the tree; whether they were named
@@ -186,6 +186,10 @@ class AdditiveSumsServer:
             one_node = -(-int(offsets[-1]) // self._packing.per_plaintext)
             self._factors = ReadyFactors(Randomiser(key, threads), one_node)
             weakref.finalize(self, self._factors.stop)
+
+    def _plan(self, codes: NDArray[np.uint8]) -> list[Block]:
+        """Return the groups of columns along which ciphertexts are multiplied; a cluster's workers make their own."""
+        return plan_blocks(codes, self._left_out, self._bins, self._threads)
 
     def hint(self, progress: Callable[[int, int], None] | None = None) -> Iterator[Payload]:
         yield [(self._offsets[:-1] + self._left_out).astype(np.int32)]
