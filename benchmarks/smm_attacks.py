@@ -30,7 +30,6 @@ from treaty.attacks.hidden_values import (
     rounded,
     solved,
     two_valued,
-    vectors_used,
 )
 from treaty.crypto.keystream import Keystream
 from treaty.data.binning import fit_bins
@@ -88,7 +87,8 @@ def identification(gradients: Matrix, matrix: Matrix) -> list[dict[str, object]]
         vectors = null_vectors(own, 32, RANDOM)
         used = chosen(vectors, RANDOM)
         truth = np.isin(vectors[0], used[0])
-        seen = vectors_used(NodeExchange(np.arange(len(own)), vectors, response(secret, used)))
+        found_used = NodeExchange(np.arange(len(own)), vectors, response(secret, used)).used
+        seen = np.isin(vectors[0], found_used[0])
         found.append(line("which vectors are used", version, "receiver of W", len(own), right=np.mean(seen == truth)))
     return found
 

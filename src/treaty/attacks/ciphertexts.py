@@ -170,7 +170,8 @@ def bins_of(
 ) -> Iterator[Bin]:
     """Yield the bins that were sent for a node; `positions` are its rows, among those sampled."""
     rows = sample[positions] if len(sample) else positions
-    node = next(node for node in opened if np.array_equal(np.sort(node.rows), rows))  # others were not asked about
+    # nodes that were opened without being asked about are passed over
+    node = next(node for node in opened if np.array_equal(np.sort(node.rows), rows))
     grad, hess = node.grad[rows], node.hess[rows]
     for slot in slots.tolist():
         yield Bin(slot, int(node.sums[slot, 2]), candidates(rows, grad, hess, node.sums[slot]))
@@ -219,6 +220,7 @@ def rows_of(
             for chosen, rows in zip(product(*made), product(*of), strict=True)
         ]
 
+    # all products of the second half, looked up by what the first half needs to give the answer
     low: dict[gmpy2.mpz, list[tuple[Rows, ...]]] = {}
     for value, rows in values(tried[half:], 0):
         low.setdefault(value, []).append(rows)
@@ -324,7 +326,8 @@ def of_vectors(payload: Payload, parameters: Parameters | None, n_rows: int) -> 
     if parameters is not None:
         if len(payload) == 1:
             return np.zeros((0, 0))
-        residues = unpacked_residues(parameters, hidden, n_rows)  # (vectors, primes, rows)
+        # residues (vectors, primes, rows), each between 0 and 1 of its prime
+        residues = unpacked_residues(parameters, hidden, n_rows)
         return np.concatenate(residues / np.array(parameters.primes, np.float64)[:, None]).T
     # under masks: (nodes, words, rows)
     if hidden.dtype == np.uint64:

@@ -57,8 +57,10 @@ MOST_LEFT = 3
 STEPS = 5
 """Steps of iterative decoding."""
 
-_ZERO = 1e-9  # of a product with W, relative to W
-_KNOWN = 1e-6  # error with which a row counts as found
+# a product with W that counts as zero, relative to W
+_ZERO = 1e-9
+# error with which a row counts as found
+_KNOWN = 1e-6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,14 +84,9 @@ class NodeExchange:
     @property
     def used(self) -> Matrix:
         """Z, the vectors that the answer was made with, float64 (n, r'): according to the paper, secret."""
-        return self.vectors[:, vectors_used(self)]
-
-
-def vectors_used(answered: NodeExchange) -> NDArray[np.bool_]:
-    """Return which vectors are in Z, bool (r,): those orthogonal to W."""
-    seen = np.abs(answered.vectors.T @ answered.masked).max(axis=1, initial=0.0)
-    used: NDArray[np.bool_] = seen <= _ZERO * np.abs(answered.masked).max(initial=0.0) * np.sqrt(len(answered.masked))
-    return used
+        # those orthogonal to W
+        seen = np.abs(self.vectors.T @ self.masked).max(axis=1, initial=0.0)
+        return self.vectors[:, seen <= _ZERO * np.abs(self.masked).max(initial=0.0) * np.sqrt(len(self.masked))]
 
 
 def rounded(answered: NodeExchange, values: tuple[float, float] = (0.0, 1.0), steps: int = 1) -> Matrix:
@@ -324,6 +321,7 @@ def bins_finding(view: View, truth: Truth, owner: str, trees: Trees) -> Finding:
         layout = next(content_of(entry, BinLayout) for entry in entries if entry.step == BinLayout.__name__)
         categorical = array_view(layout.categorical, np.bool_, (None,), peer=owner, what="BinLayout.categorical")
         true = candidate_columns(codes[roots[0].answered.rows], roots[0].slots, offsets, categorical)
+        # a row's bin is right if all its column's candidates are
         wrong = candidates(roots, len(codes))[roots[0].answered.rows] != (true > 0)
         column = np.searchsorted(offsets, roots[0].slots, side="right") - 1
         score = float(np.mean([~wrong[:, column == k].any(axis=1) for k in np.unique(column)]))

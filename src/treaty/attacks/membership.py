@@ -142,7 +142,8 @@ def membership_by_alignment(
             # the partner refuses, as it will the next time
             break
         if ATTACKER not in common:
-            break  # it does not learn the result
+            # the attacker does not learn the result
+            break
         right[part] = np.isin(np.array(asked[part]), np.array(common[ATTACKER]["id"].to_pylist())) == held[part]
     return Finding(
         attack="repeated alignment (Guo 2022)", party=ATTACKER, target=f"ids of {PARTNER}", measure="share right",

@@ -199,7 +199,7 @@ class BoostedTrees(TrainedTrees):
         settings = self._settings(**changed)
         prepare = self._on_rows if settings[0].split == "rows" else self._on_columns
         run = prepare(settings, X, y, sample_weight, eval_set)
-        if self.base_score is None and isinstance(self, RegressorMixin) and not run.options.estimates_base_score:
+        if self.base_score is None and isinstance(self, RegressorMixin) and run.options.adds_noise:
             warn_user(
                 f"training starts from base_score=0.5, as {settings[0].name!r} does not estimate it under these "
                 "options: set base_score near the mean of the labels"

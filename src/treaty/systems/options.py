@@ -99,13 +99,8 @@ class SystemOptions:
 
     @property
     def adds_noise(self) -> bool:
-        """Whether everything made of labels carries noise, so that no exact value of them may be sent."""
+        """Whether everything made of labels carries noise; a `base_score` of None is then not estimated from them."""
         return False
-
-    @property
-    def estimates_base_score(self) -> bool:
-        """Whether a `base_score` of None is made of labels; not where that would spend epsilon."""
-        return True
 
     @property
     def hides_decisions(self) -> bool:

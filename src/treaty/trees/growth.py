@@ -158,6 +158,16 @@ class RowPartition:
         firsts = self._bounds[nodes, 0]
         return self._rows, _one_after_another(self._bounds[nodes, 1 if sampled else 2] - firsts), firsts
 
+    def left_totals(
+        self, grad: Integers, hess: Integers, nodes: Int32s, left: Flags, wanted: NDArray[np.intp]
+    ) -> Integers:
+        """Return the totals int64 (n_wanted, 3) of left children of ``nodes[wanted]``; `left` is as for `divide`."""
+        members, starts = self.rows(nodes, sampled=False)
+        sampled = np.diff(self.rows(nodes, sampled=True)[1])
+        totals = np.zeros((len(wanted), 3), np.int64)
+        _add_left(grad, hess, members, starts, sampled, left, wanted, totals)
+        return totals
+
     def divide(self, nodes: Int32s, children: Int32s, left: Flags) -> None:
         """Move the rows of `nodes` to their children.
 
@@ -359,3 +369,18 @@ def add_leaf_values(rows: Any, starts: Any, stops: Any, values: Any, first: int,
         value = values[leaf]
         for i in range(np.uint64(starts[leaf]), np.uint64(stops[leaf])):
             margins[np.uint64(rows[i])] += value
+
+
+@kernel
+def _add_left(grad: Any, hess: Any, rows: Any, starts: Any, sampled: Any, left: Any, wanted: Any, totals: Any) -> None:
+    # a node's sampled rows come first: ``rows[starts[k]:starts[k] + sampled[k]]``. Sums are by factors of 0 and 1: half
+    # of all branches on `left` would be mispredicted
+    for position in range(wanted.shape[0]):
+        node = wanted[position]
+        total_grad, total_hess, count = np.int64(0), np.int64(0), np.int64(0)
+        for i in range(np.uint64(starts[node]), np.uint64(starts[node] + sampled[node])):
+            row, goes = np.uint64(rows[i]), np.int64(left[i])
+            total_grad += grad[row] * goes
+            total_hess += hess[row] * goes
+            count += goes
+        totals[position, 0], totals[position, 1], totals[position, 2] = total_grad, total_hess, count

@@ -655,8 +655,8 @@ def put(value: float) -> Any:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"Scores": edited(best=put(math.nan))}, "expected finite scores of 0 or more - at Scores.best from p1"),
-        ({"Scores": edited(best=put(-1.0))}, "expected finite scores of 0 or more - at Scores.best from p1"),
+        ({"Scores": edited(best=put(math.nan))}, "expected finite gains of 0 or more - at Scores.best from p1"),
+        ({"Scores": edited(best=put(-1.0))}, "expected finite gains of 0 or more - at Scores.best from p1"),
         ({"Scores": edited(best=lambda a: a[:0])}, r"expected float64 \(1,\), got float64 \(0,\) - at Scores.best"),
         ({"Scores": edited(best=lambda a: a + 1e9)}, "expected a split as good as its score"),
         ({"ScoredSplitAnswer": edited(records=lambda a: a + 1)}, "expected records from 0 on - at ScoredSplitAnswer"),

@@ -34,13 +34,13 @@ def table():
 @pytest.fixture
 def gradients(monkeypatch):
     """Return a list of each tree's true gradients, float64 (rows, 2)."""
-    seen, values = [], published.counted_values
+    seen, search = [], published.SplitSearch
 
-    def watching(sample):
+    def watching(sources, sample, *args):
         seen.append(np.stack([sample.grad, sample.hess], axis=1).astype(float))
-        return values(sample)
+        return search(sources, sample, *args)
 
-    monkeypatch.setattr(published, "counted_values", watching)
+    monkeypatch.setattr(published, "SplitSearch", watching)
     return seen
 
 

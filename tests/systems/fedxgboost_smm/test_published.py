@@ -245,17 +245,17 @@ def test_an_interrupted_fit_goes_on_to_the_same_model(monkeypatch, tmp_path, ver
     class Interrupted(Exception):
         pass
 
-    whole, values, started = fit(), smm.counted_values, []
+    whole, search, started = fit(), smm.SplitSearch, []
 
-    def stopping(sample):
+    def stopping(*args):
         started.append(1)
         if len(started) == tree + 1:
             raise Interrupted
-        return values(sample)
+        return search(*args)
 
     monkeypatch.setattr(Keeper, "due", True)
     with monkeypatch.context() as patch:
-        patch.setattr(smm, "counted_values", stopping)
+        patch.setattr(smm, "SplitSearch", stopping)
         with pytest.raises(Interrupted):
             fit(tmp_path)
     assert checkpoint_file(tmp_path, "p1").exists() == (tree > 0)

@@ -211,7 +211,8 @@ def align_active(party: Party, ids: Ids, options: AlignmentOptions = _DEFAULTS) 
                 raise faults[0]
         if n_common == 0:
             if not both:
-                party.close()  # so that the error below does not reach the peers
+                # so that the error below does not reach the peers
+                party.close()
                 _finish(party, ids, met, options, np.zeros(0, np.int64), 0)
             shared = ", ".join(f"{count} with {peer}" for peer, count in pairwise.items())
             raise DataError(
@@ -330,7 +331,7 @@ def _receive_matches(
         raise PeerProtocolError(active, f"expected no match of a random point - at Matches.places from {active}")
     check(named)
     named.close()
-    own.close()
+    own.listed.close()
     return pairs, key
 
 
@@ -375,6 +376,7 @@ def _introduce(party: Party, ids: Ids, salt: bytes | None, options: AlignmentOpt
     commitment = np.zeros((0, 32), np.uint8)
     if log is not None and options.commits:
         commitment = committed(ids, log.key, options.threads, scratch)
+    # points of one run must not match those of another: the active party's salt is part of H's domain
     salted = None if salt is None else array_of(salt)
     summary = ListSummary(ids.kind, bucket(len(ids)), Array.of(commitment), salted)
     for peer in party.peers:

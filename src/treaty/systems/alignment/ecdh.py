@@ -76,9 +76,9 @@ def bucket(count: int) -> int:
 
 
 class SecretList:
-    """The numbers of ids, and of padding up to the bucket, in a secret order; `more` computes further fields of each.
+    """The numbers of ids, and of padding up to the bucket, in a secret order (`listed`).
 
-    Numbers beyond the ids are padding.
+    Numbers beyond the ids are padding. `more` computes further fields of a part of the list.
     """
 
     def __init__(
@@ -86,19 +86,15 @@ class SecretList:
     ) -> None:
         self.size = bucket(n_ids)
         # sorting by random words is the secret order
-        self._list, stream = scratch.sorted(dtype, "drawn", WORDS, self.size), Keystream()
+        self.listed, stream = scratch.sorted(dtype, "drawn", WORDS, self.size), Keystream()
         for part in pieces(self.size, scratch.part):
             number = np.arange(part.start, part.stop)
             drawn = stream.bits(64, len(number))[:, 0]
-            self._list.add(records(dtype, drawn=drawn, number=number, **more(part)))
+            self.listed.add(records(dtype, drawn=drawn, number=number, **more(part)))
 
     def numbers(self, part: slice) -> Integers:
         """Return the numbers of the ids at some places, int64 (n,)."""
-        return self._list[part]["number"].astype(np.int64)
-
-    def close(self) -> None:
-        """Free the list's memory or file."""
-        self._list.close()
+        return self.listed[part]["number"].astype(np.int64)
 
 
 class OwnList(SecretList):
@@ -118,7 +114,7 @@ class OwnList(SecretList):
 
     def blinded(self, part: slice) -> NDArray[np.uint8]:
         """Return H(id)^key of some places, uint8 (n, 32); padding takes the same steps and time."""
-        rows = self._list[part]
+        rows = self.listed[part]
         uniform = rows["uniform"].copy() if self._hashed else self._uniform(rows["number"].astype(np.int64))
         return sodium.multiply(sodium.from_uniform(uniform, self.threads), self._key, self.threads)
 
@@ -191,7 +187,7 @@ def find_by_points(
     that is not a point, or a point twice.
     """
     mine, theirs = exchange(party, peers, own, sizes, batch, scratch, advance)
-    own.close()
+    own.listed.close()
     return {peer: _matched(mine[peer], theirs[peer], n_ids, peer, scratch) for peer in peers}
 
 

@@ -53,7 +53,8 @@ _LOW = np.uint64((1 << 32) - 1)
 
 _LISTED = np.dtype([("drawn", np.uint64), ("number", np.int32), ("digest", np.uint64, (2,))])
 _ASKED = np.dtype([("bin", np.int32), ("digest", np.uint64, (2,)), ("place", np.int32)])
-_TAGGED = np.dtype([("tag", np.uint64), ("rest", np.uint64, (2,))])  # a value, by what is compared first
+# a value, by the 64 bits that are compared first
+_TAGGED = np.dtype([("tag", np.uint64), ("rest", np.uint64, (2,))])
 _OWN = np.dtype([*_TAGGED.descr, ("number", np.int32)])
 
 Words = NDArray[np.uint64]
@@ -145,7 +146,8 @@ def find_by_values(
     for peer in peers:
         for _ in pieces(min(len(table), AHEAD * BINS), BINS):
             party.receive(peer, OprfUsed)
-    del digests, table  # the largest arrays of the run
+    # the largest arrays of the run
+    del digests, table
     found = {peer: _found(party, peer, own[peer], sizes[peer], len(ids), scratch, advance) for peer in peers}
     faults = [
         PeerProtocolError(
@@ -206,7 +208,8 @@ def _matching(own: NDArray[np.void], theirs: Words) -> NDArray[np.void]:
     # tags are 64 of the bits to compare; `rest` has the other 32, then place and token, hidden by the function
     tags, out = own["tag"].copy(), [np.empty(0, PAIR)]
     at, other = np.searchsorted(tags, theirs[:, 0]), np.arange(len(theirs))
-    while len(at):  # once, unless 64 bits agree by chance
+    # one pass, unless 64 bits agree by chance
+    while len(at):
         at, other = at[at < len(tags)], other[at < len(tags)]
         same = tags[at] == theirs[other, 0]
         at, other = at[same], other[same]
@@ -234,10 +237,6 @@ class SecretOrder(SecretList):
     def __init__(self, ids: Ids, key: bytes, threads: int, scratch: Scratch) -> None:
         self._tokens = secrets.token_bytes(16)
         super().__init__(len(ids), _LISTED, scratch, lambda part: {"digest": _digests(ids, part, key, threads)})
-
-    def digests(self, part: slice) -> Words:
-        """Return the digests of the ids at some places, uint64 (n, 2)."""
-        return self._list[part]["digest"]
 
     def values(self, places: Int32s) -> Words:
         """Return the proof that an id is common, uint64 (n, 2): the token of its place, and the place."""
@@ -293,7 +292,7 @@ def _asked(own: SecretOrder, bins: int, scratch: Scratch) -> tuple[SortedRecords
     asked = scratch.sorted(_ASKED, "bin", bins, oprf.TABLES * own.size)
     counts = np.zeros(-(-bins // BINS), np.int64)
     for part in pieces(own.size, scratch.part):
-        digest, place = own.digests(part), np.arange(part.start, part.stop)
+        digest, place = own.listed[part]["digest"], np.arange(part.start, part.stop)
         for bin in oprf.places(digest, bins).T:
             counts += np.bincount(bin // BINS, minlength=len(counts))
             asked.add(records(_ASKED, bin=bin, digest=digest, place=place))

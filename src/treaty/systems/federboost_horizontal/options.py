@@ -73,11 +73,6 @@ class FederBoostHorizontal(SystemOptions):
     def adds_noise(self) -> bool:
         return self.epsilon_total is not None
 
-    @property
-    def estimates_base_score(self) -> bool:
-        """From sums of all labels; under noise these would have to be paid for."""
-        return self.epsilon_total is None
-
     def check(self, common: Any) -> None:
         refuse_objectives(common)
         if self.epsilon_total is not None and common.subsample < 1.0:

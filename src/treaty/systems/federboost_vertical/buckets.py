@@ -90,6 +90,7 @@ def noisy_buckets(
     """
     schema = bins.schema
     missing = np.array([(codes[:, f] == n).any() for f, n in enumerate(bins.n_bins)], np.bool_)
+    # missing values are one more bucket; a column without any value has one, too
     sizes = np.maximum(bins.n_bins + missing, 1)
     few = [
         name for (name, epsilon), size in zip(epsilons.items(), sizes, strict=True)
@@ -127,7 +128,8 @@ def stand_ins(bins: Bins) -> list[NDArray[np.float64]]:
         if of_category is not None:
             values[:n_bins] = [np.flatnonzero(of_category == bucket)[0] for bucket in range(n_bins)]
         elif cuts is not None and n_bins:
-            values[:n_bins] = [-np.inf, *cuts]  # values below a cut go left
+            # each bucket's lower edge: values below a cut go left
+            values[:n_bins] = [-np.inf, *cuts]
         found.append(values)
     return found
 
@@ -227,6 +229,7 @@ def take_buckets(party: Party, peer: str, held: Held, sent: list[bytes] | None) 
                 peer, f"expected buckets that were offered, got others - at SameBuckets from {peer}"
             )
         logger.info("%s sent its buckets in an earlier training; these are used", peer)
+        # the caller stops once it has all its rows; if it goes on, the kept table is of fewer rows
         yield from (decode_body(body, Buckets, peer=peer) for body in held[message.digest])
         raise PeerProtocolError(peer, f"expected buckets of as many rows - at SameBuckets from {peer}")
     # piece by piece, so that no more than one message is held
@@ -254,6 +257,7 @@ def send_buckets(party: Party, active: str, pieces: Pieces) -> None:
     """Send own buckets, or only their hash if the active party has kept them."""
     offered = party.receive(active, HeldBuckets).digests
     held = digests_in(offered, MOST_KEPT, peer=active, what="HeldBuckets")
+    # encoding twice costs less than keeping all messages in memory
     digest = _digest(map(encode, pieces())) if held else b""
     for message in [SameBuckets(digest)] if digest in held else pieces():
         party.send(active, message)

@@ -82,10 +82,12 @@ def _release(
     codes = bins.transform(table, threads)  # [Vertical, step 1] the tie-aware bucket of every value
     numbers = np.arange(table.n_rows) if inputs.rows.numbers is None else inputs.rows.numbers
     epsilons = options.epsilons(table.schema.names)
-    known = None  # persons whose rows are decided by their released buckets from now on
+    # persons whose rows are decided by their released buckets from now on
+    known = None
     if any(epsilon < math.inf for epsilon in epsilons.values()):
         known = KnownRows.of(table.matrix(), None if inputs.rows.ids is None else inputs.rows.ids())
-        for rows in inputs.eval_sets:  # before anything about training rows is sent
+        # before anything about training rows is sent
+        for rows in inputs.eval_sets:
             check_unknown(inputs, known, rows)
     kept = None if inputs.store is None else noise_folder(inputs.store, party.name)
     ledger = BucketLedger(kept, inputs.epsilon_limits)
@@ -145,7 +147,8 @@ def active(inputs: RoleInput[FederBoostVertical]) -> ModelPart:
     for columns in noisy.values():  # [Vertical, step 5] to each owner: the feature and buckets left of its splits
         columns.send_splits(forest.rounds, now=True)
     finish(party)
-    for peer, columns in noisy.items():  # the model is complete only once the owners have recorded their splits
+    # the model is complete only once the owners have recorded their splits
+    for peer, columns in noisy.items():
         recorded = party.receive(peer, RecordCount).records
         if recorded != columns.records:
             expected = f"expected {columns.records} records, got {recorded}"

@@ -108,7 +108,8 @@ SYSTEM = System(
     on_clusters=lambda options: frozenset({"active"}),
     has_model=frozenset({"active", "passive"}),
     pays_once=True,
-    orders_by_id=True,  # so that buckets of an earlier job on the same rows are the same
+    # the same rows in the same order have the same buckets as in an earlier job
+    orders_by_id=True,
     predict={"active": predict_active, "passive": predict_passive},
     online={"active": online_active, "passive": online_passive},
     explain={"active": explain_active, "passive": explain_passive},

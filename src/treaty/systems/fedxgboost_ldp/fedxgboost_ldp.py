@@ -53,7 +53,6 @@ from treaty.systems.fedxgboost_ldp.scoring import (
     ScoredSplitRequest,
     Scores,
     TreeReader,
-    left_totals,
 )
 from treaty.systems.pooled.system import Training, own_columns
 from treaty.systems.system import RoleInput
@@ -124,7 +123,7 @@ def active(inputs: RoleInput[FedXGBoostLDP]) -> ModelPart:
                 # own splits have their left totals by the scan, unless that was over other gradients (paper mode)
                 foreign = [isinstance(sources[k], ScoredColumns) or counted is not sent for k in splits.source]
                 unknown = np.flatnonzero(foreign)
-                splits.left_totals[unknown] = left_totals(counted, rows, nodes, left, unknown)
+                splits.left_totals[unknown] = rows.left_totals(counted.grad, counted.hess, nodes, left, unknown)
                 best.left_totals[won] = splits.left_totals
                 _check_scores(sources, level.totals[won[unknown]], splits.take(unknown), scoring, options.mode)
                 divided = growth.take(best)
@@ -180,7 +179,8 @@ def _check_scores(
     """Reject splits with too few rows on a side, or worse than their score, which kept others from splitting."""
     left = splits.left_totals
     wrong = np.minimum(left[:, 2], totals[:, 2] - left[:, 2]) < scoring.min_child_samples
-    if mode != "paper":  # there totals are not those that were scored
+    # in paper mode totals are exact, and not those that were scored
+    if mode != "paper":
         # both sides compute the same operations on the same integers; processors may differ in the last bits
         wrong |= ~(np.abs(scoring.gain(totals, left) - splits.gain) <= 1e-6 * splits.gain + 1e-8)
     for k in splits.source[wrong].tolist():

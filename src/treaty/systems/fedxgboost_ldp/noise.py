@@ -29,7 +29,8 @@ SENT_STEPS = 1 << 12
 SAMPLER = 2
 """Version of the noise that a key gives: raise it with every change, so that the new release is paid for."""
 
-_BLOCK = 1 << 14  # rows that get noise at a time; another size is a change of the noise
+# rows that get noise at a time; another size is a change of the noise
+_BLOCK = 1 << 14
 
 
 class NoisyGradients:
@@ -125,7 +126,8 @@ class NoisyGradients:
             counted = sent = replace(sample, grad=_spread(noisy[0], rows, sample.grad))
             if self.noisy_hess:
                 counted = sent = replace(sent, hess=_spread(noisy[1], rows, sample.hess))
-            if self._paper:  # the published form: exact sums next to the noise
+            # the published form has exact sums next to the noise
+            if self._paper:
                 counted = replace(sample, grad=_spread(exact[0], rows, sample.grad))
                 if self.noisy_hess:
                     counted = replace(counted, hess=_spread(exact[1], rows, sample.hess))
@@ -172,6 +174,7 @@ class NoisyGradients:
         # rows, values, tree and terms are all that the noise hides or depends on: a change of any is another release
         terms = [SAMPLER, self._model_id, self._tree, self.mechanism, self.epsilon, *self.units, self.noisy_hess]
         content = hashlib.sha256(msgspec.msgpack.encode(terms) + digests)
+        # two values under different names: the draw's name is written to the ledger, the noise's key is secret
         draw = hashlib.sha256(b"treaty noisy gradients, name" + self._ledger.key + content.digest()).hexdigest()
         entry = self._entry(draw, self._tree)
         self._ledger.spend([entry], most=self._options.epsilon_total, delta=self._options.delta)
@@ -187,7 +190,8 @@ class NoisyGradients:
         self._ledger.check(unpaid, most=self._options.epsilon_total, delta=self._options.delta)
 
     def _entry(self, draw: str, tree: int) -> LedgerEntry:
-        epsilon = math.inf if self._paper else self.epsilon  # paper mode sends exact sums, too
+        # paper mode sends exact sums, too
+        epsilon = math.inf if self._paper else self.epsilon
         return LedgerEntry(draw, self._job, self.mechanism, f"gradients of tree {tree + 1}", epsilon)
 
     def report(self, rounds: int) -> str:

@@ -45,7 +45,8 @@ class FedXGBoostLDP(SystemOptions):
     """
 
     system: ClassVar[str] = "fedxgboost-ldp"
-    may_change: ClassVar[frozenset[str]] = frozenset({"epsilon_total", "delta"})  # limits: they do not change the noise
+    # limits, which do not change the noise
+    may_change: ClassVar[frozenset[str]] = frozenset({"epsilon_total", "delta"})
     mechanism: Literal["label_rr", "laplace", "duchi", "piecewise", "hybrid"] | None = None
     epsilon: Positive | None = None
     epsilon_total: Positive | None = None
@@ -78,11 +79,6 @@ class FedXGBoostLDP(SystemOptions):
     def adds_noise(self) -> bool:
         """Whether gradients carry noise: labels that were randomised once need none."""
         return self.mechanism != "label_rr"
-
-    @property
-    def estimates_base_score(self) -> bool:
-        """Whether labels carry noise: a mean of true labels would show in every gradient, outside its noise."""
-        return not self.adds_noise
 
     def check(self, common: Any) -> None:
         labels, paper = self.mechanism == "label_rr", self.mode == "paper"

@@ -6,7 +6,7 @@ it receives only how the last one was divided.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, NoReturn
+from typing import Annotated, ClassVar, NoReturn
 
 import msgspec
 import numpy as np
@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Flags, Int32s, Integers
-from treaty.machine.kernels import kernel
 from treaty.messaging.conversation import Table
 from treaty.messaging.messages import Array, Message, MessageLeakage, bits_of, send_rows, take_rows, view
 from treaty.messaging.party import Party
 from treaty.systems.fedxgboost_ldp.noise import MOST_SUM
 from treaty.systems.sizes import ColumnSize
-from treaty.systems.vertical.column_owner import ascending
+from treaty.systems.vertical.column_owner import ascending, gains_as_splits
 from treaty.systems.vertical.messages import Start
 from treaty.systems.vertical.training import between_trees
 from treaty.trees.boosting import TreeSample
@@ -201,16 +200,9 @@ class ScoredColumns(SumsSource):
         raise AssertionError("a source of scores was asked for sums")
 
     def best(self, source: int) -> Splits:
-        """Receive scores as splits; only the owner knows the column, so `feature` holds the node's number."""
-        peer, sent = self.peer, self._party.receive(self.peer, Scores).best
-        scores = view(sent, np.float64, (self._n_nodes,), peer=peer, what="Scores.best")
-        if not np.all(np.isfinite(scores) & (scores >= 0.0)):
-            raise PeerProtocolError(peer, f"expected finite scores of 0 or more - at Scores.best from {peer}")
-        found = Splits.none(len(scores), source)
-        # no left totals: those of the rows that go left are computed once the owner has sent them
-        found.gain[:] = scores
-        found.feature[:] = np.where(scores > 0.0, np.arange(len(scores)), -1)
-        return found
+        """Receive the score of each node's best split; left totals are computed once the owner has sent its rows."""
+        scores = self._party.receive(self.peer, Scores).best
+        return gains_as_splits(scores, self._n_nodes, source, self.peer, "Scores.best")
 
     def ask_left(self, features: Int32s, left_bins: Flags, rows: Int32s, starts: Integers) -> None:
         """Ask for the best splits of nodes, whose numbers `best` has put into `features`."""
@@ -229,32 +221,6 @@ class ScoredColumns(SumsSource):
             left[of] = bits_of(answer.left, of.stop - of.start, peer, "ScoredSplitAnswer.left")
         self._records += self._n_splits
         return expected, left
-
-
-def left_totals(
-    sample: TreeSample, rows: RowPartition, nodes: Int32s, left: Flags, wanted: NDArray[np.intp]
-) -> Integers:
-    """Return totals int64 (n_wanted, 3) of left children of ``nodes[wanted]``; `left` is that of all `nodes`."""
-    members, starts = rows.rows(nodes, sampled=False)
-    sampled = np.diff(rows.rows(nodes, sampled=True)[1])
-    totals = np.zeros((len(wanted), 3), np.int64)
-    _add_left(sample.grad, sample.hess, members, starts, sampled, left, wanted, totals)
-    return totals
-
-
-@kernel
-def _add_left(grad: Any, hess: Any, rows: Any, starts: Any, sampled: Any, left: Any, wanted: Any, totals: Any) -> None:
-    # a node's sampled rows come first: ``rows[starts[k]:starts[k] + sampled[k]]``. Sums are by factors of 0 and 1: half
-    # of all branches on `left` would be mispredicted
-    for position in range(wanted.shape[0]):
-        node = wanted[position]
-        total_grad, total_hess, count = np.int64(0), np.int64(0), np.int64(0)
-        for i in range(np.uint64(starts[node]), np.uint64(starts[node] + sampled[node])):
-            row, goes = np.uint64(rows[i]), np.int64(left[i])
-            total_grad += grad[row] * goes
-            total_hess += hess[row] * goes
-            count += goes
-        totals[position, 0], totals[position, 1], totals[position, 2] = total_grad, total_hess, count
 
 
 def _short(values: Integers) -> NDArray[np.signedinteger]:

@@ -140,6 +140,7 @@ def dealer(inputs: RoleInput[FedXGBoostSMM]) -> None:
     most = common.n_estimators * inputs.trees_a_round * ((1 << common.max_depth) - 1)
     while isinstance(request := party.receive(active, DealRequest, DealEnd, follow=True), DealRequest):
         dealt += request.count
+        # bounds hold before anything is computed: a request may not make the dealer work without end
         if request.count > of_level:
             raise PeerProtocolError(
                 active, f"expected vectors of at most {of_level} nodes of a level - at DealRequest.count from {active}"
@@ -151,7 +152,8 @@ def dealer(inputs: RoleInput[FedXGBoostSMM]) -> None:
         # [SMM safe, step 2] for each node a fresh A, and shares C + D = B A; A and C come from the active party's seed
         for holder, shares in made.deal(request.first, request.count).items():
             party.send(holder, DealtShares(request.first, Array.of(shares)))
-        made.prepare()  # before the next request, while the others compute
+        # the next numbers are drawn while the parties compute, before they ask
+        made.prepare()
 
 
 def _client(

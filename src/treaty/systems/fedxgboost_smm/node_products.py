@@ -30,9 +30,9 @@ from treaty.errors import CryptoError, PeerProtocolError
 from treaty.machine.arrays import Flags, Int32s, Integers
 from treaty.messaging.messages import Array, M, Message, MessageLeakage, put_together, send_rows, take_rows, view
 from treaty.messaging.party import Party
+from treaty.systems.vertical.column_owner import gains_as_splits
 from treaty.systems.vertical.encrypted_columns import PassiveColumns
 from treaty.systems.vertical.messages import SplitRequest, Start, send_nodes, take_nodes
-from treaty.trees.boosting import TreeSample
 from treaty.trees.columns import SumsSource
 from treaty.trees.growth import RowPartition
 from treaty.trees.splits import (
@@ -52,9 +52,10 @@ Matrix = NDArray[np.float64]
 Widths = Sequence[int] | Int32s
 """The number of columns of each node's matrix; 0: the node has no matrix."""
 
-_ORTHONORMAL = 1e-6  # how far U^T U may be from the identity: honest ones are within 1e-12
-_EMPTY = 1e-20  # square sum of a row of U that is taken for zero
-_SINGLE = 1e-9  # weight off the diagonal below which a row of U U^T has a single non-zero
+# how far U^T U may be from the identity: honest ones are within 1e-12
+_ORTHONORMAL = 1e-6
+# square sum of a row of U that is taken for zero, and weight off the diagonal below which a row of U U^T is single
+_EMPTY, _SINGLE = 1e-20, 1e-9
 
 
 def null_vectors(matrix: Matrix, count: int, random: Keystream) -> Matrix:
@@ -395,38 +396,15 @@ class CandidateGains(CandidateSums):
     """A passive party's columns in version 2: a source of the best gain of each node; the split stays with it."""
 
     def best(self, n_nodes: int, source: int) -> Splits:
-        """Receive gains as splits; only the owner knows the column, so `feature` holds the node's number."""
-        peer, what = self.peer, "BestGains.gains"
-        gains = view(self._party.receive(peer, BestGains).gains, np.float64, (n_nodes,), peer=peer, what=what)
-        if not np.all(np.isfinite(gains) & (gains >= 0.0)):
-            raise PeerProtocolError(peer, f"expected finite gains of 0 or more - at {what} from {peer}")
-        found = Splits.none(n_nodes, source)
-        found.gain[:] = gains
-        found.feature[:] = np.where(gains > 0.0, np.arange(n_nodes), -1)
-        return found
+        """Receive the gain of each node's best split."""
+        gains = self._party.receive(self.peer, BestGains).gains
+        return gains_as_splits(gains, n_nodes, source, self.peer, "BestGains.gains")
 
     def ask_left(self, features: Int32s, left_bins: Flags, rows: Int32s, starts: Integers) -> None:
         """Ask for the left rows of nodes, whose numbers `best` has put into `features`."""
         self._asked = rows, starts
         self._party.send(self.peer, WonNodes(Array.of(features)))
         send_nodes(self._party, self.peer, rows, starts, self._n_rows)
-
-
-def counted_values(sample: TreeSample) -> Integers:
-    """Return grad, hess and 1 of each row, int64 (n_rows, 3), and zeros for rows outside the sample."""
-    values = np.stack([sample.grad, sample.hess, np.ones_like(sample.grad)], axis=1)
-    if sample.rows is not None:
-        values[np.setdiff1d(np.arange(len(values)), sample.rows)] = 0
-    return values
-
-
-def left_totals(values: Integers, rows: RowPartition, nodes: Int32s, left: Flags) -> Integers:
-    """Return the totals int64 (n_nodes, 3) of the left children."""
-    members, starts = rows.rows(nodes, sampled=False)
-    # `reduceat` needs a row at the end of `starts`, too: one of zeros after the last node
-    going = np.concatenate([values[members] * left[:, None], np.zeros((1, 3), np.int64)])
-    found: Integers = np.add.reduceat(going, starts)[: len(nodes)]
-    return found
 
 
 def check_gains(

@@ -26,9 +26,12 @@ PAPER_LEAKS = (
 class Sizes:
     """The most vectors and columns that paper mode draws for a node; the paper names no numbers."""
 
-    null_vectors: int = 32  # columns of U, the paper's r
-    bit_columns: int | None = None  # columns of 0 and 1 in `disguised`, the paper's l1; None: two for each of D_A
-    normal_columns: int = 8  # columns of normal numbers in `disguised`, the paper's l2
+    # columns of U, the paper's r
+    null_vectors: int = 32
+    # columns of 0 and 1 that candidates are mixed with, the paper's l1; None: two for each candidate
+    bit_columns: int | None = None
+    # columns of normal numbers that candidates are mixed with, the paper's l2
+    normal_columns: int = 8
 
     def of_disguised(self, rows: int, columns: int) -> tuple[int, int, int] | None:
         """Return the numbers of bit columns, normal columns and null vectors for a matrix (rows, columns).

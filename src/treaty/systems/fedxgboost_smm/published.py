@@ -63,11 +63,9 @@ from treaty.systems.fedxgboost_smm.node_products import (
     WonNodes,
     check_gains,
     chosen,
-    counted_values,
     disguised,
     empty_rows,
     every_node,
-    left_totals,
     named_rows,
     null_vectors,
     own_splits,
@@ -227,6 +225,7 @@ def active(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
     training, n_rows, second = open_training(inputs), inputs.rows.table.n_rows, inputs.options.version == 2
     part, objective = training.part, training.forest.objective
     objective.check_sums(n_rows)
+    # goss multiplies gradients of the rows that it draws
     factor = 1.0 if common.one_side is None else max(1.0, common.one_side.factor)
     bits = (int(n_rows * factor * max(objective.grad_bound, objective.hess_bound)) - 1).bit_length()
     if bits > MOST_SUM_BITS:
@@ -244,7 +243,8 @@ def active(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
     with nullcontext() if inputs.alone else threadpool_limits(1, user_api="blas"):
         for a_round in boosting_of(inputs, training, sources):
             for sample in a_round.trees():
-                rows, growth, values = sample.partition(threads), Growth(sample.totals, rules), counted_values(sample)
+                rows, growth = sample.partition(threads), Growth(sample.totals, rules)
+                values = np.stack([sample.grad, sample.hess], axis=1)
                 search = SplitSearch(sources, sample, rules, threads)
                 party.round += 1
                 while growth.level is not None:
@@ -253,14 +253,14 @@ def active(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
                     if second:
                         search.ask(level, rows)  # own columns; the others answer with gains
                         for peer in others:
-                            _mask_gradients(party, peer, members, values[:, :2], sizes.null_vectors)
+                            _mask_gradients(party, peer, members, values, sizes.null_vectors)
                         best = best_of([
                             source.best(len(level.nodes), k) if isinstance(source, CandidateGains)
                             else search.scan(k, level)
                             for k, source in enumerate(sources)
                         ])  # fmt: skip
                     else:
-                        matrices = _hide_gradients(party, values[:, :2].astype(np.float64), members, sizes)
+                        matrices = _hide_gradients(party, values.astype(np.float64), members, sizes)
                         for columns in others.values():
                             columns.level = members, *matrices
                         search.ask(level, rows)
@@ -270,7 +270,8 @@ def active(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
                     # [SMM 1, step 5] [SMM 2, step 7] its owner records the best split and sends which rows go left
                     records, left = search.decide(nodes, splits, rows)
                     if second:
-                        totals = left_totals(values, rows, nodes, left)
+                        # owners named a gain alone: the rows that they send must give it
+                        totals = rows.left_totals(sample.grad, sample.hess, nodes, left, np.arange(len(nodes)))
                         check_gains(sources, level.totals[won], totals, splits, rules)
                         best.left_totals[won] = totals
                     divided = growth.take(best)

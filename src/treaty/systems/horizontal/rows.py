@@ -312,7 +312,7 @@ class TrainingStart(Message):
 
 def starts_from_sums(options: SystemOptions, common: BoostingOptions) -> bool:
     """Say whether the start of a training is estimated from sums of labels."""
-    return common.base_score is None and options.estimates_base_score
+    return common.base_score is None and not options.adds_noise
 
 
 class OwnLabels:

@@ -67,13 +67,15 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
             fits = loss_name(self.objective) == objective and self.objective not in ABSOLUTE
             if getattr(self, name) is not None and not fits:
                 raise ConfigError(f"{name} needs objective={objective!r}, got objective={self.objective!r}")
-        loss_class(self.objective)  # refuses an unknown one
+        # refuses an unknown objective
+        loss_class(self.objective)
         check_names(self.metrics)
         if self.goss and self.subsample < 1.0:
             raise ConfigError("goss draws the rows of each tree: leave subsample at 1")
         if self.goss and self.top_rate + self.other_rate > 1.0:
             raise ConfigError(f"expected top_rate + other_rate of at most 1, got {self.top_rate} + {self.other_rate}")
         paper = own.mode == "paper"
+        # paper mode lets leaves hold single rows
         fewest = self.min_child_samples or (1 if paper else 20)
         bins = self.max_bin or (own.paper_bins if paper else None) or own.default_bins
         return msgspec.structs.replace(

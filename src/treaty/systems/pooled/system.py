@@ -35,7 +35,7 @@ from treaty.systems.pooled.options import BoostingOptions, Pooled
 from treaty.systems.system import LabelledRows, PartySpec, RoleInput, Roles, System
 from treaty.trees.boosting import Boosting, EvalSet, Forest, RoundState
 from treaty.trees.columns import ColumnSource, MakeSums, grow_trees
-from treaty.trees.ensemble import SplitTable, Tree, join_splits, margins_from_values
+from treaty.trees.ensemble import SplitTable, join_splits, margins_from_values
 from treaty.trees.objectives import Objective, check_metrics, loss_class, make_objective
 
 
@@ -48,7 +48,7 @@ def objective_for(
 ) -> Objective:
     """Choose the loss for a party's labels; if other parties hold rows, too, `start` is estimated from all of them."""
     # estimating the base score would spend epsilon where gradients carry noise
-    if common.base_score is None and not options.estimates_base_score:
+    if common.base_score is None and options.adds_noise:
         common = msgspec.structs.replace(common, base_score=0.5)
     n_classes = None if classes is None else len(classes)
     return loss_of(data.y, data.weight, n_classes, options.label_epsilon, common, start)
@@ -211,8 +211,10 @@ def begin(inputs: RoleInput, party: str, sources: tuple[str, ...]) -> Training:
     found.check(inputs.given, inputs.may_change, sources, rows)
     assert found.part.forest is not None
     resume = found.progressed(found.part.forest.objective.n_outputs)
-    found.part.forest.cut(min(resume.rounds, inputs.common.n_estimators))  # fewer may be asked for than there are
+    # the job may ask for fewer rounds than the checkpoint has
+    found.part.forest.cut(min(resume.rounds, inputs.common.n_estimators))
     records = dict(zip(sources, records_used(found.part.forest.trees, len(sources)), strict=True))
+    # splits of rounds that were not finished are dropped
     keep_records(found.part.splits, records[party])
     return Training(found.part, records, resume, rows)
 
@@ -243,11 +245,13 @@ def train(inputs: RoleInput) -> ModelPart:
 def watched(rows: LabelledRows, splits: SplitTable, threads: int) -> EvalSet:
     """Return an eval set of rows, at a party that holds all their columns and the whole model."""
     matrix = rows.table.matrix()
-
-    def add_trees(trees: Sequence[Tree], margins: NDArray[np.float64]) -> None:
-        margins_from_values(trees, join_splits([splits], [matrix.shape[1]]), matrix, margins, threads)
-
-    return EvalSet(rows.name, rows.y, rows.weight, add_trees)
+    return EvalSet(
+        rows.name, rows.y, rows.weight,
+        # splits are joined for each round, as every round adds some
+        lambda trees, margins: margins_from_values(
+            trees, join_splits([splits], [matrix.shape[1]]), matrix, margins, threads
+        ),
+    )  # fmt: skip
 
 
 def why_no_split(

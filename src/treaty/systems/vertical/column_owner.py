@@ -23,6 +23,7 @@ from treaty.systems.vertical.exact_sums import RevealedSides, check_sides
 from treaty.systems.vertical.messages import take_nodes
 from treaty.systems.vertical.training import Follower, Handlers, TreeLimits, agree_on_terms, between_trees
 from treaty.trees.ensemble import SplitTable
+from treaty.trees.splits import Splits
 
 
 def bin_own_columns(inputs: RoleInput) -> tuple[Bins, NDArray[np.uint8]]:
@@ -79,6 +80,18 @@ def ascending(sent: Array, limit: int, active: str, what: str) -> NDArray[np.int
     if len(numbers) and (numbers[0] < 0 or numbers[-1] >= limit or np.any(np.diff(numbers) <= 0)):
         raise PeerProtocolError(active, f"expected ascending numbers below {limit} - at {what} from {active}")
     return numbers
+
+
+def gains_as_splits(sent: Array, n_nodes: int, source: int, peer: str, what: str) -> Splits:
+    """Return the gains of an owner's best splits, 0 for none, as splits of which nothing else is known."""
+    gains = view(sent, np.float64, (n_nodes,), peer=peer, what=what)
+    if not np.all(np.isfinite(gains) & (gains >= 0.0)):
+        raise PeerProtocolError(peer, f"expected finite gains of 0 or more - at {what} from {peer}")
+    found = Splits.none(n_nodes, source)
+    found.gain[:] = gains
+    # only the owner knows the column: the node's number stands for it when rows are asked for
+    found.feature[:] = np.where(gains > 0.0, np.arange(n_nodes), -1)
+    return found
 
 
 class NamedSplits(Protocol):
