@@ -692,8 +692,8 @@ def learned(options: FederBoostVertical) -> dict[str, list[str]]:
 @pytest.mark.parametrize(
     ("options", "per_value", "per_person"),
     [
-        ({}, "epsilon 4 per value", "per person as many times that as the party has columns"),
-        ({"epsilon": 0.5}, "epsilon 0.5 per value", "per person as many times that as the party has columns"),
+        ({}, "epsilon 4 per value", "per person this times the party's number of columns"),
+        ({"epsilon": 0.5}, "epsilon 0.5 per value", "per person this times the party's number of columns"),
         ({"epsilon_person": 8.0}, "shared by the party's columns", "epsilon 8 per person"),
     ],
     ids=lambda value: "-".join(value) or "default" if isinstance(value, dict) else "",
@@ -703,10 +703,10 @@ def test_disclosures_state_epsilon_per_value_and_per_person(options, per_value, 
     assert per_value in said["bank"][0]
     assert per_person in said["bank"][0]
     assert "data about each aligned person" in said["bank"][0]
-    assert any("nothing of labels" in fact for fact in said["shop"])
+    assert any("nothing about labels" in fact for fact in said["shop"])
 
 
 def test_disclosures_of_no_noise_say_in_the_clear():
     said = learned(checked(**NO_NOISE))
-    assert "order of all values of every column" in said["bank"][0]
+    assert "order of all values in every column" in said["bank"][0]
     assert "in the clear" in said["bank"][0]

@@ -72,7 +72,7 @@ class OprfOffer(Message):
 class OprfChoices(Message):
     """Answers to the offer, uint8 (512, 32)."""
 
-    leakage: ClassVar = MessageLeakage("answers to it", "nothing")
+    leakage: ClassVar = MessageLeakage("answers to the offer", "nothing")
 
     points: Array
 

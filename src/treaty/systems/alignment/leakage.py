@@ -89,14 +89,12 @@ def disclosures(
             f"lists of {', '.join(others)}, also after the run"
         )
     for name in others:
-        found = (
-            f"which of its own ids all parties hold (that {active} shares further ones with others it does not learn)"
-        )
+        found = f"which of its own ids all parties hold (not which other ids {active} shares with single parties)"
         learned[name] = [*([found] if result_to == "both" else []), sizes.replace("each partner", active), *runs]
         if psi != "ecdh" and result_to == "both":
             learned[name].append(
-                f"{_KKRT[psi]}nothing more if it follows the protocol; one that does not could learn of {active}'s "
-                "other ids from which of its own are said to be common"
+                f"{_KKRT[psi]}nothing more if it follows the protocol; one that does not could learn about {active}'s "
+                "other ids from which of its own are reported as common"
             )
     # the layout of step 8 is a product of all parties' numbers of rows: each party learns it without its own factor
     if on_duplicate == "expand" and result_to == "both":

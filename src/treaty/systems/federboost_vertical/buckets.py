@@ -58,8 +58,8 @@ class Buckets(Message):
     """
 
     leakage: ClassVar = MessageLeakage(
-        "of every column how many buckets it has and whether values are missing, and of every row which bucket "
-        "its value is in, under randomised response",
+        "each column's number of buckets and whether values are missing, and the bucket of each value, under "
+        "randomised response",
         "noisy",
         guard="epsilon, epsilon_person",
     )

@@ -25,20 +25,20 @@ def conclusions(
     cost = (
         f"epsilon {options.epsilon_person:g} per person, shared by the party's columns"
         if options.epsilon_person is not None
-        else f"epsilon {options.value_epsilon:g} per value, and per person as many times that as the party has columns "
+        else f"epsilon {options.value_epsilon:g} per value, and per person this times the party's number of columns "
         "(its report has the sum)"
     )
     shown = (
-        "the order of all values of every column of the others, to within buckets, in the clear (epsilon=inf)"
+        "the order of all values in every column of the others, to within buckets, in the clear (epsilon=inf)"
         if options.epsilon == math.inf
-        else f"of every value of the others' columns its bucket, right or randomised: {cost}, whatever is done with "
-        "them later. This is data about each aligned person, under local differential privacy"
+        else f"the bucket of every value in the others' columns, true or randomised: {cost}, however it is used later. "
+        "This is data about each aligned person, under local differential privacy"
     )
     sides = (
         "the true one"
         if options.epsilon == math.inf
-        else "of rows trained on, as far as they are recognised by ids, that of the bucket above; of all others the "
-        "true one"
+        else "for training rows that are recognised by their ids, that of the bucket above; for all others, the true "
+        "one"
     )
     learned = {
         roles.active: [
@@ -48,7 +48,7 @@ def conclusions(
             "the shape of all trees and all leaf weights",
         ]
     }
-    of_labels = "nothing of labels, gradients or which rows are in a node, but by which of its buckets were chosen"
+    of_labels = "nothing about labels, gradients or the rows of nodes, except from which of its buckets were chosen"
     return learned | {name: [of_labels] for name in roles.having("passive")}
 
 

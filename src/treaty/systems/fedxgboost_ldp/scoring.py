@@ -58,12 +58,12 @@ class NoisyTree(Message):
 
     leakage: ClassVar = {
         "safe": MessageLeakage(
-            "of each row of the tree's sample the gradient, so of its label no more than epsilon lets through",
+            "the gradient of each row in the tree's sample: about its label, no more than epsilon allows",
             "noisy",
             guard="epsilon, epsilon_total",
         ),
         "paper": MessageLeakage(
-            "of each row the gradient under noise, and exact totals beside them, so that no epsilon holds",
+            "the gradient of each row under noise, and exact totals, so that no epsilon holds",
             "exact",
             guard='mode="safe"',
         ),
@@ -79,7 +79,7 @@ class NoisyTree(Message):
 class Scores(Message):
     """The gain of the best split of each node of the level, float64 (n,); 0: there is none."""
 
-    leakage: ClassVar = MessageLeakage("of each node how good the sender's best split is", "aggregated")
+    leakage: ClassVar = MessageLeakage("how good the sender's best split of each node is", "aggregated")
 
     best: Array
 
@@ -117,13 +117,13 @@ class LevelDivision(Message):
 
     leakage: ClassVar = {
         "safe": MessageLeakage(
-            "which rows of each node go left at a split, whoever owns its column: of that column exact, of "
-            "labels no more than epsilon lets through",
+            "which rows of each node go left at every party's splits: exact about the split's column; about labels, no "
+            "more than epsilon allows",
             "exact",
             guard="epsilon, for labels",
         ),
         "paper": MessageLeakage(
-            "which rows of each node go left at a split, whoever owns its column, and exact sums of gradients",
+            "which rows of each node go left at every party's splits, and exact sums of gradients",
             "exact",
             guard='mode="safe"',
         ),

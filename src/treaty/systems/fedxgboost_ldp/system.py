@@ -33,17 +33,17 @@ def conclusions(
     active, mechanism, epsilon = roles.active, options.noise_mechanism, options.noise_epsilon
     most = "" if options.epsilon_total is None else f", {options.epsilon_total:g} at most with all in {active}'s ledger"
     if mechanism == "label_rr":
-        cost = f"labels, as randomised once with epsilon {epsilon:g} each, which is also what a person pays"
+        cost = f"labels, randomised once with epsilon {epsilon:g} each, which is also the cost of a person"
     else:
         cost = (
-            f"gradients under noise ({mechanism}): epsilon {epsilon:g} per value, and per person as many times that as "
-            f"there are trees{most} ({active}'s report has the sum)"
+            f"gradients under noise ({mechanism}): epsilon {epsilon:g} per value, and per person this times the number "
+            f"of trees{most} ({active}'s report has the sum)"
         )
     if options.mode == "paper":
-        cost += "; and exact sums of gradients next to them, so that no epsilon holds (mode='paper')"
+        cost += "; and exact sums of gradients, so that no epsilon holds (mode='paper')"
     learned = {active: ["the shape of all trees and all leaf values"]}
     if options.refit:
-        learned[active].append("of all training rows, those outside the node too, the side at every split (refit)")
+        learned[active].append("the side of all training rows, also outside the node, at every split (refit)")
     for name in roles.having("passive"):
         learned[name] = [
             cost,

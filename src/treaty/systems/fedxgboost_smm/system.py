@@ -84,14 +84,14 @@ def conclusions(
 def _of_matrix_products(roles: Roles, version: int | None) -> dict[str, list[str]]:
     """Return what the published protocol reveals, as measured by the attacks in `treaty.attacks.hidden_values`."""
     if version == 2:
-        of_active = "of the others' null vectors, which rows single bins hold in small nodes"
+        of_active = "from the others' null vectors, in small nodes, which rows are alone in a bin"
         of_passive = (
             "from its null vectors, of two or three levels together, every row's gradient and hessian exactly, so "
             "every label, and in the first tree from one level, most of the time"
         )
     else:
         of_active = (
-            "the bin of every row in every column of the others, exactly: by rounding what the first tree brings, or "
+            "the bin of every row in every column of the others, exactly: by rounding answers in the first tree, or "
             "from the roots of several trees together"
         )
         of_passive = "where null vectors are nearly as many as a node has rows, every row's label"
