@@ -111,14 +111,14 @@ def test_rotate_needs_a_name_where_a_folder_has_several(bank):
     after = own_cards("keys")
     assert after["bank"] == before["bank"]
     assert after["shop"] != before["shop"]
-    assert "in .: nobody" in refused("rotate", "--folder", ".")
+    assert "in .: none" in refused("rotate", "--folder", ".")
     assert "in keys: bank, shop" in refused("rotate", "nobody")
 
 
 def test_revoked_partners_are_shown_no_more_and_refused(bank):
     fingerprint = fingerprint_of(read_card(CARD))
     keys("trust", CARD, "--fingerprint", fingerprint)
-    assert keys("revoke", "clinic").output.strip() == "clinic is not trusted any more"
+    assert keys("revoke", "clinic").output.strip() == "clinic is no longer trusted"
     assert "clinic" not in keys("show").output
     assert "revoked or replaced" in refused("trust", CARD, "--fingerprint", fingerprint)
     assert "expected a trusted partner" in refused("revoke", "clinic")

@@ -193,7 +193,7 @@ def test_a_whole_log_and_heads_noted_are_said_to_be_so(node):
         assert done.exit_code == 0, done.output
         assert done.stdout.splitlines()[0].startswith("ok     the log is whole")
         assert re.search(rf"^head   {head}:[0-9a-f]{{128}}$", done.stdout, re.MULTILINE)
-        assert f"told   the log of clinic had the head 7:{bytes(range(32)).hex()}" in done.stdout
+        assert f"noted  the log of clinic had the head 7:{bytes(range(32)).hex()}" in done.stdout
 
 
 def test_a_broken_log_ends_with_1_and_says_where(node):
@@ -289,9 +289,9 @@ def test_of_peers_heads_those_are_marked_that_no_trusted_key_has_signed(node, tm
     for party in ("clinic", "shop"):
         with Store(node.parent / "state") as store:
             store.note_head(party, 7, digest, signature)
-    told = [line for line in run("verify").stdout.splitlines() if line.startswith("told ")]
+    told = [line for line in run("verify").stdout.splitlines() if line.startswith("noted ")]
     plain = f"7:{digest.hex()}:{signature.hex()}"
     assert told == [
-        f"told   the log of clinic had the head {plain}",
-        f"told   the log of shop had the head {plain} (signed with no key trusted now)",
+        f"noted  the log of clinic had the head {plain}",
+        f"noted  the log of shop had the head {plain} (signed with no key trusted now)",
     ]

@@ -12,8 +12,7 @@ from report.browser import CHROMIUM, measured, opened
 from report.made_up import HOSTILE, hostile
 from treaty.errors import ConfigError
 from treaty.report.contents import Contents
-from treaty.report.figures import shortened
-from treaty.report.page import check_possible, page, write_page
+from treaty.report.page import check_possible, page, shortened, write_page
 
 WITH_BROWSER = pytest.mark.skipif(not CHROMIUM, reason="no chromium on PATH: apt-get install chromium")
 SECTIONS = [

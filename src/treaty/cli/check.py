@@ -1,4 +1,7 @@
-"""``treaty check`` and ``treaty disclosures``: what one party can find out before a job begins."""
+"""Before a job: ``treaty demo``, ``treaty check`` and ``treaty disclosures``.
+
+These commands print their help, or begin to compile, before they import what they need, which takes a second.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,10 @@ from rich.table import Table
 from treaty.cli.logs import NODE_FILE, NodeFile, Trust, console, say, say_learned
 from treaty.errors import ConfigError, TreatyError
 
-RETRY_INTERVAL = 1.0  # seconds between two attempts to reach a peer
-LINGER = 3.0  # seconds to keep listening at the end, for peers that have just started their own check
+# seconds between two attempts to reach a peer
+RETRY_INTERVAL = 1.0
+# seconds to keep listening at the end, for peers that have just started their own check
+LINGER = 3.0
 
 
 def check(
@@ -36,10 +41,11 @@ def check(
     """Check a party's tables, folders, disk space, key, certificates and clock; then whether its peers answer.
 
     Nothing is trained, and no row is sent. With --as, this party listens during the check, so that parties that check
-    at the same time reach each other: with --wait 10m they may start within ten minutes. Without --as, the job is one
-    for nodes: this node's policy is checked, too, and its peers are those connected with the running node. Each line
-    says ok, or WRONG and what to do. What each party would learn is printed, too; `treaty disclosures` lists the
-    messages.
+    at the same time reach each other: with --wait 10m, they may start within ten minutes. Without --as, the job is for
+    nodes: this node's policy is checked, too, and its peers are those connected with the running node.
+
+    Each line says ok, or WRONG and what to do. The output also says what each party would learn; `treaty disclosures`
+    lists the messages.
 
     Exit code: 0 if all is well, 2 if something of this party is wrong, 1 if only other parties do not answer properly.
     """
@@ -52,8 +58,8 @@ def check(
     if party is None and node == NODE_FILE and not node.exists():
         names = ", ".join(load_job(job).parties)
         raise ConfigError(
-            f"expected --as with the party to check as, one of {names}; for a job between nodes, --node with its "
-            "settings"
+            f"expected --as with the party to check as, one of {names}; for a job between nodes, --node with the "
+            "node's settings"
         )
     if party is None:
         here, there = check_as_node(job, node, with_peers=with_peers, patience=seconds_of("--wait", wait or "1m"))
@@ -67,13 +73,13 @@ def check(
     own = check_own(described, party)
     for finding in own:
         say(str(finding))
-    # The job itself is wrong, so who talks to whom is unknown.
+    # without a valid job, the party's peers are unknown
     if not own[0].fine:
         raise typer.Exit(2)
     say_learned(learned_by(described, described.roles()))
     others = []
     with ExitStack() as held:
-        # Listen as in a training, so that peers that check find somebody.
+        # as in a training, so that peers that check reach this party
         try:
             address = held.enter_context(listening(described, party)).address
             own.append(CheckFinding("listening", True, f"at {address}"))
@@ -155,3 +161,83 @@ def _named(setting: str) -> tuple[str, Any]:
         return name, msgspec.json.decode(value)
     except msgspec.DecodeError:
         return name, {"True": True, "False": False}.get(value, value)
+
+
+def demo(
+    protocol: Annotated[
+        str | None,
+        typer.Option(
+            help="With --model trees: secureboost, federboost-vertical, fedxgboost-smm or fedxgboost-ldp, split by "
+            "column; federboost-horizontal, split by row; fedxgb, among users of a few rows; or pooled, on one table "
+            "(default secureboost). With --model logistic: quasi-newton, sgd or pooled (default quasi-newton)."
+        ),
+    ] = None,
+    model: Annotated[
+        Literal["trees", "logistic"], typer.Option(help="Boosted trees, or logistic regression, split by column.")
+    ] = "trees",
+    parties: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            max=10,
+            help="Number of organisations among which the table is split. Default 3 (2 with --model logistic). With "
+            "fedxgb: number of edge servers; each has four users.",
+        ),
+    ] = None,
+    data: Annotated[
+        str, typer.Option(help="breast (scikit-learn's built-in data), or a CSV or Parquet file.")
+    ] = "breast",
+    label: Annotated[
+        str | None, typer.Option(help="The file's label column: classes, or numbers for regression.")
+    ] = None,
+    ids: Annotated[
+        str | None, typer.Option("--id", help="The file's id columns, separated by commas; they are not features.")
+    ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            help="How columns are split: 'age,income/visits,spend' gives each party two; instead of --parties."
+        ),
+    ] = None,
+    transport: Annotated[
+        Literal["grpc", "memory"] | None,
+        typer.Option(
+            help="memory: parties are threads of this process; grpc: one process each, mutual TLS (default memory)."
+        ),
+    ] = None,
+    trees: Annotated[int | None, typer.Option(min=1, help="Boosting rounds. Default 20.")] = None,
+    encryption: Annotated[
+        str,
+        typer.Option(
+            help="With secureboost, quasi-newton and sgd: auto, lattice, ou (Okamoto-Uchiyama, 3072 bit) or paillier. "
+            "With fedxgboost-smm, its backend: lattice, dealer or ou."
+        ),
+    ] = "auto",
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Write a report of the run, compared with the pooled table, to this HTML file."),
+    ] = None,
+) -> None:
+    """Train and predict between organisations on this machine and compare with XGBoost on the pooled table.
+
+    The first party has the labels. With the built-in data, a clinic (labels, some measurements), a laboratory and an
+    imaging centre hold different columns of the same patients. Each lacks some patients and has its own row order, so
+    they first find the common ones without revealing their lists. Under federboost-horizontal, three hospitals have
+    different patients with all measurements and labels; each is compared with training alone. Under fedxgb, people's
+    rows stay on their own devices, and only a server gets the model. With --model logistic, a clinic and a laboratory
+    fit a logistic regression, which is compared with scikit-learn's.
+    """
+    from treaty.runs.warm_up import trees_compiled_beside
+
+    # compiling starts in a second process before the demo imports what it needs, which takes a second
+    with trees_compiled_beside(wanted=model == "trees") as compiling:
+        from treaty.cli.demos import run_demo
+
+        if report is not None:
+            from treaty.report.page import check_possible
+
+            check_possible(report)
+        run_demo(
+            model=model, protocol=protocol, parties=parties, data=data, label=label, ids=ids,
+            split=split, transport=transport, trees=trees, encryption=encryption, first_time=compiling, report=report,
+        )  # fmt: skip

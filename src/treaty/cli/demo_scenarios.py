@@ -31,6 +31,7 @@ from treaty.systems.pooled.options import BoostingOptions, Pooled
 from treaty.systems.system import System, roles_of
 
 LEAST_HELD_BACK = 20
+# a label with more different numbers is a numeric target
 MOST_CLASSES = 50
 OWNERS = ("clinic", "laboratory", "imaging", *(f"partner{i}" for i in range(4, 11)))
 _ID, _LABEL = "treaty demo id", "treaty demo label"
@@ -43,12 +44,8 @@ def load_data(data: str, label: str | None, ids: str | None) -> tuple[Any, NDArr
     """Return the columns (an arrow table) and the labels of "breast", scikit-learn's data set, or of a file.
 
     The file's columns `ids`, separated by commas, are left out. A label with more than `MOST_CLASSES` numbers, or with
-    a fraction, is a numeric target (float64); other labels are classes.
-
-    Raises
-    ------
-    ConfigError
-        If the label of a file is not named or cannot be predicted, or if the file lacks a column.
+    a fraction, is a numeric target (float64); other labels are classes. Raises ConfigError if the label is not named or
+    cannot be predicted, or if the file lacks a column.
     """
     if data == "breast":
         if label is not None or ids is not None:
@@ -61,13 +58,9 @@ def load_data(data: str, label: str | None, ids: str | None) -> tuple[Any, NDArr
     table = read_table(Path(data), party=data)
     if label not in table.column_names:
         raise ConfigError(f"expected the label to be one of {', '.join(table.column_names)}, got {label!r}")
-    left_out = (
-        []
-        if ids is None
-        else [ids]
-        if ids in table.column_names
-        else list(dict.fromkeys(name.strip() for name in ids.split(",") if name.strip()))
-    )
+    # a column's own name may have a comma
+    split = [] if ids is None else [ids] if ids in table.column_names else ids.split(",")
+    left_out = list(dict.fromkeys(name.strip() for name in split if name.strip()))
     unknown = [name for name in left_out if name not in table.column_names or name == label]
     if unknown:
         raise ConfigError(f"expected --id to name columns of {data} besides the label, got {', '.join(unknown)}")
@@ -90,13 +83,7 @@ def load_data(data: str, label: str | None, ids: str | None) -> tuple[Any, NDArr
 
 
 def cut_columns(names: list[str], parties: int, split: str | None) -> dict[str, list[str]]:
-    """Return and print which party holds which columns; `split` is the command's option.
-
-    Raises
-    ------
-    ConfigError
-        If there are too few columns, or `split` does not fit them.
-    """
+    """Return and print which party holds which columns; ConfigError if `split`, the command's option, does not fit."""
     if split is None:
         if len(names) < parties:
             raise ConfigError(f"expected at least a column for each of {parties} parties, got {len(names)} columns")
@@ -104,23 +91,18 @@ def cut_columns(names: list[str], parties: int, split: str | None) -> dict[str, 
         cut = {OWNERS[k]: names[edges[k] : edges[k + 1]] for k in range(parties)}
     else:
         groups = [[name.strip() for name in group.split(",") if name.strip()] for group in split.split("/")]
-        _check_cut(groups, names)
+        used = [name for group in groups for name in group]
+        if unknown := [name for name in used if name not in names]:
+            raise ConfigError(f"expected --split 'a,b/c,d' over columns of the file, got unknown {', '.join(unknown)}")
+        if len(set(used)) < len(used):
+            raise ConfigError("expected --split to name every column once")
+        if not 2 <= len(groups) <= len(OWNERS) or not all(groups[1:]):
+            raise ConfigError(f"expected --split to name the columns of 2 to {len(OWNERS)} parties, got {len(groups)}")
         cut = dict(zip(OWNERS, groups, strict=False))
     for party, held in cut.items():
         shown = ", ".join(held[:2]) + (f", ... ({len(held)} columns)" if len(held) > 2 else "")
         console.print(f"  {party:<12} {shown}{' + the label' if party == next(iter(cut)) else ''}")
     return cut
-
-
-def _check_cut(groups: list[list[str]], names: list[str]) -> None:
-    used = [name for group in groups for name in group]
-    unknown = [name for name in used if name not in names]
-    if unknown:
-        raise ConfigError(f"expected --split 'a,b/c,d' over columns of the file, got unknown {', '.join(unknown)}")
-    if len(set(used)) < len(used):
-        raise ConfigError("expected --split to name every column once")
-    if not 2 <= len(groups) <= len(OWNERS) or not all(groups[1:]):
-        raise ConfigError(f"expected --split to name the columns of 2 to {len(OWNERS)} parties, got {len(groups)}")
 
 
 def rows_apart(columns: Any, parties: int) -> list[NDArray[np.intp]]:
@@ -141,36 +123,24 @@ Rows = Callable[[NDArray[np.intp]], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """What a demo trains, and what it is compared with.
+    """What a demo trains, and what it is compared with."""
 
-    Attributes
-    ----------
-    model : GBDTClassifier, GBDTRegressor or LogisticRegression
-    pooled : same as `model`
-        The same model, for one table.
-    columns : pyarrow.Table
-    y : ndarray (n_rows,)
-    train, test : int64
-        Numbers of the rows to train on, and of the held-back rows.
-    given : tuple
-        Arguments of `fit`: ``(tables, labels)``, or the participants' own rows.
-    rows_of : callable
-        Returns the parties' tables of some rows, as `predict` takes them.
-    alone : mapping of str to (table, labels)
-        Participants whose model from their own rows alone is shown, too.
-    aligned : list of str
-        Parties that aligned their rows first; the active one comes first.
-    """
-
+    # a GBDTClassifier, GBDTRegressor or LogisticRegression, and the same model for one table
     model: Any
     pooled: Any
+    # all rows, a pyarrow.Table, and their labels
     columns: Any
     y: NDArray[Any]
+    # numbers of the rows to train on, and of the held-back rows
     train: NDArray[np.intp]
     test: NDArray[np.intp]
+    # arguments of `fit`: ``(tables, labels)``, or the participants' own rows
     given: tuple[Any, ...]
+    # returns the parties' tables of some rows, as `predict` takes them
     rows_of: Rows
+    # participants whose model from their own rows alone is shown, too
     alone: Mapping[str, tuple[Any, NDArray[Any]]]
+    # parties that aligned their rows first, the active one in front
     aligned: list[str]
 
 
@@ -218,11 +188,11 @@ def by_row(
     trees: int,
     played: dict[str, Any],
 ) -> Scenario:
-    """Hospitals with different patients, or users with a few rows each at edge servers."""
+    """Hospitals with different patients, or users with a few rows each, at edge servers."""
     columns, y = data
     among_users = "user" in system.train
     names = [f"user{k + 1}" for k in range(_USERS_PER_EDGE * parties)] if among_users else ORGANISATIONS[:parties]
-    # Raises before anything is printed.
+    # raises before anything is printed
     roles = roles_of(system, list(names), None, options)
     train, test = _split(y)
     if len(train) < len(names):
@@ -239,7 +209,9 @@ def by_row(
     else:
         for name, (_, labels) in own.items():
             console.print(f"  {name:<12} {len(labels)} rows, {columns.num_columns} columns + the label")
-        console.print(f"  (more rows with small {columns.column_names[0]} at {names[0]}; nobody is at two of them)")
+        console.print(
+            f"  (more rows with small {columns.column_names[0]} at {names[0]}; no patient is at two hospitals)"
+        )
     return Scenario(
         **_models(options, y, trees, played), columns=columns, y=y, train=train, test=test, given=(own,),
         rows_of=lambda index: columns.take(index),
@@ -263,12 +235,20 @@ def regression(
     columns, y = _aligned(*data, cut)
     alone = isinstance(options, Pooled)
     least = 0 if alone else _fewest_rows({party: columns.select(names) for party, names in cut.items()})
-    train, test = _split(y, _held_back(len(y), least))
+    # a third is held back, or what the first batch leaves
+    third, left = -(-len(y) // 3), len(y) - least
+    if left < min(third, LEAST_HELD_BACK):
+        raise ConfigError(
+            f"expected {least + LEAST_HELD_BACK} rows that all hold, enough for a batch of these columns and some to "
+            f"hold back, got {len(y)}: use fewer --parties, or fewer columns in --split"
+        )
+    train, test = _split(y, min(third, left))
     common: dict[str, Any] = {
         "max_iter": _EPOCHS, "random_state": 0, "batch_size": max(least, min(1000, len(train) // 4))
     }  # fmt: skip
     rows_of = _tables_of(columns, cut)
-    solver: Any = None if alone else type(options).system  # the pooled baseline uses the solver of the system
+    # the pooled baseline uses the solver of the system
+    solver: Any = None if alone else type(options).system
     return Scenario(
         model=LogisticRegression(options, **common, **played),
         pooled=LogisticRegression(Pooled(solver=solver), **common),
@@ -311,14 +291,3 @@ def _fewest_rows(tables: dict[str, Any]) -> int:
     """Return the smallest batch that the label guard accepts."""
     of_active, *of_passive = (preparation_of(to_table(table)).n_columns for table in tables.values())
     return max(fewest_rows(of_active + 1, of_labels=False), fewest_rows(sum(of_passive), of_labels=True))
-
-
-def _held_back(n_rows: int, least: int) -> int:
-    """Return how many rows to hold back: a third, or what the first batch leaves."""
-    third, left = -(-n_rows // 3), n_rows - least
-    if left < min(third, LEAST_HELD_BACK):
-        raise ConfigError(
-            f"expected {least + LEAST_HELD_BACK} rows that all hold, enough for a batch of these columns and some to "
-            f"hold back, got {n_rows}: use fewer --parties, or fewer columns in --split"
-        )
-    return min(third, left)

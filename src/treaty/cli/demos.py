@@ -47,7 +47,7 @@ def run_demo(
 ) -> None:
     """Train between fictitious organisations, predict held-back rows, and print scores, costs and what parties learned.
 
-    `report` is the HTML file to write in addition.
+    The arguments are the options of ``treaty demo``; `first_time` says whether kernels are still to be compiled.
     """
     if protocol not in SYSTEMS[model] and any(protocol in known for known in SYSTEMS.values()):
         hint = "add --model logistic" if model == "trees" else "leave --model out"
@@ -76,7 +76,7 @@ def run_demo(
         scenario = by_row(system, options, parties or 3, loaded, rounds, played)
     else:
         scenario = by_column(options, parties or 3, loaded, split, rounds, played)
-    # Alignment has compiled its own kernels by now, while another process compiled those for trees.
+    # alignment has compiled its own kernels by now, while another process compiled those for trees
     if first_time:
         with Status("the first time: compiling for this processor, for 5 to 20 seconds", console=console):
             if model == "trees":
@@ -90,7 +90,7 @@ def run_demo(
 
 def _options(system: System, given: dict[str, Any], parties: int | None) -> SystemOptions:
     """Return the system's options, checked. In a system with edge servers, `parties` is their number."""
-    # The organisations are fictitious and all on this machine: exact sums are accepted, as sealing them takes longer.
+    # exact sums are accepted, for sealing them takes longer, and these organisations are fictitious
     demo = {"edges": parties or 3, "allow_exact_sums": True}
     demo = {name: value for name, value in demo.items() if name in names_of(system.options)}
     own = converted(given | demo, system.options, system.name)
@@ -112,10 +112,11 @@ def _play(scenario: Scenario, system: System) -> None:
             + (", or sums are sealed" if hasattr(model.protocol, "sums") else "")
         )
     with warnings.catch_warnings():
-        # Some of so few rows always do.
+        # some of so few rows always do
         warnings.filterwarnings("ignore", message=".*rows have a margin beyond 4")
-        warnings.filterwarnings("ignore", message="training ended after max_iter")  # printed below
-        # On purpose, as the baseline.
+        # printed below
+        warnings.filterwarnings("ignore", message="training ended after max_iter")
+        # which the baseline does on purpose
         warnings.filterwarnings("ignore", message="protocol 'pooled' puts")
         started = time.perf_counter()
         model.fit(*scenario.given)
@@ -167,14 +168,6 @@ def _predicted(model: Any, tables: Any) -> NDArray[np.float64]:
     return np.asarray(found, np.float64)
 
 
-def score_grid(y: NDArray[Any]) -> Grid:
-    """Return the empty table of scores for these labels."""
-    grid = Grid(title="On the held-back rows", title_justify="left")
-    for heading in ("", *(("R2", "RMSE") if is_target(y) else ("AUC", "log-loss"))):
-        grid.add_column(heading, justify="left" if not heading else "right")
-    return grid
-
-
 def add_scores(grid: Grid, title: str, y: NDArray[Any], probabilities: NDArray[np.float64]) -> None:
     """Add the scores of probabilities (n_rows, n_classes), or of predictions (n_rows,) of a numeric target."""
     if is_target(y):
@@ -190,7 +183,10 @@ def add_scores(grid: Grid, title: str, y: NDArray[Any], probabilities: NDArray[n
 
 def _scores(scenario: Scenario, system: System, ours: NDArray[np.float64]) -> Grid:
     """Return the scores of Treaty, of each participant alone, of the pooled table, and of another library."""
-    grid, y, train, test = score_grid(scenario.y), scenario.y, scenario.train, scenario.test
+    y, train, test = scenario.y, scenario.train, scenario.test
+    grid = Grid("", title="On the held-back rows", title_justify="left")
+    for heading in ("R2", "RMSE") if is_target(y) else ("AUC", "log-loss"):
+        grid.add_column(heading, justify="right")
     alone = system.split == "none"
     add_scores(grid, "Treaty, pooled" if alone else f"Treaty, {system.name}, nothing pooled", y[test], ours)
     for name, (table, labels) in scenario.alone.items():
@@ -198,18 +194,24 @@ def _scores(scenario: Scenario, system: System, ours: NDArray[np.float64]) -> Gr
             own = _predicted(scenario.pooled.fit(table, labels), scenario.rows_of(test))
             add_scores(grid, f"Treaty, {name} alone", y[test], own)
         else:
-            grid.add_row(f"Treaty, {name} alone: has not all classes", "-", "-")
+            grid.add_row(f"Treaty, {name} alone: lacks a class", "-", "-")
     if not alone:
         _add_pooled(grid, scenario, system, ours)
     if isinstance(scenario.model, LogisticRegression):
-        _add_sklearn(grid, scenario.columns, y, train, test)
+        # scikit-learn's model of the same prepared columns, with the exact loss and its own penalty
+        table = to_table(scenario.columns)
+        learnt = preparation_of(to_table(scenario.columns.take(train)))
+        prepared = learnt.matrix(table.columns, table.n_rows)
+        theirs = SklearnRegression(max_iter=1000).fit(prepared[train], y[train])
+        found = theirs.predict_proba(prepared[test])
+        add_scores(grid, "scikit-learn's LogisticRegression, pooled table", y[test], found)
     else:
         _add_xgboost(grid, scenario)
     return grid
 
 
 def _add_pooled(grid: Grid, scenario: Scenario, system: System, ours: NDArray[np.float64]) -> None:
-    """Add the same model trained on the pooled table, and how close ours is to it where both should be equal."""
+    """Add the same model trained on the pooled table, and how close ours is to it if both should be equal."""
     y, train, test, pooled = scenario.y, scenario.train, scenario.test, scenario.pooled
     tables = scenario.rows_of(train)
     theirs = _predicted(pooled.fit(tables, y[train]), scenario.rows_of(test))
@@ -242,15 +244,6 @@ def _add_xgboost(grid: Grid, scenario: Scenario) -> None:
     p = np.asarray((booster.predict if is_target(y) else booster.predict_proba)(matrix[test]), np.float64)
     theirs = p if is_target(y) else p / p.sum(axis=1, keepdims=True)
     add_scores(grid, "XGBoost, pooled table (no least leaf size)", y[test], theirs)
-
-
-def _add_sklearn(grid: Grid, columns: Any, y: NDArray[Any], train: NDArray[Any], test: NDArray[Any]) -> None:
-    """Add scikit-learn's model of the same prepared columns, with the exact loss and its own penalty."""
-    table = to_table(columns)
-    learnt = preparation_of(to_table(columns.take(train)))
-    prepared = learnt.matrix(table.columns, table.n_rows)
-    theirs = SklearnRegression(max_iter=1000).fit(prepared[train], y[train])
-    add_scores(grid, "scikit-learn's LogisticRegression, pooled table", y[test], theirs.predict_proba(prepared[test]))
 
 
 def _byte_grid(headings: tuple[str, ...]) -> Grid:

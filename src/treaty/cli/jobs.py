@@ -1,20 +1,40 @@
-"""``treaty train``, ``predict`` and ``explain``: run a job file for one party, or for all on this machine."""
+"""``treaty train``, ``predict`` and ``explain`` run a job file; ``treaty serve`` predicts over HTTP.
+
+Without --as, all parties run on this machine, each in a process that runs the same command with --as.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
 import shlex
-import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 import typer
+from numpy.typing import NDArray
 
-from treaty.cli.logs import PRINTED, LogFile, Trust, Verbose, console, log_of_all, logged, say
+from treaty.cli.logs import (
+    NODE_FILE,
+    PRINTED,
+    LogFile,
+    NodeFile,
+    Trust,
+    Verbose,
+    console,
+    log_of_all,
+    logged,
+    say,
+    warn,
+)
 from treaty.data.reading import write_predictions
+from treaty.data.table import Table
 from treaty.errors import ConfigError
+from treaty.machine.process import cores as usable
 from treaty.machine.process import keep_to
 from treaty.runs.connecting import check_writable
 from treaty.runs.job import Job, id_column
@@ -33,36 +53,45 @@ from treaty.runs.processes import FROM_PARENT, line_of_parent, run_all
 from treaty.runs.progress import TrainingBar, phases_bar
 from treaty.runs.report import load_reports, service_report_file
 
+if TYPE_CHECKING:
+    from treaty.serving.service import Partners
+
 logger = logging.getLogger(__name__)
+
+As = Annotated[
+    str | None, typer.Option("--as", help="Run only this party; the others are at their addresses in the job file.")
+]
+TrainedJob = Annotated[
+    Path, typer.Argument(metavar="JOB", help="The job file of the training, with predict_table for each party.")
+]
 
 
 def train(
     job: Annotated[Path, typer.Argument(help="Job file (TOML); see docs/jobs.md.")],
-    party: Annotated[
-        str | None,
-        typer.Option("--as", help="Run only this party; the others are at their addresses in the job file."),
-    ] = None,
+    party: As = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume an interrupted training of this job.")] = False,
     verbose: Verbose = False,
     log_file: LogFile = None,
     trust: Trust = None,
     cores: Annotated[str | None, typer.Option(hidden=True, help="Use only these cores: 0,1.")] = None,
 ) -> None:
-    """Train the model a job file describes.
+    """Train the model that a job file describes.
 
     Without --as, all parties run on this machine, each in its own process; keys, certificates and ports are generated
-    if the job names none. Parties hold different columns of the same rows, or, under federboost-horizontal, different
-    rows with the same columns and labels. With --as, only that party runs: start the others on their own machines with
-    the same file. Each party writes its part of the model (under federboost-horizontal, the whole model) to the job's
-    output folder, and during training a checkpoint. After a crash, restart all parties, the active one with --resume.
-    The model is the same as without the crash.
+    if the job names none. With --as, only that party runs: start the others on their own machines with the same file.
+    Parties hold different columns of the same rows or, under federboost-horizontal, different rows with the same
+    columns and labels.
+
+    Each party writes its part of the model (under federboost-horizontal, the whole model) to the job's output folder,
+    and a checkpoint during training. After a crash, restart all parties, the active one with --resume. The model is the
+    same as without the crash.
 
     Under fedxgb, parties have roles: the active one is the server, which alone gets the model; parties with a table are
     users; the others have role = "edge" or role = "authority". The job continues without users that are lost. If an
     edge server or the server is lost, restart all parties, the server with --resume; the model is the same if the same
     users take part in each tree.
     """
-    described = _described(job)
+    described = _read_job(job, party)
     if party is None:
         check_training(described, resume=resume)
         with log_of_all(verbose, log_file, partial(_resume_hint, described, job, None)) as log:
@@ -71,7 +100,6 @@ def train(
             run_all(described, "train", progress=not verbose, arguments=arguments)
         _print_reports(described)
         return
-    _check_party(party, list(described.parties))
     if cores is not None:
         keep_to([int(number) for number in cores.split(",")])
     with logged(verbose, log_file, party, partial(_resume_hint, described, job, party)):
@@ -83,23 +111,21 @@ def _train(job: Job, party: str, *, resume: bool, bars: bool) -> None:
     roles = check_training(job, party, resume=resume)
     with TrainingBar(party, job.settings()[1].most_rounds, shown=bars) as bar:
         part = train_party(job, party, bar, resume=resume, phase=bar.phase)
-    if part is None:
-        _say_and_log(f"{party}: took part, and has no part of the model ({roles.of[party]})")
-    else:
-        _say_and_log(f"{party}: {part.summary()}")
+    took_part = f"took part, and has no part of the model ({roles.of[party]})"
+    _say_and_log(f"{party}: {took_part if part is None else part.summary()}")
     if getattr(part, "choice", ""):
         _say_and_log(f"encryption: {part.encryption}, {part.choice}")
     if getattr(part, "spent", ""):
         _say_and_log(f"{party}: {part.spent}")
     if getattr(part, "unsettled", ""):
-        print(f"treaty: {part.unsettled}", file=sys.stderr)
+        warn(part.unsettled)
     _say_and_log(f"{party}: wrote {', '.join(map(str, written_files(job, party, part)))}")
 
 
 def _resume_hint(job: Job, file: Path, party: str | None) -> str:
     """Return how to resume an interrupted training, with the command; "" if it must start from the beginning."""
     how = how_to_resume(job, party or job.active)
-    # All parties end with their parent, which prints the hint.
+    # if all parties end with their parent process, that one prints the hint
     if not how or str(file) == FROM_PARENT:
         return ""
     flags = [] if party is None else ["--as", party]
@@ -134,8 +160,8 @@ def _print_reports(job: Job) -> None:
 
 
 def predict(
-    job: Annotated[Path, typer.Argument(help="The job file of the training, with predict_table for each party.")],
-    party: Annotated[str | None, typer.Option("--as", help="Run only this party.")] = None,
+    job: TrainedJob,
+    party: As = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -152,13 +178,11 @@ def predict(
 
     All parties take part, and the active one gets the result. Under federboost-horizontal, each party has the whole
     model and predicts its own rows alone: --as north needs no network and writes north.predictions.csv. The same holds
-    for the server under fedxgb. If the job gives users a predict_table, their rows come next, by the hidden model:
+    for the server under fedxgb. If the job gives users a predict_table, the hidden model then predicts their rows:
     server, edge servers and users all run this command, and only the user sees its rows and predictions.
     """
-    described = _described(job)
+    described = _read_job(job, party)
     path = output or Path(described.output) / "predictions.csv"
-    if party is not None:
-        _check_party(party, list(described.parties))
     if party is not None:
         with logged(verbose, log_file, party):
             if described.by_row:
@@ -191,19 +215,17 @@ def _predict(job: Job, party: str, path: Path, margins: Path | None, *, bars: bo
     columns = {} if ids is None else {id_column(job, party): ids}
     part = find_part(job, party)
     _write(party, path, {**columns, **part.predictions(found)})
-    caution = part.caution(found)
-    if caution is not None:
-        print(f"treaty: {caution}", file=sys.stderr)
+    if (caution := part.caution(found)) is not None:
+        warn(caution)
 
 
 def _write(party: str, path: Path, columns: dict[str, Any]) -> None:
-    """Write a table of results."""
     write_predictions(path, columns)
     _say_and_log(f"{party}: wrote {path}, {len(next(iter(columns.values())))} rows")
 
 
 def _predict_all_rows(job: Job, path: Path, log: list[str]) -> None:
-    """Predict each party's own rows on this machine: with the model if the party has it, else by the service."""
+    """Predict each party's own rows on this machine: with the model if the party has it, or else by the service."""
     roles = service_roles(job)
     if roles is not None:
         arguments = {
@@ -219,7 +241,7 @@ def _predict_all_rows(job: Job, path: Path, log: list[str]) -> None:
 
 
 def _predict_own_rows(job: Job, party: str, path: Path, *, bars: bool) -> None:
-    """Predict a party's own rows: with the model if the party has it, else together with others, by the service."""
+    """Predict a party's own rows: with the model if the party has it, or else together with others, by the service."""
     roles = service_roles(job)
     if roles is None or (party == job.active and job.parties[party].predict_table):
         _predict_alone(job, party, path)
@@ -241,8 +263,8 @@ def _predict_alone(job: Job, party: str, path: Path) -> None:
 
 
 def explain(
-    job: Annotated[Path, typer.Argument(help="The job file of the training, with predict_table for each party.")],
-    party: Annotated[str | None, typer.Option("--as", help="Run only this party.")] = None,
+    job: TrainedJob,
+    party: As = None,
     ending: Annotated[str, typer.Option(help="csv, csv.gz, parquet or arrow.")] = "csv",
     verbose: Verbose = False,
     log_file: LogFile = None,
@@ -255,7 +277,7 @@ def explain(
     models lack the data for it; under fedxgb, the server explains its own rows. docs/interpretation.md says what
     parties learn beyond a prediction.
     """
-    described = _described(job)
+    described = _read_job(job, party)
     if party is None and described.by_row and "explain" not in described.system.cannot:
         (party,) = owners_of_model(described)  # the server
     if party is None:
@@ -264,7 +286,6 @@ def explain(
             arguments = {name: ["--ending", ending, *log] for name in described.parties}
             run_all(described, "explain", arguments=arguments, relay=_say_and_log)
         return
-    _check_party(party, list(described.parties))
     with logged(verbose, log_file, party):
         check_writable([Path(described.output)])
         with phases_bar(party, shown=not verbose) as phase:
@@ -273,11 +294,141 @@ def explain(
             _write(party, Path(described.output) / f"{party}.contributions.{ending}", found)
 
 
-def _described(job: Path) -> Job:
-    """Read a job file, or the job of the parent process that runs all parties and started this one."""
-    return decoded_job(line_of_parent(), trusted=True) if str(job) == FROM_PARENT else load_job(job)
+def _read_job(file: Path, party: str | None) -> Job:
+    """Read a job file, or the job from the parent process that runs all parties; ConfigError if it lacks the party."""
+    parent = str(file) == FROM_PARENT
+    job = decoded_job(line_of_parent(), trusted=True) if parent else load_job(file)
+    if party is not None and party not in job.parties:
+        raise ConfigError(f"expected --as to be one of {', '.join(job.parties)}, got {party!r}")
+    return job
 
 
-def _check_party(party: str, parties: list[str]) -> None:
-    if party not in parties:
-        raise ConfigError(f"expected --as to be one of {', '.join(parties)}, got {party!r}")
+def serve(
+    model: Annotated[
+        Path | None,
+        typer.Argument(
+            help="The active party's part (NAME.part), the folder of a whole model, or a job of this node: a training "
+            "or, if partners are needed, one of `treaty submit --serve`."
+        ),
+    ] = None,
+    listen: Annotated[str, typer.Option(help="Where to listen: HOST:PORT.")] = "127.0.0.1:8000",
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="A host name to accept besides localhost, such as that of a proxy on this machine."),
+    ] = None,
+    api_keys: Annotated[Path | None, typer.Option(help="File with the digests of accepted API keys.")] = None,
+    new_key: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Make a key for NAME, add its digest to --api-keys, and exit.")
+    ] = None,
+    no_keys: Annotated[
+        bool, typer.Option("--no-keys", help="Accept requests without keys, from other machines, too.")
+    ] = False,
+    fallback: Annotated[
+        Literal["own"] | None,
+        typer.Option(help="own: predict from own columns alone if partners are needed but absent. Less accurate."),
+    ] = None,
+    certificate: Annotated[Path | None, typer.Option(help="Certificate (PEM): serve HTTPS.")] = None,
+    key: Annotated[Path | None, typer.Option(help="Its private key (PEM).")] = None,
+    node: NodeFile = NODE_FILE,
+    max_rows: Annotated[int, typer.Option(min=1, help="Maximum rows of a request.")] = 10_000,
+    max_bytes: Annotated[int, typer.Option(min=1, help="Maximum bytes of a request.")] = 8 << 20,
+    max_requests: Annotated[int, typer.Option(min=1, help="Maximum concurrent requests; others get 503.")] = 64,
+    verbose: Verbose = False,
+    log_file: LogFile = None,
+) -> None:
+    """Serve a model's predictions over HTTP: POST /predict, GET /model, /docs, /metrics, /health.
+
+    Without --api-keys, only this machine can send requests. No log contains values of rows. A model with splits of
+    other parties cannot predict without them; docs/serving.md lists the options. A signal ends it, with exit code 0.
+    """
+    if new_key is not None:
+        _make_key(new_key, api_keys)
+        return
+    if model is None:
+        raise ConfigError("expected a model to serve: treaty serve MODEL")
+    if (certificate is None) != (key is None):
+        raise ConfigError("expected --certificate and --key together, or neither, got one of them")
+    if api_keys is not None and no_keys:
+        raise ConfigError("expected --api-keys or --no-keys, got both")
+    try:
+        from treaty.serving.app import listen as listen_at
+        from treaty.serving.app import make_app, run, split_address
+    except ModuleNotFoundError as error:
+        raise ConfigError("treaty serve needs FastAPI: pip install 'treaty-learn[web]'") from error
+    from treaty.node.settings import LOCAL, is_loopback
+    from treaty.serving.models import load_model
+    from treaty.serving.service import PredictionService, RequestLimits, read_keys
+
+    near = is_loopback(split_address(listen)[0])
+    if api_keys is None and not no_keys and not near:
+        raise ConfigError(
+            f"{listen} can be reached from other machines: name --api-keys FILE (--new-key NAME adds a key), or add "
+            "--no-keys to serve everybody"
+        )
+    with logged(verbose, log_file):
+        limits = RequestLimits(rows=max_rows, body_bytes=max_bytes, under_way=max_requests)
+        of_node = not model.exists() and re.fullmatch(r"[0-9a-f]{1,64}", str(model)) is not None
+        path, partners = _model_of_node(model, node) if of_node else (model, None)
+        service = PredictionService(
+            load_model(path), limits, partners=partners, fallback=fallback == "own", threads=usable()
+        )
+        keys = None if api_keys is None else read_keys(api_keys)
+        service.warm_up()
+        if keys is not None and certificate is None and not near:
+            warn("keys and rows travel unencrypted: give --certificate and --key, or put a proxy with TLS in front")
+        if service.model.needs and not service.falls_back and partners is None:
+            warn(f"no prediction can be made without {', '.join(service.model.needs)}; /predict will answer 503")
+        with listen_at(listen) as socket:
+
+            def announce() -> None:
+                of, port = socket.getsockname()[:2]
+                at = f"{'http' if certificate is None else 'https'}://{f'[{of}]' if ':' in of else of}:{port}"
+                who = "any client" if keys is None else f"{len(keys)} keys"
+                say(f"serving {service.model.part.party}'s model {service.model.part.model_id[:8]} at {at} to {who}")
+                say(f"columns and examples: {at}/docs")
+
+            hosts = LOCAL.union(name.lower() for name in host or ()) if near else None
+            run(make_app(service, keys, hosts), socket, certificate=certificate, key=key, ready=announce)
+
+
+def _model_of_node(job: Path, node: Path) -> tuple[Path, Partners | None]:
+    """Return the part that a node's job has left and, for a service, the function that asks the partners."""
+    from treaty.node.proposals import Proposal
+    from treaty.node.settings import find_socket, load_settings
+    from treaty.node.store import Store
+    from treaty.node.worker import Partners as Asking
+    from treaty.node.worker import UnknownIds
+    from treaty.serving.service import Refused
+
+    settings = load_settings(node)
+    state = Path(settings.folder)
+    with Store(state, create=False) as store:
+        row = store.job(str(job))
+    proposal = msgspec.json.decode(row.proposal, type=Proposal)
+    part = state / "models" / (proposal.model or row.id) / f"{settings.name}.part"
+    if proposal.verb != "serve":
+        return part, None
+    asking = Asking(
+        lambda: find_socket(state, row.id), [name for name in proposal.described().parties if name != row.submitter]
+    )
+
+    def partners(ids: Sequence[str], table: Table) -> NDArray[np.float64]:
+        try:
+            return asking(ids, table)
+        except UnknownIds as error:
+            raise Refused(422, str(error)) from None
+
+    return part, partners
+
+
+def _make_key(name: str, file: Path | None) -> None:
+    """Print a new key; add its digest to a file, or print the line to add."""
+    from treaty.serving.service import add_key, new_key
+
+    if file is None:
+        made, line = new_key(name)
+        say(f"line for the file of keys: {line}")
+    else:
+        made = add_key(file, name)
+        say(f"added {name} to {file}; restart the server to accept its key")
+    say(f"key (shown only now, give it to {name} alone): {made}")

@@ -148,7 +148,7 @@ def revoke_partner(
 ) -> None:
     """Stop trusting a partner. Its present card is never trusted again; a new card must be compared."""
     revoke(folder, name)
-    say(f"{name} is not trusted any more")
+    say(f"{name} is no longer trusted")
 
 
 def _one_of(folder: Path, name: str | None) -> Card:
@@ -158,7 +158,7 @@ def _one_of(folder: Path, name: str | None) -> Card:
         return next(iter(cards.values()))
     if name is None or name not in cards:
         raise ConfigError(
-            f"expected the name of an organisation whose keys are in {folder}: {', '.join(cards) or 'nobody'}"
+            f"expected the name of an organisation whose keys are in {folder}: {', '.join(cards) or 'none'}"
         )
     return cards[name]
 
@@ -172,18 +172,18 @@ def _compared(card: Card) -> str:
         )
     whole = fingerprint_of(card)
     groups = whole.removeprefix("SHA256:").split()
-    # Ask for two random groups: a person who always types the same ones may compare no others. An attacker can try keys
-    # until three groups are right; these include one asked group with probability 3/16, both with 1/40.
+    # two random groups: a person who always types the same ones may compare no others. An attacker can try keys until
+    # three groups are right; these include one asked group with probability 3/16, both with 1/40
     asked = sorted(secrets.SystemRandom().sample(range(len(groups)), 2))
     shown = " ".join("...." if k in asked else group for k, group in enumerate(groups))
     _row("card of", f"{card.name}, valid until {ends(card):%Y-%m-%d}")
     _row("fingerprint", f"SHA256:{shown}")
     say(
-        f"Have {card.name} read out what treaty keys show prints there, over another channel than the one that brought "
-        "the file. All groups must agree. You are asked for the two groups that are hidden here."
+        f"Ask {card.name} to read out the output of treaty keys show, over another channel than the one that brought "
+        "the file. All groups must agree. Type the two groups that are hidden here."
     )
     for number in asked:
-        typed = typer.prompt(f"Group {number + 1} of {len(groups)}, four characters, as you heard it")
+        typed = typer.prompt(f"Group {number + 1} of {len(groups)}, four characters, as {card.name} reads it")
         if typed.strip().lower() != groups[number]:
             raise ConfigError(f"group {number + 1} of the fingerprint is not {typed!r}: the card is not trusted")
     return whole

@@ -36,8 +36,10 @@ PRINTED = {"printed": True}
 BY_SIGNAL = {129: "terminated", 130: "interrupted", 143: "terminated"}
 """What happened, by the exit code after SIGHUP, SIGINT and SIGTERM."""
 
+# level of a handler that takes no record
 _NEVER = logging.CRITICAL + 1
-_FOLLOW_INTERVAL = 0.2  # seconds
+# seconds between two looks at a log that is followed
+_FOLLOW_INTERVAL = 0.2
 
 console = Console(markup=False)
 
@@ -45,6 +47,11 @@ console = Console(markup=False)
 def say(text: str) -> None:
     """Print a line as it is: no wrapping, no colours."""
     console.print(text, soft_wrap=True, highlight=False)
+
+
+def warn(text: str) -> None:
+    """Print a warning on standard error."""
+    print(f"treaty: {text}", file=sys.stderr)
 
 
 def say_learned(learned: Mapping[str, Sequence[str]]) -> None:
@@ -56,17 +63,17 @@ def say_learned(learned: Mapping[str, Sequence[str]]) -> None:
 
 
 class Ended(SystemExit):
-    """A signal has ended the command; `last_words` is the last line that it prints."""
+    """A signal has ended the command, whose last line is `message`."""
 
-    def __init__(self, code: int, last_words: str) -> None:
+    def __init__(self, code: int, message: str) -> None:
         super().__init__(code)
-        self.last_words = last_words
+        self.message = message
 
 
 def last_line(error: BaseException) -> str:
     """Return the line that a command prints when an error ends it."""
     if isinstance(error, Ended):
-        return f"treaty: {error.last_words}"
+        return f"treaty: {error.message}"
     if isinstance(error, TreatyError):
         return f"treaty: {error}"
     if isinstance(error, OSError):
@@ -79,7 +86,7 @@ def last_line(error: BaseException) -> str:
 def logged(
     verbose: bool, file: Path | None, party: str = "", resume_hint: Callable[[], str] = lambda: ""
 ) -> Iterator[None]:
-    """Log the steps of a command with their times; if an error ends it, its last line is in the file, too.
+    """Log the steps of a command with their times; if an error ends it, the file has its last line, too.
 
     `resume_hint` returns how to resume after a signal, "" if the training cannot be resumed. Without `verbose`, the
     terminal shows warnings, and records of level `NOTED` as plain text. Raises ConfigError if the file cannot be
@@ -141,16 +148,16 @@ def _timed() -> logging.Formatter:
 
 
 class _LogFile(logging.FileHandler):
-    """A log file that is given up, with one warning, once it cannot be written: the job continues."""
+    """A log file that is given up, with one warning, if it cannot be written any more: the job continues."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         if self.level < _NEVER:
             self.setLevel(_NEVER)
             error = sys.exc_info()[1]
-            print(f"treaty: cannot write the log {self.baseFilename} any more: {error}", file=sys.stderr)
+            warn(f"cannot write the log {self.baseFilename} any more: {error}")
 
     def close(self) -> None:
-        # Lines that could not be written are lost.
+        # lines that could not be written are lost
         with suppress(OSError):
             super().close()
 
@@ -158,7 +165,7 @@ class _LogFile(logging.FileHandler):
 def _opened(file: Path) -> logging.Handler:
     try:
         handle = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        # An existing file, too: errors may show cells of a table.
+        # of an existing file, too: errors may show cells of a table
         os.fchmod(handle, 0o600)
         os.close(handle)
         return _LogFile(file, encoding="utf-8")
@@ -168,7 +175,7 @@ def _opened(file: Path) -> logging.Handler:
 
 @contextmanager
 def log_of_all(verbose: bool, file: Path | None, resume_hint: Callable[[], str] = lambda: "") -> Iterator[list[str]]:
-    """Yield the arguments that make all parties' processes write one log; with `verbose` it is shown here.
+    """Yield the arguments that make all parties' processes write one log; with `verbose`, it is shown here.
 
     The command's own last line comes last. `resume_hint` as in `logged`.
     """

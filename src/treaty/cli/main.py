@@ -24,18 +24,18 @@ from treaty.machine.process import ended_by_signals
 
 _OF_NODES = "Nodes"
 _COMMANDS = {
-    "demo": ("demo", None),
+    "demo": ("check", None),
     "check": ("check", None),
     "disclosures": ("check", None),
     "train": ("jobs", None),
     "predict": ("jobs", None),
     "explain": ("jobs", None),
-    "serve": ("serve", None),
+    "serve": ("jobs", None),
     "show": ("results", None),
     "report": ("results", None),
-    "audit": ("audit", None),
+    "audit": ("results", None),
     "ledger": ("results", None),
-    "audit-gradients": ("audit", None),
+    "audit-gradients": ("results", None),
     "keys": ("keys", None),
     "node": ("node", _OF_NODES),
     "submit": ("node", _OF_NODES),
@@ -52,7 +52,7 @@ _COMMANDS = {
 
 
 class _Commands(TyperGroup):
-    """Imports each command's module when the command is used: importing all takes a second."""
+    """Imports a command's module only when the command is used: importing all takes a second."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(_COMMANDS)
@@ -104,9 +104,9 @@ def common(
 
 def main() -> NoReturn:
     """Run the command line. Errors that Treaty raises on purpose are one line, not a traceback."""
-    # Else each garbage collection, of which hundreds of messages cause many, scans all loaded modules.
+    # otherwise each garbage collection, of which hundreds of messages cause many, scans all loaded modules
     gc.freeze()
-    # Expand ~ in --option=~/path, which shells leave alone.
+    # shells do not expand ~ in --option=~/path
     sys.argv[1:] = [
         re.sub(r"^(--[\w-]+=)(~.*)", lambda match: match[1] + str(Path(match[2]).expanduser()), given)
         for given in sys.argv[1:]
@@ -125,12 +125,12 @@ def main() -> NoReturn:
             party = re.search(r" --as[ =](\S+)", " ".join(sys.argv))
             usual = Ended(int(ended.code), f"{BY_SIGNAL[int(ended.code)]}{f' at {party[1]}' if party else ''}")
             print(last_line(ended if isinstance(ended, Ended) else usual), file=sys.stderr)
-            # Exit at once: a gRPC call that was interrupted can keep the interpreter from ending.
+            # at once: a gRPC call that was interrupted can keep the interpreter from ending
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(int(ended.code))
         raise
     finally:
-        # Else Python scans everything once more at exit, for half a second.
+        # otherwise Python scans everything once more at exit, for half a second
         gc.freeze()
     sys.exit(0)

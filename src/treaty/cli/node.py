@@ -36,7 +36,7 @@ def node(
 ) -> None:
     """Run this organisation's node until it is stopped (Ctrl-C or SIGTERM).
 
-    The node connects with the nodes of its peers, stores jobs, and runs this organisation's party in the jobs that all
+    The node connects to the nodes of its peers, stores jobs, and runs this organisation's party in the jobs that all
     parties have approved. After a crash, start it again: jobs resume from the last tree that all parties have.
     """
     from treaty.node.service import Node
@@ -77,8 +77,8 @@ def submit(
 ) -> None:
     """Propose a job to the nodes of all its parties. The active party submits it.
 
-    All nodes see the same hash. Each checks the job against its own policies, and its policy or a person approves it.
-    After that the job cannot be changed.
+    All nodes see the same hash. Each checks the job against its own policies; then its policy, or a person, approves
+    it. After that, the job cannot be changed.
     """
     from treaty.node.identity import trusted
     from treaty.node.job_views import verdict_on
@@ -149,9 +149,9 @@ def check_as_node(file: Path, node: Path, *, with_peers: bool, patience: float) 
         if not (with_peers and own and up):
             return own, up
         _check_active(job, settings, node)
-        passed, told = _tried(store, _propose(store, settings, content), patience)
-    if told:
-        again = checked(load_own(settings.keys, settings.name), cards, settings, job, "train", told)
+        passed, sizes = _tried(store, _propose(store, settings, content), patience)
+    if sizes:
+        again = checked(load_own(settings.keys, settings.name), cards, settings, job, "train", sizes)
         _print_findings(finding for finding in again if finding.what.startswith(EXPECTED))
     return own, passed
 
@@ -176,17 +176,17 @@ def _tried(store: Store, job_id: str, patience: float) -> tuple[bool, dict[str, 
         time.sleep(0.2)
     if row.state not in FINAL:
         store.command(job_id, "cancel", b"{}")
-    told = {}
+    sizes = {}
     for party, encoded in store.views(job_id).items():
         view = msgspec.msgpack.decode(encoded, type=JobStatus)
         if party != row.submitter:
             if (size := stated_sizes(view.reason)) is not None:
-                told[party] = size
+                sizes[party] = size
             fine = view.state in ("approved", "finished")
             _print_findings([CheckFinding(party, fine, view.reason or ("could take part" if fine else view.state))])
     if row.state != "finished":
         say(f"  WRONG  {row.reason or f'not all nodes have answered in {patience:g} s'}")
-    return row.state == "finished", told
+    return row.state == "finished", sizes
 
 
 def jobs(
@@ -203,13 +203,13 @@ def jobs(
     for row in rows:
         rounds = f"{row.rounds}/{row.total}" if row.total else ""
         since = datetime.fromtimestamp(row.changed, UTC).strftime("%Y-%m-%d %H:%M:%S")
-        # No markup: others have chosen it.
+        # as text, without markup: other organisations have chosen it
         what = Text(title_of(row))
         table.add_row(row.id[:12], what, row.state, rounds, since, Text(row.reason))
     if sys.stdout.isatty():
         console.print(table)
     else:
-        # One line each, for scripts.
+        # one line each, for scripts
         Console(width=500).print(table)
 
 
@@ -243,17 +243,13 @@ def show_job(prefix: str, node: Path) -> None:
         say("This node's policy:")
         _print_findings(verdict.findings)
     say("The job:")
-    say(msgspec.json.format(_without_defaults(proposal.job)))
-
-
-def _without_defaults(job: str) -> str:
-    """Return a job's JSON without empty and default fields."""
-    fields = {name: value for name, value in msgspec.json.decode(job).items() if value not in (None, {}, [])}
+    # without empty and default fields
+    fields = {name: value for name, value in msgspec.json.decode(proposal.job).items() if value not in (None, {}, [])}
     fields["parties"] = {
         party: {name: value for name, value in member.items() if value not in (None, [], 8.0)}
         for party, member in fields["parties"].items()
     }
-    return msgspec.json.encode(fields).decode()
+    say(msgspec.json.format(msgspec.json.encode(fields).decode()))
 
 
 def _print_findings(findings: Iterable[CheckFinding]) -> None:

@@ -1,4 +1,4 @@
-"""What a node keeps: the commands ``models``, ``logs``, ``forget`` and ``audit-log``."""
+"""What a node keeps: ``treaty models``, ``logs``, ``forget`` and ``audit-log``."""
 
 from __future__ import annotations
 
@@ -133,10 +133,10 @@ def verify(
 ) -> None:
     """Verify that the audit log was not changed. Exit code: 0 if it is whole, 1 if not.
 
-    Each entry is bound to all entries before it. So a changed, missing or moved entry is found. But whoever can write
-    the file can also rewrite all of it, or remove the newest entries; only heads that others have noted reveal that.
-    This command prints the log's head, signed with the node's key, for others to note. It also prints the heads that
-    peers have sent to this node, with their signatures. A signature proves whose head it is, not that there was no
+    Each entry is bound to all entries before it, so a changed, missing or moved entry is found. But a person who can
+    write the file can also rewrite all of it, or remove the newest entries; only heads that others have noted reveal
+    that. This command prints the log's head, signed with the node's key, for others to note. It also prints the heads
+    that peers have sent to this node, with their signatures. A signature proves whose head it is, not that there was no
     other log.
     """
     settings, noted = load_settings(node), _read_head(head) if head else None
@@ -164,7 +164,7 @@ def verify(
         statement = head_statement(party, theirs.seq, theirs.digest)
         known = card is not None and verify_signature(card, theirs.signature, statement)
         unknown = "" if known else " (signed with no key trusted now)"
-        _say_escaped(f"told   the log of {party} had the head {theirs}{unknown}")
+        _say_escaped(f"noted  the log of {party} had the head {theirs}{unknown}")
     if faults:
         raise typer.Exit(1)
 
@@ -201,5 +201,5 @@ def _lines(entry: AuditEntry) -> list[str]:
 
 
 def _say_escaped(line: str) -> None:
-    """Print a line; control characters that a peer wrote cannot move the cursor or colour the screen."""
+    """Print a line; control characters from a peer cannot move the cursor or colour the screen."""
     say("".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in line))

@@ -1,11 +1,12 @@
-"""What a job has left: ``treaty show``, ``treaty report`` and ``treaty ledger``."""
+"""What a job has left: ``treaty show``, ``report``, ``ledger``, ``audit`` and ``audit-gradients``."""
 
 from __future__ import annotations
 
+import csv
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -13,6 +14,10 @@ from typer.core import TyperGroup
 
 from treaty.cli.logs import NODE_FILE, NodeFile, Trust, console, say
 from treaty.errors import ConfigError
+
+if TYPE_CHECKING:
+    from treaty.attacks.auditing import Standing
+    from treaty.attacks.views import Finding
 
 
 def show(
@@ -24,11 +29,11 @@ def show(
 ) -> None:
     """Print what a part of a model contains and what its party noted about the training; or a job of the node.
 
-    Of a job: its hash, its state at all parties, what each party would learn, and what this node's policy decides.
+    For a job: its hash, its state at all parties, what each party would learn, and what this node's policy decides.
 
-    Of a part: options, versions, date, rows, types of the party's columns, losses by round, importances of the party's
-    columns, times, which parties it waited for, and what each party learned. Most of this comes from NAME.report.json
-    in the same folder.
+    For a part: options, versions, date, rows, the party's columns with types and importances, losses by round, times,
+    which parties it waited for, and what each party learned. Most of this comes from NAME.report.json in the same
+    folder.
     """
     from treaty.files import read_json
     from treaty.runs.report import FORMAT, Report, column_types, importances_of, losses_of
@@ -44,10 +49,10 @@ def show(
     part = _read_part(path)
     forest = getattr(part, "forest", None)
     say(f"part of a model: {part.party}, model {part.model_id[:8]}: {part.summary()}")
-    beside = path.with_suffix(".report.json")
-    report = read_json(beside, Report, FORMAT, part.party) if beside.exists() else None
+    file = path.with_suffix(".report.json")
+    report = read_json(file, Report, FORMAT, part.party) if file.exists() else None
     if report is not None and report.model != part.model_id:
-        say(f"report: {beside.name} is of another model")
+        say(f"report: {file.name} is of another model")
         report = None
     if report is None:
         _show_columns(column_types(part.schema), importances_of(part))
@@ -162,7 +167,7 @@ def report(
 
 
 class _ShowByDefault(TyperGroup):
-    """Reads ``treaty ledger PATH`` as ``treaty ledger show PATH``."""
+    """Takes ``treaty ledger PATH`` as ``treaty ledger show PATH``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         known = not args or args[0] in self.commands or args[0] == "--help"
@@ -171,7 +176,7 @@ class _ShowByDefault(TyperGroup):
 
 ledger = typer.Typer(
     cls=_ShowByDefault, no_args_is_help=True,
-    help="What a party must remember of its releases: print what they have cost so far, or reset it after a loss.",
+    help="Print what a party's releases have cost so far, or reset its ledger after a loss.",
 )  # fmt: skip
 
 
@@ -200,21 +205,207 @@ def show_ledger(
 def reset_ledger(
     path: Annotated[
         Path,
-        typer.Argument(help="What is lost or damaged: NAME.noise, NAME.hints, NAME.sides, NAME.queries, or a run log."),
+        typer.Argument(help="The ledger: NAME.noise, NAME.hints, NAME.sides, NAME.queries, or a run log (NAME.runs)."),
     ],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Set aside a ledger that is lost or damaged, so that the next job starts a new one.
 
-    The old files are moved, not deleted. Restore a copy instead if there is one: a new ledger forgets what was spent.
-    NAME.noise counts what noisy releases have cost people and holds the key of the noise: after a reset, people may pay
-    up to epsilon_total once more for what is released again. NAME.hints counts what answers under the lattice map have
-    leaked. NAME.queries counts rows that users had predicted by a hidden model. A run log (NAME.runs)
-    counts alignments.
+    The old files are moved, not deleted. If you have a copy, restore it instead: a new ledger forgets what was spent.
+    NAME.noise counts what noisy releases have cost people, and holds the key of the noise: after a reset, the same
+    releases may cost people up to epsilon_total once more. NAME.hints counts what answers under the lattice map have
+    leaked. NAME.queries counts rows that users had predicted by a hidden model. A run log (NAME.runs) counts
+    alignments.
     """
     from treaty.machine.database import set_aside
 
     if not yes:
-        typer.confirm(f"Forget what {path} has counted, so that all of it may be spent once more?", abort=True)
+        typer.confirm(f"Forget what {path} has counted, so that all of it can be spent once more?", abort=True)
     for moved in set_aside(path):
         say(f"moved to {moved}")
+
+
+def audit(
+    records: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Records of one training: the files kept by parties with `record` in their job file."),
+    ] = None,
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead, train and attack these systems, separated by commas: 'secureboost,secureboost:encryption=ou,"
+            "federboost-vertical:epsilon=8,federboost-horizontal'."
+        ),
+    ] = None,
+    data: Annotated[str, typer.Option(help="With --compare: breast (built in), or a CSV or Parquet file.")] = "breast",
+    label: Annotated[str | None, typer.Option(help="With --compare: the file's label column.")] = None,
+    ids: Annotated[
+        str | None,
+        typer.Option(
+            "--id", help="With --compare: id columns of the file, separated by commas; they are not features."
+        ),
+    ] = None,
+    parties: Annotated[int, typer.Option(min=2, max=10, help="With --compare: number of parties.")] = 3,
+    split: Annotated[
+        str | None,
+        typer.Option(help="With --compare: how columns are split, 'age,income/visits'; instead of --parties."),
+    ] = None,
+    trees: Annotated[int, typer.Option(min=1, help="With --compare: boosting rounds.")] = 20,
+    rows: Annotated[
+        int | None, typer.Option(min=60, help="With --compare: use a random sample of this many rows.")
+    ] = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw the result to this file: SVG, PNG or PDF.")] = None,
+    table: Annotated[Path | None, typer.Option(help="Write all findings to this CSV file.")] = None,
+    trust: Trust = None,
+) -> None:
+    """Attack what each party of a training saw, and compare the results with guessing.
+
+    With records: run every attack that applies to what the parties recorded. A record holds a party's own rows and all
+    messages that it sent and received; it never leaves its party automatically. An attack can be scored only if the
+    record of the attacked party is given, too. In a rehearsal, one person has all records.
+
+    With --compare: train several systems on your own table, with all parties in this process. The result shows the
+    accuracy of each model on held-back rows, its cost, and what attacks find from each party's view.
+
+    An attack "finds" something if it beats guessing by more than four standard errors, and by 0.02. Otherwise these
+    attacks found nothing; another attack might.
+    """
+    if (compare is None) == (not records):
+        raise ConfigError("expected either records of a training or --compare SYSTEM,SYSTEM; see treaty audit --help")
+    from treaty.attacks.auditing import draw_findings, draw_standings, findings_of_records
+
+    if compare is not None:
+        standings = _compared(compare, data, label, ids, parties, split, trees, rows)
+        console.print(_grid_of_standings(standings))
+        for standing in standings:
+            if standing.error:
+                say(f"{standing.title}: {standing.error}")
+        if figure is not None:
+            draw_standings(standings, figure)
+        _write_findings(table, [(standing.title, finding) for standing in standings for finding in standing.findings])
+        return
+    found, in_clear, notes = findings_of_records(records or [])
+    console.print(_grid_of_findings(found))
+    for party, shown in in_clear.items():
+        say(f"{party} received in the clear, as stated by its messages: {'; '.join(shown) or 'nothing'}")
+    for line in notes:
+        say(line)
+    if figure is not None:
+        draw_findings(found, figure)
+    _write_findings(table, [("", finding) for finding in found])
+
+
+def _compared(
+    compare: str,
+    data: str,
+    label: str | None,
+    ids: str | None,
+    parties: int,
+    split: str | None,
+    trees: int,
+    rows: int | None,
+) -> list[Standing]:
+    import numpy as np
+    from rich.status import Status
+    from sklearn.model_selection import train_test_split
+
+    from treaty.attacks.auditing import compare as play
+    from treaty.attacks.auditing import entrant
+    from treaty.cli.demo_scenarios import cut_columns, load_data, rows_apart
+
+    entrants = [entrant(title.strip()) for title in compare.split(",") if title.strip()]
+    columns, y = load_data(data, label, ids)
+    if rows is not None and rows < len(y):
+        kept = train_test_split(np.arange(len(y)), train_size=rows, stratify=y, random_state=0)[0]
+        columns, y = columns.take(kept), y[kept]
+    cut = cut_columns(columns.column_names, parties, split)
+    train, test = train_test_split(np.arange(len(y)), test_size=1 / 3, stratify=y, random_state=0)
+    apart = [train[index] for index in rows_apart(columns.take(train), len(cut))]
+    with Status("", console=console) as status:
+        return play(
+            entrants, columns, y, cut, apart, test, trees=trees,
+            begin=lambda title: status.update(f"{title}: training, then attacks"),
+        )  # fmt: skip
+
+
+def _grid_of_standings(standings: Sequence[Standing]) -> Table:
+    grid = Table("system", title="Accuracy, cost, and the attacks that find most", title_justify="left")
+    for name in ("AUC", "log-loss", "s", "MB", "messages"):
+        grid.add_column(name, justify="right")
+    grid.add_column("attack, by whom, on what: score (guess)")
+    for standing in standings:
+        if standing.error:
+            grid.add_row(standing.title, *5 * ["-"], "not run, see below")
+            continue
+        lines = [
+            f"{one.attack}, {one.party}, {one.target}: {one.score:.3f} ({one.baseline:.3f})"
+            + ("" if one.finds else f", {one.verdict}")
+            for one in [one for one in standing.findings if one.finds] or standing.findings[:1]
+        ]
+        grid.add_row(
+            standing.title, f"{standing.auc:.4f}", f"{standing.log_loss:.4f}", f"{standing.seconds:.1f}",
+            f"{standing.megabytes:.2f}", str(standing.messages), "\n".join(lines),
+        )  # fmt: skip
+    return grid
+
+
+def _grid_of_findings(found: Sequence[Finding]) -> Table:
+    grid = Table("attack", "by", "on", "measure", title="What attacks found", title_justify="left")
+    for name in ("score", "guess"):
+        grid.add_column(name, justify="right")
+    grid.add_column("verdict")
+    for one in found:
+        grid.add_row(
+            one.attack, one.party, one.target, one.measure, f"{one.score:.3f}", f"{one.baseline:.3f}", one.verdict
+        )
+    return grid
+
+
+def _write_findings(path: Path | None, found: Sequence[tuple[str, Finding]]) -> None:
+    if path is None:
+        return
+    columns = ["attack", "party", "target", "measure", "score", "baseline", "error", "verdict"]
+    headings = {"baseline": "guess", "error": "standard_error"}
+    with path.open("w", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(["system", *(headings.get(column, column) for column in columns)])
+        lines.writerows([title, *(getattr(one, column) for column in columns)] for title, one in found)
+
+
+def audit_gradients(
+    active: Annotated[Path, typer.Argument(help="Folder of the active party's records (its keep_for_audit).")],
+    passive: Annotated[Path, typer.Argument(help="Folder of a passive party's records.")],
+    unfinished: Annotated[
+        bool, typer.Option("--unfinished", help="Audit the complete trees in records of a training that was killed.")
+    ] = False,
+) -> None:
+    """Check whether a passive party received the gradients that the labels imply.
+
+    Use it after a training in which both parties had keep_for_audit in their job files. It decrypts what the passive
+    party recorded, with the key and secrets that the active party recorded, and compares it, tree by tree, with what
+    follows from the labels. Anyone who runs this sees the labels and gradients in the active party's record: leave it
+    to an auditor whom both parties trust, or run it together. Records of several trainings are matched by their
+    numbers. docs/secureboost.md says what is checked and what is not.
+
+    Exit code: 0 if everything agrees, 1 if something differs, 2 if a record is damaged or missing.
+    """
+    from treaty.machine.process import cores
+    from treaty.runs.progress import steps_bar
+    from treaty.systems.vertical.audit_replay import audit as replay
+
+    with steps_bar("auditing trees") as bar:
+        verdicts = replay(active, passive, unfinished=unfinished, threads=cores(), progress=bar)
+    for found in verdicts:
+        what = f"{found.active} -> {found.passive}, job {found.job!r}, model {found.model_id[:8]}"
+        for note in found.notes:
+            say(f"{what}: {note}")
+        for finding in found.findings:
+            say(f"{what}: {finding}")
+        compared = f"{found.trees} trees compared, {found.vectors} vectors opened"
+        same = "all hold the gradients that the labels imply" if found.trees else "nothing could be compared"
+        result = f"{len(found.findings)} differences" if found.findings else same
+        say(f"{what}: {compared}: {result}")
+        signed = f"signed under the certificate {found.signed_by}" if found.signed_by else "nothing was signed"
+        say(f"{what}: {signed}")
+    if any(found.findings or not found.trees for found in verdicts):
+        raise typer.Exit(1)

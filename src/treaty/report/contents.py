@@ -1,8 +1,4 @@
-"""What a report shows of a finished run, whether it comes from a fitted estimator or from a job.
-
-The classes below hold the values of each section; `scores_of_classes` and `scores_of_numbers` compute metrics, ROC and
-calibration of predictions with known labels, by scikit-learn.
-"""
+"""What a report shows of a finished run, whether of a fitted estimator or of a job; and scores of predictions."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from numpy.typing import NDArray
 
 from treaty.messaging.transcript import Timeline
 
-# Points of a ROC curve: more would not be visible.
+# points of a ROC curve: more would not be visible
 _MOST_POINTS = 200
 _MOST_CLASSES = 6
 _TENTHS = 10
@@ -28,14 +24,12 @@ Section = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A metric of one set of rows after each round or epoch.
-
-    `pooled`: of the same model trained on one table, for comparison.
-    """
+    """A metric of one set of rows after each round or epoch."""
 
     name: str
     metric: str
     values: Sequence[float]
+    # of the same model trained on one table, for comparison
     pooled: bool = False
 
 
@@ -51,116 +45,80 @@ class Points:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelScores:
-    """Scores of predictions for rows with known labels.
+    """Scores of predictions for rows with known labels."""
 
-    Attributes
-    ----------
-    of : str
-        The rows, in words.
-    values : mapping of str to (mapping of str to float)
-        By model and metric.
-    roc : sequence of Points
-        False and true positive rates; with more than two classes, each against the rest. Empty for numbers.
-    calibration : sequence of Points
-        For rows in tenths by their prediction: mean prediction, and the observed share of the second class. With more
-        than two classes, the share of correct ones by the predicted class's probability; for numbers, the mean label.
-    of_numbers : bool
-    """
-
+    # the rows, in words
     of: str
+    # by model and metric
     values: Mapping[str, Mapping[str, float]]
+    # false and true positive rates; with more than two classes, each against the rest; empty for numbers
     roc: Sequence[Points] = ()
+    # for rows in tenths by their prediction: mean prediction, and the observed share of the second class. With more
+    # than two classes, the share of correct ones by the predicted class's probability; for numbers, the mean label
     calibration: Sequence[Points] = ()
     of_numbers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Quantiles 0.05, 0.25, 0.5, 0.75, 0.95 of what a column adds to rows' margins (TreeSHAP); no single row.
-
-    `low` and `high` are of the rows with a value up to, or above, the column's median. Categories, and all columns of a
-    party together, only have `every`, of all rows. `mean` is the mean absolute contribution.
-    """
+    """Quantiles 0.05, 0.25, 0.5, 0.75, 0.95 of what a column adds to rows' margins (TreeSHAP); no single row."""
 
     name: str
+    # absolute contribution
     mean: float
+    # of the rows with a value up to, or above, the column's median
     low: Sequence[float] = ()
     high: Sequence[float] = ()
+    # of all rows: of categories, and of all columns of a party together
     every: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What a report shows; `absent` has the reasons for empty sections.
-
-    Attributes
-    ----------
-    title : str
-    facts : sequence of str
-        A few words each: rows, columns, date.
-    whose : str
-        A sentence: whose view of the run this is, and who may see the page.
-    shap_of : str
-        Label of the axis of the SHAP figure.
-    unit : str
-        Unit of the curves: "round" or "epoch".
-    best : int or None
-        The round, or epoch, that early stopping kept.
-    importances : mapping of str to (mapping of str to float)
-        By party and column, or its pseudonym.
-    importance_kind : str
-        A sentence on what these numbers are.
-    sent : mapping of str to mapping
-        By "sender -> receiver": messages (where known), bytes, and bytes by message type (where known).
-    seconds : mapping of str to (mapping of str to float)
-        By party ("" for all together), by phase.
-    learned : mapping of str to sequence of str
-        What each party, or role, learned beyond its own data.
-    noise : sequence of str
-        What noise has cost, as sentences.
-    notes : sequence of str
-        Further notes for the reader.
-    """
+    """What a report shows."""
 
     title: str
+    # a few words each: rows, columns, date
     facts: Sequence[str]
+    # a sentence: whose view of the run this is, and who may see the page
     whose: str
     curves: Sequence[Curve] = ()
+    # of the curves: "round" or "epoch"
     unit: str = "round"
+    # the round, or epoch, that early stopping kept
     best: int | None = None
     scores: ModelScores | None = None
+    # by party and column, or its pseudonym
     importances: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    # a sentence on what these numbers are
     importance_kind: str = ""
     shap: Sequence[Spread] = ()
+    # label of the figure's axis
     shap_of: str = "adds to the margin"
+    # by "sender -> receiver": bytes and, if they are known, messages and bytes by message type
     sent: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     timeline: Timeline | None = None
+    # by party ("" for all together) and phase
     seconds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    # by party, or role, beyond its own data
     learned: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    # sentences on what noise has cost
     noise: Sequence[str] = ()
+    # further sentences for the reader
     notes: Sequence[str] = ()
     parameters: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    # why sections are empty
     absent: Mapping[Section, str] = field(default_factory=dict)
 
 
 def scores_of_classes(
     of: str, y: NDArray[np.intp], by_model: Mapping[str, NDArray[np.float64]], classes: Sequence[Any], pooled: str = ""
 ) -> ModelScores:
-    """Return scores of class probabilities.
+    """Return scores of class probabilities, for class numbers `y`.
 
-    Parameters
-    ----------
-    of : str
-        The rows, in words.
-    y : int (n_rows,)
-        Class numbers.
-    by_model : mapping of str to float64 (n_rows, n_classes)
-        Each model's probabilities, by its name.
-    classes : sequence
-        Labels by class number.
-    pooled : str
-        The name of the model that was trained on one table, if any.
+    `by_model` has each model's probabilities, float64 (n_rows, n_classes); `pooled` is the name of the model that was
+    trained on one table, if any. `of` describes the rows.
     """
     from sklearn import metrics
 
@@ -178,10 +136,12 @@ def scores_of_classes(
         is_pooled = name == pooled
         for number in numbers[:_MOST_CLASSES] if several else [1]:
             if 0 < np.count_nonzero(y == number) < len(y):
-                line = f"{classes[number]} against the rest" if several else _plain(name, by_model, pooled)
-                roc.append(_roc(line, y == number, p[:, number], is_pooled))
+                line = f"{classes[number]} against the rest" if several else _line(name, by_model, pooled)
+                false, true, _ = metrics.roc_curve(y == number, p[:, number])
+                at = np.unique(np.linspace(0, len(false) - 1, _MOST_POINTS).round().astype(int))
+                roc.append(Points(line, false[at].tolist(), true[at].tolist(), is_pooled))
         right, sure = (np.argmax(p, axis=1) == y, p.max(axis=1)) if several else (y == 1, p[:, 1])
-        calibration.append(_tenths(_plain(name, by_model, pooled), sure, right.astype(float), is_pooled))
+        calibration.append(_tenths(_line(name, by_model, pooled), sure, right.astype(float), is_pooled))
     return ModelScores(of=of, values=values, roc=roc, calibration=calibration)
 
 
@@ -193,7 +153,7 @@ def scores_of_numbers(
     *,
     means: bool = True,
 ) -> ModelScores:
-    """Return scores of predicted numbers, float64 (n_rows,), by model; `means`: whether they estimate means."""
+    """Return scores of predicted numbers, float64 (n_rows,), by model; `means`: whether the models predict means."""
     from sklearn import metrics
 
     values = {
@@ -205,22 +165,14 @@ def scores_of_numbers(
         for name, predicted in by_model.items()
     }
     calibration = [
-        _tenths(_plain(name, by_model, pooled), predicted, y, name == pooled) for name, predicted in by_model.items()
+        _tenths(_line(name, by_model, pooled), predicted, y, name == pooled) for name, predicted in by_model.items()
     ]
     return ModelScores(of=of, values=values, calibration=calibration if means else (), of_numbers=True)
 
 
-def _plain(name: str, by_model: Mapping[str, Any], pooled: str) -> str:
-    """Return the name of a line; the pooled model shares the name, and so the colour, of the compared model."""
+def _line(name: str, by_model: Mapping[str, Any], pooled: str) -> str:
+    """Return a line's name; the pooled model has the name, and so the colour, of the model it is compared with."""
     return next(iter(by_model)) if name == pooled else name
-
-
-def _roc(name: str, is_class: NDArray[np.bool_], p: NDArray[np.float64], pooled: bool) -> Points:
-    from sklearn.metrics import roc_curve
-
-    false, true, _ = roc_curve(is_class, p)
-    at = np.unique(np.linspace(0, len(false) - 1, _MOST_POINTS).round().astype(int))
-    return Points(name, false[at].tolist(), true[at].tolist(), pooled)
 
 
 def _tenths(name: str, predicted: NDArray[np.float64], so: NDArray[np.float64], pooled: bool) -> Points:

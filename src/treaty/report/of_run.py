@@ -1,7 +1,7 @@
 """The contents of the report of a finished job, from the reports of its parties, in the view of one of them.
 
-The viewer's own report has its options, times and columns. Reports of others in the same folder add their times and
-bytes, but never names of columns.
+The viewer's own report has its options, times and columns. Other reports in the same folder add times and bytes, but
+never names of columns.
 """
 
 from __future__ import annotations
@@ -29,26 +29,11 @@ _PROBABILITY = "probability_"
 
 
 def read_run(run: Path, party: str | None = None) -> tuple[Path, dict[str, Report], str]:
-    """Read the reports of the parties of a finished training.
+    """Return the folder of a finished training, its reports by party, and the viewer.
 
-    Parameters
-    ----------
-    run : Path
-        A job's output folder, a report in one (NAME.report.json), or the job file.
-    party : str or None
-        The viewer; None: the only party there, else the one with the labels.
-
-    Returns
-    -------
-    folder : Path
-    reports : dict of str to Report
-        The reports of this training, by party.
-    viewer : str
-
-    Raises
-    ------
-    ConfigError
-        If there is no report, if one is damaged, or if the viewer is ambiguous.
+    `run` is a job's output folder, a report in it (NAME.report.json), or the job file. Without a `party`, the viewer
+    is the only party there, or else the one with the labels. Raises ConfigError if there is no report, if one is
+    damaged, or if the viewer is ambiguous.
     """
     folder, named = _folder_of(run)
     files = {path.name.removesuffix(".report.json"): path for path in sorted(folder.glob("*.report.json"))}
@@ -93,16 +78,13 @@ def contents_of_run(
 ) -> Contents:
     """Return the contents of a job's report, in the view of one party.
 
-    Parameters
-    ----------
-    folder : Path
-        Its part of the model, next to the report, has the total gain of each other party's columns.
-    scores : Scores or None
-        Scores of predictions with known labels.
-    pooled : mapping of str to (mapping of str to list of float), or None
-        Losses of the same model trained on one table, by eval set and metric.
+    `scores` are those of predictions with known labels, `pooled` the losses of the same model trained on one table, by
+    eval set and metric.
     """
-    own = reports[viewer]
+    own, others = reports[viewer], ""
+    if len(reports) > 1:
+        names = ", ".join(name for name in reports if name != viewer)
+        others = f" Times, bytes and the cost of noise of {names} are from their reports in the same folder."
     timelines = {name: of.timeline for name, of in reports.items() if of.timeline is not None}
     totals = _gain_by_party(folder, own)
     kinds = list(own.importances)
@@ -114,7 +96,7 @@ def contents_of_run(
     return Contents(
         title=f"{own.options.get('protocol', 'job')}: {own.job}",
         facts=facts,
-        whose=_whose(viewer, reports),
+        whose=f"This is the view of {viewer}, which decides who else may see it.{others}",
         curves=list(_curves(own, pooled)),
         unit="epoch" if regression else "round",
         best=own.best_round,
@@ -133,18 +115,8 @@ def contents_of_run(
     )
 
 
-def _whose(viewer: str, reports: Mapping[str, Report]) -> str:
-    others = [name for name in reports if name != viewer]
-    beside = (
-        f" Times, bytes and the cost of noise of {', '.join(others)} are from their reports in the same folder."
-        if others
-        else ""
-    )
-    return f"This is the view of {viewer}, which decides who else may see it.{beside}"
-
-
 def _curves(own: Report, pooled: Mapping[str, Mapping[str, Sequence[float]]] | None) -> Iterator[Curve]:
-    """Yield the losses by eval set; if a run has several metrics, their names follow that of the eval set."""
+    """Yield the losses by eval set. If a run has several metrics, a name is that of the eval set and of the metric."""
     for name, values in own.losses.items():
         of, _, metric = name.partition(" ")
         yield Curve(of, metric or "loss", values)
@@ -155,7 +127,7 @@ def _curves(own: Report, pooled: Mapping[str, Mapping[str, Sequence[float]]] | N
 
 
 def _gain_by_party(folder: Path, own: Report) -> dict[str, dict[str, float]]:
-    """Return the total gain of each other party's splits, from the part of the party that has the trees."""
+    """Return the total gain of each other party's splits, from the viewer's part of the model if that has the trees."""
     file = folder / f"{own.party}.part"
     if not file.exists() or kind_of(file) != TREES.kind:
         return {}
@@ -172,11 +144,11 @@ def _gain_by_party(folder: Path, own: Report) -> dict[str, dict[str, float]]:
 
 def _importance_kind(kind: str, viewer: str, totals: bool) -> str:
     if kind == "gain":
-        beside = f" Other parties' columns are not told apart: {viewer} has no names of theirs." if totals else ""
-        return f"Total gain of the splits on a column.{beside}"
+        others = f" Other parties' columns are added up: {viewer} does not know their names." if totals else ""
+        return f"Total gain of the splits on a column.{others}"
     if kind == "count":
-        return f"Number of splits on a column; their gains are with the party that has the trees, not with {viewer}."
-    return f"Weights of {viewer}'s columns in units of their standard deviation; other parties' stay there."
+        return f"Number of splits on a column; only the party with the trees knows their gains, not {viewer}."
+    return f"Weights of {viewer}'s columns in units of their standard deviation; other parties keep theirs."
 
 
 def _sent(reports: Mapping[str, Report], own: Report) -> dict[str, dict[str, Any]]:
@@ -210,13 +182,11 @@ def _absent(
     elif scores.of_numbers:
         found["roc"] = "Labels are numbers, but ROC needs classes."
     if not own.losses:
-        found["curves"] = (
-            f"{viewer} has no losses: the job has no eval_tables, or they are with the party of the labels."
-        )
+        found["curves"] = f"{viewer} has no losses: the job has no eval_tables, or only the party with labels has them."
     if not any(own.importances.values()):
         found["importances"] = f"{viewer} has no columns in the model."
     if not timelines:
-        found["timeline"] = "An earlier Treaty ran this job, and noted no times of messages."
+        found["timeline"] = "An earlier version of Treaty ran this job, and noted no times of messages."
     if not any(report.spent for report in reports.values()):
         found["noise"] = "No party has added noise, so there is no epsilon to account for."
     return found
@@ -225,14 +195,8 @@ def _absent(
 def read_scores(predictions: Path, labels: Path, label: str) -> ModelScores:
     """Return scores of the output of ``treaty predict``, with labels from another table of the same rows.
 
-    Rows are matched by a common column, such as ids; if there is none, by their order.
-
-    Raises
-    ------
-    ConfigError
-        If a file cannot be read, or lacks a column.
-    DataError
-        If the rows do not match.
+    Rows are matched by a common column, such as ids, or else by their order. Raises ConfigError if a file cannot be
+    read or lacks a column, and DataError if the rows do not match.
     """
     predicted = read_table(predictions, party="predictions")
     if "prediction" not in predicted.column_names:
@@ -242,13 +206,16 @@ def read_scores(predictions: Path, labels: Path, label: str) -> ModelScores:
         raise ConfigError(f"expected --label to be one of {', '.join(known.column_names[:20])}, got {label!r}")
     y = _in_order(predicted, known, label, labels)
     names = [name for name in predicted.column_names if name.startswith(_PROBABILITY)]
+    # without probabilities, predictions are numbers
     if not names:
         numbers = np.asarray(y, np.float64)
         made = {_OURS: np.asarray(predicted["prediction"].to_numpy(), np.float64)}
         return scores_of_numbers(f"{len(numbers)} rows", numbers, made)
     classes = [name.removeprefix(_PROBABILITY) for name in names]
     numbers_of = {text: number for number, text in enumerate(classes)}
-    codes = [numbers_of.get(_text(value)) for value in y]
+    # as labels are spelt in the names of columns of probabilities: a whole number without a point
+    spelt = [str(int(value)) if isinstance(value, float) and value.is_integer() else str(value) for value in y]
+    codes = [numbers_of.get(label) for label in spelt]
     if None in codes:
         raise DataError(f"expected labels of {', '.join(classes)}, got others - in column {label!r} of {labels}")
     p = np.column_stack([predicted[name].to_numpy() for name in names])
@@ -270,8 +237,3 @@ def _in_order(predicted: Any, known: Any, label: str, path: Path) -> list[Any]:
     if any(value is None for value in y):
         raise DataError(f"expected a label of every row, got empty ones - in column {label!r} of {path}")
     return y
-
-
-def _text(value: Any) -> str:
-    """Return a label as it is spelt in the name of its column of probabilities."""
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
