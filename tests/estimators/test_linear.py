@@ -405,7 +405,7 @@ def test_the_solver_decides_how_weights_are_found():
         ({"random_state": -1}, "random_state"),
         ({"random_state": 2**130}, f"random_state={2**130}: expected"),
         ({"protocol": "sgd", "batch_size": 10**30}, f"batch_size={10**30}: expected"),
-        ({"mode": "paper"}, "system 'pooled' has no such mode"),
+        ({"mode": "paper"}, "a pooled regression has no such mode"),
         ({"protocol": "sgd", "encryption": "lattice", "key_bits": 2048}, "has no key: leave key_bits out"),
         ({"protocol": "sgd", "key_bits": 2048, "insecure_test_key_bits": 768}, "got both"),
         ({"active": "bank"}, "active"),

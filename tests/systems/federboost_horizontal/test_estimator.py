@@ -723,7 +723,7 @@ def test_a_leader_without_data_cannot_take_its_own_rows_off():
     [
         ({"min_child_samples": 3}, "leaves of as few as 3 training rows", NAMES[:4]),
         ({"mode": "paper"}, "leaves of as few as 1 training rows", NAMES[:4]),
-        ({"dropout": "accept"}, "should a participant be lost", ["north"]),
+        ({"dropout": "accept"}, "if a participant is lost and training continues", ["north"]),
         ({"epsilon_total": 2.0}, "than (2, 1e-06) differential privacy", NAMES[:4]),
         ({"epsilon_total": 2.0, "delta": 0.01}, "than (2, 0.01) differential privacy", NAMES[:4]),
         ({"epsilon_total": 2.0}, "under noise, nothing alone; with all others", ["north"]),

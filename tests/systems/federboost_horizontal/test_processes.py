@@ -265,7 +265,7 @@ def change_rows(path: Path, **columns: object) -> None:
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        ({"SECRET": 1.0}, "'SECRET' besides"),
+        ({"SECRET": 1.0}, "'SECRET' as well"),
         ({"mean radius": "much"}, "column 'mean radius': expected numbers"),
         ({"y": None}, "a column 'y'"),
         ({"y": "ill"}, "different kinds"),

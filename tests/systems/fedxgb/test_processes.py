@@ -245,7 +245,7 @@ def test_commands_on_a_hidden_model_are_the_servers_alone(trained, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("columns", "words"), [({"shoe": 1.0}, "'shoe' besides"), (None, "got none")])
+@pytest.mark.parametrize(("columns", "words"), [({"shoe": 1.0}, "'shoe' as well"), (None, "got none")])
 def test_a_user_with_a_wrong_table_is_left_out_and_says_why(tmp_path, columns, words):
     users = [f"user{k}" for k in range(7)]
     path = write_job(tmp_path, users=users)
