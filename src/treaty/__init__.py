@@ -17,8 +17,7 @@ from treaty.errors import (
 )
 
 if TYPE_CHECKING:
-    from treaty.estimators.align import align
-    from treaty.estimators.files import open_table, read_table
+    from treaty.estimators.files import align, open_table, read_table
     from treaty.estimators.glm import LinearRegression, PoissonRegressor
     from treaty.estimators.linear import LogisticRegression
     from treaty.estimators.trees import GBDTClassifier, GBDTRanker, GBDTRegressor, load
@@ -70,7 +69,7 @@ __version__ = "0.1.0"
 
 _LATE = {
     "CustomLoss": "treaty.trees.number_losses",
-    "align": "treaty.estimators.align",
+    "align": "treaty.estimators.files",
     "disclosures": "treaty.runs.report",
     "GBDTClassifier": "treaty.estimators.trees",
     "GBDTRanker": "treaty.estimators.trees",

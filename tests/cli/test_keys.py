@@ -54,7 +54,7 @@ def test_new_keys_are_shown_with_what_to_give_to_whom(tmp_path, monkeypatch):
 def test_trust_in_scripts_needs_the_whole_fingerprint(bank):
     fingerprint = fingerprint_of(read_card(CARD))
     assert "a person at a terminal" in refused("trust", CARD, typed=fingerprint[-4:])
-    assert "with the fingerprint given" in refused("trust", CARD, "--fingerprint", fingerprint[:-1] + "!")
+    assert "has another fingerprint" in refused("trust", CARD, "--fingerprint", fingerprint[:-1] + "!")
     assert trusted("keys") == {}
     done = keys("trust", CARD, "--fingerprint", fingerprint.lower().replace(" ", "  "))
     assert done.exit_code == 0, done.output

@@ -21,7 +21,7 @@ from treaty.data import file_formats, reading
 from treaty.data.reading import read_table as source_table
 from treaty.data.table import to_table
 from treaty.errors import ConfigError, DataError
-from treaty.estimators.align import align
+from treaty.estimators.files import align
 from treaty.estimators.trees import GBDTClassifier
 
 BANK = {"id": [f"c{k}" for k in range(90)], "x": np.arange(90)}
@@ -228,7 +228,7 @@ def test_text_that_is_kept_for_ids_is_numbers_as_a_feature(tmp_path, monkeypatch
     [
         (
             {"on": ["id", "day"]},
-            "on to be one column, or a mapping of party to column; join .* got list",
+            "on to be one column, or a mapping of party to column; first join .* got list",
         ),
         ({"tables": [TABLE, TABLE]}, "tables to be a mapping of party to table, got list"),
         ({"tables": TABLE}, "tables to be a mapping of party to table, got DataFrame"),

@@ -70,7 +70,7 @@ def test_models_of_columns_on_disk_equal_those_in_memory(tmp_path, system, monke
     watched = {name: named(tmp_path, TABLE.select(SPLIT[name])[:90], f"{name}3", "parquet") for name in kinds}
     few = OPTIONS | ({"n_estimators": 1, "max_bin": 4} if system == "sealed" else {})
     rest = {} if system == "sealed" else {"sample_weight": WEIGHT}
-    with pytest.warns(UserWarning, match="side by side") if system == "pooled" else nullcontext():
+    with pytest.warns(UserWarning, match="joins the tables") if system == "pooled" else nullcontext():
         one = treaty.GBDTClassifier(VERTICAL[system], **few).fit(tables, Y, **rest)
         seen = noting_sources(monkeypatch)
         other = treaty.GBDTClassifier(VERTICAL[system], **few).fit(files, Y, eval_set=(watched, Y[:90]), **rest)
@@ -183,9 +183,7 @@ def test_a_linear_model_takes_files(tmp_path, monkeypatch):
 
 
 def test_a_file_where_parties_are_meant_is_refused_unread(tmp_path):
-    with pytest.raises(
-        DataError, match=r"'secureboost' expects a mapping of party to table, got str: hand over a dict"
-    ):
+    with pytest.raises(DataError, match=r"'secureboost' expects a mapping of party to table, got str: pass a dict"):
         treaty.GBDTClassifier("secureboost").fit(str(tmp_path / "t.parquet"), Y)
 
 
@@ -212,7 +210,7 @@ def test_files_are_brought_into_common_order(tmp_path, kind, text, monkeypatch):
         assert labels == [Y[int(id)] for id in order[0]]
         tables = {name: table.drop_columns(["label"] if name == "bank" else []) for name, table in aligned.items()}
         tables = {name: table.drop_columns([on[name]]) for name, table in tables.items()}
-        with pytest.warns(UserWarning, match="side by side"):
+        with pytest.warns(UserWarning, match="joins the tables"):
             found.append(treaty.GBDTClassifier("pooled", base_score=0.5, **OPTIONS).fit(tables, labels))
     assert_same_trees(*found)
     if not text:

@@ -17,8 +17,8 @@ X, Y = make_classification(200, 6, random_state=0)
     ("estimator", "named"),
     [
         (treaty.GBDTClassifier(scale_pos_weight="2"), "scale_pos_weight above 0, got '2'"),
-        (treaty.GBDTClassifier(class_weight={0: 0.0, 1: 1.0}), "which would tell them labels"),
-        (treaty.LogisticRegression(C=[1]), r"number C above 0, .* got C=\[1\]"),
+        (treaty.GBDTClassifier(class_weight={0: 0.0, 1: 1.0}), "and so learn labels"),
+        (treaty.LogisticRegression(C=[1]), r"number C above 0 .* got C=\[1\]"),
         (treaty.GBDTClassifier(callbacks=print), "callbacks in a list, got builtin_function_or_method"),
         (treaty.GBDTClassifier(callbacks="log"), "callbacks in a list, got str"),
     ],

@@ -166,14 +166,14 @@ def test_columns_that_are_not_of_one_party_each_are_refused(change, said):
 
 def test_names_for_an_array_and_tables_beside_parties_are_refused():
     X, y = real_table("binary")
-    with pytest.raises(treaty.ConfigError, match="columns of an array go by position"):
+    with pytest.raises(treaty.ConfigError, match="columns of an array are named by position"):
         model_of(X).fit(X.to_numpy(), y)
-    with pytest.raises(treaty.ConfigError, match="a mapping of tables beside it"):
+    with pytest.raises(treaty.ConfigError, match="a mapping of tables as well"):
         model_of(X).fit({name: X[columns] for name, columns in by_turns(X).items()}, y)
 
 
 @pytest.mark.parametrize("protocol", ["federboost-horizontal", "fedxgb"])
 def test_participants_with_rows_are_told_that_parties_are_of_columns(protocol):
     X, y = real_table("binary")
-    with pytest.raises(treaty.ConfigError, match="leave parties out, and give fit a mapping of participant to"):
+    with pytest.raises(treaty.ConfigError, match="give fit a mapping of participant to"):
         treaty.GBDTClassifier(protocol, parties=by_turns(X)).fit(X, y)

@@ -41,11 +41,11 @@ def shuffled(table: Any) -> Any:
 @pytest.mark.parametrize("model", PARTIES_OF_COLUMNS, ids=lambda model: f"{type(model).__name__}-{model.protocol}")
 def test_parties_whose_indexes_have_another_order_are_refused(model):
     X, y = parties()
-    with pytest.raises(treaty.DataError, match=f"indexes of bank and shop hold the {ANOTHER_ORDER}.*reset_index"):
+    with pytest.raises(treaty.DataError, match=f"indexes of bank and shop have the {ANOTHER_ORDER}.*reset_index"):
         model.fit({**X, "shop": shuffled(X["shop"])}, y)
-    with pytest.raises(treaty.DataError, match=f"bank and y hold the {ANOTHER_ORDER}"):
+    with pytest.raises(treaty.DataError, match=f"bank and y have the {ANOTHER_ORDER}"):
         model.fit(X, shuffled(y))
-    with pytest.raises(treaty.DataError, match=f"bank and sample_weight hold the {ANOTHER_ORDER}"):
+    with pytest.raises(treaty.DataError, match=f"bank and sample_weight have the {ANOTHER_ORDER}"):
         model.fit(X, y.to_numpy(), sample_weight=shuffled(y + 1.0))
 
 
@@ -64,7 +64,7 @@ def test_eval_sets_and_tables_to_predict_are_refused_in_another_order():
 def test_groups_of_a_ranking_are_refused_in_another_order():
     X, y = parties()
     groups = pd.Series(np.arange(len(y)) // 50, y.index)
-    with pytest.raises(treaty.DataError, match=f"bank and qid hold the {ANOTHER_ORDER}"):
+    with pytest.raises(treaty.DataError, match=f"bank and qid have the {ANOTHER_ORDER}"):
         treaty.GBDTRanker(n_estimators=1).fit(X, y, qid=shuffled(groups))
 
 
@@ -73,7 +73,7 @@ def test_an_index_that_nobody_gave_is_compared_for_its_order_alone():
     plain = {name: table.reset_index(drop=True) for name, table in X.items()}
     with pytest.raises(treaty.DataError, match=ANOTHER_ORDER):  # a shuffled table beside one as it was read
         treaty.GBDTClassifier(n_estimators=1).fit({**plain, "shop": shuffled(plain["shop"])}, y)
-    with pytest.raises(treaty.DataError, match="bank and shop hold different labels"):
+    with pytest.raises(treaty.DataError, match="bank and shop have different labels"):
         treaty.GBDTClassifier(n_estimators=1).fit({**X, "shop": X["shop"].set_index("customer " + y.index)}, y)
     treaty.GBDTClassifier(n_estimators=1).fit({**X, "shop": plain["shop"]}, y.to_numpy())
     treaty.GBDTClassifier(n_estimators=1).fit(plain, y)
@@ -93,7 +93,7 @@ def test_one_table_and_what_goes_with_it_are_in_one_order(model, named):
     X, y = load_breast_cancer(return_X_y=True, as_frame=True)
     index = pd.Index([f"patient {k}" for k in range(len(X))] if named else range(len(X)))
     X, y = X[["mean radius", "mean area"]].set_axis(index), y.set_axis(index)
-    with pytest.raises(treaty.DataError, match=f"indexes of .* and y hold the {ANOTHER_ORDER}|y and .*{ANOTHER_ORDER}"):
+    with pytest.raises(treaty.DataError, match=f"indexes of .* and y have the {ANOTHER_ORDER}|y and .*{ANOTHER_ORDER}"):
         model.fit(X, shuffled(y))
     with pytest.raises(treaty.DataError, match=ANOTHER_ORDER):
         model.fit(X, y, sample_weight=shuffled(y + 1.0))
@@ -104,10 +104,10 @@ def test_one_table_and_what_goes_with_it_are_in_one_order(model, named):
 def test_groups_and_holders_of_rows_are_in_one_order():
     X, y = parties()
     groups = pd.Series(np.arange(len(y)) // 50, y.index)
-    with pytest.raises(treaty.DataError, match=f"X and qid hold the {ANOTHER_ORDER}"):
+    with pytest.raises(treaty.DataError, match=f"X and qid have the {ANOTHER_ORDER}"):
         treaty.GBDTRanker(n_estimators=1).fit(X["bank"], y, qid=shuffled(groups))
     rows = {"north": (X["bank"], y), "south": (X["bank"], shuffled(y))}
-    with pytest.raises(treaty.DataError, match=f"south's X and south's y hold the {ANOTHER_ORDER}"):
+    with pytest.raises(treaty.DataError, match=f"south's X and south's y have the {ANOTHER_ORDER}"):
         treaty.GBDTClassifier("federboost-horizontal", n_estimators=1).fit(rows)
 
 
@@ -125,7 +125,7 @@ def test_any_index_is_compared():
     for index in (dates, levels, pd.Index([7, 7, 8, 9, None, 1.5]), pd.RangeIndex(3, 9), pd.RangeIndex(5, -1, -1)):
         table = pd.DataFrame({"a": range(6)}, index)
         check_row_labels([("a", table), ("b", table.copy()), ("c", table["a"]), ("d", np.zeros(6)), ("e", None)])
-        with pytest.raises(treaty.DataError, match=f"a and b hold the {ANOTHER_ORDER}"):
+        with pytest.raises(treaty.DataError, match=f"a and b have the {ANOTHER_ORDER}"):
             check_row_labels([("a", table), ("b", table.iloc[::-1])])
     check_row_labels([("a", table), ("b", pd.DataFrame([[1, 2]], columns=["a", "a"]))])  # another error says more
 
@@ -147,5 +147,5 @@ def test_scores_and_reports_are_of_rows_in_one_order(tmp_path):
     with pytest.raises(treaty.DataError, match=ANOTHER_ORDER):
         models[0].report(tmp_path / "report.html", X, shuffled(y))
     ranker = treaty.GBDTRanker(n_estimators=1, n_jobs=1).fit(X, y, qid=groups)
-    with pytest.raises(treaty.DataError, match=f"X and qid hold the {ANOTHER_ORDER}"):
+    with pytest.raises(treaty.DataError, match=f"X and qid have the {ANOTHER_ORDER}"):
         ranker.score(X, y, qid=shuffled(groups))

@@ -50,7 +50,7 @@ def test_scikit_learn_contract_holds_for_rankings(estimator, check):
 
 def test_best_iteration_without_early_stopping_says_what_it_needs():
     model = treaty.GBDTRegressor(n_estimators=2).fit(*real_table("regression"))
-    with pytest.raises(AttributeError, match="best_iteration is there only after a fit with early_stopping_rounds"):
+    with pytest.raises(AttributeError, match="best_iteration needs a fit with early_stopping_rounds"):
         model.best_iteration  # noqa: B018
     assert not hasattr(model, "best_score")
 
@@ -594,5 +594,5 @@ def test_an_owner_of_no_split_may_be_absent_at_prediction():
     tables = {"bank": X, "shop": pd.DataFrame({"constant": np.ones(len(X))})}
     model = flat(treaty.GBDTClassifier, **FAST_KEY, n_estimators=3).fit(tables, y)
     np.testing.assert_array_equal(model.predict({"bank": X}), model.predict(tables))
-    with pytest.raises(treaty.DataError, match="without bank nobody can decide rows at its splits"):
+    with pytest.raises(treaty.DataError, match="without bank no party can decide rows at its splits"):
         model.predict({"shop": tables["shop"]})

@@ -18,7 +18,7 @@ from treaty.systems import SYSTEMS
 def test_parties_tables_in_one_place_are_warned_of(kind):
     X, y = real_table("binary")
     steady = {"tol": 1.0} if kind is treaty.LogisticRegression else {}
-    with pytest.warns(UserWarning, match="puts the tables of p0, p1 side by side in one place") as caught:
+    with pytest.warns(UserWarning, match="joins the tables of p0, p1 in one place") as caught:
         kind(**steady).fit(cut(X, 2), y)
     assert [warning.filename for warning in caught] == [__file__]
     with warnings.catch_warnings():

@@ -293,7 +293,7 @@ def test_participants_weigh_their_own_rows():
     named = treaty.GBDTClassifier("federboost-horizontal", scale_pos_weight=3.0, **options)
     named.fit({name: (X.iloc[of], y[of]) for name, of in rows.items()})
     np.testing.assert_array_equal(named.predict_proba(X), given.predict_proba(X))
-    with pytest.raises(treaty.ConfigError, match="counts the labels of all"):
+    with pytest.raises(treaty.ConfigError, match="needs the counts of all labels"):
         treaty.GBDTClassifier("federboost-horizontal", class_weight="balanced").fit(
             {name: (X.iloc[of], y[of]) for name, of in rows.items()}
         )
@@ -305,11 +305,11 @@ def test_participants_weigh_their_own_rows():
         (treaty.GBDTClassifier(scale_pos_weight=2.0, class_weight="balanced"), "got both"),
         (treaty.GBDTClassifier(scale_pos_weight=-1.0), "above 0"),
         (treaty.GBDTClassifier(class_weight={7: 2.0}), "class_weight="),
-        (treaty.GBDTRegressor(scale_pos_weight=2.0), "GBDTRegressor has none"),
-        (treaty.GBDTClassifier(treaty.FedXGBoostLDP(), class_weight="balanced"), "counts the labels"),
+        (treaty.GBDTRegressor(scale_pos_weight=2.0), "not for GBDTRegressor"),
+        (treaty.GBDTClassifier(treaty.FedXGBoostLDP(), class_weight="balanced"), "needs the counts of all labels"),
         (treaty.GBDTClassifier(treaty.SecureBoost(mechanism="label_rr", epsilon=1.0), scale_pos_weight=2.0), "noise"),
-        (treaty.LogisticRegression("quasi-newton", class_weight="balanced"), "they would read the labels"),
-        (treaty.LogisticRegression(C=1.0, l2=0.1), "C above 0, and then l2=0"),
+        (treaty.LogisticRegression("quasi-newton", class_weight="balanced"), "would read labels"),
+        (treaty.LogisticRegression(C=1.0, l2=0.1), "C above 0 with l2=0"),
         (treaty.LogisticRegression(C=0.0), "C above 0"),
     ],
     ids=lambda given: "" if isinstance(given, str) else repr(given),

@@ -64,7 +64,7 @@ def check(fine: bool, said: str, rule: str, *args: Any, **given: Any) -> None:
 
 def test_peers(folder: Path) -> None:
     check(True, "with 'clinic'; allowed: 'clinic'", "peers", folder, job(), peers=["clinic"])
-    check(False, "with 'clinic'; allowed: nobody", "peers", folder, job(), peers=[])
+    check(False, "with 'clinic'; allowed: none", "peers", folder, job(), peers=[])
     check(False, "with 'clinic', 'shop'; allowed: 'clinic'", "peers", folder, by_row(), peers=["clinic"])
     check(True, "with 'clinic', 'shop'; allowed: 'shop', 'clinic'", "peers", folder, by_row(), peers=["shop", "clinic"])
 

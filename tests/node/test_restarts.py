@@ -26,7 +26,7 @@ from treaty.node.identity import load_own, rotate, trust
 from treaty.node.jobs import Jobs
 from treaty.node.proposals import JobStatus, id_of, statement
 from treaty.node.service import Node
-from treaty.node.settings import checkpoints_of, clear_checkpoints, keeps_part, load_settings, lock_of, report_of
+from treaty.node.settings import JobFiles, clear_checkpoints, load_settings
 from treaty.node.store import JobRow, Store
 from treaty.node.worker import WorkerEvent
 from treaty.runs.job_files import decoded_job
@@ -83,7 +83,7 @@ class Bank:
         return self.node.store.job(self.job).state
 
     def report(self):
-        file = report_of(self.state, self.job, "bank")
+        file = JobFiles(self.state, self.job).report("bank")
         file.parent.mkdir(parents=True)
         file.write_text("{}")
 
@@ -118,7 +118,7 @@ def test_a_job_whose_part_is_not_all_in_its_place_is_played_again(bank, left):
     bank.killed(state="running", attempt=2, kept=1)
     if left:
         bank.report()
-        (report_of(bank.state, bank.job, "bank").parent / left).write_text("")
+        (JobFiles(bank.state, bank.job).report("bank").parent / left).write_text("")
     bank.started()
     assert bank.heard(ended=2, kept=2) == "waiting"
     bank.node.exchange.is_up = lambda peer: True
@@ -130,10 +130,10 @@ def test_an_attempt_begins_without_the_report_of_the_one_before(bank):
     bank.killed(state="waiting", attempt=1)
     bank.report()
     node = bank.started()
-    assert keeps_part(bank.state, bank.job, "bank")
+    assert JobFiles(bank.state, bank.job).has_part("bank")
     at = node.jobs.standings[bank.job]
     attempts.order_of(at, node.jobs.own, node.jobs.trusted(), bank.settings, {}, Path("."))
-    assert not keeps_part(bank.state, bank.job, "bank")
+    assert not JobFiles(bank.state, bank.job).has_part("bank")
 
 
 def test_a_process_is_told_the_cluster_of_its_own_data_set(bank):
@@ -172,11 +172,11 @@ def test_what_a_process_has_kept_and_done_is_in_the_database(bank):
 def test_checkpoints_go_once_the_process_of_the_killed_node_has_ended(bank, when):
     """Such a process has seconds to end, in which it may write its checkpoint, in a folder that it makes again."""
     bank.killed(state="failed" if when == "at the start" else "waiting")
-    folder = checkpoints_of(bank.state, bank.job)
+    folder = JobFiles(bank.state, bank.job).checkpoints
     folder.mkdir(parents=True)
     bank.node = node = Node(bank.settings)
     running = threading.Thread(target=node.run)
-    with lock_of(bank.state, bank.job).open("w") as held:
+    with JobFiles(bank.state, bank.job).lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         running.start()
         wait_for("start", lambda: any(entry.event["what"] == "node started" for entry in node.store.audit()), 10.0)
@@ -197,13 +197,13 @@ def test_checkpoints_go_once_the_process_of_the_killed_node_has_ended(bank, when
 
 def test_checkpoints_that_a_process_never_lets_go_of_are_left_with_a_word(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(node_settings, "LOCK_TIMEOUT", 0.2)
-    checkpoints_of(tmp_path, "a1").mkdir(parents=True)
-    with lock_of(tmp_path, "a1").open("w") as held:
+    JobFiles(tmp_path, "a1").checkpoints.mkdir(parents=True)
+    with JobFiles(tmp_path, "a1").lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         clear_checkpoints(tmp_path, "a1")
         assert "checkpoints of job a1 are left" in caplog.text
     clear_checkpoints(tmp_path, "a1")
-    assert not checkpoints_of(tmp_path, "a1").exists()
+    assert not JobFiles(tmp_path, "a1").checkpoints.exists()
 
 
 def test_the_sockets_of_an_attempt_go_with_it(bank):

@@ -181,7 +181,7 @@ POLICY = f'{DATA}table = "t.csv"\n[data.t.policy]\n'
         ('name = "bank"\npeers = ["clinic"]', r"expected tables \[peers.NAME\], got peers = \['clinic'\]"),
         ('name = "bank"\n[peers]\nclinic = 5', r"expected \[peers.clinic\] to be a table"),
         ('name = "bank"\n[peers."a b"]', r"\[peers.a b\] expected a name"),
-        ('name = "bank"\n[peers.clinic]', r"\[peers.clinic\] has no address, and this node has no `listen`"),
+        ('name = "bank"\n[peers.clinic]', r"\[peers.clinic\] needs an address, or this node `listen`"),
         ('name = "bank"\n[peers.clinic]\naddres = "a:1"', r"\[peers.clinic\] .* did you mean 'address'\?"),
         ('name = "bank"\n[peers.clinic]\naddress = "a:0"', r"expected a port from 1 to 65535"),
         ('name = "bank"\n[peers.bank]\naddress = "a:1"', r"\[peers.bank\] is this node itself"),

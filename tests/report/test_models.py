@@ -144,7 +144,7 @@ def test_one_table_says_that_nothing_was_sent(tmp_path, model):
 def test_scores_are_those_of_scikit_learn_and_the_pooled_models_beside():
     model, X, y = by_column()
     tables = {name: of.iloc[:ROWS] for name, of in cut_in_three(table()[0]).items()}
-    with pytest.warns(UserWarning, match="side by side"):
+    with pytest.warns(UserWarning, match="joins the tables"):
         pooled = treaty.GBDTClassifier(**TREES, max_bin=32).fit(tables, table()[1][:ROWS])
     shown = contents_of(model, X, y, pooled, (), None)
     for name, each in (("this model", model), (POOLED, pooled)):
@@ -222,7 +222,7 @@ def test_numbers_have_calibration_and_no_roc(tmp_path):
     model = treaty.GBDTRegressor(**TREES).fit(X[:ROWS], y[:ROWS], eval_set=(X[ROWS:], y[ROWS:]))
     model.report(tmp_path / "out.html", X[ROWS:], y[ROWS:])
     found = sections(tmp_path / "out.html")
-    assert "ROC is of classes" in found["roc"]
+    assert "ROC needs classes" in found["roc"]
     assert "RMSE" in found["scores"]
     assert "<svg" in found["calibration"]
     with pytest.raises(DataError, match=r"a number for each of 80 rows, got an array \(79,\)"):

@@ -80,7 +80,7 @@ def test_partners_that_fail_are_said_to_the_caller_and_why_to_the_log(caplog):
 
     answer = client(partners=lambda ids, table: np.zeros((1, 1))).post("/predict", json=body)
     assert answer.status_code == 503
-    assert "expected margins of 2 rows from the partners, got 1" in caplog.text
+    assert "expected margins of 2 rows from partners, got 1" in caplog.text
 
 
 def expected_margins(part: ModelPart, matrix: np.ndarray) -> np.ndarray:
@@ -139,7 +139,7 @@ def test_what_cannot_be_fallen_back_on_is_refused():
         model_id=part.model_id, party=part.party, schema=part.schema, splits=part.splits,
         forest=replace(part.forest, trees=trees),
     )  # fmt: skip
-    with pytest.raises(ConfigError, match="the model uses no split of bank"):
+    with pytest.raises(ConfigError, match="no split is on columns of bank"):
         PredictionService(ServedModel(others), fallback=True)
     trees = [replace(tree, count=np.zeros_like(tree.count)) for tree in part.forest.trees]
     others.forest = replace(part.forest, trees=trees)

@@ -21,7 +21,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 
 from treaty.attacks.views import Finding, auc_error
 from treaty.errors import ConfigError
-from treaty.estimators.align import align
+from treaty.estimators.files import align
 from treaty.machine.arrays import Flags, Floats
 from treaty.privacy.leaks import attack_auc
 from treaty.privacy.ledger import MAX_RUNS

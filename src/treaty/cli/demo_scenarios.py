@@ -21,7 +21,7 @@ from treaty.data.columns import check_labels
 from treaty.data.reading import read_table, refuse_strays
 from treaty.data.table import to_table
 from treaty.errors import ConfigError
-from treaty.estimators.align import align
+from treaty.estimators.files import align
 from treaty.estimators.linear import LogisticRegression
 from treaty.estimators.trees import GBDTClassifier, GBDTRegressor
 from treaty.linear.lbfgs import fewest_rows

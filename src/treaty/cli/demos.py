@@ -117,7 +117,7 @@ def _play(scenario: Scenario, system: System) -> None:
         # printed below
         warnings.filterwarnings("ignore", message="training ended after max_iter")
         # which the baseline does on purpose
-        warnings.filterwarnings("ignore", message="protocol 'pooled' puts")
+        warnings.filterwarnings("ignore", message="protocol 'pooled' joins")
         started = time.perf_counter()
         model.fit(*scenario.given)
         fitted = time.perf_counter()

@@ -21,7 +21,7 @@ from treaty.node.cards import verify as verify_signature
 from treaty.node.identity import has_signed, load_own, sign, trusted
 from treaty.node.job_views import forget_job, kept_for, left_of, results
 from treaty.node.proposals import Proposal, in_words
-from treaty.node.settings import load_settings, log_of
+from treaty.node.settings import JobFiles, load_settings
 from treaty.node.store import FINAL, AuditEntry, AuditHead, JobRow, Store, head_statement
 
 
@@ -47,7 +47,7 @@ def logs(
     settings = load_settings(node)
     with Store(Path(settings.folder), create=False) as store:
         row = store.job(job)
-        file = log_of(Path(settings.folder), row.id)
+        file = JobFiles(settings.folder, row.id).log
         at = 0
         while True:
             ended = store.job(row.id).state in FINAL

@@ -1,8 +1,9 @@
-"""What all estimators share, whatever the model: the system and its options, tables in, labels checked, models kept."""
+"""What all estimators share: the system and its options, conversion of tables, checks of labels, report and files."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -19,12 +20,11 @@ from treaty.data.table import Schema, Table, match_rows, to_table
 from treaty.errors import ConfigError, DataError, warn_user
 from treaty.estimators.files import opened, shown
 from treaty.estimators.inputs import (
-    check_beside,
     check_one_kind,
+    check_row_order,
     known_tables,
     split_by_party,
     training_tables,
-    warn_unseen,
 )
 from treaty.estimators.reporting import SavedEstimator, write_model
 from treaty.files import as_path
@@ -39,15 +39,13 @@ from treaty.trees.objectives import as_text
 
 _SUFFIXES_OF_FILES = {".json", ".ubj", ".pkl", ".pickle", ".joblib", ".bin", ".txt", ".model", ".part", ".onnx"}
 
-# one table (any dataframe or array), or {party: table}
+# One table (any dataframe or array), or {party: table}.
 Tables = Any
 
 
 def one_column(y: Any) -> Any:
-    """Take labels in a column (n_rows, 1) for those in it, with scikit-learn's warning; others stay as they came.
-
-    scikit-learn's own reading of others is too free: nullable integers become floats, and NaN beside text "nan".
-    """
+    """Flatten labels in a column (n_rows, 1), with scikit-learn's warning; return others unchanged."""
+    # Others are not for scikit-learn to convert: it makes floats of nullable integers, and "nan" of NaN among text.
     try:
         shape = np.shape(y) if isinstance(y, list) else getattr(y, "shape", ())
     except ValueError:  # lists of several lengths, which are no labels
@@ -56,15 +54,18 @@ def one_column(y: Any) -> Any:
 
 
 def refuse_misplaced(estimator: type[BaseEstimator], misplaced: Iterable[str], protocol: Any, method: str = "") -> None:
-    """Raise ConfigError for parameters that an estimator, or a method of it, lacks, naming who has them.
+    """Raise ConfigError for parameters that an estimator, or a method of it, lacks; the error says where they belong.
 
-    That is `protocol`'s system above all.
+    That is the options of `protocol`'s system, in most cases.
     """
     kind, params = estimator.__name__, estimator._get_param_names()
     signed = signature(getattr(estimator, method or "__init__")).parameters
     known = [name for name in signed if name not in ("self", "unknown")]
     for name in misplaced:
-        own = _option_class(protocol)
+        own: type[SystemOptions] | None = type(protocol) if isinstance(protocol, SystemOptions) else None
+        # An unknown system has an error of its own, later.
+        with suppress(ConfigError):
+            own = find_system(protocol).options if isinstance(protocol, str) else own
         if name in params:
             where = f"it belongs to the estimator: {kind}({name}=...)"
         elif own is not None and name in names_of(own) and not called_here(name, known):
@@ -74,43 +75,35 @@ def refuse_misplaced(estimator: type[BaseEstimator], misplaced: Iterable[str], p
         raise ConfigError(f"{kind}{method and f'.{method}'} has no parameter {name!r}; {where}")
 
 
-def _option_class(protocol: Any) -> type[SystemOptions] | None:
-    """Return the class of a system's options, where a system is named or given."""
-    if isinstance(protocol, SystemOptions):
-        return type(protocol)
-    try:
-        return find_system(protocol).options if isinstance(protocol, str) else None
-    except ConfigError:
-        return None
-
-
 class Scored:
-    """Stands before scikit-learn's mixins, whose `score` would pair rows by position whatever their indexes say."""
+    """A base class before scikit-learn's mixins, whose `score` would pair rows by position and ignore indexes."""
 
     def score(self, X: Tables, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
-        """Return scikit-learn's score of predictions; DataError for rows in another order, as of `fit`."""
-        check_beside(X, {"y": y, "sample_weight": sample_weight})
+        """Return scikit-learn's score of the predictions; DataError for rows in another order, as in `fit`."""
+        check_row_order(X, {"y": y, "sample_weight": sample_weight})
         return float(super().score(X, y, sample_weight))  # type: ignore[misc]
 
 
 class TableEstimator(BaseEstimator):
     """An estimator of one table or of a mapping of party to table.
 
-    Subclasses have the parameters `protocol`, `active`, `transport`, `n_jobs` and `parties`, say which model they train
-    and what its common options are, and which parties a prediction needs.
+    Subclasses have the parameters `protocol`, `active`, `transport`, `n_jobs` and `parties`. They define the model that
+    they train, its common options, and the parties that a prediction needs.
     """
 
     _model: ClassVar[Model]
     _common: ClassVar[Any]
-    # common options that the estimator decides
+    # Common options that the estimator decides.
     _fixed: ClassVar[dict[str, Any]] = {}
+    # Why a prediction needs the parties of `_owners`, for an error.
     _why_needed: ClassVar[str]
-    # filled with what parties see of a fit, where `treaty.attacks` asks
-    _recorded: dict[str, Recorded] | None = None
-    # the parameter that a lone number is most likely meant for
+    # The parameter that a number without a name is most likely meant for.
     _rounds: ClassVar[str]
+    # `treaty.attacks` sets a dict, which `fit` fills with what parties see.
+    _recorded: dict[str, Recorded] | None = None
 
-    columns_by_party_: dict[str, list[Any]]  # of `parties` at `fit`
+    # The columns of `parties` at `fit`, as parameters may change later.
+    columns_by_party_: dict[str, list[Any]]
     positions_by_party_: dict[str, list[int]]
 
     protocol: str | SystemOptions
@@ -124,12 +117,12 @@ class TableEstimator(BaseEstimator):
     # ------------------------------------------------------------ options
 
     def __new__(cls, *given: Any, **params: Any) -> Self:
-        """Refuse what is no parameter, with the place where it belongs; the signature stays that of `__init__`."""
+        """Refuse unknown parameters, and say where they belong; the signature stays that of `__init__`."""
         number = next((value for value in given if isinstance(value, (int, float, np.number))), None)
         if number is not None or len(given) > 1:
             raise ConfigError(
-                f"{cls.__name__} takes the system first, its name or its options, and all else by name: expected "
-                f"{cls.__name__}({cls._rounds}={'...' if number is None else number}), got "
+                f"{cls.__name__} takes the system first, by its name or options, and all other parameters by name: "
+                f"expected {cls.__name__}({cls._rounds}={'...' if number is None else number}), got "
                 f"{', '.join(map(repr, given))}"
             )
         protocol = given[0] if given else params.get("protocol", "pooled")
@@ -140,7 +133,7 @@ class TableEstimator(BaseEstimator):
     def set_params(self, **params: Any) -> Self:
         """Set parameters, those of the system as ``protocol__NAME``; a system given by name becomes its options.
 
-        ConfigError for an option that the system does not have.
+        Raises ConfigError for an option that the system does not have.
         """
         chosen = params.get("protocol", self.protocol)
         if isinstance(chosen, str) and any(name.startswith("protocol__") for name in params):
@@ -154,7 +147,8 @@ class TableEstimator(BaseEstimator):
     def _chosen(self) -> tuple[System, SystemOptions]:
         """Return the system and its own options, as given."""
         given = self.protocol
-        trust([given if isinstance(given, str) else getattr(given, "system", None)])  # an argument; `load` has asked
+        # The user has named the system's code as an argument; `load` asks before it does so.
+        trust([given if isinstance(given, str) else getattr(given, "system", None)])
         if isinstance(given, str):
             system = find_system(given, self._model)
             return system, system.options()
@@ -172,7 +166,7 @@ class TableEstimator(BaseEstimator):
         return system, given
 
     def _settings(self, **changed: Any) -> tuple[System, Any, Any]:
-        """Return the system, its own options and the common ones, all checked; `changed` are for this call."""
+        """Return the system, its own options and the common ones, all checked; `changed` hold for this call."""
         system, given = self._chosen()
         own = converted(given.get_params(), type(given), type(given).__name__)
         names = set(names_of(self._common)) & set(self._get_param_names())
@@ -183,6 +177,7 @@ class TableEstimator(BaseEstimator):
         state = params.get("random_state")
         if not (state is None or state is np.random or isinstance(state, int | np.integer | np.random.RandomState)):
             raise ConfigError(f"expected random_state to be a whole number, a numpy RandomState or None, got {state!r}")
+        # A seed drawn from a RandomState reaches all parties; the generator itself cannot.
         if isinstance(state, np.random.RandomState) or state is np.random:
             params["random_state"] = int(check_random_state(params["random_state"]).randint(np.iinfo(np.int32).max))
         common = converted(params, self._common, type(self).__name__)
@@ -200,41 +195,40 @@ class TableEstimator(BaseEstimator):
     # ------------------------------------------------------------ tables and labels
 
     def _forget(self) -> None:
-        """Drop what an earlier fit left."""
+        """Remove the attributes of an earlier fit."""
         for name in [name for name in vars(self) if name.endswith("_")]:
             delattr(self, name)
 
-    def _tables(self, X: Tables, *, reset: bool, **beside: Any) -> dict[str, Table]:
-        """Convert X to tables by party, in the parties' order; `beside` are labels and weights of the rows."""
+    def _tables(self, X: Tables, *, reset: bool, **labels: Any) -> dict[str, Table]:
+        """Convert X to tables by party, in the parties' order; `labels` are columns of labels and weights."""
         system = self._chosen()[0]
-        check_beside(X, beside)
+        check_row_order(X, labels)
         if self.parties is not None if reset else hasattr(self, "columns_by_party_"):
             X = self._by_party(X, system, reset=reset)
-        # one kind of sparse matrix is a mapping, too
+        # A sparse matrix in the DOK format is a mapping, too.
         if not isinstance(X, Mapping) or hasattr(X, "nnz"):
             if not reset and ALONE not in self.schemas_:
                 raise DataError(f"expected a mapping of the parties {', '.join(self.schemas_)} to their tables")
             if system.split == "columns":
                 raise DataError(
-                    f"protocol {system.name!r} expects a mapping of party to table, got {type(X).__name__}: hand over "
-                    "a dict, or say in parties={party: columns} which party has which columns of the one table"
+                    f"protocol {system.name!r} expects a mapping of party to table, got {type(X).__name__}: pass a "
+                    "dict, or name each party's columns of the one table with parties={party: columns}"
                 )
             X = opened(X)
             if not reset and (len(X.shape) == 2 if hasattr(X, "shape") else isinstance(X, list | tuple) and X):
                 validate_data(self, shown(X), reset=False, skip_check_array=True)
-            table = to_table(X, schema=None if reset else self.schemas_[ALONE], on_unseen=warn_unseen)
+            table = to_table(X, schema=None if reset else self.schemas_[ALONE], on_unseen=warn_user)
             if reset:
                 validate_data(self, shown(X), reset=True, skip_check_array=True)
             return {ALONE: table}
         if system.split == "rows":
-            raise DataError(f"a model of protocol {system.name!r} takes one table, as it is whole; got a mapping")
+            raise DataError(f"a model of protocol {system.name!r} predicts one table, got a mapping")
         if not all(isinstance(name, str) for name in X) or not X:
             raise DataError("expected a mapping of party names (text) to tables")
         if reset and system.split == "none" and len(X) > 1 and self.parties is None:
             warn_user(
-                f"protocol 'pooled' puts the tables of {', '.join(X)} side by side in one place; name a system that "
-                "keeps them apart, such as 'secureboost' for trees or 'quasi-newton' for a regression, unless that is "
-                "meant"
+                f"protocol 'pooled' joins the tables of {', '.join(X)} in one place; to keep them apart, name another "
+                "system, such as 'secureboost' for trees or 'quasi-newton' for a regression"
             )
         if not reset:
             return known_tables(X, self.schemas_, self._owners(), self._why_needed)
@@ -246,22 +240,20 @@ class TableEstimator(BaseEstimator):
         return tables
 
     def _by_party(self, X: Tables, system: System, *, reset: bool) -> dict[str, Any]:
-        """Return the columns of one table by party, as `parties` says."""
+        """Return the columns of one table by party, as in `parties`."""
         if system.split == "rows":
-            raise ConfigError(
-                f"parties=... says who has which columns, and protocol {system.name!r} is for participants with rows "
-                "of their own: leave parties out, and give fit a mapping of participant to (X, y)"
-            )
+            by_row = f"in protocol {system.name!r} participants have rows: give fit a mapping of participant to (X, y)"
+            raise ConfigError(f"leave out parties=..., which assigns columns; {by_row}")
         if isinstance(X, Mapping) and not hasattr(X, "nnz"):
-            raise ConfigError("parties=... says who has which columns of one table, got a mapping of tables beside it")
+            raise ConfigError("parties=... assigns the columns of one table, got a mapping of tables as well")
         X = opened(X)
         columns = _listed(self.parties) if reset else self.columns_by_party_
         tables, positions = split_by_party(X, columns)
         names = list(map(str, getattr(X, "column_names", getattr(X, "columns", ()))))
-        # kept, as parameters may be set to others after a fit
         if reset:
             self.columns_by_party_, self.positions_by_party_ = columns, positions
-        if reset or not names or sorted(names) != sorted(getattr(self, "feature_names_in_", ())):  # else by name
+        # scikit-learn compares order and number of columns; columns of the same names may come in another order.
+        if reset or not names or sorted(names) != sorted(getattr(self, "feature_names_in_", ())):
             validate_data(self, shown(X), reset=reset, skip_check_array=True)
         return tables
 
@@ -269,8 +261,8 @@ class TableEstimator(BaseEstimator):
         """Return the parties whose columns the model uses."""
         raise NotImplementedError
 
-    def _matched(self, X: Tables, **beside: Any) -> dict[str, Table]:
-        tables = self._tables(X, reset=False, **beside)
+    def _matched(self, X: Tables, **labels: Any) -> dict[str, Table]:
+        tables = self._tables(X, reset=False, **labels)
         match_rows(tables)
         return tables
 
@@ -284,20 +276,22 @@ class TableEstimator(BaseEstimator):
     def _class_numbers(
         self, y: Any, party: str, n_rows: int, classes: list[Any] | None = None
     ) -> tuple[list[Any], NDArray[np.float64]]:
-        """Check labels and return the classes, set in training, and each row's number among them."""
+        """Check labels; return the classes, which a training sets, and each row's number among them."""
         y = check_labels(y, party, n_rows)
         check_one_kind({party: y})
         if classes is None:
             check_classification_targets(y)
             self.classes_ = np.unique(y)
+        others = f"{party}: expected the labels seen in training, got others - in an eval set"
         try:
             target = np.searchsorted(self.classes_, y)
         except TypeError:  # numbers and text have no order
-            raise DataError(f"{party}: expected the labels seen in training, got others - in an eval set") from None
+            raise DataError(others) from None
         if len(self.classes_) < 2:
             raise DataError(f"{party}: expected labels of at least two classes, got one class in all {n_rows} rows")
+        # `searchsorted` returns a place for any label: compare the class there.
         if np.any(self.classes_[np.minimum(target, len(self.classes_) - 1)] != y):
-            raise DataError(f"{party}: expected the labels seen in training, got others - in an eval set")
+            raise DataError(others)
         return self.classes_.tolist(), target.astype(np.float64)
 
     # ------------------------------------------------------------ runs
@@ -313,6 +307,7 @@ class TableEstimator(BaseEstimator):
     ) -> Run:
         """Return the run of a training on one table, or between owners of columns of the same rows."""
         system, own, common = settings
+        # Only the active party has labels and weights.
         none = np.zeros(0)
         data = {name: LabelledRows(table, labels if name == active else none) for name, table in tables.items()}
         data[active] = LabelledRows(tables[active], labels, weight)
@@ -322,7 +317,7 @@ class TableEstimator(BaseEstimator):
         )  # fmt: skip
 
     def _predicting(self) -> TrainedModel:
-        """Return the trained model with what its prediction is played with."""
+        """Return the trained model and its settings, for a prediction."""
         check_is_fitted(self, "parts_")
         system, own, common = self._settings(random_state=None)
         return TrainedModel(system, (own, common), self.parts_, self.n_jobs)
@@ -341,34 +336,36 @@ class TableEstimator(BaseEstimator):
     ) -> None:
         """Write a report of the training and the model: one HTML file that loads nothing, for any browser.
 
-        It shows what the active party sees: scores, learning curves, ROC, calibration, importances by party, what
-        columns add, messages over time and by pair, seconds by phase, who learned what, what noise has cost, parameters
-        and versions. It lists what the model lacks. It has no row of a table, but aggregates over rows and labels.
+        It shows what the active party sees: scores, learning curves, ROC, calibration, importances by party,
+        contributions of columns, messages over time and by pair, seconds by phase, what each party learned, the cost of
+        noise, parameters and versions. It names the sections that the model has no data for. It contains no row of a
+        table, but aggregates over rows and labels.
 
         Parameters
         ----------
         path : str or Path
-            The file, readable by its owner alone. An older one is replaced.
+            The file, which only its owner can read. An existing file is replaced.
         X : table, or mapping of party name to table, or None
-            Rows that the model was not trained on, as for `predict`: for scores, and what columns add (trees).
+            Rows that the model was not trained on, as for `predict`: for scores, and (trees) contributions of columns.
         y : array-like (n_rows,) or None
-            Their labels: for scores, ROC, calibration, and of trees the loss by round.
+            Their labels: for scores, ROC, calibration, and (trees) the loss by round.
         pooled : estimator or None
-            A fitted one of the same kind on one table, for comparison; given X, it has to predict it.
+            A fitted estimator of the same kind on one table, for comparison. If X is given, it must be able to predict
+            it.
         consent : iterable of str or None, default ()
             Parties that let their columns be named; None for all.
         title : str or None
-            Of the page; None names the system and the estimator.
+            The title of the page. None: the system and the estimator.
 
         Raises
         ------
         ConfigError
             If matplotlib is not installed (extra ``report``), the file cannot be written, `pooled` is of another kind,
-            a consenting name is no party, or y is given without X, or for a ranking.
+            a name in `consent` is no party, or y is given without X, or for a ranking.
         DataError
             For tables or labels that do not fit the model.
         """
-        # late: few fits are followed by a report
+        # Imported here, as few fits are followed by a report.
         from treaty.estimators.reporting import contents_of
         from treaty.report.page import check_possible, write_page
 
@@ -377,25 +374,25 @@ class TableEstimator(BaseEstimator):
         write_page(path, contents_of(self, X, y, pooled, consent, title))
 
     def save(self, folder: str | Path) -> None:
-        """Write the model to a folder: a file ``NAME.part`` for each party, and ``model.json``, which names them.
+        """Write the model to a folder: a file ``NAME.part`` for each party, and ``model.json``, which lists them.
 
         Parameters
         ----------
         folder : str or Path
-            Made when missing. `treaty.load` reads it. A RandomState, callbacks and functions for `eval_metric` are not
-            kept.
+            Created if it does not exist. `treaty.load` reads it. A RandomState, callbacks and functions for
+            `eval_metric` are not saved.
 
         Raises
         ------
         ConfigError
-            If the folder cannot be written, or is called like a file ("model.json").
+            If the folder cannot be written, or has the name of a file ("model.json").
         """
         check_is_fitted(self, "parts_")
         folder = as_path(folder, "folder")
         if folder.suffix.lower() in _SUFFIXES_OF_FILES:
             raise ConfigError(
-                "save makes a folder, with a file for each party and model.json, which names them: expected the name "
-                f"of a folder, as in save({folder.stem!r}), got {str(folder)!r}"
+                "save makes a folder, with a file for each party and model.json: expected the name of a folder, as in "
+                f"save({folder.stem!r}), got {str(folder)!r}"
             )
         names = getattr(self, "feature_names_in_", None)
         saved = SavedEstimator(
@@ -411,7 +408,7 @@ class TableEstimator(BaseEstimator):
         write_model(folder, saved, self.parts_)
 
     def _restore(self, saved: SavedEstimator) -> None:
-        """Set what `save` kept apart from parameters and parts."""
+        """Set what `save` stored besides parameters and parts."""
         self.schemas_ = saved.schemas
         if saved.learned:
             self.disclosures_ = saved.learned
@@ -432,7 +429,7 @@ class TableEstimator(BaseEstimator):
         metrics = params.get("eval_metric")
         if any(map(callable, metrics if isinstance(metrics, list | tuple) else [metrics])):
             params.pop("eval_metric")
-        # as pairs: the names of JSON's fields are text
+        # As pairs, since JSON's field names are text.
         if isinstance(params.get("class_weight"), Mapping):
             params["class_weight"] = [[plain(label), float(of)] for label, of in params["class_weight"].items()]
         return {name: plain(value) for name, value in params.items()}
@@ -444,7 +441,7 @@ class TableEstimator(BaseEstimator):
 
 
 def _listed(parties: Any) -> Any:
-    """Return `parties` with lists of columns, of which iterators can be read only once; anything else as it is."""
+    """Return `parties` with lists of columns, as iterators can be read only once; anything else unchanged."""
     if not isinstance(parties, Mapping):
         return parties
     return {

@@ -1,4 +1,4 @@
-"""What the classifier and the regressor of boosted trees share: parameters, checks, training, prediction."""
+"""`BoostedTrees`: parameters, checks and training of the estimators of boosted trees."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from treaty.estimators.inputs import (
     pairs_of,
     participants,
     refuse_labels,
-    refuse_told_labels,
+    refuse_revealing_weights,
     rows_with_weight,
     weights_of_classes,
 )
@@ -46,10 +46,10 @@ from treaty.trees.objectives import check_watched
 
 
 class BoostedTrees(TrainedTrees):
-    """What classifier and regressor share; they bring `_target`, which checks labels, and `_decide`."""
+    """Classifier, regressor and ranker without their checks of labels (`_target`)."""
 
     _model, _common = "trees", BoostingOptions
-    _why_needed = "nobody can decide rows at its splits"
+    _why_needed = "no party can decide rows at its splits"
     _rounds = "n_estimators"
 
     def __init__(
@@ -144,33 +144,32 @@ class BoostedTrees(TrainedTrees):
         Parameters
         ----------
         X : table, or mapping of party name to table, or mapping of party name to (table, labels)
-            Any dataframe or 2-D array (n_rows, n_features). Vertical protocols take a mapping of party to table: every
-            party's own columns of the same rows in the same order. The first party is the active one unless `active`
-            names another; its table may have no column. Horizontal protocols take a mapping of participant to
-            ``(X, y)`` or ``(X, y, sample_weight)``: its own rows of the same columns, by name as the first participant
-            calls them (a column that another lacks is missing there) or, in arrays at all of them, by position. With
-            the parameter `parties`, one table. Rows go by position: of pandas' objects, labels and weights too, whose
-            indexes have the same labels in another order, or different ones, fit raises DataError.
+            A table is a dataframe or 2-D array (n_rows, n_features). Vertical protocols take a mapping of party to
+            table: each party's own columns of the same rows in the same order. The first party is the active one unless
+            `active` names another; its table may have no column. Horizontal protocols take a mapping of participant to
+            ``(X, y)`` or ``(X, y, sample_weight)``: its own rows of the same columns. Columns are matched by the first
+            participant's names (a column that another lacks is missing there) or, if all tables are arrays, by
+            position. With the parameter `parties`, X is one table. Rows are matched by position: if indexes of pandas
+            objects, including labels and weights, differ or are in another order, fit raises DataError.
         y : array-like (n_rows,) or None
             Labels, held by the active party; None under a horizontal protocol.
         sample_weight : array-like (n_rows,) or None
-            Not negative, held by the active party; None under a horizontal protocol.
+            Weights of 0 or more, held by the active party; None under a horizontal protocol.
         eval_set : (X, y) or list of them
-            Watched after every round, see `evals_result_`; the last metric of the last one decides early stopping.
-            Under a horizontal protocol X is a plain table that the leader, or the server, has.
+            Evaluated after every round, see `evals_result_`; the last metric of the last set decides early stopping.
+            Under a horizontal protocol, X is a plain table of the leader, or the server.
         early_stopping_rounds : int or None
-            For this fit, in place of the parameter of the same name.
+            For this fit, instead of the parameter of the same name.
         checkpoint : path or None
-            Folder where every party keeps what is finished during training. A fit that finds there what an
-            interrupted one left, of the same rows and options (`n_estimators` may differ), resumes it and gives
-            the model the other would have given. Removed when training is finished, but for what serves later fits on
-            the same rows: hints of the lattice map and the ledger of what they tell, the key of noise and the ledger
-            of its cost, noisy buckets that others sent, and common bins. Without a folder every fit counts from
-            nothing.
+            Folder where each party saves its progress. A fit that finds there the progress of an interrupted fit, on
+            the same rows with the same options (`n_estimators` may differ), resumes it and returns the same model. At
+            the end of training, the folder keeps only what serves later fits on the same rows: hints of the lattice map
+            and the ledger of what they reveal, the key of noise and the ledger of its cost, noisy buckets of other
+            parties, and common bins. Without a folder, ledgers of each fit start at zero.
         verbose : bool, int or None
-            For this fit, in place of the parameter of the same name.
+            For this fit, instead of the parameter of the same name.
         **unknown
-            Refused, with what to do instead.
+            Other parameters raise ConfigError, which names the right ones.
 
         Returns
         -------
@@ -179,16 +178,16 @@ class BoostedTrees(TrainedTrees):
         Raises
         ------
         ConfigError
-            For an option that is wrong, unknown or not of this protocol.
+            For an option that is invalid, unknown or not of this protocol.
         DataError
             For a table or label that cannot be used, or row counts that differ.
 
         Warns
         -----
         UserWarning
-            Of a regression whose `base_score` is not estimated; under "pooled", of several parties' tables, which it
-            puts side by side; when categories of a column share a bin; when no tree has a split, with the reason; and
-            when the loss of the training rows rose.
+            If `base_score` of a regression is not estimated; if "pooled" joins the tables of several parties; if
+            categories of a column share a bin; if no tree has a split, with the reason; and if the loss of the training
+            rows increased.
         """
         refuse_misplaced(type(self), unknown, self.protocol, "fit")
         started = time.perf_counter()
@@ -201,7 +200,7 @@ class BoostedTrees(TrainedTrees):
         run = prepare(settings, X, y, sample_weight, eval_set)
         if self.base_score is None and isinstance(self, RegressorMixin) and run.options.adds_noise:
             warn_user(
-                f"training starts from base_score=0.5, as {settings[0].name!r} does not estimate it under these "
+                f"training starts from base_score=0.5, since {settings[0].name!r} does not estimate it with these "
                 "options: set base_score near the mean of the labels"
             )
         for party, rows in run.data.items():
@@ -223,7 +222,7 @@ class BoostedTrees(TrainedTrees):
         forest = forest_of(list(self.parts_.values()))
         self._keep(forest)
         self._warn_of_trees(forest, run)
-        watch.end()
+        watch.call("after_training")
         return self
 
     def _warn_of_trees(self, forest: Forest, run: Run) -> None:
@@ -246,17 +245,18 @@ class BoostedTrees(TrainedTrees):
         if y is None and are_labelled(X):
             by_row = [name for name in SYSTEMS["trees"] if find_system(name, "trees").split == "rows"]
             raise DataError(
-                f"protocol {settings[0].name!r} expects tables and their labels apart, fit(X, y), got (X, y) by party, "
-                f"which is for {', '.join(map(repr, by_row))}"
+                f"protocol {settings[0].name!r} expects tables and labels as fit(X, y), got (X, y) by party, as for "
+                f"{', '.join(map(repr, by_row))}"
             )
-        tables = self._tables(X, reset=True, **self._beside(y), sample_weight=sample_weight)
+        tables = self._tables(X, reset=True, **self._label_columns(y), sample_weight=sample_weight)
         active = self._active(tables)
         n_rows = next(iter(tables.values())).n_rows
-        classes, target = self._target(self._column(y), active, n_rows)
+        classes, target = self._target(y, active, n_rows)
         match_rows(tables, target)
-        refuse_labels(X, tables, one_column(self._beside(y)["y"]))
+        refuse_labels(X, tables, one_column(self._label_columns(y)["y"]))
         weight = None if sample_weight is None else check_weights(sample_weight, n_rows=n_rows, party=active)
         weight = self._class_weights(settings, target, weight)
+        # Rows of weight 0 must not shift the quantiles of bins either.
         tables, target, weight = rows_with_weight(tables, target, weight)
         self.schemas_ = {name: table.schema for name, table in tables.items()}
         run = self._run_on_columns(settings, tables, active, target, weight, classes)
@@ -266,41 +266,37 @@ class BoostedTrees(TrainedTrees):
         """Return the run of a training between participants that hold labelled rows of the same columns."""
         system, own, common = settings
         if self.parties is not None:
-            self._by_party(X, system, reset=True)  # refused
-        given = X
-        X = opened_by_participant(X)
+            self._by_party(X, system, reset=True)  # raises: participants have rows
+        given, X = X, opened_by_participant(X)
         rows = participants(X, system.name)
         for name, of in rows.items():
             refuse_labels(given[name][0], {name: of.table}, of.y)
         if y is not None or sample_weight is not None:
-            raise ConfigError(
-                f"protocol {system.name!r} takes labels and weights with each participant's rows: expected y=None and "
-                "sample_weight=None"
-            )
+            inside = f"protocol {system.name!r} takes labels and weights in X, with each participant's rows"
+            raise ConfigError(f"{inside}: leave out y and sample_weight")
         if self.active is not None and (not isinstance(self.active, str) or not self.active):
-            raise ConfigError(
-                f"expected active to be the name of a participant or of a party without data, got {self.active!r}"
-            )
+            raise ConfigError(f"expected active to name a participant, or a party without data, got {self.active!r}")
         roles = roles_of(system, list(rows), self.active, own)
         if self.active not in (None, roles.active):
-            raise ConfigError(
-                f"protocol {system.name!r} has a server, which fit plays and calls {roles.active!r}: expected "
-                f"active=None, got {self.active!r}"
-            )
+            server = f"protocol {system.name!r} has a server, {roles.active!r}, which fit plays"
+            raise ConfigError(f"{server}: expected active=None, got {self.active!r}")
         validate_data(self, shown(X[next(iter(rows))][0]), reset=True, skip_check_array=True)
         described = [describe(LabelledRows(of.table, of.y), None) for of in rows.values()]
-        self.schemas_ = {ALONE: schema_of(*all_columns(described))}  # as the protocol makes it
+        # The schema that the parties agree on in the protocol.
+        self.schemas_ = {ALONE: schema_of(*all_columns(described))}
         labels = {name: of.y for name, of in rows.items()}
         if is_classifier(self):
             check_one_kind(labels)
         else:
             labels = {name: self._target(of, name, len(of))[1] for name, of in labels.items()}
+        # Classes are numbered over the labels of all participants, which then get their own rows back.
         ends = np.cumsum([of.table.n_rows for of in rows.values()])
         classes, target = self._target(np.concatenate(list(labels.values())), "all participants", int(ends[-1]))
         data = {
             name: LabelledRows(of.table, of_own, self._class_weights(settings, of_own, of.weight))
             for (name, of), of_own in zip(rows.items(), np.split(target, ends[:-1]), strict=True)
         }
+        # Roles that see columns without having rows, such as a server, get a table of none.
         data |= {
             name: no_rows(self.schemas_[ALONE], len(classes or ())) for name in roles.having(*system.shows_columns)
         }
@@ -314,27 +310,21 @@ class BoostedTrees(TrainedTrees):
     def _class_weights(
         self, settings: tuple[System, Any, Any], target: NDArray[np.float64], weight: NDArray[np.float64] | None
     ) -> NDArray[np.float64] | None:
-        """Return the weights of rows with those of their classes; ConfigError where these would give labels away."""
+        """Return the weights of rows times those of their classes; ConfigError if these would reveal labels."""
         if self.scale_pos_weight is None and self.class_weight is None:
             return weight
         if not is_classifier(self):
-            raise ConfigError(
-                f"scale_pos_weight and class_weight are about classes, and {type(self).__name__} has none: take "
-                "sample_weight"
-            )
-        refuse_told_labels(settings[0], settings[1], self.class_weight)
+            kind = type(self).__name__
+            raise ConfigError(f"scale_pos_weight and class_weight are for classes, not for {kind}: use sample_weight")
+        refuse_revealing_weights(settings[0], settings[1], self.class_weight)
         return weights_of_classes(target, self.classes_, self.scale_pos_weight, self.class_weight, weight)
 
-    def _column(self, y: Any) -> Any:
-        """Return labels as they came, out of a column (n_rows, 1) where they are in one."""
-        return one_column(y)
-
-    def _beside(self, y: Any) -> dict[str, Any]:
-        """Return labels as they came, by name."""
+    def _label_columns(self, y: Any) -> dict[str, Any]:
+        """Return the columns of labels, by name."""
         return {"y": y}
 
     def _finished(self, parts: dict[str, ModelPart]) -> None:
-        # by an error later on: what there is predicts
+        # If training is interrupted later, these parts can predict.
         self.parts_ = parts
 
     def _eval_sets(
@@ -343,8 +333,8 @@ class BoostedTrees(TrainedTrees):
         """Check eval sets against the training tables and the metrics; return tables and labels of each."""
         evals: list[tuple[Mapping[str, Table], NDArray[np.float64]]] = []
         for X, y in pairs_of(eval_set):
-            tables = self._tables(X, reset=False, **self._beside(y))
-            _, target = self._target(self._column(y), active, next(iter(tables.values())).n_rows, classes)
+            tables = self._tables(X, reset=False, **self._label_columns(y))
+            _, target = self._target(y, active, next(iter(tables.values())).n_rows, classes)
             match_rows(tables, target)
             check_watched(metrics, target, len(classes or ()))
             evals.append((tables, target))
@@ -354,6 +344,7 @@ class BoostedTrees(TrainedTrees):
         """Set the fitted attributes that follow from the forest."""
         self.evals_result_ = forest.history
         self.n_iter_ = len(forest.trees) // forest.objective.n_outputs
+        # The last metric of the last eval set is the one that decides early stopping.
         if forest.best_round is not None:
             self.best_iteration_ = forest.best_round - 1
             self.best_score_ = list(list(forest.history.values())[-1].values())[-1][self.best_iteration_]

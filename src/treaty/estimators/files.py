@@ -1,23 +1,34 @@
-"""Files and data sets as users hand them to an estimator, by the rules of job files."""
+"""Tables before an estimator sees them: read from files by the rules of job files, and aligned by ids (`align`)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import NoneType
 from typing import Any
+from urllib.parse import quote
 
+import narwhals as nw
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from treaty.data.arrow_tables import FileTable, as_numbers_in_features, as_text, changed, typed_ids, with_categories
 from treaty.data.file_formats import lossy_as_ids
+from treaty.data.ids import NORMALISE, Ids, Normalisation, OnDuplicate, Psi, read_ids
 from treaty.data.reading import is_csv, is_dataset, open_dataset, refuse_strays
 from treaty.data.reading import open_table as open_file
 from treaty.data.reading import read_table as read_file
-from treaty.data.table import refuse_absent
-from treaty.errors import ConfigError
+from treaty.data.table import of_frame, refuse_absent
+from treaty.errors import ConfigError, DataError, warn_user
 from treaty.files import as_path
+from treaty.machine.process import cores
+from treaty.privacy.ledger import MAX_RUNS, RunLog
+from treaty.runs.progress import steps_bar
+from treaty.runs.threads import Role, play, star
+from treaty.systems.alignment.alignment import AlignmentOptions, ResultTo, align_active, align_passive
+from treaty.systems.alignment.leakage import report_shared
 
 
 def read_table(
@@ -27,31 +38,31 @@ def read_table(
     columns: Sequence[str] | None = None,
     drop: Sequence[str] = (),
 ) -> pa.Table:
-    """Read a file by the rules of job files: what is a number, what a category, and what is refused.
+    """Read a file by the rules of job files, which decide what is a number, a category, or an error.
 
     Parameters
     ----------
     path : str or Path
-        A .csv or .csv.gz file (UTF-8, a header, commas between), .parquet, or .arrow, or a folder of Parquet files.
+        A .csv or .csv.gz file (UTF-8, a header, comma-separated), .parquet, or .arrow, or a folder of Parquet files.
     categorical : sequence of str, default ()
-        Columns of categories whose cells may look like numbers: postal codes, say.
+        Columns of categories whose cells may look like numbers, such as postal codes.
     columns : sequence of str, optional
-        The columns to read, in this order; by default all.
+        The columns to read, in this order. None: all.
     drop : sequence of str, default ()
         Columns to leave out; the file must have them.
 
     Returns
     -------
     pyarrow.Table
-        Columns of text as categories, sorted. Estimators take it as it is; ``.to_pandas()`` makes a dataframe of it.
-        A CSV file's whole numbers that are not written as such (007, 1e3) stay the text that the file has, as ids and
-        codes are; where an estimator gets such a column of this table, it takes the numbers.
+        Columns of text become sorted categories. Estimators accept the table; ``.to_pandas()`` converts it to a
+        dataframe. Whole numbers in unusual notation in a CSV file (007, 1e3) stay text, since they may be ids or codes;
+        an estimator that gets such a column converts it to numbers.
 
     Raises
     ------
     DataError
-        The file is missing, malformed or has other columns; or a column has numbers, or dates, and some cells that
-        are none (``treaty.data.arrow_tables`` has the rule). The error names their lines.
+        If the file is missing, malformed or lacks columns; or if some cells of a column of numbers, or dates, are
+        neither (``treaty.data.arrow_tables`` has the rule). The error names their lines.
     """
     return _opened(as_path(path, "path"), "the table", categorical, columns, drop, in_memory=True, any_ids=True)
 
@@ -65,28 +76,28 @@ def open_table(
     id: str | None = None,
     folder: str | Path | None = None,
 ) -> Any:
-    """Name a table that need not fit into memory, for an estimator to read.
+    """Open a table that may be larger than memory, for an estimator to read.
 
-    A table of less than 1 GiB, each number taken as 4 bytes, and a CSV file of less than that are read at once, as
-    `read_table` does. Columns of another are read one after the other when an estimator takes it, and what is made of
-    them is kept in files: 8 bytes a number at most. Models are the same, bit for bit. Paths and data sets may be given
-    to estimators as they are, too; this function says which columns are meant.
+    A table of less than 1 GiB, with 4 bytes per number, and a CSV file of less than 1 GiB are read at once, as by
+    `read_table`. Columns of a larger table are read one after the other when an estimator needs them, and their values
+    and bins are kept in files, with at most 8 bytes per number. Models are the same, bit for bit. Estimators also
+    accept paths and data sets; this function selects columns.
 
     Parameters
     ----------
     source : str, Path or pyarrow.dataset.Dataset
-        A file as of `read_table`, a folder of Parquet files, or a data set.
+        A file as for `read_table`, a folder of Parquet files, or a data set.
     categorical : sequence of str, default ()
-        Columns of categories whose cells may look like numbers: postal codes, say.
+        Columns of categories whose cells may look like numbers, such as postal codes.
     columns : sequence of str, optional
-        The columns to take, in this order; by default all.
+        The columns to use, in this order. None: all.
     drop : sequence of str, default ()
-        Columns to leave out, which the file must have: that of labels, say.
+        Columns to leave out, such as that of labels; the file must have them.
     id : str, optional
         A column of ids, for `treaty.align`: it may hold anything.
     folder : str or Path, optional
-        Where a large table's values and bins are kept while an estimator needs them, in files that are gone with the
-        process; by default the system's folder of temporary files, which ``TMPDIR`` names.
+        Where a large table's values and bins are kept while an estimator needs them, in files that disappear with the
+        process. None: the system's folder of temporary files (``TMPDIR``).
 
     Returns
     -------
@@ -97,9 +108,9 @@ def open_table(
     Raises
     ------
     DataError
-        As of `read_table`.
+        As for `read_table`.
     ConfigError
-        The folder has not enough room.
+        If the folder has too little space.
     """
     folder = None if folder is None else as_path(folder, "folder")
     if not isinstance(id, str | NoneType):
@@ -129,6 +140,7 @@ def _opened(
         place = str(source)
         text = [*categorical, *([] if ids is None else [ids])]
         table = read(source, drop_all=True, text=text)
+        # As numbers, ids such as 007 would lose their digits: read such columns as text, too.
         if any_ids and is_csv(source) and (lossy := lossy_as_ids(source, table.schema)):
             table = read(source, text=[*text, *lossy])
         if ids in table.column_names and is_csv(source):
@@ -139,14 +151,14 @@ def _opened(
 
 
 def opened(data: Any, party: str = "the table", ids: str | None = None) -> Any:
-    """Return a party's table: what a path or data set names, `ids` being its column of ids; others as they came."""
+    """Open a party's table if it is a path or data set, with the column `ids`; return other tables unchanged."""
     if not isinstance(data, str | Path) and not is_dataset(data):
         return data
     return _opened(data, party, ids=ids)
 
 
 def opened_by_participant(X: Any) -> Any:
-    """Return a mapping of participant to (X, y) with `opened` tables; anything else as it came."""
+    """Return a mapping of participant to (X, y) with `opened` tables; anything else unchanged."""
     if not isinstance(X, Mapping):
         return X
     return {
@@ -156,7 +168,7 @@ def opened_by_participant(X: Any) -> Any:
 
 
 def shown(X: Any) -> Any:
-    """Return a table that shows scikit-learn the columns: for one on disk a table without rows."""
+    """Return a table from which scikit-learn reads the columns: for one on disk, a table without rows."""
     return X.schema.empty_table() if isinstance(X, FileTable) else X
 
 
@@ -165,7 +177,7 @@ def _with_kinds(
 ) -> Any:
     """Return a file's table with its text as categories; refuse columns of numbers that have text in some cells.
 
-    Its column of ids stays as it is, and the text of those that are `lossy`, which are numbers as features.
+    The column of ids, and the text of `lossy` columns, which are numbers as features, are unchanged.
     """
     refuse_absent(categorical, "columns", table.column_names, place, party)
     table = as_text(table, categorical)
@@ -176,3 +188,166 @@ def _with_kinds(
     for name, kind in lossy.items():
         table = as_numbers_in_features(table, name, kind)
     return with_categories(table, but=[ids, *lossy])
+
+
+# ---------------------- `align`: bring tables of several parties into common order, every party played on this machine
+
+# The types that an argument may have, and the words for them in an error.
+_TYPES: dict[str, tuple[Any, str]] = {
+    "tables": (Mapping, "a mapping of party to table"),
+    "on": ((str, Mapping), "one column, or a mapping of party to column; first join ids of several columns into one"),
+    "active": ((str, NoneType), "the name of a party"),
+    "normalise": (Sequence, 'a list of "nfc", "strip", "lower"'),
+    "n_jobs": ((int, np.integer, NoneType), "a whole number or None"),
+    "log": ((str, Path, NoneType), "the path of a folder"),
+    "max_runs": ((int, np.integer), "a whole number"),
+    "progress": ((Callable, NoneType), "a function of two numbers"),
+}
+
+
+def align(
+    tables: Mapping[str, Any],
+    on: str | Mapping[str, str] = "id",
+    *,
+    active: str | None = None,
+    psi: Psi = "auto",
+    result_to: ResultTo = "both",
+    on_duplicate: OnDuplicate = "error",
+    normalise: Sequence[Normalisation] = NORMALISE,
+    drop_id: bool = True,
+    n_jobs: int | None = None,
+    log: str | Path | None = None,
+    max_runs: int = MAX_RUNS,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Keep the rows whose ids all parties hold, in one common random order, by private set intersection.
+
+    Parameters
+    ----------
+    tables : mapping of party name to dataframe
+        Each is an eager dataframe that narwhals supports (pandas, polars, pyarrow, ...), a result of
+        `treaty.open_table`, or a path or `pyarrow.dataset.Dataset` for it.
+    on : str or mapping of party name to str, default "id"
+        The column of ids, or the column of each party if the names differ.
+    active : str, optional
+        The active party. None: the first.
+    psi : {"auto", "ecdh", "kkrt"}, default "auto"
+        How common ids are found. "ecdh": by commutative encryption. "kkrt": by an oblivious pseudorandom function, much
+        faster, with weaker guarantees against a party that departs from the protocol (``docs/alignment.md``). "auto":
+        "kkrt" if either list has more than about eight thousand ids.
+    result_to : {"both", "active"}, default "both"
+        "active": only the active party learns which of its ids all parties hold, and only its table is returned.
+        Passive parties do not learn their rows then, so such a result can be counted, but not trained on.
+    on_duplicate : {"error", "first", "expand"}, default "error"
+        If an id is in several rows: raise an error; keep the first row; or keep every combination of the parties' rows,
+        as a plain join does.
+    normalise : sequence of {"nfc", "strip", "lower"}, default ("nfc", "strip")
+        How text ids are normalised before they are compared.
+    drop_id : bool, default True
+        Drop the id column from the results: it is no feature, and a model would memorise it. False keeps it.
+    n_jobs : int, optional
+        Threads of each party; None for all cores.
+    log : str or Path, optional
+        Folder of the parties' run logs, ``PARTY.runs``, which are created or continued. None: no log.
+    max_runs : int, default 20
+        Alignments that a partner may start within 30 days, by the log. Without a log, runs are not counted: one process
+        holds all tables anyway. Jobs between parties always limit runs.
+    progress : callable, optional
+        The active party calls it with the points done, and their total. None: a bar, if standard error is a terminal.
+
+    Returns
+    -------
+    dict of party name to dataframe
+        Each has the type of the given table (for a file, as `treaty.open_table` returns it). All have the same number
+        of rows, and row i has the same id everywhere. A pandas index is reset. Labels in a column of the active party's
+        table are in the same order.
+
+    Warns
+    -----
+    UserWarning
+        If fewer than one in ten of a party's ids are common. Their number is logged
+        (``treaty.systems.alignment.leakage``).
+
+    Raises
+    ------
+    ConfigError
+        For fewer than two tables, an unknown party or option, ids of different kinds, or if a limit of runs is reached.
+    DataError
+        If a column is missing or holds no ids, ids are repeated, or the parties have no id in common.
+
+    Notes
+    -----
+    Every party runs in a thread of this process. Between organisations, `treaty.systems.alignment.alignment` runs over
+    the network. ``docs/alignment.md`` lists what each party learns.
+    """
+    _check_types(locals())
+    active = next(iter(tables), "") if active is None else active
+    column = {party: on for party in tables} if isinstance(on, str) else dict(on)
+    _check_parties(tables, active, column)
+    frames = {party: _frame(table, column[party], party) for party, table in tables.items()}
+    threads = cores(n_jobs)
+    logs = {
+        party: RunLog(as_path(log, "log") / f"{quote(party, safe=' ')}.runs", max_runs=max_runs) if log else None
+        for party in tables
+    }
+
+    def ids(party: str) -> Ids:
+        return read_ids(frames[party][column[party]], party=party, normalise=normalise, on_duplicate=on_duplicate)
+
+    # Ids are read inside the role, so that each party's thread reads its own.
+    roles: dict[str, Role] = {
+        name: lambda party, name=name: align_passive(  # type: ignore[misc]
+            party, ids(name), AlignmentOptions(psi=psi, result_to=result_to, log=logs[name], threads=threads)
+        )
+        for name in tables
+    }
+    with steps_bar("aligning", shown=progress is None) as bar:
+        options = AlignmentOptions(
+            psi=psi, result_to=result_to, log=logs[active], threads=threads, progress=progress or bar
+        )
+        roles[active] = lambda party: align_active(party, ids(active), options)
+        played = play(roles, star(active, tables), job="align", protocol="alignment").results
+    # Each party warns of what it learned itself.
+    learn = tables if result_to == "both" else [active]
+    for party in learn:
+        report_shared(party, played[party], warn_user)
+    return {party: _taken(frames[party], played[party].rows, column[party] if drop_id else None) for party in learn}
+
+
+def _check_types(given: Mapping[str, Any]) -> None:
+    for name, (kinds, words) in _TYPES.items():
+        if not isinstance(given[name], kinds):
+            raise ConfigError(f"expected {name} to be {words}, got {type(given[name]).__name__}")
+
+
+def _check_parties(tables: Mapping[str, Any], active: str, column: Mapping[str, str]) -> None:
+    if not all(isinstance(party, str) for party in tables):
+        raise ConfigError(f"expected names of parties as text, got {', '.join(map(repr, tables))}")
+    if len(tables) < 2:
+        raise ConfigError(f"expected the tables of at least two parties, got {len(tables)}")
+    if active not in tables:
+        raise ConfigError(f"expected active to be one of {', '.join(tables)}, got {active!r}")
+    if set(column) != set(tables):
+        raise ConfigError(f"expected `on` to name a column of {', '.join(tables)}, got {', '.join(column)}")
+
+
+def _frame(table: Any, column: str, party: str) -> nw.DataFrame[Any] | FileTable:
+    table = opened(table, party, column)
+    # narwhals does not take record batches.
+    if isinstance(table, pa.RecordBatch):
+        table = pa.Table.from_batches([table])
+    frame = table if isinstance(table, FileTable) else of_frame(table, party)
+    if not isinstance(frame, nw.DataFrame | FileTable):
+        lazy = "; call .collect() first" if isinstance(frame, nw.LazyFrame) else ""
+        raise DataError(f"{party}: expected a dataframe in memory, got {type(table).__name__}{lazy}")
+    if column not in (frame.column_names if isinstance(frame, FileTable) else frame.columns):
+        raise DataError(f"{party}: expected a column {column!r} of ids, got a table without it")
+    return frame
+
+
+def _taken(frame: nw.DataFrame[Any] | FileTable, rows: NDArray[np.int64], without: str | None) -> Any:
+    if isinstance(frame, FileTable):
+        return frame.drop_columns([] if without is None else [without]).take(rows)
+    if without is not None:
+        frame = frame.drop(without)
+    return nw.maybe_reset_index(frame[rows]).to_native()

@@ -1,4 +1,4 @@
-"""What estimators of linear models share, and those of numbers: `LinearRegression` and `PoissonRegressor`."""
+"""`LinearModel`, the training of all linear models, and the regressions: `LinearRegression`, `PoissonRegressor`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from treaty.data.columns import check_targets, check_weights
 from treaty.data.table import Table, match_rows
 from treaty.errors import ConfigError, warn_user
 from treaty.estimators.base import Scored, TableEstimator, Tables, one_column, refuse_misplaced
-from treaty.estimators.inputs import Watch, check_beside, pairs_of, refuse_labels, rows_with_weight
+from treaty.estimators.inputs import Watch, check_row_order, pairs_of, refuse_labels, rows_with_weight
 from treaty.files import as_path
 from treaty.models.linear import LinearPart, label_holder
 from treaty.runs.fit import train
@@ -33,7 +33,7 @@ from treaty.systems.system import System
 
 
 class LinearModel(TableEstimator):
-    """What all estimators of linear models share: training, and attributes that follow from the parties' parts."""
+    """Training of linear models, and the attributes that follow from the parties' parts."""
 
     _model, _common = "logistic", RegressionOptions
     _why_needed = "margins lack its columns"
@@ -92,20 +92,21 @@ class LinearModel(TableEstimator):
         Parameters
         ----------
         X : table, or mapping of party name to table
-            A table is any dataframe, numeric array or list of rows. Of a mapping, rows correspond by position and the
+            A table is a dataframe, numeric array or list of rows. In a mapping, rows are matched by position, and the
             first party is the active one unless `active` names another; its table may have no column.
         y : array-like (n_rows,)
-            Held by the active party: labels of two or more classes; of a regression numbers, and counts from 0 on.
+            Held by the active party: labels of two or more classes, numbers, or counts of 0 or more.
         sample_weight : array-like (n_rows,) or None
-            Not negative, held by the active party, of a regression of numbers on one table alone; scaled to mean 1.
+            Weights of 0 or more, held by the active party; only for a regression of numbers on one table. They are
+            scaled to mean 1.
         checkpoint : path or None
             Folder of what parties keep from one fit on the same rows to the next; "pooled" keeps nothing.
         eval_set : (X, y) or list of them
-            Rows whose loss is computed after every epoch, X as above; of a logistic regression of two classes alone,
-            without standard errors. Between parties the active one gets the others' part of their margins each time,
+            Rows whose loss is computed after every epoch, X as above; only for a logistic regression of two classes
+            without standard errors. Between parties, the active one receives the others' part of the margins each time,
             which needs ``show_eval_margins=True`` in the system's options.
         **unknown
-            Refused, with what to do instead.
+            Other parameters raise ConfigError, which names the right ones.
 
         Returns
         -------
@@ -114,14 +115,14 @@ class LinearModel(TableEstimator):
         Raises
         ------
         ConfigError
-            For an option that is wrong, unknown or not of this protocol, or rows or batches too few to hide labels.
+            For an option that is invalid, unknown or not of this protocol, or too few rows or batches to hide labels.
         DataError
             For a table or label that cannot be used, or row counts that differ.
 
         Warns
         -----
         sklearn.exceptions.ConvergenceWarning
-            When training ends at `max_iter` before it is done: while the loss still changes by `tol` or more.
+            If training ends at `max_iter` while the loss still changes by `tol` or more.
         """
         refuse_misplaced(type(self), unknown, self.protocol, "fit")
         started = time.perf_counter()
@@ -135,6 +136,7 @@ class LinearModel(TableEstimator):
         refuse_labels(X, tables, one_column(y))
         weight = None if sample_weight is None else check_weights(sample_weight, n_rows=len(target), party=active)
         weight = self._class_weights(settings[0], target, weight)
+        # Rows of weight 0 must not count in medians and standard deviations either.
         tables, target, weight = rows_with_weight(tables, target, weight)
         if self.missing == "drop":
             whole = ~np.logical_or.reduce([np.isnan(of) for table in tables.values() for of in table.columns])
@@ -143,6 +145,7 @@ class LinearModel(TableEstimator):
             self.n_dropped_ = int(np.count_nonzero(~whole))
         changed: dict[str, Any] = self._penalty(len(target) if weight is None else float(weight.sum()))
         changed |= {"family": "multiclass"} if len(classes or ()) > 2 else {}
+        # Checked once more, with the seed that the first check drew.
         if changed:
             settings = self._settings(**changed, random_state=settings[2].random_state)
         self.schemas_ = {name: table.schema for name, table in tables.items()}
@@ -164,7 +167,7 @@ class LinearModel(TableEstimator):
         return self
 
     def _labels(self, y: Any, active: str, n_rows: int) -> tuple[list[Any] | None, NDArray[np.float64]]:
-        """Return classes, None of a regression of numbers, and labels (n_rows,)."""
+        """Return classes (None for a regression of numbers), and labels (n_rows,)."""
         raise NotImplementedError
 
     def _eval_sets(
@@ -187,13 +190,13 @@ class LinearModel(TableEstimator):
         return evals
 
     def _penalty(self, weighed: float) -> dict[str, float]:
-        """Return `l2` where another parameter stands for it; `weighed` is the sum of rows' weights, 1 where none."""
+        """Return `l2` if another parameter sets it; `weighed` is the sum of rows' weights, or the number of rows."""
         return {}
 
     def _class_weights(
         self, system: System, target: NDArray[np.float64], weight: NDArray[np.float64] | None
     ) -> NDArray[np.float64] | None:
-        """Return the weights of rows with those of their classes, if there are any."""
+        """Return the weights of rows times those of their classes, if there are any."""
         return weight
 
     def _keep(self, parts: dict[str, LinearPart]) -> None:
@@ -207,6 +210,7 @@ class LinearModel(TableEstimator):
         tables = {name: part.table(made) for name, part in parts.items()}
         self.coef_ = by_party({name: of["coef"][: len(parts[name].coef)] for name, of in tables.items()})
         self.standardized_coef_ = by_party({name: part.coef for name, part in parts.items()})
+        # `at_zero` is a part's margin of a row with 0 in all columns: prepared columns are not 0 there.
         zero = sum((part.at_zero() for part in parts.values()), 0.0)
         self.intercept_ = zero if made is None else made.slope * zero + made.offset
         self.standardized_intercept_ = holder.intercept
@@ -224,33 +228,33 @@ class LinearModel(TableEstimator):
     def summary(self, alpha: float = 0.05) -> Any:
         """Return the weights as a table: a row for each column, and for the intercept, of each class and party.
 
-        Between parties it puts together what each knows of its own columns; the intercept is then, with its error,
-        where the active party's columns are 0 and all others at their means.
+        Between parties, it joins what each party knows of its own columns. The intercept, with its error, is then for
+        rows where the active party's columns are 0 and all others have their means.
 
         Parameters
         ----------
         alpha : float
-            Limits are of 1 - `alpha` confidence.
+            Limits have confidence 1 - `alpha`.
 
         Returns
         -------
         dataframe
-            Of pandas where it is installed, else a `pyarrow.Table`: "party" and "class", where there are several,
-            "column", "coef", with standard errors "standard_error", "t" (of least squares) or "z", "p_value", "lower"
-            and "upper", and "standardized_coef".
+            Of pandas if it is installed, else a `pyarrow.Table`. Columns: "party" and "class", if there are several,
+            "column", "coef" and "standardized_coef"; and with standard errors "standard_error", "t" (least squares) or
+            "z", "p_value", "lower" and "upper".
         """
         check_is_fitted(self)
         if not isinstance(alpha, float) or not 0.0 < alpha < 1.0:
-            raise ConfigError(f"expected alpha between 0 and 1, as 0.05 for limits of 95 % confidence, got {alpha!r}")
+            raise ConfigError(f"expected alpha between 0 and 1, such as 0.05 for 95 % confidence, got {alpha!r}")
         holder, found = label_holder(self.parts_.values()), dict[str, list[Any]]()
         models = {name: part.of_classes or [part] for name, part in self.parts_.items()}
         for name, of_party in models.items():
             for number, (part, own) in enumerate(zip(of_party, models[holder.party], strict=True)):
                 rows = part.table(own.calibration, alpha)
                 n = len(rows["coef"])
-                beside: dict[str, Any] = {"party": [name] * n} if len(models) > 1 else {}
-                beside |= {"class": [(holder.classes or [])[number]] * n} if len(of_party) > 1 else {}
-                for column, values in (beside | rows).items():
+                keys: dict[str, Any] = {"party": [name] * n} if len(models) > 1 else {}
+                keys |= {"class": [(holder.classes or [])[number]] * n} if len(of_party) > 1 else {}
+                for column, values in (keys | rows).items():
                     found.setdefault(column, []).extend(values)
         return nw.from_dict(found, backend="pandas" if find_spec("pandas") else "pyarrow").to_native()
 
@@ -266,9 +270,9 @@ class LinearModel(TableEstimator):
 
 
 class _Regression(Scored, RegressorMixin, LinearModel):
-    """What both regressions of numbers have in common: training, and predictions by the inverse of their link."""
+    """A regression of numbers, which predicts by the inverse of its link."""
 
-    # of margins, the mean: the inverse of the link
+    # The inverse of the link: the mean, as a function of margins.
     _mean: ClassVar[Any]
 
     def _labels(self, y: Any, active: str, n_rows: int) -> tuple[None, NDArray[np.float64]]:
@@ -295,7 +299,7 @@ class _Regression(Scored, RegressorMixin, LinearModel):
 
 
 class LinearRegression(_Regression):
-    """Linear regression by least squares, with standard errors where they are asked for.
+    """Linear regression by least squares, with standard errors if `standard_errors` is set.
 
     Columns are prepared as for `LogisticRegression`. Training is on the whole table, to the optimum: by Newton's method
     on one table, by L-BFGS between parties.
@@ -303,20 +307,20 @@ class LinearRegression(_Regression):
     Parameters
     ----------
     protocol : str or SystemOptions, default "pooled"
-        As for `LogisticRegression`; the whole table is taken at every step under "quasi-newton" and "sgd" alike.
+        As for `LogisticRegression`; both "quasi-newton" and "sgd" use the whole table at every step.
     standard_errors : bool
-        Whether weights get standard errors and p-values; between parties by further products of one's columns with the
-        other's, see docs/logistic.md.
+        Whether to compute standard errors and p-values of weights; between parties, this takes further products of
+        their columns, see docs/logistic.md.
     max_iter : int or None
-        Most steps; None is 100.
+        Maximum steps; None is 100.
     learning_rate : float or None
         Factor on steps in new directions, between parties; None is 1 divided by the number of passive parties.
     tol : float
         Training ends when the losses of two steps differ by less than its square: when predictions change by about
         `tol` standard deviations of the target.
     l2 : float
-        Penalty of l2 / 2 times the sum of squared weights beside half the mean squared residual, the target being
-        in units of its standard deviation.
+        Penalty of l2 / 2 times the sum of squared weights, added to half the mean squared residual; the target is in
+        units of its standard deviation.
     fractional_bits, n_jobs, active, transport, parties, verbose, missing, reference
         As for `LogisticRegression`.
 
@@ -325,20 +329,19 @@ class LinearRegression(_Regression):
     parts_ : dict of str to LinearPart
         Each party's part of the model.
     coef_ : float64 (n_columns,), or dict of str to float64 (n_columns,)
-        What a unit of each column as it came, or being of a category, adds to the prediction, by party where `fit` was
-        given a mapping.
+        What a unit of each column, or a category, adds to the prediction; by party if `fit` was given a mapping.
     intercept_ : float
-        Prediction for a row that is 0 in all columns as they came.
+        Prediction for a row that is 0 in all columns.
     standardized_coef_, standardized_intercept_ : as the two before
         Weights of the prepared columns, in the target's units, and the intercept, which the active party holds.
     standard_errors_, p_values_, confidence_intervals_, standardized_errors_, n_dropped_
-        As of `LogisticRegression`.
+        As for `LogisticRegression`.
     n_iter_ : int
         Steps.
     loss_history_ : list of float
-        Of every step, half the mean squared residual over the target's variance, before the step.
+        For every step, half the mean squared residual over the target's variance, before the step.
     evals_result_, communication_, timeline_, timings_, disclosures_
-        As of `LogisticRegression`.
+        As for `LogisticRegression`.
     """
 
     _fixed: ClassVar[dict[str, Any]] = {"family": "linear"}
@@ -354,28 +357,27 @@ class PoissonRegressor(_Regression):
     Parameters
     ----------
     protocol : str or SystemOptions, default "pooled"
-        As for `LinearRegression`. Two parties with data make rates under keys of their own, with `encryption` "ou" or
-        "paillier"; there may be a coordinator, who has no key.
+        As for `LinearRegression`. Two parties with data compute rates under their own keys, with `encryption` "ou" or
+        "paillier"; there may be a coordinator, which has no key.
     standard_errors : bool
-        Whether weights get standard errors and p-values, those of Fisher's information.
+        Whether to compute standard errors and p-values of weights, from Fisher's information.
     max_iter, learning_rate, tol, fractional_bits, n_jobs, active, transport, parties, verbose, missing, reference
         As for `LinearRegression`.
     l2 : float
-        Penalty of l2 / 2 times the sum of squared weights beside half the mean deviance, counts being in units of their
-        mean.
+        Penalty of l2 / 2 times the sum of squared weights, added to half the mean deviance; counts are in units of
+        their mean.
 
     Attributes
     ----------
     parts_, standard_errors_, p_values_, confidence_intervals_, standardized_coef_, standardized_intercept_,
     standardized_errors_, n_dropped_, n_iter_, evals_result_, communication_, timeline_, timings_, disclosures_
-        As of `LinearRegression`.
+        As for `LinearRegression`.
     coef_ : float64 (n_columns,), or dict of str to float64 (n_columns,)
-        What a unit of each column as it came adds to the logarithm of the rate, by party where `fit` was given a
-        mapping.
+        What a unit of each column adds to the logarithm of the rate; by party if `fit` was given a mapping.
     intercept_ : float
-        Logarithm of the rate of a row that is 0 in all columns as they came.
+        Logarithm of the rate of a row that is 0 in all columns.
     loss_history_ : list of float
-        Of every step, half the mean deviance of counts in units of their mean, before the step.
+        For every step, half the mean deviance of counts in units of their mean, before the step.
     """
 
     _fixed: ClassVar[dict[str, Any]] = {"family": "poisson"}
@@ -387,7 +389,7 @@ class PoissonRegressor(_Regression):
         return tags
 
     def score(self, X: Tables, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
-        """Return the share of the deviance that is explained, as scikit-learn's `PoissonRegressor` does.
+        """Return the share of the deviance that is explained, as in scikit-learn's `PoissonRegressor`.
 
         Parameters
         ----------
@@ -399,5 +401,5 @@ class PoissonRegressor(_Regression):
         -------
         float
         """
-        check_beside(X, {"y": y, "sample_weight": sample_weight})
+        check_row_order(X, {"y": y, "sample_weight": sample_weight})
         return float(d2_tweedie_score(y, self.predict(X), sample_weight=sample_weight, power=1))

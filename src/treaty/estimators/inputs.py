@@ -1,4 +1,4 @@
-"""What estimators do with the arguments of `fit` and `predict`: tables, weights of classes, `verbose` and callbacks."""
+"""The arguments of `fit` and `predict`: tables, weights of classes, `verbose` and callbacks."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def training_tables(X: Mapping[str, Any], active: str) -> dict[str, Table]:
     }
     if not tables:
         raise DataError(f"expected a party with columns, got none among {', '.join(X)}")
-    # labels, but no features of its own
+    # The active party has labels, but no features.
     if active not in tables:
         tables[active] = Table(Schema((), ()), [], next(iter(tables.values())).n_rows)
     return {name: tables[name] for name in X}
 
 
 def refuse_labels(X: Any, tables: Mapping[str, Table], y: Any) -> None:
-    """Raise DataError where a column that was read from a file equals the labels in every row: it was to be left out.
+    """Raise DataError if a column of a file equals the labels in every row: the user probably forgot to drop it.
 
-    `X` is what was given for `tables`. Of a dataframe or an array the caller has chosen the columns.
+    `X` is what the user passed for `tables`. In a dataframe or an array, the user has chosen the columns.
     """
     named = X if isinstance(X, Mapping) and not hasattr(X, "nnz") else dict.fromkeys(tables, X)
     for party, table in tables.items():
@@ -56,7 +56,8 @@ def refuse_labels(X: Any, tables: Mapping[str, Table], y: Any) -> None:
             continue
         labels = check_labels(y, party, table.n_rows)
         for name, column, values in zip(table.schema.names, table.columns, table.schema.categories, strict=True):
-            few = slice(1000)  # mostly enough to tell
+            # The first rows of most columns differ already.
+            few = slice(1000)
             if _equal(column[few], values, labels[few]) and _equal(column, values, labels):
                 raise DataError(
                     f"{party}: column {name!r} of the file equals the labels in all {table.n_rows} rows, so a model "
@@ -65,26 +66,26 @@ def refuse_labels(X: Any, tables: Mapping[str, Table], y: Any) -> None:
 
 
 def _equal(column: NDArray[Any], values: Sequence[Any] | None, labels: NDArray[Any]) -> bool:
-    """Tell whether a column, with the `values` of its codes if it is categorical, equals labels."""
+    """Return whether a column, with the `values` of its codes if it is categorical, equals labels."""
     if values is None:
         return labels.dtype.kind in "biuf" and np.array_equal(column, labels.astype(column.dtype))
+    # Missing values are NaN, and take the None at the end.
     return np.array_equal(np.array([*values, None], object)[np.nan_to_num(column, nan=-1.0).astype(np.intp)], labels)
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What a participant of a horizontal training brings."""
+    """The rows of a participant of a horizontal training; `y` are its labels, none of them missing."""
 
     table: Table
-    # labels as they came; none is missing
     y: NDArray[Any]
     weight: NDArray[np.float64] | None
 
 
 def participants(X: Any, protocol: str) -> dict[str, Rows]:
-    """Convert a mapping of party to (X, y) or (X, y, sample_weight); DataError names the party that has no such."""
+    """Convert a mapping of party to (X, y) or (X, y, sample_weight); DataError names a party with anything else."""
     expected = f"protocol {protocol!r} expects a mapping of party to (X, y) or (X, y, sample_weight)"
-    # one kind of sparse matrix is a mapping, too
+    # A sparse matrix in the DOK format is a mapping, too.
     if not isinstance(X, Mapping) or hasattr(X, "nnz"):
         raise DataError(f"{expected}, got {type(X).__name__}")
     if not X or not all(isinstance(name, str) and name for name in X):
@@ -103,27 +104,26 @@ def participants(X: Any, protocol: str) -> dict[str, Rows]:
             check_labels(given[1], name, table.n_rows),
             None if weight is None else check_weights(weight, n_rows=table.n_rows, party=name),
         )
-        if not hasattr(given[0], "columns") and not isinstance(
-            given[0], FileTable
-        ):  # an array: only its columns' number says which they are
+        # Columns of arrays have no names, so all participants need the same number.
+        if not hasattr(given[0], "columns") and not isinstance(given[0], FileTable):
             unnamed[name] = len(table.schema.names)
     if unnamed and len(unnamed) < len(found):
         named = ", ".join(name for name in found if name not in unnamed)
         raise DataError(
-            "expected dataframes, whose columns go by name, or arrays, whose columns go by position, at all "
-            f"participants, got arrays at {', '.join(unnamed)} and dataframes at {named}"
+            "expected dataframes (columns are matched by name) or arrays (by position) at all participants, got arrays "
+            f"at {', '.join(unnamed)} and dataframes at {named}"
         )
     if len(set(unnamed.values())) > 1:
         counts = ", ".join(f"{name} {n}" for name, n in unnamed.items())
         raise DataError(
-            f"expected arrays of as many columns at all participants, as columns go by position, got {counts}; with "
-            "dataframes, which name their columns, a participant may lack some"
+            f"expected arrays with the same number of columns at all participants, got {counts}; in dataframes, whose "
+            "columns have names, a participant may lack some"
         )
     return found
 
 
 def check_one_kind(labels: Mapping[str, NDArray[Any]]) -> None:
-    """Raise DataError for classes that cannot be compared: numbers at one party and text at another, or both at one."""
+    """Raise DataError for classes that cannot be compared, such as numbers at one party and text at another."""
     kinds = {name: _kind(y) for name, y in labels.items()}
     for name, kind in kinds.items():
         if " and " in kind:
@@ -134,7 +134,7 @@ def check_one_kind(labels: Mapping[str, NDArray[Any]]) -> None:
 
 
 def _kind(y: NDArray[Any]) -> str:
-    """Return the type of labels; types joined by "and" where they cannot be compared with each other."""
+    """Return the type of labels; types joined by "and" if they cannot be compared with each other."""
     labels = (y if y.dtype.kind == "O" else y[:1]).tolist()
     if all(isinstance(label, numbers.Number | np.bool_) for label in labels):
         return {"b": "bool", "i": "int", "u": "int", "f": "float"}.get(np.array(labels).dtype.kind, "number")
@@ -142,10 +142,10 @@ def _kind(y: NDArray[Any]) -> str:
 
 
 def check_row_labels(given: Collection[tuple[str, Any]]) -> None:
-    """Raise DataError where named tables and columns label the same rows differently; rows themselves go by position.
+    """Raise DataError if the indexes of named tables and columns differ; rows are matched by position.
 
-    Only pandas' kind of data has labels of rows, its index. An index that counts from 0 is compared for its order
-    alone, with one of the same labels: nobody chose it.
+    Only pandas and similar libraries have an index. A default index, which counts from 0, is only compared with one of
+    the same labels, for its order.
     """
     indexes = [
         (name, data.index) for name, data in given if is_pandas_like_dataframe(data) or is_pandas_like_series(data)
@@ -156,36 +156,31 @@ def check_row_labels(given: Collection[tuple[str, Any]]) -> None:
             continue
         shuffled = bool(index.isin(chosen).all() and chosen.isin(index).all())
         if shuffled or not _counts_rows(index):
+            differ = "the same labels in another order" if shuffled else "different labels"
             raise DataError(
-                f"rows go by position, but the indexes of {first} and {name} hold "
-                f"{'the same labels in another order' if shuffled else 'different labels'}: put the rows into one "
-                "order, as a.loc[b.index] does, or call reset_index(drop=True) on both if rows at the same position "
-                "belong together"
+                f"rows are matched by position, but the indexes of {first} and {name} have {differ}: sort the rows, as "
+                "a.loc[b.index] does, or call reset_index(drop=True) on both if rows at the same position belong "
+                "together"
             )
 
 
-def check_beside(X: Any, beside: Mapping[str, Any]) -> None:
-    """Check the order of rows of a table, or those of several parties, and of labels and weights, given by name."""
+def check_row_order(X: Any, columns: Mapping[str, Any]) -> None:
+    """Check the order of rows: of one table, or those of several parties, and of labels and weights, by name."""
     tables = X.items() if isinstance(X, Mapping) and not hasattr(X, "nnz") else [("X", X)]
-    check_row_labels([*tables, *beside.items()])
+    check_row_labels([*tables, *columns.items()])
 
 
 def _counts_rows(index: Any) -> bool:
-    """Whether an index is the default one of dataframes: 0, 1, 2 and so on."""
+    """Return whether an index is the default one of dataframes: 0, 1, 2 and so on."""
     return bool(index.dtype.kind in "iu" and np.array_equal(index, np.arange(len(index))))
 
 
 def are_labelled(X: Any) -> bool:
-    """Whether X is a mapping of party to (X, y), for which only horizontal protocols have a use."""
+    """Return whether X is a mapping of party to (X, y), as only horizontal protocols take it."""
     return isinstance(X, Mapping) and any(
         isinstance(given, tuple) and len(given) in (2, 3) and len(getattr(given[0], "shape", ())) == 2
         for given in X.values()
     )
-
-
-def warn_unseen(text: str) -> None:
-    """Warn of categories that training did not have."""
-    warn_user(text)
 
 
 def known_tables(
@@ -193,8 +188,8 @@ def known_tables(
 ) -> dict[str, Table]:
     """Convert the tables of parties that have trained, in their order; DataError for other parties or columns.
 
-    The model uses the columns of parties `needed`; `why` says what is not possible without one. Others may be absent: a
-    table of missing values stands in for theirs.
+    The model uses the columns of the `needed` parties; `why` is for the error if one is missing. For other absent
+    parties, a table of missing values is used.
     """
     absent = [name for name in schemas if name not in X]
     missed = [name for name in absent if name in needed]
@@ -204,11 +199,12 @@ def known_tables(
             + (f"; without {', '.join(missed)} {why}" if missed else "")
         )
     tables = {
-        name: to_table(opened(X[name], name), party=name, schema=schema, on_unseen=warn_unseen)
+        name: to_table(opened(X[name], name), party=name, schema=schema, on_unseen=warn_user)
         for name, schema in schemas.items()
         if schema.names and name in X
     }
     n_rows = next(iter(tables.values())).n_rows
+    # One array stands for all columns of absent parties: nothing writes to it.
     missing = np.full(n_rows, np.nan, np.float32)
     return {
         name: tables.get(name, Table(schema, [missing] * len(schema.names), n_rows)) for name, schema in schemas.items()
@@ -218,9 +214,9 @@ def known_tables(
 def rows_with_weight(
     tables: dict[str, Table], target: NDArray[np.float64], weight: NDArray[np.float64] | None
 ) -> tuple[dict[str, Table], NDArray[np.float64], NDArray[np.float64] | None]:
-    """Return one table, its labels and weights without rows of weight 0, as if these had not been there.
+    """Return one table, its labels and weights without rows of weight 0.
 
-    Tables of several parties stay as they are: rows correspond by position, and other parties do not learn weights.
+    Tables of several parties are unchanged: rows are matched by position, and other parties do not learn weights.
     """
     if weight is None or ALONE not in tables or weight.all():
         return tables, target, weight
@@ -233,12 +229,10 @@ def positions_by_party(
 ) -> dict[str, list[int]]:
     """Return the positions of each party's columns in one table, given its columns' names (None: an array).
 
-    ConfigError for a column that is not there, and for one of no party, or of two.
+    Raises ConfigError for an unknown column, and for a column of no party, or of two.
     """
     if not isinstance(parties, Mapping) or not parties or not all(isinstance(name, str) for name in parties):
-        raise ConfigError(
-            f"expected parties={{name: columns}}, as in {{'bank': [...], 'shop': [...]}}, got {parties!r}"
-        )
+        raise ConfigError(f"expected parties={{name: columns}}, as {{'bank': [...], 'shop': [...]}}, got {parties!r}")
     found: dict[str, list[int]] = {}
     for party, columns in parties.items():
         if isinstance(columns, str) or not isinstance(columns, Iterable):
@@ -255,7 +249,7 @@ def positions_by_party(
 
 
 def _position(column: Any, party: str, names: Sequence[str] | None, n_columns: int) -> int:
-    """Return where a party's column stands in the table."""
+    """Return the position of a party's column in the table."""
     if names is not None:
         if str(column) not in names:
             near = get_close_matches(str(column), names, 1)
@@ -264,19 +258,16 @@ def _position(column: Any, party: str, names: Sequence[str] | None, n_columns: i
         return names.index(str(column))
     if isinstance(column, bool) or not isinstance(column, (int, np.integer)):
         raise ConfigError(
-            f"the columns of an array go by position: expected numbers from 0 to {n_columns - 1} for {party}, got "
-            f"{column!r} - at parties; or hand over a dataframe (in a Pipeline: set_output(transform='pandas'))"
+            f"columns of an array are named by position: expected numbers from 0 to {n_columns - 1} for {party}, got "
+            f"{column!r} - at parties; or pass a dataframe (in a Pipeline: set_output(transform='pandas'))"
         )
     if not 0 <= column < n_columns:
-        raise ConfigError(
-            f"expected positions from 0 to {n_columns - 1} for {party}, got {column} - at parties; the table has "
-            f"{n_columns} columns"
-        )
+        raise ConfigError(f"expected positions from 0 to {n_columns - 1} for {party}, got {column} - at parties")
     return int(column)
 
 
 def split_by_party(X: Any, parties: Mapping[str, Iterable[Any]]) -> tuple[dict[str, Any], dict[str, list[int]]]:
-    """Return each party's columns of one dataframe or array, and their positions; errors as `positions_by_party`."""
+    """Return each party's columns of one dataframe or array, and their positions; errors as in `positions_by_party`."""
     if isinstance(X, FileTable):
         positions = positions_by_party(parties, X.column_names, len(X.column_names))
         return {party: X.select([X.column_names[k] for k in of]) for party, of in positions.items()}, positions
@@ -293,7 +284,7 @@ def split_by_party(X: Any, parties: Mapping[str, Iterable[Any]]) -> tuple[dict[s
 
 
 def _empty(table: Any) -> bool:
-    """Whether an active party brings no features: None, or a table without columns."""
+    """Return whether an active party has no features: None, or a table without columns."""
     shape = getattr(table, "shape", None)
     return table is None or (isinstance(shape, tuple) and len(shape) == 2 and shape[1] == 0)
 
@@ -303,21 +294,19 @@ def pairs_of(eval_set: Any) -> list[tuple[Any, Any]]:
     in_tuple = isinstance(eval_set, tuple) and bool(eval_set) and all(isinstance(pair, tuple) for pair in eval_set)
     pairs = [] if eval_set is None else list(eval_set) if in_tuple or isinstance(eval_set, list) else [eval_set]
     if any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
-        raise ConfigError("expected eval_set=(X, y), or a list of such pairs, whose rows all weigh the same")
+        raise ConfigError("expected eval_set=(X, y), or a list of such pairs; their rows have no weights")
     return [(X, y) for X, y in pairs]
 
 
-def refuse_told_labels(system: System, own: SystemOptions, class_weight: Any) -> None:
-    """Raise ConfigError where weights of classes would say of labels what a system of boosted trees hides."""
+def refuse_revealing_weights(system: System, own: SystemOptions, class_weight: Any) -> None:
+    """Raise ConfigError if weights of classes would reveal what a system of boosted trees hides of labels."""
     if own.label_epsilon is not None:
-        raise ConfigError(
-            "weights of classes would tell labels that noise is to hide: leave scale_pos_weight and class_weight out, "
-            "or the noise"
-        )
+        either = "leave out scale_pos_weight and class_weight, or the noise"
+        raise ConfigError(f"weights of classes would reveal labels that noise hides: {either}")
     if isinstance(class_weight, str) and class_weight == "balanced" and (system.split == "rows" or own.adds_noise):
         raise ConfigError(
-            f"class_weight='balanced' counts the labels of all, which protocol {system.name!r} does not tell: name "
-            "the weight of each class, class_weight={label: weight}"
+            f"class_weight='balanced' needs the counts of all labels, which protocol {system.name!r} hides: name the "
+            "weight of each class, class_weight={label: weight}"
         )
 
 
@@ -328,16 +317,16 @@ def weights_of_classes(
     class_weight: Any,
     weight: NDArray[np.float64] | None,
 ) -> NDArray[np.float64]:
-    """Return each row's weight: its own times that of its class, `target` being numbers of `classes`.
+    """Return each row's weight times that of its class; `target` has the numbers of `classes`.
 
-    `scale_pos_weight` is the weight of the second class of two, as in XGBoost; `class_weight` names weights by label,
-    or is "balanced", as in scikit-learn.
+    `scale_pos_weight` is the weight of the second class of two, as in XGBoost; `class_weight` has weights by label, or
+    is "balanced", as in scikit-learn.
     """
     if scale_pos_weight is not None and class_weight is not None:
         raise ConfigError("expected scale_pos_weight or class_weight, got both")
     if scale_pos_weight is not None:
         if len(classes) != 2:
-            raise ConfigError(f"scale_pos_weight is of two classes, got {len(classes)}: take class_weight")
+            raise ConfigError(f"scale_pos_weight needs two classes, got {len(classes)}: use class_weight")
         number = isinstance(scale_pos_weight, Real) and not isinstance(scale_pos_weight, bool)
         if not number or not np.isfinite(scale_pos_weight) or not scale_pos_weight > 0:
             raise ConfigError(f"expected a number scale_pos_weight above 0, got {scale_pos_weight!r}")
@@ -345,23 +334,25 @@ def weights_of_classes(
     else:
         if not isinstance(class_weight, str | Mapping):
             raise ConfigError(f"expected class_weight to be {{label: weight}} or 'balanced', got {class_weight!r}")
+        # scikit-learn's errors name its own arguments.
         try:
             of_rows = compute_sample_weight(class_weight, classes[target.astype(np.intp)])
         except (ValueError, TypeError) as error:
             raise ConfigError(f"class_weight={class_weight!r}: {error}") from None
         if not np.all(np.isfinite(of_rows) & (of_rows > 0.0)):
             raise ConfigError(
-                f"expected weights above 0 for all classes, got class_weight={class_weight!r}: rows of weight 0 are "
-                "left out at all parties, which would tell them labels; leave the class out of the tables instead"
+                f"expected weights above 0 for all classes, got class_weight={class_weight!r}: all parties would leave "
+                "out rows of weight 0, and so learn labels; leave the class out of the tables instead"
             )
     return of_rows if weight is None else of_rows * weight
 
 
 class Watch:
-    """Call it after every round, or epoch, with how many are done and the active party's part, or losses by set.
+    """Prints metrics and calls callbacks, after every round or epoch.
 
-    Routes are XGBoost's, ``[0]  eval_0-logloss:0.61``, of every round, or of every `verbose`-th. Callbacks have
-    ``after_iteration(model, epoch, evals_log) -> bool``, as `xgboost.callback.TrainingCallback`.
+    It is called with the number of finished rounds and the active party's part, or losses by set. It prints XGBoost's
+    lines, ``[0]  eval_0-logloss:0.61``, for every `verbose`-th round. Callbacks have ``after_iteration(model, epoch,
+    evals_log) -> bool``, as `xgboost.callback.TrainingCallback`.
     """
 
     def __init__(self, model: Any, verbose: bool | int) -> None:
@@ -370,16 +361,14 @@ class Watch:
             raise ConfigError(f"expected callbacks in a list, got {type(given).__name__}")
         self._model, self._callbacks = model, list(given)
         if not isinstance(verbose, int | np.integer) or verbose < 0:
-            raise ConfigError(
-                f"expected verbose to be a bool, or after how many rounds a line is shown, got {verbose!r}"
-            )
+            raise ConfigError(f"expected verbose to be a bool, or the number of rounds between lines, got {verbose!r}")
         if any(not callable(getattr(callback, "after_iteration", None)) for callback in self._callbacks):
             raise ConfigError("expected callbacks with a method after_iteration(model, epoch, evals_log)")
         if self._callbacks and model.transport == "grpc":
             raise ConfigError("callbacks are called in this process: they need transport='memory'")
         self._every, self._shown, self._begun = int(verbose), 0, False
         KernelCache.printed = self._every > 0
-        self._tell("before_training")
+        self.call("before_training")
 
     def __call__(self, done: int, part: Any) -> None:
         """Show the rounds since the last call; raise `NoMoreTrees` where a callback returns True.
@@ -395,6 +384,7 @@ class Watch:
         for at in range(self._shown, done):
             if self._every and at % self._every == 0:
                 print(_line(at, history), flush=True)
+        # The first call comes before a round of this fit, so callbacks are not due yet.
         begun, self._begun, self._shown = self._begun, True, max(self._shown, done)
         if not begun:
             return
@@ -402,11 +392,8 @@ class Watch:
         if any(asked_to_stop):
             raise NoMoreTrees
 
-    def end(self) -> None:
-        """Tell callbacks that training is over."""
-        self._tell("after_training")
-
-    def _tell(self, method: str) -> None:
+    def call(self, method: str) -> None:
+        """Call a method without further arguments, at the callbacks that have it."""
         for callback in self._callbacks:
             if hasattr(callback, method):
                 getattr(callback, method)(self._model)

@@ -24,11 +24,11 @@ from treaty.systems.system import System
 class LogisticRegression(Scored, ClassifierMixin, LinearModel):
     """Logistic regression, by quasi-Newton steps or gradient descent: on a small table to the optimum, else stochastic.
 
-    More than two classes are each set against the rest, on the whole table at every step.
+    With more than two classes, there is a model of each class against the rest, and every step uses the whole table.
 
-    Columns are prepared inside the party that owns them: missing values become the median, categories a column each,
-    all are centred and divided by their standard deviation, or by a tenth of their farthest value where that is more.
-    `coef_` and what follows from it are in units of the columns as they came, all the same.
+    Each party prepares its own columns: missing values become the median, each category a column, and all columns are
+    centred and divided by their standard deviation, or by a tenth of their farthest value if that is more. `coef_` and
+    the attributes derived from it are in units of the original columns.
 
     Parameters
     ----------
@@ -36,27 +36,28 @@ class LogisticRegression(Scored, ClassifierMixin, LinearModel):
         The system: its options, ``QuasiNewton(coordinator=False)``, or its name alone for its defaults. One table:
         `treaty.Pooled`. Parties that hold different columns of the same rows: `treaty.QuasiNewton` or `treaty.SGD`.
     standard_errors : bool, default False
-        Whether weights get standard errors and p-values, those of the least squares that the Taylor loss is (Fisher's,
-        with `Pooled(loss="logistic")`), each party its own, by products of its columns with others'. Training is then
-        on the whole table, without batches; see docs/logistic.md. Rows with missing values are refused, see `missing`.
+        Whether to compute standard errors and p-values of weights. The Taylor loss is a least squares, whose errors
+        these are (Fisher's, with `Pooled(loss="logistic")`). Each party computes its own, from products of its columns
+        with those of others. Training then uses the whole table, without batches; see docs/logistic.md. Rows with
+        missing values raise DataError, see `missing`.
     max_iter : int or None, default None
-        Most epochs: None is 30, or 100 where every step takes the whole table.
+        Maximum epochs: None is 30, or 100 if every step uses the whole table.
     batch_size : int or None, default None
-        Rows in a mini-batch; all of the table where it has fewer. None: a table of at most 10,000 rows is taken whole
-        at every step, to the optimum, another in batches of 1000, as it is wherever the published algorithm is named
-        (``Pooled(solver=...)``, ``mode="paper"``, `hessian_batch_size`). Other than a logistic regression of two
-        classes, and whatever has standard errors, takes the whole table at every step.
+        Rows in a mini-batch; the whole table if it has fewer. None: a table of at most 10,000 rows is used whole at
+        every step, to the optimum, and a larger one in batches of 1000. Batches are also the default of the published
+        algorithm (``Pooled(solver=...)``, ``mode="paper"``, `hessian_batch_size`). With more than two classes, or
+        standard errors, every step uses the whole table.
     learning_rate : float or None, default None
         Factor on every step: None is 0.05 by quasi-Newton, 0.3 by gradient descent, on the whole table 1 divided by
         the number of passive parties. Halved automatically when an epoch's loss rises by more than a tenth.
     tol : float, default 1e-5
         Training ends when the losses of two epochs differ by less (on the whole table: by less than its square, when
-        margins change by about `tol`); 0 for all of `max_iter`. Where it ends at `max_iter` otherwise, a warning says
-        so.
+        margins change by about `tol`). 0: all `max_iter` epochs. If training ends at `max_iter` otherwise, there is a
+        warning.
     l2 : float, default 0
-        Penalty of l2 / 2 times the sum of squared weights beside the mean loss; not on the intercept.
+        Penalty of l2 / 2 times the sum of squared weights, added to the mean loss; not on the intercept.
     memory : int, default 5
-        Quasi-Newton: how many correction pairs are kept; on the whole table, all.
+        Quasi-Newton: the number of correction pairs to keep; on the whole table, all.
     period : int, default 4
         Quasi-Newton: iterations from one correction pair to the next.
     hessian_batch_size : int or None, default None
@@ -66,35 +67,35 @@ class LogisticRegression(Scored, ClassifierMixin, LinearModel):
         Numbers are encrypted as multiples of 2^-fractional_bits.
     calibrate : bool, default True
         Whether the label holder fits Platt's two numbers to the margins of the training rows, so that probabilities of
-        the Taylor loss are unbiased; between parties this shows it these margins, as a prediction of the rows would.
-        Of no effect under `Pooled(loss="logistic")`, whose margins are log-odds.
+        the Taylor loss are unbiased. Between parties, the label holder sees these margins, as in a prediction of the
+        rows. No effect with `Pooled(loss="logistic")`, whose margins are log-odds.
     early_stopping_rounds : int or None, default None
-        Training ends, too, when the loss of the last eval set has not fallen for so many epochs; the weights are those
-        of the epoch in which it was lowest. None: eval sets do not end it.
+        Training also ends when the loss of the last eval set has not decreased for so many epochs; the weights are
+        those of the epoch with the lowest loss. None: no early stopping.
     random_state : int, RandomState or None, default None
-        Seed of the batches; between parties it counts if all who have data name the same.
+        Seed of the batches; between parties, it is used if all parties with data set the same one.
     n_jobs : int or None, default None
         Threads; None for all cores.
     active : str or None, default None
         The party with the labels; None for the first.
     transport : {"memory", "grpc"}, default "memory"
-        How `fit` plays the parties: threads, or one process each over gRPC with mutual TLS on this machine.
+        How `fit` runs the parties: in threads, or in a process each over gRPC with mutual TLS on this machine.
     parties : dict of str to (list of str or int), or None, default None
-        Who has which columns of one table, as for `GBDTClassifier`.
+        The columns of each party in one table, as for `GBDTClassifier`.
     verbose : bool or int, default False
-        Whether, or after how many epochs, a line with the loss is printed.
+        Whether to print a line with the loss after every epoch, or after so many epochs.
     C : float or None, default None
-        In place of `l2`, as in scikit-learn: l2 is 1 / (C times the sum of rows' weights), or of rows. Columns are
-        standardised here.
+        Instead of `l2`, as in scikit-learn: l2 is 1 / (C times the sum of rows' weights, or the number of rows).
+        Columns are standardised here.
     class_weight : dict of label to float, "balanced" or None, default None
-        Weights of classes, as in scikit-learn; on one table alone, as other parties would get them with the rows.
+        Weights of classes, as in scikit-learn; only on one table, since other parties would get them with the rows.
     missing : {"median", "raise", "drop"} or None, default None
-        What becomes of rows with missing values: the median stands for a missing number (and no category for a missing
-        one), they are counted and refused, or `fit` leaves them out, of all parties' tables. None is "raise" with
-        standard errors, else "median".
+        How to handle rows with missing values. "median": the median replaces a missing number, and no category a
+        missing category. "raise": DataError, with their number. "drop": `fit` leaves them out, in all parties' tables.
+        None is "raise" with standard errors, else "median".
     reference : {"first"} or None, default None
-        Whether weights of categories are against the first one (the lowest, by text or number), which has no column:
-        one category fewer of each column, and weights that are determined. A missing value counts as the reference.
+        "first": weights of categories are relative to the first one (the lowest, by text or number), which has no
+        column, so that weights are unique. A missing value counts as the reference.
 
     Attributes
     ----------
@@ -102,22 +103,21 @@ class LogisticRegression(Scored, ClassifierMixin, LinearModel):
     parts_ : dict of str to LinearPart
         Each party's part of the model.
     coef_ : float64 (1, n_columns), or dict of str to float64 (n_columns,)
-        What a unit of each column as it came, or being of a category, adds to the log-odds; 0 for a constant column. By
-        party where `fit` was given a mapping (of more than two classes a row for each, here and in what follows); a
-        category has a column of its own, see `LinearPart.column_names`.
+        What a unit of each column, or a category, adds to the log-odds; 0 for a constant column. By party if `fit` was
+        given a mapping. A category has its own column, see `LinearPart.column_names`. With more than two classes, this
+        and the following attributes have a row for each class.
     intercept_ : float64 (1,)
-        Log-odds of a row that is 0 in all columns as they came: with `coef_` it gives the log-odds of rows without
-        missing values.
+        Log-odds of a row that is 0 in all columns: with `coef_` it gives the log-odds of rows without missing values.
     standardized_coef_, standardized_intercept_ : as the two before
         Weights of the prepared columns, in margins, and the intercept, which the active party holds.
     calibration_ : Calibration or None
         `slope` and `offset`: log-odds are slope times the margin, the sum of prepared columns times weights and the
         intercept, plus offset. None: margins are log-odds.
     standard_errors_, p_values_ : float64 (n_columns + 1,), or dict of such by party
-        With `standard_errors`: of `coef_`, and at the active party of the intercept, which comes last: on one table
-        `intercept_`, between parties that of `summary`. The calibration is taken as known.
+        With `standard_errors`: for `coef_`, and at the active party last for the intercept: on one table `intercept_`,
+        between parties that of `summary`. The calibration is treated as known.
     confidence_intervals_ : float64 (n_columns + 1, 2), or dict of such by party
-        Limits of 95 % confidence; for others see `summary`.
+        Limits of 95 % confidence; `summary` has others.
     standardized_errors_ : float64 (n_columns + 1,), or dict of such by party
         Standard errors of `standardized_coef_` and `standardized_intercept_`.
     n_dropped_ : int
@@ -125,20 +125,20 @@ class LogisticRegression(Scored, ClassifierMixin, LinearModel):
     n_iter_ : int
         Epochs.
     loss_history_ : list of float
-        Of every epoch, the mean loss of its batches, each at the weights it was met with, without the penalty.
+        For every epoch, the mean loss of its batches, each before its step, without the penalty.
     evals_result_ : dict
-        The same as ``{"train": {"taylor": [...]}}``, in the form of `GBDTClassifier`, and beside it "eval_0", "eval_1"
-        and so on: of each eval set the mean loss after every epoch.
+        The same as ``{"train": {"taylor": [...]}}``, in the form of `GBDTClassifier`; and for each eval set, "eval_0",
+        "eval_1" and so on, the mean loss after every epoch.
     best_iteration_ : int
-        With `early_stopping_rounds`: the epoch, from 0, whose weights these are.
+        With `early_stopping_rounds`: the epoch, from 0, of these weights.
     communication_ : dict
-        Of each ordered pair of parties: messages, bytes, and bytes by message type.
+        For each ordered pair of parties: messages, bytes, and bytes by message type.
     timeline_ : Timeline or None
-        When how many bytes went from whom to whom, in up to 60 steps; None where nothing was sent.
+        Bytes sent between each pair of parties over time, in up to 60 steps; None if nothing was sent.
     timings_ : dict
         Seconds of set-up, of training, and in total.
     disclosures_ : dict
-        What each party learned beyond its own data, in words.
+        What each party learned beyond its own data, in sentences.
 
     References
     ----------
@@ -197,10 +197,8 @@ class LogisticRegression(Scored, ClassifierMixin, LinearModel):
         if self.C is None:
             return {}
         if not isinstance(self.C, Real) or not self.C > 0.0 or self.l2 != 0.0:
-            raise ConfigError(
-                "expected a number C above 0, and then l2=0, as l2 is 1 / (C * sum of weights); got "
-                f"C={self.C!r}, l2={self.l2}"
-            )
+            got = f"got C={self.C!r}, l2={self.l2}"
+            raise ConfigError(f"expected a number C above 0 with l2=0, as C sets l2 = 1 / (C * sum of weights); {got}")
         return {"l2": 1.0 / (float(self.C) * weighed)}
 
     def _class_weights(
@@ -210,8 +208,8 @@ class LogisticRegression(Scored, ClassifierMixin, LinearModel):
             return weight
         if system.split != "none":
             raise ConfigError(
-                f"class_weight makes weights of rows from labels, and under protocol {system.name!r} other parties get "
-                "these weights, so that they would read the labels: leave it out"
+                f"leave class_weight out: under protocol {system.name!r}, other parties get the weights of rows and "
+                "would read labels from them"
             )
         return weights_of_classes(target, self.classes_, None, self.class_weight, weight)
 
@@ -225,9 +223,10 @@ class LogisticRegression(Scored, ClassifierMixin, LinearModel):
             self._keep_classes(parts, holder)
             return
         self.calibration_ = holder.calibration
-        # set after training, it has none
+        # After `set_params` on a fitted model, there are no losses.
         if self.early_stopping_rounds is not None and holder.eval_losses:
             self.best_iteration_ = int(np.argmin(list(holder.eval_losses.values())[-1]))
+        # scikit-learn's shape for two classes, on one table.
         for name in ("coef_", "standardized_coef_"):
             of = getattr(self, name)
             setattr(self, name, of if isinstance(of, dict) else of[None, :])
@@ -239,6 +238,7 @@ class LogisticRegression(Scored, ClassifierMixin, LinearModel):
         self.calibration_ = [model.calibration for model in holder.of_classes]
         made = [calibration or Calibration(1.0, 0.0) for calibration in self.calibration_]
         plain = {name: np.array([model.coef for model in part.of_classes]) for name, part in parts.items()}
+        # The calibration is linear: its slope scales weights, its offset only the intercept.
         slopes = np.array([of.slope for of in made])[:, np.newaxis]
         coef = {name: slopes * [of.per_unit(of.coef) for of in part.of_classes] for name, part in parts.items()}
         zeros = np.array([[model.at_zero() for model in part.of_classes] for part in parts.values()]).sum(axis=0)
@@ -247,9 +247,9 @@ class LogisticRegression(Scored, ClassifierMixin, LinearModel):
         self.intercept_ = np.array([by.log_odds(zero) for by, zero in zip(made, zeros, strict=True)])
 
     def decision_function(self, X: Tables) -> NDArray[np.float64]:
-        """Return log-odds of the second class, calibrated where the model is; above 0 it is the one predicted.
+        """Return log-odds of the second class, calibrated if the model is; above 0, this class is predicted.
 
-        Of more than two classes: the log-odds of each against the rest, of which the highest is the one predicted.
+        With more than two classes: the log-odds of each class against the rest; the highest is predicted.
 
         Parameters
         ----------
@@ -270,7 +270,7 @@ class LogisticRegression(Scored, ClassifierMixin, LinearModel):
 
     def _checked_margins(self, X: Tables) -> NDArray[np.float64]:
         margins = self._margins(X)
-        # no party has seen margins in training
+        # Between parties, no training can warn: no party has seen margins.
         if not self._predicting().in_one_place:
             warn_beyond_taylor(margins)
         return margins
@@ -278,7 +278,7 @@ class LogisticRegression(Scored, ClassifierMixin, LinearModel):
     def predict_proba(self, X: Tables) -> NDArray[np.float64]:
         """Return class probabilities (n_rows, n_classes); X and errors as in `decision_function`.
 
-        Of more than two classes they are those of each class against the rest, divided by their sum.
+        With more than two classes, they are those of each class against the rest, divided by their sum.
         """
         margins = self._checked_margins(X)
         return label_holder(self.parts_.values()).probabilities(margins)

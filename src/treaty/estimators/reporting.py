@@ -1,4 +1,4 @@
-"""What is kept of a fitted estimator: a folder that `load` reads, with a file per party, and the report as HTML."""
+"""The report of a fitted estimator, and its files: a folder that `load` reads, with a part for each party."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ from treaty.systems.pooled.system import ALONE
 from treaty.trees.objectives import evaluate
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-# of which quantiles are shown: those of fewer would be single rows' values
+# Quantiles need this many rows: those of fewer would be single rows' values.
 FEWEST_ROWS = 20
 OURS, POOLED = "this model", "pooled"
 _GIVEN = "rows given to this report"
-_LOADED = "The model was loaded from files, which keep no record of its training."
+_LOADED = "The model was loaded from files, which have no record of its training."
 
 
 def contents_of(model: Any, X: Any, y: Any, pooled: Any, consent: Iterable[str] | None, title: str | None) -> Contents:
-    """Return what a fitted estimator's report shows; parameters and errors as of `TableEstimator.report`."""
+    """Return the contents of a fitted estimator's report; parameters and errors as in `TableEstimator.report`."""
     check_is_fitted(model, "parts_")
     viewer = active_of(model.parts_)
+    # The parties whose columns may be named.
     known = willing(model.parts_, consent) | {viewer}
     _check_given(model, X, y, pooled)
     system, own, common = model._settings(random_state=None)
@@ -98,14 +99,10 @@ def _facts(model: Any) -> Iterator[str]:
 
 def _whose(model: Any, viewer: str, known: set[str]) -> str:
     if ALONE in model.parts_:
-        return (
-            "What whoever has the model sees. It is about training rows and labels: show it to whom these may be shown."
-        )
+        return "The owner's view. It has facts about training rows and labels: show it only to those who may see these."
     others = [name for name in model.parts_ if name not in known]
-    hidden = f" Columns of {', '.join(others)} go by pseudonyms, or are not told apart." if others else ""
-    return (
-        f"What {viewer} sees, which has the labels; they are in scores and curves, so it decides who else may.{hidden}"
-    )
+    hidden = f" Columns of {', '.join(others)} have pseudonyms, or are shown in sum." if others else ""
+    return f"The view of {viewer}, which has the labels. Scores and curves depend on them.{hidden}"
 
 
 def _notes(model: Any) -> Iterator[str]:
@@ -121,25 +118,26 @@ def _noise(model: Any, own: Any) -> Iterator[str]:
     spent = {name: part.spent for name, part in model.parts_.items() if getattr(part, "spent", "")}
     yield from (text if name == ALONE else f"{name}: {text}" for name, text in spent.items())
     if own.label_epsilon is not None:
-        yield f"Labels were randomised once, each with epsilon {own.label_epsilon:g}; training goes by these alone."
+        yield f"Labels were randomised once, each with epsilon {own.label_epsilon:g}; training used only these."
 
 
 def _absent(model: Any, alone: bool, X: Any, y: Any) -> dict[Section, str]:
-    """Return why the model has nothing to say in a section, where that is known beforehand."""
+    """Return the sections that will be empty, with the reasons."""
     trees, loaded = model._model == "trees", not hasattr(model, "timings_")
-    of_training = _LOADED if loaded else "All was in one place: nothing was sent." if alone else "No message was noted."
+    of_training = _LOADED if loaded else "All was in one place: nothing was sent." if alone else "No messages recorded."
     found: dict[Section, str] = {}
     if not getattr(model, "communication_", {}):
         found |= {"messages": of_training, "timeline": of_training}
     if loaded:
         found |= {"seconds": _LOADED}
-        if not hasattr(model, "disclosures_"):  # saved before sentences were
+        # Older versions did not save them.
+        if not hasattr(model, "disclosures_"):
             found["learned"] = _LOADED
     if X is None or y is None:
         needed = "Needs rows with labels: report(path, X, y)."
         found |= {"scores": needed, "roc": needed, "calibration": needed}
     elif not is_classifier(model):
-        found["roc"] = "Labels are numbers, and ROC is of classes."
+        found["roc"] = "ROC needs classes; the labels are numbers."
     if X is None:
         found["shap"] = "Needs rows: report(path, X)."
     if not trees:
@@ -148,14 +146,14 @@ def _absent(model: Any, alone: bool, X: Any, y: Any) -> dict[Section, str]:
         if X is None or y is None:
             found["curves"] = "Needs an eval_set in fit, or rows with labels: report(path, X, y)."
         elif model._chosen()[1].hides_decisions:
-            found["curves"] = "Needs an eval_set in fit: he_inference hides what the rounds are made of."
+            found["curves"] = "Needs an eval_set in fit: he_inference hides the decisions of each round."
     if not any(getattr(part, "spent", "") for part in model.parts_.values()):
-        found["noise"] = "No part of the model notes noise, so there is no epsilon to account for."
+        found["noise"] = "No part of the model records noise, so no epsilon was spent."
     return found
 
 
 def _curves(model: Any, pooled: Any, X: Any, labels: NDArray[Any] | None) -> Iterator[Curve]:
-    """Yield metrics by round: of eval sets in training, and of the rows given to the report where trees tell stages."""
+    """Yield metrics by round: of eval sets in training, and of the report's rows if trees can predict stages."""
     for each, is_pooled in ((model, False), (pooled, True)):
         if each is None:
             continue
@@ -184,13 +182,13 @@ def _labels(model: Any, y: Any, viewer: str, n_rows: int) -> NDArray[np.float64]
 
 def _scores(model: Any, pooled: Any, X: Any, labels: NDArray[np.float64]) -> ModelScores:
     models = {OURS: model} | ({} if pooled is None else {POOLED: pooled})
-    of, beside = f"{len(labels)} rows", "" if pooled is None else POOLED
+    of, other = f"{len(labels)} rows", "" if pooled is None else POOLED
     if is_classifier(model):
         p = {name: each.predict_proba(X) for name, each in models.items()}
-        return scores_of_classes(of, labels.astype(np.intp), p, model.classes_.tolist(), beside)
+        return scores_of_classes(of, labels.astype(np.intp), p, model.classes_.tolist(), other)
     means = getattr(model, "objective", None) != "quantile"
     predicted = {name: np.asarray(each.predict(X), np.float64) for name, each in models.items()}
-    return scores_of_numbers(of, labels, predicted, beside, means=means)
+    return scores_of_numbers(of, labels, predicted, other, means=means)
 
 
 def _importances(model: Any, viewer: str, known: set[str]) -> dict[str, Any]:
@@ -219,11 +217,11 @@ def _importances(model: Any, viewer: str, known: set[str]) -> dict[str, Any]:
 def _with_shap(
     contents: Contents, model: Any, X: Any, rows: Mapping[str, Table], viewer: str, known: set[str]
 ) -> Contents:
-    """Return the contents with what columns add to margins; with the reason where the system does not tell."""
+    """Return the contents with contributions of columns to margins, or the reason if there are none."""
     if model._model != "trees":
         return contents
     if next(iter(rows.values())).n_rows < FEWEST_ROWS:
-        too_few = f"Of fewer than {FEWEST_ROWS} rows it would show single ones."
+        too_few = f"With fewer than {FEWEST_ROWS} rows, it would show single rows."
         return replace(contents, absent={**contents.absent, "shap": too_few})
     try:
         found = model.predict_contributions(X)
@@ -231,7 +229,7 @@ def _with_shap(
         return replace(contents, absent={**contents.absent, "shap": f"Not for this model: {error}."})
     values = found.values if isinstance(found, Contributions) else _by_party(found[..., :-1], rows)
     several = next(iter(values.values())).ndim == 3
-    # how far a column moves rows, whatever the class
+    # The mean over classes of the absolute contribution of a column.
     if several:
         values = {party: np.abs(of).mean(axis=1) for party, of in values.items()}
     spreads = []
@@ -243,13 +241,14 @@ def _with_shap(
                 numeric = rows[party].schema.categories[number] is None and not several
                 spreads.append(_spread(shown, of[:, number], columns[number] if numeric else None))
         else:
+            # Columns of parties without consent are only shown in sum.
             spreads.append(_spread(f"all of {party}", of.sum(axis=1), None))
     of_what = "adds to the margin" if not several else "moves margins by (mean over classes)"
     return replace(contents, shap=[spread for spread in spreads if spread.mean > 0.0], shap_of=of_what)
 
 
 def _by_party(values: NDArray[np.float64], rows: Mapping[str, Table]) -> dict[str, NDArray[np.float64]]:
-    """Cut contributions to columns side by side at the parties' tables."""
+    """Split contributions to joined columns by party."""
     ends = np.cumsum([len(table.schema.names) for table in rows.values()])
     return dict(zip(rows, np.split(values, ends[:-1], axis=-1), strict=True))
 
@@ -258,6 +257,7 @@ def _spread(name: str, contributions: NDArray[np.float64], column: NDArray[Any] 
     mean = float(np.abs(contributions).mean())
     if column is not None:
         middle = np.nanmedian(column) if not np.all(np.isnan(column)) else np.nan
+        # Two halves of the column show the direction of its effect; each needs enough rows for quantiles.
         halves = [contributions[column <= middle], contributions[column > middle]]
         if all(len(half) >= FEWEST_ROWS for half in halves):
             low, high = (np.quantile(half, QUANTILES).tolist() for half in halves)
@@ -272,26 +272,28 @@ FORMAT = Format("estimator", 1)
 class SavedEstimator(msgspec.Struct, kw_only=True):
     """The file that `save` writes in addition to the parts."""
 
-    kind: str  # class of the estimator
-    # its parameters; `protocol` is the system's name
+    # The name of the estimator's class.
+    kind: str
+    # Its parameters, with the system's name as `protocol`, and the system's own options.
     params: dict[str, Any]
-    system: dict[str, Any]  # the system's own options
-    # owners of the parts, in the order of columns
+    system: dict[str, Any]
+    # Owners of the parts, in the order of columns.
     parties: list[str]
-    # of each table that `predict` expects
+    # The schema of each table that `predict` expects.
     schemas: dict[str, Schema]
-    # as scikit-learn remembers them, where the training table had any
+    # scikit-learn's `feature_names_in_`, if the training table had names.
     feature_names: list[str] | None = None
-    # by each party, or role, in the training, in words
+    # What each party, or role, learned in the training, in sentences.
     learned: dict[str, list[str]] = {}
-    # of each party's columns in one table, where `parties` says whose
+    # Positions of each party's columns in one table, with the parameter `parties`.
     positions: dict[str, list[int]] | None = None
 
 
 def write_model(folder: Path, saved: SavedEstimator, parts: Mapping[str, ModelPart | LinearPart]) -> None:
     """Write a model to a folder, made when missing; ConfigError if it cannot be written."""
     try:
-        finite = {name: "inf" if value == math.inf else value for name, value in saved.system.items()}  # JSON has none
+        # JSON has no infinity.
+        finite = {name: "inf" if value == math.inf else value for name, value in saved.system.items()}
         folder.mkdir(parents=True, exist_ok=True)
         for name, part in parts.items():
             part.save(_part_file(folder, name))
@@ -303,14 +305,14 @@ def write_model(folder: Path, saved: SavedEstimator, parts: Mapping[str, ModelPa
 
 
 def read_saved(folder: Path) -> SavedEstimator:
-    """Read the file of `write_model` that has no part; ConfigError if it is missing, or another file."""
+    """Read the estimator's file of a saved model; ConfigError if it is missing, or another file."""
     return read_json(folder / "model.json", SavedEstimator, FORMAT)
 
 
 def params_of(saved: SavedEstimator, trusted: Iterable[str]) -> dict[str, Any]:
-    """Return an estimator's parameters, with the system's options as it had them.
+    """Return a saved estimator's parameters, with the system's options.
 
-    ConfigError for a system or a loss of code that is not among the `trusted` names; nothing is imported then.
+    Raises ConfigError for a custom system or loss that is not among the `trusted` names; nothing is imported then.
     """
     name, given = saved.params["protocol"], list(trusted)
     for code in (name, saved.params.get("objective")):
@@ -332,5 +334,5 @@ def read_parts(folder: Path, saved: SavedEstimator, load: Callable[[Path, str], 
 
 
 def _part_file(folder: Path, party: str) -> Path:
-    # a party's name may hold what a file's may not
+    # A party's name may have characters that a file's must not.
     return folder / f"{quote(party, safe=' ')}.part"

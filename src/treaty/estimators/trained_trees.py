@@ -1,4 +1,4 @@
-"""What trained trees say of rows and columns: predictions, leaves, contributions, importances, export."""
+"""Methods of trained trees: predictions, leaves, contributions, importances, export."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from treaty.systems.pooled.system import ALONE
 
 
 class TrainedTrees(TableEstimator):
-    """What boosted trees can be asked once they are trained; `_decide` makes of outputs what `predict` returns."""
+    """Methods of trained boosted trees; `_decide` turns outputs into what `predict` returns."""
 
     evals_result_: dict[str, dict[str, list[float]]]
     best_iteration_: int
@@ -64,7 +64,7 @@ class TrainedTrees(TableEstimator):
         return self._decide(self._predictions(X))
 
     def staged_predict(self, X: Tables) -> Iterator[NDArray[Any]]:
-        """Yield what `predict` would return after each round; the parties are asked once for all.
+        """Yield the result of `predict` after each round; the parties exchange messages only once.
 
         Parameters
         ----------
@@ -78,7 +78,7 @@ class TrainedTrees(TableEstimator):
         Raises
         ------
         ConfigError
-            With `he_inference`, which hides the decisions that this is made of.
+            With `he_inference`, which hides the decisions that this needs.
         DataError
             For other parties or columns than those of training, or row counts that differ.
         """
@@ -86,21 +86,21 @@ class TrainedTrees(TableEstimator):
 
     def _decide(self, outputs: NDArray[np.float64]) -> NDArray[Any]:
         """Return classes or means (n_rows,) of probabilities or means (n_rows, n_outputs)."""
-        raise NotImplementedError
+        return outputs[:, 0]
 
     def predict_leaf(self, X: Tables) -> NDArray[np.int32]:
-        """Return the leaf each row ends in, by parties played in threads; X and errors as in `staged_predict`.
+        """Return the leaf of each row; parties run in threads. X and errors are as in `staged_predict`.
 
         Returns
         -------
         int32 (n_rows, n_trees)
-            The leaf's number among its tree's nodes, the root being 0. With more than two classes a round has a tree
-            per class.
+            The leaf's number among its tree's nodes; the root is 0. With more than two classes, a round has a tree for
+            each class.
         """
         return leaves(self._decided(X), cores(self.n_jobs))
 
     def apply(self, X: Tables) -> NDArray[np.int32]:
-        """Return the leaf each row ends in, as `predict_leaf`; XGBoost's name for it."""
+        """Return the leaf of each row: `predict_leaf` by XGBoost's name."""
         return self.predict_leaf(X)
 
     def evals_result(self) -> dict[str, dict[str, list[float]]]:
@@ -110,17 +110,17 @@ class TrainedTrees(TableEstimator):
 
     @property
     def best_iteration(self) -> int:
-        """The last round that early stopping kept, from 0; AttributeError without early stopping."""
+        """The last round that early stopping kept, from 0; AttributeError without early stopping (XGBoost's name)."""
         return int(self._of_early_stopping("best_iteration_"))
 
     @property
     def best_score(self) -> float:
-        """The metric that early stopping looked at, after the last round it kept; AttributeError without."""
+        """The metric that decided early stopping, after the last kept round; AttributeError without early stopping."""
         return float(self._of_early_stopping("best_score_"))
 
     def _of_early_stopping(self, name: str) -> float:
         if not hasattr(self, name):
-            raise AttributeError(f"{name.removesuffix('_')} is there only after a fit with early_stopping_rounds")
+            raise AttributeError(f"{name.removesuffix('_')} needs a fit with early_stopping_rounds")
         value: float = getattr(self, name)
         return value
 
@@ -132,23 +132,23 @@ class TrainedTrees(TableEstimator):
             yield objective.predictions(margins)
 
     def predict_contributions(self, X: Tables) -> NDArray[np.float64] | Contributions:
-        """Return what each column adds to each row's margin: exact TreeSHAP, as XGBoost's ``pred_contribs``.
+        """Return the contribution of each column to each row's margin: exact TreeSHAP, as XGBoost's ``pred_contribs``.
 
         X and errors are as in `staged_predict`.
 
         Returns
         -------
         float64 (n_rows, n_features + 1) or (n_rows, n_classes, n_features + 1)
-            Of a model on one table; the second form with more than two classes. The last column is the bias; a row adds
-            up to its margin.
+            For a model on one table; the second form with more than two classes. The last column is the bias; the sum
+            of a row is its margin.
         treaty.interpretation.Contributions
-            Of a vertical model: each party's own columns, and the bias; its ``joined()`` is the array above. Parties
-            are played in threads. See docs/interpretation.md for what a party learns from it.
+            For a vertical model: each party's own columns, and the bias; its ``joined()`` is the array above. Parties
+            run in threads. docs/interpretation.md lists what a party learns from it.
 
         Raises
         ------
         ConfigError
-            Also of a horizontal model, which says nothing of how many rows its nodes had.
+            Also for a horizontal model, which does not record how many rows its nodes had.
         """
         predicting = self._predicting()
         if predicting.settings[0].hides_decisions:
@@ -158,16 +158,17 @@ class TrainedTrees(TableEstimator):
     def contributions_frame(self, X: Tables) -> Any:
         """Return `predict_contributions` as a dataframe: a column for each column of X, by its name, and "bias".
 
-        X and errors are as in `predict_contributions`. With more than two classes there is a column for each of them,
-        "age: setosa" say, the classes of a column of X side by side.
+        X and errors are as in `predict_contributions`. With more than two classes, each column of X has a column for
+        each class, such as "age: setosa".
 
         Returns
         -------
         dataframe
-            Of the library that X (of a mapping, the first table) is of, a `pyarrow.Table` for arrays.
+            Of the same library as X (in a mapping, the first table); a `pyarrow.Table` for arrays.
         """
         values = self._in_place(self._joined_contributions(X))
         names = [*self._column_names(), "bias"]
+        # (n_rows, n_classes, n_columns) becomes a column for each column and class.
         if values.ndim > 2:
             names = [f"{name}: {label}" for name in names for label in self.classes_]
             values = values.transpose(0, 2, 1).reshape(len(values), -1)
@@ -180,10 +181,10 @@ class TrainedTrees(TableEstimator):
         return nw.from_dict(columns, backend=library).to_native()
 
     def explain(self, X: Tables) -> Any:
-        """Return `predict_contributions` as a `shap.Explanation`, for the plots of shap: ``shap.plots.beeswarm``.
+        """Return `predict_contributions` as a `shap.Explanation`, for plots such as ``shap.plots.beeswarm``.
 
-        X and errors are as in `predict_contributions`; all parties' columns are in it, side by side or as in the one
-        table that `parties` is about.
+        X and errors are as in `predict_contributions`. The columns of all parties are joined, or, with the parameter
+        `parties`, in the order of the one table.
 
         Returns
         -------
@@ -205,6 +206,7 @@ class TrainedTrees(TableEstimator):
         values, bias = self._in_place(values), values[..., -1]
         values = values[..., :-1]
         tables = self._tables(X, reset=False)
+        # Plots color points by codes (`data`), and label them with names (`display_data`).
         shown = [
             column if known is None else np.array([*known, "unseen", None], object)[_codes(column, len(known))]
             for table in tables.values()
@@ -219,7 +221,7 @@ class TrainedTrees(TableEstimator):
         )
 
     def _joined_contributions(self, X: Tables) -> NDArray[np.float64]:
-        """Return contributions to all columns, those of parties side by side, and the bias last."""
+        """Return contributions of all parties' columns, and the bias last."""
         found = self.predict_contributions(X)
         return found.joined() if isinstance(found, Contributions) else found
 
@@ -231,12 +233,13 @@ class TrainedTrees(TableEstimator):
         return [f"f{position}" for position in range(self.n_features_in_)]
 
     def _in_place(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Put what belongs to columns of parties, side by side, where the columns are in the one table, if it is one.
+        """Reorder values of parties' joined columns to the order of the one table, with the parameter `parties`.
 
-        `values` (..., n_features), or with something last that is of no column.
+        `values` is (..., n_features), or has one more value last, which is of no column.
         """
         if not hasattr(self, "positions_by_party_") or ALONE in self.schemas_:
             return values
+        # A copy keeps the last value, such as the bias, in its place.
         in_place = values.copy()
         in_place[..., [position for name in self.schemas_ for position in self.positions_by_party_[name]]] = values[
             ..., : self.n_features_in_
@@ -246,15 +249,15 @@ class TrainedTrees(TableEstimator):
     def importances(
         self, kind: Kind = "gain", consent: Iterable[str] | None = (), *, normalised: bool = False
     ) -> dict[str, dict[str, float]]:
-        """Return how much the trees rest on each column, by party, as the active party may see it.
+        """Return the importance of each column, by party, as the active party may see it.
 
         Parameters
         ----------
         kind : {"gain", "cover", "count"}
             Total gain of the column's splits, total cover of their nodes (not of a horizontal model), or their number.
         consent : iterable of str or None, default ()
-            Parties that let their columns be named; None for all. The columns of others that are in use are called
-            "shop #1" and so on.
+            Parties that let their columns be named; None for all. Used columns of other parties are called "shop #1"
+            and so on.
         normalised : bool, default False
             Divide by the sum over all parties.
 
@@ -274,28 +277,27 @@ class TrainedTrees(TableEstimator):
     def feature_importances_(self) -> NDArray[np.float64]:
         """Total gain of each column's splits, scaled to sum 1 (n_features,).
 
-        Columns are as in the table, of a mapping of tables those of all parties side by side.
+        Columns are in the order of the table; for a mapping of tables, those of all parties, one after the other.
         """
         gains = self.importances(consent=None, normalised=True)
         return self._in_place(np.array([gain for name in self.parts_ for gain in gains[name].values()]))
 
     def to_xgboost(self, consent: Iterable[str] = ()) -> Any:
-        """Return an `xgboost.Booster` that predicts the same, over the columns of willing parties side by side.
+        """Return an `xgboost.Booster` with the same predictions, on the joined columns of consenting parties.
 
         Parameters
         ----------
         consent : iterable of str, default ()
-            Parties that agree to be joined: all, besides the active one, whose splits are in use. A model of one table
-            needs none.
+            Parties that agree: all whose splits are in use, besides the active one. A model of one table needs none.
 
         Returns
         -------
         xgboost.Booster
-            Its `predict` gives probabilities (classifier) or means. Columns are named as at the parties (``f0``, ``f1``
-            and so on for arrays), with the party in front (``"bank.age"``) where parties hold columns of their own.
-            Categorical columns must come to it with the categories of training, in that order, which
-            ``json.loads(booster.attr("categories"))`` has by column: other than the estimator, a booster knows them by
-            number, and decides rows of categories it has not seen in its own way.
+            Its `predict` returns probabilities (classifier) or means. Columns have the parties' names (``f0``, ``f1``
+            and so on for arrays), with the party as a prefix (``"bank.age"``) if several parties have columns.
+            Categorical columns must have the categories of training in the same order;
+            ``json.loads(booster.attr("categories"))`` has them by column. Unlike the estimator, a booster identifies
+            categories by number, and handles unseen categories in its own way.
 
         Raises
         ------
@@ -312,5 +314,5 @@ class TrainedTrees(TableEstimator):
 
 
 def _codes(column: NDArray[np.float32], n_known: int) -> NDArray[np.intp]:
-    """Return the codes of categories: `n_known` for those that training did not have, one more for missing values."""
+    """Return the codes of categories: `n_known` for unseen categories, one more for missing values."""
     return np.where(np.isnan(column), n_known + 1, np.nan_to_num(column)).astype(np.intp)

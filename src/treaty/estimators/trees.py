@@ -1,4 +1,4 @@
-"""The scikit-learn face: `GBDTClassifier` and `GBDTRegressor`, for pooled and federated training alike."""
+"""`GBDTClassifier`, `GBDTRegressor` and `GBDTRanker`, for pooled and federated training; and `load`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from treaty.errors import ConfigError
 from treaty.estimators.base import Scored, Tables, one_column
 from treaty.estimators.boosted import BoostedTrees
 from treaty.estimators.glm import LinearRegression, PoissonRegressor
-from treaty.estimators.inputs import check_beside, pairs_of
+from treaty.estimators.inputs import check_row_order, pairs_of
 from treaty.estimators.linear import LogisticRegression
 from treaty.estimators.reporting import params_of, read_parts, read_saved
 from treaty.files import as_path
@@ -48,57 +48,57 @@ class GBDTClassifier(Scored, ClassifierMixin, BoostedTrees):
     reg_alpha : float, default 0
         L1 penalty on leaf weights, as in XGBoost.
     min_split_loss : float, default 0
-        Least gain of a split, as in XGBoost.
+        Minimum gain of a split, as in XGBoost.
     min_child_weight : float, default 1
-        Least sum of hessians in a leaf, as in XGBoost.
+        Minimum sum of hessians in a leaf, as in XGBoost.
     min_child_samples : int or None, default None
-        Fewest training rows in a leaf, a privacy rule: None is 20 in safe mode, 1 in paper mode.
+        Minimum training rows in a leaf, a privacy rule: None is 20 in safe mode, 1 in paper mode.
     subsample : float, default 1
         Share of rows drawn for each tree.
     colsample_bytree : float, default 1
         Share of columns drawn for each tree.
     goss : bool, default False
-        Whether rows of a tree are drawn by gradient-based one-side sampling (Ke et al., LightGBM, 2017) in place of
+        Whether to draw the rows of a tree by gradient-based one-side sampling (Ke et al., LightGBM, 2017) instead of
         `subsample`.
     top_rate : float, default 0.2
-        With `goss`: the share of rows, those with the largest gradients, that are all taken.
+        With `goss`: the share of rows, those with the largest gradients, that are all used.
     other_rate : float, default 0.1
         With `goss`: the share of all rows drawn from the rest; their gradients count (1 - top_rate) / other_rate times.
     objective : str, class or None, default None
-        Loss of a numeric target: "squared_error", which None is too, "poisson", "tweedie", "huber" or "quantile", or a
-        subclass of `CustomLoss`, itself or as ``package.module:CLASS``; of a ranking "ndcg" or "pairwise". XGBoost's
-        names of these mean the same ("reg:squarederror"; docs/objectives.md). Classifiers have the log-loss of their
-        classes, which None is, and "binary:logistic" and "multi:softprob".
+        Loss of a numeric target: "squared_error" (the default), "poisson", "tweedie", "huber" or "quantile", or a
+        subclass of `CustomLoss`, as the class or ``package.module:CLASS``; of a ranking, "ndcg" or "pairwise". These
+        may have XGBoost's names ("reg:squarederror"; docs/objectives.md). Classifiers use the log-loss of their
+        classes; None, "binary:logistic" and "multi:softprob" mean this.
     max_delta_step : float or None, default None
-        Most that a leaf weight may be, before the learning rate, as in XGBoost; 0: no limit. None is 0.7 for
+        Maximum absolute leaf weight, before the learning rate, as in XGBoost; 0: no limit. None is 0.7 for
         ``objective="poisson"``, else 0.
     max_cat_to_onehot : int or None, default None
-        A column with fewer categories than this is split one category against the rest, as in XGBoost; other columns
-        by sets of categories, which fit rare categories closely. None: every column one category against the rest,
-        which every system can do.
+        A column with fewer categories than this is split by one category against the rest, as in XGBoost; other columns
+        by sets of categories, which fit rare categories closely. None: every column by one category against the rest,
+        which every system supports.
     tweedie_variance_power : float or None, default None
         With ``objective="tweedie"``: the variance is the mean to this power, above 1 and below 2; None is 1.5.
     huber_slope : float or None, default None
-        With ``objective="huber"``: the size of residuals from which on the loss is linear; None is 1.
+        With ``objective="huber"``: the residual above which the loss is linear; None is 1.
     quantile_alpha : float or None, default None
         With ``objective="quantile"``: the quantile that is predicted, above 0 and below 1; None is 0.5.
     base_score : float or None, default None
         Prediction that training starts from: a probability for two classes, a margin for more, else a mean or quantile.
-        None is estimated from the labels, those of all participants where rows are split, for more than two classes a
-        margin of each (docs/objectives.md); it is 0.5 under noise on gradients or sums.
+        None: it is estimated from the labels of all participants, for more than two classes as a margin of each
+        (docs/objectives.md); with noise on gradients or sums, it is 0.5.
     fractional_bits : int, default 16
         Gradients are rounded once to multiples of 2^-fractional_bits; at most 20 under the lattice map.
     max_bin : int or None, default None
-        Most bins per feature, 2 to 255. None is 255 on one table, 64 under SecureBoost and FedXGBoost-SMM, else 32; in
-        paper mode what the paper has, where it says.
+        Maximum bins per feature, 2 to 255. None is 255 on one table, 64 under SecureBoost and FedXGBoost-SMM, else 32;
+        in paper mode the paper's number, if it has one.
     eval_metric : str, function, list of these or None, default None
-        Metrics of eval sets, several in one text with commas or as a list: "logloss", "auc", "aucpr", "error" or
-        "error@0.3" of two classes, "mlogloss", "merror" or "auc" of more, "rmse", "mae", "mape" or "rmsle" of numbers,
-        "ndcg", "ndcg@5", "map" or "map@5" of rankings ("map" of relevance 0 or 1), or the objective's own, which None
-        is; the last one decides early stopping. Only the party with the labels computes them. A function
-        ``metric(y_true, y_pred)`` as of scikit-learn is given what XGBoost gives it: labels, of classes their numbers,
-        and predictions, of two classes the probability of the second, of more a column for each; less is better. It is
-        called in this process alone (not with ``transport="grpc"``), and neither sent nor saved.
+        Metrics of eval sets, several in one text with commas or as a list. Two classes: "logloss", "auc", "aucpr",
+        "error" or "error@0.3". More classes: "mlogloss", "merror" or "auc". Numbers: "rmse", "mae", "mape" or "rmsle".
+        Rankings: "ndcg", "ndcg@5", "map" or "map@5" ("map" needs relevance 0 or 1). None: the objective's own metric.
+        The last metric decides early stopping. Only the party with the labels computes them. A function
+        ``metric(y_true, y_pred)``, as in scikit-learn, gets the same arguments as in XGBoost: labels (numbers of
+        classes) and predictions (two classes: the probability of the second; more: a column for each); lower is better.
+        It is called only in this process (not with ``transport="grpc"``), and neither sent nor saved.
     early_stopping_rounds : int or None, default None
         Stop when the last eval set's last metric has not improved for so many rounds.
     random_state : int, RandomState or None, default None
@@ -106,32 +106,32 @@ class GBDTClassifier(Scored, ClassifierMixin, BoostedTrees):
     n_jobs : int or None, default None
         Threads; None for all cores.
     active : str or None, default None
-        The party with the labels; None for the first. `FederBoostHorizontal`: the participant that leads; with the name
-        of no participant, a party without data leads. `FedXGB`: None.
+        The party with the labels; None for the first. `FederBoostHorizontal`: the participant that leads; with another
+        name, a party without data leads. `FedXGB`: None.
     transport : {"memory", "grpc"}, default "memory"
-        How `fit` plays the parties: threads, or one process each over gRPC with mutual TLS on this machine.
+        How `fit` runs the parties: in threads, or in a process each over gRPC with mutual TLS on this machine.
     parties : dict of str to (list of str or int), or None, default None
-        Who has which columns of one table: with ``{"bank": ["age", "income"], "shop": ["visits"]}`` all methods take
-        one dataframe, or with positions one array, where they take a mapping of tables otherwise. So `cross_val_score`,
-        `GridSearchCV`, `Pipeline` and others of scikit-learn work on parties. Not where participants have rows.
+        The columns of each party in one table. With ``{"bank": ["age", "income"], "shop": ["visits"]}``, all methods
+        take one dataframe (or with positions, one array) instead of a mapping of tables, so that `cross_val_score`,
+        `GridSearchCV`, `Pipeline` and other tools of scikit-learn work with parties. Not if participants have rows.
     scale_pos_weight : float or None, default None
-        Weight of the rows of the second class of two, as in XGBoost, beside their sample weights.
+        Weight of the rows of the second class of two, as in XGBoost; it multiplies their sample weights.
     class_weight : dict of label to float, "balanced" or None, default None
-        Weights of classes, as in scikit-learn. "balanced" counts the labels of all rows: not where participants have
-        rows, or under `FedXGBoostLDP`. From bounds of gradients other parties may tell the largest weight to a power
-        of two; under label noise weights of classes are refused.
+        Weights of classes, as in scikit-learn. "balanced" counts the labels of all rows, so it is not available if
+        participants have rows, or under `FedXGBoostLDP`. Other parties may infer the largest weight, to a power of two,
+        from bounds of gradients. With label noise, weights of classes raise ConfigError.
     callbacks : list or None, default None
         Objects with a method ``after_iteration(model, epoch, evals_log)``, called after every round with this estimator
-        and `evals_result_` so far; training ends where one returns True. ``before_training(model)`` and
-        ``after_training(model)`` are called, too. Under ``transport="memory"``.
+        and `evals_result_` so far; training ends if one returns True. ``before_training(model)`` and
+        ``after_training(model)`` are called, too. Only with ``transport="memory"``.
     verbose : bool or int, default False
-        Whether, or after how many rounds, a line with the metrics is printed.
+        Whether to print a line with the metrics after every round, or after so many rounds.
 
     Attributes
     ----------
     classes_ : ndarray (n_classes,)
     parts_ : dict of str to ModelPart
-        Each party's part of the model; one part, "pooled", where the model is whole.
+        Each party's part of the model; one part, "pooled", if the model is whole.
     evals_result_ : dict
         ``{"eval_0": {"logloss": [...]}}``, one number per round; `evals_result()` returns it.
     n_iter_ : int
@@ -139,21 +139,21 @@ class GBDTClassifier(Scored, ClassifierMixin, BoostedTrees):
     best_iteration_, best_score_ : int, float
         With early stopping: the last of these rounds, from 0, and its metric; also `best_iteration` and `best_score`.
     feature_names_in_ : ndarray of str (n_features,)
-        Of dataframes: the columns, of a mapping of tables ``"bank.age"``.
+        The columns of dataframes; of a mapping of tables, ``"bank.age"``.
     warnings_ : list of str
-        What `fit` warned of about bins and trees.
+        The warnings of `fit` about bins and trees.
     clipped_rows_ : int
-        Of a regression, most rows of one round whose gradient was clipped.
+        For a regression: the maximum number of rows in a round whose gradient was clipped.
     feature_importances_ : float64 (n_features,)
     communication_ : dict
-        Of each ordered pair of parties: messages, bytes, and bytes by message type. "fedxgb": beside users "server",
+        For each ordered pair of parties: messages, bytes, and bytes by message type. "fedxgb": besides users, "server",
         "edge0" and so on, and "authority".
     timeline_ : Timeline or None
-        When how many bytes went from whom to whom, in up to 60 steps; None where nothing was sent.
+        Bytes sent between each pair of parties over time, in up to 60 steps; None if nothing was sent.
     timings_ : dict
-        Seconds of set-up (binning, keys), of boosting, and in total (processes have to start, too).
+        Seconds of set-up (binning, keys), of boosting, and in total (with the start of processes).
     disclosures_ : dict
-        What each party, under "fedxgb" each role, learned beyond its own data, in words.
+        What each party (under "fedxgb" each role) learned beyond its own data, in sentences.
     """
 
     def decision_function(self, X: Tables) -> NDArray[np.float64]:
@@ -178,33 +178,30 @@ class GBDTClassifier(Scored, ClassifierMixin, BoostedTrees):
     def _target(
         self, y: NDArray[Any] | None, party: str, n_rows: int, classes: list[Any] | None = None
     ) -> tuple[list[Any], NDArray[np.float64]]:
-        return self._class_numbers(y, party, n_rows, classes)
+        return self._class_numbers(one_column(y), party, n_rows, classes)
 
 
 class GBDTRegressor(Scored, RegressorMixin, BoostedTrees):
     """Gradient boosted trees for a numeric target; parameters as `GBDTClassifier`.
 
     `objective` is the loss: "squared_error" (None), "poisson" for counts and rates, "tweedie" for amounts that are
-    often 0, "huber" for targets with outliers, "quantile" for a quantile, or a class of your own, see
-    docs/objectives.md. `base_score` is the prediction training starts from: where it is not estimated, set it near the
-    mean of the labels, or near their quantile.
+    often 0, "huber" for targets with outliers, "quantile" for a quantile, or your own class, see docs/objectives.md.
+    `base_score` is the prediction that training starts from: if it is not estimated, set it near the mean of the
+    labels, or near their quantile.
     """
-
-    def _decide(self, outputs: NDArray[np.float64]) -> NDArray[Any]:
-        return outputs[:, 0]
 
     def _target(
         self, y: NDArray[Any] | None, party: str, n_rows: int, classes: list[Any] | None = None
     ) -> tuple[None, NDArray[np.float64]]:
-        return None, check_numbers(y, party, n_rows, self.objective)
+        return None, check_numbers(one_column(y), party, n_rows, self.objective)
 
 
 class GBDTRanker(BoostedTrees):
     """Gradient boosted trees that rank the rows of a group (LambdaMART); parameters as `GBDTClassifier`.
 
-    `objective` is "ndcg" (None), which weighs a pair of rows by what it changes in NDCG, or "pairwise". Labels are
-    relevance, whole numbers from 0 to 31, and `qid` says which rows are of one group; only the party with the labels
-    has either. Systems split by row, and `FedXGBoostLDP`, are refused.
+    `objective` is "ndcg" (None), which weights a pair of rows by its effect on NDCG, or "pairwise". Labels are
+    relevance, whole numbers from 0 to 31, and `qid` assigns rows to groups; only the party with the labels has either.
+    Systems split by row, and `FedXGBoostLDP`, cannot rank.
     """
 
     def fit(
@@ -225,11 +222,11 @@ class GBDTRanker(BoostedTrees):
         sample_weight : array-like (n_rows,) or None
             One for all rows of a group.
         qid : array-like (n_rows,)
-            The group of each row, a number or text. Rows of a group may stand anywhere.
+            The group of each row, a number or text. Rows of a group need not be adjacent.
         eval_qid : list of array-like
             The groups of the rows of each eval set.
         **further
-            All that `GBDTClassifier.fit` has by name.
+            Other keyword parameters of `GBDTClassifier.fit`.
         """
         pairs = pairs_of(eval_set)
         groups = [] if eval_qid is None else list(eval_qid)
@@ -243,8 +240,8 @@ class GBDTRanker(BoostedTrees):
         return super().fit(X, labels, sample_weight, watched, **further)
 
     def score(self, X: Tables, y: ArrayLike, sample_weight: ArrayLike | None = None, *, qid: ArrayLike) -> float:
-        """Return the mean over groups of NDCG of all their rows, 1 for the best order; ties stay in their order."""
-        check_beside(X, {"y": y, "sample_weight": sample_weight, "qid": qid})
+        """Return the mean over groups of NDCG of all their rows, 1 for the best order; ties keep their order."""
+        check_row_order(X, {"y": y, "sample_weight": sample_weight, "qid": qid})
         predicted = self.predict(X)
         target = check_relevance(y, qid, "y", len(predicted), self.objective or "ndcg")
         weight = None if sample_weight is None else check_weights(sample_weight, n_rows=len(predicted), party="y")
@@ -253,23 +250,18 @@ class GBDTRanker(BoostedTrees):
     def _settings(self, **changed: Any) -> tuple[System, Any, Any]:
         return super()._settings(**{"objective": self.objective or "ndcg", **changed})
 
-    def _column(self, y: Any) -> Any:
-        return _Relevance(one_column(y.relevance), one_column(y.group))
-
-    def _beside(self, y: Any) -> dict[str, Any]:
+    def _label_columns(self, y: Any) -> dict[str, Any]:
         return {"y": y.relevance, "qid": y.group}
-
-    def _decide(self, outputs: NDArray[np.float64]) -> NDArray[Any]:
-        return outputs[:, 0]
 
     def _target(
         self, y: Any, party: str, n_rows: int, classes: list[Any] | None = None
     ) -> tuple[None, NDArray[np.float64]]:
-        return None, check_relevance(y.relevance, y.group, party, n_rows, self.objective or "ndcg")
+        relevance, group = one_column(y.relevance), one_column(y.group)
+        return None, check_relevance(relevance, group, party, n_rows, self.objective or "ndcg")
 
 
 class _Relevance(NamedTuple):
-    """Labels of a ranking as they came."""
+    """Labels of a ranking, as the user passed them."""
 
     relevance: Any
     group: Any
@@ -278,25 +270,24 @@ class _Relevance(NamedTuple):
 def load(
     folder: str | Path, *, trusted: Iterable[str] = ()
 ) -> GBDTClassifier | GBDTRegressor | GBDTRanker | LogisticRegression | LinearRegression | PoissonRegressor:
-    """Read what `save` wrote.
+    """Load a model from the folder that `save` wrote.
 
     Parameters
     ----------
     folder : str or Path
-        It may come from a stranger: nothing of it is run.
+        The folder. It may come from an untrusted source: no code in it is run.
     trusted : iterable of str, default ()
-        Names of code, ``package.module:NAME``, that the model may have: of a system or a loss that does not come with
-        Treaty.
+        Names of custom systems and losses, ``package.module:NAME``, that the model may use; their code is imported.
 
     Returns
     -------
     GBDTClassifier, GBDTRegressor, GBDTRanker, LogisticRegression, LinearRegression or PoissonRegressor
-        Fitted, with the parameters it had.
+        The fitted model, with its parameters.
 
     Raises
     ------
     ConfigError
-        If a file is missing or is not one of a Treaty model, or names code that is not `trusted`.
+        If a file is missing or is not from a Treaty model, or names code that is not `trusted`.
     """
     folder = as_path(folder, "folder")
     saved = read_saved(folder)

@@ -29,7 +29,7 @@ from treaty.models.checkpoints import checkpoint_file
 from treaty.node.cards import Card
 from treaty.node.identity import Own
 from treaty.node.proposals import JobStatus, Proposal, Verb, data_sets, name_of
-from treaty.node.settings import Settings, checkpoints_of, lock_of, log_of, report_of, results_of, serving_socket
+from treaty.node.settings import JobFiles, Settings, serving_socket
 from treaty.node.store import FINAL, JobRow
 from treaty.node.worker import WorkerEvent, WorkerOrder
 from treaty.runs.job import Job
@@ -294,19 +294,18 @@ def order_of(
     at: OpenJob, own: Own, cards: Mapping[str, Card], settings: Settings, addresses: Mapping[str, str], sockets: Path
 ) -> WorkerOrder:
     """Return the order for the process of an attempt; arguments as in `local_job`, `sockets` is the door's folder."""
-    job, job_id, verb, name, folder = at.job, at.row.id, at.proposal.verb, own.name, Path(settings.folder)
-    checkpoints, log = checkpoints_of(folder, job_id), log_of(folder, job_id)
-    output = results_of(folder, job_id, at.proposal.model)
-    for made in (checkpoints, output, log.parent):
+    job, job_id, verb, name = at.job, at.row.id, at.proposal.verb, own.name
+    files = JobFiles(settings.folder, job_id, at.proposal.model)
+    for made in (files.checkpoints, files.results, files.log.parent):
         made.mkdir(mode=0o700, parents=True, exist_ok=True)
     if verb == "train":
-        # A report that exists later is then of this attempt, as `keeps_part` assumes.
-        report_of(folder, job_id, name).unlink(missing_ok=True)
-    tables = tables_of(job, verb, settings, checkpoints)
+        # A report that exists later is then of this attempt, as `has_part` assumes.
+        files.report(name).unlink(missing_ok=True)
+    tables = tables_of(job, verb, settings, files.checkpoints)
     local = msgspec.structs.replace(
         local_job(job, job_id, verb, own, cards, settings, tables, addresses),
-        output=str(output),
-        checkpoints=str(checkpoints),
+        output=str(files.results),
+        checkpoints=str(files.checkpoints),
         wait=CONNECT_WAIT,
         n_jobs=max(1, cores() // settings.max_running),
     )
@@ -315,10 +314,10 @@ def order_of(
         job=local.encoded().decode(),
         name=name,
         verb=verb,
-        resume=resumes and checkpoint_file(checkpoints, name).exists(),
-        log=str(log),
-        lock=str(lock_of(folder, job_id)),
-        result=str(output / f"{name}.{verb}-{job_id[:16]}.csv"),
+        resume=resumes and checkpoint_file(files.checkpoints, name).exists(),
+        log=str(files.log),
+        lock=str(files.lock),
+        result=str(files.results / f"{name}.{verb}-{job_id[:16]}.csv"),
         online=str(serving_socket(sockets, job_id)),
         fetch={path: settings.data[of] for of, path in tables.items() if settings.data[of].sql is not None},
         answered=at.row.answered,

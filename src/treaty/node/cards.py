@@ -262,9 +262,7 @@ def check_endorsement(file: str | Path, card: Card, authority: str | Path, domai
     try:
         key.verify(signature, _endorsed(card), *_scheme(leaf, str(file)))
     except InvalidSignature:
-        raise ConfigError(
-            f"the endorsement is not of {card.name}'s card, or is signed by another key; the card is not trusted"
-        ) from None
+        raise ConfigError(f"the endorsement is not for {card.name}'s card, or signed by another key") from None
 
 
 def _endorsed(card: Card) -> bytes:

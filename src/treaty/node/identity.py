@@ -175,10 +175,8 @@ def trust(folder: str | Path, card: Card, confirmed: str | None = None) -> None:
         if must_compare(folder, card) and confirmed is None:
             raise ConfigError(f"the fingerprint of {card.name}'s card must be compared with {card.name} first")
         if confirmed is not None and digits(confirmed) != digits(fingerprint_of(card)):
-            raise ConfigError(
-                f"expected the card of {card.name} with the fingerprint given, got {fingerprint_of(card)}; the card is "
-                "not trusted"
-            )
+            got = fingerprint_of(card)
+            raise ConfigError(f"the card of {card.name} has another fingerprint, {got}: it is not trusted")
         known = _known(folder, card.name)
         if known is not None and fingerprint_of(known) == fingerprint_of(card):
             return
@@ -290,9 +288,8 @@ def _alone(folder: Path) -> Iterator[list[str]]:
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
-        raise ConfigError(
-            f"cannot read the folder of keys {folder}: {error.strerror}; treaty keys new NAME makes one"
-        ) from error
+        why = f"{error.strerror}; treaty keys new NAME makes one"
+        raise ConfigError(f"cannot read the folder of keys {folder}: {why}") from error
     try:
         # Released when the process ends, too.
         fcntl.flock(handle, fcntl.LOCK_EX)

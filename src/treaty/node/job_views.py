@@ -23,7 +23,7 @@ from treaty.node.cards import Card
 from treaty.node.identity import Own
 from treaty.node.policy import PolicyVerdict, verdict
 from treaty.node.proposals import JobStatus, Proposal, Verb, data_sets, in_words, roles_of
-from treaty.node.settings import Settings, checkpoints_of, log_of, remove_checkpoints, results_of
+from treaty.node.settings import JobFiles, Settings
 from treaty.node.store import FINAL, TRANSITIONS, JobRow, Store
 from treaty.runs.job import Job
 from treaty.runs.local_checks import CheckFinding, Sizes, check_own
@@ -178,7 +178,7 @@ def results(settings: Settings, row: JobRow, proposal: Proposal) -> list[Path]:
     """Return the files that a finished job has left here."""
     if row.state != "finished":
         return []
-    folder, name = results_of(Path(settings.folder), row.id, proposal.model), settings.name
+    folder, name = JobFiles(settings.folder, row.id, proposal.model).results, settings.name
     wanted = f"{name}.{proposal.verb}-{row.id[:16]}.csv" if proposal.model else f"{name}.*"
     files = sorted(path for path in folder.glob(wanted) if "staged" not in path.name)
     return files if proposal.model else [path for path in files if path.suffix != ".csv" or ".weights" in path.name]
@@ -227,14 +227,14 @@ def left_of(settings: Settings, store: Store, row: JobRow) -> list[Path]:
     Predictions belong to their own job, not to the training. The snapshot of a query belongs to the job unless an open
     job names the same data set.
     """
-    folder, proposal = Path(settings.folder), _proposal(row)
-    of_model = results_of(folder, row.id, "" if proposal is None else proposal.model)
+    proposal = _proposal(row)
+    files = JobFiles(settings.folder, row.id, "" if proposal is None else proposal.model)
     if proposal is not None and proposal.model:
-        found = [of_model / f"{settings.name}.{proposal.verb}-{row.id[:16]}.csv"]
+        found = [files.results / f"{settings.name}.{proposal.verb}-{row.id[:16]}.csv"]
     else:
         predictions = [f"{settings.name}.{verb}-*.csv" for verb in ("predict", "explain")]
-        found = [file for file in sorted(of_model.glob("*")) if not any(map(file.match, predictions))]
-    found += [checkpoints_of(folder, row.id), log_of(folder, row.id)]
+        found = [file for file in sorted(files.results.glob("*")) if not any(map(file.match, predictions))]
+    found += [files.checkpoints, files.log]
     named = _queries(settings, row)
     named -= {of for other, _ in _open(store) for of in _queries(settings, other)}
     found += [Path(settings.data[of].path) for of in sorted(named)]
@@ -248,15 +248,15 @@ def forget_job(settings: Settings, store: Store, row: JobRow, by: str) -> list[P
     """
     if why := kept_for(store, row):
         raise ConfigError(why)
-    folder, left = Path(settings.folder), left_of(settings, store, row)
+    folder, files, left = Path(settings.folder), JobFiles(settings.folder, row.id), left_of(settings, store, row)
     # Recorded first, so that nothing is ever removed without an entry.
     if left:
         removed = [str(path.relative_to(folder)) for path in left]
         store.note({"what": "forgotten", "job": row.id, "by": by, "removed": removed})
     for path in left:
         try:
-            if path == checkpoints_of(folder, row.id):
-                remove_checkpoints(folder, row.id)
+            if path == files.checkpoints:
+                files.remove_checkpoints()
             else:
                 path.unlink(missing_ok=True)
         except OSError as error:

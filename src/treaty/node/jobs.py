@@ -11,7 +11,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -38,7 +37,7 @@ from treaty.node.proposals import (
     rounds_of,
     statement,
 )
-from treaty.node.settings import Settings, keeps_part
+from treaty.node.settings import JobFiles, Settings
 from treaty.node.store import FINAL, JobRow, Store
 from treaty.runs.job import Job
 
@@ -142,7 +141,7 @@ class Jobs:
             kept = row.kept
             # The last event of its process may be lost.
             if row.state == "running":
-                kept = row.attempt if keeps_part(Path(self.settings.folder), row.id, self.name) else 0
+                kept = row.attempt if JobFiles(self.settings.folder, row.id).has_part(self.name) else 0
             row = self.store.change(row.id, state="waiting", kept=kept, reason="its node was restarted", event=event)
         at = OpenJob(self.name, row, proposal, job, roles, ended=row.attempt)
         for encoded in self.store.views(row.id).values():

@@ -45,7 +45,7 @@ AtLeastOne = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The rules for using a data set. None: the rule allows everything."""
 
-    # All other parties of a job must be in this list. Empty: nobody.
+    # All other parties of a job must be in this list. Empty: none.
     peers: list[str] = []
     # Allowed systems. None: all built-in ones; custom ones, ``package.module:NAME``, must be listed.
     systems: list[str] | None = None
@@ -248,7 +248,7 @@ _Found = tuple[bool, str] | None
 def _peers(case: Case) -> _Found:
     others = [name for name in case.job.parties if name != case.party]
     allowed = case.policy.peers
-    return set(others) <= set(allowed), f"with {quoted(others)}; allowed: {quoted(allowed) or 'nobody'}"
+    return set(others) <= set(allowed), f"with {quoted(others)}; allowed: {quoted(allowed) or 'none'}"
 
 
 def _systems(case: Case) -> _Found:

@@ -39,7 +39,7 @@ from treaty.node.exchange import Exchange, NodeConversation
 from treaty.node.identity import load_own, sign
 from treaty.node.jobs import Jobs
 from treaty.node.proposals import Back, HeadNote, Hello, JobStatus, Note, Proposed, Wanted
-from treaty.node.settings import Settings, clear_checkpoints, keeps_part, log_of
+from treaty.node.settings import JobFiles, Settings, clear_checkpoints
 from treaty.node.store import FINAL, AuditHead, Store, head_statement
 from treaty.node.worker import WorkerEvent
 
@@ -296,8 +296,8 @@ class Node:
             addresses = {peer: f"unix:{path}" for peer, path in self.door.open_job(job_id, at.peers).items()}
             addresses[self.name] = f"unix:{self.door.job_socket(job_id)}"
             order = order_of(at, self.jobs.own, self.jobs.trusted(), self.settings, addresses, self.door.folder)
-            errors = log_of(self.folder, job_id)
-            at.process = Process(order, errors, lambda event: self._put("event", job_id, attempt, event))
+            log = JobFiles(self.folder, job_id).log
+            at.process = Process(order, log, lambda event: self._put("event", job_id, attempt, event))
         except (OSError, KeyError, TreatyError) as error:
             # KeyError: a card was revoked just now.
             end = "wrong" if isinstance(error, TreatyError) else "again"
@@ -320,7 +320,8 @@ class Node:
             return
         self.door.close_job(job_id)
         done, trains = event.end == "done", at.proposal.verb == "train"
-        numbers = over(at, done=done, kept=keeps_part(self.folder, job_id, self.name) if trains else done)
+        files = JobFiles(self.folder, job_id)
+        numbers = over(at, done=done, kept=files.has_part(self.name) if trains else done)
         lead, helps = at.views.get(at.job.active), self.name not in at.roles.owners
         # A helper's process reports no rounds: take those of the active party.
         of_lead = min(lead.rounds, at.row.total) if lead is not None and helps else 0

@@ -236,9 +236,7 @@ def _check(settings: Settings) -> None:
         raise ConfigError(f"[peers.{settings.name}] is this node itself: remove it")
     for name, peer in settings.peers.items():
         if peer.address is None and settings.listen is None:
-            raise ConfigError(
-                f"[peers.{name}] has no address, and this node has no `listen`: neither can dial the other; add one"
-            )
+            raise ConfigError(f"[peers.{name}] needs an address, or this node `listen`: neither can dial the other")
     for data_set in settings.data.values():
         _check_data(data_set)
         _check_policy(data_set, settings)
@@ -306,33 +304,28 @@ def _listed(names: Iterable[str]) -> str:
 # ------------------------------------------------------------ where a job's files are in the node's folder
 
 
-def checkpoints_of(folder: Path, job: str) -> Path:
-    """Return the folder of what only the attempts of a job need."""
-    return folder / "checkpoints" / job
+class JobFiles:
+    """Where a job's files are in the node's folder; a prediction's results are with those of the training `model`."""
 
+    def __init__(self, folder: str | Path, job: str, model: str = "") -> None:
+        # What only attempts need, and the lock of the process that may write it.
+        self.checkpoints = Path(folder, "checkpoints", job)
+        self.lock = self.checkpoints / ".lock"
+        self.results = Path(folder, "models", model or job)
+        self.log = Path(folder, "logs", f"{job}.log")
 
-def lock_of(folder: Path, job: str) -> Path:
-    """Return the lock file of the process that may write a job's checkpoints."""
-    return checkpoints_of(folder, job) / ".lock"
+    def report(self, name: str) -> Path:
+        """Return the report of a party's training."""
+        return self.results / f"{name}.report.json"
 
+    def has_part(self, name: str) -> bool:
+        """Return whether the newest attempt at a training has stored the party's part; each starts without it."""
+        return self.report(name).exists() and not list(self.results.glob(f"{name}.*staged*"))
 
-def results_of(folder: Path, job: str, model: str = "") -> Path:
-    """Return the folder of a training's results, and of predictions by its `model`."""
-    return folder / "models" / (model or job)
-
-
-def log_of(folder: Path, job: str) -> Path:
-    return folder / "logs" / f"{job}.log"
-
-
-def report_of(folder: Path, job: str, name: str) -> Path:
-    """Return the report of a party's training."""
-    return results_of(folder, job) / f"{name}.report.json"
-
-
-def keeps_part(folder: Path, job: str, name: str) -> bool:
-    """Return whether the newest attempt at a training has stored the party's part; each attempt starts without it."""
-    return report_of(folder, job, name).exists() and not list(results_of(folder, job).glob(f"{name}.*staged*"))
+    def remove_checkpoints(self) -> None:
+        """Remove an ended job's checkpoints once no process holds them; a process may outlive a killed node."""
+        with suppress(FileNotFoundError), alone(self.lock):
+            shutil.rmtree(self.checkpoints)
 
 
 @contextmanager
@@ -351,16 +344,10 @@ def alone(lock: Path) -> Iterator[None]:
         yield
 
 
-def remove_checkpoints(folder: Path, job: str) -> None:
-    """Remove an ended job's checkpoints once no process holds them; a process may outlive a killed node."""
-    with suppress(FileNotFoundError), alone(lock_of(folder, job)):
-        shutil.rmtree(checkpoints_of(folder, job))
-
-
 def clear_checkpoints(folder: Path, job: str) -> None:
     """Remove an ended job's checkpoints, or log why they are left."""
     try:
-        remove_checkpoints(folder, job)
+        JobFiles(folder, job).remove_checkpoints()
     except (OSError, LocalProtocolError) as error:
         logger.warning("checkpoints of job %s are left: %s", job[:12], error)
 

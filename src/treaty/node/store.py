@@ -354,7 +354,7 @@ class Store(Database):
         return turned
 
     def peers(self) -> dict[str, PeerState]:
-        """Return the state of each peer that was ever set."""
+        """Return the state of each peer."""
         rows = self.read("SELECT party, up, since, said FROM seen ORDER BY party")
         return {party: PeerState(bool(up), since, said) for party, up, since, said in rows}
 

@@ -1,6 +1,6 @@
 """A node's read-only web page, metrics and health check; needs the packages of the extra ``web``.
 
-The page asks nobody who they are, so it listens on this machine alone, or behind a server that authenticates. It shows
+The page has no login, so it listens on this machine alone, or behind a server that authenticates. It shows
 jobs, what parties learn, and names, but no row, id or value of a table. Nothing can be changed through it: approvals
 are given, and signed, on the command line. HTML comes from ``templates/node.html``; no script runs, nothing is loaded.
 """

@@ -30,7 +30,7 @@ from treaty.serving.service import Keys, PredictionResponse, PredictionService, 
 # The API's description, for programs (OpenAPI) and for people (``/docs``), is made from the model.
 
 _OF_TYPES = {str: "string", bool: "boolean", int: "number", float: "number"}
-# Nothing is loaded and no script runs: names of columns are shown, whoever chose them.
+# Nothing is loaded and no script runs, as the page shows names of columns from a file.
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )

@@ -1,9 +1,10 @@
 """A served model: read from a part, with its trees prepared once, and asked for margins of a few rows at a time.
 
-Fallback without partners: at a partner's split, nobody here knows which way a row goes. Its expected value there is the
-mean of both children, weighted by their covers (sums of hess), as in path-dependent TreeSHAP (`treaty.trees.shap`); the
-active party's part has these. (Sending all rows to the heavier child is much worse, see docs/serving.md.) A mean of two
-subtrees is a sum of two trees with smaller leaf values, so every tree becomes a few trees of own splits.
+Fallback without partners: at a partner's split, this party does not know which way a row goes. The row's expected value
+there is the mean of both children, weighted by their covers (sums of hess), as in path-dependent TreeSHAP
+(`treaty.trees.shap`); the active party's part has these. A mean of two subtrees is a sum of two trees with smaller leaf
+values, so every tree becomes a few trees of own splits. To send all rows to the heavier child is much worse, see
+docs/serving.md.
 """
 
 from __future__ import annotations

@@ -355,9 +355,7 @@ def read_keys(path: Path) -> Keys:
         if not words or words[0].startswith("#"):
             continue
         if len(words) != 2 or not _NAME.fullmatch(words[0]) or not _DIGEST.fullmatch(words[1]):
-            raise ConfigError(
-                f"expected a name and the SHA-256 of a key in hexadecimal digits - at line {number} of {path}"
-            )
+            raise ConfigError(f"expected a name and a SHA-256 in hexadecimal digits - at line {number} of {path}")
         if words[0] in digests:
             raise ConfigError(f"the name {words[0]!r} occurs twice - at line {number} of {path}")
         digests[words[0]] = bytes.fromhex(words[1])
@@ -393,9 +391,7 @@ def _lines(path: Path) -> list[str]:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ConfigError(
-            f"expected a file of names and digests of keys, got another kind of file - at {path}"
-        ) from None
+        raise ConfigError(f"expected a file of names and digests of keys, got another file - at {path}") from None
 
 
 def _key_in(authorization: str) -> str:

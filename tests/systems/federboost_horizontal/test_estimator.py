@@ -460,7 +460,7 @@ def rows():
 def test_labels_come_with_each_participants_rows_alone(rows):
     _, y = real_table("binary")
     for given in ({"y": y}, {"sample_weight": np.ones(len(y))}):
-        with pytest.raises(ConfigError, match="takes labels and weights with each participant's rows: expected y=None"):
+        with pytest.raises(ConfigError, match="takes labels and weights in X, with each participant's rows"):
             estimator("binary").fit(rows, **given)
 
 
@@ -502,7 +502,7 @@ def replaced(name, change):
         (replaced("south", lambda X, y: (X.assign(shoe=1.0), y)), "south: .*'shoe'"),
         (
             lambda rows: {n: (X.to_numpy()[:, : 12 - (n == "east")], y) for n, (X, y) in rows.items()},
-            "as columns go by position, got north 12, south 12, east 11",
+            "of columns at all participants, got north 12, south 12, east 11",
         ),
         (replaced("north", lambda X, y: (X.to_numpy(), y)), "got arrays at north and dataframes at south, east"),
         (replaced("south", lambda X, y: (X.to_numpy().tolist(), y)), "arrays at south and dataframes at north, east"),
@@ -548,9 +548,9 @@ def test_going_on_without_lost_participants_changes_nothing_while_none_is_lost(s
 def test_prediction_and_eval_sets_take_plain_tables(rows):
     X, y = real_table("binary")
     model = estimator("binary").fit(rows)
-    with pytest.raises(DataError, match="takes one table, as it is whole"):
+    with pytest.raises(DataError, match="predicts one table, got a mapping"):
         model.predict({"north": X})
-    with pytest.raises(DataError, match="takes one table, as it is whole"):
+    with pytest.raises(DataError, match="predicts one table, got a mapping"):
         estimator("binary").fit(rows, eval_set=({"north": X}, y))
     with pytest.raises(DataError, match="in an eval set"):
         estimator("binary").fit(rows, eval_set=(X, y + 1))

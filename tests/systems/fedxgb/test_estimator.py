@@ -275,7 +275,7 @@ def test_labels_come_with_each_users_rows_alone():
     X, y = real_table("binary")
     with pytest.raises(ConfigError, match="expected y=None"):
         estimator("binary").fit(deal_out(X, y), y)
-    with pytest.raises(DataError, match="one table, as it is whole"):
+    with pytest.raises(DataError, match="predicts one table, got a mapping"):
         estimator("binary").fit(deal_out(X, y)).predict({"user 1": X})
 
 
