@@ -101,7 +101,7 @@ def test_certificates_between_its_own_and_the_authority_s_are_sent_with_it(tmp_p
 def test_another_card_domain_authority_or_date_is_refused(tmp_path, card, root):
     good = endorse(card, *root.issue())
     other = make_keys(tmp_path / "thief", "bank")
-    with pytest.raises(ConfigError, match="is not of bank's card"):
+    with pytest.raises(ConfigError, match="is not for bank's card"):
         check(tmp_path, good, other, root)
     with pytest.raises(ConfigError, match=r"not valid today for shop\.example\.org"):
         check(tmp_path, good, card, root, "shop.example.org")

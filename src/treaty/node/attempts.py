@@ -343,16 +343,13 @@ class Process:
                 # Ctrl-C at the node's terminal goes to the node alone.
                 start_new_session=True,
             )
+        self.pid = self._process.pid
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.write(msgspec.json.encode(order) + b"\n")
             self._process.stdin.flush()
         self._reader = threading.Thread(target=self._read, name="treaty-worker", daemon=True)
         self._reader.start()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def end(self) -> None:
         """Ask the process to end, and kill it after `LAST_WORDS` seconds; returns at once."""

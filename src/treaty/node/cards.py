@@ -207,16 +207,10 @@ class Endorsement(
 
 
 def endorse(card: Card, certificates: bytes, key: bytes) -> bytes:
-    """Sign a card with the key of a certificate that an authority issued; return the endorsement's file.
+    """Sign a card's fingerprint with the key of a certificate that an authority issued; return the endorsement's file.
 
-    Parameters
-    ----------
-    card : Card
-        The card whose fingerprint is signed.
-    certificates : bytes
-        PEM: the organisation's certificate, then intermediate ones, if any.
-    key : bytes
-        PEM: the private key of the first certificate, RSA or elliptic curve, not encrypted.
+    `certificates` are PEM: the organisation's certificate, then intermediate ones, if any. `key` is the private key of
+    the first one, unencrypted PEM, RSA or elliptic curve.
     """
     leaf, *_ = _parse(certificates, "the certificate")
     try:
@@ -231,17 +225,10 @@ def endorse(card: Card, certificates: bytes, key: bytes) -> bytes:
 
 
 def check_endorsement(file: str | Path, card: Card, authority: str | Path, domain: str) -> None:
-    """Check that the owner of a domain, certified by an authority today, has signed a card.
+    """Check that the owner of a domain, certified by an authority today, has signed a card, in the endorsement `file`.
 
-    Parameters
-    ----------
-    file : str or Path
-        The endorsement.
-    card : Card
-    authority : str or Path
-        PEM: the certificate of the authority, or of several.
-    domain : str
-        The domain of the certificate, such as "bank.example.org".
+    `authority` has the certificate of the authority, or of several, PEM. `domain` is that of the endorsement's
+    certificate, such as "bank.example.org".
     """
     try:
         found = msgspec.json.decode(read_small(file), type=Endorsement)

@@ -159,16 +159,9 @@ def must_compare(folder: str | Path, card: Card) -> bool:
 
 
 def trust(folder: str | Path, card: Card, confirmed: str | None = None) -> None:
-    """Trust a partner's card from now on, instead of an earlier one; `must_compare` refuses some cards.
+    """Trust a partner's card, from `read_card`, instead of an earlier one; `must_compare` refuses some cards.
 
-    Parameters
-    ----------
-    folder : str or Path
-        The folder of keys.
-    card : Card
-        The card, from `read_card`.
-    confirmed : str, optional
-        The fingerprint as the partner read it over another channel; needed if `must_compare` is true.
+    `confirmed` is the fingerprint as the partner read it over another channel; needed if `must_compare` is true.
     """
     folder = Path(folder)
     with _alone(folder):
@@ -298,11 +291,16 @@ def _alone(folder: Path) -> Iterator[list[str]]:
         os.close(handle)
 
 
-def _own_card(folder: Path, name: str) -> Card:
-    file = folder / f"{name}.card"
+def _card_in(file: Path, name: str) -> Card:
     card = read_card(file, today=False)
     if card.name != name:
         raise ConfigError(f"expected the card of {name}, got one of {card.name} - at {file}")
+    return card
+
+
+def _own_card(folder: Path, name: str) -> Card:
+    file = folder / f"{name}.card"
+    card = _card_in(file, name)
     if base64.b64decode(card.signing_key) != _signing_key(folder, name).public_key().public_bytes_raw():
         raise ConfigError(f"the card of {name} has another signing key than {name}.sign.pem - at {file}")
     return card
@@ -325,9 +323,7 @@ def _known(folder: Path, name: str) -> Card | None:
     file = _trusted_file(folder, name)
     if not file.exists():
         return None
-    card = read_card(file, today=False)
-    if card.name != name:
-        raise ConfigError(f"expected the card of {name}, got one of {card.name} - at {file}")
+    card = _card_in(file, name)
     return None if _revoked(folder, fingerprint_of(card)).exists() else card
 
 

@@ -204,10 +204,6 @@ def _readable(row: JobRow) -> tuple[Proposal, Job] | None:
 # ------------------------------------------------------------ a job that is forgotten
 
 
-def is_forgotten(store: Store, job: str) -> bool:
-    return any(event.get("what") == "forgotten" for event in store.events_of(job))
-
-
 def kept_for(store: Store, row: JobRow) -> str:
     """Return why a job cannot be forgotten now; "" if it can."""
     if row.state not in FINAL:

@@ -21,7 +21,7 @@ from treaty.node.attempts import OpenJob, stopped_by
 from treaty.node.cards import Card, verify
 from treaty.node.exchange import NodeConversation
 from treaty.node.identity import Own, sign, trusted
-from treaty.node.job_views import checked, is_forgotten, verdict_on
+from treaty.node.job_views import checked, verdict_on
 from treaty.node.policy import PolicyVerdict, over_budget
 from treaty.node.proposals import (
     JobStatus,
@@ -57,14 +57,8 @@ OF_ONE = 2
 class Jobs:
     """The jobs of a node that have not ended; hold `lock` to change them.
 
-    Parameters
-    ----------
-    send_status : callable
-        ``send_status(party, job)``: send the status of a job to a party's node.
-    over : callable
-        ``over(job)``: called when a job has ended, to end its process.
-    wake : callable
-        Called when there is something to do.
+    ``send_status(party, job)`` sends the status of a job to a party's node. ``over(job)`` is called when a job has
+    ended, to end its process, and ``wake()`` when there is something to do.
     """
 
     def __init__(
@@ -382,7 +376,7 @@ def trained(store: Store, model: str) -> Job:
     proposal = None if row is None else msgspec.json.decode(row.proposal, type=Proposal)
     if row is None or proposal is None or row.verb != "train" or row.state != "finished":
         raise _refused(f"expected the id of a finished training, got {model[:12]}")
-    if is_forgotten(store, model):
+    if any(event.get("what") == "forgotten" for event in store.events_of(model)):
         raise _refused(f"the model of job {model[:12]} was forgotten (treaty forget): train another")
     return proposal.described()
 

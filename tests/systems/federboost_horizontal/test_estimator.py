@@ -471,9 +471,7 @@ def test_labels_may_not_be_left_out_elsewhere():
 
 @pytest.mark.parametrize("protocol", ["pooled", "secureboost", "federboost-vertical"])
 def test_labelled_rows_are_for_horizontal_protocols(rows, protocol):
-    with pytest.raises(
-        DataError, match=r"labels apart, fit\(X, y\), got \(X, y\) by party, .* 'federboost-horizontal'"
-    ):
+    with pytest.raises(DataError, match=r"labels as fit\(X, y\), got \(X, y\) by party, .* 'federboost-horizontal'"):
         treaty.GBDTClassifier(protocol).fit(rows)
 
 

@@ -273,7 +273,7 @@ def test_other_protocols_have_no_edge_servers():
 @pytest.mark.slow
 def test_labels_come_with_each_users_rows_alone():
     X, y = real_table("binary")
-    with pytest.raises(ConfigError, match="expected y=None"):
+    with pytest.raises(ConfigError, match="leave out y and sample_weight"):
         estimator("binary").fit(deal_out(X, y), y)
     with pytest.raises(DataError, match="predicts one table, got a mapping"):
         estimator("binary").fit(deal_out(X, y)).predict({"user 1": X})
