@@ -152,7 +152,7 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path, bank):
         ("card",): "signing key",
         ("sign.pem",): "signing key",
         ("card", "sign.pem"): "the card of bank has another certificate",
-        ("key.pem",): "private key of bank's certificate",
+        ("key.pem",): "private key is not that of bank's certificate",
     }.items():
         before = {end: (bank / f"bank.{end}").read_bytes() for end in ends_with}
         for end in ends_with:
