@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 import pytest
@@ -191,11 +192,11 @@ def test_predictions_that_cannot_be_written_are_one_error(tmp_path, monkeypatch)
     with pytest.raises(ConfigError, match=r"cannot write .*p\.csv: Is a directory; make room, or name another file"):
         reading.write_predictions(tmp_path / "p.csv", {"p": [0.5]})
 
-    def full(path: Path, *_: object) -> None:
-        path.write_text("half")
+    def full(_: object, file: BinaryIO) -> None:
+        file.write(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(reading, "_write", full)
+    monkeypatch.setattr("pyarrow.csv.write_csv", full)
     with pytest.raises(TreatyError, match=r"cannot write .*q\.csv: No space left on device"):
         reading.write_predictions(tmp_path / "q.csv", {"p": [0.5]})
     assert [path.name for path in tmp_path.iterdir()] == ["p.csv"]

@@ -225,7 +225,7 @@ def test_a_full_disk_is_told_before_a_column_is_read(tmp_path, monkeypatch):
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("treaty.machine.arrays._take_room", full)
+    monkeypatch.setattr("os.posix_fallocate", full)
     with pytest.raises(
         ConfigError, match=r"cannot keep a table .* No space left on device; make room, or name another"
     ):

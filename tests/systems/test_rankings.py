@@ -184,5 +184,5 @@ def test_what_does_not_rank_is_refused():
 @pytest.mark.parametrize("protocol", ["federboost-horizontal", "fedxgb", "fedxgboost-ldp"])
 def test_systems_without_whole_groups_are_refused(protocol):
     X, y, qid = queries()
-    with pytest.raises(ConfigError, match=r"objective='ndcg' (ranks rows within groups, and|makes gradients of)"):
+    with pytest.raises(ConfigError, match=r"objective='ndcg' (ranks rows within groups, and|computes gradients from)"):
         ranker(protocol).fit({"a": X, "b": X}, y, qid=qid)
