@@ -61,6 +61,7 @@ def check(
             f"expected --as with the party to check as, one of {names}; for a job between nodes, --node with the "
             "node's settings"
         )
+    # a job for nodes: this node checks its own part, its peers check theirs
     if party is None:
         here, there = check_as_node(job, node, with_peers=with_peers, patience=seconds_of("--wait", wait or "1m"))
         raise typer.Exit(0 if here and there else 1 if here else 2)
@@ -88,6 +89,7 @@ def check(
         say(str(own[-1]))
         deadline = time.monotonic() + patience
         for peer in described.system.links(described.roles(), described.settings()[0])[party]:
+            # a peer that is not up yet may start its own check within the time given
             finding = probe(described, party, peer)
             while not finding.fine and time.monotonic() < deadline:
                 time.sleep(RETRY_INTERVAL)

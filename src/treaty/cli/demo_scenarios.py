@@ -107,6 +107,7 @@ def cut_columns(names: list[str], parties: int, split: str | None) -> dict[str, 
 
 def rows_apart(columns: Any, parties: int) -> list[NDArray[np.intp]]:
     """Assign rows at random, biased by the first column: organisations' rows differ in distribution, too."""
+    # a random order in which rows with small values tend to come first, cut into equal pieces
     ranks = np.argsort(np.argsort(to_table(columns.select([0])).columns[0]))
     chance = np.random.default_rng(0).random(len(ranks))
     return np.array_split(np.argsort(ranks / len(ranks) + chance), parties)
@@ -117,8 +118,8 @@ def is_target(y: NDArray[Any]) -> bool:
     return bool(y.dtype.kind == "f")
 
 
+# returns the parties' tables of some rows
 Rows = Callable[[NDArray[np.intp]], Any]
-"""Returns the parties' tables of some rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,6 +111,7 @@ def _play(scenario: Scenario, system: System) -> None:
             "allow_exact_sums: exact sums reveal bins of so few rows; parties of a real job must accept that"
             + (", or sums are sealed" if hasattr(model.protocol, "sums") else "")
         )
+    # the demo prints what these warnings say, or expects it
     with warnings.catch_warnings():
         # some of so few rows always do
         warnings.filterwarnings("ignore", message=".*rows have a margin beyond 4")

@@ -100,6 +100,7 @@ def train(
             run_all(described, "train", progress=not verbose, arguments=arguments)
         _print_reports(described)
         return
+    # set by the parent process, which deals out the cores of this machine
     if cores is not None:
         keep_to([int(number) for number in cores.split(",")])
     with logged(verbose, log_file, party, partial(_resume_hint, described, job, party)):
@@ -279,7 +280,8 @@ def explain(
     """
     described = _read_job(job, party)
     if party is None and described.by_row and "explain" not in described.system.cannot:
-        (party,) = owners_of_model(described)  # the server
+        # where rows are split, only the server has a model that can be explained
+        (party,) = owners_of_model(described)
     if party is None:
         check_explainable(described)
         with log_of_all(verbose, log_file) as log:

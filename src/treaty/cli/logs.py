@@ -31,10 +31,10 @@ Trust = Annotated[
 NodeFile = Annotated[Path, typer.Option("--node", envvar="TREATY_NODE", help="The node's settings.")]
 NODE_FILE = Path("node.toml")
 
+# marks a log record that the command prints itself, so that the terminal does not show it twice
 PRINTED = {"printed": True}
-"""Marks a log record that the command prints itself, so that the terminal does not show it twice."""
+# what happened, by the exit code after SIGHUP, SIGINT and SIGTERM
 BY_SIGNAL = {129: "terminated", 130: "interrupted", 143: "terminated"}
-"""What happened, by the exit code after SIGHUP, SIGINT and SIGTERM."""
 
 # level of a handler that takes no record
 _NEVER = logging.CRITICAL + 1
@@ -100,6 +100,7 @@ def logged(
         shown.setFormatter(timed)
     kept = None if file is None else _opened(file)
     noted = None if verbose else _Noted(NOTED)
+    # only Treaty's own records: libraries log on their own
     package = logging.getLogger("treaty")
     package.setLevel(logging.INFO)
     handlers = [handler for handler in (shown, noted, kept) if handler is not None]
@@ -194,6 +195,7 @@ def log_of_all(verbose: bool, file: Path | None, resume_hint: Callable[[], str] 
         if file is None:
             yield []
             return
+        # the processes append to the file; this one shows what they append
         if verbose:
             log = held.enter_context(file.open(encoding="utf-8"))
             log.seek(0, os.SEEK_END)

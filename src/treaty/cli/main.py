@@ -23,6 +23,7 @@ from treaty.errors import ConfigError, DataError, TreatyError
 from treaty.machine.process import ended_by_signals
 
 _OF_NODES = "Nodes"
+# the module of each command, and where ``treaty --help`` lists it
 _COMMANDS = {
     "demo": ("check", None),
     "check": ("check", None),
@@ -48,7 +49,6 @@ _COMMANDS = {
     "forget": ("node_records", _OF_NODES),
     "audit-log": ("node_records", _OF_NODES),
 }
-"""The module of each command, and where ``treaty --help`` lists it."""
 
 
 class _Commands(TyperGroup):

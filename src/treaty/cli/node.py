@@ -44,6 +44,7 @@ def node(
     _log()
     described = load_settings(settings)
     running = Node(described)
+    # the node ends its processes and closes its database before it exits
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: running.stop())
     if described.web is not None:
@@ -174,6 +175,7 @@ def _tried(store: Store, job_id: str, patience: float) -> tuple[bool, dict[str, 
     deadline = time.monotonic() + patience
     while (row := store.job(job_id)).state not in FINAL and time.monotonic() < deadline:
         time.sleep(0.2)
+    # an unanswered trial must not stay open at the other nodes
     if row.state not in FINAL:
         store.command(job_id, "cancel", b"{}")
     sizes = {}

@@ -37,7 +37,8 @@ def read_run(run: Path, party: str | None = None) -> tuple[Path, dict[str, Repor
     """
     folder, named = _folder_of(run)
     files = {path.name.removesuffix(".report.json"): path for path in sorted(folder.glob("*.report.json"))}
-    files = {name: path for name, path in files.items() if re.fullmatch(r"[\w-]+", name, re.ASCII)}  # not earlier ones
+    # those of earlier trainings have a date in their names
+    files = {name: path for name, path in files.items() if re.fullmatch(r"[\w-]+", name, re.ASCII)}
     if not files:
         raise ConfigError(
             f"expected the folder of a finished training, with a NAME.report.json of each party, got none - at {run}"

@@ -234,6 +234,7 @@ def wait_until_all_kept(
         users = [user for user in party.peers if roles.edges.get(user) == party.name]
         party.send_each({user: AllKept() for user in users if user in owners}, timeout=patience)
         return
+    # the active party: first all parts it insists on, then those that came in time, then its own, and the news to all
     others = [peer for peer in owners if peer in party.peers]
     expendable = set(may_lose)
     for peer in others:

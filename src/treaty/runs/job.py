@@ -24,7 +24,8 @@ from treaty.systems.system import PartySpec, Roles, System
 PATIENCE = 60.0
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
 Address = Annotated[str, msgspec.Meta(pattern=r"^(.+:\d{1,5}|unix:/.+)$")]
-Name = Annotated[str, msgspec.Meta(pattern=NAME)]  # stands in a certificate
+# stands in a certificate
+Name = Annotated[str, msgspec.Meta(pattern=NAME)]
 
 
 class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -29,8 +29,8 @@ DURATIONS = ("wait", "timeout", "reconnect")
 _PATHS_OF_JOB = ("output", "checkpoints", "store")
 _PATHS_OF_MEMBER = ("certificate", "key", "table", "predict_table", "noisy_labels", "keep_for_audit", "record")
 
+# the tables that a file may have: by where each is ("in [web]"), its struct and the names of its fields
 Places = Mapping[str, tuple[type[msgspec.Struct], Sequence[str]]]
-"""The tables that a file may have: by where each is ("in [web]"), its struct and the names of its fields."""
 
 _WORDS = {
     "`str`": "text",

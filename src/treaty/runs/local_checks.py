@@ -49,8 +49,8 @@ PROCESS, CELL = 370e6, 26.0
 # bytes a second of the network that the time of transfer is stated for: 100 Mbit/s
 LINK = 100e6 / 8
 
+# by party, as far as they have stated them: columns as they are trained on, and bins of all of them
 Sizes = Mapping[str, tuple[int, int]]
-"""By party, as far as they have stated them: columns as they are trained on, and bins of all of them."""
 _STATED = re.compile(r"about (\d{1,6}) columns in (\d{1,8}) bins")
 
 
@@ -210,7 +210,8 @@ def free_memory() -> float | None:
         free = next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
     except (OSError, StopIteration):
         return None
-    try:  # the limit of a container
+    # the limit of a container
+    try:
         most, used = (Path(f"/sys/fs/cgroup/memory.{what}").read_text().strip() for what in ("max", "current"))
         return free if most == "max" else min(free, float(most) - float(used))
     except (OSError, ValueError):
@@ -233,8 +234,8 @@ ROOM = 100 << 20
 CLOCK_SLACK = 300.0
 # seconds for a peer to answer
 PROBE_TIMEOUT = 5.0
+# the first word of each finding about what a job takes
 EXPECTED = "expected"
-"""The first word of each finding about what a job takes."""
 
 
 @dataclass(frozen=True, slots=True)

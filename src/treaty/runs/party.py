@@ -101,11 +101,13 @@ def train_party(
         # raised only now, once connected, so that the others learn of it
         if unready is not None:
             raise unready
-        if isinstance(ahead, FileRead):  # its rows are still to be aligned
+        # a file alone: its rows are still to be aligned
+        if isinstance(ahead, FileRead):
             tables = read_by_column(party, job, roles, ahead, threads=cores(job.n_jobs), resume=resume, phase=phase)
         else:
             tables = ahead or TrainingTables()
-        ahead = None  # large, and not needed any more
+        # large, and not needed any more
+        ahead = None
         inputs = _training_inputs(party, job, roles, tables, keeper, progress, phase)
         inputs.observers.add(clock)
         inputs.shards, recording = shards, begin_record(job, party)
@@ -126,7 +128,8 @@ def train_party(
         with cluster:
             part = connected(job, name, roles, "train", role, phase=phase)
     except BaseException as error:
-        with suppress(OSError):  # the folder may be what failed
+        # the folder may be what failed
+        with suppress(OSError):
             for path in files_of_training(job, name):
                 staged_file(path).unlink(missing_ok=True)
         try:

@@ -40,8 +40,8 @@ from treaty.systems.system import LabelledRows, PartySpec, Phase, RoleInput, Rol
 from treaty.systems.vertical.prediction import Requests
 
 Noted = Callable[[Transcript], None]
+# ``ready(numbers)``: the active party can be asked; `numbers` are those of common rows, by their canonical ids
 Ready = Callable[[dict[str, int]], Requests]
-"""``ready(numbers)``: the active party can be asked; `numbers` are those of common rows, by their canonical ids."""
 
 # ---------------------------------------------------------------- which parties have a model, and what they predict
 
@@ -70,7 +70,8 @@ def owners_of_model(job: Job) -> list[str]:
         return list(job.parties)  # a job file for predictions need not name their training tables
     service = _service(job)
     if service is not None:
-        roles = service.assign(_places(job), job.active, job.settings()[0])  # users need no training table
+        # users need no training table
+        roles = service.assign(_places(job), job.active, job.settings()[0])
     else:
         roles = job.roles() if job.by_row else predicting(job)
     return roles.having(*job.system.has_model)

@@ -312,7 +312,8 @@ def train_in_processes(
             run_all(job, "train", progress=True, arguments={job.active: ["--resume"]} if resume else None)
         except PartyFailure:
             for party in owners:
-                with suppress(ConfigError):  # nothing was finished
+                # nothing was finished
+                with suppress(ConfigError):
                     _report(run, _with_classes(find_part(job, party), run))
             raise
         parts = {party: _with_classes(find_part(job, party), run) for party in owners}

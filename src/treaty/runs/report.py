@@ -42,6 +42,7 @@ FORMAT = Format("report", 2)
 
 # ---------------------------------------------------------------- before a job: what each party would learn
 
+# what every job between processes sends besides its system's messages
 OF_RUNS: Routes = routes(
     Route(RowOrder, ("active",), ("passive",)),
     Route(PartKept, ANY, ANY),
@@ -51,7 +52,6 @@ OF_RUNS: Routes = routes(
     Route(Goodbye, ANY, ANY),
     reference="docs/jobs.md, Connections and exit codes",
 )
-"""What every job between processes sends besides its system's messages."""
 
 _HEADINGS = ("message", "from → to", "the receiver learns", "form", "what lessens it", "reference")
 
@@ -216,16 +216,19 @@ class Report(msgspec.Struct, kw_only=True):
     party: str
     job: str
     role: str
-    ended: str  # date and time, UTC
+    # date and time, UTC
+    ended: str
     versions: dict[str, str]
     # with the system's name as "protocol"
     options: dict[str, Any]
-    seconds: dict[str, float]  # per phase
+    # by phase
+    seconds: dict[str, float]
     # seconds spent waiting for each peer and its messages
     waited: dict[str, float]
     # to each peer: messages, bytes, bytes by message type
     sent: dict[str, dict[str, Any]]
-    received: dict[str, int] = {}  # bytes from each peer
+    # bytes from each peer
+    received: dict[str, int] = {}
     # by each party, or role, in words
     learned: dict[str, list[str]]
     # the model's id, the same at all parties
@@ -234,7 +237,8 @@ class Report(msgspec.Struct, kw_only=True):
     rows: int | None = None
     # in the party's table, if rows were aligned
     own_rows: int | None = None
-    columns: dict[str, str] = {}  # own ones, with their types
+    # own columns with their types
+    columns: dict[str, str] = {}
     # if they are known: of each eval set by round, of a regression by epoch
     losses: dict[str, list[float]] = {}
     best_round: int | None = None
@@ -247,7 +251,8 @@ class Report(msgspec.Struct, kw_only=True):
     exact_sums: dict[str, float] = {}
     # share of each passive party's bins that sides of splits revealed, over all jobs
     sides: dict[str, float] = {}
-    spent: str = ""  # what the party's noise cost
+    # what the party's noise cost
+    spent: str = ""
     # at the active party of a regression: that training ended before the loss was steady
     unsettled: str = ""
     # own columns of which categories share a bin, in words

@@ -253,6 +253,7 @@ def read_by_row(job: Job, name: str, roles: Roles) -> TrainingTables:
     def read(path: str, *, training: bool = False, text: list[str] | None = None) -> tuple[LabelledRows, Any]:
         return labelled(read_rows(rules, path, text=text or ()), rules, path, None, training=training)
 
+    # the first table defines which columns are text, so that categories of all tables are of one kind
     first = read(paths[0], training=trains)
     as_first = text_columns(first[0].table.schema)
     tables = [first, *(read(path, text=as_first) for path in paths[1:])]

@@ -138,7 +138,8 @@ def read_rows(rules: TableRules, path: str, schema: Schema | None = None, *, tex
 def _kinds_checked(arrow: Any, rules: TableRules, path: str, schema: Schema | None) -> Any:
     """Refuse cells that are no numbers in columns of numbers; return the table, its declared categories as text."""
     name, categorical, there = rules.party, rules.categorical, set(arrow.column_names)
-    labels = rules.labels if str(path) in rules.own_tables else []  # rows to predict have none
+    # rows to predict have none
+    labels = rules.labels if str(path) in rules.own_tables else []
     # the first table must have all columns that the job names, others may lack some
     if path == next(iter(rules.own_tables), None):
         refuse_absent(categorical, f"the columns of parties.{name}.categorical", arrow.column_names, path, name)
@@ -157,7 +158,8 @@ def _kinds_checked(arrow: Any, rules: TableRules, path: str, schema: Schema | No
         features = []
         numeric += [of for of, kind in zip(schema.names, schema.kinds, strict=True) if kind == "numeric"]
     if rules.label in labels and rules.label not in (*numeric, *categorical):
-        features = [*features, rules.label]  # of classes
+        # a label of classes may be text, but not a mixture of numbers and stray text
+        features = [*features, rules.label]
     refuse_strays(
         arrow, path, name, features=[of for of in features if of in there],
         numeric=[of for of in numeric if of in there], remedy=f"name it in parties.{name}.categorical of the job",
@@ -263,7 +265,8 @@ def labelled(
     name, arrow, n_rows = rules.party, rows.arrow, rows.features.n_rows
     if not rules.labels:
         return LabelledRows(rows.features, np.zeros(0), ids=rows.canonical), None
-    weighted = rules.weight is not None and training  # eval rows all weigh the same
+    # eval rows all weigh the same
+    weighted = rules.weight is not None and training
     _refuse_absent_labels(arrow, rules, path, weighted=weighted)
     weight = check_weights(arrow[rules.weight], n_rows, f"{name}: column {rules.weight!r}") if weighted else None
     whose = f"{name}: column {rules.label!r}"

@@ -111,6 +111,7 @@ def play(
         threading.Thread(target=copy_context().run, args=(run, name), name=f"treaty-{name}", daemon=True)
         for name in roles
     ]
+    # daemons: an interrupted main thread does not wait for roles that wait for each other
     for thread in threads:
         thread.start()
     try:
@@ -318,6 +319,7 @@ def train_in_threads(run: Run, keepers: Mapping[str, Keeper], *, link: LinkSpeed
 
     def inputs(party: Party) -> RoleInput:
         name = party.name
+        # parties share this machine; only the active one reports phases, or the bar would show all of them
         threads, phase = shared if name in roles.owners else every, run.phase if name == roles.active else None
         found = inputs_of[name] = replace(
             run.inputs(party, threads, progress=run.progress, phase=phase), data=run.data.get(name),

@@ -54,7 +54,8 @@ def compile_kernels(
     """
     systems = [system] if system else [find_system(name, model) for model, named in SYSTEMS.items() for name in named]
     with _without_collecting():
-        share(lambda first, last: None, 2, 2)  # by two threads, for trainings here have one
+        # by two threads, for trainings here have one
+        share(lambda first, last: None, 2, 2)
         if aligns and any(of.split == "columns" for of in systems):
             _compile_alignment(aligns)
         for of in systems:
