@@ -38,8 +38,8 @@ from treaty.messaging.conversation import MessageOrder
 from treaty.models.trees import ModelPart
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal, SumNoise
 from treaty.systems.federboost_horizontal.setup import (
-    CheckpointWriter,
     ModelSetup,
+    SharedCheckpoints,
     agree_on_model,
     compare_terms,
     fresh,
@@ -103,7 +103,7 @@ def leader(inputs: RoleInput[FederBoostHorizontal]) -> ModelPart:
         inputs.party, inputs.roles.owners, inputs.vouching, setup.first_message(inputs), sum_rules(inputs.options)
     )
     rows, watching = leaders_rows(inputs, setup)
-    written = CheckpointWriter(inputs, [rows, *watching], classes)
+    written = SharedCheckpoints(inputs, [rows, *watching], classes)
     if kept is not None:
         own, bins = on_kept_bins(inputs, setup, rows, kept)
     elif found is not None:
@@ -241,7 +241,7 @@ def member(inputs: RoleInput[FederBoostHorizontal]) -> ModelPart:
         inputs.party, inputs.roles.active, inputs.roles.owners, inputs.vouching, setup.first_message(inputs),
         sum_rules(inputs.options), lambda values: inputs.observers.event(VectorGiven(values)),
     )  # fmt: skip
-    written, rounds = CheckpointWriter(inputs, [rows], setup.message.classes), setup.message.rounds
+    written, rounds = SharedCheckpoints(inputs, [rows], setup.message.classes), setup.message.rounds
     if kept is not None:
         order = MessageOrder(CONVERSATION, "rounds")
         own, bins = on_kept_bins(inputs, setup, rows, kept)
@@ -291,7 +291,7 @@ def follow_rounds(
     own: OwnRows,
     bins: CommonBins,
     noise: SumNoise,
-    written: CheckpointWriter,
+    written: SharedCheckpoints,
 ) -> None:
     """Answer the leader's requests until the model is finished."""
     leader, forest = inputs.roles.active, own.forest

@@ -51,6 +51,7 @@ from treaty.systems.horizontal.rows import (
     printed_rows,
     schema_of,
 )
+from treaty.systems.observers import CheckpointReached
 from treaty.systems.pooled.system import CheckpointReceipt, CheckpointRequest
 from treaty.systems.system import LabelledRows, RoleInput
 from treaty.trees.boosting import Forest, RoundState
@@ -336,8 +337,8 @@ def _digest(content: object) -> bytes:
 # ---------------------------------------------------------------- checkpoints
 
 
-class CheckpointWriter:
-    """Writes a party's checkpoints, if it keeps any; `printed` is the fingerprint of its rows and eval sets."""
+class SharedCheckpoints:
+    """When all parties write a checkpoint; `printed` is the fingerprint of this party's rows and eval sets."""
 
     def __init__(self, inputs: RoleInput, rows: Sequence[LabelledRows], classes: list[Category] | None) -> None:
         self._inputs = inputs
@@ -351,7 +352,7 @@ class CheckpointWriter:
             steps.flush()
             collector.broadcast(CheckpointRequest(rounds))
             collector.receive_all(CheckpointReceipt)
-            self._write(self._inputs.keeper, own, bins, rounds, began)
+            self._write(own, bins, rounds, began)
 
     def answer(self, own: OwnRows, bins: CommonBins, due: CheckpointRequest) -> None:
         """As a member, write the checkpoint that the leader asks for."""
@@ -360,13 +361,13 @@ class CheckpointWriter:
             raise PeerProtocolError(
                 lead, f"expected {rounds} rounds, got {due.rounds} - at CheckpointRequest from {lead}"
             )
-        if self._inputs.keeper is not None:
-            self._write(self._inputs.keeper, own, bins, rounds)
+        self._write(own, bins, rounds)
         self._inputs.party.send(lead, CheckpointReceipt())
 
-    def _write(self, keeper: Keeper, own: OwnRows, bins: CommonBins, rounds: int, began: float | None = None) -> None:
+    def _write(self, own: OwnRows, bins: CommonBins, rounds: int, began: float | None = None) -> None:
         state, given = RoundState(rounds, own.shard.margins.copy(), own.draws.state), self._inputs.given
-        keeper.keep(lambda: checkpoint_with(own.part, given, self.printed, state, bins), began)
+        event = CheckpointReached(lambda: checkpoint_with(own.part, given, self.printed, state, bins), began)
+        self._inputs.observers.event(event)
 
 
 def _leaders_checkpoint(keeper: Keeper | None, *, noisy: bool) -> Checkpoint | None:

@@ -256,7 +256,7 @@ def keep_for_audit(inputs: RoleInput, keeping: AuditFolder) -> None:
         inputs.observers.add(PassiveRecord(keeping, inputs.vouching))
 
 
-class _Record(Observer):
+class _Recorder(Observer):
     """A party's record: nothing is kept before `_file` is opened."""
 
     def __init__(self, keeping: AuditFolder, vouching: Signer) -> None:
@@ -271,7 +271,7 @@ class _Record(Observer):
             self._file.close()
 
 
-class ActiveRecord(_Record, Evidence):
+class ActiveRecord(_Recorder, Evidence):
     """The active party's record: its key or secrets, nonces of commitments, finished trees; signs what it sent."""
 
     def __init__(self, keeping: AuditFolder, vouching: Signer) -> None:
@@ -343,7 +343,7 @@ class ActiveRecord(_Record, Evidence):
         self._nonce, self._secrets = b"", []
 
 
-class PassiveRecord(_Record):
+class PassiveRecord(_Recorder):
     """A passive party's record: what it received of each tree, and how it answered splits."""
 
     def event(self, event: object) -> None:
