@@ -18,6 +18,8 @@ from treaty.messaging.channel import memory_channels
 from treaty.messaging.conversation import Terms
 from treaty.messaging.messages import (
     LISTED_BYTES,
+    MOST_COLUMNS,
+    MOST_SLOTS,
     PLAIN_BYTES,
     Array,
     Message,
@@ -36,7 +38,6 @@ from treaty.systems.fedxgboost_smm.node_products import NodeRows, named_rows
 from treaty.systems.horizontal.rows import RowsDescription
 from treaty.systems.logistic.setup import TableSize, TrainingSizes
 from treaty.systems.logistic.steps import EpochEnd
-from treaty.systems.sizes import MOST_COLUMNS, MOST_SLOTS
 from treaty.systems.vertical.encrypted_columns import PassiveColumns
 from treaty.systems.vertical.messages import BinLayout, Hint, NamedRows, read_nodes
 

@@ -51,6 +51,8 @@ from treaty.machine.arrays import pieces
 
 if TYPE_CHECKING:
     from treaty.messaging.party import Party
+
+
 Form = Literal["nothing", "encrypted", "masked", "noisy", "aggregated", "exact", "control"]
 """In which form the content arrives at the receiver.
 
@@ -428,3 +430,18 @@ def bits_of(packed: Array, n_rows: int, peer: str, what: str) -> NDArray[np.bool
     """Unpack a peer's bits of rows, bool (n_rows,); `what` is the field, for the error."""
     content = view(packed, np.uint8, (-(-n_rows // 8),), peer=peer, what=what)
     return np.unpackbits(content, count=n_rows).view(np.bool_)
+
+
+# ---------- bounds of sizes that a party says of itself and nobody has agreed to, so that no number alone takes memory
+
+MOST_COLUMNS = 1 << 20
+"""Columns of one party."""
+
+MOST_SLOTS = 1 << 24
+"""Slots of one party's columns in a node's sums: 400 MB of them."""
+
+MOST_ROWS = (1 << 31) - 1
+"""Rows of a table: their numbers are int32."""
+
+ColumnSize = Annotated[int, msgspec.Meta(ge=0, le=MOST_COLUMNS)]
+RowSize = Annotated[int, msgspec.Meta(ge=0, le=MOST_ROWS)]

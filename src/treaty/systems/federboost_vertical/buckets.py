@@ -27,6 +27,7 @@ from treaty.data.binning import Bins
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.files import Format, read_cached, write_cached
 from treaty.messaging.messages import (
+    MOST_COLUMNS,
     Array,
     Message,
     MessageLeakage,
@@ -40,7 +41,6 @@ from treaty.messaging.messages import (
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import checkpoint_file
 from treaty.privacy.randomised_response import BucketCost, BucketLedger, RandomisedColumn, chances, unbiased
-from treaty.systems.sizes import MOST_COLUMNS
 from treaty.trees.columns import ColumnSource, MakeSums
 from treaty.trees.objectives import Objective
 

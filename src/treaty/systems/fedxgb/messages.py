@@ -8,11 +8,10 @@ import msgspec
 
 from treaty.data.binning import MOST_BINS
 from treaty.data.columns import Category
-from treaty.messaging.messages import Array, Message, MessageLeakage, ModelId
+from treaty.messaging.messages import MOST_COLUMNS, Array, Message, MessageLeakage, ModelId
 from treaty.systems.fedxgb.options import Comparison
 from treaty.systems.horizontal.quantiles import CommonBins
 from treaty.systems.horizontal.rows import Categories, Origins
-from treaty.systems.sizes import MOST_COLUMNS
 from treaty.trees.objectives import Objective
 
 MOST_VOID = 10  # times that rounds without a level begin again in a job: no domain had enough users

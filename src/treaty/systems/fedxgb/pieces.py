@@ -41,11 +41,10 @@ from treaty.data.binning import MOST_BINS
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.machine.arrays import Flags, Integers
 from treaty.machine.process import concurrently
-from treaty.messaging.messages import Array, Message, MessageLeakage, row_pieces, view
+from treaty.messaging.messages import Array, Message, MessageLeakage, RowSize, row_pieces, view
 from treaty.messaging.party import Party
 from treaty.systems.fedxgb.domain import gather_sound
 from treaty.systems.fedxgb.messages import RowCounts
-from treaty.systems.sizes import RowSize
 
 logger = logging.getLogger(__name__)
 

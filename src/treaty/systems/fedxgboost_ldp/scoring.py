@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Flags, Int32s, Integers
 from treaty.messaging.conversation import Table
-from treaty.messaging.messages import Array, Message, MessageLeakage, bits_of, send_rows, take_rows, view
+from treaty.messaging.messages import Array, ColumnSize, Message, MessageLeakage, bits_of, send_rows, take_rows, view
 from treaty.messaging.party import Party
 from treaty.systems.fedxgboost_ldp.noise import MOST_SUM
-from treaty.systems.sizes import ColumnSize
 from treaty.systems.vertical.column_owner import ascending, gains_as_splits
 from treaty.systems.vertical.messages import Start
 from treaty.systems.vertical.training import between_trees

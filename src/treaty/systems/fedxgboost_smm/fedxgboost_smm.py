@@ -49,13 +49,12 @@ from treaty.crypto.sums.triple_sums import (
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Int32s, Words
 from treaty.messaging.conversation import agree
-from treaty.messaging.messages import Array, Message, MessageLeakage, view
+from treaty.messaging.messages import MOST_ROWS, MOST_SLOTS, Array, Message, MessageLeakage, view
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart
 from treaty.systems.fedxgboost_smm import published
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
 from treaty.systems.observers import TreeFinished
-from treaty.systems.sizes import MOST_ROWS, MOST_SLOTS
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical.column_owner import bin_own_columns
 from treaty.systems.vertical.messages import SumsPiece, TreeEnd, TreeRows, TreeStart

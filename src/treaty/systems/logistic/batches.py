@@ -29,10 +29,9 @@ from treaty.files import Format, read_file, write_file
 from treaty.linear.lbfgs import SEED_BYTES, batch_seed, partition, rows_alone
 from treaty.linear.preparation import COLUMN_FRACTION
 from treaty.machine.arrays import Floats, Integers
-from treaty.messaging.messages import Array, Message, MessageLeakage, send_rows, take_rows, view
+from treaty.messaging.messages import Array, Message, MessageLeakage, RowSize, send_rows, take_rows, view
 from treaty.messaging.party import Party
 from treaty.systems.logistic.setup import LARGEST_WEIGHT, GlmInput, OwnData, Setting, check_guards, exchange
-from treaty.systems.sizes import RowSize
 
 logger = logging.getLogger(__name__)
 

@@ -22,11 +22,10 @@ import numpy as np
 from treaty.errors import CryptoError, DataError, PeerProtocolError
 from treaty.linear.preparation import TOO_FEW_ROWS, determined, random_rotation, with_sums
 from treaty.machine.arrays import Floats
-from treaty.messaging.messages import Array, Message, MessageLeakage, view
+from treaty.messaging.messages import Array, ColumnSize, Message, MessageLeakage, view
 from treaty.messaging.party import Party
 from treaty.systems.logistic.coordinated import Opener
 from treaty.systems.logistic.setup import MARGIN_BITS, Setting
-from treaty.systems.sizes import ColumnSize
 
 # Of the Hessian in uncorrelated coordinates: below, columns of different parties depend on each other linearly
 LEAST_EIGENVALUE = 1e-7

@@ -24,11 +24,10 @@ from treaty.linear.preparation import COLUMN_FRACTION, Preparation
 from treaty.linear.training import Solver
 from treaty.machine.arrays import Floats, Integers
 from treaty.messaging.conversation import Term
-from treaty.messaging.messages import M, Message, MessageLeakage, ModelId
+from treaty.messaging.messages import ColumnSize, M, Message, MessageLeakage, ModelId, RowSize
 from treaty.messaging.party import Party
 from treaty.models.linear import preparation_of
 from treaty.systems.logistic.options import FederatedRegression, RegressionOptions
-from treaty.systems.sizes import ColumnSize, RowSize
 from treaty.systems.system import RoleInput
 
 # Bits of a column's signed entries: prepared columns of training rows are at most 10 in size

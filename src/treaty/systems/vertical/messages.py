@@ -21,12 +21,12 @@ from treaty.messaging.messages import (
     Message,
     MessageLeakage,
     ModelId,
+    RowSize,
     send_rows,
     take_rows,
     view,
 )
 from treaty.messaging.party import Party
-from treaty.systems.sizes import RowSize
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
