@@ -20,7 +20,7 @@ from treaty.cli.main import app
 from treaty.data.reading import write_predictions
 from treaty.errors import ConfigError, DataError
 from treaty.files import read_json, write_json
-from treaty.report.of_run import contents_of_run, read_run, read_scores
+from treaty.report.contents import contents_of_run, read_run, read_scores
 from treaty.report.page import page
 from treaty.runs.job_files import load_job
 from treaty.runs.local_checks import check_own

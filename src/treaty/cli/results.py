@@ -145,7 +145,7 @@ def report(
     something, the report says so. Reports of other parties in the same folder add their times and bytes.
     docs/reports.md has examples.
     """
-    from treaty.report.of_run import contents_of_run, read_run, read_scores
+    from treaty.report.contents import contents_of_run, read_run, read_scores
     from treaty.report.page import check_possible, write_page
 
     folder, reports, viewer = read_run(run, party)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.messaging.transcript import Timeline
+from treaty.data.reading import read_table
+from treaty.errors import ConfigError, DataError
+from treaty.files import kind_of, read_json
+from treaty.messaging.transcript import Timeline, joined
+from treaty.models.trees import FORMAT as TREES
+from treaty.models.trees import load_part
+from treaty.runs.job_files import load_job
+from treaty.runs.report import FORMAT, Report
 
 # points of a ROC curve: more would not be visible
 _MOST_POINTS = 200
@@ -182,3 +191,222 @@ def _tenths(name: str, predicted: NDArray[np.float64], so: NDArray[np.float64], 
     rows = np.bincount(tenth)
     means = [np.bincount(tenth, of)[rows > 0] / rows[rows > 0] for of in (predicted, so)]
     return Points(name, means[0].tolist(), means[1].tolist(), pooled)
+
+
+# ---------------------------------------------------------------- from the reports of a job's parties
+
+_LEADS = ("active", "leader", "server")
+_OURS = "this model"
+_PROBABILITY = "probability_"
+
+
+def read_run(run: Path, party: str | None = None) -> tuple[Path, dict[str, Report], str]:
+    """Return the folder of a finished training, its reports by party, and the viewer.
+
+    `run` is a job's output folder, a report in it (NAME.report.json), or the job file. Without a `party`, the viewer
+    is the only party there, or else the one with the labels. Raises ConfigError if there is no report, if one is
+    damaged, or if the viewer is ambiguous.
+    """
+    folder, named = _folder_of(run)
+    files = {path.name.removesuffix(".report.json"): path for path in sorted(folder.glob("*.report.json"))}
+    # those of earlier trainings have a date in their names
+    files = {name: path for name, path in files.items() if re.fullmatch(r"[\w-]+", name, re.ASCII)}
+    if not files:
+        raise ConfigError(
+            f"expected the folder of a finished training, with a NAME.report.json of each party, got none - at {run}"
+        )
+    viewer = party or named
+    if viewer is not None and viewer not in files:
+        raise ConfigError(f"expected a report of {', '.join(files)}, got --as {viewer} - at {folder}")
+    reports = {name: read_json(path, Report, FORMAT, name) for name, path in files.items()}
+    if viewer is None:
+        leads = [name for name, report in reports.items() if report.role in _LEADS or len(reports) == 1]
+        if len(leads) != 1:
+            raise ConfigError(f"whose report is meant? Add --as with one of {', '.join(reports)} - at {folder}")
+        (viewer,) = leads
+    of_run = reports[viewer].job, reports[viewer].model
+    return folder, {name: of for name, of in reports.items() if (of.job, of.model) == of_run}, viewer
+
+
+def _folder_of(run: Path) -> tuple[Path, str | None]:
+    """Return the folder of reports, and the party if `run` is its report."""
+    if run.is_dir():
+        return run, None
+    if not run.exists():
+        raise ConfigError(f"expected the folder of a finished training, a job file or a report, got nothing - at {run}")
+    if run.name.endswith(".report.json"):
+        return run.parent, run.name.removesuffix(".report.json")
+    if run.suffix == ".toml":
+        folder = Path(load_job(run).output)
+        if not folder.is_dir():
+            raise ConfigError(f"the job has not run: there is no folder {folder} - at {run}")
+        return folder, None
+    raise ConfigError(
+        f"expected the folder of a finished training, a job file or a report, got another file - at {run}"
+    )
+
+
+def contents_of_run(
+    folder: Path, reports: Mapping[str, Report], viewer: str, scores: ModelScores | None = None, pooled: Any = None
+) -> Contents:
+    """Return the contents of a job's report, in the view of one party.
+
+    `scores` are those of predictions with known labels, `pooled` the losses of the same model trained on one table, by
+    eval set and metric.
+    """
+    own, others = reports[viewer], ""
+    if len(reports) > 1:
+        names = ", ".join(name for name in reports if name != viewer)
+        others = f" Times, bytes and the cost of noise of {names} are from their reports in the same folder."
+    timelines = {name: of.timeline for name, of in reports.items() if of.timeline is not None}
+    totals = _gain_by_party(folder, own)
+    kinds = list(own.importances)
+    kind = "gain" if "gain" in kinds else kinds[0] if kinds else ""
+    regression = kind.startswith("weight")
+    facts = [f"job {own.job}", f"{viewer} as {own.role}", f"ended {own.ended.replace('T', ' ')[:16]} UTC"]
+    if own.columns:
+        facts.append(own.table())
+    return Contents(
+        title=f"{own.options.get('protocol', 'job')}: {own.job}",
+        facts=facts,
+        whose=f"This is the view of {viewer}, which decides who else may see it.{others}",
+        curves=list(_curves(own, pooled)),
+        unit="epoch" if regression else "round",
+        best=own.best_round,
+        scores=scores,
+        importances={viewer: own.importances.get(kind, {}), **totals},
+        importance_kind=_importance_kind(kind, viewer, bool(totals)),
+        sent=_sent(reports, own),
+        timeline=joined(timelines),
+        seconds={name: of.seconds for name, of in reports.items()},
+        learned=own.learned,
+        noise=[f"{name}: {of.spent}" for name, of in reports.items() if of.spent],
+        notes=list(_notes(own)),
+        parameters=own.options,
+        versions=own.versions,
+        absent=_absent(own, viewer, scores, timelines, reports),
+    )
+
+
+def _curves(own: Report, pooled: Mapping[str, Mapping[str, Sequence[float]]] | None) -> Iterator[Curve]:
+    """Yield the losses by eval set. If a run has several metrics, a name is that of the eval set and of the metric."""
+    for name, values in own.losses.items():
+        of, _, metric = name.partition(" ")
+        yield Curve(of, metric or "loss", values)
+    several = any(" " in name for name in own.losses)
+    for of, metrics in (pooled or {}).items():
+        for metric, by_round in metrics.items():
+            yield Curve(of, metric if several else "loss", by_round, pooled=True)
+
+
+def _gain_by_party(folder: Path, own: Report) -> dict[str, dict[str, float]]:
+    """Return the total gain of each other party's splits, from the viewer's part of the model if that has the trees."""
+    file = folder / f"{own.party}.part"
+    if not file.exists() or kind_of(file) != TREES.kind:
+        return {}
+    part = load_part(file, own.party)
+    if part.forest is None or part.model_id != own.model or "gain" not in own.importances:
+        return {}
+    gains = np.zeros(len(part.forest.sources))
+    for tree in part.forest.trees:
+        inner = tree.left >= 0
+        np.add.at(gains, tree.source[inner], tree.gain[inner])
+    others = zip(part.forest.sources, gains.tolist(), strict=True)
+    return {name: {f"all of {name}": gain} for name, gain in others if name != own.party}
+
+
+def _importance_kind(kind: str, viewer: str, totals: bool) -> str:
+    if kind == "gain":
+        others = f" Other parties' columns are added up: {viewer} does not know their names." if totals else ""
+        return f"Total gain of the splits on a column.{others}"
+    if kind == "count":
+        return f"Number of splits on a column; only the party with the trees knows their gains, not {viewer}."
+    return f"Weights of {viewer}'s columns in units of their standard deviation; other parties keep theirs."
+
+
+def _sent(reports: Mapping[str, Report], own: Report) -> dict[str, dict[str, Any]]:
+    """Return what all parties here sent, and the bytes that the viewer received from others."""
+    found = {f"{name} -> {peer}": totals for name, of in reports.items() for peer, totals in of.sent.items()}
+    received = {f"{peer} -> {own.party}": {"bytes": n} for peer, n in own.received.items() if peer not in reports}
+    return found | received
+
+
+def _notes(own: Report) -> Iterator[str]:
+    if own.encryption:
+        yield f"Encryption: {own.encryption}{', ' if own.choice else ''}{own.choice}"
+    if own.unsettled:
+        yield own.unsettled
+    yield from own.joined
+    if own.diverged:
+        yield own.diverged
+    if own.waited:
+        yield "Waited for " + ", ".join(f"{peer} {seconds:.1f} s" for peer, seconds in own.waited.items())
+
+
+def _absent(
+    own: Report, viewer: str, scores: ModelScores | None, timelines: Mapping[str, Any], reports: Mapping[str, Report]
+) -> dict[Section, str]:
+    needed = "A run stores no predictions with labels: add --predictions (from treaty predict), --labels and --label."
+    found: dict[Section, str] = {
+        "shap": "A run stores no rows: treaty explain computes what columns add to each of them."
+    }
+    if scores is None:
+        found |= {"scores": needed, "roc": needed, "calibration": needed}
+    elif scores.of_numbers:
+        found["roc"] = "Labels are numbers, but ROC needs classes."
+    if not own.losses:
+        found["curves"] = f"{viewer} has no losses: the job has no eval_tables, or only the party with labels has them."
+    if not any(own.importances.values()):
+        found["importances"] = f"{viewer} has no columns in the model."
+    if not timelines:
+        found["timeline"] = "An earlier version of Treaty ran this job, and noted no times of messages."
+    if not any(report.spent for report in reports.values()):
+        found["noise"] = "No party has added noise, so there is no epsilon to account for."
+    return found
+
+
+def read_scores(predictions: Path, labels: Path, label: str) -> ModelScores:
+    """Return scores of the output of ``treaty predict``, with labels from another table of the same rows.
+
+    Rows are matched by a common column, such as ids, or else by their order. Raises ConfigError if a file cannot be
+    read or lacks a column, and DataError if the rows do not match.
+    """
+    predicted = read_table(predictions, party="predictions")
+    if "prediction" not in predicted.column_names:
+        raise ConfigError(f"expected a file that treaty predict wrote, got no column 'prediction' - at {predictions}")
+    known = read_table(labels, party="labels")
+    if label not in known.column_names:
+        raise ConfigError(f"expected --label to be one of {', '.join(known.column_names[:20])}, got {label!r}")
+    y = _in_order(predicted, known, label, labels)
+    names = [name for name in predicted.column_names if name.startswith(_PROBABILITY)]
+    # without probabilities, predictions are numbers
+    if not names:
+        numbers = np.asarray(y, np.float64)
+        made = {_OURS: np.asarray(predicted["prediction"].to_numpy(), np.float64)}
+        return scores_of_numbers(f"{len(numbers)} rows", numbers, made)
+    classes = [name.removeprefix(_PROBABILITY) for name in names]
+    numbers_of = {text: number for number, text in enumerate(classes)}
+    # as labels are spelt in the names of columns of probabilities: a whole number without a point
+    spelt = [str(int(value)) if isinstance(value, float) and value.is_integer() else str(value) for value in y]
+    codes = [numbers_of.get(label) for label in spelt]
+    if None in codes:
+        raise DataError(f"expected labels of {', '.join(classes)}, got others - in column {label!r} of {labels}")
+    p = np.column_stack([predicted[name].to_numpy() for name in names])
+    return scores_of_classes(f"{len(codes)} rows", np.array(codes, np.intp), {_OURS: p}, classes)
+
+
+def _in_order(predicted: Any, known: Any, label: str, path: Path) -> list[Any]:
+    """Return the labels of the predicted rows."""
+    shared = [name for name in predicted.column_names if name in known.column_names and name != label]
+    y: list[Any] = known[label].to_pylist()
+    if shared:
+        by_id = dict(zip(known[shared[0]].to_pylist(), y, strict=True))
+        wanted = predicted[shared[0]].to_pylist()
+        if len(by_id) < len(y) or not by_id.keys() >= set(wanted):
+            raise DataError(f"expected every predicted row once in column {shared[0]!r}, got others - at {path}")
+        y = [by_id[id] for id in wanted]
+    if len(y) != predicted.num_rows or not y:
+        raise DataError(f"expected labels of {predicted.num_rows} predicted rows, got {len(y)} - at {path}")
+    if any(value is None for value in y):
+        raise DataError(f"expected a label of every row, got empty ones - in column {label!r} of {path}")
+    return y
