@@ -2,7 +2,7 @@ import pytest
 
 from treaty.errors import ConfigError, LocalProtocolError, PeerAborted
 from treaty.messaging.channel import memory_channels
-from treaty.messaging.conversation import agree
+from treaty.messaging.exchanges import agree
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party, run_role
 

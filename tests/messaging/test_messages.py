@@ -261,7 +261,7 @@ def test_clean_keeps_short_printable_text_and_cuts_the_rest():
 AT_ONCE = """
 from __future__ import annotations
 import sys, threading
-from treaty.messaging.messages import Array, Message, decode_body, encode
+from treaty.messaging.messages import (Array, Message, decode_body, encode)
 
 sys.setswitchinterval(1e-6)
 for k in range(300):

@@ -15,7 +15,7 @@ import pytest
 import treaty
 from treaty.errors import PeerProtocolError
 from treaty.messaging.channel import memory_channels
-from treaty.messaging.conversation import Terms
+from treaty.messaging.exchanges import Terms
 from treaty.messaging.messages import (
     LISTED_BYTES,
     MOST_COLUMNS,

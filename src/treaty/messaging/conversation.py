@@ -13,20 +13,18 @@ state that follows. In use::
 
 A message longer than a channel's frames is sent in `Part`s, pieces of its encoded envelope, which has the number of the
 first of them. Parts count as unread, like other frames, until the role reads their message.
-
-`agree` compares the public parameters that every protocol starts with.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from treaty.errors import ConfigError, LocalProtocolError, PeerProtocolError
+from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import (
     Abort,
     Envelope,
@@ -34,16 +32,12 @@ from treaty.messaging.messages import (
     Goodbye,
     M,
     Message,
-    MessageLeakage,
     Part,
     clean,
     decode_body,
     decode_envelope,
     encode,
 )
-
-if TYPE_CHECKING:
-    from treaty.messaging.party import Party
 
 
 class Conversation:
@@ -233,96 +227,3 @@ class MessageOrder:
         """Move to the state after `message`, one of those `allowed`."""
         following = self._table[self.state][type(message)]
         self.state = following if isinstance(following, str) else following[message.last]
-
-
-# ------------------------------------------------------ terms that parties must have in common
-
-Plain = str | int | float | bool | None
-Term = Plain | list[Plain]
-"""A public parameter's value."""
-
-OF_ONE_JOB = "give all parties the same job file"
-OF_ONE_MODEL = "give all parties their parts of one training, and files of the same rows"
-
-
-class Terms(Message):
-    """One party's public parameters."""
-
-    leakage: ClassVar = MessageLeakage(
-        "the options of the job, but not the sampling seed; both ends must have the same", "control"
-    )
-
-    values: dict[str, Term]
-
-
-class Verdict(Message):
-    """The first difference between terms that a party found, empty for none."""
-
-    leakage: ClassVar = MessageLeakage("the first option in which two parties differ, if any does", "control")
-
-    difference: str
-
-
-def agree(
-    party: Party,
-    terms: Mapping[str, Term],
-    timeout: float | None = None,
-    *,
-    peers: Sequence[str] | None = None,
-    remedy: str = OF_ONE_JOB,
-) -> None:
-    """Compare public parameters with every peer; raise the same error everywhere when they differ.
-
-    Every party of the job calls it at the same place. Values are equal if type and value are (1 is not 1.0, and not
-    True). `peers` are those to compare with (default: all), `timeout` is in seconds, for each.
-
-    ConfigError for the first difference in alphabetical order, with both values, both parties and the `remedy`; this
-    party has then left the job in good order, so `run_role` sends no abort. PeerError if a peer is lost, silent,
-    malformed or has stopped, LocalProtocolError for a term of another type than `Term`.
-    """
-    try:
-        own = msgspec.convert(dict(terms), dict[str, Term])
-    except msgspec.ValidationError as error:
-        raise LocalProtocolError(f"{error} of the terms") from error
-    peers = party.peers if peers is None else peers
-    # all send before any receives, so that no two parties wait for each other
-    for peer in peers:
-        party.send(peer, Terms(own))
-    found = [
-        _difference(party.name, own, peer, party.receive(peer, Terms, timeout=timeout).values, remedy) for peer in peers
-    ]
-    own_verdict = next(filter(None, found), "")
-    # in a star two passive parties do not talk to each other: by verdicts they learn of a difference between them
-    for peer in peers:
-        party.send(peer, Verdict(own_verdict))
-    reports = [clean(party.receive(peer, Verdict, timeout=timeout).difference, 500) for peer in peers]
-    if any([own_verdict, *reports]):
-        # the others know already, and must not take the error for a crash
-        party.close()
-        raise ConfigError(own_verdict or next(filter(None, reports)))
-
-
-def differences(name: str, own: Mapping[str, str], peer: str, theirs: Mapping[str, str]) -> list[str]:
-    """Describe differences between the terms that two parties both sent on connecting, alike at both parties."""
-    (first, a), (second, b) = sorted([(name, own), (peer, theirs)])
-    return [
-        f"{clean(term, 60)} = {clean(a[term], 150)} at {first}, {clean(b[term], 150)} at {second}"
-        for term in own
-        if term in theirs and own[term] != theirs[term]
-    ]
-
-
-def _difference(name: str, own: Mapping[str, Term], peer: str, theirs: Mapping[str, Term], remedy: str) -> str:
-    """Describe the first difference, alike at both parties; empty for none."""
-    sides = sorted([(name, own), (peer, theirs)])
-    for key in sorted(own.keys() | theirs.keys()):
-        # equal texts mean equal types and values
-        (first, a), (second, b) = [
-            (party, repr(values[key]) if key in values else "nothing") for party, values in sides
-        ]
-        if a != b:
-            return (
-                f"expected the same {clean(key, 60)} everywhere, got {clean(a, 150)} at {first} and "
-                f"{clean(b, 150)} at {second}; {remedy}"
-            )
-    return ""

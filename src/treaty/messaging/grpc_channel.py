@@ -29,7 +29,7 @@ from treaty.errors import ConfigError, LocalProtocolError, PeerError, PeerLost, 
 from treaty.machine.process import concurrently
 from treaty.messaging.certificates import Identity, check_certificate, check_identity
 from treaty.messaging.channel import INBOX_LIMIT, Arrival, Credit, Inbox
-from treaty.messaging.conversation import OF_ONE_JOB
+from treaty.messaging.exchanges import OF_ONE_JOB
 from treaty.messaging.grpc_link import PeerLink, Pings
 from treaty.messaging.grpc_server import Server
 from treaty.messaging.grpc_wire import FRAME_BYTES, VERSION, Introduction

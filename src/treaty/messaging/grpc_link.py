@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from treaty.errors import LocalProtocolError, PeerError, PeerLost, PeerProtocolError, PeerTimeout
 from treaty.messaging.certificates import Identity, fingerprint
-from treaty.messaging.conversation import differences
+from treaty.messaging.exchanges import differences
 from treaty.messaging.grpc_wire import (
     CHUNK,
     DELIVER,

@@ -24,11 +24,10 @@ What a receiver learns from a message is stated once, at its class (`Message.lea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import (
-    TYPE_CHECKING,
     Annotated,
     Any,
     ClassVar,
@@ -48,10 +47,6 @@ from treaty.errors import LocalProtocolError, PeerProtocolError
 from treaty.files import decoder_of
 from treaty.machine import arrays
 from treaty.machine.arrays import pieces
-
-if TYPE_CHECKING:
-    from treaty.messaging.party import Party
-
 
 Form = Literal["nothing", "encrypted", "masked", "noisy", "aggregated", "exact", "control"]
 """In which form the content arrives at the receiver.
@@ -378,37 +373,9 @@ def row_pieces(n_rows: int, bits: int) -> list[slice]:
     return pieces(n_rows, at_a_time) or [slice(0, 0)]
 
 
-def send_rows(party: Party, peer: str, n_rows: int, bits: int, message: Callable[[slice], Message]) -> None:
-    """Send a peer what ``message(rows)`` makes of each of `row_pieces`."""
-    for rows in row_pieces(n_rows, bits):
-        party.send(peer, message(rows))
-
-
-def take_rows(
-    party: Party, peer: str, n_rows: int, bits: int, kind: type[M], first: M | None = None
-) -> Iterator[tuple[slice, M]]:
-    """Receive what `send_rows` sends; yield the rows and the message of each piece. `first` was received before."""
-    for rows in row_pieces(n_rows, bits):
-        yield rows, party.receive(peer, kind) if first is None or rows.start else first
-
-
 def column_pieces(count: int, n_rows: int) -> list[slice]:
     """Cut columns of packed bits of all rows for messages; a column too long for one is sent in `row_pieces`."""
     return pieces(count, max(1, arrays.PIECE_BYTES // max(1, -(-n_rows // 8))))
-
-
-def take_columns(
-    party: Party, peer: str, n_rows: int, bits: int, first: M, columns: Callable[[M], Array], count: int, what: str
-) -> NDArray[np.uint8]:
-    """Return `count` columns of packed bits, uint8 (count, bytes), of which a peer's message `first` has some rows.
-
-    The rest is received in `row_pieces` of `bits` each.
-    """
-    parts = [
-        view(columns(message), np.uint8, (count, -(-(of.stop - of.start) // 8)), peer=peer, what=what)
-        for of, message in take_rows(party, peer, n_rows, bits, type(first), first)
-    ]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
 
 def put_together(parts: list[NDArray[Scalar]]) -> NDArray[Scalar]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from treaty.messaging.conversation import Terms, Verdict
+from treaty.messaging.exchanges import Terms, Verdict
 from treaty.messaging.messages import Form, Message, MessageLeakage
 
 if TYPE_CHECKING:

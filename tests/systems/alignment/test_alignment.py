@@ -18,7 +18,7 @@ from treaty.crypto.transfer import sodium
 from treaty.data.ids import Ids, read_ids
 from treaty.data.large import Scratch, records
 from treaty.errors import ConfigError, DataError, PeerAborted, PeerError, PeerLost, PeerProtocolError
-from treaty.messaging.conversation import agree
+from treaty.messaging.exchanges import agree
 from treaty.messaging.messages import Array, Message, decode_body
 from treaty.messaging.party import Party
 from treaty.privacy.ledger import RunLog

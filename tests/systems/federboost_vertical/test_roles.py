@@ -25,7 +25,7 @@ from tables import cut, real_table, with_categories, with_gaps
 from treaty.data.binning import fit_bins
 from treaty.data.table import Table, to_table
 from treaty.errors import ConfigError, PeerError, PeerProtocolError, TreatyError
-from treaty.messaging.conversation import Terms, Verdict
+from treaty.messaging.exchanges import Terms, Verdict
 from treaty.messaging.messages import Array
 from treaty.models.checkpoints import Keeper, load_checkpoint, noise_folder
 from treaty.runs.threads import RunRecord, play

@@ -15,7 +15,8 @@ import pytest
 from systems.fedxgb.playing import crowd_rows, laid_out, options_of, play_crowd, user_program
 from systems.fedxgb.secpred.hidden_models import assert_plain, layout, play_prediction, rules, shards, trained
 from treaty.errors import PeerError, PeerLost
-from treaty.messaging.messages import MOST_ROWS, Array, Message, take_rows
+from treaty.messaging.exchanges import take_rows
+from treaty.messaging.messages import MOST_ROWS, Array, Message
 from treaty.messaging.party import Party
 from treaty.messaging.transcript import Transcript
 from treaty.models.trees import predict_pooled

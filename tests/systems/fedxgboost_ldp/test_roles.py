@@ -18,7 +18,8 @@ from systems.vertical.playing import role_input, star_of, tables_and_labels
 from tables import cut, real_table, with_categories, with_gaps
 from treaty.data.table import Table, to_table
 from treaty.errors import ConfigError, PeerLost, PeerProtocolError, TreatyError
-from treaty.messaging.conversation import MessageOrder, Terms, Verdict
+from treaty.messaging.conversation import MessageOrder
+from treaty.messaging.exchanges import Terms, Verdict
 from treaty.messaging.messages import Array
 from treaty.models.checkpoints import Keeper, load_checkpoint
 from treaty.privacy.ledger import EpsilonLimits, Ledger, per_person, read_ledger

@@ -9,7 +9,7 @@ from systems.logistic.playing import options_of, roles_of
 from systems.logistic.test_prediction import model
 from treaty.data.table import Table
 from treaty.errors import ConfigError, PeerProtocolError
-from treaty.messaging.conversation import agree
+from treaty.messaging.exchanges import agree
 from treaty.messaging.messages import Array
 from treaty.runs.threads import play
 from treaty.systems.logistic.prediction import collect_margins, online_active, online_passive

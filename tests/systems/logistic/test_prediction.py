@@ -81,7 +81,7 @@ def test_unusable_numbers_are_refused():
         predicted(parts, tables)
 
     def short(party):
-        from treaty.messaging.conversation import agree
+        from treaty.messaging.exchanges import agree
 
         agree(party, {"model": "m", "rows to predict": 200})
         party.send("p0", MarginPart(Array.of(np.zeros(199, np.uint64))))

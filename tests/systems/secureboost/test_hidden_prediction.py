@@ -14,7 +14,7 @@ from marks import all_but_first_slow
 from systems.vertical.trained_models import at, grow, predict, split_table, take
 from treaty.crypto.payload import from_words, to_words
 from treaty.errors import ConfigError, DataError, PeerProtocolError, TreatyError
-from treaty.messaging.conversation import Terms, Verdict
+from treaty.messaging.exchanges import Terms, Verdict
 from treaty.messaging.messages import Array, decode_body
 from treaty.models.trees import leaves
 from treaty.systems.observers import Observers, ProgressCalls

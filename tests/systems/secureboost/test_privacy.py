@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from systems.vertical.playing import play_training, tables_and_labels
-from treaty.messaging.conversation import Terms, Verdict
+from treaty.messaging.exchanges import Terms, Verdict
 from treaty.messaging.messages import Array, Message, decode_body
 from treaty.models.trees import forest_of
 from treaty.systems.options import public_terms

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from treaty.data.binning import fit_bins
 from treaty.errors import ConfigError
-from treaty.messaging.conversation import agree
+from treaty.messaging.exchanges import agree
 from treaty.messaging.messages import Array, Message, MessageLeakage, view
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, record_split

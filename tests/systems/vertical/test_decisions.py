@@ -9,7 +9,7 @@ import pytest
 
 from systems.vertical.trained_models import at, grow, predict, split_table, take
 from treaty.errors import ConfigError, DataError, PeerAborted, PeerLost, PeerProtocolError
-from treaty.messaging.conversation import agree
+from treaty.messaging.exchanges import agree
 from treaty.messaging.messages import Array
 from treaty.models.trees import leaves, margins, predict_pooled, row_decisions, staged_margins
 from treaty.systems.vertical import prediction

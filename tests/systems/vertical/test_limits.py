@@ -16,7 +16,7 @@ from systems.role_inputs import inputs, split_options
 from tables import cut, real_table
 from treaty.data.table import Table, to_table
 from treaty.errors import ConfigError, PeerError, PeerProtocolError
-from treaty.messaging.conversation import agree
+from treaty.messaging.exchanges import agree
 from treaty.messaging.messages import Array, pack
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import Keeper

@@ -45,7 +45,7 @@ from treaty.data.ids import RULES, Ids, Psi
 from treaty.data.large import IN_MEMORY, Scratch, SortedRecords, records
 from treaty.errors import ConfigError, DataError, PeerProtocolError
 from treaty.machine.arrays import Integers
-from treaty.messaging.conversation import agree
+from treaty.messaging.exchanges import agree
 from treaty.messaging.messages import Array, Message, MessageLeakage, clean, view
 from treaty.messaging.party import Party
 from treaty.privacy.ledger import RunLog

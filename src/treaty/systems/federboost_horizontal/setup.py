@@ -29,7 +29,7 @@ from treaty.data.table import Schema
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.files import Format, read_cached, write_cached
 from treaty.machine.process import stay_on_one_core
-from treaty.messaging.conversation import Term, agree
+from treaty.messaging.exchanges import Term, agree
 from treaty.messaging.messages import decode_body, digests_in, encode
 from treaty.models.checkpoints import ANEW, Checkpoint, Keeper, checkpoint_file, fingerprint
 from treaty.models.trees import ModelPart, keep_records, records_used

@@ -40,7 +40,8 @@ from treaty.crypto.sharing.secure_aggregation import Round, enough
 from treaty.crypto.sharing.shamir import Words, check_numbers, open_bytes, share_bytes, share_length
 from treaty.crypto.sharing.shamir_routing import prepare, route_shown, share_integers
 from treaty.errors import CryptoError, PeerProtocolError
-from treaty.messaging.messages import Array, M, Message, MessageLeakage, take_rows, view
+from treaty.messaging.exchanges import take_rows
+from treaty.messaging.messages import Array, M, Message, MessageLeakage, view
 from treaty.messaging.party import Party
 from treaty.systems.fedxgb.domain import gather_sound
 from treaty.systems.fedxgb.messages import AbsenceNotice, Call, Cohort, MaskKey, MaskKeys, RowCounts

@@ -33,7 +33,8 @@ from numpy.typing import NDArray
 from treaty.crypto.sharing.shamir import Words
 from treaty.data.binning import Bins
 from treaty.errors import DataError, PeerProtocolError
-from treaty.messaging.messages import Array, Message, take_rows, view
+from treaty.messaging.exchanges import take_rows
+from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.systems.fedxgb.messages import HeldRows, LeafShares, SideShares, SplitShares, Turn, ValueShares
 from treaty.systems.fedxgb.pieces import Layout, PieceForm, RowShares, gather_rows, pieces_of, send_shares

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Flags, Int32s, Integers
 from treaty.messaging.conversation import Table
-from treaty.messaging.messages import Array, ColumnSize, Message, MessageLeakage, bits_of, send_rows, take_rows, view
+from treaty.messaging.exchanges import send_rows, take_rows
+from treaty.messaging.messages import Array, ColumnSize, Message, MessageLeakage, bits_of, view
 from treaty.messaging.party import Party
 from treaty.systems.fedxgboost_ldp.noise import MOST_SUM
 from treaty.systems.vertical.column_owner import ascending, gains_as_splits

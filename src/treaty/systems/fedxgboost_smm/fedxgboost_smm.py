@@ -48,7 +48,7 @@ from treaty.crypto.sums.triple_sums import (
 )
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Int32s, Words
-from treaty.messaging.conversation import agree
+from treaty.messaging.exchanges import agree
 from treaty.messaging.messages import MOST_ROWS, MOST_SLOTS, Array, Message, MessageLeakage, view
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart

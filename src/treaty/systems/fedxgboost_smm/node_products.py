@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 from treaty.crypto.keystream import Keystream
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.machine.arrays import Flags, Int32s, Integers
-from treaty.messaging.messages import Array, M, Message, MessageLeakage, put_together, send_rows, take_rows, view
+from treaty.messaging.exchanges import send_rows, take_rows
+from treaty.messaging.messages import Array, M, Message, MessageLeakage, put_together, view
 from treaty.messaging.party import Party
 from treaty.systems.vertical.column_owner import gains_as_splits
 from treaty.systems.vertical.encrypted_columns import PassiveColumns

@@ -29,7 +29,8 @@ from treaty.files import Format, read_file, write_file
 from treaty.linear.lbfgs import SEED_BYTES, batch_seed, partition, rows_alone
 from treaty.linear.preparation import COLUMN_FRACTION
 from treaty.machine.arrays import Floats, Integers
-from treaty.messaging.messages import Array, Message, MessageLeakage, RowSize, send_rows, take_rows, view
+from treaty.messaging.exchanges import send_rows, take_rows
+from treaty.messaging.messages import Array, Message, MessageLeakage, RowSize, view
 from treaty.messaging.party import Party
 from treaty.systems.logistic.setup import LARGEST_WEIGHT, GlmInput, OwnData, Setting, check_guards, exchange
 

@@ -31,7 +31,8 @@ from treaty.crypto.payload import from_words, to_words
 from treaty.crypto.sums.hidden_vectors import Fields, Hider, opened, product_bits
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Integers
-from treaty.messaging.messages import Array, Arrays, Message, MessageLeakage, pack, row_pieces, send_rows, unpack, view
+from treaty.messaging.exchanges import send_rows
+from treaty.messaging.messages import Array, Arrays, Message, MessageLeakage, pack, row_pieces, unpack, view
 from treaty.messaging.party import Party
 from treaty.systems.logistic.setup import WEIGHT_BITS, OwnData, Setting
 

@@ -21,8 +21,8 @@ from treaty.crypto.keystream import add_masks, mask_nonce, pair_keys
 from treaty.errors import DataError
 from treaty.linear.preparation import fit_calibration
 from treaty.machine.arrays import Flags, Floats
-from treaty.messaging.conversation import OF_ONE_MODEL, Term, agree
-from treaty.messaging.messages import Array, Message, MessageLeakage, send_rows, take_rows, view
+from treaty.messaging.exchanges import OF_ONE_MODEL, Term, agree, send_rows, take_rows
+from treaty.messaging.messages import Array, Message, MessageLeakage, view
 from treaty.messaging.party import Party
 from treaty.models.linear import LinearPart
 from treaty.systems.logistic.setup import GlmInput, pair_seeds

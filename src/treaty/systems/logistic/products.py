@@ -43,6 +43,7 @@ from treaty.crypto.sums.hidden_vectors import (
 )
 from treaty.linear.preparation import COLUMN_FRACTION, LARGEST
 from treaty.machine.arrays import Integers, pieces
+from treaty.messaging.exchanges import take_rows
 from treaty.messaging.messages import (
     Array,
     Arrays,
@@ -51,7 +52,6 @@ from treaty.messaging.messages import (
     pack,
     put_together,
     row_pieces,
-    take_rows,
     unpack,
     view,
 )

@@ -29,7 +29,7 @@ from treaty.linear.lbfgs import curvature_rows
 from treaty.linear.preparation import COLUMN_FRACTION
 from treaty.linear.training import Schedule
 from treaty.machine.arrays import Floats, Integers
-from treaty.messaging.conversation import agree
+from treaty.messaging.exchanges import agree
 from treaty.models.linear import LinearPart
 from treaty.systems.logistic import paper, whole_table
 from treaty.systems.logistic.batches import (

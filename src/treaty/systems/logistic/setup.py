@@ -23,7 +23,7 @@ from treaty.linear.lbfgs import Coordinator, check_batch_size, check_hessian_bat
 from treaty.linear.preparation import COLUMN_FRACTION, Preparation
 from treaty.linear.training import Solver
 from treaty.machine.arrays import Floats, Integers
-from treaty.messaging.conversation import Term
+from treaty.messaging.exchanges import Term
 from treaty.messaging.messages import ColumnSize, M, Message, MessageLeakage, ModelId, RowSize
 from treaty.messaging.party import Party
 from treaty.models.linear import preparation_of

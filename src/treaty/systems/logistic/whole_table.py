@@ -31,7 +31,7 @@ from treaty.errors import ConfigError, DataError
 from treaty.linear.preparation import COLUMN_FRACTION, TAYLOR, Target, target_of, uncorrelated
 from treaty.linear.training import Schedule
 from treaty.machine.arrays import Floats
-from treaty.messaging.conversation import agree
+from treaty.messaging.exchanges import agree
 from treaty.messaging.messages import Array, Message, MessageLeakage, view
 from treaty.messaging.party import Party
 from treaty.models.linear import LinearPart, one_against_rest

@@ -37,7 +37,7 @@ from treaty.crypto.additive.ciphers import OUPrivateKey, OUPublicKey, generate_k
 from treaty.data.table import Table
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.machine.arrays import pieces
-from treaty.messaging.conversation import OF_ONE_MODEL, Term, agree
+from treaty.messaging.exchanges import OF_ONE_MODEL, Term, agree
 from treaty.messaging.messages import Array, Arrays, Message, MessageLeakage, pack, unpack, view
 from treaty.messaging.party import Party
 from treaty.models.trees import used_records

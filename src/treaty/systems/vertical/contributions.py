@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.errors import PeerProtocolError
-from treaty.messaging.messages import Array, Message, MessageLeakage, send_rows, take_rows, view
+from treaty.messaging.exchanges import send_rows, take_rows
+from treaty.messaging.messages import Array, Message, MessageLeakage, view
 from treaty.models.interpretation import order_of_first_use
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical.prediction import collect, predict_passive

@@ -19,18 +19,8 @@ from treaty.crypto.payload import Payload, SumsBounds
 from treaty.crypto.sums.encrypted_sums import SumsClient
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.machine.arrays import pieces
-from treaty.messaging.messages import (
-    MOST_COLUMNS,
-    MOST_SLOTS,
-    Array,
-    Message,
-    bits_of,
-    pack,
-    take_columns,
-    take_rows,
-    unpack,
-    view,
-)
+from treaty.messaging.exchanges import take_columns, take_rows
+from treaty.messaging.messages import MOST_COLUMNS, MOST_SLOTS, Array, Message, bits_of, pack, unpack, view
 from treaty.messaging.party import Party
 from treaty.privacy.exact_sums import commit
 from treaty.systems.observers import Evidence, Observers, SidesLearned, SumsOpened

@@ -14,18 +14,8 @@ from numpy.typing import NDArray
 
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Int32s, Integers
-from treaty.messaging.messages import (
-    Array,
-    Arrays,
-    Leakages,
-    Message,
-    MessageLeakage,
-    ModelId,
-    RowSize,
-    send_rows,
-    take_rows,
-    view,
-)
+from treaty.messaging.exchanges import send_rows, take_rows
+from treaty.messaging.messages import Array, Arrays, Leakages, Message, MessageLeakage, ModelId, RowSize, view
 from treaty.messaging.party import Party
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]

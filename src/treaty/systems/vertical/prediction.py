@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from treaty.data.table import Table
 from treaty.errors import DataError, PeerProtocolError
 from treaty.machine.arrays import Floats, Int32s
-from treaty.messaging.conversation import OF_ONE_MODEL, agree
-from treaty.messaging.messages import Array, Message, MessageLeakage, column_pieces, row_pieces, take_columns, view
+from treaty.messaging.exchanges import OF_ONE_MODEL, agree, take_columns
+from treaty.messaging.messages import Array, Message, MessageLeakage, column_pieces, row_pieces, view
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, RowDecisions, margins, renumber, used_records
 from treaty.privacy.randomised_response import KnownRows, RandomisedRows

@@ -39,7 +39,8 @@ from treaty.crypto.transfer.stock import Paths, Steps, Transfers, open_transfers
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.machine.arrays import Flags, Int32s, pieces
 from treaty.messaging.certificates import Signer
-from treaty.messaging.messages import Array, Message, column_pieces, pack, row_pieces, take_rows, unpack, view
+from treaty.messaging.exchanges import take_rows
+from treaty.messaging.messages import Array, Message, column_pieces, pack, row_pieces, unpack, view
 from treaty.messaging.party import Party
 from treaty.systems.observers import SidesLearned
 from treaty.systems.vertical import messages

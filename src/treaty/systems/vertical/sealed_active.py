@@ -27,7 +27,8 @@ from treaty.crypto.transfer.sealed_sums import NUMBER, OWNER, Known, KnownEntry,
 from treaty.crypto.transfer.stock import Bits, Paths, open_transfers
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.machine.arrays import Flags, Int32s, Integers
-from treaty.messaging.messages import Array, Message, column_pieces, pack, row_pieces, take_columns, view
+from treaty.messaging.exchanges import take_columns
+from treaty.messaging.messages import Array, Message, column_pieces, pack, row_pieces, view
 from treaty.messaging.party import Party
 from treaty.systems.vertical import messages
 from treaty.systems.vertical.cipher_choice import Link, comparisons_of_a_step

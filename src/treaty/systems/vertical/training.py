@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.errors import ConfigError, PeerProtocolError
-from treaty.messaging.conversation import MessageOrder, Term, agree
+from treaty.messaging.conversation import MessageOrder
+from treaty.messaging.exchanges import Term, agree
 from treaty.messaging.messages import Message, view
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import Checkpoint, checkpoint_of, fingerprint
