@@ -128,7 +128,7 @@ def test_a_check_disturbs_no_party_that_waits_to_train(job):
         ('table = "a.csv"', 'table = "no.csv"', "table", "expected a file at"),
         ('label = "y"', 'label = "z"', "table", "'z'"),
         ('table = "a.csv"', 'table = "a.csv"\ncolumns = ["nothing"]', "table", "'nothing'"),
-        ('key = "a.key.pem"', 'key = "b.key.pem"', "key", "expected the private key of a's certificate"),
+        ('key = "a.key.pem"', 'key = "b.key.pem"', "key", "the private key is not that of a's certificate"),
         ('certificate = "b.cert.pem"', 'certificate = "c.cert.pem"', "certificate of b", "for b, got one for c"),
         ('[parties.a]', '[align]\n[parties.a]', "table", "of ids"),
     ],
