@@ -12,7 +12,9 @@ from msgspec.structs import replace
 from pace import within
 from systems.secureboost.test_faults import SEEN, roles_of, watched
 from systems.vertical.playing import OPTIONS, play_training, role_input, tables_and_labels
+from tables import real_table
 from treaty.crypto.lattice.linear_map import LinearMapServer
+from treaty.data.table import to_table
 from treaty.errors import CryptoError, PeerError, PeerProtocolError, TreatyError
 from treaty.messaging.messages import Array, pack
 from treaty.systems.secureboost import secureboost
@@ -32,14 +34,17 @@ def with_number(array: Array, place: tuple[int, ...], value: int) -> Array:
     return Array.of(changed)
 
 
-def play_faulty(faulty: str, name: str, change, reveal="column", first=1):
+def play_faulty(faulty: str, name: str, change, reveal="column", first=1, tables=None):
     """Train with two passive parties while `faulty` changes its messages called `name`, from the `first` one on.
+
+    `change` returns what is sent in a message's place: one message, or a list of several.
 
     Returns
     -------
     what the training raised, and what each party did
     """
-    tables, y = tables_and_labels()
+    usual, y = tables_and_labels()
+    tables = tables or usual
     SEEN.clear()
     roles = roles_of(tables, y, {**LATTICE, "reveal": reveal})
     honest, sent = roles[faulty], []
@@ -51,7 +56,8 @@ def play_faulty(faulty: str, name: str, change, reveal="column", first=1):
             if type(message).__name__ == name:
                 sent.append(to)
                 message = change(message) if len(sent) >= first else message
-            return send(to, message)
+            for one in message if isinstance(message, list) else [message]:
+                send(to, one)
 
         party.send = sending
         return honest(party)
@@ -144,6 +150,21 @@ def test_wrong_answers_end_the_job_at_every_party(case):
     assert "p1" in str(error)
     assert isinstance(seen["p1"], PeerError)
     assert isinstance(seen["p2"], PeerError)
+
+
+def test_records_beyond_a_levels_splits_are_refused_in_a_second_message():
+    def one_apart(message):
+        """Send the first of several splits before the message with all of them."""
+        if message.records.shape[0] < 2:
+            return message
+        fields = {name: Array.of(numbers(getattr(message, name))[:1]) for name in ("records", "columns", "new")}
+        return [replace(message, **fields), message]
+
+    X, _ = real_table("binary", rows=240)
+    parts = {"p0": X.iloc[:, :1], "p1": X.iloc[:, 1:-1], "p2": X.iloc[:, -1:]}  # p1 has several splits of a level
+    tables = {name: to_table(part, party=name) for name, part in parts.items()}
+    error, _ = play_faulty("p1", "SplitColumns", one_apart, tables=tables)
+    assert "expected at most a new column per split - at SplitColumns from p1" in str(error)
 
 
 def test_nothing_is_computed_for_more_nodes_than_a_level_may_have(monkeypatch):
