@@ -204,7 +204,7 @@ def test_the_command_asks_before_it_forgets(folder):
     kept_file(folder).unlink()
     asked = CliRunner().invoke(app, ["ledger", "reset", str(folder)], input="n\n")
     assert asked.exit_code == 1
-    assert "so that all of it may be spent once more?" in asked.output
+    assert "so that all of it can be spent once more?" in asked.output
     assert folder.exists()
     said = CliRunner().invoke(app, ["ledger", "reset", str(folder), "--yes"])
     assert said.exit_code == 0

@@ -1,18 +1,16 @@
 """A node's database: its jobs, what peers reported about them, commands of its users, and the audit log.
 
 It is one SQLite file, ``node.db`` in the node's folder, which the node's threads and its users' commands open at the
-same time. Each change is one transaction together with its entry in the audit log, and on the disk before the call
-returns: after a crash there are both or neither. SQLite writes ahead to a log. If the end of that log is damaged on the
-disk, the newest transactions are lost without an error, and only heads of the audit log that peers hold show it.
+same time. A change and its entry in the audit log are one transaction, on the disk before the call returns. If the end
+of SQLite's own log is damaged, the newest transactions are lost without an error; only heads that peers hold show it.
 
 The audit log records what the node did and why. An entry's digest is SHA-256 over the digest before it and the
 canonical JSON (sorted keys, no spaces) of its number, time and event. An entry that was changed, removed or moved no
 longer fits the next one, and `audit_faults` names it.
 
-A chain of digests has limits. Whoever may write the file can rewrite it from any entry on, or remove its newest
-entries. Only heads that others hold bind the owner: an entry's number and digest stand for that entry and all before it
-(`holds_head`). With the owner's signature of a head (`head_statement`), the owner cannot deny it later; a second log
-may still exist. A log shows that entries were not changed later, not that they are true.
+A chain of digests has limits. The owner can rewrite the file from any entry on, or remove its newest entries. Only
+heads that others hold bind the owner: an entry's number and digest stand for that entry and all before it
+(`holds_head`), and the owner cannot deny a signed one (`head_statement`). Entries may still be untrue.
 
 The file may be restored from a copy: jobs are then as they were. The ledgers in the folder ``stores`` must not be.
 """
@@ -237,6 +235,8 @@ class Store(Database):
         It is one transaction: there is no change without its entry. If the job's state is final, or the new state may
         not follow it, nothing is written and LocalProtocolError is raised.
         """
+        if unknown := to.keys() - JobChange.__annotations__.keys():  # names become part of the statement below
+            raise LocalProtocolError(f"{', '.join(sorted(unknown))} of a job cannot change")
         values: dict[str, Any] = {**to, "changed": time.time()}
         with self.transaction() as db:
             row = db.execute(f"{_JOB} WHERE id = ?", (id,)).fetchone()
@@ -244,10 +244,9 @@ class Store(Database):
                 raise LocalProtocolError(f"expected the id of a job, got {id!r} - at {self.path}")
             old, state = JobRow(*row), to.get("state")
             if old.state in FINAL or (state not in (None, old.state) and state not in TRANSITIONS[old.state]):
-                wanted = "a change" if state is None else f"{state!r}"
+                wanted = "a change" if state is None else repr(state)
                 raise LocalProtocolError(f"a job that is {old.state!r} cannot take {wanted} - at job {id}, {self.path}")
-            columns = ", ".join(f"{name} = ?" for name in values)
-            db.execute(f"UPDATE jobs SET {columns} WHERE id = ?", (*values.values(), id))  # noqa: S608
+            db.execute(f"UPDATE jobs SET {' = ?, '.join(values)} = ? WHERE id = ?", (*values.values(), id))  # noqa: S608
             if event is not None:
                 append_event(db, {"job": id, **event})
         return replace(old, **values)

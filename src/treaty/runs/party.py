@@ -168,7 +168,7 @@ def _training_inputs(
 ) -> RoleInput:
     """Turn the job into the plain values that a role's training program is given."""
     name, (own, common), member = party.name, job.settings(), job.parties[party.name]
-    keeps = member.keep_for_audit is not None
+    keeps = bool(member.keep_for_audit)
     vouched = [*([roles.active, name] if keeps else []), *job.system.vouched(roles, own, name)]
     terms = RunTerms(job.system, own, common, roles)
     inputs = replace(

@@ -78,9 +78,9 @@ class Observers(Observer):
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         self._observers = list(observers)
 
-    def add(self, observer: Observer) -> None:
-        """Attach one more observer."""
-        self._observers.append(observer)
+    def add(self, observer: Observer, *, first: bool = False) -> None:
+        """Attach one more observer: after the others, or as the `first`."""
+        self._observers.insert(0 if first else len(self._observers), observer)
 
     def started(self, inputs: RoleInput) -> None:
         for observer in self._observers:
@@ -140,7 +140,8 @@ def play_role(program: Callable[[RoleInput], Any], inputs: RoleInput) -> Any:
     """Run a role's program with its observers attached to its party; return what the program returns."""
     observers = inputs.observers
     if inputs.keeper is not None:
-        observers.add(CheckpointWriter(inputs.keeper))
+        # the first, so that no error of another observer comes before a checkpoint is written
+        observers.add(CheckpointWriter(inputs.keeper), first=True)
     for observer in _more.get()(inputs):
         observers.add(observer)
     try:

@@ -428,7 +428,7 @@ def test_users_without_an_edge_server_are_dealt_out(tmp_path):
         ('table = "user1.csv"', 'table = "user1.csv"\nedge = "oslo"', r"\(berlin, tokyo\), got 'oslo'"),
         ('role = "edge"', 'role = "edge"\nedge = "tokyo"', "of users alone, got parties.berlin.edge of the edge"),
         ('table = "user1.csv"', 'table = "user1.csv"\nedge = "berlin"', "got 2 at tokyo: of a sum over fewer"),
-        ('eval_tables = ["owner.csv"]', "", "expected parties.owner.table, examples"),
+        ('eval_tables = ["owner.csv"]', "", "expected parties.owner.table, with example rows"),
         ('expose = "model"', "", "expected 3 edge servers or more, got 2"),
         ('expose = "model"', 'expose = "model"\nedges = 3', "expected edges to be 2"),
         ('expose = "model"', 'expose = "model"\ndropout = 0.1', "leave it out of a job"),

@@ -117,7 +117,7 @@ def test_an_estimator_trains_and_predicts_with_it(split, protocol, transport):
     np.testing.assert_array_equal(model.predict_proba(tables), pooled.predict_proba(tables))
     assert model.disclosures_["p0"][:2] == [
         "the order of all rows in every column",
-        "every row's bin of every column (ToyBins from p1 and p2)",
+        f"every row's bin of every column (ToyBins from {' and '.join([*tables][1:])})",
     ]
     assert model.communication_["p1 -> p0"]["by_type"]["ToyBins"] > len(y)
 

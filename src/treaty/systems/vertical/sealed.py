@@ -245,8 +245,10 @@ class SealedOwner(ColumnOwner):
     def introduce(self) -> None:
         """Exchange keys with the other passive parties by way of the active one, and make transfers with that."""
         server = self._server
-        assert isinstance(server, LatticeSumsServer)
         party, active = self._party, self._active
+        # not an assertion: without it, a slip above would answer with open sums
+        if not isinstance(server, LatticeSumsServer):
+            raise PeerProtocolError(active, f"expected the lattice map under sealed sums - at Setup from {active}")
         self._key, self._shares_of = MovingKey(party, self._inputs.vouching), server
         self._divided: list[tuple[int, float, float, int]] = []  # a tree's splits: record, rows it may divide, depth
         self._columns = self._splits.bins.offsets, self._inputs.rows.table.schema.categorical, server.have_missing
