@@ -22,7 +22,7 @@ from treaty.systems.fedxgb.options import domains
 from treaty.systems.fedxgb.pieces import RowShares
 from treaty.systems.fedxgb.secboost import edge
 from treaty.systems.horizontal.masked_sums import MaskedInput
-from treaty.systems.horizontal.members import Membership
+from treaty.systems.horizontal.members import TranscriptDigest
 from treaty.systems.horizontal.quantiles import ProbeRequest
 
 TO_USERS = {
@@ -177,9 +177,11 @@ def altered(told):
 
 def lying(options, layout, kind, to, monkeypatch):
     """Return edge1's program, which tells the users `to` (None: all, and goes by it itself) something else."""
-    truths, update = {}, Membership.update
+    truths, update = {}, TranscriptDigest.update
     # among edge servers it says what it was told, so that their masks cancel
-    monkeypatch.setattr(Membership, "update", lambda self, told: update(self, truths.get(id(told), (told, told))[1]))
+    monkeypatch.setattr(
+        TranscriptDigest, "update", lambda self, told: update(self, truths.get(id(told), (told, told))[1])
+    )
 
     def run(party):
         receive, send_each = party.receive, party.send_each

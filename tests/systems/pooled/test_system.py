@@ -21,5 +21,5 @@ def test_columns_are_named_by_their_party_where_there_are_several():
 
 def test_names_that_are_the_same_behind_their_party_are_refused():
     tables = tables_of(a=["b.x"]) | {"a.b": tables_of(c=["x"])["c"]}
-    with pytest.raises(DataError, match=r"expected unique names .* 'party\.column'; rename a party"):
+    with pytest.raises(DataError, match=r"two columns have the same name 'party\.column': rename a party"):
         side_by_side(tables)
