@@ -210,3 +210,31 @@ def test_a_wrong_option_in_its_table_is_one_line(tmp_path, split):
     )
     assert done.returncode == 2
     assert "[toy] has no option 'n_estimators'; it belongs in [boosting]" in one_line(done.stderr)
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        treaty.SecureBoost(encryption="lattice", allow_exact_sums=True),
+        treaty.FedXGBoostLDP(),
+        treaty.FederBoostVertical(),
+    ],
+    ids=lambda system: system.system,
+)
+def test_every_party_reports_its_rounds_from_none_to_all(split, system):
+    tables, y = split
+    seen: dict[str, list[int]] = {}
+
+    class Rounds(Observer):
+        def __init__(self, inputs):
+            self._rounds = seen.setdefault(inputs.party.name, [])
+
+        def round_finished(self, rounds, state):
+            self._rounds.append(rounds)
+
+    with observing(lambda inputs: [Rounds(inputs)]):
+        treaty.GBDTClassifier(system, **OPTIONS).fit(tables, y)
+    assert seen.keys() == tables.keys()
+    for rounds in seen.values():
+        assert (rounds[0], rounds[-1]) == (0, OPTIONS["n_estimators"])
+        assert rounds == sorted(rounds)
