@@ -83,6 +83,7 @@ JOBS: dict[str, list[Played]] = {
         Played({"family": "multiclass"}, 2, evals=False),
         Played({"family": "poisson", "coordinator": False, **OU, "insecure_test_key_bits": 1024}, 2, evals=False),
         Played({**PAPER, **KEYED}, 3, evals=False),
+        Played({**PAPER, **KEYED, "calibrate": True}, 3, evals=False),
         Played({"standard_errors": True}, 2, evals=False),
         Played(evals=False, resumes=True),
     ],

@@ -785,3 +785,11 @@ def test_a_model_without_a_split_for_all_the_noise_is_said(caplog):
     parts = {name: (X.iloc[k::3], y[k::3]) for k, name in enumerate(("p0", "p1", "p2"))}
     treaty.GBDTClassifier(treaty.FederBoostHorizontal(epsilon_total=0.05), n_estimators=1).fit(parts)
     assert "no split stood out from the noise" in caplog.text
+
+
+def test_a_model_without_splits_does_not_blame_noise_that_there_is_not(caplog):
+    y = np.tile([0, 1], 40)
+    tables = {name: (np.zeros((80, 1)), y) for name in ("a", "b", "c")}
+    model = treaty.GBDTClassifier("federboost-horizontal", n_estimators=1, n_jobs=1).fit(tables)
+    assert len(set(model.predict_proba(np.zeros((4, 1)))[:, 1])) == 1
+    assert "noise" not in caplog.text
