@@ -5,11 +5,12 @@ from treaty.cluster.shards import ByRows, Shard, cut_arguments
 
 class LocalShards:
     def __init__(self, count, threads=1):
-        self.count, self._threads, self._kept, self.steps = count, threads, {}, 0
+        self.count, self._threads, self._kept, self.steps, self.names = count, threads, {}, 0, set()
         self._shards = [Shard(number, count, threads) for number in range(count)]
 
     def keep(self, name, array, places=None, first=0):
         self._kept[name] = ByRows(array, 0, first, places)
+        self.names.add(name)
         for number in range(self.count):
             self._give(number, name)
 

@@ -114,6 +114,9 @@ def test_models_are_those_without_a_cluster(play, monkeypatch, name):
     alone, together = play(name)
     assert alone == together
     assert any(shards.steps for shards in made)
+    if name in ("columns", "unbiased"):  # all columns are summed together, unless each owner's are corrected apart
+        owners = {"columns": {"all"}, "unbiased": {"a", "b"}}[name]
+        assert {kept for kept in made[-1].names if kept.startswith("codes")} == {f"codes of {of}" for of in owners}
 
 
 # ---------------------------------------------------------------- Ray itself

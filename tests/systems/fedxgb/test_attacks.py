@@ -97,10 +97,10 @@ def train(mode):
         opened[self._party.name].append(found[0])
         return found
 
-    def note_crowd(self, length):
+    def note_crowd(self, length, own=None):
         nonce = server_mask(self._party, self._number + 1, 0, self._heard.digest)
         keys.append({name: mask_key(seed, nonce) for name, seed in self._seeds.items()})
-        return of_crowd(self, length)
+        return of_crowd(self, length, own)
 
     with pytest.MonkeyPatch.context() as patch:
         for kind in (UserSums, PaperUserSums):

@@ -93,7 +93,7 @@ def test_holders_of_shares_take_the_rows_of_the_first_run_alone_down_finished_tr
 ):
     """A user that checks nothing, and brings invented rows to be told their way down all finished trees again."""
     own = {"expose": "nothing", "comparison": comparison}
-    interrupted(tmp_path, **own)
+    interrupted(tmp_path, after=1, **own)
     rows, invented = rows_of_nine(), 40
     X, y = rows["user 3"]
     rows["user 3"] = np.tile(X, (2, 1))[:invented] + 1.0, np.tile(y, 2)[:invented]
