@@ -98,7 +98,7 @@ def train(mode):
         return found
 
     def note_crowd(self, length, own=None):
-        nonce = server_mask(self._party, self._number + 1, 0, self._heard.digest)
+        nonce = server_mask(self._party, self._number + 1, 0, self._transcript.digest)
         keys.append({name: mask_key(seed, nonce) for name, seed in self._seeds.items()})
         return of_crowd(self, length, own)
 
