@@ -217,7 +217,7 @@ def test_ids_may_be_of_any_text_and_classes_where_that_is_declared(tmp_path):
     job, read = of_shop(tmp_path, member)
     rows = read(member.table)
     assert "y" not in rows.features.schema.names
-    assert labelled(rows, job.table_rules("shop"), member.table, None, training=True)[1] == ["1", "2+"]
+    assert labelled(rows, job.table_rules("shop"), member.table, None, None)[1] == ["1", "2+"]
 
 
 def test_a_job_shows_common_ids_and_warns_of_few(tmp_path, caplog):

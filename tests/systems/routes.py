@@ -20,7 +20,7 @@ from treaty.errors import ConfigError
 from treaty.messaging.party import Party
 from treaty.messaging.transcript import Transcript
 from treaty.models.checkpoints import Keeper, checkpoint_file
-from treaty.runs.threads import Run, RunRecord, play, predicting_roles, train_in_threads
+from treaty.runs.threads import Run, RunRecord, Watched, play, predicting_roles, train_in_threads
 from treaty.systems.options import names_of
 from treaty.systems.system import LabelledRows, Program, RoleInput, Roles, System, roles_of
 from treaty.systems.vertical.prediction import Asked
@@ -126,7 +126,7 @@ def _train(
     number = system.common.table == "regression" and settings[1].family in ("linear", "poisson")
     run = Run(
         system=system, options=settings[0], common=settings[1], roles=roles, data=data,
-        classes=None if number else sorted(set(y.tolist())), eval_sets=[(watched, y)] if played.evals else [],
+        classes=None if number else sorted(set(y.tolist())), eval_sets=[Watched(watched, y)] if played.evals else [],
         n_jobs=1, store=folder if played.resumes else None,
     )  # fmt: skip
     return train_in_threads(run, keepers)

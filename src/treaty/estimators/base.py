@@ -59,8 +59,10 @@ def refuse_misplaced(estimator: type[BaseEstimator], misplaced: Iterable[str], p
     That is the options of `protocol`'s system, in most cases.
     """
     kind, params = estimator.__name__, estimator._get_param_names()
-    signed = signature(getattr(estimator, method or "__init__")).parameters
-    known = [name for name in signed if name not in ("self", "unknown")]
+    # A `fit` that passes further parameters on has those of its base class, too.
+    fits = [vars(base)["fit"] for base in estimator.__mro__ if "fit" in vars(base)]
+    of_fit = list(dict.fromkeys(name for fit in fits for name in signature(fit).parameters))
+    known = [name for name in (of_fit if method else params) if name not in ("self", "unknown", "further")]
     for name in misplaced:
         own: type[SystemOptions] | None = type(protocol) if isinstance(protocol, SystemOptions) else None
         # An unknown system has an error of its own, later.
@@ -70,6 +72,8 @@ def refuse_misplaced(estimator: type[BaseEstimator], misplaced: Iterable[str], p
             where = f"it belongs to the estimator: {kind}({name}=...)"
         elif own is not None and name in names_of(own) and not called_here(name, known):
             where = f"it belongs to the system: {kind}({own.__name__}({name}=...))"
+        elif not method and called_here(name, known) is None and (name in of_fit or called_here(name, of_fit)):
+            where = f"it belongs to fit: {kind}().fit(X, y, {called_here(name, of_fit) or name}=...)"
         else:
             where = advice(name, known, None)
         raise ConfigError(f"{kind}{method and f'.{method}'} has no parameter {name!r}; {where}")

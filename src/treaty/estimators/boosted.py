@@ -15,15 +15,16 @@ from sklearn.utils.validation import validate_data
 
 from treaty.data.binning import joined_categories
 from treaty.data.columns import check_weights
-from treaty.data.table import Table, match_rows
+from treaty.data.table import match_rows
 from treaty.errors import ConfigError, DataError, warn_user
 from treaty.estimators.base import Tables, one_column, refuse_misplaced
 from treaty.estimators.files import opened_by_participant, shown
 from treaty.estimators.inputs import (
+    GivenRows,
     Watch,
     are_labelled,
     check_one_kind,
-    pairs_of,
+    eval_sets_of,
     participants,
     refuse_labels,
     refuse_revealing_weights,
@@ -34,7 +35,7 @@ from treaty.estimators.trained_trees import TrainedTrees
 from treaty.files import as_path
 from treaty.models.trees import ModelPart, forest_of
 from treaty.runs.fit import no_rows, train
-from treaty.runs.threads import Run
+from treaty.runs.threads import Run, Watched
 from treaty.systems import SYSTEMS, find_system
 from treaty.systems.horizontal.rows import all_columns, describe, schema_of
 from treaty.systems.options import SystemOptions
@@ -80,6 +81,7 @@ class BoostedTrees(TrainedTrees):
         fractional_bits: int = 16,
         eval_metric: str | Callable[..., float] | Sequence[Any] | None = None,
         early_stopping_rounds: int | None = None,
+        early_stopping_min_delta: float = 0.0,
         random_state: int | np.random.RandomState | None = None,
         n_jobs: int | None = None,
         active: str | None = None,
@@ -115,6 +117,7 @@ class BoostedTrees(TrainedTrees):
         self.fractional_bits = fractional_bits
         self.eval_metric = eval_metric
         self.early_stopping_rounds = early_stopping_rounds
+        self.early_stopping_min_delta = early_stopping_min_delta
         self.random_state = random_state
         self.n_jobs = n_jobs
         self.active = active
@@ -134,6 +137,7 @@ class BoostedTrees(TrainedTrees):
         sample_weight: ArrayLike | None = None,
         eval_set: tuple[Tables, ArrayLike] | Sequence[tuple[Tables, ArrayLike]] | None = None,
         *,
+        sample_weight_eval_set: Sequence[ArrayLike | None] | None = None,
         early_stopping_rounds: int | None = None,
         checkpoint: str | Path | None = None,
         verbose: bool | int | None = None,
@@ -155,9 +159,13 @@ class BoostedTrees(TrainedTrees):
             Labels, held by the active party; None under a horizontal protocol.
         sample_weight : array-like (n_rows,) or None
             Weights of 0 or more, held by the active party; None under a horizontal protocol.
-        eval_set : (X, y) or list of them
+        eval_set : (X, y), (X, y, sample_weight), or list of them
             Evaluated after every round, see `evals_result_`; the last metric of the last set decides early stopping.
-            Under a horizontal protocol, X is a plain table of the leader, or the server.
+            Under a horizontal protocol, X is a plain table of the leader, or the server. `class_weight` and
+            `scale_pos_weight` weigh training rows alone, as in XGBoost.
+        sample_weight_eval_set : list of (array-like (n_rows,) or None), or None
+            Weights of 0 or more of the rows of each eval set, for its metrics and for early stopping; held by the
+            active party. None: all rows of a set weigh the same.
         early_stopping_rounds : int or None
             For this fit, instead of the parameter of the same name.
         checkpoint : path or None
@@ -197,7 +205,7 @@ class BoostedTrees(TrainedTrees):
         changed = {} if early_stopping_rounds is None else {"early_stopping_rounds": early_stopping_rounds}
         settings = self._settings(**changed)
         prepare = self._on_rows if settings[0].split == "rows" else self._on_columns
-        run = prepare(settings, X, y, sample_weight, eval_set)
+        run = prepare(settings, X, y, sample_weight, eval_sets_of(eval_set, sample_weight_eval_set))
         if self.base_score is None and isinstance(self, RegressorMixin) and run.options.adds_noise:
             warn_user(
                 f"training starts from base_score=0.5, since {settings[0].name!r} does not estimate it with these "
@@ -208,6 +216,8 @@ class BoostedTrees(TrainedTrees):
                 self._warn(joined if party == ALONE else f"{party}: {joined}")
         if run.common.early_stopping_rounds is not None and not run.eval_sets:
             raise ConfigError("early_stopping_rounds needs an eval_set: fit(X, y, eval_set=(X_valid, y_valid))")
+        if run.common.early_stopping_min_delta > 0.0 and run.common.early_stopping_rounds is None:
+            raise ConfigError("early_stopping_min_delta needs early_stopping_rounds")
         trained = train(
             replace(run, recorded=self._recorded),
             transport=self.transport,
@@ -239,7 +249,7 @@ class BoostedTrees(TrainedTrees):
         warn_user(sentence)
 
     def _on_columns(
-        self, settings: tuple[System, Any, Any], X: Tables, y: Any, sample_weight: Any, eval_set: Any
+        self, settings: tuple[System, Any, Any], X: Tables, y: Any, sample_weight: Any, watched: Sequence[GivenRows]
     ) -> Run:
         """Return the run of a training on one table, or between parties that hold columns of the same rows."""
         if y is None and are_labelled(X):
@@ -260,9 +270,11 @@ class BoostedTrees(TrainedTrees):
         tables, target, weight = rows_with_weight(tables, target, weight)
         self.schemas_ = {name: table.schema for name, table in tables.items()}
         run = self._run_on_columns(settings, tables, active, target, weight, classes)
-        return replace(run, eval_sets=self._eval_sets(eval_set, active, classes, settings[2].metrics))
+        return replace(run, eval_sets=self._eval_sets(watched, active, classes, settings[2].metrics))
 
-    def _on_rows(self, settings: tuple[System, Any, Any], X: Any, y: Any, sample_weight: Any, eval_set: Any) -> Run:
+    def _on_rows(
+        self, settings: tuple[System, Any, Any], X: Any, y: Any, sample_weight: Any, watched: Sequence[GivenRows]
+    ) -> Run:
         """Return the run of a training between participants that hold labelled rows of the same columns."""
         system, own, common = settings
         if self.parties is not None:
@@ -300,8 +312,10 @@ class BoostedTrees(TrainedTrees):
         data |= {
             name: no_rows(self.schemas_[ALONE], len(classes or ())) for name in roles.having(*system.shows_columns)
         }
-        watched = self._eval_sets(eval_set, roles.active, classes, common.metrics)
-        evals = [({roles.active: of[ALONE]}, of_set) for of, of_set in watched]
+        evals = [
+            replace(of, tables={roles.active: of.tables[ALONE]})
+            for of in self._eval_sets(watched, roles.active, classes, common.metrics)
+        ]
         return Run(
             system=system, options=own, common=common, roles=roles, data=data, classes=classes, eval_sets=evals,
             n_jobs=self.n_jobs,
@@ -328,16 +342,19 @@ class BoostedTrees(TrainedTrees):
         self.parts_ = parts
 
     def _eval_sets(
-        self, eval_set: Any, active: str, classes: list[Any] | None, metrics: Sequence[str]
-    ) -> list[tuple[Mapping[str, Table], NDArray[np.float64]]]:
-        """Check eval sets against the training tables and the metrics; return tables and labels of each."""
-        evals: list[tuple[Mapping[str, Table], NDArray[np.float64]]] = []
-        for X, y in pairs_of(eval_set):
-            tables = self._tables(X, reset=False, **self._label_columns(y))
-            _, target = self._target(y, active, next(iter(tables.values())).n_rows, classes)
+        self, given: Sequence[GivenRows], active: str, classes: list[Any] | None, metrics: Sequence[str]
+    ) -> list[Watched]:
+        """Check eval sets against the training tables and the metrics."""
+        evals = []
+        for number, (X, y, sample_weight) in enumerate(given):
+            tables = self._tables(X, reset=False, **self._label_columns(y), sample_weight=sample_weight)
+            n_rows, weight = next(iter(tables.values())).n_rows, None
+            _, target = self._target(y, active, n_rows, classes)
             match_rows(tables, target)
             check_watched(metrics, target, len(classes or ()))
-            evals.append((tables, target))
+            if sample_weight is not None:
+                weight = check_weights(sample_weight, n_rows=n_rows, party=f"{active}: eval_{number}")
+            evals.append(Watched(tables, target, weight))
         return evals
 
     def _keep(self, forest: Forest) -> None:

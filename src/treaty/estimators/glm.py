@@ -19,13 +19,14 @@ from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
 from treaty.data.columns import check_targets, check_weights
-from treaty.data.table import Table, match_rows
+from treaty.data.table import match_rows
 from treaty.errors import ConfigError, warn_user
 from treaty.estimators.base import Scored, TableEstimator, Tables, one_column, refuse_misplaced
-from treaty.estimators.inputs import Watch, check_row_order, pairs_of, refuse_labels, rows_with_weight
+from treaty.estimators.inputs import Watch, check_row_order, eval_sets_of, refuse_labels, rows_with_weight
 from treaty.files import as_path
 from treaty.models.linear import LinearPart, label_holder
 from treaty.runs.fit import train
+from treaty.runs.threads import Watched
 from treaty.systems.logistic.options import RegressionOptions
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.system import ALONE
@@ -170,23 +171,23 @@ class LinearModel(TableEstimator):
         """Return classes (None for a regression of numbers), and labels (n_rows,)."""
         raise NotImplementedError
 
-    def _eval_sets(
-        self, eval_set: Any, settings: tuple[System, Any, Any], active: str
-    ) -> list[tuple[Mapping[str, Table], NDArray[np.float64]]]:
+    def _eval_sets(self, eval_set: Any, settings: tuple[System, Any, Any], active: str) -> list[Watched]:
         """Check eval sets against the training tables and the options; return tables and labels of each."""
         _, own, common = settings
-        pairs = pairs_of(eval_set)
-        if pairs:
+        given = eval_sets_of(eval_set)
+        if any(of.weight is not None for of in given):
+            raise ConfigError("rows of a linear model's eval sets all weigh the same: expected eval_set=(X, y)")
+        if given:
             common.check_eval_sets(own)
         elif common.early_stopping_rounds is not None:
             raise ConfigError("early_stopping_rounds needs an eval_set: fit(X, y, eval_set=(X_valid, y_valid))")
-        evals: list[tuple[Mapping[str, Table], NDArray[np.float64]]] = []
-        for X, y in pairs:
+        evals = []
+        for X, y, _ in given:
             tables = self._tables(X, reset=False, y=y)
             n_rows = next(iter(tables.values())).n_rows
             _, target = self._class_numbers(one_column(y), active, n_rows, self.classes_.tolist())
             match_rows(tables, target)
-            evals.append((tables, target))
+            evals.append(Watched(tables, target))
         return evals
 
     def _penalty(self, weighed: float) -> dict[str, float]:

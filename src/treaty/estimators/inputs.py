@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import narwhals as nw
 import numpy as np
@@ -289,13 +289,35 @@ def _empty(table: Any) -> bool:
     return table is None or (isinstance(shape, tuple) and len(shape) == 2 and shape[1] == 0)
 
 
-def pairs_of(eval_set: Any) -> list[tuple[Any, Any]]:
-    """Return the pairs (X, y) of an eval set, or of several; ConfigError for anything else."""
-    in_tuple = isinstance(eval_set, tuple) and bool(eval_set) and all(isinstance(pair, tuple) for pair in eval_set)
-    pairs = [] if eval_set is None else list(eval_set) if in_tuple or isinstance(eval_set, list) else [eval_set]
-    if any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
-        raise ConfigError("expected eval_set=(X, y), or a list of such pairs; their rows have no weights")
-    return [(X, y) for X, y in pairs]
+class GivenRows(NamedTuple):
+    """An eval set as the user passed it."""
+
+    X: Any
+    y: Any
+    weight: Any = None
+
+
+def eval_sets_of(eval_set: Any, sample_weight_eval_set: Any = None) -> list[GivenRows]:
+    """Return an eval set (X, y) or (X, y, sample_weight), or several; ConfigError for anything else."""
+    in_tuple = isinstance(eval_set, tuple) and bool(eval_set) and all(isinstance(given, tuple) for given in eval_set)
+    sets = [] if eval_set is None else list(eval_set) if in_tuple or isinstance(eval_set, list) else [eval_set]
+    if any(not isinstance(given, tuple | list) or len(given) not in (2, 3) for given in sets):
+        raise ConfigError("expected eval_set=(X, y) or (X, y, sample_weight), or a list of them")
+    found = [GivenRows(*given) for given in sets]
+    weights = listed_for(found, sample_weight_eval_set, "sample_weight_eval_set")
+    if twice := [k for k, weight in enumerate(weights) if weight is not None and found[k].weight is not None]:
+        raise ConfigError(f"expected weights of eval_{twice[0]} in eval_set or in sample_weight_eval_set, got both")
+    return [of if weight is None else of._replace(weight=weight) for of, weight in zip(found, weights, strict=True)]
+
+
+def listed_for(sets: Sequence[Any], given: Any, name: str) -> list[Any]:
+    """Return the values of the parameter `name`, one for each eval set; None for each where there are none."""
+    if given is None:
+        return [None] * len(sets)
+    if not isinstance(given, list | tuple) or len(given) != len(sets):
+        got = f"{len(given)} of them" if isinstance(given, list | tuple) else type(given).__name__
+        raise ConfigError(f"expected {name} as a list with an entry for each of {len(sets)} eval sets, got {got}")
+    return list(given)
 
 
 def refuse_revealing_weights(system: System, own: SystemOptions, class_weight: Any) -> None:

@@ -15,7 +15,7 @@ from treaty.errors import ConfigError
 from treaty.estimators.base import Scored, Tables, one_column
 from treaty.estimators.boosted import BoostedTrees
 from treaty.estimators.glm import LinearRegression, PoissonRegressor
-from treaty.estimators.inputs import check_row_order, pairs_of
+from treaty.estimators.inputs import check_row_order, eval_sets_of
 from treaty.estimators.linear import LogisticRegression
 from treaty.estimators.reporting import params_of, read_parts, read_saved
 from treaty.files import as_path
@@ -101,6 +101,9 @@ class GBDTClassifier(Scored, ClassifierMixin, BoostedTrees):
         It is called only in this process (not with ``transport="grpc"``), and neither sent nor saved.
     early_stopping_rounds : int or None, default None
         Stop when the last eval set's last metric has not improved for so many rounds.
+    early_stopping_min_delta : float, default 0
+        Minimum improvement that early stopping counts as one, as `min_delta` of XGBoost's ``EarlyStopping``; the model
+        ends with the last round that improved the metric by more.
     random_state : int, RandomState or None, default None
         Seed of row and column sampling.
     n_jobs : int or None, default None
@@ -228,14 +231,14 @@ class GBDTRanker(BoostedTrees):
         **further
             Other keyword parameters of `GBDTClassifier.fit`.
         """
-        pairs = pairs_of(eval_set)
+        given = eval_sets_of(eval_set)
         groups = [] if eval_qid is None else list(eval_qid)
-        if qid is None or len(groups) != len(pairs):
+        if qid is None or len(groups) != len(given):
             raise ConfigError(
                 "expected fit(X, y, qid=...), and eval_qid with the groups of each eval set, got "
-                f"{'no qid' if qid is None else f'{len(groups)} of {len(pairs)} eval sets'}"
+                f"{'no qid' if qid is None else f'{len(groups)} of {len(given)} eval sets'}"
             )
-        watched: Any = [(of_set, _Relevance(labels, of)) for (of_set, labels), of in zip(pairs, groups, strict=True)]
+        watched: Any = [of._replace(y=_Relevance(of.y, group)) for of, group in zip(given, groups, strict=True)]
         labels: Any = _Relevance(y, qid)
         return super().fit(X, labels, sample_weight, watched, **further)
 

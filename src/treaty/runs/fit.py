@@ -159,10 +159,7 @@ class _Progress:
 def _train_alone(run: Run, keepers: Mapping[str, Keeper]) -> dict[str, Any]:
     """Train in one place; eval sets of several tables are put side by side."""
     assert run.system.alone is not None
-    evals = [
-        LabelledRows(side_by_side(tables), labels, None, f"eval_{number}")
-        for number, (tables, labels) in enumerate(run.eval_sets)
-    ]
+    evals = [of.rows(side_by_side(of.tables), number) for number, of in enumerate(run.eval_sets)]
     # without peers, there is no connected party
     none: Any = None
     inputs = replace(

@@ -158,6 +158,7 @@ class TableRules:
     by_row: bool
     label: str
     weight: str | None
+    eval_weight: str | None
     group: str | None
     task: str
     # own columns of labels, weights and groups, which are no features
@@ -189,6 +190,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         The party with the labels; if tables are split by row, the leader or server, which may have no rows.
     label, weight : str, str or None
         Columns of the active party's table; if tables are split by row, of every table.
+    eval_weight : str or None
+        Column of weights in every eval table of the active party. None: rows of eval sets all weigh the same.
     group : str or None
         With ``task = "ranking"``: the column of the active party's table that says which rows are ranked together.
     parties : dict of str to Member
@@ -238,6 +241,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     task: Literal["classification", "regression", "ranking"] = "classification"
     classes: Annotated[int, msgspec.Meta(ge=2)] = 2
     weight: str | None = None
+    eval_weight: str | None = None
     group: str | None = None
     output: str = "model"
     checkpoints: str | None = None
@@ -299,9 +303,10 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         """Return how a party's tables are read."""
         member, align = self.parties[name], self.align or Align()
         labelled = name == self.active or self.by_row
+        labels = dict.fromkeys(of for of in (self.label, self.weight, self.eval_weight, self.group) if of)
         return TableRules(
-            party=name, active=self.active, by_row=self.by_row, label=self.label, weight=self.weight, group=self.group,
-            task=self.task, labels=[of for of in (self.label, self.weight, self.group) if of] if labelled else [],
+            party=name, active=self.active, by_row=self.by_row, label=self.label, weight=self.weight,
+            eval_weight=self.eval_weight, group=self.group, task=self.task, labels=list(labels) if labelled else [],
             objective=self.common.get("objective"), id=None if self.align is None else member.id or align.on,
             id_as_text=align.text, normalise=align.normalise, on_duplicate=align.on_duplicate,
             columns=member.columns, drop=member.drop, categorical=member.categorical,

@@ -197,8 +197,9 @@ def check_training(job: Job, name: str | None = None, *, resume: bool = False) -
     lead = job.active
     if name not in (None, lead) or job.parties[lead].eval_tables:
         return roles
-    if getattr(common, "early_stopping_rounds", None) is not None:
-        raise ConfigError(f"early_stopping_rounds needs rows to watch: name parties.{lead}.eval_tables")
+    for needs_rows in ("early_stopping_rounds", "eval_weight"):
+        if getattr(common, needs_rows, None) is not None or getattr(job, needs_rows, None) is not None:
+            raise ConfigError(f"{needs_rows} needs rows to watch: name parties.{lead}.eval_tables")
     if roles.of[lead] in system.shows_columns and job.parties[lead].table is None:
         raise ConfigError(
             f"the {roles.of[lead]} defines the columns and classes: expected parties.{lead}.table, with example rows "
@@ -335,11 +336,12 @@ def _check_classifies(job: Job, where: str) -> None:
         )
     if family == "multiclass" and job.classes == 2:
         raise ConfigError(f'expected the number of classes with family = "multiclass", e.g. classes = 5 - in {where}')
-    asked = ["group"] if job.group is not None else []
+    asked = [name for name in ("group", "eval_weight") if getattr(job, name) is not None]
     asked += [f"parties.{name}.noisy_labels" for name, member in job.parties.items() if member.noisy_labels]
     if asked:
         raise ConfigError(
-            f"expected no group and no noisy_labels with protocol {job.protocol!r}, got {', '.join(asked)} - in {where}"
+            f"expected no group, eval_weight and noisy_labels with protocol {job.protocol!r}, got {', '.join(asked)} - "
+            f"in {where}"
         )
     if any(member.eval_tables for member in job.parties.values()):
         common.check_eval_sets(job.settings()[0])

@@ -332,11 +332,14 @@ def _report(run: Run, part: Any) -> None:
 def _written_job(run: Run, folder: Path, weighted: bool, checkpoints: Path | None, noisy_labels: Path | None) -> Job:
     """Write the tables of a fit to a folder; return its job, whose models will be there, too."""
     roles, members = run.roles, {}
+    watched_weighted = any(of.weight is not None for of in run.eval_sets)
     for name, role in roles.of.items():
         evals = []
         for rows in run.evals_of(name):
             path = folder / f"{name}.{rows.name}.arrow"
             labels = _labels(run, rows) if name == roles.active else {}
+            if labels and watched_weighted:
+                labels[_WEIGHT] = np.ones(len(rows.y)) if rows.weight is None else rows.weight
             write_columns(path, rows.table, labels)
             evals.append(str(path))
         data = run.data.get(name)
@@ -357,6 +360,7 @@ def _written_job(run: Run, folder: Path, weighted: bool, checkpoints: Path | Non
     ranks = run.data[roles.active].y.ndim == 2 if roles.active in run.data else False
     return Job(
         name="fit", active=roles.active, label=LABEL, weight=_WEIGHT if weighted else None, parties=members,
+        eval_weight=_WEIGHT if watched_weighted else None,
         task="classification" if run.classes is not None else "ranking" if ranks else "regression",
         group=_GROUP if ranks else None, classes=max(2, len(run.classes or ())),
         output=str(folder / "model"), checkpoints=kept, store=kept, n_jobs=run.n_jobs,

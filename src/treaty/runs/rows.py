@@ -202,7 +202,7 @@ def read_by_column(
             again=resume, in_order=system.orders_by_id, phase=phase, read=read,
         )  # fmt: skip
     seconds = {} if job.align is None else {"alignment": time.perf_counter() - began}
-    data, classes = labelled(rows, rules, path, None, training=True)
+    data, classes = labelled(rows, rules, path, None, rules.weight)
     classifies = system.common.table == "regression" and job.task == "classification"
     if name == job.active and classifies and len(classes or ()) != job.classes:
         expected = "two" if job.classes == 2 else job.classes
@@ -221,7 +221,7 @@ def read_by_column(
         with among_owners(party, roles):
             alignment = alignment_of(job, name, of_set, threads=threads)
             watched = open_rows(party, rules, of_set, data.table.schema, alignment, phase=phase)
-        evals.append(replace(labelled(watched, rules, of_set, classes, training=False)[0], name=f"eval_{number}"))
+        evals.append(replace(labelled(watched, rules, of_set, classes, rules.eval_weight)[0], name=f"eval_{number}"))
     n_rows = None if job.align is None else int(rows.whole.num_rows)
     return TrainingTables(data, classes, evals, n_rows, seconds)
 
@@ -250,11 +250,13 @@ def read_by_row(job: Job, name: str, roles: Roles) -> TrainingTables:
     if not paths:
         return TrainingTables()
 
-    def read(path: str, *, training: bool = False, text: list[str] | None = None) -> tuple[LabelledRows, Any]:
-        return labelled(read_rows(rules, path, text=text or ()), rules, path, None, training=training)
+    def read(path: str, text: list[str] | None = None) -> tuple[LabelledRows, Any]:
+        examples_only = path == member.table and not trains
+        weight = None if examples_only else rules.weight if path == member.table else rules.eval_weight
+        return labelled(read_rows(rules, path, text=text or ()), rules, path, None, weight)
 
     # the first table defines which columns are text, so that categories of all tables are of one kind
-    first = read(paths[0], training=trains)
+    first = read(paths[0])
     as_first = text_columns(first[0].table.schema)
     tables = [first, *(read(path, text=as_first) for path in paths[1:])]
     # eval sets of a leader without rows need not have the same columns

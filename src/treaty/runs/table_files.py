@@ -58,7 +58,7 @@ class FileRead(NamedTuple):
 def read_alone(rules: TableRules, path: str, *, training: bool) -> tuple[FileRows, list[Any] | None]:
     """Read and check a file's rows in their own order, with ids and, in training, labels; return the classes, too."""
     rows = read_rows(rules, path) if rules.by_row else _checked_alone(read_file(rules, path, None), rules, path)
-    return rows, labelled(rows, rules, path, None, training=True)[1] if training else None
+    return rows, labelled(rows, rules, path, None, rules.weight)[1] if training else None
 
 
 def read_ahead(rules: TableRules, path: str) -> FileRead:
@@ -69,9 +69,9 @@ def read_ahead(rules: TableRules, path: str) -> FileRead:
     read = read_file(rules, path, None)
     rows = _checked_alone(read, rules, path)
     if rules.id is None:
-        labelled(rows, rules, path, None, training=True)
+        labelled(rows, rules, path, None, rules.weight)
     else:
-        _refuse_absent_labels(rows.arrow, rules, path, weighted=rules.weight is not None)
+        _refuse_absent_labels(rows.arrow, rules, path, rules.weight)
     return read
 
 
@@ -150,7 +150,8 @@ def _kinds_checked(arrow: Any, rules: TableRules, path: str, schema: Schema | No
             raise DataError(
                 f"{name}: expected text, numbers or truth values as categories in {column!r}, got {kind} - at {path}"
             )
-    numeric = [of for of in labels if of == rules.weight or (of == rules.label and rules.task != "classification")]
+    not_numeric = {rules.group, *([rules.label] if rules.task == "classification" else [])}
+    numeric = [of for of in labels if of not in not_numeric]
     if schema is None:
         others = (rules.id, *labels, *categorical)
         features = [of for of in rules.columns or arrow.column_names if of not in others]
@@ -255,20 +256,20 @@ def _is_categorical(kind: Any) -> bool:
 
 
 def labelled(
-    rows: FileRows, rules: TableRules, path: str, classes: list[Any] | None, *, training: bool
+    rows: FileRows, rules: TableRules, path: str, classes: list[Any] | None, weight_column: str | None
 ) -> tuple[LabelledRows, list[Any] | None]:
-    """Check labels and, in training, weights at a party that has some; return them with the classes.
+    """Check labels and weights at a party that has some; return them with the classes.
 
-    Without `classes`, those of the labels are taken: at least two, unless tables are split by row, where all rows of a
-    party may be of one class.
+    Without a `weight_column`, all rows weigh the same. Without `classes`, those of the labels are taken: at least two,
+    unless tables are split by row, where all rows of a party may be of one class.
     """
     name, arrow, n_rows = rules.party, rows.arrow, rows.features.n_rows
     if not rules.labels:
         return LabelledRows(rows.features, np.zeros(0), ids=rows.canonical), None
-    # eval rows all weigh the same
-    weighted = rules.weight is not None and training
-    _refuse_absent_labels(arrow, rules, path, weighted=weighted)
-    weight = check_weights(arrow[rules.weight], n_rows, f"{name}: column {rules.weight!r}") if weighted else None
+    _refuse_absent_labels(arrow, rules, path, weight_column)
+    weight = None
+    if weight_column is not None:
+        weight = check_weights(arrow[weight_column], n_rows, f"{name}: column {weight_column!r}")
     whose = f"{name}: column {rules.label!r}"
     if rules.task == "ranking":
         groups = numbers(arrow[rules.group])
@@ -288,9 +289,9 @@ def labelled(
     return LabelledRows(rows.features, np.searchsorted(np.array(classes), y).astype(np.float64), weight), classes
 
 
-def _refuse_absent_labels(arrow: Any, rules: TableRules, path: str, *, weighted: bool) -> None:
-    """Raise DataError if a file lacks a column of labels, groups or (`weighted`) weights."""
-    for column in [of for of in rules.labels if weighted or of != rules.weight]:
+def _refuse_absent_labels(arrow: Any, rules: TableRules, path: str, weight_column: str | None) -> None:
+    """Raise DataError if a file lacks a column of labels, groups or weights."""
+    for column in filter(None, (rules.label, rules.group, weight_column)):
         if column not in arrow.column_names:
             lacks = file_without([column], arrow.column_names)
             raise DataError(f"{rules.party}: expected a column {column!r}, {lacks} - at {path}")

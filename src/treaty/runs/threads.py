@@ -277,6 +277,20 @@ class RunTerms:
         )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """An eval set: tables by owner if columns are split, else the active party's alone; its labels and weights."""
+
+    tables: Mapping[str, Table]
+    y: NDArray[np.float64]
+    weight: NDArray[np.float64] | None = None
+
+    def rows(self, table: Table, number: int, *, labelled: bool = True) -> LabelledRows:
+        """Return the rows of eval set `number`, with their labels and weights at the active party."""
+        rows = LabelledRows(table, np.zeros(0), name=f"eval_{number}")
+        return replace(rows, y=self.y, weight=self.weight) if labelled else rows
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(RunTerms):
     """A training on this machine, in threads, in processes or in one place."""
@@ -285,8 +299,7 @@ class Run(RunTerms):
     data: Mapping[str, LabelledRows]
     # labels by class number; None for regression
     classes: list[Any] | None
-    # tables by owner if columns are split, else the active party's alone; and labels
-    eval_sets: Sequence[tuple[Mapping[str, Table], NDArray[np.float64]]] = ()
+    eval_sets: Sequence[Watched] = ()
     n_jobs: int | None = None
     # called after every round of every role, see `Observer.round_finished`
     progress: Progress | None = None
@@ -297,12 +310,11 @@ class Run(RunTerms):
     recorded: dict[str, Recorded] | None = None
 
     def evals_of(self, name: str) -> list[LabelledRows]:
-        """Return the eval sets as a party has them: its own columns, and the labels at the active party."""
-        none = np.zeros(0)
+        """Return the eval sets as a party has them: its own columns; labels and weights at the active party."""
         return [
-            LabelledRows(tables[name], labels if name == self.roles.active else none, None, f"eval_{number}")
-            for number, (tables, labels) in enumerate(self.eval_sets)
-            if name in tables
+            of.rows(of.tables[name], number, labelled=name == self.roles.active)
+            for number, of in enumerate(self.eval_sets)
+            if name in of.tables
         ]
 
 

@@ -22,7 +22,7 @@ from treaty.data.large import KEY, hashes
 from treaty.data.table import Schema, Table
 from treaty.machine.kernels import is_compiled
 from treaty.machine.shared_work import share
-from treaty.runs.threads import Run, fewest_roles, train_in_threads
+from treaty.runs.threads import Run, Watched, fewest_roles, train_in_threads
 from treaty.systems import SYSTEMS, find_system
 from treaty.systems.alignment.ecdh import OwnList
 from treaty.systems.federboost_vertical.options import FederBoostVertical
@@ -138,7 +138,7 @@ def _train(system: System, options: SystemOptions) -> None:
     shown = {name: unlabelled for name in roles.having(*system.shows_columns)}
     run = Run(
         system=system, options=options, common=common, roles=roles, data={**rows, **shown}, classes=[0, 1],
-        eval_sets=[] if regression else [(evals, data.y)], n_jobs=1,
+        eval_sets=[] if regression else [Watched(evals, data.y)], n_jobs=1,
     )  # fmt: skip
     # this training is no user's job: observers of this process must not see it
     with observing(lambda inputs: ()):

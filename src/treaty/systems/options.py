@@ -162,6 +162,8 @@ _OURS = {
     **dict.fromkeys(("feature_fraction", "max_features", "colsample"), "colsample_bytree"),
     **dict.fromkeys(("bagging_fraction", "sample_fraction", "max_samples", "bootstrap"), "subsample"),
     **dict.fromkeys(("early_stopping_round", "n_iter_no_change"), "early_stopping_rounds"),
+    **dict.fromkeys(("min_delta", "tol"), "early_stopping_min_delta"),
+    "eval_sample_weight": "sample_weight_eval_set",
     **dict.fromkeys(("verbosity", "silent", "verbose_eval"), "verbose"),
     **dict.fromkeys(("loss", "criterion", "application"), "objective"),
     **dict.fromkeys(("metric", "metrics", "feval", "custom_metric", "scoring", "eval_at"), "eval_metric"),
@@ -215,15 +217,13 @@ _NOT_NEEDED = {
     "feature_weights": "columns are drawn alike, colsample_bytree of them for each tree",
     **dict.fromkeys(("num_parallel_tree", "multi_strategy"), "a round has one tree, or one for each of its classes"),
     **dict.fromkeys(
-        ("early_stopping_min_delta", "min_delta", "tol"), "to early_stopping_rounds any improvement counts"
-    ),
-    **dict.fromkeys(
         ("base_margin", "init_score", "base_margin_eval_set", "eval_init_score", "init"),
         "training starts from one base_score for all rows",
     ),
     **dict.fromkeys(
-        ("sample_weight_eval_set", "eval_sample_weight", "eval_class_weight"), "rows of eval sets all weigh the same"
+        ("sample_weight_eval_set", "eval_sample_weight"), "rows of a linear model's eval sets all weigh the same"
     ),
+    "eval_class_weight": "weights of rows of eval sets are sample_weight_eval_set",
     "eval_names": "eval sets are called eval_0, eval_1 and so on, in their order",
     **dict.fromkeys(("validation_fraction", "early_stopping"), "rows to watch are named by fit(..., eval_set=(X, y))"),
     **dict.fromkeys(("group", "groups", "qid", "eval_group", "eval_qid"), "only GBDTRanker.fit takes groups, as qid"),

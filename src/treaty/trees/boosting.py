@@ -60,10 +60,18 @@ class Forest:
         """Finished rounds."""
         return len(self.trees) // self.objective.n_outputs
 
-    def best_of(self, name: str) -> int:
-        """Return the number of rounds that is best by an eval set's last metric; of equally good ones the fewest."""
+    def best_of(self, name: str, min_delta: float = 0.0) -> int:
+        """Return the number of rounds that is best by an eval set's last metric; of equally good ones the fewest.
+
+        A later round is better only if it improves the metric by more than `min_delta`.
+        """
         metric, values = list(self.history[name].items())[-1]
-        return int(np.argmax(values) if higher_is_better(metric, self.objective) else np.argmin(values)) + 1
+        sign = -1.0 if higher_is_better(metric, self.objective) else 1.0
+        best = 0
+        for at, value in enumerate(values):
+            if sign * values[best] - min_delta > sign * value:
+                best = at
+        return best + 1
 
     def cut(self, rounds: int) -> None:
         """Drop all rounds but the first `rounds`."""
@@ -121,8 +129,8 @@ class BoostingPlan:
 
     `n_columns` are those of all parties; column sampling draws among them, the same in every transport. Rows are drawn
     by `subsample` or by `one_side`. With `early_stopping_rounds`, training stops when the last eval set's last metric
-    has not improved for so many rounds, and trees after the best round are dropped. `metrics` are those of eval sets,
-    by default the loss's own.
+    has not improved by more than `early_stopping_min_delta` for so many rounds, and trees after the best round are
+    dropped. `metrics` are those of eval sets, by default the loss's own.
     """
 
     n_columns: int
@@ -132,6 +140,7 @@ class BoostingPlan:
     one_side: OneSide | None = None
     random_state: int | None = None
     early_stopping_rounds: int | None = None
+    early_stopping_min_delta: float = 0.0
     metrics: Sequence[str] = ()
 
     def draw_columns(self, rng: np.random.Generator) -> Int32s:
@@ -196,11 +205,12 @@ class Rounds:
         *,
         eval_sets: Sequence[EvalSet] = (),
         early_stopping_rounds: int | None = None,
+        early_stopping_min_delta: float = 0.0,
         metrics: Sequence[str] = (),
         after_round: Callable[[int], None] = lambda rounds: None,
     ) -> None:
         self.forest, self._n_estimators, self._eval_sets = forest, n_estimators, eval_sets
-        self._patience = early_stopping_rounds if eval_sets else None
+        self._patience, self._min_delta = early_stopping_rounds if eval_sets else None, early_stopping_min_delta
         self._metrics, self._after_round = metrics or [forest.objective.metric], after_round
         self._stopped = False
 
@@ -213,12 +223,14 @@ class Rounds:
         eval_margins = [np.full((len(e.y), n_outputs), forest.objective.base_margins) for e in self._eval_sets]
         for e, e_margins in zip(self._eval_sets, eval_margins, strict=True):
             check_watched(self._metrics, e.y, max(2, n_outputs))
+            if e.weight is not None:
+                forest.objective.check_weights(e.y, e.weight)
             if forest.trees:
                 e.add_trees(forest.trees, e_margins)
             forest.history.setdefault(e.name, {name: [] for name in self._metrics})
         for done in range(forest.rounds + 1, self._n_estimators + 1):
             if self._patience is not None and done > 1:
-                forest.best_round = forest.best_of(self._eval_sets[-1].name)
+                forest.best_round = self._best()
                 if done - 1 - forest.best_round >= self._patience:
                     break
             new: list[Tree] = []
@@ -235,8 +247,11 @@ class Rounds:
             except NoMoreTrees:
                 break
         if self._patience is not None:
-            forest.best_round = forest.best_of(self._eval_sets[-1].name)
+            forest.best_round = self._best()
             del forest.trees[forest.best_round * n_outputs :]
+
+    def _best(self) -> int:
+        return self.forest.best_of(self._eval_sets[-1].name, self._min_delta)
 
 
 class BoostingRound:
@@ -308,7 +323,8 @@ class Boosting:
         self._on_round, self._least = on_round, (np.inf, 0)
         self._rounds = Rounds(
             forest, plan.n_estimators, eval_sets=eval_sets, early_stopping_rounds=plan.early_stopping_rounds,
-            metrics=plan.metrics, after_round=self._after_round,
+            early_stopping_min_delta=plan.early_stopping_min_delta, metrics=plan.metrics,
+            after_round=self._after_round,
         )  # fmt: skip
 
     @property

@@ -134,7 +134,7 @@ def leader(inputs: RoleInput[FederBoostHorizontal]) -> ModelPart:
     evals = [watched(of, own.part.splits, threads) for of in watching]
     rounds = Rounds(
         forest, common.n_estimators, eval_sets=evals, early_stopping_rounds=common.early_stopping_rounds,
-        metrics=common.metrics, after_round=after_round,
+        early_stopping_min_delta=common.early_stopping_min_delta, metrics=common.metrics, after_round=after_round,
     )  # fmt: skip
     for new in rounds:
         new += grow_round(inputs, collector, steps, own, noise, rules)

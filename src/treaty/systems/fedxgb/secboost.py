@@ -165,7 +165,7 @@ def server(inputs: RoleInput[FedXGB]) -> ModelPart:
     watching, void = [watched(e, part.splits, inputs.threads) for e in evals], 0
     rounds = Rounds(
         forest, common.n_estimators, eval_sets=watching, early_stopping_rounds=common.early_stopping_rounds,
-        metrics=common.metrics, after_round=after_round,
+        early_stopping_min_delta=common.early_stopping_min_delta, metrics=common.metrics, after_round=after_round,
     )  # fmt: skip
     for trees in rounds:
         while not trees:

@@ -52,6 +52,7 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
     max_bin: Annotated[int, msgspec.Meta(ge=2, le=255)] | None = None
     eval_metric: str | None = None
     early_stopping_rounds: AtLeastOne | None = None
+    early_stopping_min_delta: NotNegative = 0.0
     random_state: Seed | None = None
 
     table: ClassVar[str] = "boosting"
@@ -131,6 +132,7 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
             one_side=self.one_side,
             random_state=self.random_state,
             early_stopping_rounds=self.early_stopping_rounds,
+            early_stopping_min_delta=self.early_stopping_min_delta,
             metrics=self.metrics,
         )
 
