@@ -6,7 +6,6 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
-from scipy import sparse
 
 from treaty.data.table import Schema, Table, match_rows, to_table
 from treaty.errors import DataError
@@ -142,12 +141,6 @@ def test_odd_cells_of_an_object_array_are_a_type_error_in_known_words(cell: obje
     array[0, 0] = cell
     with pytest.raises(TypeError, match=r"bank: column 'f0': argument must be .* string.* number"):
         to_table(array, party="bank")
-
-
-def test_sparse_matrices_are_a_type_error_that_says_to_densify() -> None:
-    for make in (sparse.csr_matrix, sparse.csr_array, sparse.coo_array):
-        with pytest.raises(TypeError, match=r"Sparse data .*toarray"):
-            to_table(make(np.eye(3)))
 
 
 @pytest.mark.parametrize(

@@ -296,7 +296,7 @@ def test_a_prediction_copies_a_few_rows_at_a_time_and_is_the_same(tmp_path, monk
         sizes.append(len(copied(table, rows)))
         return copied(table, rows)
 
-    monkeypatch.setattr(trees, "ROWS_AT_ONCE", 64)
+    monkeypatch.setattr(trees, "_ROWS_AT_ONCE", 64)
     monkeypatch.setattr(Table, "matrix", noted)
     np.testing.assert_array_equal(model.predict_proba(X), expected)
     assert sizes == [64] * 6 + [16]

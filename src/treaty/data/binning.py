@@ -8,12 +8,12 @@ a bin of its own while there are enough of them. Code `n_bins[f]` means missing.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.data.sparse import SparseColumns
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, DataError
 from treaty.machine.arrays import Bytes, Int32s, Integers, forget, new
@@ -156,14 +156,15 @@ class Bins:
     def transform(self, table: Table, threads: int | None = None) -> Bytes:
         """Return the bin of every value, uint8 (n_rows, n_features) in C order; n_bins[f] where missing.
 
-        Those of a table on disk lie on disk, too, column by column: the transpose of an array in C order. Raises
-        DataError for a table of another schema. The number of threads (None: all cores) does not change the result.
+        Those of a table on disk lie on disk, too. They, and those of a sparse table, are made column by column: the
+        transpose of an array in C order. Raises DataError for a table of another schema. The number of threads (None:
+        all cores) does not change the result.
         """
         if table.schema is not self.schema and table.schema != self.schema:
             raise DataError("expected a table made with the schema of training, got another one - at binning")
         lookups = [self._lookup(feature) for feature in range(len(self.n_bins))]
-        if table.folder is not None:
-            return self._transform_on_disk(table, lookups, table.folder, threads)
+        if table.folder is not None or isinstance(table.columns, SparseColumns):
+            return self._transform_by_column(table, lookups, threads)
         codes = np.empty((table.n_rows, len(self.n_bins)), dtype=np.uint8)
 
         def write_block(start: int) -> None:
@@ -175,8 +176,9 @@ class Bins:
         concurrently(write_block, range(0, table.n_rows, _ROWS_AT_ONCE), threads)
         return codes
 
-    def _transform_on_disk(self, table: Table, lookups: list[NDArray[Any]], folder: Path, threads: int | None) -> Bytes:
-        by_column = new((len(self.n_bins), table.n_rows), np.uint8, folder)
+    def _transform_by_column(self, table: Table, lookups: list[NDArray[Any]], threads: int | None) -> Bytes:
+        shape = len(self.n_bins), table.n_rows
+        by_column = np.empty(shape, np.uint8) if table.folder is None else new(shape, np.uint8, table.folder)
 
         def write_column(feature: int) -> None:
             column, codes = table.columns[feature], by_column[feature].reshape(-1, 1)
@@ -283,7 +285,9 @@ def category_bins_of(counts: Integers, max_bin: int) -> tuple[NDArray[np.int16],
 
 def joined_categories(table: Table, max_bin: int) -> list[str]:
     """Return a sentence for every categorical column whose categories `fit_bins` joins."""
-    found = []
+    found: list[str] = []
+    if not table.schema.categorical.any():
+        return found
     for name, values, categories in zip(table.schema.names, table.columns, table.schema.categories, strict=True):
         if categories is None or len(categories) <= max_bin:
             continue

@@ -31,6 +31,7 @@ from treaty.data.columns import (
     quoted,
     refuse_repeated,
 )
+from treaty.data.sparse import SparseColumns, canonical, dense_column, is_sparse
 from treaty.errors import DataError
 from treaty.machine.arrays import Flags, folder_of, forget, new
 
@@ -73,8 +74,8 @@ class Table:
 
     schema: Schema
     # each (n_rows,), NaN = missing; a numeric column is finite, a categorical one holds codes 0..K-1, or K for a
-    # category the schema does not know
-    columns: list[NDArray[Any]]
+    # category the schema does not know; those of a sparse matrix are made anew whenever one is used
+    columns: Sequence[NDArray[Any]]
     n_rows: int  # also where there is no column
 
     def matrix(self, rows: slice | None = None) -> NDArray[Any]:
@@ -83,6 +84,8 @@ class Table:
         It lies on disk if the columns do; some `rows` alone are copied to memory.
         """
         first, last, _ = (rows or slice(None)).indices(self.n_rows)
+        if isinstance(self.columns, SparseColumns):
+            return self.columns.block(slice(first, last))
         shape, folder = (last - first, len(self.columns)), self.folder
         dtype = np.float64 if self.schema.origins else np.float32
         copied = np.empty(shape, dtype) if folder is None or rows else new(shape, dtype, folder)
@@ -98,6 +101,8 @@ class Table:
     def rows(self, chosen: Flags) -> "Table":
         """Return the table of some rows, bool (n_rows,), on disk if this one is."""
         n_rows = int(np.count_nonzero(chosen))
+        if isinstance(self.columns, SparseColumns):
+            return Table(self.schema, self.columns.rows(chosen), n_rows)
         if self.folder is None:
             return Table(self.schema, [column[chosen] for column in self.columns], n_rows)
         stored = [new((n_rows,), column.dtype, self.folder) for column in self.columns]
@@ -109,6 +114,8 @@ class Table:
     @property
     def folder(self) -> Path | None:
         """The folder of the files that the columns lie in; None in memory."""
+        if isinstance(self.columns, SparseColumns):
+            return None
         # mostly there is one base for all columns, which is quick
         bases = {id(column.base): column.base for column in self.columns}.values()
         return next((folder for base in bases if (folder := folder_of(base)) is not None), None)
@@ -128,6 +135,7 @@ class _Source:
     n_rows: int
     read: Callable[[int, bool, Origin | EllipsisType, NDArray[np.float32] | None], Column]
     folder: Path | None = None
+    sparse: Any = None  # a matrix in CSC format
 
 
 def to_table(
@@ -143,7 +151,8 @@ def to_table(
     """Check a party's data and convert it to a `Table` with its own memory, or on disk if the data is.
 
     `data` is any eager dataframe that narwhals knows (pandas, polars, pyarrow, ...), an array (n_rows, n_features),
-    nested lists, a Table or a `FileTable`. Whole, real and boolean columns (and decimals, and objects that are all
+    nested lists, a scipy sparse matrix or array, a Table or a `FileTable`. A sparse matrix stays sparse; its absent
+    cells are the number 0. Whole, real and boolean columns (and decimals, and objects that are all
     numbers) become numeric features, categorical dtypes categorical ones with the dtype's codes; None, NaN, NA and null
     are missing. Columns of arrays are named f0, f1, ... With the training `schema`, columns are taken by name in its
     order (arrays by position) and categories mapped by value, unseen ones to the code K = number of known categories;
@@ -152,8 +161,8 @@ def to_table(
     is called with a sentence for each column with categories unknown from training. `place` is named in errors.
 
     Raises DataError if the data is not two-dimensional, has no rows or columns, repeated names or columns that differ
-    from `schema`, or unusable columns (one message names all of them), and TypeError for a sparse matrix, or cells of
-    an array that are neither numbers nor text.
+    from `schema`, or unusable columns (one message names all of them), and TypeError for cells of an array that are
+    neither numbers nor text.
     """
     source = _open(data, party, schema)
     shape = (source.n_rows, source.n_columns)
@@ -178,8 +187,10 @@ def to_table(
                 assert out is not None
                 out[:] = matched.values
                 matched = Column(out, matched.categories, matched.origin)
-            columns.append(matched)
-            if on_unseen is not None and known is not None and (warning := _unseen(column, columns[-1], known)):
+            columns.append(
+                matched if source.sparse is None else Column(matched.values[:0].copy(), None, matched.origin)
+            )
+            if on_unseen is not None and known is not None and (warning := _unseen(column, matched, known)):
                 on_unseen(f"{party}: column {name!r}: {warning}")
         except ColumnProblem as problem:
             problems.append(f"column {name!r}: {problem}")
@@ -193,6 +204,8 @@ def to_table(
         raise DataError(f"{party}: {'; '.join(problems)} - at {place or f'a table of {source.n_rows} rows'}")
     origins = {name: of.origin for name, of in zip(names, columns, strict=True) if of.origin is not None}
     made = schema or Schema(names, tuple(column.categories for column in columns), origins)
+    if source.sparse is not None:
+        return Table(made, SparseColumns(source.sparse, [column.origin for column in columns]), source.n_rows)
     return Table(made, [column.values for column in columns], source.n_rows)
 
 
@@ -217,11 +230,8 @@ def _open(data: Any, party: str, schema: Schema | None) -> _Source:
         data = features_of(data)
     if isinstance(data, FileTable):
         return _file_source(data)
-    if hasattr(data, "toarray") and hasattr(data, "nnz"):
-        raise TypeError(
-            f"{party}: Sparse data was passed, but dense data is required. Use '.toarray()' to convert "
-            "to a dense numpy array."
-        )
+    if is_sparse(data):
+        return _sparse_source(data, party)
     if isinstance(data, pa.RecordBatch):
         data = pa.Table.from_batches([data])
     native = of_frame(data, party)
@@ -256,6 +266,9 @@ def _frame_source(frame: nw.DataFrame[Any], party: str) -> _Source:
 
 
 def _table_source(table: Table) -> _Source:
+    if isinstance(table.columns, SparseColumns):
+        # names of arrays, f0, f1, ..., which are matched by position
+        return _sparse_source(table.columns.by_column, "the table")
     names, categories, origins = table.schema.names, table.schema.categories, table.schema.origins
 
     def read(i: int, text: bool, origin: Origin | EllipsisType, out: NDArray[np.float32] | None) -> Column:
@@ -263,6 +276,20 @@ def _table_source(table: Table) -> _Source:
         return own.at(own.origin if isinstance(origin, EllipsisType) else origin)
 
     return _Source(names, len(names), table.n_rows, read, table.folder)
+
+
+def _sparse_source(data: Any, party: str) -> _Source:
+    if len(data.shape) != 2:
+        raise DataError(f"{party}: Expected 2D array, got a sparse {len(data.shape)}D array instead.")
+    if data.dtype.kind not in "biuf":
+        what = "Complex data not supported" if data.dtype.kind == "c" else f"{data.dtype} is not a number"
+        raise DataError(f"{party}: {what} - at a sparse matrix")
+    matrix = canonical(data)
+
+    def read(i: int, text: bool, origin: Origin | EllipsisType, out: NDArray[np.float32] | None) -> Column:
+        return column_from_array(dense_column(matrix, i), origin=origin)
+
+    return _Source(None, matrix.shape[1], matrix.shape[0], read, sparse=matrix)
 
 
 def _file_source(table: FileTable) -> _Source:

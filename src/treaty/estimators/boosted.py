@@ -40,7 +40,7 @@ from treaty.systems import SYSTEMS, find_system
 from treaty.systems.horizontal.rows import all_columns, describe, schema_of
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.pooled.system import ALONE, side_by_side, why_no_split
+from treaty.systems.pooled.system import ALONE, why_no_split
 from treaty.systems.system import LabelledRows, System, roles_of
 from treaty.trees.boosting import Forest
 from treaty.trees.objectives import check_watched
@@ -148,13 +148,15 @@ class BoostedTrees(TrainedTrees):
         Parameters
         ----------
         X : table, or mapping of party name to table, or mapping of party name to (table, labels)
-            A table is a dataframe or 2-D array (n_rows, n_features). Vertical protocols take a mapping of party to
-            table: each party's own columns of the same rows in the same order. The first party is the active one unless
-            `active` names another; its table may have no column. Horizontal protocols take a mapping of participant to
-            ``(X, y)`` or ``(X, y, sample_weight)``: its own rows of the same columns. Columns are matched by the first
-            participant's names (a column that another lacks is missing there) or, if all tables are arrays, by
-            position. With the parameter `parties`, X is one table. Rows are matched by position: if indexes of pandas
-            objects, including labels and weights, differ or are in another order, fit raises DataError.
+            A table is a dataframe, or a 2-D array or scipy sparse matrix (n_rows, n_features). Absent cells of a sparse
+            matrix are the number 0, as in scikit-learn and LightGBM (in XGBoost they are missing). Vertical protocols
+            take a mapping of party to table: each party's own columns of the same rows in the same order. The first
+            party is the active one unless `active` names another; its table may have no column. Horizontal protocols
+            take a mapping of participant to ``(X, y)`` or ``(X, y, sample_weight)``: its own rows of the same columns.
+            Columns are matched by the first participant's names (a column that another lacks is missing there) or, if
+            all tables are arrays, by position. With the parameter `parties`, X is one table. Rows are matched by
+            position: if indexes of pandas objects, including labels and weights, differ or are in another order, fit
+            raises DataError.
         y : array-like (n_rows,) or None
             Labels, held by the active party; None under a horizontal protocol.
         sample_weight : array-like (n_rows,) or None
@@ -239,8 +241,8 @@ class BoostedTrees(TrainedTrees):
         """Warn of a model that predicts the same for all rows, with the reason, and of a training loss that rose."""
         by_row = run.system.split == "rows"
         rows = [run.data[name] for name in (run.roles.owners if by_row else [run.roles.active])]
-        table = None if by_row else side_by_side({name: of.table for name, of in run.data.items()})
-        reason = why_no_split(forest, run.common, rows, table, noise=run.options.adds_noise)
+        tables = None if by_row else [of.table for of in run.data.values()]
+        reason = why_no_split(forest, run.common, rows, tables, noise=run.options.adds_noise)
         for warning in filter(None, (reason, forest.diverged)):
             self._warn(warning)
 

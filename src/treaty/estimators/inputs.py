@@ -20,6 +20,7 @@ from sklearn.utils.class_weight import compute_sample_weight
 from treaty.data.arrow_tables import FileTable
 from treaty.data.columns import check_labels, check_weights
 from treaty.data.reading import is_dataset
+from treaty.data.sparse import is_sparse
 from treaty.data.table import Schema, Table, to_table
 from treaty.errors import ConfigError, DataError, warn_user
 from treaty.estimators.files import opened
@@ -273,8 +274,8 @@ def split_by_party(X: Any, parties: Mapping[str, Iterable[Any]]) -> tuple[dict[s
         return {party: X.select([X.column_names[k] for k in of]) for party, of in positions.items()}, positions
     try:
         frame = nw.from_native(X, eager_only=True)
-    except TypeError:  # an array, or lists
-        array = X if isinstance(X, np.ndarray) else np.asarray(X)
+    except TypeError:  # an array, a sparse matrix, or lists
+        array = X.tocsc() if is_sparse(X) else X if isinstance(X, np.ndarray) else np.asarray(X)
         if array.ndim != 2:
             raise DataError(f"expected a table of two dimensions, got {array.ndim}") from None
         positions = positions_by_party(parties, None, array.shape[1])

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -125,7 +126,7 @@ def fingerprint(rows: Sequence[tuple[Table, Sequence[Floats | None]]], classes: 
     digest = hashlib.sha256(msgspec.msgpack.encode(list(classes)))
     for table, labels in rows:
         digest.update(msgspec.msgpack.encode([table.schema, table.n_rows]))
-        for values in (*table.columns, *labels):
+        for values in chain(table.columns, labels):
             digest.update(b"-" if values is None else np.ascontiguousarray(values).tobytes())
     return digest.digest()
 

@@ -19,7 +19,7 @@ from treaty.data.columns import quoted
 from treaty.data.table import Table
 from treaty.errors import ConfigError, DataError
 from treaty.machine.arrays import Floats, Int32s
-from treaty.models.trees import ModelPart, forest_of
+from treaty.models.trees import ModelPart, decide, forest_of
 from treaty.trees.boosting import Forest
 from treaty.trees.ensemble import JoinedSplits, SplitTable, Tree, join_splits
 from treaty.trees.losses import Softmax
@@ -361,7 +361,7 @@ def explain_pooled(parts: Sequence[ModelPart], tables: Sequence[Table], threads:
     forest = forest_of(parts)
     _check_covers(forest, "contributions")
     splits = join_splits([part.splits for part in parts], [len(part.schema.names) for part in parts])
-    decided = [part.splits.decide(table.matrix(), None, threads) for part, table in zip(parts, tables, strict=True)]
+    decided = [decide(part.splits, table, None, threads) for part, table in zip(parts, tables, strict=True)]
     return contributions(
         forest.trees,
         splits.base,

@@ -21,7 +21,7 @@ from treaty.data.columns import Category
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, DataError
 from treaty.files import Format, read_file, write_file
-from treaty.machine.arrays import Bytes, Flags, Floats, Int32s, Integers
+from treaty.machine.arrays import Bytes, Flags, Floats, Int32s, Integers, pieces
 from treaty.machine.database import Mark
 from treaty.privacy.randomised_response import RandomisedRows
 from treaty.trees.boosting import Forest
@@ -29,8 +29,8 @@ from treaty.trees.ensemble import SplitTable, Tree, Walk, join_splits, leaves_fr
 from treaty.trees.objectives import Objective
 
 FORMAT = Format("model-part", 4)
-# rows of which a prediction copies the columns at a time
-ROWS_AT_ONCE = 1 << 16
+# rows, and cells, of which a prediction copies the columns at a time
+_ROWS_AT_ONCE, _CELLS_AT_ONCE = 1 << 16, 1 << 24
 
 
 class ModelPart(msgspec.Struct, kw_only=True):
@@ -205,14 +205,33 @@ def predict_pooled(parts: Sequence[ModelPart], tables: Sequence[Table], threads:
     forest = forest_of(parts)
     splits = join_splits([part.splits for part in parts], [len(part.schema.names) for part in parts])
     margins = np.full((tables[0].n_rows, forest.objective.n_outputs), forest.objective.base_margins)
-    walk = Walk(forest.trees, splits)
-    # so that no copy of whole tables is made
-    for first in range(0, len(margins), ROWS_AT_ONCE):
-        rows = slice(first, first + ROWS_AT_ONCE)
-        pieces = [table.matrix(rows) for table in tables]
-        matrix = pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
-        walk.add_to(margins[rows], matrix, threads)
+    walk_tables(Walk(forest.trees, splits), tables, margins, threads)
     return margins
+
+
+def walk_tables(walk: Walk, tables: Sequence[Table], margins: Floats, threads: int = 1) -> None:
+    """Add to margins as `Walk.add_to` does, without a copy of whole tables; these lie side by side."""
+    for rows in _row_pieces(len(margins), sum(len(table.columns) for table in tables)):
+        parts = [table.matrix(rows) for table in tables]
+        matrix = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+        walk.add_to(margins[rows], matrix, threads)
+
+
+def decide(
+    splits: SplitTable, table: Table, records: Int32s | None = None, threads: int = 1, rows: slice | None = None
+) -> Bytes:
+    """Return what `SplitTable.decide` does, of a table's rows (None: all), without a copy of the whole table."""
+    first, stop, _ = (rows or slice(None)).indices(table.n_rows)
+    found = [
+        splits.decide(table.matrix(slice(first + some.start, first + some.stop)), records, threads)
+        for some in _row_pieces(stop - first, len(table.columns))
+    ]
+    return found[0] if len(found) == 1 else np.concatenate(found, axis=1)
+
+
+def _row_pieces(n_rows: int, n_columns: int) -> list[slice]:
+    """Return slices of rows that start at multiples of 8, since eight decisions share a byte."""
+    return pieces(n_rows, max(8, min(_ROWS_AT_ONCE, _CELLS_AT_ONCE // max(1, n_columns)) // 8 * 8))
 
 
 def forest_of(parts: Sequence[ModelPart]) -> Forest:
@@ -251,7 +270,7 @@ def row_decisions(part: ModelPart, table: Table, threads: int = 1) -> RowDecisio
     return RowDecisions(
         trees=part.forest.trees,
         base=np.array([0, len(part.splits)]),
-        packed=part.splits.decide(table.matrix(), threads=threads),
+        packed=decide(part.splits, table, threads=threads),
         used=[np.arange(len(part.splits), dtype=np.int32)],
         n_rows=table.n_rows,
     )

@@ -16,14 +16,14 @@ from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Floats, Int32s, Integers
 from treaty.messaging.conversation import Table as OrderTable
 from treaty.messaging.messages import Array, Message, MessageLeakage, view
-from treaty.models.trees import ModelPart, record_split
+from treaty.models.trees import ModelPart, record_split, walk_tables
 from treaty.systems.horizontal.members import Collector
 from treaty.systems.horizontal.quantiles import CommonBins, Count, ProbeRequest
 from treaty.systems.horizontal.rows import LabelUnits, TrainingStart, own_seed
 from treaty.systems.pooled.system import CheckpointRequest
 from treaty.systems.system import LabelledRows, RoleInput
 from treaty.trees.boosting import Forest, draw
-from treaty.trees.ensemble import Tree, join_splits, margins_from_values
+from treaty.trees.ensemble import Tree, Walk, join_splits
 from treaty.trees.slots import LevelSplits, RowShard
 
 # By output, nodes of its tree whose sums are wanted
@@ -136,10 +136,10 @@ class OwnRows:
         histograms = ClusterHistograms.of_rows(inputs.shards, codes, bins.offsets)
         shard = RowShard(codes, bins.offsets, rows.y, rows.weight, part.forest.objective, threads, histograms)
         if part.forest.trees:
-            matrix = rows.table.matrix()
             # margins after the trees so far, as if these had been grown now
-            margins, splits = np.ascontiguousarray(shard.margins.T), join_splits([part.splits], [matrix.shape[1]])
-            margins_from_values(part.forest.trees, splits, matrix, margins, threads)
+            margins = np.ascontiguousarray(shard.margins.T)
+            splits = join_splits([part.splits], [len(rows.table.columns)])
+            walk_tables(Walk(part.forest.trees, splits), [rows.table], margins, threads)
             shard.margins[:] = margins.T
         return cls(part, bins, shard, draws, inputs.common.subsample)
 

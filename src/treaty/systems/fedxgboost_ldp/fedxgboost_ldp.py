@@ -143,7 +143,7 @@ def active(inputs: RoleInput[FedXGBoostLDP]) -> ModelPart:
         logger.warning("training ended after %d rounds: %s", forest.rounds, noise.stopped)
     if options.refit:
         after_eval_sets = len(inputs.eval_sets)  # the number of the training rows among sets to decide
-        found = ask_all(party, part, forest.trees, table.matrix(), after_eval_sets, threads)
+        found = ask_all(party, part, forest.trees, table, after_eval_sets, threads)
         refit_leaves(
             forest, leaves(found, threads), inputs.rows.y, inputs.rows.weight, common.rules(forest.objective), threads
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 
 from treaty.data.binning import fit_bins
 from treaty.data.columns import Category, check_labels, check_targets
+from treaty.data.sparse import joined_columns
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, DataError
 from treaty.machine.arrays import copied
 from treaty.messaging.messages import Message, MessageLeakage
 from treaty.models.checkpoints import checkpoint_of, fingerprint
-from treaty.models.trees import ModelPart, keep_records, record_split, records_used
+from treaty.models.trees import ModelPart, keep_records, record_split, records_used, walk_tables
 from treaty.privacy.ledger import Ledger, LedgerEntry
 from treaty.privacy.randomised_response import stored_noisy_labels
 from treaty.systems.leakage import Route, Routes, routes
@@ -35,7 +36,7 @@ from treaty.systems.pooled.options import BoostingOptions, Pooled
 from treaty.systems.system import LabelledRows, PartySpec, RoleInput, Roles, System
 from treaty.trees.boosting import Boosting, EvalSet, Forest, RoundState
 from treaty.trees.columns import ColumnSource, MakeSums, grow_trees
-from treaty.trees.ensemble import SplitTable, join_splits, margins_from_values
+from treaty.trees.ensemble import SplitTable, Walk, join_splits
 from treaty.trees.objectives import Objective, check_metrics, loss_class, make_objective
 
 
@@ -244,12 +245,12 @@ def train(inputs: RoleInput) -> ModelPart:
 
 def watched(rows: LabelledRows, splits: SplitTable, threads: int) -> EvalSet:
     """Return an eval set of rows, at a party that holds all their columns and the whole model."""
-    matrix = rows.table.matrix()
+    n_columns = len(rows.table.columns)
     return EvalSet(
         rows.name, rows.y, rows.weight,
         # splits are joined for each round, as every round adds some
-        lambda trees, margins: margins_from_values(
-            trees, join_splits([splits], [matrix.shape[1]]), matrix, margins, threads
+        lambda trees, margins: walk_tables(
+            Walk(trees, join_splits([splits], [n_columns])), [rows.table], margins, threads
         ),
     )  # fmt: skip
 
@@ -258,23 +259,27 @@ def why_no_split(
     forest: Forest,
     common: BoostingOptions,
     rows: Sequence[LabelledRows],
-    table: Table | None,
+    tables: Iterable[Table] | None,
     *,
     noise: bool = False,
 ) -> str:
     """Return a sentence with the first option or column that allows no split; empty if a tree has one.
 
-    `rows` have labels and weights of the training. `table` has all columns of these rows; None if other parties hold
+    `rows` have labels and weights of the training. `tables` have all columns of these rows; None if other parties hold
     some. `noise` says whether gains were hidden by noise.
     """
     if not forest.trees or any(len(tree.value) > 1 for tree in forest.trees):
         return ""
-    reason = _reason(forest, common, rows, table, noise)
+    reason = _reason(forest, common, rows, tables, noise)
     return f"no tree has a split, so that all rows get the same prediction: {reason}"
 
 
 def _reason(
-    forest: Forest, common: BoostingOptions, rows: Sequence[LabelledRows], table: Table | None, noise: bool
+    forest: Forest,
+    common: BoostingOptions,
+    rows: Sequence[LabelledRows],
+    tables: Iterable[Table] | None,
+    noise: bool,
 ) -> str:
     fewest, n_rows = common.fewest_rows, sum(len(of.y) for of in rows)
     share = common.top_rate + common.other_rate if common.goss else common.subsample
@@ -295,8 +300,8 @@ def _reason(
             f"two leaves of min_child_weight={common.min_child_weight:g} need hessians of twice that, and those of all "
             f"rows add up to {hessian:.3g}"
         )
-    if table is not None:
-        counts = [np.unique(column, return_counts=True)[1] for column in table.columns]
+    if tables is not None:
+        counts = [np.unique(column, return_counts=True)[1] for table in tables for column in table.columns]
         if all(len(of_values) == 1 for of_values in counts):
             return "every column is constant"
         # a cut needs this many rows with other values than the most frequent one; a missing value counts as one
@@ -340,7 +345,7 @@ def side_by_side(tables: Mapping[str, Table]) -> Table:
             tuple(kind for table in tables.values() for kind in table.schema.categories),
             {f"{party}.{name}": of for party, table in tables.items() for name, of in table.schema.origins.items()},
         ),
-        columns=[column for table in tables.values() for column in table.columns],
+        columns=joined_columns([table.columns for table in tables.values()]),
         n_rows=next(iter(tables.values())).n_rows,
     )
 

@@ -40,7 +40,7 @@ from treaty.machine.arrays import pieces
 from treaty.messaging.exchanges import OF_ONE_MODEL, Term, agree
 from treaty.messaging.messages import Array, Arrays, Message, MessageLeakage, pack, unpack, view
 from treaty.messaging.party import Party
-from treaty.models.trees import used_records
+from treaty.models.trees import decide, used_records
 from treaty.systems.secureboost.hidden_sums import (
     EXCHANGE_BYTES,
     FIELD_BITS,
@@ -160,7 +160,7 @@ def hidden_active(inputs: RoleInput[SecureBoost]) -> NDArray[np.float64]:
     }
     trees = decidable(party, part, {peer: key.records for peer, key in keys.items()})
     used, own = used_records(trees, len(forest.sources)), forest.sources.index(party.name)
-    decisions = part.splits.decide(table.matrix(), used[own], inputs.threads)
+    decisions = decide(part.splits, table, used[own], inputs.threads)
     bits = parameters.OU_DEFAULT_KEY_BITS if inputs.options.key_bits is None else inputs.options.key_bits
     key = generate_key(bits, insecure_test_key_bits=inputs.options.insecure_test_key_bits)
     for name, records in zip(forest.sources, used, strict=True):
@@ -375,7 +375,7 @@ class _StationWork:
         """Keep or replace the terms of all rows, batch by batch, and send on what comes out."""
         active, adder, outputs, number = self._active, self._adder, self._station.outputs, self._station.number
         records, own = np.unique(self._record, return_inverse=True)
-        decisions = splits.decide(table.matrix(), records, adder.threads)
+        decisions = decide(splits, table, records, adder.threads)
         first = 0
         while first < table.n_rows:
             sums, terms = self._read_gains(party.receive(active, EncryptedGains), first, table.n_rows)

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from treaty.data.table import Table
 from treaty.errors import DataError, PeerProtocolError
-from treaty.machine.arrays import Floats, Int32s
+from treaty.machine.arrays import Bytes, Floats, Int32s
 from treaty.messaging.exchanges import OF_ONE_MODEL, agree, take_columns
 from treaty.messaging.messages import Array, Message, MessageLeakage, column_pieces, row_pieces, view
 from treaty.messaging.party import Party
-from treaty.models.trees import ModelPart, RowDecisions, margins, renumber, used_records
+from treaty.models.trees import ModelPart, RowDecisions, decide, margins, renumber, used_records
 from treaty.privacy.randomised_response import KnownRows, RandomisedRows
 from treaty.systems.system import LabelledRows, RoleInput
 from treaty.trees.ensemble import SplitTable, Tree, margins_from_bits
@@ -54,12 +54,15 @@ def check_unknown(inputs: RoleInput, known: KnownRows, rows: LabelledRows) -> No
     logger.warning("%s", text)
 
 
-def shown_matrix(noisy: RandomisedRows | None, rows: LabelledRows) -> NDArray[np.float32]:
-    """Return the rows as an owner decides them, float32 (n_rows, n_features): training rows by their noisy values."""
-    matrix = rows.table.matrix()
+# Rows to decide: a table, or with noisy values a matrix, float32 (n_rows, n_features)
+Shown = Table | NDArray[np.float32]
+
+
+def shown_rows(noisy: RandomisedRows | None, rows: LabelledRows) -> Shown:
+    """Return the rows as an owner decides them: training rows by their noisy values."""
     if noisy is None or rows.ids is None or not noisy.known.have_ids:
-        return matrix
-    return noisy.in_place_of_values(matrix, rows.ids())
+        return rows.table
+    return noisy.in_place_of_values(rows.table.matrix(), rows.ids())
 
 
 # ---------------------------------------------------------------- sides of rows at records
@@ -108,27 +111,26 @@ def decided_by_all(
 
     It adds the same to margins, bit for bit, whether it gets trees one round at a time or all at once.
     """
-    matrix = table.matrix()
 
     def add_trees(trees: Sequence[Tree], margins: Floats) -> None:
-        found = ask_all(party, part, trees, matrix, number, threads)
+        found = ask_all(party, part, trees, table, number, threads)
         margins_from_bits(found.trees, found.base, found.packed, margins, threads)
 
     return add_trees
 
 
 def ask_all(
-    party: Party, part: ModelPart, trees: Sequence[Tree], matrix: NDArray[np.float32], number: int, threads: int
+    party: Party, part: ModelPart, trees: Sequence[Tree], table: Table, number: int, threads: int
 ) -> RowDecisions:
-    """Decide `matrix`, row set `number` at all other parties, at every record that the trees use, in one round."""
+    """Decide `table`, row set `number` at all other parties, at every record that the trees use, in one round."""
     assert part.forest is not None
-    n_rows = len(matrix)
+    n_rows = table.n_rows
     used = used_records(trees, len(part.forest.sources))
     theirs = [(name, of) for name, of in zip(part.forest.sources, used, strict=True) if name != party.name and len(of)]
     for name, records in theirs:
         party.send(name, DecideRequest(number, Array.of(records)))
     # own rows are decided while the others decide theirs
-    packed = {party.name: part.splits.decide(matrix, used[part.forest.sources.index(party.name)], threads)}
+    packed = {party.name: decide(part.splits, table, used[part.forest.sources.index(party.name)], threads)}
     for name, records in theirs:
         found = []
         for of in column_pieces(len(records), n_rows):
@@ -147,16 +149,16 @@ def ask_all(
 class RowSets:
     """An owner's rows that the active party may have decided, by number: every record once for each of them.
 
-    `matrices`, float32 (n_rows, n_features), are those of eval sets, of training rows (`refit`) or to predict.
+    `shown` are those of eval sets, of training rows (`refit`) or to predict.
     """
 
-    def __init__(self, active: str, matrices: Sequence[NDArray[np.float32]]) -> None:
-        self._active, self._matrices = active, matrices
-        self._decided: list[set[int]] = [set() for _ in matrices]
+    def __init__(self, active: str, shown: Sequence[Shown]) -> None:
+        self._active, self._shown = active, shown
+        self._decided: list[set[int]] = [set() for _ in shown]
 
     def decide(self, request: DecideRequest, splits: SplitTable, threads: int) -> Iterator[Decisions]:
         """Answer the active party as the owner of `splits`; PeerProtocolError for what a walk down trees needs not."""
-        active, n_sets, expected = self._active, len(self._matrices), ""
+        active, n_sets, expected = self._active, len(self._shown), ""
         records = view(request.records, np.int32, (None,), peer=active, what="DecideRequest.records")
         asked = set(records.tolist())
         if not 0 <= request.rows < n_sets:
@@ -168,11 +170,18 @@ class RowSets:
         if expected:
             raise PeerProtocolError(active, f"expected {expected} - at DecideRequest from {active}")
         self._decided[request.rows] |= asked
-        matrix = self._matrices[request.rows]
+        shown = self._shown[request.rows]
+        n_rows = shown.n_rows if isinstance(shown, Table) else len(shown)
+
+        def sides(part: slice, of: slice) -> Bytes:
+            if not isinstance(shown, Table):
+                return splits.decide(shown[of], records[part], threads)
+            return decide(splits, shown, records[part], threads, of)
+
         return (
-            Decisions(Array.of(splits.decide(matrix[of], records[part], threads)))
-            for part in column_pieces(len(records), len(matrix))
-            for of in row_pieces(len(matrix), part.stop - part.start)
+            Decisions(Array.of(sides(part, of)))
+            for part in column_pieces(len(records), n_rows)
+            for of in row_pieces(n_rows, part.stop - part.start)
         )
 
 
@@ -244,7 +253,7 @@ def _open_active(inputs: RoleInput, rows: str) -> list[Tree]:
     return decidable(party, part, held)
 
 
-def _open_passive(inputs: RoleInput, rows: str) -> NDArray[np.float32]:
+def _open_passive(inputs: RoleInput, rows: str) -> Shown:
     """Agree likewise; return the rows to decide: those that the model was trained on under noise by noisy values."""
     party, part, table = inputs.party, inputs.part, inputs.rows.table
     (active,) = party.peers
@@ -252,9 +261,9 @@ def _open_passive(inputs: RoleInput, rows: str) -> NDArray[np.float32]:
     agree(party, {"model": part.model_id, rows: table.n_rows}, remedy=OF_ONE_MODEL)
     if part.randomised is not None and inputs.apart:
         check_unknown(inputs, part.randomised.known, inputs.rows)
-    matrix = shown_matrix(part.randomised, inputs.rows)
+    shown = shown_rows(part.randomised, inputs.rows)
     party.send(active, RecordCount(len(part.splits)))
-    return matrix
+    return shown
 
 
 def collect(inputs: RoleInput) -> RowDecisions:
@@ -263,7 +272,7 @@ def collect(inputs: RoleInput) -> RowDecisions:
     Raises DataError when an owner of splits is not among the peers.
     """
     party, trees = inputs.party, _open_active(inputs, "rows to predict")
-    found = ask_all(party, inputs.part, trees, inputs.rows.table.matrix(), 0, inputs.threads)
+    found = ask_all(party, inputs.part, trees, inputs.rows.table, 0, inputs.threads)
     for peer in party.peers:
         party.send(peer, Finish())
     return found
@@ -318,7 +327,7 @@ def online_active(inputs: RoleInput) -> None:
     trees = _open_active(inputs, "rows")
 
     def answer(asked: Asked) -> Floats:
-        found = ask_all(inputs.party, inputs.part, trees, asked.table.matrix(), 0, inputs.threads)
+        found = ask_all(inputs.party, inputs.part, trees, asked.table, 0, inputs.threads)
         return margins(found, inputs.part.forest.objective, inputs.threads)
 
     answer_requests(inputs, answer)
@@ -356,7 +365,9 @@ def asked_rows(asked: OnlineRows, active: str, n_rows: int) -> Int32s:
 
 def online_passive(inputs: RoleInput) -> None:
     """Decide the common rows that the active party asks for at own splits, until it has finished."""
-    party, (active,), matrix = inputs.party, inputs.party.peers, _open_passive(inputs, "rows")
+    party, (active,), shown = inputs.party, inputs.party.peers, _open_passive(inputs, "rows")
+    # by row, as single rows are asked for
+    matrix = shown.matrix() if isinstance(shown, Table) else shown
     sets = RowSets(active, [])
     while not isinstance(asked := party.receive(active, OnlineRows, DecideRequest, Finish), Finish):
         if isinstance(asked, DecideRequest):

@@ -29,7 +29,7 @@ from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.system import CheckpointReceipt, CheckpointRequest, Training, begin
 from treaty.systems.system import PartySpec, RoleInput, Roles
 from treaty.systems.vertical.messages import SplitRequest, Start
-from treaty.systems.vertical.prediction import DecideRequest, Finish, RowSets, decided_by_all, shown_matrix
+from treaty.systems.vertical.prediction import DecideRequest, Finish, RowSets, decided_by_all, shown_rows
 from treaty.trees.boosting import Boosting, EvalSet, RoundState
 from treaty.trees.columns import SumsSource
 from treaty.trees.ensemble import SplitTable
@@ -288,7 +288,7 @@ class Follower:
             )  # fmt: skip
         # row sets that `DecideRequest` numbers: eval sets, and with refit the training rows after them
         asked = [*inputs.eval_sets, *([inputs.rows] if getattr(inputs.options, "refit", None) else [])]
-        self._row_sets = RowSets(self._active, [shown_matrix(released, rows) for rows in asked])
+        self._row_sets = RowSets(self._active, [shown_rows(released, rows) for rows in asked])
         self._first, self._trees = start.rounds, 0  # rounds that were there, trees since
 
     def report(self, rounds: int | None = None) -> None:
