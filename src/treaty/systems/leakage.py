@@ -184,7 +184,9 @@ def learned(
             *(["arriving encrypted or masked: " + "; ".join(hidden)] if hidden else []),
             *(["about the job: " + "; ".join(settled)] if settled else []),
         ]
-    return found | {who: list(texts) for who, texts in conclusions.items() if who not in found}
+    # roles stand in the order in which the system's conclusions name them, parties in the job's
+    in_order = [*conclusions, *found] if by_role else [*found, *conclusions]
+    return {who: found[who] if who in found else list(conclusions[who]) for who in in_order}
 
 
 AGREEMENT = routes(
