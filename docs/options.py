@@ -6,9 +6,9 @@ import inspect
 import re
 from typing import Any
 
-from treaty import GBDTClassifier, LinearRegression, LogisticRegression, PoissonRegressor
+from treaty import GBDTClassifier, LinearRegression, LogisticRegression, PoissonRegressor, Scorecard
 from treaty.systems import OPTIONS, SYSTEMS, find_system, option_class
-from treaty.systems.logistic.options import RegressionOptions
+from treaty.systems.logistic.options import OF_SCORECARDS, RegressionOptions
 from treaty.systems.options import names_of
 from treaty.systems.pooled.options import BoostingOptions
 
@@ -88,6 +88,13 @@ print(
     "Parameters of `LogisticRegression`; of `LinearRegression` and `PoissonRegressor` those but batches and "
     "probabilities. In a job file the table `[regression]`.\n"
 )
-print_table(LogisticRegression, names_of(RegressionOptions), RegressionOptions)
+card = ["pdo", *OF_SCORECARDS]
+print_table(LogisticRegression, [name for name in names_of(RegressionOptions) if name not in card], RegressionOptions)
+print("\n## Scorecards\n")
+print(
+    "Parameters of `Scorecard`, which also has `l2` and those of the estimator alone. In a job file the table "
+    "`[regression]`: with `pdo`, which has no default there, the job trains a scorecard.\n"
+)
+print_table(Scorecard, card)
 for name in OPTIONS:
     print_system(option_class(name))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from treaty.estimators.files import align, open_table, read_table
     from treaty.estimators.glm import LinearRegression, PoissonRegressor
     from treaty.estimators.linear import LogisticRegression
+    from treaty.estimators.scorecard import Scorecard
     from treaty.estimators.trees import GBDTClassifier, GBDTRanker, GBDTRegressor, load
     from treaty.runs.report import disclosures
     from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
@@ -57,6 +58,7 @@ __all__ = [
     "PoissonRegressor",
     "Pooled",
     "QuasiNewton",
+    "Scorecard",
     "SecureBoost",
     "TreatyError",
     "align",
@@ -78,6 +80,7 @@ _LATE = {
     "open_table": "treaty.estimators.files",
     "read_table": "treaty.estimators.files",
     "LogisticRegression": "treaty.estimators.linear",
+    "Scorecard": "treaty.estimators.scorecard",
     "LinearRegression": "treaty.estimators.glm",
     "PoissonRegressor": "treaty.estimators.glm",
 }

@@ -139,6 +139,8 @@ CASES: dict[str, list[Case]] = {
         Case({"show_eval_margins": True, "coordinator": False}, TWO),
         Case({"family": "multiclass"}, COORDINATED),
         Case({"family": "linear"}, COORDINATED),
+        Case({"pdo": 20.0}, COORDINATED),
+        Case({"pdo": 20.0, "min_bin_rows": 50, "coordinator": False}, TWO),
         Case({"family": "poisson", "coordinator": False}, TWO),
         Case({"family": "poisson", "standard_errors": True}, COORDINATED_TWO),
         Case({"family": "linear", "standard_errors": True, "coordinator": False}, TWO),

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin
 
-from treaty.errors import ConfigError
+from treaty.errors import ConfigError, warn_user
 from treaty.estimators.base import Scored, Tables, one_column
 from treaty.estimators.glm import LinearModel
 from treaty.estimators.inputs import weights_of_classes
-from treaty.linear.preparation import Calibration, warn_beyond_taylor
+from treaty.linear.preparation import Calibration
 from treaty.models.linear import LinearPart, label_holder
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.system import ALONE
@@ -271,8 +271,9 @@ class LogisticRegression(Scored, ClassifierMixin, LinearModel):
     def _checked_margins(self, X: Tables) -> NDArray[np.float64]:
         margins = self._margins(X)
         # Between parties, no training can warn: no party has seen margins.
-        if not self._predicting().in_one_place:
-            warn_beyond_taylor(margins)
+        caution = label_holder(self.parts_.values()).caution(margins)
+        if caution is not None and not self._predicting().in_one_place:
+            warn_user(caution)
         return margins
 
     def predict_proba(self, X: Tables) -> NDArray[np.float64]:

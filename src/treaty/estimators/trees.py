@@ -18,6 +18,7 @@ from treaty.estimators.glm import LinearRegression, PoissonRegressor
 from treaty.estimators.inputs import check_row_order, eval_sets_of
 from treaty.estimators.linear import LogisticRegression
 from treaty.estimators.reporting import params_of, read_parts, read_saved
+from treaty.estimators.scorecard import Scorecard
 from treaty.files import as_path
 from treaty.models.linear import load_linear_part
 from treaty.models.trees import forest_of, load_part, of_classes
@@ -272,7 +273,7 @@ class _Relevance(NamedTuple):
 
 def load(
     folder: str | Path, *, trusted: Iterable[str] = ()
-) -> GBDTClassifier | GBDTRegressor | GBDTRanker | LogisticRegression | LinearRegression | PoissonRegressor:
+) -> GBDTClassifier | GBDTRegressor | GBDTRanker | LogisticRegression | LinearRegression | PoissonRegressor | Scorecard:
     """Load a model from the folder that `save` wrote.
 
     Parameters
@@ -284,7 +285,7 @@ def load(
 
     Returns
     -------
-    GBDTClassifier, GBDTRegressor, GBDTRanker, LogisticRegression, LinearRegression or PoissonRegressor
+    GBDTClassifier, GBDTRegressor, GBDTRanker, LogisticRegression, LinearRegression, PoissonRegressor or Scorecard
         The fitted model, with its parameters.
 
     Raises
@@ -294,8 +295,8 @@ def load(
     """
     folder = as_path(folder, "folder")
     saved = read_saved(folder)
-    regressions: tuple[type[LogisticRegression | LinearRegression | PoissonRegressor], ...]
-    regressions = (LogisticRegression, LinearRegression, PoissonRegressor)
+    regressions: tuple[type[LogisticRegression | LinearRegression | PoissonRegressor | Scorecard], ...]
+    regressions = (LogisticRegression, LinearRegression, PoissonRegressor, Scorecard)
     linear = {kind.__name__: kind for kind in regressions}.get(saved.kind)
     if linear is not None:
         regression = linear(**params_of(saved, trusted))

@@ -76,10 +76,12 @@ def prepare(
     largest: float = LARGEST,
     weight: Floats | None = None,
     first: int = 0,
+    centred: bool = True,
 ) -> Preparation:
     """Learn from the training rows how to prepare columns; `n_categories` has None for numeric features.
 
-    No value is further from the mean than `largest` times the scale. A row counts as often as it weighs.
+    No value is further from the mean than `largest` times the scale. A row counts as often as it weighs. Columns that
+    are not `centred` keep their zero, so that no part of their owner's is in the intercept.
     """
     known = tuple(n_categories)
     median = np.zeros(len(features))
@@ -94,6 +96,8 @@ def prepare(
     else:
         mean = np.average(columns, axis=0, weights=weight)
         scale = np.sqrt(np.average((columns - mean) ** 2, axis=0, weights=weight))
+    if not centred:
+        mean = np.zeros_like(mean)
     if n_rows:
         # the computed standard deviation of a constant column need not be 0
         constant = np.ptp(columns, axis=0) == 0.0
@@ -280,6 +284,10 @@ class Calibration:
     def log_odds(self, margins: Floats) -> Floats:
         """Return log-odds of the second class, of the margins' shape."""
         return self.slope * margins + self.offset
+
+    def margins(self, log_odds: Floats) -> Floats:
+        """Return the margins that have these log-odds."""
+        return (log_odds - self.offset) / self.slope if self.slope else np.zeros_like(log_odds)
 
 
 def fit_calibration(margins: Floats, y: Floats, weight: Floats | None = None) -> Calibration:

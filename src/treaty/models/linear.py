@@ -22,8 +22,9 @@ from treaty.files import Format, read_file, write_file
 from treaty.linear.preparation import Calibration, Preparation, beyond_taylor, prepare, probabilities
 from treaty.machine.arrays import Floats
 from treaty.machine.database import Mark
+from treaty.models.scorecard import Card
 
-FORMAT = Format("linear-part", 5)
+FORMAT = Format("linear-part", 6)
 
 
 class LinearPart(msgspec.Struct, kw_only=True):
@@ -41,7 +42,8 @@ class LinearPart(msgspec.Struct, kw_only=True):
     or "poisson", whose margins are their logarithms. The last two have no classes. `errors` are the standard errors of
     `coef`, at the active party also of the intercept, which comes last, and `degrees` their degrees of freedom, where
     they were asked for; `error_at_zero` is that of `at_zero` there. `batch_size` is None where every step was on the
-    whole table. `kept` is as in a part of trees.
+    whole table. `card` is that of a scorecard, which is then
+    what predicts: `preparation` and `coef` are of weights of evidence. `kept` is as in a part of trees.
     """
 
     model_id: str
@@ -64,6 +66,7 @@ class LinearPart(msgspec.Struct, kw_only=True):
     batch_size: int | None = None
     encryption: str = ""
     alone: dict[str, int] = {}
+    card: Card | None = None
     kept: dict[str, Mark] = {}
 
     def __repr__(self) -> str:
@@ -102,7 +105,8 @@ class LinearPart(msgspec.Struct, kw_only=True):
         if self.of_classes:
             each = zip(self.of_classes, margins.T, strict=True)
             return np.column_stack([part.log_odds(own) for part, own in each])
-        return margins if self.calibration is None else self.calibration.log_odds(margins)
+        # the points of a scorecard are of calibrated log-odds
+        return margins if self.calibration is None or self.card is not None else self.calibration.log_odds(margins)
 
     def predictions(self, margins: Floats) -> dict[str, NDArray[Any]]:
         """Return predictions, and each class's probability, as columns of a file, from all parts' margins."""
@@ -116,7 +120,8 @@ class LinearPart(msgspec.Struct, kw_only=True):
         classes, log_odds = self.classes or [], self.log_odds(margins)
         p = probabilities(log_odds)
         columns: dict[str, NDArray[Any]] = {"prediction": np.array(classes)[(log_odds > 0.0).astype(np.intp)]}
-        return columns | {f"probability_{name}": of for name, of in zip(classes, (1.0 - p, p), strict=True)}
+        columns |= {f"probability_{name}": of for name, of in zip(classes, (1.0 - p, p), strict=True)}
+        return columns if self.card is None else {"points": self.card.score(log_odds), **columns}
 
     def probabilities(self, margins: Floats) -> Floats:
         """Return each class's probability (n_rows, n_classes), from all parts' margins.
@@ -132,8 +137,10 @@ class LinearPart(msgspec.Struct, kw_only=True):
 
     def caution(self, margins: Floats) -> str | None:
         """Return a warning if probabilities of rows with these margins are unreliable."""
-        classifies = self.family in ("logistic", "multiclass")
-        return beyond_taylor(margins) if classifies and self.loss == "taylor" else None
+        if self.family not in ("logistic", "multiclass") or self.loss != "taylor":
+            return None
+        made = self.calibration
+        return beyond_taylor(margins if self.card is None or made is None else made.margins(margins))
 
     def table(self, calibration: Calibration | None = None, alpha: float = 0.05) -> dict[str, NDArray[Any]]:
         """Return the weights per unit of the columns as they came, as columns of a file.
@@ -165,6 +172,8 @@ class LinearPart(msgspec.Struct, kw_only=True):
         """Return the part's summand of rows' margins (n_rows,), or (n_rows, n_classes) for more than two classes."""
         if self.of_classes:
             return np.column_stack([part.margins(table) for part in self.of_classes])
+        if self.card is not None:
+            return self.card.log_odds(table)
         own = np.full(table.n_rows, self.intercept or 0.0)
         # one column after the other: a product of matrices adds up in an order that depends on how many rows there are
         for weight, column in zip(self.coef, self.preparation.matrix(table.columns, table.n_rows).T, strict=True):
@@ -185,6 +194,8 @@ class LinearPart(msgspec.Struct, kw_only=True):
 
     def column_names(self) -> list[str]:
         """Return the name of each weight of `coef`: a column, or "column=category"."""
+        if self.card is not None:
+            return list(self.schema.names)
         return self.preparation.names(self.schema.names, self.schema.categories)
 
 
@@ -202,10 +213,12 @@ def one_against_rest(parts: Sequence[LinearPart], classes: list[Category] | None
     )  # fmt: skip
 
 
-def preparation_of(table: Table, weight: Floats | None = None, *, reference: bool = False) -> Preparation:
+def preparation_of(
+    table: Table, weight: Floats | None = None, *, reference: bool = False, centred: bool = True
+) -> Preparation:
     """Learn from a party's training table how to prepare its columns; `reference`: first categories have none."""
     n_categories = [None if values is None else len(values) for values in table.schema.categories]
-    return prepare(table.columns, n_categories, table.n_rows, weight=weight, first=int(reference))
+    return prepare(table.columns, n_categories, table.n_rows, weight=weight, first=int(reference), centred=centred)
 
 
 def load_linear_part(path: str | os.PathLike[str], party: str | None = None) -> LinearPart:
@@ -225,10 +238,13 @@ def check_linear_part(part: LinearPart) -> None:
     if part.of_classes and part.classes is not None and len(part.classes) != len(part.of_classes):
         raise ValueError("another number of models than of classes")
     made, n_features = part.preparation, len(part.schema.names)
-    if len(made.median) != n_features or made.n_categories != tuple(
-        None if values is None else len(values) for values in part.schema.categories
-    ):
+    known = tuple(None if values is None else len(values) for values in part.schema.categories)
+    if len(made.median) != n_features or made.n_categories != (known if part.card is None else (None,) * n_features):
         raise ValueError("a preparation of other columns")
+    if part.card is not None:
+        part.card.check_sizes()
+        if tuple(of.column for of in part.card.bins) != part.schema.names or (part.card.base is None) == part.is_active:
+            raise ValueError("a scorecard of other columns")
     if part.errors is not None and len(part.errors) != len(part.coef) + (part.intercept is not None):
         raise ValueError("another number of standard errors than of weights")
     if not len(part.coef) == len(made.mean) == len(made.scale) == made.n_columns:

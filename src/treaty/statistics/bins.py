@@ -168,7 +168,7 @@ def bins_of_columns(table: Table, party: str, *, max_bin: int = 20, min_bin_rows
             made = replace(made, cuts=tuple(ends.tolist()))
             counts = np.bincount(made.assign(table)[~np.isnan(values)], minlength=len(ends) + 1)
             starts = _full_enough(counts, min_bin_rows)
-            made = replace(made, cuts=tuple(ends[start - 1] for start in starts[1:]))
+            made = replace(made, cuts=tuple(float(ends[start - 1]) for start in starts[1:]))
             counts = np.add.reduceat(counts, starts)
         else:
             counts = np.bincount(values[~np.isnan(values)].astype(np.intp), minlength=len(categories) + 1)

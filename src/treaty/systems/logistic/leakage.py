@@ -17,11 +17,12 @@ from treaty.systems.logistic import (
     poisson,
     prediction,
     products,
+    scorecard,
     setup,
     steps,
     whole_table,
 )
-from treaty.systems.logistic.options import BATCH, SMALL_TABLE, FederatedRegression, RegressionOptions
+from treaty.systems.logistic.options import BATCH, FEWEST_OF_BIN, SMALL_TABLE, FederatedRegression, RegressionOptions
 from treaty.systems.options import learned_from_test_key
 from treaty.systems.system import Roles
 from treaty.systems.vertical.prediction import Finish, OnlineRows
@@ -43,6 +44,7 @@ _MARGINS_SHOWN = When(
 _MASKED = When('mode="safe" or calibrate=True', lambda options, common: options.mode != "paper" or common.calibrate)
 _WEIGHTS_SHOWN = When("show_weights=True", lambda options, common: options.show_weights)
 _LINEAR = When('family="linear"', lambda options, common: common.family == "linear")
+_SCORECARD = When("pdo", lambda options, common: common.pdo is not None)
 _ERRORS = When("standard_errors=True", lambda options, common: common.standard_errors)
 
 
@@ -155,12 +157,17 @@ _MARGINS = routes(
     reference="docs/logistic.md, Prediction",
 )
 
+_POINTS = routes(
+    Route(scorecard.CalibrationSlope, ACTIVE, PASSIVE), when=_SCORECARD, reference="docs/logistic.md, Scorecards"
+)
+
 ROUTES: dict[Stage, Routes] = {
     "train": routes(
         _SET_UP,
         routes(_COORDINATED, _OWN_KEYS, _BY_LATTICE, _RATES, _STEPS, _WHOLE_TABLE, when=_SAFE),
         _PUBLISHED,
         _EPOCHS,
+        _POINTS,
         reference="docs/logistic.md, What each party learns",
     ),
     "predict": routes(AGREEMENT, _MARGINS),
@@ -269,6 +276,16 @@ def _of_safe_mode(
     for found in beyond:
         for name, more in found.items():
             learned.setdefault(name, []).extend(more)
+    if common.pdo is not None:
+        learned[active].append(
+            f"from {theirs} of the margins and points of rows, which rows are in the same bins of all passive columns, "
+            "as these have equal parts; where there are few such columns, in which bins"
+        )
+        for name in passives:
+            learned[name].append(
+                "how many rows have the second class, in all and in each bin of its own columns, of at least "
+                f"{common.min_bin_rows or FEWEST_OF_BIN} rows"
+            )
     if common.family == "multiclass":
         for name in learned:
             learned[name].append("all this for each class against the rest")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
+from treaty.data.binning import MOST_BINS
 from treaty.errors import ConfigError
+from treaty.statistics.bins import Monotone
 from treaty.systems.options import (
     AtLeastOne,
     CommonOptions,
@@ -26,6 +29,9 @@ LATTICE_FRACTION = 40
 BATCH = 1000
 # In a table of at most so many rows an open `batch_size` is all of them: an epoch of few batches has too few steps
 SMALL_TABLE = 10 * BATCH
+# Rows of a scorecard's bin where `min_bin_rows` is left open: this share of all, and this number at least
+SHARE_OF_BIN, FEWEST_OF_BIN = 0.02, 20
+OF_SCORECARDS = ("base_score", "base_odds", "round_points", "max_bin", "min_bin_rows", "monotone")
 
 
 class RegressionOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -38,6 +44,8 @@ class RegressionOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, 
     family : {"logistic", "multiclass", "linear", "poisson"}
         What is regressed: two classes, several classes one against the rest, a number by least squares, or a count.
         Estimators set it, and a job's `classes` above 2.
+    pdo, base_score, base_odds, round_points, max_bin, min_bin_rows, monotone
+        Of a scorecard, which a regression with `pdo` is; `treaty.Scorecard` documents them.
     """
 
     family: Literal["logistic", "multiclass", "linear", "poisson"] = "logistic"
@@ -56,6 +64,13 @@ class RegressionOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, 
     random_state: Seed | None = None
     missing: Literal["median", "raise", "drop"] | None = None
     reference: Literal["first"] | None = None
+    pdo: Positive | None = None
+    base_score: float = 600.0
+    base_odds: Positive = 50.0
+    round_points: bool = True
+    max_bin: Annotated[int, msgspec.Meta(ge=2, le=MOST_BINS)] = 10
+    min_bin_rows: AtLeastOne | None = None
+    monotone: Monotone = "auto"
 
     table: ClassVar[str] = "regression"
     may_change: ClassVar[frozenset[str]] = frozenset({"max_iter"})
@@ -76,8 +91,12 @@ class RegressionOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, 
 
     def on(self, n_rows: int) -> RegressionOptions:
         """Return these options with an open `batch_size` settled for a table of so many rows."""
-        open_ = self.batch_size is None and n_rows > SMALL_TABLE
+        open_ = self.batch_size is None and n_rows > SMALL_TABLE and self.pdo is None
         return msgspec.structs.replace(self, batch_size=BATCH) if open_ else self
+
+    def least_rows(self, n_rows: int) -> int:
+        """Return how many of a table's rows a bin must have."""
+        return self.min_bin_rows or max(FEWEST_OF_BIN, math.ceil(SHARE_OF_BIN * n_rows))
 
     @property
     def classifies(self) -> bool:
@@ -86,10 +105,10 @@ class RegressionOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, 
 
     def check_eval_sets(self, own: SystemOptions) -> None:
         """Refuse eval sets where no epoch has a loss of them, or where not every party shows its part of margins."""
-        if not self.has_batches:
+        if not self.has_batches or self.pdo is not None:
             raise ConfigError(
-                "eval sets are of a logistic regression of two classes: other regressions, and those with standard "
-                "errors, go to the optimum of the whole table; leave eval sets out"
+                "eval sets are of a logistic regression of two classes: other regressions, scorecards, and those with "
+                "standard errors, go to the optimum of the whole table; leave eval sets out"
             )
         if own.mode == "paper":
             raise ConfigError("mode='paper' has no eval sets, as the paper has none: leave them out")
@@ -106,6 +125,7 @@ class RegressionOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, 
 
     def checked(self, own: SystemOptions) -> RegressionOptions:
         """Return these options; refuse a contradiction. What depends on the system is for its own `check`."""
+        self._check_scorecard(own)
         size, batch_size = self.hessian_batch_size, self.batch_size or BATCH
         if size is not None and size > batch_size and size % batch_size:
             raise ConfigError(
@@ -121,8 +141,27 @@ class RegressionOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, 
                 f"expected l2=0 with standard_errors, which are those of weights without a penalty, got {self.l2}"
             )
         # an open batch_size is settled by name here, not by the table's size
+        if self.pdo is not None:
+            return self
         by_name = own.mode == "paper" or getattr(own, "solver", None) is not None or size is not None
         return msgspec.structs.replace(self, batch_size=batch_size) if by_name else self
+
+    def _check_scorecard(self, own: SystemOptions) -> None:
+        """Refuse options of a scorecard without `pdo`, and with it those that a scorecard does not have."""
+        plain = RegressionOptions()
+        if self.pdo is None:
+            changed = [name for name in OF_SCORECARDS if getattr(self, name) != getattr(plain, name)]
+            if changed:
+                raise ConfigError(f"{changed[0]} is an option of scorecards: add pdo, or leave {changed[0]} out")
+            return
+        others = ("family", "batch_size", "hessian_batch_size", "early_stopping_rounds", "missing", "reference")
+        named = [name for name in (*others, "calibrate") if getattr(self, name) != getattr(plain, name)]
+        named += [name for name in ("solver", "mode") if getattr(own, name, None) not in (None, "safe")]
+        if named:
+            raise ConfigError(
+                "a scorecard is a calibrated regression of two classes on the whole table, with bins of missing values "
+                f"and of categories: leave {named[0]} out"
+            )
 
 
 @dataclass(kw_only=True, repr=False)
@@ -165,6 +204,11 @@ class FederatedRegression(SystemOptions):
 
     def check(self, common: Any) -> None:
         """Refuse contradictions between cipher, key, mode and kind of regression."""
+        if common.pdo is not None and (common.min_bin_rows or FEWEST_OF_BIN) < FEWEST_OF_BIN:
+            raise ConfigError(
+                f"each party learns how many events there are in each of its bins: expected min_bin_rows of at least "
+                f"{FEWEST_OF_BIN} between parties, got {common.min_bin_rows}"
+            )
         named = [name for name in ("key_bits", "insecure_test_key_bits") if getattr(self, name) is not None]
         if named and self.encryption == "lattice":
             raise ConfigError(

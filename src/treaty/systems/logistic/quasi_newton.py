@@ -43,6 +43,7 @@ from treaty.systems.logistic.coordinated import Opener
 from treaty.systems.logistic.inference import invert_blocks
 from treaty.systems.logistic.prediction import calibrate
 from treaty.systems.logistic.products import blocks_of
+from treaty.systems.logistic.scorecard import help_counting
 from treaty.systems.logistic.setup import (
     GlmInput,
     OwnData,
@@ -200,6 +201,8 @@ def coordinator(inputs: GlmInput) -> None:
     """
     agree(inputs.party, terms(inputs))
     kept = Checkpoints(inputs)
+    if inputs.common.pdo is not None:
+        help_counting(inputs)
     setting = begin(inputs, None, None)
     kept.resume(setting)
     if inputs.options.mode == "paper":

@@ -108,7 +108,7 @@ def prepared(table: Table, common: RegressionOptions, name: str, weight: Floats 
             "a job do before they align), fill them in, or replace them by the median with missing='median'",
             public="it has rows with missing values, which the job refuses",
         )
-    return preparation_of(table, weight, reference=common.reference is not None)
+    return preparation_of(table, weight, reference=common.reference is not None, centred=common.pdo is None)
 
 
 def own_data(inputs: GlmInput, labels: Integers | None) -> tuple[Preparation, OwnData]:

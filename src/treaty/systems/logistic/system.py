@@ -23,6 +23,8 @@ from treaty.linear.preparation import LOGISTIC, TAYLOR, Preparation, fit_calibra
 from treaty.linear.training import Optimiser, minimise, standard_errors, train
 from treaty.machine.arrays import Floats
 from treaty.models.linear import LinearPart, one_against_rest
+from treaty.models.scorecard import as_woe
+from treaty.statistics.bins import ColumnBins
 from treaty.systems.expected import KEY_BYTES, ROUND_TRIP, Expected, Shape, not_expected
 from treaty.systems.logistic import setup
 from treaty.systems.logistic.leakage import ROUTES, conclusions
@@ -31,6 +33,7 @@ from treaty.systems.logistic.options import FederatedRegression, QuasiNewton, Re
 from treaty.systems.logistic.prediction import online_active, online_passive, predict_active, predict_passive
 from treaty.systems.logistic.products import WEIGHT_BOUND
 from treaty.systems.logistic.quasi_newton import active, coordinator, passive
+from treaty.systems.logistic.scorecard import UNCALIBRATED, cut, labelled, put_card
 from treaty.systems.logistic.setup import MARGIN_BITS, WEIGHT_BITS, solver_of
 from treaty.systems.pooled.options import Pooled
 from treaty.systems.pooled.system import ALONE, DISCLOSED, in_one_place
@@ -51,6 +54,10 @@ def train_pooled(tables: Mapping[str, Table], inputs: RoleInput[Pooled, Regressi
     data, common, active = inputs.rows, inputs.common, inputs.roles.active
     if inputs.eval_sets:
         common.check_eval_sets(inputs.options)
+    given, bins = tables, dict[str, list[ColumnBins]]()
+    if common.pdo is not None:
+        bins = {name: labelled(cut(of, name, common), of, data.y, common) for name, of in tables.items()}
+        tables = {name: as_woe(bins[name], of) for name, of in tables.items()}
     # parties prepare their own columns, without weights
     weight = data.weight if ALONE in tables else None
     prepared = {
@@ -67,6 +74,9 @@ def train_pooled(tables: Mapping[str, Table], inputs: RoleInput[Pooled, Regressi
     models = [_fitted(tables, prepared, X, y, inputs, model_id) for y in labels]
     if not several:
         models[0][active].classes = inputs.classes
+        calibration = models[0][active].calibration or UNCALIBRATED
+        for name, own in bins.items():
+            put_card(models[0][name], given[name].schema, own, calibration, common)
         return models[0]
     return {
         name: one_against_rest([model[name] for model in models], inputs.classes if name == active else None)
@@ -167,7 +177,7 @@ def expected(roles: Roles, options: FederatedRegression, common: RegressionOptio
     """
     if options.mode == "paper":
         raise not_expected("the published form")
-    if not common.has_batches:
+    if not common.has_batches or common.pdo is not None:
         raise not_expected("this regression")
     found, active, common = Expected(), roles.active, common.on(shape.rows)
     batch = common.rows_of_batch(shape.rows)

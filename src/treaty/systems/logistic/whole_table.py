@@ -35,11 +35,13 @@ from treaty.messaging.exchanges import agree
 from treaty.messaging.messages import Array, Message, MessageLeakage, view
 from treaty.messaging.party import Party
 from treaty.models.linear import LinearPart, one_against_rest
+from treaty.statistics.bins import ColumnBins
 from treaty.systems.logistic.batches import count_lone_rows, share_weights
 from treaty.systems.logistic.inference import standard_errors
 from treaty.systems.logistic.poisson import RateGradients, RateProducts, check_pairs
 from treaty.systems.logistic.prediction import calibrate
 from treaty.systems.logistic.products import blocks_of
+from treaty.systems.logistic.scorecard import give_points, on_bins
 from treaty.systems.logistic.setup import (
     GlmInput,
     OwnData,
@@ -92,8 +94,11 @@ def train(inputs: GlmInput) -> LinearPart:
             "products, which more than two could not make without showing them to one"
         )
     targets = _targets(inputs) if is_active else [None] * n_models(inputs)
-    preparation, own = own_data(inputs, None)
     agree(party, terms(inputs))
+    bins: list[ColumnBins] = []
+    if common.pdo is not None:
+        inputs, bins = on_bins(inputs)
+    preparation, own = own_data(inputs, None)
     setting = begin(inputs, own.columns.shape, None)
     all_rows = np.arange(setting.n_rows)[np.newaxis]
     own = share_weights(party, setting, own, all_rows)
@@ -107,7 +112,7 @@ def train(inputs: GlmInput) -> LinearPart:
     products, parts = _products(inputs, setting, own), []
     for number, target in enumerate(targets):
         part = LinearPart(
-            model_id=setting.model_id, party=party.name, schema=table.schema, preparation=preparation,
+            model_id=setting.model_id, party=party.name, schema=inputs.rows.table.schema, preparation=preparation,
             coef=np.zeros(0), encryption=setting.cipher, family=setting.family, alone=alone,
         )  # fmt: skip
         _fit(inputs, setting, X, target, products, part, own.weight)
@@ -116,6 +121,8 @@ def train(inputs: GlmInput) -> LinearPart:
             part.classes = inputs.classes if is_active and len(targets) == 1 else None
         if common.classifies and common.calibrate:
             calibrate(inputs, part, data.y == number if len(targets) > 1 else data.y > 0.5)
+        if common.pdo is not None:
+            give_points(inputs, part, table.schema, bins)
         parts.append(part)
     return parts[0] if len(parts) == 1 else one_against_rest(parts, inputs.classes if is_active else None)
 
