@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treaty.data.table import to_table
-from treaty.models.scorecard import Card, as_woe, reasons
+from treaty.models.scorecard import Card, as_woe, reasons_of
 from treaty.statistics.bins import bins_of_columns, with_labels
 
 FRAME = pd.DataFrame(np.random.default_rng(1).normal(size=(400, 3)).round(1), columns=["a", "b", "c"])
@@ -54,12 +54,15 @@ def test_scores_are_a_line_of_the_log_odds_to_within_rounding(betas, alpha, pdo,
     losses=st.lists(st.lists(st.integers(-3, 9), min_size=4, max_size=4), min_size=1, max_size=6), k=st.integers(1, 6)
 )
 def test_reasons_are_the_largest_losses_in_order(losses, k):
-    columns, lost = reasons(np.array(losses, float), k)
-    for row, of, points in zip(losses, columns.tolist(), lost.tolist(), strict=True):
+    found = reasons_of(np.array(losses, float), "abcd", k)
+    assert list(found) == [f"{what}_{place}" for place in range(1, min(k, 4) + 1) for what in ("reason", "lost")]
+    for number, row in enumerate(losses):
         expected = sorted((loss for loss in row if loss > 0), reverse=True)[:k]
-        assert [loss for loss in points if loss > 0] == expected
-        assert [row[column] for column in of if column >= 0] == expected
-        assert len({column for column in of if column >= 0}) == len(expected)
+        lost = [found[name][number] for name in found if name.startswith("lost")]
+        named = [found[name][number] for name in found if name.startswith("reason")]
+        assert lost == [*expected, *[0.0] * (len(lost) - len(expected))]
+        assert [row["abcd".index(name)] for name in named if name] == expected
+        assert len({name for name in named if name}) == len(expected)
 
 
 def test_neutral_points_are_those_of_no_evidence():

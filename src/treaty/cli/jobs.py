@@ -118,8 +118,9 @@ def _train(job: Job, party: str, *, resume: bool, bars: bool) -> None:
         _say_and_log(f"encryption: {part.encryption}, {part.choice}")
     if getattr(part, "spent", ""):
         _say_and_log(f"{party}: {part.spent}")
-    if getattr(part, "unsettled", ""):
-        warn(part.unsettled)
+    for caution in (getattr(part, "unsettled", ""), getattr(getattr(part, "card", None), "caution", "")):
+        if caution:
+            warn(caution)
     _say_and_log(f"{party}: wrote {', '.join(map(str, written_files(job, party, part)))}")
 
 

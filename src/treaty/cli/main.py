@@ -34,6 +34,7 @@ _COMMANDS = {
     "serve": ("jobs", None),
     "show": ("results", None),
     "report": ("results", None),
+    "scorecard": ("scorecards", None),
     "audit": ("results", None),
     "ledger": ("results", None),
     "audit-gradients": ("results", None),

@@ -20,7 +20,7 @@ from treaty.estimators.linear import LogisticRegression
 from treaty.files import as_path
 from treaty.models.interpretation import willing
 from treaty.models.linear import LinearPart, label_holder
-from treaty.models.scorecard import Against, reasons
+from treaty.models.scorecard import Against, reasons_of
 from treaty.statistics.bins import Monotone
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.system import ALONE
@@ -181,7 +181,7 @@ class Scorecard(LogisticRegression):
         Returns
         -------
         dataframe
-            Columns "reason_1", "lost_1" and so on to `k`; missing and 0 where fewer columns lose points.
+            Columns "reason_1", "lost_1" and so on to `k`; empty and 0 where fewer columns lose points.
         """
         check_is_fitted(self)
         tables = self._matched(X)
@@ -191,12 +191,7 @@ class Scorecard(LogisticRegression):
             if name in known and part.card is not None:
                 names += [of if len(self.parts_) == 1 else f"{name}.{of}" for of in part.schema.names]
                 losses.append(part.card.losses(tables[name], against))
-        (columns, lost), called = reasons(np.hstack(losses), k), np.array([*names, None], dtype=object)
-        found: dict[str, Any] = {}
-        for place in range(columns.shape[1]):
-            found[f"reason_{place + 1}"] = called[columns[:, place]].tolist()
-            found[f"lost_{place + 1}"] = lost[:, place]
-        return _frame(found)
+        return _frame(reasons_of(np.hstack(losses), names, k))
 
     def export_card(self, path: str | Path, *, version: str = "", consent: Iterable[str] | None = None) -> None:
         """Write the card to a file, in the form of its ending.

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError
-from treaty.machine.arrays import Floats, Integers
+from treaty.machine.arrays import Floats
 from treaty.statistics.bins import ColumnBins
 
 Against = Literal["best", "neutral"]
@@ -58,7 +59,10 @@ class Card(msgspec.Struct, kw_only=True):
         """Set points by the log-odds' weights of WOE (n_columns,), and base points by their intercept."""
         exact = [-self.factor * beta * of.woe for of, beta in zip(self.bins, betas.tolist(), strict=True)]
         base = 0.0 if alpha is None else self.offset - self.factor * alpha
-        points, shown = ([np.rint(of) for of in exact], float(np.rint(base))) if self.rounded else (exact, base)
+        points, shown = exact, base
+        if self.rounded:
+            # + 0 makes a negative zero positive
+            points, shown = [np.rint(of) + 0.0 for of in exact], float(np.rint(base))
         self.points, self.base = [of.tolist() for of in points], None if alpha is None else shown
         off = [float(np.abs(of - was).max(initial=0.0)) for of, was in zip(points, exact, strict=True)]
         self.inexact = sum(off) + abs(shown - base)
@@ -120,14 +124,19 @@ def as_woe(bins: Sequence[ColumnBins], table: Table) -> Table:
     return Table(schema, [of.transform(table) for of in bins], table.n_rows)
 
 
-def reasons(losses: Floats, k: int) -> tuple[Integers, Floats]:
-    """Return the columns that cost each row most points, most first, and these points, both (n_rows, k).
+def reasons_of(losses: Floats, names: Sequence[str], k: int) -> dict[str, NDArray[Any]]:
+    """Return the columns that cost each row most points, as columns "reason_1", "lost_1" and so on, each (n_rows,).
 
-    `losses` (n_rows, n_columns) are as from `Card.losses`. Among equals the first column comes first; a column of -1,
-    with 0 points, stands where fewer columns lose points.
+    `losses` (n_rows, n_columns), of columns with these `names`, are as from `Card.losses`. At most `k` columns that
+    lose points are named, and an empty text, with 0 points, stands where there are fewer.
     """
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
         raise ConfigError(f"expected a number of reasons, 1 or more, got {k!r}")
+    # stable: among equal losses the first column comes first
     order = np.argsort(-losses, axis=1, kind="stable")[:, :k]
-    lost = np.take_along_axis(losses, order, axis=1)
-    return np.where(lost > 0.0, order, -1), np.maximum(lost, 0.0)
+    lost = np.maximum(np.take_along_axis(losses, order, axis=1), 0.0)
+    called = np.array([*names, ""], dtype=object)[np.where(lost > 0.0, order, -1)]
+    found: dict[str, NDArray[Any]] = {}
+    for place in range(order.shape[1]):
+        found |= {f"reason_{place + 1}": called[:, place], f"lost_{place + 1}": lost[:, place]}
+    return found

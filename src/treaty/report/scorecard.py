@@ -86,9 +86,9 @@ def tables_of(files: Sequence[CardFile]) -> dict[str, list[dict[str, Any]]]:
     `count` rows are in a bin, `badprob` of them with the event. Where there are several parties, a column's name comes
     after its party's.
     """
-    base = sum(of.card.base or 0.0 for of in files)
     nothing = dict.fromkeys(("bin", "count", "badprob", "woe", "iv"))
-    tables = {"basepoints": [{"variable": "basepoints", **nothing, "points": base}]}
+    base = [{"variable": "basepoints", **nothing, "points": of.card.base} for of in files if of.card.base is not None]
+    tables: dict[str, list[dict[str, Any]]] = {"basepoints": base} if base else {}
     for file in files:
         for of, points in zip(file.card.bins, file.card.points, strict=True):
             name = of.column if len(files) == 1 else f"{file.party}.{of.column}"

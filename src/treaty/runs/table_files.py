@@ -290,8 +290,8 @@ def labelled(
 
 
 def _refuse_absent_labels(arrow: Any, rules: TableRules, path: str, weight_column: str | None) -> None:
-    """Raise DataError if a file lacks a column of labels, groups or weights."""
-    for column in filter(None, (rules.label, rules.group, weight_column)):
+    """Raise DataError if the file of a party with labels lacks a column of labels, groups or weights."""
+    for column in filter(None, (rules.label, rules.group, weight_column) if rules.labels else ()):
         if column not in arrow.column_names:
             lacks = file_without([column], arrow.column_names)
             raise DataError(f"{rules.party}: expected a column {column!r}, {lacks} - at {path}")
