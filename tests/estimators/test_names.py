@@ -78,6 +78,11 @@ def test_what_needs_no_choice_is_refused_with_the_reason(theirs, why):
         ("rate_drop", "leave it out: no tree is dropped"),  # was "did you mean 'top_rate'?"
         ("first_metric_only", "leave it out: the last eval_metric decides"),
         ("force_row_wise", "leave it out: there is no choice of it"),
+        ("tree_method", "leave it out: all trees are grown from histograms"),
+        ("booster", "leave it out: boosters are of trees"),
+        ("device", "leave it out: training runs on the processor, n_jobs threads"),
+        ("missing", "leave it out: None, NaN and null are missing: replace others"),
+        ("num_class", "leave it out: classes are what the labels are"),
         ("colour", "docs/options.md has all that there are$"),
         ("max_dept", "did you mean 'max_depth'"),
     ],
@@ -123,6 +128,7 @@ def test_groups_of_other_libraries_are_called_qid():
         ("reg:linear", {}),
         ("count:poisson", {"objective": "poisson"}),
         ("reg:tweedie", {"objective": "tweedie"}),
+        ("reg:gamma", {"objective": "gamma"}),
         ("reg:pseudohubererror", {"objective": "huber"}),
         ("reg:quantileerror", {"objective": "quantile"}),
         ("reg:absoluteerror", {"objective": "quantile", "quantile_alpha": 0.5}),
@@ -157,9 +163,9 @@ def test_rankings_go_by_xgboosts_names():
         np.testing.assert_array_equal(given.predict(X), own.predict(X))
 
 
-@pytest.mark.parametrize("objective", ["reg:gamma", "gamma", "survival:cox", "binary:hinge", "rank:map"])
+@pytest.mark.parametrize("objective", ["reg:gama", "gama", "survival:cox", "binary:hinge", "rank:map"])
 def test_an_objective_that_is_not_there_is_never_imported(tmp_path, monkeypatch, objective):
-    for name in ("reg", "survival", "binary", "rank", "gamma"):
+    for name in ("reg", "survival", "binary", "rank", "gama"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(treaty.ConfigError, match=f"one of squared_error, poisson, .* got '{objective}'"):
@@ -378,3 +384,31 @@ def test_the_loss_of_a_linear_model_is_of_its_system():
         treaty.LogisticRegression(loss="log_loss")
     with pytest.raises(treaty.ConfigError, match="'scale_pos_weight'; it is called 'class_weight' here"):
         treaty.LogisticRegression(scale_pos_weight=2)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("AUC", "auc"),
+        ("roc_auc", "auc"),
+        ("binary_logloss", "logloss"),
+        ("accuracy", "error"),
+        ("neg_log_loss", "logloss"),
+    ],
+)
+def test_metrics_of_other_libraries_are_answered_by_ours(theirs, ours):
+    with pytest.raises(treaty.ConfigError, match=f"^expected eval_metric '{ours}' in place of '{theirs}'$"):
+        treaty.GBDTClassifier(eval_metric=theirs).fit(*real_table("binary", rows=60))
+
+
+def test_a_metric_that_needs_classes_is_told_what_it_gets():
+    X, y = real_table("binary", rows=60)
+    model = treaty.GBDTClassifier(eval_metric=f1_score, n_estimators=2, n_jobs=1)
+    with pytest.raises(treaty.ConfigError, match=r"given class numbers and probabilities, .* wrap it in a function"):
+        model.fit(X, y, eval_set=(X, y))
+
+    def one_less_f1(labels, p):
+        return 1.0 - f1_score(labels, p > 0.5)
+
+    model.set_params(eval_metric=one_less_f1).fit(X, y, eval_set=(X, y))
+    assert model.evals_result_["eval_0"]["one_less_f1"][-1] == 1.0 - f1_score(y, model.predict(X))

@@ -29,7 +29,7 @@ TIE = 1e-5  # of a gain's size
 WEIGHT = 1e-5
 OBJECTIVES = {
     "logistic": "binary:logistic", "softmax": "multi:softprob", "squared_error": "reg:squarederror",
-    "poisson": "count:poisson", "tweedie": "reg:tweedie", "huber": "reg:pseudohubererror",
+    "poisson": "count:poisson", "tweedie": "reg:tweedie", "gamma": "reg:gamma", "huber": "reg:pseudohubererror",
     "quantile": "reg:quantileerror",
 }  # fmt: skip
 XGBOOST_NAMES = {"min_split_loss": "gamma", "reg_lambda": "lambda", "reg_alpha": "alpha"}
@@ -90,6 +90,8 @@ OF_OBJECTIVES = {
     "tweedie": {"objective": "tweedie"},
     "tweedie-power": {"objective": "tweedie", "tweedie_variance_power": 1.2, "max_depth": 5},
     "tweedie-weights-missing": {"objective": "tweedie", "weighted": True, "missing": 0.2, "max_depth": 4},
+    "gamma": {"objective": "gamma"},
+    "gamma-weights-missing": {"objective": "gamma", "weighted": True, "missing": 0.2, "max_depth": 5},
     "huber": {"objective": "huber"},
     "huber-slope": {"objective": "huber", "huber_slope": 3.5, "max_depth": 5},
     "huber-weights-missing": {"objective": "huber", "weighted": True, "missing": 0.2, "max_depth": 4},
@@ -146,7 +148,8 @@ def _their_left(table, theirs, node):
 def _train_both(table, y, weight, *, objective="logistic", n_classes=2, n_estimators=8, **options) -> Pair:
     ours = train(
         table, y, weight, objective=objective, n_classes=n_classes, n_estimators=n_estimators,
-        fractional_bits=30 if objective in ("poisson", "tweedie") else 24,  # steps are of the largest label's size
+        # steps are of the largest label's size
+        fractional_bits=30 if objective in ("poisson", "tweedie", "gamma") else 24,
         base_score=0.5, min_child_samples=1, **options,
     )  # fmt: skip
     parameters = {

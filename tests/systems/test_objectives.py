@@ -27,6 +27,7 @@ OPTIONS = {"n_estimators": 3, "max_depth": 3, "min_child_samples": 1, "max_bin":
 LOSSES = {
     "poisson": {"objective": "poisson", "base_score": 7.0},
     "tweedie": {"objective": "tweedie", "base_score": 7.0, "tweedie_variance_power": 1.3},
+    "gamma": {"objective": "gamma", "base_score": 7.0},
     "huber": {"objective": "huber", "base_score": 7.0, "huber_slope": 2.0},
     "quantile": {"objective": "quantile", "base_score": 7.0, "quantile_alpha": 0.8},
     "limited": {"max_delta_step": 0.5, "base_score": 7.0},
@@ -83,13 +84,13 @@ def test_weights_and_samples_give_the_pooled_trees(loss):
         assert_same_trees(federated, pooled)
 
 
-@pytest.mark.parametrize("loss", all_but_first_slow("poisson", "tweedie", "huber", "limited"))
+@pytest.mark.parametrize("loss", all_but_first_slow("gamma", "poisson", "tweedie", "huber", "limited"))
 def test_trees_between_owners_of_rows_are_the_pooled_ones(seen, loss):  # noqa: F811
     check_fit(seen, share_out(*counts()), "regression", **LOSSES[loss])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", ["poisson", "tweedie", "huber", "limited"])
+@pytest.mark.parametrize("loss", ["poisson", "tweedie", "gamma", "huber", "limited"])
 def test_trees_among_users_are_those_between_owners_of_rows(loss):
     rows = deal_out(*counts())
     ours, theirs = (
@@ -99,7 +100,7 @@ def test_trees_among_users_are_those_between_owners_of_rows(loss):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", ["poisson", "tweedie", "huber"])
+@pytest.mark.parametrize("loss", ["poisson", "tweedie", "gamma", "huber"])
 def test_trees_on_gradients_with_little_noise_predict_better_than_the_mean(loss):
     X, y = counts()
     model = treaty.GBDTRegressor(treaty.FedXGBoostLDP(epsilon=1000.0), **OPTIONS, **LOSSES[loss]).fit(cut(X, 2), y)
@@ -118,7 +119,7 @@ def test_quantiles_are_refused_where_sums_do_not_tell_them(protocol):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"objective": "poison"}, "expected objective to be one of squared_error, poisson, tweedie, huber, quantile"),
+        ({"objective": "poison"}, "expected objective to be one of squared_error, poisson, tweedie, gamma, huber"),
         ({"quantile_alpha": 0.9}, "quantile_alpha needs objective='quantile', got objective=None"),
         ({"objective": "huber", "tweedie_variance_power": 1.2}, "tweedie_variance_power needs objective='tweedie'"),
         ({"objective": "tweedie", "tweedie_variance_power": 2.0}, "tweedie_variance_power=2.0"),
@@ -152,7 +153,7 @@ def test_wrong_labels_of_an_objective_are_named():
         treaty.GBDTRegressor("federboost-horizontal", objective="poisson", base_score=100.0).fit(rows)
 
 
-@pytest.mark.parametrize("loss", ["poisson", slow("tweedie"), slow("huber"), slow("quantile")])
+@pytest.mark.parametrize("loss", ["poisson", "gamma", slow("tweedie"), slow("huber"), slow("quantile")])
 def test_saved_models_predict_the_same(loss, tmp_path):
     X, y = counts()
     model = treaty.GBDTRegressor(**OPTIONS, **LOSSES[loss]).fit(X, y)

@@ -167,5 +167,7 @@ def random_labels(rng: np.random.Generator, table: Codes, objective: str, n_clas
         return rng.poisson(np.exp(0.5 * score)).astype(float)
     if objective == "tweedie":
         return rng.poisson(np.exp(0.3 * score)) * rng.gamma(2.0, 0.5, len(score))
+    if objective == "gamma":
+        return np.exp(0.3 * score) * rng.gamma(2.0, 0.5, len(score)) + 1e-3
     edges = np.quantile(score, np.arange(1, n_classes) / n_classes)
     return np.searchsorted(edges, score).astype(np.float64)

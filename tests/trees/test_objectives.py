@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from sklearn.metrics import mean_pinball_loss, mean_poisson_deviance, mean_tweedie_deviance
+from sklearn.metrics import mean_gamma_deviance, mean_pinball_loss, mean_poisson_deviance, mean_tweedie_deviance
 
 from treaty.errors import ConfigError, DataError
 from treaty.trees.losses import BLOCK, Logistic
@@ -20,7 +20,7 @@ KINDS = [name for name, kind in LOSSES.items() if kind.takes != "groups" and nam
 SMOOTH = [name for name in KINDS if name != "quantile"]
 METRICS = {
     "logistic": "logloss", "softmax": "mlogloss", "squared_error": "rmse", "poisson": "poisson-deviance",
-    "tweedie": "tweedie-deviance", "huber": "mphe", "quantile": "quantile",
+    "tweedie": "tweedie-deviance", "gamma": "gamma-deviance", "huber": "mphe", "quantile": "quantile",
 }  # fmt: skip
 
 
@@ -34,11 +34,12 @@ def _case(name, n_rows, seed, *, scale=3.0, bits=40, weighted=False):
         "squared_error": rng.normal(0, scale, n_rows),
         "poisson": rng.poisson(scale, n_rows).astype(float),
         "tweedie": rng.poisson(1.0, n_rows) * rng.gamma(2.0, scale, n_rows),
+        "gamma": rng.gamma(2.0, scale, n_rows) + 1e-9,
         "huber": rng.normal(0, scale, n_rows),
         "quantile": rng.normal(0, scale, n_rows),
     }[name]
     weight = rng.gamma(1.0, 2.0, n_rows) if weighted else None
-    base_score = max(scale, 1.0) if name in ("poisson", "tweedie") else 0.5
+    base_score = max(scale, 1.0) if name in ("poisson", "tweedie", "gamma") else 0.5
     own = {"huber_slope": 1.5, "quantile_alpha": 0.3, "tweedie_variance_power": 1.3}
     made = make_objective(name, y, weight, n_classes=4, base_score=base_score, fractional_bits=40, **own)
     return replace(made, fractional_bits=bits), margins, y, weight
@@ -92,6 +93,9 @@ def test_gradients_are_the_derivatives_rounded_once(name, weighted):
         terms = y[:, None] * np.exp(-0.3 * margins), np.exp(0.7 * margins)
         a, b = (np.minimum(term, objective.grad_clip) for term in terms)
         g, h = b - a, 0.7 * b + 0.3 * a
+    elif name == "gamma":
+        a = np.minimum(y[:, None] * np.exp(-margins), objective.grad_clip)
+        g, h = np.minimum(1.0, objective.grad_clip) - a, a
     elif name == "huber":
         z = margins - y[:, None]
         root = np.sqrt(1 + (z / 1.5) ** 2)
@@ -133,12 +137,19 @@ def test_gradients_stay_within_the_public_bounds(name, scale, bits, weighted, se
 def test_gradients_of_extreme_margins_are_finite(name):
     margins = np.array([[800.0], [-800.0], [1e308], [-1e308]]) * np.ones((1, 3 if name == "softmax" else 1))
     margins[:, 0] *= 0.5
-    y = np.array([0.0, 1.0, 1.0, 0.0])
+    y = np.array([0.0, 1.0, 1.0, 0.0]) + (0.5 if name == "gamma" else 0.0)
     objective = make_objective(name, y, None, n_classes=3)
     with np.errstate(over="ignore"):
         grad, hess, _ = objective.gradients(margins, y, None)
     assert np.abs(grad).max() <= objective.grad_bound
     assert hess.min() >= 0
+
+
+@pytest.mark.parametrize("wrong", [[1.0, 0.0], [-1.0, 2.0]])
+def test_a_gamma_loss_takes_labels_above_zero_alone(wrong):
+    with pytest.raises(DataError, match="y: expected labels above 0 for objective='gamma', got 1 others of 2"):
+        LOSSES["gamma"].check_labels(np.array(wrong), "y")
+    LOSSES["gamma"].check_labels(np.array([1e-9, 2.0]), "y")
 
 
 def test_clipped_rows_are_counted_and_clipped():
@@ -211,7 +222,8 @@ def test_sums_that_could_overflow_are_refused(name):
     ("name", "base_score", "margin"),
     [
         ("logistic", 0.5, 0.0), ("logistic", 0.2, np.log(0.25)), ("softmax", 0.5, 0.5), ("squared_error", -3.0, -3.0),
-        ("poisson", 2.0, np.log(2.0)), ("tweedie", 0.2, np.log(0.2)), ("huber", -3.0, -3.0), ("quantile", -3.0, -3.0),
+        ("poisson", 2.0, np.log(2.0)), ("tweedie", 0.2, np.log(0.2)), ("gamma", 0.2, np.log(0.2)),
+        ("huber", -3.0, -3.0), ("quantile", -3.0, -3.0),
     ],
     ids=str,
 )  # fmt: skip
@@ -233,7 +245,7 @@ def test_predictions_are_the_means_of_the_margins(name):
     assert p.shape == margins.shape
     if name in ("squared_error", "huber", "quantile"):
         np.testing.assert_array_equal(p, margins)
-    elif name in ("poisson", "tweedie"):
+    elif name in ("poisson", "tweedie", "gamma"):
         np.testing.assert_allclose(np.log(p), margins, rtol=1e-9)
     elif name == "logistic":
         np.testing.assert_allclose(np.log(p / (1 - p)), margins, rtol=1e-9)
@@ -252,6 +264,8 @@ def test_loss_is_the_weighted_metric(name, metric):
         expected = mean_poisson_deviance(y, p[:, 0], sample_weight=weight)
     elif name == "tweedie":
         expected = mean_tweedie_deviance(y, p[:, 0], sample_weight=weight, power=1.3)
+    elif name == "gamma":
+        expected = mean_gamma_deviance(y, p[:, 0], sample_weight=weight)
     elif name == "quantile":
         expected = mean_pinball_loss(y, p[:, 0], sample_weight=weight, alpha=0.3)
     elif name == "huber":

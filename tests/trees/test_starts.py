@@ -19,6 +19,7 @@ OBJECTIVES = {
     "squared_error": {"objective": "reg:squarederror"},
     "poisson": {"objective": "count:poisson"},
     "tweedie": {"objective": "reg:tweedie"},
+    "gamma": {"objective": "reg:gamma"},
     "quantile": {"objective": "reg:quantileerror", "quantile_alpha": 0.8},
     "median": {"objective": "reg:absoluteerror"},
     "logistic": {"objective": "binary:logistic"},
@@ -63,6 +64,8 @@ def start(name, y, weight=None, **options):
 def test_the_start_is_xgboosts(objective, labels, weights):
     y = LABELS[labels]["numbers"].astype(np.float32).astype(np.float64)  # XGBoost has float32
     weight = None if WEIGHTS[weights] is None else WEIGHTS[weights].astype(np.float32).astype(np.float64)
+    if objective == "gamma":
+        y = np.where(y > 0.0, y, np.float32(0.1)).astype(np.float64)
     groups, target = None, y
     if objective in ("logistic", "softmax", "ndcg", "pairwise"):
         y = target = LABELS[labels]["classes"].astype(np.float64)
@@ -74,7 +77,7 @@ def test_the_start_is_xgboosts(objective, labels, weights):
     else:
         ours = start(objective, target, weight)
     theirs = xgboosts_start(OBJECTIVES[objective], y, weight, groups)
-    if objective in ("squared_error", "poisson", "tweedie", "quantile", "median"):
+    if objective in ("squared_error", "poisson", "tweedie", "gamma", "quantile", "median"):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-9 * y.max())
     else:
         np.testing.assert_allclose(ours, theirs, rtol=0.0, atol=2e-6)

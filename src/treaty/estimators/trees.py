@@ -66,10 +66,10 @@ class GBDTClassifier(Scored, ClassifierMixin, BoostedTrees):
     other_rate : float, default 0.1
         With `goss`: the share of all rows drawn from the rest; their gradients count (1 - top_rate) / other_rate times.
     objective : str, class or None, default None
-        Loss of a numeric target: "squared_error" (the default), "poisson", "tweedie", "huber" or "quantile", or a
-        subclass of `CustomLoss`, as the class or ``package.module:CLASS``; of a ranking, "ndcg" or "pairwise". These
-        may have XGBoost's names ("reg:squarederror"; docs/objectives.md). Classifiers use the log-loss of their
-        classes; None, "binary:logistic" and "multi:softprob" mean this.
+        Loss of a numeric target: "squared_error" (the default), "poisson", "tweedie", "gamma", "huber", "quantile" or
+        "absolute_error" (the quantile 0.5), or a subclass of `CustomLoss`, as the class or ``package.module:CLASS``; of
+        a ranking, "ndcg" or "pairwise". These may have XGBoost's names ("reg:squarederror"; docs/objectives.md).
+        Classifiers use the log-loss of their classes; None, "binary:logistic" and "multi:softprob" mean this.
     max_delta_step : float or None, default None
         Maximum absolute leaf weight, before the learning rate, as in XGBoost; 0: no limit. None is 0.7 for
         ``objective="poisson"``, else 0.
@@ -189,7 +189,8 @@ class GBDTRegressor(Scored, RegressorMixin, BoostedTrees):
     """Gradient boosted trees for a numeric target; parameters as `GBDTClassifier`.
 
     `objective` is the loss: "squared_error" (None), "poisson" for counts and rates, "tweedie" for amounts that are
-    often 0, "huber" for targets with outliers, "quantile" for a quantile, or your own class, see docs/objectives.md.
+    often 0, "gamma" for amounts above 0, "huber" for targets with outliers, "quantile" for a quantile, "absolute_error"
+    for the median, or your own class, see docs/objectives.md.
     `base_score` is the prediction that training starts from: if it is not estimated, set it near the mean of the
     labels, or near their quantile.
     """

@@ -196,12 +196,17 @@ _NOT_NEEDED = {
     "feature_fraction_bynode": "columns are drawn for each tree: colsample_bytree",
     "subsample_for_bin": "bins are made of all rows",
     **dict.fromkeys(("cat_smooth", "cat_l2", "min_data_per_group"), "categories are split one against the rest"),
-    **dict.fromkeys(("booster", "device", "validate_parameters", "importance_type"), "there is no choice of it"),
-    **dict.fromkeys(("device_type", "gpu_id", "n_gpus", "predictor", "refresh_leaf"), "there is no choice of it"),
+    **dict.fromkeys(
+        ("device", "device_type", "gpu_id", "n_gpus", "predictor"), "training runs on the processor, n_jobs threads"
+    ),
+    "booster": "boosters are of trees, and a linear one is LogisticRegression or LinearRegression",
+    "validate_parameters": "parameters are always checked",
+    "importance_type": "importances(kind) has gain, cover and count",
+    **dict.fromkeys(("refresh_leaf", "process_type"), "finished trees stay as they are"),
     **dict.fromkeys(("deterministic", "force_row_wise", "force_col_wise", "dual"), "there is no choice of it"),
     **dict.fromkeys(("extra_trees", "linear_tree", "path_smooth", "oob_score", "positive"), "there is none such here"),
     **dict.fromkeys(("num_class", "use_label_encoder"), "classes are what the labels are, numbers or text"),
-    **dict.fromkeys(("missing", "use_missing", "zero_as_missing"), "None, NaN and null are missing"),
+    **dict.fromkeys(("missing", "use_missing", "zero_as_missing"), "None, NaN and null are missing: replace others"),
     **dict.fromkeys(("penalty", "l1_ratio"), "the penalty is on squared weights, and l2 says how much"),
     "fit_intercept": "there is always an intercept",
     "solver": "it belongs to the system: Pooled(solver=...), or protocol='quasi-newton' and protocol='sgd'",
@@ -314,7 +319,8 @@ def advice(name: str, known: Sequence[str], kind: Any) -> str:
     ours = called_here(name, known)
     if ours is not None:
         return f"it is called {ours!r} here"
-    if name in _NOT_NEEDED and not place_of(name, kind):
+    # a linear model's `missing` is not what trees' users mean by it
+    if name in _NOT_NEEDED and (name == "missing" or not place_of(name, kind)):
         return f"leave it out: {_NOT_NEEDED[name]}"
     near = get_close_matches(name, known, 1, 0.75)
     many = kind is None and len(known) > _FEW

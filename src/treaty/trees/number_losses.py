@@ -1,8 +1,8 @@
-"""Losses of numbers: squared error, Poisson, Tweedie, pseudo-Huber, quantile, as in XGBoost; and the user's own.
+"""Losses of numbers: squared error, Poisson, Tweedie, gamma, pseudo-Huber, quantile, as in XGBoost; and the user's own.
 
 XGBoost leaves derivatives without a bound. Sums of fixed-point integers need one, so every loss here has its own:
-predicted means (Poisson, Tweedie) or gradients (squared error) are clipped at a power of two above what the labels
-call for, and the rows that this changed are counted.
+predicted means (Poisson, Tweedie, gamma) or gradients (squared error) are clipped at a power of two above what the
+labels call for, and the rows that this changed are counted.
 """
 
 from __future__ import annotations
@@ -52,13 +52,15 @@ class MeanByLogarithm(FixedPointLoss, frozen=True):
     """What losses with the link log(mean) = margin share: labels, means and hessians have one bound, `grad_clip`."""
 
     hess_has_clip: ClassVar[bool] = True
+    # whether labels must be above 0
+    positive: ClassVar[bool] = False
 
     @classmethod
     def check_labels(cls, y: Floats, whose: str) -> None:
-        n_negative = int(np.count_nonzero(y < 0.0))
-        if n_negative:
-            name = cls.__struct_config__.tag
-            raise DataError(f"{whose}: expected no label below 0 for objective={name!r}, got {n_negative} of {len(y)}")
+        n_wrong = int(np.count_nonzero(y <= 0.0 if cls.positive else y < 0.0))
+        if n_wrong:
+            name, expected = cls.__struct_config__.tag, "labels above 0" if cls.positive else "no label below 0"
+            raise DataError(f"{whose}: expected {expected} for objective={name!r}, got {n_wrong} others of {len(y)}")
 
     def check(self) -> None:
         super().check()
@@ -78,7 +80,8 @@ class MeanByLogarithm(FixedPointLoss, frozen=True):
         # steps that fit the largest labels must not be too coarse for `base_score`; hessians must fit 62 bits
         fine_bits = _FINE_BITS - max(0, math.ceil(math.log2(loss.largest_hess)))
         fine = replace(loss, fractional_bits=fine_bits, weight_bound=1.0)
-        _, hess, _ = fine.gradients(np.full((1, 1), self.base_margins), np.zeros(1), None)
+        label = np.full(1, self.base_score if self.positive else 0.0)
+        _, hess, _ = fine.gradients(np.full((1, 1), self.base_margins), label, None)
         lacking = math.ceil(fine_bits - self.fractional_bits + math.log2(_LEAST_STEPS / max(int(hess[0, 0]), 1)))
         if lacking > 0:
             raise ConfigError(
@@ -130,41 +133,69 @@ class Poisson(MeanByLogarithm, frozen=True, tag="poisson"):
         return clipped
 
 
-class Tweedie(MeanByLogarithm, frozen=True, tag="tweedie"):
-    """Tweedie loss of variance power p between 1 and 2, mean mu = exp(margin).
+class _OfVariance(MeanByLogarithm, frozen=True):
+    """What losses share whose variance is a `power` p of the mean mu = exp(margin).
 
-    With a = y mu^(1 - p) and b = mu^(2 - p), each clipped: grad = b - a and hess = (2 - p) b + (p - 1) a. The metric is
-    the mean Tweedie deviance.
+    With a = y mu^(1 - p) and b = mu^(2 - p), each clipped: grad = b - a and hess = (2 - p) b + (p - 1) a.
     """
 
-    tweedie_variance_power: float = 1.5
-    metric: ClassVar[str] = "tweedie-deviance"
-    xgboost_name: ClassVar[str] = "reg:tweedie"
     hess_tells_labels: ClassVar[bool] = True
 
+    @property
+    def power(self) -> float:
+        raise NotImplementedError
+
     def clip_of(self, y: Floats) -> float:
-        p, most = self.tweedie_variance_power, max(self.base_score, float(y.max(initial=0.0)))
+        p, most = self.power, max(self.base_score, float(y.max(initial=0.0)))
         return power_of_two(_ROOM * max(most ** (2.0 - p), most * self.base_score ** (1.0 - p)))
 
     def _terms(self, m: Floats, y: Floats) -> tuple[Floats, Floats]:
         """Return a and b of rows (n_rows,)."""
-        p = self.tweedie_variance_power
+        p = self.power
         with np.errstate(over="ignore", invalid="ignore"):
             a = np.where(y > 0.0, y * np.exp((1.0 - p) * m), 0.0)
             return a, np.exp((2.0 - p) * m)
 
-    def row_losses(self, margins: Floats, y: Floats) -> Floats:
-        p, (a, b) = self.tweedie_variance_power, self._terms(margins[:, 0], y)
-        return 2.0 * (y ** (2.0 - p) / ((1.0 - p) * (2.0 - p)) - a / (1.0 - p) + b / (2.0 - p))
-
     def write_derivatives(self, margins: Floats, y: Floats, scales: Floats, grad: Integers, hess: Integers) -> int:
-        p, clip = self.tweedie_variance_power, self.grad_clip
+        p, clip = self.power, self.grad_clip
         a, b = self._terms(margins[:, 0], y)
         clipped = int(((a > clip) | (b > clip)).sum())
         a, b = np.minimum(a, clip) / clip, np.minimum(b, clip) / clip
         grad[0] = np.rint((b - a) * scales)
         hess[0] = np.rint(np.minimum((2.0 - p) * b + (p - 1.0) * a, 1.0) * scales)
         return clipped
+
+
+class Tweedie(_OfVariance, frozen=True, tag="tweedie"):
+    """Tweedie loss of variance power between 1 and 2; the metric is the mean Tweedie deviance."""
+
+    tweedie_variance_power: float = 1.5
+    metric: ClassVar[str] = "tweedie-deviance"
+    xgboost_name: ClassVar[str] = "reg:tweedie"
+
+    @property
+    def power(self) -> float:
+        return self.tweedie_variance_power
+
+    def row_losses(self, margins: Floats, y: Floats) -> Floats:
+        p, (a, b) = self.power, self._terms(margins[:, 0], y)
+        return 2.0 * (y ** (2.0 - p) / ((1.0 - p) * (2.0 - p)) - a / (1.0 - p) + b / (2.0 - p))
+
+
+class Gamma(_OfVariance, frozen=True, tag="gamma"):
+    """Gamma loss of labels above 0: grad = 1 - y / mu and hess = y / mu; the metric is the mean gamma deviance."""
+
+    metric: ClassVar[str] = "gamma-deviance"
+    xgboost_name: ClassVar[str] = "reg:gamma"
+    positive: ClassVar[bool] = True
+
+    @property
+    def power(self) -> float:
+        return 2.0
+
+    def row_losses(self, margins: Floats, y: Floats) -> Floats:
+        ratio, _ = self._terms(margins[:, 0], y)
+        return 2.0 * (ratio - 1.0 - np.log(ratio))
 
 
 class PseudoHuber(FixedPointLoss, frozen=True, tag="huber"):

@@ -18,10 +18,12 @@ from treaty.errors import ConfigError, DataError
 from treaty.machine.arrays import Floats
 from treaty.machine.process import is_code
 from treaty.trees.losses import Logistic, Softmax, bound_of_weights
-from treaty.trees.number_losses import Custom, Poisson, PseudoHuber, Quantile, SquaredError, Tweedie, loss_at
+from treaty.trees.number_losses import Custom, Gamma, Poisson, PseudoHuber, Quantile, SquaredError, Tweedie, loss_at
 from treaty.trees.ranking_losses import Ndcg, Pairwise, mean_average_precision, mean_ndcg
 
-Objective = Logistic | Softmax | SquaredError | Poisson | Tweedie | PseudoHuber | Quantile | Pairwise | Ndcg | Custom
+Objective = (
+    Logistic | Softmax | SquaredError | Poisson | Tweedie | Gamma | PseudoHuber | Quantile | Pairwise | Ndcg | Custom
+)
 
 
 def by_xgboost_name(kinds: Sequence[type[Objective]]) -> dict[str, str]:
@@ -50,6 +52,7 @@ _THEIRS = {
     **{theirs: name for theirs, name in _BY_XGBOOST_NAME.items() if theirs},
     **dict.fromkeys(ABSOLUTE, "quantile"),
     **dict.fromkeys(("reg:linear", "regression", "mse", "l2"), "squared_error"),
+    "pseudo_huber": "huber",
     **dict.fromkeys(("reg:logistic", "log_loss", "binary"), "logistic"),
     **dict.fromkeys(("multi:softmax", "multiclass"), "softmax"),
     "lambdarank": "ndcg",
@@ -124,6 +127,22 @@ _OF_NUMBERS = ("rmse", "mae", "mape", "rmsle")
 _OF_GROUPS = ("ndcg", "ndcg@k", "map", "map@k")
 _NAMES = tuple(dict.fromkeys((*_OF_TWO, *_OF_SEVERAL, *_OF_NUMBERS, *_OF_GROUPS)))
 _HIGHER_IS_BETTER = ("auc", "aucpr", "ndcg", "map")
+_OUR_METRICS = {
+    **dict.fromkeys(("roc_auc", "roc_auc_ovr_weighted"), "auc"),
+    **dict.fromkeys(("average_precision", "prauc"), "aucpr"),
+    **dict.fromkeys(("log_loss", "neg_log_loss", "binary_logloss", "cross_entropy"), "logloss"),
+    **dict.fromkeys(("multi_logloss", "softmax"), "mlogloss"),
+    **dict.fromkeys(("accuracy", "binary_error"), "error"),
+    "multi_error": "merror",
+    **dict.fromkeys(("mse", "l2", "mean_squared_error", "root_mean_squared_error", "l2_root"), "rmse"),
+    **dict.fromkeys(("l1", "mean_absolute_error", "median_absolute_error"), "mae"),
+    "mean_absolute_percentage_error": "mape",
+    "root_mean_squared_log_error": "rmsle",
+    "poisson-nloglik": "poisson-deviance",
+    "gamma-nloglik": "gamma-deviance",
+    "mean_average_precision": "map",
+}
+"""What XGBoost, scikit-learn and LightGBM call metrics of ours, or those that rank models like them."""
 _BROUGHT: ContextVar[Mapping[str, Callable[..., Any]]] = ContextVar("brought", default=MappingProxyType({}))
 """Functions that the user gave to this fit, by name; its parties' threads see them, and no other fit."""
 
@@ -145,6 +164,10 @@ def check_names(names: Sequence[str]) -> None:
     """Raise ConfigError for a name of no metric, for any labels, and for a repeated one."""
     for name in names:
         if _form(name) not in _NAMES and name not in OWN_METRICS and name not in _BROUGHT.get():
+            lower = name.lower().removeprefix("neg_")
+            ours = _OUR_METRICS.get(lower, lower)
+            if ours != name and (_form(ours) in _NAMES or ours in OWN_METRICS):
+                raise ConfigError(f"expected eval_metric {ours!r} in place of {name!r}")
             raise ConfigError(
                 f"expected eval_metric of {', '.join(_NAMES)}, with a share t and a number of rows k, or an "
                 f"objective's own ({', '.join(sorted(OWN_METRICS.difference(_NAMES)))}), got {name!r}"
@@ -240,8 +263,10 @@ def _brought(name: str, objective: Objective, margins: Floats, y: Floats, weight
     try:
         return float(_BROUGHT.get()[name](labels, shown, **({} if weight is None else {"sample_weight": weight})))
     except Exception as error:
-        of = "class numbers and probabilities" if objective.takes == "classes" else "labels and predictions"
-        raise ConfigError(f"eval_metric {name}, given {of}, raised {type(error).__name__}: {error}") from error
+        of, hint = "labels and predictions", ""
+        if objective.takes == "classes":
+            of, hint = "class numbers and probabilities", "; if it needs classes, wrap it in a function that decides"
+        raise ConfigError(f"eval_metric {name}, given {of}, raised {type(error).__name__}: {error}{hint}") from error
 
 
 def _form(name: str) -> str:
