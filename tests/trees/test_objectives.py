@@ -147,7 +147,7 @@ def test_gradients_of_extreme_margins_are_finite(name):
 
 @pytest.mark.parametrize("wrong", [[1.0, 0.0], [-1.0, 2.0]])
 def test_a_gamma_loss_takes_labels_above_zero_alone(wrong):
-    with pytest.raises(DataError, match="y: expected labels above 0 for objective='gamma', got 1 others of 2"):
+    with pytest.raises(DataError, match="y: expected labels above 0 for objective='gamma', got 1 of 2"):
         LOSSES["gamma"].check_labels(np.array(wrong), "y")
     LOSSES["gamma"].check_labels(np.array([1e-9, 2.0]), "y")
 

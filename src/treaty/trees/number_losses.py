@@ -60,7 +60,7 @@ class MeanByLogarithm(FixedPointLoss, frozen=True):
         n_wrong = int(np.count_nonzero(y <= 0.0 if cls.positive else y < 0.0))
         if n_wrong:
             name, expected = cls.__struct_config__.tag, "labels above 0" if cls.positive else "no label below 0"
-            raise DataError(f"{whose}: expected {expected} for objective={name!r}, got {n_wrong} others of {len(y)}")
+            raise DataError(f"{whose}: expected {expected} for objective={name!r}, got {n_wrong} of {len(y)}")
 
     def check(self) -> None:
         super().check()
