@@ -9,7 +9,6 @@ import xgboost
 from sklearn.metrics import log_loss
 
 import treaty
-from marks import slow
 from runs.job_files import train_in_threads
 from runs.small_jobs import write_job
 from tables import FAST_KEY, cut, real_table
@@ -66,7 +65,7 @@ def test_every_way_of_splitting_a_table_weighs_eval_rows(protocol):
     assert losses(model, name="eval_1")[-1] == pytest.approx(log_loss(Y_VALID, p), rel=1e-9)
 
 
-@slow
+@pytest.mark.slow
 def test_parties_in_processes_weigh_eval_rows():
     how = [{"transport": of} for of in ("memory", "grpc")]
     found = [

@@ -97,8 +97,7 @@ def test_what_other_libraries_have_is_one_sentence(theirs, said):
 @pytest.mark.parametrize(
     ("theirs", "said"),
     [
-        ("base_margin", "leave it out: training starts from one base_score"),
-        ("init_score", "leave it out: training starts from one base_score"),
+        ("init_score", "it is called 'base_margin' here|leave it out: all rows start from the same margin"),
         ("xgb_model", "leave it out: fit"),
         ("feature_weights", "leave it out: "),
         ("eval_sample_weight", "it is called 'sample_weight_eval_set' here|.*eval sets all weigh the same"),

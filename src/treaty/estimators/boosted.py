@@ -40,7 +40,7 @@ from treaty.systems import SYSTEMS, find_system
 from treaty.systems.horizontal.rows import all_columns, describe, schema_of
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.pooled.system import ALONE, why_no_split
+from treaty.systems.pooled.system import ALONE, check_margins, refuse_margins, why_no_split
 from treaty.systems.system import LabelledRows, System, roles_of
 from treaty.trees.boosting import Forest
 from treaty.trees.objectives import check_watched
@@ -137,7 +137,9 @@ class BoostedTrees(TrainedTrees):
         sample_weight: ArrayLike | None = None,
         eval_set: tuple[Tables, ArrayLike] | Sequence[tuple[Tables, ArrayLike]] | None = None,
         *,
+        base_margin: ArrayLike | None = None,
         sample_weight_eval_set: Sequence[ArrayLike | None] | None = None,
+        base_margin_eval_set: Sequence[ArrayLike] | None = None,
         early_stopping_rounds: int | None = None,
         checkpoint: str | Path | None = None,
         verbose: bool | int | None = None,
@@ -165,9 +167,15 @@ class BoostedTrees(TrainedTrees):
             Evaluated after every round, see `evals_result_`; the last metric of the last set decides early stopping.
             Under a horizontal protocol, X is a plain table of the leader, or the server. `class_weight` and
             `scale_pos_weight` weigh training rows alone, as in XGBoost.
+        base_margin : array-like (n_rows,) or (n_rows, n_classes), or None
+            Margins from which the rows start instead of `base_score`, as in XGBoost (LightGBM's `init_score`): log-odds
+            of two classes, scores of each of more, logarithms of means, else predictions. The active party has them,
+            and `predict` needs those of its rows. Not with a horizontal protocol, or with noise.
         sample_weight_eval_set : list of (array-like (n_rows,) or None), or None
             Weights of 0 or more of the rows of each eval set, for its metrics and for early stopping; held by the
             active party. None: all rows of a set weigh the same.
+        base_margin_eval_set : list of array-like
+            Margins of the rows of each eval set, with `base_margin`.
         early_stopping_rounds : int or None
             For this fit, instead of the parameter of the same name.
         checkpoint : path or None
@@ -207,7 +215,12 @@ class BoostedTrees(TrainedTrees):
         changed = {} if early_stopping_rounds is None else {"early_stopping_rounds": early_stopping_rounds}
         settings = self._settings(**changed)
         prepare = self._on_rows if settings[0].split == "rows" else self._on_columns
-        run = prepare(settings, X, y, sample_weight, eval_sets_of(eval_set, sample_weight_eval_set))
+        watched = eval_sets_of(eval_set, sample_weight_eval_set, base_margin_eval_set)
+        if base_margin is not None:
+            refuse_margins(*settings)
+        if any((of.base_margin is None) != (base_margin is None) for of in watched):
+            raise ConfigError("expected base_margin and base_margin_eval_set of all eval sets, or neither")
+        run = prepare(settings, GivenRows(X, y, sample_weight, base_margin), watched)
         if self.base_score is None and isinstance(self, RegressorMixin) and run.options.adds_noise:
             warn_user(
                 f"training starts from base_score=0.5, since {settings[0].name!r} does not estimate it with these "
@@ -250,17 +263,17 @@ class BoostedTrees(TrainedTrees):
         self.warnings_.append(sentence)
         warn_user(sentence)
 
-    def _on_columns(
-        self, settings: tuple[System, Any, Any], X: Tables, y: Any, sample_weight: Any, watched: Sequence[GivenRows]
-    ) -> Run:
+    def _on_columns(self, settings: tuple[System, Any, Any], given: GivenRows, watched: Sequence[GivenRows]) -> Run:
         """Return the run of a training on one table, or between parties that hold columns of the same rows."""
+        X, y, sample_weight, base_margin = given
         if y is None and are_labelled(X):
             by_row = [name for name in SYSTEMS["trees"] if find_system(name, "trees").split == "rows"]
             raise DataError(
                 f"protocol {settings[0].name!r} expects tables and labels as fit(X, y), got (X, y) by party, as for "
                 f"{', '.join(map(repr, by_row))}"
             )
-        tables = self._tables(X, reset=True, **self._label_columns(y), sample_weight=sample_weight)
+        columns = {"sample_weight": sample_weight, "base_margin": base_margin}
+        tables = self._tables(X, reset=True, **self._label_columns(y), **columns)
         active = self._active(tables)
         n_rows = next(iter(tables.values())).n_rows
         classes, target = self._target(y, active, n_rows)
@@ -269,16 +282,16 @@ class BoostedTrees(TrainedTrees):
         weight = None if sample_weight is None else check_weights(sample_weight, n_rows=n_rows, party=active)
         weight = self._class_weights(settings, target, weight)
         # Rows of weight 0 must not shift the quantiles of bins either.
-        tables, target, weight = rows_with_weight(tables, target, weight)
+        margins = None if base_margin is None else self._margins_of(base_margin, active, n_rows, classes)
+        tables, target, weight, margins = rows_with_weight(tables, target, weight, margins)
         self.schemas_ = {name: table.schema for name, table in tables.items()}
         run = self._run_on_columns(settings, tables, active, target, weight, classes)
+        run = replace(run, data={**run.data, active: replace(run.data[active], base_margin=margins)})
         return replace(run, eval_sets=self._eval_sets(watched, active, classes, settings[2].metrics))
 
-    def _on_rows(
-        self, settings: tuple[System, Any, Any], X: Any, y: Any, sample_weight: Any, watched: Sequence[GivenRows]
-    ) -> Run:
+    def _on_rows(self, settings: tuple[System, Any, Any], rows_of_all: GivenRows, watched: Sequence[GivenRows]) -> Run:
         """Return the run of a training between participants that hold labelled rows of the same columns."""
-        system, own, common = settings
+        (system, own, common), (X, y, sample_weight, _) = settings, rows_of_all
         if self.parties is not None:
             self._by_party(X, system, reset=True)  # raises: participants have rows
         given, X = X, opened_by_participant(X)
@@ -335,6 +348,9 @@ class BoostedTrees(TrainedTrees):
         refuse_revealing_weights(settings[0], settings[1], self.class_weight)
         return weights_of_classes(target, self.classes_, self.scale_pos_weight, self.class_weight, weight)
 
+    def _margins_of(self, given: Any, whose: str, n_rows: int, classes: list[Any] | None) -> NDArray[np.float64]:
+        return check_margins(given, whose, n_rows, len(classes) if classes is not None and len(classes) > 2 else 1)
+
     def _label_columns(self, y: Any) -> dict[str, Any]:
         """Return the columns of labels, by name."""
         return {"y": y}
@@ -348,15 +364,18 @@ class BoostedTrees(TrainedTrees):
     ) -> list[Watched]:
         """Check eval sets against the training tables and the metrics."""
         evals = []
-        for number, (X, y, sample_weight) in enumerate(given):
-            tables = self._tables(X, reset=False, **self._label_columns(y), sample_weight=sample_weight)
-            n_rows, weight = next(iter(tables.values())).n_rows, None
+        for number, (X, y, sample_weight, base_margin) in enumerate(given):
+            columns = {"sample_weight": sample_weight, "base_margin": base_margin}
+            tables = self._tables(X, reset=False, **self._label_columns(y), **columns)
+            n_rows, weight, margins, whose = next(iter(tables.values())).n_rows, None, None, f"{active}: eval_{number}"
             _, target = self._target(y, active, n_rows, classes)
             match_rows(tables, target)
             check_watched(metrics, target, len(classes or ()))
             if sample_weight is not None:
-                weight = check_weights(sample_weight, n_rows=n_rows, party=f"{active}: eval_{number}")
-            evals.append(Watched(tables, target, weight))
+                weight = check_weights(sample_weight, n_rows=n_rows, party=whose)
+            if base_margin is not None:
+                margins = self._margins_of(base_margin, whose, n_rows, classes)
+            evals.append(Watched(tables, target, weight, margins))
         return evals
 
     def _keep(self, forest: Forest) -> None:

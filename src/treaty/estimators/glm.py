@@ -182,7 +182,7 @@ class LinearModel(TableEstimator):
         elif common.early_stopping_rounds is not None:
             raise ConfigError("early_stopping_rounds needs an eval_set: fit(X, y, eval_set=(X_valid, y_valid))")
         evals = []
-        for X, y, _ in given:
+        for X, y, *_ in given:
             tables = self._tables(X, reset=False, y=y)
             n_rows = next(iter(tables.values())).n_rows
             _, target = self._class_numbers(one_column(y), active, n_rows, self.classes_.tolist())

@@ -213,16 +213,16 @@ def known_tables(
 
 
 def rows_with_weight(
-    tables: dict[str, Table], target: NDArray[np.float64], weight: NDArray[np.float64] | None
-) -> tuple[dict[str, Table], NDArray[np.float64], NDArray[np.float64] | None]:
-    """Return one table, its labels and weights without rows of weight 0.
+    tables: dict[str, Table], target: NDArray[np.float64], weight: NDArray[np.float64] | None, *more: Any
+) -> tuple[Any, ...]:
+    """Return one table, its labels, weights and `more` columns (arrays or None) without rows of weight 0.
 
     Tables of several parties are unchanged: rows are matched by position, and other parties do not learn weights.
     """
     if weight is None or ALONE not in tables or weight.all():
-        return tables, target, weight
+        return tables, target, weight, *more
     of, kept = tables[ALONE], weight > 0.0
-    return {ALONE: of.rows(kept)}, target[kept], weight[kept]
+    return {ALONE: of.rows(kept)}, target[kept], weight[kept], *(None if each is None else each[kept] for each in more)
 
 
 def positions_by_party(
@@ -291,14 +291,17 @@ def _empty(table: Any) -> bool:
 
 
 class GivenRows(NamedTuple):
-    """An eval set as the user passed it."""
+    """Rows to train on, or of an eval set, as the user passed them."""
 
     X: Any
     y: Any
     weight: Any = None
+    base_margin: Any = None
 
 
-def eval_sets_of(eval_set: Any, sample_weight_eval_set: Any = None) -> list[GivenRows]:
+def eval_sets_of(
+    eval_set: Any, sample_weight_eval_set: Any = None, base_margin_eval_set: Any = None
+) -> list[GivenRows]:
     """Return an eval set (X, y) or (X, y, sample_weight), or several; ConfigError for anything else."""
     in_tuple = isinstance(eval_set, tuple) and bool(eval_set) and all(isinstance(given, tuple) for given in eval_set)
     sets = [] if eval_set is None else list(eval_set) if in_tuple or isinstance(eval_set, list) else [eval_set]
@@ -308,7 +311,9 @@ def eval_sets_of(eval_set: Any, sample_weight_eval_set: Any = None) -> list[Give
     weights = listed_for(found, sample_weight_eval_set, "sample_weight_eval_set")
     if twice := [k for k, weight in enumerate(weights) if weight is not None and found[k].weight is not None]:
         raise ConfigError(f"expected weights of eval_{twice[0]} in eval_set or in sample_weight_eval_set, got both")
-    return [of if weight is None else of._replace(weight=weight) for of, weight in zip(found, weights, strict=True)]
+    found = [of if weight is None else of._replace(weight=weight) for of, weight in zip(found, weights, strict=True)]
+    margins = listed_for(found, base_margin_eval_set, "base_margin_eval_set")
+    return [of._replace(base_margin=margin) for of, margin in zip(found, margins, strict=True)]
 
 
 def listed_for(sets: Sequence[Any], given: Any, name: str) -> list[Any]:

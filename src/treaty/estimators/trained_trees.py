@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import narwhals as nw
@@ -15,9 +15,9 @@ from treaty.errors import ConfigError
 from treaty.estimators.base import TableEstimator, Tables
 from treaty.machine.process import cores
 from treaty.models.interpretation import Contributions, Kind, importances, joined_booster
-from treaty.models.trees import RowDecisions, forest_of, leaves, staged_margins
+from treaty.models.trees import RowDecisions, check_starts, forest_of, leaves, staged_margins
 from treaty.runs.threads import active_of
-from treaty.systems.pooled.system import ALONE
+from treaty.systems.pooled.system import ALONE, check_margins
 
 
 class TrainedTrees(TableEstimator):
@@ -34,9 +34,19 @@ class TrainedTrees(TableEstimator):
         forest = forest_of(list(self.parts_.values()))
         return {forest.sources[source] for tree in forest.trees for source in np.unique(tree.source[tree.left >= 0])}
 
-    def _margins(self, X: Tables) -> NDArray[np.float64]:
+    def _margins(self, X: Tables, base_margin: Any = None) -> NDArray[np.float64]:
         predicting = self._predicting()
-        return predicting.margins(self._matched(X), self.transport)
+        start = self._start(base_margin)
+        found = predicting.margins(self._matched(X, base_margin=base_margin), self.transport)
+        return start(found)
+
+    def _start(self, base_margin: Any) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
+        """Return a function that adds rows' own margins to those of the trees."""
+        forest = forest_of(list(self.parts_.values()))
+        check_starts(forest, given=base_margin is not None)
+        if base_margin is None:
+            return lambda margins: margins
+        return lambda margins: margins + check_margins(base_margin, "X", *margins.shape)
 
     def _decided(self, X: Tables) -> RowDecisions:
         predicting = self._predicting()
@@ -44,13 +54,15 @@ class TrainedTrees(TableEstimator):
             raise ConfigError("he_inference hides which leaf a row is in; set it to None for leaves, stages or shares")
         return predicting.decisions(self._matched(X))
 
-    def predict(self, X: Tables) -> NDArray[Any]:
+    def predict(self, X: Tables, *, base_margin: Any = None) -> NDArray[Any]:
         """Return each row's most probable class, or the predicted mean.
 
         Parameters
         ----------
         X : table, or mapping of party name to table
             As in `fit`, without labels.
+        base_margin : array-like (n_rows,) or (n_rows, n_classes)
+            As in `fit`, of these rows; of a model that was trained with it, and only then.
 
         Returns
         -------
@@ -61,15 +73,15 @@ class TrainedTrees(TableEstimator):
         DataError
             For other parties or columns than those of training, or row counts that differ.
         """
-        return self._decide(self._predictions(X))
+        return self._decide(self._predictions(X, base_margin))
 
-    def staged_predict(self, X: Tables) -> Iterator[NDArray[Any]]:
+    def staged_predict(self, X: Tables, *, base_margin: Any = None) -> Iterator[NDArray[Any]]:
         """Yield the result of `predict` after each round; the parties exchange messages only once.
 
         Parameters
         ----------
-        X : table, or mapping of party name to table
-            As in `fit`, without labels.
+        X, base_margin
+            As in `predict`.
 
         Yields
         ------
@@ -82,7 +94,7 @@ class TrainedTrees(TableEstimator):
         DataError
             For other parties or columns than those of training, or row counts that differ.
         """
-        return map(self._decide, self._stages(X))
+        return map(self._decide, self._stages(X, base_margin))
 
     def _decide(self, outputs: NDArray[np.float64]) -> NDArray[Any]:
         """Return classes or means (n_rows,) of probabilities or means (n_rows, n_outputs)."""
@@ -124,12 +136,12 @@ class TrainedTrees(TableEstimator):
         value: float = getattr(self, name)
         return value
 
-    def _stages(self, X: Tables) -> Iterator[NDArray[np.float64]]:
+    def _stages(self, X: Tables, base_margin: Any = None) -> Iterator[NDArray[np.float64]]:
         """Yield probabilities or means (n_rows, n_outputs) after each round, from one batch of decisions."""
-        found = self._decided(X)
+        found, start = self._decided(X), self._start(base_margin)
         objective = forest_of(list(self.parts_.values())).objective
         for margins in staged_margins(found, objective, cores(self.n_jobs)):
-            yield objective.predictions(margins)
+            yield objective.predictions(start(margins))
 
     def predict_contributions(self, X: Tables) -> NDArray[np.float64] | Contributions:
         """Return the contribution of each column to each row's margin: exact TreeSHAP, as XGBoost's ``pred_contribs``.
@@ -140,7 +152,7 @@ class TrainedTrees(TableEstimator):
         -------
         float64 (n_rows, n_features + 1) or (n_rows, n_classes, n_features + 1)
             For a model on one table; the second form with more than two classes. The last column is the bias; the sum
-            of a row is its margin.
+            of a row is its margin, without a `base_margin`.
         treaty.interpretation.Contributions
             For a vertical model: each party's own columns, and the bias; its ``joined()`` is the array above. Parties
             run in threads. docs/interpretation.md lists what a party learns from it.
@@ -307,9 +319,9 @@ class TrainedTrees(TableEstimator):
         check_is_fitted(self, "parts_")
         return joined_booster(list(self.parts_.values()), consent)
 
-    def _predictions(self, X: Tables) -> NDArray[np.float64]:
+    def _predictions(self, X: Tables, base_margin: Any = None) -> NDArray[np.float64]:
         """Return probabilities or means (n_rows, n_outputs)."""
-        margins = self._margins(X)
+        margins = self._margins(X, base_margin)
         return forest_of(list(self.parts_.values())).objective.predictions(margins)
 
 

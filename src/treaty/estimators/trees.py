@@ -160,21 +160,21 @@ class GBDTClassifier(Scored, ClassifierMixin, BoostedTrees):
         What each party (under "fedxgb" each role) learned beyond its own data, in sentences.
     """
 
-    def decision_function(self, X: Tables) -> NDArray[np.float64]:
+    def decision_function(self, X: Tables, *, base_margin: Any = None) -> NDArray[np.float64]:
         """Return margins: log-odds of the second class (n_rows,), or (n_rows, n_classes) with more than two.
 
-        X and errors are as in `predict`.
+        Parameters and errors are as in `predict`.
         """
-        margins = self._margins(X)
+        margins = self._margins(X, base_margin)
         return margins[:, 0] if margins.shape[1] == 1 else margins
 
-    def predict_proba(self, X: Tables) -> NDArray[np.float64]:
-        """Return class probabilities (n_rows, n_classes); X and errors as in `predict`."""
-        return of_classes(self._predictions(X))
+    def predict_proba(self, X: Tables, *, base_margin: Any = None) -> NDArray[np.float64]:
+        """Return class probabilities (n_rows, n_classes); parameters and errors as in `predict`."""
+        return of_classes(self._predictions(X, base_margin))
 
-    def staged_predict_proba(self, X: Tables) -> Iterator[NDArray[np.float64]]:
-        """Yield class probabilities (n_rows, n_classes) after each round; X and errors as in `staged_predict`."""
-        return map(of_classes, self._stages(X))
+    def staged_predict_proba(self, X: Tables, *, base_margin: Any = None) -> Iterator[NDArray[np.float64]]:
+        """Yield class probabilities (n_rows, n_classes) after each round; parameters as in `staged_predict`."""
+        return map(of_classes, self._stages(X, base_margin))
 
     def _decide(self, outputs: NDArray[np.float64]) -> NDArray[Any]:
         return np.asarray(self.classes_[np.argmax(of_classes(outputs), axis=1)])

@@ -245,6 +245,17 @@ def forest_of(parts: Sequence[ModelPart]) -> Forest:
     return forests[0]
 
 
+def check_starts(forest: Forest, *, given: bool) -> None:
+    """Raise ConfigError unless rows to predict have margins of their own exactly where those of training had."""
+    if given != forest.base_margin:
+        raise ConfigError(
+            "the model's training rows started from margins of their own: give base_margin of the rows to predict (0 "
+            "for what trees add)"
+            if forest.base_margin
+            else "the model was trained without base_margin: leave it out"
+        )
+
+
 # ----------- rows walked down trees by decisions already made at every split: margins, those of each round, and leaves
 
 

@@ -359,8 +359,7 @@ def _recoverable(case: Case) -> _Found:
     share = expected_sides(codes, own.ciphers, common, case.trees_a_round, owners, decided=decided)
     estimate = f"sides of splits reveal to {job.active} an estimated {share:.1%}"
     if case.trains and mode == "open":
-        varied = job.task != "classification" or job.weight is not None
-        share = max(share, expected_share(codes, common, case.trees_a_round, varied=varied))
+        share = max(share, expected_share(codes, common, case.trees_a_round, varied=job.varied))
         estimate = f"open sums, from which {job.active} may recover an estimated {share:.1%}"
     return share <= most, f"{estimate}; {allowed}"
 

@@ -159,6 +159,7 @@ class TableRules:
     label: str
     weight: str | None
     eval_weight: str | None
+    base_margin: list[str]
     group: str | None
     task: str
     # own columns of labels, weights and groups, which are no features
@@ -192,6 +193,9 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         Columns of the active party's table; if tables are split by row, of every table.
     eval_weight : str or None
         Column of weights in every eval table of the active party. None: rows of eval sets all weigh the same.
+    base_margin : str, list of str or None
+        Column of margins from which rows start, in the active party's table, eval tables and rows to predict; with more
+        than two classes one column for each. None: all rows start from one `base_score`.
     group : str or None
         With ``task = "ranking"``: the column of the active party's table that says which rows are ranked together.
     parties : dict of str to Member
@@ -242,6 +246,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     classes: Annotated[int, msgspec.Meta(ge=2)] = 2
     weight: str | None = None
     eval_weight: str | None = None
+    base_margin: str | list[str] | None = None
     group: str | None = None
     output: str = "model"
     checkpoints: str | None = None
@@ -261,6 +266,11 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     def by_row(self) -> bool:
         """Whether parties hold rows of the same columns, each with labels."""
         return self.system.split == "rows"
+
+    @property
+    def varied(self) -> bool:
+        """Whether all rows have different gradients from the first tree on."""
+        return self.task != "classification" or self.weight is not None or self.base_margin is not None
 
     @property
     def apart(self) -> bool:
@@ -303,10 +313,12 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         """Return how a party's tables are read."""
         member, align = self.parties[name], self.align or Align()
         labelled = name == self.active or self.by_row
-        labels = dict.fromkeys(of for of in (self.label, self.weight, self.eval_weight, self.group) if of)
+        margins = [self.base_margin] if isinstance(self.base_margin, str) else self.base_margin or []
+        labels = dict.fromkeys(of for of in (self.label, self.weight, self.eval_weight, self.group, *margins) if of)
         return TableRules(
             party=name, active=self.active, by_row=self.by_row, label=self.label, weight=self.weight,
-            eval_weight=self.eval_weight, group=self.group, task=self.task, labels=list(labels) if labelled else [],
+            eval_weight=self.eval_weight, base_margin=margins if labelled else [], group=self.group,
+            task=self.task, labels=list(labels) if labelled else [],
             objective=self.common.get("objective"), id=None if self.align is None else member.id or align.on,
             id_as_text=align.text, normalise=align.normalise, on_duplicate=align.on_duplicate,
             columns=member.columns, drop=member.drop, categorical=member.categorical,

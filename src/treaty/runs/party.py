@@ -173,7 +173,7 @@ def _training_inputs(
     terms = RunTerms(job.system, own, common, roles)
     inputs = replace(
         terms.inputs(party, cores(job.n_jobs), progress=progress, phase=phase), data=tables.data,
-        classes=tables.classes, n_classes=job.classes, varied=job.task != "classification" or job.weight is not None,
+        classes=tables.classes, n_classes=job.classes, varied=job.varied,
         eval_sets=tables.eval_sets, keeper=keeper, store=store_of(job, name),
         epsilon_limits=EpsilonLimits(member.most_epsilon, member.most_epsilon_total),
         vouching=_signer(job, name, vouched) if vouched else Signer(), patience=job.patience,

@@ -25,13 +25,13 @@ from treaty.messaging.transcript import Transcript
 from treaty.models.checkpoints import checkpoint_file, load_checkpoint
 from treaty.models.interpretation import explain_pooled
 from treaty.models.linear import load_linear_part
-from treaty.models.trees import ModelPart, RowPredictions, load_part, predict_pooled
+from treaty.models.trees import ModelPart, RowPredictions, check_starts, load_part, predict_pooled
 from treaty.runs.connecting import check_writable, connected
 from treaty.runs.job import Job, id_column, store_of
 from treaty.runs.party import attempted, part_file
 from treaty.runs.report import trained_model, write_service_report
 from treaty.runs.rows import alignment_of, among_owners, open_rows
-from treaty.runs.table_files import FileRead, read_rows, read_to_predict
+from treaty.runs.table_files import FileRead, margins_of, read_rows, read_to_predict
 from treaty.runs.threads import Role, RunTerms, play, predicting_roles
 from treaty.systems import find_system
 from treaty.systems.observers import play_role
@@ -213,6 +213,8 @@ def _with_rows(job: Job, name: str, verb: str, phase: Phase | None, noted: Noted
     def read() -> tuple[Any, FileRead]:
         part = find_part(job, name)
         check_there(path, name)
+        if verb == "predict" and isinstance(part, ModelPart) and part.forest is not None:
+            check_starts(part.forest, given=bool(job.base_margin))
         return part, read_to_predict(job.table_rules(name), path, part.schema)
 
     ahead, unready = attempted(name, read)
@@ -228,6 +230,9 @@ def _with_rows(job: Job, name: str, verb: str, phase: Phase | None, noted: Noted
         data = LabelledRows(rows.features, np.zeros(0), ids=rows.canonical)
         inputs = _inputs(party, job, roles, phase, part=part, data=data)
         found = play_role(programs[roles.of[name]], inputs)
+        margins = margins_of(rows, job.table_rules(name), path)
+        if verb == "predict" and margins is not None:
+            found = found + margins
         if noted is not None:
             noted(party.transcript)
         return rows.ids, found

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -286,7 +287,7 @@ def traffic_of(job: Job) -> Traffic:
 # MiB of unread messages that a party accepts from each peer: all are of one program, whose messages may be large
 _SHARE = 4096
 # columns of the tables that an estimator writes for its processes
-LABEL, _WEIGHT, _GROUP = "__label__", "__weight__", "__group__"
+LABEL, _WEIGHT, _GROUP, _MARGIN = "__label__", "__weight__", "__group__", "__margin__"
 
 
 def train_in_processes(
@@ -357,10 +358,12 @@ def _written_job(run: Run, folder: Path, weighted: bool, checkpoints: Path | Non
             edge=roles.edges.get(name),
         )
     kept = None if checkpoints is None else str(checkpoints.resolve())
+    starts = run.data[roles.active].base_margin if roles.active in run.data else None
     ranks = run.data[roles.active].y.ndim == 2 if roles.active in run.data else False
     return Job(
         name="fit", active=roles.active, label=LABEL, weight=_WEIGHT if weighted else None, parties=members,
         eval_weight=_WEIGHT if watched_weighted else None,
+        base_margin=None if starts is None else [f"{_MARGIN}{k}" for k in range(starts.shape[1])],
         task="classification" if run.classes is not None else "ranking" if ranks else "regression",
         group=_GROUP if ranks else None, classes=max(2, len(run.classes or ())),
         output=str(folder / "model"), checkpoints=kept, store=kept, n_jobs=run.n_jobs,
@@ -369,10 +372,11 @@ def _written_job(run: Run, folder: Path, weighted: bool, checkpoints: Path | Non
 
 
 def _labels(run: Run, data: LabelledRows) -> dict[str, NDArray[Any]]:
-    """Return labels as the user gave them, and groups of a ranking: a checkpoint belongs to rows with just these."""
+    """Return labels as the user gave them, groups and margins: a checkpoint belongs to rows with just these."""
+    starts = {} if data.base_margin is None else {f"{_MARGIN}{k}": of for k, of in enumerate(data.base_margin.T)}
     if data.y.ndim == 2:
-        return {LABEL: data.y[:, 0], _GROUP: data.y[:, 1]}
-    return {LABEL: data.y if run.classes is None else np.array(run.classes)[data.y.astype(np.intp)]}
+        return {LABEL: data.y[:, 0], _GROUP: data.y[:, 1], **starts}
+    return {LABEL: data.y if run.classes is None else np.array(run.classes)[data.y.astype(np.intp)], **starts}
 
 
 def _settings(system: System, settings: tuple[Any, Any]) -> dict[str, Any]:
@@ -408,6 +412,9 @@ def predict_in_processes(
         folder = Path(name)
         for party, part in parts.items():
             write_columns(folder / f"{party}.arrow", tables[party], {})
+            # the estimator adds rows' own margins
+            forest = None if getattr(part, "forest", None) is None else replace(part.forest, base_margin=False)
+            part = part if forest is None else msgspec.structs.replace(part, forest=forest)
             part.save(part_file(folder, party))
         members = {party: Member(predict_table=str(folder / f"{party}.arrow")) for party in parts}
         job = Job(

@@ -21,7 +21,7 @@ from treaty.errors import NOTED, DataError
 from treaty.privacy.ledger import Ledger
 from treaty.runs.job import TableRules
 from treaty.systems.options import SystemOptions
-from treaty.systems.pooled.system import check_numbers, check_relevance, noisy_labels
+from treaty.systems.pooled.system import check_margins, check_numbers, check_relevance, noisy_labels
 from treaty.systems.system import LabelledRows
 
 # most columns of categories that a line about a table names
@@ -270,14 +270,14 @@ def labelled(
     weight = None
     if weight_column is not None:
         weight = check_weights(arrow[weight_column], n_rows, f"{name}: column {weight_column!r}")
-    whose = f"{name}: column {rules.label!r}"
+    margins, whose = margins_of(rows, rules, path), f"{name}: column {rules.label!r}"
     if rules.task == "ranking":
         groups = numbers(arrow[rules.group])
         target = check_relevance(arrow[rules.label], groups, whose, n_rows, rules.objective)
-        return LabelledRows(rows.features, target, weight), None
+        return LabelledRows(rows.features, target, weight, base_margin=margins), None
     if rules.task == "regression":
         target = check_numbers(arrow[rules.label], whose, n_rows, rules.objective)
-        return LabelledRows(rows.features, target, weight), None
+        return LabelledRows(rows.features, target, weight, base_margin=margins), None
     y = check_labels(numbers(arrow[rules.label]), whose, n_rows)
     if classes is None:
         classes = np.unique(y).tolist()
@@ -286,12 +286,28 @@ def labelled(
     unseen = set(np.unique(y).tolist()) - set(classes)
     if unseen:
         raise DataError(f"{name}: expected the labels seen in training, got {len(unseen)} others - at {path}")
-    return LabelledRows(rows.features, np.searchsorted(np.array(classes), y).astype(np.float64), weight), classes
+    target = np.searchsorted(np.array(classes), y).astype(np.float64)
+    return LabelledRows(rows.features, target, weight, base_margin=margins), classes
+
+
+def margins_of(rows: FileRows, rules: TableRules, path: str) -> NDArray[np.float64] | None:
+    """Return the margins that a file's rows start from, float64 (n_rows, n_outputs); None if the job names none."""
+    if not rules.base_margin:
+        return None
+    _refuse_absent(rules.base_margin, rows.arrow, rules, path)
+    columns = [numbers(rows.arrow[column]) for column in rules.base_margin]
+    whose = f"{rules.party}: column {', '.join(map(repr, rules.base_margin))}"
+    return check_margins(np.column_stack(columns), whose, rows.features.n_rows, len(columns))
 
 
 def _refuse_absent_labels(arrow: Any, rules: TableRules, path: str, weight_column: str | None) -> None:
-    """Raise DataError if the file of a party with labels lacks a column of labels, groups or weights."""
-    for column in filter(None, (rules.label, rules.group, weight_column) if rules.labels else ()):
+    """Raise DataError if the file of a party with labels lacks a column of labels, groups, weights or margins."""
+    wanted = (rules.label, rules.group, weight_column, *rules.base_margin) if rules.labels else ()
+    _refuse_absent([column for column in wanted if column is not None], arrow, rules, path)
+
+
+def _refuse_absent(columns: Sequence[str], arrow: Any, rules: TableRules, path: str) -> None:
+    for column in columns:
         if column not in arrow.column_names:
             lacks = file_without([column], arrow.column_names)
             raise DataError(f"{rules.party}: expected a column {column!r}, {lacks} - at {path}")

@@ -279,16 +279,17 @@ class RunTerms:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """An eval set: tables by owner if columns are split, else the active party's alone; its labels and weights."""
+    """An eval set: tables by owner if columns are split, else the active party's alone; labels, weights and margins."""
 
     tables: Mapping[str, Table]
     y: NDArray[np.float64]
     weight: NDArray[np.float64] | None = None
+    base_margin: NDArray[np.float64] | None = None
 
     def rows(self, table: Table, number: int, *, labelled: bool = True) -> LabelledRows:
-        """Return the rows of eval set `number`, with their labels and weights at the active party."""
+        """Return the rows of eval set `number`; at the active party with labels, weights and margins."""
         rows = LabelledRows(table, np.zeros(0), name=f"eval_{number}")
-        return replace(rows, y=self.y, weight=self.weight) if labelled else rows
+        return replace(rows, y=self.y, weight=self.weight, base_margin=self.base_margin) if labelled else rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,7 +325,9 @@ def train_in_threads(run: Run, keepers: Mapping[str, Keeper], *, link: LinkSpeed
     # if rows are split, all owners compute at the same time, while a party without rows waits
     shared = max(1, every // len(roles.owners)) if system.split == "rows" else every
     absences = {} if system.absences is None else system.absences(roles, run.options, run.common)
-    varied = run.classes is None or any(data.weight is not None for data in run.data.values())
+    varied = run.classes is None or any(
+        data.weight is not None or data.base_margin is not None for data in run.data.values()
+    )
     recordings = {} if run.recorded is None else {name: Recording() for name in roles.of}
 
     inputs_of: dict[str, RoleInput] = {}

@@ -27,15 +27,16 @@ from treaty.models.checkpoints import FORMAT as CHECKPOINT
 from treaty.models.linear import FORMAT as LINEAR
 from treaty.models.linear import LinearPart, load_linear_part
 from treaty.models.trees import FORMAT as TREES
-from treaty.models.trees import ModelPart, load_part
+from treaty.models.trees import ModelPart, check_starts, load_part
 from treaty.trees.boosting import Forest
 from treaty.trees.ensemble import Tree, Walk, join_splits
 from treaty.trees.shap import node_weights
 
 
 def forest_of_active(part: ModelPart) -> Forest:
-    """Return the forest of an active party's part."""
+    """Return the forest of an active party's part; ConfigError for one whose rows need margins of their own."""
     assert part.forest is not None, "the active party's part holds the trees"
+    check_starts(part.forest, given=False)
     return part.forest
 
 

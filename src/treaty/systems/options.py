@@ -164,6 +164,8 @@ _OURS = {
     **dict.fromkeys(("early_stopping_round", "n_iter_no_change"), "early_stopping_rounds"),
     **dict.fromkeys(("min_delta", "tol"), "early_stopping_min_delta"),
     "eval_sample_weight": "sample_weight_eval_set",
+    "init_score": "base_margin",
+    "eval_init_score": "base_margin_eval_set",
     **dict.fromkeys(("verbosity", "silent", "verbose_eval"), "verbose"),
     **dict.fromkeys(("loss", "criterion", "application"), "objective"),
     **dict.fromkeys(("metric", "metrics", "feval", "custom_metric", "scoring", "eval_at"), "eval_metric"),
@@ -223,7 +225,7 @@ _NOT_NEEDED = {
     **dict.fromkeys(("num_parallel_tree", "multi_strategy"), "a round has one tree, or one for each of its classes"),
     **dict.fromkeys(
         ("base_margin", "init_score", "base_margin_eval_set", "eval_init_score", "init"),
-        "training starts from one base_score for all rows",
+        "all rows start from the same margin",
     ),
     **dict.fromkeys(
         ("sample_weight_eval_set", "eval_sample_weight"), "rows of a linear model's eval sets all weigh the same"

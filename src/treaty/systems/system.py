@@ -1,9 +1,8 @@
 """The record that each system fills in, and what its role programs are given.
 
-A system is one folder: `options.py` with its public class, role programs, what each role learns, and `system.py`, whose
-`SYSTEM` record names them. Runners (`treaty.runs`) play any system from its record: in threads, in processes, or as one
-party of a job. `treaty.systems.SYSTEMS` lists those that ship with Treaty; a record elsewhere is named in a job file by
-``protocol = "package.module:NAME"``.
+A system is one folder: `options.py` with its public class, role programs, and `system.py`, whose `SYSTEM` record names
+them and what each role learns. Runners (`treaty.runs`) play any system from its record. `treaty.systems.SYSTEMS` lists
+those of Treaty; a job file names another by ``protocol = "package.module:NAME"``.
 """
 
 from __future__ import annotations
@@ -60,6 +59,8 @@ class LabelledRows:
     y : float64 (n_rows,)
         0/1, class numbers, or the regression target. Empty at a party without labels.
     weight : float64 (n_rows,) or None
+    base_margin : float64 (n_rows, n_outputs) or None
+        Margins that boosting starts from.
     name : str
         Of the eval set; `TRAIN` for training rows.
     ids : callable or None
@@ -67,7 +68,7 @@ class LabelledRows:
     numbers : int64 (n_rows,) or None
         Of each row in the party's own file, where rows were aligned.
     digest : bytes or None
-        Digest of these rows and their order, where rows were aligned; the same in every job on them.
+        Of these rows and their order, where rows were aligned; the same in every job on them.
     """
 
     table: Table
@@ -77,6 +78,7 @@ class LabelledRows:
     ids: Callable[[], list[str]] | None = None
     numbers: NDArray[np.int64] | None = None
     digest: bytes | None = None
+    base_margin: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,7 @@ class RoleInput(Generic[Own, Common]):
     classes : list or None
         Labels by class number, where this party has labels; None for regression.
     n_classes : int
-        Number of classes, as the job states it to all parties; with fewer than three a round has one tree.
+        As the job states it to all parties; with fewer than three a round has one tree.
     varied : bool
         Whether all rows have different gradients from the first tree on: in regressions, and where rows have weights.
     eval_sets : sequence of LabelledRows
@@ -159,9 +161,9 @@ class RoleInput(Generic[Own, Common]):
     keeper : Keeper or None
         Where checkpoints go, and come from.
     store : Path or None
-        Folder for hints, noise keys and ledgers, which later jobs on the same table need. None: nothing is kept.
+        Folder for hints, noise keys and ledgers, which later jobs need. None: nothing is kept.
     epsilon_limits : EpsilonLimits or None
-        This party's own limits; its ledger enforces them besides those of the job's options.
+        This party's own limits, besides those of the job's options.
     vouching : Signer
     evidence : Evidence
         What this party adds to its messages so that it can be held to them later.
@@ -172,7 +174,7 @@ class RoleInput(Generic[Own, Common]):
     alone : bool
         Whether this party has a process of its own; False where all parties are threads of one process.
     apart : bool
-        Whether other organisations play the other parties; False where somebody plays all, or has all keys.
+        Whether other organisations play the other parties; False where one has all keys.
     absence : object or None
         When a simulated user drops out; see `System.absences`.
     part : ModelPart or LinearPart or None

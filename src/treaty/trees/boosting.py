@@ -27,13 +27,15 @@ class NoMoreTrees(Exception):
 class EvalSet:
     """Labelled rows watched during training.
 
-    ``add_trees(trees, margins)`` walks the rows down the new trees and adds to margins (n_rows, n_outputs).
+    ``add_trees(trees, margins)`` walks the rows down the new trees and adds to margins (n_rows, n_outputs), which begin
+    with `base_margin` where rows have margins of their own.
     """
 
     name: str
     y: Floats
     weight: Floats | None
     add_trees: Callable[[Sequence[Tree], Floats], None]
+    base_margin: Floats | None = None
 
 
 @dataclass(slots=True)
@@ -43,7 +45,8 @@ class Forest:
     Tree i adds to output ``i % objective.n_outputs``; its source s is the party ``sources[s]``. `classes` are the
     labels by class number (None: regression), `history` each eval set's metrics after each round, `best_round` the
     rounds kept by early stopping, `clipped_rows` the most rows of one round whose gradient was clipped, `diverged` a
-    warning if the loss of the training rows rose.
+    warning if the loss of the training rows rose. With `base_margin`, rows start from margins of their own, which have
+    to be added to those of the trees.
     """
 
     objective: Objective
@@ -54,6 +57,7 @@ class Forest:
     best_round: int | None = None
     clipped_rows: int = 0
     diverged: str = ""
+    base_margin: bool = False
 
     @property
     def rounds(self) -> int:
@@ -220,7 +224,10 @@ class Rounds:
 
     def __iter__(self) -> Iterator[list[Tree]]:
         forest, n_outputs = self.forest, self.forest.objective.n_outputs
-        eval_margins = [np.full((len(e.y), n_outputs), forest.objective.base_margins) for e in self._eval_sets]
+        eval_margins = [
+            np.full((len(e.y), n_outputs), forest.objective.base_margins if e.base_margin is None else e.base_margin)
+            for e in self._eval_sets
+        ]
         for e, e_margins in zip(self._eval_sets, eval_margins, strict=True):
             check_watched(self._metrics, e.y, max(2, n_outputs))
             if e.weight is not None:
@@ -292,9 +299,10 @@ class BoostingRound:
 class Boosting:
     """A training that holds the margins of the training rows: samples, gradients, leaf values, loss, early stopping.
 
-    Iterate over it for the rounds, as over `Rounds`. Labels `y` are float64 (n_rows,), of a ranking (n_rows, 2). New
-    trees go into `forest`, which has those of the rounds before `resume`. ``on_round(state)`` is called after every
-    round, and may raise `NoMoreTrees`. `trees.columns.grow_trees` is the simplest use.
+    Iterate over it for the rounds, as over `Rounds`. Labels `y` are float64 (n_rows,), of a ranking (n_rows, 2). Rows
+    start from `base_margin` (n_rows, n_outputs), if they have any, else from the loss's start. New trees go into
+    `forest`, which has those of the rounds before `resume`. ``on_round(state)`` is called after every round, and may
+    raise `NoMoreTrees`. `trees.columns.grow_trees` is the simplest use.
     """
 
     def __init__(
@@ -305,6 +313,7 @@ class Boosting:
         rules: SplitRules,
         plan: BoostingPlan,
         *,
+        base_margin: Floats | None = None,
         eval_sets: Sequence[EvalSet] = (),
         on_round: Callable[[RoundState], None] | None = None,
         resume: RoundState | None = None,
@@ -313,7 +322,8 @@ class Boosting:
         forest.objective.check_sums(len(y))
         self.y, self.weight, self.forest, self.rules, self.plan, self.threads = y, weight, forest, rules, plan, threads
         self.rng = np.random.default_rng(plan.random_state)
-        self.margins = np.full((forest.objective.n_outputs, len(y)), forest.objective.base_margins[:, None])
+        starts = forest.objective.base_margins[:, None] if base_margin is None else base_margin.T
+        self.margins = np.full((forest.objective.n_outputs, len(y)), starts)
         if resume is not None:
             self.margins[:] = resume.margins
             self.rng.bit_generator.state = json.loads(resume.random_state)

@@ -153,6 +153,10 @@ class FixedPointLoss(msgspec.Struct, frozen=True, tag_field="name"):
         """Return the loss with its bounds for these labels; raise ConfigError where the fixed point is too coarse."""
         return replace(self, grad_clip=self.clip_of(y))
 
+    def bounded_from(self, y: Floats, margins: Floats) -> Self:
+        """Return the loss with its bounds for rows that start from `margins` (n_rows, n_outputs) of their own."""
+        return self.bounded(y)
+
     @property
     def clips(self) -> tuple[float, ...]:
         """The powers of two that follow from labels; several holders of rows agree on the largest."""

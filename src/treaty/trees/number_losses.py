@@ -37,6 +37,9 @@ class SquaredError(FixedPointLoss, frozen=True, tag="squared_error"):
     def clip_of(self, y: Floats) -> float:
         return power_of_two(2.0 * float(np.max(np.abs(y - self.base_score), initial=0.0)))
 
+    def bounded_from(self, y: Floats, margins: Floats) -> Self:
+        return self.bounded(self.base_score + y - margins[:, 0])
+
     def loss(self, margins: Floats, y: Floats, weight: Floats | None) -> float:
         return float(np.sqrt(np.average((margins[:, 0] - y) ** 2, weights=weight)))
 
@@ -91,6 +94,12 @@ class MeanByLogarithm(FixedPointLoss, frozen=True):
                 public="its labels need a base_score nearer to their mean, or more fractional_bits; it has the details",
             )
         return loss
+
+    def bounded_from(self, y: Floats, margins: Floats) -> Self:
+        # the largest mean counts like a label, and the smallest is what steps must not be too coarse for
+        means = self.predictions(margins[:, 0])
+        loss = replace(self, base_score=max(float(means.min()), math.ulp(0.0))).bounded(np.maximum(y, means))
+        return replace(loss, base_score=self.base_score)
 
     @property
     def base_margins(self) -> Floats:

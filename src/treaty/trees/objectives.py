@@ -88,13 +88,15 @@ def make_objective(
     start: Sequence[float] | None = None,
     fractional_bits: int = 16,
     epsilon: float | None = None,
+    base_margin: Floats | None = None,
     **own: Any,
 ) -> Objective:
     """Return the loss of this name for these labels, with its public bounds; raise ConfigError as `check` does.
 
     A `base_score` of None is estimated from the labels, unless a `start` is given. `epsilon` is that of the randomised
     response which `y` went through (`privacy.randomised_response`), if it did. Of `own`, further fields by name, a loss
-    takes those that it has. The name may be ``package.module:CLASS``, see `treaty.trees.number_losses`.
+    takes those that it has. If rows start from a `base_margin` (n_rows, n_outputs), the loss starts from margin 0. The
+    name may be ``package.module:CLASS``, see `treaty.trees.number_losses`.
     """
     kind = LOSSES[name] if name in LOSSES else loss_class(name)
     loss = kind(
@@ -107,12 +109,16 @@ def make_objective(
     )
     if isinstance(loss, Custom):
         loss = replace(loss, link=loss_at(loss.objective).link)
+    if base_margin is not None:
+        # what a margin of 0 stands for; of several classes, these are scores
+        zero = np.zeros((1, loss.n_outputs))
+        start = (loss.predictions(zero) if loss.n_outputs == 1 else zero)[0].tolist()
     if start is not None or (base_score is None and len(y)):
         loss = loss.starting(loss.estimated_start(y, weight) if start is None else start)
     loss.check()
     if weight is not None:
         loss.check_weights(y, weight)
-    return loss.bounded(y)
+    return loss.bounded(y) if base_margin is None else loss.bounded_from(y, base_margin)
 
 
 # ---------------------------- metrics of eval sets by XGBoost's names, besides a loss's own, computed where labels are

@@ -52,7 +52,7 @@ def objective_for(
     if common.base_score is None and options.adds_noise:
         common = msgspec.structs.replace(common, base_score=0.5)
     n_classes = None if classes is None else len(classes)
-    return loss_of(data.y, data.weight, n_classes, options.label_epsilon, common, start)
+    return loss_of(data.y, data.weight, n_classes, options.label_epsilon, common, start, data.base_margin)
 
 
 def loss_of(
@@ -62,6 +62,7 @@ def loss_of(
     epsilon: float | None,
     common: BoostingOptions,
     start: Sequence[float] | None = None,
+    base_margin: NDArray[np.float64] | None = None,
 ) -> Objective:
     """Choose the loss: without classes (None) the objective, logistic for two classes, softmax for more.
 
@@ -82,6 +83,7 @@ def loss_of(
         start=start,
         fractional_bits=common.fractional_bits,
         epsilon=epsilon,
+        base_margin=base_margin,
         **common.of_loss,
     )
     check_metrics(common.metrics, loss)
@@ -117,6 +119,34 @@ def check_relevance(
     target = np.column_stack([check_targets(relevance, whose, n_rows), numbers.astype(np.float64)])
     kind.check_labels(target, whose)
     return target
+
+
+def refuse_margins(system: System, own: SystemOptions, common: BoostingOptions) -> None:
+    """Raise ConfigError where rows cannot start from margins of their own."""
+    why = ""
+    if system.split == "rows":
+        why = "participants compute gradients of their rows from the model alone"
+    elif own.adds_noise or own.label_epsilon is not None:
+        why = "noise hides labels, and not margins, which derivatives would show"
+    if why:
+        raise ConfigError(f"expected no base_margin with protocol {own.system!r}: {why}")
+    if common.base_score is not None:
+        raise ConfigError("expected base_score or base_margin, got both: rows start from one or the other")
+
+
+def check_margins(margins: Any, whose: str, n_rows: int, n_outputs: int) -> NDArray[np.float64]:
+    """Return margins that rows start from, float64 (n_rows, n_outputs); those of one output may be (n_rows,)."""
+    try:
+        found = np.array(margins, np.float64)
+    except (TypeError, ValueError):
+        raise DataError(f"{whose}: expected numbers as base_margin, got others") from None
+    if found.shape == (n_rows,) and n_outputs == 1:
+        found = found[:, None]
+    if found.shape != (n_rows, n_outputs):
+        raise DataError(f"{whose}: expected base_margin of shape ({n_rows}, {n_outputs}), got {found.shape}")
+    if odd := int(np.count_nonzero(~np.isfinite(found))):
+        raise DataError(f"{whose}: expected finite numbers as base_margin, got {odd} others")
+    return found
 
 
 def noisy_labels(
@@ -199,11 +229,13 @@ def begin(inputs: RoleInput, party: str, sources: tuple[str, ...]) -> Training:
     Raises ConfigError if the checkpoint has other options, parties, rows, classes or eval sets.
     """
     data, classes, keeper = inputs.rows, inputs.classes, inputs.keeper
-    printed = [(of.table, (of.y, of.weight)) for of in (data, *inputs.eval_sets)]
+    starts = [] if data.base_margin is None else [of.base_margin for of in (data, *inputs.eval_sets)]
+    printed = [(of.table, (of.y, of.weight, *starts)) for of in (data, *inputs.eval_sets)]
     rows = b"" if keeper is None else fingerprint(printed, classes or ())
     found = None if keeper is None else keeper.found()
     if found is None:
-        forest = Forest(objective_for(data, classes, inputs.options, inputs.common), sources, classes)
+        objective = objective_for(data, classes, inputs.options, inputs.common)
+        forest = Forest(objective, sources, classes, base_margin=data.base_margin is not None)
         part = ModelPart(
             model_id=secrets.token_hex(16), party=party, schema=data.table.schema, splits=SplitTable(), forest=forest,
             trees_a_round=forest.objective.n_outputs,
@@ -236,7 +268,7 @@ def train(inputs: RoleInput) -> ModelPart:
     rules = common.rules(forest.objective)
     boosting = Boosting(
         data.y, data.weight, forest, rules, common.plan(len(source.categorical)),
-        eval_sets=[watched(rows, splits, threads) for rows in inputs.eval_sets],
+        base_margin=data.base_margin, eval_sets=[watched(rows, splits, threads) for rows in inputs.eval_sets],
         on_round=on_round, resume=training.resume, threads=threads,
     )  # fmt: skip
     grow_trees(boosting, [source])
@@ -252,6 +284,7 @@ def watched(rows: LabelledRows, splits: SplitTable, threads: int) -> EvalSet:
         lambda trees, margins: walk_tables(
             Walk(trees, join_splits([splits], [n_columns])), [rows.table], margins, threads
         ),
+        rows.base_margin,
     )  # fmt: skip
 
 
@@ -292,7 +325,7 @@ def _reason(
         return "all labels are equal"
     loss, hessian = forest.objective, 0.0
     for of in rows:
-        margins = np.full((len(of.y), loss.n_outputs), loss.base_margins)
+        margins = np.full((len(of.y), loss.n_outputs), loss.base_margins if of.base_margin is None else of.base_margin)
         hessian += float(loss.gradients(margins, of.y, of.weight)[1][0].sum()) * loss.hess_unit
     hessian *= share
     if hessian < 2.0 * common.min_child_weight:

@@ -103,8 +103,12 @@ def boosting_of(
     boosting = Boosting(
         data.y, data.weight, forest, rules or inputs.common.rules(forest.objective),
         inputs.common.plan(sum(len(source.categorical) for source in sources)),
+        base_margin=data.base_margin,
         eval_sets=[
-            EvalSet(rows.name, rows.y, rows.weight, decided_by_all(party, part, rows.table, number, inputs.threads))
+            EvalSet(
+                rows.name, rows.y, rows.weight, decided_by_all(party, part, rows.table, number, inputs.threads),
+                rows.base_margin,
+            )
             for number, rows in enumerate(inputs.eval_sets)
         ],
         on_round=on_round, resume=training.resume, threads=inputs.threads,
