@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from treaty.systems.logistic.options import SGD, QuasiNewton
     from treaty.systems.pooled.options import Pooled
     from treaty.systems.secureboost.options import SecureBoost
-    from treaty.trees.number_losses import CustomLoss
+    from treaty.trees.custom_losses import CustomLoss
 
 __all__ = [
     "SGD",
@@ -70,7 +70,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _LATE = {
-    "CustomLoss": "treaty.trees.number_losses",
+    "CustomLoss": "treaty.trees.custom_losses",
     "align": "treaty.estimators.files",
     "disclosures": "treaty.runs.report",
     "GBDTClassifier": "treaty.estimators.trees",

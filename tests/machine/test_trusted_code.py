@@ -18,7 +18,7 @@ from treaty.files import write_json
 from treaty.machine import process
 from treaty.machine.process import imported, is_code, trust
 from treaty.runs.job_files import load_job
-from treaty.trees.number_losses import loss_at
+from treaty.trees.custom_losses import loss_at
 
 PLANTED = """
 from pathlib import Path

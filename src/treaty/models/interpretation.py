@@ -21,9 +21,10 @@ from treaty.errors import ConfigError, DataError
 from treaty.machine.arrays import Floats, Int32s
 from treaty.models.trees import ModelPart, decide, forest_of
 from treaty.trees.boosting import Forest
+from treaty.trees.custom_losses import Custom
 from treaty.trees.ensemble import JoinedSplits, SplitTable, Tree, join_splits
 from treaty.trees.losses import Softmax
-from treaty.trees.number_losses import Custom, Poisson, PseudoHuber, Quantile, Tweedie
+from treaty.trees.number_losses import Poisson, PseudoHuber, Quantile, Tweedie
 from treaty.trees.objectives import Objective
 from treaty.trees.ranking_losses import PAIRED, LambdaMart
 from treaty.trees.shap import contributions

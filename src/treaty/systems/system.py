@@ -434,15 +434,8 @@ class System:
 def roles_of(system: System, owners: list[str], active: str | None, options: SystemOptions) -> Roles:
     """Return who plays which role where one process plays all: the owners, and the helpers that the system needs.
 
-    Parameters
-    ----------
-    active : str or None
-        The active party, which may be one without rows; None: the first owner, or the server.
-
-    Raises
-    ------
-    ConfigError
-        When parties are too few, or one has the name of a role that is played besides them.
+    The party `active` may be one without rows; None is the first owner, or the server. Raises ConfigError when parties
+    are too few, or one has the name of a role that is played besides them.
     """
     helpers = system.helpers(owners, options)
     server = next((name for name, place in helpers.items() if place.role == "server"), None)

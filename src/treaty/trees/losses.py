@@ -1,6 +1,6 @@
 """What all losses share (derivatives in fixed point, base score, link), and the losses of classes.
 
-`number_losses` and `ranking_losses` have the other losses, `objectives` the table of all.
+`number_losses`, `ranking_losses` and `custom_losses` have the other losses, `objectives` the table of all.
 """
 
 from __future__ import annotations

@@ -17,8 +17,9 @@ from msgspec.structs import replace
 from treaty.errors import ConfigError, DataError
 from treaty.machine.arrays import Floats
 from treaty.machine.process import is_code
+from treaty.trees.custom_losses import Custom, loss_at
 from treaty.trees.losses import Logistic, Softmax, bound_of_weights
-from treaty.trees.number_losses import Custom, Gamma, Poisson, PseudoHuber, Quantile, SquaredError, Tweedie, loss_at
+from treaty.trees.number_losses import Gamma, Poisson, PseudoHuber, Quantile, SquaredError, Tweedie
 from treaty.trees.ranking_losses import Ndcg, Pairwise, mean_average_precision, mean_ndcg
 
 Objective = (
@@ -96,7 +97,7 @@ def make_objective(
     A `base_score` of None is estimated from the labels, unless a `start` is given. `epsilon` is that of the randomised
     response which `y` went through (`privacy.randomised_response`), if it did. Of `own`, further fields by name, a loss
     takes those that it has. If rows start from a `base_margin` (n_rows, n_outputs), the loss starts from margin 0. The
-    name may be ``package.module:CLASS``, see `treaty.trees.number_losses`.
+    name may be ``package.module:CLASS``, see `treaty.trees.custom_losses`.
     """
     kind = LOSSES[name] if name in LOSSES else loss_class(name)
     loss = kind(

@@ -55,8 +55,8 @@ from treaty.systems.observers import CheckpointReached
 from treaty.systems.pooled.system import CheckpointReceipt, CheckpointRequest
 from treaty.systems.system import LabelledRows, RoleInput
 from treaty.trees.boosting import Forest, RoundState
+from treaty.trees.custom_losses import Custom
 from treaty.trees.ensemble import SplitTable
-from treaty.trees.number_losses import Custom
 from treaty.trees.objectives import Objective
 
 logger = logging.getLogger(__name__)
