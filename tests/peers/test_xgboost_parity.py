@@ -75,6 +75,10 @@ CASES = {
     "binary-depth-eight-light": {"max_depth": 8, "seed": 6},
     "regression-depth-eight-light": {"max_depth": 8, "objective": "squared_error", "seed": 7, "missing": 0.1},
     "single-rows": {"max_depth": 8, "min_child_weight": 0.0, "objective": "squared_error", "n_rows": 300},
+    "leaves": {"max_leaves": 13, "max_depth": 12},
+    "leaves-many": {"max_leaves": 60, "max_depth": 24, "missing": 0.2, "min_child_weight": 2.0},
+    "leaves-and-depth": {"max_leaves": 20, "max_depth": 6, "objective": "squared_error", "weighted": True},
+    "leaves-multiclass": {"max_leaves": 8, "max_depth": 7, "objective": "softmax", "n_classes": 3},
     "everything": {
         "missing": 0.15, "weighted": True, "max_depth": 6, "min_split_loss": 0.7, "min_child_weight": 2.5,
         "reg_lambda": 0.4, "reg_alpha": 0.3, "objective": "softmax", "n_classes": 3, "learning_rate": 0.15,
@@ -154,7 +158,8 @@ def _train_both(table, y, weight, *, objective="logistic", n_classes=2, n_estima
     )  # fmt: skip
     parameters = {
         "objective": OBJECTIVES[objective], "base_score": 0.5, "tree_method": "hist", "max_bin": 32, "nthread": 1,
-        "max_depth": 3, "learning_rate": 0.3, "num_class": n_classes if objective == "softmax" else None, **options,
+        "max_depth": 3, "learning_rate": 0.3, "num_class": n_classes if objective == "softmax" else None,
+        "grow_policy": "lossguide" if "max_leaves" in options else "depthwise", **options,
     }  # fmt: skip
     parameters = {XGBOOST_NAMES.get(name, name): value for name, value in parameters.items() if value is not None}
     booster = xgboost.train(parameters, xgboost.DMatrix(table.matrix, y, weight=weight), n_estimators)

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from treaty.trees.growth import Growth
-from treaty.trees.splits import Level, SplitRules, Splits
+from treaty.trees.splits import Level, SplitRules, Splits, complete_sums, kept_sums
 
 RULES = SplitRules(grad_unit=0.5, hess_unit=0.25, min_child_weight=0.0, max_depth=6, learning_rate=0.1)
 
@@ -118,3 +120,87 @@ def test_growth_of_no_rows_is_one_leaf_of_nothing():
     tree = _grow(ScriptedSplits((0, 0, 0), {}))
     assert tree.left.tolist() == [-1]
     assert tree.value.tolist() == [0.0]
+
+
+# ---------------------------------------------------------------- by best gain
+
+
+class RandomSplits:
+    """Splits of random gains and sizes, the same for a node however it is reached: nodes are their paths."""
+
+    def __init__(self, seed: int, n_rows: int, share_without: float) -> None:
+        self._seed, self._share = seed, share_without
+        self.paths, self.rows = [()], {(): n_rows}
+
+    def of(self, path):
+        """Return gain and left rows, (0, 0) where there is no split."""
+        rng = np.random.default_rng([self._seed, *path, len(path)])
+        n = self.rows[path]
+        left = int(rng.integers(1, n)) if n > 1 else 0
+        return (0.0, 0) if n < 2 or rng.random() < self._share else (1.0 + rng.random(), left)
+
+    def best(self, level):
+        found = Splits.none(len(level.nodes))
+        for k, node in enumerate(level.nodes.tolist()):
+            gain, left = self.of(self.paths[node])
+            if gain:
+                found.gain[k], found.feature[k], found.left_totals[k] = gain, 0, (0, left, left)
+        return found
+
+    def divide(self, nodes):
+        for path in (self.paths[node] for node in nodes):
+            left = self.of(path)[1]
+            for side, n in ((1, left), (2, self.rows[path] - left)):
+                self.paths.append((*path, side))
+                self.rows[(*path, side)] = n
+
+
+@given(st.integers(0, 1 << 30), st.integers(1, 200), st.integers(2, 40), st.integers(1, 9), st.integers(1, 4))
+@settings(deadline=None)
+def test_growth_by_gain_divides_the_leaves_that_a_queue_would_and_sums_follow_from_kept_ones(
+    seed, n_rows, max_leaves, max_depth, fewest
+):
+    rules = SplitRules(
+        grad_unit=1.0, hess_unit=1.0, min_child_samples=fewest, max_depth=max_depth, max_leaves=max_leaves
+    )
+    script = RandomSplits(seed, n_rows, 0.2)
+    growth = Growth(np.array([0, n_rows, n_rows]), rules)
+    kept, levels, divided = None, 0, set()
+    while growth.level is not None:
+        level, levels = growth.level, levels + 1
+        rows = np.array([script.rows[script.paths[node]] for node in level.asked.tolist()])
+        sums = complete_sums(level, np.repeat(rows, 6).reshape(-1, 2, 3), kept)
+        assert sums[:, 0, 0].tolist() == level.totals[:, 2].tolist()
+        kept = kept_sums(level, kept, sums)
+        splits = script.best(level)
+        children = splits.left_totals[:, 2], level.totals[:, 2] - splits.left_totals[:, 2]
+        splits.feature[np.minimum(*children) < fewest] = -1
+        if (taken := growth.take(splits)) is not None:
+            divided |= {script.paths[node] for node in taken[0].tolist()}
+            script.divide(taken[0].tolist())
+            growth.divided(taken[0])
+
+    # one leaf after another, as a queue has them
+    queue, expected, leaves = [()], set(), 1
+
+    def gain(path):
+        gain, left = script_of_all.of(path)
+        n = script_of_all.rows[path]
+        allowed = len(path) < max_depth and n >= 2 * fewest and min(left, n - left) >= fewest
+        return gain if allowed else 0.0
+
+    script_of_all, number = RandomSplits(seed, n_rows, 0.2), {(): 0}
+    while leaves < max_leaves and queue and max(map(gain, queue)) > 0.0:
+        best = max(queue, key=lambda path: (gain(path), -number[path]))
+        queue.remove(best)
+        expected.add(best)
+        left = script_of_all.of(best)[1]
+        for side, n in ((1, left), (2, script_of_all.rows[best] - left)):
+            script_of_all.rows[(*best, side)] = n
+            number[(*best, side)] = len(number)
+            queue.append((*best, side))
+        leaves += 1
+    assert divided == expected
+    assert levels <= max(1, max_leaves - 1)
+    tree = growth.tree()
+    assert (tree.left < 0).sum() == len(divided) + 1

@@ -58,7 +58,8 @@ class BoostedTrees(TrainedTrees):
         protocol: str | SystemOptions = "pooled",
         *,
         n_estimators: int = 20,
-        max_depth: int = 3,
+        max_depth: int | None = 3,
+        max_leaves: int | None = None,
         learning_rate: float = 0.3,
         reg_lambda: float = 1.0,
         reg_alpha: float = 0.0,
@@ -95,6 +96,7 @@ class BoostedTrees(TrainedTrees):
         self.protocol = protocol
         self.n_estimators = n_estimators
         self.max_depth = max_depth
+        self.max_leaves = max_leaves
         self.learning_rate = learning_rate
         self.reg_lambda = reg_lambda
         self.reg_alpha = reg_alpha

@@ -40,8 +40,11 @@ class GBDTClassifier(Scored, ClassifierMixin, BoostedTrees):
         users.
     n_estimators : int, default 20
         Boosting rounds; one tree each, one per class for more than two classes.
-    max_depth : int, default 3
-        Levels of splits, 1 to 24.
+    max_depth : int or None, default 3
+        Levels of splits, 1 to 24. With `max_leaves`, None or 0 means no limit.
+    max_leaves : int or None, default None
+        Most leaves of a tree, 2 to 4096. Trees then grow by best gain, as in XGBoost with ``grow_policy="lossguide"``
+        and in LightGBM; None grows them by levels. Between parties each split may take a round of messages.
     learning_rate : float, default 0.3
         Factor on every leaf weight.
     reg_lambda : float, default 1

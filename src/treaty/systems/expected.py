@@ -77,17 +77,27 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Trees:
-    """How many trees a training has at most, and the nodes of each tree by level."""
+    """How many trees a training has at most, the nodes of each tree by level, its splits, and levels of all rows.
+
+    By best gain, a "level" has the children of one leaf.
+    """
 
     count: int
     nodes: list[int]
+    splits: int
+    depth: int
 
     @classmethod
     def of(cls, common: BoostingOptions, shape: Shape, rows: int, alone: int = 0) -> Trees:
         """Return the trees on so many rows; the first `alone` rounds are left out."""
-        nodes = [min(1 << level, max(1, rows // common.fewest_rows)) for level in range(common.max_depth)]
-        of_round = shape.classes if shape.classes > 2 else 1
-        return cls(max(0, common.n_estimators - alone) * of_round, nodes)
+        of_round, leaves = shape.classes if shape.classes > 2 else 1, max(1, rows // common.fewest_rows)
+        count = max(0, common.n_estimators - alone) * of_round
+        if common.max_leaves:
+            most = min(common.max_leaves, leaves)
+            levels = [1] + [min(2, leaves)] * (most - 2)
+            return cls(count, levels, most - 1, common.rules_of(1.0, 1.0).full_depth)
+        nodes = [min(1 << level, leaves) for level in range(common.depth)]
+        return cls(count, nodes, sum(nodes), len(nodes))
 
     @property
     def asked_of_levels(self) -> list[int]:
@@ -100,13 +110,9 @@ class Trees:
         return sum(self.asked_of_levels)
 
     @property
-    def depth(self) -> int:
-        """Levels of a tree that are split."""
+    def rounds(self) -> int:
+        """Levels that parties exchange messages about."""
         return len(self.nodes)
-
-    @property
-    def splits(self) -> int:
-        return sum(self.nodes)
 
     def growing(self, rows: int, columns: int) -> float:
         """Return the seconds of one core in which sums of plain histograms grow all of them."""

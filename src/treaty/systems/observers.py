@@ -24,7 +24,7 @@ from treaty.models.checkpoints import Checkpoint, Keeper
 from treaty.privacy.exact_sums import OpenedNode
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import RowPartition
-from treaty.trees.splits import Level, complete_sums
+from treaty.trees.splits import Level, complete_sums, kept_sums
 
 if TYPE_CHECKING:
     from treaty.systems.system import Phase, Progress, RoleInput
@@ -307,8 +307,9 @@ class Recording(Observer):
         level, owner = opened.level, opened.owner
         followed = level.parent_index >= 0
         members, starts = opened.rows.rows(np.concatenate([level.asked, level.nodes[followed]]), sampled=True)
-        complete = complete_sums(level, opened.sums, self._parents.get(owner))
-        self._parents[owner] = complete
+        parents = self._parents.get(owner)
+        complete = complete_sums(level, opened.sums, parents)
+        self._parents[owner] = kept_sums(level, parents, complete)
         both = [*opened.sums, *complete[followed]]
         for (first, last), sums in zip(pairwise(starts), both, strict=True):
             self.note_node(owner, OpenedNode(members[first:last].copy(), *self._gradients, sums.copy()))

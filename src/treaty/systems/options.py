@@ -178,6 +178,7 @@ _OURS = {
     **dict.fromkeys(("weight", "weights"), "sample_weight"),
     **dict.fromkeys(("evals", "validation_data", "X_val", "y_val", "X_valid", "y_valid"), "eval_set"),
     "max_cat_threshold": "max_cat_to_onehot",
+    **dict.fromkeys(("num_leaves", "max_leaf_nodes"), "max_leaves"),
     "max_leaf_output": "max_delta_step",
     "boost_from_average": "base_score",
     "reg_param": "l2",
@@ -190,9 +191,7 @@ _OURS_OF_LINEAR = {"alpha": "l2", "lambda": "l2", "reg_lambda": "l2", "scale_pos
 
 _NOT_NEEDED = {
     **dict.fromkeys(("tree_method", "sketch_eps", "updater"), "all trees are grown from histograms"),
-    **dict.fromkeys(
-        ("grow_policy", "max_leaves", "num_leaves", "max_leaf_nodes"), "trees are grown by levels: max_depth"
-    ),
+    "grow_policy": "trees grow by best gain with max_leaves, and else by levels",
     "enable_categorical": "columns of a categorical type are always categories",
     **dict.fromkeys(("colsample_bylevel", "colsample_bynode"), "columns are drawn for each tree: colsample_bytree"),
     "feature_fraction_bynode": "columns are drawn for each tree: colsample_bytree",

@@ -19,7 +19,7 @@ from treaty.trees.boosting import Boosting, TreeSample
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import Growth, RowPartition, look_up_left
 from treaty.trees.histograms import Histograms
-from treaty.trees.splits import Level, SplitRules, Splits, best_of, complete_sums, end_to_end, scan, settle
+from treaty.trees.splits import Level, SplitRules, Splits, best_of, complete_sums, end_to_end, kept_sums, scan, settle
 
 # of sums of a tree's last level that are completed and scanned at a time
 _SCANNED_BYTES = 64 << 20
@@ -158,7 +158,7 @@ class ShownNodes:
         # else `parent_index` counts nodes that others have not seen
         all_along = shown.all() and self._before.all()
         part = level if all_along else level.only(shown, self._before)
-        self._before = shown
+        self._before = np.append(self._before[level.waiting], shown)
         return shown, part
 
     def divided(self, nodes: Int32s, children: Int32s, rows: RowPartition) -> None:
@@ -205,7 +205,7 @@ class SplitSearch:
         ]
         self._asked: dict[int, Level] = {}
         self._shown_of_level = np.zeros(0, np.bool_)
-        # each source's complete sums of the last level
+        # each source's complete sums of the last level, and of nodes that may be divided later
         self._parents: dict[int, Integers] = {}
         for k, source in self.sources.items():
             source.start_tree(sample.grad, sample.hess, sample.rows, self.columns[k])
@@ -215,6 +215,8 @@ class SplitSearch:
         self._shown_of_level, for_others = self.shown.part(level)
         parts = {k: level if k == self.own else for_others for k in self.sources}
         self._asked = {k: part for k, part in parts.items() if len(part.nodes)}
+        for k in self._parents.keys() - self._asked.keys():
+            self._parents[k] = self._parents[k][parts[k].waiting]
         # local columns last: they are summed while the other parties work
         for k in sorted(self._asked, key=lambda k: isinstance(self.sources[k], ColumnSource)):
             self.sources[k].ask_sums(self._asked[k], rows)
@@ -250,13 +252,12 @@ class SplitSearch:
         """
         part, parents = self._asked[k], self._parents.pop(k, None)
         asked = self.sources[k].sums()
-        last = part.depth + 1 >= self.rules.max_depth
-        at_a_time = max(self.threads, _SCANNED_BYTES // max(1, asked[0].nbytes)) if last else len(part.nodes)
+        at_a_time = max(self.threads, _SCANNED_BYTES // max(1, asked[0].nbytes)) if part.last else len(part.nodes)
         for nodes in pieces(len(part.nodes), at_a_time):
             sums = complete_sums(part, asked, parents, nodes, self.threads)
             yield part.totals[nodes], sums
-            if not last:
-                self._parents[k] = sums
+            if not part.last:
+                self._parents[k] = kept_sums(part, parents, sums)
 
     def of_level(self, k: int, found: Sequence[Splits], level: Level) -> Splits:
         """Join source k's splits of the nodes that `sums` yielded; nodes that it may not see get none."""

@@ -2,10 +2,15 @@
 
 `Growth` uses totals alone; it holds no rows and knows no parties. Its caller finds the best splits of a whole level,
 gives them to `take`, and divides the rows of the nodes that `take` returns. Totals become leaf weights.
+
+With `SplitRules.max_leaves`, leaves are divided in the order of their gains, as XGBoost does with
+``grow_policy="lossguide"``; a "level" then has the children of the leaves divided last. As many leaves as certainly
+come next are divided at a time, since each level takes a round of messages between parties.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +20,7 @@ from treaty.machine.arrays import Flags, Floats, Int32s, Integers
 from treaty.machine.kernels import kernel, new_array
 from treaty.machine.shared_work import share
 from treaty.trees.ensemble import Tree
-from treaty.trees.splits import Level, SplitRules, Splits
+from treaty.trees.splits import Level, SplitRules, Splits, end_to_end
 
 
 class Growth:
@@ -31,10 +36,13 @@ class Growth:
         self._n_nodes = 1
         # nodes of a level, their left children, records and splits
         self._divided: list[tuple[Int32s, Int32s, Int32s, Splits]] = []
+        self._depths = np.zeros(1, np.int64)
+        # by best gain: leaves that are not divided yet, their positions among the kept sums, and their splits
+        self._waiting = np.empty(0, np.int32), np.empty(0, np.int32), Splits.none(0)
         self.level: Level | None = None
         if rules.max_depth >= 1 and totals[2] >= 2 * rules.min_child_samples:
             root = np.zeros(1, np.int32)
-            self.level = Level(0, root, totals[None], root, totals[None], root, root - 1)
+            self.level = Level(0, root, totals[None], root, totals[None], root, root - 1, rules.max_depth == 1)
 
     def take(self, splits: Splits) -> tuple[Int32s, Int32s, Splits] | None:
         """Take the level's best splits; return nodes to divide, their left children and splits, or None for none.
@@ -44,20 +52,53 @@ class Growth:
         assert self.level is not None
         kept = np.flatnonzero(splits.feature >= 0)
         level, self.level = self.level, None
-        if len(kept) == 0:
-            return None
-        nodes, chosen, totals = level.nodes, splits, level.totals
+        nodes, chosen, totals, places = level.nodes, splits, level.totals, (len(level.waiting) + kept).astype(np.int32)
         if len(kept) < len(nodes):
             nodes, chosen, totals = nodes[kept], splits.take(kept), totals[kept]
-        children = (self._n_nodes + 2 * np.arange(len(kept))).astype(np.int32)
-        of_pairs = np.empty((len(kept), 2, 3), np.int64)
+        if self._rules.max_leaves:
+            nodes, places, chosen = self._best(nodes, places, chosen)
+            totals = np.concatenate(self._totals)[nodes]
+        if len(nodes) == 0:
+            return None
+        children = (self._n_nodes + 2 * np.arange(len(nodes))).astype(np.int32)
+        of_pairs = np.empty((len(nodes), 2, 3), np.int64)
         of_pairs[:, 0] = chosen.left_totals
         np.subtract(totals, chosen.left_totals, out=of_pairs[:, 1])
         self._totals.append(of_pairs.reshape(-1, 3))
-        self._n_nodes += 2 * len(kept)
-        self.level = _next_level(level.depth + 1, of_pairs, children, kept, self._rules)
+        growing = self._depths[nodes] + 1 < self._rules.max_depth
+        self._depths = np.append(self._depths, np.repeat(self._depths[nodes] + 1, 2))
+        self._n_nodes += 2 * len(nodes)
+        self.level = _next_level(level.depth + 1, of_pairs, children, places, growing, self._rules)
+        if self._rules.max_leaves and self.level is not None:
+            # a tree of n leaves has 2n - 1 nodes
+            full = self._n_nodes == 2 * self._rules.max_leaves - 1
+            self.level = None if full else replace(self.level, last=False, waiting=self._waiting[1])
+            count = len(self._waiting[0])
+            self._waiting = self._waiting[0], np.arange(count, dtype=np.int32), self._waiting[2]
         self._taken = nodes, children, chosen
         return self._taken
+
+    def _best(self, nodes: Int32s, places: Int32s, splits: Splits) -> tuple[Int32s, Int32s, Splits]:
+        """Add leaves to those that wait; return those that certainly are divided next, in the order of their numbers.
+
+        The best leaf is. Another one is if it has its turn even after all better ones were divided as far as they may.
+        """
+        nodes, places = np.append(self._waiting[0], nodes), np.append(self._waiting[1], places)
+        splits = end_to_end([self._waiting[2], splits])
+        # of equal gains the lower number, as in XGBoost
+        order = np.lexsort((nodes, -splits.gain))
+        left = splits.left_totals[order]
+        right = np.concatenate(self._totals)[nodes[order]] - left
+        levels = np.minimum(self._rules.max_depth - self._depths[nodes[order]] - 1, 40)
+        most = np.ones(len(order), np.int64)
+        for child in (left, right):
+            by_rows = child[:, 2] // self._rules.min_child_samples - 1
+            most += np.maximum(np.minimum((np.int64(1) << levels) - 1, by_rows), 0)
+        left_to_do = self._rules.max_leaves - (self._n_nodes + 1) // 2
+        chosen, others = np.split(order, [int(np.count_nonzero(np.cumsum(most) - most < left_to_do))])
+        self._waiting = nodes[others], places[others], splits.take(others)
+        chosen = chosen[np.argsort(nodes[chosen])]
+        return nodes[chosen], places[chosen], splits.take(chosen)
 
     def divided(self, records: Int32s) -> None:
         """Record the owners' record numbers of the splits that `take` returned."""
@@ -83,16 +124,17 @@ class Growth:
 
 
 def _next_level(
-    depth: int, totals: Integers, children: Int32s, parents: NDArray[np.intp], rules: SplitRules
+    depth: int, totals: Integers, children: Int32s, parents: Int32s, growing: Flags, rules: SplitRules
 ) -> Level | None:
     """List the children still to be split, and of each pair the smaller one, whose sums are computed.
 
-    ``totals`` are (n_pairs, 2, 3), ``children`` the left ones' numbers, ``parents`` positions in the last level.
+    ``totals`` are (n_pairs, 2, 3), ``children`` the left ones' numbers, ``parents`` positions among the kept sums;
+    ``growing`` says which pairs are not too deep, bool (n_pairs,).
     """
     counts = totals[:, :, 2]
-    wanted = counts >= 2 * rules.min_child_samples
+    wanted = (counts >= 2 * rules.min_child_samples) & growing[:, None]
     asked = wanted.any(axis=1)
-    if depth >= rules.max_depth or not asked.any():
+    if not asked.any():
         return None
     smaller = (counts[:, 0] > counts[:, 1]).astype(np.int32)
     sides = np.arange(2, dtype=np.int32)
@@ -106,6 +148,7 @@ def _next_level(
         totals[np.arange(len(totals)), smaller][asked],
         asked_index[wanted],
         parent_index[wanted],
+        depth + 1 >= rules.max_depth,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -30,7 +30,7 @@ class SplitRules:
     With a `max_delta_step` above 0, leaf weights before the learning rate are at most that far from 0, and gains are
     those of such weights; `leaf_limit` bounds leaf weights alone. `hess_floor` is for sums of hess that carry noise or
     are left out (0): it is the least divisor of a gain in place of H + reg_lambda, and every H counts. At 0, sums are
-    exact, and a gain's term with H <= 0 is 0.
+    exact, and a gain's term with H <= 0 is 0. With `max_leaves` above 0, trees grow by best gain to so many leaves.
     """
 
     grad_unit: float
@@ -43,10 +43,21 @@ class SplitRules:
     leaf_limit: float = math.inf
     min_child_samples: int = 1
     max_depth: int = 3
+    max_leaves: int = 0
     learning_rate: float = 0.3
     hess_floor: float = 0.0
     min_gain: float = MIN_GAIN
     onehot_below: int = 0
+
+    @property
+    def full_depth(self) -> int:
+        """Levels of a complete tree of the most leaves, for estimates."""
+        return min(self.max_depth, (self.max_leaves - 1).bit_length()) if self.max_leaves else self.max_depth
+
+    @property
+    def most_asked(self) -> int:
+        """Most nodes of a tree whose sums are computed: the root, and one of each two siblings."""
+        return self.max_leaves - 1 if self.max_leaves else 1 << self.max_depth - 1
 
     @property
     def ridge(self) -> int:
@@ -120,8 +131,9 @@ class SplitRules:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """The nodes of one tree level whose splits are wanted."""
+    """The nodes whose splits are wanted next: a tree level, or by best gain the children of the leaves divided last."""
 
+    # of the level; by best gain, how often nodes were divided before
     depth: int
     # (n_nodes,) their numbers in the tree
     nodes: Int32s
@@ -132,14 +144,19 @@ class Level:
     asked_totals: Integers
     # (n_nodes,) position in `asked` of the node itself or of its sibling
     asked_index: Int32s
-    # (n_nodes,) -1 where the node itself is asked; else the position of its parent among the last level's `nodes`,
-    # whose sums minus the sibling's are the node's own
+    # (n_nodes,) -1 where the node itself is asked; else the position of its parent among the kept sums, of the last
+    # level's `waiting` nodes and its `nodes`; the parent's minus the sibling's are the node's own
     parent_index: Int32s
+    # whether no node below this level will be split
+    last: bool = False
+    # (n_waiting,) positions among the kept sums of nodes that may be divided later: none when growing by levels
+    waiting: Int32s = field(default_factory=lambda: np.empty(0, np.int32))
 
     def only(self, kept: Flags, kept_before: Flags) -> Level:
         """Return the level without some nodes; siblings are kept or left out together.
 
-        `kept` is bool (n_nodes,); `kept_before`, for the last level, has the nodes that `parent_index` then counts.
+        `kept` is bool (n_nodes,); `kept_before` says the same of the nodes of the kept sums, which `parent_index` and
+        `waiting` count.
         """
         asked, asked_index = np.unique(self.asked_index[kept], return_inverse=True)
         parent = self.parent_index[kept]
@@ -152,6 +169,8 @@ class Level:
             self.asked_totals[asked],
             asked_index.astype(np.int32),
             np.where(parent < 0, np.int32(-1), position[parent]) if len(position) else parent,
+            self.last,
+            position[self.waiting[kept_before[self.waiting]]],
         )
 
 
@@ -197,8 +216,8 @@ def complete_sums(
 ) -> Integers:
     """Return the sums of wanted nodes: an asked node's own, else exactly parent minus sibling.
 
-    `asked` is int64 (n_asked, slots, 3); `parents` is what this function returned for all of the last level (None at
-    the root); `part` restricts the nodes.
+    `asked` is int64 (n_asked, slots, 3); `parents` are the sums that `kept_sums` kept (None at the root); `part`
+    restricts the nodes.
     """
     wanted = slice(None) if part is None else part
     asked_index, parent_index = level.asked_index[wanted], level.parent_index[wanted]
@@ -213,6 +232,11 @@ def complete_sums(
         least=1 + _SMALL // (sums[0].size + 1),
     )
     return sums
+
+
+def kept_sums(level: Level, parents: Integers | None, sums: Integers) -> Integers:
+    """Return the sums that later levels follow from: of nodes that wait, among `parents`, and of the level's nodes."""
+    return sums if parents is None or not len(level.waiting) else np.concatenate([parents[level.waiting], sums])
 
 
 @lru_cache(maxsize=64)

@@ -155,6 +155,13 @@ def test_trees_equal_the_pooled_growers_at_every_participant(seen, task, partici
     assert model.n_iter_ == TREES
 
 
+@pytest.mark.parametrize(("task", "leaves"), [("binary", 9), slow("multiclass", 6)])
+def test_trees_by_best_gain_equal_the_pooled_growers(seen, task, leaves):
+    X, y = real_table(task)
+    model = check_fit(seen, share_out(with_gaps(X), y), task, max_leaves=leaves, max_depth=None, min_child_samples=1)
+    assert {int((tree.left < 0).sum()) for tree in model.parts_["pooled"].forest.trees} == {leaves}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("change", [with_gaps, with_categories, lambda X: with_gaps(with_categories(X))])
 @pytest.mark.parametrize("active", ["south", "aggregator"])

@@ -18,6 +18,7 @@ from treaty.systems.vertical.messages import SplitRequest, SumsRequest, TreeEnd,
 from treaty.systems.vertical.prediction import DecideRequest, Finish
 from treaty.systems.vertical.training import TreeLimits
 from treaty.trees.ensemble import SplitTable
+from treaty.trees.splits import SplitRules
 
 
 def split_of(*features: int) -> SplitRequest:
@@ -94,10 +95,31 @@ def test_what_is_not_allowed_is_refused_naming_the_sender():
         )  # fmt: skip
 
 
+def rules(**limits) -> SplitRules:
+    return SplitRules(grad_unit=1.0, hess_unit=1.0, min_child_samples=3, **limits)
+
+
+def test_a_tree_by_best_gain_has_as_many_nodes_and_splits_as_leaves_allow():
+    limits = TreeLimits("bank", rules(max_depth=4, max_leaves=5))
+    for _ in range(2):  # trees
+        limits.start(COLUMNS)
+        limits.sums(1, last=True)
+        limits.split(split_of(0))
+        with pytest.raises(PeerProtocolError, match="1 to 3 nodes of this level"):
+            limits.asked(4)
+        limits.sums(2, last=True)
+        limits.split(split_of(0, 2))
+        with pytest.raises(PeerProtocolError, match="no more splits than the level may have nodes"):
+            limits.split(split_of(0, 2))
+        limits.sums(1, last=True)
+        with pytest.raises(PeerProtocolError, match="1 to 0 nodes of this level"):
+            limits.sums(1, last=True)
+
+
 @pytest.fixture
 def limits() -> TreeLimits:
     """Return the limits of a tree of depth 2 with leaves of 3 rows or more, begun."""
-    begun = TreeLimits("bank", 2, 3)
+    begun = TreeLimits("bank", rules(max_depth=2))
     begun.start(COLUMNS)
     return begun
 
@@ -162,7 +184,7 @@ def test_a_level_is_asked_about_its_nodes_alone(limits, levels, nodes):
     ],
 )
 def test_splits_are_of_the_levels_nodes_and_the_trees_columns(features, expected):
-    limits = TreeLimits("bank", 2, 3)
+    limits = TreeLimits("bank", rules(max_depth=2))
     limits.start(COLUMNS)
     limits.sums(1, last=True)
     with pytest.raises(PeerProtocolError, match=expected):

@@ -32,6 +32,7 @@ from treaty.systems.vertical.messages import LinkProbe, SumsRequest
 from treaty.systems.vertical.prediction import DecideRequest, RowSets
 from treaty.systems.vertical.training import TrainingLimits, TreeLimits
 from treaty.trees.ensemble import SplitTable
+from treaty.trees.splits import SplitRules
 
 SYSTEMS: dict[str, dict[str, Any]] = {
     "secureboost": {"encryption": "ou", "insecure_test_key_bits": 512},
@@ -311,7 +312,7 @@ def test_a_level_has_one_spare_node_where_vectors_are_about_two():
         worked.append(len(query[0]))
         return 2 * len(query[0])
 
-    limits = TreeLimits("bank", 3, 1)
+    limits = TreeLimits("bank", SplitRules(grad_unit=1.0, hess_unit=1.0, max_depth=3))
     limits.start(np.arange(2, dtype=np.int32))
     server = SimpleNamespace(spare=1, add=add, answer=list)
     owner = ColumnOwner.__new__(ColumnOwner)  # with what it answers by alone

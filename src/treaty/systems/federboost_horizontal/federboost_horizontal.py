@@ -79,7 +79,7 @@ from treaty.trees.boosting import Rounds, draw
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import Growth
 from treaty.trees.slots import LevelSplits
-from treaty.trees.splits import SplitRules, complete_sums, scan
+from treaty.trees.splits import SplitRules, complete_sums, kept_sums, scan
 
 logger = logging.getLogger(__name__)
 
@@ -204,7 +204,8 @@ def _attempt(
             if level is None:
                 continue
             opened_nodes[output].update(zip(level.asked.tolist(), of_tree, strict=True))
-            parents[output] = complete = complete_sums(level, of_tree, parents[output])
+            complete = complete_sums(level, of_tree, parents[output])
+            parents[output] = kept_sums(level, parents[output], complete)
             best = scan(
                 complete, level.totals, columns[output], bins.offsets, bins.schema.categorical, rules,
                 threads=inputs.threads,
@@ -296,8 +297,8 @@ def follow_rounds(
     """Answer the leader's requests until the model is finished."""
     leader, forest = inputs.roles.active, own.forest
     trees = TreeMember(
-        own, leader, most_rounds=inputs.common.n_estimators, max_depth=inputs.common.max_depth,
-        cohort=lambda: sums.member.present,
+        own, leader, most_rounds=inputs.common.n_estimators, max_depth=inputs.common.depth,
+        most_leaves=inputs.common.max_leaves, cohort=lambda: sums.member.present,
     )  # fmt: skip
     inputs.observers.round_finished(forest.rounds, own.part)
     while order.allowed:

@@ -176,7 +176,7 @@ def plan_noise(
     # each of a round's trees is a release of its own: with several classes a row is in every one of them
     trees = noise_for(
         (1.0 - OF_OPENING - OF_SEARCH) * rho,
-        count=common.n_estimators * common.max_depth * n_outputs,
+        count=common.n_estimators * common.depth * n_outputs,
         coordinates=level_coordinates(n_features),
         honest=honest,
     )

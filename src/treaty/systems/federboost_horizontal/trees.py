@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -228,15 +229,19 @@ def _joined(parts: Sequence[Int32s]) -> Array:
 class TreeMember:
     """A participant's end: follows the leader's steps on its own rows, and refuses those that fit no tree.
 
-    It refuses more than `most_rounds` rounds, sums of nodes at `max_depth`, a second sum of a node, and a restart of an
-    unfinished round if ``cohort()``, the members present, is as before: differences of such sums show single members.
+    It refuses more than `most_rounds` rounds, sums of nodes at `max_depth` or of a tree that has `most_leaves` (None:
+    any number), a second sum of a node, and a restart of an unfinished round if ``cohort()``, the members present, is
+    as before: differences of such sums show single members.
     """
 
     def __init__(
-        self, own: OwnRows, leader: str, *, most_rounds: int, max_depth: int, cohort: Callable[[], frozenset[str]]
-    ) -> None:
+        self, own: OwnRows, leader: str, *, most_rounds: int, max_depth: int, most_leaves: int | None = None,
+        cohort: Callable[[], frozenset[str]],
+    ) -> None:  # fmt: skip
         self._own, self._shard, self._bins, self._forest = own, own.shard, own.bins, own.forest
         self._leader, self._most_rounds, self._max_depth, self._cohort = leader, most_rounds, max_depth, cohort
+        # a tree of n leaves has 2n - 1 nodes
+        self._most_nodes = math.inf if most_leaves is None else 2 * most_leaves - 1
         self._began_with: frozenset[str] = frozenset()
         # of the nodes of each tree of the round that grows
         self._depths: list[list[int]] = []
@@ -311,6 +316,8 @@ class TreeMember:
         asked = [(output, nodes[outputs == output]) for output in np.unique(outputs).tolist()]
         if any(not 0 <= output < len(sizes) or np.any((n < 0) | (n >= sizes[output])) for output, n in asked):
             raise ValueError("nodes that do not exist")
+        if any(sizes[output] >= self._most_nodes for output, _ in asked):
+            raise ValueError("sums of a tree that has its most leaves")
         for node in zip(outputs.tolist(), nodes.tolist(), strict=True):
             if node in self._summed or self._depths[node[0]][node[1]] >= self._max_depth:
                 raise ValueError("a node summed twice, or too deep to be split")

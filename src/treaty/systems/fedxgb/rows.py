@@ -108,7 +108,7 @@ def resend_trees(
     for first in range(0, len(trees), n_outputs):
         crowd.begin_tree(RoundStart(Array.of(np.tile(columns, n_outputs)), Array.of(ends)))
         of_round = trees[first : first + n_outputs]
-        depth = inputs.common.max_depth if inputs.options.hides_model else max(1, *map(depth_of, of_round))
+        depth = inputs.common.depth if inputs.options.hides_model else max(1, *map(depth_of, of_round))
         take_down(model, of_round, kept.part.splits, bins, depth)
 
 
@@ -304,7 +304,7 @@ class UserRows:
 
     def vector(self) -> Integers:
         """Return this user's part of the next sum, int64 (length,)."""
-        if self._depth >= self._common.max_depth:
+        if self._depth >= self._common.depth:
             raise self._wrong("sums of no deeper levels than the job's")
         return self.shard.level(self._depth)
 
@@ -360,14 +360,14 @@ class UserRows:
         shape = (len(self.shard.margins), 1 << self._depth)
         features = view(splits.features, np.int32, shape, peer=self._edge, what="KnownSplits.features")
         packed = view(splits.left_bins, np.uint8, (*shape, 32), peer=self._edge, what="KnownSplits.left_bins")
-        if np.any(features < -1) or np.any(features >= self._n_features) or self._depth >= self._common.max_depth:
+        if np.any(features < -1) or np.any(features >= self._n_features) or self._depth >= self._common.depth:
             raise self._wrong("splits on existing columns, no deeper than the job's trees")
         for output, left_bins in enumerate(np.unpackbits(packed, axis=2).view(np.bool_)):
             self.shard.decide(output, features[output], left_bins)
         self._depth += 1
 
     def _go_down(self, left: NDArray[np.bool_]) -> None:
-        if self._depth >= self._common.max_depth:
+        if self._depth >= self._common.depth:
             raise self._wrong("no deeper trees than the job's")
         for output, of_tree in enumerate(left):
             self.shard.divide(output, of_tree)

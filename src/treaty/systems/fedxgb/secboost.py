@@ -244,7 +244,7 @@ def edge(inputs: RoleInput[FedXGB]) -> None:
     rows = EdgeRows(inputs, domain, here.file, patience)
     order = MessageOrder(edge_order(options, holds_shares=party.name in holders_of(options.compares, edges)), "domain")
     limits = ServerLimits(
-        server, inputs.common.n_estimators, inputs.common.max_depth, most_rounds(task.origins), inputs.observers
+        server, inputs.common.n_estimators, inputs.common.depth, most_rounds(task.origins), inputs.observers
     )
     inputs.observers.round_finished(0, None)
     while order.state != "over":

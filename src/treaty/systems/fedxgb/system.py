@@ -217,7 +217,7 @@ def _rules(inputs: RoleInput) -> prediction.PredictionRules:
         comparison=options.compares,
         max_queries=options.max_queries or MAX_QUERIES,
         n_estimators=inputs.common.n_estimators,
-        max_depth=inputs.common.max_depth,
+        max_depth=inputs.common.depth,
         model_id=inputs.model_id,
     )
 

@@ -107,6 +107,7 @@ class FedXGBoostLDP(SystemOptions):
         ):  # fmt: skip
             if refused:
                 raise ConfigError(why)
+        common.refuse_leaves("the order of noisy gains would cost further noise")
         # last: consent mends none of the errors above
         if paper:
             check_consent(self)

@@ -137,6 +137,7 @@ class FedXGBoostSMM(SystemOptions):
         """Raise ConfigError for options that do not fit together, in either mode."""
         mixing = "bit_columns", "normal_columns"
         if self.mode == "paper":
+            common.refuse_leaves("mode='paper' is the published protocol, which grows them by levels")
             check_consent(self)
             for name in ("backend", "reveal", "key_bits", "insecure_test_key_bits"):
                 if getattr(self, name) is not None:

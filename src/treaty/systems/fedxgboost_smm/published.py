@@ -297,7 +297,7 @@ def passive(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
     follower = Follower(inputs, setup)
     owner = SplitOwner(active, codes, bins, follower.part.splits)
     rules = common.rules_of(setup.grad_unit, setup.hess_unit)
-    limits = TreeLimits(active, common.max_depth, common.fewest_rows)
+    limits = TreeLimits(active, rules)
     features, best = np.empty(0, np.int32), Splits.none(0)
 
     def start_tree(tree: PaperTree) -> None:

@@ -52,6 +52,7 @@ from treaty.systems.vertical.leakage import (
     TREE_END,
     conclusions_from_sums,
     encrypted,
+    order_of_splits,
     small_leaves,
 )
 from treaty.systems.vertical.messages import Hint, NamedRows
@@ -67,6 +68,8 @@ def conclusions(
         return _of_matrix_products(roles, options.version)
     learned = conclusions_from_sums(roles, options.ciphers, options.cipher, part)
     learned[roles.active] += small_leaves(options.mode, common)
+    for name in roles.having("passive"):
+        learned[name] += order_of_splits(common)
     for name in learned:
         learned[name] += learned_from_test_key(options.insecure_test_key_bits)
     dealer = roles.holder("dealer")
@@ -111,12 +114,12 @@ def expected(roles: Roles, options: FedXGBoostSMM, common: BoostingOptions, shap
     if dealer is not None:
         trees = Trees.of(common, shape, shape.rows)
         found.agree((dealer, name) for name in roles.owners)
-        found.send(roles.active, dealer, 0.0, trees.count * trees.depth)
+        found.send(roles.active, dealer, 0.0, trees.count * trees.rounds)
         # two words of 8 bytes for each bin and node
         for name in roles.owners:
             if name != roles.active:
                 found.send(
-                    dealer, name, 16.0 * shape.slots[name] * trees.count * trees.asked, trees.count * trees.depth
+                    dealer, name, 16.0 * shape.slots[name] * trees.count * trees.asked, trees.count * trees.rounds
                 )
         found.memory[dealer] = 8.0 * shape.rows * max(shape.slots.values())
     return found

@@ -88,6 +88,6 @@ def sums_of_rows(common: BoostingOptions, shape: Shape, trees: Trees) -> SumsOfR
     """Return what sums of histograms cost, and the search for bins before them."""
     columns, slots = max(shape.columns.values()), max(shape.slots.values())
     probes = _PROBES * common.most_bins * columns
-    received = 4.0 * (probes + slots) + trees.count * (trees.depth * STEP_BYTES + trees.splits * 120)
+    received = 4.0 * (probes + slots) + trees.count * (trees.rounds * STEP_BYTES + trees.splits * 120)
     numbers = probes + _OPENING + trees.count * trees.asked * 3.0 * slots
-    return SumsOfRows(numbers, _SEARCHES + trees.count * trees.depth, received)
+    return SumsOfRows(numbers, _SEARCHES + trees.count * trees.rounds, received)

@@ -29,7 +29,8 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
     """
 
     n_estimators: AtLeastOne = 20
-    max_depth: Annotated[int, msgspec.Meta(ge=1, le=24)] = 3
+    max_depth: Annotated[int, msgspec.Meta(ge=0, le=24)] | None = 3
+    max_leaves: Annotated[int, msgspec.Meta(ge=2, le=4096)] | None = None
     learning_rate: Positive = 0.3
     reg_lambda: NotNegative = 1.0
     reg_alpha: NotNegative = 0.0
@@ -75,6 +76,7 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
             raise ConfigError("goss draws the rows of each tree: leave subsample at 1")
         if self.goss and self.top_rate + self.other_rate > 1.0:
             raise ConfigError(f"expected top_rate + other_rate of at most 1, got {self.top_rate} + {self.other_rate}")
+        self._check_depth()
         paper = own.mode == "paper"
         # paper mode lets leaves hold single rows
         fewest = self.min_child_samples or (1 if paper else 20)
@@ -82,6 +84,29 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
         return msgspec.structs.replace(
             self, objective=loss_name(self.objective), min_child_samples=fewest, max_bin=bins
         )
+
+    def _check_depth(self) -> None:
+        """Refuse trees without a limit, and a limit of leaves that the depth does not reach."""
+        if not self.max_depth and self.max_leaves is None:
+            raise ConfigError(
+                f"max_depth={self.max_depth} sets no limit: name max_leaves, the most leaves of a tree, or a depth"
+            )
+        if self.max_depth and self.max_leaves and self.max_leaves > 1 << self.max_depth:
+            raise ConfigError(
+                f"max_leaves={self.max_leaves} is more than the {1 << self.max_depth} leaves that max_depth="
+                f"{self.max_depth} allows: raise max_depth, or set it to None (0 in a job file) for no limit"
+            )
+
+    def refuse_leaves(self, why: str) -> None:
+        """Refuse growth by best gain, with the reason."""
+        if self.max_leaves is not None:
+            raise ConfigError(f"max_leaves grows trees by best gain, and {why}: leave it out and set max_depth")
+
+    @property
+    def depth(self) -> int:
+        """The most levels of splits: `max_depth`, or what `max_leaves` allows."""
+        most = 24 if self.max_leaves is None else self.max_leaves - 1
+        return min(self.max_depth or most, most)
 
     @property
     def loss_class(self) -> type[Objective]:
@@ -155,7 +180,8 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
             min_child_weight=self.min_child_weight,
             max_delta_step=self.delta_step,
             min_child_samples=self.fewest_rows,
-            max_depth=self.max_depth,
+            max_depth=self.depth,
+            max_leaves=self.max_leaves or 0,
             learning_rate=self.learning_rate,
             onehot_below=self.max_cat_to_onehot or MOST_BINS + 1,
         )

@@ -27,6 +27,7 @@ from treaty.systems.vertical.leakage import (
     PREDICT,
     conclusions_from_sums,
     encrypted,
+    order_of_splits,
     small_leaves,
 )
 from treaty.systems.vertical.messages import Sums
@@ -58,6 +59,7 @@ def conclusions(
         for name in learned:
             learned[name] += learned_from_test_key(options.short_key_bits)
     for name in roles.having("passive"):
+        learned[name] += order_of_splits(common)
         if options.rl_trees:
             learned[name].append(f"nothing of the trees of the first {options.rl_trees} rounds")
         if options.purity_guard is not None:

@@ -119,6 +119,8 @@ class Replay:
 
     def grow(self, rules: SplitRules) -> Tree:
         """Return the tree, whose leaf weights follow from the expected gradients."""
+        if rules.max_leaves:
+            return self._by_gain(rules)
         growth = Growth(self._totals[0], rules)
         while growth.level is not None:
             chosen = growth.take(self._recorded_splits(growth.level))
@@ -131,6 +133,25 @@ class Replay:
         if not np.array_equal(tree.left, self._shape.left):
             raise Unsound(_NOT_ALLOWED)
         return tree
+
+    def _by_gain(self, rules: SplitRules) -> Tree:
+        """Return the tree as recorded: the order of its nodes follows from gains, which a record does not have."""
+        shape, totals = self._shape, self._totals
+        inner, depths = np.flatnonzero(shape.left >= 0), np.zeros(len(shape.left), np.int64)
+        for node in inner:
+            depths[shape.left[node] : shape.left[node] + 2] = depths[node] + 1
+        few = totals[1:, 2].min(initial=self._fewest_rows) < self._fewest_rows
+        if few or len(inner) >= rules.max_leaves or depths.max() > rules.max_depth:
+            raise Unsound(_NOT_ALLOWED)
+        return Tree(
+            source=shape.source.astype(np.int16),
+            record=shape.record,
+            left=shape.left,
+            value=np.where(shape.left < 0, rules.learning_rate * rules.leaf_weight(totals), 0.0),
+            gain=np.zeros(len(depths)),
+            cover=(totals[:, 1] * rules.hess_unit).astype(np.float64),
+            count=totals[:, 2],
+        )
 
     def _recorded_splits(self, level: Level) -> Splits:
         shape, splits = self._shape, Splits.none(len(level.nodes))

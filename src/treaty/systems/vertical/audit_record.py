@@ -364,10 +364,10 @@ class PassiveRecord(_Recorder):
         blind = ciphers.hides_nodes(setup.encryption)
         one = message_bytes(setup.encryption, unpack(setup.payload, active, "Setup"))
         vectors = _most_vectors(common, n_rows) if blind else 1
-        of_splits = node_type(1 << min(common.max_depth, 31)).itemsize
+        of_splits = node_type(1 << min(common.depth, 31)).itemsize
         of_splits *= not ciphers.reveals_columns(setup.encryption)
-        named = (0 if blind else 4 + 2 * common.max_depth) * n_rows  # sample, nodes of sums
-        named += of_splits * n_rows * common.max_depth
+        named = (0 if blind else 4 + 2 * common.depth) * n_rows  # sample, nodes of sums
+        named += of_splits * n_rows * common.depth
         split = 2 * _most_vectors(common, n_rows) * (n_rows // 8 + 64)
         trees = max(0, common.n_estimators - setup.rounds) * inputs.trees_a_round
         check_size(self._keeping, party.name, trees * (vectors * one + named + split))
@@ -406,4 +406,4 @@ class PassiveRecord(_Recorder):
 
 def _most_vectors(common: BoostingOptions, n_rows: int) -> int:
     """Return the most nodes that are asked about in a tree: the root, and one of each pair of siblings."""
-    return max(1, min(1 << common.max_depth - 1, n_rows // common.fewest_rows))
+    return max(1, min(common.rules_of(1.0, 1.0).most_asked, n_rows // common.fewest_rows))

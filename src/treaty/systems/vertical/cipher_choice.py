@@ -169,12 +169,12 @@ def choose_cipher(
         usual = dict.fromkeys(offsets, USUAL)
         nodes = best_nodes(job, offsets, usual, store, counts)[0] if options.cipher == "lattice" else 1
         return Choice(options.cipher, "as the job says" + (TWO_NODES if nodes == 2 else ""), nodes=nodes)
-    bounds, trees, depth = job.bounds, job.trees, job.rules.max_depth
+    bounds, trees = job.bounds, job.trees
     if common.fractional_bits > MOST_LATTICE_FRACTION:
         return Choice("ou", f"fractional_bits is above the {MOST_LATTICE_FRACTION} that the lattice map takes")
-    if unfit := beyond_lattice(bounds, offsets, trees, depth):
+    if unfit := beyond_lattice(bounds, offsets, trees, job.rules):
         return Choice("ou", unfit)
-    parameters, vectors, links = sums_parameters(bounds), trees * vectors_of_a_tree(depth), {}
+    parameters, vectors, links = sums_parameters(bounds), trees * vectors_of_a_tree(job.rules), {}
     for peer, of_peer in offsets.items():
         links[peer], left = measure(party, peer)
         if vectors * leak_of(parameters, bounds, np.diff(of_peer)).sum() > left:
@@ -203,7 +203,7 @@ def best_nodes(
     """Return how many nodes a vector is about where trees take the least time, the estimate, and if hints are kept."""
     found: list[tuple[int, Estimate, bool]] = []
     for nodes in counts:
-        if nodes > 1 and beyond_lattice(job.bounds, offsets, job.trees, job.rules.max_depth, nodes=nodes):
+        if nodes > 1 and beyond_lattice(job.bounds, offsets, job.trees, job.rules, nodes=nodes):
             continue
         try:
             parameters = sums_parameters(job.bounds, nodes=nodes)
@@ -216,9 +216,11 @@ def best_nodes(
     return min(found, key=lambda choice: choice[1].seconds)
 
 
-def vectors_of_a_tree(max_depth: int, nodes: int = 1) -> int:
-    """Return how many vectors a tree takes: for the root, and at each level for one of each two siblings."""
-    return 1 + sum(-(-(1 << level - 1) // nodes) for level in range(1, max_depth))
+def vectors_of_a_tree(rules: SplitRules, nodes: int = 1) -> int:
+    """Return how many vectors a tree takes at most: for the root, and at each level for one of each two siblings."""
+    if rules.max_leaves:
+        return rules.most_asked
+    return 1 + sum(-(-(1 << level - 1) // nodes) for level in range(1, rules.max_depth))
 
 
 def _of_sealing(
@@ -226,7 +228,7 @@ def _of_sealing(
 ) -> str:
     """Return what sealing sums would take, if possible, in words; columns are taken as numbers, none missing."""
     open_alone = why_unsealed("auto", common) or not job.rules.exact
-    if open_alone or beyond_lattice(job.bounds, offsets, job.trees, job.rules.max_depth, sealed=True):
+    if open_alone or beyond_lattice(job.bounds, offsets, job.trees, job.rules, sealed=True):
         return ""
     candidates = {peer: common.colsample_bytree * (of[-1] - 2 * (len(of) - 1)) for peer, of in offsets.items()}
     widths = Widths.of(job.bounds, job.rules.ridge)
@@ -252,7 +254,7 @@ def beyond_lattice(
     bounds: SumsBounds,
     offsets: Mapping[str, NDArray[np.int32]],
     trees: int,
-    max_depth: int,
+    rules: SplitRules,
     *,
     sealed: bool = False,
     nodes: int = 1,
@@ -265,7 +267,7 @@ def beyond_lattice(
     hints = sum(_hint_bytes(parameters, int(of_peer[-1])) for of_peer in offsets.values())
     if hints > MOST_HINT_BYTES and not sealed:  # there is a choice
         return f"hints of the lattice map would exceed {MOST_HINT_BYTES >> 30} GiB"
-    vectors = 0 if sealed else trees * vectors_of_a_tree(max_depth, nodes)  # masked answers leak nothing
+    vectors = 0 if sealed else trees * vectors_of_a_tree(rules, nodes)  # masked answers leak nothing
     if any(vectors * leak_of(parameters, bounds, np.diff(of_peer)).sum() > LEAK_LIMIT for of_peer in offsets.values()):
         return "so many sums about so many columns would pass the limit of what the lattice map may leak"
     return ""
@@ -303,8 +305,8 @@ def cost_of_lattice(
     the bins by the passive party, and its sums are decrypted.
     """
     degree, primes, digits = parameters.degree, len(parameters.primes), parameters.digits
-    n, depth = job.bounds.n_rows, job.rules.max_depth
-    vectors = vectors_of_a_tree(depth, nodes)
+    n, depth = job.bounds.n_rows, job.rules.full_depth
+    vectors = vectors_of_a_tree(job.rules, nodes)
     # public elements of every slot are multiplied by its bins, once a job
     hint = 0.0 if kept else slots * (degree / 8192) ** 1.4 * (primes * (-(-n // degree) + 2) * 30e-6 + 0.4e-3)
     # additions over the bins of all columns, and the two transforms of each vector
@@ -321,7 +323,7 @@ def cost_of_ou(job: JobSize, features: int, slots: int) -> Estimate:
 
     Gradients are encrypted once a tree; each level multiplies ciphertexts of half the rows for every column.
     """
-    n, depth, bits = job.bounds.n_rows, job.rules.max_depth, OU_DEFAULT_KEY_BITS
+    n, depth, bits = job.bounds.n_rows, job.rules.full_depth, OU_DEFAULT_KEY_BITS
     # sums of several nodes and bins share a plaintext
     answers = 2 ** (depth - 1) * slots / Packing(job.bounds, bits // 3).per_plaintext
     tree = n * 23e-6 + n * features * (depth + 1) / 2 * 0.55e-6 + answers * 1.9e-3
@@ -380,7 +382,7 @@ def expected_of_sums(roles: Roles, options: CipherOptions, common: Any, shape: S
         links = dict.fromkeys(offsets, NEAR if options.cipher == "auto" else USUAL)
         nodes = best_nodes(job, offsets, links, HintStore(None))[0]
     columns = sum(shape.columns.values())
-    found.seconds = trees.growing(n, columns) + trees.count * trees.depth * 2 * ROUND_TRIP
+    found.seconds = trees.growing(n, columns) + trees.count * trees.rounds * 2 * ROUND_TRIP
     slowest = 0.0
     for peer, (features, slots) in sizes.items():
         won = trees.count * trees.splits * features / max(1, columns)
@@ -391,8 +393,8 @@ def expected_of_sums(roles: Roles, options: CipherOptions, common: Any, shape: S
         else:
             named = node_type(max(trees.nodes)).itemsize * n
             asked, answered = trees.count * trees.depth * float(named), trees.count * trees.depth * n / 8
-        found.send(active, peer, asked, trees.count * (2 * trees.depth + 2))
-        found.send(peer, active, answered, trees.count * 2 * trees.depth)
+        found.send(active, peer, asked, trees.count * (2 * trees.rounds + 2))
+        found.send(peer, active, answered, trees.count * 2 * trees.rounds)
         cost = _of_cipher(found, cipher, options, trees, job, active, peer, features, slots, nodes)
         slowest = max(slowest, cost.seconds)
         if options.sealed:

@@ -86,6 +86,8 @@ def _needs(common: Any) -> list[tuple[str, bool, str, Any]]:
     single = common.max_cat_to_onehot
     return [
         ("max_cat_to_onehot", single is None or single > MOST_BINS, "left out", single),
+        # the order of leaves by gain would be known only from the sides of leaves that are never split
+        ("max_leaves", common.max_leaves is None, "left out", common.max_leaves),
         ("reg_alpha", common.reg_alpha == 0.0, "0", common.reg_alpha),
         ("max_delta_step", common.delta_step == 0.0, "0", common.delta_step),
         (

@@ -264,7 +264,7 @@ class ColumnOwner:
         (self._active,), self._party = inputs.party.peers, inputs.party
         self._inputs, self._follower, self._server, self._splits = inputs, follower, server, splits
         self._by_column, self._n_rows = by_column, inputs.rows.table.n_rows
-        self._limits = TreeLimits(self._active, inputs.common.max_depth, inputs.common.fewest_rows)
+        self._limits = TreeLimits(self._active, inputs.common.rules_of(1.0, 1.0))
         self._grown = 0.0  # share of bins that the last tree gave away
 
     def follow(self, handlers: Handlers) -> ModelPart:

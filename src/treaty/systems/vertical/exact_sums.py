@@ -174,7 +174,7 @@ def expected_share(
     sampled = common.subsample if common.one_side is None else common.top_rate + common.other_rate
     trees = (common.n_estimators * trees_a_round + AHEAD * varied) * common.colsample_bytree**0.5
     counts = [np.bincount(codes[:, feature]) * sampled for feature in range(codes.shape[1])]
-    return estimated_share(counts, common.max_depth, trees)
+    return estimated_share(counts, common.rules_of(1.0, 1.0).full_depth, trees)
 
 
 def expected_sides(
@@ -194,7 +194,7 @@ def expected_sides(
     whole = decided or ciphers.reveals_columns("lattice" if ciphers.may_hint else ciphers.cipher)
     counts = [np.bincount(codes[:, feature]) for feature in range(codes.shape[1])]
     trees = common.n_estimators * trees_a_round
-    return estimated_sides(counts, common.max_depth, trees, owners, whole=whole)
+    return estimated_sides(counts, common.rules_of(1.0, 1.0).full_depth, trees, owners, whole=whole)
 
 
 def check_share(inputs: RoleInput[Any], owner: str, share: float) -> None:

@@ -238,6 +238,13 @@ def _estimates(shares: Mapping[str, float]) -> str:
     return f"an estimated share, of all rows in all columns, of {each}"
 
 
+def order_of_splits(common: BoostingOptions) -> list[str]:
+    """Return what a passive party learns where trees grow by best gain."""
+    return ["in which order nodes are divided, and so which of its splits gain more (max_leaves)"] * bool(
+        common.max_leaves
+    )
+
+
 def small_leaves(mode: str, common: BoostingOptions) -> list[str]:
     """Return what the active party learns if leaves may be smaller than safe mode's own limit."""
     if mode != "safe" or common.fewest_rows >= 20:

@@ -142,7 +142,7 @@ def _columns_of_others(
     layouts = {peer: columns.offsets for peer, columns in others.items()}
     trees = max(0, common.n_estimators * objective.n_outputs - first_tree)
     job = JobSize(sums_bounds(n_rows, objective, common), common.rules(objective), trees, inputs.threads)
-    unfit = beyond_lattice(job.bounds, layouts, trees, common.max_depth, sealed=True) if options.sealed else ""
+    unfit = beyond_lattice(job.bounds, layouts, trees, job.rules, sealed=True) if options.sealed else ""
     if unfit:
         raise ConfigError(
             f"sums cannot be sealed here: {unfit}; or take {options.to_open}; docs/secureboost.md has what it shows",

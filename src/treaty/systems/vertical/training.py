@@ -192,7 +192,7 @@ class TrainingLimits(_Limits):
         self._most_trees = max(0, self._rounds - max(kept_rounds, alone_rounds)) * self._trees_a_round
         # each leaf has at least `fewest_rows` rows
         leaves = max(1, inputs.rows.table.n_rows // common.fewest_rows)
-        self._splits_a_tree = min(1 << common.max_depth, leaves) - 1
+        self._splits_a_tree = min(common.max_leaves or 1 << common.depth, leaves) - 1
         self._trees = self._splits = 0
 
     def tree(self) -> None:
@@ -217,15 +217,18 @@ class TrainingLimits(_Limits):
 class TreeLimits(_Limits):
     """How much the active party may ask of an owner of columns within a tree.
 
-    Children have `fewest_rows` rows at least, so a node to be split has at least twice as many.
+    Children have `min_child_samples` rows at least, so a node to be split has at least twice as many. A tree with
+    `max_leaves` may have a level for each of its splits, and as many nodes asked about in all of them.
     """
 
-    def __init__(self, active: str, max_depth: int, fewest_rows: int) -> None:
+    def __init__(self, active: str, rules: SplitRules) -> None:
         super().__init__(active)
-        self._max_depth, self._fewest_rows = max_depth, fewest_rows
+        self._fewest_rows, self._leaves = rules.min_child_samples, rules.max_leaves
+        self._max_levels = rules.most_asked if rules.max_leaves else rules.max_depth
 
     def start(self, columns: NDArray[np.int32]) -> None:
         self._columns, self._levels, self._nodes, self._last_row = columns, 0, 0, -1
+        self._asked, self._split = 0, 0
 
     def sampled(self, rows: NDArray[np.int32]) -> None:
         """Record some rows of the tree's sample, ascending; reject those that are not beyond the ones before."""
@@ -235,23 +238,31 @@ class TreeLimits(_Limits):
 
     def asked(self, nodes: int) -> None:
         """Reject a piece of a request for sums of more nodes than the level may have, before it costs anything."""
-        self._check(self._levels < self._max_depth, f"{self._max_depth} levels in a tree at most")
-        most = 1 << self._levels
+        self._check(self._levels < self._max_levels, f"{self._max_levels} levels in a tree at most")
+        most = self._most
         self._check(self._nodes + nodes <= most, f"1 to {most} nodes of this level")
 
     def sums(self, nodes: int, *, last: bool) -> None:
         """Record a request for sums of `nodes` nodes of the level, `last` with its last ones; reject too many."""
-        self._check(self._levels < self._max_depth, f"{self._max_depth} levels in a tree at most")
+        self._check(self._levels < self._max_levels, f"{self._max_levels} levels in a tree at most")
         self._nodes += nodes
-        self._check(nodes > 0 and self._nodes <= 1 << self._levels, f"1 to {1 << self._levels} nodes of this level")
+        self._check(nodes > 0 and self._nodes <= self._most, f"1 to {self._most} nodes of this level")
         self._levels += last
+        self._asked += self._nodes if last else 0
         self._nodes = 0 if last else self._nodes
+
+    @property
+    def _most(self) -> int:
+        """The most nodes that may be asked about in this level."""
+        return self._max_levels - self._asked if self._leaves else 1 << self._levels
 
     def split(self, request: SplitRequest) -> None:
         """Reject splits of other columns than the tree's, or of too many nodes."""
         active = self._active
         features = view(request.features, np.int32, (None,), peer=active, what="SplitRequest.features")
-        self._check(len(features) <= 1 << (self._levels - 1), "no more splits than the level may have nodes")
+        most = self._leaves - 1 - self._split if self._leaves else 1 << (self._levels - 1)
+        self._check(len(features) <= most, "no more splits than the level may have nodes")
+        self._split += len(features)
         self._check(bool(np.isin(features, self._columns).all()), "splits of the tree's columns")
         self._check(len(features) > 0, "nodes that are split")
 
