@@ -70,6 +70,7 @@ CONTENTS = {
         "docs/federboost",
         "docs/fedxgb",
         "docs/logistic",
+        "docs/statistics",
         "docs/growth",
         "docs/sealed",
     ],

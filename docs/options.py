@@ -6,11 +6,19 @@ import inspect
 import re
 from typing import Any
 
-from treaty import GBDTClassifier, LinearRegression, LogisticRegression, PoissonRegressor, Scorecard
+from treaty import (
+    ColumnStatistics,
+    GBDTClassifier,
+    LinearRegression,
+    LogisticRegression,
+    PoissonRegressor,
+    Scorecard,
+)
 from treaty.systems import OPTIONS, SYSTEMS, find_system, option_class
 from treaty.systems.logistic.options import OF_SCORECARDS, RegressionOptions
 from treaty.systems.options import names_of
 from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.statistics.options import ColumnOptions
 
 
 def meanings(options: type) -> dict[str, tuple[str, str]]:
@@ -61,6 +69,7 @@ print(
     "Options that every boosting, or every regression, has are given to the estimator. `None` means the system's own "
     "default. `make docs` makes this page from the classes.\n"
 )
+statistics = [name for name in inspect.signature(ColumnStatistics).parameters if name in names_of(ColumnOptions)]
 regressions = (LogisticRegression, LinearRegression, PoissonRegressor)
 own = {
     kind: [name for name in inspect.signature(kind).parameters if name not in {*names_of(common), "C"}]
@@ -70,7 +79,8 @@ alone = [name for name in own[GBDTClassifier] if all(name in names for names in 
 print("## Of the estimator alone\n")
 print(
     "Parameters of `GBDTClassifier`, `GBDTRegressor`, `GBDTRanker`, and of the linear models `LogisticRegression`, "
-    "`LinearRegression` and `PoissonRegressor`, whose systems are `Pooled`, `QuasiNewton` and `SGD`. In a job file "
+    "`LinearRegression` and `PoissonRegressor`, whose systems are `Pooled`, `QuasiNewton` and `SGD`, and of "
+    "`ColumnStatistics`, whose systems are `Pooled` and `Statistics`. In a job file "
     "`protocol`, `active` and `n_jobs` stand at the top; `transport` does not: the parties always talk over gRPC.\n"
 )
 print_table(GBDTClassifier, alone)
@@ -96,5 +106,8 @@ print(
     "`[regression]`: with `pdo`, which has no default there, the job trains a scorecard.\n"
 )
 print_table(Scorecard, card)
+print("\n## ColumnStatistics\n")
+print("Parameters of `ColumnStatistics`; in a job file the table `[columns]`.\n")
+print_table(ColumnStatistics, statistics)
 for name in OPTIONS:
     print_system(option_class(name))

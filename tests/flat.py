@@ -10,6 +10,7 @@ from treaty.systems import OPTIONS, option_class
 from treaty.systems.logistic.options import RegressionOptions
 from treaty.systems.options import SystemOptions, names_of
 from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.statistics.options import ColumnOptions
 
 OF_ESTIMATORS = {"active", "transport", "n_jobs"}
 CLASSES = {option_class(name).system: option_class(name) for name in OPTIONS}
@@ -17,7 +18,8 @@ CLASSES = {option_class(name).system: option_class(name) for name in OPTIONS}
 
 def common_of(protocol: str) -> Any:
     """Return the type of the common options of a system between parties."""
-    return RegressionOptions if protocol in ("quasi-newton", "sgd") else BoostingOptions
+    kinds = {"quasi-newton": RegressionOptions, "sgd": RegressionOptions, "statistics": ColumnOptions}
+    return kinds.get(protocol, BoostingOptions)
 
 
 def flat(estimator: Any, protocol: str = "pooled", **options: Any) -> Any:

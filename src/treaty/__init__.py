@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from treaty.estimators.glm import LinearRegression, PoissonRegressor
     from treaty.estimators.linear import LogisticRegression
     from treaty.estimators.scorecard import Scorecard
+    from treaty.estimators.statistics import ColumnStatistics, permutation_importance
     from treaty.estimators.trees import GBDTClassifier, GBDTRanker, GBDTRegressor, load
     from treaty.runs.report import disclosures
     from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
@@ -31,10 +32,12 @@ if TYPE_CHECKING:
     from treaty.systems.logistic.options import SGD, QuasiNewton
     from treaty.systems.pooled.options import Pooled
     from treaty.systems.secureboost.options import SecureBoost
+    from treaty.systems.statistics.options import Statistics
     from treaty.trees.custom_losses import CustomLoss
 
 __all__ = [
     "SGD",
+    "ColumnStatistics",
     "ConfigError",
     "CryptoError",
     "CustomLoss",
@@ -60,17 +63,20 @@ __all__ = [
     "QuasiNewton",
     "Scorecard",
     "SecureBoost",
+    "Statistics",
     "TreatyError",
     "align",
     "disclosures",
     "load",
     "open_table",
+    "permutation_importance",
     "read_table",
 ]
 __version__ = "0.1.0"
 
 _LATE = {
     "CustomLoss": "treaty.trees.custom_losses",
+    "ColumnStatistics": "treaty.estimators.statistics",
     "align": "treaty.estimators.files",
     "disclosures": "treaty.runs.report",
     "GBDTClassifier": "treaty.estimators.trees",
@@ -78,6 +84,7 @@ _LATE = {
     "GBDTRegressor": "treaty.estimators.trees",
     "load": "treaty.estimators.trees",
     "open_table": "treaty.estimators.files",
+    "permutation_importance": "treaty.estimators.statistics",
     "read_table": "treaty.estimators.files",
     "LogisticRegression": "treaty.estimators.linear",
     "Scorecard": "treaty.estimators.scorecard",

@@ -18,6 +18,7 @@ SYSTEMS = {
     "federboost.md": ["FederBoostVertical", "FederBoostHorizontal"],
     "fedxgb.md": ["FedXGB"],
     "logistic.md": ["QuasiNewton"],
+    "statistics.md": ["Statistics"],
 }
 
 

@@ -149,6 +149,12 @@ CASES: dict[str, list[Case]] = {
         Case({"standard_errors": True}, COORDINATED_TWO, {"encryption": "lattice", "alone": {"bank": 0, "shop": 1}}),
     ],
     "sgd": [Case(roles=COORDINATED), Case({"coordinator": False}, TWO)],
+    "statistics": [
+        Case(),
+        Case({"reveal": "passive"}),
+        Case({"correlation": "none"}, TWO),
+        Case({"min_bin_rows": 50}, TWO),
+    ],
 }
 
 OF_ALIGNMENT: list[dict[str, Any]] = [

@@ -28,6 +28,7 @@ from treaty.systems.vertical.prediction import Asked
 SMALL: dict[str, dict[str, Any]] = {
     "boosting": {"n_estimators": 2, "max_depth": 2, "max_bin": 4, "min_child_samples": 1},
     "regression": {"max_iter": 2, "period": 1, "batch_size": 90, "tol": 0.0, "memory": 1, "calibrate": False},
+    "columns": {},
 }
 N_ROWS = 100
 

@@ -42,6 +42,7 @@ SILENT = {
         "show_weights",
         "show_eval_margins",
     },  # the same text
+    "statistics": {"mode", "allow_insecure", "allow_exact_sums"},
 }
 """Options that change no sentence; all others are in some case."""
 

@@ -89,6 +89,11 @@ JOBS: dict[str, list[Played]] = {
         Played(evals=False, resumes=True),
     ],
     "sgd": [Played(evals=False), Played({"coordinator": False, **KEYED}, evals=False)],
+    "statistics": [
+        Played({"allow_exact_sums": True}, 3),
+        Played({"reveal": "passive", "correlation": "spearman", **EXACT}, 2, evals=False),
+        Played({"correlation": "none"}),
+    ],
 }
 
 SELDOM = {

@@ -24,6 +24,7 @@ from treaty.systems import ESTIMATORS, OPTIONS, SYSTEMS, find_system, option_cla
 from treaty.systems.logistic.options import RegressionOptions
 from treaty.systems.options import converted, given, names_of, place_of, public_terms
 from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.statistics.options import ColumnOptions
 from treaty.systems.system import roles_of
 
 REGRESSIONS = ESTIMATORS["logistic"]
@@ -33,9 +34,12 @@ FEDERATED = [name for name in CLASSES if name != "pooled"]
 SHARED = {"mode", "allow_insecure"}
 DOCS = Path(__file__).parents[2] / "docs"
 LINEAR = {"quasi-newton", "sgd"}
+SHARED_OPTION = {**dict.fromkeys(LINEAR, "max_iter"), "statistics": "min_bin_rows"}
 
 
 def estimator_of(protocol: str):
+    if protocol == "statistics":
+        return treaty.ColumnStatistics
     return treaty.LogisticRegression if protocol in LINEAR else treaty.GBDTClassifier
 
 
@@ -61,7 +65,9 @@ def test_every_public_class_belongs_to_the_record_of_its_name():
             system = find_system(name, model)
             assert (system.name, system.options.system) == (name, name)
             assert system.options in EVERY.values()
-            assert system.common is (RegressionOptions if model == "logistic" else BoostingOptions)
+            assert system.common is {"logistic": RegressionOptions, "statistics": ColumnOptions}.get(
+                model, BoostingOptions
+            )
 
 
 @pytest.mark.parametrize("kind", EVERY.values(), ids=EVERY)
@@ -111,7 +117,8 @@ def test_an_option_of_elsewhere_is_refused_with_the_place_it_belongs_to(kind):
 @pytest.mark.parametrize("kind", EVERY.values(), ids=EVERY)
 def test_what_belongs_to_the_estimator_is_refused_with_its_place(kind):
     for name, where in [("active", "at the top of a job file"), ("n_jobs", "at the top"), ("transport", "has none")]:
-        words = f"no option '{name}'; {name} is an option of GBDTClassifier, GBDTRegressor, {REGRESSIONS}"
+        every = ", ".join(ESTIMATORS.values()).replace(" and ", ", ")
+        words = f"no option '{name}'; {name} is an option of {every}"
         with pytest.raises(ConfigError, match=rf"{words} \(.*{where}"):
             kind(**{name: 1})
 
@@ -379,7 +386,7 @@ def test_a_job_says_how_many_classes_labels_have_where_there_are_some(tmp_path):
 
 @pytest.mark.parametrize("name", FEDERATED)
 def test_a_job_file_has_a_table_for_each_kind_of_option(tmp_path, name):
-    common = "max_iter = 3" if name in LINEAR else "n_estimators = 3"
+    common = f"{SHARED_OPTION.get(name, 'n_estimators')} = 3"
     job = load_job(written(tmp_path, job_text(name, own="allow_insecure = true", common=common)))
     assert (job.protocol, job.own) == (name, {"allow_insecure": True})
     own, shared = job.settings()
@@ -399,7 +406,7 @@ def test_a_job_without_a_protocol_is_of_secureboost(tmp_path):
 @pytest.mark.parametrize("name", FEDERATED)
 def test_a_job_file_with_an_option_in_the_wrong_table_says_which_is_right(tmp_path, name):
     table = common_of(name).table
-    shared = "max_iter" if name in LINEAR else "n_estimators"
+    shared = SHARED_OPTION.get(name, "n_estimators")
     with pytest.raises(ConfigError, match=rf"\[{name}\] has no option '{shared}'; it belongs in \[{table}\] - in"):
         load_job(written(tmp_path, job_text(name, own=f"{shared} = 3")))
     with pytest.raises(ConfigError, match=rf"\[{table}\] has no option 'mode'; it belongs in \[{name}\] - in"):

@@ -115,7 +115,8 @@ def disclosures(
         typer.Option(help="With a protocol: a party with rows, the active one first; may be repeated."),
     ] = None,
     model: Annotated[
-        Literal["trees", "logistic"] | None, typer.Option(help="Which of two protocols of the same name.")
+        Literal["trees", "logistic", "statistics"] | None,
+        typer.Option(help="Which of several protocols of the same name."),
     ] = None,
     align: Annotated[bool, typer.Option("--align", help="With a protocol: rows are aligned first.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, to be saved to a file.")] = False,

@@ -63,11 +63,12 @@ def show(
 
 def _read_part(path: Path) -> Any:
     from treaty.files import kind_of
-    from treaty.models import checkpoints, linear, trees
+    from treaty.models import checkpoints, linear, statistics, trees
 
     readers: dict[str, Callable[[Path], Any]] = {
         trees.FORMAT.kind: trees.load_part,
         linear.FORMAT.kind: linear.load_linear_part,
+        statistics.FORMAT.kind: statistics.load_statistics_part,
         checkpoints.FORMAT.kind: lambda path: checkpoints.load_checkpoint(path).part,
     }
     kind = kind_of(path)

@@ -31,7 +31,7 @@ from treaty.files import as_path
 from treaty.machine.process import trust
 from treaty.runs.fit import TrainedModel
 from treaty.runs.threads import Recorded, Run
-from treaty.systems import ESTIMATORS, Model, find_system
+from treaty.systems import ESTIMATORS, SYSTEMS, Model, find_system
 from treaty.systems.options import SystemOptions, advice, called_here, converted, names_of, plain
 from treaty.systems.pooled.system import ALONE
 from treaty.systems.system import LabelledRows, System, roles_of
@@ -165,7 +165,7 @@ class TableEstimator(BaseEstimator):
         except ConfigError:
             system = find_system(type(given).system)
         if system.common is not self._common:
-            owner = ESTIMATORS["trees" if self._model == "logistic" else "logistic"]
+            owner = next(of for model, of in ESTIMATORS.items() if type(given).system in SYSTEMS[model])
             raise ConfigError(f"{type(given).__name__} is a system of {owner}, not of {type(self).__name__}")
         return system, given
 

@@ -1,7 +1,9 @@
-"""What parties exchange in several messages: the terms that all have to agree on, and values of many rows in pieces."""
+"""What parties exchange in several messages: terms that all have to agree on, values of many rows, a seed of all."""
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
@@ -9,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.errors import ConfigError, LocalProtocolError
+from treaty.errors import ConfigError, LocalProtocolError, PeerProtocolError
 from treaty.messaging.messages import Array, M, Message, MessageLeakage, clean, row_pieces, view
 from treaty.messaging.party import Party
 
@@ -17,6 +19,7 @@ Plain = str | int | float | bool | None
 Term = Plain | list[Plain]
 """A public parameter's value."""
 
+SEED_BYTES = 32
 OF_ONE_JOB = "give all parties the same job file"
 OF_ONE_MODEL = "give all parties their parts of one training, and files of the same rows"
 
@@ -133,3 +136,46 @@ def take_columns(
         for of, message in take_rows(party, peer, n_rows, bits, type(first), first)
     ]
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+
+# ---------------------------------------------------------------- what all tell each other, and a seed of all
+
+
+class JointSeedCommitment(Message):
+    """Commitment to a share of a joint seed."""
+
+    leakage: ClassVar = MessageLeakage("a commitment", "nothing")
+
+    commitment: bytes
+
+
+class JointSeedShare(Message):
+    """The share committed to, a random number."""
+
+    leakage: ClassVar = MessageLeakage("a random number", "nothing")
+
+    share: bytes
+
+
+def exchange(party: Party, others: Sequence[str], own: M) -> dict[str, M]:
+    """Send the same message to some parties and receive theirs; return all by name, the own one first."""
+    for peer in others:
+        party.send(peer, own)
+    return {party.name: own, **{peer: party.receive(peer, type(own)) for peer in others}}
+
+
+def joint_seed(party: Party, others: Sequence[str], purpose: str) -> bytes:
+    """Make a seed with others: all commit before any reveals its share, so that it is uniform if one is honest."""
+    share = secrets.token_bytes(SEED_BYTES)
+    committed = exchange(party, others, JointSeedCommitment(_commit(purpose, party.name, share)))
+    shares = exchange(party, others, JointSeedShare(share))
+    for peer in others:
+        theirs = shares[peer].share
+        if len(theirs) != SEED_BYTES or _commit(purpose, peer, theirs) != committed[peer].commitment:
+            raise PeerProtocolError(peer, f"expected the share that was committed to - at JointSeedShare from {peer}")
+    whole = b"".join(shares[name].share for name in sorted(shares))
+    return hashlib.sha256(b"treaty joint seed" + purpose.encode() + whole).digest()
+
+
+def _commit(purpose: str, name: str, share: bytes) -> bytes:
+    return hashlib.sha256(repr(("treaty joint seed commitment", purpose, name, share)).encode()).digest()

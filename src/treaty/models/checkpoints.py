@@ -31,11 +31,12 @@ from treaty.machine.arrays import Floats
 from treaty.machine.database import Mark, mark_of
 from treaty.models.linear import FORMAT as LINEAR_PART
 from treaty.models.linear import LinearPart
+from treaty.models.statistics import StatisticsPart
 from treaty.models.trees import FORMAT as PART
 from treaty.models.trees import ModelPart, check_part
 from treaty.trees.boosting import RoundState
 
-AnyPart = TypeVar("AnyPart", ModelPart, LinearPart, "LinearCheckpoint")
+AnyPart = TypeVar("AnyPart", ModelPart, LinearPart, StatisticsPart, "LinearCheckpoint")
 logger = logging.getLogger(__name__)
 
 FORMAT, LINEAR = Format("checkpoint", 4), Format("linear-checkpoint", 2)
@@ -178,6 +179,11 @@ def sides_folder(folder: str | os.PathLike[str], party: str) -> Path:
     return checkpoint_file(folder, party).with_suffix(".sides")
 
 
+def answers_folder(folder: str | os.PathLike[str], party: str) -> Path:
+    """Return the folder where a party counts the sums over its columns that statistics have revealed, over all jobs."""
+    return checkpoint_file(folder, party).with_suffix(".answers")
+
+
 def marked(part: AnyPart, store: Path | None, party: str) -> AnyPart:
     """Return a part with the marks of the party's ledgers."""
     kept = {str(folder.resolve()): mark_of(folder) for folder in _ledgers(store, party)}
@@ -202,7 +208,9 @@ def check_ledgers(models: Iterable[Path], store: Path | None, party: str) -> Non
 
 
 def _ledgers(store: Path | None, party: str) -> list[Path]:
-    return [] if store is None else [of(store, party) for of in (noise_folder, hints_folder, sides_folder)]
+    return (
+        [] if store is None else [of(store, party) for of in (noise_folder, hints_folder, sides_folder, answers_folder)]
+    )
 
 
 class _Marked(msgspec.Struct):

@@ -111,7 +111,7 @@ def train(
     learned = system.disclosures(roles, run.options, run.common, part)
     ended = time.perf_counter()
     first = progress.begun[0] if progress.begun else ended
-    training = "training" if system.common.table == "regression" else "boosting"
+    training = "boosting" if system.common.table == "boosting" else "training"
     seconds = traffic.seconds or {"setup": first - started, training: ended - first}
     return TrainingOutcome(parts, traffic, {**seconds, "total": ended - started}, learned)
 

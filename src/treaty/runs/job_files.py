@@ -316,7 +316,7 @@ def _named_tables(raw: Any) -> Any:
         check_trusted(name, what)
     system = between_parties(protocol)
     tables = {"own": system.name, "common": system.common.table}
-    others = {"options", "boosting", "regression", *(name for systems in SYSTEMS.values() for name in systems)}
+    others = {"options", "boosting", "regression", "columns"}.union(*SYSTEMS.values())
     for name in raw:
         if name in others and name not in tables.values():
             raise ConfigError(

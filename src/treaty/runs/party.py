@@ -18,6 +18,7 @@ from treaty.messaging.certificates import Signer, check_certificate, load_certif
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import Keeper, checkpoint_file, marked
 from treaty.models.linear import LinearPart
+from treaty.models.statistics import StatisticsPart
 from treaty.privacy.ledger import EpsilonLimits
 from treaty.runs.connecting import connected, put_in_place, staged_file, wait_until_all_kept
 from treaty.runs.job import Job, store_of
@@ -70,7 +71,7 @@ def train_party(
 
     Returns
     -------
-    ModelPart, LinearPart or None
+    ModelPart, LinearPart, StatisticsPart or None
         None for roles that have no model.
 
     Raises
@@ -210,9 +211,9 @@ def _keep_result(job: Job, inputs: RoleInput, result: Any, tables: TrainingTable
     own, report, weights = map(staged_file, files)
     if part is not None:
         marked(part, inputs.store, name).save(own)
-    if isinstance(part, LinearPart) and part.errors is not None:
+    if part is not None and _has_table(part):
         write_predictions(weights, part.table())
-    seconds = clock.seconds("training" if system.common.table == "regression" else "boosting", tables.seconds)
+    seconds = clock.seconds("boosting" if system.common.table == "boosting" else "training", tables.seconds)
     write_report(report, job, inputs, part, tables.n_rows, seconds)
 
     def keep() -> None:
@@ -243,13 +244,18 @@ def part_file(folder: str | Path, name: str) -> Path:
 
 
 def files_of_training(job: Job, name: str) -> tuple[Path, Path, Path]:
-    """Return the files of a party's part, of its report and, of a regression with standard errors, of its weights."""
+    """Return the files of a party's part, its report and a table: weights with standard errors, or bins' statistics."""
     part = part_file(job.output, name)
-    return part, report_file(job, name), part.with_suffix(".weights.csv")
+    table = ".bins.csv" if job.system.common.table == "columns" else ".weights.csv"
+    return part, report_file(job, name), part.with_suffix(table)
+
+
+def _has_table(part: Any) -> bool:
+    """Tell whether a part is written as a table, too."""
+    return isinstance(part, StatisticsPart) or (isinstance(part, LinearPart) and part.errors is not None)
 
 
 def written_files(job: Job, name: str, part: Any) -> list[Path]:
     """Return the files that a party's finished training has written; `part` is what it returned."""
     own, report, weights = files_of_training(job, name)
-    has_weights = isinstance(part, LinearPart) and part.errors is not None
-    return [*([own] if part is not None else []), report, *([weights] if has_weights else [])]
+    return [*([own] if part is not None else []), report, *([weights] if _has_table(part) else [])]

@@ -25,6 +25,7 @@ from treaty.messaging.transcript import Transcript
 from treaty.models.checkpoints import checkpoint_file, load_checkpoint
 from treaty.models.interpretation import explain_pooled
 from treaty.models.linear import load_linear_part
+from treaty.models.statistics import load_statistics_part
 from treaty.models.trees import ModelPart, RowPredictions, check_starts, load_part, predict_pooled
 from treaty.runs.connecting import check_writable, connected
 from treaty.runs.job import Job, id_column, store_of
@@ -51,6 +52,8 @@ def find_part(job: Job, name: str) -> Any:
     finished, unfinished = part_file(job.output, name), checkpoint_file(job.checkpoints or job.output, name)
     if job.system.common.table == "regression":
         return load_linear_part(finished, name)
+    if job.system.common.table == "columns":
+        return load_statistics_part(finished, name)
     if unfinished.exists() and not finished.exists():
         return load_checkpoint(unfinished, name).part
     return load_part(finished, name)

@@ -37,6 +37,7 @@ from treaty.messaging.certificates import check_names, make_identity
 from treaty.messaging.party import ABORT_NOTICE_TIMEOUT
 from treaty.messaging.transcript import joined
 from treaty.models.linear import LinearPart
+from treaty.models.trees import ModelPart
 from treaty.runs.job import Job, Member
 from treaty.runs.party import part_file
 from treaty.runs.prediction import find_part, owners_of_model
@@ -326,7 +327,7 @@ def _report(run: Run, part: Any) -> None:
     """Call a fit's progress with its finished trees, or its epochs' losses by set."""
     if run.progress is not None and isinstance(part, LinearPart):
         run.progress(len(part.losses), {"train": part.losses, **part.eval_losses})
-    elif run.progress is not None:
+    elif run.progress is not None and isinstance(part, ModelPart):
         run.progress(1, part)
 
 

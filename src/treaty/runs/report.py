@@ -25,6 +25,7 @@ from treaty.messaging.party import Party
 from treaty.messaging.transcript import Timeline, Transcript, timeline_of
 from treaty.models.interpretation import own_importances
 from treaty.models.linear import LinearPart
+from treaty.models.statistics import StatisticsPart
 from treaty.runs.connecting import AllKept, PartKept
 from treaty.runs.job import Align, Job
 from treaty.runs.rows import RowOrder, joined_in
@@ -104,8 +105,8 @@ def disclosures(
         A system with its options, as estimators take it, or the name of one.
     parties : sequence of str or None
         The parties with rows, the active one first. None: as few as the system takes, called party1, party2, ...
-    model : {"trees", "logistic"} or None
-        What is trained, if `system` is a name that both have ("pooled").
+    model : {"trees", "logistic", "statistics"} or None
+        What is trained, if `system` is a name that several have ("pooled").
     align : mapping of str to object or None
         The options of an alignment of rows that comes first, as in a job's ``[align]``; None: there is none.
     **options : object
@@ -386,7 +387,9 @@ def losses_of(part: Any) -> dict[str, list[float]]:
 
 
 def importances_of(part: Any) -> dict[str, dict[str, float]]:
-    """Return the importances of a party's own columns, by kind; for a regression, the weights."""
+    """Return the importances of a party's own columns, by kind: for a regression, the weights; what statistics show."""
+    if isinstance(part, StatisticsPart):
+        return part.importances()
     if not isinstance(part, LinearPart):
         return own_importances(part)
     parts = {"weight": part}

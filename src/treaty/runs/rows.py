@@ -203,7 +203,7 @@ def read_by_column(
         )  # fmt: skip
     seconds = {} if job.align is None else {"alignment": time.perf_counter() - began}
     data, classes = labelled(rows, rules, path, None, rules.weight)
-    classifies = system.common.table == "regression" and job.task == "classification"
+    classifies = system.common.table in ("regression", "columns") and job.task == "classification"
     if name == job.active and classifies and len(classes or ()) != job.classes:
         expected = "two" if job.classes == 2 else job.classes
         raise DataError(

@@ -35,6 +35,7 @@ from treaty.trees.scanning import scan_splits
 _SMALL = {
     "boosting": {"n_estimators": 1, "max_bin": 6, "min_child_samples": 1},
     "regression": {"max_iter": 1, "period": 1, "batch_size": 40, "tol": 0.0, "memory": 1},
+    "columns": {},
 }
 
 
@@ -117,7 +118,7 @@ def _compile_oblivious() -> None:
 def _train(system: System, options: SystemOptions) -> None:
     """Play a training of two columns (one of a regression) and a few rows."""
     rng = np.random.default_rng(0)
-    regression = system.common.table == "regression"
+    regression = system.common.table != "boosting"
     n_rows, names = (40, ("x",)) if regression else (64, ("a", "b"))
     table, others = (
         Table(

@@ -17,6 +17,7 @@ formulation", 2020 (arXiv 2001.08025); merging here is greedy: neighbours that b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -40,7 +41,7 @@ EMPTY = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnBins:
-    """A column's bins, and how many goods and bads are in each.
+    """A column's bins, how many goods and bads are in each, and what else is known of the column.
 
     Attributes
     ----------
@@ -63,8 +64,12 @@ class ColumnBins:
         Rows with label 1 in each bin. None where they are not known.
     totals : (int, int)
         Goods and bads in all rows; (0, 0) where `n_bads` is None.
-    iv : float
-        Information value of the column, NaN where it is not known.
+    iv, vif : float
+        Information value, and variance inflation factor among all numeric columns; NaN where it is not known.
+    n_missing, n_distinct : int
+        Rows without a value, and different values in the others.
+    psi : tuple of float
+        Population stability index of each eval set, against the training rows.
     """
 
     party: str
@@ -78,7 +83,11 @@ class ColumnBins:
     n_rows: tuple[int, ...] | None = None
     n_bads: tuple[int, ...] | None = None
     totals: tuple[int, int] = (0, 0)
-    iv: float = float("nan")
+    iv: float = math.nan
+    vif: float = math.nan
+    n_missing: int = 0
+    n_distinct: int = 0
+    psi: tuple[float, ...] = ()
 
     @property
     def woe(self) -> Floats:
@@ -161,7 +170,11 @@ def bins_of_columns(table: Table, party: str, *, max_bin: int = 20, min_bin_rows
     for name, values, categories, cuts in zip(
         table.schema.names, table.columns, table.schema.categories, fitted.cuts, strict=True
     ):
-        made = ColumnBins(party=party, column=name, kind="numeric" if categories is None else "categorical")
+        distinct = np.unique(values[~np.isnan(values)]).size
+        made = ColumnBins(
+            party=party, column=name, kind="numeric" if categories is None else "categorical",
+            n_missing=int(np.isnan(values).sum()), n_distinct=distinct,
+        )  # fmt: skip
         if categories is None:
             assert cuts is not None
             ends = cuts.astype(np.float64) + table.schema.origins.get(name, 0)
@@ -173,7 +186,7 @@ def bins_of_columns(table: Table, party: str, *, max_bin: int = 20, min_bin_rows
         else:
             counts = np.bincount(values[~np.isnan(values)].astype(np.intp), minlength=len(categories) + 1)
             made, counts = _groups(made, counts, categories, max_bin, min_bin_rows)
-        found.append(_with_missing(made, counts, int(np.isnan(values).sum()), min_bin_rows))
+        found.append(_with_missing(made, counts, min_bin_rows))
     return found
 
 
@@ -210,9 +223,9 @@ def _groups(
     return replace(made, groups=tuple(groups)), np.array(rows, np.int64)
 
 
-def _with_missing(made: ColumnBins, counts: Integers, absent: int, least: int) -> ColumnBins:
+def _with_missing(made: ColumnBins, counts: Integers, least: int) -> ColumnBins:
     """Add a bin of missing values, or add these to the fullest one, where they are few."""
-    counts = counts[:0] if counts.sum() == 0 else counts
+    absent, counts = made.n_missing, counts[:0] if counts.sum() == 0 else counts
     missing, alone = None, absent >= least or not len(counts)
     if absent and alone:
         missing, counts = len(counts), np.append(counts, absent)
@@ -268,30 +281,11 @@ def _monotone(goods: Integers, bads: Integers, totals: tuple[int, int], sign: fl
 def woe_bins(
     tables: Mapping[str, Table], y: ArrayLike, *, max_bin: int = 20, min_bin_rows: int = 20, monotone: Monotone = "auto"
 ) -> dict[str, list[ColumnBins]]:
-    """Return the bins of every party's columns with WOE and IV, computed in one place.
+    """Return the bins of all columns, by party, with WOE and IV, computed in one place.
 
-    Parameters
-    ----------
-    tables : mapping of str to Table
-        By party, rows in the same order.
-    y : array-like (n_rows,)
-        0 (good) and 1 (bad, the event).
-    max_bin, min_bin_rows : int
-        As in `bins_of_columns`.
-    monotone : {"auto", "increasing", "decreasing", "none"}
+    `y` (n_rows,) are labels 0 (good) and 1 (bad); DataError unless both occur, and no others. Other arguments are as in
+    `bins_of_columns` and `with_labels`.
 
-    Returns
-    -------
-    dict of str to list of ColumnBins
-        By party, in the order of its columns.
-
-    Raises
-    ------
-    DataError
-        Unless y has one label 0 and one label 1 at least, and no others.
-
-    Examples
-    --------
     >>> import pandas as pd
     >>> from treaty.data.table import to_table
     >>> table = to_table(pd.DataFrame({"age": [20.0, 30.0, 40.0, 50.0] * 10}), party="bank")

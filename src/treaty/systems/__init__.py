@@ -15,7 +15,7 @@ from treaty.systems.options import SystemOptions, names_of
 if TYPE_CHECKING:
     from treaty.systems.system import System
 
-Model = Literal["trees", "logistic"]
+Model = Literal["trees", "logistic", "statistics"]
 
 # One line for each system: model, name in job files, folder, its record in the folder's `system.py`, and its public
 # class in the folder's `options.py`. The only other place that names a system is `treaty/__init__.py`.
@@ -30,9 +30,11 @@ _TABLE: tuple[tuple[Model, str, str, str, str], ...] = (
     ("logistic", "pooled", "logistic", "POOLED", "Pooled"),
     ("logistic", "quasi-newton", "logistic", "QUASI_NEWTON", "QuasiNewton"),
     ("logistic", "sgd", "logistic", "SGD", "SGD"),
+    ("statistics", "pooled", "statistics", "POOLED", "Pooled"),
+    ("statistics", "statistics", "statistics", "SYSTEM", "Statistics"),
 )
 
-SYSTEMS: dict[Model, dict[str, str]] = {"trees": {}, "logistic": {}}
+SYSTEMS: dict[Model, dict[str, str]] = {"trees": {}, "logistic": {}, "statistics": {}}
 """By model and name, where the system's record is: ``module:NAME``."""
 
 OPTIONS: dict[str, str] = {}
@@ -40,18 +42,20 @@ OPTIONS: dict[str, str] = {}
 
 for _model, _name, _folder, _record, _options in _TABLE:
     SYSTEMS[_model][_name] = f"treaty.systems.{_folder}.system:{_record}"
-    # Pooled, of both models, is in the first folder
+    # Pooled, of all models, is in the first folder
     OPTIONS.setdefault(_options, f"treaty.systems.{_folder}.options")
 
 ESTIMATORS: dict[Model, str] = {
     "trees": "GBDTClassifier and GBDTRegressor",
     "logistic": "LogisticRegression, LinearRegression and PoissonRegressor",
+    "statistics": "ColumnStatistics",
 }
 
 # the estimators' own options: who takes them, and the class
 _COMMON = {
     f"{ESTIMATORS['trees']} ([boosting] in a job file)": ("treaty.systems.pooled.options", "BoostingOptions"),
     f"{ESTIMATORS['logistic']} ([regression] in a job file)": ("treaty.systems.logistic.options", "RegressionOptions"),
+    f"{ESTIMATORS['statistics']} ([columns] in a job file)": ("treaty.systems.statistics.options", "ColumnOptions"),
 }
 # further options of every estimator, and where a job file has them
 _OF_ESTIMATORS = {
@@ -93,6 +97,6 @@ def option_owners(name: str, but: Any) -> list[str]:
     """Return the estimators (with their table of a job file) and systems, other than `but`, that have this option."""
     owners = {who: getattr(import_module(module), kind) for who, (module, kind) in _COMMON.items()}
     owners |= {of: option_class(of) for of in OPTIONS}
-    every = f"{', '.join(ESTIMATORS.values()).replace(' and ', ', ', 1)} ({_OF_ESTIMATORS.get(name)})"
+    every = f"{', '.join(ESTIMATORS.values()).replace(' and ', ', ')} ({_OF_ESTIMATORS.get(name)})"
     found = [who for who, kind in owners.items() if kind is not but and name in names_of(kind)]
     return [every] if name in _OF_ESTIMATORS else found

@@ -380,17 +380,19 @@ class VectorClient:
 
 
 class VectorServer:
-    """The end that holds int64 columns (columns, rows), within the bounds of the parameters."""
+    """The end that holds int64 columns (columns, rows), within the bounds of the parameters, or indicators of bins."""
 
-    def __init__(self, parameters: Parameters, columns: Integers, seed: bytes, *, threads: int = 1) -> None:
-        sizes = np.abs(columns)
-        if sizes.sum(axis=1).max(initial=0) > parameters.weight or sizes.max(initial=0) >= min(parameters.primes):
-            raise CryptoError("a column exceeds the bound of the parameters - in the lattice map")
+    def __init__(
+        self, parameters: Parameters, columns: Integers | SecretMatrix, seed: bytes, *, threads: int = 1
+    ) -> None:
+        if not isinstance(columns, SecretMatrix):
+            sizes = np.abs(columns)
+            if sizes.sum(axis=1).max(initial=0) > parameters.weight or sizes.max(initial=0) >= min(parameters.primes):
+                raise CryptoError("a column exceeds the bound of the parameters - in the lattice map")
+            columns = SecretMatrix.of_integers(columns.astype(np.int32))
         self.parameters, self._threads = parameters, threads
-        self._columns = columns.shape
-        self._map = LinearMapServer(
-            parameters, SecretMatrix.of_integers(columns.astype(np.int32)), seed, threads=threads
-        )
+        self._columns, self._features = (columns.rows, columns.length), len(columns.columns)
+        self._map = LinearMapServer(parameters, columns, seed, threads=threads)
 
     def hint(self) -> Payload:
         """Return the hint, once."""
@@ -409,7 +411,7 @@ class VectorServer:
         )
         # uniform over the whole ring, of this answer alone: what the client opens is uniform, whatever it asked
         masks = uniform_digits(Keystream().raw, (1, columns, parameters.digits))
-        made = self._map.answer(words, own, np.arange(columns, dtype=np.int64), masks)
+        made = self._map.answer(words, own, np.arange(self._features, dtype=np.int64), masks)
         return [made], [-mask % (1 << parameters.message_bits) for mask in _upper(masks[0], parameters)]
 
 

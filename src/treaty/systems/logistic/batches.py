@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,10 +28,10 @@ from treaty.files import Format, read_file, write_file
 from treaty.linear.lbfgs import SEED_BYTES, batch_seed, partition, rows_alone
 from treaty.linear.preparation import COLUMN_FRACTION
 from treaty.machine.arrays import Floats, Integers
-from treaty.messaging.exchanges import send_rows, take_rows
+from treaty.messaging.exchanges import exchange, joint_seed, send_rows, take_rows
 from treaty.messaging.messages import Array, Message, MessageLeakage, RowSize, view
 from treaty.messaging.party import Party
-from treaty.systems.logistic.setup import LARGEST_WEIGHT, GlmInput, OwnData, Setting, check_guards, exchange
+from treaty.systems.logistic.setup import LARGEST_WEIGHT, GlmInput, OwnData, Setting, check_guards
 
 logger = logging.getLogger(__name__)
 
@@ -60,22 +59,6 @@ class KeptBatches(Message):
     seed: bytes
 
 
-class JointSeedCommitment(Message):
-    """Commitment to a share of a joint seed."""
-
-    leakage: ClassVar = MessageLeakage("a commitment", "nothing")
-
-    commitment: bytes
-
-
-class JointSeedShare(Message):
-    """The share committed to, a random number."""
-
-    leakage: ClassVar = MessageLeakage("a random number", "nothing")
-
-    share: bytes
-
-
 class LoneRows(Message):
     """How many rows of all batches stand alone among the sender's columns (`rows_alone`)."""
 
@@ -84,23 +67,6 @@ class LoneRows(Message):
     )
 
     rows: RowSize
-
-
-def joint_seed(party: Party, others: Sequence[str], purpose: str) -> bytes:
-    """Make a seed with others: all commit before any reveals its share, so that it is uniform if one is honest."""
-    share = secrets.token_bytes(SEED_BYTES)
-    committed = exchange(party, others, JointSeedCommitment(_commit(purpose, party.name, share)))
-    shares = exchange(party, others, JointSeedShare(share))
-    for peer in others:
-        theirs = shares[peer].share
-        if len(theirs) != SEED_BYTES or _commit(purpose, peer, theirs) != committed[peer].commitment:
-            raise PeerProtocolError(peer, f"expected the share that was committed to - at JointSeedShare from {peer}")
-    whole = b"".join(shares[name].share for name in sorted(shares))
-    return hashlib.sha256(b"treaty joint seed" + purpose.encode() + whole).digest()
-
-
-def _commit(purpose: str, name: str, share: bytes) -> bytes:
-    return hashlib.sha256(repr(("treaty joint seed commitment", purpose, name, share)).encode()).digest()
 
 
 def rows_digest_of(n_rows: int, labels: Integers | None) -> bytes:

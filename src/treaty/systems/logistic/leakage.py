@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from treaty.messaging.exchanges import JointSeedCommitment, JointSeedShare
 from treaty.messaging.messages import Message
 from treaty.models.linear import LinearPart
 from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, Stage, When, routes
@@ -63,7 +64,7 @@ _SET_UP = routes(
     Route(setup.TrainingSizes, ACTIVE, _OTHERS),
     Route(setup.PairKey, _DATA, _DATA, when=_MASKED),
     routes(
-        _between_owners(batches.KnownBatches, batches.KeptBatches, batches.JointSeedCommitment, batches.JointSeedShare),
+        _between_owners(batches.KnownBatches, batches.KeptBatches, JointSeedCommitment, JointSeedShare),
         reference="docs/logistic.md, One partition into batches",
     ),
     Route(batches.LoneRows, _DATA, _DATA, reference="docs/logistic.md, Rows that stand alone", when=_SAFE),

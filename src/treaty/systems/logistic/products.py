@@ -43,7 +43,7 @@ from treaty.crypto.sums.hidden_vectors import (
 )
 from treaty.linear.preparation import COLUMN_FRACTION, LARGEST
 from treaty.machine.arrays import Integers, pieces
-from treaty.messaging.exchanges import take_rows
+from treaty.messaging.exchanges import joint_seed, take_rows
 from treaty.messaging.messages import (
     Array,
     Arrays,
@@ -56,7 +56,6 @@ from treaty.messaging.messages import (
     view,
 )
 from treaty.messaging.party import Party
-from treaty.systems.logistic.batches import joint_seed
 from treaty.systems.logistic.coordinated import (
     OWN_GRADIENT,
     Words,

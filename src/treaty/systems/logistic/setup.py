@@ -23,8 +23,8 @@ from treaty.linear.lbfgs import Coordinator, check_batch_size, check_hessian_bat
 from treaty.linear.preparation import COLUMN_FRACTION, Preparation
 from treaty.linear.training import Solver
 from treaty.machine.arrays import Floats, Integers
-from treaty.messaging.exchanges import Term
-from treaty.messaging.messages import ColumnSize, M, Message, MessageLeakage, ModelId, RowSize
+from treaty.messaging.exchanges import Term, exchange
+from treaty.messaging.messages import ColumnSize, Message, MessageLeakage, ModelId, RowSize
 from treaty.messaging.party import Party
 from treaty.models.linear import preparation_of
 from treaty.systems.logistic.options import FederatedRegression, RegressionOptions
@@ -336,13 +336,6 @@ def _send_size(inputs: GlmInput, shape: tuple[int, int] | None) -> TrainingSizes
     if len(sizes.n_columns) != n_owners:
         raise PeerProtocolError(lead, f"expected columns of {n_owners} parties - at TrainingSizes from {lead}")
     return sizes
-
-
-def exchange(party: Party, others: Sequence[str], own: M) -> dict[str, M]:
-    """Send the same message to some parties and receive theirs; return all by name, the own one first."""
-    for peer in others:
-        party.send(peer, own)
-    return {party.name: own, **{peer: party.receive(peer, type(own)) for peer in others}}
 
 
 def pair_seeds(party: Party, others: Sequence[str]) -> dict[str, bytes]:

@@ -209,10 +209,11 @@ class Pooled(SystemOptions):
     loss: Literal["taylor", "logistic"] | None = None
 
     def check(self, common: Any) -> None:
-        if isinstance(common, BoostingOptions):
+        if common.table != "regression":
             named = [name for name in ("solver", "loss") if getattr(self, name) is not None]
             if named:
-                raise ConfigError(f"Pooled({named[0]}=...) is for LogisticRegression: boosted trees have no {named[0]}")
+                what = "boosted trees" if isinstance(common, BoostingOptions) else "statistics"
+                raise ConfigError(f"Pooled({named[0]}=...) is for LogisticRegression: {what} have no {named[0]}")
         elif not common.has_batches and common.family != "multiclass" and self.solver is not None:
             raise ConfigError(
                 f"Pooled(solver={self.solver!r}) is for training by batches; a regression of numbers, and one with "

@@ -1,0 +1,1 @@
+"""Statistics of the columns of several parties, before a model."""

@@ -1,0 +1,126 @@
+"""Statistics of columns as a system: in one place, and between parties."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+
+import numpy as np
+
+from treaty.data.table import Table
+from treaty.messaging.exchanges import JointSeedCommitment, JointSeedShare
+from treaty.models.statistics import StatisticsPart
+from treaty.statistics.bins import bads_in, bins_of_columns, with_labels
+from treaty.statistics.columns import correlations, standardised, with_stability
+from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, When, routes
+from treaty.systems.pooled.options import Pooled
+from treaty.systems.pooled.system import ALONE, DISCLOSED, in_one_place
+from treaty.systems.statistics import products, statistics
+from treaty.systems.statistics.options import ColumnOptions, Statistics
+from treaty.systems.statistics.statistics import class_totals, part_of, run
+from treaty.systems.system import RoleInput, Roles, System, mesh
+from treaty.systems.vertical.training import roles_by_column
+
+CANNOT = {
+    "resume": "statistics take one pass over the rows and keep no checkpoint",
+    "explain": "statistics have no predictions whose contributions could be computed",
+}
+
+
+def compute_pooled(tables: Mapping[str, Table], inputs: RoleInput[Pooled, ColumnOptions]) -> dict[str, StatisticsPart]:
+    """Compute the statistics of all parties' columns in one place; return parts as those between parties.
+
+    Eval sets in `inputs` have all parties' columns side by side.
+    """
+    common, y, active = inputs.common, inputs.rows.y, inputs.roles.active
+    totals, first, found = class_totals(inputs), 0, {}
+    for name, table in tables.items():
+        made = bins_of_columns(table, name, max_bin=common.max_bin, min_bin_rows=common.min_bin_rows)
+        made = [with_labels(of, bads_in(of, table, y), totals, common.monotone) for of in made]
+        last = first + len(table.columns)
+        evals = [Table(table.schema, of.table.columns[first:last], of.table.n_rows) for of in inputs.eval_sets]
+        found[name], first = [with_stability(of, table, evals) for of in made], last
+    order = [active, *(name for name in tables if name != active)]
+    bins = {name: found[name] for name in order}
+    numbers = np.vstack([standardised(tables[name], common.correlation)[1] for name in order])
+    correlation = None if common.correlation == "none" else correlations(numbers, numbers)
+    model_id = secrets.token_hex(16)
+    own = {name: {name: found[name]} for name in order[1:]}
+    return {
+        name: part_of(inputs, model_id, table.schema, own.get(name, bins), None if name in own else correlation)
+        for name, table in tables.items()
+    }
+
+
+def conclusions(
+    roles: Roles, options: Statistics, common: ColumnOptions, part: StatisticsPart | None
+) -> dict[str, list[str]]:
+    counts = (
+        f"of each bin of {common.min_bin_rows} rows or more of the others' columns, how many rows of each label it "
+        "has; if all rows of a label are in one bin of a column, that these rows are in it"
+    )
+    rates = (
+        f"of each bin of {common.min_bin_rows} rows or more of its own columns, how many rows of each label it has, "
+        "and how many there are in all; if all rows of a bin have one label, the labels of these rows"
+    )
+    active, passive = ([counts], []) if options.reveal == "active" else ([], [rates])
+    if common.correlation != "none":
+        active.append(
+            "one linear equation about a column of another party for each of its own numeric columns: the rows' values "
+            "follow from as many equations as there are rows, of which a party answers at most one in "
+            f"{statistics.ROWS_PER_VECTOR} over all jobs, unless allow_exact_sums is set"
+        )
+    active.append("nothing else about single rows of the others, nor their bins' limits or categories")
+    passive.append("nothing about the others' columns")
+    return {roles.active: active} | {name: passive for name in roles.having("passive")}
+
+
+_OPEN = When('reveal="active"', lambda options, common: options.reveal == "active")
+_OWN = When('reveal="passive"', lambda options, common: options.reveal == "passive")
+_CORRELATED = When('correlation other than "none"', lambda options, common: common.correlation != "none")
+
+SYSTEM = System(
+    name="statistics",
+    options=Statistics,
+    common=ColumnOptions,
+    split="columns",
+    train={"active": run, "passive": run},
+    assign=roles_by_column,
+    conclusions=conclusions,
+    routes={
+        "train": routes(
+            AGREEMENT,
+            Route(statistics.StatisticsSizes, (*ACTIVE, *PASSIVE), (*ACTIVE, *PASSIVE)),
+            Route(JointSeedCommitment, (*ACTIVE, *PASSIVE), (*ACTIVE, *PASSIVE)),
+            Route(JointSeedShare, (*ACTIVE, *PASSIVE), (*ACTIVE, *PASSIVE)),
+            Route(statistics.SharedColumns, PASSIVE, ACTIVE),
+            Route(products.StatisticsHint, PASSIVE, (*ACTIVE, *PASSIVE)),
+            Route(products.HiddenVector, (*ACTIVE, *PASSIVE), PASSIVE),
+            Route(products.MaskedAnswer, PASSIVE, (*ACTIVE, *PASSIVE)),
+            Route(statistics.CountShares, PASSIVE, ACTIVE, "to_active", when=_OPEN),
+            Route(statistics.InformationValues, ACTIVE, PASSIVE, when=_OPEN),
+            Route(statistics.CountShares, ACTIVE, PASSIVE, "to_passive", when=_OWN),
+            Route(statistics.InformationValues, PASSIVE, ACTIVE, when=_OWN),
+            Route(statistics.CorrelationShares, PASSIVE, ACTIVE, when=_CORRELATED),
+            reference="docs/statistics.md, Who learns what",
+        )
+    },
+    has_model=frozenset({"active", "passive"}),
+    links=mesh,
+    orders_by_id=True,
+    cannot=CANNOT,
+    warm_up=lambda options: [Statistics()],
+)
+
+POOLED = System(
+    name="pooled",
+    options=Pooled,
+    common=ColumnOptions,
+    split="none",
+    train={},
+    assign=in_one_place,
+    conclusions=lambda roles, options, common, part: DISCLOSED,
+    has_model=frozenset({ALONE}),
+    cannot=CANNOT,
+    alone=compute_pooled,
+)
