@@ -52,6 +52,9 @@ def compute_pooled(tables: Mapping[str, Table], inputs: RoleInput[Pooled, Column
     }
 
 
+# ---------------------------------------------------------------- what each party can work out
+
+
 def conclusions(
     roles: Roles, options: Statistics, common: ColumnOptions, part: StatisticsPart | None
 ) -> dict[str, list[str]]:
@@ -74,6 +77,8 @@ def conclusions(
     passive.append("nothing about the others' columns")
     return {roles.active: active} | {name: passive for name in roles.having("passive")}
 
+
+# ---------------------------------------------------------------- systems
 
 _OPEN = When('reveal="active"', lambda options, common: options.reveal == "active")
 _OWN = When('reveal="passive"', lambda options, common: options.reveal == "passive")
