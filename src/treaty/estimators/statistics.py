@@ -17,9 +17,10 @@ from sklearn.utils.validation import check_is_fitted
 from treaty.data.table import Table, match_rows
 from treaty.errors import ConfigError
 from treaty.estimators.base import TableEstimator, Tables, one_column, refuse_misplaced
-from treaty.estimators.inputs import pairs_of, refuse_labels
+from treaty.estimators.inputs import eval_sets_of, refuse_labels
 from treaty.models.statistics import StatisticsPart
 from treaty.runs.fit import train
+from treaty.runs.threads import Watched
 from treaty.statistics.bins import ColumnBins, Monotone, bins_as_columns
 from treaty.statistics.columns import Correlation, columns_as_columns
 from treaty.systems.options import SystemOptions
@@ -149,9 +150,9 @@ class ColumnStatistics(TableEstimator):
         refuse_labels(X, tables, one_column(y))
         self.schemas_ = {name: table.schema for name, table in tables.items()}
         evals = []
-        for other, labels in pairs_of(eval_set):
-            watched = self._tables(other, reset=False, y=labels)
-            evals.append((watched, np.zeros(match_rows(watched, np.asarray(labels)))))
+        for of in eval_sets_of(eval_set):
+            watched = self._tables(of.X, reset=False, y=of.y)
+            evals.append(Watched(watched, np.zeros(match_rows(watched, np.asarray(of.y)))))
         run = self._run_on_columns(settings, tables, active, target, None, classes)
         run = replace(run, eval_sets=evals, recorded=self._recorded)
         trained = train(run, transport=self.transport, checkpoint=None)

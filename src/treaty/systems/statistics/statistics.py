@@ -184,6 +184,8 @@ def part_of(
 def class_totals(inputs: RoleInput[Any, ColumnOptions]) -> tuple[int, int]:
     """Return how many rows are good (label 0) and bad (1); DataError unless there are enough of both."""
     y, least = inputs.rows.y, inputs.common.min_bin_rows
+    if inputs.rows.weight is not None or inputs.rows.base_margin is not None:
+        raise ConfigError("rows of statistics all weigh the same and have no margins: leave weight and base_margin out")
     if len(inputs.classes or ()) != 2:
         raise DataError(
             f"{inputs.roles.active}: expected labels of two classes, good and bad, got {len(inputs.classes or ())}"
