@@ -60,6 +60,7 @@ class BoostedTrees(TrainedTrees):
         n_estimators: int = 20,
         max_depth: int | None = 3,
         max_leaves: int | None = None,
+        num_parallel_tree: int = 1,
         learning_rate: float = 0.3,
         reg_lambda: float = 1.0,
         reg_alpha: float = 0.0,
@@ -97,6 +98,7 @@ class BoostedTrees(TrainedTrees):
         self.n_estimators = n_estimators
         self.max_depth = max_depth
         self.max_leaves = max_leaves
+        self.num_parallel_tree = num_parallel_tree
         self.learning_rate = learning_rate
         self.reg_lambda = reg_lambda
         self.reg_alpha = reg_alpha

@@ -163,8 +163,8 @@ def _curves(model: Any, pooled: Any, X: Any, labels: NDArray[Any] | None) -> Ite
         if getattr(model, "evals_result_", {}) or each._model != "trees" or labels is None:
             continue
         if not each._settings(random_state=None)[1].hides_decisions:
-            objective = forest_of(list(each.parts_.values())).objective
-            stages = staged_margins(each._decided(X), objective, cores(each.n_jobs))
+            forest = forest_of(list(each.parts_.values()))
+            objective, stages = forest.objective, staged_margins(each._decided(X), forest, cores(each.n_jobs))
             values = [evaluate(objective.metric, objective, margins, labels, None) for margins in stages]
             if values:
                 yield Curve(_GIVEN, objective.metric, values, is_pooled)

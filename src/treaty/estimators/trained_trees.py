@@ -139,9 +139,9 @@ class TrainedTrees(TableEstimator):
     def _stages(self, X: Tables, base_margin: Any = None) -> Iterator[NDArray[np.float64]]:
         """Yield probabilities or means (n_rows, n_outputs) after each round, from one batch of decisions."""
         found, start = self._decided(X), self._start(base_margin)
-        objective = forest_of(list(self.parts_.values())).objective
-        for margins in staged_margins(found, objective, cores(self.n_jobs)):
-            yield objective.predictions(start(margins))
+        forest = forest_of(list(self.parts_.values()))
+        for margins in staged_margins(found, forest, cores(self.n_jobs)):
+            yield forest.objective.predictions(start(margins))
 
     def predict_contributions(self, X: Tables) -> NDArray[np.float64] | Contributions:
         """Return the contribution of each column to each row's margin: exact TreeSHAP, as XGBoost's ``pred_contribs``.

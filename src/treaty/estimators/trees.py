@@ -45,6 +45,9 @@ class GBDTClassifier(Scored, ClassifierMixin, BoostedTrees):
     max_leaves : int or None, default None
         Most leaves of a tree, 2 to 4096. Trees then grow by best gain, as in XGBoost with ``grow_policy="lossguide"``
         and in LightGBM; None grows them by levels. Between parties each split may take a round of messages.
+    num_parallel_tree : int, default 1
+        Trees of a round for each output, which grow from the same gradients and are averaged, as in XGBoost. A random
+        forest is ``n_estimators=1, learning_rate=1, num_parallel_tree=100, subsample=0.8, colsample_bytree=0.5``.
     learning_rate : float, default 0.3
         Factor on every leaf weight.
     reg_lambda : float, default 1

@@ -39,14 +39,15 @@ def to_booster(
     objective: Objective,
     feature_names: Sequence[str],
     categories: Sequence[Sequence[str | int | float | bool] | None],
+    parallel: int = 1,
 ) -> Any:
     """Build an `xgboost.Booster` that predicts the same margins (to float32).
 
-    `splits`, `feature_names` and `categories` (None for numeric columns) are of the joined table. The booster knows
-    categories by their codes alone: columns must come with the categories of training, in that order
-    (``pandas.Categorical(values, categories=...)``); ``json.loads(booster.attr("categories"))`` has them by column.
-    XGBoost sends codes it has never seen left, so predictions may differ on those alone. Raises ConfigError if XGBoost
-    is not installed, or a column name has a character that XGBoost forbids.
+    A round has `parallel` trees of each output. `splits`, `feature_names` and `categories` (None for numeric columns)
+    are of the joined table. The booster knows categories by their codes alone: columns must come with the categories of
+    training, in that order (``pandas.Categorical(values, categories=...)``); ``json.loads(booster.attr("categories"))``
+    has them by column. XGBoost sends codes it has never seen left, so predictions may differ on those alone. Raises
+    ConfigError if XGBoost is not installed, or a column name has a character that XGBoost forbids.
     """
     try:
         import xgboost
@@ -70,9 +71,9 @@ def to_booster(
             "gradient_booster": {
                 "name": "gbtree",
                 "model": {
-                    "gbtree_model_param": {"num_trees": str(len(trees)), "num_parallel_tree": "1"},
+                    "gbtree_model_param": {"num_trees": str(len(trees)), "num_parallel_tree": str(parallel)},
                     "tree_info": [i % objective.n_outputs for i in range(len(trees))],
-                    "iteration_indptr": list(range(0, len(trees) + 1, objective.n_outputs)),
+                    "iteration_indptr": list(range(0, len(trees) + 1, objective.n_outputs * parallel)),
                     "trees": [_tree(number, tree, splits, n_features) for number, tree in enumerate(scored)],
                 },
             },
@@ -327,7 +328,7 @@ def joined_booster(parts: Sequence[ModelPart], consent: Iterable[str] = ()) -> A
         sizes.append(len(part.schema.names))
         names += [f"{party}.{name}" if len(forest.sources) > 1 else name for name in part.schema.names]
         categories += part.schema.categories
-    return to_booster(forest.trees, join_splits(splits, sizes), forest.objective, names, categories)
+    return to_booster(forest.trees, join_splits(splits, sizes), forest.objective, names, categories, forest.parallel)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class ModelPart(msgspec.Struct, kw_only=True):
     splits: SplitTable
     # at the active party, and in a pooled model
     forest: Forest | None = None
-    # trees of a round, which all parties agreed on: at a passive party, how many outputs a prediction may ask for
+    # different trees of a round, which all parties agreed on: how many outputs a prediction may ask for
     trees_a_round: int = 1
     # the cipher it was trained under, empty for a pooled model; at the active party, the reason for the choice, or the
     # expected cost of sealing sums
@@ -187,9 +187,9 @@ def cut_to_records(parts: Sequence[ModelPart]) -> None:
     """Drop the last rounds of an interrupted training, whose splits not every owner has recorded yet."""
     (forest,) = [part.forest for part in parts if part.forest is not None]
     there = [len(part.splits) for name in forest.sources for part in parts if part.party == name]
-    n_outputs = forest.objective.n_outputs
+    of_round = forest.trees_a_round
     for rounds in range(forest.rounds):
-        used = records_used(forest.trees[rounds * n_outputs : (rounds + 1) * n_outputs], len(there))
+        used = records_used(forest.trees[rounds * of_round : (rounds + 1) * of_round], len(there))
         if any(number > held for number, held in zip(used, there, strict=True)):
             return forest.cut(rounds)
 
@@ -315,10 +315,10 @@ def leaves(decisions: RowDecisions, threads: int = 1) -> Int32s:
     return leaves_from_bits(decisions.trees, decisions.base, decisions.packed, decisions.n_rows, threads)
 
 
-def staged_margins(decisions: RowDecisions, objective: Objective, threads: int = 1) -> Iterator[Floats]:
+def staged_margins(decisions: RowDecisions, forest: Forest, threads: int = 1) -> Iterator[Floats]:
     """Yield margins, float64 (n_rows, n_outputs), after each round; the last are those of `margins`, bit for bit."""
-    total = np.full((decisions.n_rows, objective.n_outputs), objective.base_margins)
-    for start in range(0, len(decisions.trees), objective.n_outputs):
-        trees = decisions.trees[start : start + objective.n_outputs]
+    total = np.full((decisions.n_rows, forest.objective.n_outputs), forest.objective.base_margins)
+    for start in range(0, len(decisions.trees), forest.trees_a_round):
+        trees = decisions.trees[start : start + forest.trees_a_round]
         margins_from_bits(trees, decisions.base, decisions.packed, total, threads)
         yield total.copy()

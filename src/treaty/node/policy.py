@@ -356,10 +356,11 @@ def _recoverable(case: Case) -> _Found:
     decided = not case.trains or case.data_set.name in job.parties[case.party].eval_tables
     # Estimate from the actual bins, which is why this rule reads the table.
     owners = sum(member.role is None for member in job.parties.values())
-    share = expected_sides(codes, own.ciphers, common, case.trees_a_round, owners, decided=decided)
+    trees = case.trees_a_round * common.num_parallel_tree
+    share = expected_sides(codes, own.ciphers, common, trees, owners, decided=decided)
     estimate = f"sides of splits reveal to {job.active} an estimated {share:.1%}"
     if case.trains and mode == "open":
-        share = max(share, expected_share(codes, common, case.trees_a_round, varied=job.varied))
+        share = max(share, expected_share(codes, common, trees, varied=job.varied))
         estimate = f"open sums, from which {job.active} may recover an estimated {share:.1%}"
     return share <= most, f"{estimate}; {allowed}"
 

@@ -90,7 +90,8 @@ class Trees:
     @classmethod
     def of(cls, common: BoostingOptions, shape: Shape, rows: int, alone: int = 0) -> Trees:
         """Return the trees on so many rows; the first `alone` rounds are left out."""
-        of_round, leaves = shape.classes if shape.classes > 2 else 1, max(1, rows // common.fewest_rows)
+        of_round = (shape.classes if shape.classes > 2 else 1) * common.num_parallel_tree
+        leaves = max(1, rows // common.fewest_rows)
         count = max(0, common.n_estimators - alone) * of_round
         if common.max_leaves:
             most = min(common.max_leaves, leaves)

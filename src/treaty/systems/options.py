@@ -221,7 +221,7 @@ _NOT_NEEDED = {
     ),
     **dict.fromkeys(("interaction_constraints", "interaction_cst"), "there are no interaction constraints"),
     "feature_weights": "columns are drawn alike, colsample_bytree of them for each tree",
-    **dict.fromkeys(("num_parallel_tree", "multi_strategy"), "a round has one tree, or one for each of its classes"),
+    "multi_strategy": "a round has a tree for each of its classes",
     **dict.fromkeys(
         ("base_margin", "init_score", "base_margin_eval_set", "eval_init_score", "init"),
         "all rows start from the same margin",

@@ -222,9 +222,14 @@ class RoleInput(Generic[Own, Common]):
         return self.data
 
     @property
-    def trees_a_round(self) -> int:
-        """Trees that a round has, by the job: one for each class where there are more than two."""
+    def n_outputs(self) -> int:
+        """Outputs of a model of trees, by the job: one for each class where there are more than two."""
         return self.n_classes if self.n_classes > 2 else 1
+
+    @property
+    def trees_a_round(self) -> int:
+        """Trees that a round has, by the job: `num_parallel_tree` for each output."""
+        return self.n_outputs * int(getattr(self.common, "num_parallel_tree", 1))
 
     @property
     def given(self) -> dict[str, Any]:

@@ -42,11 +42,11 @@ class EvalSet:
 class Forest:
     """A boosted ensemble, filled during training.
 
-    Tree i adds to output ``i % objective.n_outputs``; its source s is the party ``sources[s]``. `classes` are the
-    labels by class number (None: regression), `history` each eval set's metrics after each round, `best_round` the
-    rounds kept by early stopping, `clipped_rows` the most rows of one round whose gradient was clipped, `diverged` a
-    warning if the loss of the training rows rose. With `base_margin`, rows start from margins of their own, which have
-    to be added to those of the trees.
+    Tree i adds to output ``i % objective.n_outputs``; its source s is the party ``sources[s]``. A round has `parallel`
+    trees of each output. `classes` are the labels by class number (None: regression), `history` each eval set's metrics
+    after each round, `best_round` the rounds kept by early stopping, `clipped_rows` the most rows of one round whose
+    gradient was clipped, `diverged` a warning if the loss of the training rows rose. With `base_margin`, rows start
+    from margins of their own, which have to be added to those of the trees.
     """
 
     objective: Objective
@@ -58,11 +58,17 @@ class Forest:
     clipped_rows: int = 0
     diverged: str = ""
     base_margin: bool = False
+    parallel: int = 1
+
+    @property
+    def trees_a_round(self) -> int:
+        """Trees of all outputs that a round adds."""
+        return self.objective.n_outputs * self.parallel
 
     @property
     def rounds(self) -> int:
         """Finished rounds."""
-        return len(self.trees) // self.objective.n_outputs
+        return len(self.trees) // self.trees_a_round
 
     def best_of(self, name: str, min_delta: float = 0.0) -> int:
         """Return the number of rounds that is best by an eval set's last metric; of equally good ones the fewest.
@@ -79,7 +85,7 @@ class Forest:
 
     def cut(self, rounds: int) -> None:
         """Drop all rounds but the first `rounds`."""
-        del self.trees[rounds * self.objective.n_outputs :]
+        del self.trees[rounds * self.trees_a_round :]
         self.history = {
             name: {metric: values[:rounds] for metric, values in of.items()} for name, of in self.history.items()
         }
@@ -185,7 +191,8 @@ class RowsOfLeaves(Protocol):
 class Rounds:
     """The rounds of a training whose margins are elsewhere: eval sets, metrics, early stopping.
 
-    Iterate over it: each item is an empty list, to which the body of the loop adds the round's trees, one per output.
+    Iterate over it: each item is an empty list, to which the body of the loop adds the round's trees, one per output,
+    and again as often as the forest is `parallel`.
     The round is finished when the next one is requested. ``after_round(rounds)`` gets the number of finished rounds,
     and may raise `NoMoreTrees`. Finished rounds are in `forest` even after an error; otherwise leave the loop by
     `stop`.
@@ -255,7 +262,7 @@ class Rounds:
                 break
         if self._patience is not None:
             forest.best_round = self._best()
-            del forest.trees[forest.best_round * n_outputs :]
+            del forest.trees[forest.best_round * forest.trees_a_round :]
 
     def _best(self) -> int:
         return self.forest.best_of(self._eval_sets[-1].name, self._min_delta)
@@ -274,8 +281,13 @@ class BoostingRound:
         of, n_rows = self._boosting, len(self._boosting.y)
         grad, hess, clipped = of.forest.objective.gradients(of.margins.T, of.y, of.weight, of.threads)
         of.forest.clipped_rows = max(of.forest.clipped_rows, clipped)
-        for g, h in zip(grad, hess, strict=True):
-            rows = None
+        # leaf values by residuals are those before the round, for all trees of it
+        refreshed = of.forest.parallel > 1 and of.forest.objective.refreshes_leaves
+        self._before = of.margins.copy() if refreshed else of.margins
+        for number in range(of.forest.trees_a_round):
+            output, rows = number % len(grad), None
+            # sources tell trees by their arrays
+            g, h = grad[output].view(), hess[output].view()
             if of.plan.one_side is not None:
                 rows, g, h = of.plan.one_side.draw(of.rng, g, h)
             elif of.plan.subsample < 1.0:
@@ -284,15 +296,15 @@ class BoostingRound:
 
     def add(self, tree: Tree, leaves: RowsOfLeaves) -> None:
         """Add a grown tree to the round, and its leaf values to the margins of the rows in `leaves`."""
-        of, margins = self._boosting, self._boosting.margins[len(self._new)]
+        of, output = self._boosting, len(self._new) % len(self._boosting.margins)
         numbers = np.flatnonzero(tree.left < 0).astype(np.int32)
         # by the residuals of the leaf's rows, such as their median
         if of.forest.objective.refreshes_leaves:
             rows, starts = leaves.rows(numbers, sampled=False)
             weight = None if of.weight is None else of.weight[rows]
-            values = of.forest.objective.leaf_values(of.y[rows] - margins[rows], weight, starts)
+            values = of.forest.objective.leaf_values(of.y[rows] - self._before[output][rows], weight, starts)
             tree.value[numbers] = of.rules.learning_rate * values
-        leaves.add_to(margins, numbers, tree.value[numbers])
+        leaves.add_to(of.margins[output], numbers, tree.value[numbers])
         self._new.append(tree)
 
 

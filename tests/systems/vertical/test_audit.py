@@ -76,6 +76,8 @@ def findings_of(folders, passive="p1"):
         pytest.param("paper", {}, marks=pytest.mark.slow),
         pytest.param("lattice-node", {}, marks=pytest.mark.slow),
         ("ou", {"subsample": 0.7, "colsample_bytree": 0.5}),
+        ("ou", {"subsample": 0.7, "random_state": 2, "num_parallel_tree": 2}),
+        ("lattice", {"max_leaves": 5, "max_depth": None}),
         ("lattice", {"subsample": 0.7, "colsample_bytree": 0.5}),
         pytest.param("ou", {"goss": True}, marks=pytest.mark.slow),
         pytest.param("lattice", {"goss": True}, marks=pytest.mark.slow),
@@ -88,7 +90,7 @@ def test_an_honest_training_passes(tmp_path, cipher, options):
     folders = kept_training(tmp_path, n_estimators=3, **CIPHERS[cipher], **options)
     (verdict,) = audit(folders["p0"], folders["p1"])
     assert (verdict.findings, verdict.notes) == ([], [])
-    assert verdict.trees == 3 - options.get("rl_trees", 0)
+    assert verdict.trees == 3 * options.get("num_parallel_tree", 1) - options.get("rl_trees", 0)
     assert verdict.vectors >= verdict.trees
 
 

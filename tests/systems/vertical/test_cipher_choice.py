@@ -174,7 +174,14 @@ def test_a_kept_hint_is_used_again_for_whichever_vectors_it_is():
 
 @pytest.mark.parametrize(("depth", "one", "two"), [(1, 1, 1), (2, 2, 2), (3, 4, 3), (4, 8, 5), (6, 32, 17)])
 def test_of_two_siblings_one_is_in_a_vector(depth, one, two):
-    assert [cipher_choice.vectors_of_a_tree(depth, nodes) for nodes in (1, 2)] == [one, two]
+    rules = job_of(max_depth=depth).rules
+    assert [cipher_choice.vectors_of_a_tree(rules, nodes) for nodes in (1, 2)] == [one, two]
+
+
+def test_by_best_gain_each_split_takes_a_vector():
+    rules = job_of(max_depth=None, max_leaves=20).rules
+    assert [cipher_choice.vectors_of_a_tree(rules, nodes) for nodes in (1, 2)] == [19, 19]
+    assert (rules.full_depth, rules.most_asked) == (5, 19)
 
 
 def test_estimates_grow_with_every_size():

@@ -90,7 +90,7 @@ def test_margins_leaves_and_stages_of_one_round_equal_those_from_values(task):
     decided, forest = played.results["p0"], parts["p0"].forest
     splits, matrix = joined(parts, tables)
     n_outputs = forest.objective.n_outputs
-    stages = list(staged_margins(decided, forest.objective))
+    stages = list(staged_margins(decided, forest))
     assert len(stages) == 5
     for rounds, stage in enumerate(stages, start=1):
         expected = np.full((len(y), n_outputs), forest.objective.base_margins)
@@ -157,7 +157,7 @@ def test_no_trees_leave_the_base_margin_and_no_leaves():
     decided = collected(parts, tables).results["p0"]
     assert np.all(margins(decided, forest.objective) == forest.objective.base_margins)
     assert leaves(decided).shape == (len(y), 0)
-    assert not list(staged_margins(decided, forest.objective))
+    assert not list(staged_margins(decided, forest))
 
 
 def test_a_whole_model_decides_its_rows_itself():

@@ -115,6 +115,7 @@ class FedXGB(SystemOptions):
 
     def check(self, common: Any) -> None:
         refuse_objectives(common)
+        common.refuse_forests("FedXGB's users grow one tree for each class in a round")
         common.refuse_leaves("users add up the sums of all slots of a level")
         check_consent(self)
         if self.dropout_period is not None and self.dropout is None:

@@ -107,6 +107,7 @@ class FedXGBoostLDP(SystemOptions):
         ):  # fmt: skip
             if refused:
                 raise ConfigError(why)
+        common.refuse_forests("every tree of a round would cost its own noise; take as many n_estimators instead")
         common.refuse_leaves("the order of noisy gains would cost further noise")
         # last: consent mends none of the errors above
         if paper:

@@ -31,6 +31,7 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
     n_estimators: AtLeastOne = 20
     max_depth: Annotated[int, msgspec.Meta(ge=0, le=24)] | None = 3
     max_leaves: Annotated[int, msgspec.Meta(ge=2, le=4096)] | None = None
+    num_parallel_tree: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1
     learning_rate: Positive = 0.3
     reg_lambda: NotNegative = 1.0
     reg_alpha: NotNegative = 0.0
@@ -96,6 +97,11 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
                 f"max_leaves={self.max_leaves} is more than the {1 << self.max_depth} leaves that max_depth="
                 f"{self.max_depth} allows: raise max_depth, or set it to None (0 in a job file) for no limit"
             )
+
+    def refuse_forests(self, why: str) -> None:
+        """Refuse rounds of several trees for an output, with the reason."""
+        if self.num_parallel_tree > 1:
+            raise ConfigError(f"num_parallel_tree={self.num_parallel_tree}: {why}; leave it out")
 
     def refuse_leaves(self, why: str) -> None:
         """Refuse growth by best gain, with the reason."""
@@ -182,7 +188,8 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
             min_child_samples=self.fewest_rows,
             max_depth=self.depth,
             max_leaves=self.max_leaves or 0,
-            learning_rate=self.learning_rate,
+            # the trees of a round are averaged
+            learning_rate=self.learning_rate / self.num_parallel_tree,
             onehot_below=self.max_cat_to_onehot or MOST_BINS + 1,
         )
 

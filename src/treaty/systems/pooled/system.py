@@ -235,7 +235,10 @@ def begin(inputs: RoleInput, party: str, sources: tuple[str, ...]) -> Training:
     found = None if keeper is None else keeper.found()
     if found is None:
         objective = objective_for(data, classes, inputs.options, inputs.common)
-        forest = Forest(objective, sources, classes, base_margin=data.base_margin is not None)
+        forest = Forest(
+            objective, sources, classes, base_margin=data.base_margin is not None,
+            parallel=inputs.common.num_parallel_tree,
+        )  # fmt: skip
         part = ModelPart(
             model_id=secrets.token_hex(16), party=party, schema=data.table.schema, splits=SplitTable(), forest=forest,
             trees_a_round=forest.objective.n_outputs,

@@ -155,7 +155,8 @@ class _RunAudit:
         self._y = view(active.y, np.float64, shape, peer=active.party, what="y")
         epsilon = passive.terms.get("epsilon") if passive.terms.get("mechanism") == "label_rr" else None
         self._loss = loss_of(self._y, self._weight, active.n_classes, epsilon, self._common)  # type: ignore[arg-type]
-        self._alone = int(passive.terms.get("rl_trees") or 0) * self._loss.n_outputs
+        self._of_round = self._loss.n_outputs * self._common.num_parallel_tree
+        self._alone = int(passive.terms.get("rl_trees") or 0) * self._of_round
         self._kept, self._parts = (
             islice(read_parts(path, unfinished=unfinished), 1, None) for path in (run.active_path, run.passive_path)
         )  # without their headers
@@ -164,7 +165,7 @@ class _RunAudit:
             passive, self._parts, self._make_opener(), active.blind,
             sum(active.widths[: self._place]), active.widths[self._place],
         )  # fmt: skip
-        self._tree = active.rounds * self._loss.n_outputs
+        self._tree = active.rounds * self._of_round
 
     def play(self, wanted: set[int], passed: dict[int, RoundState]) -> None:
         """Play the run; note in `passed` the state after `wanted` rounds, from which other runs continued."""
@@ -178,8 +179,9 @@ class _RunAudit:
             if rounds in wanted:
                 passed[rounds] = replace(state, rounds=rounds, margins=state.margins.copy())
 
+        forest = Forest(loss, tuple(active.sources), parallel=common.num_parallel_tree)
         boosting = Boosting(
-            self._y, self._weight, Forest(loss, tuple(active.sources)), common.rules(loss), plan,
+            self._y, self._weight, forest, common.rules(loss), plan,
             on_round=on_round, resume=replace(begun, rounds=0), threads=self._threads,
         )  # fmt: skip
         for a_round in boosting:
@@ -247,5 +249,5 @@ class _RunAudit:
         verdict.trees += 1
         verdict.vectors += found.vectors
         if self._progress is not None:
-            self._progress(verdict.trees, self._common.n_estimators * self._loss.n_outputs)
+            self._progress(verdict.trees, self._common.n_estimators * self._of_round)
         return True

@@ -192,19 +192,17 @@ def decidable(party: Party, part: ModelPart, held: Mapping[str, int]) -> list[Tr
     """
     forest = part.forest
     assert forest is not None
-    n_outputs = forest.objective.n_outputs
+    of_round = forest.trees_a_round
     known = np.array([len(part.splits) if name == party.name else held.get(name, 0) for name in forest.sources])
     # the first tree with a lost record ends what can be predicted: rounds are used as a whole
     for number, tree in enumerate(forest.trees):
         inner = tree.source >= 0
         lost = tree.source[inner][tree.record[inner] >= known[tree.source[inner]]]
         if len(lost):
-            rounds = number // n_outputs
+            rounds = number // of_round
             names = ", ".join(forest.sources[source] for source in np.unique(lost))
-            logger.warning(
-                "predicting with %d of %d rounds: %s lost later splits", rounds, len(forest.trees) // n_outputs, names
-            )
-            return forest.trees[: rounds * n_outputs]
+            logger.warning("predicting with %d of %d rounds: %s lost later splits", rounds, forest.rounds, names)
+            return forest.trees[: rounds * of_round]
     return forest.trees
 
 
@@ -231,11 +229,10 @@ def check_present(party: Party, part: ModelPart, table: Table) -> None:
     }
     first = [number for number in using.values() if number is not None]
     if first:
-        n_outputs = forest.objective.n_outputs
         names = ", ".join(forest.sources[source] for source in absent if using[source] is not None)
         text = f"expected every owner of splits to take part in the prediction, got none of {names}"
         raise DataError(
-            f"{text}; the first {min(first) // n_outputs} of {len(forest.trees) // n_outputs} rounds do without",
+            f"{text}; the first {min(first) // forest.trees_a_round} of {forest.rounds} rounds do without",
             public=text,
         )
 

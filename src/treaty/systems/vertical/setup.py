@@ -113,7 +113,7 @@ def set_up_active(
     objective.check_sums(inputs.rows.table.n_rows)
     histograms = ClusterHistograms.of_columns(inputs.shards, party.name)
     own = own_columns(inputs.rows.table, common.most_bins, part.splits, threads, histograms)
-    alone_trees = alone_rounds * objective.n_outputs
+    alone_trees = alone_rounds * training.forest.trees_a_round
     if alone_trees and len(own.categorical) == 0:
         raise ConfigError("rl_trees needs columns at the active party, which grows those trees alone; it has none")
     with _hint_store(inputs) as store:
@@ -140,7 +140,7 @@ def _columns_of_others(
         part.exact_sums[peer] = 0.0 if options.sealed else 1.0 if columns.known is None else columns.known
         check_share(inputs, peer, part.exact_sums[peer])
     layouts = {peer: columns.offsets for peer, columns in others.items()}
-    trees = max(0, common.n_estimators * objective.n_outputs - first_tree)
+    trees = max(0, common.n_estimators * training.forest.trees_a_round - first_tree)
     job = JobSize(sums_bounds(n_rows, objective, common), common.rules(objective), trees, inputs.threads)
     unfit = beyond_lattice(job.bounds, layouts, trees, job.rules, sealed=True) if options.sealed else ""
     if unfit:

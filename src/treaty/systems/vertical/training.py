@@ -61,7 +61,7 @@ def open_training(inputs: RoleInput) -> Training:
     Raises ConfigError also if the labels have other classes than the job says, as a round has a tree for each class.
     """
     found = len(inputs.classes or ())
-    if (found if found > 2 else 1) != inputs.trees_a_round:
+    if (found if found > 2 else 1) != inputs.n_outputs:
         raise ConfigError(
             f"{inputs.party.name}: expected labels of {inputs.n_classes} classes, as the job says, got {found}: a "
             "round has a tree for each, which owners of columns count; name "
@@ -299,7 +299,7 @@ class Follower:
         else:
             self.part = ModelPart(
                 model_id=start.model_id, party=inputs.party.name, schema=table.schema, splits=SplitTable(),
-                trees_a_round=inputs.trees_a_round,
+                trees_a_round=inputs.n_outputs,
             )  # fmt: skip
         # row sets that `DecideRequest` numbers: eval sets, and with refit the training rows after them
         asked = [*inputs.eval_sets, *([inputs.rows] if getattr(inputs.options, "refit", None) else [])]
