@@ -58,6 +58,7 @@ CONTENTS = {
     "First steps": ["docs/tutorial", "docs/howto/choose"],
     "How to": [
         "docs/howto/credit_scoring",
+        "docs/howto/scorecard",
         "docs/howto/hospitals",
         "docs/howto/phones",
         "docs/from_xgboost",

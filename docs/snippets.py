@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,12 @@ EXAMPLES = ROOT / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 SETUP = EXAMPLES / "first_steps/setup.sh"
 TERMINALS = {name: EXAMPLES / f"first_steps/{name}.sh" for name in ("bank", "shop")}
+CARD = EXAMPLES / "scorecard"
+CARD_TERMINALS = {name: CARD / f"{name}.sh" for name in ("bank", "bureau")}
+TITLES = {
+    "first_steps": ["keys", "exchange", "check", "train", "show", "predict", "report", "audit"],
+    "scorecard": ["keys", "exchange", "train", "card", "export", "sign", "predict", "reasons"],
+}
 READERS_FOLDER = "/home/you/first"
 _BLOCK = re.compile(
     r"(?P<mark><!-- examples/(?P<file>[\w./]+)(?:: (?P<title>[\w ]+))?"
@@ -52,18 +59,37 @@ def run_commands(path: Path, folder: Path) -> dict[str, str]:
     return {"": _run(["bash", "-e", str(path)], folder)}
 
 
-def run_terminals(folder: Path) -> dict[str, dict[str, str]]:
+def make_card_folder(folder: Path, data: Path) -> Path:
+    """Prepare the folder of the scorecard's example, with the data set in a Parquet file."""
+    for path in CARD.iterdir():
+        shutil.copy(path, folder)
+    shutil.copy(data, folder / "credit.parquet")
+    for title in ("tables", "job"):
+        _run(["bash", "-e", "-c", parts(CARD / "setup.sh")[title]], folder)
+    return folder
+
+
+def run_card(folder: Path) -> dict[str, dict[str, str]]:
+    """Play the scorecard's example in its folder; return what each part printed, by file and title."""
+    printed = run_terminals(folder, CARD_TERMINALS)
+    return {**printed, "setup": {"compare": _run(["bash", "-e", "-c", parts(CARD / "setup.sh")["compare"]], folder)}}
+
+
+def run_terminals(folder: Path, terminals: dict[str, Path] | None = None) -> dict[str, dict[str, str]]:
     """Type both organisations' lines in their folders; return what each part printed, by name and title.
+
+    Titles come in the order in which they stand in all files together: a party that lacks one waits.
 
     The job file's ports are replaced by free ones, as something on this machine may have them.
     """
     ports = dict(zip(("7001", "7002"), map(str, free_ports(2)), strict=True))
-    for name in TERMINALS:
+    terminals = terminals or TERMINALS
+    for name in terminals:
         job = folder / name / "job.toml"
         job.write_text(re.sub(r":(7001|7002)\b", lambda port: f":{ports[port[1]]}", job.read_text()))
-    commands = {name: parts(path) for name, path in TERMINALS.items()}
-    printed: dict[str, dict[str, str]] = {name: {} for name in TERMINALS}
-    for title in list(commands["bank"])[1:]:
+    commands = {name: parts(path) for name, path in terminals.items()}
+    printed: dict[str, dict[str, str]] = {name: {} for name in terminals}
+    for title in TITLES[next(iter(terminals.values())).parent.name]:
         begun = {
             name: subprocess.Popen(  # noqa: S603
                 ["bash", "-e", "-c", text[title]], cwd=folder / name, env=_environment(), text=True,  # noqa: S607
@@ -144,6 +170,11 @@ def main() -> None:
         printed = {path.name: run_script(path, folder) for path in SCRIPTS}
         printed |= {path.name: run_commands(path, folder) for path in EXAMPLES.glob("*.sh")}
         printed |= {f"first_steps/{name}.sh": each for name, each in run_terminals(folder).items()}
+    data = Path(os.environ.get("TREATY_DATA", "")) / "credit2.parquet"
+    if data.is_file():
+        with tempfile.TemporaryDirectory() as folder_of_card:
+            played = run_card(make_card_folder(Path(folder_of_card), data))
+            printed |= {f"scorecard/{name}.sh": each for name, each in played.items()}
     for page in pages():
         page.write_text(filled(page.read_text(), printed))
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treaty.data.table import to_table
-from treaty.models.scorecard import Card, as_woe, reasons_of
+from treaty.models.scorecard import ScorecardPart, as_woe, reasons_of
 from treaty.statistics.bins import bins_of_columns, with_labels
 
 FRAME = pd.DataFrame(np.random.default_rng(1).normal(size=(400, 3)).round(1), columns=["a", "b", "c"])
@@ -37,7 +37,7 @@ OWN, THEIRS = to_table(FRAME[["a"]]), to_table(FRAME[["b", "c"]])
 )  # fmt: skip
 def test_scores_are_a_line_of_the_log_odds_to_within_rounding(betas, alpha, pdo, base_odds, rounded):
     given = {"pdo": pdo, "base_score": 600.0, "base_odds": base_odds, "rounded": rounded, "made": "", "n_rows": 400}
-    active, passive = Card(**given, bins=BINS[:1]), Card(**given, bins=BINS[1:])
+    active, passive = ScorecardPart(**given, bins=BINS[:1]), ScorecardPart(**given, bins=BINS[1:])
     active.assign(np.array(betas[:1]), alpha)
     passive.assign(np.array(betas[1:]), None)
     score = active.score(active.log_odds(OWN) + passive.log_odds(THEIRS))
@@ -66,7 +66,7 @@ def test_reasons_are_the_largest_losses_in_order(losses, k):
 
 
 def test_neutral_points_are_those_of_no_evidence():
-    card = Card(pdo=20.0, base_score=600.0, base_odds=50.0, rounded=False, made="", n_rows=400, bins=BINS[:1])
+    card = ScorecardPart(pdo=20.0, base_score=600.0, base_odds=50.0, rounded=False, made="", n_rows=400, bins=BINS[:1])
     card.assign(np.array([-1.0]), 0.0)
     assert card.losses(OWN, "neutral")[:, 0] == pytest.approx(-card.factor * BINS[0].transform(TABLE))
     assert card.losses(OWN, "best").min() == 0.0

@@ -50,6 +50,7 @@ def scorecard(
     """
     from treaty.messaging.certificates import load_identity
     from treaty.models.linear import load_linear_part
+    from treaty.node.cards import read_small
     from treaty.report.scorecard import file_of, read_card, tables_of, write_card
 
     found = load_linear_part(part)
@@ -61,7 +62,7 @@ def scorecard(
     files = [own]
     for path, pinned in zip(partner or (), certificate or (), strict=True):
         files.append(read_card(path))
-        files[-1].check(pinned.read_bytes())
+        files[-1].check(read_small(pinned))
     for file in files:
         if file.card.caution:
             warn(f"{file.party}: {file.card.caution}")

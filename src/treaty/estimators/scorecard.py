@@ -49,7 +49,7 @@ class Scorecard(LogisticRegression):
         Odds, without to with the event, at `base_score`.
     round_points : bool, default True
         Whether points are whole numbers. The score of a row then differs from the exact one by at most the sum of
-        `Card.inexact` over all parties, which is at most half a point for each column and the base points.
+        `ScorecardPart.inexact` over all parties, which is at most half a point for each column and the base points.
     max_bin : int, default 10
         Maximum bins of a column before merging, from 2 to 255; missing values have one more.
     min_bin_rows : int or None, default None

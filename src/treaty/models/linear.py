@@ -22,7 +22,7 @@ from treaty.files import Format, read_file, write_file
 from treaty.linear.preparation import Calibration, Preparation, beyond_taylor, prepare, probabilities
 from treaty.machine.arrays import Floats
 from treaty.machine.database import Mark
-from treaty.models.scorecard import Card
+from treaty.models.scorecard import ScorecardPart
 
 FORMAT = Format("linear-part", 6)
 
@@ -66,7 +66,7 @@ class LinearPart(msgspec.Struct, kw_only=True):
     batch_size: int | None = None
     encryption: str = ""
     alone: dict[str, int] = {}
-    card: Card | None = None
+    card: ScorecardPart | None = None
     kept: dict[str, Mark] = {}
 
     def __repr__(self) -> str:

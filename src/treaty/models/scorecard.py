@@ -26,7 +26,7 @@ from treaty.statistics.bins import ColumnBins
 Against = Literal["best", "neutral"]
 
 
-class Card(msgspec.Struct, kw_only=True):
+class ScorecardPart(msgspec.Struct, kw_only=True):
     """One party's part of a scorecard.
 
     `bins` has the bins of each own column, `points` those of each bin (n_bins,). A value in no bin has none. The active
@@ -127,7 +127,7 @@ def as_woe(bins: Sequence[ColumnBins], table: Table) -> Table:
 def reasons_of(losses: Floats, names: Sequence[str], k: int) -> dict[str, NDArray[Any]]:
     """Return the columns that cost each row most points, as columns "reason_1", "lost_1" and so on, each (n_rows,).
 
-    `losses` (n_rows, n_columns), of columns with these `names`, are as from `Card.losses`. At most `k` columns that
+    `losses` (n_rows, n_columns), of columns with these `names`, are as from `ScorecardPart.losses`. At most `k` that
     lose points are named, and an empty text, with 0 points, stands where there are fewer.
     """
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:

@@ -20,7 +20,7 @@ from treaty.errors import ConfigError, DataError
 from treaty.files import write_whole
 from treaty.messaging.certificates import Identity, fingerprint, vouch, vouches
 from treaty.models.linear import LinearPart
-from treaty.models.scorecard import Card
+from treaty.models.scorecard import ScorecardPart
 from treaty.report.page import templates
 from treaty.statistics.bins import ColumnBins
 
@@ -33,7 +33,7 @@ class CardFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     party: str
     model: str
     version: str
-    card: Card
+    card: ScorecardPart
     certificate: str = ""
     signature: str = ""
 

@@ -23,7 +23,7 @@ from treaty.linear.preparation import COLUMN_FRACTION, Calibration
 from treaty.machine.arrays import Floats, Integers
 from treaty.messaging.messages import Message, MessageLeakage
 from treaty.models.linear import LinearPart
-from treaty.models.scorecard import Card, as_woe
+from treaty.models.scorecard import ScorecardPart, as_woe
 from treaty.statistics.bins import ColumnBins, bads_in, bins_of_columns, with_labels
 from treaty.systems.logistic.coordinated import Opener
 from treaty.systems.logistic.options import RegressionOptions
@@ -126,7 +126,7 @@ def put_card(
     """Put points into a part of a regression on WOE; from then on it takes the columns as they came."""
     assert common.pdo is not None
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    card = Card(
+    card = ScorecardPart(
         pdo=common.pdo, base_score=common.base_score, base_odds=common.base_odds, rounded=common.round_points,
         made=today, n_rows=sum(bins[0].totals) if bins else 0, bins=list(bins),
     )  # fmt: skip
