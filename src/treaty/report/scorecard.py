@@ -137,7 +137,12 @@ def write_card(path: Path, files: Sequence[CardFile]) -> None:
         named = ", ".join(f"{of.party} ({of.model[:8]})" for of in files)
         raise ConfigError(f"expected each party's card of one model, got {named}")
     if path.suffix.lower() == ".json":
-        text = msgspec.json.format(msgspec.json.encode(CardBook(list(files), tables_of(files))))
+        plain = msgspec.to_builtins(CardBook(list(files), tables_of(files)))
+        for part in plain["parts"]:
+            # JSON has no NaN, which stands for what is not known of a column
+            known = [{name: of for name, of in bins.items() if of == of} for bins in part["card"]["bins"]]
+            part["card"]["bins"] = known
+        text = msgspec.json.format(msgspec.json.encode(plain))
     else:
         try:
             page = templates().get_template("scorecard.html")
