@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 import pandas as pd
 import pytest
+import xgboost
 
 import treaty
 
@@ -37,7 +38,9 @@ def coded(levels: int = 100, rows: int = 8) -> tuple[pd.DataFrame, np.ndarray]:
     return X, y.astype(int)
 
 
-@pytest.mark.parametrize(("mix", "depth", "options"), [(0.1, 3, {}), (0.02, 1, {"max_cat_to_onehot": 4})])
+@pytest.mark.parametrize(
+    ("mix", "depth", "options"), [(0.1, 3, {}), (0.02, 1, {"max_cat_to_onehot": 4, "category_sets": "sorted"})]
+)
 def test_the_training_loss_falls_on_rare_classes_and_many_categories(mix: float, depth: int, options: dict) -> None:
     X, y = connections(mix, 0.02)
     model = treaty.GBDTClassifier(max_depth=depth, **options).fit(X, y, eval_set=(X, y))
@@ -54,14 +57,36 @@ def test_leaf_weights_of_log_odds_are_limited_and_gains_are_not() -> None:
     np.testing.assert_array_equal(rules.gain(totals, totals // 2), unlimited.gain(totals, totals // 2))
 
 
-def test_one_model_however_sums_travel() -> None:
-    X, y = coded(levels=30)
+@pytest.mark.parametrize("below", [None, 4])
+def test_one_model_however_sums_travel(below: int | None) -> None:
+    X, y = coded(levels=30, rows=20)
     parts = {"p": X[["x"]], "q": X[["code"]]}
-    options = {"n_estimators": 3, "max_bin": 64, "n_jobs": 1}
+    options = {"n_estimators": 3, "max_bin": 64, "n_jobs": 1, "max_cat_to_onehot": below}
     pooled = treaty.GBDTClassifier(**options).fit(X[["x", "code"]], y).predict_proba(X[["x", "code"]])
     for system in (treaty.SecureBoost(sums="open", allow_exact_sums=True), treaty.SecureBoost(sums="sealed")):
         model = treaty.GBDTClassifier(system, **options).fit(parts, y)
         np.testing.assert_array_equal(model.predict_proba(parts), pooled)
+
+
+def test_halves_find_many_categories_as_xgboost_does_and_pay_less_heed_to_noise() -> None:
+    options = {"n_estimators": 20, "max_depth": 3, "learning_rate": 0.3}
+    for signal in (True, False):
+        X, y = coded(levels=250, rows=40)
+        rng = np.random.default_rng(3)
+        y = y if signal else (rng.random(len(y)) < 1 / (1 + np.exp(-X["x"]))).astype(int).to_numpy()
+        test = rng.random(len(y)) < 0.3
+        models = {
+            sets: treaty.GBDTClassifier(max_bin=255, max_cat_to_onehot=4, category_sets=sets, **options)
+            for sets in ("halves", "sorted")
+        }
+        models["single"] = treaty.GBDTClassifier(max_bin=255, **options)
+        models["xgboost"] = xgboost.XGBClassifier(tree_method="hist", enable_categorical=True, n_jobs=1, **options)
+        found = {
+            name: float((model.fit(X[~test], y[~test]).predict(X[test]) == y[test]).mean())
+            for name, model in models.items()
+        }
+        assert found["halves"] > found["xgboost"] - 0.01
+        assert found["halves"] > (found["single"] + 0.1 if signal else found["sorted"] + 0.01)
 
 
 def test_fit_warns_of_categories_that_share_a_bin_with_party_and_numbers() -> None:

@@ -74,7 +74,7 @@ def test_what_needs_no_choice_is_refused_with_the_reason(theirs, why):
         ("loss", "it is called 'objective' here"),  # an option of Pooled, of which it is for linear models
         ("num_trees", "it is called 'n_estimators' here"),
         ("boost_from_average", "it is called 'base_score' here"),
-        ("cat_smooth", "leave it out: categories are split one against the rest"),
+        ("cat_smooth", "leave it out: category_sets says how categories are split"),
         ("rate_drop", "leave it out: no tree is dropped"),  # was "did you mean 'top_rate'?"
         ("first_metric_only", "leave it out: the last eval_metric decides"),
         ("force_row_wise", "leave it out: there is no choice of it"),

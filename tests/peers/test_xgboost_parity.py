@@ -332,7 +332,8 @@ def test_columns_of_few_categories_are_split_one_against_the_rest_as_in_xgboost(
     options = {
         "n_estimators": 10, "max_depth": 3, "learning_rate": 0.3, "base_score": 0.5, "max_cat_to_onehot": below,
     }  # fmt: skip
-    ours = treaty.GBDTClassifier("pooled", min_child_samples=1, **options).fit(X, y).predict_proba(X)
+    sets = {"category_sets": "sorted", "min_child_samples": 1}
+    ours = treaty.GBDTClassifier("pooled", **sets, **options).fit(X, y).predict_proba(X)
     theirs = xgboost.XGBClassifier(tree_method="hist", enable_categorical=True, **options).fit(X, y).predict_proba(X)
     np.testing.assert_allclose(ours, theirs, atol=1e-5)  # XGBoost's leaf weights are float32
     single = {**options, "max_cat_to_onehot": None}  # the default: one against the rest, as with 6 here

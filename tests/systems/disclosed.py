@@ -53,6 +53,8 @@ CASES: dict[str, list[Case]] = {
         Case({"encryption": "lattice", "reveal": "node"}),
         Case({"sums": "sealed"}),
         Case({"sums": "sealed", "reveal": "node", "purity_guard": 0.2}, TWO),
+        Case({"sums": "sealed", "max_cat_to_onehot": 4}, TWO),
+        Case({"encryption": "ou", "max_cat_to_onehot": 4, "category_sets": "sorted"}, TWO),
         Case(),
         Case(part={"encryption": "lattice"}),
         Case(part={"encryption": "ou", "exact_sums": {"shop": 0.034, "lab": 0.0}}),

@@ -38,7 +38,8 @@ def node_of(data: Any) -> tuple[np.ndarray, np.ndarray, SplitRules, np.ndarray]:
         grad_unit=unit, hess_unit=unit, min_child_weight=unit,
         reg_lambda=data.draw(st.sampled_from([1.0, 0.3, unit])),
         min_gain=data.draw(st.sampled_from([0.0, 1e-6])), min_split_loss=data.draw(st.sampled_from([0.0, 1e-9, 0.01])),
-        onehot_below=BINS + 1,
+        onehot_below=data.draw(st.sampled_from([0, BINS + 1])), halves=True,
+        min_child_samples=data.draw(st.sampled_from([1, 1, 3])),
     )  # fmt: skip
     categorical = np.array([data.draw(st.booleans()) for _ in range(FEATURES)])
     return np.concatenate(features)[None], slots.sum(axis=0)[None], rules, categorical
@@ -53,27 +54,40 @@ def gain(totals: np.ndarray, left: np.ndarray, rules: SplitRules) -> Fraction:
     return term(left) + term(totals - left) - term(totals)
 
 
+def candidates_of(slots: np.ndarray, totals: np.ndarray, rules: SplitRules, categorical: bool) -> Any:
+    """Yield the bins that go left in a column's candidates, in their order."""
+    if categorical and rules.onehot_below <= BINS:
+        fewest = -(-rules.min_child_samples // 2)
+        grad, hess = int(totals[0]), int(totals[1]) + 2 * rules.ridge
+        above = np.array([hess * int(slot[0]) > grad * int(slot[1]) for slot in slots])
+        enough = slots[:, 2] >= fewest
+        yield from (above & enough, ~above & enough)
+        return
+    for missing_left in (False, True):
+        for k in reversed(range(BINS)) if missing_left else range(BINS):
+            going = np.zeros(BINS + 1, np.bool_)
+            going[(k if categorical else 0) : k + 1] = True
+            going[BINS] = missing_left
+            yield going
+
+
 def exhaustive(sums: np.ndarray, totals: np.ndarray, rules: SplitRules, categorical: np.ndarray) -> Any:
     """Return the first split of the largest exact gain: its feature and the bins that go left; None without one."""
     best, least = None, Fraction(rules.threshold_in_units)
     least_top, least_below = bound(totals[0], rules.ridge, rules.threshold_in_units)
     for feature in range(FEATURES):
         slots = sums[0, OFFSETS[feature] : OFFSETS[feature + 1]]
-        for missing_left in (False, True):
-            for k in reversed(range(BINS)) if missing_left else range(BINS):
-                going = np.zeros(BINS + 1, np.bool_)
-                going[(k if categorical[feature] else 0) : k + 1] = True
-                going[BINS] = missing_left
-                left = slots[going].sum(axis=0)
-                right = totals[0] - left
-                if min(left[1], right[1]) < rules.least_hess or min(left[2], right[2]) < 1:
-                    continue
-                top, below = fraction(totals[0], left, rules.ridge)
-                if top * least_below <= least_top * below:
-                    continue
-                found = gain(totals[0], left, rules)
-                if best is None or found > least:
-                    best, least = (feature, going), found
+        for going in candidates_of(slots, totals[0], rules, categorical[feature]):
+            left = slots[going].sum(axis=0)
+            right = totals[0] - left
+            if min(left[1], right[1]) < rules.least_hess or min(left[2], right[2]) < rules.min_child_samples:
+                continue
+            top, below = fraction(totals[0], left, rules.ridge)
+            if top * least_below <= least_top * below:
+                continue
+            found = gain(totals[0], left, rules)
+            if best is None or found > least:
+                best, least = (feature, going), found
     return best
 
 
@@ -104,6 +118,25 @@ def test_the_first_of_the_largest_exact_gains_is_chosen(data: Any) -> None:
         return
     assert found.feature[0] == expected[0]
     assert found.left_bins[0, : BINS + 1].tolist() == expected[1].tolist()
+    of_best = sums[0, OFFSETS[expected[0]] : OFFSETS[expected[0] + 1]]
+    assert found.left_totals[0].tolist() == of_best[expected[1]].sum(axis=0).tolist()
+
+
+@pytest.mark.parametrize("size", [1, 1 << 52])
+def test_a_category_just_at_the_mean_is_not_above_it(size: int) -> None:
+    """float64 cannot tell the products; by a step of the gradient the category is above."""
+    rules = SplitRules(grad_unit=2.0**-50, hess_unit=2.0**-50, reg_lambda=2.0**-50, onehot_below=0, halves=True,
+                       min_child_weight=2.0**-50, min_gain=0.0)  # fmt: skip
+    for step in (0, 1):
+        # G / (H + 2) is 3 / 14, as the first category's, exactly where step is 0
+        slots = np.array([[3 * size + step, 14 * size, 2], [9 * size, 2, 2], [-6 * size, 14 * size - 4, 2], [0, 0, 0]])
+        totals = slots.sum(axis=0)
+        whole, grad = int(totals[1]) + 2, int(totals[0])
+        above = [whole * int(slot[0]) > grad * int(slot[1]) for slot in slots[:3]]
+        found = scan(slots[None], totals[None], ALL[:1], np.array([0, 4], np.int32), np.array([True]), rules)
+        assert found.feature[0] == 0
+        assert above == [bool(step), True, False]
+        assert found.left_bins[0, :3].tolist() in (above, [not bit for bit in above])
 
 
 @given(st.data())

@@ -76,6 +76,7 @@ class BoostedTrees(TrainedTrees):
         objective: str | type | None = None,
         max_delta_step: float | None = None,
         max_cat_to_onehot: int | None = None,
+        category_sets: str = "halves",
         tweedie_variance_power: float | None = None,
         huber_slope: float | None = None,
         quantile_alpha: float | None = None,
@@ -114,6 +115,7 @@ class BoostedTrees(TrainedTrees):
         self.objective = objective
         self.max_delta_step = max_delta_step
         self.max_cat_to_onehot = max_cat_to_onehot
+        self.category_sets = category_sets
         self.tweedie_variance_power = tweedie_variance_power
         self.huber_slope = huber_slope
         self.quantile_alpha = quantile_alpha

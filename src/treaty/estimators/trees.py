@@ -81,8 +81,12 @@ class GBDTClassifier(Scored, ClassifierMixin, BoostedTrees):
         ``objective="poisson"``, else 0.
     max_cat_to_onehot : int or None, default None
         A column with fewer categories than this is split by one category against the rest, as in XGBoost; other columns
-        by sets of categories, which fit rare categories closely. None: every column by one category against the rest,
-        which every system supports.
+        by sets of categories (`category_sets`). None: every column by one category against the rest.
+    category_sets : {"halves", "sorted"}, default "halves"
+        With `max_cat_to_onehot`, which sets of categories are tried. "halves": those above the node's mean, or those
+        below, of categories with at least half of `min_child_samples` rows in the node; under sealed sums, too, and
+        with less overfitting where categories are many. "sorted": prefixes of the categories in the order of their
+        leaf weights, as in XGBoost, which needs open sums (docs/growth.md).
     tweedie_variance_power : float or None, default None
         With ``objective="tweedie"``: the variance is the mean to this power, above 1 and below 2; None is 1.5.
     huber_slope : float or None, default None

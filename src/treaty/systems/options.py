@@ -196,7 +196,7 @@ _NOT_NEEDED = {
     **dict.fromkeys(("colsample_bylevel", "colsample_bynode"), "columns are drawn for each tree: colsample_bytree"),
     "feature_fraction_bynode": "columns are drawn for each tree: colsample_bytree",
     "subsample_for_bin": "bins are made of all rows",
-    **dict.fromkeys(("cat_smooth", "cat_l2", "min_data_per_group"), "categories are split one against the rest"),
+    **dict.fromkeys(("cat_smooth", "cat_l2", "min_data_per_group"), "category_sets says how categories are split"),
     **dict.fromkeys(
         ("device", "device_type", "gpu_id", "n_gpus", "predictor"), "training runs on the processor, n_jobs threads"
     ),

@@ -60,6 +60,40 @@ def _write_prefixes(slots: Any, used: int, order: Any, in_order: bool, single: b
         prefix[k, 0], prefix[k, 1], prefix[k, 2] = grad, hess, count
 
 
+@inner
+def _half_of(slot: Any, totals: Any, ridge: int, hess_unit: float, reg_lambda: float, fewest: int) -> int:
+    """Return where a category belongs: 1 above the node's mean, 2 at most there, 0 with the rest, as of too few rows.
+
+    It is above where G_k / H_k > G / (H + 2 lambda): then it adds to the V of a set (see below).
+    """
+    if slot[2] < fewest:
+        return 0
+    whole = totals[1] + 2.0 * (ridge if ridge > 0 else reg_lambda / hess_unit)
+    first, second = whole * slot[0], float(totals[0]) * slot[1]
+    if ridge == 0 or abs(first - second) > 2.0**-50 * (abs(first) + abs(second)):
+        return 1 if first > second else 2
+    # as close as float64 may be off: both products have one sign, or are zero
+    ours, theirs = new_array(4, np.uint64), new_array(4, np.uint64)
+    _multiply_words(totals[1] + 2 * ridge, abs(slot[0]), ours)
+    _multiply_words(abs(totals[0]), abs(slot[1]), theirs)
+    return 1 if (_less(theirs, ours) if first > 0.0 else _less(ours, theirs)) else 2
+
+
+@inner
+def _write_halves(
+    slots: Any, totals: Any, ridge: int, hess_unit: float, reg_lambda: float, fewest: int, prefix: Any
+) -> None:
+    """Write the sums of the categories above the node's mean, and of those that are not; missing values are one."""
+    for half in range(2):
+        for part in range(3):
+            prefix[half, part] = np.int64(0)
+    for k in range(slots.shape[0]):
+        half = _half_of(slots[k], totals, ridge, hess_unit, reg_lambda, fewest)
+        if half > 0:
+            for part in range(3):
+                prefix[half - 1, part] += slots[k, part]
+
+
 @inlined
 def _limit_gains(prefix: Any, used: int, total: Any, parent: float, units: Any, limits: Any, candidate: Any) -> None:
     """Replace the gains of admissible cuts by those of weights with a limit."""
@@ -99,19 +133,21 @@ def scan_splits(
     """Find the best split of nodes ``first..last`` among `features` (XGBoost Eq. 7 without the factor 1/2).
 
     `sums` is int64 (n_nodes, slots, 3), `totals` (n_nodes, 3); `units` are what one step of grad and of hess is worth;
-    `limits` are reg_lambda, reg_alpha, min_child_weight, min_child_samples, hess_floor, step and onehot_below
-    (`SplitRules`). `exact` are the ridge (0: gains are compared as floats), the gain that splits of each node have to
-    be above, and in digits the numerators and denominators that they have to pass (see below).
+    `limits` are reg_lambda, reg_alpha, min_child_weight, min_child_samples, hess_floor, step, onehot_below, whether
+    sets of categories are halves, and the fewest rows of a category in one (`SplitRules`). `exact` are the ridge (0:
+    gains are compared as floats), the gain that splits of each node have to be above, and in digits the numerators and
+    denominators that they have to pass (see below).
     Written to `found` are gains (0: no admissible split), features (-1: none), bins that go left, bool (n_nodes, 256)
     with the missing bin, and the left children's sums (n_nodes, 3).
 
     Ties: lower feature, then missing right before missing left, then the lowest cut among the former and the highest
     among the latter. A category set is a prefix of the categories sorted by G / (H + reg_lambda), ties by bin
-    (Fisher 1958), and bins without a row in the node go right; or one category, in the order of bins.
+    (Fisher 1958), and bins without a row in the node go right; or a half of them, above the node's mean before below;
+    or one category, in the order of bins.
     """
     grad_unit, hess_unit = units[0], units[1]
     reg_lambda, reg_alpha, min_child_weight, min_child_samples = limits[0], limits[1], limits[2], np.int64(limits[3])
-    floor, step, onehot_below = limits[4], limits[5], limits[6]
+    floor, step, onehot_below, by_halves, fewest = limits[4], limits[5], limits[6], limits[7] > 0.0, limits[8]
     ridge, to_gain, bound_top, bound_below = exact
     # a hess above it counts
     least = 0.0 if floor == 0.0 else -np.inf
@@ -124,21 +160,27 @@ def scan_splits(
         threshold = to_gain[node]
         best_gain, best_feature = threshold, -1
         # of the best split: its left sums, how many sorted bins go left, and whether missing values do
-        best_grad, best_hess, best_size, best_missing_left = np.int64(0), np.int64(0), 0, False
+        best_grad, best_hess, best_count = np.int64(0), np.int64(0), np.int64(0)
+        best_size, best_missing_left = 0, False
         for position in range(features.shape[0]):
             feature = features[position]
             offset = offsets[feature]
             bins = offsets[feature + 1] - offset - 1
             slots = sums[node, offset : offset + bins + 1]
             single = categorical[feature] and bins < onehot_below
-            in_order = categorical[feature] and not single
+            halved = categorical[feature] and not single and by_halves
+            in_order = categorical[feature] and not single and not halved
             used = bins
             if in_order:
                 used = _sort_categories(slots, bins, grad_unit, hess_unit, reg_lambda, floor, ratio, order)
-            _write_prefixes(slots, used, order, in_order, single, prefix)
+            if halved:
+                used = 2
+                _write_halves(slots, totals[node], ridge, hess_unit, reg_lambda, fewest, prefix)
+            else:
+                _write_prefixes(slots, used, order, in_order, single, prefix)
             # 0: missing values go right; 1: they go left
             for side in range(2):
-                if side == 1 and slots[bins, 2] == 0:
+                if side == 1 and (halved or slots[bins, 2] == 0):
                     break
                 if side == 1:
                     for k in range(used):
@@ -176,7 +218,7 @@ def scan_splits(
                             continue
                     best_gain, best_feature = candidate[k], feature
                     best_grad, best_hess = prefix[k, 0], prefix[k, 1]
-                    best_size, best_missing_left = k + 1, side == 1
+                    best_count, best_size, best_missing_left = prefix[k, 2], k + 1, side == 1
                     slack = SLACK * (best_gain + 2.0 * parent + threshold) if ridge > 0 else 0.0
         found[0][node], found[1][node] = best_gain if best_feature >= 0 else 0.0, best_feature
         left_bins, left_sums = found[2][node], found[3][node]
@@ -185,7 +227,14 @@ def scan_splits(
             slots = sums[node, offsets[best_feature] : offsets[best_feature + 1]]
             bins = slots.shape[0] - 1
             single = categorical[best_feature] and bins < onehot_below
-            in_order = categorical[best_feature] and not single
+            halved = categorical[best_feature] and not single and by_halves
+            in_order = categorical[best_feature] and not single and not halved
+            if halved:
+                for k in range(bins + 1):
+                    half = _half_of(slots[k], totals[node], ridge, hess_unit, reg_lambda, fewest)
+                    left_bins[k] = half == best_size
+                left_sums[0], left_sums[1], left_sums[2] = best_grad, best_hess, best_count
+                continue
             if in_order:
                 _sort_categories(slots, bins, grad_unit, hess_unit, reg_lambda, floor, ratio, order)
             _write_left(slots, best_size, best_missing_left, order, in_order, single, left_bins, left_sums)

@@ -26,7 +26,9 @@ class SplitRules:
 
     One integer step of a grad or hess sum is worth `grad_unit` or `hess_unit`. The next five fields are XGBoost's; a
     split needs a gain (without the factor 1/2) above `min_gain` and at least `min_split_loss`, and `min_child_samples`
-    sampled rows in each child. A column of fewer than `onehot_below` categories is split one of them against the rest.
+    sampled rows in each child. A column of fewer than `onehot_below` categories is split one of them against the rest,
+    others by sets: prefixes of the sorted categories, or (`halves`) those above the node's mean or those below, of
+    categories with `fewest_of_category` rows in the node.
     With a `max_delta_step` above 0, leaf weights before the learning rate are at most that far from 0, and gains are
     those of such weights; `leaf_limit` bounds leaf weights alone. `hess_floor` is for sums of hess that carry noise or
     are left out (0): it is the least divisor of a gain in place of H + reg_lambda, and every H counts. At 0, sums are
@@ -48,6 +50,7 @@ class SplitRules:
     hess_floor: float = 0.0
     min_gain: float = MIN_GAIN
     onehot_below: int = 0
+    halves: bool = False
 
     @property
     def full_depth(self) -> int:
@@ -80,6 +83,11 @@ class SplitRules:
     def least_hess(self) -> int:
         """`min_child_weight` in units of hess, rounded up."""
         return math.ceil(self.min_child_weight / self.hess_unit)
+
+    @property
+    def fewest_of_category(self) -> int:
+        """Half of `min_child_samples`: a category with fewer rows in the node goes with the rest."""
+        return (self.min_child_samples + 1) // 2
 
     @property
     def threshold(self) -> float:
@@ -245,7 +253,7 @@ def _numbers_of(rules: SplitRules) -> tuple[Floats, Floats, int, float]:
     units = np.array([rules.grad_unit, rules.hess_unit])
     limits = np.array([
         rules.gain_lambda, rules.reg_alpha, rules.min_child_weight, rules.min_child_samples, rules.hess_floor,
-        rules.step, rules.onehot_below,
+        rules.step, rules.onehot_below, rules.halves, rules.fewest_of_category,
     ])  # fmt: skip
     return units, limits, rules.ridge if rules.exact else 0, rules.threshold_in_units
 

@@ -54,6 +54,10 @@ SEALED = SecureBoost(sums="sealed")
 SMALL = {"max_bin": 6, "max_cat_to_onehot": 256}  # a bin of a hint takes a millisecond or two
 
 
+SORTED = {"max_cat_to_onehot": 4, "category_sets": "sorted"}
+HALVES = {"max_cat_to_onehot": 4}  # `with_categories` has six
+
+
 def sealed_both(task: str, tables: dict, y: np.ndarray, weight=None, eval_set=None, system=SEALED, **options):
     return fit_both(task, tables, y, weight, eval_set, system, **{**SMALL, **options})
 
@@ -75,6 +79,51 @@ def test_sealed_sums_give_the_pooled_trees_and_predictions(task, parties, change
     assert_lossless(federated, pooled, tables)
     sent = federated.communication_["p1 -> p0"]["by_type"]
     assert sent["SealedStep"] > 10 * sent["Sums"]  # bytes
+
+
+@pytest.mark.parametrize(
+    ("parties", "system", "options"),
+    [
+        (2, SEALED, {"min_child_samples": 1}),
+        (3, SEALED, {"max_depth": 4, "active": "p1"}),
+        slow(5, SEALED, {"colsample_bytree": 0.5, "random_state": 3, "n_estimators": 6}),
+        slow(3, SecureBoost(sums="sealed", reveal="column"), {"max_depth": 5, "subsample": 0.7, "random_state": 1}),
+        slow(2, FedXGBoostSMM(reveal="argmax"), {}),
+    ],
+)
+def test_sealed_sets_of_categories_are_those_of_the_pooled_table(parties, system, options):
+    X, y = real_table("binary")
+    tables = cut(with_categories(with_gaps(X)), parties)
+    federated, pooled = sealed_both("binary", tables, y, system=system, **{**HALVES, **options})
+    assert_lossless(federated, pooled, tables)
+    # some split has a set: "z", the first category, has no row, and goes where missing values go
+    sizes = {sum(left[1:7]) for left in pooled.parts_["pooled"].splits.category_left if left is not None}
+    assert sizes & {2, 3, 4}
+
+
+def test_categories_of_few_rows_and_constant_columns_are_in_no_half():
+    """Categories of a row each, all missing, one category alone; all give the pooled trees."""
+    X, y = real_table("binary")
+    n = len(X)
+    codes = {
+        "single rows": [f"k{row}" if row < 60 else None for row in range(n)],
+        "missing": [None] * n,
+        "one": ["a"] * n,
+        "many": [f"k{row % 4 + 4 * (y[row] ^ (row % 5 == 0))}" for row in range(n)],
+        "mixed": [f"k{row % 3 if row < n // 2 else row}" for row in range(n)],
+    }
+    tables = {
+        "p0": X.iloc[:, :1],
+        "p1": pd.DataFrame({name: pd.Categorical(of, categories=sorted({*of} - {None})) for name, of in codes.items()}),
+    }
+    options = {"max_cat_to_onehot": 1, "max_bin": 64, "max_depth": 4, "min_child_samples": 20}
+    federated, pooled = sealed_both("binary", tables, y, **options)
+    assert_lossless(federated, pooled, tables)
+    found = federated.parts_["p1"].splits
+    assert 3 in found.feature
+    for feature, left in zip(found.feature, found.category_left, strict=True):
+        assert left is not None
+        assert feature != 0 or not any(left[:60])
 
 
 @pytest.mark.parametrize("active", ["p0", slow("p1"), "p2"])
@@ -188,6 +237,7 @@ def small_job(data: Any) -> tuple[str, dict, np.ndarray, np.ndarray | None, dict
         "subsample": data.draw(st.sampled_from([1.0, 0.7])),
         "colsample_bytree": data.draw(st.sampled_from([1.0, 0.5])),
         "random_state": 0,
+        "max_cat_to_onehot": data.draw(st.sampled_from([2, 256])),
     }
     tables = cut(X, parties)
     return task, tables, y, weight, {**options, "active": data.draw(st.sampled_from(list(tables)))}
@@ -295,10 +345,11 @@ def test_processes_over_grpc_give_the_same_trees():
 # ---------------------------------------------------------------- faults that must show
 
 
-@pytest.mark.parametrize("what", ["a comparison", "a product", "a carry"])
-def test_a_failure_of_a_comparison_product_or_carry_shows_in_the_trees(monkeypatch, what):
+@pytest.mark.parametrize("what", ["a comparison", "a product", "a carry", "a set's bits", "a set's sums"])
+def test_a_failure_of_a_comparison_product_carry_or_set_shows_in_the_trees(monkeypatch, what):
     X, y = real_table("binary")
-    tables = cut(with_gaps(X), 2)
+    sets = HALVES if what.startswith("a set") else {}
+    tables = cut(with_categories(with_gaps(X)) if sets else with_gaps(X), 2)
 
     def broken(module: str, name: str, change: Any) -> None:
         honest = getattr(__import__(module, fromlist=[name]), name)
@@ -321,8 +372,16 @@ def test_a_failure_of_a_comparison_product_or_carry_shows_in_the_trees(monkeypat
             broken("treaty.crypto.transfer.sealed_sums", "squares", doubled)
         case "a carry":
             broken("treaty.crypto.transfer.sealed_sums", "both_of", lambda shares, _: shares * np.uint64(0))
+        case "a set's bits":
+            broken("treaty.systems.vertical.sealed", "half_that_won", lambda bits, _: bits ^ np.uint8(1))
+        case "a set's sums":
+            broken(
+                "treaty.crypto.transfer.category_sets",
+                "conjunctions",
+                lambda bits, given: [b * (1 - given[-1]) for b in bits],
+            )
     with pytest.raises((AssertionError, TreatyError)):
-        assert_lossless(*sealed_both("binary", tables, y, n_estimators=5), tables)
+        assert_lossless(*sealed_both("binary", tables, y, n_estimators=5, **sets), tables)
 
 
 # ---------------------------------------------------------------- refusals
@@ -339,7 +398,7 @@ def test_a_failure_of_a_comparison_product_or_carry_shows_in_the_trees(monkeypat
         (SEALED, {"reg_lambda": 0.0}, "needs reg_lambda to be at least 1.52588e-05"),
         (SEALED, {"reg_lambda": 1e15}, "needs reg_lambda to be less, got 1e\\+15"),
         (SEALED, {"min_child_weight": 0.0}, "needs min_child_weight to be above 0"),
-        (SEALED, {"max_cat_to_onehot": 4}, "needs max_cat_to_onehot to be left out"),
+        (SEALED, SORTED, "needs category_sets to be left out, got sorted"),
         (SEALED, {"fractional_bits": 24}, "expected fractional_bits of at most 20 under the lattice map"),
     ],
 )

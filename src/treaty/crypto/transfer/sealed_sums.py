@@ -135,7 +135,7 @@ class Known:
     `totals`, int64 (n, 3), are sums of grad, hess and rows. `hess` and `count`, int64 (2, n), are the least that a left
     child may have and one more than the most, which is not below the least. `owner` is the number of the candidates'
     owner. `before` and `after` are entries before and after the candidates, of n fractions each; the owner has as many,
-    of zeros.
+    of zeros. A category needs `fewest_of_category` rows to be in a set.
     """
 
     totals: Integers
@@ -145,13 +145,15 @@ class Known:
     owner: int
     before: list[KnownEntry] = field(default_factory=list)
     after: list[KnownEntry] = field(default_factory=list)
+    fewest_of_category: int = 0
 
     def only(self, part: slice) -> Known:
         """Return the input for some of the nodes."""
-        kept = (
+        before, after = (
             [KnownEntry(e.fractions[part], e.owners[part]) for e in entries] for entries in (self.before, self.after)
         )
-        return Known(self.totals[part], self.ridge, self.hess[:, part], self.count[:, part], self.owner, *kept)
+        limits = self.hess[:, part], self.count[:, part]
+        return Known(self.totals[part], self.ridge, *limits, self.owner, before, after, self.fewest_of_category)
 
     @classmethod
     def nothing(cls, nodes: int, before: int, after: int) -> Known:
@@ -269,14 +271,19 @@ def _left_hess(sums: Wide, known: Known) -> Wide:
 
 def _tops(transfers: Transfers, sums: Wide, known: Known, widths: Widths, role: int) -> Steps[Wide]:
     """Return shares of V^2 modulo 2^top, (n * candidates, words of it)."""
-    nodes, words = len(sums), -(-widths.grad // 64)
-    # V is a linear function of G_L and a, with factors that the knower knows
-    factors = [*(known.totals[:, 1] + 2 * known.ridge).tolist(), *known.totals[:, 0].tolist()]
-    numbers = resized(np.concatenate([sums[:, :, 0], negative(_left_hess(sums, known))]), words)
-    bits = max(widths.hess, widths.node_grad)
-    parts = yield from times_known(transfers, factors, bits, numbers, role)
-    v = cut(add(parts[:nodes], parts[nodes:]), widths.grad).reshape(-1, words)
+    v = yield from linear(transfers, sums[:, :, 0], _left_hess(sums, known), known, widths, role)
+    v = v.reshape(-1, v.shape[-1])
     return (yield from squares(transfers, resized(v, -(-widths.top // 64)), widths.grad, widths.top, role))
+
+
+def linear(transfers: Transfers, grad: Wide, hess: Wide, known: Known, widths: Widths, role: int) -> Steps[Wide]:
+    """Return shares modulo 2^grad of T x - G y, (n, k, words), from shares of x and y, (n, k, 2): one step."""
+    nodes, words = len(grad), -(-widths.grad // 64)
+    # the factors are the knower's alone
+    factors = [*(known.totals[:, 1] + 2 * known.ridge).tolist(), *known.totals[:, 0].tolist()]
+    numbers = resized(np.concatenate([grad, negative(hess)]), words)
+    parts = yield from times_known(transfers, factors, max(widths.hess, widths.node_grad), numbers, role)
+    return cut(add(parts[:nodes], parts[nodes:]), widths.grad)
 
 
 def _within(transfers: Transfers, shares: Wide, limits: Integers, bits: int, role: int) -> Steps[Bits]:

@@ -214,8 +214,8 @@ FORMAT = Format("common-bins", 4)
 # Options that bins do not depend on; every other one counts, also those that are added later
 FREE_OF_BINS = frozenset({
     "n_estimators", "max_depth", "max_leaves", "learning_rate", "reg_lambda", "reg_alpha", "min_split_loss",
-    "min_child_weight", "max_delta_step", "max_cat_to_onehot", "subsample", "colsample_bytree", "goss", "top_rate",
-    "other_rate", "fractional_bits", "early_stopping_rounds", "eval_metric", "allow_insecure",
+    "min_child_weight", "max_delta_step", "max_cat_to_onehot", "category_sets", "subsample", "colsample_bytree", "goss",
+    "top_rate", "other_rate", "fractional_bits", "early_stopping_rounds", "eval_metric", "allow_insecure",
 })  # fmt: skip
 
 

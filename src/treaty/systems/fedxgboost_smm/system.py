@@ -54,6 +54,7 @@ from treaty.systems.vertical.leakage import (
     encrypted,
     order_of_splits,
     small_leaves,
+    told_by_sets,
 )
 from treaty.systems.vertical.messages import Hint, NamedRows
 from treaty.systems.vertical.prediction import online_active, online_passive, predict_active, predict_passive
@@ -69,7 +70,7 @@ def conclusions(
     learned = conclusions_from_sums(roles, options.ciphers, options.cipher, part)
     learned[roles.active] += small_leaves(options.mode, common)
     for name in roles.having("passive"):
-        learned[name] += order_of_splits(common)
+        learned[name] += order_of_splits(common) + told_by_sets(common)
     for name in learned:
         learned[name] += learned_from_test_key(options.insecure_test_key_bits)
     dealer = roles.holder("dealer")

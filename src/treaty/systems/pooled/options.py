@@ -46,6 +46,7 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
     objective: str | None = None
     max_delta_step: Annotated[float, msgspec.Meta(ge=0, le=20)] | None = None
     max_cat_to_onehot: AtLeastOne | None = None
+    category_sets: Literal["halves", "sorted"] = "halves"
     tweedie_variance_power: Annotated[float, msgspec.Meta(gt=1, lt=2)] | None = None
     huber_slope: Positive | None = None
     quantile_alpha: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
@@ -143,6 +144,11 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
         return self.min_child_samples
 
     @property
+    def onehot_below(self) -> int:
+        """`max_cat_to_onehot`; without it, more than any column has categories."""
+        return self.max_cat_to_onehot or MOST_BINS + 1
+
+    @property
     def most_bins(self) -> int:
         """`max_bin`, resolved."""
         assert self.max_bin is not None
@@ -190,7 +196,8 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
             max_leaves=self.max_leaves or 0,
             # the trees of a round are averaged
             learning_rate=self.learning_rate / self.num_parallel_tree,
-            onehot_below=self.max_cat_to_onehot or MOST_BINS + 1,
+            onehot_below=self.onehot_below,
+            halves=self.category_sets == "halves",
         )
 
 

@@ -29,6 +29,7 @@ from treaty.systems.vertical.leakage import (
     encrypted,
     order_of_splits,
     small_leaves,
+    told_by_sets,
 )
 from treaty.systems.vertical.messages import Sums
 from treaty.systems.vertical.prediction import online_active, online_passive
@@ -59,7 +60,7 @@ def conclusions(
         for name in learned:
             learned[name] += learned_from_test_key(options.short_key_bits)
     for name in roles.having("passive"):
-        learned[name] += order_of_splits(common)
+        learned[name] += order_of_splits(common) + told_by_sets(common)
         if options.rl_trees:
             learned[name].append(f"nothing of the trees of the first {options.rl_trees} rounds")
         if options.purity_guard is not None:

@@ -83,9 +83,8 @@ def why_unsealed(cipher: str, common: Any) -> str:
 def _needs(common: Any) -> list[tuple[str, bool, str, Any]]:
     """Return the common options that sealed sums limit: name, whether it fits, what it has to be, its value."""
     least = 2.0**-common.fractional_bits
-    single = common.max_cat_to_onehot
     return [
-        ("max_cat_to_onehot", single is None or single > MOST_BINS, "left out", single),
+        ("category_sets", common.category_sets == "halves" or common.onehot_below > MOST_BINS, "left out", "sorted"),
         # the order of leaves by gain would be known only from the sides of leaves that are never split
         ("max_leaves", common.max_leaves is None, "left out", common.max_leaves),
         ("reg_alpha", common.reg_alpha == 0.0, "0", common.reg_alpha),

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from treaty.data.binning import MOST_BINS
 from treaty.models.trees import ModelPart
 from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, When, routes
 from treaty.systems.pooled.options import BoostingOptions
@@ -217,6 +218,18 @@ def conclusions_from_sums(
             most = f"{part.forest.objective.weight_bound:g}"
             learned[name].append(f"that the largest weight of a row is above half of {most} and at most {most}")
     return learned
+
+
+def told_by_sets(common: BoostingOptions) -> list[str]:
+    """Return what a passive party learns of labels if categories are split by sets."""
+    if common.onehot_below > MOST_BINS:
+        return []
+    fewest = (common.fewest_rows + 1) // 2
+    enough = f"at least {fewest} rows" if common.category_sets == "halves" and fewest > 1 else "rows"
+    return [
+        f"where a set of categories of its own wins a node: of each category with {enough} in the node, on which side "
+        "of a limit its gradients are, so which label it has more of"
+    ]
 
 
 def _shown_by_sides(shares: Mapping[str, float]) -> str:

@@ -336,7 +336,8 @@ class OwnerShares(Message):
 class WonCandidates(Message):
     """Nodes won by the receiver, int32 (k,) ascending, and uint64 (k,) shares of its candidates' numbers.
 
-    `SideChoices` follow, unless whole columns are answered.
+    Where the tree has columns with sets of categories, a transfer of the sets that won follows (`SealedStep`), then
+    `SideChoices`, unless whole columns are answered.
     """
 
     leakage: ClassVar = MessageLeakage("which of its own splits were chosen, and at which nodes", "exact")

@@ -23,9 +23,11 @@ from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sharing.key_agreement import agree_with
 from treaty.crypto.sums.lattice_sums import LatticeSumsServer, sealed_places
 from treaty.crypto.transfer.arithmetic import Wide, add, prefix_sums, subtract
+from treaty.crypto.transfer.category_sets import half_that_won, halves_of
 from treaty.crypto.transfer.sealed_sums import (
     NUMBER,
     OWNER,
+    WORDS,
     Known,
     Places,
     Widths,
@@ -35,7 +37,7 @@ from treaty.crypto.transfer.sealed_sums import (
     winner_of,
 )
 from treaty.crypto.transfer.stock import Arrays as StepArrays
-from treaty.crypto.transfer.stock import Paths, Steps, Transfers, open_transfers
+from treaty.crypto.transfer.stock import Bits, Paths, Steps, Transfers, open_transfers
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.machine.arrays import Flags, Int32s, pieces
 from treaty.messaging.certificates import Signer
@@ -51,7 +53,8 @@ from treaty.systems.vertical.messages import CHOICE_BITS
 #
 # Candidates are in the order in which the plain grower breaks ties (`trees.scanning.scan_splits`): column by column,
 # missing values right before left, cuts ascending among the former and descending among the latter. Of a numeric column
-# the bins up to a cut go left, of a categorical one a single category, against the rest.
+# the bins up to a cut go left, of a categorical one a single category, against the rest; where it has many, one of two
+# halves (`crypto.transfer.category_sets`), of which missing values may be a part.
 
 
 class Candidates:
@@ -59,27 +62,37 @@ class Candidates:
 
     `offsets`, int32 (features + 1,), has the first slot of each of the party's features, whose last slot is missing
     values; `categorical` and `missing`, bool (features,), say which are categories, and have missing values at all.
-    `columns`, ascending, are the tree's.
+    `columns`, ascending, are the tree's; of those with `onehot_below` categories or more, halves are candidates. These
+    columns' slots begin at `halved_starts` among `halved_slots`, which are those of all of them.
     """
 
-    def __init__(self, offsets: Int32s, categorical: Flags, missing: Flags, columns: Int32s) -> None:
+    def __init__(self, offsets: Int32s, categorical: Flags, missing: Flags, columns: Int32s, onehot_below: int) -> None:
         self._columns, self._categorical, self._missing = columns, categorical, missing
         self._bins = (np.diff(offsets) - 1)[columns]
-        self._numbers = [_numbers(int(bins), *has) for bins, *has in zip(
-            self._bins, categorical[columns], missing[columns], strict=True)]  # fmt: skip
+        self._halved = categorical[columns] & (self._bins >= onehot_below)
+        self._numbers = [_HALVES if halved else _numbers(int(bins), *has) for bins, halved, *has in zip(
+            self._bins, self._halved, categorical[columns], missing[columns], strict=True)]  # fmt: skip
         self._first = np.cumsum([0, *map(len, self._numbers)])
+        sizes = self._bins + 1
+        self.halved_slots = np.flatnonzero(np.repeat(self._halved, sizes))
+        self.halved_starts = (np.cumsum(sizes[self._halved]) - sizes[self._halved]).astype(np.intp)
 
     def __len__(self) -> int:
         return int(self._first[-1])
 
-    def sums(self, slots: Wide) -> Wide:
+    def sums(self, slots: Wide, halves: Wide) -> Wide:
         """Return shares of left children's sums, (nodes, candidates, 3, 2), from those of slots, (nodes, slots, 3, 2).
 
-        Slots are those of the tree's columns alone.
+        Slots are those of the tree's columns alone; `halves`, (nodes, k, 3, 2), are the sums of halves.
         """
         # all of it is linear in the slots, so that each end adds up its own shares
         found, first = [np.zeros((len(slots), 0, *slots.shape[2:]), np.uint64)], 0
-        for column, bins, numbers in zip(self._columns, self._bins, self._numbers, strict=True):
+        of_column = iter(np.split(halves, halves.shape[1] // 2, axis=1) if halves.shape[1] else ())
+        for column, bins, halved, numbers in zip(self._columns, self._bins, self._halved, self._numbers, strict=True):
+            if halved:
+                found.append(next(of_column))
+                first += int(bins) + 1
+                continue
             present = slots[:, first : first + bins]
             if not self._categorical[column]:
                 present = prefix_sums(present.swapaxes(1, 2)).swapaxes(1, 2)
@@ -90,17 +103,32 @@ class Candidates:
             first += int(bins) + 1
         return np.concatenate(found, axis=1)
 
-    def splits(self, numbers: Int32s) -> tuple[Int32s, Flags]:
-        """Return columns, int32 (k,), and bins that go left, bool (k, 256), of candidates."""
+    def halves(self, numbers: Int32s) -> NDArray[np.int64]:
+        """Return which of the halves candidates are, (k,), -1 for others."""
+        place = np.searchsorted(self._first, numbers, side="right") - 1
+        before = np.cumsum(self._halved) - 1
+        return np.where(self._halved[place], 2 * before[place] + numbers - self._first[place], -1).astype(np.int64)
+
+    def splits(self, numbers: Int32s, members: Flags) -> tuple[Int32s, Flags]:
+        """Return columns, int32 (k,), and bins that go left, bool (k, 256), of candidates.
+
+        `members`, (k, categories), are those of the halves among them.
+        """
         place = np.searchsorted(self._first, numbers, side="right") - 1
         left_bins = np.zeros((len(numbers), 256), np.bool_)
         for row, (at, number) in enumerate(zip(place, numbers, strict=True)):
             k, side = self._numbers[at][number - self._first[at]]
             bins = int(self._bins[at])
+            if self._halved[at]:
+                left_bins[row, : bins + 1] = members[row, : bins + 1]
+                continue
             # a number's bins up to the cut, of a category itself alone
             left_bins[row, (k if self._categorical[self._columns[at]] else 0) : k + 1] = True
             left_bins[row, bins] = side
         return self._columns[place].astype(np.int32), left_bins
+
+
+_HALVES = [(0, False), (1, False)]
 
 
 def _numbers(bins: int, categorical: bool, missing: bool) -> list[tuple[int, bool]]:
@@ -182,10 +210,14 @@ class SealedEnd:
 
 @dataclass(frozen=True, slots=True)
 class LevelResult:
-    """Shares of a level's nodes: of all slots, (nodes, slots, 3, 2), and of the best entry, (nodes, 4, words)."""
+    """Shares of a level's nodes: of all slots, (nodes, slots, 3, 2), and of the best entry, (nodes, 4, words).
+
+    `members`, (nodes, 2, categories), are shares of which categories are in the halves of their columns.
+    """
 
     slots: Wide
     best: Wide
+    members: Bits
 
 
 def places_of(bounds: SumsBounds) -> Places:
@@ -205,12 +237,18 @@ def find_best(
     slots = yield from integer_shares(end.transfers, parts, end.places, end.role)
     if before is not None:
         slots = np.concatenate([slots, subtract(before[parents], slots)])
-    found = []
-    for part in pieces(len(slots), max(1, _AT_A_TIME // max(1, len(candidates)))):
-        sums = candidates.sums(slots[part])
-        best = best_of_shared(end.transfers, sums, known.only(part), end.widths, end.role, end.step)
+    found, categories = [], candidates.halved_slots
+    members = np.zeros((len(slots), 2, len(categories)), np.uint8)
+    for part in pieces(len(slots), max(1, _AT_A_TIME // max(1, len(candidates) + len(categories)))):
+        of_part, sums_of_halves = known.only(part), np.zeros((len(slots[part]), 0, 3, WORDS), np.uint64)
+        if len(categories):
+            mine, starts = slots[part][:, categories], candidates.halved_starts
+            halves = yield from halves_of(end.transfers, mine, starts, of_part, end.widths, end.role)
+            sums_of_halves, members[part] = halves.sums, halves.members
+        sums = candidates.sums(slots[part], sums_of_halves)
+        best = best_of_shared(end.transfers, sums, of_part, end.widths, end.role, end.step)
         found.append((yield from best))
-    return LevelResult(slots, np.concatenate(found))
+    return LevelResult(slots, np.concatenate(found), members)
 
 
 def take_steps(party: Party, ends: Mapping[str, Steps[Any]]) -> dict[str, Any]:
@@ -267,7 +305,7 @@ class SealedOwner(ColumnOwner):
     def start_tree(self, start: messages.TreeStart) -> None:
         super().start_tree(start)
         columns = view(start.columns, np.int32, (None,), peer=self._active, what="TreeStart.columns")
-        self._candidates = Candidates(*self._columns, columns)
+        self._candidates = Candidates(*self._columns, columns, self._inputs.common.onehot_below)
         self._before: Wide | None = None
         self._parts: list[Wide] = []
         self._parents: list[Int32s] = []
@@ -315,7 +353,7 @@ class SealedOwner(ColumnOwner):
         found: LevelResult = take_steps(
             self._party, {active: find_best(end, parts, parents, self._before, self._candidates, known)}
         )[active]
-        self._before, self._numbers = found.slots, found.best[:, NUMBER, 0]
+        self._before, self._numbers, self._members = found.slots, found.best[:, NUMBER, 0], found.members
         best = found.best
         if request.before:
             # the mask is this party's share of the best before it; the active party has the other
@@ -342,7 +380,13 @@ class SealedOwner(ColumnOwner):
         numbers = shares + self._numbers[nodes]
         if np.any(numbers >= len(self._candidates)):
             raise PeerProtocolError(active, f"expected shares of candidates' numbers - at {what}.numbers from {active}")
-        columns, left_bins = self._candidates.splits(numbers.astype(np.int32))
+        won = numbers.astype(np.int32)
+        members = np.zeros((len(won), 0), np.uint8)
+        if len(starts := self._candidates.halved_starts):
+            picks = self._candidates.halves(won)
+            steps = half_that_won(self._end.transfers, self._members[nodes], starts, picks, self._end.role)
+            members = take_steps(self._party, {active: steps})[active]
+        columns, left_bins = self._candidates.splits(won, members.astype(np.bool_))
         return messages.SplitRequest(Array.of(columns), Array.of(np.packbits(left_bins, axis=1)))
 
     def divide(self, request: messages.SplitRequest) -> Iterator[Message]:

@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 from treaty.crypto.payload import Payload, SumsBounds
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient
 from treaty.crypto.transfer.arithmetic import Wide, add
+from treaty.crypto.transfer.category_sets import half_that_won
 from treaty.crypto.transfer.sealed_sums import NUMBER, OWNER, Known, KnownEntry, Widths, entry_of, fitted, winner_of
-from treaty.crypto.transfer.stock import Bits, Paths, open_transfers
+from treaty.crypto.transfer.stock import Bits, Paths, Steps, open_transfers
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.machine.arrays import Flags, Int32s, Integers
 from treaty.messaging.exchanges import take_columns
@@ -42,6 +43,9 @@ from treaty.trees.splits import Level, SplitRules, Splits
 
 # Numbers of owners: no split is good enough, the active party's is best, or that of passive party k - 2
 _NOBODY, _OWN, _FIRST_PEER = 0, 1, 2
+
+# What a category of a half takes, in bytes and in time, by what a candidate does
+_OF_A_CATEGORY = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +129,8 @@ class SealedPeer(PassiveColumns):
     end: SealedEnd
     missing: Flags
     candidates: Candidates
+    members: Bits  # own shares of the halves of the last level's nodes
+    onehot_below: int
 
     def introduce(self) -> tuple[bytes, bytes]:
         """Take which columns have missing values; return the party's key for moving shares, and its signature."""
@@ -133,26 +139,36 @@ class SealedPeer(PassiveColumns):
         self.missing = view(columns.missing, np.bool_, shape, peer=self.peer, what="SealedColumns.missing").copy()
         return columns.key
 
-    def count_candidates(self) -> int:
+    def count_candidates(self, onehot_below: int) -> float:
+        """Return how many candidates all columns have, or as much work as so many."""
         columns = np.arange(len(self.categorical), dtype=np.int32)
-        return len(Candidates(self.offsets, self.categorical, self.missing, columns))
+        found = Candidates(self.offsets, self.categorical, self.missing, columns, onehot_below)
+        return len(found) + _OF_A_CATEGORY * len(found.halved_slots)
 
     def start_tree(self, grad: Integers, hess: Integers, rows: Int32s | None, columns: Int32s) -> None:
         super().start_tree(grad, hess, rows, columns)
-        self.candidates = Candidates(self.offsets, self.categorical, self.missing, columns)
+        onehot_below = self.onehot_below
+        self.candidates = Candidates(self.offsets, self.categorical, self.missing, columns, onehot_below)
         self.slots: Wide | None = None
         self._paths = Paths(self.end.transfers, self._n_rows)
         self._sizes: list[Integers] = []
 
     def ask_won(
         self, nodes: Int32s, places: Int32s, numbers: NDArray[np.uint64], rows: Int32s, starts: Integers
-    ) -> None:
-        """Send the party shares of the candidates that won, and choose sides unless it decides all rows.
+    ) -> Steps[Any] | None:
+        """Send the party shares of the candidates that won; return the steps by which it learns the sets among them.
 
         Nodes are named by their places, ascending: the tree's order would reveal which siblings are left ones.
         """
         self._asked, self._order = (rows, starts), np.argsort(nodes)
         self._party.send(self.peer, messages.WonCandidates(Array.of(places), Array.of(numbers)))
+        if not len(starts_of_halves := self.candidates.halved_starts):
+            return None
+        none = np.full(len(places), -1, np.int64)
+        return half_that_won(self.end.transfers, self.members[places], starts_of_halves, none, self.end.role)
+
+    def choose_sides(self) -> None:
+        """Choose sides of the nodes' rows, unless the party decides all rows."""
         for turns in () if self.by_column else self.gradients.turns[self._paths.levels :]:
             for of in row_pieces(self._n_rows, CHOICE_BITS):
                 message, flips = self._paths.choose(turns[of], of)
@@ -217,6 +233,7 @@ def make_ends(
         party.send(name, messages.TournamentTerms(rules.ridge, step, others))
     made = take_steps(party, {name: open_transfers() for name in peers})
     for name, peer in peers.items():
+        peer.onehot_below = rules.onehot_below
         peer.end = SealedEnd(0, made[name], places_of(bounds), widths, step)
 
 
@@ -281,9 +298,15 @@ class SealedSearch(SplitSearch):
         won_by = {k: np.flatnonzero(winner == k + _FIRST_PEER) for k in self._chain}
         won_by = {k: won[np.argsort(place[won])] for k, won in won_by.items() if len(won)}
         # all owners are asked before any answer is awaited, so that they work at the same time
+        openings: dict[str, Steps[Any]] = {}
         for k, won in won_by.items():
             asked = self._rows.rows(level.nodes[won], sampled=False)
-            self._peers[k].ask_won(level.nodes[won], place[won], numbers[k][place[won]], *asked)
+            opening = self._peers[k].ask_won(level.nodes[won], place[won], numbers[k][place[won]], *asked)
+            if opening is not None:
+                openings[self._peers[k].peer] = opening
+        take_steps(self.gradients.party, openings)
+        for k in won_by:
+            self._peers[k].choose_sides()
         for k, won in won_by.items():
             totals = level.totals[won]
             of_left = self._left_totals(level.nodes[won], self._peers[k].fetch_left())
@@ -317,12 +340,13 @@ class SealedSearch(SplitSearch):
             if k == first:
                 before = [ours if k > self._own else bounds]
                 after = [ours] * (self.gradients.own_place == 1)
-            known = Known(order.totals, self.rules.ridge, *self._limits(order), k + _FIRST_PEER, before, after)
+            limits, fewest = self._limits(order), self.rules.fewest_of_category
+            known = Known(order.totals, self.rules.ridge, *limits, k + _FIRST_PEER, before, after, fewest)
             ends[peer.peer] = find_best(peer.end, parts[k], order.parents, peer.slots, peer.candidates, known)
         found: dict[str, LevelResult] = take_steps(party, ends)
         best = {k: found[name].best for k, name in names.items()}
         for k, name in names.items():
-            self._peers[k].slots = found[name].slots
+            self._peers[k].slots, self._peers[k].members = found[name].slots, found[name].members
         numbers = {k: shares[:, NUMBER, 0] for k, shares in best.items()}
         so_far = best[first]
         for place, (k, after_k) in enumerate(zip(self._chain, self._chain[1:], strict=False)):
