@@ -21,11 +21,12 @@ from treaty.files import Format, read_json, write_json
 from treaty.machine.process import cores, is_code, trust
 from treaty.models.interpretation import Contributions, willing
 from treaty.models.linear import LinearPart
+from treaty.models.statistics import StatisticsPart
 from treaty.models.trees import ModelPart, forest_of, staged_margins
 from treaty.report.contents import Contents, Curve, ModelScores, Section, Spread, scores_of_classes, scores_of_numbers
 from treaty.runs.report import importances_of, versions
 from treaty.runs.threads import active_of
-from treaty.systems import find_system
+from treaty.systems import Model, find_system
 from treaty.systems.options import converted, given
 from treaty.systems.pooled.system import ALONE
 from treaty.trees.objectives import evaluate
@@ -265,7 +266,7 @@ def _spread(name: str, contributions: NDArray[np.float64], column: NDArray[Any] 
     return Spread(name, mean, every=np.quantile(contributions, QUANTILES).tolist())
 
 
-AnyPart = TypeVar("AnyPart", ModelPart, LinearPart)
+AnyPart = TypeVar("AnyPart", ModelPart, LinearPart, StatisticsPart)
 FORMAT = Format("estimator", 1)
 
 
@@ -289,7 +290,9 @@ class SavedEstimator(msgspec.Struct, kw_only=True):
     positions: dict[str, list[int]] | None = None
 
 
-def write_model(folder: Path, saved: SavedEstimator, parts: Mapping[str, ModelPart | LinearPart]) -> None:
+def write_model(
+    folder: Path, saved: SavedEstimator, parts: Mapping[str, ModelPart | LinearPart | StatisticsPart]
+) -> None:
     """Write a model to a folder, made when missing; ConfigError if it cannot be written."""
     try:
         # JSON has no infinity.
@@ -321,7 +324,8 @@ def params_of(saved: SavedEstimator, trusted: Iterable[str]) -> dict[str, Any]:
                 f"the model names code, {code!r}, which is not imported: if you trust it, load(..., trusted=[{code!r}])"
             )
     trust(given)
-    system = find_system(name, "trees" if saved.kind.startswith("GBDT") else "logistic")
+    model: Model = "trees" if saved.kind.startswith("GBDT") else "logistic"
+    system = find_system(name, "statistics" if saved.kind == "ColumnStatistics" else model)
     own = converted(saved.system, system.options, system.options.__name__)
     weights = saved.params.get("class_weight")
     pairs = {"class_weight": dict(weights)} if isinstance(weights, list) else {}

@@ -232,6 +232,12 @@ class ColumnStatistics(TableEstimator):
                 chosen.append(name)
         return {name: [of.column for of in known.bins[name] if _named(of) in chosen] for name in self.parts_}
 
+    def report(self, path: Any, *given: Any, **more: Any) -> None:
+        """Raise ConfigError: a report is of a model's scores and losses."""
+        raise ConfigError(
+            "a report is of a model, which statistics have none of: write columns_ and bins_, or have a job do it"
+        )
+
     def _owners(self) -> set[str]:
         return set(self.schemas_)
 

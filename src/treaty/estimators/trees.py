@@ -19,8 +19,10 @@ from treaty.estimators.inputs import check_row_order, eval_sets_of
 from treaty.estimators.linear import LogisticRegression
 from treaty.estimators.reporting import params_of, read_parts, read_saved
 from treaty.estimators.scorecard import Scorecard
+from treaty.estimators.statistics import ColumnStatistics
 from treaty.files import as_path
 from treaty.models.linear import load_linear_part
+from treaty.models.statistics import load_statistics_part
 from treaty.models.trees import forest_of, load_part, of_classes
 from treaty.systems.pooled.system import check_numbers, check_relevance
 from treaty.systems.system import System
@@ -284,7 +286,16 @@ class _Relevance(NamedTuple):
 
 def load(
     folder: str | Path, *, trusted: Iterable[str] = ()
-) -> GBDTClassifier | GBDTRegressor | GBDTRanker | LogisticRegression | LinearRegression | PoissonRegressor | Scorecard:
+) -> (
+    GBDTClassifier
+    | GBDTRegressor
+    | GBDTRanker
+    | LogisticRegression
+    | LinearRegression
+    | PoissonRegressor
+    | Scorecard
+    | ColumnStatistics
+):
     """Load a model from the folder that `save` wrote.
 
     Parameters
@@ -296,7 +307,8 @@ def load(
 
     Returns
     -------
-    GBDTClassifier, GBDTRegressor, GBDTRanker, LogisticRegression, LinearRegression, PoissonRegressor or Scorecard
+    GBDTClassifier, GBDTRegressor, GBDTRanker, LogisticRegression, LinearRegression, PoissonRegressor, Scorecard
+    or ColumnStatistics
         The fitted model, with its parameters.
 
     Raises
@@ -306,6 +318,11 @@ def load(
     """
     folder = as_path(folder, "folder")
     saved = read_saved(folder)
+    if saved.kind == ColumnStatistics.__name__:
+        found = ColumnStatistics(**params_of(saved, trusted))
+        found._restore(saved)
+        found._keep(read_parts(folder, saved, load_statistics_part))
+        return found
     regressions: tuple[type[LogisticRegression | LinearRegression | PoissonRegressor | Scorecard], ...]
     regressions = (LogisticRegression, LinearRegression, PoissonRegressor, Scorecard)
     linear = {kind.__name__: kind for kind in regressions}.get(saved.kind)

@@ -51,12 +51,17 @@ class StatisticsPart(msgspec.Struct, kw_only=True):
         return self.correlations.reshape(k, k)
 
     def summary(self) -> str:
-        """Describe how many columns there are."""
-        return f"statistics of {', '.join(f'{len(of)} columns of {party}' for party, of in self.bins.items())}"
+        """Describe how many columns there are and, at the active party, which label is bad."""
+        columns = ", ".join(f"{len(of)} columns of {party}" for party, of in self.bins.items())
+        return f"statistics of {columns}{f'; bad is label {self.classes[1]!r}' if self.classes else ''}"
 
-    def table(self) -> dict[str, list[Any]]:
-        """Return a row for each bin whose labels are known here, as columns of a file."""
-        return bins_as_columns(self.bins)
+    def tables(self) -> list[dict[str, list[Any]]]:
+        """Return bins whose labels are known here and, at the active party, correlations, as columns of files."""
+        bins = bins_as_columns(self.bins)
+        if not len(self.correlations):
+            return [bins]
+        names = [f"{of.party}.{of.column}" for columns in self.bins.values() for of in columns if of.kind == "numeric"]
+        return [bins, {"column": names, **dict(zip(names, self.correlation.tolist(), strict=True))}]
 
     def importances(self) -> dict[str, dict[str, float]]:
         """Return what is known of columns, as far as it is, by kind; those of others are called "party.column"."""

@@ -208,11 +208,11 @@ def _keep_result(job: Job, inputs: RoleInput, result: Any, tables: TrainingTable
         for warning in filter(None, (reason, forest.diverged)):
             logger.warning("%s: %s", name, warning)
 
-    own, report, weights = map(staged_file, files)
+    own, report, *tables_at = map(staged_file, files)
     if part is not None:
         marked(part, inputs.store, name).save(own)
-    if part is not None and _has_table(part):
-        write_predictions(weights, part.table())
+    for path, columns in zip(tables_at, _tables_of(part), strict=False):
+        write_predictions(path, columns)
     seconds = clock.seconds("boosting" if system.common.table == "boosting" else "training", tables.seconds)
     write_report(report, job, inputs, part, tables.n_rows, seconds)
 
@@ -243,19 +243,21 @@ def part_file(folder: str | Path, name: str) -> Path:
     return Path(folder) / f"{name}.part"
 
 
-def files_of_training(job: Job, name: str) -> tuple[Path, Path, Path]:
-    """Return the files of a party's part, its report and a table: weights with standard errors, or bins' statistics."""
+def files_of_training(job: Job, name: str) -> list[Path]:
+    """Return the files of a party's part, its report, and tables, if it has some: see `_tables_of`."""
     part = part_file(job.output, name)
-    table = ".bins.csv" if job.system.common.table == "columns" else ".weights.csv"
-    return part, report_file(job, name), part.with_suffix(table)
+    tables = (".bins.csv", ".correlations.csv") if job.system.common.table == "columns" else (".weights.csv",)
+    return [part, report_file(job, name), *map(part.with_suffix, tables)]
 
 
-def _has_table(part: Any) -> bool:
-    """Tell whether a part is written as a table, too."""
-    return isinstance(part, StatisticsPart) or (isinstance(part, LinearPart) and part.errors is not None)
+def _tables_of(part: Any) -> list[dict[str, Any]]:
+    """Return what is written of a part as tables: weights with standard errors, or statistics."""
+    if isinstance(part, StatisticsPart):
+        return part.tables()
+    return [part.table()] if isinstance(part, LinearPart) and part.errors is not None else []
 
 
 def written_files(job: Job, name: str, part: Any) -> list[Path]:
     """Return the files that a party's finished training has written; `part` is what it returned."""
-    own, report, weights = files_of_training(job, name)
-    return [*([own] if part is not None else []), report, *([weights] if _has_table(part) else [])]
+    own, report, *tables = files_of_training(job, name)
+    return [*([own] if part is not None else []), report, *tables[: len(_tables_of(part))]]

@@ -212,6 +212,8 @@ def _with_rows(job: Job, name: str, verb: str, phase: Phase | None, noted: Noted
     """Run a role with the party's saved part and its rows to predict; return their ids, too, if they were aligned."""
     roles, threads, path = predicting(job), cores(job.n_jobs), to_predict(job, name)
     programs = job.system.predict if verb == "predict" else job.system.explain
+    if not programs:
+        raise ConfigError(f"protocol {job.protocol!r} trains no model: there is nothing to {verb}")
 
     def read() -> tuple[Any, FileRead]:
         part = find_part(job, name)

@@ -23,6 +23,7 @@ from treaty.messaging.party import Party
 from treaty.models.statistics import load_statistics_part
 from treaty.runs import fit as fits
 from treaty.runs.job_files import load_job
+from treaty.runs.prediction import predict_party
 from treaty.systems.statistics.statistics import CorrelationShares, SharedColumns
 
 SPEARMAN = {"correlation": "spearman"}
@@ -336,12 +337,27 @@ def test_a_job_between_parties_writes_parts_and_tables(tmp_path: Path):
     for name in job.parties:
         part = load_statistics_part(Path(job.output) / f"{name}.part", name)
         assert set(part.bins) == (set(tables) if name == "a" else {name})
+        assert ("bad is label 1" in part.summary()) == (name == "a")
         written = pd.read_csv(Path(job.output) / f"{name}.bins.csv")
         expected = here.bins_[here.bins_.party == name].reset_index(drop=True)
         pd.testing.assert_frame_equal(written, expected, check_dtype=False)
         assert {of.column: of.iv for of in part.bins[name]} == dict(
             zip(*here.columns_.loc[here.columns_.party == name, ["column", "iv"]].to_numpy().T, strict=True)
         )
+
+
+def test_a_job_writes_correlations_and_has_no_predictions(tmp_path: Path):
+    job = write_job(tmp_path, "statistics", ({"min_bin_rows": 10}, {"a": "", "b": ""}))
+    assert played(dict.fromkeys(job.parties, job)) == {}
+    matrix = pd.read_csv(Path(job.output) / "a.correlations.csv", index_col="column")
+    tables = [pd.read_csv(tmp_path / f"{name}.csv").drop(columns="y", errors="ignore") for name in job.parties]
+    np.testing.assert_allclose(matrix, pd.concat(tables, axis=1).corr(), atol=2e-7)
+    assert not (Path(job.output) / "b.correlations.csv").exists()
+    members = {
+        name: msgspec.structs.replace(member, predict_table=member.table) for name, member in job.parties.items()
+    }
+    with pytest.raises(ConfigError, match="protocol 'statistics' trains no model: there is nothing to predict"):
+        predict_party(msgspec.structs.replace(job, parties=members), "a")
 
 
 def test_processes_find_the_same_as_threads():
@@ -355,6 +371,20 @@ def test_processes_find_the_same_as_threads():
     pd.testing.assert_frame_equal(one.columns_, other.columns_)
     pd.testing.assert_frame_equal(one.bins_, other.bins_)
     assert other.classes_.tolist() == [0, 1]
+
+
+def test_what_was_found_is_saved_and_loaded(tmp_path: Path):
+    X, y = table(400)
+    tables = of_parties(X, "two")
+    found = ColumnStatistics(Statistics(reveal="passive"), min_bin_rows=10, n_jobs=1).fit(tables, y)
+    found.save(tmp_path / "found")
+    again = treaty.load(tmp_path / "found")
+    assert again.get_params(deep=False) == found.get_params(deep=False)
+    for name in ("columns_", "bins_", "correlation_"):
+        pd.testing.assert_frame_equal(getattr(again, name), getattr(found, name))
+    pd.testing.assert_frame_equal(again.transform(tables)["b"], found.transform(tables)["b"])
+    with pytest.raises(ConfigError, match="a report is of a model, which statistics have none of"):
+        found.report(tmp_path / "report.html")
 
 
 def test_a_job_of_three_classes_is_refused(tmp_path: Path):
