@@ -152,7 +152,7 @@ _FIRST = ("peers", "systems", "losses", "verbs")
 # Ten times 0.1 must not exceed 1.
 _ROUNDED = 1.0 + 1e-9
 # Systems that make no noisy release.
-_WITHOUT_EPSILON = ("fedxgboost-smm", "fedxgb", "quasi-newton", "sgd")
+_WITHOUT_EPSILON = ("fedxgboost-smm", "fedxgb", "quasi-newton", "sgd", "statistics")
 _CONSENTS = ("allow_insecure", "allow_exact_sums", "show_weights", "show_eval_margins")
 
 

@@ -38,8 +38,8 @@ from treaty.systems.system import RoleInput, Roles
 
 StatisticsInput = RoleInput[Statistics, ColumnOptions]
 
-# entries of hidden columns are below 2^24: of n standardised numbers none is above the root of n
-ENTRY_BITS = 24
+# entries of hidden columns are below 2^29: of n standardised numbers none is above the root of n
+ENTRY_BITS = 29
 # correlations are opened in units of 2^-25 or less
 OPENED_BITS = 26
 # a party answers at most one vector about a column for so many rows
