@@ -73,9 +73,12 @@ def expected_of(kind: Any, tables: dict, rows: int, common: dict[str, Any]) -> d
     return system.expected(roles, own, given, Shape(rows=rows, columns=columns, slots=slots)).sent
 
 
+LEAVES = {"max_depth": None, "max_leaves": 10}
 EPOCHS = {"max_iter": 3, "tol": 0.0, "batch_size": 500}
 VERTICAL: dict[str, tuple[Any, dict[str, Any]]] = {
     "lattice": (treaty.SecureBoost(encryption="lattice", **OPEN), TREES),
+    "lattice, leaves": (treaty.SecureBoost(encryption="lattice", **OPEN), {**TREES, **LEAVES}),
+    "lattice, forest": (treaty.SecureBoost(encryption="lattice", **OPEN), {**TREES, "num_parallel_tree": 2}),
     "lattice, node": (treaty.SecureBoost(encryption="lattice", reveal="node", **OPEN), TREES),
     "sealed": (treaty.SecureBoost(), {**TREES, "max_bin": 16}),
     "ou": (treaty.SecureBoost(encryption="ou", **TEST_KEY, **OPEN), TREES),
@@ -91,6 +94,7 @@ VERTICAL: dict[str, tuple[Any, dict[str, Any]]] = {
 }  # fmt: skip
 HORIZONTAL: dict[str, tuple[Any, int, dict[str, Any]]] = {
     "federboost": (treaty.FederBoostHorizontal(), 3, TREES),
+    "federboost, leaves": (treaty.FederBoostHorizontal(), 3, {**TREES, **LEAVES}),
     "fedxgb, model": (treaty.FedXGB(expose="model"), 9, TREES),
     "fedxgb, shamir": (treaty.FedXGB(), 9, TREES),
     "fedxgb, additive": (treaty.FedXGB(comparison="additive"), 9, TREES),

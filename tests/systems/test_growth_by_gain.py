@@ -9,6 +9,8 @@ import treaty
 from systems.vertical.lossless import unusual_tables
 from tables import assert_same_trees, cut, real_table, with_categories, with_gaps
 from treaty.errors import ConfigError
+from treaty.systems.options import converted
+from treaty.systems.pooled.options import BoostingOptions
 
 SHORT = {"insecure_test_key_bits": 512, "allow_insecure": True, "allow_exact_sums": True}
 OPTIONS = {"n_estimators": 2, "max_leaves": 9, "max_depth": None, "min_child_samples": 1, "max_bin": 16, "n_jobs": 1}
@@ -137,3 +139,16 @@ def test_limits_that_are_none_are_refused(options, words):
 def test_names_of_other_libraries_lead_to_max_leaves(name):
     with pytest.raises(ConfigError, match="it is called 'max_leaves' here"):
         treaty.GBDTClassifier(**{name: 31})
+
+
+def test_job_files_say_0_for_no_limit():
+    given = converted({"max_depth": 0, "max_leaves": 9}, BoostingOptions, "[boosting]").checked(treaty.SecureBoost())
+    assert (given.depth, given.rules_of(1.0, 1.0).max_leaves) == (8, 9)
+    assert given.rules_of(1.0, 1.0).full_depth == 4
+
+
+def test_sums_that_would_be_sealed_are_open_with_the_reason():
+    X, y = real_table("binary")
+    tables = cut(X, 2)
+    model = treaty.GBDTClassifier(treaty.SecureBoost(), **OPTIONS).fit(tables, y)
+    assert "sums are open: they cannot be sealed with max_leaves=9" in model.parts_[next(iter(tables))].choice
