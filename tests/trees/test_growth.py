@@ -169,7 +169,7 @@ def test_growth_by_gain_divides_the_leaves_that_a_queue_would_and_sums_follow_fr
     while growth.level is not None:
         level, levels = growth.level, levels + 1
         rows = np.array([script.rows[script.paths[node]] for node in level.asked.tolist()])
-        sums = complete_sums(level, np.repeat(rows, 6).reshape(-1, 2, 3), kept)
+        sums = complete_sums(level, np.repeat(rows, 6).reshape(-1, 2, 3), kept).copy()
         assert sums[:, 0, 0].tolist() == level.totals[:, 2].tolist()
         kept = kept_sums(level, kept, sums)
         splits = script.best(level)

@@ -158,7 +158,7 @@ class ShownNodes:
         # else `parent_index` counts nodes that others have not seen
         all_along = shown.all() and self._before.all()
         part = level if all_along else level.only(shown, self._before)
-        self._before = np.append(self._before[level.waiting], shown)
+        self._before = shown
         return shown, part
 
     def divided(self, nodes: Int32s, children: Int32s, rows: RowPartition) -> None:
@@ -215,8 +215,6 @@ class SplitSearch:
         self._shown_of_level, for_others = self.shown.part(level)
         parts = {k: level if k == self.own else for_others for k in self.sources}
         self._asked = {k: part for k, part in parts.items() if len(part.nodes)}
-        for k in self._parents.keys() - self._asked.keys():
-            self._parents[k] = self._parents[k][parts[k].waiting]
         # local columns last: they are summed while the other parties work
         for k in sorted(self._asked, key=lambda k: isinstance(self.sources[k], ColumnSource)):
             self.sources[k].ask_sums(self._asked[k], rows)

@@ -43,6 +43,8 @@ class Growth:
         if rules.max_depth >= 1 and totals[2] >= 2 * rules.min_child_samples:
             root = np.zeros(1, np.int32)
             self.level = Level(0, root, totals[None], root, totals[None], root, root - 1, rules.max_depth == 1)
+            if rules.max_leaves:
+                self.level = replace(self.level, last=False, places=root)
 
     def take(self, splits: Splits) -> tuple[Int32s, Int32s, Splits] | None:
         """Take the level's best splits; return nodes to divide, their left children and splits, or None for none.
@@ -52,7 +54,8 @@ class Growth:
         assert self.level is not None
         kept = np.flatnonzero(splits.feature >= 0)
         level, self.level = self.level, None
-        nodes, chosen, totals, places = level.nodes, splits, level.totals, (len(level.waiting) + kept).astype(np.int32)
+        nodes, chosen, totals = level.nodes, splits, level.totals
+        places = kept.astype(np.int32) if level.places is None else level.places[kept]
         if len(kept) < len(nodes):
             nodes, chosen, totals = nodes[kept], splits.take(kept), totals[kept]
         if self._rules.max_leaves:
@@ -72,9 +75,10 @@ class Growth:
         if self._rules.max_leaves and self.level is not None:
             # a tree of n leaves has 2n - 1 nodes
             full = self._n_nodes == 2 * self._rules.max_leaves - 1
-            self.level = None if full else replace(self.level, last=False, waiting=self._waiting[1])
-            count = len(self._waiting[0])
-            self._waiting = self._waiting[0], np.arange(count, dtype=np.int32), self._waiting[2]
+            # sums go where none of a leaf that waits are
+            taken, n_new = self._waiting[1], len(self.level.nodes)
+            free = np.setdiff1d(np.arange(len(taken) + n_new, dtype=np.int32), taken)[:n_new]
+            self.level = None if full else replace(self.level, last=False, places=free)
         self._taken = nodes, children, chosen
         return self._taken
 

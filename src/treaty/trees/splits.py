@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -152,19 +152,18 @@ class Level:
     asked_totals: Integers
     # (n_nodes,) position in `asked` of the node itself or of its sibling
     asked_index: Int32s
-    # (n_nodes,) -1 where the node itself is asked; else the position of its parent among the kept sums, of the last
-    # level's `waiting` nodes and its `nodes`; the parent's minus the sibling's are the node's own
+    # (n_nodes,) -1 where the node itself is asked; else the position of its parent among the kept sums, those of the
+    # last level's `nodes`; the parent's minus the sibling's are the node's own
     parent_index: Int32s
     # whether no node below this level will be split
     last: bool = False
-    # (n_waiting,) positions among the kept sums of nodes that may be divided later: none when growing by levels
-    waiting: Int32s = field(default_factory=lambda: np.empty(0, np.int32))
+    # by best gain, where sums of earlier nodes are kept, too: (n_nodes,) the places of the nodes' own among them
+    places: Int32s | None = None
 
     def only(self, kept: Flags, kept_before: Flags) -> Level:
         """Return the level without some nodes; siblings are kept or left out together.
 
-        `kept` is bool (n_nodes,); `kept_before` says the same of the nodes of the kept sums, which `parent_index` and
-        `waiting` count.
+        `kept` is bool (n_nodes,); `kept_before`, for the last level, has the nodes that `parent_index` then counts.
         """
         asked, asked_index = np.unique(self.asked_index[kept], return_inverse=True)
         parent = self.parent_index[kept]
@@ -176,9 +175,9 @@ class Level:
             self.asked[asked],
             self.asked_totals[asked],
             asked_index.astype(np.int32),
-            np.where(parent < 0, np.int32(-1), position[parent]) if len(position) else parent,
+            np.where(parent < 0, np.int32(-1), position[parent]) if len(position) and self.places is None else parent,
             self.last,
-            position[self.waiting[kept_before[self.waiting]]],
+            None if self.places is None else self.places[kept],
         )
 
 
@@ -242,9 +241,17 @@ def complete_sums(
     return sums
 
 
-def kept_sums(level: Level, parents: Integers | None, sums: Integers) -> Integers:
-    """Return the sums that later levels follow from: of nodes that wait, among `parents`, and of the level's nodes."""
-    return sums if parents is None or not len(level.waiting) else np.concatenate([parents[level.waiting], sums])
+def kept_sums(level: Level, kept: Integers | None, sums: Integers) -> Integers:
+    """Return the sums that later levels follow from, once those of a level are known; `kept` may be changed."""
+    if level.places is None:
+        return sums
+    least = int(level.places.max()) + 1
+    if kept is None or len(kept) < least:
+        larger = np.empty((2 * least, *sums.shape[1:]), np.int64)
+        larger[: 0 if kept is None else len(kept)] = 0 if kept is None else kept
+        kept = larger
+    kept[level.places] = sums
+    return kept
 
 
 @lru_cache(maxsize=64)
