@@ -296,7 +296,7 @@ def _of_safe_mode(
 def _of_gradients(labels: str, common: RegressionOptions, *, known: bool) -> tuple[str, str, str]:
     """Say which gradients a party with data has, what a passive party learns from its own, and where rows are alone."""
     # before training the number of rows is not known, and so whether an open batch_size makes batches
-    if common.whole_table and (known or not common.has_batches):
+    if common.whole_table and (known or not common.has_batches or common.pdo is not None):
         return (
             "of every epoch the gradient of its own weights, over all rows",
             f"linear equations about the residuals, of which at most one for each of its columns is about {labels}",
