@@ -387,7 +387,7 @@ class BoostedTrees(TrainedTrees):
     def _keep(self, forest: Forest) -> None:
         """Set the fitted attributes that follow from the forest."""
         self.evals_result_ = forest.history
-        self.n_iter_ = len(forest.trees) // forest.objective.n_outputs
+        self.n_iter_ = forest.rounds
         # The last metric of the last eval set is the one that decides early stopping.
         if forest.best_round is not None:
             self.best_iteration_ = forest.best_round - 1

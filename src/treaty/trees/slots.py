@@ -249,7 +249,7 @@ class _GrowingTree:
 
 
 class RowShard:
-    """Binned, labelled rows, and their margins, float64 (n_outputs, n_rows).
+    """Binned, labelled rows, and their margins, float64 (n_outputs, n_rows); tree i adds to output ``i % n_outputs``.
 
     `codes` is uint8 (n_rows, n_features); `offsets` has each feature's first slot in a node's sums, its last slot
     being missing values. `clipped` counts the rows of the last round whose gradient was clipped. `histograms` returns
@@ -275,23 +275,24 @@ class RowShard:
         self._growing: list[_GrowingTree] = []
 
     def start_round(self, columns: Sequence[Int32s], rows: Sequence[Int32s | None]) -> Integers:
-        """Compute gradients, begin a tree per output (dropping unfinished ones), return their totals (n_outputs, 3).
+        """Compute gradients, begin the round's trees (dropping unfinished ones), return their totals (n_trees, 3).
 
         Each tree has its ascending features, and its ascending sample of rows (None: all).
         """
         grad, hess, self.clipped = self._objective.gradients(self.margins.T, self._y, self._weight, self._threads)
         self._forget()
         totals = np.empty((len(columns), 3), np.int64)
-        for output, (features, sampled) in enumerate(zip(columns, rows, strict=True)):
+        for number, (features, sampled) in enumerate(zip(columns, rows, strict=True)):
+            output = number % len(self.margins)
             if self._histograms is None:
                 histograms: BinSums = Histograms(self._codes, self._columns, self._offsets, self._threads)
             else:
-                histograms = self._histograms(output)
+                histograms = self._histograms(number)
             histograms.start_tree(grad[output], hess[output], features)
             self._growing.append(_GrowingTree(RowPartition(len(self._y), sampled, self._threads), histograms))
             among = slice(None) if sampled is None else sampled
             of_sample = grad[output][among], hess[output][among]
-            totals[output] = of_sample[0].sum(), of_sample[1].sum(), len(of_sample[0])
+            totals[number] = of_sample[0].sum(), of_sample[1].sum(), len(of_sample[0])
         return totals
 
     def sums(self, output: int, nodes: Int32s) -> Integers:
@@ -341,7 +342,7 @@ class RowShard:
         `first_record` is the record number of the first of `splits`.
         """
         trees = []
-        for output, (tree, value, gain) in enumerate(zip(self._growing, values, gains, strict=True)):
+        for number, (tree, value, gain) in enumerate(zip(self._growing, values, gains, strict=True)):
             source, record = np.full(tree.n_nodes, -1, np.int16), np.full(tree.n_nodes, -1, np.int32)
             left = np.full(tree.n_nodes, -1, np.int32)
             for level in tree.divided:
@@ -362,7 +363,7 @@ class RowShard:
                 )
             )
             leaves = np.flatnonzero(is_leaf).astype(np.int32)
-            tree.rows.add_to(self.margins[output], leaves, trees[-1].value[leaves])
+            tree.rows.add_to(self.margins[number % len(self.margins)], leaves, trees[-1].value[leaves])
         self._forget()
         return trees
 

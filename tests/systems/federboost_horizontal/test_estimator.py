@@ -104,7 +104,7 @@ def grown_on_one_table(model, rows, bins):
         own
     )
     objective = objective_for(LabelledRows(table, target, weight), classes, own, common)
-    splits, forest = SplitTable(), Forest(objective, ("pooled",), classes)
+    splits, forest = SplitTable(), Forest(objective, ("pooled",), classes, parallel=common.num_parallel_tree)
     categorical = np.array([kind is not None for kind in table.schema.categories], np.bool_)
     source = ColumnSource(
         bins.transform(table, 1), bins.offsets, categorical, lambda f, left: record_split(splits, bins, f, left), 1
@@ -152,6 +152,14 @@ def check_fit(seen, rows, task="binary", *, must_split=True, **options):
 def test_trees_equal_the_pooled_growers_at_every_participant(seen, task, participants, active):
     X, y = real_table(task)
     model = check_fit(seen, share_out(X, y, participants), task, active=active)
+    assert model.n_iter_ == TREES
+
+
+@pytest.mark.parametrize("task", ["binary", slow("multiclass")])
+def test_forests_equal_the_pooled_growers(seen, task):
+    X, y = real_table(task)
+    options = {"num_parallel_tree": 2, "colsample_bytree": 0.5, "random_state": 4}
+    model = check_fit(seen, share_out(with_gaps(X), y), task, **options)
     assert model.n_iter_ == TREES
 
 

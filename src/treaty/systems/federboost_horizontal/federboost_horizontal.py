@@ -153,11 +153,11 @@ def grow_round(
     noise: SumNoise,
     rules: SplitRules,
 ) -> list[Tree]:
-    """Grow a tree per output on sums over all participants; restart if one of them is lost meanwhile."""
+    """Grow the trees of a round on sums over all participants; restart if one of them is lost meanwhile."""
     share, every = inputs.common.colsample_bytree, np.arange(len(own.bins.n_bins), dtype=np.int32)
     assert own.draws.rng is not None, "the leader draws columns"
     rng = own.draws.rng
-    columns = [every if share >= 1.0 else draw(rng, len(every), share) for _ in own.shard.margins]
+    columns = [every if share >= 1.0 else draw(rng, len(every), share) for _ in range(own.forest.trees_a_round)]
     while (grown := _attempt(inputs, collector, steps, own, columns, noise, rules)) is None:
         # later sums lack the lost one's rows: the trees begin again
         steps.splits = []

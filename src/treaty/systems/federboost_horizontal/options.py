@@ -75,7 +75,6 @@ class FederBoostHorizontal(SystemOptions):
 
     def check(self, common: Any) -> None:
         refuse_objectives(common)
-        common.refuse_forests("the leader's sums of a level are of one tree for each class")
         if self.epsilon_total is not None and common.subsample < 1.0:
             raise ConfigError(
                 "epsilon_total needs every row to change its own part of a sum alone, and a sample of fixed size "
@@ -177,7 +176,7 @@ def plan_noise(
     # each of a round's trees is a release of its own: with several classes a row is in every one of them
     trees = noise_for(
         (1.0 - OF_OPENING - OF_SEARCH) * rho,
-        count=common.n_estimators * common.depth * n_outputs,
+        count=common.n_estimators * common.depth * n_outputs * common.num_parallel_tree,
         coordinates=level_coordinates(n_features),
         honest=honest,
     )

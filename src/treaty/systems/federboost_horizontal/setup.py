@@ -199,7 +199,7 @@ def fresh(
     message, name = setup.message, inputs.party.name
     part = ModelPart(
         model_id=message.model_id, party=name, schema=setup.schema, splits=SplitTable(),
-        forest=Forest(objective, (name,), message.classes), spent=spent,
+        forest=Forest(objective, (name,), message.classes, parallel=inputs.common.num_parallel_tree), spent=spent,
     )  # fmt: skip
     return OwnRows.of(inputs, rows, part, bins, Draws.fresh(inputs))
 
@@ -213,9 +213,10 @@ FORMAT = Format("common-bins", 4)
 
 # Options that bins do not depend on; every other one counts, also those that are added later
 FREE_OF_BINS = frozenset({
-    "n_estimators", "max_depth", "max_leaves", "learning_rate", "reg_lambda", "reg_alpha", "min_split_loss",
-    "min_child_weight", "max_delta_step", "max_cat_to_onehot", "category_sets", "subsample", "colsample_bytree", "goss",
-    "top_rate", "other_rate", "fractional_bits", "early_stopping_rounds", "eval_metric", "allow_insecure",
+    "n_estimators", "max_depth", "max_leaves", "num_parallel_tree", "learning_rate", "reg_lambda", "reg_alpha",
+    "min_split_loss", "min_child_weight", "max_delta_step", "max_cat_to_onehot", "category_sets", "subsample",
+    "colsample_bytree", "goss", "top_rate", "other_rate", "fractional_bits", "early_stopping_rounds", "eval_metric",
+    "allow_insecure",
 })  # fmt: skip
 
 

@@ -152,11 +152,11 @@ class OwnRows:
 
     def sample(self) -> list[Int32s | None]:
         """Draw the own rows of each tree of the next round; None is all of them."""
-        n_outputs, n_rows = self.shard.margins.shape
+        n_trees, n_rows = self.forest.trees_a_round, self.shard.margins.shape[1]
         if self.subsample >= 1.0 or n_rows == 0:
-            return [None] * n_outputs
+            return [None] * n_trees
         # each tree of each round has draws of its own, so that a resumed training draws the same
-        seeds = [[self.draws.seed, self.forest.rounds, output] for output in range(n_outputs)]
+        seeds = [[self.draws.seed, self.forest.rounds, number] for number in range(n_trees)]
         return [draw(np.random.default_rng(seed), n_rows, self.subsample) for seed in seeds]
 
     def finish(self, values: Sequence[Floats], gains: Sequence[Floats]) -> list[Tree]:
@@ -297,7 +297,7 @@ class TreeMember:
             return None
         n_features = len(self._bins.n_bins)
         of_trees = np.split(columns, last[:-1])
-        if len(last) != len(self._shard.margins) or last[-1] != len(columns):
+        if len(last) != self._forest.trees_a_round or last[-1] != len(columns):
             raise ValueError("columns of a wrong number of trees")
         if any(np.any(np.diff(c) <= 0) or np.any((c < 0) | (c >= n_features)) for c in of_trees):
             raise ValueError("columns that do not exist")
