@@ -230,7 +230,7 @@ def test_a_job_names_the_column_of_margins(tmp_path, monkeypatch):
         np.concatenate([tree.value for tree in pooled.parts_["pooled"].forest.trees]),
     )
     for wrong, said in (
-        ('base_margin = ["m", "m"]', "expected 1 columns as base_margin with classes = 2, got 2"),
+        ('base_margin = ["m", "m"]', "expected 1 columns as base_margin, got 2"),
         ('base_margin = "n"', "expected a column 'n'"),
     ):
         (tmp_path / "job.toml").write_text(text.replace('label = "y"', f'label = "y"\n{wrong}'))

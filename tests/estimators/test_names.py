@@ -50,7 +50,7 @@ def test_other_names_of_a_linear_models_parameters_are_refused_with_ours(theirs,
 
 @pytest.mark.parametrize(
     ("theirs", "why"),
-    [("tree_method", "histograms"), ("grow_policy", "max_depth"), ("num_class", "what the labels are")],
+    [("tree_method", "histograms"), ("grow_policy", "max_leaves"), ("num_class", "what the labels are")],
 )
 def test_what_needs_no_choice_is_refused_with_the_reason(theirs, why):
     with pytest.raises(treaty.ConfigError, match=f"'{theirs}'; leave it out: .*{why}"):
@@ -64,12 +64,12 @@ def test_what_needs_no_choice_is_refused_with_the_reason(theirs, why):
         ("monotonic_cst", "leave it out: there are no monotone constraints"),
         ("interaction_constraints", "leave it out: there are no interaction constraints"),
         ("feature_weights", "leave it out: .*colsample_bytree"),
-        ("num_parallel_tree", "leave it out: a round has one tree"),
-        ("multi_strategy", "leave it out: a round has one tree"),
+        ("multi_strategy", "leave it out: a round has a tree for each of its classes"),
         ("min_delta", "it is called 'early_stopping_min_delta' here"),
         ("sample_weight", r"it belongs to fit: GBDTClassifier\(\)\.fit\(X, y, sample_weight=\.\.\.\)"),
         ("eval_sample_weight", r"it belongs to fit: .*\.fit\(X, y, sample_weight_eval_set=\.\.\.\)"),
-        ("xgb_model", r"leave it out: fit\(\.\.\., checkpoint=FOLDER\)"),
+        ("xgb_model", r"it belongs to fit: GBDTClassifier\(\)\.fit\(X, y, xgb_model=\.\.\.\)"),
+        ("warm_start", r"leave it out: fit\(\.\.\., xgb_model=MODEL\)"),
         ("groups", "leave it out: only GBDTRanker.fit takes groups, as qid"),
         ("loss", "it is called 'objective' here"),  # an option of Pooled, of which it is for linear models
         ("num_trees", "it is called 'n_estimators' here"),
@@ -98,7 +98,7 @@ def test_what_other_libraries_have_is_one_sentence(theirs, said):
     ("theirs", "said"),
     [
         ("init_score", "it is called 'base_margin' here|leave it out: all rows start from the same margin"),
-        ("xgb_model", "leave it out: fit"),
+        ("init_model", "it is called 'xgb_model' here|leave it out: only models of trees"),
         ("feature_weights", "leave it out: "),
         ("eval_sample_weight", "it is called 'sample_weight_eval_set' here|.*eval sets all weigh the same"),
         ("eval_names", "leave it out: eval sets are called eval_0"),

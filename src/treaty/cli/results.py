@@ -56,7 +56,7 @@ def show(
         report = None
     if report is None:
         _show_columns(column_types(part.schema), importances_of(part))
-        _show_losses(losses_of(part), None if forest is None else forest.best_round)
+        _show_losses(losses_of(part), None if forest is None else forest.best_watched)
     else:
         _show_report(report)
 

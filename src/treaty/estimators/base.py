@@ -54,10 +54,7 @@ def one_column(y: Any) -> Any:
 
 
 def refuse_misplaced(estimator: type[BaseEstimator], misplaced: Iterable[str], protocol: Any, method: str = "") -> None:
-    """Raise ConfigError for parameters that an estimator, or a method of it, lacks; the error says where they belong.
-
-    That is the options of `protocol`'s system, in most cases.
-    """
+    """Raise ConfigError for parameters that an estimator, or its `method`, lacks; the error says where they belong."""
     kind, params = estimator.__name__, estimator._get_param_names()
     # A `fit` that passes further parameters on has those of its base class, too.
     fits = [vars(base)["fit"] for base in estimator.__mro__ if "fit" in vars(base)]
@@ -91,8 +88,7 @@ class Scored:
 class TableEstimator(BaseEstimator):
     """An estimator of one table or of a mapping of party to table.
 
-    Subclasses have the parameters `protocol`, `active`, `transport`, `n_jobs` and `parties`. They define the model that
-    they train, its common options, and the parties that a prediction needs.
+    Subclasses define the model that they train, its common options, and the parties that a prediction needs.
     """
 
     _model: ClassVar[Model]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import RegressorMixin, is_classifier
@@ -39,11 +41,15 @@ from treaty.runs.threads import Run, Watched
 from treaty.systems import SYSTEMS, find_system
 from treaty.systems.horizontal.rows import all_columns, describe, schema_of
 from treaty.systems.options import SystemOptions
+from treaty.systems.pooled.going_on import refuse_going_on
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.system import ALONE, check_margins, refuse_margins, why_no_split
 from treaty.systems.system import LabelledRows, System, roles_of
 from treaty.trees.boosting import Forest
 from treaty.trees.objectives import check_watched
+
+# What an estimator keeps of the tables and labels that it was fitted on
+_OF_TABLES = ("schemas_", "classes_", "n_features_in_", "feature_names_in_", "columns_by_party_", "positions_by_party_")
 
 
 class BoostedTrees(TrainedTrees):
@@ -146,6 +152,7 @@ class BoostedTrees(TrainedTrees):
         base_margin: ArrayLike | None = None,
         sample_weight_eval_set: Sequence[ArrayLike | None] | None = None,
         base_margin_eval_set: Sequence[ArrayLike] | None = None,
+        xgb_model: BoostedTrees | str | Path | None = None,
         early_stopping_rounds: int | None = None,
         checkpoint: str | Path | None = None,
         verbose: bool | int | None = None,
@@ -182,6 +189,11 @@ class BoostedTrees(TrainedTrees):
             active party. None: all rows of a set weigh the same.
         base_margin_eval_set : list of array-like
             Margins of the rows of each eval set, with `base_margin`.
+        xgb_model : fitted estimator, path or None
+            A finished model of the same kind, parties and columns, or the folder that `save` wrote: `n_estimators` more
+            rounds are added to it, on the same rows or others. Its trees stay as they are. On the same rows, the model
+            is that of one fit with all rounds, bit for bit, unless rows or columns are drawn. `evals_result_` begins
+            with the new rounds, and early stopping counts those alone.
         early_stopping_rounds : int or None
             For this fit, instead of the parameter of the same name.
         checkpoint : path or None
@@ -214,7 +226,7 @@ class BoostedTrees(TrainedTrees):
             rows increased.
         """
         refuse_misplaced(type(self), unknown, self.protocol, "fit")
-        started = time.perf_counter()
+        started, earlier = time.perf_counter(), self._earlier(xgb_model)
         self._forget()
         self.warnings_: list[str] = []
         watch = Watch(self, self.verbose if verbose is None else verbose)
@@ -226,6 +238,11 @@ class BoostedTrees(TrainedTrees):
             refuse_margins(*settings)
         if any((of.base_margin is None) != (base_margin is None) for of in watched):
             raise ConfigError("expected base_margin and base_margin_eval_set of all eval sets, or neither")
+        if earlier is not None:
+            refuse_going_on(*settings[:2])
+            self.__dict__.update({name: of for name, of in vars(earlier).items() if name in _OF_TABLES})
+            n_estimators = settings[2].n_estimators + forest_of(list(earlier.parts_.values())).rounds
+            settings = (*settings[:2], msgspec.structs.replace(settings[2], n_estimators=n_estimators))
         run = prepare(settings, GivenRows(X, y, sample_weight, base_margin), watched)
         if self.base_score is None and isinstance(self, RegressorMixin) and run.options.adds_noise:
             warn_user(
@@ -240,7 +257,7 @@ class BoostedTrees(TrainedTrees):
         if run.common.early_stopping_min_delta > 0.0 and run.common.early_stopping_rounds is None:
             raise ConfigError("early_stopping_min_delta needs early_stopping_rounds")
         trained = train(
-            replace(run, recorded=self._recorded),
+            replace(run, recorded=self._recorded, earlier={} if earlier is None else earlier.parts_),
             transport=self.transport,
             checkpoint=None if checkpoint is None else as_path(checkpoint, "checkpoint"),
             weighted=any(rows.weight is not None for rows in run.data.values()),
@@ -255,6 +272,18 @@ class BoostedTrees(TrainedTrees):
         self._warn_of_trees(forest, run)
         watch.call("after_training")
         return self
+
+    def _earlier(self, given: Any) -> BoostedTrees | None:
+        """Return the fitted model that training goes on from, apart from this estimator, which is fitted anew."""
+        if given is None:
+            return None
+        if isinstance(given, str | Path):
+            from treaty.estimators.trees import load  # imports this module
+
+            given = load(given)
+        if type(given) is not type(self) or not hasattr(given, "parts_"):
+            raise ConfigError(f"expected xgb_model to be a fitted {type(self).__name__}, or its folder, got {given!r}")
+        return copy(given)
 
     def _warn_of_trees(self, forest: Forest, run: Run) -> None:
         """Warn of a model that predicts the same for all rows, with the reason, and of a training loss that rose."""
@@ -279,10 +308,13 @@ class BoostedTrees(TrainedTrees):
                 f"{', '.join(map(repr, by_row))}"
             )
         columns = {"sample_weight": sample_weight, "base_margin": base_margin}
-        tables = self._tables(X, reset=True, **self._label_columns(y), **columns)
+        # columns and classes of the model that training goes on from
+        goes_on = hasattr(self, "schemas_")
+        tables = self._tables(X, reset=not goes_on, **self._label_columns(y), **columns)
         active = self._active(tables)
         n_rows = next(iter(tables.values())).n_rows
-        classes, target = self._target(y, active, n_rows)
+        known = self.classes_.tolist() if hasattr(self, "classes_") else None
+        classes, target = self._target(y, active, n_rows, known)
         match_rows(tables, target)
         refuse_labels(X, tables, one_column(self._label_columns(y)["y"]))
         weight = None if sample_weight is None else check_weights(sample_weight, n_rows=n_rows, party=active)
@@ -391,5 +423,6 @@ class BoostedTrees(TrainedTrees):
         # The last metric of the last eval set is the one that decides early stopping.
         if forest.best_round is not None:
             self.best_iteration_ = forest.best_round - 1
-            self.best_score_ = list(list(forest.history.values())[-1].values())[-1][self.best_iteration_]
+            values = list(list(forest.history.values())[-1].values())[-1]
+            self.best_score_ = values[self.best_iteration_ - forest.before]
         self.clipped_rows_ = forest.clipped_rows

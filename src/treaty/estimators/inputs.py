@@ -404,14 +404,15 @@ class Watch:
         The first call is before the first round, or the first after those of a checkpoint.
         """
         history: Mapping[str, Mapping[str, list[float]]]
+        before = 0
         if isinstance(part, ModelPart):
             assert part.forest is not None
-            done, history = part.forest.rounds, part.forest.history
+            done, history, before = part.forest.rounds, part.forest.history, part.forest.before
         else:
             history = {name: {"loss": of} for name, of in (part or {}).items()}
-        for at in range(self._shown, done):
+        for at in range(max(self._shown, before), done):
             if self._every and at % self._every == 0:
-                print(_line(at, history), flush=True)
+                print(_line(at, history, before), flush=True)
         # The first call comes before a round of this fit, so callbacks are not due yet.
         begun, self._begun, self._shown = self._begun, True, max(self._shown, done)
         if not begun:
@@ -427,11 +428,11 @@ class Watch:
                 getattr(callback, method)(self._model)
 
 
-def _line(at: int, history: Mapping[str, Mapping[str, list[float]]]) -> str:
+def _line(at: int, history: Mapping[str, Mapping[str, list[float]]], before: int) -> str:
     values = [
-        f"{name}-{metric}:{of[at]:.5f}"
+        f"{name}-{metric}:{of[at - before]:.5f}"
         for name, metrics in history.items()
         for metric, of in metrics.items()
-        if at < len(of)
+        if at - before < len(of)
     ]
     return "\t".join([f"[{at}]", *values])

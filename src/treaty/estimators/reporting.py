@@ -54,7 +54,7 @@ def contents_of(model: Any, X: Any, y: Any, pooled: Any, consent: Iterable[str] 
         facts=list(_facts(model)),
         whose=_whose(model, viewer, known),
         unit="round" if model._model == "trees" else "epoch",
-        best=getattr(model, "best_iteration_", -1) + 1 or None,
+        best=forest_of(list(model.parts_.values())).best_watched if model._model == "trees" else None,
         sent=getattr(model, "communication_", {}),
         timeline=getattr(model, "timeline_", None),
         seconds={"": {name: of for name, of in model.timings_.items() if name != "total"}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import narwhals as nw
@@ -35,18 +36,14 @@ class TrainedTrees(TableEstimator):
         return {forest.sources[source] for tree in forest.trees for source in np.unique(tree.source[tree.left >= 0])}
 
     def _margins(self, X: Tables, base_margin: Any = None) -> NDArray[np.float64]:
-        predicting = self._predicting()
-        start = self._start(base_margin)
-        found = predicting.margins(self._matched(X, base_margin=base_margin), self.transport)
-        return start(found)
+        predicting, start = self._predicting(), self._start(base_margin)
+        return start(predicting.margins(self._matched(X, base_margin=base_margin), self.transport))
 
     def _start(self, base_margin: Any) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
         """Return a function that adds rows' own margins to those of the trees."""
-        forest = forest_of(list(self.parts_.values()))
-        check_starts(forest, given=base_margin is not None)
-        if base_margin is None:
-            return lambda margins: margins
-        return lambda margins: margins + check_margins(base_margin, "X", *margins.shape)
+        check_starts(forest_of(list(self.parts_.values())), given=base_margin is not None)
+        start = partial(check_margins, base_margin, "X")
+        return lambda margins: margins if base_margin is None else margins + start(*margins.shape)
 
     def _decided(self, X: Tables) -> RowDecisions:
         predicting = self._predicting()

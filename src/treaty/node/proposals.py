@@ -47,7 +47,7 @@ LONGEST_WAIT = 30 * 86400.0
 MOST_CLASSES = 10_000
 
 # Fields that each node decides for itself; they are no part of a proposal.
-_OF_NODES = ("output", "checkpoints", "store", "wait", "n_jobs", "inbox_limit")
+_OF_NODES = ("from_model", "output", "checkpoints", "store", "wait", "n_jobs", "inbox_limit")
 _OF_MEMBERS = (
     "address", "listen", "certificate", "key", "id", "noisy_labels", "keep_for_audit", "audit_gigabytes",
     "cluster", "cluster_workers", "record", "record_megabytes", "most_recoverable", "most_epsilon",

@@ -63,6 +63,7 @@ def shared_terms(job: Job, name: str, roles: Roles, verb: str) -> dict[str, str]
         "classes": str(job.classes),
         "weight": "named" if job.weight else "not named",
         "base_margin": "named" if job.base_margin else "not named",
+        "from_model": "named" if job.from_model else "not named",
         "align": rules,
         "align.psi": "none" if align is None else repr(align.psi),
         "align.log": "none" if align is None or align.log is None else "kept",

@@ -164,7 +164,7 @@ def _train_alone(run: Run, keepers: Mapping[str, Keeper]) -> dict[str, Any]:
     none: Any = None
     inputs = replace(
         run.inputs(none, cores(run.n_jobs), progress=run.progress), data=run.data[run.roles.active],
-        classes=run.classes, eval_sets=evals, keeper=keepers.get(ALONE),
+        classes=run.classes, eval_sets=evals, keeper=keepers.get(ALONE), part=run.earlier.get(ALONE),
     )  # fmt: skip
     tables = {name: data.table for name, data in run.data.items()}
     parts: dict[str, Any] = play_role(partial(run.system.alone, tables), inputs)

@@ -211,6 +211,9 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     classes : int
         How many classes the labels have, if tables are split by column. With more than two, a round has one tree for
         each, and parties without labels must know how many.
+    from_model : str or None
+        Folder with the parts of a finished model, NAME.part for each party: training goes on from it. `n_estimators` is
+        then the number of all rounds, those of that model included.
     output : str
         Folder for the models and predictions.
     checkpoints : str or None
@@ -248,6 +251,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     eval_weight: str | None = None
     base_margin: str | list[str] | None = None
     group: str | None = None
+    from_model: str | None = None
     output: str = "model"
     checkpoints: str | None = None
     store: str | None = None

@@ -22,12 +22,13 @@ from treaty.machine.process import check_trusted, is_code, trust
 from treaty.messaging.certificates import load_certificate
 from treaty.runs.job import NAME, Align, Job, Member, Name, between_parties, check_names
 from treaty.systems import SYSTEMS
+from treaty.systems.pooled.going_on import refuse_going_on
 from treaty.systems.pooled.system import refuse_margins
 from treaty.systems.system import Roles
 
 # fields of a job that are durations: seconds, or text such as "2m"
 DURATIONS = ("wait", "timeout", "reconnect")
-_PATHS_OF_JOB = ("output", "checkpoints", "store")
+_PATHS_OF_JOB = ("output", "checkpoints", "store", "from_model")
 _PATHS_OF_MEMBER = ("certificate", "key", "table", "predict_table", "noisy_labels", "keep_for_audit", "record")
 
 # the tables that a file may have: by where each is ("in [web]"), its struct and the names of its fields
@@ -168,7 +169,7 @@ def check_training(job: Job, name: str | None = None, *, resume: bool = False) -
     `name` is the party that this process runs; None: all parties run on this machine.
     """
     roles, system, (own, common) = job.roles(), job.system, job.settings()
-    _check_margins(job)
+    _check_starts(job)
     if simulated := system.only_simulated(own):
         raise ConfigError(simulated)
     if resume and "resume" in system.cannot:
@@ -210,21 +211,18 @@ def check_training(job: Job, name: str | None = None, *, resume: bool = False) -
     return roles
 
 
-def _check_margins(job: Job) -> None:
-    """Refuse columns of margins where rows cannot start from their own, or of another number than a round has trees."""
-    if not job.base_margin:
-        return
-    own, common = job.settings()
-    refuse_margins(job.system, own, common)
-    columns, expected = job.table_rules(job.active).base_margin, job.classes if job.classes > 2 else 1
-    if len(columns) != expected:
-        raise ConfigError(
-            f"expected {expected} columns as base_margin with classes = {job.classes}, got {len(columns)}"
-        )
-    if kept := [name for name, member in job.parties.items() if member.keep_for_audit is not None]:
-        raise ConfigError(
-            f"an audit replays gradients from one base_score: expected no keep_for_audit, got it at {kept[0]}"
-        )
+def _check_starts(job: Job) -> None:
+    """Refuse a start from rows' own margins, or from a finished model, where there is none."""
+    (own, common), columns = job.settings(), job.table_rules(job.active).base_margin
+    if job.from_model is not None:
+        refuse_going_on(job.system, own)
+    if columns:
+        refuse_margins(job.system, own, common)
+        if len(columns) != (expected := job.classes if job.classes > 2 else 1):
+            raise ConfigError(f"expected {expected} columns as base_margin, got {len(columns)}")
+    kept = [name for name, member in job.parties.items() if member.keep_for_audit is not None]
+    if kept and (columns or job.from_model):
+        raise ConfigError(f"audits replay trainings from one start: expected no keep_for_audit at {kept[0]}")
 
 
 def cluster_of(member: Member) -> Cluster | None:
@@ -355,12 +353,12 @@ def _check_classifies(job: Job, where: str) -> None:
         )
     if family == "multiclass" and job.classes == 2:
         raise ConfigError(f'expected the number of classes with family = "multiclass", e.g. classes = 5 - in {where}')
-    asked = [name for name in ("group", "eval_weight", "base_margin") if getattr(job, name) is not None]
+    asked = [name for name in ("group", "eval_weight", "base_margin", "from_model") if getattr(job, name) is not None]
     asked += [f"parties.{name}.noisy_labels" for name, member in job.parties.items() if member.noisy_labels]
     if asked:
         raise ConfigError(
-            f"expected no group, eval_weight, base_margin and noisy_labels with protocol {job.protocol!r}, got "
-            f"{', '.join(asked)} - in {where}"
+            f"expected no group, eval_weight, base_margin, from_model and noisy_labels with protocol {job.protocol!r}, "
+            f"got {', '.join(asked)} - in {where}"
         )
     if any(member.eval_tables for member in job.parties.values()):
         common.check_eval_sets(job.settings()[0])

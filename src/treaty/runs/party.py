@@ -26,8 +26,8 @@ from treaty.runs.job_files import check_training, cluster_of
 from treaty.runs.local_checks import check_cheaply
 from treaty.runs.records import begin_record, write_record
 from treaty.runs.report import report_file, write_report
-from treaty.runs.rows import TrainingTables, joined_in, order_file, read_by_column, read_by_row
-from treaty.runs.table_files import FileRead, read_ahead
+from treaty.runs.rows import TrainingTables, earlier_part, joined_in, order_file, read_by_column, read_by_row
+from treaty.runs.table_files import FileRead, read_ahead, read_to_predict
 from treaty.runs.threads import RunTerms
 from treaty.systems.observers import Observer, play_role
 from treaty.systems.pooled.system import why_no_split
@@ -91,7 +91,9 @@ def train_party(
             return read_by_row(job, name, roles)
         if name not in roles.owners:
             return TrainingTables()
-        return read_ahead(job.table_rules(name), str(job.parties[name].table))
+        rules, path = job.table_rules(name), str(job.parties[name].table)
+        earlier = earlier_part(job, name)
+        return read_ahead(rules, path) if earlier is None else read_to_predict(rules, path, earlier.schema)
 
     ahead, unready = attempted(name, read)
     keeper = Keeper(checkpoint, resume=resume or name != job.active, party=name, store=store)
@@ -178,7 +180,7 @@ def _training_inputs(
         eval_sets=tables.eval_sets, keeper=keeper, store=store_of(job, name),
         epsilon_limits=EpsilonLimits(member.most_epsilon, member.most_epsilon_total),
         vouching=_signer(job, name, vouched) if vouched else Signer(), patience=job.patience,
-        most_recoverable=member.most_recoverable, apart=job.apart,
+        most_recoverable=member.most_recoverable, apart=job.apart, part=earlier_part(job, name),
     )  # fmt: skip
     if keeps:
         keep_for_audit(inputs, AuditFolder(Path(str(member.keep_for_audit)), int(member.audit_gigabytes * 1e9)))

@@ -358,6 +358,8 @@ def _written_job(run: Run, folder: Path, weighted: bool, checkpoints: Path | Non
             role=role if role in run.system.named_roles else None,
             edge=roles.edges.get(name),
         )
+    for name, part in run.earlier.items():
+        part.save(part_file(folder / "earlier", name))
     kept = None if checkpoints is None else str(checkpoints.resolve())
     starts = run.data[roles.active].base_margin if roles.active in run.data else None
     ranks = run.data[roles.active].y.ndim == 2 if roles.active in run.data else False
@@ -366,6 +368,7 @@ def _written_job(run: Run, folder: Path, weighted: bool, checkpoints: Path | Non
         eval_weight=_WEIGHT if watched_weighted else None,
         base_margin=None if starts is None else [f"{_MARGIN}{k}" for k in range(starts.shape[1])],
         task="classification" if run.classes is not None else "ranking" if ranks else "regression",
+        from_model=str(folder / "earlier") if run.earlier else None,
         group=_GROUP if ranks else None, classes=max(2, len(run.classes or ())),
         output=str(folder / "model"), checkpoints=kept, store=kept, n_jobs=run.n_jobs,
         inbox_limit=len(members) * _SHARE, **_settings(run.system, (run.options, run.common)),

@@ -287,7 +287,7 @@ def write_report(
         learned=learned_by(job, roles, part, _psi_used(roles, party)), model=getattr(part, "model_id", inputs.model_id),
         rows=None if data is None else data.table.n_rows, own_rows=own_rows,
         columns={} if data is None else column_types(data.table.schema),
-        losses=losses_of(part), best_round=None if forest is None else forest.best_round,
+        losses=losses_of(part), best_round=None if forest is None else forest.best_watched,
         importances={} if part is None else importances_of(part),
         exact_sums=getattr(part, "exact_sums", {}), sides=getattr(part, "sides", {}),
         joined=[] if data is None else joined_in(inputs.common, data.table), diverged=getattr(forest, "diverged", ""),

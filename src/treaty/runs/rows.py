@@ -30,6 +30,7 @@ from treaty.files import Format, read_file, write_file
 from treaty.messaging.messages import Message, MessageLeakage
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import noise_folder
+from treaty.models.trees import ModelPart, load_part
 from treaty.privacy.ledger import EpsilonLimits, Ledger, RunLog
 from treaty.runs.job import Job, TableRules, store_of
 from treaty.runs.table_files import (
@@ -189,20 +190,27 @@ def order_file(job: Job, name: str) -> Path:
     return Path(job.output) / f"{name}.rows"
 
 
+def earlier_part(job: Job, name: str) -> ModelPart | None:
+    """Return a party's part of the model that training goes on from; None for a new model."""
+    return None if job.from_model is None else load_part(Path(job.from_model) / f"{name}.part", name)
+
+
 def read_by_column(
     party: Party, job: Job, roles: Roles, read: FileRead, *, threads: int, resume: bool, phase: Phase | None
 ) -> TrainingTables:
     """Align the rows of a connected owner, which has `read` its table, as the job says; add labels and eval sets."""
-    began, name, system = time.perf_counter(), party.name, job.system
+    began, name, system, earlier = time.perf_counter(), party.name, job.system, earlier_part(job, party.name)
     own, member, rules = job.settings()[0], job.parties[name], job.table_rules(name)
     path, alignment = str(member.table), alignment_of(job, name, str(member.table), threads=threads)
     with among_owners(party, roles):
         rows = open_rows(
-            party, rules, path, None, alignment, kept=None if "resume" in system.cannot else order_file(job, name),
+            party, rules, path, None if earlier is None else earlier.schema, alignment,
+            kept=None if "resume" in system.cannot else order_file(job, name),
             again=resume, in_order=system.orders_by_id, phase=phase, read=read,
         )  # fmt: skip
+    known = None if earlier is None or earlier.forest is None else earlier.forest.classes
     seconds = {} if job.align is None else {"alignment": time.perf_counter() - began}
-    data, classes = labelled(rows, rules, path, None, rules.weight)
+    data, classes = labelled(rows, rules, path, known, rules.weight)
     classifies = system.common.table in ("regression", "columns") and job.task == "classification"
     if name == job.active and classifies and len(classes or ()) != job.classes:
         expected = "two" if job.classes == 2 else job.classes

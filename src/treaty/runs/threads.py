@@ -301,6 +301,8 @@ class Run(RunTerms):
     # labels by class number; None for regression
     classes: list[Any] | None
     eval_sets: Sequence[Watched] = ()
+    # of an earlier model, by owner, from which training goes on
+    earlier: Mapping[str, Any] = field(default_factory=dict)
     n_jobs: int | None = None
     # called after every round of every role, see `Observer.round_finished`
     progress: Progress | None = None
@@ -340,7 +342,7 @@ def train_in_threads(run: Run, keepers: Mapping[str, Keeper], *, link: LinkSpeed
             run.inputs(party, threads, progress=run.progress, phase=phase), data=run.data.get(name),
             classes=run.classes if system.split == "rows" or name == roles.active else None,
             n_classes=len(run.classes or ()), varied=varied, eval_sets=run.evals_of(name), keeper=keepers.get(name),
-            store=run.store, alone=False, absence=absences.get(name),
+            store=run.store, alone=False, absence=absences.get(name), part=run.earlier.get(name),
         )  # fmt: skip
         if name in recordings:
             found.observers.add(recordings[name])

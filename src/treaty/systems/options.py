@@ -29,7 +29,7 @@ TestKeyBits = Annotated[int, msgspec.Meta(ge=128)]
 _OF_THE_ACTIVE_PARTY = ("random_state", "eval_metric")
 
 # parameters that an estimator's error lists
-_FEW = 12
+_FEW = 16
 
 Options = TypeVar("Options")
 Term = str | int | float | bool | None
@@ -165,6 +165,7 @@ _OURS = {
     **dict.fromkeys(("min_delta", "tol"), "early_stopping_min_delta"),
     "eval_sample_weight": "sample_weight_eval_set",
     "init_score": "base_margin",
+    "init_model": "xgb_model",
     "eval_init_score": "base_margin_eval_set",
     **dict.fromkeys(("verbosity", "silent", "verbose_eval"), "verbose"),
     **dict.fromkeys(("loss", "criterion", "application"), "objective"),
@@ -211,10 +212,8 @@ _NOT_NEEDED = {
     **dict.fromkeys(("penalty", "l1_ratio"), "the penalty is on squared weights, and l2 says how much"),
     "fit_intercept": "there is always an intercept",
     "solver": "it belongs to the system: Pooled(solver=...), or protocol='quasi-newton' and protocol='sgd'",
-    **dict.fromkeys(
-        ("warm_start", "xgb_model", "init_model"),
-        "fit(..., checkpoint=FOLDER) goes on from what a fit that was interrupted left there",
-    ),
+    "warm_start": "fit(..., xgb_model=MODEL) goes on from a finished model of trees",
+    **dict.fromkeys(("xgb_model", "init_model"), "only models of trees can go on from a finished one"),
     **dict.fromkeys(
         ("monotone_constraints", "monotonic_cst", "monotone_constraint", "monotone_constraints_method"),
         "there are no monotone constraints",

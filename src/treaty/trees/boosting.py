@@ -46,7 +46,8 @@ class Forest:
     trees of each output. `classes` are the labels by class number (None: regression), `history` each eval set's metrics
     after each round, `best_round` the rounds kept by early stopping, `clipped_rows` the most rows of one round whose
     gradient was clipped, `diverged` a warning if the loss of the training rows rose. With `base_margin`, rows start
-    from margins of their own, which have to be added to those of the trees.
+    from margins of their own, which have to be added to those of the trees. The first `before` rounds are of an earlier
+    model; `history` begins after them.
     """
 
     objective: Objective
@@ -59,6 +60,7 @@ class Forest:
     diverged: str = ""
     base_margin: bool = False
     parallel: int = 1
+    before: int = 0
 
     @property
     def trees_a_round(self) -> int:
@@ -81,13 +83,19 @@ class Forest:
         for at, value in enumerate(values):
             if sign * values[best] - min_delta > sign * value:
                 best = at
-        return best + 1
+        return self.before + best + 1
+
+    @property
+    def best_watched(self) -> int | None:
+        """`best_round`, counted from the first round in `history`."""
+        return None if self.best_round is None else self.best_round - self.before
 
     def cut(self, rounds: int) -> None:
         """Drop all rounds but the first `rounds`."""
         del self.trees[rounds * self.trees_a_round :]
         self.history = {
-            name: {metric: values[:rounds] for metric, values in of.items()} for name, of in self.history.items()
+            name: {metric: values[: max(0, rounds - self.before)] for metric, values in of.items()}
+            for name, of in self.history.items()
         }
 
 
@@ -243,8 +251,8 @@ class Rounds:
                 e.add_trees(forest.trees, e_margins)
             forest.history.setdefault(e.name, {name: [] for name in self._metrics})
         for done in range(forest.rounds + 1, self._n_estimators + 1):
-            if self._patience is not None and done > 1:
-                forest.best_round = self._best()
+            if self._patience is not None and done > forest.before + 1:
+                forest.best_round = forest.best_of(self._eval_sets[-1].name, self._min_delta)
                 if done - 1 - forest.best_round >= self._patience:
                     break
             new: list[Tree] = []
@@ -261,11 +269,8 @@ class Rounds:
             except NoMoreTrees:
                 break
         if self._patience is not None:
-            forest.best_round = self._best()
+            forest.best_round = forest.best_of(self._eval_sets[-1].name, self._min_delta)
             del forest.trees[forest.best_round * forest.trees_a_round :]
-
-    def _best(self) -> int:
-        return self.forest.best_of(self._eval_sets[-1].name, self._min_delta)
 
 
 class BoostingRound:

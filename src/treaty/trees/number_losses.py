@@ -140,7 +140,7 @@ class Poisson(MeanByLogarithm, frozen=True, tag="poisson"):
 
 
 class _OfVariance(MeanByLogarithm, frozen=True):
-    """What losses share whose variance is a `power` p of the mean mu = exp(margin).
+    """What losses share whose variance is a `power` p of the mean mu = exp(margin), its square unless one has another.
 
     With a = y mu^(1 - p) and b = mu^(2 - p), each clipped: grad = b - a and hess = (2 - p) b + (p - 1) a.
     """
@@ -149,7 +149,7 @@ class _OfVariance(MeanByLogarithm, frozen=True):
 
     @property
     def power(self) -> float:
-        raise NotImplementedError
+        return 2.0
 
     def clip_of(self, y: Floats) -> float:
         p, most = self.power, max(self.base_score, float(y.max(initial=0.0)))
@@ -194,10 +194,6 @@ class Gamma(_OfVariance, frozen=True, tag="gamma"):
     metric: ClassVar[str] = "gamma-deviance"
     xgboost_name: ClassVar[str] = "reg:gamma"
     positive: ClassVar[bool] = True
-
-    @property
-    def power(self) -> float:
-        return 2.0
 
     def row_losses(self, margins: Floats, y: Floats) -> Floats:
         ratio, _ = self._terms(margins[:, 0], y)

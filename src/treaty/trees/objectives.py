@@ -135,19 +135,12 @@ _OF_GROUPS = ("ndcg", "ndcg@k", "map", "map@k")
 _NAMES = tuple(dict.fromkeys((*_OF_TWO, *_OF_SEVERAL, *_OF_NUMBERS, *_OF_GROUPS)))
 _HIGHER_IS_BETTER = ("auc", "aucpr", "ndcg", "map")
 _OUR_METRICS = {
-    **dict.fromkeys(("roc_auc", "roc_auc_ovr_weighted"), "auc"),
-    **dict.fromkeys(("average_precision", "prauc"), "aucpr"),
-    **dict.fromkeys(("log_loss", "neg_log_loss", "binary_logloss", "cross_entropy"), "logloss"),
-    **dict.fromkeys(("multi_logloss", "softmax"), "mlogloss"),
-    **dict.fromkeys(("accuracy", "binary_error"), "error"),
-    "multi_error": "merror",
-    **dict.fromkeys(("mse", "l2", "mean_squared_error", "root_mean_squared_error", "l2_root"), "rmse"),
-    **dict.fromkeys(("l1", "mean_absolute_error", "median_absolute_error"), "mae"),
-    "mean_absolute_percentage_error": "mape",
-    "root_mean_squared_log_error": "rmsle",
-    "poisson-nloglik": "poisson-deviance",
-    "gamma-nloglik": "gamma-deviance",
-    "mean_average_precision": "map",
+    **{"roc_auc": "auc", "average_precision": "aucpr", "multi_logloss": "mlogloss", "multi_error": "merror"},
+    **dict.fromkeys(("log_loss", "binary_logloss", "cross_entropy"), "logloss"),
+    **{"accuracy": "error", "binary_error": "error", "l1": "mae", "mean_absolute_error": "mae"},
+    **dict.fromkeys(("mse", "l2", "mean_squared_error", "root_mean_squared_error"), "rmse"),
+    **{"mean_absolute_percentage_error": "mape", "root_mean_squared_log_error": "rmsle"},
+    **{"poisson-nloglik": "poisson-deviance", "gamma-nloglik": "gamma-deviance"},
 }
 """What XGBoost, scikit-learn and LightGBM call metrics of ours, or those that rank models like them."""
 _BROUGHT: ContextVar[Mapping[str, Callable[..., Any]]] = ContextVar("brought", default=MappingProxyType({}))

@@ -6,9 +6,10 @@ That is the loss, labels that were randomised once, own columns, and checkpoints
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,11 +33,12 @@ from treaty.privacy.randomised_response import stored_noisy_labels
 from treaty.systems.leakage import Route, Routes, routes
 from treaty.systems.observers import CheckpointReached
 from treaty.systems.options import SystemOptions, plain
+from treaty.systems.pooled.going_on import after_model
 from treaty.systems.pooled.options import BoostingOptions, Pooled
 from treaty.systems.system import LabelledRows, PartySpec, RoleInput, Roles, System
 from treaty.trees.boosting import Boosting, EvalSet, Forest, RoundState
 from treaty.trees.columns import ColumnSource, MakeSums, grow_trees
-from treaty.trees.ensemble import SplitTable, Walk, join_splits
+from treaty.trees.ensemble import SplitTable, Tree, Walk, join_splits
 from treaty.trees.objectives import Objective, check_metrics, loss_class, make_objective
 
 
@@ -123,13 +125,11 @@ def check_relevance(
 
 def refuse_margins(system: System, own: SystemOptions, common: BoostingOptions) -> None:
     """Raise ConfigError where rows cannot start from margins of their own."""
-    why = ""
+    refused = f"expected no base_margin with protocol {own.system!r}: "
     if system.split == "rows":
-        why = "participants compute gradients of their rows from the model alone"
-    elif own.adds_noise or own.label_epsilon is not None:
-        why = "noise hides labels, and not margins, which derivatives would show"
-    if why:
-        raise ConfigError(f"expected no base_margin with protocol {own.system!r}: {why}")
+        raise ConfigError(f"{refused}participants compute gradients of their rows from the model alone")
+    if own.adds_noise or own.label_epsilon is not None:
+        raise ConfigError(f"{refused}noise hides labels, and not margins, which derivatives would show")
     if common.base_score is not None:
         raise ConfigError("expected base_score or base_margin, got both: rows start from one or the other")
 
@@ -214,6 +214,21 @@ class Training:
         assert self.part.forest is not None
         return self.part.forest
 
+    def state(
+        self, inputs: RoleInput, add_trees: Callable[[Sequence[Tree], NDArray[np.float64]], None]
+    ) -> RoundState | None:
+        """Return what boosting continues from: a checkpoint, or trees of an earlier model, which ``add_trees`` adds."""
+        forest, base = self.forest, inputs.rows.base_margin
+        if self.resume is not None or not forest.before:
+            return self.resume
+        shape = inputs.rows.table.n_rows, forest.objective.n_outputs
+        margins = np.full(shape, forest.objective.base_margins if base is None else base)
+        add_trees(forest.trees, margins)
+        # rows and columns of the new rounds are not drawn as those of the first
+        seed = inputs.common.random_state
+        rng = np.random.default_rng(None if seed is None else [seed, forest.before])
+        return RoundState(forest.before, margins.T, json.dumps(rng.bit_generator.state))
+
     def keep(self, inputs: RoleInput, progressed: RoundState, began: float | None = None) -> None:
         """Report this party's checkpoint, which its runner writes."""
         # a copy: the next rounds change the margins while the checkpoint is being written
@@ -231,8 +246,13 @@ def begin(inputs: RoleInput, party: str, sources: tuple[str, ...]) -> Training:
     data, classes, keeper = inputs.rows, inputs.classes, inputs.keeper
     starts = [] if data.base_margin is None else [of.base_margin for of in (data, *inputs.eval_sets)]
     printed = [(of.table, (of.y, of.weight, *starts)) for of in (data, *inputs.eval_sets)]
-    rows = b"" if keeper is None else fingerprint(printed, classes or ())
+    earlier = [] if inputs.part is None else [inputs.part.model_id]
+    rows = b"" if keeper is None else fingerprint(printed, [*(classes or ()), *earlier])
     found = None if keeper is None else keeper.found()
+    if found is None and inputs.part is not None:
+        start = inputs.part.forest.objective.start
+        objective = objective_for(data, classes, inputs.options, inputs.common, start)
+        return Training(*after_model(inputs, party, sources, objective), None, rows)
     if found is None:
         objective = objective_for(data, classes, inputs.options, inputs.common)
         forest = Forest(
@@ -272,7 +292,7 @@ def train(inputs: RoleInput) -> ModelPart:
     boosting = Boosting(
         data.y, data.weight, forest, rules, common.plan(len(source.categorical)),
         base_margin=data.base_margin, eval_sets=[watched(rows, splits, threads) for rows in inputs.eval_sets],
-        on_round=on_round, resume=training.resume, threads=threads,
+        on_round=on_round, resume=training.state(inputs, watched(data, splits, threads).add_trees), threads=threads,
     )  # fmt: skip
     grow_trees(boosting, [source])
     return part

@@ -76,7 +76,10 @@ class RecordCount(Message):
 
 
 class DecideRequest(Message):
-    """Records int32 at which to decide row set `rows`: an eval set's number; with `refit`, training rows come last."""
+    """Records int32 at which to decide row set `rows`: an eval set's number.
+
+    Training rows come last: with `refit`, or at the splits of an earlier model, from which training goes on.
+    """
 
     leakage: ClassVar = MessageLeakage("which of its own splits the trees use", "exact")
     rows: int
@@ -156,15 +159,21 @@ class RowSets:
         self._active, self._shown = active, shown
         self._decided: list[set[int]] = [set() for _ in shown]
 
-    def decide(self, request: DecideRequest, splits: SplitTable, threads: int) -> Iterator[Decisions]:
-        """Answer the active party as the owner of `splits`; PeerProtocolError for what a walk down trees needs not."""
+    def decide(
+        self, request: DecideRequest, splits: SplitTable, threads: int, known: int | None = None
+    ) -> Iterator[Decisions]:
+        """Answer the active party as the owner of `splits`; PeerProtocolError for what a walk down trees needs not.
+
+        It may ask about the first `known` splits (None: all).
+        """
+        known = len(splits) if known is None else known
         active, n_sets, expected = self._active, len(self._shown), ""
         records = view(request.records, np.int32, (None,), peer=active, what="DecideRequest.records")
         asked = set(records.tolist())
         if not 0 <= request.rows < n_sets:
             expected = f"one of {n_sets} row sets"
-        elif np.any(records < 0) or np.any(records >= len(splits)):
-            expected = f"records below {len(splits)}"
+        elif np.any(records < 0) or np.any(records >= known):
+            expected = f"records below {known}"
         elif not asked or len(asked) < len(records) or asked & self._decided[request.rows]:
             expected = "each record once for every row, got one again"
         if expected:

@@ -39,7 +39,7 @@ from treaty.systems.vertical.cipher_choice import PROBES, JobSize, beyond_lattic
 from treaty.systems.vertical.cipher_options import CipherOptions
 from treaty.systems.vertical.column_owner import ColumnOwner, SplitOwner, send_hint, show_layout
 from treaty.systems.vertical.encrypted_columns import EncryptedGradients, PassiveColumns, sums_bounds, take_hints
-from treaty.systems.vertical.exact_sums import RevealedSides, check_share, expected_share
+from treaty.systems.vertical.exact_sums import RevealedSides, check_share, check_sides, expected_share
 from treaty.systems.vertical.messages import LinkEcho, LinkProbe, Setup, ToldShare
 from treaty.systems.vertical.sealed import SealedOwner
 from treaty.systems.vertical.sealed_active import SealedGradients, SealedPeer, SealedSearch, make_ends
@@ -224,6 +224,10 @@ def set_up_passive(
                 ends=ALONE if inputs.shards is None else over_cluster(inputs.shards),
             )  # fmt: skip
         revealed = RevealedSides(None if inputs.store is None else sides_folder(inputs.store, party.name), bins, codes)
+        if inputs.part is not None and not setup.resumed:
+            # the active party walks all training rows down the earlier model's trees
+            revealed.add(part.splits, ((record, 1.0, 1.0) for record in range(len(part.splits))))
+            check_sides(inputs, revealed.share, 0.0)
         part.sides = {party.name: revealed.share}
         # so that an aborted job, too, gives back what it reserved in the ledger
         held.enter_context(closing(server))

@@ -26,6 +26,7 @@ from treaty.models.trees import ModelPart, keep_records
 from treaty.privacy.randomised_response import RandomisedRows
 from treaty.systems.observers import CheckpointReached
 from treaty.systems.options import SystemOptions
+from treaty.systems.pooled.going_on import part_after
 from treaty.systems.pooled.system import CheckpointReceipt, CheckpointRequest, Training, begin
 from treaty.systems.system import PartySpec, RoleInput, Roles
 from treaty.systems.vertical.messages import SplitRequest, Start
@@ -51,6 +52,7 @@ def agree_on_terms(inputs: RoleInput) -> None:
         "training rows": inputs.rows.table.n_rows,
         "eval rows": eval_rows,
         "trees of a round": inputs.trees_a_round,
+        "earlier model": "none" if inputs.part is None else inputs.part.model_id,
     }
     agree(inputs.party, {**inputs.public_terms, **sizes})
 
@@ -111,7 +113,11 @@ def boosting_of(
             )
             for number, rows in enumerate(inputs.eval_sets)
         ],
-        on_round=on_round, resume=training.resume, threads=inputs.threads,
+        on_round=on_round, threads=inputs.threads,
+        # training rows come after the eval sets
+        resume=training.state(
+            inputs, decided_by_all(party, part, data.table, len(inputs.eval_sets), inputs.threads)
+        ),
     )  # fmt: skip
     inputs.observers.event(BoostingBegins(part, boosting.state))
     return boosting
@@ -296,13 +302,19 @@ class Follower:
         self.limits = TrainingLimits(self._active, inputs, start.rounds, alone)
         if start.resumed:
             self.part = self._resumed(start)
+        elif inputs.part is not None:
+            self.part = part_after(inputs, inputs.party.name, start.model_id, start.records)
         else:
             self.part = ModelPart(
                 model_id=start.model_id, party=inputs.party.name, schema=table.schema, splits=SplitTable(),
                 trees_a_round=inputs.n_outputs,
             )  # fmt: skip
-        # row sets that `DecideRequest` numbers: eval sets, and with refit the training rows after them
-        asked = [*inputs.eval_sets, *([inputs.rows] if getattr(inputs.options, "refit", None) else [])]
+        # row sets that `DecideRequest` numbers: eval sets, and the training rows after them, with refit or, at the
+        # splits of an earlier model alone, to go on from that
+        refit = bool(getattr(inputs.options, "refit", None))
+        goes_on = inputs.part is not None and not start.resumed
+        asked = [*inputs.eval_sets, *([inputs.rows] if refit or goes_on else [])]
+        self._known = start.records if goes_on else None
         self._row_sets = RowSets(self._active, [shown_rows(released, rows) for rows in asked])
         self._first, self._trees = start.rounds, 0  # rounds that were there, trees since
 
@@ -321,7 +333,9 @@ class Follower:
         """Answer the active party until `Finish`; it, `DecideRequest` and `CheckpointRequest` have handlers already."""
         splits, threads = self.part.splits, self._inputs.threads
         handlers = {
-            DecideRequest: lambda request: self._row_sets.decide(request, splits, threads),
+            DecideRequest: lambda request: self._row_sets.decide(
+                request, splits, threads, self._known if request.rows == len(self._inputs.eval_sets) else None
+            ),
             CheckpointRequest: self.keep,
             Finish: lambda _: self.report(),
             **handlers,
@@ -344,7 +358,8 @@ class Follower:
     @cached_property
     def _fingerprint(self) -> bytes:
         tables = [rows.table for rows in (self._inputs.rows, *self._inputs.eval_sets)]
-        return fingerprint([(table, ()) for table in tables])
+        earlier = self._inputs.part
+        return fingerprint([(table, ()) for table in tables], [] if earlier is None else [earlier.model_id])
 
     def _answer(self, order: MessageOrder, handlers: Handlers) -> None:
         # a method of its own, so that no message, perhaps of many ciphertexts, is held while the next is awaited

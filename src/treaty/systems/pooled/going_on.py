@@ -1,0 +1,78 @@
+"""Trainings that go on from a finished model: its trees stay as they are, and more rounds follow.
+
+Margins after the earlier trees are those of a prediction: between parties, owners decide all training rows.
+"""
+
+from __future__ import annotations
+
+import copy
+import secrets
+
+import msgspec
+
+from treaty.errors import ConfigError
+from treaty.models.trees import ModelPart, keep_records, records_used
+from treaty.systems.options import SystemOptions
+from treaty.systems.system import RoleInput, System
+from treaty.trees.boosting import Forest
+from treaty.trees.objectives import Objective
+
+
+def refuse_going_on(system: System, own: SystemOptions) -> None:
+    """Raise ConfigError where training cannot go on from a finished model."""
+    why = ""
+    if system.split == "rows":
+        why = "participants know no margins but those of the trees that they grow together"
+    elif system.split == "columns" and (not system.lossless or own.adds_noise or own.label_epsilon is not None):
+        why = "sides of training rows at earlier splits would be shown without the noise"
+    elif own.hides_decisions:
+        why = "he_inference hides sides of rows, from which the margins of the earlier model follow"
+    elif own.mode == "paper" and system.split == "columns":
+        why = "the paper has no such training"
+    if why:
+        raise ConfigError(f"cannot go on from a finished model with protocol {own.system!r}: {why}")
+
+
+def after_model(
+    inputs: RoleInput, party: str, sources: tuple[str, ...], objective: Objective
+) -> tuple[ModelPart, dict[str, int]]:
+    """Return a new part with the trees of an earlier model, and how many records of each source these use."""
+    earlier, common, rows = inputs.part.forest, inputs.common, inputs.rows
+    names = ("n_outputs", "objective", *common.of_loss)
+    ours, theirs = ([type(of), *(getattr(of, name, None) for name in names)] for of in (objective, earlier.objective))
+    faults = {
+        "other parties": earlier.sources != sources,
+        "other classes": earlier.classes != inputs.classes,
+        "another loss": ours != theirs,
+        "another num_parallel_tree": earlier.parallel != common.num_parallel_tree,
+        "another base_score": common.base_score is not None and set(earlier.objective.start) != {common.base_score},
+        "base_margin, or without": earlier.base_margin != (rows.base_margin is not None),
+    }
+    if fault := next((what for what, there in faults.items() if there), None):
+        raise ConfigError(f"cannot go on from a model with {fault}: train as the earlier model was trained")
+    if common.n_estimators <= earlier.rounds:
+        raise ConfigError(
+            f"expected n_estimators above {earlier.rounds}, the rounds of the earlier model, got {common.n_estimators}"
+        )
+    forest = Forest(
+        objective, sources, inputs.classes, list(earlier.trees), base_margin=earlier.base_margin,
+        parallel=earlier.parallel, before=earlier.rounds,
+    )  # fmt: skip
+    records = dict(zip(sources, records_used(forest.trees, len(sources)), strict=True))
+    part = part_after(inputs, party, secrets.token_hex(16), records[party])
+    return msgspec.structs.replace(part, forest=forest), records
+
+
+def part_after(inputs: RoleInput, party: str, model_id: str, n_records: int) -> ModelPart:
+    """Return a new part with the first splits of an earlier one, `inputs.part`; ConfigError for other columns."""
+    earlier: ModelPart = inputs.part
+    if earlier.schema != inputs.rows.table.schema or len(earlier.splits) < n_records:
+        raise ConfigError(
+            f"{party}: cannot go on from a model of other columns, or with {len(earlier.splits)} of {n_records} splits",
+            public="its part of the earlier model is of another table, or incomplete",
+        )
+    splits = copy.deepcopy(earlier.splits)
+    keep_records(splits, n_records)
+    return ModelPart(
+        model_id=model_id, party=party, schema=earlier.schema, splits=splits, trees_a_round=inputs.trees_a_round
+    )
