@@ -152,3 +152,18 @@ def test_sums_that_would_be_sealed_are_open_with_the_reason():
     tables = cut(X, 2)
     model = treaty.GBDTClassifier(treaty.SecureBoost(), **OPTIONS).fit(tables, y)
     assert "sums are open: they cannot be sealed with max_leaves=9" in model.parts_[next(iter(tables))].choice
+
+
+def test_what_is_recorded_of_sums_is_of_the_rows_that_it_names():
+    X, y = real_table("binary")
+    model, recorded = treaty.GBDTClassifier(SYSTEMS["lattice"], **OPTIONS), {}
+    model._recorded = recorded
+    model.fit(cut(X, 2), y)
+    seen = next(iter(recorded.values())).recording
+    ((owner, nodes),) = seen.nodes.items()
+    # of each pair both are known: two trees of 9 leaves
+    assert len(nodes) == 2 * 15
+    for node in nodes:
+        first = node.sums[: seen.offsets[owner][1]]
+        assert first[:, 2].sum() == len(node.rows)
+        assert first[:, 0].sum() == node.grad[node.rows].sum()

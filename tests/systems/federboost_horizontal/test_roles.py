@@ -35,7 +35,7 @@ from treaty.systems.horizontal.quantiles import (
 from treaty.trees.boosting import Forest
 from treaty.trees.ensemble import SplitTable
 from treaty.trees.objectives import make_objective
-from treaty.trees.slots import RowShard
+from treaty.trees.slots import LevelSplits, RowShard
 
 TASKS = pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
 
@@ -522,3 +522,29 @@ def test_steps_that_do_not_fit_are_refused(change):
     }  # fmt: skip
     with pytest.raises(PeerProtocolError, match="TreeStep"):
         trees.take(step(**{**good, **change}))
+
+
+def test_no_sums_of_a_tree_that_has_its_most_leaves():
+    _, whole, _ = dealt("binary", 3)
+    objective, bins = make_objective("logistic", whole.y, None), fit_bins(whole.table, 8)
+    shard = RowShard(bins.transform(whole.table), bins.offsets, whole.y, None, objective)
+    part = ModelPart(
+        model_id="m", party="p1", schema=whole.table.schema, splits=SplitTable(), forest=Forest(objective, ("p1",))
+    )
+    trees = TreeMember(
+        OwnRows(part, bins, shard, Draws(None, 0)), "p0", most_rounds=3, max_depth=9, most_leaves=2, cohort=frozenset
+    )
+    # of a tree of two leaves only the root is summed
+    trees._depths, trees._summed = [[0]], set()
+    shard.start_round([np.arange(len(bins.n_bins), dtype=np.int32)], [None])
+    one, left = np.zeros(1, np.int32), np.zeros((1, 256), np.bool_)
+    left[:, :4] = True
+    shard.divide(0, LevelSplits(one, one + 1, one, left))
+    trees._depths[0] += [1, 1]
+    asked = {name: Array.of(np.empty(0, np.int32)) for name in TreeStep.__struct_fields__}
+    step = TreeStep(**{
+        **asked, "left_bins": Array.of(np.empty((0, 32), np.uint8)), "values": Array.of(np.empty(0)),
+        "gains": Array.of(np.empty(0)), "asked_outputs": Array.of(one), "asked_nodes": Array.of(one + 1),
+    })  # fmt: skip
+    with pytest.raises(PeerProtocolError, match="sums of a tree that has its most leaves"):
+        trees.take(step)
