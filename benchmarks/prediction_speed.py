@@ -41,7 +41,7 @@ def grow(data: Data, parties: int, rounds: int, depth: int) -> tuple[dict[str, M
     y = data.y.astype(np.float64)
     objective = objective_for(LabelledRows(tables[names[0]], y), [0, 1], SecureBoost(), options)
     forest, splits = Forest(objective, tuple(names), [0, 1]), {name: SplitTable() for name in names}
-    sources = [own_columns(tables[name], options.max_bin, splits[name], THREADS) for name in names]
+    sources = [own_columns(tables[name], options, splits[name], THREADS) for name in names]
     rules = options.rules(objective)
     boosting = Boosting(y, None, forest, rules, options.plan(data.x.shape[1]), threads=THREADS)
     grow_trees(boosting, sources)

@@ -120,7 +120,7 @@ def test_categories_that_occur_have_a_bin_each_and_others_are_missing() -> None:
 def test_rare_undeclared_and_unseen_categories_share_the_last_bin() -> None:
     names = ("a", "b", "c", "d", "never")
     training = categorical([3, 3, 3, 1, 1, 0, 2, np.nan], names)  # a and c tie for the last place
-    bins = fit_bins(training, max_bin=3)
+    bins = fit_bins(training, max_categories=3)
     assert bins.n_bins.tolist() == [3]
     assert bins.has_other == (True,)
     b, d, other, missing = 0, 1, 2, 3
@@ -139,24 +139,28 @@ def test_among_equally_frequent_categories_the_lower_code_keeps_its_bin() -> Non
     counts = [1 + code * 7 % 3 for code in range(300)]  # 1, 2 or 3 rows each: nearly all of them tie
     table = categorical([code for code in range(300) for _ in range(counts[code])], tuple(f"c{i}" for i in range(300)))
     kept = sorted(sorted(range(300), key=lambda code: (-counts[code], code))[:149])
-    category_bins = fit_bins(table, max_bin=150).category_bins[0]
+    category_bins = fit_bins(table, max_categories=150).category_bins[0]
     assert category_bins is not None
     assert np.flatnonzero(category_bins < 149).tolist() == kept
 
 
 def test_as_many_categories_as_bins_need_no_other() -> None:
-    bins = fit_bins(categorical([0, 1, 2], ("a", "b", "c")), max_bin=3)
+    bins = fit_bins(categorical([0, 1, 2], ("a", "b", "c")), max_categories=3)
     assert bins.has_other == (False,)
     assert bins.n_bins.tolist() == [3]
 
 
-@pytest.mark.parametrize("n_categories", [254, 255, 256, 40_000])
-def test_many_categories_fit_into_bytes(n_categories: int) -> None:
-    table = categorical(list(range(n_categories)), tuple(f"c{i}" for i in range(n_categories)))
-    bins = fit_bins(table, 255)
-    assert bins.n_bins[0] == min(n_categories, 255)
-    assert bins.has_other == (n_categories > 255,)
-    assert bins.transform(table).max() == min(n_categories, 255) - 1
+@pytest.mark.parametrize("n_categories", [254, 255, 256, 32_767, 40_000])
+def test_every_category_has_a_bin_whatever_max_bin_is(n_categories: int) -> None:
+    table = categorical([*range(n_categories), np.nan], tuple(f"c{i}" for i in range(n_categories)))
+    bins, most = fit_bins(table, 2), min(n_categories, 32_767)
+    assert bins.n_bins[0] == most
+    assert bins.has_other == (n_categories > most,)
+    codes = bins.transform(table)
+    # one byte a code wherever it suffices, with the one for missing values
+    assert codes.dtype == (np.uint8 if n_categories <= 255 else np.uint16)
+    assert codes[: most - 1, 0].tolist() == list(range(most - 1))
+    assert codes[-2:, 0].tolist() == [most - 1, most]
 
 
 def test_all_missing_categorical_column_has_no_bins() -> None:

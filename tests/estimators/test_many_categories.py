@@ -11,7 +11,7 @@ import xgboost
 
 import treaty
 
-JOINED = "column 'code' has 100 categories and max_bin=64 bins: its 37 rarest categories"
+JOINED = "column 'code' has 100 categories, and max_categories is 64: its 37 rarest categories"
 
 
 def connections(mix: float, profile: float, n_rows: int = 100_000) -> tuple[pd.DataFrame, np.ndarray]:
@@ -92,16 +92,16 @@ def test_halves_find_many_categories_as_xgboost_does_and_pay_less_heed_to_noise(
 def test_fit_warns_of_categories_that_share_a_bin_with_party_and_numbers() -> None:
     X, y = coded()
     with pytest.warns(UserWarning, match=JOINED + r", 37.0 % of its rows, share one bin"):
-        model = treaty.GBDTClassifier(n_estimators=2, max_bin=64, n_jobs=1).fit(X, y)
+        model = treaty.GBDTClassifier(n_estimators=2, max_categories=64, n_jobs=1).fit(X, y)
     assert [sentence[:20] for sentence in model.warnings_] == ["column 'code' has 10"]
     with pytest.warns(UserWarning, match="^shop: " + JOINED):
         treaty.GBDTClassifier(
-            treaty.SecureBoost(sums="open", allow_exact_sums=True), n_estimators=2, n_jobs=1,
+            treaty.SecureBoost(sums="open", allow_exact_sums=True), n_estimators=2, n_jobs=1, max_categories=64,
             parties={"bank": ["x"], "shop": ["code"]},
         ).fit(X, y)  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        treaty.GBDTClassifier(n_estimators=2, max_bin=100, n_jobs=1).fit(X, y)
+        treaty.GBDTClassifier(n_estimators=2, max_bin=2, n_jobs=1).fit(X, y)
 
 
 def test_fit_warns_when_the_training_loss_rises() -> None:
@@ -113,6 +113,73 @@ def test_fit_warns_when_the_training_loss_rises() -> None:
 
 
 def test_no_more_bins_are_advised_where_there_are_no_more() -> None:
-    X, y = coded(levels=300, rows=3)
-    with pytest.warns(UserWarning, match=r"cannot be told apart\. Group the categories beforehand"):
+    X = pd.DataFrame({"code": pd.Categorical(np.arange(2 * 40_000) % 40_000)})
+    y = np.random.default_rng(0).integers(0, 2, len(X))
+    with pytest.warns(UserWarning, match=r"its 7234 rarest .* cannot be told apart\. Group the categories beforehand"):
         treaty.GBDTClassifier(n_estimators=1, n_jobs=1).fit(X, y)
+
+
+def codes_of_many_levels(levels: int = 400, rows: int = 6) -> tuple[pd.DataFrame, np.ndarray]:
+    """Return `coded` with missing categories, another column of many categories, and one of numbers."""
+    X, y = coded(levels, rows)
+    rng = np.random.default_rng(1)
+    missing = X["code"].mask(rng.random(len(X)) < 0.1)
+    return X.assign(code=missing, other=pd.Categorical(rng.integers(0, 300, len(X)).astype(str))), y
+
+
+@pytest.mark.parametrize("passive", [[["code"]], [["other"], ["code"]], [["x"], ["other"], ["code"], ["flat"]]])
+def test_open_sums_give_the_pooled_model_beyond_255_categories(passive: list[list[str]]) -> None:
+    X, y = codes_of_many_levels()
+    X = X.assign(flat=1.0)
+    active = [name for name in X.columns if not any(name in names for names in passive)]
+    columns = {"p0": active, **{f"p{k}": names for k, names in enumerate(passive, start=1)}}
+    parts = {party: X[names] for party, names in columns.items()}
+    options = {"n_estimators": 3, "max_bin": 16, "min_child_samples": 2, "n_jobs": 1}
+    joined = X[[name for names in columns.values() for name in names]]
+    pooled = treaty.GBDTClassifier(**options).fit(joined, y)
+    model = treaty.GBDTClassifier(treaty.SecureBoost(sums="open", allow_exact_sums=True), **options).fit(parts, y)
+    np.testing.assert_array_equal(model.predict_proba(parts), pooled.predict_proba(joined))
+    # two thirds of the categories' labels are learned, which no 16 bins could hold
+    assert np.mean(pooled.predict(joined) == y) > 0.8
+    # an unseen category goes where missing values go
+    unseen, lost = joined.assign(code=pd.Categorical(["new"] * len(X))), joined.assign(code=None)
+    with pytest.warns(UserWarning, match="categories that training did not have, 'new'"):
+        np.testing.assert_array_equal(pooled.predict_proba(unseen), pooled.predict_proba(lost))
+
+
+def test_rows_of_several_parties_give_the_model_of_one_table_beyond_255_categories() -> None:
+    X, y = codes_of_many_levels()
+    X["x"] = X["x"].round()  # as many values as bins: by row, quantiles are searched for
+    options = {"n_estimators": 3, "max_bin": 16, "min_child_samples": 2, "n_jobs": 1}
+    pooled = treaty.GBDTClassifier(**options).fit(X, y).predict_proba(X)
+    rows = {f"p{k}": np.arange(len(X)) % 3 == k for k in range(3)}
+    by_row = treaty.GBDTClassifier(treaty.FederBoostHorizontal(), **options)
+    by_row.fit({party: (X[of], y[of]) for party, of in rows.items()})
+    np.testing.assert_allclose(by_row.predict_proba(X), pooled, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        treaty.FederBoostVertical(),
+        treaty.FederBoostHorizontal(epsilon_total=1.0),
+        treaty.FedXGB(),
+        treaty.FedXGBoostLDP(),
+    ],
+)
+def test_systems_whose_noise_or_cost_grows_join_categories_beyond_max_bin(system: object) -> None:
+    _, own, common = treaty.GBDTClassifier(system, max_bin=16)._settings()
+    assert own.limits_categories
+    assert (common.most_categories, common.rules_of(1.0, 1.0).onehot_below > common.most_categories) == (16, True)
+    with pytest.raises(treaty.ConfigError, match=r"max_categories of at most 255 under .* grows with the categories"):
+        treaty.GBDTClassifier(system, max_categories=256)._settings()
+
+
+def test_sealed_sums_give_the_pooled_model_beyond_255_categories() -> None:
+    X, y = coded(levels=300, rows=24)
+    parts = {"p": X[["x"]], "q": X[["code"]]}
+    options = {"n_estimators": 1, "max_depth": 2, "max_bin": 4, "n_jobs": 1}
+    pooled = treaty.GBDTClassifier(**options).fit(X[["x", "code"]], y)
+    model = treaty.GBDTClassifier(treaty.SecureBoost(sums="sealed"), **options).fit(parts, y)
+    np.testing.assert_array_equal(model.predict_proba(parts), pooled.predict_proba(X[["x", "code"]]))
+    assert np.mean(pooled.predict(X[["x", "code"]]) == y) > 0.8

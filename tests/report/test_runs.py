@@ -263,7 +263,8 @@ def test_categories_that_share_a_bin_are_in_the_check_the_log_and_the_report(tmp
     table["code"] = [f"k{row % 90}x" for row in range(len(table))]
     table.to_csv(tmp_path / "b.csv", index=False)
     job = load_job(tmp_path / "job.toml")
-    expected = f"column 'code' has 90 categories and max_bin={job.settings()[1].most_bins} bins"
+    job.common["max_categories"] = 64
+    expected = "column 'code' has 90 categories, and max_categories is 64: its 27 rarest"
     (finding,) = [of.said for of in check_own(job, "b") if of.what == "table"]
     assert expected in finding
     assert played(dict.fromkeys(job.parties, job)) == {}

@@ -72,8 +72,10 @@ def left_sets(slots: Sequence[Slot], categorical: bool, rules: SplitRules) -> It
     if categorical:
 
         def ratio(bin_: int) -> float:
-            weight = slots[bin_][1] * rules.hess_unit + rules.gain_lambda
-            return slots[bin_][0] * rules.grad_unit / weight if weight > 0.0 else 0.0
+            hess = slots[bin_][1] * rules.hess_unit
+            weight = hess + rules.gain_lambda
+            counts = hess >= rules.min_child_weight and weight > 0.0
+            return slots[bin_][0] * rules.grad_unit / weight if counts else 0.0
 
         order = sorted((b for b in order if slots[b][2] > 0), key=lambda b: (ratio(b), b))
     prefixes = [order[: k + 1] for k in range(len(order))]  # the last: all present left, missing right

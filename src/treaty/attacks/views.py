@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.decomposition import PCA
 
-from treaty.data.binning import Bins, fit_bins
-from treaty.machine.arrays import Flags, Floats, Int32s
+from treaty.data.binning import MOST_BINS, MOST_CATEGORIES, Bins, fit_bins
+from treaty.machine.arrays import Codes, Flags, Floats, Int32s
 from treaty.privacy.leaks import attack_auc
 from treaty.runs.report import OF_RUNS
 from treaty.runs.threads import Recorded
@@ -81,7 +81,7 @@ class Truth:
         self.owners = [name for name, data in self._data.items() if data.table.schema.names]
         inputs = next(iter(views.values())).inputs
         self._active, common = inputs.roles.active, inputs.common
-        self._max_bin = common.most_bins if isinstance(common, BoostingOptions) else 256
+        self._limits = common.bin_limits if isinstance(common, BoostingOptions) else (MOST_BINS, MOST_CATEGORIES)
         self._classes = next((view.inputs.classes for view in views.values() if view.inputs.classes is not None), None)
         self.by_row = by_row
         self.given = {name: view.recorded.recording.given for name, view in views.items()}
@@ -102,14 +102,14 @@ class Truth:
         # an absent class is not the rarest
         return np.asarray(self.targets == np.argmin(np.where(sizes == 0, sizes.max() + 1, sizes)))
 
-    def codes(self, party: str) -> tuple[NDArray[np.uint8], Int32s]:
-        """Return the bins of a party's columns, uint8 (n_rows, n_columns), and the columns' first slots."""
+    def codes(self, party: str) -> tuple[Codes, Int32s]:
+        """Return the bins of a party's columns, `Bins.code_type` (n_rows, n_columns), and the columns' first slots."""
         table = self._data[party].table
-        bins = fit_bins(table, self._max_bin)
+        bins = fit_bins(table, self._limits[0], max_categories=self._limits[1])
         return bins.transform(table), bins.offsets
 
-    def all_codes(self, bins: Bins) -> NDArray[np.uint8] | None:
-        """Return the bins of all parties' rows, uint8 (n_rows, n_columns); None if their columns differ."""
+    def all_codes(self, bins: Bins) -> Codes | None:
+        """Return the bins of all parties' rows, `Bins.code_type` (n_rows, n_columns); None if their columns differ."""
         if any(data.table.schema != bins.schema for data in self._data.values()):
             return None
         return np.concatenate([bins.transform(data.table) for data in self._data.values()])

@@ -29,7 +29,7 @@ from treaty.crypto.sums.bin_products import Block, Items, bin_products, keep_fea
 from treaty.crypto.sums.encrypted_sums import Ends
 from treaty.crypto.sums.hidden_vectors import VectorServer
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient, LatticeSumsServer
-from treaty.machine.arrays import Bytes, Int32s, Integers, Words, contiguous, pieces
+from treaty.machine.arrays import Codes, Int32s, Integers, Words, contiguous, pieces
 from treaty.machine.shared_work import share
 from treaty.trees.columns import BinSums, MakeSums
 from treaty.trees.histograms import Histograms
@@ -50,14 +50,14 @@ class ClusterHistograms:
         if shards is None:
             return None
 
-        def make(codes: Bytes, offsets: Int32s) -> ClusterHistograms:
+        def make(codes: Codes, offsets: Int32s) -> ClusterHistograms:
             shards.keep(f"codes of {name}", contiguous(codes))
             return cls(shards, f"codes of {name}", offsets, len(codes), f" of {name}")
 
         return make
 
     @classmethod
-    def of_rows(cls, shards: Shards | None, codes: Bytes, offsets: Int32s) -> Callable[[int], BinSums] | None:
+    def of_rows(cls, shards: Shards | None, codes: Codes, offsets: Int32s) -> Callable[[int], BinSums] | None:
         """Return a function that makes the sums for each tree of a round, by its number; None without workers."""
         if shards is None:
             return None
@@ -311,7 +311,7 @@ class ClusterSumsServer(_OverWorkers, AdditiveSumsServer):
     _kept: Words | None = None
     _features: Int32s | None = None
 
-    def _plan(self, codes: Bytes) -> list[Block]:
+    def _plan(self, codes: Codes) -> list[Block]:
         self._shards.keep(_CODES, codes)
         return []
 

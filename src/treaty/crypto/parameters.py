@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.errors import CryptoError
-from treaty.machine.arrays import Int32s, Integers
+from treaty.machine.arrays import Codes, Int32s, Integers
 
 KEY_BITS = (2048, 3072, 4096)  # accepted sizes of n; 2048 is 112-bit strength; others need `insecure_test_key_bits`
 OU_DEFAULT_KEY_BITS = 3072  # size of n = p^2 q: 128-bit strength (SP 800-57)
@@ -256,7 +256,7 @@ class SecretMatrix:
         self.is_bins = bool((code_of_row >= 0).all())  # every row is an indicator
 
     @classmethod
-    def of_bins(cls, codes: NDArray[np.uint8], offsets: Integers) -> SecretMatrix:
+    def of_bins(cls, codes: Codes, offsets: Integers) -> SecretMatrix:
         """Take the bins of all features as rows: bin c of feature f, of codes (features, n), is row offsets[f] + c.
 
         CryptoError if a feature has no bins, or a code is not among them.

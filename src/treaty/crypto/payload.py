@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from treaty.errors import CryptoError
-from treaty.machine.arrays import Int32s, Integers, Words
+from treaty.machine.arrays import Codes, Int32s, Integers, Words
 
 Payload = list[NDArray[Any]]
 
@@ -177,11 +177,11 @@ def slots_of(offsets: Int32s | Integers, features: Integers) -> Integers:
     return np.concatenate([np.empty(0, np.int64), *(np.arange(offsets[f], offsets[f + 1]) for f in features)])
 
 
-def bins_of(codes: NDArray[np.uint8], offsets: Int32s) -> Integers:
+def bins_of(codes: Codes, offsets: Int32s) -> Integers:
     """Return the number of slots of each feature; CryptoError for codes (rows, features) beyond them."""
     bins = np.diff(offsets).astype(np.int64)
-    if codes.ndim != 2 or codes.dtype != np.uint8 or len(bins) != codes.shape[1] or (bins < 1).any():
-        raise CryptoError("expected uint8 codes (rows, features) and offsets with a slot for every feature")
+    if codes.ndim != 2 or codes.dtype.kind != "u" or len(bins) != codes.shape[1] or (bins < 1).any():
+        raise CryptoError("expected unsigned codes (rows, features) and offsets with a slot for every feature")
     if len(codes) and (codes.max(axis=0, initial=0) >= bins).any():
         raise CryptoError("a bin code is beyond its feature's slots")
     return bins
@@ -221,7 +221,7 @@ class WholeTableClient:
 class WholeTableServer:
     """A passive party's end of `lattice_sums` and `triple_sums`: codes (rows, features) of all rows."""
 
-    def __init__(self, bounds: SumsBounds, codes: NDArray[np.uint8], offsets: Int32s) -> None:
+    def __init__(self, bounds: SumsBounds, codes: Codes, offsets: Int32s) -> None:
         if len(codes) != bounds.n_rows:
             raise CryptoError(f"expected {bounds.n_rows} rows, got {len(codes)} - in the set-up")
         self._bounds, self._offsets, self._bins = bounds, offsets.astype(np.int64), bins_of(codes, offsets)

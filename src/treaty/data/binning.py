@@ -2,7 +2,7 @@
 
 A numeric value x lies in bin k where cuts[k-1] <= x < cuts[k], so a split at a cut sends x < cut left, in training and
 in prediction alike. Cuts are quantiles that never separate equal values (`tie_aware_cuts`); a category that occurs has
-a bin of its own while there are enough of them. Code `n_bins[f]` means missing.
+a bin of its own, whatever `max_bin` is, unless `max_categories` joins the rarest. Code `n_bins[f]` means missing.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 from treaty.data.sparse import SparseColumns
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, DataError
-from treaty.machine.arrays import Bytes, Int32s, Integers, forget, new
+from treaty.machine.arrays import Codes, Int32s, Integers, forget, new
 from treaty.machine.kernels import inner, kernel, new_array
 from treaty.machine.process import concurrently, cores
 
-MOST_BINS = 255  # codes are uint8, and one code is left for "missing"
+MOST_BINS = 255  # of a number: codes are uint8, and one code is left for "missing"
+MOST_CATEGORIES = 32_767
+"""Bins of a categorical column; a table in which a column has more than `MOST_BINS` has codes of uint16."""
 # the block of codes that is written stays in the processor's cache
 _ROWS_AT_ONCE = 8192
 # cells below which starting threads takes longer than the work
@@ -102,7 +104,7 @@ def tie_aware_cuts(ordered: NDArray[Any], max_bin: int) -> NDArray[Any]:
 
 @kernel
 def write_codes(
-    values: NDArray[Any], padded_cuts: NDArray[Any], missing: int, codes: Bytes, feature: int, start: int, stop: int
+    values: NDArray[Any], padded_cuts: NDArray[Any], missing: int, codes: Codes, feature: int, start: int, stop: int
 ) -> None:
     """Write the bin, the number of cuts <= the value, of rows start..stop-1 into column `feature` of `codes`."""
     # All values take one step of the search together: free of branches and of order, the inner loop becomes
@@ -143,7 +145,7 @@ class Bins:
     category_bins: tuple[NDArray[np.int16] | None, ...]
     # whether a categorical feature's last bin is "other", of rare and unseen categories
     has_other: tuple[bool, ...]
-    # (n_features,) bins of present values, at most 255; code n_bins[f] means missing
+    # (n_features,) bins of present values, at most 255 of a number; code n_bins[f] means missing
     n_bins: Int32s
 
     @property
@@ -153,8 +155,13 @@ class Bins:
         np.cumsum(self.n_bins + 1, out=offsets[1:])
         return offsets
 
-    def transform(self, table: Table, threads: int | None = None) -> Bytes:
-        """Return the bin of every value, uint8 (n_rows, n_features) in C order; n_bins[f] where missing.
+    @property
+    def code_type(self) -> type[np.uint8] | type[np.uint16]:
+        """The type of codes: uint8 wherever it suffices."""
+        return np.uint8 if self.n_bins.max(initial=0) <= MOST_BINS else np.uint16
+
+    def transform(self, table: Table, threads: int | None = None) -> Codes:
+        """Return the bin of every value, `code_type` (n_rows, n_features) in C order; n_bins[f] where missing.
 
         Those of a table on disk lie on disk, too. They, and those of a sparse table, are made column by column: the
         transpose of an array in C order. Raises DataError for a table of another schema. The number of threads (None:
@@ -165,7 +172,7 @@ class Bins:
         lookups = [self._lookup(feature) for feature in range(len(self.n_bins))]
         if table.folder is not None or isinstance(table.columns, SparseColumns):
             return self._transform_by_column(table, lookups, threads)
-        codes = np.empty((table.n_rows, len(self.n_bins)), dtype=np.uint8)
+        codes: Codes = np.empty((table.n_rows, len(self.n_bins)), dtype=self.code_type)
 
         def write_block(start: int) -> None:
             stop = min(start + _ROWS_AT_ONCE, table.n_rows)
@@ -176,9 +183,9 @@ class Bins:
         concurrently(write_block, range(0, table.n_rows, _ROWS_AT_ONCE), threads)
         return codes
 
-    def _transform_by_column(self, table: Table, lookups: list[NDArray[Any]], threads: int | None) -> Bytes:
-        shape = len(self.n_bins), table.n_rows
-        by_column = np.empty(shape, np.uint8) if table.folder is None else new(shape, np.uint8, table.folder)
+    def _transform_by_column(self, table: Table, lookups: list[NDArray[Any]], threads: int | None) -> Codes:
+        shape, kind = (len(self.n_bins), table.n_rows), self.code_type
+        by_column: Codes = np.empty(shape, kind) if table.folder is None else new(shape, kind, table.folder)
 
         def write_column(feature: int) -> None:
             column, codes = table.columns[feature], by_column[feature].reshape(-1, 1)
@@ -192,7 +199,7 @@ class Bins:
         return by_column.T
 
     def _write(
-        self, feature: int, column: NDArray[Any], lookup: NDArray[Any], codes: Bytes, place: int,
+        self, feature: int, column: NDArray[Any], lookup: NDArray[Any], codes: Codes, place: int,
         start: int, stop: int,
     ) -> None:  # fmt: skip
         """Write a feature's bins of rows ``start..stop - 1`` to column `place` of `codes`."""
@@ -208,15 +215,17 @@ class Bins:
         if cuts is not None:
             return pad_cuts(cuts)
         assert of_category is not None
-        return np.append(of_category, self.n_bins[feature]).astype(np.uint8)
+        return np.append(of_category, self.n_bins[feature]).astype(self.code_type)
 
 
-def fit_bins(table: Table, max_bin: int = 32, threads: int | None = None) -> Bins:
+def fit_bins(
+    table: Table, max_bin: int = 32, threads: int | None = None, *, max_categories: int = MOST_CATEGORIES
+) -> Bins:
     """Choose the bins of every feature from the training rows; raise ConfigError unless `max_bin` is in 2..255.
 
     A numeric feature gets tie-aware quantiles, a categorical one a bin per category that occurs, in code order. If
-    there are more than `max_bin`, the max_bin - 1 most frequent (among equals the lower code) keep theirs and the
-    others share a last bin "other". The bin of missing values does not count.
+    there are more than `max_categories`, so many less one of the most frequent (among equals the lower code) keep
+    theirs and the others share a last bin "other". The bin of missing values does not count.
     """
     if isinstance(max_bin, bool) or not isinstance(max_bin, (int, np.integer)) or not 2 <= max_bin <= MOST_BINS:
         raise ConfigError(f"expected max_bin between 2 and {MOST_BINS}, got {max_bin!r}")
@@ -229,7 +238,7 @@ def fit_bins(table: Table, max_bin: int = 32, threads: int | None = None) -> Bin
         else:
             codes = values[~np.isnan(values)].astype(np.intp)
             counts = np.bincount(codes, minlength=len(categories) + 1)
-            of_category, has_other, n_bins = category_bins_of(counts, q)
+            of_category, has_other, n_bins = category_bins_of(counts, max_categories)
             found = _FeatureBins(n_bins, category_bins=of_category, has_other=has_other)
         forget(values)
         return found
@@ -263,18 +272,18 @@ def _fit_numbers(values: NDArray[Any], max_bin: int) -> _FeatureBins:
     return _FeatureBins(len(cuts) + 1, cuts=cuts)
 
 
-def category_bins_of(counts: Integers, max_bin: int) -> tuple[NDArray[np.int16], bool, int]:
+def category_bins_of(counts: Integers, max_categories: int) -> tuple[NDArray[np.int16], bool, int]:
     """Choose the bins of a categorical feature from the rows of each category and, last, of unknown ones (K + 1,).
 
     Return the bin of each, whether the last bin is "other", and the number of bins.
     """
     of_known = counts[:-1]
     kept = np.flatnonzero(of_known)
-    has_other = bool(counts[-1] > 0) or len(kept) > max_bin
-    if len(kept) + has_other > max_bin:
+    has_other = bool(counts[-1] > 0) or len(kept) > max_categories
+    if len(kept) + has_other > max_categories:
         # stable: among equals the lower code first
         by_frequency = np.argsort(-of_known, kind="stable")
-        kept = np.sort(by_frequency[: max_bin - 1])
+        kept = np.sort(by_frequency[: max_categories - 1])
     n_bins = len(kept) + has_other
     # "other", or the code for missing
     elsewhere = n_bins - 1 if has_other else n_bins
@@ -283,23 +292,23 @@ def category_bins_of(counts: Integers, max_bin: int) -> tuple[NDArray[np.int16],
     return category_bins, has_other, n_bins
 
 
-def joined_categories(table: Table, max_bin: int) -> list[str]:
+def joined_categories(table: Table, max_categories: int) -> list[str]:
     """Return a sentence for every categorical column whose categories `fit_bins` joins."""
     found: list[str] = []
     if not table.schema.categorical.any():
         return found
     for name, values, categories in zip(table.schema.names, table.columns, table.schema.categories, strict=True):
-        if categories is None or len(categories) <= max_bin:
+        if categories is None or len(categories) <= max_categories:
             continue
         counts = np.bincount(values[~np.isnan(values)].astype(np.intp), minlength=len(categories) + 1)
-        of_category, has_other, n_bins = category_bins_of(counts, max_bin)
+        of_category, has_other, n_bins = category_bins_of(counts, max_categories)
         joined = (of_category == n_bins - 1) & (counts > 0) if has_other else np.zeros(len(counts), np.bool_)
         if np.count_nonzero(joined) > 1:
             share = 100 * counts[joined].sum() / counts.sum()
-            more = f"Raise max_bin (at most {MOST_BINS}), or group" if max_bin < MOST_BINS else "Group"
+            more = "Raise max_categories, or group" if max_categories < MOST_CATEGORIES else "Group"
             found.append(
-                f"column {name!r} has {np.count_nonzero(counts[:-1])} categories and max_bin={max_bin} bins: its "
-                f"{np.count_nonzero(joined)} rarest categories, {share:.1f} % of its rows, share one bin and cannot be "
-                f"told apart. {more} the categories beforehand"
+                f"column {name!r} has {np.count_nonzero(counts[:-1])} categories, and max_categories is "
+                f"{max_categories}: its {np.count_nonzero(joined)} rarest categories, {share:.1f} % of its rows, share "
+                f"one bin and cannot be told apart. {more} the categories beforehand"
             )
     return found

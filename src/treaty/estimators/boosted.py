@@ -83,6 +83,7 @@ class BoostedTrees(TrainedTrees):
         max_delta_step: float | None = None,
         max_cat_to_onehot: int | None = None,
         category_sets: str = "halves",
+        max_categories: int | None = None,
         tweedie_variance_power: float | None = None,
         huber_slope: float | None = None,
         quantile_alpha: float | None = None,
@@ -122,6 +123,7 @@ class BoostedTrees(TrainedTrees):
         self.max_delta_step = max_delta_step
         self.max_cat_to_onehot = max_cat_to_onehot
         self.category_sets = category_sets
+        self.max_categories = max_categories
         self.tweedie_variance_power = tweedie_variance_power
         self.huber_slope = huber_slope
         self.quantile_alpha = quantile_alpha
@@ -250,7 +252,7 @@ class BoostedTrees(TrainedTrees):
                 "options: set base_score near the mean of the labels"
             )
         for party, rows in run.data.items():
-            for joined in joined_categories(rows.table, run.common.most_bins):
+            for joined in joined_categories(rows.table, run.common.most_categories):
                 self._warn(joined if party == ALONE else f"{party}: {joined}")
         if run.common.early_stopping_rounds is not None and not run.eval_sets:
             raise ConfigError("early_stopping_rounds needs an eval_set: fit(X, y, eval_set=(X_valid, y_valid))")

@@ -83,12 +83,18 @@ class GBDTClassifier(Scored, ClassifierMixin, BoostedTrees):
         ``objective="poisson"``, else 0.
     max_cat_to_onehot : int or None, default None
         A column with fewer categories than this is split by one category against the rest, as in XGBoost; other columns
-        by sets of categories (`category_sets`). None: every column by one category against the rest.
+        by sets of categories (`category_sets`). None is 32; with noise, and under
+        FedXGB and FedXGBoost, every column is split by one category against the rest.
     category_sets : {"halves", "sorted"}, default "halves"
         With `max_cat_to_onehot`, which sets of categories are tried. "halves": those above the node's mean, or those
         below, of categories with at least half of `min_child_samples` rows in the node; under sealed sums, too, and
         with less overfitting where categories are many. "sorted": prefixes of the categories in the order of their
         leaf weights, as in XGBoost, which needs open sums (docs/growth.md).
+    max_categories : int or None, default None
+        Most bins of a column of categories, 2 to 32767. If there are more categories, the rarest share a bin, and
+        `fit` warns. None: every category has a bin (up to 32767), whatever `max_bin` is. Where noise or cost grows with
+        categories (FederBoost by column, or by row with noise, FedXGB, FedXGBoost), None is `max_bin`, and it is at
+        most 255.
     tweedie_variance_power : float or None, default None
         With ``objective="tweedie"``: the variance is the mean to this power, above 1 and below 2; None is 1.5.
     huber_slope : float or None, default None
@@ -102,8 +108,8 @@ class GBDTClassifier(Scored, ClassifierMixin, BoostedTrees):
     fractional_bits : int, default 16
         Gradients are rounded once to multiples of 2^-fractional_bits; at most 20 under the lattice map.
     max_bin : int or None, default None
-        Maximum bins per feature, 2 to 255. None is 255 on one table, 64 under SecureBoost and FedXGBoost-SMM, else 32;
-        in paper mode the paper's number, if it has one.
+        Maximum bins of a column of numbers, 2 to 255. None is 255 on one table, 64 under SecureBoost and
+        FedXGBoost-SMM, else 32; in paper mode the paper's number, if it has one.
     eval_metric : str, function, list of these or None, default None
         Metrics of eval sets, several in one text with commas or as a list. Two classes: "logloss", "auc", "aucpr",
         "error" or "error@0.3". More classes: "mlogloss", "merror" or "auc". Numbers: "rmse", "mae", "mape" or "rmsle".

@@ -27,6 +27,7 @@ Int32s = NDArray[np.int32]
 Words = NDArray[np.uint64]
 Bytes = NDArray[np.uint8]
 Flags = NDArray[np.bool_]
+Codes = NDArray[np.unsignedinteger[Any]]  # bins: uint8, or uint16 where a column has more than 255
 
 Kind = TypeVar("Kind", bound=np.generic)
 
@@ -124,7 +125,7 @@ def side_by_side(tables: Sequence[NDArray[Kind]]) -> NDArray[Kind]:
     if folder is None:
         return np.concatenate(tables, axis=1)
     ends = np.cumsum([table.shape[1] for table in tables])
-    out: NDArray[Kind] = new((int(ends[-1]), len(tables[0])), tables[0].dtype, folder)
+    out: NDArray[Kind] = new((int(ends[-1]), len(tables[0])), np.result_type(*tables), folder)
     for table, end in zip(tables, ends.tolist(), strict=True):
         for column in range(table.shape[1]):
             out[end - table.shape[1] + column] = table[:, column]

@@ -161,7 +161,7 @@ def check_part(part: ModelPart) -> None:
 def record_split(splits: SplitTable, bins: Bins, feature: int, left_bins: Flags) -> int:
     """Write a chosen split into the owner's lookup table, in terms of values; return its record number.
 
-    `left_bins`, bool (256,), are the bins going left; entry ``bins.n_bins[feature]`` is for missing values.
+    `left_bins`, bool (width,), are the bins going left; entry ``bins.n_bins[feature]`` is for missing values.
     """
     n_bins = int(bins.n_bins[feature])
     missing_left = bool(left_bins[n_bins])

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from treaty.cluster.shards import Cluster
 from treaty.data.arrow_tables import as_text
@@ -26,6 +24,7 @@ from treaty.data.reading import open_table, table_facts
 from treaty.data.sql import database_uri, fetch
 from treaty.data.table import to_table
 from treaty.errors import TreatyError
+from treaty.machine.arrays import Codes
 from treaty.machine.process import is_code
 from treaty.models.checkpoints import noise_folder
 from treaty.node.proposals import Verb
@@ -33,6 +32,7 @@ from treaty.privacy.ledger import FILE, job_of, per_person, read_ledger
 from treaty.runs.job import Job, Member, id_column
 from treaty.runs.local_checks import CheckFinding
 from treaty.systems import SYSTEMS
+from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.vertical.exact_sums import expected_share, expected_sides
 
 Sums = Literal["open", "sealed"]
@@ -234,11 +234,11 @@ class Case:
             without.add(self.member.id or id_column(self.job, self.party))
         return [name for name in self.member.columns or self.facts[1] if name not in without]
 
-    def codes(self, columns: list[str], max_bin: int) -> NDArray[np.uint8]:
-        """Return the bins of columns, uint8 (n_rows, n_columns), as in a training; this reads all rows."""
+    def codes(self, columns: list[str], common: BoostingOptions) -> Codes:
+        """Return the bins of columns, `Bins.code_type` (n_rows, n_columns), as in a training; this reads all rows."""
         arrow = open_table(self.path, columns=columns, text=self._text, party=self.party)
         table = to_table(as_text(arrow, self.data_set.categorical), party=self.party, text_as_categories=True)
-        return fit_bins(table, max_bin).transform(table)
+        return fit_bins(table, common.most_bins, max_categories=common.most_categories).transform(table)
 
 
 # None: the policy has no such rule, or it does not apply to the job.
@@ -352,7 +352,7 @@ def _recoverable(case: Case) -> _Found:
         return False, f"cannot be decided: what {job.protocol!r} reveals is not only sums of bins; {allowed}"
     if case.party == job.active:
         return True, f"no sum of bins of its own columns is revealed; {allowed}"
-    codes = case.codes(case.features(), common.most_bins)
+    codes = case.codes(case.features(), common)
     decided = not case.trains or case.data_set.name in job.parties[case.party].eval_tables
     # Estimate from the actual bins, which is why this rule reads the table.
     owners = sum(member.role is None for member in job.parties.values())

@@ -153,7 +153,10 @@ def _shape(job: Job, roles: Roles, name: str, table: Table | None, common: Any, 
     if table is not None:
         rows, names = table.n_rows, table.schema.names
         if isinstance(common, BoostingOptions):
-            columns, slots = len(names), int(fit_bins(table, common.most_bins, 1).offsets[-1])
+            columns, slots = (
+                len(names),
+                int(fit_bins(table, common.most_bins, 1, max_categories=common.most_categories).offsets[-1]),
+            )
         else:
             columns = slots = len(preparation_of(table).names(names, table.schema.categories))
     others = (columns, slots) if job.by_row or table is None else (COLUMNS, _slots(COLUMNS, common))
@@ -372,7 +375,7 @@ def _expected(job: Job, name: str, table: Table | None, stated: Sizes | None) ->
         return [CheckFinding(EXPECTED, isinstance(error, ConfigError), str(error))]
     found = [*expected.findings(), _tried(f"{EXPECTED} memory", partial(check_memory, expected))]
     if table is not None and name != job.active and own.mode == "safe" and own.ciphers is not None:
-        codes = fit_bins(table, common.most_bins).transform(table)
+        codes = fit_bins(table, common.most_bins, max_categories=common.most_categories).transform(table)
         trees = job.classes if job.classes > 2 else 1
         share = expected_sides(codes, own.ciphers, common, trees, len(roles.owners))
         said = f"sides of splits will tell {job.active} some {share:.2g} of the bins here for certain (docs/sealed.md)"

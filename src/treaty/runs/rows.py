@@ -182,7 +182,7 @@ class TrainingTables:
 
 def joined_in(common: Any, table: Table) -> list[str]:
     """Return a sentence for every column of a training table of which categories share a bin."""
-    return joined_categories(table, common.most_bins) if isinstance(common, BoostingOptions) else []
+    return joined_categories(table, common.most_categories) if isinstance(common, BoostingOptions) else []
 
 
 def order_file(job: Job, name: str) -> Path:

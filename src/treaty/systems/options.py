@@ -103,6 +103,11 @@ class SystemOptions:
         return False
 
     @property
+    def limits_categories(self) -> bool:
+        """Whether noise or cost grows with a column's categories, so that those beyond `max_bin` are joined."""
+        return False
+
+    @property
     def hides_decisions(self) -> bool:
         """Whether prediction keeps from the active party which way rows go at other parties' splits."""
         return False

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from treaty.machine.arrays import Bytes, Flags, Int32s, Integers, contiguous, pieces, side_by_side
+from treaty.machine.arrays import Codes, Flags, Int32s, Integers, contiguous, pieces, side_by_side
 from treaty.machine.shared_work import share
 from treaty.trees.boosting import Boosting, TreeSample
 from treaty.trees.ensemble import Tree
@@ -64,20 +64,20 @@ class BinSums(Protocol):
     def sums(self, rows: Int32s, starts: Integers, firsts: Integers | None = None) -> Integers: ...
 
 
-MakeSums = Callable[[Bytes, Int32s], BinSums]
+MakeSums = Callable[[Codes, Int32s], BinSums]
 
 
 class ColumnSource:
     """Binned columns held locally.
 
-    `codes`, uint8 (n_rows, n_features), are bins; a feature's number of bins is the code of a missing value.
+    `codes`, uint8 or uint16 (n_rows, n_features), are bins; a feature's number of bins is the code of a missing value.
     ``record(feature, left_bins) -> int`` writes a chosen split into the owner's lookup table. `histograms` makes what
     adds up such codes and offsets elsewhere; None: it is done here.
     """
 
     def __init__(
         self,
-        codes: Bytes,
+        codes: Codes,
         offsets: Int32s,
         categorical: Flags,
         record: Callable[[int, Flags], int],
@@ -88,7 +88,7 @@ class ColumnSource:
         self.offsets, self.categorical, self.record, self._threads = offsets, categorical, record, threads
 
     @cached_property
-    def _columns(self) -> Bytes:
+    def _columns(self) -> Codes:
         return contiguous(self._given.T)
 
     @cached_property

@@ -361,7 +361,7 @@ def look_up_left(
 ) -> None:
     """Write into ``left[first:last]`` whether each row of each node goes left.
 
-    Node k holds ``rows[starts[k]:starts[k + 1]]`` and splits on ``features[k]``; ``left_bins[k]`` is bool (256,).
+    Node k holds ``rows[starts[k]:starts[k + 1]]`` and splits on ``features[k]``; ``left_bins[k]`` is bool (width,).
     """
     node = 0
     while starts[node + 1] <= first and node + 2 < starts.shape[0]:

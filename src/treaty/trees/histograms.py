@@ -20,7 +20,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from treaty.machine.arrays import Bytes, Int32s, Integers
+from treaty.machine.arrays import Codes, Int32s, Integers
 from treaty.machine.kernels import inner, kernel
 from treaty.machine.shared_work import share
 
@@ -28,7 +28,7 @@ from treaty.machine.shared_work import share
 
 # rows to prefetch: about as many as are added up while one comes from memory
 AHEAD = 16
-# features added up together: their words, 2 kB each, stay in the first-level cache
+# features added up together: their words, 2 kB each for codes of uint8, stay in the first-level cache
 TABLES = 12
 # bits of the count below which unpacking words costs more than it saves
 _FEWEST = 7
@@ -36,14 +36,19 @@ _FEWEST = 7
 _SMALL = 1 << 15
 
 
+def width_of(offsets: Int32s) -> int:
+    """Return the length of lists of a column's bins: 256 for codes of uint8, else a multiple of 8 with all slots."""
+    return max(256, -(-int(np.diff(offsets).max(initial=0)) // 8) * 8)
+
+
 class Histograms:
     """Bin sums of binned rows.
 
-    `codes`, uint8 (n_rows, n_features), and `columns`, its transpose, are both in C order: gradients that fit no word
-    are added up feature by feature. `offsets` has the first slot of each feature in a node's sums.
+    `codes`, (n_rows, n_features), and `columns`, its transpose, are both in C order: gradients that fit no word are
+    added up feature by feature. `offsets` has the first slot of each feature in a node's sums.
     """
 
-    def __init__(self, codes: Bytes, columns: Bytes, offsets: Int32s, threads: int = 1) -> None:
+    def __init__(self, codes: Codes, columns: Codes, offsets: Int32s, threads: int = 1) -> None:
         self._flat, self._columns, self._offsets, self._threads = codes.reshape(-1), columns, offsets, threads
         self._words = np.empty(len(codes), np.int64)
         # width of a word's lower fields, hess and count; all have room for the sums of 2**count_bits - 1 rows
@@ -85,14 +90,14 @@ class Histograms:
 
     def _add_words(self, rows: Int32s, starts: Integers, firsts: Integers, sums: Integers) -> None:
         """Add rows to `sums`, each thread some of them."""
-        features, bits = self._features, (self._hess_bits, self._count_bits)
+        features, bits, wide = self._features, (self._hess_bits, self._count_bits), width_of(self._offsets)
         begun: list[tuple[int, Integers]] = []
 
         def work(first: int, last: int) -> None:
             node = int(np.searchsorted(starts, first, side="right")) - 1
             rest = np.zeros((sums.shape[1] if first > starts[node] else 0, 3), np.int64)
             # made here: what makes arrays takes long to compile
-            tables, parts = np.zeros((TABLES, 256), np.int64), np.zeros((len(features), 3, 256), np.int64)
+            tables, parts = np.zeros((TABLES, wide), np.int64), np.zeros((len(features), 3, wide), np.int64)
             add_packed(
                 self._flat, self._words, rows, firsts, starts, features, self._offsets, bits, first, last,
                 tables, tables.reshape(-1), parts, sums, rest,
@@ -163,7 +168,7 @@ def pack(grad: Any, hess: Any, hess_bits: int, count_bits: int, first: int, last
 
 @inner
 def _take_apart(tables: Any, features: Any, offsets: Any, bits: tuple[int, int], parts: Any) -> None:
-    """Add the words' sums to `parts`, int64 (n_features, 3, 256), and clear the tables."""
+    """Add the words' sums to `parts`, int64 (n_features, 3, width), and clear the tables."""
     hess_bits, count_bits = bits
     of_hess, of_count = (np.int64(1) << hess_bits) - 1, (np.int64(1) << count_bits) - 1
     for k in range(features.shape[0]):
@@ -190,9 +195,9 @@ def _write_slots(parts: Any, features: Any, offsets: Any, slots: Any) -> None:
 
 @inner
 def _add_adjoining(
-    flat: Any, width: Any, words: Any, rows: Any, first: int, last: int, column: Any, count: Any, tables: Any
+    flat: Any, width: Any, words: Any, rows: Any, first: int, last: int, column: Any, count: Any, tables: Any, wide: Any
 ) -> None:  # fmt: skip
-    """Add ``rows[first:last]`` to the tables, 256 words each, of `count` adjacent features from `column` on."""
+    """Add ``rows[first:last]`` to the tables, `wide` words each, of `count` adjacent features from `column` on."""
     # a block's last rows prefetch the next block's first
     end = np.uint64(rows.shape[0] - 1)
     for i in range(np.uint64(first), np.uint64(last)):
@@ -203,7 +208,7 @@ def _add_adjoining(
         word = words[row]
         at = row * width + column
         for k in range(count):
-            tables[(k << np.uint64(8)) + np.uint64(flat[at + k])] += word
+            tables[np.uint64(k) * wide + np.uint64(flat[at + k])] += word
 
 
 @kernel
@@ -215,11 +220,11 @@ def add_packed(
 
     Node k holds ``starts[k + 1] - starts[k]`` of `rows`, from ``firsts[k]`` on. Of all nodes' rows, one node after the
     other, those from `first` to `last` are added; sums of a node that begins before are written into `rest` (slots, 3).
-    `codes` is uint8 (n_rows * n_features,), row after row; `bits` are the widths of a word's hess and count fields,
-    which, as grad's, have room for the sums of ``2**count_bits - 1`` rows. `tables`, int64 (TABLES, 256), and the same
-    as one row, and `parts`, int64 (n, 3, 256) for n `features`, are 0 before and after.
+    `codes` is (n_rows * n_features,), row after row; `bits` are the widths of a word's hess and count fields,
+    which, as grad's, have room for the sums of ``2**count_bits - 1`` rows. `tables`, int64 (TABLES, width), and the
+    same as one row, and `parts`, int64 (n, 3, width) for n `features`, are 0 before and after.
     """
-    width = np.uint64(codes.shape[0] // max(1, words.shape[0]))
+    width, wide = np.uint64(codes.shape[0] // max(1, words.shape[0])), np.uint64(tables.shape[1])
     most = (1 << bits[1]) - 1
     for node in range(starts.shape[0] - 1):
         moved = firsts[node] - starts[node]
@@ -235,7 +240,7 @@ def add_packed(
                 while after < min(features.shape[0], here + TABLES) and features[after] == features[after - 1] + 1:
                     after += 1
                 column, count = np.uint64(features[here]), np.uint64(after - here)
-                _add_adjoining(codes, width, words, rows, block, stop, column, count, flat_tables)
+                _add_adjoining(codes, width, words, rows, block, stop, column, count, flat_tables, wide)
                 _take_apart(tables, features[here:after], offsets, bits, parts[here:after])
         _write_slots(parts, features, offsets, rest if starts[node] < first else sums[node])
 
@@ -255,7 +260,7 @@ def add_histograms(
 ) -> None:
     """Add rows to the histograms `sums`, int64 (n_nodes, slots, 3), for ``features[first:last]``.
 
-    `columns` is uint8 (n_features, n_rows); node k holds ``rows[starts[k]:starts[k + 1]]``, whose grad and hess are in
+    `columns` is (n_features, n_rows); node k holds ``rows[starts[k]:starts[k + 1]]``, whose grad and hess are in
     the same lines of `pairs`, int64 (m, 2).
     """
     position = np.uint64(first)

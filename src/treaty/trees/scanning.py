@@ -16,6 +16,9 @@ from treaty.machine.kernels import inlined, inner, kernel, new_array
 DIGITS = 8
 """Of a numerator, of 32 bits each; it is below 2^254 for sums of 62 bits."""
 
+# categories that are sorted by insertion, before such runs are merged
+_RUN = 32
+
 # A gain is off by a few parts in 2^53 of its terms, each of which is at most the gain and the parent's term.
 SLACK = 2.0**-46
 
@@ -137,13 +140,13 @@ def scan_splits(
     sets of categories are halves, and the fewest rows of a category in one (`SplitRules`). `exact` are the ridge (0:
     gains are compared as floats), the gain that splits of each node have to be above, and in digits the numerators and
     denominators that they have to pass (see below).
-    Written to `found` are gains (0: no admissible split), features (-1: none), bins that go left, bool (n_nodes, 256)
+    Written to `found` are gains (0: no admissible split), features (-1: none), bins that go left, bool (n_nodes, width)
     with the missing bin, and the left children's sums (n_nodes, 3).
 
     Ties: lower feature, then missing right before missing left, then the lowest cut among the former and the highest
-    among the latter. A category set is a prefix of the categories sorted by G / (H + reg_lambda), ties by bin
-    (Fisher 1958), and bins without a row in the node go right; or a half of them, above the node's mean before below;
-    or one category, in the order of bins.
+    among the latter. A category set is a prefix of the categories in the order of `_sort_categories` (Fisher 1958), and
+    bins without a row in the node go right; or a half of them, above the node's mean before below; or one category, in
+    the order of bins.
     """
     grad_unit, hess_unit = units[0], units[1]
     reg_lambda, reg_alpha, min_child_weight, min_child_samples = limits[0], limits[1], limits[2], np.int64(limits[3])
@@ -151,8 +154,9 @@ def scan_splits(
     ridge, to_gain, bound_top, bound_below = exact
     # a hess above it counts
     least = 0.0 if floor == 0.0 else -np.inf
-    order, ratio = new_array(256, np.int64), new_array(256, np.float64)
-    prefix, candidate = new_array((256, 3), np.int64), new_array(256, np.float64)
+    width = found[2].shape[1]
+    order, ratio = new_array((2, width), np.int64), new_array((2, width), np.float64)
+    prefix, candidate = new_array((width, 3), np.int64), new_array(width, np.float64)
     digits = new_array((4, DIGITS), np.uint64)
     for node in range(first, last):
         total_grad, total_hess, total_count = totals[node, 0], totals[node, 1], totals[node, 2]
@@ -172,12 +176,12 @@ def scan_splits(
             in_order = categorical[feature] and not single and not halved
             used = bins
             if in_order:
-                used = _sort_categories(slots, bins, grad_unit, hess_unit, reg_lambda, floor, ratio, order)
+                used = _sort_categories(slots, bins, units, reg_lambda, min_child_weight, floor, ratio, order)
             if halved:
                 used = 2
                 _write_halves(slots, totals[node], ridge, hess_unit, reg_lambda, fewest, prefix)
             else:
-                _write_prefixes(slots, used, order, in_order, single, prefix)
+                _write_prefixes(slots, used, order[0], in_order, single, prefix)
             # 0: missing values go right; 1: they go left
             for side in range(2):
                 if side == 1 and (halved or slots[bins, 2] == 0):
@@ -236,8 +240,8 @@ def scan_splits(
                 left_sums[0], left_sums[1], left_sums[2] = best_grad, best_hess, best_count
                 continue
             if in_order:
-                _sort_categories(slots, bins, grad_unit, hess_unit, reg_lambda, floor, ratio, order)
-            _write_left(slots, best_size, best_missing_left, order, in_order, single, left_bins, left_sums)
+                _sort_categories(slots, bins, units, reg_lambda, min_child_weight, floor, ratio, order)
+            _write_left(slots, best_size, best_missing_left, order[0], in_order, single, left_bins, left_sums)
 
 
 @inner
@@ -256,22 +260,40 @@ def _write_left(
 
 @inner
 def _sort_categories(
-    slots: Any, bins: int, grad_unit: float, hess_unit: float, reg_lambda: float, floor: float, ratio: Any, order: Any
+    slots: Any, bins: int, units: Any, reg_lambda: float, least: float, floor: float, ratio: Any, order: Any
 ) -> int:
-    """Sort the bins that have rows by G / (H + reg_lambda), ties by bin; return how many there are."""
-    used = 0
+    """Sort the bins that have rows by G / (H + reg_lambda), ties by bin; return how many there are.
+
+    A bin with an H below `least` is sorted as if its G were 0: of few rows, G is mostly chance (as in XGBoost).
+    `ratio` and `order`, (2, width), have the sorted ratios and bins in their first row; the second is working space.
+    """
+    used, grad_unit, hess_unit = 0, units[0], units[1]
     for k in range(bins):
         if slots[k, 2] > 0:
             weight = max(slots[k, 1] * hess_unit + reg_lambda, floor)
-            value = slots[k, 0] * grad_unit / weight if weight > 0.0 else 0.0
-            place = used
-            while place > 0 and ratio[place - 1] > value:
-                ratio[place] = ratio[place - 1]
-                order[place] = order[place - 1]
+            value = slots[k, 0] * grad_unit / weight if slots[k, 1] * hess_unit >= least and weight > 0.0 else 0.0
+            place, first = used, used - used % _RUN
+            while place > first and ratio[0, place - 1] > value:
+                ratio[0, place] = ratio[0, place - 1]
+                order[0, place] = order[0, place - 1]
                 place -= 1
-            ratio[place] = value
-            order[place] = k
+            ratio[0, place] = value
+            order[0, place] = k
             used += 1
+    # sorted runs are merged in pairs; of equal ratios the one from the first run comes first, whose bin is lower
+    run = _RUN
+    while run < used:
+        for first in range(0, used - run, 2 * run):
+            for k in range(first, first + run):
+                ratio[1, k], order[1, k] = ratio[0, k], order[0, k]
+            left, right, end = first, first + run, min(first + 2 * run, used)
+            for place in range(first, end):
+                if left == first + run:
+                    break
+                row, k = (0, right) if right < end and ratio[0, right] < ratio[1, left] else (1, left)
+                ratio[0, place], order[0, place] = ratio[row, k], order[row, k]
+                left, right = left + row, right + 1 - row
+        run *= 2
     return used
 
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.machine.arrays import Bytes, Flags, Floats, Int32s, Integers, contiguous
+from treaty.machine.arrays import Codes, Flags, Floats, Int32s, Integers, contiguous
 from treaty.trees.columns import BinSums
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import Growth, RowPartition, look_up_left
-from treaty.trees.histograms import Histograms
+from treaty.trees.histograms import Histograms, width_of
 from treaty.trees.objectives import Objective
 from treaty.trees.splits import SplitRules, scan
 
@@ -89,7 +89,7 @@ class SlotShard:
     of the round; `clipped` counts the last round's clipped gradients.
     """
 
-    def __init__(self, codes: Bytes, y: Floats, weight: Floats | None, objective: Objective, cells: Cells) -> None:
+    def __init__(self, codes: Codes, y: Floats, weight: Floats | None, objective: Objective, cells: Cells) -> None:
         self.margins = np.full((objective.n_outputs, len(y)), objective.base_margins[:, None])
         self.slots = np.zeros((objective.n_outputs, len(y)), np.int64)
         self.clipped = 0
@@ -125,7 +125,7 @@ class SlotShard:
         self.slots[output] = 2 * self.slots[output] + ~left
 
     def decide(self, output: int, features: Int32s, left_bins: Flags) -> None:
-        """Divide by known splits: each slot's feature (-1: none) and bins going left (n_slots, 256)."""
+        """Divide by known splits: each slot's feature (-1: none) and bins going left (n_slots, width)."""
         feature = features[self.slots[output]]
         codes = self._codes[np.arange(len(feature)), np.maximum(feature, 0)]
         self.divide(output, left_bins[self.slots[output], codes] & (feature >= 0))
@@ -137,7 +137,7 @@ class SlotShard:
 
 @dataclass(frozen=True, slots=True)
 class SlotSplits:
-    """Splits of a level's slots: features, int32 (n_slots,), -1 for none, and bins going left, bool (n_slots, 256)."""
+    """Splits of a level's slots: features, int32 (n_slots,), -1 for none; bins going left, bool (n_slots, width)."""
 
     features: Int32s
     left_bins: Flags
@@ -173,7 +173,9 @@ class SlotTree:
         If sums below the root could not be opened (None), the level's nodes become leaves, by their parents' sums.
         """
         n_slots = 1 << depth
-        chosen = SlotSplits(np.full(n_slots, -1, np.int32), np.zeros((n_slots, 256), np.bool_))
+        chosen = SlotSplits(
+            np.full(n_slots, -1, np.int32), np.zeros((n_slots, width_of(self._cells.offsets)), np.bool_)
+        )
         if opened is None:
             assert self._growth is not None
             self._growth.level = None
@@ -232,7 +234,7 @@ class SlotTree:
 
 @dataclass(slots=True)
 class LevelSplits:
-    """Splits of a tree level: nodes, left children and features, int32 (k,), and bins going left, bool (k, 256)."""
+    """Splits of a tree level: nodes, left children and features, int32 (k,), and bins going left, bool (k, width)."""
 
     nodes: Int32s
     children: Int32s
@@ -251,14 +253,14 @@ class _GrowingTree:
 class RowShard:
     """Binned, labelled rows, and their margins, float64 (n_outputs, n_rows); tree i adds to output ``i % n_outputs``.
 
-    `codes` is uint8 (n_rows, n_features); `offsets` has each feature's first slot in a node's sums, its last slot
-    being missing values. `clipped` counts the rows of the last round whose gradient was clipped. `histograms` returns
+    `codes` is (n_rows, n_features); `offsets` has each feature's first slot in a node's sums, its last slot being
+    missing values. `clipped` counts the rows of the last round whose gradient was clipped. `histograms` returns
     the sums elsewhere of a round's tree, by its number; None: they are added up here.
     """
 
     def __init__(
         self,
-        codes: Bytes,
+        codes: Codes,
         offsets: Int32s,
         y: Floats,
         weight: Floats | None,

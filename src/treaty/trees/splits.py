@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.machine.arrays import Bytes, Flags, Floats, Int32s, Integers
+from treaty.machine.arrays import Codes, Flags, Floats, Int32s, Integers
 from treaty.machine.shared_work import share
+from treaty.trees.histograms import width_of
 from treaty.trees.scanning import DIGITS, SLACK, bounds, fraction, scan_splits, subtract_siblings
 
 # numbers that are subtracted before a second thread starts
@@ -191,19 +192,19 @@ class Splits:
     source: Int32s
     # (n_nodes,) within the source; -1 where there is none
     feature: Int32s
-    # (n_nodes, 256) bins of the feature going left, its missing bin included
+    # (n_nodes, width) bins of the feature going left, its missing bin included (`histograms.width_of`)
     left_bins: Flags
     # (n_nodes, 3)
     left_totals: Integers
 
     @classmethod
-    def none(cls, n_nodes: int, source: int = 0) -> Splits:
+    def none(cls, n_nodes: int, source: int = 0, width: int = 256) -> Splits:
         """Return `n_nodes` rows without a split."""
         return cls(
             gain=np.zeros(n_nodes),
             source=np.full(n_nodes, source, np.int32),
             feature=np.full(n_nodes, -1, np.int32),
-            left_bins=np.zeros((n_nodes, 256), np.bool_),
+            left_bins=np.zeros((n_nodes, width), np.bool_),
             left_totals=np.zeros((n_nodes, 3), np.int64),
         )
 
@@ -212,7 +213,7 @@ class Splits:
 
     def spread(self, kept: Flags) -> Splits:
         """Return splits of a whole level, of which only the nodes `kept`, bool (n_nodes,), were scanned."""
-        whole = Splits.none(len(kept))
+        whole = Splits.none(len(kept), width=self.left_bins.shape[1])
         for name in Splits.__slots__:
             getattr(whole, name)[kept] = getattr(self, name)
         return whole
@@ -281,7 +282,7 @@ def scan(
     `source` is written into the result.
     """
     n_nodes = len(totals)
-    found = Splits.none(n_nodes, source)
+    found = Splits.none(n_nodes, source, width_of(offsets))
     units, limits, ridge, threshold = _numbers_of(rules)
     if ridge > 0:
         least, top, below = bounds(totals, ridge, threshold)
@@ -322,7 +323,15 @@ def end_to_end(parts: Sequence[Splits]) -> Splits:
     """Return the splits of the nodes of all parts, one part after the other."""
     if len(parts) == 1:
         return parts[0]
+    parts = _of_one_width(parts)
     return Splits(*(np.concatenate([getattr(part, name) for part in parts]) for name in Splits.__slots__))
+
+
+def _of_one_width(parts: Sequence[Splits]) -> list[Splits]:
+    """Return splits with lists of bins of the same length: those of the widest."""
+    short = [max(part.left_bins.shape[1] for part in parts) - part.left_bins.shape[1] for part in parts]
+    pairs = zip(parts, short, strict=True)
+    return [replace(of, left_bins=np.pad(of.left_bins, ((0, 0), (0, n)))) if n else of for of, n in pairs]
 
 
 def best_of(candidates: Sequence[Splits], totals: Integers | None = None, rules: SplitRules | None = None) -> Splits:
@@ -351,7 +360,7 @@ def best_of(candidates: Sequence[Splits], totals: Integers | None = None, rules:
                 if other_top * below > top * other_below:
                     first, top, below = k, other_top, other_below
             winner[node] = first
-    nodes = np.arange(len(winner))
+    nodes, candidates = np.arange(len(winner)), _of_one_width(candidates)
     return Splits(*(
         np.stack([getattr(c, name) for c in candidates])[winner, nodes] for name in Splits.__slots__
     ))  # fmt: skip
@@ -364,7 +373,7 @@ def best_of(candidates: Sequence[Splits], totals: Integers | None = None, rules:
 # have no column. Nor has each feature's last bin with rows: it holds the rest of the node's total.
 
 
-def count_bins(codes: Bytes, features: Int32s, offsets: Int32s) -> Int32s:
+def count_bins(codes: Codes, features: Int32s, offsets: Int32s) -> Int32s:
     """Return the number of a node's rows in each slot, int32 (slots,), from their codes (n_rows, n_features).
 
     Slots of features outside the tree's column sample `features` stay 0.
@@ -379,7 +388,7 @@ def candidate_slots(counts: Int32s, features: Int32s, offsets: Int32s) -> Int32s
     return np.concatenate([np.empty(0, np.int32), *filled]).astype(np.int32)
 
 
-def candidate_columns(codes: Bytes, slots: Int32s, offsets: Int32s, categorical: Flags) -> Floats:
+def candidate_columns(codes: Codes, slots: Int32s, offsets: Int32s, categorical: Flags) -> Floats:
     """Return the columns of `candidate_slots`, float64 (n_rows, columns) of 0 and 1."""
     feature = np.searchsorted(offsets, slots, side="right") - 1
     bins, of_rows = slots - offsets[feature], codes[:, feature]

@@ -127,7 +127,7 @@ def bins_told(played: RunRecord, name: str, schema) -> tuple[Bins, CommonBins]:
     """Return the bins that a participant was told."""
     (entry,) = [e for e in played.transcripts[name].entries if e.step == "CommonBins" and e.direction == "received"]
     told = decode_body(entry.content, CommonBins, peer="p0")
-    return unpack_bins(told, schema, 255, "p0"), told
+    return unpack_bins(told, schema, (255, 255), "p0"), told
 
 
 def pooled_on(bins: Bins, rows: LabelledRows, options: Options, classes: list | None, objective=None):

@@ -50,13 +50,13 @@ def test_bounds_that_would_outgrow_noise_or_sums_are_refused(changes, noise):
 
 def test_more_or_endless_bins_are_refused():
     agreed, _, schema = agreed_with()
-    assert unpack_bins(agreed, schema, 8, "p0").n_bins.max() == 8
+    assert unpack_bins(agreed, schema, (8, 8), "p0").n_bins.max() == 8
     with pytest.raises(PeerProtocolError, match="bins"):
-        unpack_bins(agreed, schema, 7, "p0")
+        unpack_bins(agreed, schema, (7, 7), "p0")
     cuts = np.frombuffer(agreed.cuts.data, np.float32).copy()
     cuts[6] = np.inf
     with pytest.raises(PeerProtocolError, match="cuts"):
-        unpack_bins(msgspec.structs.replace(agreed, cuts=Array.of(cuts)), schema, 8, "p0")
+        unpack_bins(msgspec.structs.replace(agreed, cuts=Array.of(cuts)), schema, (8, 8), "p0")
 
 
 @settings(max_examples=60, deadline=None)

@@ -51,7 +51,7 @@ def alike(array: Array) -> Array:
 
 
 SEALED = SecureBoost(sums="sealed")
-SMALL = {"max_bin": 6, "max_cat_to_onehot": 256}  # a bin of a hint takes a millisecond or two
+SMALL = {"max_bin": 6, "max_cat_to_onehot": 32_768}  # a bin of a hint takes a millisecond or two
 
 
 SORTED = {"max_cat_to_onehot": 4, "category_sets": "sorted"}

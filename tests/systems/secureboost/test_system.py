@@ -117,7 +117,7 @@ def test_warm_up_is_of_the_kinds_of_cipher_that_may_serve(options, kinds):
         ({"encryption": "auto"}, {}, "sealed"),
         ({"encryption": "lattice", "reveal": "node"}, {}, "sealed"),
         ({"rl_trees": 2, "purity_guard": 0.2, "he_inference": True}, {}, "sealed"),
-        ({}, {"max_cat_to_onehot": 256, "fractional_bits": 20}, "sealed"),
+        ({}, {"max_cat_to_onehot": 32_768, "fractional_bits": 20}, "sealed"),
         ({"allow_exact_sums": True}, {}, "open"),
         ({"mode": "paper"}, {}, "open"),
         ({"mode": "paper", "encryption": "lattice"}, {}, "open"),

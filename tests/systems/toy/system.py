@@ -79,7 +79,7 @@ def active(inputs: RoleInput) -> ModelPart:
     forest = training.forest
     chosen: dict[str, list[tuple[int, NDArray[np.bool_]]]] = {name: [] for name in inputs.others}
     sources = [
-        own_columns(data.table, common.max_bin, training.part.splits, inputs.threads)
+        own_columns(data.table, common, training.part.splits, inputs.threads)
         if name == party.name
         else _their_columns(party, name, data.table.n_rows, chosen[name])
         for name in inputs.roles.owners

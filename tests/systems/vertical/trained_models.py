@@ -42,7 +42,7 @@ def grow(
     objective = objective_for(LabelledRows(tables["p0"], y), CLASSES[task], own, common)
     forest = Forest(objective, tuple(tables), CLASSES[task])
     splits = {name: SplitTable() for name in tables}
-    sources = [own_columns(table, common.max_bin, splits[name], 1) for name, table in tables.items()]
+    sources = [own_columns(table, common, splits[name], 1) for name, table in tables.items()]
     rules = common.rules(objective)
     n_columns = sum(len(source.categorical) for source in sources)
     grow_trees(Boosting(y, None, forest, rules, common.plan(n_columns)), sources)

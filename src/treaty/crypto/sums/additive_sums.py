@@ -60,7 +60,7 @@ from treaty.crypto.payload import (
 )
 from treaty.crypto.sums.bin_products import Block, Items, bin_products, keep_features, level_pieces, plan_blocks
 from treaty.errors import CryptoError
-from treaty.machine.arrays import PIECE_BYTES, Int32s, Integers, Words, pieces
+from treaty.machine.arrays import PIECE_BYTES, Codes, Int32s, Integers, Words, pieces
 from treaty.machine.process import concurrently
 
 _MOST_NODES_UINT8 = 254
@@ -164,7 +164,7 @@ class AdditiveSumsServer:
     spare = 0
 
     def __init__(
-        self, key: PublicKey, bounds: SumsBounds, codes: NDArray[np.uint8], offsets: Int32s, *, threads: int = 1,
+        self, key: PublicKey, bounds: SumsBounds, codes: Codes, offsets: Int32s, *, threads: int = 1,
         rerandomise: bool = True,
     ) -> None:  # fmt: skip
         self._packing = Packing(bounds, key.plaintext_bits)
@@ -187,7 +187,7 @@ class AdditiveSumsServer:
             self._factors = ReadyFactors(Randomiser(key, threads), one_node)
             weakref.finalize(self, self._factors.stop)
 
-    def _plan(self, codes: NDArray[np.uint8]) -> list[Block]:
+    def _plan(self, codes: Codes) -> list[Block]:
         """Return the groups of columns along which ciphertexts are multiplied; a cluster's workers make their own."""
         return plan_blocks(codes, self._left_out, self._bins, self._threads)
 

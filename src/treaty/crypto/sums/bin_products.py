@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.additive.montgomery import Modulus
-from treaty.machine.arrays import Flags, Integers, Words, pieces
+from treaty.machine.arrays import Codes, Flags, Integers, Words, pieces
 from treaty.machine.kernels import kernel
 from treaty.machine.process import concurrently
 
@@ -69,7 +69,7 @@ class Block:
     groups: list[Group]
 
 
-def plan_blocks(codes: NDArray[np.uint8], left_out: Integers, bins: Integers, threads: int) -> list[Block]:
+def plan_blocks(codes: Codes, left_out: Integers, bins: Integers, threads: int) -> list[Block]:
     """Group the columns of a table of bin codes (rows, columns) in blocks of neighbours.
 
     `left_out` (columns,) is the bin of each column whose sum is not needed, `bins` (columns,) the number of its bins.

@@ -66,7 +66,7 @@ from treaty.crypto.sums.lattice_sums import (
     vector_bytes,
 )
 from treaty.errors import ConfigError, CryptoError
-from treaty.machine.arrays import Flags, Int32s, Integers, pieces
+from treaty.machine.arrays import Codes, Flags, Int32s, Integers, pieces
 
 
 class SumsClient(Protocol):
@@ -188,7 +188,7 @@ def make_client(
 
 
 def make_server(
-    encryption: str, setup: Payload, codes: NDArray[np.uint8], offsets: Int32s, *, threads: int,
+    encryption: str, setup: Payload, codes: Codes, offsets: Int32s, *, threads: int,
     insecure_test_key_bits: int | None = None, rerandomise: bool = True, names: Sequence[str] | None = None,
     store: HintStore | None = None, blind: bool = False, sealed: bool = False, ends: Ends = ALONE,
 ) -> SumsServer:  # fmt: skip

@@ -48,7 +48,7 @@ from treaty.crypto.payload import (
     slots_of,
 )
 from treaty.errors import ConfigError, CryptoError
-from treaty.machine.arrays import PIECE_BYTES, Flags, Floats, Int32s, Integers, pieces
+from treaty.machine.arrays import PIECE_BYTES, Codes, Flags, Floats, Int32s, Integers, pieces
 
 _HINT_BYTES = 32 << 20  # of a hint, in one message
 _UNPACKED_BYTES = 16 << 20  # of a piece of a query, at a time
@@ -296,7 +296,7 @@ class LatticeSumsServer(WholeTableServer):
     """
 
     def __init__(
-        self, bounds: SumsBounds, codes: NDArray[np.uint8], offsets: Int32s, names: Sequence[str], store: HintStore, *,
+        self, bounds: SumsBounds, codes: Codes, offsets: Int32s, names: Sequence[str], store: HintStore, *,
         threads: int = 1, sealed: bool = False, nodes: int = 1,
     ) -> None:  # fmt: skip
         super().__init__(bounds, codes, offsets)

@@ -46,13 +46,12 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from treaty.crypto.keystream import UsedNonces, add_masks, mask_key, mask_nonce
 from treaty.crypto.lattice.store import NewHint, temporary_hint
 from treaty.crypto.payload import Payload, SumsBounds, WholeTableClient, WholeTableServer, check_payload, slots_of
 from treaty.errors import CryptoError
-from treaty.machine.arrays import Int32s, Integers, Words, pieces
+from treaty.machine.arrays import Codes, Int32s, Integers, Words, pieces
 from treaty.machine.kernels import kernel
 from treaty.machine.process import concurrently
 from treaty.machine.shared_work import share
@@ -127,16 +126,17 @@ def masked_product(matrix: Words, slots: Integers, vectors: Words, threads: int 
 
 
 def selected_sums(
-    columns: NDArray[np.uint8], features: Integers, places: Integers, slots: int, words: Words, threads: int = 1
+    columns: Codes, features: Integers, places: Integers, slots: int, words: Words, threads: int = 1
 ) -> Words:
     """Multiply the 0/1 matrix of some features' bins with vectors (k, rows), modulo 2^64: word sums (k, slots).
 
-    `columns` uint8 (features, rows) are all bin codes, C order as the words; `places` (m,) is the first slot of each
-    chosen feature in the result.
+    `columns` (features, rows) are all bin codes, C order as the words; `places` (m,) is the first slot of each chosen
+    feature in the result.
     """
     out = np.zeros((len(words), slots), np.uint64)
     least = 1 + _SMALL // (words.size + 1)
-    share(lambda a, b: _add_selected(columns, features, places, words, a, b, out), len(features), threads, least)
+    width = int(np.diff(places, append=slots).max(initial=1))
+    share(lambda a, b: _add_selected(columns, features, places, words, width, a, b, out), len(features), threads, least)
     return out
 
 
@@ -157,8 +157,10 @@ def _add_products(matrix: Any, slots: Any, vectors: Any, first: int, last: int, 
 
 
 @kernel
-def _add_selected(columns: Any, features: Any, places: Any, words: Any, first: int, last: int, out: Any) -> None:
-    table = np.zeros((256, 2), np.uint64)
+def _add_selected(
+    columns: Any, features: Any, places: Any, words: Any, width: int, first: int, last: int, out: Any
+) -> None:
+    table = np.zeros((width, 2), np.uint64)
     for k in range(first, last):
         column, place = columns[features[k]], np.uint64(places[k])
         end = np.uint64(places[k + 1] if k + 1 < places.shape[0] else out.shape[1])
@@ -324,7 +326,7 @@ class TripleSumsServer(WholeTableServer):
     spare = 0
 
     def __init__(
-        self, bounds: SumsBounds, codes: NDArray[np.uint8], offsets: Int32s, seed: bytes,
+        self, bounds: SumsBounds, codes: Codes, offsets: Int32s, seed: bytes,
         shares: Callable[[int, int], Words], *, threads: int = 1,
     ) -> None:  # fmt: skip
         super().__init__(bounds, codes, offsets)

@@ -78,6 +78,7 @@ from treaty.systems.system import LabelledRows, RoleInput
 from treaty.trees.boosting import Rounds, draw
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import Growth
+from treaty.trees.histograms import width_of
 from treaty.trees.slots import LevelSplits
 from treaty.trees.splits import SplitRules, complete_sums, kept_sums, scan
 
@@ -121,7 +122,7 @@ def leader(inputs: RoleInput[FederBoostHorizontal]) -> ModelPart:
             keep_bins(inputs, setup.message, bins, all_rows=search.n_rows, spent=shown)
         own = fresh(inputs, setup, rows, search.bins, search.objective, setup.paid or shown)
 
-    forest, shard, steps = own.forest, own.shard, StepSender(collector)
+    forest, shard, steps = own.forest, own.shard, StepSender(collector, width_of(own.bins.offsets))
     # under noise, thresholds that the noise does not reach
     rules = noise.rules(common.rules(forest.objective), forest.objective, common.most_bins)
 
@@ -278,7 +279,7 @@ def answer_search(
                 raise PeerProtocolError(leader, f"the search restarts although no member was lost - from {leader}")
             cohort = sums.member.present
         sums.give(answers.vector(asked)())
-    bins = unpack_bins(asked, setup.schema, inputs.common.most_bins, leader)
+    bins = unpack_bins(asked, setup.schema, inputs.common.bin_limits, leader)
     start = labels.starting(asked.start, "CommonBins")
     objective = agreed_objective(asked, start, noise=noise.budget is not None, peer=leader)
     keep_bins(inputs, setup.message, asked)

@@ -73,6 +73,10 @@ class FederBoostHorizontal(SystemOptions):
     def adds_noise(self) -> bool:
         return self.epsilon_total is not None
 
+    @property
+    def limits_categories(self) -> bool:
+        return self.adds_noise
+
     def check(self, common: Any) -> None:
         refuse_objectives(common)
         if self.epsilon_total is not None and common.subsample < 1.0:

@@ -294,7 +294,7 @@ def on_kept_bins(
     objective = agreed_objective(message, own, noise=setup.noise.budget is not None, peer=name)
     # sums over all rows must fit into 64 bits with these gradients, too
     objective.check_sums(kept.all_rows)
-    bins = unpack_bins(message, setup.schema, inputs.common.most_bins, name)
+    bins = unpack_bins(message, setup.schema, inputs.common.bin_limits, name)
     logger.info("%s: bins are those of an earlier training", name)
     return fresh(inputs, setup, rows, bins, objective, setup.paid or kept.spent), message
 
@@ -422,7 +422,7 @@ def resumed(
     # rounds that another party did not keep are grown again
     part.forest.cut(rounds)
     keep_records(part.splits, records_used(part.forest.trees, 1)[0])
-    kept = unpack_bins(decode_body(found.bins, CommonBins, peer=name), part.schema, inputs.common.most_bins, name)
+    kept = unpack_bins(decode_body(found.bins, CommonBins, peer=name), part.schema, inputs.common.bin_limits, name)
     own = OwnRows.of(inputs, rows, part, kept, Draws.kept(found.random_state or ""))
     if bins is not None and found.bins != encode(bins):
         raise PeerProtocolError(leader, f"bins are not those of the checkpoint - at CommonBins from {leader}")

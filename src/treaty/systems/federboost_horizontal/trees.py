@@ -25,6 +25,7 @@ from treaty.systems.pooled.system import CheckpointRequest
 from treaty.systems.system import LabelledRows, RoleInput
 from treaty.trees.boosting import Forest, draw
 from treaty.trees.ensemble import Tree, Walk, join_splits
+from treaty.trees.histograms import width_of
 from treaty.trees.slots import LevelSplits, RowShard
 
 # By output, nodes of its tree whose sums are wanted
@@ -36,7 +37,7 @@ MOST_VALUE = 1e30
 class TreeStep(Message):
     """The splits chosen on the last sums, and what to sum next; parts without content are empty.
 
-    * `outputs`, `nodes`, `children`, `features` int32 (k,), `left_bins` packed (k, 32): splits, by tree.
+    * `outputs`, `nodes`, `children`, `features` int32 (k,), `left_bins` packed (k, width / 8): splits, by tree.
     * `values`, `gains` float64: of all nodes of the round's finished trees, one tree after the other.
     * `columns` int32, `last_columns` int32 (n_outputs,): features of the trees of a new round, and where each tree's
       end. Trees that were not finished are dropped.
@@ -178,11 +179,11 @@ class StepSender:
     """The leader's end of `TreeStep`: collects news for the participants, and sends them with the next request.
 
     `splits` are those of the last level, by tree; they travel with the request for the next sums. Those of a finished
-    round, and its values, travel with the first request of the next one.
+    round, and its values, travel with the first request of the next one. `width` is the length of lists of bins.
     """
 
-    def __init__(self, collector: Collector) -> None:
-        self._collector = collector
+    def __init__(self, collector: Collector, width: int) -> None:
+        self._collector, self._width = collector, width
         self.splits: list[tuple[int, LevelSplits]] = []
         self._values: list[Floats] = []
         self._gains: list[Floats] = []
@@ -210,7 +211,7 @@ class StepSender:
                 _joined([divided.nodes for divided in splits]),
                 _joined([divided.children for divided in splits]),
                 _joined([divided.features for divided in splits]),
-                Array.of(np.concatenate([np.empty((0, 32), np.uint8), *left])),
+                Array.of(np.concatenate(left) if left else np.empty((0, self._width // 8), np.uint8)),
                 Array.of(np.concatenate([np.empty(0), *self._values])),
                 Array.of(np.concatenate([np.empty(0), *self._gains])),
                 _joined(columns),
@@ -269,8 +270,8 @@ class TreeMember:
         k = len(outputs)
         nodes, children = self._view(step.nodes, "nodes", k), self._view(step.children, "children", k)
         features = self._view(step.features, "features", k)
-        # 256 bins are 32 bytes
-        packed = view(step.left_bins, np.uint8, (k, 32), peer=self._leader, what="TreeStep.left_bins")
+        shape = k, width_of(self._bins.offsets) // 8
+        packed = view(step.left_bins, np.uint8, shape, peer=self._leader, what="TreeStep.left_bins")
         left_bins = np.unpackbits(packed, axis=1).view(np.bool_)
         for output in np.unique(outputs).tolist():
             mine = outputs == output

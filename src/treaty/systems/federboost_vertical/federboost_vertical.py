@@ -78,7 +78,7 @@ def _release(
     """Send noisy buckets as a passive party; return bins, true buckets, the released rows, and the cost."""
     party, table, options, threads = inputs.party, inputs.rows.table, inputs.options, inputs.threads
     (active,) = party.peers
-    bins = fit_bins(table, inputs.common.most_bins, threads)
+    bins = fit_bins(table, inputs.common.most_bins, threads, max_categories=inputs.common.most_categories)
     codes = bins.transform(table, threads)  # [Vertical, step 1] the tie-aware bucket of every value
     numbers = np.arange(table.n_rows) if inputs.rows.numbers is None else inputs.rows.numbers
     epsilons = options.epsilons(table.schema.names)
@@ -114,9 +114,7 @@ def active(inputs: RoleInput[FederBoostVertical]) -> ModelPart:
             columns.correct(forest.objective, n_rows, resumed=training.resume is not None)
     # a cluster's workers sum over the columns held here: each owner's own, or all of them joined
     at_workers = partial(ClusterHistograms.of_columns, inputs.shards)
-    own = own_columns(
-        data.table, common.most_bins, part.splits, threads, at_workers(party.name) if options.unbiased else None
-    )
+    own = own_columns(data.table, common, part.splits, threads, at_workers(party.name) if options.unbiased else None)
     owners: list[ColumnSource] = [noisy.get(name, own) for name in inputs.roles.owners]
     # one pass over all columns, unless each owner's sums are corrected in its own way
     joined = None if options.unbiased else JoinedColumns(owners, threads, at_workers("all"))

@@ -33,6 +33,7 @@ class FederBoostVertical(SystemOptions):
     """
 
     system: ClassVar[str] = "federboost-vertical"
+    limits_categories = True
     paper_bins: ClassVar[int | None] = 16
     may_be_infinite: ClassVar[frozenset[str]] = frozenset({"epsilon"})
     epsilon: Positive | None = None

@@ -342,7 +342,7 @@ def known_bins(inputs: RoleInput, crowd: Crowd, kept: Checkpoint) -> FoundBins:
     part, name, forest = kept.part, inputs.party.name, kept.part.forest
     assert forest is not None
     summary, message = decode_body(kept.bins, RowSummary, peer=name), decode_body(part.bins, CommonBins, peer=name)
-    bins = unpack_bins(message, part.schema, inputs.common.most_bins, name)
+    bins = unpack_bins(message, part.schema, inputs.common.bin_limits, name)
     may_miss = view(summary.may_miss, np.bool_, (len(bins.n_bins),), peer=name, what="RowSummary.may_miss")
     crowd.broadcast(Count())
     crowd.broadcast(message)

@@ -75,6 +75,7 @@ class FedXGB(SystemOptions):
     """
 
     system: ClassVar[str] = "fedxgb"
+    limits_categories = True
     dropout: Annotated[float, msgspec.Meta(ge=0, lt=1)] | None = None
     dropout_period: AtLeastOne | None = None
     edges: Annotated[int, msgspec.Meta(ge=2)] | None = None

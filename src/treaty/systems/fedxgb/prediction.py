@@ -94,7 +94,7 @@ def server(party: Party, part: ModelPart, *, edges: Sequence[str], rules: Predic
     if forest is None or not forest.trees or not part.bins:
         raise ConfigError('expected a model of protocol "fedxgb" with its bins and some trees, got another one')
     agreed = decode_body(part.bins, CommonBins, peer=party.name)
-    bins = unpack_bins(agreed, part.schema, MOST_BINS, party.name)
+    bins = unpack_bins(agreed, part.schema, (MOST_BINS, MOST_BINS), party.name)
     depths = [depth_of(tree) for tree in forest.trees]
     if forest.rounds > rules.n_estimators or max(depths) > rules.max_depth:
         raise ConfigError(
@@ -350,7 +350,9 @@ def _columns(terms: PredictionTerms, peer: str) -> tuple[int, Bins, Layout]:
         raise PeerProtocolError(
             peer, f"expected an output for each of the classes, got {n_outputs} - at PredictionTerms from {peer}"
         )
-    bins = unpack_bins(terms.bins, schema_of(terms.names, terms.categories, terms.origins), MOST_BINS, peer)
+    bins = unpack_bins(
+        terms.bins, schema_of(terms.names, terms.categories, terms.origins), (MOST_BINS, MOST_BINS), peer
+    )
     return n_outputs, bins, layout_of(bins, np.ones(len(terms.names), np.bool_))
 
 

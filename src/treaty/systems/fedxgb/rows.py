@@ -188,7 +188,7 @@ class EdgeRows:
         if not inputs.options.hides_model:
             return
         edges, comparison = inputs.roles.having("edge"), inputs.options.compares
-        found = unpack_bins(bins, schema, inputs.common.most_bins, server)
+        found = unpack_bins(bins, schema, inputs.common.bin_limits, server)
         may_miss = view(summary.may_miss, np.bool_, (len(found.n_bins),), peer=server, what="RowSummary.may_miss")
         layout = layout_of(found, may_miss)
         if inputs.options.exposes == "paper":
@@ -276,7 +276,7 @@ class UserRows:
         if summary.n_rows < rows.table.n_rows:
             raise self._wrong("the number of all users' rows, not fewer than this user has")
         options, schema = inputs.options, rows.table.schema
-        bins = unpack_bins(agreed, schema, self._common.most_bins, edge)
+        bins = unpack_bins(agreed, schema, self._common.bin_limits, edge)
         theirs = sent_clips(agreed, objective, edge)
         own = objective.agreed(
             [min(mine, of_all) for mine, of_all in zip(objective.clips, theirs, strict=True)],

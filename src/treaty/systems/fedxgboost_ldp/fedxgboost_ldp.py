@@ -87,7 +87,7 @@ def active(inputs: RoleInput[FedXGBoostLDP]) -> ModelPart:
     part, forest, table = training.part, training.forest, inputs.rows.table
     noise = _noise(inputs, training)
     others = _columns_of_others(inputs, training, noise)
-    own = own_columns(table, common.most_bins, part.splits, threads)
+    own = own_columns(table, common, part.splits, threads)
     sources = [others.get(name, own) for name in inputs.roles.owners]
     # scores have their own rules: leaf weights need hessians even if scores do not
     rules = common.rules_of(*noise.units)
@@ -202,7 +202,7 @@ def passive(inputs: RoleInput[FedXGBoostLDP]) -> ModelPart:
     agree_on_terms(inputs)
     setup = party.receive(active, NoiseSetup)
     follower = Follower(inputs, setup)
-    columns = own_columns(table, common.most_bins, follower.part.splits, inputs.threads)
+    columns = own_columns(table, common, follower.part.splits, inputs.threads)
     if not math.isfinite(setup.grad_unit) or not math.isfinite(setup.hess_unit):
         raise PeerProtocolError(active, f"expected finite units - at NoiseSetup from {active}")
     rules = scoring_rules(

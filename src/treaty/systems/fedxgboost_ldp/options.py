@@ -45,6 +45,7 @@ class FedXGBoostLDP(SystemOptions):
     """
 
     system: ClassVar[str] = "fedxgboost-ldp"
+    limits_categories = True
     # limits, which do not change the noise
     may_change: ClassVar[frozenset[str]] = frozenset({"epsilon_total", "delta"})
     mechanism: Literal["label_rr", "laplace", "duchi", "piecewise", "hybrid"] | None = None

@@ -89,6 +89,7 @@ class FedXGBoostSMM(SystemOptions):
     """
 
     system: ClassVar[str] = "fedxgboost-smm"
+    limits_categories = True
     default_bins: ClassVar[int] = CIPHER_BINS
     paper_bins: ClassVar[int | None] = 20
     may_change: ClassVar[frozenset[str]] = frozenset(

@@ -233,7 +233,7 @@ def active(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
             f"sums of {n_rows} gradients at fractional_bits={common.fractional_bits} have {bits} bits, and matrix "
             f"products in float64 are exact up to {MOST_SUM_BITS}; lower fractional_bits"
         )
-    own = own_columns(inputs.rows.table, common.most_bins, part.splits, threads)
+    own = own_columns(inputs.rows.table, common, part.splits, threads)
     others = {peer: (CandidateGains if second else CandidateSums)(party, peer, n_rows) for peer in party.peers}
     for peer in party.peers:
         party.send(peer, PaperSetup(*start_of(training, peer), objective.grad_unit, objective.hess_unit))

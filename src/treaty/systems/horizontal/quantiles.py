@@ -70,8 +70,8 @@ class CommonBins(Message):
     """
 
     leakage: ClassVar = MessageLeakage(
-        "quantiles of all rows, which categories are frequent, the order of magnitude of the largest target and"
-        " weight; without base_score where training starts",
+        "quantiles of all rows, which categories occur (if some are joined: which are frequent), the order of magnitude"
+        " of the largest target and weight; without base_score where training starts",
         "aggregated",
         guard="max_bin, base_score",
     )
@@ -175,7 +175,7 @@ def lead_search(
         if sums.summed == cohort:
             break
     # [Quantiles, step 5] leader -> all: the cuts; a value that fills a bin has it to itself
-    bins = _bins_found(search, opening.numeric, opened, schema, common.most_bins)
+    bins = _bins_found(search, opening.numeric, opened, schema, common.most_categories)
     message = pack_bins(bins, objective)
     sums.broadcast(message)
     may_miss = np.zeros(len(schema.names), np.bool_)
@@ -188,7 +188,7 @@ def lead_search(
 
 
 def _bins_found(
-    search: QuantileSearch, numeric: Sequence[int], opened: OpenedCounts, schema: Schema, max_bin: int
+    search: QuantileSearch, numeric: Sequence[int], opened: OpenedCounts, schema: Schema, max_categories: int
 ) -> Bins:
     n_features = len(schema.names)
     n_bins = np.zeros(n_features, np.int32)
@@ -200,7 +200,7 @@ def _bins_found(
         cuts[f] = finite = found[np.isfinite(found)]
         n_bins[f] = len(finite) + 1 if opened.present[k] > 0 else 0
     for f, counts in opened.categories.items():
-        category_bins[f], has_other[f], n_bins[f] = category_bins_of(counts, max_bin)
+        category_bins[f], has_other[f], n_bins[f] = category_bins_of(counts, max_categories)
     return Bins(schema, tuple(cuts), tuple(category_bins), tuple(has_other), n_bins)
 
 
@@ -304,10 +304,11 @@ def pack_bins(bins: Bins, objective: Objective) -> CommonBins:
     )
 
 
-def unpack_bins(agreed: CommonBins, schema: Schema, max_bin: int, peer: str) -> Bins:
+def unpack_bins(agreed: CommonBins, schema: Schema, limits: tuple[int, int], peer: str) -> Bins:
     """Return the bins in a message.
 
-    Raises PeerProtocolError if they are not those of the schema's features, or more than `max_bin`.
+    `limits` are the most bins of a number and of a categorical column. Raises PeerProtocolError for more, and for bins
+    that are not those of the schema's features.
     """
     n_features = len(schema.names)
     n_bins = view(agreed.n_bins, np.int32, (n_features,), peer=peer, what="CommonBins.n_bins")
@@ -319,7 +320,9 @@ def unpack_bins(agreed: CommonBins, schema: Schema, max_bin: int, peer: str) -> 
     sizes = np.array([0 if c is None else len(c) + 1 for c in schema.categories], np.int64)
     # a feature with n bins has n - 1 cuts
     n_cuts = np.where(numeric, np.maximum(n_bins - 1, 0), 0)
-    if np.any((n_bins < 0) | (n_bins > max_bin)) or len(cuts) != n_cuts.sum() or len(of_category) != sizes.sum():
+    # each category has at most a bin of its own, and unknown ones another
+    most = np.where(numeric, limits[0], np.minimum(sizes, limits[1]))
+    if np.any((n_bins < 0) | (n_bins > most)) or len(cuts) != n_cuts.sum() or len(of_category) != sizes.sum():
         raise PeerProtocolError(peer, f"expected bins of {n_features} features, got others - at CommonBins from {peer}")
     by_cut = np.split(cuts, np.cumsum(n_cuts)[:-1]) if n_features else []
     # wide columns keep float64 cuts, all others were sent as float64 only because the array is

@@ -7,12 +7,15 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from treaty.data.binning import MOST_BINS
+from treaty.data.binning import MOST_BINS, MOST_CATEGORIES
 from treaty.errors import ConfigError
 from treaty.systems.options import AtLeastOne, CommonOptions, NotNegative, Positive, Seed, Share, SystemOptions
 from treaty.trees.boosting import BoostingPlan, OneSide
 from treaty.trees.objectives import ABSOLUTE, Objective, check_names, loss_class, loss_name
 from treaty.trees.splits import SplitRules
+
+ONEHOT_BELOW = 32
+"""`max_cat_to_onehot` unless it is given (docs/growth.md)."""
 
 # options of one objective: its name, and the value that None stands for
 _OF_OBJECTIVES = {
@@ -47,6 +50,7 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
     max_delta_step: Annotated[float, msgspec.Meta(ge=0, le=20)] | None = None
     max_cat_to_onehot: AtLeastOne | None = None
     category_sets: Literal["halves", "sorted"] = "halves"
+    max_categories: Annotated[int, msgspec.Meta(ge=2, le=MOST_CATEGORIES)] | None = None
     tweedie_variance_power: Annotated[float, msgspec.Meta(gt=1, lt=2)] | None = None
     huber_slope: Positive | None = None
     quantile_alpha: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
@@ -83,9 +87,17 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
         # paper mode lets leaves hold single rows
         fewest = self.min_child_samples or (1 if paper else 20)
         bins = self.max_bin or (own.paper_bins if paper else None) or own.default_bins
+        limited = own.limits_categories
+        if limited and (self.max_categories or 0) > MOST_BINS:
+            raise ConfigError(
+                f"expected max_categories of at most {MOST_BINS} under {own.system!r}, whose noise or cost grows with "
+                f"the categories of a column, got {self.max_categories}"
+            )
         return msgspec.structs.replace(
-            self, objective=loss_name(self.objective), min_child_samples=fewest, max_bin=bins
-        )
+            self, objective=loss_name(self.objective), min_child_samples=fewest, max_bin=bins,
+            max_categories=self.max_categories or (bins if limited else MOST_CATEGORIES),
+            max_cat_to_onehot=self.max_cat_to_onehot or (MOST_CATEGORIES + 1 if limited else ONEHOT_BELOW),
+        )  # fmt: skip
 
     def _check_depth(self) -> None:
         """Refuse trees without a limit, and a limit of leaves that the depth does not reach."""
@@ -145,14 +157,25 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
 
     @property
     def onehot_below(self) -> int:
-        """`max_cat_to_onehot`; without it, more than any column has categories."""
-        return self.max_cat_to_onehot or MOST_BINS + 1
+        """`max_cat_to_onehot`, resolved."""
+        return self.max_cat_to_onehot or ONEHOT_BELOW
 
     @property
     def most_bins(self) -> int:
         """`max_bin`, resolved."""
         assert self.max_bin is not None
         return self.max_bin
+
+    @property
+    def most_categories(self) -> int:
+        """`max_categories`, resolved."""
+        assert self.max_categories is not None
+        return self.max_categories
+
+    @property
+    def bin_limits(self) -> tuple[int, int]:
+        """The most bins of a number and of a categorical column."""
+        return self.most_bins, self.most_categories
 
     @property
     def one_side(self) -> OneSide | None:

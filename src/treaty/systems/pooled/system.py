@@ -180,10 +180,10 @@ def noisy_labels(
 
 
 def own_columns(
-    table: Table, max_bin: int, splits: SplitTable, threads: int, histograms: MakeSums | None = None
+    table: Table, common: BoostingOptions, splits: SplitTable, threads: int, histograms: MakeSums | None = None
 ) -> ColumnSource:
     """Bin a table, and make it a source of sums that records its splits in `splits`."""
-    bins = fit_bins(table, max_bin, threads)
+    bins = fit_bins(table, common.most_bins, threads, max_categories=common.most_categories)
     return ColumnSource(
         bins.transform(table, threads),
         bins.offsets,
@@ -280,7 +280,7 @@ def train(inputs: RoleInput) -> ModelPart:
     training = begin(inputs, "pooled", ("pooled",))
     part, forest, splits = training.part, training.forest, training.part.splits
     data, common, threads = inputs.rows, inputs.common, inputs.threads
-    source = own_columns(data.table, common.most_bins, splits, threads)
+    source = own_columns(data.table, common, splits, threads)
 
     def on_round(progressed: RoundState) -> None:
         if inputs.keeper is not None and inputs.keeper.due:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from treaty.data.binning import MOST_BINS
+from treaty.data.binning import MOST_CATEGORIES
 from treaty.errors import ConfigError
 
 # Most `fractional_bits` under the lattice map
@@ -84,7 +84,12 @@ def _needs(common: Any) -> list[tuple[str, bool, str, Any]]:
     """Return the common options that sealed sums limit: name, whether it fits, what it has to be, its value."""
     least = 2.0**-common.fractional_bits
     return [
-        ("category_sets", common.category_sets == "halves" or common.onehot_below > MOST_BINS, "left out", "sorted"),
+        (
+            "category_sets",
+            common.category_sets == "halves" or common.onehot_below > MOST_CATEGORIES,
+            "left out",
+            "sorted",
+        ),
         # the order of leaves by gain would be known only from the sides of leaves that are never split
         ("max_leaves", common.max_leaves is None, "left out", common.max_leaves),
         ("reg_alpha", common.reg_alpha == 0.0, "0", common.reg_alpha),

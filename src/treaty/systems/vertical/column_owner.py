@@ -12,6 +12,7 @@ from treaty.crypto.payload import Payload
 from treaty.crypto.sums.encrypted_sums import SumsServer
 from treaty.data.binning import Bins, fit_bins
 from treaty.errors import PeerProtocolError
+from treaty.machine.arrays import Codes
 from treaty.messaging.conversation import MessageOrder, Table
 from treaty.messaging.messages import Array, Message, column_pieces, pack, row_pieces, unpack, view
 from treaty.messaging.party import Party
@@ -23,12 +24,14 @@ from treaty.systems.vertical.exact_sums import RevealedSides, check_sides
 from treaty.systems.vertical.messages import take_nodes
 from treaty.systems.vertical.training import Follower, Handlers, TreeLimits, agree_on_terms, between_trees
 from treaty.trees.ensemble import SplitTable
+from treaty.trees.histograms import width_of
 from treaty.trees.splits import Splits
 
 
-def bin_own_columns(inputs: RoleInput) -> tuple[Bins, NDArray[np.uint8]]:
-    """Return bins of own columns, and the columns as numbers of bins, uint8 (n_rows, n_features)."""
-    bins = fit_bins(inputs.rows.table, inputs.common.most_bins, inputs.threads)
+def bin_own_columns(inputs: RoleInput) -> tuple[Bins, Codes]:
+    """Return bins of own columns, and the columns as numbers of bins, `Bins.code_type` (n_rows, n_features)."""
+    common = inputs.common
+    bins = fit_bins(inputs.rows.table, common.most_bins, inputs.threads, max_categories=common.most_categories)
     return bins, bins.transform(inputs.rows.table, inputs.threads)
 
 
@@ -95,7 +98,7 @@ def gains_as_splits(sent: Array, n_nodes: int, source: int, peer: str, what: str
 
 
 class NamedSplits(Protocol):
-    """A message that names splits: int32 features (k,), packed bits of bins left (k, 32)."""
+    """A message that names splits: int32 features (k,), packed bits of bins left (k, width / 8)."""
 
     @property
     def features(self) -> Array: ...
@@ -113,7 +116,7 @@ class SplitOwner:
     def __init__(
         self,
         active: str,
-        codes: NDArray[np.uint8],
+        codes: Codes,
         bins: Bins,
         splits: SplitTable,
         revealed: RevealedSides | None = None,
@@ -141,12 +144,13 @@ class SplitOwner:
         features, left_bins = self.asked(request)
         sizes, decided = np.zeros(len(features), np.int64), [np.empty(0, np.bool_)]
         # rows of each node in each bin of its split's column
-        seen = np.zeros((len(features), 256), np.int64)
+        width = left_bins.shape[1]
+        seen = np.zeros((len(features), width), np.int64)
         for rows, node in nodes:
             sizes += np.bincount(node, minlength=len(features))
             own = self._codes[rows, features[node]]
             decided.append(left_bins[node, own])
-            seen += np.bincount(node * 256 + own, minlength=seen.size).reshape(seen.shape)
+            seen += np.bincount(node * width + own, minlength=seen.size).reshape(seen.shape)
         check(sizes)
         records, left = self.record(features, left_bins), np.concatenate(decided)
         if self.revealed is not None:
@@ -164,10 +168,11 @@ class SplitOwner:
             yield messages.SplitAnswer(records, Array.of(np.packbits(left[of])))
 
     def asked(self, request: NamedSplits) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-        """Return features int32 (k,) and bins going left, bool (k, 256), of a request; reject impossible splits."""
+        """Return features int32 (k,) and bins going left, bool (k, width), of a request; reject impossible splits."""
         active, bins, what = self._active, self.bins, type(request).__name__
         features = view(request.features, np.int32, (None,), peer=active, what=f"{what}.features")
-        packed = view(request.left_bins, np.uint8, (len(features), 32), peer=active, what=f"{what}.left_bins")
+        shape = len(features), width_of(bins.offsets) // 8
+        packed = view(request.left_bins, np.uint8, shape, peer=active, what=f"{what}.left_bins")
         if np.any(features < 0) or np.any(features >= self._codes.shape[1]):
             raise PeerProtocolError(
                 active, f"expected features below {self._codes.shape[1]} - at {what}.features from {active}"

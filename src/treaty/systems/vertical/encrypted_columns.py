@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from treaty.crypto.payload import Payload, SumsBounds
 from treaty.crypto.sums.encrypted_sums import SumsClient
+from treaty.data.binning import MOST_BINS, MOST_CATEGORIES
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.machine.arrays import pieces
 from treaty.messaging.exchanges import take_columns, take_rows
@@ -28,6 +29,7 @@ from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.vertical import messages
 from treaty.systems.vertical.messages import send_nodes
 from treaty.trees.growth import RowPartition
+from treaty.trees.histograms import width_of
 from treaty.trees.objectives import Objective
 from treaty.trees.splits import Level
 
@@ -170,8 +172,10 @@ class PassiveColumns:
             raise PeerProtocolError(peer, f"expected at most {MOST_COLUMNS} columns - at BinLayout from {peer}")
         self.offsets = view(layout.offsets, np.int32, (n_features + 1,), peer=peer, what="BinLayout.offsets")
         sizes = np.diff(self.offsets.astype(np.int64))
-        if self.offsets[0] != 0 or np.any(sizes < 1) or np.any(sizes > 256):
-            raise PeerProtocolError(peer, f"expected 1 to 256 slots per feature - at BinLayout.offsets from {peer}")
+        most = np.where(self.categorical, MOST_CATEGORIES, MOST_BINS) + 1
+        if self.offsets[0] != 0 or np.any(sizes < 1) or np.any(sizes > most):
+            expected = f"expected 1 to {MOST_BINS + 1} slots per feature, of categories {MOST_CATEGORIES + 1}"
+            raise PeerProtocolError(peer, f"{expected} - at BinLayout.offsets from {peer}")
         if self.offsets[-1] > MOST_SLOTS:
             raise PeerProtocolError(peer, f"expected at most {MOST_SLOTS} slots - at BinLayout.offsets from {peer}")
 
@@ -193,7 +197,8 @@ class PassiveColumns:
 
     def ask_left(self, features: Int32, left_bins: Bools, rows: Int32, starts: Int64) -> None:
         self._asked = rows, starts
-        self._party.send(self.peer, messages.SplitRequest(Array.of(features), Array.of(np.packbits(left_bins, axis=1))))
+        packed = np.packbits(left_bins[:, : width_of(self.offsets)], axis=1)
+        self._party.send(self.peer, messages.SplitRequest(Array.of(features), Array.of(packed)))
         if not self.by_column:
             send_nodes(self._party, self.peer, rows, starts, self._n_rows)
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from treaty.data.binning import Bins
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.files import Format
-from treaty.machine.arrays import Flags, Floats, Integers
+from treaty.machine.arrays import Codes, Flags, Floats, Integers
 from treaty.machine.database import SealedDatabase
 from treaty.messaging.messages import Array, M, view
 from treaty.messaging.transcript import Transcript, TranscriptEntry
@@ -52,6 +52,7 @@ from treaty.trees.ensemble import SplitTable
 #
 # Splits are kept by the values of their thresholds and not by bins, so that other bins in a later job count them, too.
 
+_PAIRS = 2048  # bins of a column beyond which pairs of them are not counted
 _NEW = 0.25  # of the rows that another node with the same cut would add, if nodes of trees were independent
 _SKEW = (0.2, 0.6, 2.2)  # times the mean: how often columns are split, each a third of them
 _FORM = Format("sides", 1)
@@ -63,14 +64,15 @@ _TABLE = """CREATE TABLE sides (name TEXT NOT NULL, threshold TEXT NOT NULL, mis
 class RevealedSides:
     """The count of an owner's columns; `share` is that of rows times columns whose bin is known for certain.
 
-    `codes`, uint8 (n_rows, n_features), are its columns in `bins`; sides are kept in `folder`, for all jobs that use it
+    `codes` (n_rows, n_features) are its columns in `bins`; sides are kept in `folder`, for all jobs that use it
     (None: for this object).
     """
 
-    def __init__(self, folder: Path | None, bins: Bins, codes: NDArray[np.uint8]) -> None:
+    def __init__(self, folder: Path | None, bins: Bins, codes: Codes) -> None:
         self._bins, self._size = bins, max(1, codes.size)
         self.counts = [np.bincount(codes[:, feature], minlength=int(of) + 1) for feature, of in enumerate(bins.n_bins)]
         self._apart: dict[int, Floats] = {}
+        self._class: dict[int, Integers] = {}
         self._known: dict[int, float] = {}
         self.share = 0.0
         self._db = SealedDatabase(
@@ -101,6 +103,16 @@ class RevealedSides:
         self, feature: int, threshold: float, missing: bool, categories: bytes, below: float, above: float
     ) -> None:
         counts = self.counts[feature]
+        if len(counts) > _PAIRS:
+            # too many pairs: bins that no split has parted yet share a number, and one that is alone counts as known
+            for left in self._left(feature, threshold, categories):
+                left[-1] = missing
+                parted = 2 * self._class.get(feature, np.zeros(len(counts), np.int64)) + left
+                self._class[feature] = np.unique(parted, return_inverse=True)[1]
+            of_class = np.bincount(self._class[feature], counts > 0)[self._class[feature]]
+            self._known[feature] = float(counts[of_class == 1].sum())
+            self.share = sum(self._known.values()) / self._size
+            return
         # apart[a, b]: the share of the rows in bin a that were seen on another side of a cut than bin b
         apart = self._apart.setdefault(feature, np.eye(len(counts)))
         for left in self._left(feature, threshold, categories):
@@ -161,9 +173,7 @@ MOST_SHARE = 0.1
 AHEAD = 4
 
 
-def expected_share(
-    codes: NDArray[np.uint8], common: BoostingOptions, trees_a_round: int = 1, *, varied: bool = False
-) -> float:
+def expected_share(codes: Codes, common: BoostingOptions, trees_a_round: int = 1, *, varied: bool = False) -> float:
     """Return the estimated share of bins, rows times columns, that an active party will work out from exact sums.
 
     `codes`, uint8 (n_rows, n_features), are the owner's binned columns; `varied` says that gradients differ between
@@ -178,7 +188,7 @@ def expected_share(
 
 
 def expected_sides(
-    codes: NDArray[np.uint8],
+    codes: Codes,
     ciphers: CipherOptions,
     common: BoostingOptions,
     trees_a_round: int,

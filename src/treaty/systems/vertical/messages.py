@@ -208,8 +208,9 @@ class Sums(Message):
 
 
 class SplitRequest(Message):
-    """Splits won by the receiver: int32 features (k,), packed bits of bins left (k, 32).
+    """Splits won by the receiver: int32 features (k,), packed bits of bins left (k, width / 8).
 
+    The width is that of the receiver's widest column (`trees.histograms.width_of`).
     The nodes' rows follow in `NamedRows`. With ``reveal="column"`` no rows are named; `SplitColumns` is the answer.
     """
 

@@ -48,6 +48,7 @@ from treaty.systems.observers import SidesLearned
 from treaty.systems.vertical import messages
 from treaty.systems.vertical.column_owner import ColumnOwner
 from treaty.systems.vertical.messages import CHOICE_BITS
+from treaty.trees.histograms import width_of
 
 # ----------------- candidates for splits of a passive party's columns, and their sums as shares; the same at both ends
 #
@@ -68,6 +69,7 @@ class Candidates:
 
     def __init__(self, offsets: Int32s, categorical: Flags, missing: Flags, columns: Int32s, onehot_below: int) -> None:
         self._columns, self._categorical, self._missing = columns, categorical, missing
+        self._width = width_of(offsets)
         self._bins = (np.diff(offsets) - 1)[columns]
         self._halved = categorical[columns] & (self._bins >= onehot_below)
         self._numbers = [_HALVES if halved else _numbers(int(bins), *has) for bins, halved, *has in zip(
@@ -110,12 +112,12 @@ class Candidates:
         return np.where(self._halved[place], 2 * before[place] + numbers - self._first[place], -1).astype(np.int64)
 
     def splits(self, numbers: Int32s, members: Flags) -> tuple[Int32s, Flags]:
-        """Return columns, int32 (k,), and bins that go left, bool (k, 256), of candidates.
+        """Return columns, int32 (k,), and bins that go left, bool (k, width), of candidates.
 
         `members`, (k, categories), are those of the halves among them.
         """
         place = np.searchsorted(self._first, numbers, side="right") - 1
-        left_bins = np.zeros((len(numbers), 256), np.bool_)
+        left_bins = np.zeros((len(numbers), self._width), np.bool_)
         for row, (at, number) in enumerate(zip(place, numbers, strict=True)):
             k, side = self._numbers[at][number - self._first[at]]
             bins = int(self._bins[at])

@@ -28,6 +28,7 @@ from treaty.crypto.sums.encrypted_sums import ALONE, SumsClient, SumsServer, mak
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient, LatticeSumsServer
 from treaty.data.binning import Bins
 from treaty.errors import ConfigError, PeerProtocolError
+from treaty.machine.arrays import Codes
 from treaty.messaging.messages import Message, MessageLeakage, pack, unpack
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import hints_folder, sides_folder
@@ -54,7 +55,7 @@ logger = logging.getLogger(__name__)
 # Makes the active party's end of a cipher from bounds and the first slots of every peer's features
 MakeClient = Callable[[SumsBounds, Mapping[str, NDArray[np.int32]]], SumsClient]
 # Makes a passive party's end from the set-up, its codes and its features' first slots
-MakeServer = Callable[[Payload, NDArray[np.uint8], NDArray[np.int32]], SumsServer]
+MakeServer = Callable[[Payload, Codes, NDArray[np.int32]], SumsServer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ def set_up_active(
     part, objective = training.part, training.forest.objective
     objective.check_sums(inputs.rows.table.n_rows)
     histograms = ClusterHistograms.of_columns(inputs.shards, party.name)
-    own = own_columns(inputs.rows.table, common.most_bins, part.splits, threads, histograms)
+    own = own_columns(inputs.rows.table, common, part.splits, threads, histograms)
     alone_trees = alone_rounds * training.forest.trees_a_round
     if alone_trees and len(own.categorical) == 0:
         raise ConfigError("rl_trees needs columns at the active party, which grows those trees alone; it has none")
@@ -192,7 +193,7 @@ def _columns_of_others(
 
 @contextmanager
 def set_up_passive(
-    inputs: RoleInput, bins: Bins, codes: NDArray[np.uint8], *, server_of: MakeServer | None = None
+    inputs: RoleInput, bins: Bins, codes: Codes, *, server_of: MakeServer | None = None
 ) -> Iterator[ColumnOwner]:
     """Set up hidden sums of own columns, binned as `codes`, uint8 (n_rows, n_features), with the active party.
 

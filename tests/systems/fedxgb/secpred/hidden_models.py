@@ -122,5 +122,7 @@ def assert_plain(
 
 
 def layout(part: ModelPart) -> Layout:
-    bins = secpred.unpack_bins(secpred.decode_body(part.bins, secpred.CommonBins, peer="x"), part.schema, 255, "x")
+    bins = secpred.unpack_bins(
+        secpred.decode_body(part.bins, secpred.CommonBins, peer="x"), part.schema, (255, 255), "x"
+    )
     return layout_of(bins, np.ones(len(bins.n_bins), np.bool_))

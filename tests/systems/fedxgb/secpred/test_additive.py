@@ -194,7 +194,7 @@ def test_one_servers_view_is_uniform(prediction, edge):
 def test_either_share_of_a_users_rows_says_nothing_and_both_say_all(prediction):
     """What the text says of servers that collude; and that one share is no other's complement in a fixed way."""
     part, tables, played = prediction
-    bins = secpred.unpack_bins(decode_body(part.bins, secpred.CommonBins, peer="x"), part.schema, 255, "x")
+    bins = secpred.unpack_bins(decode_body(part.bins, secpred.CommonBins, peer="x"), part.schema, (255, 255), "x")
     for name, table in tables.items():
         own = [numbers(dict(received(played, edge, RowShares))[name].shares) for edge in ("edge0", "edge1")]
         encoded = layout(part).encode_rows(bins.transform(table, 1))
