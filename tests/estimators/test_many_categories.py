@@ -79,7 +79,7 @@ def test_halves_find_many_categories_as_xgboost_does_and_pay_less_heed_to_noise(
             sets: treaty.GBDTClassifier(max_bin=255, max_cat_to_onehot=4, category_sets=sets, **options)
             for sets in ("halves", "sorted")
         }
-        models["single"] = treaty.GBDTClassifier(max_bin=255, **options)
+        models["single"] = treaty.GBDTClassifier(max_bin=255, max_cat_to_onehot=256, **options)
         models["xgboost"] = xgboost.XGBClassifier(tree_method="hist", enable_categorical=True, n_jobs=1, **options)
         found = {
             name: float((model.fit(X[~test], y[~test]).predict(X[test]) == y[test]).mean())

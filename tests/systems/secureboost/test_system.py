@@ -130,7 +130,7 @@ def test_warm_up_is_of_the_kinds_of_cipher_that_may_serve(options, kinds):
         ({}, {"min_child_weight": 0.0}, "open"),
         ({}, {"max_cat_to_onehot": 4}, "sealed"),
         ({}, {"max_cat_to_onehot": 4, "category_sets": "sorted"}, "open"),
-        ({}, {"category_sets": "sorted"}, "sealed"),
+        ({}, {"category_sets": "sorted"}, "open"),
         ({}, {"fractional_bits": 24}, "open"),
         ({"sums": "open"}, {}, "open"),
         ({"sums": "sealed", "allow_exact_sums": True}, {}, "sealed"),
