@@ -10,7 +10,7 @@ import numpy as np
 from treaty.data.table import Table
 from treaty.messaging.exchanges import JointSeedCommitment, JointSeedShare
 from treaty.models.statistics import StatisticsPart
-from treaty.statistics.bins import bads_in, bins_of_columns, with_labels
+from treaty.statistics.bins import woe_bins
 from treaty.statistics.columns import correlations, standardised, with_stability
 from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, When, routes
 from treaty.systems.pooled.options import Pooled
@@ -33,13 +33,13 @@ def compute_pooled(tables: Mapping[str, Table], inputs: RoleInput[Pooled, Column
     Eval sets in `inputs` have all parties' columns side by side.
     """
     common, y, active = inputs.common, inputs.rows.y, inputs.roles.active
-    totals, first, found = class_totals(inputs), 0, {}
+    class_totals(inputs)
+    made = woe_bins(tables, y, max_bin=common.max_bin, min_bin_rows=common.min_bin_rows, monotone=common.monotone)
+    first, found = 0, {}
     for name, table in tables.items():
-        made = bins_of_columns(table, name, max_bin=common.max_bin, min_bin_rows=common.min_bin_rows)
-        made = [with_labels(of, bads_in(of, table, y), totals, common.monotone) for of in made]
         last = first + len(table.columns)
         evals = [Table(table.schema, of.table.columns[first:last], of.table.n_rows) for of in inputs.eval_sets]
-        found[name], first = [with_stability(of, table, evals) for of in made], last
+        found[name], first = [with_stability(of, table, evals) for of in made[name]], last
     order = [active, *(name for name in tables if name != active)]
     bins = {name: found[name] for name in order}
     numbers = np.vstack([standardised(tables[name], common.correlation)[1] for name in order])
