@@ -60,9 +60,9 @@ def test_what_needs_no_choice_is_refused_with_the_reason(theirs, why):
 @pytest.mark.parametrize(
     ("theirs", "said"),
     [
-        ("monotone_constraints", "leave it out: there are no monotone constraints"),
-        ("monotonic_cst", "leave it out: there are no monotone constraints"),
-        ("interaction_constraints", "leave it out: there are no interaction constraints"),
+        ("monotonic_cst", "it is called 'monotone_constraints' here"),
+        ("interaction_cst", "it is called 'interaction_constraints' here"),
+        ("monotone_constraints_method", "leave it out: bounds are those of XGBoost"),
         ("feature_weights", "leave it out: .*colsample_bytree"),
         ("multi_strategy", "leave it out: a round has a tree for each of its classes"),
         ("min_delta", "it is called 'early_stopping_min_delta' here"),

@@ -36,7 +36,7 @@ ONE_TREE = {"n_estimators": 1, **SEALED}
 JOBS: dict[str, list[Played]] = {
     "secureboost": [
         Played({**OU, **EXACT}, 3, resumes=True),
-        Played(EXACT, 3),
+        Played({**EXACT, "monotone_constraints": True}, 3),
         Played({"encryption": "lattice", "reveal": "node", **EXACT}),
         Played({"sums": "sealed", **ONE_TREE}, 3),
         Played({"sums": "sealed", "reveal": "column", **ONE_TREE}),
@@ -47,9 +47,9 @@ JOBS: dict[str, list[Played]] = {
         Played(EXACT, resumes=True),
         Played({"backend": "ou", **SHORT, **EXACT}),
         Played({"reveal": "argmax", **ONE_TREE}, 3),
-        Played({"backend": "dealer", **EXACT}),
+        Played({"backend": "dealer", "monotone_constraints": True, **EXACT}),
         Played({"backend": "dealer", "reveal": "node", **EXACT}),
-        Played(PAPER, resumes=True),
+        Played({**PAPER, "monotone_constraints": True}, resumes=True),
         Played({**PAPER, "version": 2}),
     ],
     "fedxgboost-ldp": [
@@ -58,7 +58,10 @@ JOBS: dict[str, list[Played]] = {
         Played({"refit": True}),
         Played(PAPER),
     ],
-    "federboost-vertical": [Played(resumes=True), Played({"unbiased": True}, resumes=True)],
+    "federboost-vertical": [
+        Played(resumes=True),
+        Played({"unbiased": True, "monotone_constraints": True}, resumes=True),
+    ],
     "federboost-horizontal": [
         Played(resumes=True),
         Played({"dropout": "accept"}),

@@ -29,6 +29,7 @@ class ScriptedSplits:
             feature=np.array([-1 if s is None else 3 for s in script], np.int32),
             left_bins=np.zeros((len(script), 256), np.bool_),
             left_totals=np.array([(0, 0, 0) if s is None else s[1] for s in script]),
+            direction=np.zeros(len(script), np.int8),
         )
 
 

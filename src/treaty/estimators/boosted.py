@@ -41,6 +41,7 @@ from treaty.runs.threads import Run, Watched
 from treaty.systems import SYSTEMS, find_system
 from treaty.systems.horizontal.rows import all_columns, describe, schema_of
 from treaty.systems.options import SystemOptions
+from treaty.systems.pooled.constraints import by_owner
 from treaty.systems.pooled.going_on import refuse_going_on
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.system import ALONE, check_margins, refuse_margins, why_no_split
@@ -87,6 +88,8 @@ class BoostedTrees(TrainedTrees):
         tweedie_variance_power: float | None = None,
         huber_slope: float | None = None,
         quantile_alpha: float | None = None,
+        monotone_constraints: Mapping[str, int] | Sequence[int] | None = None,
+        interaction_constraints: Sequence[Sequence[str | int]] | None = None,
         base_score: float | None = None,
         fractional_bits: int = 16,
         eval_metric: str | Callable[..., float] | Sequence[Any] | None = None,
@@ -127,6 +130,8 @@ class BoostedTrees(TrainedTrees):
         self.tweedie_variance_power = tweedie_variance_power
         self.huber_slope = huber_slope
         self.quantile_alpha = quantile_alpha
+        self.monotone_constraints = monotone_constraints
+        self.interaction_constraints = interaction_constraints
         self.base_score = base_score
         self.fractional_bits = fractional_bits
         self.eval_metric = eval_metric
@@ -325,9 +330,17 @@ class BoostedTrees(TrainedTrees):
         margins = None if base_margin is None else self._margins_of(base_margin, active, n_rows, classes)
         tables, target, weight, margins = rows_with_weight(tables, target, weight, margins)
         self.schemas_ = {name: table.schema for name, table in tables.items()}
+        common, directions = by_owner(
+            settings[2], self.schemas_, getattr(self, "positions_by_party_", {}), self.n_features_in_
+        )
+        if settings[0].split == "columns" and common.monotone_constraints:
+            # each party states its own
+            common = msgspec.structs.replace(common, monotone_constraints=True)
+        settings = *settings[:2], common
         run = self._run_on_columns(settings, tables, active, target, weight, classes)
-        run = replace(run, data={**run.data, active: replace(run.data[active], base_margin=margins)})
-        return replace(run, eval_sets=self._eval_sets(watched, active, classes, settings[2].metrics))
+        data = {**run.data, active: replace(run.data[active], base_margin=margins)}
+        evals = self._eval_sets(watched, active, classes, common.metrics)
+        return replace(run, data=data, directions=directions, eval_sets=evals)
 
     def _on_rows(self, settings: tuple[System, Any, Any], rows_of_all: GivenRows, watched: Sequence[GivenRows]) -> Run:
         """Return the run of a training between participants that hold labelled rows of the same columns."""
@@ -371,6 +384,7 @@ class BoostedTrees(TrainedTrees):
             replace(of, tables={roles.active: of.tables[ALONE]})
             for of in self._eval_sets(watched, roles.active, classes, common.metrics)
         ]
+        common, _ = by_owner(common, self.schemas_, {}, len(self.schemas_[ALONE].names))
         return Run(
             system=system, options=own, common=common, roles=roles, data=data, classes=classes, eval_sets=evals,
             n_jobs=self.n_jobs,

@@ -16,7 +16,7 @@ from treaty.messaging.messages import Array, M, Message, MessageLeakage, clean, 
 from treaty.messaging.party import Party
 
 Plain = str | int | float | bool | None
-Term = Plain | list[Plain]
+Term = Plain | list[Plain | list[Plain]] | dict[str, Plain]
 """A public parameter's value."""
 
 SEED_BYTES = 32

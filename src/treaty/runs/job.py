@@ -58,6 +58,9 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         Columns to leave out, such as an id. `table` must have all of them; other tables may lack some.
     categorical : list of str
         Columns whose cells are categories although they may look like numbers, such as postal codes.
+    monotone_constraints : dict of str to int
+        Directions of its own columns, as in the estimators' option: ``{ income = 1, debt = -1 }``. Only its own copy
+        need name them; the job says ``monotone_constraints = true`` in ``[boosting]``. Not if tables are split by row.
     noisy_labels : str or None
         At the active party, with `mechanism = "label_rr"`: the file that keeps the randomised labels, so that later
         jobs on the same table use the same ones. None: in the table's folder.
@@ -103,6 +106,7 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     columns: list[str] | None = None
     drop: list[str] = []
     categorical: list[str] = []
+    monotone_constraints: dict[str, Annotated[int, msgspec.Meta(ge=-1, le=1)]] = {}
     noisy_labels: str | None = None
     most_epsilon: Annotated[float, msgspec.Meta(ge=0)] | None = None
     most_epsilon_total: Annotated[float, msgspec.Meta(ge=0)] | None = None

@@ -160,7 +160,24 @@ def check_whole(job: Job, where: str) -> None:
             f'expected group, a column, with task = "ranking" and with no other, got task = "{job.task}" and '
             f"{'no group' if job.group is None else f'group = {job.group!r}'} - in {where}"
         )
+    _check_constraints(job, where)
     _check_classifies(job, where)
+
+
+def _check_constraints(job: Job, where: str) -> None:
+    """Refuse monotone constraints in the wrong place: of columns that all parties have, or of a party's own."""
+    given = getattr(job.settings()[1], "monotone_constraints", None)
+    stating = [f"parties.{name}" for name, member in job.parties.items() if member.monotone_constraints]
+    own = "each party's own columns belong in [parties.NAME] monotone_constraints"
+    if job.by_row and (given is True or stating):
+        fault = "all parties have the same columns: name them in [boosting] monotone_constraints alone"
+    elif not job.by_row and given not in (None, True):
+        fault = f"set monotone_constraints = true in [boosting]; {own}"
+    elif stating and not given:
+        fault = f"{', '.join(stating)} has monotone_constraints: set monotone_constraints = true in [boosting]"
+    else:
+        return
+    raise ConfigError(f"{fault} - in {where}")
 
 
 def check_training(job: Job, name: str | None = None, *, resume: bool = False) -> Roles:

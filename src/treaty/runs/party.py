@@ -181,6 +181,7 @@ def _training_inputs(
         epsilon_limits=EpsilonLimits(member.most_epsilon, member.most_epsilon_total),
         vouching=_signer(job, name, vouched) if vouched else Signer(), patience=job.patience,
         most_recoverable=member.most_recoverable, apart=job.apart, part=earlier_part(job, name),
+        directions=member.monotone_constraints,
     )  # fmt: skip
     if keeps:
         keep_for_audit(inputs, AuditFolder(Path(str(member.keep_for_audit)), int(member.audit_gigabytes * 1e9)))

@@ -357,6 +357,7 @@ def _written_job(run: Run, folder: Path, weighted: bool, checkpoints: Path | Non
             noisy_labels=None if noisy_labels is None else str(noisy_labels.resolve()),
             role=role if role in run.system.named_roles else None,
             edge=roles.edges.get(name),
+            monotone_constraints=dict(run.directions.get(name, {})),
         )
     for name, part in run.earlier.items():
         part.save(part_file(folder / "earlier", name))

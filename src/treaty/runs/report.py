@@ -314,14 +314,15 @@ def write_service_report(
 
 def _of_run(job: Job, party: Party, role: str) -> dict[str, Any]:
     """Return the fields of a report that every kind of run has."""
-    totals = traffic_of([party.transcript]).totals
+    totals, own = traffic_of([party.transcript]).totals, job.parties[party.name].monotone_constraints
+    options = given(*job.settings()) | ({"monotone_constraints": own} if own else {})
     return {
         "party": party.name,
         "job": job.name,
         "role": role,
         "ended": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions(),
-        "options": {name: "inf" if value == float("inf") else value for name, value in given(*job.settings()).items()},
+        "options": {name: "inf" if value == float("inf") else value for name, value in options.items()},
         "waited": {peer: round(seconds, 3) for peer, seconds in party.waited.items()},
         "sent": {pair.partition(" -> ")[2]: of_pair for pair, of_pair in totals.items()},
         "received": received_by(party.transcript),

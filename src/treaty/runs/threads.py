@@ -303,6 +303,8 @@ class Run(RunTerms):
     eval_sets: Sequence[Watched] = ()
     # of an earlier model, by owner, from which training goes on
     earlier: Mapping[str, Any] = field(default_factory=dict)
+    # directions of monotone constraints, by owner of columns and column
+    directions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     n_jobs: int | None = None
     # called after every round of every role, see `Observer.round_finished`
     progress: Progress | None = None
@@ -343,6 +345,7 @@ def train_in_threads(run: Run, keepers: Mapping[str, Keeper], *, link: LinkSpeed
             classes=run.classes if system.split == "rows" or name == roles.active else None,
             n_classes=len(run.classes or ()), varied=varied, eval_sets=run.evals_of(name), keeper=keepers.get(name),
             store=run.store, alone=False, absence=absences.get(name), part=run.earlier.get(name),
+            directions=run.directions.get(name, {}),
         )  # fmt: skip
         if name in recordings:
             found.observers.add(recordings[name])

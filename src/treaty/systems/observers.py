@@ -22,6 +22,7 @@ from treaty.machine.arrays import Flags, Int32s, Integers
 from treaty.messaging.messages import Message
 from treaty.models.checkpoints import Checkpoint, Keeper
 from treaty.privacy.exact_sums import OpenedNode
+from treaty.trees.constraints import Directions
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import RowPartition
 from treaty.trees.splits import Level, complete_sums, kept_sums
@@ -186,10 +187,11 @@ class TreeStarted:
 
 @dataclass(frozen=True, slots=True)
 class TreeFinished:
-    """A tree is grown; `rows` says which node each row of the table is in."""
+    """A tree is grown; `rows` says which node each row is in, `directions` (n_nodes,) are those of `Growth`."""
 
     tree: Tree
     rows: RowPartition
+    directions: Directions
 
 
 @dataclass(frozen=True, slots=True)

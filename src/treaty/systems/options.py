@@ -32,7 +32,8 @@ _OF_THE_ACTIVE_PARTY = ("random_state", "eval_metric")
 _FEW = 16
 
 Options = TypeVar("Options")
-Term = str | int | float | bool | None
+Plain = str | int | float | bool | None
+Term = Plain | list[Plain | list[Plain]] | dict[str, Plain]
 
 
 @dataclasses.dataclass(kw_only=True, repr=False)
@@ -187,6 +188,8 @@ _OURS = {
     **dict.fromkeys(("num_leaves", "max_leaf_nodes"), "max_leaves"),
     "max_leaf_output": "max_delta_step",
     "boost_from_average": "base_score",
+    **dict.fromkeys(("monotonic_cst", "monotone_constraint", "mc"), "monotone_constraints"),
+    "interaction_cst": "interaction_constraints",
     "reg_param": "l2",
     "min_sum_hessian_in_leaf": "min_child_weight",
 }
@@ -219,11 +222,7 @@ _NOT_NEEDED = {
     "solver": "it belongs to the system: Pooled(solver=...), or protocol='quasi-newton' and protocol='sgd'",
     "warm_start": "fit(..., xgb_model=MODEL) goes on from a finished model of trees",
     **dict.fromkeys(("xgb_model", "init_model"), "only models of trees can go on from a finished one"),
-    **dict.fromkeys(
-        ("monotone_constraints", "monotonic_cst", "monotone_constraint", "monotone_constraints_method"),
-        "there are no monotone constraints",
-    ),
-    **dict.fromkeys(("interaction_constraints", "interaction_cst"), "there are no interaction constraints"),
+    "monotone_constraints_method": "bounds are those of XGBoost",
     "feature_weights": "columns are drawn alike, colsample_bytree of them for each tree",
     "multi_strategy": "a round has a tree for each of its classes",
     **dict.fromkeys(
@@ -340,6 +339,10 @@ def plain(value: Any) -> Any:
     """
     if isinstance(value, type):
         return f"{value.__module__}:{value.__qualname__}"
+    if isinstance(value, dict):
+        return {key: plain(of) for key, of in value.items()}
+    if isinstance(value, np.ndarray):
+        return value.tolist()
     return (
         math.inf
         if isinstance(value, str) and value == "inf"
@@ -352,7 +355,8 @@ def plain(value: Any) -> Any:
 def _explained(message: str, values: Mapping[str, Any], kind: type) -> str:
     """Put the option's name and value into msgspec's words."""
     text, _, path = message.partition(" - at `$.")
-    text, name = text.replace("null", "None"), path.rstrip("`")
+    # of a part of an option, the option
+    text, name = text.replace("null", "None"), path.rstrip("`").partition("[")[0]
     if name not in values:
         return message
     hint = get_type_hints(kind, include_extras=False).get(name)

@@ -159,7 +159,6 @@ class RoleInput(Generic[Own, Common]):
     observers : Observers
         Progress bars, recordings, and whatever else watches the role.
     keeper : Keeper or None
-        Where checkpoints go, and come from.
     store : Path or None
         Folder for hints, noise keys and ledgers, which later jobs need. None: nothing is kept.
     epsilon_limits : EpsilonLimits or None
@@ -169,6 +168,8 @@ class RoleInput(Generic[Own, Common]):
         What this party adds to its messages so that it can be held to them later.
     most_recoverable : float or None
         Largest share of its own bins that sides of splits may reveal, over all jobs; None: no limit.
+    directions : mapping of str to int
+        Monotone constraints on own columns, if tables are split by column.
     patience : float or None
         Seconds after which a silent user counts as lost; None is the system's own default.
     alone : bool
@@ -178,12 +179,11 @@ class RoleInput(Generic[Own, Common]):
     absence : object or None
         When a simulated user drops out; see `System.absences`.
     part : ModelPart or LinearPart or None
-        Prediction: what training left at this party.
+        Prediction: what training left here.
     model_id : str
-        Which model is trained, noted by roles without a part of it; in a `Service`, the model that this party's report
-        names. Empty where it is not known.
+        Which model is trained, noted by roles without a part of it; in a `Service`, that of this party's report.
     read : callable or None
-        In a `Service`: returns own rows, given the model's columns, which this party receives from others.
+        In a `Service`: returns own rows, given the model's columns, which others send.
     requests : iterator or None
         At the active party of a prediction row by row (`System.online`): what it is asked.
     """
@@ -206,6 +206,7 @@ class RoleInput(Generic[Own, Common]):
     vouching: Signer = field(default_factory=Signer)
     evidence: Evidence = field(default_factory=Evidence)
     most_recoverable: float | None = None
+    directions: Mapping[str, int] = field(default_factory=dict)
     patience: float | None = None
     alone: bool = True
     apart: bool = False
@@ -233,8 +234,9 @@ class RoleInput(Generic[Own, Common]):
 
     @property
     def given(self) -> dict[str, Any]:
-        """All options by name, in plain values."""
-        return given(self.options, self.common)
+        """All options by name, in plain values; of monotone constraints those on own columns."""
+        plain = given(self.options, self.common)
+        return plain | {"monotone_constraints": dict(self.directions)} if self.directions else plain
 
     @property
     def public_terms(self) -> dict[str, Term]:
@@ -326,7 +328,7 @@ class System:
     split : {"none", "columns", "rows"}
         How the table is split among the owners; "none" is training in one place.
     train : mapping of str to Program
-        The training program of each role; what it returns is the party's part of the model, for roles in `has_model`.
+        The training program of each role; for roles in `has_model` it returns the party's part of the model.
     assign : callable
         ``roles(places, active, options) -> Roles``: give every party of a job its role. Raises ConfigError where roles
         are wrong, missing, or so few that nothing would be hidden.
@@ -369,13 +371,11 @@ class System:
     shows_columns : frozenset of str
         Roles without training rows whose tables say which columns and classes there are.
     pays_once : bool
-        Whether another attempt at a training spends no epsilon as far as an earlier one got: it repeats the same draws,
-        which the ledger knows, and pays for new ones before they are made. Otherwise it pays for all again.
+        Whether another attempt at a training pays nothing for the draws that an earlier one made, which it repeats.
     orders_by_id : bool
         Whether aligned rows are put in the order of their ids, so that every job on them has the same.
     cannot : mapping of str to str
-        Why an interrupted training has to start again ("resume"), and why contributions cannot be computed ("explain");
-        without what the system can do.
+        Why a training cannot be resumed ("resume"), or contributions not computed ("explain"); without what can be.
     absences : callable or None
         ``absences(roles, options, common) -> {name: absence}``: who drops out when, in a run between threads.
     only_simulated : callable

@@ -16,6 +16,7 @@ import numpy as np
 from treaty.machine.arrays import Codes, Flags, Int32s, Integers, contiguous, pieces, side_by_side
 from treaty.machine.shared_work import share
 from treaty.trees.boosting import Boosting, TreeSample
+from treaty.trees.constraints import NodeLimits
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import Growth, RowPartition, look_up_left
 from treaty.trees.histograms import Histograms
@@ -231,19 +232,19 @@ class SplitSearch:
     def scan(self, k: int, level: Level) -> Splits:
         """Return source k's best split of each node of the level."""
         source, found = self.sources[k], []
-        for totals, sums in self.sums(k):
+        for totals, sums, limits in self.sums(k):
             seen = source.for_gains(sums, totals) if isinstance(source, ColumnSource) else sums
             splits = scan(
                 seen, totals, self.columns[k], source.offsets, source.categorical, self.rules,
-                source=k, threads=self.threads,
+                limits=limits, source=k, threads=self.threads,
             )  # fmt: skip
             if seen is not sums:
                 settle(splits, sums, totals, source.offsets, self.rules)
             found.append(splits)
         return self.of_level(k, found, level)
 
-    def sums(self, k: int) -> Iterator[tuple[Integers, Integers]]:
-        """Yield totals (n, 3) and bin sums (n, slots, 3) of the nodes that source k was asked about, some at a time.
+    def sums(self, k: int) -> Iterator[tuple[Integers, Integers, NodeLimits | None]]:
+        """Yield totals (n, 3), bin sums (n, slots, 3) and limits of the nodes that source k was asked about, by parts.
 
         Sums of the siblings of asked nodes are completed. Sums of a whole level are kept for the next one alone. The
         last level, the largest, is completed a few nodes at a time, which saves the memory of half its nodes' sums.
@@ -253,7 +254,7 @@ class SplitSearch:
         at_a_time = max(self.threads, _SCANNED_BYTES // max(1, asked[0].nbytes)) if part.last else len(part.nodes)
         for nodes in pieces(len(part.nodes), at_a_time):
             sums = complete_sums(part, asked, parents, nodes, self.threads)
-            yield part.totals[nodes], sums
+            yield part.totals[nodes], sums, None if part.limits is None else part.limits.take(nodes)
             if not part.last:
                 self._parents[k] = kept_sums(part, parents, sums)
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from treaty.machine.arrays import Flags, Floats, Int32s, Integers
 from treaty.machine.kernels import kernel, new_array
 from treaty.machine.shared_work import share
+from treaty.trees.constraints import Directions, NodeLimits, limits_below
 from treaty.trees.ensemble import Tree
 from treaty.trees.splits import Level, SplitRules, Splits, end_to_end
 
@@ -33,6 +34,9 @@ class Growth:
     def __init__(self, totals: Integers, rules: SplitRules) -> None:
         self._rules = rules
         self._totals = [totals[None]]
+        limits = None if rules.constraints is None else rules.constraints.root()
+        # of all nodes, where there are constraints
+        self._limits = [] if limits is None else [limits]
         self._n_nodes = 1
         # nodes of a level, their left children, records and splits
         self._divided: list[tuple[Int32s, Int32s, Int32s, Splits]] = []
@@ -42,7 +46,8 @@ class Growth:
         self.level: Level | None = None
         if rules.max_depth >= 1 and totals[2] >= 2 * rules.min_child_samples:
             root = np.zeros(1, np.int32)
-            self.level = Level(0, root, totals[None], root, totals[None], root, root - 1, rules.max_depth == 1)
+            of_root = root, totals[None]
+            self.level = Level(0, *of_root, *of_root, root, root - 1, rules.max_depth == 1, limits=limits)
             if rules.max_leaves:
                 self.level = replace(self.level, last=False, places=root)
 
@@ -71,7 +76,9 @@ class Growth:
         growing = self._depths[nodes] + 1 < self._rules.max_depth
         self._depths = np.append(self._depths, np.repeat(self._depths[nodes] + 1, 2))
         self._n_nodes += 2 * len(nodes)
-        self.level = _next_level(level.depth + 1, of_pairs, children, places, growing, self._rules)
+        limits = None if not self._limits else limits_below(self._rules, self._limits, nodes, chosen, of_pairs)
+        self._limits += [] if limits is None else [limits]
+        self.level = _next_level(level.depth + 1, of_pairs, children, places, growing, self._rules, limits)
         if self._rules.max_leaves and self.level is not None:
             # a tree of n leaves has 2n - 1 nodes
             full = self._n_nodes == 2 * self._rules.max_leaves - 1
@@ -109,9 +116,18 @@ class Growth:
         nodes, children, chosen = self._taken
         self._divided.append((nodes, children, records, chosen))
 
+    @property
+    def directions(self) -> Directions:
+        """The directions of all nodes' splits (`Splits.direction`), int8; 0 in leaves."""
+        found = np.zeros(self._n_nodes, np.int8)
+        for nodes, _, _, chosen in self._divided:
+            found[nodes] = chosen.direction
+        return found
+
     def tree(self) -> Tree:
         """Return the tree as far as it is grown."""
         totals = np.concatenate(self._totals)
+        bounds = np.concatenate([limits.bounds for limits in self._limits]) if self._limits else None
         source, gain = np.full(len(totals), -1, np.int16), np.zeros(len(totals))
         record, left = np.full(len(totals), -1, np.int32), np.full(len(totals), -1, np.int32)
         for nodes, children, records, chosen in self._divided:
@@ -120,7 +136,7 @@ class Growth:
             source=source,
             record=record,
             left=left,
-            value=np.where(left < 0, self._rules.learning_rate * self._rules.leaf_weight(totals), 0.0),
+            value=np.where(left < 0, self._rules.learning_rate * self._rules.leaf_weight(totals, bounds), 0.0),
             gain=gain,
             cover=(totals[:, 1] * self._rules.hess_unit).astype(np.float64),
             count=totals[:, 2],
@@ -128,12 +144,13 @@ class Growth:
 
 
 def _next_level(
-    depth: int, totals: Integers, children: Int32s, parents: Int32s, growing: Flags, rules: SplitRules
-) -> Level | None:
+    depth: int, totals: Integers, children: Int32s, parents: Int32s, growing: Flags, rules: SplitRules,
+    limits: NodeLimits | None,
+) -> Level | None:  # fmt: skip
     """List the children still to be split, and of each pair the smaller one, whose sums are computed.
 
     ``totals`` are (n_pairs, 2, 3), ``children`` the left ones' numbers, ``parents`` positions among the kept sums;
-    ``growing`` says which pairs are not too deep, bool (n_pairs,).
+    ``growing`` says which pairs are not too deep, bool (n_pairs,). ``limits`` are those of all children in turn.
     """
     counts = totals[:, :, 2]
     wanted = (counts >= 2 * rules.min_child_samples) & growing[:, None]
@@ -153,6 +170,7 @@ def _next_level(
         asked_index[wanted],
         parent_index[wanted],
         depth + 1 >= rules.max_depth,
+        limits=None if limits is None else limits.take(wanted.ravel()),
     )
 
 

@@ -111,6 +111,32 @@ def _limit_gains(prefix: Any, used: int, total: Any, parent: float, units: Any, 
 
 
 @inner
+def _bounded(grad: float, hess: float, limits: Any, bounds: Any) -> tuple[float, float]:
+    """Return a node's weight within its bounds, and its term of a gain with that weight."""
+    reg_lambda, reg_alpha, floor, step = limits[0], limits[1], limits[4], limits[5]
+    if hess <= 0.0 and floor == 0.0:
+        return min(max(0.0, bounds[0]), bounds[1]), 0.0
+    whole = max(hess + reg_lambda, floor)
+    size = min(max(abs(grad) - reg_alpha, 0.0) / whole, step)
+    weight = min(max(-size if grad > 0.0 else size, bounds[0]), bounds[1])
+    return weight, -(2.0 * (grad * weight + reg_alpha * abs(weight)) + whole * weight * weight)
+
+
+@inlined
+def _bound_gains(prefix: Any, used: int, total: Any, units: Any, limits: Any, within: Any, candidate: Any) -> None:
+    """Replace gains by those of weights within bounds; `within` has these, a direction, and the cut that needs none."""
+    # that cut parts present values from missing ones, which have no order
+    (bounds, direction, free), grad_unit, hess_unit = within, units[0], units[1]
+    _, parent = _bounded(total[0] * grad_unit, total[1] * hess_unit, limits, bounds)
+    for k in range(used):
+        rest_grad, rest_hess = total[0] - prefix[k, 0], total[1] - prefix[k, 1]
+        left, left_term = _bounded(prefix[k, 0] * grad_unit, prefix[k, 1] * hess_unit, limits, bounds)
+        right, right_term = _bounded(rest_grad * grad_unit, rest_hess * hess_unit, limits, bounds)
+        fits = candidate[k] > -np.inf and (k == free or direction * (right - left) >= 0.0)
+        candidate[k] = left_term + right_term - parent if fits else -np.inf
+
+
+@inner
 def _gains_more(split: Any, best: Any, is_found: bool, totals: Any, least: Any, ridge: Any, digits: Any) -> bool:
     """Tell in whole numbers whether a split, its left sums of grad and hess, gains more than the best one so far.
 
@@ -131,7 +157,8 @@ def _gains_more(split: Any, best: Any, is_found: bool, totals: Any, least: Any, 
 @kernel
 def scan_splits(
     sums: Any, totals: Any, features: Any, offsets: Any, categorical: Any, units: Any, limits: Any,
-    exact: tuple[Any, Any, Any, Any], first: int, last: int, found: tuple[Any, Any, Any, Any],
+    exact: tuple[Any, Any, Any, Any], constraints: tuple[Any, Any, Any], first: int, last: int,
+    found: tuple[Any, Any, Any, Any],
 ) -> None:  # fmt: skip
     """Find the best split of nodes ``first..last`` among `features` (XGBoost Eq. 7 without the factor 1/2).
 
@@ -139,7 +166,7 @@ def scan_splits(
     `limits` are reg_lambda, reg_alpha, min_child_weight, min_child_samples, hess_floor, step, onehot_below, whether
     sets of categories are halves, and the fewest rows of a category in one (`SplitRules`). `exact` are the ridge (0:
     gains are compared as floats), the gain that splits of each node have to be above, and in digits the numerators and
-    denominators that they have to pass (see below).
+    denominators that they have to pass (see below). `constraints` are those of `limits_of_source`.
     Written to `found` are gains (0: no admissible split), features (-1: none), bins that go left, bool (n_nodes, width)
     with the missing bin, and the left children's sums (n_nodes, 3).
 
@@ -152,6 +179,8 @@ def scan_splits(
     reg_lambda, reg_alpha, min_child_weight, min_child_samples = limits[0], limits[1], limits[2], np.int64(limits[3])
     floor, step, onehot_below, by_halves, fewest = limits[4], limits[5], limits[6], limits[7] > 0.0, limits[8]
     ridge, to_gain, bound_top, bound_below = exact
+    directions, bounds, allowed = constraints
+    bounded, chosen_columns = bounds.shape[0] > 0, allowed.shape[0] > 0
     # a hess above it counts
     least = 0.0 if floor == 0.0 else -np.inf
     width = found[2].shape[1]
@@ -168,6 +197,8 @@ def scan_splits(
         best_size, best_missing_left = 0, False
         for position in range(features.shape[0]):
             feature = features[position]
+            if chosen_columns and not allowed[node, feature]:
+                continue
             offset = offsets[feature]
             bins = offsets[feature + 1] - offset - 1
             slots = sums[node, offset : offset + bins + 1]
@@ -206,7 +237,10 @@ def scan_splits(
                     rows_enough &= total_count - prefix[k, 2] >= min_child_samples
                     candidate[k] = left_term + right_term - parent if hess_enough & rows_enough else -np.inf
                 # in a loop of its own, as branches keep the one above out of vector registers
-                if step < np.inf:
+                if bounded:
+                    within = bounds[node], directions[feature], -1 if side else used - 1
+                    _bound_gains(prefix, used, (total_grad, total_hess), units, limits, within, candidate)
+                elif step < np.inf:
                     _limit_gains(prefix, used, (total_grad, total_hess), parent, units, limits, candidate)
                 slack = SLACK * (best_gain + 2.0 * parent + threshold) if ridge > 0 else 0.0
                 for place in range(used):

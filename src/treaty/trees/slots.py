@@ -197,7 +197,7 @@ class SlotTree:
         growth.level = replace(growth.level, totals=totals[slots])
         found = scan(
             sums[slots], totals[slots], self._columns, self._cells.offsets, self._categorical, self._rules,
-            threads=self._threads,
+            limits=growth.level.limits, threads=self._threads,
         )  # fmt: skip
         taken = growth.take(found)
         if taken is None:

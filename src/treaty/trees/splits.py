@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from treaty.machine.arrays import Codes, Flags, Floats, Int32s, Integers
 from treaty.machine.shared_work import share
+from treaty.trees.constraints import Constraints, Directions, NodeLimits, limits_of_source, note_directions
 from treaty.trees.histograms import width_of
 from treaty.trees.scanning import DIGITS, SLACK, bounds, fraction, scan_splits, subtract_siblings
 
@@ -34,6 +35,7 @@ class SplitRules:
     those of such weights; `leaf_limit` bounds leaf weights alone. `hess_floor` is for sums of hess that carry noise or
     are left out (0): it is the least divisor of a gain in place of H + reg_lambda, and every H counts. At 0, sums are
     exact, and a gain's term with H <= 0 is 0. With `max_leaves` above 0, trees grow by best gain to so many leaves.
+    `constraints` are on the columns of all sources.
     """
 
     grad_unit: float
@@ -52,6 +54,7 @@ class SplitRules:
     min_gain: float = MIN_GAIN
     onehot_below: int = 0
     halves: bool = False
+    constraints: Constraints | None = None
 
     @property
     def full_depth(self) -> int:
@@ -73,6 +76,8 @@ class SplitRules:
         """Whether gains are compared exactly (`trees.scanning`): they are fractions of sums, and children have hess."""
         # not where sums of hess and ridges might leave int64, as units or hess bounds are tiny relative to reg_lambda
         plain = self.reg_alpha == 0.0 and self.max_delta_step == 0.0 and self.hess_floor == 0.0
+        # gains of weights within bounds are no fractions of sums either
+        plain &= self.constraints is None or not self.constraints.monotone
         return plain and 0 < self.ridge <= 1 << 60 and self.min_child_weight > 0.0
 
     @property
@@ -101,16 +106,23 @@ class SplitRules:
         """`threshold` in units of squared grad over hess."""
         return self.threshold * self.hess_unit / (self.grad_unit * self.grad_unit)
 
-    def leaf_weight(self, totals: Integers) -> Floats:
-        """Return -G / (H + reg_lambda) (XGBoost Eq. 5) for node totals (n, 3), 0 where H is too small."""
+    def weight(self, totals: Integers, bounds: Floats | None = None) -> Floats:
+        """Return -G / (H + reg_lambda) (XGBoost Eq. 5) for node totals (n, 3), 0 where H is too small.
+
+        Constraints leave it within `bounds`, float64 (n, 2).
+        """
         grad = totals[:, 0] * self.grad_unit
         hess = totals[:, 1] * self.hess_unit
         grad = np.sign(grad) * np.maximum(np.abs(grad) - self.reg_alpha, 0.0)
         usable = (hess > 0.0) & (hess >= self.min_child_weight)
         weight = np.zeros(len(grad))
         np.divide(-grad, hess + self.reg_lambda, out=weight, where=usable)
-        limit = min(self.step, self.leaf_limit)
-        return np.clip(weight, -limit, limit)
+        weight = np.clip(weight, -self.step, self.step)
+        return weight if bounds is None else np.clip(weight, bounds[:, 0], bounds[:, 1])
+
+    def leaf_weight(self, totals: Integers, bounds: Floats | None = None) -> Floats:
+        """Return the `weight` of leaves, of which none is further than `leaf_limit` from 0."""
+        return np.clip(self.weight(totals, bounds), -self.leaf_limit, self.leaf_limit)
 
     @property
     def step(self) -> float:
@@ -160,6 +172,8 @@ class Level:
     last: bool = False
     # by best gain, where sums of earlier nodes are kept, too: (n_nodes,) the places of the nodes' own among them
     places: Int32s | None = None
+    # (n_nodes,) None without constraints
+    limits: NodeLimits | None = None
 
     def only(self, kept: Flags, kept_before: Flags) -> Level:
         """Return the level without some nodes; siblings are kept or left out together.
@@ -179,6 +193,7 @@ class Level:
             np.where(parent < 0, np.int32(-1), position[parent]) if len(position) and self.places is None else parent,
             self.last,
             None if self.places is None else self.places[kept],
+            None if self.limits is None else self.limits.take(kept),
         )
 
 
@@ -196,6 +211,8 @@ class Splits:
     left_bins: Flags
     # (n_nodes, 3)
     left_totals: Integers
+    # (n_nodes,) 1 if the left child's weights bound the right one's from below, -1 if from above, 0 without constraint
+    direction: Directions
 
     @classmethod
     def none(cls, n_nodes: int, source: int = 0, width: int = 256) -> Splits:
@@ -206,6 +223,7 @@ class Splits:
             feature=np.full(n_nodes, -1, np.int32),
             left_bins=np.zeros((n_nodes, width), np.bool_),
             left_totals=np.zeros((n_nodes, 3), np.int64),
+            direction=np.zeros(n_nodes, np.int8),
         )
 
     def take(self, index: NDArray[np.intp]) -> Splits:
@@ -274,16 +292,17 @@ def scan(
     categorical: Flags,
     rules: SplitRules,
     *,
+    limits: NodeLimits | None = None,
     source: int = 0,
     threads: int = 1,
 ) -> Splits:
     """Scan one source's sums (n_nodes, slots, 3) for the best split of each node among `features`, ascending.
 
-    `source` is written into the result.
+    `limits` are the nodes' where rules have constraints; `source` is written into the result.
     """
     n_nodes = len(totals)
     found = Splits.none(n_nodes, source, width_of(offsets))
-    units, limits, ridge, threshold = _numbers_of(rules)
+    units, numbers, ridge, threshold = _numbers_of(rules)
     if ridge > 0:
         least, top, below = bounds(totals, ridge, threshold)
         least *= units[0] * units[0] / units[1]
@@ -295,13 +314,16 @@ def scan(
     # read-only arrays, as of a message, are another type to numba
     totals, offsets, categorical = totals.copy(), offsets.copy(), categorical.copy()
     written = found.gain, found.feature, found.left_bins, found.left_totals
+    constrained = limits_of_source(rules, limits, source)
 
     def work(first: int, last: int) -> None:
         scan_splits(
-            sums, totals, features, offsets, categorical, units, limits, to_pass, first, last, written
+            sums, totals, features, offsets, categorical, units, numbers, to_pass, constrained, first, last, written
         )  # fmt: skip
 
     share(work, n_nodes, threads, least=max(1, (1 << 13) // max(1, sums.shape[1])))
+    if len(constrained[1]):
+        note_directions(found, totals, offsets, rules, *constrained[:2])
     return found
 
 

@@ -73,6 +73,7 @@ from treaty.systems.horizontal.quantiles import (
 )
 from treaty.systems.horizontal.rows import OwnLabels
 from treaty.systems.observers import TreeOpened, VectorGiven
+from treaty.systems.pooled.constraints import constraints_of
 from treaty.systems.pooled.system import CheckpointRequest, watched
 from treaty.systems.system import LabelledRows, RoleInput
 from treaty.trees.boosting import Rounds, draw
@@ -124,7 +125,8 @@ def leader(inputs: RoleInput[FederBoostHorizontal]) -> ModelPart:
 
     forest, shard, steps = own.forest, own.shard, StepSender(collector, width_of(own.bins.offsets))
     # under noise, thresholds that the noise does not reach
-    rules = noise.rules(common.rules(forest.objective), forest.objective, common.most_bins)
+    rules = common.rules(forest.objective, constraints_of(common, setup.schema))
+    rules = noise.rules(rules, forest.objective, common.most_bins)
 
     def after_round(done: int) -> None:
         forest.clipped_rows = max(forest.clipped_rows, shard.clipped)
@@ -209,7 +211,7 @@ def _attempt(
             parents[output] = kept_sums(level, parents[output], complete)
             best = scan(
                 complete, level.totals, columns[output], bins.offsets, bins.schema.categorical, rules,
-                threads=inputs.threads,
+                limits=level.limits, threads=inputs.threads,
             )  # fmt: skip
             taken = growths[output].take(best)
             if taken is not None:

@@ -216,7 +216,7 @@ FREE_OF_BINS = frozenset({
     "n_estimators", "max_depth", "max_leaves", "num_parallel_tree", "learning_rate", "reg_lambda", "reg_alpha",
     "min_split_loss", "min_child_weight", "max_delta_step", "max_cat_to_onehot", "category_sets", "subsample",
     "colsample_bytree", "goss", "top_rate", "other_rate", "fractional_bits", "early_stopping_rounds", "eval_metric",
-    "allow_insecure",
+    "allow_insecure", "monotone_constraints", "interaction_constraints",
 })  # fmt: skip
 
 

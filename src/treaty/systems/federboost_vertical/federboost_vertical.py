@@ -118,7 +118,8 @@ def active(inputs: RoleInput[FederBoostVertical]) -> ModelPart:
     owners: list[ColumnSource] = [noisy.get(name, own) for name in inputs.roles.owners]
     # one pass over all columns, unless each owner's sums are corrected in its own way
     joined = None if options.unbiased else JoinedColumns(owners, threads, at_workers("all"))
-    rules = common.rules(forest.objective)
+    constraints = training.constraints
+    rules = common.rules(forest.objective, constraints and (constraints if joined is None else constraints.joined()))
     # owners need their splits at once if they decide eval rows or keep checkpoints, else after a while
     at_once = bool(inputs.eval_sets) or inputs.keeper is not None
 

@@ -13,7 +13,16 @@ from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, St
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Roles, System
 from treaty.systems.vertical.contributions import explain_active, explain_passive
-from treaty.systems.vertical.leakage import CHECKPOINTS, DECISIONS, EXPLAIN, FINISH, ONLINE, PREDICT, RECORDS
+from treaty.systems.vertical.leakage import (
+    CHECKPOINTS,
+    CONSTRAINTS,
+    DECISIONS,
+    EXPLAIN,
+    FINISH,
+    ONLINE,
+    PREDICT,
+    RECORDS,
+)
 from treaty.systems.vertical.messages import Start
 from treaty.systems.vertical.prediction import online_active, online_passive, predict_active, predict_passive
 from treaty.systems.vertical.training import roles_by_column
@@ -77,6 +86,7 @@ def expected(roles: Roles, options: FederBoostVertical, common: BoostingOptions,
 ROUTES: dict[Stage, Routes] = {
     "train": routes(
         AGREEMENT,
+        CONSTRAINTS,
         Route(HeldBuckets, ACTIVE, PASSIVE),
         Route(Buckets, PASSIVE, ACTIVE),
         Route(SameBuckets, PASSIVE, ACTIVE),

@@ -90,6 +90,7 @@ from treaty.systems.horizontal.quantiles import (
 )
 from treaty.systems.horizontal.rows import OwnLabels, common_rows
 from treaty.systems.observers import TreeOpened, VectorGiven
+from treaty.systems.pooled.constraints import constraints_of
 from treaty.systems.pooled.system import watched
 from treaty.systems.system import RoleInput
 from treaty.trees.boosting import BoostingPlan, Forest, Rounds
@@ -192,7 +193,8 @@ def grow_round(
 
     They end at the level at which no domain has enough users left; RoundVoid if that is the root's.
     """
-    bins, rules = found.bins, inputs.common.rules(found.objective)
+    bins = found.bins
+    rules = inputs.common.rules(found.objective, constraints_of(inputs.common, bins.schema))
     cells = Cells.of(bins.offsets, found.may_miss, found.n_rows, found.objective)
     opened: list[dict[int, Integers]] = [{} for _ in columns]
     trees = [

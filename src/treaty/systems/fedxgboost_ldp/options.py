@@ -9,6 +9,7 @@ import msgspec
 
 from treaty.errors import ConfigError
 from treaty.systems.options import Positive, SystemOptions
+from treaty.systems.pooled.constraints import refuse_constraints
 
 
 @dataclass(kw_only=True, repr=False)
@@ -110,6 +111,11 @@ class FedXGBoostLDP(SystemOptions):
                 raise ConfigError(why)
         common.refuse_forests("every tree of a round would cost its own noise; take as many n_estimators instead")
         common.refuse_leaves("the order of noisy gains would cost further noise")
+        refuse_constraints(
+            common,
+            "passive parties choose splits themselves, and know neither leaf weights nor the columns of other parties' "
+            "splits: use SecureBoost(allow_exact_sums=True) or FederBoostVertical()",
+        )
         # last: consent mends none of the errors above
         if paper:
             check_consent(self)

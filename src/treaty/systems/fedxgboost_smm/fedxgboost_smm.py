@@ -220,7 +220,7 @@ def active(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
                 search.end()
                 tree = growth.tree()
                 a_round.add(tree, rows)
-                inputs.observers.event(TreeFinished(tree, rows))
+                inputs.observers.event(TreeFinished(tree, rows, growth.directions))
     if dealer is not None:
         party.send(dealer, DealEnd())
     return training.part

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from treaty.errors import ConfigError
 from treaty.systems.options import AtLeastOne, KeyBits, SystemOptions, TestKeyBits, check_test_key, names_of
+from treaty.systems.pooled.constraints import refuse_constraints
 from treaty.systems.vertical.cipher_options import (
     CIPHER_BINS,
     CipherOptions,
@@ -148,6 +149,10 @@ class FedXGBoostSMM(SystemOptions):
                     raise ConfigError(
                         f"option {name} is about what version 2 mixes candidates with; leave it out, or take version=2"
                     )
+            if self.version == 2:
+                refuse_constraints(
+                    common, "in version 2 passive parties choose splits, and do not know leaf weights: take version=1"
+                )
             return
         if self.version is not None:
             raise ConfigError("version is for mode='paper'; in safe mode the active party gets the sums: leave it out")

@@ -238,7 +238,7 @@ def active(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
     for peer in party.peers:
         party.send(peer, PaperSetup(*start_of(training, peer), objective.grad_unit, objective.hess_unit))
     sources = [others.get(name, own) for name in inputs.roles.owners]
-    rules = common.rules(objective)
+    rules = common.rules(objective, training.constraints)
     # parties in one process multiply at the same time; this one sets the process's limit for all of them
     with nullcontext() if inputs.alone else threadpool_limits(1, user_api="blas"):
         for a_round in boosting_of(inputs, training, sources):

@@ -41,6 +41,7 @@ from treaty.systems.vertical.cipher_options import unaudited as unaudited_cipher
 from treaty.systems.vertical.contributions import explain_active, explain_passive
 from treaty.systems.vertical.leakage import (
     CHECKPOINTS,
+    CONSTRAINTS,
     DECISIONS,
     EXPLAIN,
     FINISH,
@@ -146,6 +147,7 @@ _DEALT = routes(
 
 _PUBLISHED = routes(
     AGREEMENT,
+    CONSTRAINTS,
     LAYOUT,
     Route(PaperSetup, ACTIVE, PASSIVE),
     Route(PaperTree, ACTIVE, PASSIVE),

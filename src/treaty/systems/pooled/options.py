@@ -10,7 +10,9 @@ import msgspec
 from treaty.data.binning import MOST_BINS, MOST_CATEGORIES
 from treaty.errors import ConfigError
 from treaty.systems.options import AtLeastOne, CommonOptions, NotNegative, Positive, Seed, Share, SystemOptions
+from treaty.systems.pooled.constraints import checked_constraints
 from treaty.trees.boosting import BoostingPlan, OneSide
+from treaty.trees.constraints import Constraints
 from treaty.trees.objectives import ABSOLUTE, Objective, check_names, loss_class, loss_name
 from treaty.trees.splits import SplitRules
 
@@ -55,6 +57,8 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
     huber_slope: Positive | None = None
     quantile_alpha: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
     base_score: float | None = None
+    monotone_constraints: dict[str, int] | list[int] | bool | None = None
+    interaction_constraints: list[list[str | int]] | None = None
     fractional_bits: Annotated[int, msgspec.Meta(ge=4, le=40)] = 16
     max_bin: Annotated[int, msgspec.Meta(ge=2, le=255)] | None = None
     eval_metric: str | None = None
@@ -93,11 +97,11 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
                 f"expected max_categories of at most {MOST_BINS} under {own.system!r}, whose noise or cost grows with "
                 f"the categories of a column, got {self.max_categories}"
             )
-        return msgspec.structs.replace(
+        return checked_constraints(msgspec.structs.replace(
             self, objective=loss_name(self.objective), min_child_samples=fewest, max_bin=bins,
             max_categories=self.max_categories or (bins if limited else MOST_CATEGORIES),
             max_cat_to_onehot=self.max_cat_to_onehot or (MOST_CATEGORIES + 1 if limited else ONEHOT_BELOW),
-        )  # fmt: skip
+        ))  # fmt: skip
 
     def _check_depth(self) -> None:
         """Refuse trees without a limit, and a limit of leaves that the depth does not reach."""
@@ -126,6 +130,11 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
         """The most levels of splits: `max_depth`, or what `max_leaves` allows."""
         most = 24 if self.max_leaves is None else self.max_leaves - 1
         return min(self.max_depth or most, most)
+
+    @property
+    def constrained(self) -> bool:
+        """Whether there are constraints on columns."""
+        return bool(self.monotone_constraints or self.interaction_constraints)
 
     @property
     def loss_class(self) -> type[Objective]:
@@ -196,13 +205,13 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
             metrics=self.metrics,
         )
 
-    def rules(self, objective: Objective) -> SplitRules:
+    def rules(self, objective: Objective, constraints: Constraints | None = None) -> SplitRules:
         """Return the split rules for an objective's fixed point; small labels have a smaller least gain."""
         rules = self.rules_of(objective.grad_unit, objective.hess_unit)
         # a gain is a squared gradient divided by a hessian
         scale = objective.grad_clip * objective.grad_clip / objective.hess_clip
         least = rules.min_gain * min(1.0, scale)
-        return replace(rules, min_gain=least, leaf_limit=objective.leaf_limit)
+        return replace(rules, min_gain=least, leaf_limit=objective.leaf_limit, constraints=constraints)
 
     def rules_of(self, grad_unit: float, hess_unit: float) -> SplitRules:
         """Return the split rules for a fixed point, given the value of one step of a gradient and of a hessian."""

@@ -33,11 +33,13 @@ from treaty.privacy.randomised_response import stored_noisy_labels
 from treaty.systems.leakage import Route, Routes, routes
 from treaty.systems.observers import CheckpointReached
 from treaty.systems.options import SystemOptions, plain
+from treaty.systems.pooled.constraints import constraints_of
 from treaty.systems.pooled.going_on import after_model
 from treaty.systems.pooled.options import BoostingOptions, Pooled
 from treaty.systems.system import LabelledRows, PartySpec, RoleInput, Roles, System
 from treaty.trees.boosting import Boosting, EvalSet, Forest, RoundState
 from treaty.trees.columns import ColumnSource, MakeSums, grow_trees
+from treaty.trees.constraints import Constraints
 from treaty.trees.ensemble import SplitTable, Tree, Walk, join_splits
 from treaty.trees.objectives import Objective, check_metrics, loss_class, make_objective
 
@@ -200,13 +202,14 @@ class Training:
 
     `part` has the trees of the rounds that all parties have kept, and this party's own splits. `records` is the number
     of records of each source that those trees use. `rows` is the `fingerprint` of the training rows, where checkpoints
-    are kept.
+    are kept. `constraints` are on the columns of all sources.
     """
 
     part: ModelPart
     records: dict[str, int]
     resume: RoundState | None
     rows: bytes
+    constraints: Constraints | None = None
 
     @property
     def forest(self) -> Forest:
@@ -288,7 +291,7 @@ def train(inputs: RoleInput) -> ModelPart:
         inputs.observers.round_finished(progressed.rounds, part)
 
     inputs.observers.round_finished(forest.rounds, part)
-    rules = common.rules(forest.objective)
+    rules = common.rules(forest.objective, constraints_of(common, data.table.schema))
     boosting = Boosting(
         data.y, data.weight, forest, rules, common.plan(len(source.categorical)),
         base_margin=data.base_margin, eval_sets=[watched(rows, splits, threads) for rows in inputs.eval_sets],

@@ -81,7 +81,7 @@ def active(inputs: RoleInput[SecureBoost]) -> ModelPart:
                 search.end()  # `TreeEnd` to the passive parties
                 tree = growth.tree()  # leaf weights follow from the active party's own gradients
                 a_round.add(tree, rows)
-                inputs.observers.event(TreeFinished(tree, rows))
+                inputs.observers.event(TreeFinished(tree, rows, growth.directions))
     return training.part
 
 
@@ -130,7 +130,7 @@ def find_splits(search: SplitSearch, level: Level) -> Splits:
     # [Alg. 2, lines 1-2] g and h, the sums over I of each node, are `level.totals`
     for i, party in search.asked():  # [Alg. 2, lines 3-4] each party i, in the job's order; the own columns are one
         of_party = []
-        for g_h, sums in search.sums(i):  # some nodes at a time
+        for g_h, sums, limits in search.sums(i):  # some nodes at a time
             # [Alg. 2, lines 5-9] `scan` loops over the features k, and over the bins v of each, in one compiled pass;
             # categories are candidates alone, and missing values go left as well as right
             # [Alg. 2, line 10] sums[node, kv] are D(<G_kv>), D(<H_kv>), decrypted when `Sums` came from the party
@@ -139,7 +139,7 @@ def find_splits(search: SplitSearch, level: Level) -> Splits:
             # compared as fractions of whole numbers, so that rounding decides nothing
             best = scan(
                 sums, g_h, search.columns[i], party.offsets, party.categorical, rules,
-                source=i, threads=search.threads,
+                limits=limits, source=i, threads=search.threads,
             )  # fmt: skip
             of_party.append(best)
         found.append(search.of_level(i, of_party, level))

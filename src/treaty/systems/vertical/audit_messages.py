@@ -19,6 +19,7 @@ from treaty.systems.vertical import messages
 from treaty.systems.vertical.audit_record import KeptTree, PassiveHeader, Sent
 from treaty.systems.vertical.exact_sums import NamedNodes
 from treaty.trees.boosting import TreeSample
+from treaty.trees.constraints import Directions
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import Growth
 from treaty.trees.splits import Level, SplitRules, Splits
@@ -40,6 +41,7 @@ class AuditShape:
     source: Int32s
     record: Int32s
     left: Int32s
+    direction: Directions
     first: Integers
     stop: Integers
     leaf: Integers
@@ -60,10 +62,11 @@ def shape_of(tree: KeptTree, n_rows: int, party: str) -> AuditShape:
     left = read(tree.left, "left", np.int32)
     source, record = read(tree.source, "source", np.int32), read(tree.record, "record", np.int32)
     leaf = read(tree.leaf, "leaf", np.uint8 if tree.leaf.dtype == "uint8" else np.int32)
+    direction = read(tree.directions, "directions", np.int8).astype(np.int8)
     inner = np.flatnonzero(left >= 0)
     below = np.sort(np.concatenate([left[inner], left[inner] + 1]))
     one_tree = len(left) > 0 and np.array_equal(below, np.arange(1, len(left))) and (left[inner] > inner).all()
-    if not one_tree or not len(source) == len(record) == len(left):
+    if not one_tree or not len(source) == len(record) == len(direction) == len(left):
         raise Unsound("its nodes are not those of a tree")
     if len(leaf) != n_rows or (leaf < 0).any() or (leaf >= len(left)).any() or (left[leaf] >= 0).any():
         raise Unsound(f"it does not have a leaf for each of {n_rows} rows")
@@ -76,7 +79,7 @@ def shape_of(tree: KeptTree, n_rows: int, party: str) -> AuditShape:
         first[left[node]] = first[node]
         first[left[node] + 1] = first[node] + leaves[left[node]]
     return AuditShape(
-        source.astype(np.int32), record.astype(np.int32), left.astype(np.int32),
+        source.astype(np.int32), record.astype(np.int32), left.astype(np.int32), direction,
         first, first + leaves, leaf, first[leaf],
     )  # fmt: skip
 
@@ -160,7 +163,7 @@ class Replay:
                 child = shape.left[node]
                 if self._totals[child : child + 2, 2].min() < self._fewest_rows:
                     raise Unsound(_NOT_ALLOWED)
-                splits.source[k], splits.feature[k] = shape.source[node], 0
+                splits.feature[k], splits.direction[k] = 0, shape.direction[node]
                 splits.left_totals[k] = self._totals[child]
         return splits
 

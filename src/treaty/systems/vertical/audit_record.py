@@ -40,6 +40,7 @@ from treaty.systems.vertical.encrypted_columns import GradientsCommitted
 from treaty.systems.vertical.messages import node_type
 from treaty.systems.vertical.setup import ClientReady, ServerReady
 from treaty.systems.vertical.training import BoostingBegins
+from treaty.trees.constraints import Directions
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import RowPartition
 
@@ -99,7 +100,8 @@ class PassiveHeader(Message):
 class KeptTree(Message):
     """A finished tree at the active party: int32 nodes, and the leaf of each row of the table.
 
-    `nonce` opens its commitment, `secrets` are int8 (vectors, N) of each query of the lattice map.
+    `nonce` opens its commitment, `secrets` are int8 (vectors, N) of each query of the lattice map. `directions`, int8,
+    are those of monotone constraints at each node's split.
     """
 
     nonce: bytes
@@ -108,6 +110,7 @@ class KeptTree(Message):
     left: Array
     leaf: Array
     secrets: list[Array]
+    directions: Array
 
 
 class End(Message):
@@ -298,8 +301,8 @@ class ActiveRecord(_Recorder, Evidence):
                 self._begin(event)
             case GradientsCommitted(nonce):
                 self._nonce = nonce
-            case TreeFinished(tree, rows):
-                self._finish_tree(tree, rows)
+            case TreeFinished(tree, rows, directions):
+                self._finish_tree(tree, rows, directions)
 
     def _begin(self, begun: BoostingBegins) -> None:
         """Begin the record, once the training is set up."""
@@ -330,7 +333,7 @@ class ActiveRecord(_Recorder, Evidence):
         """Sign all that a peer was sent; empty between threads."""
         return self._vouching.vouch(self._sent[peer].digest())
 
-    def _finish_tree(self, tree: Tree, rows: RowPartition) -> None:
+    def _finish_tree(self, tree: Tree, rows: RowPartition, directions: Directions) -> None:
         """Write down a finished tree, and each row's leaf."""
         leaves = np.flatnonzero(tree.left < 0).astype(np.int32)
         members, starts = rows.rows(leaves, sampled=False)
@@ -339,7 +342,8 @@ class ActiveRecord(_Recorder, Evidence):
         source, record, left = (Array.of(of.astype(np.int32)) for of in (tree.source, tree.record, tree.left))
         of_rows = Array.of(leaf.astype(np.uint8 if len(tree.left) <= 256 else np.int32))
         assert self._file is not None
-        self._file.add(KeptTree(self._nonce, source, record, left, of_rows, self._secrets))
+        signs = Array.of(directions)
+        self._file.add(KeptTree(self._nonce, source, record, left, of_rows, self._secrets, signs))
         self._nonce, self._secrets = b"", []
 
 

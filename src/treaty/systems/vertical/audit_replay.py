@@ -10,8 +10,9 @@ gradients, samples from the generator's first state. On the way every recorded m
 * at the passive party's splits rows went where it sent them;
 * ciphertexts have the randomness that the protocol draws, and the active party signed what the other kept.
 
-The audit relies on the active party for labels and weights, and for which way rows went at its own splits. An active
-party that lies about these has trained on the lie. The auditor sees labels and gradients, and no party's columns.
+The audit relies on the active party for labels, weights and directions of monotone constraints, and for which way rows
+went at its own splits. An active party that lies about these has trained on the lie. The auditor sees labels and
+gradients, and no party's columns.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from treaty.systems.vertical.audit_record import SUFFIX, ActiveHeader, KeptTree,
 from treaty.systems.vertical.encrypted_columns import sums_bounds
 from treaty.systems.vertical.messages import TreeEnd
 from treaty.trees.boosting import Boosting, Forest, RoundState, TreeSample
+from treaty.trees.constraints import Constraints
 
 Progress = Callable[[int, int], None]
 Header = TypeVar("Header", ActiveHeader, PassiveHeader)
@@ -156,7 +158,8 @@ class _RunAudit:
         epsilon = passive.terms.get("epsilon") if passive.terms.get("mechanism") == "label_rr" else None
         self._loss = loss_of(self._y, self._weight, active.n_classes, epsilon, self._common)  # type: ignore[arg-type]
         self._of_round = self._loss.n_outputs * self._common.num_parallel_tree
-        self._alone = int(passive.terms.get("rl_trees") or 0) * self._of_round
+        alone = passive.terms.get("rl_trees")
+        self._alone = (alone if isinstance(alone, int) else 0) * self._of_round
         self._kept, self._parts = (
             islice(read_parts(path, unfinished=unfinished), 1, None) for path in (run.active_path, run.passive_path)
         )  # without their headers
@@ -180,8 +183,11 @@ class _RunAudit:
                 passed[rounds] = replace(state, rounds=rounds, margins=state.margins.copy())
 
         forest = Forest(loss, tuple(active.sources), parallel=common.num_parallel_tree)
+        # a split's direction is in the record, not its column: all splits count as of one column
+        bounded = Constraints(np.ones(1, np.int8), np.zeros((0, 1), np.bool_), np.arange(2))
+        rules = common.rules(loss, bounded if common.monotone_constraints else None)
         boosting = Boosting(
-            self._y, self._weight, forest, common.rules(loss), plan,
+            self._y, self._weight, forest, rules, plan,
             on_round=on_round, resume=replace(begun, rounds=0), threads=self._threads,
         )  # fmt: skip
         for a_round in boosting:

@@ -80,6 +80,10 @@ def _maybe(options: Any, so: bool) -> bool:
 
 
 LAYOUT = Route(messages.BinLayout, PASSIVE, ACTIVE)
+CONSTRAINTS = Route(
+    messages.ColumnConstraints, PASSIVE, ACTIVE, reference="docs/growth.md, Constraints",
+    when=When("constraints", lambda options, common: common.constrained),
+)  # fmt: skip
 TREE_END = Route(messages.TreeEnd, ACTIVE, PASSIVE, "plain")
 SPLITS = Route(messages.SplitRequest, ACTIVE, PASSIVE)
 NODES_OF_SPLITS = Route(messages.NamedRows, ACTIVE, PASSIVE, "own_splits")
@@ -104,6 +108,7 @@ def encrypted(seal: str, hide: str, guards: str, *, blind: bool = False) -> Rout
     a `blind` system nodes are hidden under any cipher.
     """
     set_up = routes(
+        CONSTRAINTS,
         LAYOUT,
         Route(messages.Setup, ACTIVE, PASSIVE),
         routes(Route(messages.LinkProbe, ACTIVE, PASSIVE), Route(messages.LinkEcho, PASSIVE, ACTIVE), when=PROBED),

@@ -40,6 +40,18 @@ class BinLayout(Message):
     known: Share | None = None
 
 
+class ColumnConstraints(Message):
+    """Directions of the sender's columns, int8 (n_features,), and their groups, bool (n_groups, n_features)."""
+
+    leakage: ClassVar = MessageLeakage(
+        "how predictions may move with each of the sender's columns (monotone_constraints), and which of them are in "
+        "which group (interaction_constraints), by the columns' numbers",
+        "control",
+    )
+    directions: Array
+    groups: Array
+
+
 class LinkProbe(Message):
     """Meaningless bytes, to measure the link before a cipher is chosen or sums are sealed."""
 

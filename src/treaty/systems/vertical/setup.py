@@ -123,7 +123,8 @@ def set_up_active(
         sources = [others.get(name, own) for name in inputs.roles.owners]
         inputs.observers.event(ClientReady(gradients.client, [len(source.categorical) for source in sources]))
         place, kind = inputs.roles.owners.index(party.name), SealedSearch if options.sealed else SplitSearch
-        yield TrainingColumns(sources, place, kind, common.rules(objective), threads, inputs.observers)
+        rules = common.rules(objective, training.constraints)
+        yield TrainingColumns(sources, place, kind, rules, threads, inputs.observers)
         finish(party)
     for peer in others:
         part.sides[peer] = party.receive(peer, ToldShare).share

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,20 +19,22 @@ from numpy.typing import NDArray
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.conversation import MessageOrder
 from treaty.messaging.exchanges import Term, agree
-from treaty.messaging.messages import Message, view
+from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import Checkpoint, checkpoint_of, fingerprint
 from treaty.models.trees import ModelPart, keep_records
 from treaty.privacy.randomised_response import RandomisedRows
 from treaty.systems.observers import CheckpointReached
 from treaty.systems.options import SystemOptions
+from treaty.systems.pooled.constraints import own_constraints
 from treaty.systems.pooled.going_on import part_after
 from treaty.systems.pooled.system import CheckpointReceipt, CheckpointRequest, Training, begin
 from treaty.systems.system import PartySpec, RoleInput, Roles
-from treaty.systems.vertical.messages import SplitRequest, Start
+from treaty.systems.vertical.messages import ColumnConstraints, SplitRequest, Start
 from treaty.systems.vertical.prediction import DecideRequest, Finish, RowSets, decided_by_all, shown_rows
 from treaty.trees.boosting import Boosting, EvalSet, RoundState
 from treaty.trees.columns import SumsSource
+from treaty.trees.constraints import Constraints
 from treaty.trees.ensemble import SplitTable
 from treaty.trees.splits import SplitRules
 
@@ -46,7 +48,10 @@ class BoostingBegins:
 
 
 def agree_on_terms(inputs: RoleInput) -> None:
-    """Compare all options but the sampling seed, numbers of rows, and trees of a round, before all else is sent."""
+    """Compare all options but the sampling seed, numbers of rows, and trees of a round, before all else is sent.
+
+    A passive party then states the constraints on its columns, if the job has any.
+    """
     eval_rows = ", ".join(str(rows.table.n_rows) for rows in inputs.eval_sets)
     sizes: dict[str, Term] = {
         "training rows": inputs.rows.table.n_rows,
@@ -55,6 +60,25 @@ def agree_on_terms(inputs: RoleInput) -> None:
         "earlier model": "none" if inputs.part is None else inputs.part.model_id,
     }
     agree(inputs.party, {**inputs.public_terms, **sizes})
+    party, active = inputs.party, inputs.roles.active
+    if inputs.common.constrained and party.name != active:
+        schema = inputs.rows.table.schema
+        stated = own_constraints(inputs.common, inputs.directions, schema, party.name, inputs.roles.owners)
+        party.send(active, ColumnConstraints(*map(Array.of, stated)))
+
+
+def _stated_by(inputs: RoleInput, owner: str) -> tuple[NDArray[np.int8], NDArray[np.bool_]]:
+    """Return what is asked of the columns of an owner, as the active party: its own, or what a passive party states."""
+    common, party = inputs.common, inputs.party
+    if owner == party.name:
+        return own_constraints(common, inputs.directions, inputs.rows.table.schema, owner, inputs.roles.owners)
+    stated, what = party.receive(owner, ColumnConstraints), "ColumnConstraints"
+    directions = view(stated.directions, np.int8, (None,), peer=owner, what=f"{what}.directions")
+    shape = len(common.interaction_constraints or ()), len(directions)
+    groups = view(stated.groups, np.bool_, shape, peer=owner, what=f"{what}.groups")
+    if np.any((directions < -1) | (directions > 1)) or (directions.any() and not common.monotone_constraints):
+        raise PeerProtocolError(owner, f"expected directions -1, 0 and 1, as the job has - at {what} from {owner}")
+    return directions, groups
 
 
 def open_training(inputs: RoleInput) -> Training:
@@ -71,7 +95,10 @@ def open_training(inputs: RoleInput) -> Training:
             public="its labels have another number of classes than the job says; `classes` is 2 where it is left out",
         )
     agree_on_terms(inputs)
-    return begin(inputs, inputs.party.name, tuple(inputs.roles.owners))
+    training = begin(inputs, inputs.party.name, tuple(inputs.roles.owners))
+    if not inputs.common.constrained:
+        return training
+    return replace(training, constraints=Constraints.over([_stated_by(inputs, name) for name in inputs.roles.owners]))
 
 
 def start_of(training: Training, peer: str) -> tuple[str, bool, int, int]:
@@ -90,6 +117,10 @@ def boosting_of(
     """
     party, data, keeper = inputs.party, inputs.rows, inputs.keeper
     part, forest = training.part, training.forest
+    if training.constraints is not None:
+        widths = zip(inputs.roles.owners, np.diff(training.constraints.first), sources, strict=True)
+        for name in [name for name, width, source in widths if width != len(source.categorical)]:
+            raise PeerProtocolError(name, f"expected directions of all its columns - at ColumnConstraints from {name}")
 
     def on_round(state: RoundState) -> None:
         if keeper is not None and keeper.due:
