@@ -88,7 +88,7 @@ JOBS: dict[str, list[Played]] = {
         Played({**PAPER, **KEYED}, 3, evals=False),
         Played({**PAPER, **KEYED, "calibrate": True}, 3, evals=False),
         Played({"standard_errors": True}, 2, evals=False),
-        Played({"pdo": 20.0, "calibrate": True, "batch_size": None}, 3, evals=False),
+        Played({"pdo": 20.0, "calibrate": True, "batch_size": None, "max_bin": 2}, 2, evals=False),
         Played(evals=False, resumes=True),
     ],
     "sgd": [Played(evals=False), Played({"coordinator": False, **KEYED}, evals=False)],

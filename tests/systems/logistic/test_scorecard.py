@@ -53,16 +53,17 @@ def test_counting_adds_products_alone_and_points_one_slope():
         lambda counts, one: [counts[0] + one // 2, *counts[1:]],
         lambda counts, one: [-one, *counts[1:]],
         lambda counts, one: [counts[0] + 700 * one, *counts[1:]],
-        lambda counts, one: [*counts[:-1], 601 * one],
+        lambda counts, one: [counts[0] << 80, *counts[1:]],
+        lambda counts, one: [counts[0] - one, *counts[1:]],
+        lambda counts, one: [0] * len(counts),
     ],
 )
 def test_numbers_that_are_no_counts_are_refused(changed):
-    table, one = to_table(X[:, 1:2]), 1 << 56
+    table, one = to_table(X[:, 1:]), 1 << 56
     bins = cut(table, "shop", CARD)
-    codes = bins[0].assign(table)
-    counts = [one * int(Y[codes == k].sum()) for k in range(len(bins[0].n_rows))] + [one * int(Y.sum())]
+    counts = [one * int(Y[of.assign(table) == k].sum()) for of in bins for k in range(len(of.n_rows))]
     found = _counted(bins, counts, 56, 600, CARD)
-    assert sum(found[0].n_bads) == Y.sum()
+    assert [sum(of.n_bads) for of in found] == [Y.sum()] * 2
     with pytest.raises(CryptoError, match="malformed contribution"):
         _counted(bins, changed(counts, one), 56, 600, CARD)
 

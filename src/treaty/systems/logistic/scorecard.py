@@ -60,12 +60,10 @@ def on_bins(inputs: GlmInput) -> tuple[GlmInput, list[ColumnBins]]:
     """
     party, common, data = inputs.party, inputs.common, inputs.rows
     bins, is_active = cut(data.table, party.name, common), party.name == inputs.roles.active
-    n_rows, ones = data.table.n_rows, np.ones((data.table.n_rows, 1))
-    # the active party's own bins need no product; the last column counts all events
-    asked = (
-        [] if is_active else [of.assign(data.table)[:, np.newaxis] == np.arange(len(of.n_rows or ())) for of in bins]
-    )
-    indicators = np.hstack([*asked, ones])
+    n_rows = data.table.n_rows
+    # the active party's own bins need no product, but it must have a column
+    each = [of.assign(data.table)[:, np.newaxis] == np.arange(len(of.n_rows or ())) for of in bins]
+    indicators = np.ones((n_rows, 1)) if is_active else np.hstack(each).astype(np.float64)
     setting = begin(inputs, indicators.shape, None)
     # labels of rows, not their weights, are counted
     own = OwnData(fixed_columns(indicators), None, None)
@@ -84,16 +82,18 @@ def on_bins(inputs: GlmInput) -> tuple[GlmInput, list[ColumnBins]]:
 def _counted(
     bins: Sequence[ColumnBins], products: Sequence[int], fraction: int, n_rows: int, common: RegressionOptions
 ) -> list[ColumnBins]:
-    """Return bins with the events that products in fixed point count: those of each bin, and last of all rows."""
-    rows = np.array([*(count for of in bins for count in of.n_rows or ()), n_rows])
-    events = np.array([number >> fraction for number in products], np.int64)
-    if any(number % (1 << fraction) for number in products) or np.any((events < 0) | (events > rows)):
-        raise CryptoError("events in bins are not whole numbers from 0 to the rows of the bin: malformed contribution")
-    bads = int(events[-1])
+    """Return bins with the events that products in fixed point count: those of every bin, one column after another."""
+    rows = [count for of in bins for count in of.n_rows or ()]
+    whole = [number >> fraction for number in products]
+    fits = all(0 <= count <= most for count, most in zip(whole, rows, strict=True))
     ends = np.cumsum([len(of.n_rows or ()) for of in bins])
-    each: list[Integers] = np.split(events[:-1], ends[:-1]) if bins else []
-    totals = n_rows - bads, bads
-    return [with_labels(of, counts, totals, common.monotone) for of, counts in zip(bins, each, strict=True)]
+    each: list[Integers] = np.split(np.array(whole if fits else [0] * len(rows), np.int64), ends[:-1])
+    # every row is in one bin of each column
+    found = {int(counts.sum()) for counts in each}
+    bads = min(found)
+    if not fits or len(found) > 1 or not 0 < bads < n_rows or any(number % (1 << fraction) for number in products):
+        raise CryptoError("counts of events in bins contradict each other or the rows: malformed contribution")
+    return [with_labels(of, own, (n_rows - bads, bads), common.monotone) for of, own in zip(bins, each, strict=True)]
 
 
 def help_counting(inputs: GlmInput) -> None:
