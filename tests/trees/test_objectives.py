@@ -458,7 +458,7 @@ def test_leaf_values_are_quantiles_of_residuals(sizes, alpha, seed):
 def test_an_unknown_objective_is_named():
     with pytest.raises(ConfigError, match=r"expected objective to be one of squared_error, poisson, .* got 'poison'"):
         loss_class("poison")
-    for name in ("custom", "reg:gamma"):
+    for name in ("custom", "reg:gama"):
         with pytest.raises(ConfigError, match="for classes leave it out"):
             loss_class(name)
 

@@ -265,7 +265,7 @@ class GBDTRanker(BoostedTrees):
                 "expected fit(X, y, qid=...), and eval_qid with the groups of each eval set, got "
                 f"{'no qid' if qid is None else f'{len(groups)} of {len(given)} eval sets'}"
             )
-        watched: Any = [of._replace(y=_Relevance(of.y, group)) for of, group in zip(given, groups, strict=True)]
+        watched: Any = [(of.X, _Relevance(of.y, group), of.weight) for of, group in zip(given, groups, strict=True)]
         labels: Any = _Relevance(y, qid)
         return super().fit(X, labels, sample_weight, watched, **further)
 
