@@ -69,6 +69,7 @@ CASES: dict[str, list[Case]] = {
         Case({"encryption": "lattice", "purity_guard": 0.2}),
         Case({"encryption": "ou", "goss": True}),
         Case({"encryption": "lattice", "goss": True}),
+        Case({"encryption": "lattice", "max_leaves": 7}),
         Case({"min_child_samples": 5}),
         Case({"min_child_samples": 5, "mode": "paper", "encryption": "lattice"}),
     ],
