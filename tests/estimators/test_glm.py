@@ -17,7 +17,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import treaty
 from tables import cut, cut_for_active, real_table, with_categories, with_gaps
-from treaty.systems.logistic.options import RegressionOptions
+from treaty.systems.logistic.options import OF_SCORECARDS, RegressionOptions
 from treaty.systems.options import names_of
 
 OF_LOGISTIC = {
@@ -34,7 +34,7 @@ def test_scikit_learn_contract_holds(estimator, check):
 
 def test_estimator_defaults_are_the_options_defaults():
     defaults = {name: p.default for name, p in inspect.signature(treaty.LinearRegression.__init__).parameters.items()}
-    shared = set(names_of(RegressionOptions)) - OF_LOGISTIC
+    shared = set(names_of(RegressionOptions)) - OF_LOGISTIC - {"pdo", *OF_SCORECARDS}
     assert set(defaults) == {"self", "protocol", "active", "transport", "n_jobs", "parties", "verbose", *shared}
     options = RegressionOptions()
     assert all(defaults[name] == getattr(options, name) for name in shared)

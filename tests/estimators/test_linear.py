@@ -26,7 +26,7 @@ from flat import flat
 from tables import cut, real_table, with_categories, with_gaps
 from treaty.linear.preparation import Calibration
 from treaty.models.linear import LinearPart, load_linear_part
-from treaty.systems.logistic.options import RegressionOptions
+from treaty.systems.logistic.options import OF_SCORECARDS, RegressionOptions
 from treaty.systems.options import names_of
 
 pytestmark = [
@@ -44,7 +44,7 @@ def test_scikit_learn_contract_holds(estimator, check):
 
 def test_estimator_defaults_are_the_options_defaults():
     defaults = {name: p.default for name, p in inspect.signature(treaty.LogisticRegression.__init__).parameters.items()}
-    shared = set(names_of(RegressionOptions)) - {"family"}
+    shared = set(names_of(RegressionOptions)) - {"family", "pdo", *OF_SCORECARDS}
     assert set(defaults) == {
         "self",
         "protocol",

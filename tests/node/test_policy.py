@@ -16,6 +16,8 @@ from treaty.node.policy import Case, CheckFinding, DataSet, Policy, PolicyVerdic
 from treaty.privacy.ledger import FILE, Ledger, LedgerEntry
 from treaty.runs.job import Align, Job, Member
 from treaty.systems import OPTIONS, SYSTEMS, option_class
+from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.secureboost.options import SecureBoost
 
 ROWS = 400
 
@@ -399,7 +401,7 @@ def test_facts_are_those_of_the_table_and_read_once(folder: Path, monkeypatch: p
     assert case.facts == (ROWS, ["no", "age", "income", "late"])
     assert case.features() == ["age", "income", "late"]
     assert len(calls) == 1
-    assert case.codes(["age", "late"], 8).shape == (ROWS, 2)
+    assert case.codes(["age", "late"], BoostingOptions(max_bin=8).checked(SecureBoost())).shape == (ROWS, 2)
 
 
 def test_a_query_is_run_once_and_only_for_rules_that_need_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

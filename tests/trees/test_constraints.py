@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treaty.trees.constraints import Constraints, NodeLimits
+from treaty.trees.constraints import Constraints, NodeConstraints
 from treaty.trees.growth import Growth
 from treaty.trees.splits import SplitRules, Splits, scan
 from trees.oracle import add, left_sets
@@ -98,7 +98,7 @@ def test_the_best_split_within_bounds_is_that_of_a_slow_search(seed, n_bins, mis
     rules = SplitRules(grad_unit=1 / 16, hess_unit=1 / 16, constraints=kept, **options)
     low, high = limits
     # a weight below another bound is never within both
-    bounds = NodeLimits(np.array([limits]), np.ones((1, 0), np.bool_), np.ones((1, 0), np.bool_))
+    bounds = NodeConstraints(np.array([limits]), np.ones((1, 0), np.bool_), np.ones((1, 0), np.bool_))
     offsets = np.concatenate([[0], np.cumsum(np.array(n_bins) + 1)]).astype(np.int32)
     found = scan(
         np.concatenate(sums)[None], total, np.arange(len(n_bins), dtype=np.int32), offsets,

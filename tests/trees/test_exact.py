@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treaty.trees.scanning import bound, bounds, fraction
-from treaty.trees.splits import SplitRules, Splits, best_of, scan
+from treaty.trees.splits import SplitRules, Splits, best_of, bound, bounds, fraction, scan
 
 BINS, FEATURES = 4, 3
 OFFSETS = np.arange(0, FEATURES * (BINS + 1) + 1, BINS + 1).astype(np.int32)

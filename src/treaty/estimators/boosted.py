@@ -42,7 +42,7 @@ from treaty.systems import SYSTEMS, find_system
 from treaty.systems.horizontal.rows import all_columns, describe, schema_of
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.constraints import by_owner
-from treaty.systems.pooled.going_on import refuse_going_on
+from treaty.systems.pooled.continuing import refuse_continuing
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.system import ALONE, check_margins, refuse_margins, why_no_split
 from treaty.systems.system import LabelledRows, System, roles_of
@@ -246,7 +246,7 @@ class BoostedTrees(TrainedTrees):
         if any((of.base_margin is None) != (base_margin is None) for of in watched):
             raise ConfigError("expected base_margin and base_margin_eval_set of all eval sets, or neither")
         if earlier is not None:
-            refuse_going_on(*settings[:2])
+            refuse_continuing(*settings[:2])
             self.__dict__.update({name: of for name, of in vars(earlier).items() if name in _OF_TABLES})
             n_estimators = settings[2].n_estimators + forest_of(list(earlier.parts_.values())).rounds
             settings = (*settings[:2], msgspec.structs.replace(settings[2], n_estimators=n_estimators))

@@ -22,7 +22,7 @@ from treaty.machine.process import check_trusted, is_code, trust
 from treaty.messaging.certificates import load_certificate
 from treaty.runs.job import NAME, Align, Job, Member, Name, between_parties, check_names
 from treaty.systems import SYSTEMS
-from treaty.systems.pooled.going_on import refuse_going_on
+from treaty.systems.pooled.continuing import refuse_continuing
 from treaty.systems.pooled.system import refuse_margins
 from treaty.systems.system import Roles
 
@@ -232,7 +232,7 @@ def _check_starts(job: Job) -> None:
     """Refuse a start from rows' own margins, or from a finished model, where there is none."""
     (own, common), columns = job.settings(), job.table_rules(job.active).base_margin
     if job.from_model is not None:
-        refuse_going_on(job.system, own)
+        refuse_continuing(job.system, own)
     if columns:
         refuse_margins(job.system, own, common)
         if len(columns) != (expected := job.classes if job.classes > 2 else 1):

@@ -16,7 +16,7 @@ import numpy as np
 from treaty.machine.arrays import Codes, Flags, Int32s, Integers, contiguous, pieces, side_by_side
 from treaty.machine.shared_work import share
 from treaty.trees.boosting import Boosting, TreeSample
-from treaty.trees.constraints import NodeLimits
+from treaty.trees.constraints import NodeConstraints
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import Growth, RowPartition, look_up_left
 from treaty.trees.histograms import Histograms
@@ -243,7 +243,7 @@ class SplitSearch:
             found.append(splits)
         return self.of_level(k, found, level)
 
-    def sums(self, k: int) -> Iterator[tuple[Integers, Integers, NodeLimits | None]]:
+    def sums(self, k: int) -> Iterator[tuple[Integers, Integers, NodeConstraints | None]]:
         """Yield totals (n, 3), bin sums (n, slots, 3) and limits of the nodes that source k was asked about, by parts.
 
         Sums of the siblings of asked nodes are completed. Sums of a whole level are kept for the next one alone. The

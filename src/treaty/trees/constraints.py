@@ -27,7 +27,7 @@ Directions = NDArray[np.int8]
 
 
 @dataclass(frozen=True, slots=True)
-class NodeLimits:
+class NodeConstraints:
     """What constraints leave to some nodes: of weights a lower and an upper bound, and which columns may split them.
 
     `bounds` is float64 (n_nodes, 2), before the learning rate. `within`, bool (n_nodes, n_groups), says which groups
@@ -39,13 +39,13 @@ class NodeLimits:
     allowed: Flags
 
     @classmethod
-    def joined(cls, parts: Sequence[NodeLimits]) -> NodeLimits:
+    def joined(cls, parts: Sequence[NodeConstraints]) -> NodeConstraints:
         """Return the limits of the nodes of all parts, one part after the other."""
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in NodeLimits.__slots__))
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in NodeConstraints.__slots__))
 
-    def take(self, index: NDArray[np.integer] | Flags | slice) -> NodeLimits:
+    def take(self, index: NDArray[np.integer] | Flags | slice) -> NodeConstraints:
         """Return the limits of some of the nodes."""
-        return NodeLimits(self.bounds[index], self.within[index], self.allowed[index])
+        return NodeConstraints(self.bounds[index], self.within[index], self.allowed[index])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,16 +78,16 @@ class Constraints:
         """Return the same constraints where all columns are one source's."""
         return Constraints(self.directions, self.groups, np.array([0, len(self.directions)]))
 
-    def root(self) -> NodeLimits:
+    def root(self) -> NodeConstraints:
         """Return the limits of a tree's root: none."""
         every = (1, self.groups.shape[1] if len(self.groups) else 0)
-        return NodeLimits(
+        return NodeConstraints(
             np.array([[-np.inf, np.inf]]), np.ones((1, len(self.groups)), np.bool_), np.ones(every, np.bool_)
         )
 
     def below(
-        self, limits: NodeLimits, source: Int32s, feature: Int32s, direction: Directions, weights: Floats
-    ) -> NodeLimits:
+        self, limits: NodeConstraints, source: Int32s, feature: Int32s, direction: Directions, weights: Floats
+    ) -> NodeConstraints:
         """Return the limits of the children of split nodes, left and right in turn: (2 k,) nodes.
 
         `source`, `feature` and `direction` (k,) are those of splits, `weights` (k, 2) the two children's within
@@ -103,10 +103,12 @@ class Constraints:
             allowed = within.astype(np.float32) @ self.groups.astype(np.float32) > 0.0
             # a column of no group may be split again, alone
             allowed[np.arange(len(columns)), columns] = True
-        return NodeLimits(bounds.reshape(-1, 2), np.repeat(within, 2, axis=0), np.repeat(allowed, 2, axis=0))
+        return NodeConstraints(bounds.reshape(-1, 2), np.repeat(within, 2, axis=0), np.repeat(allowed, 2, axis=0))
 
 
-def limits_of_source(rules: SplitRules, limits: NodeLimits | None, source: int) -> tuple[Directions, Floats, Flags]:
+def limits_of_source(
+    rules: SplitRules, limits: NodeConstraints | None, source: int
+) -> tuple[Directions, Floats, Flags]:
     """Return what a scan of one source's sums needs: directions, the nodes' bounds, and which columns they may use.
 
     Bounds are (0, 2) where no column has a direction, and the columns (0, 0) where there are no groups.
@@ -123,14 +125,14 @@ def limits_of_source(rules: SplitRules, limits: NodeLimits | None, source: int) 
 
 
 def limits_below(
-    rules: SplitRules, limits: Sequence[NodeLimits], nodes: Int32s, chosen: Splits, of_pairs: Integers
-) -> NodeLimits:
+    rules: SplitRules, limits: Sequence[NodeConstraints], nodes: Int32s, chosen: Splits, of_pairs: Integers
+) -> NodeConstraints:
     """Return the limits of the children of divided `nodes`, from the children's totals (k, 2, 3).
 
     `limits` are those of all nodes of the tree so far, in the order of their numbers.
     """
     assert rules.constraints is not None
-    own = NodeLimits.joined(limits).take(nodes)
+    own = NodeConstraints.joined(limits).take(nodes)
     weights = rules.weight(of_pairs.reshape(-1, 3), np.repeat(own.bounds, 2, axis=0)).reshape(-1, 2)
     return rules.constraints.below(own, chosen.source, chosen.feature, chosen.direction, weights)
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from treaty.machine.arrays import Flags, Floats, Int32s, Integers
 from treaty.machine.kernels import kernel, new_array
 from treaty.machine.shared_work import share
-from treaty.trees.constraints import Directions, NodeLimits, limits_below
+from treaty.trees.constraints import Directions, NodeConstraints, limits_below
 from treaty.trees.ensemble import Tree
 from treaty.trees.splits import Level, SplitRules, Splits, end_to_end
 
@@ -46,8 +46,8 @@ class Growth:
         self.level: Level | None = None
         if rules.max_depth >= 1 and totals[2] >= 2 * rules.min_child_samples:
             root = np.zeros(1, np.int32)
-            of_root = root, totals[None]
-            self.level = Level(0, *of_root, *of_root, root, root - 1, rules.max_depth == 1, limits=limits)
+            asked = root, totals[None]
+            self.level = Level(0, *asked, *asked, root, root - 1, rules.max_depth == 1, limits=limits)
             if rules.max_leaves:
                 self.level = replace(self.level, last=False, places=root)
 
@@ -80,11 +80,10 @@ class Growth:
         self._limits += [] if limits is None else [limits]
         self.level = _next_level(level.depth + 1, of_pairs, children, places, growing, self._rules, limits)
         if self._rules.max_leaves and self.level is not None:
-            # a tree of n leaves has 2n - 1 nodes
-            full = self._n_nodes == 2 * self._rules.max_leaves - 1
-            # sums go where none of a leaf that waits are
+            # sums go where none of a leaf that waits are; a tree of n leaves has 2n - 1 nodes
             taken, n_new = self._waiting[1], len(self.level.nodes)
             free = np.setdiff1d(np.arange(len(taken) + n_new, dtype=np.int32), taken)[:n_new]
+            full = self._n_nodes == 2 * self._rules.max_leaves - 1
             self.level = None if full else replace(self.level, last=False, places=free)
         self._taken = nodes, children, chosen
         return self._taken
@@ -145,7 +144,7 @@ class Growth:
 
 def _next_level(
     depth: int, totals: Integers, children: Int32s, parents: Int32s, growing: Flags, rules: SplitRules,
-    limits: NodeLimits | None,
+    limits: NodeConstraints | None,
 ) -> Level | None:  # fmt: skip
     """List the children still to be split, and of each pair the smaller one, whose sums are computed.
 

@@ -5,16 +5,17 @@ The kernels share this module, as the disk cache of kernels does not see changes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from treaty.machine.arrays import Floats, Integers
 from treaty.machine.kernels import inlined, inner, kernel, new_array
 
 DIGITS = 8
 """Of a numerator, of 32 bits each; it is below 2^254 for sums of 62 bits."""
+
+# how the bins of a column are parted: numbers at a cut, one category against the rest, halves, or a sorted prefix
+_CUTS, _SINGLE, _HALVES, _SORTED = range(4)
 
 # categories that are sorted by insertion, before such runs are merged
 _RUN = 32
@@ -49,13 +50,23 @@ def subtract_siblings(
                 mine[k] = whole[k] - own[k]
 
 
+@inner
+def _kind(is_categorical: bool, bins: int, onehot_below: float, by_halves: bool) -> int:
+    """Return how a column's bins are parted."""
+    if not is_categorical:
+        return _CUTS
+    if bins < onehot_below:
+        return _SINGLE
+    return _HALVES if by_halves else _SORTED
+
+
 @inlined
-def _write_prefixes(slots: Any, used: int, order: Any, in_order: bool, single: bool, prefix: Any) -> None:
+def _write_prefixes(slots: Any, used: int, order: Any, kind: int, prefix: Any) -> None:
     """Write what goes left at each cut: the sums of the bins up to it, in their order, or of that category alone."""
     grad, hess, count = np.int64(0), np.int64(0), np.int64(0)
     for k in range(used):
-        slot = slots[order[k]] if in_order else slots[k]
-        if single:
+        slot = slots[order[k]] if kind == _SORTED else slots[k]
+        if kind == _SINGLE:
             grad, hess, count = np.int64(0), np.int64(0), np.int64(0)
         grad += slot[0]
         hess += slot[1]
@@ -193,8 +204,7 @@ def scan_splits(
         threshold = to_gain[node]
         best_gain, best_feature = threshold, -1
         # of the best split: its left sums, how many sorted bins go left, and whether missing values do
-        best_grad, best_hess, best_count = np.int64(0), np.int64(0), np.int64(0)
-        best_size, best_missing_left = 0, False
+        best_grad, best_hess, best_size, best_missing_left = np.int64(0), np.int64(0), 0, False
         for position in range(features.shape[0]):
             feature = features[position]
             if chosen_columns and not allowed[node, feature]:
@@ -202,20 +212,17 @@ def scan_splits(
             offset = offsets[feature]
             bins = offsets[feature + 1] - offset - 1
             slots = sums[node, offset : offset + bins + 1]
-            single = categorical[feature] and bins < onehot_below
-            halved = categorical[feature] and not single and by_halves
-            in_order = categorical[feature] and not single and not halved
-            used = bins
-            if in_order:
+            kind, used = _kind(categorical[feature], bins, onehot_below, by_halves), bins
+            if kind == _SORTED:
                 used = _sort_categories(slots, bins, units, reg_lambda, min_child_weight, floor, ratio, order)
-            if halved:
+            if kind == _HALVES:
                 used = 2
                 _write_halves(slots, totals[node], ridge, hess_unit, reg_lambda, fewest, prefix)
             else:
-                _write_prefixes(slots, used, order[0], in_order, single, prefix)
+                _write_prefixes(slots, used, order[0], kind, prefix)
             # 0: missing values go right; 1: they go left
             for side in range(2):
-                if side == 1 and (halved or slots[bins, 2] == 0):
+                if side == 1 and (kind == _HALVES or slots[bins, 2] == 0):
                     break
                 if side == 1:
                     for k in range(used):
@@ -256,7 +263,7 @@ def scan_splits(
                             continue
                     best_gain, best_feature = candidate[k], feature
                     best_grad, best_hess = prefix[k, 0], prefix[k, 1]
-                    best_count, best_size, best_missing_left = prefix[k, 2], k + 1, side == 1
+                    best_size, best_missing_left = k + 1, side == 1
                     slack = SLACK * (best_gain + 2.0 * parent + threshold) if ridge > 0 else 0.0
         found[0][node], found[1][node] = best_gain if best_feature >= 0 else 0.0, best_feature
         left_bins, left_sums = found[2][node], found[3][node]
@@ -264,32 +271,27 @@ def scan_splits(
         if best_feature >= 0:
             slots = sums[node, offsets[best_feature] : offsets[best_feature + 1]]
             bins = slots.shape[0] - 1
-            single = categorical[best_feature] and bins < onehot_below
-            halved = categorical[best_feature] and not single and by_halves
-            in_order = categorical[best_feature] and not single and not halved
-            if halved:
+            kind = _kind(categorical[best_feature], bins, onehot_below, by_halves)
+            if kind == _SORTED:
+                _sort_categories(slots, bins, units, reg_lambda, min_child_weight, floor, ratio, order)
+            if kind == _HALVES:
                 for k in range(bins + 1):
                     half = _half_of(slots[k], totals[node], ridge, hess_unit, reg_lambda, fewest)
                     left_bins[k] = half == best_size
-                left_sums[0], left_sums[1], left_sums[2] = best_grad, best_hess, best_count
-                continue
-            if in_order:
-                _sort_categories(slots, bins, units, reg_lambda, min_child_weight, floor, ratio, order)
-            _write_left(slots, best_size, best_missing_left, order[0], in_order, single, left_bins, left_sums)
+            else:
+                _mark_left(best_size, order[0], kind, left_bins)
+                left_bins[bins] = best_missing_left
+            for k in range(bins + 1):
+                if left_bins[k]:
+                    for part in range(3):
+                        left_sums[part] += slots[k, part]
 
 
 @inner
-def _write_left(
-    slots: Any, size: int, missing_left: bool, order: Any, in_order: bool, single: bool, left_bins: Any, left_sums: Any
-) -> None:
-    """Mark the bins that go left, the first `size` in their order or that category alone, and add up their sums."""
-    for k in range(size - 1 if single else 0, size):
-        left_bins[order[k] if in_order else k] = True
-    left_bins[slots.shape[0] - 1] = missing_left
-    for k in range(slots.shape[0]):
-        if left_bins[k]:
-            for part in range(3):
-                left_sums[part] += slots[k, part]
+def _mark_left(size: int, order: Any, kind: int, left_bins: Any) -> None:
+    """Mark the bins of present values that go left: the first `size` in their order, or that category alone."""
+    for k in range(size - 1 if kind == _SINGLE else 0, size):
+        left_bins[order[k] if kind == _SORTED else k] = True
 
 
 @inner
@@ -408,64 +410,3 @@ def _less(a: Any, b: Any) -> bool:
         if a[k] != b[k]:
             return bool(a[k] < b[k])
     return False
-
-
-# --------------------- which of two splits of a node gains more, decided in whole numbers where float64 is too coarse
-#
-# In units of the fixed point, with G and H of a node, ridge = reg_lambda, a = H_L + ridge, T = H + 2 ridge and
-# V = T G_L - G a, a split gains (XGBoost Eq. 7 without the factor 1/2)
-#
-#     V^2 / (T a (T - a)) - G^2 ridge / (T (H + ridge)),
-#
-# so the best split of a node has the largest fraction V^2 / (a (T - a)), and one is admissible where that passes
-#
-#     (T (H + ridge) threshold + G^2 ridge) / (H + ridge),    rounded down above the line.
-#
-# Kernels do the same in digits of 32 bits (`scanning`).
-
-_MOST = (1 << 32 * DIGITS) - 1  # no numerator is as large
-
-
-def fraction(totals: Integers, left: Integers, ridge: int) -> tuple[int, int]:
-    """Return V^2 and a (T - a) of a split, from the sums of grad, hess and rows of its node and its left child."""
-    grad, a = int(totals[0]), int(left[1]) + ridge
-    whole = int(totals[1]) + 2 * ridge
-    return (whole * int(left[0]) - grad * a) ** 2, a * (whole - a)
-
-
-def bound(totals: Integers, ridge: int, threshold: float) -> tuple[int, int]:
-    """Return the fraction that a node's splits have to pass; `threshold` is a gain in units of the fixed point.
-
-    Totals with a negative hess, which a party that cheats can bring about, count as without.
-    """
-    _, top, below = _bound(int(totals[0]), max(int(totals[1]), 0), ridge, *threshold.as_integer_ratio())
-    return top, below
-
-
-def bounds(totals: Integers, ridge: int, threshold: float) -> tuple[Floats, Any, Any]:
-    """Return `bound` of nodes (n, 3): the gains it stands for, numerators and denominators in digits.
-
-    Gains, float64 (n,), are in units of the fixed point. Where units are coarse, rounding down takes more off them than
-    float64 could.
-    """
-    if threshold == 0.0:  # mostly
-        tops = [min(grad * grad * ridge, _MOST) for grad in totals[:, 0].tolist()]
-        belows = [hess + ridge for hess in np.maximum(totals[:, 1], 0).tolist()]
-        return np.zeros(len(totals)), _digits(tops, DIGITS), _digits(belows, 4)
-    ratio = threshold.as_integer_ratio()
-    found = [_bound(grad, max(hess, 0), ridge, *ratio) for grad, hess, _ in totals.tolist()]
-    gains = np.array([gain for gain, _, _ in found])
-    return gains, _digits([top for _, top, _ in found], DIGITS), _digits([below for _, _, below in found], 4)
-
-
-def _bound(grad: int, hess: int, ridge: int, above: int, below: int) -> tuple[float, int, int]:
-    """Return a node's least gain, and the fraction, where the threshold is ``above / below``."""
-    whole, parent = (hess + 2 * ridge) * (hess + ridge), grad * grad * ridge
-    top = min(whole * above // below + parent, _MOST)
-    return (top - parent) / whole, top, hess + ridge
-
-
-def _digits(numbers: Sequence[int], digits: int) -> Any:
-    """Return whole numbers in digits, uint64 (n, digits)."""
-    raw = b"".join([number.to_bytes(4 * digits, "little") for number in numbers])
-    return np.frombuffer(raw, "<u4").astype(np.uint64).reshape(-1, digits)

@@ -6,15 +6,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.machine.arrays import Codes, Flags, Floats, Int32s, Integers
+from treaty.machine.arrays import Flags, Floats, Int32s, Integers
 from treaty.machine.shared_work import share
-from treaty.trees.constraints import Constraints, Directions, NodeLimits, limits_of_source, note_directions
+from treaty.trees.constraints import Constraints, Directions, NodeConstraints, limits_of_source, note_directions
 from treaty.trees.histograms import width_of
-from treaty.trees.scanning import DIGITS, SLACK, bounds, fraction, scan_splits, subtract_siblings
+from treaty.trees.scanning import DIGITS, SLACK, scan_splits, subtract_siblings
 
 # numbers that are subtracted before a second thread starts
 _SMALL = 1 << 17
@@ -173,7 +174,7 @@ class Level:
     # by best gain, where sums of earlier nodes are kept, too: (n_nodes,) the places of the nodes' own among them
     places: Int32s | None = None
     # (n_nodes,) None without constraints
-    limits: NodeLimits | None = None
+    limits: NodeConstraints | None = None
 
     def only(self, kept: Flags, kept_before: Flags) -> Level:
         """Return the level without some nodes; siblings are kept or left out together.
@@ -292,7 +293,7 @@ def scan(
     categorical: Flags,
     rules: SplitRules,
     *,
-    limits: NodeLimits | None = None,
+    limits: NodeConstraints | None = None,
     source: int = 0,
     threads: int = 1,
 ) -> Splits:
@@ -388,75 +389,62 @@ def best_of(candidates: Sequence[Splits], totals: Integers | None = None, rules:
     ))  # fmt: skip
 
 
-# ------------------ split candidates of a node as columns of 0 and 1, and bin sums recovered from the candidates' sums
+# --------------------- which of two splits of a node gains more, decided in whole numbers where float64 is too coarse
 #
-# A column stands for a candidate with missing values going right: of a number, the rows in bin k or a lower one; of a
-# category, the rows that have it, for which categories form a candidate is known only once their sums are. Empty bins
-# have no column. Nor has each feature's last bin with rows: it holds the rest of the node's total.
+# In units of the fixed point, with G and H of a node, ridge = reg_lambda, a = H_L + ridge, T = H + 2 ridge and
+# V = T G_L - G a, a split gains (XGBoost Eq. 7 without the factor 1/2)
+#
+#     V^2 / (T a (T - a)) - G^2 ridge / (T (H + ridge)),
+#
+# so the best split of a node has the largest fraction V^2 / (a (T - a)), and one is admissible where that passes
+#
+#     (T (H + ridge) threshold + G^2 ridge) / (H + ridge),    rounded down above the line.
+#
+# Kernels do the same in digits of 32 bits (`scanning`).
+
+_MOST = (1 << 32 * DIGITS) - 1  # no numerator is as large
 
 
-def count_bins(codes: Codes, features: Int32s, offsets: Int32s) -> Int32s:
-    """Return the number of a node's rows in each slot, int32 (slots,), from their codes (n_rows, n_features).
+def fraction(totals: Integers, left: Integers, ridge: int) -> tuple[int, int]:
+    """Return V^2 and a (T - a) of a split, from the sums of grad, hess and rows of its node and its left child."""
+    grad, a = int(totals[0]), int(left[1]) + ridge
+    whole = int(totals[1]) + 2 * ridge
+    return (whole * int(left[0]) - grad * a) ** 2, a * (whole - a)
 
-    Slots of features outside the tree's column sample `features` stay 0.
+
+def bound(totals: Integers, ridge: int, threshold: float) -> tuple[int, int]:
+    """Return the fraction that a node's splits have to pass; `threshold` is a gain in units of the fixed point.
+
+    Totals with a negative hess, which a party that cheats can bring about, count as without.
     """
-    slots = (codes[:, features].astype(np.int64) + offsets[features]).ravel()
-    return np.bincount(slots, minlength=int(offsets[-1])).astype(np.int32)
+    _, top, below = _bound(int(totals[0]), max(int(totals[1]), 0), ridge, *threshold.as_integer_ratio())
+    return top, below
 
 
-def candidate_slots(counts: Int32s, features: Int32s, offsets: Int32s) -> Int32s:
-    """Return the slots with a column of their own, int32 (columns,), ascending."""
-    filled = [offsets[f] + np.flatnonzero(counts[offsets[f] : offsets[f + 1]])[:-1] for f in features]
-    return np.concatenate([np.empty(0, np.int32), *filled]).astype(np.int32)
+def bounds(totals: Integers, ridge: int, threshold: float) -> tuple[Floats, Any, Any]:
+    """Return `bound` of nodes (n, 3): the gains it stands for, numerators and denominators in digits.
 
-
-def candidate_columns(codes: Codes, slots: Int32s, offsets: Int32s, categorical: Flags) -> Floats:
-    """Return the columns of `candidate_slots`, float64 (n_rows, columns) of 0 and 1."""
-    feature = np.searchsorted(offsets, slots, side="right") - 1
-    bins, of_rows = slots - offsets[feature], codes[:, feature]
-    return np.where(categorical[feature], of_rows == bins, of_rows <= bins).astype(np.float64)
-
-
-def whole_numbers(sums: Floats) -> Integers:
-    """Round float64 sums of whole numbers to int64; raise ValueError if one is more than 1/4 from a whole number."""
-    rounded = np.rint(sums)
-    with np.errstate(invalid="ignore"):
-        fine = (np.abs(sums - rounded) <= 0.25) & (np.abs(sums) < 2.0**62)
-    if not fine.all():
-        raise ValueError("expected sums of whole numbers")
-    return rounded.astype(np.int64)
-
-
-def bin_sums(
-    columns: Integers,
-    slots: Int32s,
-    counts: Int32s,
-    totals: Integers,
-    features: Int32s,
-    offsets: Int32s,
-    categorical: Flags,
-) -> Integers:
-    """Return the sums of all bins of a node, int64 (slots, 3), from those of its candidates.
-
-    `columns` (2, columns) are sums of grad and of hess of the candidates in `slots`, `counts` (slots,) the rows of all
-    slots, and `totals` the node's, grad and hess first.
+    Gains, float64 (n,), are in units of the fixed point. Where units are coarse, rounding down takes more off them than
+    float64 could.
     """
-    sums = np.zeros((len(counts), 3), np.int64)
-    sums[:, 2] = counts
-    starts = np.searchsorted(slots, offsets)
-    for f in features.tolist():
-        of_candidates = columns[:, starts[f] : starts[f + 1]]
-        if not categorical[f]:
-            of_candidates = np.diff(of_candidates, axis=1, prepend=0)
-        sums[slots[starts[f] : starts[f + 1]], :2] = of_candidates.T
-        filled = np.flatnonzero(counts[offsets[f] : offsets[f + 1]])
-        if len(filled):
-            sums[offsets[f] + filled[-1], :2] = totals[:2] - of_candidates.sum(axis=1)
-    return sums
+    if threshold == 0.0:  # mostly
+        tops = [min(grad * grad * ridge, _MOST) for grad in totals[:, 0].tolist()]
+        belows = [hess + ridge for hess in np.maximum(totals[:, 1], 0).tolist()]
+        return np.zeros(len(totals)), _digits(tops, DIGITS), _digits(belows, 4)
+    ratio = threshold.as_integer_ratio()
+    found = [_bound(grad, max(hess, 0), ridge, *ratio) for grad, hess, _ in totals.tolist()]
+    gains = np.array([gain for gain, _, _ in found])
+    return gains, _digits([top for _, top, _ in found], DIGITS), _digits([below for _, _, below in found], 4)
 
 
-def undivided(totals: Integers, features: Int32s, offsets: Int32s) -> Integers:
-    """Return sums of a node without candidates, int64 (slots, 3): all its rows in one bin of each feature."""
-    sums = np.zeros((int(offsets[-1]), 3), np.int64)
-    sums[offsets[features + 1] - 1] = totals
-    return sums
+def _bound(grad: int, hess: int, ridge: int, above: int, below: int) -> tuple[float, int, int]:
+    """Return a node's least gain, and the fraction, where the threshold is ``above / below``."""
+    whole, parent = (hess + 2 * ridge) * (hess + ridge), grad * grad * ridge
+    top = min(whole * above // below + parent, _MOST)
+    return (top - parent) / whole, top, hess + ridge
+
+
+def _digits(numbers: Sequence[int], digits: int) -> Any:
+    """Return whole numbers in digits, uint64 (n, digits)."""
+    raw = b"".join([number.to_bytes(4 * digits, "little") for number in numbers])
+    return np.frombuffer(raw, "<u4").astype(np.uint64).reshape(-1, digits)

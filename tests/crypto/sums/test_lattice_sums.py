@@ -413,9 +413,9 @@ CODES, OFFSETS = np.array([[0], [1], [1], [0]], np.uint8), np.array([0, 2], np.i
     [
         (SETUP, CODES[:3], OFFSETS, "expected 4 rows, got 3 - in the set-up"),
         (SETUP, CODES + 1, OFFSETS, "a bin code is beyond its feature's slots"),
-        (SETUP, CODES.astype(np.int32), OFFSETS, "expected uint8 codes"),
-        (SETUP, CODES[:, 0], OFFSETS, "expected uint8 codes"),
-        (SETUP, CODES, np.array([0, 2, 4], np.int32), "expected uint8 codes"),
+        (SETUP, CODES.astype(np.int32), OFFSETS, "expected unsigned codes"),
+        (SETUP, CODES[:, 0], OFFSETS, "expected unsigned codes"),
+        (SETUP, CODES, np.array([0, 2, 4], np.int32), "expected unsigned codes"),
         (SETUP, CODES[:, [0, 0]], np.array([0, 2, 2], np.int32), "a slot for every feature"),
         ([SETUP[0][:2]], CODES, OFFSETS, "expected int64 (4,), got int64 (2,)"),
         ([], CODES, OFFSETS, "expected 1 arrays, got 0 - in the set-up"),

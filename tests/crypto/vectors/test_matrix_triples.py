@@ -460,5 +460,5 @@ def test_a_server_refuses_tables_that_do_not_fit():
         TripleSumsServer(bounds, np.zeros((3, 1), np.uint8), offsets, bytes(32), lambda first, count: None)
     with pytest.raises(CryptoError, match="beyond its feature's slots"):
         TripleSumsServer(bounds, np.full((4, 1), 2, np.uint8), offsets, bytes(32), lambda first, count: None)
-    with pytest.raises(CryptoError, match="expected uint8 codes"):
+    with pytest.raises(CryptoError, match="expected unsigned codes"):
         TripleSumsServer(bounds, np.zeros((4, 2), np.uint8), offsets, bytes(32), lambda first, count: None)

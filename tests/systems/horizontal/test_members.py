@@ -11,7 +11,7 @@ from systems.horizontal.uniform import looks_uniform
 from treaty.errors import PeerProtocolError
 from treaty.messaging.certificates import Signer, make_identity
 from treaty.systems.horizontal.members import MaskKeyPairs, Roster, SumMember, SumRules, TranscriptDigest
-from treaty.systems.pooled.system import CheckpointRequest
+from treaty.systems.pooled.continuing import CheckpointRequest
 
 
 def members_told(told):

@@ -12,7 +12,7 @@ from treaty.errors import PeerProtocolError
 from treaty.messaging.conversation import MessageOrder
 from treaty.messaging.messages import Array
 from treaty.runs.threads import play
-from treaty.systems.pooled.system import CheckpointReceipt, CheckpointRequest
+from treaty.systems.pooled.continuing import CheckpointReceipt, CheckpointRequest
 from treaty.systems.vertical.column_owner import SplitOwner, tree_table
 from treaty.systems.vertical.messages import SplitRequest, SumsRequest, TreeEnd, TreeStart
 from treaty.systems.vertical.prediction import DecideRequest, Finish

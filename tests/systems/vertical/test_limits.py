@@ -24,7 +24,7 @@ from treaty.runs.threads import play
 from treaty.systems import find_system
 from treaty.systems.fedxgboost_smm import fedxgboost_smm as dealing
 from treaty.systems.fedxgboost_smm import fedxgboost_smm as smm
-from treaty.systems.pooled.system import CheckpointRequest
+from treaty.systems.pooled.continuing import CheckpointRequest
 from treaty.systems.system import LabelledRows, RoleInput
 from treaty.systems.vertical import training as leading
 from treaty.systems.vertical.column_owner import ColumnOwner

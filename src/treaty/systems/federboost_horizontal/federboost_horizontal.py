@@ -74,7 +74,8 @@ from treaty.systems.horizontal.quantiles import (
 from treaty.systems.horizontal.rows import OwnLabels
 from treaty.systems.observers import TreeOpened, VectorGiven
 from treaty.systems.pooled.constraints import constraints_of
-from treaty.systems.pooled.system import CheckpointRequest, watched
+from treaty.systems.pooled.continuing import CheckpointRequest
+from treaty.systems.pooled.system import watched
 from treaty.systems.system import LabelledRows, RoleInput
 from treaty.trees.boosting import Rounds, draw
 from treaty.trees.ensemble import Tree

@@ -52,7 +52,7 @@ from treaty.systems.horizontal.rows import (
     schema_of,
 )
 from treaty.systems.observers import CheckpointReached
-from treaty.systems.pooled.system import CheckpointReceipt, CheckpointRequest
+from treaty.systems.pooled.continuing import CheckpointReceipt, CheckpointRequest
 from treaty.systems.system import LabelledRows, RoleInput
 from treaty.trees.boosting import Forest, RoundState
 from treaty.trees.custom_losses import Custom

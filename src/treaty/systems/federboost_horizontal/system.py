@@ -15,8 +15,8 @@ from treaty.systems.federboost_horizontal.trees import ModelEnd, TreeStep
 from treaty.systems.horizontal.leakage import input_routes, keys_routes, lost_routes, search_routes, sums_of_rows
 from treaty.systems.horizontal.rows import START, SUMS_OF_LABELS, ModelBegin, RowsDescription, starts_from_sums
 from treaty.systems.leakage import AGREEMENT, Route, Routes, Stage, When, routes
+from treaty.systems.pooled.continuing import checkpoints_routes
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.pooled.system import checkpoints_routes
 from treaty.systems.system import PartySpec, Roles, System
 
 # ---------------------------------------------------------------- what parties can work out from messages together

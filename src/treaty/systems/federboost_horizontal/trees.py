@@ -21,7 +21,7 @@ from treaty.models.trees import ModelPart, record_split, walk_tables
 from treaty.systems.horizontal.members import Collector
 from treaty.systems.horizontal.quantiles import CommonBins, Count, ProbeRequest
 from treaty.systems.horizontal.rows import LabelUnits, TrainingStart, own_seed
-from treaty.systems.pooled.system import CheckpointRequest
+from treaty.systems.pooled.continuing import CheckpointRequest
 from treaty.systems.system import LabelledRows, RoleInput
 from treaty.trees.boosting import Forest, draw
 from treaty.trees.ensemble import Tree, Walk, join_splits

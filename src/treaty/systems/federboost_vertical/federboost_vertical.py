@@ -51,7 +51,8 @@ from treaty.systems.federboost_vertical.buckets import (
     take_buckets,
 )
 from treaty.systems.federboost_vertical.options import FederBoostVertical
-from treaty.systems.pooled.system import CheckpointReceipt, CheckpointRequest, own_columns
+from treaty.systems.pooled.continuing import CheckpointReceipt, CheckpointRequest
+from treaty.systems.pooled.system import own_columns
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical.column_owner import SplitOwner
 from treaty.systems.vertical.messages import Start

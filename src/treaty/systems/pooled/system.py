@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,16 +25,14 @@ from treaty.data.sparse import joined_columns
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, DataError
 from treaty.machine.arrays import copied
-from treaty.messaging.messages import Message, MessageLeakage
 from treaty.models.checkpoints import checkpoint_of, fingerprint
 from treaty.models.trees import ModelPart, keep_records, record_split, records_used, walk_tables
 from treaty.privacy.ledger import Ledger, LedgerEntry
 from treaty.privacy.randomised_response import stored_noisy_labels
-from treaty.systems.leakage import Route, Routes, routes
 from treaty.systems.observers import CheckpointReached
 from treaty.systems.options import SystemOptions, plain
 from treaty.systems.pooled.constraints import constraints_of
-from treaty.systems.pooled.going_on import after_model
+from treaty.systems.pooled.continuing import after_model
 from treaty.systems.pooled.options import BoostingOptions, Pooled
 from treaty.systems.system import LabelledRows, PartySpec, RoleInput, Roles, System
 from treaty.trees.boosting import Boosting, EvalSet, Forest, RoundState
@@ -424,29 +422,3 @@ TREES = System(
     has_model=frozenset({ALONE}),
     alone=train_alone,
 )
-
-
-# ---------------------------------------------------------------- checkpoints, in every system
-
-
-class CheckpointRequest(Message):
-    """A round is finished: write a checkpoint of this many rounds."""
-
-    leakage: ClassVar = MessageLeakage("how many rounds are finished", "control")
-
-    rounds: int
-
-
-class CheckpointReceipt(Message):
-    """The checkpoint is written, if the party keeps any."""
-
-    leakage: ClassVar = MessageLeakage("that a checkpoint is written, if one is", "control")
-
-
-def checkpoints_routes(lead: str, others: tuple[str, ...]) -> Routes:
-    """Return the routes of checkpoints, which `lead` requests from the `others` between rounds."""
-    return routes(
-        Route(CheckpointRequest, (lead,), others),
-        Route(CheckpointReceipt, others, (lead,)),
-        reference="docs/jobs.md, A party's files",
-    )

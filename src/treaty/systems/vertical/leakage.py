@@ -12,8 +12,8 @@ from typing import Any
 from treaty.data.binning import MOST_BINS
 from treaty.models.trees import ModelPart
 from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, When, routes
+from treaty.systems.pooled.continuing import checkpoints_routes
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.pooled.system import checkpoints_routes
 from treaty.systems.system import Roles
 from treaty.systems.vertical import contributions, messages, prediction, setup
 from treaty.systems.vertical.cipher_options import CipherOptions

@@ -38,8 +38,7 @@ from treaty.systems.vertical.messages import CHOICE_BITS
 from treaty.systems.vertical.sealed import Candidates, LevelResult, SealedEnd, find_best, places_of, take_steps
 from treaty.trees.columns import SplitSearch
 from treaty.trees.growth import RowPartition
-from treaty.trees.scanning import bound, fraction
-from treaty.trees.splits import Level, SplitRules, Splits
+from treaty.trees.splits import Level, SplitRules, Splits, bound, fraction
 
 # Numbers of owners: no split is good enough, the active party's is best, or that of passive party k - 2
 _NOBODY, _OWN, _FIRST_PEER = 0, 1, 2

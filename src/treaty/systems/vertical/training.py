@@ -27,8 +27,8 @@ from treaty.privacy.randomised_response import RandomisedRows
 from treaty.systems.observers import CheckpointReached
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.constraints import own_constraints
-from treaty.systems.pooled.going_on import part_after
-from treaty.systems.pooled.system import CheckpointReceipt, CheckpointRequest, Training, begin
+from treaty.systems.pooled.continuing import CheckpointReceipt, CheckpointRequest, part_after
+from treaty.systems.pooled.system import Training, begin
 from treaty.systems.system import PartySpec, RoleInput, Roles
 from treaty.systems.vertical.messages import ColumnConstraints, SplitRequest, Start
 from treaty.systems.vertical.prediction import DecideRequest, Finish, RowSets, decided_by_all, shown_rows

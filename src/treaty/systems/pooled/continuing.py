@@ -1,4 +1,4 @@
-"""Trainings that go on from a finished model: its trees stay as they are, and more rounds follow.
+"""Checkpoints between rounds, in every system, and trainings that continue a finished model with more rounds.
 
 Margins after the earlier trees are those of a prediction: between parties, owners decide all training rows.
 """
@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import copy
 import secrets
+from typing import ClassVar
 
 import msgspec
 
 from treaty.errors import ConfigError
+from treaty.messaging.messages import Message, MessageLeakage
 from treaty.models.trees import ModelPart, keep_records, records_used
+from treaty.systems.leakage import Route, Routes, routes
 from treaty.systems.options import SystemOptions
 from treaty.systems.system import RoleInput, System
 from treaty.trees.boosting import Forest
 from treaty.trees.objectives import Objective
 
 
-def refuse_going_on(system: System, own: SystemOptions) -> None:
+def refuse_continuing(system: System, own: SystemOptions) -> None:
     """Raise ConfigError where training cannot go on from a finished model."""
     why = ""
     if system.split == "rows":
@@ -75,4 +78,30 @@ def part_after(inputs: RoleInput, party: str, model_id: str, n_records: int) -> 
     keep_records(splits, n_records)
     return ModelPart(
         model_id=model_id, party=party, schema=earlier.schema, splits=splits, trees_a_round=inputs.trees_a_round
+    )
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+class CheckpointRequest(Message):
+    """A round is finished: write a checkpoint of this many rounds."""
+
+    leakage: ClassVar = MessageLeakage("how many rounds are finished", "control")
+
+    rounds: int
+
+
+class CheckpointReceipt(Message):
+    """The checkpoint is written, if the party keeps any."""
+
+    leakage: ClassVar = MessageLeakage("that a checkpoint is written, if one is", "control")
+
+
+def checkpoints_routes(lead: str, others: tuple[str, ...]) -> Routes:
+    """Return the routes of checkpoints, which `lead` requests from the `others` between rounds."""
+    return routes(
+        Route(CheckpointRequest, (lead,), others),
+        Route(CheckpointReceipt, others, (lead,)),
+        reference="docs/jobs.md, A party's files",
     )
