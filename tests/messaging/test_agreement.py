@@ -57,7 +57,7 @@ def test_long_values_that_differ_only_at_their_end_still_differ(together):
 
 
 def test_term_of_another_type_is_our_own_fault(together):
-    outcome = run(together, {"clinic": TERMS | {"max_depth": {"a": 1}}, "lab": TERMS, "shop": TERMS})
+    outcome = run(together, {"clinic": TERMS | {"max_depth": {"a": [1]}}, "lab": TERMS, "shop": TERMS})
     assert isinstance(outcome["clinic"], LocalProtocolError)
     assert "of the terms" in str(outcome["clinic"])
     assert isinstance(outcome["shop"], PeerAborted)

@@ -51,13 +51,27 @@ def subtract_siblings(
 
 
 @inner
-def _kind(is_categorical: bool, bins: int, onehot_below: float, by_halves: bool) -> int:
+def _kind(is_categorical: bool, bins: int, limits: Any) -> int:
     """Return how a column's bins are parted."""
+    onehot_below, by_halves = limits[6], limits[7] > 0.0
     if not is_categorical:
         return _CUTS
     if bins < onehot_below:
         return _SINGLE
     return _HALVES if by_halves else _SORTED
+
+
+@inner
+def _write_candidates(
+    slots: Any, totals: Any, kind: int, units: Any, limits: Any, ridge: int, ratio: Any, order: Any, prefix: Any
+) -> int:
+    """Write what goes left at each candidate with missing values going right; return how many there are."""
+    if kind == _HALVES:
+        _write_halves(slots, totals, ridge, units, limits, prefix)
+        return 2
+    used = _sort_categories(slots, units, limits, ratio, order) if kind == _SORTED else slots.shape[0] - 1
+    _write_prefixes(slots, used, order[0], kind, prefix)
+    return used
 
 
 @inlined
@@ -75,14 +89,14 @@ def _write_prefixes(slots: Any, used: int, order: Any, kind: int, prefix: Any) -
 
 
 @inner
-def _half_of(slot: Any, totals: Any, ridge: int, hess_unit: float, reg_lambda: float, fewest: int) -> int:
+def _half_of(slot: Any, totals: Any, ridge: int, units: Any, limits: Any) -> int:
     """Return where a category belongs: 1 above the node's mean, 2 at most there, 0 with the rest, as of too few rows.
 
     It is above where G_k / H_k > G / (H + 2 lambda): then it adds to the V of a set (see below).
     """
-    if slot[2] < fewest:
+    if slot[2] < limits[8]:
         return 0
-    whole = totals[1] + 2.0 * (ridge if ridge > 0 else reg_lambda / hess_unit)
+    whole = totals[1] + 2.0 * (ridge if ridge > 0 else limits[0] / units[1])
     first, second = whole * slot[0], float(totals[0]) * slot[1]
     if ridge == 0 or abs(first - second) > 2.0**-50 * (abs(first) + abs(second)):
         return 1 if first > second else 2
@@ -94,15 +108,13 @@ def _half_of(slot: Any, totals: Any, ridge: int, hess_unit: float, reg_lambda: f
 
 
 @inner
-def _write_halves(
-    slots: Any, totals: Any, ridge: int, hess_unit: float, reg_lambda: float, fewest: int, prefix: Any
-) -> None:
+def _write_halves(slots: Any, totals: Any, ridge: int, units: Any, limits: Any, prefix: Any) -> None:
     """Write the sums of the categories above the node's mean, and of those that are not; missing values are one."""
     for half in range(2):
         for part in range(3):
             prefix[half, part] = np.int64(0)
     for k in range(slots.shape[0]):
-        half = _half_of(slots[k], totals, ridge, hess_unit, reg_lambda, fewest)
+        half = _half_of(slots[k], totals, ridge, units, limits)
         if half > 0:
             for part in range(3):
                 prefix[half - 1, part] += slots[k, part]
@@ -188,7 +200,7 @@ def scan_splits(
     """
     grad_unit, hess_unit = units[0], units[1]
     reg_lambda, reg_alpha, min_child_weight, min_child_samples = limits[0], limits[1], limits[2], np.int64(limits[3])
-    floor, step, onehot_below, by_halves, fewest = limits[4], limits[5], limits[6], limits[7] > 0.0, limits[8]
+    floor, step = limits[4], limits[5]
     ridge, to_gain, bound_top, bound_below = exact
     directions, bounds, allowed = constraints
     bounded, chosen_columns = bounds.shape[0] > 0, allowed.shape[0] > 0
@@ -201,25 +213,17 @@ def scan_splits(
     for node in range(first, last):
         total_grad, total_hess, total_count = totals[node, 0], totals[node, 1], totals[node, 2]
         parent = _term(total_grad * grad_unit, total_hess * hess_unit, reg_lambda, reg_alpha, floor, step)
-        threshold = to_gain[node]
-        best_gain, best_feature = threshold, -1
+        threshold, best_gain, best_feature = to_gain[node], to_gain[node], -1
         # of the best split: its left sums, how many sorted bins go left, and whether missing values do
         best_grad, best_hess, best_size, best_missing_left = np.int64(0), np.int64(0), 0, False
         for position in range(features.shape[0]):
             feature = features[position]
             if chosen_columns and not allowed[node, feature]:
                 continue
-            offset = offsets[feature]
-            bins = offsets[feature + 1] - offset - 1
-            slots = sums[node, offset : offset + bins + 1]
-            kind, used = _kind(categorical[feature], bins, onehot_below, by_halves), bins
-            if kind == _SORTED:
-                used = _sort_categories(slots, bins, units, reg_lambda, min_child_weight, floor, ratio, order)
-            if kind == _HALVES:
-                used = 2
-                _write_halves(slots, totals[node], ridge, hess_unit, reg_lambda, fewest, prefix)
-            else:
-                _write_prefixes(slots, used, order[0], kind, prefix)
+            slots = sums[node, offsets[feature] : offsets[feature + 1]]
+            bins = slots.shape[0] - 1
+            kind = _kind(categorical[feature], bins, limits)
+            used = _write_candidates(slots, totals[node], kind, units, limits, ridge, ratio, order, prefix)
             # 0: missing values go right; 1: they go left
             for side in range(2):
                 if side == 1 and (kind == _HALVES or slots[bins, 2] == 0):
@@ -256,10 +260,9 @@ def scan_splits(
                         continue
                     # too close for float64: compared in whole numbers
                     if candidate[k] <= best_gain + slack and ridge > 0:
-                        left, to_pass = (prefix[k, 0], prefix[k, 1]), (bound_top[node], bound_below[node])
-                        if not _gains_more(
-                            left, (best_grad, best_hess), best_feature >= 0, totals[node], to_pass, ridge, digits
-                        ):
+                        left, best = (prefix[k, 0], prefix[k, 1]), (best_grad, best_hess)
+                        to_pass, is_found = (bound_top[node], bound_below[node]), best_feature >= 0
+                        if not _gains_more(left, best, is_found, totals[node], to_pass, ridge, digits):
                             continue
                     best_gain, best_feature = candidate[k], feature
                     best_grad, best_hess = prefix[k, 0], prefix[k, 1]
@@ -270,41 +273,46 @@ def scan_splits(
         left_bins[:], left_sums[:] = False, 0
         if best_feature >= 0:
             slots = sums[node, offsets[best_feature] : offsets[best_feature + 1]]
-            bins = slots.shape[0] - 1
-            kind = _kind(categorical[best_feature], bins, onehot_below, by_halves)
+            kind = _kind(categorical[best_feature], slots.shape[0] - 1, limits)
             if kind == _SORTED:
-                _sort_categories(slots, bins, units, reg_lambda, min_child_weight, floor, ratio, order)
-            if kind == _HALVES:
-                for k in range(bins + 1):
-                    half = _half_of(slots[k], totals[node], ridge, hess_unit, reg_lambda, fewest)
-                    left_bins[k] = half == best_size
-            else:
-                _mark_left(best_size, order[0], kind, left_bins)
-                left_bins[bins] = best_missing_left
-            for k in range(bins + 1):
-                if left_bins[k]:
-                    for part in range(3):
-                        left_sums[part] += slots[k, part]
+                _sort_categories(slots, units, limits, ratio, order)
+            of_halves = totals[node], ridge, units, limits
+            _write_left(slots, kind, best_size, best_missing_left, of_halves, order[0], left_bins, left_sums)
 
 
 @inner
-def _mark_left(size: int, order: Any, kind: int, left_bins: Any) -> None:
-    """Mark the bins of present values that go left: the first `size` in their order, or that category alone."""
-    for k in range(size - 1 if kind == _SINGLE else 0, size):
-        left_bins[order[k] if kind == _SORTED else k] = True
+def _write_left(
+    slots: Any, kind: int, size: int, missing_left: bool, of_halves: Any, order: Any, left_bins: Any, left_sums: Any
+) -> None:
+    """Mark the bins that go left, and add up their sums.
+
+    They are the first `size` in their order, that category alone, or the categories of half `size`.
+    """
+    missing = slots.shape[0] - 1
+    if kind == _HALVES:
+        totals, ridge, units, limits = of_halves
+        for k in range(missing + 1):
+            left_bins[k] = _half_of(slots[k], totals, ridge, units, limits) == size
+    else:
+        for k in range(size - 1 if kind == _SINGLE else 0, size):
+            left_bins[order[k] if kind == _SORTED else k] = True
+        left_bins[missing] = missing_left
+    for k in range(missing + 1):
+        if left_bins[k]:
+            for part in range(3):
+                left_sums[part] += slots[k, part]
 
 
 @inner
-def _sort_categories(
-    slots: Any, bins: int, units: Any, reg_lambda: float, least: float, floor: float, ratio: Any, order: Any
-) -> int:
+def _sort_categories(slots: Any, units: Any, limits: Any, ratio: Any, order: Any) -> int:
     """Sort the bins that have rows by G / (H + reg_lambda), ties by bin; return how many there are.
 
-    A bin with an H below `least` is sorted as if its G were 0: of few rows, G is mostly chance (as in XGBoost).
+    A bin with an H below min_child_weight is sorted as if its G were 0: of few rows, G is mostly chance.
     `ratio` and `order`, (2, width), have the sorted ratios and bins in their first row; the second is working space.
     """
     used, grad_unit, hess_unit = 0, units[0], units[1]
-    for k in range(bins):
+    reg_lambda, least, floor = limits[0], limits[2], limits[4]
+    for k in range(slots.shape[0] - 1):
         if slots[k, 2] > 0:
             weight = max(slots[k, 1] * hess_unit + reg_lambda, floor)
             value = slots[k, 0] * grad_unit / weight if slots[k, 1] * hess_unit >= least and weight > 0.0 else 0.0

@@ -233,7 +233,9 @@ def test_splits_are_the_best_on_corrected_sums(categorical):
         corrected[:, 1] = np.maximum(corrected[:, 1], 0.0)
         found = {}
         for name, sums in (("raw", raw), ("corrected", corrected)):
-            ratio = sums[:, 0] * RULES.grad_unit / (sums[:, 1] * RULES.hess_unit + 1.0)
+            hess_sums = sums[:, 1] * RULES.hess_unit
+            # a category below min_child_weight counts as average
+            ratio = np.where(hess_sums >= RULES.min_child_weight, sums[:, 0] * RULES.grad_unit / (hess_sums + 1.0), 0.0)
             order = np.argsort(ratio, kind="stable") if categorical else np.arange(9)
             found[name] = best_prefix(sums, totals, order)
         assert feature == 0

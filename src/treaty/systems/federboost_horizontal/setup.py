@@ -215,8 +215,8 @@ FORMAT = Format("common-bins", 4)
 FREE_OF_BINS = frozenset({
     "n_estimators", "max_depth", "max_leaves", "num_parallel_tree", "learning_rate", "reg_lambda", "reg_alpha",
     "min_split_loss", "min_child_weight", "max_delta_step", "max_cat_to_onehot", "category_sets", "subsample",
-    "colsample_bytree", "goss", "top_rate", "other_rate", "fractional_bits", "early_stopping_rounds", "eval_metric",
-    "allow_insecure", "monotone_constraints", "interaction_constraints",
+    "colsample_bytree", "goss", "top_rate", "other_rate", "fractional_bits", "early_stopping_rounds",
+    "early_stopping_min_delta", "eval_metric", "allow_insecure", "monotone_constraints", "interaction_constraints",
 })  # fmt: skip
 
 
