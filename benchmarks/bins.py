@@ -39,7 +39,7 @@ from data import (
     report,
     susy,
 )
-from treaty import GBDTClassifier, GBDTRegressor
+from treaty import GBDTClassifier, GBDTRegressor, SecureBoost
 from treaty.data.binning import fit_bins
 from treaty.data.table import to_table
 from treaty.runs.warm_up import compile_kernels
@@ -155,7 +155,7 @@ def cost(cipher: str, quick: bool) -> Iterator[dict[str, object]]:
 def estimate(x: NDArray[np.float64], max_bin: int) -> float:
     """Return the share of bins that exact sums are estimated to show in 20 trees of depth 3."""
     table = to_table(x)
-    return expected_share(fit_bins(table, max_bin).transform(table), BoostingOptions())
+    return expected_share(fit_bins(table, max_bin).transform(table), BoostingOptions().checked(SecureBoost()))
 
 
 def main() -> None:

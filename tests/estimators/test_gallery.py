@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 import treaty
+from treaty.runs.job import Job
 
 REPOSITORY = Path(__file__).parent.parent.parent
 PAGE = (REPOSITORY / "docs/from_xgboost.md").read_text()
@@ -58,7 +59,9 @@ def test_the_example_makes_a_credit_model_of_two_parties(example):
 
 def test_names_of_the_page_are_parameters_methods_or_attributes():
     kinds = (treaty.GBDTClassifier, treaty.LogisticRegression)
-    known = {name for kind in kinds for name in (*inspect.signature(kind).parameters, *dir(kind))} | set(treaty.__all__)
+    signatures = [inspect.signature(of) for kind in kinds for of in (kind, kind.fit)]
+    known = {name for of in signatures for name in of.parameters} | {name for kind in kinds for name in dir(kind)}
+    known |= {*treaty.__all__, *Job.__struct_fields__, "party"}
     fitted = {"evals_result_", "best_iteration_", "best_score_"}
     rows = re.findall(r"^\|.*\|.*\|(.*)\|$", PAGE.partition("## Names")[2], flags=re.M)[2:]
     named = {name for row in rows for name in re.findall(r"`(\w+)", row)}

@@ -23,6 +23,8 @@ BOUNDED = {
     "SealedSumsRequest": "as SumsRequest",
     "EncryptedGains": "of eight rows, and of terms of the trees, which have more nodes on more rows",
     "SealedTerms": "as EncryptedGains",
+    "MaskedAnswer": "of bins, which are at most as many as max_bin",
+    "CountShares": "as MaskedAnswer",
     "InnerProducts": "of directions of steps, which are more the longer a training takes",
 }
 """Messages that grow between tables as small as these, but not for ever."""

@@ -285,6 +285,8 @@ GARBAGE: dict[str, tuple[str, Any, str]] = {
     "own": ("CorrelationShares", lambda m: replace(m, own=filled(m.own, np.float64, np.nan)), "correlations with 1"),
     "no shares": ("CorrelationShares", lambda m: replace(m, shares=[]), "expected correlations with 1 parties"),
     "rows": ("StatisticsSizes", lambda m: replace(m, n_rows=7), "expected tables of the same rows, got 300 rows"),
+    "a hint": ("StatisticsHint", lambda m: replace(m, columns=Array.of(np.zeros(3, np.int16))), "expected int16"),
+    "a vector": ("HiddenVector", lambda m: replace(m, words=Array.of(np.zeros(3, np.uint32))), "expected uint32"),
     "an answer": ("MaskedAnswer", lambda m: replace(m, payload=[]), "expected 1 array"),
     "IV": ("InformationValues", lambda m: replace(m, values=filled(m.values, np.float64, -1.0)), "values of 0 or more"),
 }

@@ -8,17 +8,21 @@ of correlations without their lower bits, so that the sum is the product rounded
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+from treaty.crypto.lattice.ring import packed_words
 from treaty.crypto.parameters import SecretMatrix
 from treaty.crypto.payload import from_words, to_words
 from treaty.crypto.sums.hidden_vectors import VectorClient, VectorServer, signed, vectors_parameters
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Integers
-from treaty.messaging.messages import Array, Arrays, Message, MessageLeakage, pack, unpack, view
+from treaty.messaging.exchanges import send_rows, take_rows
+from treaty.messaging.messages import Array, Arrays, Message, MessageLeakage, pack, row_pieces, unpack, view
 from treaty.messaging.party import Party
 
 
@@ -27,15 +31,15 @@ class StatisticsHint(Message):
 
     leakage: ClassVar = MessageLeakage("the sender's columns, under the lattice map", "encrypted")
 
-    payload: Arrays
+    columns: Array
 
 
 class HiddenVector(Message):
-    """An encrypted vector over all rows: the labels, or a standardised column."""
+    """An encrypted vector over all rows, or a piece of it: the labels, or a standardised column."""
 
     leakage: ClassVar = MessageLeakage("the sender's labels or a column of it, under the lattice map", "encrypted")
 
-    payload: Arrays
+    words: Array
 
 
 class MaskedAnswer(Message):
@@ -54,20 +58,30 @@ class Products:
         self._vector_bits = vector_bits
         self._parameters = vectors_parameters(n_rows, bound, vector_bits, n_rows)
         self._server: VectorServer | None = None
-        self._hint: StatisticsHint | None = None
+        self._hint: NDArray[np.int16] | None = None
         self.bits = self._parameters.message_bits
+        # of a query, the vector's and the secret's part; of a hint, each column's
+        self._sizes = [packed_words(self._parameters, count) for count in (n_rows, self._parameters.degree)]
+        self._of_column = self._parameters.digits, self._parameters.degree
 
     def ask(self, columns: Mapping[str, int], vectors: Integers) -> dict[str, list[int]]:
         """Multiply own vectors (k, n_rows) with others' columns, so many of each; return shares of each, row by row."""
         party, shares = self._party, {peer: list[int]() for peer in columns}
         client = VectorClient(self._parameters, self._vector_bits, self._seed, self._n_rows, threads=self._threads)
         for peer, count in columns.items():
-            hint = party.receive(peer, StatisticsHint)
-            client.accept_hint(peer, 0, unpack(hint.payload, peer, "StatisticsHint"), count)
+            hint = [
+                view(
+                    message.columns, np.int16, (of.stop - of.start, *self._of_column), peer=peer, what="StatisticsHint"
+                )
+                for of, message in take_rows(party, peer, count, 16 * math.prod(self._of_column), StatisticsHint)
+            ]
+            client.accept_hint(peer, 0, [np.concatenate(hint)], count)
         for vector in vectors:
-            query = HiddenVector(pack(client.query(np.arange(self._n_rows), vector)))
-            for peer in columns:
-                party.send(peer, query)
+            words = np.concatenate(client.query(np.arange(self._n_rows), vector), axis=1)[0]
+            for part in row_pieces(len(words), 32):
+                query = HiddenVector(Array.of(words[part]))
+                for peer in columns:
+                    party.send(peer, query)
             for peer, own in shares.items():
                 answer = party.receive(peer, MaskedAnswer)
                 own += client.open(peer, 0, unpack(answer.payload, peer, "MaskedAnswer"))
@@ -77,14 +91,20 @@ class Products:
         """Multiply so many of a peer's vectors with own columns (m, n_rows), the same at each call."""
         if self._server is None:
             self._server = VectorServer(self._parameters, columns, self._seed, threads=self._threads)
-            self._hint = StatisticsHint(pack(self._server.hint()))
-        assert self._hint is not None
-        self._party.send(peer, self._hint)
+            (self._hint,) = self._server.hint()
+        party, hint = self._party, self._hint
+        assert hint is not None
+        bits = 16 * math.prod(self._of_column)
+        send_rows(party, peer, len(hint), bits, lambda part: StatisticsHint(Array.of(hint[part])))
         shares: list[int] = []
         for _ in range(n_vectors):
-            asked = unpack(self._party.receive(peer, HiddenVector).payload, peer, "HiddenVector")
+            words = [
+                view(message.words, np.uint32, (of.stop - of.start,), peer=peer, what="HiddenVector")
+                for of, message in take_rows(party, peer, sum(self._sizes), 32, HiddenVector)
+            ]
+            asked = np.split(np.concatenate(words)[np.newaxis], self._sizes[:1], axis=1)
             answer, own = self._server.answer(asked)
-            self._party.send(peer, MaskedAnswer(pack(answer)))
+            party.send(peer, MaskedAnswer(pack(answer)))
             shares += own
         return shares
 
