@@ -293,12 +293,12 @@ GARBAGE: dict[str, tuple[str, Any, str]] = {
 
 
 @pytest.mark.parametrize("what", GARBAGE)
-def test_what_a_passive_party_sends_is_checked(what, monkeypatch):
+def test_what_a_peer_sends_is_checked(what, monkeypatch):
     step, change, words = GARBAGE[what]
-    send = Party.send
+    send, sender = Party.send, "a" if step == "HiddenVector" else "b"
 
     def changed(self: Party, peer: str, message: Message, **more: Any) -> None:
-        send(self, peer, change(message) if self.name == "b" and type(message).__name__ == step else message, **more)
+        send(self, peer, change(message) if self.name == sender and type(message).__name__ == step else message, **more)
 
     monkeypatch.setattr(Party, "send", changed)
     X, y = table(300)
