@@ -90,7 +90,7 @@ def test_nobody_trains_before_a_person_has_approved(made, tmp_path):
     assert nodes["bank"].job(job).state == "approved"
     shown = nodes["shop"].treaty("show", job)
     assert nodes["bank"].job(job).id in shown
-    assert "shop: which of its own columns" in shown
+    assert "shop: which of its own splits were chosen" in shown
     assert "ok     peers" in shown
     nodes["shop"].treaty("approve", job)
     for node in nodes.values():
