@@ -195,9 +195,9 @@ def test_a_job_is_checked_at_all_nodes_before_it_is_submitted(made, tmp_path):
     assert "400 rows" in said
     (shop,) = [line for line in said.splitlines() if "shop: could take part" in line]
     told = re.search(
-        r"about (.*) seconds, (.*) [kM]B sent and received, (.*) GB of memory, for about 3 columns in \d\d+ bins$", shop
+        r"about (.*) seconds, (.*) [kM]B sent and received, (.*) GB of memory, for about 3 columns in \d\d+ bins;", shop
     )
-    assert told is not None
+    assert told is not None, shop
     assert "as shop says, about 3 columns in" in said.partition("shop: could take part")[2]
     assert all(re.fullmatch(r"0?\.?[1-9][0,]*(\.0)?", number) for number in told.groups())  # one digit each
     assert not nodes["shop"].treaty("models")

@@ -93,9 +93,7 @@ def logged(
     written.
     """
     timed = _timed()
-    shown = logging.StreamHandler()
-    shown.setLevel(logging.INFO if verbose else logging.WARNING)
-    shown.addFilter(lambda record: not hasattr(record, "printed"))
+    shown = _shown(logging.INFO if verbose else logging.WARNING)
     if verbose:
         shown.setFormatter(timed)
     kept = None if file is None else _opened(file)
@@ -132,6 +130,14 @@ def _log_end(kept: logging.Handler | None, party: str, resume_hint: Callable[[],
         if ended is error:
             raise
         raise ended from None
+
+
+def _shown(level: int) -> logging.Handler:
+    """Make a handler that writes records from `level` on to standard error, but for those printed already."""
+    shown = logging.StreamHandler()
+    shown.setLevel(level)
+    shown.addFilter(lambda record: not hasattr(record, "printed"))
+    return shown
 
 
 class _Noted(logging.Handler):
@@ -180,11 +186,12 @@ def log_of_all(verbose: bool, file: Path | None, resume_hint: Callable[[], str] 
 
     The command's own last line comes last. `resume_hint` as in `logged`.
     """
-    noted, package = _Noted(NOTED), logging.getLogger("treaty")
+    package = logging.getLogger("treaty")
     package.setLevel(logging.INFO)
-    package.addHandler(noted)
     with ExitStack() as held:
-        held.callback(package.removeHandler, noted)
+        for handler in (_shown(logging.WARNING), _Noted(NOTED)):
+            package.addHandler(handler)
+            held.callback(package.removeHandler, handler)
         if verbose and file is None:
             file = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="treaty-"))) / "log"
         kept = None if file is None else _opened(file)

@@ -212,7 +212,7 @@ def test_each_predicts_its_own_rows_the_same_together_and_alone(trained, tmp_pat
 
 @pytest.mark.slow
 def test_contributions_of_a_model_that_all_have_are_refused(trained):
-    with pytest.raises(ConfigError, match="leaves out"):
+    with pytest.raises(ConfigError, match="which a federboost-horizontal model does not have"):
         command("explain", trained[0])
 
 
@@ -246,7 +246,7 @@ def test_a_training_in_processes_goes_on_without_one_that_is_killed(monkeypatch,
     ).fit(rows)
     assert model.n_iter_ == 3
     assert np.mean(model.predict(X) == y) > 0.9
-    assert "went on without 1 parties\np2: killed by signal 9" in caplog.text
+    assert "continued without 1 parties\np2: killed by signal 9" in caplog.text
 
 
 # ---------------------------------------------------------------- between threads
