@@ -89,7 +89,7 @@ def test_other_losses_with_weights_give_the_pooled_trees(version, task):
     weight = np.random.default_rng(5).exponential(size=len(y)) * 3
     weight[:10] = 0.0
     tables = cut(with_categories(with_gaps(X)), 3)
-    options = {} if version == 1 else {"max_bin": 3, "min_child_samples": 20}
+    options = {} if version == 1 else {"max_bin": 3, "max_categories": 3, "min_child_samples": 20}
     assert_lossless(*fit_both(task, tables, y, version, weight=weight, **options), tables)
 
 
