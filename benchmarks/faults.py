@@ -48,7 +48,8 @@ RECONNECT = 12  # seconds of a job's `reconnect`: a killed party counts as lost 
 TIMEOUT = 60  # of a job: seconds a party waits for a message
 LONGEST = 600
 WELL = "well"
-OF_THE_RUN = ("model_id", "choice", "kept")  # fields of a part that two runs do not share
+# fields of a part that two runs do not share: `sides` are counted over all jobs on a table
+OF_THE_RUN = ("model_id", "choice", "kept", "sides")
 BAD_WORDS = ("Traceback", "internal error", "Fatal Python")
 AWAY = 8.0  # seconds a stopped party or a frozen network is away
 

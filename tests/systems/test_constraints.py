@@ -163,10 +163,14 @@ def test_holders_of_rows_grow_the_pooled_trees():
 def test_noise_does_not_break_monotone_constraints():
     X, y = codes()
     y = (y > np.median(y)).astype(int)
-    system = treaty.FederBoostHorizontal(epsilon_total=30.0)
-    model = treaty.GBDTClassifier(system, monotone_constraints={"a": 1}, **{**OPTIONS, "max_bin": 8})
-    model.fit(by_row(X, y))
-    assert steps(model, "a").min() >= 0.0 < steps(model, "a").max()
+    rose = []
+    for epsilon in (30.0, 200.0, 1000.0):  # under much noise the column may have no split at all
+        system = treaty.FederBoostHorizontal(epsilon_total=epsilon)
+        model = treaty.GBDTClassifier(system, monotone_constraints={"a": 1}, **{**OPTIONS, "max_bin": 8})
+        found = steps(model.fit(by_row(X, y)), "a")
+        assert found.min() >= 0.0
+        rose.append(found.max() > 0.0)
+    assert any(rose)
 
 
 @pytest.mark.slow
