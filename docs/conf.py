@@ -35,7 +35,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # docstrings have types, shapes and units
 autodoc_preserve_defaults = True
 # scikit-learn's, whose docstrings refer to its own pages
-_REQUESTS = [f"set_{method}_request" for method in ("fit", "predict", "predict_proba", "score")]
+_REQUESTS = [f"set_{method}_request" for method in ("fit", "predict", "predict_proba", "decision_function", "score")]
 autodoc_default_options = {"exclude-members": ", ".join(["get_metadata_routing", "score", *_REQUESTS])}
 napoleon_numpy_docstring = True
 napoleon_google_docstring = False
