@@ -217,8 +217,7 @@ def demo(
         ),
     ] = "auto",
     report: Annotated[
-        Path | None,
-        typer.Option(help="Write a report of the run, compared with the pooled table, to this HTML file."),
+        Path | None, typer.Option(help="Write a report of the run, compared with the pooled table, to this HTML file.")
     ] = None,
 ) -> None:
     """Train and predict between organisations on this machine and compare with XGBoost on the pooled table.

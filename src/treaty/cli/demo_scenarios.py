@@ -221,11 +221,7 @@ def by_row(
 
 
 def regression(
-    options: SystemOptions,
-    parties: int,
-    data: tuple[Any, NDArray[Any]],
-    split: str | None,
-    played: dict[str, Any],
+    options: SystemOptions, parties: int, data: tuple[Any, NDArray[Any]], split: str | None, played: dict[str, Any]
 ) -> Scenario:
     """Organisations with different columns fit one logistic regression."""
     classes = np.unique(data[1])

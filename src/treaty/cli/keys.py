@@ -143,8 +143,7 @@ def rotate_keys(
 
 @keys.command(name="revoke")
 def revoke_partner(
-    name: Annotated[str, typer.Argument(help="The partner's name.")],
-    folder: Folder = Path("keys"),
+    name: Annotated[str, typer.Argument(help="The partner's name.")], folder: Folder = Path("keys")
 ) -> None:
     """Stop trusting a partner. Its present card is never trusted again; a new card must be compared."""
     revoke(folder, name)

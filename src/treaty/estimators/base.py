@@ -19,13 +19,7 @@ from treaty.data.columns import check_labels
 from treaty.data.table import Schema, Table, match_rows, to_table
 from treaty.errors import ConfigError, DataError, warn_user
 from treaty.estimators.files import opened, shown
-from treaty.estimators.inputs import (
-    check_one_kind,
-    check_row_order,
-    known_tables,
-    split_by_party,
-    training_tables,
-)
+from treaty.estimators.inputs import check_one_kind, check_row_order, known_tables, split_by_party, training_tables
 from treaty.estimators.reporting import SavedEstimator, write_model
 from treaty.files import as_path
 from treaty.machine.process import trust

@@ -32,11 +32,7 @@ from treaty.systems.alignment.leakage import report_shared
 
 
 def read_table(
-    path: str | Path,
-    *,
-    categorical: Sequence[str] = (),
-    columns: Sequence[str] | None = None,
-    drop: Sequence[str] = (),
+    path: str | Path, *, categorical: Sequence[str] = (), columns: Sequence[str] | None = None, drop: Sequence[str] = ()
 ) -> pa.Table:
     """Read a file by the rules of job files, which decide what is a number, a category, or an error.
 

@@ -27,17 +27,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    Generic,
-    Literal,
-    TypeVar,
-    dataclass_transform,
-    get_args,
-    get_origin,
-)
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, dataclass_transform, get_args, get_origin
 
 import msgspec
 import numpy as np

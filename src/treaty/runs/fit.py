@@ -25,14 +25,7 @@ from treaty.models.trees import ModelPart, RowDecisions, cut_to_records, predict
 from treaty.privacy.ledger import Ledger
 from treaty.runs.processes import predict_in_processes, train_in_processes
 from treaty.runs.progress import TrainingBar, steps_bar
-from treaty.runs.threads import (
-    Run,
-    Traffic,
-    active_of,
-    predict_in_threads,
-    traffic_of,
-    train_in_threads,
-)
+from treaty.runs.threads import Run, Traffic, active_of, predict_in_threads, traffic_of, train_in_threads
 from treaty.systems.observers import play_role
 from treaty.systems.pooled.system import ALONE, noisy_labels, side_by_side
 from treaty.systems.system import LabelledRows, System

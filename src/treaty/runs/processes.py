@@ -404,11 +404,7 @@ def _with_classes(part: Any, run: Run) -> Any:
 
 
 def predict_in_processes(
-    system: System,
-    parts: Mapping[str, Any],
-    tables: Mapping[str, Table],
-    settings: tuple[Any, Any],
-    n_jobs: int | None,
+    system: System, parts: Mapping[str, Any], tables: Mapping[str, Table], settings: tuple[Any, Any], n_jobs: int | None
 ) -> NDArray[np.float64]:
     """Predict with every owner of the model in a process of its own; return the active party's margins."""
     # names of files are made of them

@@ -121,11 +121,7 @@ def _train(system: System, options: SystemOptions) -> None:
     regression = system.common.table != "boosting"
     n_rows, names = (40, ("x",)) if regression else (64, ("a", "b"))
     table, others = (
-        Table(
-            Schema(names, (None,) * len(names)),
-            [rng.normal(size=n_rows).astype(np.float32) for _ in names],
-            n_rows,
-        )
+        Table(Schema(names, (None,) * len(names)), [rng.normal(size=n_rows).astype(np.float32) for _ in names], n_rows)
         for _ in range(2)
     )
     labels = np.arange(n_rows) % 2 if regression else rng.integers(0, 2, n_rows)

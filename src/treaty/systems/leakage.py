@@ -190,8 +190,6 @@ def learned(
 
 
 AGREEMENT = routes(
-    Route(Terms, ANY, ANY),
-    Route(Verdict, ANY, ANY),
-    reference="docs/jobs.md, Connections and exit codes",
+    Route(Terms, ANY, ANY), Route(Verdict, ANY, ANY), reference="docs/jobs.md, Connections and exit codes"
 )
 """What every training and every prediction begins with."""

@@ -92,8 +92,7 @@ class ListSummary(Message):
     """The kind of ids, the bucket of the set's size, a commitment to the set (empty without a log), and the salt."""
 
     leakage: ClassVar = MessageLeakage(
-        "the kind of ids, the size of the list to a factor, and, with a log, whether ids have changed",
-        "control",
+        "the kind of ids, the size of the list to a factor, and, with a log, whether ids have changed", "control"
     )
 
     kind: str

@@ -54,10 +54,7 @@ ROUTES: Routes = routes(
         Route(SealOpening, PASSIVE, ACTIVE),
     ),
     routes(
-        Route(Copies, PASSIVE, ACTIVE),
-        Route(JoinLayout, ACTIVE, PASSIVE),
-        guard='on_duplicate="error"',
-        when=_EXPAND,
+        Route(Copies, PASSIVE, ACTIVE), Route(JoinLayout, ACTIVE, PASSIVE), guard='on_duplicate="error"', when=_EXPAND
     ),
     Route(AlignmentEnd, ACTIVE, PASSIVE),
     reference="docs/alignment.md, Who learns what",

@@ -286,8 +286,7 @@ class UsedColumns(Message):
     """
 
     leakage: ClassVar = MessageLeakage(
-        "nothing new: which of the sender's columns have splits, which the active party chose",
-        "nothing",
+        "nothing new: which of the sender's columns have splits, which the active party chose", "nothing"
     )
 
     columns: Array

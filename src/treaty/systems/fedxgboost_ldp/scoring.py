@@ -99,9 +99,7 @@ class ScoredSplitAnswer(Message):
     """
 
     leakage: ClassVar = MessageLeakage(
-        "which of a node's rows go left at a split of the sender",
-        "exact",
-        guard="min_child_samples",
+        "which of a node's rows go left at a split of the sender", "exact", guard="min_child_samples"
     )
 
     records: Array

@@ -39,13 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.payload import Payload, SumsBounds, check_payload
-from treaty.crypto.sums.triple_sums import (
-    SEED_BYTES,
-    VECTOR_WORDS,
-    TripleDealer,
-    TripleSumsClient,
-    TripleSumsServer,
-)
+from treaty.crypto.sums.triple_sums import SEED_BYTES, VECTOR_WORDS, TripleDealer, TripleSumsClient, TripleSumsServer
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Int32s, Words
 from treaty.messaging.exchanges import agree

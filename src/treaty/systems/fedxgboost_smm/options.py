@@ -8,12 +8,7 @@ from typing import Any, ClassVar, Literal
 from treaty.errors import ConfigError
 from treaty.systems.options import AtLeastOne, KeyBits, SystemOptions, TestKeyBits, check_test_key, names_of
 from treaty.systems.pooled.constraints import refuse_constraints
-from treaty.systems.vertical.cipher_options import (
-    CIPHER_BINS,
-    CipherOptions,
-    check_lattice_fraction,
-    check_sealed,
-)
+from treaty.systems.vertical.cipher_options import CIPHER_BINS, CipherOptions, check_lattice_fraction, check_sealed
 
 PAPER_LEAKS = (
     "fedxgboost-smm as published shows each party the other's data, as measured on its own messages: in version 2 "

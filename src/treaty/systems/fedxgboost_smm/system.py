@@ -153,12 +153,7 @@ _PUBLISHED = routes(
     Route(PaperTree, ACTIVE, PASSIVE),
     Route(NodeRows, ACTIVE, PASSIVE),
     Route(NamedRows, ACTIVE, PASSIVE, "all_nodes"),
-    routes(
-        Route(NullVectors, ACTIVE, PASSIVE),
-        Route(MaskedCandidates, PASSIVE, ACTIVE),
-        SPLITS,
-        when=_FIRST,
-    ),
+    routes(Route(NullVectors, ACTIVE, PASSIVE), Route(MaskedCandidates, PASSIVE, ACTIVE), SPLITS, when=_FIRST),
     routes(
         Route(CandidateVectors, PASSIVE, ACTIVE),
         Route(MaskedGradients, ACTIVE, PASSIVE),

@@ -332,11 +332,7 @@ def why_no_split(
 
 
 def _reason(
-    forest: Forest,
-    common: BoostingOptions,
-    rows: Sequence[LabelledRows],
-    tables: Iterable[Table] | None,
-    noise: bool,
+    forest: Forest, common: BoostingOptions, rows: Sequence[LabelledRows], tables: Iterable[Table] | None, noise: bool
 ) -> str:
     fewest, n_rows = common.fewest_rows, sum(len(of.y) for of in rows)
     share = common.top_rate + common.other_rate if common.goss else common.subsample

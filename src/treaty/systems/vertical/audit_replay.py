@@ -73,12 +73,7 @@ class _Run:
 
 
 def audit(
-    active: Path,
-    passive: Path,
-    *,
-    unfinished: bool = False,
-    threads: int = 1,
-    progress: Progress | None = None,
+    active: Path, passive: Path, *, unfinished: bool = False, threads: int = 1, progress: Progress | None = None
 ) -> list[ReplayVerdict]:
     """Compare all trainings of which the active party's folder and a passive party's both have records.
 

@@ -96,12 +96,7 @@ def _needs(common: Any) -> list[tuple[str, bool, str, Any]]:
         ("max_leaves", common.max_leaves is None, "left out", common.max_leaves),
         ("reg_alpha", common.reg_alpha == 0.0, "0", common.reg_alpha),
         ("max_delta_step", common.delta_step == 0.0, "0", common.delta_step),
-        (
-            "reg_lambda",
-            common.reg_lambda >= least,
-            f"at least {least:g}, a step of the fixed point",
-            common.reg_lambda,
-        ),
+        ("reg_lambda", common.reg_lambda >= least, f"at least {least:g}, a step of the fixed point", common.reg_lambda),
         ("min_child_weight", common.min_child_weight > 0.0, "above 0", common.min_child_weight),
     ]
 

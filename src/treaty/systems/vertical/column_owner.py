@@ -114,12 +114,7 @@ class SplitOwner:
     """
 
     def __init__(
-        self,
-        active: str,
-        codes: Codes,
-        bins: Bins,
-        splits: SplitTable,
-        revealed: RevealedSides | None = None,
+        self, active: str, codes: Codes, bins: Bins, splits: SplitTable, revealed: RevealedSides | None = None
     ) -> None:
         self._active, self._codes, self.bins, self._splits, self.revealed = active, codes, bins, splits, revealed
         self._left: dict[int, tuple[int, NDArray[np.bool_]]] = {}  # of each record, its feature and bins going left

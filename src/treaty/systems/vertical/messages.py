@@ -167,8 +167,7 @@ class ToldShare(Message):
     """What share of the sender's bins sides of its splits have revealed for certain, by its count over all jobs."""
 
     leakage: ClassVar = MessageLeakage(
-        "what share of the sender's bins sides of its splits have revealed, by its count over all jobs",
-        "aggregated",
+        "what share of the sender's bins sides of its splits have revealed, by its count over all jobs", "aggregated"
     )
     share: Share
 
@@ -241,8 +240,7 @@ class NamedRows(Message):
     leakage: ClassVar = {
         "all_nodes": MessageLeakage("which rows are in each node", "exact"),
         "own_splits": MessageLeakage(
-            "which rows are in the nodes of its splits, so in part which have similar labels",
-            "exact",
+            "which rows are in the nodes of its splits, so in part which have similar labels", "exact"
         ),
     }
     nodes: Array

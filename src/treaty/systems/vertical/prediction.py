@@ -241,8 +241,7 @@ def check_present(party: Party, part: ModelPart, table: Table) -> None:
         names = ", ".join(forest.sources[source] for source in absent if using[source] is not None)
         text = f"expected every owner of splits to take part in the prediction, got none of {names}"
         raise DataError(
-            f"{text}; the first {min(first) // forest.trees_a_round} of {forest.rounds} rounds do without",
-            public=text,
+            f"{text}; the first {min(first) // forest.trees_a_round} of {forest.rounds} rounds do without", public=text
         )
 
 
