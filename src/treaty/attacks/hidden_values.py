@@ -28,19 +28,7 @@ from treaty.messaging.transcript import Transcript
 from treaty.privacy.randomised_response import chances
 from treaty.systems.federboost_vertical.buckets import Buckets, unpack_buckets, widths_of
 from treaty.systems.fedxgboost_ldp.scoring import NoisyTree
-from treaty.systems.fedxgboost_smm.node_products import (
-    CandidateVectors,
-    MaskedCandidates,
-    MaskedGradients,
-    NodeRows,
-    NullVectors,
-    PaperTree,
-    Rows,
-    cut_matrices,
-    ends_of_matrices,
-    rows_of_nodes,
-    widths_of_nodes,
-)
+from treaty.systems.fedxgboost_smm import node_products
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
 from treaty.systems.vertical.exact_sums import NamedNodes, array_of, content_of
 from treaty.systems.vertical.messages import BinLayout, NamedRows
@@ -205,16 +193,16 @@ def products_from_transcript(transcript: Transcript, peer: str, n_rows: int) -> 
     """
     trees: list[list[list[SmmNode]]] = []
     offsets = features = np.empty(0, np.int32)
-    rows, vectors, pending = list[Rows](), list[Matrix](), np.empty(0)
+    rows, vectors, pending = list[node_products.Rows](), list[Matrix](), np.empty(0)
     named, count = NamedNodes(n_rows, 0), 0
 
     def whole(step: str, more: Array, widths: Sequence[int]) -> list[Matrix] | None:
         """Add a message's numbers; return the level's matrices once the last one is there."""
         nonlocal pending
         pending = np.append(pending, array_view(more, np.float64, (None,), peer=peer, what=step))
-        if len(pending) != ends_of_matrices(rows, widths)[-1]:
+        if len(pending) != node_products.ends_of_matrices(rows, widths)[-1]:
             return None
-        found, pending = cut_matrices(pending, rows, widths, peer, step), pending[:0]
+        found, pending = node_products.cut_matrices(pending, rows, widths, peer, step), pending[:0]
         return found
 
     def add(masked: list[Matrix] | None, slots: list[NDArray[np.int32]], totals: NDArray[np.int64]) -> None:
@@ -232,26 +220,28 @@ def products_from_transcript(transcript: Transcript, peer: str, n_rows: int) -> 
             case "BinLayout":
                 offsets = array_of(entry, content_of(entry, BinLayout).offsets, "offsets", None)
             case "PaperTree":
-                features = array_of(entry, content_of(entry, PaperTree).columns, "columns", None)
+                features = array_of(entry, content_of(entry, node_products.PaperTree).columns, "columns", None)
                 trees.append([])
             case "NodeRows":
-                count = content_of(entry, NodeRows).nodes
+                count = content_of(entry, node_products.NodeRows).nodes
                 named, rows = NamedNodes(n_rows, count), []
             case "NamedRows" if not rows:
                 named.add(content_of(entry, NamedRows), peer)
             case "NullVectors" | "CandidateVectors":
-                sent = content_of(entry, NullVectors if entry.step == "NullVectors" else CandidateVectors)
-                rows = rows or rows_of_nodes(named.rows, named.nodes, count)
-                widths = widths_of_nodes(sent.widths, rows, n_rows, peer, entry.step).tolist()
+                sent = content_of(
+                    entry, node_products.NullVectors if entry.step == "NullVectors" else node_products.CandidateVectors
+                )
+                rows = rows or node_products.rows_of_nodes(named.rows, named.nodes, count)
+                widths = node_products.widths_of_nodes(sent.widths, rows, n_rows, peer, entry.step).tolist()
                 vectors = whole(entry.step, sent.vectors, widths) or vectors
             case "MaskedCandidates":
-                answer, shape = content_of(entry, MaskedCandidates), (len(rows), int(offsets[-1]))
+                answer, shape = content_of(entry, node_products.MaskedCandidates), (len(rows), int(offsets[-1]))
                 counts = array_view(answer.counts, np.int32, shape, peer=peer, what="MaskedCandidates.counts")
                 slots = [candidate_slots(of_node, features, offsets) for of_node in counts]
                 masked = whole(entry.step, answer.masked, [len(of_node) for of_node in slots])
                 add(masked, slots, np.zeros((len(rows), 2), np.int64))
             case "MaskedGradients":
-                gradients = content_of(entry, MaskedGradients)
+                gradients = content_of(entry, node_products.MaskedGradients)
                 totals = array_view(
                     gradients.totals, np.int64, (len(rows), 2), peer=peer, what="MaskedGradients.totals"
                 )

@@ -17,17 +17,8 @@ from sklearn.tree import DecisionTreeClassifier
 
 from treaty.attacks.views import Finding, Truth, View, auc_error, error_of_best, label_finding, standardised
 from treaty.machine.arrays import Flags, Floats, Int32s, Integers
+from treaty.privacy import leaks
 from treaty.privacy.exact_sums import known_bins
-from treaty.privacy.leaks import (
-    OpenedTree,
-    RebuiltRows,
-    agreement,
-    attack_auc,
-    cluster_scores,
-    held_out_purity,
-    invert,
-    rebuild,
-)
 from treaty.systems.vertical.exact_sums import content_of, node_sets_from_transcript
 from treaty.systems.vertical.messages import Setup, SplitColumns, TreeStart
 
@@ -62,7 +53,7 @@ def instance_clustering(view: View, truth: Truth) -> Iterator[Finding]:
     if view.is_active or not view.steps(TreeStart):
         return
     n_rows = len(truth.labels)
-    scores = cluster_scores(seen_sets(view, n_rows), n_rows)
+    scores = leaks.cluster_scores(seen_sets(view, n_rows), n_rows)
     yield label_finding("rows that were together (Kang 2024)", view, truth, scores)
 
 
@@ -96,10 +87,10 @@ def row_communities(view: View, truth: Truth) -> Iterator[Finding]:
     own, labels = standardised(truth.codes(view.party)[0][rows]), truth.labels[rows]
     found = communities(seen_sets(view, n_rows), rows)
     joined = np.concatenate([own, found * WEIGHT * np.sqrt(max(1, own.shape[1]))], axis=1)
-    baseline = attack_auc(two_clusters(own), labels.astype(int))
+    baseline = leaks.attack_auc(two_clusters(own), labels.astype(int))
     yield Finding(
         attack="communities of rows (ID2Graph, Takahashi 2023)", party=view.party, target="labels", measure="AUC",
-        score=attack_auc(two_clusters(joined), labels.astype(int)), baseline=baseline,
+        score=leaks.attack_auc(two_clusters(joined), labels.astype(int)), baseline=baseline,
         error=auc_error(labels, baseline),
     )  # fmt: skip
 
@@ -158,7 +149,7 @@ def set_purity(view: View, truth: Truth) -> Iterator[Finding]:
     # 0 stands for rows of which nothing is known
     finest = [tree[-1] + 1 for tree in seen_sets(view, len(labels)) if tree]
     if finest:
-        purity = held_out_purity(np.stack(finest, axis=1), labels, 2)
+        purity = leaks.held_out_purity(np.stack(finest, axis=1), labels, 2)
         score = float(purity.max())
         leaves = len(np.unique(finest[int(purity.argmax())]))
         baseline = max(majority, purity_of_own_columns(truth.codes(view.party)[0], labels, leaves))
@@ -304,12 +295,12 @@ def inverted_histograms(view: View, truth: Truth) -> Iterator[Finding]:
         return
     slots = codes + offsets[:-1]
     by_class = np.stack([np.bincount(slots[y == k].ravel(), minlength=offsets[-1]) for k in (0, 1)])
-    trees = [OpenedTree(asked, left) for asked, left in recording.trees if 0 in asked]
+    trees = [leaks.OpenedTree(asked, left) for asked, left in recording.trees if 0 in asked]
     if not trees:
         return
-    found = invert(trees, offsets)
-    nothing = RebuiltRows(found.possible[:0], found.labels[:0])
-    base, got = (agreement(*rebuild(of, by_class, offsets), codes, y) for of in (nothing, found))
+    found = leaks.invert(trees, offsets)
+    nothing = leaks.RebuiltRows(found.possible[:0], found.labels[:0])
+    base, got = (leaks.agreement(*leaks.rebuild(of, by_class, offsets), codes, y) for of in (nothing, found))
     yield Finding(
         attack="histogram inversion", party=view.party, target="bins of all rows", measure="share right",
         score=got.mean, baseline=base.mean, error=float(0.5 / np.sqrt(len(codes))),

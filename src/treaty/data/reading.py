@@ -23,19 +23,9 @@ import pyarrow.ipc
 import pyarrow.parquet
 from numpy.typing import ArrayLike, NDArray
 
+from treaty.data import file_formats
 from treaty.data.arrow_tables import SHOWN, FileTable, are_numbers, dates_of, is_text, numbers, strays_of
 from treaty.data.columns import quoted, refuse_repeated
-from treaty.data.file_formats import (
-    FileProblem,
-    csv_facts,
-    files_of,
-    lines_of,
-    opened_text,
-    parquet_facts,
-    parse_csv,
-    read_parquet,
-    write_csv_columns,
-)
 from treaty.data.table import LISTED, Schema, Table, file_without, refuse_absent
 from treaty.errors import ConfigError, DataError
 from treaty.files import json_decoder_of, replacing
@@ -87,7 +77,7 @@ def read_table(
     """
     path = Path(path)
     ending = checked_ending(path, party)
-    readers = {".parquet": read_parquet, ".arrow": lambda path: pa.ipc.open_file(path).read_all()}
+    readers = {".parquet": file_formats.read_parquet, ".arrow": lambda path: pa.ipc.open_file(path).read_all()}
     table = _readable(readers.get(ending, partial(_read_csv, text=text)), path, ending, party)
     kept = table.select(kept_names(table.schema, path, columns, drop, drop_all, party))
     if table.num_rows == 0:
@@ -99,9 +89,9 @@ def read_table(
 
 def facts_of(path: Path, ending: str, party: str, text: Sequence[str] = ()) -> tuple[int, Any]:
     """Return the number of rows and the schema of a file; only CSV is read for that, piece by piece."""
-    reader: Callable[[Path], tuple[int, Any]] = partial(csv_facts, text=text)
+    reader: Callable[[Path], tuple[int, Any]] = partial(file_formats.csv_facts, text=text)
     if ending in (".parquet", ".arrow"):
-        reader = parquet_facts if ending == ".parquet" else _arrow_facts
+        reader = file_formats.parquet_facts if ending == ".parquet" else _arrow_facts
     return _readable(reader, path, ending, party)
 
 
@@ -148,7 +138,7 @@ def check_there(path: str | Path, party: str) -> None:
     """Raise DataError unless there is a file, or a folder of Parquet files alone."""
     path = Path(path)
     if path.is_dir() and not path.name.lower().endswith((".csv", ".csv.gz", ".arrow")):
-        _readable(files_of, path, ".parquet", party)
+        _readable(file_formats.files_of, path, ".parquet", party)
     elif not path.is_file():
         raise DataError(f"{party}: expected a file at {path}, got {'a folder' if path.is_dir() else 'none'}")
 
@@ -233,7 +223,7 @@ def _readable(read: Callable[[Path], Read], path: Path, ending: str, party: str)
     """Read a file or folder, with errors that name the party and show nothing of the content."""
     try:
         return read(path)
-    except FileProblem as problem:
+    except file_formats.FileProblem as problem:
         raise DataError(f"{party}: {problem} - at {path}") from None
     except (pa.ArrowException, OSError, EOFError, zlib.error) as error:
         # a damaged .gz is an OSError, too
@@ -257,8 +247,8 @@ def _damaged(path: Path, ending: str, party: str, error: Exception) -> DataError
 def _read_csv(path: Path, text: Sequence[str]) -> Any:
     content = gzip.decompress(path.read_bytes()) if path.name.lower().endswith(".gz") else path.read_bytes()
     if not content.strip():
-        raise FileProblem("expected a table, got an empty file")
-    return parse_csv(content, text)
+        raise file_formats.FileProblem("expected a table, got an empty file")
+    return file_formats.parse_csv(content, text)
 
 
 def refuse_strays(
@@ -293,8 +283,8 @@ def refuse_strays(
     for name, strays in found.items():
         places = rows = [int(row) for row in strays.rows[:SHOWN]]
         if is_csv(path):
-            with opened_text(Path(path)) as lines:
-                places = lines_of(lines, rows)
+            with file_formats.opened_text(Path(path)) as lines:
+                places = file_formats.lines_of(lines, rows)
         described.append(f"column {name!r} has {strays.described(places, 'line' if is_csv(path) else 'row')}")
     remedies = {strays.of: _REMEDIES[strays.of] for strays in found.values()}
     declare = f", or, if these are categories, {remedy}" if set(found) - set(numeric) else ""
@@ -360,12 +350,12 @@ def open_table(
 
     if of_csv:
         folder = _usable(folder, rows * (len(names) * _BYTES_ON_DISK + len(schema) * _BYTES_OF_CSV))
-        dataset = pyarrow.dataset.dataset(write_csv_columns(path, schema, folder))
+        dataset = pyarrow.dataset.dataset(file_formats.write_csv_columns(path, schema, folder))
         table = FileTable(dataset, schema, folder, damaged).select(names)
         refuse_bytes(table, path, party)
         return table
     kind = "parquet" if ending == ".parquet" else "ipc"
-    dataset = pyarrow.dataset.dataset([str(file) for file in files_of(path)], format=kind, schema=schema)
+    dataset = pyarrow.dataset.dataset([str(file) for file in file_formats.files_of(path)], format=kind, schema=schema)
     return FileTable(dataset, schema, _usable(folder, rows * len(names) * _BYTES_ON_DISK), damaged).select(names)
 
 

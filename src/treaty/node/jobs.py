@@ -17,26 +17,13 @@ import msgspec
 
 from treaty.errors import BudgetSpent, ConfigError, TreatyError
 from treaty.messaging.messages import clean
+from treaty.node import proposals
 from treaty.node.attempts import OpenJob, stopped_by
 from treaty.node.cards import Card, verify
 from treaty.node.exchange import NodeConversation
 from treaty.node.identity import Own, sign, trusted
 from treaty.node.job_views import checked, verdict_on
 from treaty.node.policy import PolicyVerdict, over_budget
-from treaty.node.proposals import (
-    JobStatus,
-    Proposal,
-    Proposed,
-    Wanted,
-    check_same,
-    data_sets,
-    id_of,
-    name_of,
-    read_proposal,
-    roles_of,
-    rounds_of,
-    statement,
-)
 from treaty.node.settings import JobFiles, Settings
 from treaty.node.store import FINAL, JobRow, Store
 from treaty.runs.job import Job
@@ -97,7 +84,7 @@ class Jobs:
                 self._cards = time.monotonic(), cards
             return cards
 
-    def view(self, job: str) -> JobStatus:
+    def view(self, job: str) -> proposals.JobStatus:
         """Return the status of a job here, for other nodes."""
         with self.lock:
             self._sent += 1
@@ -105,11 +92,11 @@ class Jobs:
             row = self.store.job(job) if at is None else at.row
             reason = row.reason if row.state in FINAL or (at is not None and at.proposal.trial) else ""
             if at is None:
-                return JobStatus(
+                return proposals.JobStatus(
                     job=job, state=row.state, reason=reason, ended=row.attempt, kept=row.kept, done=row.done,
                     count=self._sent,
                 )  # fmt: skip
-            return JobStatus(
+            return proposals.JobStatus(
                 job=job, state=row.state, reason=reason, asks=at.asks, ready=at.ready, runs=at.runs, ended=at.ended,
                 kept=at.row.kept, done=at.row.done, rounds=row.rounds, total=row.total, signed=dict(at.approvals),
                 count=self._sent,
@@ -123,9 +110,9 @@ class Jobs:
 
     def _load(self, row: JobRow) -> None:
         try:
-            proposal = msgspec.json.decode(row.proposal, type=Proposal)
+            proposal = msgspec.json.decode(row.proposal, type=proposals.Proposal)
             job = proposal.described()
-            roles = roles_of(job, proposal.verb)
+            roles = proposals.roles_of(job, proposal.verb)
         except (TreatyError, msgspec.MsgspecError) as error:
             # Proposed under another version of Treaty.
             self.end(row.id, "failed", f"this version of Treaty cannot run it: {error}")
@@ -140,15 +127,15 @@ class Jobs:
         at = OpenJob(self.name, row, proposal, job, roles, ended=row.attempt)
         for encoded in self.store.views(row.id).values():
             with suppress(msgspec.MsgspecError):
-                self._approvals(at, msgspec.msgpack.decode(encoded, type=JobStatus).signed)
+                self._approvals(at, msgspec.msgpack.decode(encoded, type=proposals.JobStatus).signed)
         self.standings[row.id] = at
         if row.state != "proposed" and self.name not in at.approvals:  # the keys were rotated
             self._sign(at)
             self.change(at, event={"what": "approval signed again", "why": "this organisation's keys are new"})
 
-    def proposed(self, peer: str, conversation: NodeConversation, note: Proposed) -> None:
+    def proposed(self, peer: str, conversation: NodeConversation, note: proposals.Proposed) -> None:
         """Accept a proposal, or send the peer the reason for refusing it."""
-        job_id = id_of(note.proposal)
+        job_id = proposals.id_of(note.proposal)
         if job_id in self.standings:
             return
         try:
@@ -162,26 +149,26 @@ class Jobs:
             if self._refusals[peer] <= MOST_REFUSALS:
                 self.store.note({"what": "refused", "who": peer, "job": job_id, "why": why})
             reason = f"{self.name} refuses it: {clean(error.public or str(error), 500)}"
-            conversation.send(JobStatus(job=job_id, state="rejected", reason=reason))
+            conversation.send(proposals.JobStatus(job=job_id, state="rejected", reason=reason))
             return
         if at is not None:
             self.standings[job_id] = at
             self._send_status_to_all(at)
 
-    def _accepted(self, job_id: str, peer: str, note: Proposed) -> OpenJob | None:
+    def _accepted(self, job_id: str, peer: str, note: proposals.Proposed) -> OpenJob | None:
         """Check and store a proposal of a peer; None if it is known already."""
         card = self.trusted().get(peer)
-        if card is None or not verify(card, note.signature, statement("submit", job_id, peer)):
+        if card is None or not verify(card, note.signature, proposals.statement("submit", job_id, peer)):
             raise _refused(f"the proposal is not signed by {peer}")
-        proposal = read_proposal(note.proposal, self.settings.code)
+        proposal = proposals.read_proposal(note.proposal, self.settings.code)
         job = proposal.described()
-        roles = roles_of(job, proposal.verb)
+        roles = proposals.roles_of(job, proposal.verb)
         if peer != job.active:
             raise _refused(f"{peer} may only propose jobs whose active party it is, got one of {clean(job.active, 63)}")
         if self.name not in job.parties:
             raise _refused(f"{self.name} takes no part in the job")
         if proposal.model:
-            check_same(job, trained(self.store, proposal.model))
+            proposals.check_same(job, trained(self.store, proposal.model))
         limits, waiting = self.settings.limits, [at for at in self.standings.values() if at.row.submitter == peer]
         if len(waiting) >= limits.max_queued:
             raise _refused(f"{peer} has {len(waiting)} jobs at {self.name} that have not ended: no more are accepted")
@@ -190,7 +177,9 @@ class Jobs:
             raise _refused(f"{peer} has proposed {limits.max_daily} jobs to {self.name} within a day")
         if proposal.trial and received["check"] >= limits.max_checks:
             raise _refused(f"{self.name} has checked its tables {limits.max_checks} times for {peer} within a day")
-        row = JobRow(job_id, note.proposal, note.signature, peer, proposal.kind, total=rounds_of(job, proposal.kind))
+        row = JobRow(
+            job_id, note.proposal, note.signature, peer, proposal.kind, total=proposals.rounds_of(job, proposal.kind)
+        )
         event = {"what": "received", "who": peer, "name": job.name, "verb": proposal.kind}
         if not self.store.add_job(row, event=event):
             return None
@@ -200,11 +189,11 @@ class Jobs:
         """Send a proposal to a party that asks for it. Only the active party does: from others it would be refused."""
         at = self.standings.get(job)
         if at is not None and at.leads and peer in at.job.parties:
-            signature = sign(self.own, statement("submit", job, self.name))  # with the present keys
-            conversation.send(Proposed(at.row.proposal, signature))
+            signature = sign(self.own, proposals.statement("submit", job, self.name))  # with the present keys
+            conversation.send(proposals.Proposed(at.row.proposal, signature))
             conversation.send_status(job)
 
-    def seen(self, peer: str, conversation: NodeConversation, view: JobStatus) -> None:
+    def seen(self, peer: str, conversation: NodeConversation, view: proposals.JobStatus) -> None:
         """Process a peer's status of a job."""
         at = self.standings.get(view.job)
         if at is None:
@@ -220,13 +209,13 @@ class Jobs:
         if before is None or (before.state, before.signed) != (view.state, view.signed):
             self.store.put_view(view.job, peer, msgspec.msgpack.encode(view))
 
-    def _seen_later(self, peer: str, conversation: NodeConversation, view: JobStatus) -> None:
+    def _seen_later(self, peer: str, conversation: NodeConversation, view: proposals.JobStatus) -> None:
         """Process a peer's status of a job that has ended here, or is unknown here."""
         if not self.store.has(view.job):
             if view.state not in FINAL:
-                conversation.send(Wanted(view.job))
+                conversation.send(proposals.Wanted(view.job))
             return
-        proposal = msgspec.json.decode(self.store.job(view.job).proposal, type=Proposal)
+        proposal = msgspec.json.decode(self.store.job(view.job).proposal, type=proposals.Proposal)
         if peer not in msgspec.json.decode(proposal.job)["parties"]:
             return
         if view.state in FINAL:
@@ -241,7 +230,7 @@ class Jobs:
             if at.approvals.get(who) == signature or who not in at.job.parties:
                 continue
             card = self.own.card if who == self.name else self.trusted().get(who)
-            if card is not None and verify(card, signature, statement("approve", at.row.id, who)):
+            if card is not None and verify(card, signature, proposals.statement("approve", at.row.id, who)):
                 at.approvals[who] = signature
 
     def obey(self, job: str, command: str, given: Mapping[str, str]) -> None:
@@ -321,9 +310,9 @@ class Jobs:
 
     def _sign(self, at: OpenJob) -> None:
         """Sign this party's approval of a job, and store the signature."""
-        signature = sign(self.own, statement("approve", at.row.id, self.name))
+        signature = sign(self.own, proposals.statement("approve", at.row.id, self.name))
         at.approvals[self.name] = signature
-        view = JobStatus(job=at.row.id, state="approved", signed={self.name: signature})
+        view = proposals.JobStatus(job=at.row.id, state="approved", signed={self.name: signature})
         self.store.put_view(at.row.id, self.name, msgspec.msgpack.encode(view))
 
     def share_budget(self, at: OpenJob, playing: Iterable[OpenJob]) -> bool:
@@ -334,13 +323,15 @@ class Jobs:
     def check_budgets(self, at: OpenJob) -> None:
         """Raise BudgetSpent for an attempt that would exceed the budget that other jobs and attempts have left."""
         job, verb = at.job, at.proposal.verb
-        for of in data_sets(job, self.name, verb):
-            if over := over_budget(job, verb, self.name, self.settings.data_set(of), name_of(at.job, at.row.id)):
+        for of in proposals.data_sets(job, self.name, verb):
+            if over := over_budget(
+                job, verb, self.name, self.settings.data_set(of), proposals.name_of(at.job, at.row.id)
+            ):
                 raise BudgetSpent(f"{of}: {over}")
 
     def _budgets(self, at: OpenJob) -> set[str]:
         """Return the stores of a job's data sets whose noisy releases have a budget for all jobs together."""
-        named = data_sets(at.job, self.name, at.proposal.verb)
+        named = proposals.data_sets(at.job, self.name, at.proposal.verb)
         known = (self.settings.data.get(of) for of in named)
         return {of.store for of in known if of is not None and of.policy.most_epsilon_total is not None}
 
@@ -373,7 +364,7 @@ class Jobs:
 def trained(store: Store, model: str) -> Job:
     """Return the job of a training that has finished here; ConfigError if there is none of that id."""
     row = store.job(model) if store.has(model) else None
-    proposal = None if row is None else msgspec.json.decode(row.proposal, type=Proposal)
+    proposal = None if row is None else msgspec.json.decode(row.proposal, type=proposals.Proposal)
     if row is None or proposal is None or row.verb != "train" or row.state != "finished":
         raise _refused(f"expected the id of a finished training, got {model[:12]}")
     if any(event.get("what") == "forgotten" for event in store.events_of(model)):

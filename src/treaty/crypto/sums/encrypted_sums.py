@@ -42,16 +42,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto import parameters
-from treaty.crypto.additive.ciphers import (
-    OUPrivateKey,
-    OUPublicKey,
-    PaillierPrivateKey,
-    PaillierPublicKey,
-    PrivateKey,
-    PublicKey,
-    generate_key,
-    generate_paillier_key,
-)
+from treaty.crypto.additive import ciphers
 from treaty.crypto.lattice.linear_map import LinearMapClient
 from treaty.crypto.lattice.ring import Residues, packed_words, unpack
 from treaty.crypto.lattice.store import HintStore
@@ -172,16 +163,16 @@ def make_client(
     """
     if encryption == "lattice":
         return ends.lattice_client(bounds, store or HintStore(None), threads=threads, sealed=sealed, nodes=nodes)
-    key: PrivateKey
+    key: ciphers.PrivateKey
     if encryption == "ou":
         bits = key_bits or parameters.OU_DEFAULT_KEY_BITS
         # raises before a key is made if the sums do not fit
         Packing(bounds, (insecure_test_key_bits or bits) // 3)
-        key = generate_key(bits, insecure_test_key_bits=insecure_test_key_bits)
+        key = ciphers.generate_key(bits, insecure_test_key_bits=insecure_test_key_bits)
     elif encryption == "paillier":
         bits = key_bits or parameters.PAILLIER_DEFAULT_KEY_BITS
         Packing(bounds, insecure_test_key_bits or bits)
-        key = generate_paillier_key(bits, insecure_test_key_bits=insecure_test_key_bits)
+        key = ciphers.generate_paillier_key(bits, insecure_test_key_bits=insecure_test_key_bits)
     else:
         raise ConfigError(_UNKNOWN.format(encryption))
     return (BlindSumsClient if blind else AdditiveSumsClient)(key, bounds, threads=threads)
@@ -215,11 +206,11 @@ def make_server(
         raise CryptoError(f"expected three bounds, got {len(setup[1])} - in the set-up")
     # the key's statements follow the bounds
     stated, sent = SumsBounds(*(int(x) for x in setup[1][:3])), [setup[0], setup[1][3:]]
-    key: PublicKey
+    key: ciphers.PublicKey
     if encryption == "ou":
-        key = OUPublicKey.from_payload(sent, insecure_test_key_bits)
+        key = ciphers.OUPublicKey.from_payload(sent, insecure_test_key_bits)
     else:
-        key = PaillierPublicKey.from_payload(sent, insecure_test_key_bits)
+        key = ciphers.PaillierPublicKey.from_payload(sent, insecure_test_key_bits)
     kind = ends.blind if blind else ends.additive
     return kind(key, stated, codes, offsets, threads=threads, rerandomise=rerandomise)
 
@@ -322,7 +313,7 @@ class DisclosedLattice:
 class DisclosedKey:
     """Ciphertexts under an additive cipher."""
 
-    def __init__(self, key: PrivateKey, bounds: SumsBounds, threads: int = 1) -> None:
+    def __init__(self, key: ciphers.PrivateKey, bounds: SumsBounds, threads: int = 1) -> None:
         self._key, self._threads = key, threads
         self._packing = Packing(bounds, key.public.plaintext_bits)
 
@@ -371,23 +362,23 @@ def message_bytes(cipher: str, setup: Payload) -> int:
     return 8 * bounds.n_rows * (2 * words if cipher == "paillier" else words)
 
 
-def disclosed_key(cipher: str, setup: Payload, secrets: Sequence[int], test_key_bits: int | None) -> PrivateKey:
+def disclosed_key(cipher: str, setup: Payload, secrets: Sequence[int], test_key_bits: int | None) -> ciphers.PrivateKey:
     """Return the private key of `secret_numbers`; CryptoError if it is not that of the recorded public key."""
     check_payload(setup, "the recorded set-up", (np.uint64, (None, None)), (np.int64, (None,)))
     sent = [setup[0], setup[1][3:]]
     prime = [gmpy2.is_prime(number, parameters.PRIMALITY_ROUNDS) for number in secrets[:2]]
     if cipher == "paillier" and len(secrets) == 2:
         p, q = secrets
-        public = PaillierPublicKey.from_payload(sent, test_key_bits)
+        public = ciphers.PaillierPublicKey.from_payload(sent, test_key_bits)
         if p * q == public.n and all(prime):
-            return PaillierPrivateKey(p, q, public)
+            return ciphers.PaillierPrivateKey(p, q, public)
     if cipher == "ou" and len(secrets) == 5:
         p, q, u, v, a = secrets
-        key = OUPublicKey.from_payload(sent, test_key_bits)
+        key = ciphers.OUPublicKey.from_payload(sent, test_key_bits)
         # u and v must be below p and q, or tables, whose size grows with them, could fill the memory
         fits = p * p * q == key.n and all(prime) and 0 < u < p and 0 < v < q
         if fits and gmpy2.powmod(key.g, p - 1, p * p) == (1 + a * (p - 1) * p) % (p * p):
-            return OUPrivateKey(p, q, u, v, a, key)
+            return ciphers.OUPrivateKey(p, q, u, v, a, key)
     raise CryptoError(
         "the numbers shown are not the private key of the public key that was sent - in the active record"
     )

@@ -21,6 +21,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.crypto import payload
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.lattice.kernels import reduced
 from treaty.crypto.lattice.linear_map import LinearMapClient, LinearMapServer, PartialSums
@@ -38,15 +39,6 @@ from treaty.crypto.parameters import (
     choose,
     choose_masked,
 )
-from treaty.crypto.payload import (
-    Payload,
-    SumsBounds,
-    WholeTableClient,
-    WholeTableServer,
-    check_payload,
-    nodes_of_rows,
-    slots_of,
-)
 from treaty.errors import ConfigError, CryptoError
 from treaty.machine.arrays import PIECE_BYTES, Codes, Flags, Floats, Int32s, Integers, pieces
 
@@ -59,7 +51,7 @@ BINDING_BYTES = 32
 VERSION = 3
 
 
-def lattice_fields(bounds: SumsBounds, sealed: bool = False, nodes: int = 1) -> tuple[list[Field], int]:
+def lattice_fields(bounds: payload.SumsBounds, sealed: bool = False, nodes: int = 1) -> tuple[list[Field], int]:
     """Return the fields of count, hessian and gradient of each node in a message, and its length."""
     # sealed sums are opened under masks: their fields have a guard bit, and room for 1 more row and hess
     hess_at = (bounds.n_rows + sealed).bit_length() + sealed
@@ -70,7 +62,7 @@ def lattice_fields(bounds: SumsBounds, sealed: bool = False, nodes: int = 1) -> 
     return shifted, nodes * length
 
 
-def sums_parameters(bounds: SumsBounds, sealed: bool = False, nodes: int = 1) -> Parameters:
+def sums_parameters(bounds: payload.SumsBounds, sealed: bool = False, nodes: int = 1) -> Parameters:
     """Return the parameters for bin sums of `nodes` nodes in a vector; CryptoError if the sums are too large."""
     fields, bits = lattice_fields(bounds, sealed, nodes)
     n, of_a_row = bounds.n_rows, bounds.grad_bound + bounds.hess_bound + 1  # a row is in one node
@@ -84,7 +76,7 @@ def sums_parameters(bounds: SumsBounds, sealed: bool = False, nodes: int = 1) ->
     return parameters
 
 
-def sealed_places(bounds: SumsBounds) -> list[int]:
+def sealed_places(bounds: payload.SumsBounds) -> list[int]:
     """Return the first bits of noise, count, hessian and gradient in a sealed sum, and the length of all."""
     parameters, (fields, _) = sums_parameters(bounds, sealed=True), lattice_fields(bounds, sealed=True)
     return [0, *(parameters.below + field.shift for field in fields), DIGIT_BITS * parameters.digits]
@@ -100,20 +92,20 @@ def _rows_within(nbytes: int, parameters: Parameters, vectors: int) -> int:
     return max(1, nbytes // (4 * packed_words(parameters, WIDE_DEGREE) * vectors)) * WIDE_DEGREE
 
 
-def leak_of(parameters: Parameters, bounds: SumsBounds, bins: NDArray[np.signedinteger]) -> Floats:
+def leak_of(parameters: Parameters, bounds: payload.SumsBounds, bins: NDArray[np.signedinteger]) -> Floats:
     """Bound what an answer about one vector reveals beyond the sums, by column of so many bins: total variation."""
     # by Jensen's inequality, n rows in B bins leak at most as much as in equal bins, which is a public number
     return np.array([int(count) * parameters.leak(bounds.n_rows / int(count)) for count in bins], np.float64)
 
 
-class LatticeSumsClient(WholeTableClient):
+class LatticeSumsClient(payload.WholeTableClient):
     """The active party's end; the store keeps hints, perhaps for later jobs.
 
     Each vector is about `nodes` nodes, 1 or 2. Where sums are `sealed`, it is 1, and this end opens shares alone.
     """
 
     def __init__(
-        self, bounds: SumsBounds, store: HintStore, *, threads: int = 1, sealed: bool = False, nodes: int = 1
+        self, bounds: payload.SumsBounds, store: HintStore, *, threads: int = 1, sealed: bool = False, nodes: int = 1
     ) -> None:
         super().__init__(bounds)
         self._store, self._threads, self._nodes = store, threads, nodes
@@ -130,7 +122,7 @@ class LatticeSumsClient(WholeTableClient):
         vectors = max(1, min(_MOST_NODES // nodes, PIECE_BYTES // vector_bytes(self._parameters, bounds.n_rows)))
         self.nodes_at_a_time = nodes * vectors
 
-    def setup(self) -> Payload:
+    def setup(self) -> payload.Payload:
         return [np.append(super().setup()[0], self._nodes)]
 
     def offer(self, offsets: Mapping[str, Int32s]) -> tuple[bytes, Mapping[str, bytes]] | None:
@@ -146,10 +138,10 @@ class LatticeSumsClient(WholeTableClient):
         self.seed, self._kept = seed, kept or {}
         self._map = LinearMapClient(self._parameters, self._fields, seed, self._bounds.n_rows, threads=self._threads)
 
-    def accept_hint(self, peer: str, hint: Payload, offsets: Int32s) -> int:
+    def accept_hint(self, peer: str, hint: payload.Payload, offsets: Int32s) -> int:
         what = f"the hint of {peer}"
         if peer not in self._bindings:
-            check_payload(hint, what, (np.uint8, (BINDING_BYTES,)))
+            payload.check_payload(hint, what, (np.uint8, (BINDING_BYTES,)))
             self._bindings[peer], self._offsets[peer] = hint[0].tobytes(), offsets.copy()
             self._asked[peer] = deque()
             # a kept hint is not sent again; the binding proves that it is of the same table and terms
@@ -162,7 +154,7 @@ class LatticeSumsClient(WholeTableClient):
             self._unfinished[peer] = made, left = self._store.new_hint(shape), shape[0]
         else:
             made, left = self._unfinished[peer]
-            check_payload(hint, what, (np.int16, (None, self._parameters.digits, self._parameters.degree)))
+            payload.check_payload(hint, what, (np.int16, (None, self._parameters.digits, self._parameters.degree)))
             count = len(hint[0])
             if not 0 < count <= left:
                 raise CryptoError(f"expected at most {left} rows more, and one at least, got {count} - in {what}")
@@ -175,16 +167,16 @@ class LatticeSumsClient(WholeTableClient):
             self._hints[peer] = self._store.keep_hint(peer, self._bindings[peer], self.seed, terms, made)
         return left
 
-    def begin_tree(self, grad: Integers, hess: Integers) -> Iterator[Payload]:
+    def begin_tree(self, grad: Integers, hess: Integers) -> Iterator[payload.Payload]:
         self._check_start(grad, hess)
         self._tree = grad, hess
         return iter([[]])
 
-    def query(self, positions: Int32s, starts: Int32s) -> Iterator[Payload]:
+    def query(self, positions: Int32s, starts: Int32s) -> Iterator[payload.Payload]:
         if self._tree is None:
             raise CryptoError("expected begin_tree before query")
         n_rows, (grad, hess) = self._bounds.n_rows, self._tree
-        node_of_row = nodes_of_rows(positions, starts, n_rows)
+        node_of_row = payload.nodes_of_rows(positions, starts, n_rows)
         vectors = -(-(len(starts) - 1) // self._nodes)
         parameters, threads = self._parameters, self._threads
         own = 4 * packed_words(parameters, parameters.degree)
@@ -204,7 +196,7 @@ class LatticeSumsClient(WholeTableClient):
             fields = [np.stack([of.astype(np.int32), *(values * of for values in numbers)]) for of in held]
             return query.encrypt([np.concatenate(fields[part]) for part in pieces(len(held), self._nodes)])
 
-        def piece(first: int) -> Payload:
+        def piece(first: int) -> payload.Payload:
             count = min(rows, n_rows - first)
             words = np.empty((vectors, packed_words(parameters, count)), np.uint32)
             for part in pieces(count, _rows_within(_UNPACKED_BYTES, parameters, vectors)):
@@ -214,7 +206,7 @@ class LatticeSumsClient(WholeTableClient):
 
         return map(piece, range(0, n_rows, rows))
 
-    def open(self, peer: str, answer: Payload, totals: Integers, features: Int32s | None = None) -> Integers:
+    def open(self, peer: str, answer: payload.Payload, totals: Integers, features: Int32s | None = None) -> Integers:
         opened, rows, starts = self._opened(peer, answer, features)
         if totals.shape[1:] != (3,) or -(-len(totals) // self._nodes) != len(opened):
             raise CryptoError(f"expected totals of shape {(self._nodes * len(opened), 3)}, got {totals.shape}")
@@ -247,14 +239,14 @@ class LatticeSumsClient(WholeTableClient):
             of_nodes.append(sums)
         return np.stack(of_nodes, axis=1).reshape(-1, messages.shape[1], 3)
 
-    def open_shares(self, peer: str, answer: Payload, features: Int32s | None = None) -> NDArray[np.uint64]:
+    def open_shares(self, peer: str, answer: payload.Payload, features: Int32s | None = None) -> NDArray[np.uint64]:
         """Open a server's answer to the oldest query it has not answered, where sums are sealed.
 
         Returns this end's shares of the sampled columns' slots, uint64 (nodes, slots, 4), see `crypto.sealed.sums`.
         """
         return split_fields(self._opened(peer, answer, features)[0], sealed_places(self._bounds))
 
-    def _opened(self, peer: str, answer: Payload, features: Int32s | None) -> tuple[Digits, Integers, Integers]:
+    def _opened(self, peer: str, answer: payload.Payload, features: Int32s | None) -> tuple[Digits, Integers, Integers]:
         """Open the answer to the oldest query: messages of the sampled slots, uint16 (nodes, slots, words).
 
         Return also the slots' numbers, and the place of each column's first among them.
@@ -264,7 +256,7 @@ class LatticeSumsClient(WholeTableClient):
         keys, what = self._asked[peer].popleft(), f"the answer of {peer}"
         rows, starts = self._sampled_slots(peer, features)
         shape = (len(keys), len(rows), self._parameters.digits)
-        check_payload(answer, what, (np.uint8, (BINDING_BYTES,)), (np.uint16, shape))
+        payload.check_payload(answer, what, (np.uint8, (BINDING_BYTES,)), (np.uint16, shape))
         # under another hint the opening would give noise, from which the secret could be inferred
         if answer[0].tobytes() != self._bindings[peer]:
             raise CryptoError(f"the answer belongs to another table or hint than this job's - in {what}")
@@ -289,14 +281,14 @@ def split_fields(messages: Digits, places: Sequence[int]) -> NDArray[np.uint64]:
     return np.stack(parts[::-1], axis=-1)
 
 
-class LatticeSumsServer(WholeTableServer):
+class LatticeSumsServer(payload.WholeTableServer):
     """A passive party's end; leaks enter the store's ledger under the features' names, which stay here.
 
     Where sums are `sealed`, it adds masks to them, which leak nothing, and keeps its own shares in `shares`.
     """
 
     def __init__(
-        self, bounds: SumsBounds, codes: Codes, offsets: Int32s, names: Sequence[str], store: HintStore, *,
+        self, bounds: payload.SumsBounds, codes: Codes, offsets: Int32s, names: Sequence[str], store: HintStore, *,
         threads: int = 1, sealed: bool = False, nodes: int = 1,
     ) -> None:  # fmt: skip
         super().__init__(bounds, codes, offsets)
@@ -350,7 +342,7 @@ class LatticeSumsServer(WholeTableServer):
         self.seed = seed
         self._map = LinearMapServer(self._parameters, matrix, seed, threads=self._threads, random=random)
 
-    def hint(self, progress: Callable[[int, int], None] | None = None) -> Iterator[Payload]:
+    def hint(self, progress: Callable[[int, int], None] | None = None) -> Iterator[payload.Payload]:
         yield [np.frombuffer(self.binding, np.uint8)]
         if self._kept:
             return
@@ -368,17 +360,17 @@ class LatticeSumsServer(WholeTableServer):
                 self._store.keep_own(self.binding, self._nonce, self.seed, self._map.random)
             yield [digits]
 
-    def add(self, piece: Payload) -> int:
+    def add(self, piece: payload.Payload) -> int:
         features, parameters = self._growing(), self._parameters
         if self._adding is None:
             own = packed_words(parameters, parameters.degree)
-            check_payload(piece, "a query", (np.uint32, (None, None)), (np.uint32, (None, own)))
+            payload.check_payload(piece, "a query", (np.uint32, (None, None)), (np.uint32, (None, own)))
             if not 0 < len(piece[0]) == len(piece[1]):
                 raise CryptoError("expected as many b as b_0, and one at least - in a query")
             self._adding = self._map.begin(unpack(parameters, piece[1], parameters.degree, self._threads), features)
             self._left = self._bounds.n_rows
         else:
-            check_payload(piece, "a query", (np.uint32, (self._adding.vectors, None)))
+            payload.check_payload(piece, "a query", (np.uint32, (self._adding.vectors, None)))
         rows = _rows_within(_UNPACKED_BYTES, parameters, self._adding.vectors)
         for part in pieces(max(1, piece[0].shape[1]), packed_words(parameters, rows)):
             words = unpack(parameters, piece[0][:, part], self._left, self._threads)
@@ -390,7 +382,7 @@ class LatticeSumsServer(WholeTableServer):
         super().end_tree()
         self._adding = None
 
-    def answer(self) -> Payload:
+    def answer(self) -> payload.Payload:
         if self._adding is None:
             raise CryptoError("expected a query before its answer")
         sums, self._adding = self._adding, None
@@ -402,7 +394,7 @@ class LatticeSumsServer(WholeTableServer):
 
     def _masks(self, vectors: int) -> Digits:
         """Draw masks of sealed sums, uniform over the whole ring, and set this end's shares."""
-        slots, places = len(slots_of(self._offsets, self._growing())), sealed_places(self._bounds)
+        slots, places = len(payload.slots_of(self._offsets, self._growing())), sealed_places(self._bounds)
         masks = uniform_digits(Keystream().raw, (vectors, slots, self._parameters.digits))
         # the mask's negative and what `transfer.sealed_sums` has added to count, hess and grad
         share = -masks.astype(np.int64)

@@ -24,18 +24,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.transfer.extension import (
-    KAPPA,
-    KEY,
-    STEP,
-    Receiver,
-    Sender,
-    chosen,
-    joined,
-    packed,
-    random_pairs,
-    unpacked,
-)
+from treaty.crypto.transfer import extension
 from treaty.errors import CryptoError
 from treaty.machine.arrays import Words, pieces
 
@@ -104,7 +93,7 @@ class QuadStock:
 class Transfers:
     """The stock, made by `open_transfers`; `used` is the number of the next transfer."""
 
-    def __init__(self, sender: Sender, receiver: Receiver) -> None:
+    def __init__(self, sender: extension.Sender, receiver: extension.Receiver) -> None:
         self.sender, self.receiver = sender, receiver
         self._stock: list[_Piece] = []
         self._left = self.used = self._promised = 0
@@ -118,12 +107,12 @@ class Transfers:
         if left >= count:
             return
         self._promised += count
-        more = -(-max(count - left, self._next) // STEP) * STEP
+        more = -(-max(count - left, self._next) // extension.STEP) * extension.STEP
         self._next = min(2 * self._next, _MANY)
         message, bits, rows = self.receiver.extend(more)
         (came,) = take((yield [message]), (np.uint64, message.shape))
         # q of the own end as the sender, t and its bits as the receiver: rows of both directions have the same number
-        self._stock.append((self.sender.extend(more, came), rows, unpacked(bits, more)))
+        self._stock.append((self.sender.extend(more, came), rows, extension.unpacked(bits, more)))
         self._left += more
         self._promised -= count
 
@@ -152,9 +141,9 @@ class Transfers:
         Return the first one's number, the sender's rows under the other party's choices and the receiver's rows.
         """
         drawn = yield from self.draw_for(choices)
-        flips = packed(drawn.flips)
+        flips = extension.packed(drawn.flips)
         (came,) = take((yield [flips]), (np.uint64, flips.shape))
-        return drawn.first, chosen(drawn.q, self.sender.delta, came), drawn.t
+        return drawn.first, extension.chosen(drawn.q, self.sender.delta, came), drawn.t
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +155,8 @@ class Drawn:
     t: Words  # (n, 2), the receiver's
     random: Bits  # (n,), its bits
     flips: Bits  # (n,), where these differ from its choices
-    sender: Sender
-    receiver: Receiver
+    sender: extension.Sender
+    receiver: extension.Receiver
 
     def only(self, part: slice) -> Drawn:
         rows = self.q[part], self.t[part], self.random[part], self.flips[part]
@@ -180,11 +169,11 @@ def _part(piece: _Piece, rows: slice) -> _Piece:
 
 def open_transfers() -> Steps[Transfers]:
     """Exchange base transfers in both directions: three steps."""
-    receiver = Receiver(_FOLD)
+    receiver = extension.Receiver(_FOLD)
     (offer,) = take((yield [receiver.offer]), (np.uint8, receiver.offer.shape))
-    sender = Sender(offer, _FOLD)
+    sender = extension.Sender(offer, _FOLD)
     (points,) = take((yield [sender.points]), (np.uint8, sender.points.shape))
-    (corrections,) = take((yield [receiver.prepare(points)]), (np.uint8, (KAPPA, 2, KEY)))
+    (corrections,) = take((yield [receiver.prepare(points)]), (np.uint8, (extension.KAPPA, 2, extension.KEY)))
     sender.prepare(corrections)
     return Transfers(sender, receiver)
 
@@ -196,7 +185,7 @@ def triples(transfers: Transfers, count: int) -> tuple[Bits, Bits, Bits]:
         return np.stack([words & np.uint64(1), (words >> np.uint64(1)) & np.uint64(1)]).astype(np.uint8)
 
     drawn = transfers.drawn(count)
-    zero, one = (pad[:, 0] for pad in random_pairs(drawn.sender, drawn.q, drawn.first))
+    zero, one = (pad[:, 0] for pad in extension.random_pairs(drawn.sender, drawn.q, drawn.first))
     own, a = drawn.receiver.hash.rows(drawn.t, drawn.first)[:, 0], drawn.random
     # b is the xor of the pads: with pad a of the receiver's random bit a, both have shares of a times the other's b
     b = zero ^ one
@@ -217,15 +206,15 @@ class Paths:
         """Transfer the next bits of some rows as the receiver: return the message, and its choices under a mask."""
         # in one direction alone, apart from the stock
         count = len(bits)
-        message, random, rows = self._transfers.receiver.extend(-(-count // STEP) * STEP)
+        message, random, rows = self._transfers.receiver.extend(-(-count // extension.STEP) * extension.STEP)
         self._join(rows[:count], of)
-        return message, packed(bits ^ unpacked(random, count))
+        return message, extension.packed(bits ^ extension.unpacked(random, count))
 
     def accept(self, message: Words, flips: Words, of: slice) -> None:
         """Take what the receiver's `choose` has returned; CryptoError for a message of another shape."""
         count, sender = of.stop - of.start, self._transfers.sender
-        rows = sender.extend(-(-count // STEP) * STEP, message)[:count]
-        self._join(chosen(rows, sender.delta, flips), of)
+        rows = sender.extend(-(-count // extension.STEP) * extension.STEP, message)[:count]
+        self._join(extension.chosen(rows, sender.delta, flips), of)
 
     def next_level(self) -> int:
         """Return the first tweak of a level's pads, one for each row; called at both ends, once a level."""
@@ -241,7 +230,7 @@ class Paths:
             return sides
         hidden, sender = np.empty_like(sides), self._transfers.sender
         # the pads of path p, whose oldest bit is first, are those at q + p Delta
-        offsets = joined((paths[:, ::-1, None].astype(np.uint64) * sender.delta).reshape(-1, 2), self.levels)
+        offsets = extension.joined((paths[:, ::-1, None].astype(np.uint64) * sender.delta).reshape(-1, 2), self.levels)
         for part in pieces(len(paths), _AT_ONCE):
             pads = sender.hash.low_bits(self._rows[of], first + of.start, offsets[part], 1)
             for number in range(part.start, part.stop):
@@ -258,4 +247,4 @@ class Paths:
         return own.low_bits(self._rows, first, np.zeros((1, 2), np.uint64), 1).astype(np.uint8)
 
     def _join(self, rows: Words, of: slice) -> None:
-        self._rows[of] = joined(np.stack([rows, self._rows[of]], axis=1).reshape(-1, 2), 2)
+        self._rows[of] = extension.joined(np.stack([rows, self._rows[of]], axis=1).reshape(-1, 2), 2)

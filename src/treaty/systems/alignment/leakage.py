@@ -6,16 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from treaty.data.ids import OnDuplicate, Psi
-from treaty.systems.alignment.alignment import (
-    CAUSES,
-    LONG,
-    Alignment,
-    AlignmentEnd,
-    ListSummary,
-    Matches,
-    OrderKey,
-    ResultTo,
-)
+from treaty.systems.alignment import alignment
 from treaty.systems.alignment.common_rows import Challenge, Copies, JoinLayout, OrderDigest, SealOpening
 from treaty.systems.alignment.ecdh import BlindedPoints, RaisedPoints
 from treaty.systems.alignment.kkrt import MaskedCodes, OprfChoices, OprfOffer, OprfUsed, OprfValues
@@ -30,7 +21,7 @@ _EXPAND = When('on_duplicate="expand"', lambda options, common: options.on_dupli
 
 ROUTES: Routes = routes(
     AGREEMENT,
-    Route(ListSummary, _BOTH, _BOTH),
+    Route(alignment.ListSummary, _BOTH, _BOTH),
     routes(
         Route(BlindedPoints, _BOTH, _BOTH),
         Route(RaisedPoints, PASSIVE, ACTIVE),
@@ -47,8 +38,8 @@ ROUTES: Routes = routes(
         reference="docs/alignment.md, Long lists",
     ),
     routes(
-        Route(Matches, ACTIVE, PASSIVE),
-        Route(OrderKey, ACTIVE, PASSIVE),
+        Route(alignment.Matches, ACTIVE, PASSIVE),
+        Route(alignment.OrderKey, ACTIVE, PASSIVE),
         Route(Challenge, PASSIVE, ACTIVE),
         Route(OrderDigest, ACTIVE, PASSIVE),
         Route(SealOpening, PASSIVE, ACTIVE),
@@ -56,18 +47,18 @@ ROUTES: Routes = routes(
     routes(
         Route(Copies, PASSIVE, ACTIVE), Route(JoinLayout, ACTIVE, PASSIVE), guard='on_duplicate="error"', when=_EXPAND
     ),
-    Route(AlignmentEnd, ACTIVE, PASSIVE),
+    Route(alignment.AlignmentEnd, ACTIVE, PASSIVE),
     reference="docs/alignment.md, Who learns what",
 )
 """Messages before a training of a system split by column, if the job aligns rows."""
 
-_KKRT = {"auto": f"if a list has {LONG:,} ids or more (KKRT): ", "kkrt": "by KKRT: "}
+_KKRT = {"auto": f"if a list has {alignment.LONG:,} ids or more (KKRT): ", "kkrt": "by KKRT: "}
 
 
 def disclosures(
     active: str,
     others: Sequence[str],
-    result_to: ResultTo = "both",
+    result_to: alignment.ResultTo = "both",
     on_duplicate: OnDuplicate = "error",
     psi: Psi = "auto",
     log: bool = False,
@@ -112,7 +103,7 @@ def add_alignment(found: Expected, roles: Roles, psi: Psi, shape: Shape) -> None
     """Add the bytes, memory and seconds of aligning the rows of all owners, each with as many ids, to `found`."""
     ids, owners = shape.rows, [name for name in roles.owners if name != roles.active]
     # as `alignment` decides, but by ids instead of buckets
-    points = psi == "ecdh" or (psi == "auto" and ids < LONG)
+    points = psi == "ecdh" or (psi == "auto" and ids < alignment.LONG)
     for name in owners:
         there, back = (_POINT * ids, 2 * _POINT * ids) if points else (_MASKED * ids, _VALUE * ids + _TRANSFERS)
         found.send(roles.active, name, there + _MATCH * ids, 10)
@@ -128,7 +119,7 @@ logger = logging.getLogger(__name__)
 
 
 def report_shared(
-    name: str, aligned: Alignment, warn: Callable[[str], None], note: Callable[[str], None] = logger.info
+    name: str, aligned: alignment.Alignment, warn: Callable[[str], None], note: Callable[[str], None] = logger.info
 ) -> None:
     """Log how many of a party's ids all parties hold, or warn if they are few; do nothing if it does not know."""
     common, own = aligned.n_common, aligned.n_ids
@@ -137,6 +128,6 @@ def report_shared(
     without = f"; {aligned.n_null} rows without an id" if aligned.n_null else ""
     shared = f"{name}: {common} of its {own} ids are common to all parties ({common / own:.1%}){without}"
     if common < FEWEST * own:
-        warn(f"{shared}. If you expected more, {CAUSES}")
+        warn(f"{shared}. If you expected more, {alignment.CAUSES}")
     else:
         note(shared)

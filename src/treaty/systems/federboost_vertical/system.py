@@ -12,17 +12,8 @@ from treaty.systems.federboost_vertical.options import FederBoostVertical
 from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, Stage, When, routes
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Roles, System
+from treaty.systems.vertical import leakage
 from treaty.systems.vertical.contributions import explain_active, explain_passive
-from treaty.systems.vertical.leakage import (
-    CHECKPOINTS,
-    CONSTRAINTS,
-    DECISIONS,
-    EXPLAIN,
-    FINISH,
-    ONLINE,
-    PREDICT,
-    RECORDS,
-)
 from treaty.systems.vertical.messages import Start
 from treaty.systems.vertical.prediction import online_active, online_passive, predict_active, predict_passive
 from treaty.systems.vertical.training import roles_by_column
@@ -86,22 +77,22 @@ def expected(roles: Roles, options: FederBoostVertical, common: BoostingOptions,
 ROUTES: dict[Stage, Routes] = {
     "train": routes(
         AGREEMENT,
-        CONSTRAINTS,
+        leakage.CONSTRAINTS,
         Route(HeldBuckets, ACTIVE, PASSIVE),
         Route(Buckets, PASSIVE, ACTIVE),
         Route(SameBuckets, PASSIVE, ACTIVE),
         Route(Start, ACTIVE, PASSIVE),
         Route(UsedColumns, PASSIVE, ACTIVE, when=When("unbiased=True", lambda options, common: bool(options.unbiased))),
         Route(ChosenSplits, ACTIVE, PASSIVE),
-        RECORDS,
-        CHECKPOINTS,
-        DECISIONS,
-        FINISH,
+        leakage.RECORDS,
+        leakage.CHECKPOINTS,
+        leakage.DECISIONS,
+        leakage.FINISH,
         reference="arXiv 2011.02796; docs/federboost.md, Who learns what by column",
     ),
-    "predict": PREDICT,
-    "explain": EXPLAIN,
-    "online": ONLINE,
+    "predict": leakage.PREDICT,
+    "explain": leakage.EXPLAIN,
+    "online": leakage.ONLINE,
 }
 
 

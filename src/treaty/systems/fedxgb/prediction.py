@@ -40,20 +40,8 @@ from treaty.machine.database import SealedDatabase
 from treaty.messaging.messages import Array, decode_body, view
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, RowPredictions
+from treaty.systems.fedxgb import messages
 from treaty.systems.fedxgb.domain import PATIENCE
-from treaty.systems.fedxgb.messages import (
-    _MOST_OUTPUTS,
-    DealerTerms,
-    LeafShares,
-    ModelSize,
-    PredictionTerms,
-    QueriesLeft,
-    RowCounts,
-    RowsTaken,
-    SplitShares,
-    TreesRequest,
-    ValueShares,
-)
 from treaty.systems.fedxgb.options import Comparison, check_holders, holders_of
 from treaty.systems.fedxgb.pieces import Layout, exchange_counts, pieces_of, send_pieces_or_leave_out
 from treaty.systems.fedxgb.rows import depth_of, take_down
@@ -103,7 +91,7 @@ def server(party: Party, part: ModelPart, *, edges: Sequence[str], rules: Predic
         )
     if sum(float(np.abs(tree.value).max()) for tree in forest.trees) >= MOST_VALUE:
         raise ConfigError("expected predictions below 2^30, so that they can be opened; scale the target down")
-    terms = PredictionTerms(
+    terms = messages.PredictionTerms(
         model_id=part.model_id,
         names=list(part.schema.names),
         categories=[None if c is None else list(c) for c in part.schema.categories],
@@ -120,16 +108,16 @@ def server(party: Party, part: ModelPart, *, edges: Sequence[str], rules: Predic
     # so many trees at a time that the shares of a level stay within a message
     at_once = max(1, _NUMBERS // (layout.columns << max(depth - 1, 0)))
     model = HiddenModel(party, shares_of(rules.comparison, layout, edges))
-    for_dealer = DealerTerms(
+    for_dealer = messages.DealerTerms(
         part.model_id, list(layout.n_bins), list(layout.categorical), forest.objective.n_outputs, rules.max_queries,
         rules.comparison,
     )  # fmt: skip
     for edge in edges:
         party.send(edge, terms if edge in model.holders else for_dealer)
-        party.send(edge, ModelSize(len(forest.trees), depth))
+        party.send(edge, messages.ModelSize(len(forest.trees), depth))
     for start in range(0, len(forest.trees), at_once):
         for edge in model.holders:
-            party.receive(edge, TreesRequest)
+            party.receive(edge, messages.TreesRequest)
         take_down(model, forest.trees[start : start + at_once], part.splits, bins, depth)
 
 
@@ -152,14 +140,17 @@ def edge(
     """
     party.may_lose(users)
     deals = party.name not in holders_of(rules.comparison, edges)
-    kinds: tuple[type[PredictionTerms] | type[DealerTerms], ...] = (PredictionTerms, DealerTerms)
+    kinds: tuple[type[messages.PredictionTerms] | type[messages.DealerTerms], ...] = (
+        messages.PredictionTerms,
+        messages.DealerTerms,
+    )
     terms = party.receive(server, *kinds)
-    grown = party.receive(server, ModelSize)
+    grown = party.receive(server, messages.ModelSize)
     _check_terms(rules, terms, party.name, consents=True)
-    if isinstance(terms, DealerTerms) != deals:
+    if isinstance(terms, messages.DealerTerms) != deals:
         expected, got = kinds[deals].__name__, type(terms).__name__
         raise PeerProtocolError(server, f"expected {expected}, got {got} - from {server}")
-    if isinstance(terms, DealerTerms):
+    if isinstance(terms, messages.DealerTerms):
         n_outputs = terms.outputs
         layout = Layout(n_bins=terms.n_bins, categorical=terms.categorical, may_miss=[True] * len(terms.n_bins))
     else:
@@ -171,7 +162,7 @@ def edge(
             f"expected at most {most_trees} trees of depth {rules.max_depth}, as the options say, got {grown.trees} of "
             f"depth {grown.depth} - at ModelSize from {server}",
         )
-    if isinstance(terms, DealerTerms):
+    if isinstance(terms, messages.DealerTerms):
         dealer = Dealer(party, edges, layout)
         dealer.serve()  # the mask of the rows
         dealer.serve()  # all levels and leaves
@@ -183,11 +174,11 @@ def edge(
     counted = record.asked(terms.model_id)
     asked = {name: counted.get(name, 0) for name in users}
     left = {name: max(0, rules.max_queries - rows) for name, rows in asked.items()}
-    party.send_each({name: QueriesLeft(rows) for name, rows in left.items()}, timeout=patience)
+    party.send_each({name: messages.QueriesLeft(rows) for name, rows in left.items()}, timeout=patience)
     held = HolderRows(party, server, shares, threads)
     counts = held.take(held.receive(users, rules.max_queries, patience))
     answered = _counted(party, shares.holders, record, terms, counts, asked)
-    taken = {name: RowsTaken(name in answered) for name in users if name in party.peers}
+    taken = {name: messages.RowsTaken(name in answered) for name in users if name in party.peers}
     party.send_each(taken, timeout=patience)
     # from here on all holders have the same rows in the same order
     held.keep(answered)
@@ -196,7 +187,7 @@ def edge(
     # shares of sums add up without a message to the others
     totals, done = np.zeros((n_outputs, held.n_rows, *shares.number), np.uint64), 0
     while done < grown.trees:
-        party.send(server, TreesRequest())
+        party.send(server, messages.TreesRequest())
         splits, leaves = _some_trees(party, server, shares, grown.depth, grown.trees - done)
         # trees are in rounds, one for each output
         outputs = (done + np.arange(len(leaves))) % n_outputs
@@ -207,7 +198,7 @@ def edge(
                 totals[output, part] = shares.add(totals[output, part], found)
         done += len(leaves)
     held.routing.end_batch()
-    results = {name: pieces_of(ValueShares, totals, rows) for name, rows in held.parts.items()}
+    results = {name: pieces_of(messages.ValueShares, totals, rows) for name, rows in held.parts.items()}
     send_pieces_or_leave_out(party, results, patience)
 
 
@@ -215,7 +206,7 @@ def _counted(
     party: Party,
     holders: Sequence[str],
     record: QueryRecord,
-    terms: PredictionTerms,
+    terms: messages.PredictionTerms,
     rows: dict[str, int],
     asked: dict[str, int],
 ) -> list[str]:
@@ -228,7 +219,7 @@ def _counted(
     fit = record.count(terms.model_id, rows, most)
     for name in rows.keys() - set(fit):
         logger.warning("%s leaves out %s: fewer rows are left to it than %d", party.name, name, rows[name])
-    answered, others = exchange_counts(party, holders, RowCounts({name: rows[name] for name in fit}, asked))
+    answered, others = exchange_counts(party, holders, messages.RowCounts({name: rows[name] for name in fit}, asked))
     more = {}
     for name, had in asked.items():
         edge, highest = max(((edge, of.asked.get(name, 0)) for edge, of in others.items()), key=lambda of: of[1])
@@ -251,8 +242,8 @@ def _some_trees(
     party: Party, server: str, shares: Shares, depth: int, most: int
 ) -> tuple[list[tuple[Words, Words]], Words]:
     """Receive some trees: shares of weights and thresholds of each level, and of leaf values."""
-    levels = [party.receive(server, SplitShares) for _ in range(depth)]
-    received = party.receive(server, LeafShares).values
+    levels = [party.receive(server, messages.SplitShares) for _ in range(depth)]
+    received = party.receive(server, messages.LeafShares).values
     leaves = view(received, np.uint64, (None, 1 << depth, *shares.number), peer=server, what="LeafShares.values")
     trees = len(leaves)
     if not 1 <= trees <= most:
@@ -290,11 +281,11 @@ def user(
     another schema, or more rows than are left to this user, PeerError if edge servers continue without it.
     """
     first = edges[0]
-    terms = party.receive(first, PredictionTerms)
+    terms = party.receive(first, messages.PredictionTerms)
     _check_terms(rules, terms, party.name, consents=False)
     n_outputs, bins, layout = _columns(terms, first)
     holders = holders_of(rules.comparison, edges)
-    left = min(party.receive(edge, QueriesLeft).rows for edge in holders)
+    left = min(party.receive(edge, messages.QueriesLeft).rows for edge in holders)
     table = read(bins.schema)
     if table.n_rows > left:
         raise DataError(
@@ -305,7 +296,7 @@ def user(
         )
     shared = SharedRows(party, shares_of(rules.comparison, layout, edges), bins.transform(table, threads=1))
     for edge in holders:
-        if not party.receive(edge, RowsTaken).taken:
+        if not party.receive(edge, messages.RowsTaken).taken:
             raise PeerError(
                 edge,
                 f"{edge} continues without {party.name}: expected its rows at all edge servers, equally many, before "
@@ -314,7 +305,9 @@ def user(
     return RowPredictions(terms.objective.base_margins + shared.values({}, n_outputs).T, terms.objective, terms.classes)
 
 
-def _check_terms(own: PredictionRules, terms: PredictionTerms | DealerTerms, name: str, *, consents: bool) -> None:
+def _check_terms(
+    own: PredictionRules, terms: messages.PredictionTerms | messages.DealerTerms, name: str, *, consents: bool
+) -> None:
     """Raise ConfigError unless the server's terms are a party's own; an edge server `consents` to more of them."""
     if terms.comparison != own.comparison:
         raise ConfigError(
@@ -342,11 +335,11 @@ def _check_terms(own: PredictionRules, terms: PredictionTerms | DealerTerms, nam
         )
 
 
-def _columns(terms: PredictionTerms, peer: str) -> tuple[int, Bins, Layout]:
+def _columns(terms: messages.PredictionTerms, peer: str) -> tuple[int, Bins, Layout]:
     """Return the number of outputs, bins and their layout; PeerProtocolError if classes and outputs do not fit."""
     n_outputs, classes = terms.objective.n_outputs, terms.classes
     fits = classes is None or len(classes) == (2 if n_outputs == 1 else n_outputs)
-    if not (1 <= n_outputs <= _MOST_OUTPUTS and fits):
+    if not (1 <= n_outputs <= messages._MOST_OUTPUTS and fits):
         raise PeerProtocolError(
             peer, f"expected an output for each of the classes, got {n_outputs} - at PredictionTerms from {peer}"
         )

@@ -20,22 +20,9 @@ from treaty.errors import ConfigError, PeerProtocolError
 from treaty.machine.arrays import Flags, Floats, Int32s, Integers
 from treaty.messaging.messages import Array, Message, view
 from treaty.models.checkpoints import Checkpoint
+from treaty.systems.fedxgb import messages
 from treaty.systems.fedxgb.cohorts import DomainFile, drop_earlier_files
 from treaty.systems.fedxgb.domain import DomainCohort
-from treaty.systems.fedxgb.messages import (
-    MOST_VOID,
-    HeldRows,
-    KnownSplits,
-    LeafShares,
-    RoundStart,
-    RowOwners,
-    RowSummary,
-    SideShares,
-    SplitShares,
-    Turn,
-    Values,
-    ValueShares,
-)
 from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.paper import ComparedRows, HiddenThresholds, PaperModel, SeenRows, ShownSplits, Sides
 from treaty.systems.fedxgb.pieces import send_pieces_or_leave_out
@@ -68,10 +55,10 @@ class ShownModel:
         """Take all rows down a level, by the splits of each tree."""
         features = np.stack([splits.features for splits in chosen])
         packed = np.packbits(np.stack([splits.left_bins for splits in chosen]), axis=2)
-        self._crowd.broadcast(KnownSplits(Array.of(features), Array.of(packed)))
+        self._crowd.broadcast(messages.KnownSplits(Array.of(features), Array.of(packed)))
 
     def finish(self, values: Floats) -> None:
-        self._crowd.broadcast(Values(Array.of(values)))
+        self._crowd.broadcast(messages.Values(Array.of(values)))
 
 
 # What takes all rows down the trees: users learn nothing of them, part of them, or all
@@ -87,7 +74,7 @@ def server_model(inputs: RoleInput[FedXGB], crowd: Crowd, found: FoundBins) -> M
     if options.exposes == "paper":
         return PaperModel(inputs.party, edges, layout, crowd.broadcast, shown.finish)
     hidden = HiddenModel(inputs.party, shares_of(options.compares, layout, edges), turns=True)
-    crowd.broadcast(RowOwners(hidden.row_owners()))
+    crowd.broadcast(messages.RowOwners(hidden.row_owners()))
     return hidden
 
 
@@ -106,7 +93,7 @@ def resend_trees(
     columns = np.arange(len(bins.n_bins), dtype=np.int32)
     ends = len(columns) * np.arange(1, n_outputs + 1, dtype=np.int32)
     for first in range(0, len(trees), n_outputs):
-        crowd.begin_tree(RoundStart(Array.of(np.tile(columns, n_outputs)), Array.of(ends)))
+        crowd.begin_tree(messages.RoundStart(Array.of(np.tile(columns, n_outputs)), Array.of(ends)))
         of_round = trees[first : first + n_outputs]
         depth = inputs.common.depth if inputs.options.hides_model else max(1, *map(depth_of, of_round))
         take_down(model, of_round, kept.part.splits, bins, depth)
@@ -177,7 +164,7 @@ class EdgeRows:
         self._rows: SeenRows | HolderRows | Dealer | None = None  # None also if others hold the shares
 
     def receive(
-        self, users: Sequence[str], bins: CommonBins, summary: RowSummary, schema: Schema, *, resumed: bool
+        self, users: Sequence[str], bins: CommonBins, summary: messages.RowSummary, schema: Schema, *, resumed: bool
     ) -> None:
         """Prepare for trees that users do not know; a holder of shares receives those of the `users`' rows.
 
@@ -215,9 +202,9 @@ class EdgeRows:
             )
             del came[name]
         self._domain.only(party.peers)
-        party.send(server, HeldRows(hidden.take(came)))
+        party.send(server, messages.HeldRows(hidden.take(came)))
 
-    def keep(self, owners: RowOwners) -> None:
+    def keep(self, owners: messages.RowOwners) -> None:
         """Keep the rows of users whose rows all holders have, and continue with these users alone."""
         if isinstance(self._rows, HolderRows):
             self._rows.keep(owners.users)
@@ -231,7 +218,7 @@ class EdgeRows:
         if isinstance(self._rows, SeenRows | HolderRows):
             self._rows.start()
 
-    def move(self, message: HiddenThresholds | SplitShares | LeafShares | Turn) -> None:
+    def move(self, message: HiddenThresholds | messages.SplitShares | messages.LeafShares | messages.Turn) -> None:
         """Take all rows down a level, or find their leaf values; send each user the results of its rows."""
         party, domain, rows = self._party, self._domain, self._rows
         match message, rows:
@@ -240,12 +227,12 @@ class EdgeRows:
                 domain.only(rows.users)
                 send_pieces_or_leave_out(party, {name: sides[name] for name in domain.there}, self._patience)
                 domain.only(party.peers)
-            case SplitShares() | LeafShares(), HolderRows():
-                results = rows.route(message) if isinstance(message, SplitShares) else rows.value(message)
+            case messages.SplitShares() | messages.LeafShares(), HolderRows():
+                results = rows.route(message) if isinstance(message, messages.SplitShares) else rows.value(message)
                 there = {name: pieces for name, pieces in results.items() if name in party.peers}
                 send_pieces_or_leave_out(party, there, self._patience)
                 domain.only(party.peers)
-            case Turn(), _:
+            case messages.Turn(), _:
                 domain.send(dict.fromkeys(domain.there, message))
                 if isinstance(rows, Dealer):
                     rows.serve()
@@ -268,7 +255,7 @@ class UserRows:
         rows: LabelledRows,
         objective: Objective,
         agreed: CommonBins,
-        summary: RowSummary,
+        summary: messages.RowSummary,
         seed: bytes,
     ) -> None:
         self._inputs, self._party, self._common = inputs, inputs.party, inputs.common
@@ -312,36 +299,40 @@ class UserRows:
         """Begin a round, go down a level or add leaf values, as a message says."""
         trees = len(self.shard.margins)
         match message, self._path:
-            case RowOwners(), _:
+            case messages.RowOwners(), _:
                 if self._party.name not in message.users:
                     raise self._wrong(f"{self._party.name} among the users whose rows all holders of shares have")
-            case RoundStart(), _:
+            case messages.RoundStart(), _:
                 self._start(message)
-            case KnownSplits(), _:
+            case messages.KnownSplits(), _:
                 self._decide(message)
-            case Values(), _:
+            case messages.Values(), _:
                 self._finish(message)
             case ShownSplits(), ComparedRows() as path:
                 path.compare(message, self.shard.slots, 1 << self._depth)
             case Sides(), ComparedRows() as path:
                 self._go_down(path.left(message, trees))
-            case SideShares(), SharedRows() as path:
+            case messages.SideShares(), SharedRows() as path:
                 self._go_down(path.left({self._edge: message}, trees))
-            case ValueShares(), SharedRows() as path:
+            case messages.ValueShares(), SharedRows() as path:
                 self._add(path.values({self._edge: message}, trees))
-            case Turn(leaves=False), SharedRows() as path:
+            case messages.Turn(leaves=False), SharedRows() as path:
                 self._go_down(path.left({}, trees))
-            case Turn(), SharedRows() as path:
+            case messages.Turn(), SharedRows() as path:
                 self._add(path.values({}, trees))
 
-    def _start(self, start: RoundStart) -> None:
+    def _start(self, start: messages.RoundStart) -> None:
         shard, common, edge = self.shard, self._common, self._edge
         ends = view(start.last_columns, np.int32, (len(shard.margins),), peer=edge, what="RoundStart.last_columns")
         columns = view(start.columns, np.int32, (int(ends[-1]),), peer=edge, what="RoundStart.columns")
         # no level was done: the round begins again
         again = self.rounds > 0 and self._depth == 0
         self.rounds, self._void = self.rounds + (not again), self._void + again
-        if np.any(np.diff(ends, prepend=0) <= 0) or self.rounds > common.n_estimators or self._void > MOST_VOID:
+        if (
+            np.any(np.diff(ends, prepend=0) <= 0)
+            or self.rounds > common.n_estimators
+            or self._void > messages.MOST_VOID
+        ):
             raise self._wrong("columns of each tree, and no more rounds than the job has")
         of_trees = np.split(columns, ends[:-1])
         if any(np.any(np.diff(c) <= 0) or c[0] < 0 or c[-1] >= self._n_features for c in of_trees):
@@ -356,7 +347,7 @@ class UserRows:
         self._depth = 0
         drop_earlier_files(self._inputs.keeper, self._inputs.model_id, self.rounds)
 
-    def _decide(self, splits: KnownSplits) -> None:
+    def _decide(self, splits: messages.KnownSplits) -> None:
         shape = (len(self.shard.margins), 1 << self._depth)
         features = view(splits.features, np.int32, shape, peer=self._edge, what="KnownSplits.features")
         packed = view(splits.left_bins, np.uint8, (*shape, 32), peer=self._edge, what="KnownSplits.left_bins")
@@ -373,7 +364,7 @@ class UserRows:
             self.shard.divide(output, of_tree)
         self._depth += 1
 
-    def _finish(self, leaves: Values) -> None:
+    def _finish(self, leaves: messages.Values) -> None:
         shape = (len(self.shard.margins), 1 << self._depth)
         values = view(leaves.values, np.float64, shape, peer=self._edge, what="Values.values")
         if not np.all(np.abs(values) < MOST_VALUE):

@@ -7,17 +7,9 @@ import numpy as np
 from treaty.models.trees import ModelPart
 from treaty.privacy.mechanisms import MECHANISMS, randomise
 from treaty.systems.expected import ROUND_TRIP, Expected, Shape, Trees
+from treaty.systems.fedxgboost_ldp import scoring
 from treaty.systems.fedxgboost_ldp.fedxgboost_ldp import active, passive
 from treaty.systems.fedxgboost_ldp.options import FedXGBoostLDP
-from treaty.systems.fedxgboost_ldp.scoring import (
-    ColumnCount,
-    LevelDivision,
-    NoiseSetup,
-    NoisyTree,
-    ScoredSplitAnswer,
-    ScoredSplitRequest,
-    Scores,
-)
 from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, Stage, When, routes
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Roles, System
@@ -81,15 +73,15 @@ _SAFE = When('mode="safe"', lambda options, common: options.mode != "paper")
 ROUTES: dict[Stage, Routes] = {
     "train": routes(
         AGREEMENT,
-        Route(NoiseSetup, ACTIVE, PASSIVE),
-        Route(ColumnCount, PASSIVE, ACTIVE),
-        Route(NoisyTree, ACTIVE, PASSIVE, "safe", when=_SAFE),
-        Route(NoisyTree, ACTIVE, PASSIVE, "paper", when=_PAPER),
-        Route(Scores, PASSIVE, ACTIVE),
-        Route(ScoredSplitRequest, ACTIVE, PASSIVE),
-        Route(ScoredSplitAnswer, PASSIVE, ACTIVE),
-        Route(LevelDivision, ACTIVE, PASSIVE, "safe", when=_SAFE),
-        Route(LevelDivision, ACTIVE, PASSIVE, "paper", when=_PAPER),
+        Route(scoring.NoiseSetup, ACTIVE, PASSIVE),
+        Route(scoring.ColumnCount, PASSIVE, ACTIVE),
+        Route(scoring.NoisyTree, ACTIVE, PASSIVE, "safe", when=_SAFE),
+        Route(scoring.NoisyTree, ACTIVE, PASSIVE, "paper", when=_PAPER),
+        Route(scoring.Scores, PASSIVE, ACTIVE),
+        Route(scoring.ScoredSplitRequest, ACTIVE, PASSIVE),
+        Route(scoring.ScoredSplitAnswer, PASSIVE, ACTIVE),
+        Route(scoring.LevelDivision, ACTIVE, PASSIVE, "safe", when=_SAFE),
+        Route(scoring.LevelDivision, ACTIVE, PASSIVE, "paper", when=_PAPER),
         CHECKPOINTS,
         DECISIONS,
         FINISH,

@@ -36,27 +36,10 @@ from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, St
 from treaty.systems.options import learned_from_test_key
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import PartySpec, Roles, System
+from treaty.systems.vertical import leakage
 from treaty.systems.vertical.cipher_choice import expected_of_sums
 from treaty.systems.vertical.cipher_options import unaudited as unaudited_ciphers
 from treaty.systems.vertical.contributions import explain_active, explain_passive
-from treaty.systems.vertical.leakage import (
-    CHECKPOINTS,
-    CONSTRAINTS,
-    DECISIONS,
-    EXPLAIN,
-    FINISH,
-    LAYOUT,
-    ONLINE,
-    PREDICT,
-    SPLIT_ANSWER,
-    SPLITS,
-    TREE_END,
-    conclusions_from_sums,
-    encrypted,
-    order_of_splits,
-    small_leaves,
-    told_by_sets,
-)
 from treaty.systems.vertical.messages import Hint, NamedRows
 from treaty.systems.vertical.prediction import online_active, online_passive, predict_active, predict_passive
 from treaty.systems.vertical.training import fellow_owners, roles_by_column
@@ -68,10 +51,10 @@ def conclusions(
     """Return what each party can conclude; `part` has the estimate of what exact sums showed."""
     if options.mode == "paper":
         return _of_matrix_products(roles, options.version)
-    learned = conclusions_from_sums(roles, options.ciphers, options.cipher, part)
-    learned[roles.active] += small_leaves(options.mode, common)
+    learned = leakage.conclusions_from_sums(roles, options.ciphers, options.cipher, part)
+    learned[roles.active] += leakage.small_leaves(options.mode, common)
     for name in roles.having("passive"):
-        learned[name] += order_of_splits(common) + told_by_sets(common)
+        learned[name] += leakage.order_of_splits(common) + leakage.told_by_sets(common)
     for name in learned:
         learned[name] += learned_from_test_key(options.insecure_test_key_bits)
     dealer = roles.holder("dealer")
@@ -147,13 +130,13 @@ _DEALT = routes(
 
 _PUBLISHED = routes(
     AGREEMENT,
-    CONSTRAINTS,
-    LAYOUT,
+    leakage.CONSTRAINTS,
+    leakage.LAYOUT,
     Route(PaperSetup, ACTIVE, PASSIVE),
     Route(PaperTree, ACTIVE, PASSIVE),
     Route(NodeRows, ACTIVE, PASSIVE),
     Route(NamedRows, ACTIVE, PASSIVE, "all_nodes"),
-    routes(Route(NullVectors, ACTIVE, PASSIVE), Route(MaskedCandidates, PASSIVE, ACTIVE), SPLITS, when=_FIRST),
+    routes(Route(NullVectors, ACTIVE, PASSIVE), Route(MaskedCandidates, PASSIVE, ACTIVE), leakage.SPLITS, when=_FIRST),
     routes(
         Route(CandidateVectors, PASSIVE, ACTIVE),
         Route(MaskedGradients, ACTIVE, PASSIVE),
@@ -161,11 +144,11 @@ _PUBLISHED = routes(
         Route(WonNodes, ACTIVE, PASSIVE),
         when=_SECOND,
     ),
-    SPLIT_ANSWER,
-    TREE_END,
-    CHECKPOINTS,
-    DECISIONS,
-    FINISH,
+    leakage.SPLIT_ANSWER,
+    leakage.TREE_END,
+    leakage.CHECKPOINTS,
+    leakage.DECISIONS,
+    leakage.FINISH,
     guard='mode="safe"',
     reference="arXiv 2106.10662; docs/fedxgboost.md, What leaks in paper mode",
 )
@@ -175,16 +158,18 @@ _SAFELY = routes(
         replace(one, reference="docs/fedxgboost.md, Who learns what in safe mode")
         if one.reference.startswith("docs/secureboost.md, Who") or one.reference.startswith("arXiv")
         else one
-        for one in encrypted(seal='reveal="argmax"', hide='backend="lattice"', guards='reveal="column"', blind=True)
+        for one in leakage.encrypted(
+            seal='reveal="argmax"', hide='backend="lattice"', guards='reveal="column"', blind=True
+        )
     ),
     _DEALT,
 )
 
 ROUTES: dict[Stage, Routes] = {
     "train": routes(routes(_SAFELY, when=_SAFE), routes(_PUBLISHED, when=_PAPER)),
-    "predict": PREDICT,
-    "explain": EXPLAIN,
-    "online": ONLINE,
+    "predict": leakage.PREDICT,
+    "explain": leakage.EXPLAIN,
+    "online": leakage.ONLINE,
 }
 
 

@@ -28,19 +28,8 @@ from treaty.linear.training import Schedule
 from treaty.machine.arrays import Floats, Integers
 from treaty.messaging.messages import Array, Message, MessageLeakage, pack, view
 from treaty.messaging.party import Party
+from treaty.systems.logistic import coordinated
 from treaty.systems.logistic.batches import agree_on_batches
-from treaty.systems.logistic.coordinated import (
-    SharedKey,
-    Words,
-    ciphertexts,
-    make_key,
-    open_fields,
-    product_of_all,
-    read_key,
-    send_vector,
-    sum_fields,
-    take_vectors,
-)
 from treaty.systems.logistic.setup import WEIGHT_BITS, GlmInput, OwnData, Setting
 from treaty.systems.logistic.steps import Epochs
 
@@ -96,7 +85,7 @@ def train_slice(inputs: GlmInput, setting: Setting, own: OwnData) -> tuple[Float
     party, lead, columns = inputs.party, setting.coordinator, own.columns
     assert lead is not None
     batches = agree_on_batches(party, setting, inputs.common.random_state, b"", None)
-    key = read_key(party.receive(lead, SharedKey).payload, setting, lead, "SharedKey")
+    key = coordinated.read_key(party.receive(lead, coordinated.SharedKey).payload, setting, lead, "SharedKey")
     batch = _Batch(party, setting, Hider(key, key.plaintext_bits - 2, inputs.threads), own)
     # the coordinator adds l2
     slice_ = replace(setting.solver, l2=0.0).slice(columns.shape[1], intercept=False)
@@ -131,7 +120,7 @@ class _Batch:
     def __init__(self, party: Party, setting: Setting, hider: Hider, own: OwnData) -> None:
         self._party, self._setting, self._hider = party, setting, hider
         self._columns, self._labels = own.columns, own.labels
-        self._fields = sum_fields(setting, hider.plaintext_bits, masked=False)
+        self._fields = coordinated.sum_fields(setting, hider.plaintext_bits, masked=False)
         self._loss_fields = loss_fields(setting, hider.plaintext_bits)
         self._alone = len(setting.passives) == 1
 
@@ -159,13 +148,13 @@ class _Batch:
             words = -(-2 * setting.vector_bits // 64)
             squares = Array.of(self._hider.hide_words(to_words([int(x) ** 2 for x in own], words)))
         party.send(setting.active, Margins(Array.of(self._hider.hide(own, setting.vector_bits)), squares))
-        self._send(rows, take_vectors(party, [setting.active], len(rows), self._hider), None)
+        self._send(rows, coordinated.take_vectors(party, [setting.active], len(rows), self._hider), None)
 
-    def _collect(self, n_rows: int, *, squared: bool) -> tuple[Words, Words | None]:
+    def _collect(self, n_rows: int, *, squared: bool) -> tuple[coordinated.Words, coordinated.Words | None]:
         """As the active party, add up passive parties' vectors; return also the squares, if there is one such party."""
         received = {peer: self._party.receive(peer, Margins) for peer in self._setting.passives}
         vectors = [
-            ciphertexts(margins.rows, self._hider, (n_rows,), peer, "Margins.rows")
+            coordinated.ciphertexts(margins.rows, self._hider, (n_rows,), peer, "Margins.rows")
             for peer, margins in received.items()
         ]
         of_passives = vectors[0] if len(vectors) == 1 else self._hider.multiply(vectors)
@@ -174,16 +163,16 @@ class _Batch:
         ((peer, margins),) = received.items()
         if margins.squares is None:
             raise PeerProtocolError(peer, f"expected squares - at Margins from {peer}")
-        return of_passives, ciphertexts(margins.squares, self._hider, (n_rows,), peer, "Margins.squares")
+        return of_passives, coordinated.ciphertexts(margins.squares, self._hider, (n_rows,), peer, "Margins.squares")
 
-    def _share(self, of_passives: Words, own: Integers) -> Words:
+    def _share(self, of_passives: coordinated.Words, own: Integers) -> coordinated.Words:
         """Add the own vector, freshly encrypted, and send the sum to all passive parties."""
         whole = self._hider.multiply([of_passives, self._hider.hide(own, self._setting.vector_bits)])
         for peer in self._setting.passives:
-            send_vector(self._party, peer, whole)
+            coordinated.send_vector(self._party, peer, whole)
         return whole
 
-    def _send(self, rows: Integers, hidden: Words, loss: Words | None) -> None:
+    def _send(self, rows: Integers, hidden: coordinated.Words, loss: coordinated.Words | None) -> None:
         """Send <X^T v>, one number per ciphertext, less the offset that v has."""
         setting, half = self._setting, 1 << (self._fields.bits - 1)
         products = self._hider.weigh(hidden, self._columns[rows], WEIGHT_BITS)
@@ -193,7 +182,9 @@ class _Batch:
         message = Gradient(Array.of(covered), None if loss is None else Array.of(loss))
         self._party.send(str(setting.coordinator), message)
 
-    def _loss(self, u: Integers, y: Integers, of_passives: Words, squares: Words | None) -> Words:
+    def _loss(
+        self, u: Integers, y: Integers, of_passives: coordinated.Words, squares: coordinated.Words | None
+    ) -> coordinated.Words:
         """Return <sum of u^2 - 4 y u> of all parties' u, or, without squares, <sum of -4 y u> at the same scale."""
         setting, shift = self._setting, self._setting.fractional_bits
         # with u = own + theirs: own^2 - 4 y own, plus (2 own - 4 y) times theirs, plus theirs^2; in Python's integers
@@ -204,7 +195,7 @@ class _Batch:
         weights = np.array(factors, np.int64)[:, np.newaxis]
         sums = self._hider.weigh(of_passives, weights, setting.vector_bits + 2)
         if squares is not None:
-            sums = self._hider.multiply([sums, product_of_all(squares, self._hider)])
+            sums = self._hider.multiply([sums, coordinated.product_of_all(squares, self._hider)])
         offset = len(setting.passives) << (setting.vector_bits - 1)
         added = (1 << (self._loss_fields.bits - 1)) + constant - offset * int(sum(factors))
         return self._hider.cover(sums, [added], self._loss_fields)
@@ -215,9 +206,9 @@ class _Batch:
 
 def coordinate(inputs: GlmInput, setting: Setting) -> None:
     """Decrypt gradients, and send all parties their parts of the step."""
-    party, key = inputs.party, make_key(setting)
+    party, key = inputs.party, coordinated.make_key(setting)
     for name in setting.owners:
-        party.send(name, SharedKey(pack(key.public.to_payload())))
+        party.send(name, coordinated.SharedKey(pack(key.public.to_payload())))
     decider = setting.decider()
     # the intercept comes last
     order = [*setting.passives, setting.active]
@@ -255,14 +246,14 @@ def _opened_gradient(
     slices, loss, plaintext_bits = [], 0.0, key.public.plaintext_bits
     for name in (*setting.passives, setting.active):
         message, n_columns = inputs.party.receive(name, Gradient), setting.n_columns[name]
-        fields, what = sum_fields(setting, plaintext_bits, masked=False), "Gradient.products"
-        products = open_fields(key, message.products, n_columns, fields, inputs.threads, name, what)
+        fields, what = coordinated.sum_fields(setting, plaintext_bits, masked=False), "Gradient.products"
+        products = coordinated.open_fields(key, message.products, n_columns, fields, inputs.threads, name, what)
         slices.append(setting.mean_over(n_rows, fields.signed(products, [0] * n_columns)))
         if name != setting.active or not with_loss:
             continue
         if message.loss is None:
             raise PeerProtocolError(name, f"expected a loss - at Gradient from {name}")
         fields = loss_fields(setting, plaintext_bits)
-        hidden = open_fields(key, message.loss, 1, fields, inputs.threads, name, "Gradient.loss")
+        hidden = coordinated.open_fields(key, message.loss, 1, fields, inputs.threads, name, "Gradient.loss")
         loss = fields.signed(hidden, [0])[0] / (1 << 2 * setting.fractional_bits) / n_rows
     return np.concatenate(slices), loss

@@ -56,16 +56,7 @@ from treaty.messaging.messages import (
     view,
 )
 from treaty.messaging.party import Party
-from treaty.systems.logistic.coordinated import (
-    OWN_GRADIENT,
-    Words,
-    ciphertexts,
-    exact_products,
-    loss_fields,
-    make_key,
-    open_fields,
-    read_key,
-)
+from treaty.systems.logistic import coordinated
 from treaty.systems.logistic.setup import WEIGHT_BITS, GlmInput, OwnData, Setting, diverged
 
 
@@ -85,7 +76,7 @@ class HiddenRows(Message):
 class EncryptedProducts(Message):
     """Products uint64 (plaintexts, words) under the receiver's key, with masks that cancel over all senders."""
 
-    leakage: ClassVar = MessageLeakage(OWN_GRADIENT, "aggregated", guard="batch_size")
+    leakage: ClassVar = MessageLeakage(coordinated.OWN_GRADIENT, "aggregated", guard="batch_size")
 
     values: Array
 
@@ -96,7 +87,7 @@ class OwnKeyProducts:
     def __init__(self, party: Party, setting: Setting, own: OwnData, masks: CancellingMasks, threads: int) -> None:
         self._party, self._setting, self._columns, self._labels = party, setting, own.columns, own.labels
         self._masks, self._threads = masks, threads
-        self._key = make_key(setting)
+        self._key = coordinated.make_key(setting)
         self._senders, passives = len(setting.owners) - 1, len(setting.passives)
         self._loss_masks = passives if passives > 1 else 0
         self._fields = self._matrix_fields(self._key.public.plaintext_bits)
@@ -118,7 +109,7 @@ class OwnKeyProducts:
     def _hide(self, own: OwnData) -> Iterator[None]:
         """Send the others the own columns and labels, encrypted, yielding after each piece."""
         setting, public, key = self._setting, self._key.public, pack(self._key.public.to_payload())
-        of_loss = loss_fields(setting, public.plaintext_bits, self._loss_masks)
+        of_loss = coordinated.loss_fields(setting, public.plaintext_bits, self._loss_masks)
         plaintexts = -(-own.columns.shape[1] // self._fields.per_plaintext) + (own.labels is not None)
         for of in row_pieces(setting.n_rows, 64 * public.modulus.words * plaintexts):
             rows, labels = hide_rows(self._key, own.columns[of], WEIGHT_BITS, self._fields, self._threads), None
@@ -132,22 +123,22 @@ class OwnKeyProducts:
     def _read(self, peer: str) -> Iterator[None]:
         """Receive a party's columns, and the active party's labels, yielding after each piece."""
         setting, first = self._setting, self._party.receive(peer, HiddenRows)
-        key = read_key(first.key, setting, peer, "HiddenRows.key")
+        key = coordinated.read_key(first.key, setting, peer, "HiddenRows.key")
         hider = Hider(key, key.plaintext_bits - 2, self._threads)
         fields, words = self._matrix_fields(key.plaintext_bits), key.modulus.words
         plaintexts = -(-setting.n_columns[peer] // fields.per_plaintext)
         with_labels = peer == setting.active and not setting.whole
-        rows, labels = list[Words](), list[Words]()
+        rows, labels = list[coordinated.Words](), list[coordinated.Words]()
         bits = 64 * words * (plaintexts + with_labels)
         for of, piece in take_rows(self._party, peer, setting.n_rows, bits, HiddenRows, first):
             count = of.stop - of.start
-            rows.append(ciphertexts(piece.rows, hider, (count, plaintexts), peer, "HiddenRows.rows"))
+            rows.append(coordinated.ciphertexts(piece.rows, hider, (count, plaintexts), peer, "HiddenRows.rows"))
             if with_labels:
                 of_rows = piece.labels or Array.of(np.empty(0, np.uint64))
-                labels.append(ciphertexts(of_rows, hider, (count, 1), peer, "HiddenRows.labels"))
+                labels.append(coordinated.ciphertexts(of_rows, hider, (count, 1), peer, "HiddenRows.labels"))
             yield
         if with_labels:
-            self._loss_fields = of_loss = loss_fields(setting, key.plaintext_bits, self._loss_masks)
+            self._loss_fields = of_loss = coordinated.loss_fields(setting, key.plaintext_bits, self._loss_masks)
             of_labels = put_together(labels)
             self._hidden_labels = HiddenMatrix(hider, of_labels, 2, setting.vector_bits, of_loss, self._threads)
         whole = put_together(rows)
@@ -175,7 +166,7 @@ class OwnKeyProducts:
         mine = self._columns[rows]
         # every entry of each sender's vector was shifted to be positive
         offset = self._senders << (setting.vector_bits - 1)
-        products = exact_products(mine, own)
+        products = coordinated.exact_products(mine, own)
         return [
             theirs - offset * of_column + product
             for theirs, of_column, product in zip(found, mine.sum(axis=0).tolist(), products, strict=True)
@@ -195,7 +186,7 @@ class OwnKeyProducts:
             values = self._hidden_labels.times(rows, margins, [added[0] + own + setting.largest_loss])
             party.send(setting.active, EncryptedProducts(Array.of(values)))
             return None
-        fields = loss_fields(setting, self._key.public.plaintext_bits, self._loss_masks)
+        fields = coordinated.loss_fields(setting, self._key.public.plaintext_bits, self._loss_masks)
         passives = len(setting.passives)
         sums = sum(self._opened(peer, 1, fields)[0] for peer in setting.passives)
         found = self._unmasked([sums], fields, passives)[0]
@@ -211,7 +202,7 @@ class OwnKeyProducts:
 
     def _opened(self, peer: str, count: int, fields: Fields) -> list[int]:
         values, what = self._party.receive(peer, EncryptedProducts).values, "EncryptedProducts.values"
-        return open_fields(self._key, values, count, fields, self._threads, peer, what)
+        return coordinated.open_fields(self._key, values, count, fields, self._threads, peer, what)
 
     def _unmasked(self, sums: Sequence[int], fields: Fields, senders: int) -> list[int]:
         """Subtract all senders' masks and offsets from the sums of their numbers."""
@@ -252,7 +243,7 @@ class HiddenProducts(Message):
 class ProductShares(Message):
     """Opened numbers, uint64 (n, limbs), with masks that cancel over all senders, for the party that masked them."""
 
-    leakage: ClassVar = MessageLeakage(OWN_GRADIENT, "aggregated", guard="batch_size")
+    leakage: ClassVar = MessageLeakage(coordinated.OWN_GRADIENT, "aggregated", guard="batch_size")
 
     numbers: Array
 
@@ -328,7 +319,7 @@ class LatticeProducts:
             self._loss_shares += sums.pop() * counted
         for peer in self._others:
             sums = _added(sums, self._share(peer, n_columns))
-        products = exact_products(self._columns[rows], own)
+        products = coordinated.exact_products(self._columns[rows], own)
         return [signed(theirs, bits) + mine for theirs, mine in zip(sums, products, strict=True)]
 
     def _in_block(self, block: int, rows: Integers, own: Integers, opened: dict[str, list[int]]) -> list[int]:

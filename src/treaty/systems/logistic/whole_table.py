@@ -36,24 +36,13 @@ from treaty.messaging.messages import Array, Message, MessageLeakage, view
 from treaty.messaging.party import Party
 from treaty.models.linear import LinearPart, one_against_rest
 from treaty.statistics.bins import ColumnBins
+from treaty.systems.logistic import setup
 from treaty.systems.logistic.batches import count_lone_rows, share_weights
 from treaty.systems.logistic.inference import standard_errors
 from treaty.systems.logistic.poisson import RateGradients, RateProducts, check_pairs
 from treaty.systems.logistic.prediction import calibrate
 from treaty.systems.logistic.products import blocks_of
 from treaty.systems.logistic.scorecard import give_points, on_bins
-from treaty.systems.logistic.setup import (
-    GlmInput,
-    OwnData,
-    Setting,
-    begin,
-    diverged,
-    eval_data,
-    fixed_columns,
-    own_data,
-    pair_seeds,
-    terms,
-)
 from treaty.systems.logistic.steps import Decider, Epochs, Products, products_of
 
 # How many times larger than its precision the residuals' variance must be: standard errors are then within 3 %
@@ -78,7 +67,7 @@ class TargetUnit(Message):
     unit: Annotated[float, msgspec.Meta(gt=0)]
 
 
-def train(inputs: GlmInput) -> LinearPart:
+def train(inputs: setup.GlmInput) -> LinearPart:
     """Train as a party with data, the active or a passive one; return the own part of the model.
 
     Raises ConfigError or DataError when options or tables do not fit, or the target is no number that varies; PeerError
@@ -94,12 +83,12 @@ def train(inputs: GlmInput) -> LinearPart:
             "products, which more than two could not make without showing them to one"
         )
     targets = _targets(inputs) if is_active else [None] * n_models(inputs)
-    agree(party, terms(inputs))
+    agree(party, setup.terms(inputs))
     bins: list[ColumnBins] = []
     if common.pdo is not None:
         inputs, bins = on_bins(inputs)
-    preparation, own = own_data(inputs, None)
-    setting = begin(inputs, own.columns.shape, None)
+    preparation, own = setup.own_data(inputs, None)
+    setting = setup.begin(inputs, own.columns.shape, None)
     all_rows = np.arange(setting.n_rows)[np.newaxis]
     own = share_weights(party, setting, own, all_rows)
     X, shown = own.columns.astype(np.float64) * 2.0**-COLUMN_FRACTION, own
@@ -107,7 +96,7 @@ def train(inputs: GlmInput) -> LinearPart:
         check_pairs(setting)
         # sums over rows are shown of products of two columns as well, see `RateGradients.block`
         left, right = np.triu_indices(X.shape[1])
-        shown = replace(own, columns=np.hstack([own.columns, fixed_columns(X[:, left] * X[:, right])]))
+        shown = replace(own, columns=np.hstack([own.columns, setup.fixed_columns(X[:, left] * X[:, right])]))
     alone = count_lone_rows(party, setting, shown, all_rows)
     products, parts = _products(inputs, setting, own), []
     for number, target in enumerate(targets):
@@ -127,12 +116,12 @@ def train(inputs: GlmInput) -> LinearPart:
     return parts[0] if len(parts) == 1 else one_against_rest(parts, inputs.classes if is_active else None)
 
 
-def n_models(inputs: GlmInput) -> int:
+def n_models(inputs: setup.GlmInput) -> int:
     """Return how many models are trained: one for each class where there are more than two."""
     return inputs.n_classes if inputs.common.family == "multiclass" else 1
 
 
-def _targets(inputs: GlmInput) -> list[Target | None]:
+def _targets(inputs: setup.GlmInput) -> list[Target | None]:
     """Prepare what the active party regresses on; DataError for labels that are not of all classes."""
     y, name, family = inputs.rows.y, inputs.party.name, inputs.common.family
     if family != "multiclass":
@@ -144,14 +133,14 @@ def _targets(inputs: GlmInput) -> list[Target | None]:
 
 
 def _fit(
-    inputs: GlmInput, setting: Setting, X: Floats, target: Target | None, products: Products | RateProducts,
+    inputs: setup.GlmInput, setting: setup.Setting, X: Floats, target: Target | None, products: Products | RateProducts,
     part: LinearPart, weight: Floats | None,
 ) -> None:  # fmt: skip
     """Train one model, and put its weights, and standard errors if they are asked for, into the own part of it."""
     party = inputs.party
     party.round = 0
     # fresh ones for each model: masks serve once
-    seeds = pair_seeds(party, setting.others(party.name))
+    seeds = setup.pair_seeds(party, setting.others(party.name))
     hidden: HiddenGradients
     if isinstance(products, RateProducts):
         hidden = RateGradients(products, setting, X, target)
@@ -185,12 +174,12 @@ def _fit(
         part.losses, part.eval_losses, part.settled = schedule.losses, schedule.eval_losses, schedule.settled
 
 
-def _products(inputs: GlmInput, setting: Setting, own: OwnData) -> Products | RateProducts:
+def _products(inputs: setup.GlmInput, setting: setup.Setting, own: setup.OwnData) -> Products | RateProducts:
     """Return a party's end of the products that gradients are made with."""
     party = inputs.party
     if setting.family == "poisson":
         return RateProducts(party, setting, inputs.threads)
-    seeds = pair_seeds(party, setting.others(party.name))
+    seeds = setup.pair_seeds(party, setting.others(party.name))
     masks = CancellingMasks(party.job, party.protocol, party.name, seeds)
     # the ring has room for a part of the table: blocks are cut as of batches of one row
     return products_of(inputs, setting, own, blocks_of(np.arange(setting.n_rows)[:, np.newaxis]), masks)
@@ -200,7 +189,7 @@ class QuadraticGradients:
     """A party's end under a quadratic loss: its slice of the gradient is made of the sum of all parties' margins."""
 
     def __init__(
-        self, setting: Setting, X: Floats, target: Target | None, sums: Products, weight: Floats | None
+        self, setting: setup.Setting, X: Floats, target: Target | None, sums: Products, weight: Floats | None
     ) -> None:
         self._setting, self._X, self._sums, self._rows = setting, X, sums, np.arange(len(X))
         self._weight = np.ones(len(X)) if weight is None else weight
@@ -240,8 +229,8 @@ HiddenGradients = QuadraticGradients | RateGradients
 
 
 def _minimise(
-    inputs: GlmInput, setting: Setting, hidden: HiddenGradients, local: Floats, l2: Floats, target: Target | None,
-    seeds: dict[str, bytes], part: LinearPart,
+    inputs: setup.GlmInput, setting: setup.Setting, hidden: HiddenGradients, local: Floats, l2: Floats,
+    target: Target | None, seeds: dict[str, bytes], part: LinearPart,
 ) -> tuple[Floats, Schedule]:  # fmt: skip
     """Take steps until the loss is steady; return own weights, in the target's unit, and the schedule with the losses.
 
@@ -254,7 +243,7 @@ def _minimise(
     decider = Decider(party, setting, masks, seeds)
     # the penalty is on w, not on z
     slice_ = replace(setting.solver, l2=0.0).slice(local.shape[1], intercept=False)
-    epochs = Epochs(inputs, setting, slice_, decider.coordinator, eval_data(inputs, part.preparation))
+    epochs = Epochs(inputs, setting, slice_, decider.coordinator, setup.eval_data(inputs, part.preparation))
     epochs.begin()
     before = np.zeros(0)
     while True:
@@ -275,11 +264,11 @@ def _minimise(
 
 
 def _mean_loss(
-    party: Party, setting: Setting, masks: CancellingMasks, target: Target | None, own: float
+    party: Party, setting: setup.Setting, masks: CancellingMasks, target: Target | None, own: float
 ) -> float | None:
     """Add up the parties' parts of the mean loss, less that at 0; return the loss, at the active party alone."""
     if not math.isfinite(own):
-        raise diverged("the gradient is not finite")
+        raise setup.diverged("the gradient is not finite")
     if target is None:
         part = masks.cover(to_fixed(np.array([own])), party.round, "loss")
         party.send(setting.active, LossShare(Array.of(part)))
@@ -292,7 +281,7 @@ def _mean_loss(
     return at_zero + own + float(from_fixed(total(parts))[0])
 
 
-def _variance(setting: Setting, target: Target | None, losses: list[float]) -> Callable[[int], float] | None:
+def _variance(setting: setup.Setting, target: Target | None, losses: list[float]) -> Callable[[int], float] | None:
     """Return the factor of covariances, by the residuals' degrees of freedom; None at a passive party.
 
     DataError where the residuals' loss is no larger than its own precision.

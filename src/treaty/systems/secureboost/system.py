@@ -17,20 +17,10 @@ from treaty.systems.secureboost.hidden_prediction import (
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.secureboost.secureboost import active, follow_prediction, passive, predict
 from treaty.systems.system import Roles, System
+from treaty.systems.vertical import leakage
 from treaty.systems.vertical.cipher_choice import expected_of_sums
 from treaty.systems.vertical.cipher_options import unaudited
 from treaty.systems.vertical.contributions import explain_active, explain_passive
-from treaty.systems.vertical.leakage import (
-    EXPLAIN,
-    FINISH,
-    ONLINE,
-    PREDICT,
-    conclusions_from_sums,
-    encrypted,
-    order_of_splits,
-    small_leaves,
-    told_by_sets,
-)
 from treaty.systems.vertical.messages import Sums
 from treaty.systems.vertical.prediction import online_active, online_passive
 from treaty.systems.vertical.training import fellow_owners, roles_by_column
@@ -47,7 +37,7 @@ def conclusions(
     """
     ciphers = options.ciphers
     cipher = part.encryption if part is not None and part.encryption else ciphers.cipher
-    learned = conclusions_from_sums(roles, ciphers, cipher, part, options.epsilon)
+    learned = leakage.conclusions_from_sums(roles, ciphers, cipher, part, options.epsilon)
     if options.hides_decisions:
         learned[roles.active].append(
             "at prediction, from a row's sum of leaf weights, the decisions on its paths, unless the model is large "
@@ -55,12 +45,12 @@ def conclusions(
         )
     if not ciphers.rerandomise:
         learned[roles.active].append("which rows are in a bin, if it looks: answers were not re-randomised")
-    learned[roles.active] += small_leaves(options.mode, common)
+    learned[roles.active] += leakage.small_leaves(options.mode, common)
     if cipher != "lattice" or options.hides_decisions:
         for name in learned:
             learned[name] += learned_from_test_key(options.short_key_bits)
     for name in roles.having("passive"):
-        learned[name] += order_of_splits(common) + told_by_sets(common)
+        learned[name] += leakage.order_of_splits(common) + leakage.told_by_sets(common)
         if options.rl_trees:
             learned[name].append(f"nothing of the trees of the first {options.rl_trees} rounds")
         if options.purity_guard is not None:
@@ -89,7 +79,7 @@ _HIDDEN_PREDICTION = routes(
     Route(EncryptedGains, ACTIVE, PASSIVE),
     Route(SealedTerms, PASSIVE, ACTIVE),
     Route(EncryptedTotals, PASSIVE, ACTIVE),
-    FINISH,
+    leakage.FINISH,
     reference="arXiv 2105.09540; docs/prediction.md, What each learns, and who may collude",
 )
 
@@ -97,14 +87,14 @@ _PLAIN_ANSWERS = When("answers not re-randomised", lambda options, common: not o
 
 ROUTES: dict[Stage, Routes] = {
     "train": routes(
-        encrypted(
+        leakage.encrypted(
             seal='sums="sealed"', hide='encryption="lattice"', guards='rl_trees, purity_guard, mechanism="label_rr"'
         ),
         Route(Sums, PASSIVE, ACTIVE, "not_rerandomised", reference="docs/audit.md, The attacks", when=_PLAIN_ANSWERS),
     ),
-    "predict": routes(routes(PREDICT, when=_PLAIN), routes(_HIDDEN_PREDICTION, when=_HIDDEN)),
-    "explain": routes(EXPLAIN, when=_PLAIN),
-    "online": routes(ONLINE, when=_PLAIN),
+    "predict": routes(routes(leakage.PREDICT, when=_PLAIN), routes(_HIDDEN_PREDICTION, when=_HIDDEN)),
+    "explain": routes(leakage.EXPLAIN, when=_PLAIN),
+    "online": routes(leakage.ONLINE, when=_PLAIN),
 }
 
 

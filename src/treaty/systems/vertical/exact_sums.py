@@ -24,18 +24,8 @@ from treaty.messaging.transcript import Transcript, TranscriptEntry
 from treaty.privacy.exact_sums import estimated_share
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import RoleInput
+from treaty.systems.vertical import messages
 from treaty.systems.vertical.cipher_options import CipherOptions
-from treaty.systems.vertical.messages import (
-    NamedRows,
-    Positions,
-    SplitAnswer,
-    SplitRequest,
-    SumsPiece,
-    SumsRequest,
-    TreeRows,
-    TreeStart,
-    read_nodes,
-)
 from treaty.trees.ensemble import SplitTable
 
 # ------ what sides of splits reveal to an honest active party of a partner's bins, counted by the partner over all jobs
@@ -260,14 +250,16 @@ def node_sets_from_transcript(transcript: Transcript, n_rows: int) -> list[list[
     for entry in transcript.entries:
         match entry.step:
             case "TreeStart":
-                sample = content_of(entry, TreeStart).rows
+                sample = content_of(entry, messages.TreeStart).rows
                 rows = np.arange(n_rows, dtype=np.int32) if sample is None else array_of(entry, sample, "rows", None)
                 cells = np.zeros(n_rows, np.int32)
                 trees.append([])
-            case "TreeRows" if (more := content_of(entry, TreeRows).rows) is not None:
+            case "TreeRows" if (more := content_of(entry, messages.TreeRows).rows) is not None:
                 rows = np.append(rows, array_of(entry, more, "rows", None))
             case "SumsPiece" | "SumsRequest":
-                kind: type[SumsPiece | SumsRequest] = SumsPiece if entry.step == "SumsPiece" else SumsRequest
+                kind: type[messages.SumsPiece | messages.SumsRequest] = (
+                    messages.SumsPiece if entry.step == "SumsPiece" else messages.SumsRequest
+                )
                 query = content_of(entry, kind).payload
                 if query and len(query[0].shape) > 1:  # vectors of nodes under the cipher, which name no rows
                     continue
@@ -279,11 +271,11 @@ def node_sets_from_transcript(transcript: Transcript, n_rows: int) -> list[list[
                 finer[rows] = cells[rows] * (asked.max(initial=0) + 1) + asked
                 cells = _keep_if_finer(trees[-1], cells, finer)
             case "SplitRequest":
-                split, bits = NamedNodes(n_rows, content_of(entry, SplitRequest).features.shape[0]), bits[:0]
+                split, bits = NamedNodes(n_rows, content_of(entry, messages.SplitRequest).features.shape[0]), bits[:0]
             case "NamedRows":
-                split.add(content_of(entry, NamedRows), entry.peer)
+                split.add(content_of(entry, messages.NamedRows), entry.peer)
             case "SplitAnswer":  # our own, to the request before it
-                left = np.frombuffer(content_of(entry, SplitAnswer).left.data, np.uint8)
+                left = np.frombuffer(content_of(entry, messages.SplitAnswer).left.data, np.uint8)
                 bits = np.append(bits, np.unpackbits(left))
                 if len(bits) >= len(split.rows):
                     finer = cells.astype(np.int64)
@@ -337,16 +329,16 @@ class NamedNodes:
     def __init__(self, n_rows: int, count: int) -> None:
         self._left, self._count = n_rows, count
         self._n_rows = n_rows
-        self.rows: Positions = np.empty(0, np.intp)
+        self.rows: messages.Positions = np.empty(0, np.intp)
         self.nodes: Integers = np.empty(0, np.int64)
 
-    def add(self, named: NamedRows, active: str) -> None:
+    def add(self, named: messages.NamedRows, active: str) -> None:
         """Take the next piece; PeerProtocolError if it has more rows than are left."""
         length = named.nodes.shape[0] if len(named.nodes.shape) == 1 else 0
         if not 0 < length <= self._left:
             expected = f"expected 1 to {self._left} rows, got {length}"
             raise PeerProtocolError(active, f"{expected} - at NamedRows.nodes from {active}")
-        rows, nodes = read_nodes(named, self._count, length, active)
+        rows, nodes = messages.read_nodes(named, self._count, length, active)
         self.rows = np.append(self.rows, rows + self._n_rows - self._left)
         self.nodes = np.append(self.nodes, nodes)
         self._left -= length
