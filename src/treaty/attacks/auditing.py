@@ -140,21 +140,12 @@ def findings(views: Mapping[str, View], *, by_row: bool, targets: Floats | None 
 
 
 def findings_of_records(paths: Sequence[Path]) -> tuple[list[Finding], dict[str, list[str]], list[str]]:
-    """Try every attack on each record.
+    """Try every attack on each record of one training, of different parties; a folder stands for the records in it.
 
-    Returns the findings; by party, what its messages are stated to show in the clear; and in words what could not be
-    scored, and messages that no statement covers.
-
-    Parameters
-    ----------
-    paths : sequence of Path
-        Records of one training, of different parties. A folder stands for the records in it.
-
-    Raises
-    ------
-    ConfigError
-        If records are damaged, of several trainings, or of the same party, or if one is missing that scoring needs:
-        that of the active party, which has the labels, or of any party with rows, if tables are split by row.
+    Return the findings; by party, what its messages are stated to show in the clear; and in words what could not be
+    scored, and messages that no statement covers. Raise ConfigError if records are damaged, of several trainings, or of
+    the same party, or if one is missing that scoring needs: that of the active party, which has the labels, or of any
+    party with rows, if tables are split by row.
     """
     files = [file for path in paths for file in (sorted(path.glob("*.record")) if path.is_dir() else [path])]
     if not files:
@@ -196,54 +187,34 @@ _USERS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entrant:
-    """A system with its options.
+    """A system with its options."""
 
-    Attributes
-    ----------
-    title : str
-        Its name in the comparison, ``"secureboost:encryption=ou"``.
-    model : {"trees", "logistic"}
-    options : SystemOptions
-    by_row : bool
-        Whether each party has some of the rows, not some of the columns.
-    among_users : bool
-        Whether the parties are users with a few rows each.
-    """
-
+    # its name in the comparison, ``"secureboost:encryption=ou"``
     title: str
     model: Model
     options: SystemOptions
+    # whether each party has some of the rows, not some of the columns
     by_row: bool
+    # whether the parties are users with a few rows each
     among_users: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """The result of one system in a comparison.
-
-    Attributes
-    ----------
-    title : str
-    auc, log_loss : float
-        On rows that were held back. For several classes, the AUC is the mean of each class against the rest.
-    seconds : float
-        Training time, with every party in a thread of one process and all messages recorded.
-    megabytes : float
-        Data that all parties sent in training.
-    messages : int
-    findings : list of Finding
-        The most successful first.
-    error : str
-        Why it could not be played; the numbers are then NaN.
-    """
+    """The result of one system in a comparison."""
 
     title: str
+    # on rows that were held back. For several classes, the AUC is the mean of each class against the rest
     auc: float = float("nan")
     log_loss: float = float("nan")
+    # training time, with every party in a thread of one process and all messages recorded
     seconds: float = float("nan")
+    # data that all parties sent in training
     megabytes: float = float("nan")
     messages: int = 0
+    # the most successful first
     findings: list[Finding] = field(default_factory=list)
+    # why it could not be played; the numbers are then NaN
     error: str = ""
 
 
@@ -287,22 +258,10 @@ def compare(
 ) -> list[Standing]:
     """Train and attack each system on the same rows.
 
-    Parameters
-    ----------
-    entrants : sequence of Entrant
-    columns : pyarrow.Table (n_rows, n_columns)
-    y : ndarray (n_rows,)
-        Labels of two or more classes.
-    cut : mapping of str to list of str
-        Each party's columns, for systems that split by column. The first party has the labels.
-    apart : sequence of int64 (m,)
-        Each participant's training rows, for systems that split by row; each of four users has a quarter of them. All
-        systems train on these rows.
-    held_back : int64 (k,)
-        Rows to score on.
-    trees : int, default 20
-    begin : callable
-        Called with each title before its system is played.
+    `columns` is a pyarrow.Table, `y` (n_rows,) labels of two or more classes. `cut` has each party's columns, for
+    systems that split by column; the first party has the labels. `apart` has each participant's training rows, int64
+    (m,), for systems that split by row; each of four users has a quarter of them. All systems train on these rows and
+    are scored on the rows `held_back`. `begin` is called with each title before its system is played.
     """
     standings = []
     for one in entrants:

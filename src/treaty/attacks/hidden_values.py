@@ -53,20 +53,13 @@ _KNOWN = 1e-6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeExchange:
-    """One node's exchange, as seen by the party that sent null vectors.
+    """One node's exchange, as seen by the party that sent null vectors."""
 
-    Attributes
-    ----------
-    rows : int (n,)
-        The node's rows.
-    vectors : float64 (n, r)
-        All null vectors that were sent, U.
-    masked : float64 (n, c)
-        The answer, W.
-    """
-
+    # the node's rows; int (n,)
     rows: NDArray[np.intp]
+    # all null vectors that were sent, U; float64 (n, r)
     vectors: Matrix
+    # the answer, W; float64 (n, c)
     masked: Matrix
 
     @property
@@ -169,20 +162,12 @@ def _turned(basis: Matrix, directions: Matrix, power: int, steps: int) -> Matrix
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SmmNode:
-    """What both ends know of a node's product.
-
-    Attributes
-    ----------
-    answered : NodeExchange
-        Rows, null vectors and the answer to them.
-    slots : int (columns,)
-        Version 1: the slot of each column of the answer.
-    totals : float64 (2,)
-        Version 2: sums of grad and of hess, sent with the answer.
-    """
+    """What both ends know of a node's product."""
 
     answered: NodeExchange
+    # version 1: the slot of each column of the answer; int (columns,)
     slots: NDArray[np.int32]
+    # version 2: sums of grad and of hess, sent with the answer; float64 (2,)
     totals: NDArray[np.float64]
 
 

@@ -31,12 +31,8 @@ from treaty.systems.alignment.alignment import ResultTo
 def membership(held: Floats, held_labels: Flags, other: Floats, other_labels: Flags) -> Finding:
     """Take rows of small loss for training rows.
 
-    Parameters
-    ----------
-    held, other : float64 (n,), (m,)
-        Predicted probabilities of one class, for training rows and for rows that were held back.
-    held_labels, other_labels : bool (n,), (m,)
-        Whether the rows are of that class.
+    `held` (n,) and `other` (m,) are predicted probabilities of one class, for training rows and for rows that were held
+    back; `held_labels` and `other_labels` say whether the rows are of that class.
     """
     chance, labels = np.concatenate([held, other]), np.concatenate([held_labels, other_labels])
     losses = -np.log(np.maximum(np.where(labels, chance, 1.0 - chance), 1e-12))
@@ -48,18 +44,11 @@ def membership(held: Floats, held_labels: Flags, other: Floats, other_labels: Fl
 
 
 def extraction(asked: Floats, answers: Floats, test: Floats, truth: Floats, labels: Flags) -> Finding:
-    """Train a copy of the model on its answers, and count how often it decides as the model does.
+    """Train a copy of the model on its `answers`, and count how often it decides as the model does.
 
-    The baseline is a model trained on true labels, which needs no answers.
-
-    Parameters
-    ----------
-    asked, test : float64 (n, n_columns), (m, n_columns)
-        Rows of all columns: to train the copy on, and to compare its decisions on.
-    answers, truth : float64 (n,), (m,)
-        The model's probabilities for them.
-    labels : bool (n,)
-        True labels of the rows in `asked`.
+    The baseline is a model trained on true `labels`, which needs no answers. Probabilities `answers` and `truth` are
+    the model's for rows of all columns: `asked` (n, n_columns), to train the copy on, and `test` (m, n_columns), to
+    compare decisions on.
     """
     copy = _trained(asked, answers > 0.5).predict_proba(test)[:, -1] > 0.5
     own = _trained(asked, labels).predict_proba(test)[:, -1] > 0.5
@@ -95,34 +84,14 @@ def membership_by_alignment(
 ) -> Finding:
     """Align again and again with some of the ids asked about, and decide for each whether the partner holds it.
 
-    Both parties are played in this process, with the real protocol.
+    Both parties are played in this process, with the real protocol. The attacker has the list `own`, its partner the
+    list `partners`, with some ids in common; none of the ids `asked` about, so many `at_once`, is in `own`. The
+    attacker is the `active` party, or not; `result_to` says which parties learn the common ids. Both keep run logs in
+    the folder `log`, if there is one, which allow `max_runs` alignments; after the partner refuses, the attacker
+    guesses.
 
-    Parameters
-    ----------
-    own, partners : sequence of int or str
-        Ids in the lists of the attacker and its partner, some of them common.
-    asked : sequence of int or str
-        Ids asked about, none of them in `own`.
-    at_once : int, default 1
-        Ids asked about in one alignment.
-    active : bool, default True
-        Whether the attacker is the active party.
-    result_to : {"both", "active"}, default "both"
-        Which parties learn the common ids.
-    log : Path, optional
-        Folder of both parties' run logs; by default there are none.
-    max_runs : int, default 20
-        Alignments that a log allows. After the partner refuses, the attacker guesses.
-
-    Returns
-    -------
-    Finding
-        The share of right answers. The baseline is the better of two guesses: that the partner holds all ids, or none.
-
-    Raises
-    ------
-    ConfigError, DataError
-        As `treaty.align` does at the first alignment.
+    Return the share of right answers; the baseline is the better of two guesses: that the partner holds all ids, or
+    none. Raise what `treaty.align` raises at the first alignment.
     """
     held = np.isin(np.array(asked), np.array(partners))
     guess = max(held.mean(), 1.0 - held.mean())

@@ -240,17 +240,11 @@ def _unreadable(file: Path, error: OSError) -> ConfigError:
 
 @dataclass(frozen=True, slots=True)
 class Signer:
-    """Signs with the party's own key, and checks signatures against the pinned certificates of all members.
+    """Signs with the party's own key, and checks signatures against the pinned certificates of all members."""
 
-    Attributes
-    ----------
-    identity : Identity or None
-        The party's own; None between threads of one process.
-    pinned : mapping of str to bytes
-        Every member's certificate, PEM.
-    """
-
+    # the party's own; None between threads of one process
     identity: Identity | None = None
+    # every member's certificate, PEM
     pinned: Mapping[str, bytes] | None = None
 
     def vouch(self, content: bytes) -> bytes:

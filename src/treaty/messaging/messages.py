@@ -55,20 +55,13 @@ control    what is settled about the job: sizes, keys, options, who takes part, 
 
 @dataclass(frozen=True, slots=True)
 class MessageLeakage:
-    """What the receiver of a message learns from it.
+    """What the receiver of a message learns from it."""
 
-    Attributes
-    ----------
-    tells : str
-        What it learns, in a few words; the system states what colluding parties learn.
-    form : str
-        See `Form`.
-    guard : str
-        The option that lessens it; empty where there is none.
-    """
-
+    # what it learns, in a few words; the system states what colluding parties learn
     tells: str
+    # see `Form`
     form: Form
+    # the option that lessens it; empty where there is none
     guard: str = ""
 
 

@@ -137,20 +137,13 @@ OTHERS = "others"
 
 
 class Timeline(msgspec.Struct, frozen=True):
-    """Bytes by ordered pair of parties in steps of equal length.
+    """Bytes by ordered pair of parties in steps of equal length."""
 
-    Attributes
-    ----------
-    began : float
-        Seconds since 1970 (UTC) by the party's own clock; a multiple of `step`.
-    step : float
-        Seconds; a power of two, so that steps of two timelines fit into each other.
-    pairs : dict of str to list of int
-        Bytes in each step by "sender -> receiver", up to the last step with any.
-    """
-
+    # seconds since 1970 (UTC) by the party's own clock; a multiple of `step`
     began: float
+    # seconds; a power of two, so that steps of two timelines fit into each other
     step: float
+    # bytes in each step by "sender -> receiver", up to the last step with any
     pairs: dict[str, list[int]]
 
 

@@ -159,14 +159,9 @@ EMPTY_HEAD = AuditHead(0, bytes(32))
 
 
 class Store(Database):
-    """A node's database. Threads may share one; each process opens its own.
+    """A node's database, in the node's `folder`. Threads may share one; each process opens its own.
 
-    Parameters
-    ----------
-    folder : Path or str
-        The node's folder.
-    create : bool
-        Whether to make the database if there is none; otherwise that raises ConfigError.
+    It is made if there is none and `create` is set; otherwise that raises ConfigError.
     """
 
     def __init__(self, folder: Path | str, create: bool = True) -> None:

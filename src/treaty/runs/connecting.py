@@ -114,14 +114,9 @@ def connected(
 ) -> Result:
     """Connect to the peers that the system links a party with, run its role, and disconnect in order.
 
-    Parameters
-    ----------
-    verb : {"train", "predict", "explain", "serve"}
-        The command that all parties must have been started with.
-    phase : callable or None
-        Called with the peers that the party waits for.
-    service : Service or None
-        The prediction for parties without the model, if that is played instead of the system's own programs.
+    All parties must have been started with the command `verb`: "train", "predict", "explain" or "serve". `phase` is
+    called with the peers that the party waits for. `service` is the prediction for parties without the model, if that
+    is played instead of the system's own programs.
     """
     played, own = service or job.system, job.settings()[0]
     peers = played.links(roles, own)[name]
@@ -212,14 +207,8 @@ def wait_until_all_kept(
     write its part stops the job, as with any error, and all end with that error. Only a connection lost between the two
     messages can leave a party in doubt: it ends with an error although all parties have their parts.
 
-    Parameters
-    ----------
-    owners : list of str
-        The parties with a part, or with other files to keep until then.
-    may_lose : iterable of str
-        Those that the active party can do without.
-    patience : float or None
-        Seconds within which a user must take the message of its edge server.
+    `owners` are the parties with a part, or with other files to keep until then; the active party can do without those
+    that it `may_lose`. A user must take the message of its edge server within `patience` seconds.
     """
     if party.name not in owners:
         keep()

@@ -53,20 +53,13 @@ def train(
     finished: Callable[[dict[str, Any]], None] = lambda parts: None,
     watch: Callable[[int, Any], None] = lambda done, part: None,
 ) -> TrainingOutcome:
-    """Train with every party on this machine.
+    """Train with every party on this machine, by `transport` "memory" or "grpc".
 
-    Parameters
-    ----------
-    transport : {"memory", "grpc"}
-    checkpoint : Path or None
-        Folder for checkpoints, and for files that later fits on the same rows need.
-    weighted : bool
-        Whether rows have weights.
-    finished : callable
-        Called with all parties' parts after every round, so that finished rounds survive an error.
-    watch : callable
-        Called after every round or epoch with their number and the active party's part, or epochs' losses by set. For
-        boosted trees it may raise `NoMoreTrees`, which ends the training. Under "grpc" it is called once, at the end.
+    `checkpoint` is the folder for checkpoints, and for files that later fits on the same rows need. `weighted` says
+    whether rows have weights. `finished` is called with all parties' parts after every round, so that finished rounds
+    survive an error; `watch` after every round or epoch with their number and the active party's part, or epochs'
+    losses by set. For boosted trees `watch` may raise `NoMoreTrees`, which ends the training. Under "grpc" it is called
+    once, at the end.
     """
     started = time.perf_counter()
     system, roles = run.system, run.roles

@@ -29,126 +29,89 @@ Name = Annotated[str, msgspec.Meta(pattern=NAME)]
 
 
 class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One party of a job.
+    """One party of a job."""
 
-    Attributes
-    ----------
-    address : str or None
-        ``host:port`` where the others reach it, and where it listens unless `listen` is given. None: chosen when all
-        parties run on this machine.
-    listen : str or None
-        ``host:port`` of its own machine where it listens, if that is not `address`: behind a firewall or forwarder.
-        Only the party's own copy is read.
-    certificate : str or None
-        Path of its certificate, which the others pin. None: as for `address`.
-    key : str or None
-        Path of its private key; only its own copy of the job names it.
-    id : str or None
-        Its column of ids, if the name differs from `align.on`.
-    table : str or None
-        Path of its training rows, CSV or Parquet; only its own copy names it. If tables are split by row, every copy
-        names a table for each party that brings rows, and a party reads only its own. The table of the server of
-        "fedxgb" defines the columns and classes; without it, the first of its `eval_tables` does.
-    eval_tables, predict_table : list of str, str or None
-        Paths of its rows of the eval sets, and of the rows to predict. Under "fedxgb", every copy names the
-        `predict_table` of each user whose rows a hidden model predicts; a party reads only its own.
-    columns : list of str or None
-        The columns to use; None for all but `drop`, label and weight.
-    drop : list of str
-        Columns to leave out, such as an id. `table` must have all of them; other tables may lack some.
-    categorical : list of str
-        Columns whose cells are categories although they may look like numbers, such as postal codes.
-    monotone_constraints : dict of str to int
-        Directions of its own columns, as in the estimators' option: ``{ income = 1, debt = -1 }``. Only its own copy
-        need name them; the job says ``monotone_constraints = true`` in ``[boosting]``. Not if tables are split by row.
-    noisy_labels : str or None
-        At the active party, with `mechanism = "label_rr"`: the file that keeps the randomised labels, so that later
-        jobs on the same table use the same ones. None: in the table's folder.
-    most_epsilon, most_epsilon_total : float or None
-        Limits of what noisy releases may cost each person in its table: in this job over all its attempts, and in total
-        by the ledger in `store`. A release that would exceed one is refused. None: no limit of its own.
-    keep_for_audit : str or None
-        Folder for a record for an audit of gradients, see docs/jobs.md. If a passive party keeps one, the active party
-        must keep one, too. None: no record.
-    audit_gigabytes : float
-        Maximum size of that record; a training that may exceed it is refused before it begins.
-    record : str or None
-        Folder for a record of all that the party sees in a training, for `treaty audit`: its own rows, messages with
-        their contents, and the sums it opens. None: no record.
-    most_recoverable : float or None
-        Maximum share of this party's bins that the sides of its splits may reveal for certain, over all jobs on its
-        table. At the limit, the training ends. None: no limit.
-    record_megabytes : float
-        Maximum size of the recorded messages, and of the recorded sums, which stay in memory until the end. If a
-        training exceeds it, no record is written.
-    cluster : str or None
-        The party's own cluster, which adds up its rows in a training: "ray" starts workers on this machine;
-        "ray://host:port" is the head of a Ray cluster that this machine is part of, see docs/clusters.md. The other
-        parties do not notice it. None: this machine alone.
-    cluster_workers : int or None
-        Number of workers. None: one for each node of the cluster, two on this machine.
-    role : str or None
-        Only in systems with special roles. "fedxgb": "edge" or "authority"; the active party is the server, and parties
-        with a table are users. "fedxgboost-smm" with ``backend = "dealer"``: "dealer" at one party, which has no table
-        and takes no part in predictions. "quasi-newton" and "sgd": likewise "coordinator".
-    edge : str or None
-        Under "fedxgb": a user's edge server. None: users are assigned in order.
-    """
-
+    # ``host:port`` where the others reach it, and where it listens unless `listen` is given. None: chosen when all
+    # parties run on this machine
     address: Address | None = None
+    # ``host:port`` of its own machine where it listens, if that is not `address`: behind a firewall or forwarder. Only
+    # the party's own copy is read
     listen: Address | None = None
+    # path of its certificate, which the others pin. None: as for `address`
     certificate: str | None = None
+    # path of its private key; only its own copy of the job names it
     key: str | None = None
+    # its column of ids, if the name differs from `align.on`
     id: str | None = None
+    # path of its training rows, CSV or Parquet; only its own copy names it. If tables are split by row, every copy
+    # names a table for each party that brings rows, and a party reads only its own. The table of the server of "fedxgb"
+    # defines the columns and classes; without it, the first of its `eval_tables` does
     table: str | None = None
+    # paths of its rows of the eval sets, and of the rows to predict. Under "fedxgb", every copy names the
+    # `predict_table` of each user whose rows a hidden model predicts; a party reads only its own
     eval_tables: list[str] = []
     predict_table: str | None = None
+    # the columns to use; None for all but `drop`, label and weight
     columns: list[str] | None = None
+    # columns to leave out, such as an id. `table` must have all of them; other tables may lack some
     drop: list[str] = []
+    # columns whose cells are categories although they may look like numbers, such as postal codes
     categorical: list[str] = []
+    # directions of its own columns, as in the estimators' option: ``{ income = 1, debt = -1 }``. Only its own copy need
+    # name them; the job says ``monotone_constraints = true`` in ``[boosting]``. Not if tables are split by row
     monotone_constraints: dict[str, Annotated[int, msgspec.Meta(ge=-1, le=1)]] = {}
+    # at the active party, with `mechanism = "label_rr"`: the file that keeps the randomised labels, so that later jobs
+    # on the same table use the same ones. None: in the table's folder
     noisy_labels: str | None = None
+    # limits of what noisy releases may cost each person in its table: in this job over all its attempts, and in total
+    # by the ledger in `store`. A release that would exceed one is refused. None: no limit of its own
     most_epsilon: Annotated[float, msgspec.Meta(ge=0)] | None = None
     most_epsilon_total: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    # folder for a record for an audit of gradients, see docs/jobs.md. If a passive party keeps one, the active party
+    # must keep one, too. None: no record
     keep_for_audit: str | None = None
+    # maximum size of that record; a training that may exceed it is refused before it begins
     audit_gigabytes: Annotated[float, msgspec.Meta(gt=0)] = 8.0
+    # folder for a record of all that the party sees in a training, for `treaty audit`: its own rows, messages with
+    # their contents, and the sums it opens. None: no record
     record: str | None = None
+    # maximum size of the recorded messages, and of the recorded sums, which stay in memory until the end. If a training
+    # exceeds it, no record is written
     record_megabytes: Annotated[float, msgspec.Meta(gt=0)] = 1000.0
+    # maximum share of this party's bins that the sides of its splits may reveal for certain, over all jobs on its
+    # table. At the limit, the training ends. None: no limit
     most_recoverable: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    # the party's own cluster, which adds up its rows in a training: "ray" starts workers on this machine;
+    # "ray://host:port" is the head of a Ray cluster that this machine is part of, see docs/clusters.md. The other
+    # parties do not notice it. None: this machine alone
     cluster: str | None = None
+    # number of workers. None: one for each node of the cluster, two on this machine
     cluster_workers: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    # only in systems with special roles. "fedxgb": "edge" or "authority"; the active party is the server, and parties
+    # with a table are users. "fedxgboost-smm" with ``backend = "dealer"``: "dealer" at one party, which has no table
+    # and takes no part in predictions. "quasi-newton" and "sgd": likewise "coordinator"
     role: str | None = None
+    # under "fedxgb": a user's edge server. None: users are assigned in order
     edge: str | None = None
 
 
 class Align(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How rows are aligned; docs/alignment.md explains it.
+    """How rows are aligned; docs/alignment.md explains it."""
 
-    Attributes
-    ----------
-    on : str
-        The column of ids, in all tables.
-    normalise : tuple of {"nfc", "strip", "lower"}
-        How ids that are text are normalised before they are compared.
-    on_duplicate : {"error", "first", "expand"}
-        If several rows have the same id: refuse, keep the first row, or keep every combination of the parties' rows.
-    psi : {"auto", "ecdh", "kkrt"}
-        How common ids are found; the same at all parties. "auto": KKRT for long lists, ECDH for others.
-    text : bool
-        Whether whole numbers count as text. Ids in a CSV file are always text if numbers would change one of them, such
-        as 00123; with this option, ids in other files are text as well.
-    log : str or None
-        Folder of this party's run log; either all parties keep one or none does. None: runs are counted in `store`.
-    max_runs : int
-        How many alignments a partner may start within 30 days, by the log or that count.
-    """
-
+    # the column of ids, in all tables
     on: str = "id"
+    # how ids that are text are normalised before they are compared
     normalise: tuple[Normalisation, ...] = NORMALISE
+    # if several rows have the same id: refuse, keep the first row, or keep every combination of the parties' rows
     on_duplicate: OnDuplicate = "error"
+    # how common ids are found; the same at all parties. "auto": KKRT for long lists, ECDH for others
     psi: Psi = "auto"
+    # whether whole numbers count as text. Ids in a CSV file are always text if numbers would change one of them, such
+    # as 00123; with this option, ids in other files are text as well
     text: bool = False
+    # folder of this party's run log; either all parties keep one or none does. None: runs are counted in `store`
     log: str | None = None
+    # how many alignments a partner may start within 30 days, by the log or that count
     max_runs: Annotated[int, msgspec.Meta(ge=1)] = 20
 
 
@@ -185,84 +148,59 @@ class TableRules:
 
 
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A job file.
+    """A job file."""
 
-    Attributes
-    ----------
-    name : str
-        Part of every message; the same at all parties.
-    active : str
-        The party with the labels; if tables are split by row, the leader or server, which may have no rows.
-    label, weight : str, str or None
-        Columns of the active party's table; if tables are split by row, of every table.
-    eval_weight : str or None
-        Column of weights in every eval table of the active party. None: rows of eval sets all weigh the same.
-    base_margin : str, list of str or None
-        Column of margins from which rows start, in the active party's table, eval tables and rows to predict; with more
-        than two classes one column for each. None: all rows start from one `base_score`.
-    group : str or None
-        With ``task = "ranking"``: the column of the active party's table that says which rows are ranked together.
-    parties : dict of str to Member
-        In the order of the joined table's columns; if tables are split by row, all have the first table's columns.
-    protocol : str
-        The system, by its name in `treaty.systems.SYSTEMS`, or as ``package.module:NAME`` of a `System` record.
-    own, common : dict
-        The system's own options and the common ones: in a file, a table named after the system, and ``[boosting]`` or
-        ``[regression]``.
-    align : Align or None
-        How rows are aligned first. None: all tables have the same rows in the same order.
-    task : {"classification", "regression", "ranking"}
-    classes : int
-        How many classes the labels have, if tables are split by column. With more than two, a round has one tree for
-        each, and parties without labels must know how many.
-    from_model : str or None
-        Folder with the parts of a finished model, NAME.part for each party: training goes on from it. `n_estimators` is
-        then the number of all rounds, those of that model included.
-    output : str
-        Folder for the models and predictions.
-    checkpoints : str or None
-        Folder for the checkpoints of a running training; None for `output`.
-    store : str or None
-        Folder for files that later jobs on the same table need: hints of the lattice map, the key of noisy buckets, the
-        ledgers of what both have released so far, and the count of alignments without a log. Use one folder for all
-        jobs on a table. None: the table's folder.
-    wait : float or None
-        How long parties wait for each other to start, in seconds or as ``"1h"``. None: two minutes, or half of
-        `timeout` if that is less. A party waits for messages as long as `timeout`, or twice this if that is more.
-    timeout : float
-        How long a party waits for a message, in seconds.
-    reconnect : float
-        How long a party tries to restore a broken connection before the peer counts as lost, in seconds; `timeout`
-        continues meanwhile.
-    inbox_limit : int
-        MiB of unread messages that a party accepts from all its peers together, at least 1. Each peer has a share; its
-        largest message must fit into that.
-    n_jobs : int or None
-        Threads of each party; None for all cores.
-    """
-
+    # part of every message; the same at all parties
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+    # the party with the labels; if tables are split by row, the leader or server, which may have no rows
     active: str
+    # `label` and `weight`: columns of the active party's table; if tables are split by row, of every table
     label: str
+    # in the order of the joined table's columns; if tables are split by row, all have the first table's columns
     parties: dict[Name, Member]
+    # the system, by its name in `treaty.systems.SYSTEMS`, or as ``package.module:NAME`` of a `System` record
     protocol: str = "secureboost"
+    # the system's own options and the common ones: in a file, a table named after the system, and ``[boosting]`` or
+    # ``[regression]``
     own: dict[str, Any] = {}
     common: dict[str, Any] = {}
+    # how rows are aligned first. None: all tables have the same rows in the same order
     align: Align | None = None
     task: Literal["classification", "regression", "ranking"] = "classification"
+    # how many classes the labels have, if tables are split by column. With more than two, a round has one tree for
+    # each, and parties without labels must know how many
     classes: Annotated[int, msgspec.Meta(ge=2)] = 2
     weight: str | None = None
+    # column of weights in every eval table of the active party. None: rows of eval sets all weigh the same
     eval_weight: str | None = None
+    # column of margins from which rows start, in the active party's table, eval tables and rows to predict; with more
+    # than two classes one column for each. None: all rows start from one `base_score`
     base_margin: str | list[str] | None = None
+    # with ``task = "ranking"``: the column of the active party's table that says which rows are ranked together
     group: str | None = None
+    # folder with the parts of a finished model, NAME.part for each party: training goes on from it. `n_estimators` is
+    # then the number of all rounds, those of that model included
     from_model: str | None = None
+    # folder for the models and predictions
     output: str = "model"
+    # folder for the checkpoints of a running training; None for `output`
     checkpoints: str | None = None
+    # folder for files that later jobs on the same table need: hints of the lattice map, the key of noisy buckets, the
+    # ledgers of what both have released so far, and the count of alignments without a log. Use one folder for all jobs
+    # on a table. None: the table's folder
     store: str | None = None
+    # how long parties wait for each other to start, in seconds or as ``"1h"``. None: two minutes, or half of `timeout`
+    # if that is less. A party waits for messages as long as `timeout`, or twice this if that is more
     wait: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    # how long a party waits for a message, in seconds
     timeout: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
+    # how long a party tries to restore a broken connection before the peer counts as lost, in seconds; `timeout`
+    # continues meanwhile
     reconnect: Annotated[float, msgspec.Meta(gt=0)] = 60.0
+    # MiB of unread messages that a party accepts from all its peers together, at least 1. Each peer has a share; its
+    # largest message must fit into that
     inbox_limit: Annotated[int, msgspec.Meta(ge=1, le=1 << 30)] = INBOX_LIMIT >> 20
+    # threads of each party; None for all cores
     n_jobs: int | None = None
 
     @property

@@ -62,23 +62,10 @@ def train_party(
 ) -> Any:
     """Run one party's role of a training job against the others' addresses, and save its part and report.
 
-    Parameters
-    ----------
-    resume : bool
-        Resume from the checkpoint of an interrupted run, if there is one. The active party decides for all.
-    phase : callable or None
-        Called before the first round with what is being done, its finished steps, and all its steps.
-
-    Returns
-    -------
-    ModelPart, LinearPart, StatisticsPart or None
-        None for roles that have no model.
-
-    Raises
-    ------
-    TreatyError
-        If the training fails. The checkpoint has all finished rounds. The finished model of an earlier run stays until
-        this one is finished.
+    With `resume`, resume from the checkpoint of an interrupted run, if there is one; the active party decides for all.
+    `phase` is called before the first round with what is being done, its finished steps, and all its steps. Return the
+    party's part, or None for roles that have no model. If the training fails, raise TreatyError: the checkpoint has all
+    finished rounds, and the finished model of an earlier run stays until this one is finished.
     """
     clock = TrainingClock()
     # errors of the job file end this party before another one waits for it

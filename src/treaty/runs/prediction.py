@@ -154,14 +154,9 @@ def predict_party(
 ) -> tuple[Any, NDArray[np.float64] | None]:
     """Run one party's role of a prediction with its saved part; if rows are split, the part is the whole model.
 
-    `noted` is called with the transcript of all messages, if there are any.
-
-    Returns
-    -------
-    ids : pyarrow.ChunkedArray or None
-        Of the rows, if they were aligned.
-    margins : float64 (n_rows, n_outputs), or (n_rows,) of a logistic regression, or None
-        At the active party; if rows are split, at each party with the model, for its own rows.
+    `noted` is called with the transcript of all messages, if there are any. Return the rows' ids, a
+    `pyarrow.ChunkedArray`, if they were aligned; and margins, float64 (n_rows, n_outputs), or (n_rows,) of a logistic
+    regression, at the active party, or if rows are split, at each party with the model, for its own rows.
     """
     check_has_model(job, name)
     if job.by_row:
@@ -173,11 +168,9 @@ def predict_party(
 def explain_party(job: Job, name: str, phase: Phase | None = None, noted: Noted | None = None) -> dict[str, Any]:
     """Run one party's role of an explanation with its saved part; `noted` as in `predict_party`.
 
-    Returns
-    -------
-    dict of str to array (n_rows,)
-        The ids, if rows were aligned; what each own column adds to each row's margin (TreeSHAP); and, at the active
-        party, the bias and the total of each other party. With more than two classes, by column and class.
+    Return columns, (n_rows,) each: the ids, if rows were aligned; what each own column adds to each row's margin
+    (TreeSHAP); and, at the active party, the bias and the total of each other party. With more than two classes, by
+    column and class.
     """
     check_explainable(job)
     check_has_model(job, name)
@@ -298,26 +291,13 @@ def predict_hidden(
     n_jobs: int | None = None,
     **boosting: Any,
 ) -> dict[str, NDArray[np.float64]]:
-    """Return the margins of each user's rows, every role in a thread: users' rows and the model stay apart.
+    """Return the margins of each user's rows, float64 (n_rows, n_outputs): users' rows and the model stay apart.
 
-    Parameters
-    ----------
-    part : ModelPart
-        The model, as the system's server has it.
-    tables : mapping of str to Table
-        Each user's rows, made with the model's schema.
-    options : SystemOptions
-        Of a system with a service, such as ``FedXGB(edges=5, comparison="additive", max_queries=100)``.
-    store : Path or None
-        Folder in which the rows of each user are counted over all calls, as in a job. None: in this call alone.
-    n_jobs : int or None
-        Threads; None for all cores.
-    **boosting
-        Options of boosting that bound the model: `n_estimators` and `max_depth`, as it was trained with.
-
-    Returns
-    -------
-    dict of str to float64 (n_rows, n_outputs)
+    Every role is played in a thread. `part` is the model as the system's server has it; `tables` are each user's rows,
+    made with its schema; `options` are those of a system with a service, such as ``FedXGB(edges=5,
+    comparison="additive", max_queries=100)``. In the folder `store`, the rows of each user are counted over all calls,
+    as in a job; None: in this call alone. `boosting` are the options that bound the model: `n_estimators` and
+    `max_depth`, as it was trained with.
 
     Raises
     ------

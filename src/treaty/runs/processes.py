@@ -76,32 +76,16 @@ def run_all(
     service: Roles | None = None,
     relay: Callable[[str], None] | None = None,
 ) -> list[str]:
-    """Run ``treaty <verb> JOB --as PARTY`` for every party of the job on this machine.
+    """Run ``treaty <verb> JOB --as PARTY`` for every party of the job on this machine, with its further `arguments`.
 
     Every party must name its table, except a leader without rows. Missing addresses, keys and certificates are
-    generated. What successful processes print on standard error becomes warnings.
+    generated. What successful processes print on standard error becomes warnings; `relay` is called with each line that
+    they print, party by party. With `progress` the active party draws its progress bar. `service` says who takes part
+    in a prediction for parties without the model, if that is run.
 
-    Parameters
-    ----------
-    arguments : mapping of str to sequence of str
-        Further arguments of each party's command.
-    progress : bool
-        Whether the active party draws its progress bar.
-    service : Roles or None
-        Who takes part in a prediction for parties without the model, if that is run.
-    relay : callable or None
-        Called with each line that successful processes print, party by party.
-
-    Returns
-    -------
-    list of str
-        The parties that failed without ending the job: a training continues without `expendable` parties, a service
-        without parties that have rows. There is a warning, too.
-
-    Raises
-    ------
-    PartyFailure
-        If another process fails, with the error of each.
+    Return the parties that failed without ending the job, of which there is a warning, too: a training continues
+    without `expendable` parties, a service without parties that have rows. If another process fails, raise PartyFailure
+    with the error of each.
     """
     if verb == "train":
         with trees_compiled_beside():

@@ -96,17 +96,9 @@ def open_rows(
 ) -> FileRows:
     """Read a party's file, unless it is `read` already, and align its rows with the other parties' rows.
 
-    The other parties do the same at the same time.
-
-    Parameters
-    ----------
-    schema : Schema or None
-        That of training; None in training.
-    kept : Path or None
-        File of the common order, for a later run. If the active party has `again` set, all take that order instead of
-        aligning once more.
-    in_order : bool
-        Whether aligned rows are sorted by their ids, so that every job on them has the same order.
+    The other parties do the same at the same time. `schema` is that of training; None in training. `kept` is the file
+    of the common order, for a later run: if the active party has `again` set, all take that order instead of aligning
+    once more. With `in_order`, aligned rows are sorted by their ids, so that every job on them has the same order.
     """
     arrow, checked = read or read_table_file(rules, path, schema)
     if checked is not None:

@@ -66,20 +66,10 @@ def play(
 ) -> RunRecord:
     """Run every role, a function of its `Party`, in a thread of its own; raise the error of the first that fails.
 
-    Parameters
-    ----------
-    links : mapping of str to sequence of str
-        Each party's peers.
-    job, protocol : str
-        Part of every message.
-    timeout : float
-        Seconds that a party waits for a message.
-    record_content : bool
-        Whether transcripts keep the content of messages, for audits and tests.
-    link : LinkSpeed or None
-        How slow each party's line is.
-    one_at_a_time : bool or None
-        Whether the roles take turns, in their order, each until it waits for a message. None: only within `in_turns`.
+    `links` are each party's peers; `job` and `protocol` are part of every message. A party waits `timeout` seconds for
+    a message. With `record_content`, transcripts keep the content of messages, for audits and tests. `link` says how
+    slow each party's line is. With `one_at_a_time`, the roles take turns, in their order, each until it waits for a
+    message; None: only within `in_turns`.
     """
     channels: Mapping[str, MemoryChannel | _ChannelInTurns] = memory_channels(roles, link)
     turns = _Turns(roles) if (_in_turns.get() if one_at_a_time is None else one_at_a_time) else None

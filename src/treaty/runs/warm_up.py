@@ -44,14 +44,8 @@ def compile_kernels(
 ) -> None:
     """Compile the kernels of a training, so that the parties' processes find them cached.
 
-    Parameters
-    ----------
-    system : System or None
-        None: every system.
-    options : SystemOptions or None
-        The system's options; None: any.
-    aligns : str or None
-        The protocol by which rows are aligned first; None: they are not.
+    Without a `system`, those of every system; without `options`, those of any. Rows are first aligned by the protocol
+    `aligns`; None: they are not.
     """
     systems = [system] if system else [find_system(name, model) for model, named in SYSTEMS.items() for name in named]
     with _without_collecting():

@@ -33,17 +33,11 @@ ANY: tuple[str, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """Options under which a message is sent.
+    """Options under which a message is sent."""
 
-    Attributes
-    ----------
-    words : str
-        The options, as users give them.
-    holds : callable
-        ``holds(options, common) -> bool``: whether these options are such.
-    """
-
+    # the options, as users give them
     words: str
+    # ``holds(options, common) -> bool``: whether these options are such
     holds: Callable[[Any, Any], bool]
 
     def __and__(self, other: When | None) -> When:
@@ -58,29 +52,19 @@ class When:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """That one class of message goes from one role to another.
-
-    Attributes
-    ----------
-    message : type of Message
-    sender, receiver : tuple of str
-        Roles by name, any of which may be at this end; `ANY`: all.
-    variant : str
-        Which of the message's statements holds on this route; empty where it has one.
-    reference : str
-        A section of a paper, or "docs/PAGE.md, HEADING".
-    when : When or None
-        Under which options it is sent; None: under all, or where data ask for it.
-    guard : str
-        The option that lessens what is told here, where it is not the statement's own.
-    """
+    """That one class of message goes from one role to another."""
 
     message: type[Message]
+    # roles by name, any of which may be at this end; `ANY`: all
     sender: tuple[str, ...]
     receiver: tuple[str, ...]
+    # which of the message's statements holds on this route; empty where it has one
     variant: str = ""
+    # a section of a paper, or "docs/PAGE.md, HEADING"
     reference: str = ""
+    # under which options it is sent; None: under all, or where data ask for it
     when: When | None = None
+    # the option that lessens what is told here, where it is not the statement's own
     guard: str = ""
 
     @property
@@ -143,15 +127,10 @@ def learned(
 ) -> dict[str, list[str]]:
     """Return in sentences what each party learns beyond its own data.
 
-    A party's `conclusions` come first, then what single messages tell, the most telling form first, with names and
-    senders of the messages; what it cannot read and what is settled about the job are one sentence each.
-
-    Parameters
-    ----------
-    conclusions : mapping of str to sequence of str
-        What follows from messages taken together, by party (by role with `by_role`).
-    by_role : bool, default False
-        Whether the result is by role: for systems with many parties of the same role.
+    A party's `conclusions` come first, what follows from messages taken together; then what single messages tell, the
+    most telling form first, with names and senders of the messages; what it cannot read and what is settled about the
+    job are one sentence each. With `by_role`, conclusions and result are by role: for systems with many parties of the
+    same role.
     """
     found = {}
     for name, role in roles.of.items():

@@ -257,33 +257,24 @@ class ProgressCalls(Observer):
 
 @dataclass(slots=True)
 class Recording(Observer):
-    """What a party of a training has seen in the clear: the input of `treaty.attacks`; messages are in its transcript.
+    """What a party of a training has seen in the clear, the input of `treaty.attacks`; messages: in its transcript."""
 
-    Attributes
-    ----------
-    nodes : dict of str to list of OpenedNode
-        At the active party of tables split by column: sums of each other party's columns, tree after tree.
-    offsets : dict of str to int32 (n_columns + 1,)
-        First slots of these columns.
-    trees : list of (dict of int to int64 (slots, 3), int32 (n_nodes,))
-        At the leader of tables split by row, of each tree: the opened sums by node, and each node's left child.
-    bins : Bins or None
-        Those of the columns there.
-    sides : dict of str to list of (int32 (n,), bool (n,))
-        At each other party's splits: the rows whose sides were shown, and which of them go left; at a party whose own
-        sides were transferred, at its own.
-    given : list of int64 (n,)
-        At a party that contributes to sums under masks: its vectors without the masks, in the order it gave them.
-    room : float
-        Bytes that may still be noted. Once it is below 0, everything is dropped and nothing more is noted.
-    """
-
+    # at the active party of tables split by column: sums of each other party's columns, tree after tree
     nodes: dict[str, list[OpenedNode]] = field(default_factory=dict)
+    # first slots of these columns; dict of str to int32 (n_columns + 1,)
     offsets: dict[str, Int32s] = field(default_factory=dict)
+    # at the leader of tables split by row, of each tree: the opened sums by node, and each node's left child; list of
+    # (dict of int to int64 (slots, 3), int32 (n_nodes,))
     trees: list[tuple[dict[int, Integers], Int32s]] = field(default_factory=list)
+    # those of the columns there
     bins: Bins | None = None
+    # at a party that contributes to sums under masks: its vectors without the masks, in the order it gave them; list of
+    # int64 (n,)
     given: list[Integers] = field(default_factory=list)
+    # at each other party's splits: the rows whose sides were shown, and which of them go left; at a party whose own
+    # sides were transferred, at its own; dict of str to list of (int32 (n,), bool (n,))
     sides: dict[str, list[tuple[Int32s, Flags]]] = field(default_factory=dict)
+    # bytes that may still be noted. Once it is below 0, everything is dropped and nothing more is noted
     room: float = math.inf
 
     _gradients: tuple[Integers, Integers] = field(default_factory=lambda: (np.empty(0, np.int64),) * 2)

@@ -50,34 +50,23 @@ Phase = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class LabelledRows:
-    """A party's rows, with labels where it has some.
+    """A party's rows, with labels where it has some."""
 
-    Attributes
-    ----------
-    table : Table
-        The party's own columns; perhaps none.
-    y : float64 (n_rows,)
-        0/1, class numbers, or the regression target. Empty at a party without labels.
-    weight : float64 (n_rows,) or None
-    base_margin : float64 (n_rows, n_outputs) or None
-        Margins that boosting starts from.
-    name : str
-        Of the eval set; `TRAIN` for training rows.
-    ids : callable or None
-        Returns every row's id in canonical form, where rows were aligned by them.
-    numbers : int64 (n_rows,) or None
-        Of each row in the party's own file, where rows were aligned.
-    digest : bytes or None
-        Of these rows and their order, where rows were aligned; the same in every job on them.
-    """
-
+    # the party's own columns; perhaps none
     table: Table
+    # 0/1, class numbers, or the regression target. Empty at a party without labels; float64 (n_rows,)
     y: NDArray[np.float64]
+    # float64 (n_rows,) or None
     weight: NDArray[np.float64] | None = None
+    # of the eval set; `TRAIN` for training rows
     name: str = TRAIN
+    # returns every row's id in canonical form, where rows were aligned by them
     ids: Callable[[], list[str]] | None = None
+    # of each row in the party's own file, where rows were aligned; int64 (n_rows,) or None
     numbers: NDArray[np.int64] | None = None
+    # of these rows and their order, where rows were aligned; the same in every job on them
     digest: bytes | None = None
+    # margins that boosting starts from; float64 (n_rows, n_outputs) or None
     base_margin: NDArray[np.float64] | None = None
 
 
@@ -92,23 +81,15 @@ class PartySpec:
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Who plays which role in a run.
+    """Who plays which role in a run."""
 
-    Attributes
-    ----------
-    active : str
-        The party with the labels, the leader, or the server.
-    of : dict of str to str
-        Every party's role, in the job's order.
-    owners : list of str
-        The parties with rows, in the job's order, which is that of the joined table.
-    edges : dict of str to str
-        The edge server of each user; empty in systems without edge servers.
-    """
-
+    # the party with the labels, the leader, or the server
     active: str
+    # every party's role, in the job's order
     of: dict[str, str]
+    # the parties with rows, in the job's order, which is that of the joined table
     owners: list[str]
+    # the edge server of each user; empty in systems without edge servers
     edges: dict[str, str] = field(default_factory=dict)
 
     def having(self, *roles: str) -> list[str]:
@@ -134,86 +115,55 @@ class RoleInput(Generic[Own, Common]):
 
     ``RoleInput[SecureBoost]`` has the options of SecureBoost, and of all boosting; ``RoleInput[SGD,
     RegressionOptions]`` those of a regression: mypy finds an option that is misspelt.
-
-    Attributes
-    ----------
-    party : Party
-        Connected with the peers that the system's `links` name.
-    options : SystemOptions
-        The system's own.
-    common : BoostingOptions or RegressionOptions
-    roles : Roles
-    data : LabelledRows or None
-        Own training rows, or those to predict; None without any.
-    classes : list or None
-        Labels by class number, where this party has labels; None for regression.
-    n_classes : int
-        As the job states it to all parties; with fewer than three a round has one tree.
-    varied : bool
-        Whether all rows have different gradients from the first tree on: in regressions, and where rows have weights.
-    eval_sets : sequence of LabelledRows
-        Rows watched in training. Tables split by column: every party has its columns of each, in the same order.
-    threads : int
-    shards : Shards or None
-        This party's cluster, which adds up its rows; None: this machine does.
-    observers : Observers
-        Progress bars, recordings, and whatever else watches the role.
-    keeper : Keeper or None
-    store : Path or None
-        Folder for hints, noise keys and ledgers, which later jobs need. None: nothing is kept.
-    epsilon_limits : EpsilonLimits or None
-        This party's own limits, besides those of the job's options.
-    vouching : Signer
-    evidence : Evidence
-        What this party adds to its messages so that it can be held to them later.
-    most_recoverable : float or None
-        Largest share of its own bins that sides of splits may reveal, over all jobs; None: no limit.
-    directions : mapping of str to int
-        Monotone constraints on own columns, if tables are split by column.
-    patience : float or None
-        Seconds after which a silent user counts as lost; None is the system's own default.
-    alone : bool
-        Whether this party has a process of its own; False where all parties are threads of one process.
-    apart : bool
-        Whether other organisations play the other parties; False where one has all keys.
-    absence : object or None
-        When a simulated user drops out; see `System.absences`.
-    part : ModelPart or LinearPart or None
-        Prediction: what training left here.
-    model_id : str
-        Which model is trained, noted by roles without a part of it; in a `Service`, that of this party's report.
-    read : callable or None
-        In a `Service`: returns own rows, given the model's columns, which others send.
-    requests : iterator or None
-        At the active party of a prediction row by row (`System.online`): what it is asked.
     """
 
+    # connected with the peers that the system's `links` name
     party: Party
     options: Own
     common: Common
     roles: Roles
+    # own training rows, or those to predict; None without any
     data: LabelledRows | None = None
+    # labels by class number, where this party has labels; None for regression
     classes: list[Category] | None = None
+    # as the job states it to all parties; with fewer than three a round has one tree
     n_classes: int = 2
+    # whether all rows have different gradients from the first tree on: in regressions, and where rows have weights
     varied: bool = False
+    # rows watched in training. Tables split by column: every party has its columns of each, in the same order
     eval_sets: Sequence[LabelledRows] = ()
     threads: int = 1
+    # this party's cluster, which adds up its rows; None: this machine does
     shards: Shards | None = None
+    # progress bars, recordings, and whatever else watches the role
     observers: Observers = field(default_factory=Observers)
     keeper: Keeper | None = None
+    # folder for hints, noise keys and ledgers, which later jobs need. None: nothing is kept
     store: Path | None = None
+    # this party's own limits, besides those of the job's options
     epsilon_limits: EpsilonLimits | None = None
     vouching: Signer = field(default_factory=Signer)
+    # what this party adds to its messages so that it can be held to them later
     evidence: Evidence = field(default_factory=Evidence)
+    # largest share of its own bins that sides of splits may reveal, over all jobs; None: no limit
     most_recoverable: float | None = None
+    # monotone constraints on own columns, if tables are split by column
     directions: Mapping[str, int] = field(default_factory=dict)
+    # seconds after which a silent user counts as lost; None is the system's own default
     patience: float | None = None
+    # whether this party has a process of its own; False where all parties are threads of one process
     alone: bool = True
+    # whether other organisations play the other parties; False where one has all keys
     apart: bool = False
+    # when a simulated user drops out; see `System.absences`
     absence: Any = None
+    # prediction: what training left here
     part: Any = None
+    # which model is trained, noted by roles without a part of it; in a `Service`, that of this party's report
     model_id: str = ""
+    # in a `Service`: returns own rows, given the model's columns, which others send
     read: Callable[[Schema], Table] | None = None
+    # at the active party of a prediction row by row (`System.online`): what it is asked
     requests: Any = None
 
     @property
@@ -277,30 +227,20 @@ def without_formula(roles: Roles, options: Any, common: Any, shape: Shape) -> Ex
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """Prediction of rows whose owners have no part of the model, where rows are split; played by the parties that do.
+    """Prediction of rows whose owners have no part of the model, where rows are split, by the parties that have one."""
 
-    Attributes
-    ----------
-    programs : mapping of str to Program
-        By role. Owners of rows, who call `RoleInput.read` for them, return `RowPredictions`; the others return None.
-    assign : callable
-        ``roles(places, active, options) -> Roles``: who takes part; `PartySpec.has_rows` says who has rows to predict.
-    links : callable
-        ``links(roles, options) -> {name: peers}``. Owners of rows need not come, and may be lost.
-    conclusions : callable
-        ``conclusions(roles, options) -> {role: [sentence, ...]}``: what each role can work out besides what single
-        messages tell it.
-    routes : tuple of Route
-        What each message reveals, to whom.
-    refused : callable
-        ``refused(options) -> text``: why there is no such prediction under these options; empty where there is.
-    """
-
+    # by role: owners of rows, who call `RoleInput.read` for them, return `RowPredictions`; the others return None
     programs: Mapping[str, Program]
+    # ``roles(places, active, options) -> Roles``: who takes part; `PartySpec.has_rows` says who has rows to predict
     assign: Callable[[Mapping[str, PartySpec], str, Any], Roles]
+    # ``links(roles, options) -> {name: peers}``. Owners of rows need not come, and may be lost
     links: Callable[[Roles, Any], dict[str, list[str]]]
+    # ``conclusions(roles, options) -> {role: [sentence, ...]}``: what each role can work out besides what single
+    # messages tell it
     conclusions: Callable[[Roles, Any], dict[str, list[str]]]
+    # what each message reveals, to whom
     routes: Routes = ()
+    # ``refused(options) -> text``: why there is no such prediction under these options; empty where there is
     refused: Callable[[Any], str] = lambda options: ""
 
     def disclosures(self, roles: Roles, options: Any, common: Any) -> dict[str, list[str]]:
@@ -315,114 +255,77 @@ class Service:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """One published system, as runners play it.
+    """One published system, as runners play it."""
 
-    Attributes
-    ----------
-    name : str
-        As in job files and on every message.
-    options : type
-        Its public class of options.
-    common : type
-        `BoostingOptions` or `RegressionOptions`.
-    split : {"none", "columns", "rows"}
-        How the table is split among the owners; "none" is training in one place.
-    train : mapping of str to Program
-        The training program of each role; for roles in `has_model` it returns the party's part of the model.
-    assign : callable
-        ``roles(places, active, options) -> Roles``: give every party of a job its role. Raises ConfigError where roles
-        are wrong, missing, or so few that nothing would be hidden.
-    helpers : callable
-        ``helpers(owners, options) -> {name: PartySpec}``: the parties without training rows that `fit` plays besides
-        the owners. One with the role "server" becomes the active party.
-    links : callable
-        ``links(roles, options) -> {name: peers}``: who talks to whom.
-    conclusions : callable
-        ``conclusions(roles, options, common, part) -> {name: [sentence, ...]}``: what each party, or role, can work out
-        from many messages, or with others' help. `part` is its part of the model; None before training, or without one.
-    by_role : bool
-        Whether what is learned is stated by role, not by party.
-    routes : mapping of str to tuple of Route
-        What each message reveals, to whom, by stage: "train", "predict", "explain" and "online".
-    predict, explain : mapping of str to Program
-        Prediction and contributions by role, where owners have to work together for them.
-    online : mapping of str to Program
-        Prediction row by row of aligned rows, by parties that stay connected.
-    service : Service or None
-        Prediction for parties without a part of the model, where rows are split.
-    until_kept : frozenset of str
-        Roles without a part that keep checkpoints, or other files, until all parts of the model are saved.
-    lossless : bool
-        Whether the trees are those of the pooled table, bit for bit.
-    on_clusters : callable
-        ``on_clusters(options) -> roles``: whose own cluster can add up their rows in a training (`RoleInput.shards`).
-    has_model : frozenset of str
-        Roles with a part of the model, or with the whole model where rows are split.
-    may_lose : callable
-        ``may_lose(roles, options) -> [name, ...]``: the parties that a training between processes can continue without.
-    may_be_absent : callable
-        Likewise, the parties that need not even connect.
-    vouched : callable
-        ``vouched(roles, options, name) -> [name, ...]``: further parties whose certificates a party needs.
-    apart : frozenset of str
-        Roles that must not be played by an organisation with data; their keys are compared with the others'.
-    named_roles : frozenset of str
-        Roles that a job file has to name; the others follow from `active` and who has rows.
-    shows_columns : frozenset of str
-        Roles without training rows whose tables say which columns and classes there are.
-    pays_once : bool
-        Whether another attempt at a training pays nothing for the draws that an earlier one made, which it repeats.
-    orders_by_id : bool
-        Whether aligned rows are put in the order of their ids, so that every job on them has the same.
-    cannot : mapping of str to str
-        Why a training cannot be resumed ("resume"), or contributions not computed ("explain"); without what can be.
-    absences : callable or None
-        ``absences(roles, options, common) -> {name: absence}``: who drops out when, in a run between threads.
-    only_simulated : callable
-        ``only_simulated(options) -> text``: why these options only run between threads; empty where they run anywhere.
-    unaudited : callable
-        ``unaudited(options) -> text``: why no party can keep a record for an audit of gradients; empty where all can.
-    warm_up : callable
-        ``warm_up(options) -> [options, ...]``: small trainings that need all kernels of one with these (None: any).
-    expected : callable
-        ``expected(roles, options, common, shape) -> Expected``: what a training takes; ConfigError without a formula.
-    alone : callable or None
-        With ``split="none"``: ``alone(tables, inputs) -> {name: part}``, trains in one place.
-    """
-
+    # as in job files and on every message
     name: str
+    # its public class of options
     options: type[SystemOptions]
+    # `BoostingOptions` or `RegressionOptions`
     common: Any
+    # how the table is split among the owners; "none" is training in one place
     split: Literal["none", "columns", "rows"]
+    # the training program of each role; for roles in `has_model` it returns the party's part of the model
     train: Mapping[str, Program]
+    # ``roles(places, active, options) -> Roles``: give every party of a job its role. Raises ConfigError where roles
+    # are wrong, missing, or so few that nothing would be hidden
     assign: Callable[[Mapping[str, PartySpec], str, Any], Roles]
+    # ``conclusions(roles, options, common, part) -> {name: [sentence, ...]}``: what each party, or role, can work out
+    # from many messages, or with others' help. `part` is its part of the model; None before training, or without one
     conclusions: Callable[[Roles, Any, Any, Any], dict[str, list[str]]]
+    # roles with a part of the model, or with the whole model where rows are split
     has_model: frozenset[str]
+    # what each message reveals, to whom, by stage: "train", "predict", "explain" and "online"
     routes: Mapping[Stage, Routes] = field(default_factory=dict)
+    # whether what is learned is stated by role, not by party
     by_role: bool = False
+    # roles without a part that keep checkpoints, or other files, until all parts of the model are saved
     until_kept: frozenset[str] = frozenset()
+    # whether the trees are those of the pooled table, bit for bit
     lossless: bool = False
+    # ``on_clusters(options) -> roles``: whose own cluster can add up their rows in a training (`RoleInput.shards`)
     on_clusters: Callable[[Any], frozenset[str]] = lambda options: frozenset()
+    # ``helpers(owners, options) -> {name: PartySpec}``: the parties without training rows that `fit` plays besides the
+    # owners. One with the role "server" becomes the active party
     helpers: Callable[[Iterable[str], Any], dict[str, PartySpec]] = lambda owners, options: {}
+    # ``links(roles, options) -> {name: peers}``: who talks to whom
     links: Callable[[Roles, Any], dict[str, list[str]]] = star
+    # prediction and contributions by role, where owners have to work together for them
     predict: Mapping[str, Program] = field(default_factory=dict)
     explain: Mapping[str, Program] = field(default_factory=dict)
+    # prediction row by row of aligned rows, by parties that stay connected
     online: Mapping[str, Program] = field(default_factory=dict)
+    # prediction for parties without a part of the model, where rows are split
     service: Service | None = None
+    # ``may_lose(roles, options) -> [name, ...]``: the parties that a training between processes can continue without
     may_lose: Callable[[Roles, Any], list[str]] = lambda roles, options: []
+    # likewise, the parties that need not even connect
     may_be_absent: Callable[[Roles, Any], list[str]] = lambda roles, options: []
+    # ``vouched(roles, options, name) -> [name, ...]``: further parties whose certificates a party needs
     vouched: Callable[[Roles, Any, str], list[str]] = lambda roles, options, name: []
+    # roles that must not be played by an organisation with data; their keys are compared with the others'
     apart: frozenset[str] = frozenset()
+    # roles that a job file has to name; the others follow from `active` and who has rows
     named_roles: frozenset[str] = frozenset()
+    # roles without training rows whose tables say which columns and classes there are
     shows_columns: frozenset[str] = frozenset()
+    # whether another attempt at a training pays nothing for the draws that an earlier one made, which it repeats
     pays_once: bool = False
+    # whether aligned rows are put in the order of their ids, so that every job on them has the same
     orders_by_id: bool = False
+    # why a training cannot be resumed ("resume"), or contributions not computed ("explain"); without what can be
     cannot: Mapping[str, str] = field(default_factory=dict)
+    # ``absences(roles, options, common) -> {name: absence}``: who drops out when, in a run between threads
     absences: Callable[[Roles, Any, Any], Mapping[str, Any]] | None = None
+    # ``only_simulated(options) -> text``: why these options only run between threads; empty where they run anywhere
     only_simulated: Callable[[Any], str] = lambda options: ""
+    # ``unaudited(options) -> text``: why no party can keep a record for an audit of gradients; empty where all can
     unaudited: Callable[[Any], str] = lambda options: "no gradients are sent that an audit could open"
+    # ``warm_up(options) -> [options, ...]``: small trainings that need all kernels of one with these (None: any)
     warm_up: Callable[[Any], list[Any]] = lambda options: []
+    # ``expected(roles, options, common, shape) -> Expected``: what a training takes; ConfigError without a formula
     expected: Callable[[Roles, Any, Any, Shape], Expected] = without_formula
+    # with ``split="none"``: ``alone(tables, inputs) -> {name: part}``, trains in one place
     alone: Callable[[Mapping[str, Table], RoleInput[Any, Any]], dict[str, Any]] | None = None
 
     def disclosures(self, roles: Roles, options: Any, common: Any, part: Any = None) -> dict[str, list[str]]:
