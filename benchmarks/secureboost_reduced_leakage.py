@@ -37,8 +37,8 @@ from data import (
     verdict,
     write,
 )
+from leaf_purity import leaf_purity, shares_from_weights
 from treaty import GBDTClassifier
-from treaty.privacy.leaks import leaf_purity, shares_from_weights
 
 KEY = 1024
 BAR, LEVEL = 0.005, 0.05

@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from leaf_purity import leaf_purity, shares_from_weights
 from tables import real_table
 from treaty import GBDTClassifier
 from treaty.errors import DataError
-from treaty.privacy.leaks import held_out_purity, leaf_purity, shares_from_weights
+from treaty.privacy.leaks import held_out_purity
 
 
 def plain_purity(leaf, y, row_weight):

@@ -1,7 +1,7 @@
 """What nodes reveal about labels, and opened histograms about rows: measures, a guard and two attacks.
 
 Trees put rows of similar labels together. So a leaf that is close to one class reveals the labels of its rows
-(`leaf_purity`), and a passive party that is asked about sets of rows can guess labels: rows that share node after node
+(`held_out_purity`), and a passive party that is asked about sets of rows can guess labels: rows that share node after node
 mostly have the same label. `cluster_scores` needs no label for that, `known_label_scores` uses a few rows' labels that
 the attacker has from elsewhere. `mixed_nodes` marks the nodes that do not reveal labels in this way. Histogram
 inversion (`invert`, `rebuild`) puts training rows together from opened histograms.
@@ -28,59 +28,15 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
 from sklearn.metrics import roc_auc_score
 
-from treaty.errors import DataError
 from treaty.machine.arrays import Flags, Floats, Int32s, Integers
-
-
-@dataclass(frozen=True, slots=True)
-class LeafPurity:
-    """Purity of every tree in three forms, float64 (n_trees,) each."""
-
-    # sum over leaves of (n_leaf / n) max_k theta_k, theta_k the share of class k in the leaf; at least the largest
-    # class's share of all rows
-    raw: Floats
-    # the same with every row counted 1 / (K prior of its class), so that all classes weigh alike; 1 / K when the
-    # leaves reveal nothing
-    balanced: Floats
-    # (raw - majority) / (1 - majority): 0 when the leaves reveal nothing, 1 when every leaf is of one class; 0 also for
-    # a table of one class
-    adjusted: Floats
-
-
-def leaf_purity(leaves: Int32s, y: NDArray[np.integer], n_classes: int) -> LeafPurity:
-    """Measure how pure the leaves of each tree are.
-
-    `leaves`, int32 (n_rows, n_trees), are numbered from 0 in any way; `y` are class numbers below `n_classes`. A class
-    without rows is left out. `raw` is the leaf purity of Cheng et al. ("SecureBoost", IEEE Intelligent Systems 2021,
-    arXiv 1901.08755); the other two are ours, as raw purity of a table with a rare class is near 1 for any tree. Raises
-    DataError when shapes differ, there is no row, or a leaf or class number is out of range.
-    """
-    if leaves.ndim != 2 or y.shape != (len(leaves),) or len(y) == 0:
-        raise DataError(f"expected leaves (rows, trees) and as many labels, got {leaves.shape} and {y.shape}")
-    if y.min() < 0 or y.max() >= n_classes or leaves.min(initial=0) < 0:
-        raise DataError(f"expected leaves from 0 and classes from 0 to {n_classes - 1} - at leaf purity")
-    per_class = np.bincount(y, minlength=n_classes)
-    weight = np.zeros(n_classes)
-    np.divide(1.0, per_class, out=weight, where=per_class > 0)
-    raw, balanced = np.empty(leaves.shape[1]), np.empty(leaves.shape[1])
-    for tree, leaf in enumerate(leaves.T):
-        numbers, counts = np.unique(leaf.astype(np.int64) * n_classes + y, return_counts=True)
-        # where each leaf's classes begin
-        starts = np.flatnonzero(np.diff(numbers // n_classes, prepend=-1))
-        raw[tree] = np.maximum.reduceat(counts, starts).sum() / len(y)
-        weighted = counts * weight[numbers % n_classes]
-        balanced[tree] = np.maximum.reduceat(weighted, starts).sum() / np.count_nonzero(per_class)
-    majority = per_class.max() / len(y)
-    adjusted = (raw - majority) / (1.0 - majority) if majority < 1.0 else np.zeros_like(raw)
-    return LeafPurity(raw, balanced, adjusted)
 
 
 def held_out_purity(leaves: Int32s, y: NDArray[np.integer], n_classes: int) -> Floats:
     """Return the share of rows whose class is the commonest of the *other* rows of their leaf, float64 (n_trees,).
 
-    Arguments are those of `leaf_purity`, whose `raw` counts a row's own label, too, so that leaves of few rows are
-    pure. Here a row without others in its leaf, or whose others have several commonest classes, counts as right if it
-    is of the commonest class of all.
+    `leaves`, int32 (n_rows, n_trees), are numbered from 0 in any way; `y` are class numbers below `n_classes`. A row's
+    own label does not count, or leaves of few rows would be pure. A row without others in its leaf, or whose others have
+    several commonest classes, counts as right if it is of the commonest class of all.
     """
     right = np.empty(leaves.shape[1])
     majority = int(np.bincount(y, minlength=n_classes).argmax())
@@ -94,17 +50,6 @@ def held_out_purity(leaves: Int32s, y: NDArray[np.integer], n_classes: int) -> F
         alone = (others == most).sum(axis=1) == 1
         right[tree] = np.mean(np.where(alone, others.argmax(axis=1), majority) == y)
     return right
-
-
-def shares_from_weights(weights: Floats, hess: Floats, *, base: float = 0.5, reg_lambda: float = 0.0) -> Floats:
-    """Return the share of class 1 in each leaf of a first tree, from leaf weights alone.
-
-    `weights` are leaf weights before the learning rate, `hess` the leaves' sums of hessians, `base` the probability a
-    that all rows start from. In a leaf of n rows, n theta of them of class 1, G = n (a - theta) and H = n a (1 - a), so
-    that w = -G / (H + lambda) gives theta = a + a (1 - a) w (1 + lambda / H). Cheng et al. (Theorem 2) have no lambda,
-    and print a - a (1 - a) w.
-    """
-    return np.asarray(base + base * (1.0 - base) * weights * (1.0 + reg_lambda / hess))
 
 
 def mixed_nodes(y: Floats, n_classes: int, limit: float) -> Callable[[Int32s, Integers], Flags]:
