@@ -102,7 +102,10 @@ class PeerError(TreatyError):
 
 
 class PeerProtocolError(PeerError):
-    """The peer sent a message that is malformed, repeated, out of order or oversized."""
+    """The peer sent a message that is malformed, repeated, out of order or oversized; `at` names it, or its field."""
+
+    def __init__(self, peer: str, message: str, at: str = "") -> None:
+        super().__init__(peer, f"{message} - at {at} from {peer}" if at else message)
 
 
 class PeerLost(PeerError):

@@ -172,7 +172,7 @@ def joint_seed(party: Party, others: Sequence[str], purpose: str) -> bytes:
     for peer in others:
         theirs = shares[peer].share
         if len(theirs) != SEED_BYTES or _commit(purpose, peer, theirs) != committed[peer].commitment:
-            raise PeerProtocolError(peer, f"expected the share that was committed to - at JointSeedShare from {peer}")
+            raise PeerProtocolError(peer, "expected the share that was committed to", at="JointSeedShare")
     whole = b"".join(shares[name].share for name in sorted(shares))
     return hashlib.sha256(b"treaty joint seed" + purpose.encode() + whole).digest()
 

@@ -160,27 +160,22 @@ def view(
     )
     if array.dtype != name or not fits:
         raise PeerProtocolError(
-            peer,
-            f"expected {name} {_tuple(shape)}, got {clean(array.dtype, 20)} "
-            f"{_tuple(array.shape)} - at {what} from {peer}",
+            peer, f"expected {name} {_tuple(shape)}, got {clean(array.dtype, 20)} {_tuple(array.shape)}", at=what
         )
     # Python's integers: a shape may claim more than 64 bits
     needed = math.prod(array.shape) * expected.itemsize
     if array.data.nbytes != needed:
         many = needed if needed < 1 << 63 else "too many"
         raise PeerProtocolError(
-            peer,
-            f"expected {many} bytes for {name} {_tuple(array.shape)}, got {array.data.nbytes} - at {what} from {peer}",
+            peer, f"expected {many} bytes for {name} {_tuple(array.shape)}, got {array.data.nbytes}", at=what
         )
     try:
         elements = np.frombuffer(array.data, expected.newbyteorder("<")).reshape(array.shape)
     except ValueError:
         # zero elements, but an axis beyond what numpy can count
-        raise PeerProtocolError(
-            peer, f"expected axes below 2**62, got {_tuple(array.shape)} - at {what} from {peer}"
-        ) from None
+        raise PeerProtocolError(peer, f"expected axes below 2**62, got {_tuple(array.shape)}", at=what) from None
     if expected == np.bool_ and elements.size and elements.view(np.uint8).max() > 1:
-        raise PeerProtocolError(peer, f"expected bool bytes 0 and 1 - at {what} from {peer}")
+        raise PeerProtocolError(peer, "expected bool bytes 0 and 1", at=what)
     # numpy's `require` takes long to find that nothing is to be done
     right = elements.dtype == expected and elements.flags.aligned
     values: NDArray[Scalar] = elements if right else np.require(elements, expected, "A")
@@ -197,9 +192,7 @@ def unpack(payload: Sequence[Array], peer: str, what: str) -> list[NDArray]:  # 
     """View received arrays, whose number, shapes and values the caller checks."""
     for k, array in enumerate(payload):
         if array.dtype not in DTYPES:
-            raise PeerProtocolError(
-                peer, f"expected an element type of {sorted(DTYPES)} - at {what}.payload[{k}] from {peer}"
-            )
+            raise PeerProtocolError(peer, f"expected an element type of {sorted(DTYPES)}", at=f"{what}.payload[{k}]")
     return [
         view(array, np.dtype(array.dtype), (None,) * len(array.shape), peer=peer, what=f"{what}.payload[{k}]")
         for k, array in enumerate(payload)
@@ -216,9 +209,7 @@ def digests_in(content: bytes, most: int, *, peer: str, what: str) -> set[bytes]
     """Split a peer's field `what` into SHA-256 digests; PeerProtocolError for more than `most`, or a part of one."""
     count, rest = divmod(len(content), DIGEST_BYTES)
     if rest or count > most:
-        raise PeerProtocolError(
-            peer, f"expected at most {most} digests of {DIGEST_BYTES} bytes - at {what} from {peer}"
-        )
+        raise PeerProtocolError(peer, f"expected at most {most} digests of {DIGEST_BYTES} bytes", at=what)
     return {content[k * DIGEST_BYTES : (k + 1) * DIGEST_BYTES] for k in range(count)}
 
 
@@ -290,7 +281,7 @@ def decode_body(body: Frame | msgspec.Raw, kind: type[M], *, peer: str) -> M:
     """
     most, nbytes = largest_body(kind), memoryview(body).nbytes
     if most is not None and nbytes > most:
-        raise PeerProtocolError(peer, f"expected at most {most} bytes, got {nbytes} - at {kind.__name__} from {peer}")
+        raise PeerProtocolError(peer, f"expected at most {most} bytes, got {nbytes}", at=kind.__name__)
     try:
         message: M = decoder_of(kind).decode(body)
         return message

@@ -1,9 +1,9 @@
 """What nodes reveal about labels, and opened histograms about rows: measures, a guard and two attacks.
 
 Trees put rows of similar labels together. So a leaf that is close to one class reveals the labels of its rows
-(`held_out_purity`), and a passive party that is asked about sets of rows can guess labels: rows that share node after node
-mostly have the same label. `cluster_scores` needs no label for that, `known_label_scores` uses a few rows' labels that
-the attacker has from elsewhere. `mixed_nodes` marks the nodes that do not reveal labels in this way. Histogram
+(`held_out_purity`), and a passive party that is asked about sets of rows can guess labels: rows that share node after
+node mostly have the same label. `cluster_scores` needs no label for that, `known_label_scores` uses a few rows' labels
+that the attacker has from elsewhere. `mixed_nodes` marks the nodes that do not reveal labels in this way. Histogram
 inversion (`invert`, `rebuild`) puts training rows together from opened histograms.
 
 References
@@ -35,8 +35,8 @@ def held_out_purity(leaves: Int32s, y: NDArray[np.integer], n_classes: int) -> F
     """Return the share of rows whose class is the commonest of the *other* rows of their leaf, float64 (n_trees,).
 
     `leaves`, int32 (n_rows, n_trees), are numbered from 0 in any way; `y` are class numbers below `n_classes`. A row's
-    own label does not count, or leaves of few rows would be pure. A row without others in its leaf, or whose others have
-    several commonest classes, counts as right if it is of the commonest class of all.
+    own label does not count, or leaves of few rows would be pure. A row without others in its leaf, or whose others
+    have several commonest classes, counts as right if it is of the commonest class of all.
     """
     right = np.empty(leaves.shape[1])
     majority = int(np.bincount(y, minlength=n_classes).argmax())

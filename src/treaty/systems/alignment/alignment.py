@@ -308,7 +308,7 @@ def _receive_matches(
         assert isinstance(message, Matches)
         place = view(message.places, np.int32, (None,), peer=active, what="Matches.places")
         if len(place) == 0 or len(named) + len(place) > own.size:
-            raise PeerProtocolError(active, f"expected 1 to {own.size} places - at Matches.places from {active}")
+            raise PeerProtocolError(active, f"expected 1 to {own.size} places", at="Matches.places")
         outside |= bool(np.any(place < 0) or np.any(place >= own.size))
         values = from_bytes(view(message.values, np.uint8, (len(place), 16), peer=active, what="Matches.values"))
         named.add(records(THEIRS, value=values, place=np.clip(place, 0, own.size - 1)))
@@ -325,9 +325,9 @@ def _receive_matches(
             padding |= bool(np.any(number >= n_ids))
             pairs.add(records(PAIR, value=part["value"], place=place, number=np.minimum(number, n_ids - 1)))
     if outside or twice:
-        raise PeerProtocolError(active, f"expected different places below {own.size} - at Matches.places from {active}")
+        raise PeerProtocolError(active, f"expected different places below {own.size}", at="Matches.places")
     if padding:
-        raise PeerProtocolError(active, f"expected no match of a random point - at Matches.places from {active}")
+        raise PeerProtocolError(active, "expected no match of a random point", at="Matches.places")
     check(named)
     named.close()
     own.listed.close()
@@ -386,9 +386,9 @@ def _introduce(party: Party, ids: Ids, salt: bytes | None, options: AlignmentOpt
         size = sizes[peer] = answer.size
         if not SMALLEST <= size <= LARGEST or bucket(size) != size:
             expected = f"expected a bucket of at least {SMALLEST}, got {size}"
-            raise PeerProtocolError(peer, f"{expected} - at ListSummary from {peer}")
+            raise PeerProtocolError(peer, expected, at="ListSummary")
         if options.psi == "kkrt" and not leads and size > oprf.MOST:
-            raise PeerProtocolError(peer, f"expected at most {oprf.MOST}, got {size} - at ListSummary from {peer}")
+            raise PeerProtocolError(peer, f"expected at most {oprf.MOST}, got {size}", at="ListSummary")
         theirs[peer] = view(answer.commitment, np.uint8, commitment.shape, peer=peer, what="ListSummary.commitment")
         if answer.kind != ids.kind:
             raise ConfigError(
@@ -398,7 +398,7 @@ def _introduce(party: Party, ids: Ids, salt: bytes | None, options: AlignmentOpt
             )
         if salt is None:
             if answer.salt is None:
-                raise PeerProtocolError(peer, f"expected a salt, got none - at ListSummary from {peer}")
+                raise PeerProtocolError(peer, "expected a salt, got none", at="ListSummary")
             salt = bytes_of(answer.salt, peer, "ListSummary.salt")
     assert salt is not None
     changed: dict[str, int | None] = {}

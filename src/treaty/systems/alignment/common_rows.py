@@ -128,7 +128,7 @@ def _seal(opening: bytes, digest: bytes) -> bytes:
 
 def _check(theirs: bytes, own: bytes, peer: str, what: str) -> None:
     if not hmac.compare_digest(own, theirs):
-        raise PeerProtocolError(peer, f"expected the same ids in the same order - at {what} from {peer}")
+        raise PeerProtocolError(peer, "expected the same ids in the same order", at=what)
 
 
 # ---------------------------------------------------------------- rows of repeated ids
@@ -163,7 +163,7 @@ def arrange(party: Party, own: Integers, batch: int) -> tuple[Integers, Integers
             sent, length = party.receive(peer, Copies).counts, part.stop - part.start
             copies[part] = view(sent, np.int64, (length,), peer=peer, what="Copies.counts")
         if np.any(copies < 1) or np.any(copies >= _MOST_ROWS):
-            raise PeerProtocolError(peer, f"expected at least one row of a common id - at Copies.counts from {peer}")
+            raise PeerProtocolError(peer, "expected at least one row of a common id", at="Copies.counts")
         counts.append(copies)
     # in float64 first: the product may exceed 64 bits
     rows = float(np.prod(np.array(counts, np.float64), axis=0).sum())
@@ -194,7 +194,7 @@ def arranged(party: Party, active: str, own: Integers, batch: int) -> tuple[Inte
     # bounds are checked before products of the received numbers, which could overflow
     wrong = np.any(repeats < 1) or np.any(repeats >= _MOST_ROWS) or np.any(totals < 1) or np.any(totals >= _MOST_ROWS)
     if wrong or np.any(totals % (repeats * own)) or totals.sum() >= _MOST_ROWS:
-        raise PeerProtocolError(active, f"expected whole blocks of joined rows - at JoinLayout from {active}")
+        raise PeerProtocolError(active, "expected whole blocks of joined rows", at="JoinLayout")
     return totals, repeats
 
 

@@ -282,7 +282,7 @@ def _matched(mine: SortedRecords, theirs: SortedRecords, n_ids: int, peer: str, 
         at, other = in_both(left["value"], right["value"], peer)
         found, place = left[at], right["place"][other]
         if np.any(found["number"] >= n_ids):
-            raise PeerProtocolError(peer, f"expected no match of a random point - at BlindedPoints from {peer}")
+            raise PeerProtocolError(peer, "expected no match of a random point", at="BlindedPoints")
         pairs.add(records(PAIR, number=found["number"], place=place, value=found["value"]))
     mine.close()
     theirs.close()
@@ -318,7 +318,7 @@ def check_made(named: SortedRecords, made: SortedRecords, size: int, active: str
     )
     values.close()
     if known < len(named):
-        raise PeerProtocolError(active, f"expected values made in step 3, got others - at Matches.values from {active}")
+        raise PeerProtocolError(active, "expected values made in step 3, got others", at="Matches.values")
 
 
 # ---------------------------------------------------------------- bytes and points
@@ -329,7 +329,7 @@ def valid(peer: str, what: str, work: Callable[[], Result]) -> Result:
     try:
         return work()
     except CryptoError as error:
-        raise PeerProtocolError(peer, f"{error} - at {what} from {peer}") from None
+        raise PeerProtocolError(peer, str(error), at=what) from None
 
 
 def array_of(data: bytes) -> Array:

@@ -151,7 +151,7 @@ def find_by_values(
     found = {peer: _found(party, peer, own[peer], sizes[peer], len(ids), scratch, advance) for peer in peers}
     faults = [
         PeerProtocolError(
-            peer, f"expected values of different ids, at places below {sizes[peer]} - at OprfValues.values from {peer}"
+            peer, f"expected values of different ids, at places below {sizes[peer]}", at="OprfValues.values"
         )
         for peer, (_, fine) in found.items()
         if not fine
@@ -183,7 +183,7 @@ def _found(
         theirs = view(party.receive(peer, OprfValues).values, np.uint64, shape, peer=peer, what="OprfValues.values")
         tags = theirs[:, 0]
         if tags[0] < last or np.any(tags[1:] < tags[:-1]):
-            raise PeerProtocolError(peer, f"expected sorted values - at OprfValues.values from {peer}")
+            raise PeerProtocolError(peer, "expected sorted values", at="OprfValues.values")
         last = tags[-1]
         # both lists are sorted, so own values up to this message's last one are all that it can match
         while not len(held) or held["tag"][-1] <= last:
@@ -303,7 +303,7 @@ def confirm(named: SortedRecords, own: SecretOrder, active: str) -> None:
     """Check that the active party knows the tokens of the places in `Matches`, which it learns in step 5."""
     for part in named.parts():
         if np.any(part["value"] != own.values(part["place"])):
-            raise PeerProtocolError(active, f"expected tokens of step 4, got others - at Matches.values from {active}")
+            raise PeerProtocolError(active, "expected tokens of step 4, got others", at="Matches.values")
 
 
 # ---------------------------------------------------------------- both parties

@@ -188,7 +188,7 @@ def join_model(inputs: RoleInput[FederBoostHorizontal]) -> tuple[LabelledRows, M
     if message.bins and message.rounds is None:
         kept = own_bins.get(message.bins)
         if kept is None or kept.terms != _terms_of_bins(inputs, message):
-            raise PeerProtocolError(lead, f"expected bins that were offered and fit - at ModelBegin.bins from {lead}")
+            raise PeerProtocolError(lead, "expected bins that were offered and fit", at="ModelBegin.bins")
     return rows, ModelSetup.of(inputs, message), kept
 
 
@@ -359,9 +359,7 @@ class SharedCheckpoints:
         """As a member, write the checkpoint that the leader asks for."""
         lead, rounds = self._inputs.roles.active, own.forest.rounds
         if due.rounds != rounds:
-            raise PeerProtocolError(
-                lead, f"expected {rounds} rounds, got {due.rounds} - at CheckpointRequest from {lead}"
-            )
+            raise PeerProtocolError(lead, f"expected {rounds} rounds, got {due.rounds}", at="CheckpointRequest")
         self._write(own, bins, rounds)
         self._inputs.party.send(lead, CheckpointReceipt())
 
@@ -425,5 +423,5 @@ def resumed(
     kept = unpack_bins(decode_body(found.bins, CommonBins, peer=name), part.schema, inputs.common.bin_limits, name)
     own = OwnRows.of(inputs, rows, part, kept, Draws.kept(found.random_state or ""))
     if bins is not None and found.bins != encode(bins):
-        raise PeerProtocolError(leader, f"bins are not those of the checkpoint - at CommonBins from {leader}")
+        raise PeerProtocolError(leader, "bins are not those of the checkpoint", at="CommonBins")
     return own

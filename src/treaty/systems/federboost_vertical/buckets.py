@@ -167,7 +167,7 @@ def unpack_buckets(packed: Array, sizes: NDArray[np.int32], n_rows: int, peer: s
         codes[:, column] = (bits << np.arange(width, dtype=np.uint8)).sum(axis=1, dtype=np.uint8)
         start += length
         if n_rows and codes[:, column].max() >= size:
-            raise PeerProtocolError(peer, f"expected buckets below {size} - at Buckets.packed from {peer}")
+            raise PeerProtocolError(peer, f"expected buckets below {size}", at="Buckets.packed")
     return codes
 
 
@@ -225,13 +225,11 @@ def take_buckets(party: Party, peer: str, held: Held, sent: list[bytes] | None) 
     message = party.receive(peer, Buckets, SameBuckets)
     if isinstance(message, SameBuckets):
         if message.digest not in held:
-            raise PeerProtocolError(
-                peer, f"expected buckets that were offered, got others - at SameBuckets from {peer}"
-            )
+            raise PeerProtocolError(peer, "expected buckets that were offered, got others", at="SameBuckets")
         logger.info("%s sent its buckets in an earlier training; these are used", peer)
         # the caller stops once it has all its rows; if it goes on, the kept table is of fewer rows
         yield from (decode_body(body, Buckets, peer=peer) for body in held[message.digest])
-        raise PeerProtocolError(peer, f"expected buckets of as many rows - at SameBuckets from {peer}")
+        raise PeerProtocolError(peer, "expected buckets of as many rows", at="SameBuckets")
     # piece by piece, so that no more than one message is held
     while True:
         assert isinstance(message, Buckets)
@@ -329,15 +327,15 @@ class NoisyColumns(ColumnSource):
         ]
         sizes = present + flags[1]
         if np.any(present < 0) or np.any(present > 255) or np.any(sizes < 1):
-            raise PeerProtocolError(peer, f"expected 1 to 256 buckets of each column - at Buckets.present from {peer}")
+            raise PeerProtocolError(peer, "expected 1 to 256 buckets of each column", at="Buckets.present")
         # buckets of a column with one bucket take no bytes in the message, but memory: bounded before it is allocated
         lone = int(np.count_nonzero(sizes == 1))
         if len(sizes) > MOST_COLUMNS or lone * n_rows > MOST_LONE:
             expected = f"expected at most {MOST_COLUMNS} columns, few of them of one bucket alone"
-            raise PeerProtocolError(peer, f"{expected} - at Buckets.present from {peer}")
+            raise PeerProtocolError(peer, expected, at="Buckets.present")
         epsilon = view(message.epsilon, np.float64, (len(present),), peer=peer, what="Buckets.epsilon")
         if not np.all(epsilon > 0.0):
-            raise PeerProtocolError(peer, f"expected epsilons above 0 - at Buckets.epsilon from {peer}")
+            raise PeerProtocolError(peer, "expected epsilons above 0", at="Buckets.epsilon")
         codes = put_together([
             unpack_buckets((next(pieces) if of.start else message).packed, sizes, of.stop - of.start, peer)
             for of in row_pieces(n_rows, sum(widths_of(sizes)))

@@ -152,7 +152,7 @@ def active(inputs: RoleInput[FederBoostVertical]) -> ModelPart:
         recorded = party.receive(peer, RecordCount).records
         if recorded != columns.records:
             expected = f"expected {columns.records} records, got {recorded}"
-            raise PeerProtocolError(peer, f"{expected} - at RecordCount from {peer}")
+            raise PeerProtocolError(peer, expected, at="RecordCount")
     return part
 
 

@@ -333,7 +333,7 @@ class UserCohort:
         """Join the cohort of a tree; PeerProtocolError unless it has users of the domain alone, this user included."""
         if self._party.name not in cohort.users or not self._keys.keys() >= set(cohort.users):
             raise PeerProtocolError(
-                self._edge, f"expected users of the domain, {self._party.name} among them - at Cohort from {self._edge}"
+                self._edge, f"expected users of the domain, {self._party.name} among them", at="Cohort"
             )
         self._cohort = sorted(set(cohort.users))
 

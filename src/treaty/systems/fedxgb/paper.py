@@ -139,7 +139,7 @@ class PaperUserSums(UserSums):
         if not isinstance(answer, LostUsers):
             return answer  # type: ignore[return-value]
         if not tree.of_keys.keys() >= set(answer.users):
-            raise PeerProtocolError(edge, f"expected users of the tree - at LostUsers from {edge}")
+            raise PeerProtocolError(edge, "expected users of the tree", at="LostUsers")
         if not gone:
             party.send(edge, KeyShares({name: tree.of_keys[name] for name in answer.users}))
         return None
@@ -427,7 +427,7 @@ class ComparedRows:
         features = view(splits.features, np.int32, shape, peer=self._edge, what="ShownSplits.features")
         missing_left = view(splits.missing_left, np.bool_, shape, peer=self._edge, what="ShownSplits.missing_left")
         if np.any(features < -1) or np.any(features >= len(self._layout.n_bins)):
-            raise PeerProtocolError(self._edge, f"expected existing columns - at ShownSplits from {self._edge}")
+            raise PeerProtocolError(self._edge, "expected existing columns", at="ShownSplits")
         missing_left = missing_left & (features >= 0)
         # the bin that the slot's column compares, with missing values on the side where they go
         values = np.stack([

@@ -160,7 +160,8 @@ def edge(
         raise PeerProtocolError(
             server,
             f"expected at most {most_trees} trees of depth {rules.max_depth}, as the options say, got {grown.trees} of "
-            f"depth {grown.depth} - at ModelSize from {server}",
+            f"depth {grown.depth}",
+            at="ModelSize",
         )
     if isinstance(terms, messages.DealerTerms):
         dealer = Dealer(party, edges, layout)
@@ -247,7 +248,7 @@ def _some_trees(
     leaves = view(received, np.uint64, (None, 1 << depth, *shares.number), peer=server, what="LeafShares.values")
     trees = len(leaves)
     if not 1 <= trees <= most:
-        raise PeerProtocolError(server, f"expected 1 to {most} trees, got {trees} - at LeafShares from {server}")
+        raise PeerProtocolError(server, f"expected 1 to {most} trees, got {trees}", at="LeafShares")
     return [view_splits(of, trees, 1 << k, shares, server) for k, of in enumerate(levels)], leaves
 
 
@@ -341,7 +342,7 @@ def _columns(terms: messages.PredictionTerms, peer: str) -> tuple[int, Bins, Lay
     fits = classes is None or len(classes) == (2 if n_outputs == 1 else n_outputs)
     if not (1 <= n_outputs <= messages._MOST_OUTPUTS and fits):
         raise PeerProtocolError(
-            peer, f"expected an output for each of the classes, got {n_outputs} - at PredictionTerms from {peer}"
+            peer, f"expected an output for each of the classes, got {n_outputs}", at="PredictionTerms"
         )
     bins = unpack_bins(
         terms.bins, schema_of(terms.names, terms.categories, terms.origins), (MOST_BINS, MOST_BINS), peer

@@ -306,9 +306,7 @@ class Crowd:
         for edge in self._edges:
             survived = self._party.receive(edge, SurvivorReport)
             if not self._domains[edge] >= set(survived.users) or len(set(survived.users)) < len(survived.users):
-                raise PeerProtocolError(
-                    edge, f"expected users of the domain, got others - at SurvivorReport from {edge}"
-                )
+                raise PeerProtocolError(edge, "expected users of the domain, got others", at="SurvivorReport")
             # the attempt is part of the nonce: an edge server that repeats a sum gets other masks
             nonce = server_mask(self._party, self._number, survived.attempt, self._transcript.digest)
             # only survivors' masks are in the sum

@@ -204,9 +204,7 @@ class HolderRows:
     def keep(self, users: Sequence[str]) -> None:
         """Keep the rows of some users, in this order; CryptoError or PeerError when a user's are missing."""
         if not self._of.keys() >= set(users):
-            raise PeerProtocolError(
-                self._server, f"expected users whose rows are here - at RowOwners from {self._server}"
-            )
+            raise PeerProtocolError(self._server, "expected users whose rows are here", at="RowOwners")
         # where each user's rows are among all
         ends = np.cumsum([0, *(sum(map(len, self._of[name])) for name in users)]).tolist()
         self.parts = {name: slice(a, b) for name, a, b in zip(users, ends[:-1], ends[1:], strict=True)}

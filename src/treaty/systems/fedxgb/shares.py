@@ -266,11 +266,8 @@ class Dealer:
                     self._deal(keys, _NONE)
                 case WantedLevel(start=start, rows=rows, trees=trees, slots=slots):
                     if start + rows > len(self._mask):
-                        raise PeerProtocolError(
-                            first,
-                            f"expected at most {len(self._mask)} rows, got {start + rows} - at WantedLevel.rows from "
-                            f"{first}",
-                        )
+                        few = f"expected at most {len(self._mask)} rows, got {start + rows}"
+                        raise PeerProtocolError(first, few, at="WantedLevel.rows")
                     # what would be drawn, before anything is: a hostile request must not fill memory
                     drawn = trees * slots * (self._layout.columns + 2 * rows) + trees * rows * _OF_A_COMPARISON
                     self._check(drawn, _MOST_NUMBERS, "WantedLevel")
@@ -284,7 +281,7 @@ class Dealer:
     def _check(self, numbers: int, most: int, what: str) -> None:
         if numbers > most:
             first = self._edges[0]
-            raise PeerProtocolError(first, f"expected at most {most} numbers at once - at {what} from {first}")
+            raise PeerProtocolError(first, f"expected at most {most} numbers at once", at=what)
 
     def _deal(self, keys: Keys, corrections: Words) -> None:
         self._party.send(self._edges[0], DealtCorrections(keys[0], Array.of(_NONE)))

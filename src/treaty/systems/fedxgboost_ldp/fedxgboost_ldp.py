@@ -204,7 +204,7 @@ def passive(inputs: RoleInput[FedXGBoostLDP]) -> ModelPart:
     follower = Follower(inputs, setup)
     columns = own_columns(table, common, follower.part.splits, inputs.threads)
     if not math.isfinite(setup.grad_unit) or not math.isfinite(setup.hess_unit):
-        raise PeerProtocolError(active, f"expected finite units - at NoiseSetup from {active}")
+        raise PeerProtocolError(active, "expected finite units", at="NoiseSetup")
     rules = scoring_rules(
         common.rules_of(setup.grad_unit, setup.hess_unit), first_order=options.first_order, noisy_hess=setup.noisy_hess
     )

@@ -214,7 +214,7 @@ class ScoredColumns(SumsSource):
             records = view(answer.records, np.int32, expected.shape, peer=peer, what="ScoredSplitAnswer.records")
             if not np.array_equal(records, expected):
                 raise PeerProtocolError(
-                    peer, f"expected records from {self._records} on - at ScoredSplitAnswer.records from {peer}"
+                    peer, f"expected records from {self._records} on", at="ScoredSplitAnswer.records"
                 )
             left[of] = bits_of(answer.left, of.stop - of.start, peer, "ScoredSplitAnswer.left")
         self._records += self._n_splits
@@ -286,13 +286,13 @@ class TreeReader:
         stops = starts[:-1] + np.diff(rows.rows(nodes, sampled=True)[1])
         going = [np.count_nonzero(left[a:b]) for a, b in zip(starts[:-1], stops, strict=True)]
         if not np.array_equal(totals[:, 2], going):
-            raise PeerProtocolError(active, f"expected as many rows as go left - at LevelDivision.totals from {active}")
+            raise PeerProtocolError(active, "expected as many rows as go left", at="LevelDivision.totals")
         return splits, left
 
     def _totals(self, sent: Array, shape: tuple[int, ...], what: str) -> Integers:
         totals = view(sent, np.int64, shape, peer=self.active, what=what)
         if not np.all((-MOST_SUM < totals) & (totals < MOST_SUM)):
-            raise PeerProtocolError(self.active, f"expected sums below 2^62 - at {what} from {self.active}")
+            raise PeerProtocolError(self.active, "expected sums below 2^62", at=what)
         return totals
 
     def _values(self, sent: Array, of: slice, size: int, name: str) -> NDArray[np.int32] | Integers:

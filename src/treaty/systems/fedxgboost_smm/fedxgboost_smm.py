@@ -121,7 +121,7 @@ def dealer(inputs: RoleInput[FedXGBoostSMM]) -> None:
     wanted = party.receive(active, DealOrder)
     holders = [peer for peer in party.peers if peer != active]
     if sorted(wanted.slots) != sorted(holders):
-        raise PeerProtocolError(active, f"expected the bins of {', '.join(holders)} - at DealOrder.slots from {active}")
+        raise PeerProtocolError(active, f"expected the bins of {', '.join(holders)}", at="DealOrder.slots")
     made = TripleDealer(wanted.rows, wanted.slots, threads)
     party.send(active, AskerSeed(made.asker_seed))
     for holder, seed in made.holder_seeds.items():
@@ -136,11 +136,11 @@ def dealer(inputs: RoleInput[FedXGBoostSMM]) -> None:
         # bounds hold before anything is computed: a request may not make the dealer work without end
         if request.count > of_level:
             raise PeerProtocolError(
-                active, f"expected vectors of at most {of_level} nodes of a level - at DealRequest.count from {active}"
+                active, f"expected vectors of at most {of_level} nodes of a level", at="DealRequest.count"
             )
         if dealt > most:
             raise PeerProtocolError(
-                active, f"expected at most {most} vectors, as the job's options say - at DealRequest from {active}"
+                active, f"expected at most {most} vectors, as the job's options say", at="DealRequest"
             )
         # [SMM safe, step 2] for each node a fresh A, and shares C + D = B A; A and C come from the active party's seed
         for holder, shares in made.deal(request.first, request.count).items():
@@ -170,7 +170,7 @@ def _server(
         dealt = party.receive(name, DealtShares)
         if dealt.first != first:
             raise PeerProtocolError(
-                name, f"expected shares for vector {first}, got {dealt.first} - at DealtShares.first from {name}"
+                name, f"expected shares for vector {first}, got {dealt.first}", at="DealtShares.first"
             )
         return view(dealt.shares, np.uint64, (count, VECTOR_WORDS, slots), peer=name, what="DealtShares.shares")
 
@@ -179,7 +179,7 @@ def _server(
 
 def _seed(message: AskerSeed | HolderSeed, name: str) -> bytes:
     if len(message.seed) != SEED_BYTES:
-        raise PeerProtocolError(name, f"expected {SEED_BYTES} bytes - at {type(message).__name__}.seed from {name}")
+        raise PeerProtocolError(name, f"expected {SEED_BYTES} bytes", at=f"{type(message).__name__}.seed")
     return message.seed
 
 

@@ -235,11 +235,11 @@ def every_node(level: Level) -> Level:
 def named_rows(party: Party, active: str, asked: NodeRows, n_rows: int) -> list[Rows]:
     """Receive which rows are in each node of a level, ascending; reject a node without rows."""
     if not 0 <= asked.nodes <= n_rows:
-        raise PeerProtocolError(active, f"expected at most {n_rows} nodes with rows - at NodeRows from {active}")
+        raise PeerProtocolError(active, f"expected at most {n_rows} nodes with rows", at="NodeRows")
     named, nodes = zip(*take_nodes(party, active, asked.nodes, n_rows), strict=True)
     rows = rows_of_nodes(np.concatenate(named), np.concatenate(nodes), asked.nodes)
     if not all(len(members) for members in rows):
-        raise PeerProtocolError(active, f"expected rows in each of {asked.nodes} nodes - at NamedRows from {active}")
+        raise PeerProtocolError(active, f"expected rows in each of {asked.nodes} nodes", at="NamedRows")
     return rows
 
 
@@ -280,7 +280,7 @@ def cut_matrices(
 ) -> list[Matrix]:
     """Return a level's numbers as one matrix per node, a row for each of its rows; reject what is not finite."""
     if not np.isfinite(values).all():
-        raise PeerProtocolError(peer, f"expected finite numbers - at {what} from {peer}")
+        raise PeerProtocolError(peer, "expected finite numbers", at=what)
     return [
         values[first:last].reshape(len(members), -1) if first < last else np.empty((len(members), 0))
         for (first, last), members in zip(pairwise(ends_of_matrices(rows, widths)), rows, strict=True)
@@ -295,7 +295,7 @@ def widths_of_nodes(widths: Array, rows: Sequence[Rows], most: int, peer: str, w
         (np.any(counts > most), f"at most {most} vectors of a node (null_vectors)"),
     ):
         if wrong:
-            raise PeerProtocolError(peer, f"expected {expected} - at {what}.widths from {peer}")
+            raise PeerProtocolError(peer, f"expected {expected}", at=f"{what}.widths")
     return counts
 
 
@@ -304,7 +304,7 @@ def take_vectors(party: Party, peer: str, first: NullVectors, rows: Sequence[Row
     what = type(first).__name__
     found = take_matrices(party, peer, first, "vectors", rows, widths_of_nodes(first.widths, rows, most, peer, what))
     if not all(are_orthonormal(matrix) for matrix in found):
-        raise PeerProtocolError(peer, f"expected orthonormal columns - at {what}.vectors from {peer}")
+        raise PeerProtocolError(peer, "expected orthonormal columns", at=f"{what}.vectors")
     return found
 
 
@@ -366,7 +366,7 @@ class CandidateSums(PassiveColumns):
             try:
                 found = whole_numbers(gradients[node].T @ masked[node])
             except ValueError as error:
-                raise PeerProtocolError(peer, f"{error} - at {what} from {peer}") from None
+                raise PeerProtocolError(peer, str(error), at=what) from None
             sums[node] = bin_sums(
                 found, slots[node], counts[node], totals, self.features, self.offsets, self.categorical
             )
@@ -380,7 +380,7 @@ class CandidateSums(PassiveColumns):
         expected = np.zeros(of_features.shape, np.int64)
         expected[:, self.features] = (self._totals[:, 2] * asked)[:, None]
         if np.any(counts < 0) or not np.array_equal(of_features, expected):
-            raise PeerProtocolError(self.peer, f"expected every row in one slot - at {what} from {self.peer}")
+            raise PeerProtocolError(self.peer, "expected every row in one slot", at=what)
         return counts
 
 
@@ -418,8 +418,8 @@ def own_splits(won: WonNodes, best: Splits, active: str) -> SplitRequest:
     what = "WonNodes.nodes"
     nodes = view(won.nodes, np.int32, (None,), peer=active, what=what)
     if np.any(nodes < 0) or np.any(nodes >= len(best.gain)) or np.any(np.diff(nodes) <= 0):
-        raise PeerProtocolError(active, f"expected ascending nodes of the level - at {what} from {active}")
+        raise PeerProtocolError(active, "expected ascending nodes of the level", at=what)
     splits = best.take(nodes.astype(np.intp))
     if np.any(splits.feature < 0):
-        raise PeerProtocolError(active, f"expected nodes that have a split - at {what} from {active}")
+        raise PeerProtocolError(active, "expected nodes that have a split", at=what)
     return SplitRequest(Array.of(splits.feature), Array.of(np.packbits(splits.left_bins, axis=1)))

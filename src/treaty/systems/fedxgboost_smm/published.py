@@ -209,7 +209,7 @@ def _own_sums(
             # [SMM 2, step 6] M*^T W = M*^T V, of which M's columns are kept; then gains, and the best
             found = whole_numbers((node.mixed.T @ of_node)[node.places])
         except ValueError as error:
-            raise PeerProtocolError(active, f"{error} - at MaskedGradients.masked from {active}") from None
+            raise PeerProtocolError(active, str(error), at="MaskedGradients.masked") from None
         slots, counts = node.candidates.slots, node.candidates.counts
         sums.append(bin_sums(found.T, slots, counts, total, features, columns.offsets, columns.categorical))
     return np.stack(sums), totals

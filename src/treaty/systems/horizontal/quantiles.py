@@ -259,13 +259,13 @@ def answer_probes(asked: ProbeRequest, ordered: list[NDArray[Any]], max_bin: int
     kind = np.int64 if any(of.dtype == np.int64 for of in ordered) else np.uint32
     keys: NDArray[Any] = view(asked.keys, kind, (None,), peer=lead, what="ProbeRequest.keys")
     if offsets[0] != 0 or offsets[-1] != len(keys) or np.any(np.diff(offsets) < 0):
-        raise PeerProtocolError(lead, f"probes are not ordered by feature - at ProbeRequest from {lead}")
+        raise PeerProtocolError(lead, "probes are not ordered by feature", at="ProbeRequest")
     # ascending within each feature; the first probe of a feature may be below the last one before
     first = np.zeros(len(keys), np.bool_)
     first[offsets[:-1][np.diff(offsets) > 0]] = True
     if np.any(np.diff(offsets) > most_probes(max_bin)) or np.any((keys[1:] <= keys[:-1]) & ~first[1:]):
         expected = f"expected at most {most_probes(max_bin)} ascending probes of a feature"
-        raise PeerProtocolError(lead, f"{expected} - at ProbeRequest from {lead}")
+        raise PeerProtocolError(lead, expected, at="ProbeRequest")
     return count_below(ordered, Probes(keys, offsets), threads)
 
 
@@ -282,7 +282,7 @@ def agreed_objective(agreed: CommonBins, own: Objective, *, noise: bool, peer: s
     sent, mine = (*clips, agreed.weight_bound), (*own.clips, own.weight_bound)
     allowed = [2.0**exponent for exponent in EXPONENTS]
     if (noise and sent != mine) or any(t not in allowed or t < m for t, m in zip(sent, mine, strict=True)):
-        raise PeerProtocolError(peer, f"bounds of gradients do not hold for all rows - at CommonBins from {peer}")
+        raise PeerProtocolError(peer, "bounds of gradients do not hold for all rows", at="CommonBins")
     return own.agreed(clips, agreed.weight_bound)
 
 
@@ -323,7 +323,7 @@ def unpack_bins(agreed: CommonBins, schema: Schema, limits: tuple[int, int], pee
     # each category has at most a bin of its own, and unknown ones another
     most = np.where(numeric, limits[0], np.minimum(sizes, limits[1]))
     if np.any((n_bins < 0) | (n_bins > most)) or len(cuts) != n_cuts.sum() or len(of_category) != sizes.sum():
-        raise PeerProtocolError(peer, f"expected bins of {n_features} features, got others - at CommonBins from {peer}")
+        raise PeerProtocolError(peer, f"expected bins of {n_features} features, got others", at="CommonBins")
     by_cut = np.split(cuts, np.cumsum(n_cuts)[:-1]) if n_features else []
     # wide columns keep float64 cuts, all others were sent as float64 only because the array is
     by_cut = [of if schema.names[f] in schema.origins else of.astype(np.float32) for f, of in enumerate(by_cut)]
@@ -331,7 +331,7 @@ def unpack_bins(agreed: CommonBins, schema: Schema, limits: tuple[int, int], pee
     for f in range(n_features):
         ascending = np.all(np.isfinite(by_cut[f])) and np.all(np.diff(by_cut[f]) > 0) if numeric[f] else True
         if not ascending or np.any((by_category[f] < 0) | (by_category[f] > n_bins[f])):
-            raise PeerProtocolError(peer, f"expected ascending cuts and existing bins - at CommonBins from {peer}")
+            raise PeerProtocolError(peer, "expected ascending cuts and existing bins", at="CommonBins")
     return Bins(
         schema,
         tuple(c if numeric[f] else None for f, c in enumerate(by_cut)),

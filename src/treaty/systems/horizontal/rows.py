@@ -372,7 +372,7 @@ class OwnLabels:
 
     def _wrong(self, expected: str, where: str) -> PeerProtocolError:
         leader = self._leader
-        return PeerProtocolError(leader, f"expected {expected}, got another - at {where} from {leader}")
+        return PeerProtocolError(leader, f"expected {expected}, got another", at=where)
 
 
 def agreed_start(sums: SumOpener, own: OwnLabels, opened: OpenedCounts, *, has_rows: bool) -> Objective:

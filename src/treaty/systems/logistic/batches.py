@@ -161,7 +161,7 @@ def _common_seed(
     if kept is None:
         kept = party.receive(first, KeptBatches).seed
         if len(kept) != SEED_BYTES or _digest(kept) != received[first].kept:
-            raise PeerProtocolError(first, f"the seed does not match its digest - at KeptBatches from {first}")
+            raise PeerProtocolError(first, "the seed does not match its digest", at="KeptBatches")
         logger.warning("%s: using the batches that %s kept from an earlier job on these rows", party.name, first)
     return kept
 
@@ -183,7 +183,7 @@ def count_lone_rows(party: Party, setting: Setting, data: OwnData, batches: Inte
     counts = exchange(party, others, LoneRows(own))
     for peer in others:
         if counts[peer].rows > batches.size:
-            raise PeerProtocolError(peer, f"expected at most {batches.size} rows - at LoneRows.rows from {peer}")
+            raise PeerProtocolError(peer, f"expected at most {batches.size} rows", at="LoneRows.rows")
     for peer in others:
         if counts[peer].rows and active in (name, peer):
             logger.warning(
@@ -260,8 +260,7 @@ def share_weights(party: Party, setting: Setting, own: OwnData, batches: Integer
             weight[of] = view(piece.values, np.float64, shape, peer=setting.active, what="RowWeights.values")
         if not (np.all((weight >= 0.0) & (weight <= LARGEST_WEIGHT)) and abs(weight.mean() - 1.0) < 1e-6):
             raise PeerProtocolError(
-                setting.active,
-                f"expected weights of 0 to {LARGEST_WEIGHT} with mean 1 - at RowWeights from {setting.active}",
+                setting.active, f"expected weights of 0 to {LARGEST_WEIGHT} with mean 1", at="RowWeights"
             )
     # a row without weight hides nothing
     least = int(np.count_nonzero(weight[batches], axis=1).min())

@@ -117,7 +117,7 @@ def read_key(payload: Sequence[Array], setting: Setting, peer: str, what: str) -
     key = kind.from_payload(arrays, setting.insecure_test_key_bits)
     bits, least = key.n.bit_length(), setting.insecure_test_key_bits or setting.key_bits
     if bits < least:
-        raise PeerProtocolError(peer, f"expected a key of {least} bits, got {bits} - at {what} from {peer}")
+        raise PeerProtocolError(peer, f"expected a key of {least} bits, got {bits}", at=what)
     return key
 
 

@@ -104,7 +104,7 @@ def standard_errors(
         answer, what = party.receive(lead, InverseBlock), "InverseBlock.block"
         block, columns = view(answer.block, np.float64, (n_columns, n_columns), peer=lead, what=what), answer.rank
         if not np.all(np.isfinite(block)):
-            raise PeerProtocolError(lead, f"expected finite numbers - at {what} from {lead}")
+            raise PeerProtocolError(lead, "expected finite numbers", at=what)
     degrees = n_rows - columns
     if degrees < 1:
         raise DataError(TOO_FEW_ROWS.format(rows=n_rows, columns=columns))
@@ -161,7 +161,7 @@ def _collect(party: Party, setting: Setting, owners: list[str]) -> dict[str, Cro
         message, what = party.receive(name, CrossProducts), "CrossProducts.products"
         whole = view(message.products, np.float64, (setting.n_columns[name], sum(widths)), peer=name, what=what)
         if not np.all(np.abs(whole) < 1.0 + _ROUNDING) or message.rank > setting.n_columns[name]:
-            raise PeerProtocolError(name, f"expected correlations, of size 1 at most - at {what} from {name}")
+            raise PeerProtocolError(name, "expected correlations, of size 1 at most", at=what)
         cut = np.split(whole, np.cumsum(widths)[:-1], axis=1) if widths else []
         collected[name] = (dict(zip(others, cut, strict=True)), message.rank)
     return collected

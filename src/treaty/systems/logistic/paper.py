@@ -105,7 +105,7 @@ def train_slice(inputs: GlmInput, setting: Setting, own: OwnData) -> tuple[Float
             answer = party.receive(lead, StepPart).step
             step = view(answer, np.float64, slice_.weights.shape, peer=lead, what="StepPart.step")
             if not np.all(np.isfinite(step)):
-                raise PeerProtocolError(lead, f"expected finite numbers - at StepPart from {lead}")
+                raise PeerProtocolError(lead, "expected finite numbers", at="StepPart")
             # to the slice, a step of coefficient 1 along one vector
             slice_.products(step, None if s is None else np.zeros_like(step))
             slice_.step(Decision(np.ones(1), keep=False))
@@ -162,7 +162,7 @@ class _Batch:
             return of_passives, None
         ((peer, margins),) = received.items()
         if margins.squares is None:
-            raise PeerProtocolError(peer, f"expected squares - at Margins from {peer}")
+            raise PeerProtocolError(peer, "expected squares", at="Margins")
         return of_passives, coordinated.ciphertexts(margins.squares, self._hider, (n_rows,), peer, "Margins.squares")
 
     def _share(self, of_passives: coordinated.Words, own: Integers) -> coordinated.Words:
@@ -252,7 +252,7 @@ def _opened_gradient(
         if name != setting.active or not with_loss:
             continue
         if message.loss is None:
-            raise PeerProtocolError(name, f"expected a loss - at Gradient from {name}")
+            raise PeerProtocolError(name, "expected a loss", at="Gradient")
         fields = loss_fields(setting, plaintext_bits)
         hidden = coordinated.open_fields(key, message.loss, 1, fields, inputs.threads, name, "Gradient.loss")
         loss = fields.signed(hidden, [0])[0] / (1 << 2 * setting.fractional_bits) / n_rows

@@ -116,7 +116,7 @@ def give_points(inputs: GlmInput, part: LinearPart, schema: Schema, bins: Sequen
     else:
         slope = party.receive(active, CalibrationSlope).slope
         if not math.isfinite(slope):
-            raise PeerProtocolError(active, f"expected a finite slope - at CalibrationSlope from {active}")
+            raise PeerProtocolError(active, "expected a finite slope", at="CalibrationSlope")
     put_card(part, schema, bins, part.calibration or Calibration(slope, 0.0), inputs.common)
 
 

@@ -284,7 +284,7 @@ def begin(inputs: GlmInput, shape: tuple[int, int] | None, resumed: str | None) 
     if setting.batch_size < 1:
         raise ConfigError("expected tables with rows, got none")
     if shape is not None and (setting.n_rows, setting.n_columns[party.name]) != shape:
-        raise PeerProtocolError(lead, f"expected the sizes of this party's table - at TrainingSizes from {lead}")
+        raise PeerProtocolError(lead, "expected the sizes of this party's table", at="TrainingSizes")
     if options.mode == "safe":
         check_guards(setting, setting.batch_size)
     return setting
@@ -334,7 +334,7 @@ def _send_size(inputs: GlmInput, shape: tuple[int, int] | None) -> TrainingSizes
         party.send(lead, TableSize(*shape, [rows.table.n_rows for rows in inputs.eval_sets]))
     sizes = party.receive(lead, TrainingSizes)
     if len(sizes.n_columns) != n_owners:
-        raise PeerProtocolError(lead, f"expected columns of {n_owners} parties - at TrainingSizes from {lead}")
+        raise PeerProtocolError(lead, f"expected columns of {n_owners} parties", at="TrainingSizes")
     return sizes
 
 

@@ -118,7 +118,7 @@ class Decider:
         what = "StepCoefficients.coefficients"
         coefficients = view(answer.coefficients, np.float64, (size,), peer=self._lead, what=what)
         if not np.all(np.isfinite(coefficients)):
-            raise PeerProtocolError(self._lead, f"expected finite coefficients - at StepCoefficients from {self._lead}")
+            raise PeerProtocolError(self._lead, "expected finite coefficients", at="StepCoefficients")
         return Decision(coefficients, answer.keep)
 
     def _decide_for_all(self, coordinator: Coordinator, own: list[int] | None, *, paired: bool) -> Decision:
@@ -243,7 +243,7 @@ class Epochs:
         elif end.best and self.slice is not None and (schedule.patience is None or not self._evals):
             wrong = "no epoch to be best by eval rows"
         if wrong is not None:
-            raise PeerProtocolError(active, f"expected {wrong} - at EpochEnd from {active}")
+            raise PeerProtocolError(active, f"expected {wrong}", at="EpochEnd")
         schedule.learning_rate = end.learning_rate
         self._inputs.observers.round_finished(self._party.round, None)
         return end
@@ -318,9 +318,7 @@ class Checkpoints:
             party.send(setting.active, KeptEpochs(own))
             after = party.receive(setting.active, NextEpoch).after
         if after and after not in own:
-            raise PeerProtocolError(
-                setting.active, f"expected an epoch that this party kept - at NextEpoch from {setting.active}"
-            )
+            raise PeerProtocolError(setting.active, "expected an epoch that this party kept", at="NextEpoch")
         if after:
             party.round, self._states = after, [found.states[own.index(after)]]
 

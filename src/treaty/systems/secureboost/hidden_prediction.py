@@ -288,7 +288,7 @@ def _open(
         plaintexts = key.decrypt(ciphertexts, threads)
         return unpack_sums(plaintexts, n_rows, rows_each, group.n_outputs, len(group.terms.node))
     except (CryptoError, ValueError) as error:
-        raise PeerProtocolError(peer, f"{error} - at EncryptedTotals.ciphertexts from {peer}") from None
+        raise PeerProtocolError(peer, str(error), at="EncryptedTotals.ciphertexts") from None
 
 
 def _sides(packed: NDArray[np.uint8], rows: slice) -> NDArray[np.bool_]:
@@ -322,7 +322,7 @@ def hidden_passive(inputs: RoleInput[SecureBoost]) -> None:
                 outputs += station.outputs
                 if station.number <= last or outputs > part.trees_a_round:
                     most = f"sums of {part.trees_a_round} outputs for every row, each once"
-                    raise PeerProtocolError(active, f"expected {most} - at Station from {active}")
+                    raise PeerProtocolError(active, f"expected {most}", at="Station")
                 last = station.number
                 _StationWork(station, active, adder, part.splits, exchange).do(party, part.splits, table)
             case Finish():
@@ -335,7 +335,7 @@ def _read_key(message: PredictionKey, active: str, insecure_test_key_bits: int |
         key = OUPublicKey.from_payload(payload, insecure_test_key_bits)
         fields_of(key)
     except CryptoError as error:
-        raise PeerProtocolError(active, f"{error} - at PredictionKey from {active}") from None
+        raise PeerProtocolError(active, str(error), at="PredictionKey") from None
     return key
 
 
@@ -357,7 +357,7 @@ class _StationWork:
             try:
                 boxes.append(Box(exchange, key.tobytes(), sending=what == "after") if len(key) else None)
             except CryptoError as error:
-                raise PeerProtocolError(active, f"{error} - at Station.{what} from {active}") from None
+                raise PeerProtocolError(active, str(error), at=f"Station.{what}") from None
         self._before, self._after = boxes
         wrong = ""
         if station.outputs > adder.fields:
@@ -369,7 +369,7 @@ class _StationWork:
         elif (station.passed and self._before is None) or (self._onwards.any() and self._after is None):
             wrong = "expected a neighbour where terms come from or go to"
         if wrong:
-            raise PeerProtocolError(active, f"{wrong} - at Station from {active}")
+            raise PeerProtocolError(active, wrong, at="Station")
 
     def do(self, party: Party, splits: SplitTable, table: Table) -> None:
         """Keep or replace the terms of all rows, batch by batch, and send on what comes out."""
@@ -399,7 +399,7 @@ class _StationWork:
         n, left = len(fresh), n_rows - first
         if not 0 < n <= left or (n % 8 and n != left):
             wrong = f"expected a multiple of 8 or all of the {left} rows left, got {n}"
-            raise PeerProtocolError(active, f"{wrong} - at EncryptedGains from {active}")
+            raise PeerProtocolError(active, wrong, at="EncryptedGains")
         box = view(message.box, np.uint8, (None,), peer=active, what="EncryptedGains.box")
         came = np.repeat(adder.one[None], n, axis=0)
         if self._before is not None:
@@ -408,12 +408,10 @@ class _StationWork:
                 if len(content) != n * (1 + passed) * adder.words * 8:
                     raise CryptoError(f"expected {n} rows, got {len(content)} bytes")
             except CryptoError as error:
-                raise PeerProtocolError(active, f"{error} - at EncryptedGains.box from {active}") from None
+                raise PeerProtocolError(active, str(error), at="EncryptedGains.box") from None
             came = np.frombuffer(content, "<u8").astype(np.uint64).reshape(n, 1 + passed, adder.words)
         if not adder.valid(fresh) or not adder.valid(came):
-            raise PeerProtocolError(
-                active, f"expected ciphertexts in [1, n), prime to n - at EncryptedGains from {active}"
-            )
+            raise PeerProtocolError(active, "expected ciphertexts in [1, n), prime to n", at="EncryptedGains")
         return came[:, :1], np.concatenate([came[:, 1:], fresh], axis=1)
 
     def _kept(self, sides: NDArray[np.bool_]) -> NDArray[np.bool_]:

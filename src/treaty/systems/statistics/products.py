@@ -116,7 +116,7 @@ class Products:
         """Return a peer's shares, as `words` made them; PeerProtocolError for others."""
         theirs = from_words(view(sent, np.uint64, (count, self._limbs(less)), peer=peer, what=what))
         if any(share >> (self.bits - less) for share in theirs):
-            raise PeerProtocolError(peer, f"expected shares below 2^{self.bits - less} - at {what} from {peer}")
+            raise PeerProtocolError(peer, f"expected shares below 2^{self.bits - less}", at=what)
         return theirs
 
     def add(self, shares: Sequence[int], theirs: Sequence[int], less: int = 0) -> Integers:

@@ -238,7 +238,7 @@ def _take_columns(inputs: StatisticsInput, peer: str, size: StatisticsSizes) -> 
         and all(not of.alone or not counted or of.missing == len(of.n_rows or ()) - 1 for of in bins)
     )
     if not fits:
-        raise PeerProtocolError(peer, f"expected columns of the sizes that were told - at SharedColumns from {peer}")
+        raise PeerProtocolError(peer, "expected columns of the sizes that were told", at="SharedColumns")
     return bins
 
 
@@ -292,7 +292,7 @@ def _labelled(
     good, bad = totals or (inputs.rows.table.n_rows - int(counts[0].sum()), int(counts[0].sum()))
     for of, part in zip(bins, counts, strict=True):
         if (part < 0).any() or (part > np.array(of.n_rows)).any() or part.sum() != bad or min(good, bad) < 1:
-            raise PeerProtocolError(peer, f"expected counts of labels within bins - at CountShares from {peer}")
+            raise PeerProtocolError(peer, "expected counts of labels within bins", at="CountShares")
     return [with_labels(of, n, (good, bad), inputs.common.monotone) for of, n in zip(bins, counts, strict=True)]
 
 
@@ -301,7 +301,7 @@ def _with_values(inputs: StatisticsInput, bins: list[ColumnBins], peer: str) -> 
     sent = inputs.party.receive(peer, InformationValues).values
     ivs = view(sent, np.float64, (len(bins),), peer=peer, what="InformationValues.values")
     if not np.all(np.isfinite(ivs) & (ivs >= 0.0)):
-        raise PeerProtocolError(peer, f"expected values of 0 or more - at InformationValues from {peer}")
+        raise PeerProtocolError(peer, "expected values of 0 or more", at="InformationValues")
     return [replace(of, iv=iv) for of, iv in zip(bins, ivs.tolist(), strict=True)]
 
 
@@ -353,7 +353,7 @@ def _joined(
         )
         within = view(sent.own, np.float64, (k, k), peer=peer, what="CorrelationShares.own")
         if len(sent.shares) != len(others) or not np.isfinite(within).all():
-            raise PeerProtocolError(peer, f"expected correlations with {len(others)} parties - at {what} from {peer}")
+            raise PeerProtocolError(peer, f"expected correlations with {len(others)} parties", at=what)
         found[spans[peer], spans[peer]] = within
         for number, (other, array) in enumerate(zip(others, sent.shares, strict=True)):
             pair = (other, peer) if number < place else (peer, other)

@@ -397,7 +397,7 @@ class PassiveRecord(_Recorder):
             peer, message.signature, self._sent.digest()
         ):
             raise PeerProtocolError(
-                peer, f"expected what was sent signed for an audit, got no such signature - at TreeEnd from {peer}"
+                peer, "expected what was sent signed for an audit, got no such signature", at="TreeEnd"
             )
         if isinstance(message, _SIGNED):
             self._sent.add(message)

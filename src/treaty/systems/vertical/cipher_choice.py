@@ -78,7 +78,7 @@ def measure(party: Party, peer: str) -> tuple[Link, float]:
         party.send(peer, LinkProbe(bytes(nbytes)))
         echo = party.receive(peer, LinkEcho)
         if len(echo.filler) != nbytes:
-            raise PeerProtocolError(peer, f"expected {nbytes} bytes, got {len(echo.filler)} - at LinkEcho from {peer}")
+            raise PeerProtocolError(peer, f"expected {nbytes} bytes, got {len(echo.filler)}", at="LinkEcho")
         left = echo.left
         return time.perf_counter() - started
 

@@ -72,7 +72,7 @@ def checked_sample(
 ) -> tuple[NDArray[np.int32] | None, NDArray[np.int32]]:
     """Return the rows of a tree's first gradients (None: all) and its columns, int32, ascending, within the table."""
     if len(start.commitment) != COMMITMENT_BYTES:
-        raise PeerProtocolError(active, f"expected {COMMITMENT_BYTES} bytes - at TreeStart.commitment from {active}")
+        raise PeerProtocolError(active, f"expected {COMMITMENT_BYTES} bytes", at="TreeStart.commitment")
     rows = None if start.rows is None else ascending(start.rows, n_rows, active, "TreeStart.rows")
     return rows, ascending(start.columns, n_features, active, "TreeStart.columns")
 
@@ -81,7 +81,7 @@ def ascending(sent: Array, limit: int, active: str, what: str) -> NDArray[np.int
     """Return received numbers of rows or columns, int32, checked to be ascending and below `limit`."""
     numbers = view(sent, np.int32, (None,), peer=active, what=what)
     if len(numbers) and (numbers[0] < 0 or numbers[-1] >= limit or np.any(np.diff(numbers) <= 0)):
-        raise PeerProtocolError(active, f"expected ascending numbers below {limit} - at {what} from {active}")
+        raise PeerProtocolError(active, f"expected ascending numbers below {limit}", at=what)
     return numbers
 
 
@@ -89,7 +89,7 @@ def gains_as_splits(sent: Array, n_nodes: int, source: int, peer: str, what: str
     """Return the gains of an owner's best splits, 0 for none, as splits of which nothing else is known."""
     gains = view(sent, np.float64, (n_nodes,), peer=peer, what=what)
     if not np.all(np.isfinite(gains) & (gains >= 0.0)):
-        raise PeerProtocolError(peer, f"expected finite gains of 0 or more - at {what} from {peer}")
+        raise PeerProtocolError(peer, "expected finite gains of 0 or more", at=what)
     found = Splits.none(n_nodes, source)
     found.gain[:] = gains
     # only the owner knows the column: the node's number stands for it when rows are asked for
@@ -169,18 +169,14 @@ class SplitOwner:
         shape = len(features), width_of(bins.offsets) // 8
         packed = view(request.left_bins, np.uint8, shape, peer=active, what=f"{what}.left_bins")
         if np.any(features < 0) or np.any(features >= self._codes.shape[1]):
-            raise PeerProtocolError(
-                active, f"expected features below {self._codes.shape[1]} - at {what}.features from {active}"
-            )
+            raise PeerProtocolError(active, f"expected features below {self._codes.shape[1]}", at=f"{what}.features")
         left_bins = np.unpackbits(packed, axis=1).astype(np.bool_)
         # a threshold sends the lowest bins left, a category any set of bins; an empty side would be no split
         for feature, going in zip(features, left_bins, strict=True):
             present = going[: bins.n_bins[feature]]
             threshold = bins.cuts[feature] is not None
             if not present.any() or (threshold and not present[: np.count_nonzero(present)].all()):
-                raise PeerProtocolError(
-                    active, f"expected the lowest bins to go left - at {what}.left_bins from {active}"
-                )
+                raise PeerProtocolError(active, "expected the lowest bins to go left", at=f"{what}.left_bins")
         return features, left_bins
 
     def record(self, features: NDArray[np.int32], left_bins: NDArray[np.bool_]) -> Array:

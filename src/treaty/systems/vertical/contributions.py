@@ -120,9 +120,7 @@ def _numbers(array: Array, n_records: int, peer: str) -> NDArray[np.int32]:
     numbers = view(array, np.int32, (n_records,), peer=peer, what="ColumnNumbers.numbers")
     highest = np.maximum.accumulate(np.concatenate([[np.int32(-1)], numbers]))
     if np.any(numbers < 0) or np.any(np.diff(highest.astype(np.int64)) > 1):
-        raise PeerProtocolError(
-            peer, f"expected columns numbered in order of first use - at ColumnNumbers.numbers from {peer}"
-        )
+        raise PeerProtocolError(peer, "expected columns numbered in order of first use", at="ColumnNumbers.numbers")
     return numbers
 
 
@@ -137,9 +135,7 @@ def explain_passive(inputs: RoleInput) -> NDArray[np.float64]:
     request = party.receive(active, ColumnsRequest)
     asked = view(request.records, np.int32, (None,), peer=active, what="ColumnsRequest.records")
     if np.any(asked < 0) or np.any(asked >= len(part.splits)) or np.any(np.diff(asked) <= 0):
-        raise PeerProtocolError(
-            active, f"expected records below {len(part.splits)}, ascending - at ColumnsRequest from {active}"
-        )
+        raise PeerProtocolError(active, f"expected records below {len(part.splits)}, ascending", at="ColumnsRequest")
     features = np.array(part.splits.feature, np.int32)[asked]
     numbers = order_of_first_use(features)
     party.send(active, ColumnNumbers(Array.of(numbers)))
@@ -151,6 +147,6 @@ def explain_passive(inputs: RoleInput) -> NDArray[np.float64]:
         shape = n_outputs, n_columns, of.stop - of.start
         values = view(piece.values, np.float64, shape, peer=active, what="OwnContributions.values")
         if not np.all(np.isfinite(values)):
-            raise PeerProtocolError(active, f"expected finite values - at OwnContributions from {active}")
+            raise PeerProtocolError(active, "expected finite values", at="OwnContributions")
         own[:, used, of] = values
     return own.transpose(0, 2, 1)

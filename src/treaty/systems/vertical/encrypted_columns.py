@@ -169,15 +169,15 @@ class PassiveColumns:
         self.categorical = view(layout.categorical, np.bool_, (None,), peer=peer, what="BinLayout.categorical")
         n_features = len(self.categorical)
         if n_features > MOST_COLUMNS:
-            raise PeerProtocolError(peer, f"expected at most {MOST_COLUMNS} columns - at BinLayout from {peer}")
+            raise PeerProtocolError(peer, f"expected at most {MOST_COLUMNS} columns", at="BinLayout")
         self.offsets = view(layout.offsets, np.int32, (n_features + 1,), peer=peer, what="BinLayout.offsets")
         sizes = np.diff(self.offsets.astype(np.int64))
         most = np.where(self.categorical, MOST_CATEGORIES, MOST_BINS) + 1
         if self.offsets[0] != 0 or np.any(sizes < 1) or np.any(sizes > most):
             expected = f"expected 1 to {MOST_BINS + 1} slots per feature, of categories {MOST_CATEGORIES + 1}"
-            raise PeerProtocolError(peer, f"{expected} - at BinLayout.offsets from {peer}")
+            raise PeerProtocolError(peer, expected, at="BinLayout.offsets")
         if self.offsets[-1] > MOST_SLOTS:
-            raise PeerProtocolError(peer, f"expected at most {MOST_SLOTS} slots - at BinLayout.offsets from {peer}")
+            raise PeerProtocolError(peer, f"expected at most {MOST_SLOTS} slots", at="BinLayout.offsets")
 
     def start_tree(self, grad: Int64, hess: Int64, rows: Int32 | None, columns: Int32) -> None:
         self.gradients.start_tree(self.peer, grad, hess, rows, columns)
@@ -233,7 +233,7 @@ class PassiveColumns:
             found = self._records(answer, None)
             n_new = answer.new.shape[0] if answer.new.shape else 0
             if n_new > len(found) or not 0 < len(found) <= count - len(records):
-                raise PeerProtocolError(peer, f"expected at most a new column per split - at SplitColumns from {peer}")
+                raise PeerProtocolError(peer, "expected at most a new column per split", at="SplitColumns")
             new = take_columns(
                 self._party, peer, self._n_rows, len(found), answer, lambda m: m.new, n_new, "SplitColumns.new"
             )
@@ -244,7 +244,7 @@ class PassiveColumns:
                 self.observers.event(SidesLearned(peer, np.arange(self._n_rows, dtype=np.int32), of_all))
             of_splits = view(answer.columns, np.int32, (len(found),), peer=peer, what="SplitColumns.columns")
             if np.any(of_splits < 0) or np.any(of_splits >= len(self._decided)):
-                raise PeerProtocolError(peer, f"expected numbers of columns sent - at SplitColumns.columns from {peer}")
+                raise PeerProtocolError(peer, "expected numbers of columns sent", at="SplitColumns.columns")
             records, numbers = np.append(records, found), np.append(numbers, of_splits)
         return records, bits_at([self._decided[number] for number in numbers], rows, starts)
 
@@ -254,7 +254,7 @@ class PassiveColumns:
         what = f"{type(answer).__name__}.records"
         records = view(answer.records, np.int32, (count,), peer=self.peer, what=what)
         if np.any(records < 0):
-            raise PeerProtocolError(self.peer, f"expected record numbers from 0 - at {what} from {self.peer}")
+            raise PeerProtocolError(self.peer, "expected record numbers from 0", at=what)
         return records
 
 

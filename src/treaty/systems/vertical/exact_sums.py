@@ -301,9 +301,7 @@ def _asked(pieces: list[Array], entry: TranscriptEntry, n_sampled: int) -> NDArr
     parts = [view(piece, dtype, (None,), peer=entry.peer, what=what) for piece in pieces]
     slots = np.concatenate([np.empty(0, dtype), *parts]).astype(np.int64)
     if len(slots) != n_sampled:
-        raise PeerProtocolError(
-            entry.peer, f"expected {n_sampled} rows, got {len(slots)} - at {what} from {entry.peer}"
-        )
+        raise PeerProtocolError(entry.peer, f"expected {n_sampled} rows, got {len(slots)}", at=what)
     return np.where(slots == np.iinfo(dtype).max, 0, slots + 1)
 
 
@@ -337,7 +335,7 @@ class NamedNodes:
         length = named.nodes.shape[0] if len(named.nodes.shape) == 1 else 0
         if not 0 < length <= self._left:
             expected = f"expected 1 to {self._left} rows, got {length}"
-            raise PeerProtocolError(active, f"{expected} - at NamedRows.nodes from {active}")
+            raise PeerProtocolError(active, expected, at="NamedRows.nodes")
         rows, nodes = messages.read_nodes(named, self._count, length, active)
         self.rows = np.append(self.rows, rows + self._n_rows - self._left)
         self.nodes = np.append(self.nodes, nodes)

@@ -418,5 +418,5 @@ def read_nodes(named: NamedRows, count: int, n_rows: int, active: str) -> tuple[
     rows = np.flatnonzero(nodes != np.iinfo(kind).max)
     found = nodes[rows].astype(np.int64)
     if len(found) and found.max() >= count:
-        raise PeerProtocolError(active, f"expected nodes below {count} - at NamedRows.nodes from {active}")
+        raise PeerProtocolError(active, f"expected nodes below {count}", at="NamedRows.nodes")
     return rows, found

@@ -177,7 +177,7 @@ class RowSets:
         elif not asked or len(asked) < len(records) or asked & self._decided[request.rows]:
             expected = "each record once for every row, got one again"
         if expected:
-            raise PeerProtocolError(active, f"expected {expected} - at DecideRequest from {active}")
+            raise PeerProtocolError(active, f"expected {expected}", at="DecideRequest")
         self._decided[request.rows] |= asked
         shown = self._shown[request.rows]
         n_rows = shown.n_rows if isinstance(shown, Table) else len(shown)
@@ -362,9 +362,7 @@ def asked_rows(asked: OnlineRows, active: str, n_rows: int) -> Int32s:
     """Return the rows that the active party asks a passive one for, all below `n_rows`."""
     rows = view(asked.rows, np.int32, (None,), peer=active, what="OnlineRows.rows")
     if len(rows) > MOST_ROWS or np.any(rows < 0) or np.any(rows >= n_rows):
-        raise PeerProtocolError(
-            active, f"expected at most {MOST_ROWS} rows below {n_rows} - at OnlineRows from {active}"
-        )
+        raise PeerProtocolError(active, f"expected at most {MOST_ROWS} rows below {n_rows}", at="OnlineRows")
     return rows
 
 

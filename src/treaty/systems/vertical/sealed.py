@@ -288,7 +288,7 @@ class SealedOwner(ColumnOwner):
         party, active = self._party, self._active
         # not an assertion: without it, a slip above would answer with open sums
         if not isinstance(server, LatticeSumsServer):
-            raise PeerProtocolError(active, f"expected the lattice map under sealed sums - at Setup from {active}")
+            raise PeerProtocolError(active, "expected the lattice map under sealed sums", at="Setup")
         self._key, self._shares_of = MovingKey(party, self._inputs.vouching), server
         self._divided: list[tuple[int, float, float, int]] = []  # a tree's splits: record, rows it may divide, depth
         self._columns = self._splits.bins.offsets, self._inputs.rows.table.schema.categorical, server.have_missing
@@ -296,11 +296,11 @@ class SealedOwner(ColumnOwner):
         terms = party.receive(active, messages.TournamentTerms)
         if set(terms.keys) != set(self._inputs.others) - {party.name}:
             wrong = "expected keys of the job's other passive parties"
-            raise PeerProtocolError(active, f"{wrong} - at TournamentTerms from {active}")
+            raise PeerProtocolError(active, wrong, at="TournamentTerms")
         try:
             self._key.meet(terms.keys)
         except CryptoError as error:
-            raise PeerProtocolError(active, f"{error} - at TournamentTerms from {active}") from None
+            raise PeerProtocolError(active, str(error), at="TournamentTerms") from None
         transfers = take_steps(party, {active: open_transfers()})[active]
         self._end = SealedEnd(1, transfers, places_of(server.bounds), Widths.of(server.bounds, terms.ridge), terms.step)
 
@@ -335,7 +335,7 @@ class SealedOwner(ColumnOwner):
         once = len(np.unique(so_far)) == len(so_far)
         if not (once and of_level.all()) or not {request.before, request.after} <= self._key.others | {""}:
             what = "nodes of the last level, each once, and parties of the job"
-            raise PeerProtocolError(self._active, f"expected {what} - at SealedSumsRequest from {self._active}")
+            raise PeerProtocolError(self._active, f"expected {what}", at="SealedSumsRequest")
         if request.last:
             self._find_level(request)
 
@@ -376,12 +376,12 @@ class SealedOwner(ColumnOwner):
         nodes = view(message.nodes, np.int32, (None,), peer=active, what=f"{what}.nodes")
         shares = view(message.numbers, np.uint64, (len(nodes),), peer=active, what=f"{what}.numbers")
         if not len(nodes) or nodes[0] < 0 or nodes[-1] >= len(self._numbers) or np.any(np.diff(nodes) <= 0):
-            raise PeerProtocolError(active, f"expected ascending nodes of the level - at {what}.nodes from {active}")
+            raise PeerProtocolError(active, "expected ascending nodes of the level", at=f"{what}.nodes")
         self._won = nodes.copy()
         # both shares of the numbers are here now; uint64 wraps around as shares do
         numbers = shares + self._numbers[nodes]
         if np.any(numbers >= len(self._candidates)):
-            raise PeerProtocolError(active, f"expected shares of candidates' numbers - at {what}.numbers from {active}")
+            raise PeerProtocolError(active, "expected shares of candidates' numbers", at=f"{what}.numbers")
         won = numbers.astype(np.int32)
         members = np.zeros((len(won), 0), np.uint8)
         if len(starts := self._candidates.halved_starts):

@@ -313,7 +313,7 @@ class SealedSearch(SplitSearch):
             least = np.array([self.rules.least_hess, self.rules.min_child_samples])
             if np.any(of_left[:, 1:] < least) or np.any((totals - of_left)[:, 1:] < least):
                 name, what = self._peers[k].peer, "splits with enough rows and weight in each child"
-                raise PeerProtocolError(name, f"expected {what} - at which rows go left, from {name}")
+                raise PeerProtocolError(name, f"expected {what}", at="which rows go left,")
             found.source[won], found.feature[won], found.left_bins[won] = k, 0, False
             found.left_totals[won], found.gain[won] = of_left, self.rules.gain(totals, of_left)
 
@@ -363,7 +363,7 @@ class SealedSearch(SplitSearch):
         owners = (shares + theirs).astype(np.int64)
         if not np.isin(owners, [_NOBODY, _OWN, *(k + _FIRST_PEER for k in self._chain)]).all():
             name = names[last]
-            raise PeerProtocolError(name, f"expected shares of whose splits are best - at OwnerShares from {name}")
+            raise PeerProtocolError(name, "expected shares of whose splits are best", at="OwnerShares")
         return owners, numbers
 
     def _own_entries(self, order: Order, shown: NDArray[np.intp], own: Splits) -> tuple[KnownEntry, KnownEntry]:

@@ -265,9 +265,7 @@ def _take_setup(party: Party, options: CipherOptions, left: float) -> Setup:
         party.send(active, LinkEcho(message.filler, left))
     assert isinstance(message, Setup)
     if message.encryption not in (("lattice", "ou") if cipher == "auto" else (cipher,)):
-        raise PeerProtocolError(
-            active, f"expected encryption {cipher!r}, got {message.encryption!r} - at Setup from {active}"
-        )
+        raise PeerProtocolError(active, f"expected encryption {cipher!r}, got {message.encryption!r}", at="Setup")
     return message
 
 
@@ -358,18 +356,18 @@ def follow_seed(party: Party, server: LatticeSumsServer) -> None:
     settled = party.receive(active, SeedCommitments)
     if settled.kept:
         if not holds:
-            raise PeerProtocolError(active, f"expected a hint that is kept here - at SeedCommitments from {active}")
+            raise PeerProtocolError(active, "expected a hint that is kept here", at="SeedCommitments")
         server.settle(b"", kept=offer.binding)
         return
     if settled.commitments.count(commitment) != 1:
-        raise PeerProtocolError(active, f"expected this party's commitment once - at SeedCommitments from {active}")
+        raise PeerProtocolError(active, "expected this party's commitment once", at="SeedCommitments")
     party.send(active, SeedShare(own))
     shares = party.receive(active, SeedShares).shares
     if len(shares) != len(settled.commitments):
-        raise PeerProtocolError(active, f"expected {len(settled.commitments)} shares - at SeedShares from {active}")
+        raise PeerProtocolError(active, f"expected {len(settled.commitments)} shares", at="SeedShares")
     place = settled.commitments.index(commitment)
     if shares[place] != own:
-        raise PeerProtocolError(active, f"expected this party's share unchanged - at SeedShares from {active}")
+        raise PeerProtocolError(active, "expected this party's share unchanged", at="SeedShares")
     # all shares are checked: else the active party could choose its own after it saw this party's
     for commitment, share in zip(settled.commitments, shares, strict=True):
         _check(commitment, share, active)
@@ -383,7 +381,7 @@ def _commit(share: bytes) -> bytes:
 
 def _check(commitment: bytes, share: bytes, sender: str) -> None:
     if len(share) != SHARE_BYTES or _commit(share) != commitment:
-        raise PeerProtocolError(sender, f"expected the share that was committed to - at the seed from {sender}")
+        raise PeerProtocolError(sender, "expected the share that was committed to", at="the seed")
 
 
 def _seed(commitments: list[bytes], shares: list[bytes]) -> bytes:

@@ -77,7 +77,7 @@ def _stated_by(inputs: RoleInput, owner: str) -> tuple[NDArray[np.int8], NDArray
     shape = len(common.interaction_constraints or ()), len(directions)
     groups = view(stated.groups, np.bool_, shape, peer=owner, what=f"{what}.groups")
     if np.any((directions < -1) | (directions > 1)) or (directions.any() and not common.monotone_constraints):
-        raise PeerProtocolError(owner, f"expected directions -1, 0 and 1, as the job has - at {what} from {owner}")
+        raise PeerProtocolError(owner, "expected directions -1, 0 and 1, as the job has", at=what)
     return directions, groups
 
 
@@ -120,7 +120,7 @@ def boosting_of(
     if training.constraints is not None:
         widths = zip(inputs.roles.owners, np.diff(training.constraints.first), sources, strict=True)
         for name in [name for name, width, source in widths if width != len(source.categorical)]:
-            raise PeerProtocolError(name, f"expected directions of all its columns - at ColumnConstraints from {name}")
+            raise PeerProtocolError(name, "expected directions of all its columns", at="ColumnConstraints")
 
     def on_round(state: RoundState) -> None:
         if keeper is not None and keeper.due:
