@@ -49,8 +49,9 @@ class Statistics(SystemOptions):
         which sends the column's IV to its owner. "passive": the owner, which sends the IV to the active party; it then
         has the WOE of its bins, which scorecards need, and knows the share of bad rows in each of its own bins.
     allow_exact_sums : bool, default False
-        Consent to more products about a party's columns, over all jobs on its table, than a tenth of its rows, and to
-        labels of which one occurs in fewer rows than `min_bin_rows`. Every party has to give its own.
+        Consent to more products about a party's columns or labels, over all jobs on its table, than a tenth of its
+        rows, and to labels of which one occurs in fewer rows than `min_bin_rows`, or eval sets of fewer rows. Every
+        party has to give its own.
     """
 
     system: ClassVar[str] = "statistics"

@@ -6,8 +6,8 @@ are inner products, computed on shares (`products`) and opened to one party.
 
 Adversary: honest but curious; passive parties do not collude with the active one. What each learns is in `system`. A
 party that follows the protocol learns counts over `min_bin_rows` rows or more. One that does not could ask about rows
-of its choice by other vectors than labels and columns; the owner limits how many vectors it answers over all jobs
-(`AnsweredVectors`), which is a tenth of what it takes to solve for a column.
+of its choice by other vectors than labels and columns; the owner of columns, or of labels, limits how many vectors are
+multiplied with them over all jobs (`AnsweredVectors`), which is a tenth of what it takes to solve for them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ StatisticsInput = RoleInput[Statistics, ColumnOptions]
 ENTRY_BITS = 29
 # correlations are opened in units of 2^-25 or less
 OPENED_BITS = 26
-# a party answers at most one vector about a column for so many rows
+# decimals of IV and stability that others learn
+DECIMALS = 3
+# a party answers at most one vector about a column, or about labels, for so many rows
 ROWS_PER_VECTOR = 10
 
 
@@ -64,7 +66,8 @@ class SharedColumns(Message):
 
     leakage: ClassVar = MessageLeakage(
         "the names of the sender's columns; of each one its kind, how many rows lack a value, how many different "
-        'values there are, its stability over eval sets and, with reveal="active", how many rows are in each bin',
+        'values there are, its stability over eval sets, to three decimals, and, with reveal="active", how many rows '
+        "are in each bin",
         "aggregated",
     )
 
@@ -87,7 +90,9 @@ class CountShares(Message):
 class InformationValues(Message):
     """The IV of each of a passive party's columns."""
 
-    leakage: ClassVar = MessageLeakage("the information value of each of the passive party's columns", "aggregated")
+    leakage: ClassVar = MessageLeakage(
+        "the information value of each of the passive party's columns, to three decimals", "aggregated"
+    )
 
     values: Array
 
@@ -117,22 +122,22 @@ class AnsweredVectors:
             what="count of answered statistics", lost="how many sums over the table's columns others have received",
         )  # fmt: skip
 
-    def add(self, vectors: int) -> None:
-        """Count vectors for each column; ConfigError if one would have more than the job allows."""
-        name, table = self._inputs.party.name, self._inputs.rows.table
-        most = table.n_rows // ROWS_PER_VECTOR
+    def add(self, vectors: int, whose: Sequence[str], what: str, remedy: str) -> None:
+        """Count vectors multiplied with each of own columns, or labels; ConfigError for more than the job allows."""
+        name, n_rows = self._inputs.party.name, self._inputs.rows.table.n_rows
         with self._db.transaction() as db:
             before = dict(db.execute("SELECT name, vectors FROM answers"))
-            counted = max((before.get(column, 0) for column in table.schema.names), default=0)
-            if counted + vectors > most and not self._inputs.options.allow_exact_sums:
+            counted = max((before.get(of, 0) for of in whose), default=0)
+            if (counted + vectors) * ROWS_PER_VECTOR > n_rows and not self._inputs.options.allow_exact_sums:
                 raise ConfigError(
-                    f"{name}: statistics would multiply {vectors} vectors of the others with its columns, after "
-                    f"{counted} in earlier jobs, expected at most {most}, one for {ROWS_PER_VECTOR} rows: give the "
-                    "others fewer columns, set correlation='none', or accept it with allow_exact_sums=True everywhere",
-                    public="statistics would reveal too many sums over its columns (allow_exact_sums)",
+                    f"{name}: statistics would multiply {vectors} vectors of the others with its {what}, after "
+                    f"{counted} in earlier jobs, expected at most {n_rows // ROWS_PER_VECTOR}, one for "
+                    f"{ROWS_PER_VECTOR} rows: {remedy}, or accept it with allow_exact_sums=True everywhere",
+                    public=f"statistics would reveal too many sums over its {what} (allow_exact_sums)",
                 )
-            rows = [(column, before.get(column, 0) + vectors) for column in table.schema.names]
-            db.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?)", rows)
+            db.executemany(
+                "INSERT OR REPLACE INTO answers VALUES (?, ?)", [(of, before.get(of, 0) + vectors) for of in whose]
+            )
 
 
 def run(inputs: StatisticsInput) -> StatisticsPart:
@@ -154,8 +159,12 @@ def run(inputs: StatisticsInput) -> StatisticsPart:
     if party.name == roles.active:
         bins = _count_labels(inputs, products, own, sizes)
     else:
+        # an eval set's stability is as much about bins as a vector of its rows
         asked = 1 + sum(size.n_numeric for peer, size in sizes.items() if peer != party.name and len(numbers))
-        AnsweredVectors(inputs).add(asked)
+        AnsweredVectors(inputs).add(
+            asked + len(inputs.eval_sets), table.schema.names, "columns",
+            "give the others fewer columns, set correlation='none'",
+        )  # fmt: skip
         bins = {party.name: _take_labels(inputs, products, own)}
     found = None if common.correlation == "none" else _correlate(inputs, seed, numbers, sizes)
     return part_of(inputs, seed[:16].hex(), table.schema, bins, found)
@@ -218,6 +227,12 @@ def _sizes(inputs: StatisticsInput, own: Sequence[ColumnBins], n_numeric: int) -
                 f"{size.n_rows} and {size.eval_rows} at {peer}: align them",
                 public="the parties' tables do not have the same number of rows; align them",
             )
+    if min(watched, default=n_rows) < inputs.common.min_bin_rows and not inputs.options.allow_exact_sums:
+        raise DataError(
+            f"{party.name}: expected eval sets of at least {inputs.common.min_bin_rows} rows (min_bin_rows), got "
+            f"{min(watched)}: stability would show bins of single rows; allow_exact_sums=True everywhere accepts it",
+            public="an eval set has too few rows",
+        )
     return sizes
 
 
@@ -227,11 +242,14 @@ def _sizes(inputs: StatisticsInput, own: Sequence[ColumnBins], n_numeric: int) -
 def _take_columns(inputs: StatisticsInput, peer: str, size: StatisticsSizes) -> list[ColumnBins]:
     """Receive what a passive party shows of its columns."""
     sent, counted = inputs.party.receive(peer, SharedColumns).columns, inputs.options.reveal == "active"
-    bins = [replace(of, party=peer, column=clean(of.column, 200), cuts=None, groups=None) for of in sent]
-    counts = [np.array(of.n_rows or (), np.int64) for of in bins]
+    bins = [
+        replace(of, party=peer, column=clean(of.column, 200), cuts=None, groups=None, n_bads=None, vif=np.nan)
+        for of in sent
+    ]
+    counts = [of.n_rows or () for of in bins]
     fits = (
         len({of.column for of in bins}) == len(bins)
-        and all((of.min(initial=0) >= 0 and of.sum() == size.n_rows) if counted else not len(of) for of in counts)
+        and all((min(of, default=0) >= 0 and sum(of) == size.n_rows) if counted else not of for of in counts)
         and sum(map(len, counts)) == (size.n_bins if counted else 0)
         and size.n_numeric in (0, sum(of.kind == "numeric" for of in bins))
         and all(len(of.psi) == len(size.eval_rows) and np.isfinite(of.psi).all() for of in bins)
@@ -252,11 +270,15 @@ def _count_labels(
         party.name: [with_labels(of, n, totals, inputs.common.monotone) for of, n in zip(own, own_bads, strict=True)]
     }
     shown = {peer: _take_columns(inputs, peer, sizes[peer]) for peer in inputs.others}
+    if inputs.options.reveal == "passive":
+        # the owners of bins may pool what they learn
+        n_bins = sum(sizes[peer].n_bins for peer in shown)
+        AnsweredVectors(inputs).add(n_bins, ["(labels)"], "labels", "have the others make fewer bins (max_bin)")
     shares = products.ask({peer: sizes[peer].n_bins for peer in shown}, labels.astype(np.int64)[np.newaxis])
     for peer, bins in shown.items():
         if inputs.options.reveal == "active":
             found[peer] = _labelled(inputs, products, bins, shares[peer], peer, totals)
-            party.send(peer, InformationValues(Array.of(np.array([of.iv for of in found[peer]]))))
+            party.send(peer, _values(found[peer]))
         else:
             party.send(peer, CountShares(products.words(shares[peer])))
             found[peer] = _with_values(inputs, bins, peer)
@@ -266,7 +288,9 @@ def _count_labels(
 def _take_labels(inputs: StatisticsInput, products: Products, own: list[ColumnBins]) -> list[ColumnBins]:
     """Show own columns and have the bad rows in their bins counted, as a passive party; return what is learned."""
     party, active, table = inputs.party, inputs.roles.active, inputs.rows.table
-    shown = [replace(of, cuts=None, groups=None, other=None) for of in own]
+    shown = [
+        replace(of, cuts=None, groups=None, other=None, psi=tuple(np.round(of.psi, DECIMALS).tolist())) for of in own
+    ]
     if inputs.options.reveal == "passive":
         shown = [replace(of, n_rows=None) for of in shown]
     party.send(active, SharedColumns(shown))
@@ -277,7 +301,7 @@ def _take_labels(inputs: StatisticsInput, products: Products, own: list[ColumnBi
         party.send(active, CountShares(products.words(shares)))
         return _with_values(inputs, own, active)
     found = _labelled(inputs, products, own, shares, active, None)
-    party.send(active, InformationValues(Array.of(np.array([of.iv for of in found]))))
+    party.send(active, _values(found))
     return found
 
 
@@ -294,6 +318,11 @@ def _labelled(
         if (part < 0).any() or (part > np.array(of.n_rows)).any() or part.sum() != bad or min(good, bad) < 1:
             raise PeerProtocolError(peer, "expected counts of labels within bins", at="CountShares")
     return [with_labels(of, n, (good, bad), inputs.common.monotone) for of, n in zip(bins, counts, strict=True)]
+
+
+def _values(bins: Sequence[ColumnBins]) -> InformationValues:
+    """Return IVs for a party that is not to know counts: with all digits, those of few bins follow from them."""
+    return InformationValues(Array.of(np.round([of.iv for of in bins], DECIMALS)))
 
 
 def _with_values(inputs: StatisticsInput, bins: list[ColumnBins], peer: str) -> list[ColumnBins]:
@@ -328,6 +357,8 @@ def _correlate(
     own = correlations(numbers, numbers)
     if mine:
         sent = [products.words(shares[peer], less) for peer in order if peer != party.name]
+        # all digits would tell counts of columns of few values
+        own = np.round(own * 2.0 ** (OPENED_BITS - 1)) / 2.0 ** (OPENED_BITS - 1)
         party.send(inputs.roles.active, CorrelationShares(Array.of(own), sent))
         return None
     return _joined(inputs, products, shares, own, sizes, 2.0 ** (less - 2 * fraction) / n_rows, less)

@@ -64,7 +64,9 @@ def conclusions(
     )
     rates = (
         f"of each bin of {common.min_bin_rows} rows or more of its own columns, how many rows of each label it has, "
-        "and how many there are in all; if all rows of a bin have one label, the labels of these rows"
+        "and how many there are in all; if all rows of a bin have one label, the labels of these rows; if two bins of "
+        "different columns differ in one row, its label. There is at most one bin for "
+        f"{statistics.ROWS_PER_VECTOR} rows over all jobs, unless allow_exact_sums is set"
     )
     active, passive = ([counts], []) if options.reveal == "active" else ([], [rates])
     if common.correlation != "none":
