@@ -32,13 +32,14 @@ EXACT = {"allow_exact_sums": True}
 PAPER = {"mode": "paper", "allow_insecure": True}
 SEALED = {"min_child_weight": 0.1}
 ONE_TREE = {"n_estimators": 1, **SEALED}
+GROUPS = {"interaction_constraints": [["party0.a", "party1.b"]]}
 
 JOBS: dict[str, list[Played]] = {
     "secureboost": [
         Played({**OU, **EXACT}, 3, resumes=True),
         Played({**EXACT, "monotone_constraints": True}, 3),
         Played({"encryption": "lattice", "reveal": "node", **EXACT}),
-        Played({"sums": "sealed", **ONE_TREE}, 3),
+        Played({"sums": "sealed", **ONE_TREE, **GROUPS}, 3),
         Played({"sums": "sealed", "reveal": "column", **ONE_TREE}),
         Played({**OU, "he_inference": True, **EXACT}, 3),
         Played({**PAPER, "encryption": "ou", "insecure_test_key_bits": 512}),
@@ -46,7 +47,7 @@ JOBS: dict[str, list[Played]] = {
     "fedxgboost-smm": [
         Played(EXACT, resumes=True),
         Played({"backend": "ou", **SHORT, **EXACT}),
-        Played({"reveal": "argmax", **ONE_TREE}, 3),
+        Played({"reveal": "argmax", **ONE_TREE, **GROUPS}, 3),
         Played({"backend": "dealer", "monotone_constraints": True, **EXACT}),
         Played({"backend": "dealer", "reveal": "node", **EXACT}),
         Played({**PAPER, "monotone_constraints": True}, resumes=True),

@@ -524,8 +524,8 @@ def test_the_attack_on_exact_sums_finds_nothing_in_what_is_opened_under_seal(mon
     nodes: list[OpenedNode] = []
     honest = SealedSearch._tournament
 
-    def watching(finder, shown, own):
-        found = honest(finder, shown, own)
+    def watching(finder, shown, level, own):
+        found = honest(finder, shown, level, own)
         order = finder._order
         for node, shares in zip(order.nodes, finder._peers[1].slots, strict=True):
             rows, _ = finder._rows.rows(np.array([node], np.int32), sampled=True)
@@ -558,8 +558,8 @@ def test_the_inversion_of_histograms_finds_nothing_in_what_is_opened_under_seal(
     orders = []
     honest = SealedSearch._tournament
 
-    def watching(finder, shown, own):
-        found = honest(finder, shown, own)
+    def watching(finder, shown, level, own):
+        found = honest(finder, shown, level, own)
         order, (grad, hess) = finder._order, (finder.sample.grad, finder.sample.hess)
         if order.parents[0] < 0:
             for of in (sealed, opened, lefts):
@@ -616,7 +616,7 @@ def test_the_inversion_of_histograms_finds_nothing_in_what_is_opened_under_seal(
         ("p0", "WonCandidates", lambda m: replace(m, nodes=filled(m.nodes, 99)), "ascending nodes"),
         ("p0", "SealedSumsRequest", lambda m: replace(m, parents=filled(m.parents, 5)), "nodes of the last level"),
         ("p0", "SealedSumsRequest", lambda m: replace(m, parents=alike(m.parents)), "each once"),
-        ("p0", "SealedSumsRequest", lambda m: replace(m, before="nobody"), "parties of the job"),
+        ("p0", "SealedSumsRequest", lambda m: replace(m, chain=["nobody", "p1"]), "parties of the job"),
         ("p0", "TournamentTerms", lambda m: replace(m, keys={"nobody": (bytes(32), b"")}), "keys of the job's other"),
     ],
 )  # fmt: skip

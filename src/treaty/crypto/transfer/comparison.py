@@ -228,6 +228,16 @@ def conjunctions(transfers: Transfers, x: Bits, ys: Bits, role: int) -> Steps[Bi
     return np.bitwise_xor(out, e & f) if role == 0 else out
 
 
+def all_of(transfers: Transfers, bits: Bits, role: int) -> Steps[Bits]:
+    """Return shares of the conjunction of bits along their first axis: a step for each halving of it."""
+    while len(bits) > 1:
+        half = len(bits) // 2
+        (both,) = yield from conjunctions(transfers, bits[:half].ravel(), bits[half : 2 * half].reshape(1, -1), role)
+        bits = np.concatenate([both.reshape(half, *bits.shape[1:]), bits[2 * half :]])
+    first: Bits = bits[0]
+    return first
+
+
 def _whole(bits: Bits) -> Bits:
     """Add zeros above to make whole digits."""
     out = np.zeros((len(bits), -(-bits.shape[1] // _DIGIT) * _DIGIT), np.uint8)

@@ -44,7 +44,7 @@ from treaty.crypto.transfer.arithmetic import (
     times_known,
     wide,
 )
-from treaty.crypto.transfer.comparison import comparison_steps, conjunctions, negatives
+from treaty.crypto.transfer.comparison import all_of, comparison_steps, conjunctions, negatives
 from treaty.crypto.transfer.stock import Bits, Steps, Transfers, together
 from treaty.machine.arrays import Integers
 
@@ -163,17 +163,20 @@ class Known:
         return cls(np.zeros((nodes, 3), np.int64), 0, zeros, zeros, 0, [none] * before, [none] * after)
 
 
-def best_of_shared(transfers: Transfers, sums: Wide, known: Known, widths: Widths, role: int, step: int) -> Steps[Wide]:
+def best_of_shared(
+    transfers: Transfers, sums: Wide, known: Known, widths: Widths, role: int, step: int, allowed: Bits | None = None
+) -> Steps[Wide]:
     """Return shares of each node's best entry, (n, 4, words), from sums of candidates, (n, candidates, 3, 2).
 
-    An entry `before` that loses to no candidate wins, and so does one of equal fractions that comes first.
+    An entry `before` that loses to no candidate wins, and so does one of equal fractions that comes first. `allowed`,
+    (n, entries + candidates), are shares of which may win, first the known entries; None for all.
     """
     nodes, candidates = sums.shape[:2]
-    words, all_of = widths.words, (nodes, candidates)
+    words, shape = widths.words, (nodes, candidates)
     # no more words than numbers need: messages grow with them
     of_top, of_below = (-(-bits // 64) for bits in (widths.top, widths.below))
     a = _left_hess(sums, known).reshape(-1, WORDS)
-    whole = np.broadcast_to((known.totals[:, 1] + 2 * known.ridge)[:, None], all_of).reshape(-1)
+    whole = np.broadcast_to((known.totals[:, 1] + 2 * known.ridge)[:, None], shape).reshape(-1)
     a = cut(resized(a, of_below), widths.hess)
     rest = cut(subtract(wide(whole, of_below), a), widths.hess)
     # numerators, denominators and whether both children are large enough, in the same steps
@@ -184,15 +187,24 @@ def best_of_shared(transfers: Transfers, sums: Wide, known: Known, widths: Width
         _within(transfers, sums[:, :, 2], known.count, widths.count, role),
     )
     (fit,) = yield from conjunctions(transfers, fit_hess, fit_count[None], role)
+    entries = [entry_of(entry, widths) for entry in (*known.before, *known.after)]
+    given = np.concatenate([np.zeros((nodes, 0, 4, words), np.uint64), *entries], axis=1)
+    if allowed is not None:
+        (fit,) = yield from conjunctions(transfers, fit, allowed[:, len(entries) :].reshape(1, -1), role)
+        fit = np.append(fit, allowed[:, : len(entries)])
+        top = np.concatenate([top, resized(given[:, :, TOP].reshape(-1, words), of_top)])
     # a candidate that does not fit has numerator 0, and loses
-    top = cut((yield from selected(transfers, fit, top[:, None])), widths.top)
+    top = cut((yield from selected(transfers, fit, top[:, None]))[:, 0], widths.top)
+    if allowed is not None:
+        given[:, :, TOP, :of_top] = top[nodes * candidates :].reshape(nodes, -1, of_top)
     values = np.zeros((nodes, candidates, 4, words), np.uint64)
-    values[:, :, TOP, :of_top] = top.reshape(*all_of, of_top)
-    values[:, :, BELOW, :of_below] = below.reshape(*all_of, of_below)
+    values[:, :, TOP, :of_top] = top[: nodes * candidates].reshape(*shape, of_top)
+    values[:, :, BELOW, :of_below] = below.reshape(*shape, of_below)
     if role == 0:
         values[:, :, NUMBER, 0], values[:, :, OWNER, 0] = np.arange(candidates), known.owner
-    before, after = ([entry_of(entry, widths) for entry in entries] for entries in (known.before, known.after))
-    return (yield from winner_of(transfers, np.concatenate([*before, values, *after], axis=1), widths, role, step))
+    first = len(known.before)
+    values = np.concatenate([given[:, :first], values, given[:, first:]], axis=1)
+    return (yield from winner_of(transfers, values, widths, role, step))
 
 
 def entry_of(entry: KnownEntry, widths: Widths) -> Wide:
@@ -314,13 +326,10 @@ def _winners(transfers: Transfers, values: Wide, widths: Widths, role: int) -> S
         np.stack([beats[i, j] if i < j else beats[j, i] ^ np.uint8(1 - role) for i in range(size) if i != j])
         for j in range(1, size)
     ], axis=1)  # fmt: skip
-    while len(won) > 1:
-        half = len(won) // 2
-        (found,) = yield from conjunctions(transfers, won[:half].ravel(), won[half : 2 * half].reshape(1, -1), role)
-        won = np.concatenate([found.reshape(half, size - 1, n), won[2 * half :]])
+    winner = yield from all_of(transfers, won, role)
     # the first entry plus the winner's difference from it, which is zero if the first wins
     more = subtract(values[:, 1:], values[:, :1]).swapaxes(0, 1).reshape(-1, parts, words)
-    chosen = (yield from selected(transfers, won[0].ravel(), more)).reshape(size - 1, n, parts, words)
+    chosen = (yield from selected(transfers, winner.ravel(), more)).reshape(size - 1, n, parts, words)
     out = values[:, 0]
     for part in chosen:
         out = add(out, part)

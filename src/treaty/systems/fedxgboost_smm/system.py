@@ -51,7 +51,7 @@ def conclusions(
     """Return what each party can conclude; `part` has the estimate of what exact sums showed."""
     if options.mode == "paper":
         return _of_matrix_products(roles, options.version)
-    learned = leakage.conclusions_from_sums(roles, options.ciphers, options.cipher, part)
+    learned = leakage.conclusions_from_sums(roles, options.ciphers, common, options.cipher, part)
     learned[roles.active] += leakage.small_leaves(options.mode, common)
     for name in roles.having("passive"):
         learned[name] += leakage.order_of_splits(common) + leakage.told_by_sets(common)

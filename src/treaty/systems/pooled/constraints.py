@@ -52,9 +52,9 @@ def checked_constraints(common: BoostingOptions) -> BoostingOptions:
     )
 
 
-def refuse_constraints(common: Any, why: str) -> None:
+def refuse_constraints(common: Any, why: str, names: Sequence[str] = (MONOTONE, INTERACTION)) -> None:
     """Refuse constraints in a system that cannot have them; `why` says so, and what to do instead."""
-    for name in (MONOTONE, INTERACTION):
+    for name in names:
         if getattr(common, name):
             raise ConfigError(f"{name}: {why}, or leave {name} out")
 

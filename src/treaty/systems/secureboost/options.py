@@ -97,10 +97,19 @@ class SecureBoost(SystemOptions):
         if self.sums is not None:
             return self
         accepted = self.mode == "paper" or self.allow_exact_sums
-        return replace(self, sums="open" if accepted or why_unsealed(self.cipher, common) else "sealed")
+        return replace(self, sums="open" if accepted or self.why_open(common) else "sealed")
 
     def why_open(self, common: Any) -> str:
-        return "" if self.mode == "paper" or self.allow_exact_sums else why_unsealed(self.cipher, common)
+        if self.mode == "paper" or self.allow_exact_sums:
+            return ""
+        unguarded = self._unguarded(common)
+        return why_unsealed(self.cipher, common) or (f"they {unguarded}" if unguarded else "")
+
+    def _unguarded(self, common: Any) -> str:
+        """Return why guards do not go with sealed sums under these options; empty if they do."""
+        # the active party splits nodes that others may not see alone, and does not know which groups are left there
+        both = self.purity_guard is not None and common.interaction_constraints
+        return "cannot be sealed with purity_guard and interaction_constraints together" if both else ""
 
     @property
     def cipher(self) -> str:
@@ -166,6 +175,8 @@ class SecureBoost(SystemOptions):
             )
         if self.sums == "sealed":
             check_sealed(self.cipher, common, 'sums="sealed"')
+            if self._unguarded(common):
+                raise ConfigError(f'sums {self._unguarded(common)}: leave out one of them, or take sums="open"')
         if self.encryption == "lattice":
             check_lattice_fraction(common.fractional_bits, 'take encryption="ou"')
         if self.encryption == "lattice" and self.rerandomise is not None:

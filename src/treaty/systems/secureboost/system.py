@@ -37,7 +37,7 @@ def conclusions(
     """
     ciphers = options.ciphers
     cipher = part.encryption if part is not None and part.encryption else ciphers.cipher
-    learned = leakage.conclusions_from_sums(roles, ciphers, cipher, part, options.epsilon)
+    learned = leakage.conclusions_from_sums(roles, ciphers, common, cipher, part, options.epsilon)
     if options.hides_decisions:
         learned[roles.active].append(
             "at prediction, from a row's sum of leaf weights, the decisions on its paths, unless the model is large "

@@ -5,7 +5,7 @@ from typing import Any
 
 from treaty.data.binning import MOST_CATEGORIES
 from treaty.errors import ConfigError
-from treaty.systems.pooled.constraints import INTERACTION, MONOTONE, refuse_constraints
+from treaty.systems.pooled.constraints import MONOTONE, refuse_constraints
 
 # Most `fractional_bits` under the lattice map
 MOST_LATTICE_FRACTION = 20
@@ -77,7 +77,7 @@ def why_unsealed(cipher: str, common: Any) -> str:
         return f"they cannot be sealed under {cipher!r}"
     if common.fractional_bits > MOST_LATTICE_FRACTION:
         return f"they cannot be sealed with fractional_bits above {MOST_LATTICE_FRACTION}"
-    unfit = [name for name in (MONOTONE, INTERACTION) if getattr(common, name)]
+    unfit = [MONOTONE] if common.monotone_constraints else []
     unfit += [f"{name}={given}" for name, fits, _, given in _needs(common) if not fits]
     return f"they cannot be sealed with {' and '.join(unfit)}" if unfit else ""
 
@@ -108,8 +108,9 @@ def check_sealed(cipher: str, common: Any, option: str) -> None:
     check_lattice_fraction(common.fractional_bits, f"lower it, or leave {option} out")
     refuse_constraints(
         common,
-        f"{option} hides the weights of a candidate's children, which bounds apply to, and the column of a chosen "
-        f"split: leave {option} out and set allow_exact_sums=True at every party",
+        f"{option} hides the weights of a candidate's children, which bounds apply to: leave {option} out and set "
+        "allow_exact_sums=True at every party",
+        [MONOTONE],
     )
     for name, fits, needed, given in _needs(common):
         if not fits:

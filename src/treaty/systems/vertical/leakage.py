@@ -80,10 +80,11 @@ def _maybe(options: Any, so: bool) -> bool:
 
 
 LAYOUT = Route(messages.BinLayout, PASSIVE, ACTIVE)
+_CONSTRAINED = When("constraints", lambda options, common: common.constrained)
+_GROUPED = When("interaction constraints", lambda options, common: bool(common.interaction_constraints))
 CONSTRAINTS = Route(
-    messages.ColumnConstraints, PASSIVE, ACTIVE, reference="docs/growth.md, Constraints",
-    when=When("constraints", lambda options, common: common.constrained),
-)  # fmt: skip
+    messages.ColumnConstraints, PASSIVE, ACTIVE, "open", reference="docs/growth.md, Constraints", when=_CONSTRAINED
+)
 TREE_END = Route(messages.TreeEnd, ACTIVE, PASSIVE, "plain")
 SPLITS = Route(messages.SplitRequest, ACTIVE, PASSIVE)
 NODES_OF_SPLITS = Route(messages.NamedRows, ACTIVE, PASSIVE, "own_splits")
@@ -108,7 +109,15 @@ def encrypted(seal: str, hide: str, guards: str, *, blind: bool = False) -> Rout
     a `blind` system nodes are hidden under any cipher.
     """
     set_up = routes(
-        CONSTRAINTS,
+        routes(CONSTRAINTS, when=OPEN),
+        Route(
+            messages.ColumnConstraints,
+            PASSIVE,
+            ACTIVE,
+            "sealed",
+            reference="docs/growth.md, Constraints",
+            when=SEALED & _CONSTRAINED,
+        ),
         LAYOUT,
         Route(messages.Setup, ACTIVE, PASSIVE),
         routes(Route(messages.LinkProbe, ACTIVE, PASSIVE), Route(messages.LinkEcho, PASSIVE, ACTIVE), when=PROBED),
@@ -140,6 +149,7 @@ def encrypted(seal: str, hide: str, guards: str, *, blind: bool = False) -> Rout
         Route(messages.SealedStep, ACTIVE, PASSIVE),
         Route(messages.SealedStep, PASSIVE, ACTIVE),
         Route(messages.MovedShares, PASSIVE, ACTIVE),
+        Route(messages.MovedGroups, PASSIVE, ACTIVE, when=_GROUPED),
         Route(messages.OwnerShares, PASSIVE, ACTIVE),
         Route(messages.WonCandidates, ACTIVE, PASSIVE),
         when=SEALED,
@@ -177,8 +187,9 @@ def encrypted(seal: str, hide: str, guards: str, *, blind: bool = False) -> Rout
 
 
 def conclusions_from_sums(
-    roles: Roles, options: CipherOptions, cipher: str, part: ModelPart | None, label_epsilon: float | None = None
-) -> dict[str, list[str]]:
+    roles: Roles, options: CipherOptions, common: BoostingOptions, cipher: str, part: ModelPart | None,
+    label_epsilon: float | None = None,
+) -> dict[str, list[str]]:  # fmt: skip
     """Return what follows for each party, in sentences.
 
     `cipher` is the one used; `part` has the estimate of what exact sums showed; `label_epsilon` is of labels randomised
@@ -194,6 +205,8 @@ def conclusions_from_sums(
             "in training, of the others' columns: no sum, row count or gain, not which column or cut a split uses, and "
             "nothing about splits that are not chosen"
         )
+        if common.interaction_constraints:
+            of_active.append("where a column of its own is chosen, that one of its groups has all columns used above")
     else:
         of_active.append(
             "the bins of single rows of the others, for certain, as far as exact sums give them away: "
@@ -218,6 +231,10 @@ def conclusions_from_sums(
             learned[name].append(
                 f"together with {roles.active}, who must not help it: how good the best split of the parties before it "
                 "is at every node, as a fraction"
+                + (
+                    ", and which groups have the columns that each other party used"
+                    * bool(common.interaction_constraints)
+                )
             )
         if part is not None and part.forest is not None and part.forest.objective.weight_bound > 1.0:
             most = f"{part.forest.objective.weight_bound:g}"

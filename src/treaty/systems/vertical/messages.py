@@ -41,13 +41,19 @@ class BinLayout(Message):
 
 
 class ColumnConstraints(Message):
-    """Directions of the sender's columns, int8 (n_features,), and their groups, bool (n_groups, n_features)."""
+    """Directions of the sender's columns, int8 (n_features,), and their groups, bool (n_groups, n_features).
 
-    leakage: ClassVar = MessageLeakage(
-        "how predictions may move with each of the sender's columns (monotone_constraints), and which of them are in "
-        "which group (interaction_constraints), by the columns' numbers",
-        "control",
-    )
+    Under seal, where the sender keeps to its constraints itself, all columns are free and in all groups.
+    """
+
+    leakage: ClassVar = {
+        "open": MessageLeakage(
+            "how predictions may move with each of the sender's columns (monotone_constraints), and which of them are "
+            "in which group (interaction_constraints), by the columns' numbers",
+            "control",
+        ),
+        "sealed": MessageLeakage("how many columns the sender has", "control"),
+    }
     directions: Array
     groups: Array
 
@@ -281,6 +287,8 @@ class SplitColumns(Message):
 
 
 MOST_STEP = 1 << 13
+# Entries of the active party's own in a tournament, one for each run of its columns that are in the same groups
+MOST_ENTRIES = 1 << 14
 # Bits of a row in `SideChoices`
 CHOICE_BITS = 32
 
@@ -307,20 +315,20 @@ class TournamentTerms(Message):
 class SealedSumsRequest(SumsRequest):
     """Asks for the bin sums of nodes of a level, under masks.
 
-    `parents`, int32 (nodes,): the place of each node's parent among the last level's nodes, -1 at the root. `before`
-    and `after` are passive parties, empty for none: the one whose best so far the receiver's is compared with, and the
-    one that continues. `own_after` says that the active party's own best comes after the receiver's columns, before
-    those of others.
+    `parents`, int32 (nodes,): the place of each node's parent among the last level's nodes, -1 at the root. `chain` are
+    the passive parties whose bests are compared, in this order. So many entries of the active party's come before the
+    receiver's candidates, `own_before`, and after them, `own_after`.
     """
 
     leakage: ClassVar[Leakages] = MessageLeakage(
-        "how many nodes there are, which are siblings and whose splits are compared, in the clear; rows are encrypted",
+        "how many nodes there are, which are siblings, whose splits are compared and how many of the sender's, in the "
+        "clear; rows are encrypted",
         "encrypted",
     )
     parents: Array
-    before: str
-    after: str
-    own_after: bool
+    chain: list[str]
+    own_before: Annotated[int, msgspec.Meta(ge=0, le=MOST_ENTRIES)]
+    own_after: Annotated[int, msgspec.Meta(ge=0, le=MOST_ENTRIES)]
 
 
 class SealedStep(Message):
@@ -335,6 +343,16 @@ class MovedShares(Message):
 
     leakage: ClassVar = MessageLeakage("shares of the best split so far, for the next passive party", "masked")
     shares: Array
+
+
+class MovedGroups(Message):
+    """Which groups have all columns that the sender used above each node, uint8 (others, nodes, groups) of 0 and 1.
+
+    They are for the other passive parties of the chain, each under a mask of its own.
+    """
+
+    leakage: ClassVar = MessageLeakage("which groups its splits leave, for other passive parties", "masked")
+    bits: Array
 
 
 class OwnerShares(Message):

@@ -22,8 +22,9 @@ from treaty.crypto.keystream import Keystream, length_prefixed
 from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sharing.key_agreement import agree_with
 from treaty.crypto.sums.lattice_sums import LatticeSumsServer, sealed_places
-from treaty.crypto.transfer.arithmetic import Wide, add, prefix_sums, subtract
+from treaty.crypto.transfer.arithmetic import Wide, subtract
 from treaty.crypto.transfer.category_sets import half_that_won, halves_of
+from treaty.crypto.transfer.column_groups import ColumnGroups, allowed_columns
 from treaty.crypto.transfer.sealed_sums import (
     NUMBER,
     OWNER,
@@ -39,108 +40,18 @@ from treaty.crypto.transfer.sealed_sums import (
 from treaty.crypto.transfer.stock import Arrays as StepArrays
 from treaty.crypto.transfer.stock import Bits, Paths, Steps, Transfers, open_transfers
 from treaty.errors import CryptoError, PeerProtocolError
-from treaty.machine.arrays import Flags, Int32s, pieces
+from treaty.machine.arrays import Int32s, pieces
 from treaty.messaging.certificates import Signer
 from treaty.messaging.exchanges import take_rows
 from treaty.messaging.messages import Array, Message, column_pieces, pack, row_pieces, unpack, view
 from treaty.messaging.party import Party
 from treaty.systems.observers import SidesLearned
+from treaty.systems.pooled.constraints import own_constraints
 from treaty.systems.vertical import messages
 from treaty.systems.vertical.column_owner import ColumnOwner
 from treaty.systems.vertical.messages import CHOICE_BITS
-from treaty.trees.histograms import width_of
-
-# ----------------- candidates for splits of a passive party's columns, and their sums as shares; the same at both ends
-#
-# Candidates are in the order in which the plain grower breaks ties (`trees.scanning.scan_splits`): column by column,
-# missing values right before left, cuts ascending among the former and descending among the latter. Of a numeric column
-# the bins up to a cut go left, of a categorical one a single category, against the rest; where it has many, one of two
-# halves (`crypto.transfer.category_sets`), of which missing values may be a part.
-
-
-class Candidates:
-    """Candidates of a tree's columns.
-
-    `offsets`, int32 (features + 1,), has the first slot of each of the party's features, whose last slot is missing
-    values; `categorical` and `missing`, bool (features,), say which are categories, and have missing values at all.
-    `columns`, ascending, are the tree's; of those with `onehot_below` categories or more, halves are candidates. These
-    columns' slots begin at `halved_starts` among `halved_slots`, which are those of all of them.
-    """
-
-    def __init__(self, offsets: Int32s, categorical: Flags, missing: Flags, columns: Int32s, onehot_below: int) -> None:
-        self._columns, self._categorical, self._missing = columns, categorical, missing
-        self._width = width_of(offsets)
-        self._bins = (np.diff(offsets) - 1)[columns]
-        self._halved = categorical[columns] & (self._bins >= onehot_below)
-        self._numbers = [_HALVES if halved else _numbers(int(bins), *has) for bins, halved, *has in zip(
-            self._bins, self._halved, categorical[columns], missing[columns], strict=True)]  # fmt: skip
-        self._first = np.cumsum([0, *map(len, self._numbers)])
-        sizes = self._bins + 1
-        self.halved_slots = np.flatnonzero(np.repeat(self._halved, sizes))
-        self.halved_starts = (np.cumsum(sizes[self._halved]) - sizes[self._halved]).astype(np.intp)
-
-    def __len__(self) -> int:
-        return int(self._first[-1])
-
-    def sums(self, slots: Wide, halves: Wide) -> Wide:
-        """Return shares of left children's sums, (nodes, candidates, 3, 2), from those of slots, (nodes, slots, 3, 2).
-
-        Slots are those of the tree's columns alone; `halves`, (nodes, k, 3, 2), are the sums of halves.
-        """
-        # all of it is linear in the slots, so that each end adds up its own shares
-        found, first = [np.zeros((len(slots), 0, *slots.shape[2:]), np.uint64)], 0
-        of_column = iter(np.split(halves, halves.shape[1] // 2, axis=1) if halves.shape[1] else ())
-        for column, bins, halved, numbers in zip(self._columns, self._bins, self._halved, self._numbers, strict=True):
-            if halved:
-                found.append(next(of_column))
-                first += int(bins) + 1
-                continue
-            present = slots[:, first : first + bins]
-            if not self._categorical[column]:
-                present = prefix_sums(present.swapaxes(1, 2)).swapaxes(1, 2)
-            with_missing = add(present, slots[:, first + bins : first + bins + 1])
-            right = np.array([k for k, side in numbers if not side], np.intp)
-            left = np.array([k for k, side in numbers if side], np.intp)
-            found += [present[:, right], with_missing[:, left]]
-            first += int(bins) + 1
-        return np.concatenate(found, axis=1)
-
-    def halves(self, numbers: Int32s) -> NDArray[np.int64]:
-        """Return which of the halves candidates are, (k,), -1 for others."""
-        place = np.searchsorted(self._first, numbers, side="right") - 1
-        before = np.cumsum(self._halved) - 1
-        return np.where(self._halved[place], 2 * before[place] + numbers - self._first[place], -1).astype(np.int64)
-
-    def splits(self, numbers: Int32s, members: Flags) -> tuple[Int32s, Flags]:
-        """Return columns, int32 (k,), and bins that go left, bool (k, width), of candidates.
-
-        `members`, (k, categories), are those of the halves among them.
-        """
-        place = np.searchsorted(self._first, numbers, side="right") - 1
-        left_bins = np.zeros((len(numbers), self._width), np.bool_)
-        for row, (at, number) in enumerate(zip(place, numbers, strict=True)):
-            k, side = self._numbers[at][number - self._first[at]]
-            bins = int(self._bins[at])
-            if self._halved[at]:
-                left_bins[row, : bins + 1] = members[row, : bins + 1]
-                continue
-            # a number's bins up to the cut, of a category itself alone
-            left_bins[row, (k if self._categorical[self._columns[at]] else 0) : k + 1] = True
-            left_bins[row, bins] = side
-        return self._columns[place].astype(np.int32), left_bins
-
-
-_HALVES = [(0, False), (1, False)]
-
-
-def _numbers(bins: int, categorical: bool, missing: bool) -> list[tuple[int, bool]]:
-    """Return a column's candidates: the last bin, or the category, that goes left, and whether missing values do."""
-    # without missing values the last cut would send nothing right
-    last = bins if categorical or missing else bins - 1
-    right = [(k, False) for k in range(last)]
-    left = [(k, True) for k in reversed(range(bins if categorical else bins - 1))]
-    return right + left if missing else right
-
+from treaty.systems.vertical.sealed_candidates import Candidates
+from treaty.systems.vertical.sealed_groups import GroupsLeft
 
 # ------------------ shares that pass from one passive party to the next, by way of the active party and hidden from it
 #
@@ -181,6 +92,16 @@ class MovingKey:
         keys = {name: key for name, (key, _) in signed.items()}
         self._seeds = agree_with(self._secret, keys, "sealed sums", self._party.name)
         self._drawn, self.others = dict.fromkeys(keys, 0), frozenset(keys)
+
+    def bit_masks(self, other: str, shape: tuple[int, ...]) -> tuple[Bits, Bits]:
+        """Return the next masks of bits that move to another passive party, and of those that come from it."""
+        # both ends draw in the order of the senders' names
+        drawn = {
+            sender: self.mask(other, shape, sending=sender != other)
+            for sender in sorted([other, self._party.name])
+        }  # fmt: skip
+        mine, theirs = ((drawn[name] & np.uint64(1)).astype(np.uint8) for name in (self._party.name, other))
+        return mine, theirs
 
     def mask(self, other: str, shape: tuple[int, ...], *, sending: bool) -> Wide:
         """Return the next mask, uniform uint64, of shares that move to another passive party, or come from it."""
@@ -228,9 +149,15 @@ def places_of(bounds: SumsBounds) -> Places:
 
 
 def find_best(
-    end: SealedEnd, parts: Wide, parents: Int32s, before: Wide | None, candidates: Candidates, known: Known
+    end: SealedEnd,
+    parts: Wide,
+    parents: Int32s,
+    before: Wide | None,
+    candidates: Candidates,
+    known: Known,
+    groups: ColumnGroups | None = None,
 ) -> Steps[LevelResult]:
-    """Find each node's best entry among the candidates and those that the active party knows.
+    """Find each node's best entry among the candidates and those that the active party knows, as far as `groups` allow.
 
     `parts`, uint64 (asked, slots, 4), are fields' shares of the nodes asked about, `before` those of the last level's
     nodes, whole; `parents` says which of these are the parents of the nodes asked about.
@@ -239,6 +166,11 @@ def find_best(
     slots = yield from integer_shares(end.transfers, parts, end.places, end.role)
     if before is not None:
         slots = np.concatenate([slots, subtract(before[parents], slots)])
+    allowed: Bits | None = None
+    if groups is not None:
+        entries = len(known.before) + len(known.after)
+        of_columns = yield from allowed_columns(end.transfers, groups, end.role)
+        allowed = of_columns[:, np.append(np.arange(entries), entries + candidates.columns)]
     found, categories = [], candidates.halved_slots
     members = np.zeros((len(slots), 2, len(categories)), np.uint8)
     for part in pieces(len(slots), max(1, _AT_A_TIME // max(1, len(candidates) + len(categories)))):
@@ -248,7 +180,8 @@ def find_best(
             halves = yield from halves_of(end.transfers, mine, starts, of_part, end.widths, end.role)
             sums_of_halves, members[part] = halves.sums, halves.members
         sums = candidates.sums(slots[part], sums_of_halves)
-        best = best_of_shared(end.transfers, sums, of_part, end.widths, end.role, end.step)
+        may = None if allowed is None else allowed[part]
+        best = best_of_shared(end.transfers, sums, of_part, end.widths, end.role, end.step, may)
         found.append((yield from best))
     return LevelResult(slots, np.concatenate(found), members)
 
@@ -291,7 +224,9 @@ class SealedOwner(ColumnOwner):
             raise PeerProtocolError(active, "expected the lattice map under sealed sums", at="Setup")
         self._key, self._shares_of = MovingKey(party, self._inputs.vouching), server
         self._divided: list[tuple[int, float, float, int]] = []  # a tree's splits: record, rows it may divide, depth
-        self._columns = self._splits.bins.offsets, self._inputs.rows.table.schema.categorical, server.have_missing
+        inputs, schema = self._inputs, self._inputs.rows.table.schema
+        self._columns = self._splits.bins.offsets, schema.categorical, server.have_missing
+        _, self._groups = own_constraints(inputs.common, inputs.directions, schema, party.name, inputs.roles.owners)
         party.send(active, messages.SealedColumns(Array.of(server.have_missing), self._key.signed()))
         terms = party.receive(active, messages.TournamentTerms)
         if set(terms.keys) != set(self._inputs.others) - {party.name}:
@@ -312,6 +247,7 @@ class SealedOwner(ColumnOwner):
         self._parts: list[Wide] = []
         self._parents: list[Int32s] = []
         self._numbers = np.zeros(0, np.uint64)
+        self._used = GroupsLeft(self._groups, columns)
         self._trails: list[list[int]] = [[]]  # of each node of the level, own splits above it, by record number
         self._paths, self._paths_of_nodes = Paths(self._end.transfers, self._n_rows), np.zeros((1, 0), np.uint8)
 
@@ -332,8 +268,9 @@ class SealedOwner(ColumnOwner):
         self._parents.append(parents)
         # a parent twice would be two nodes whose sides are under the same pads
         so_far = np.concatenate(self._parents)
-        once = len(np.unique(so_far)) == len(so_far)
-        if not (once and of_level.all()) or not {request.before, request.after} <= self._key.others | {""}:
+        once, me = len(np.unique(so_far)) == len(so_far), self._party.name
+        chained = request.chain.count(me) == 1 and {*request.chain} <= self._key.others | {me}
+        if not (once and of_level.all() and chained and len({*request.chain}) == len(request.chain)):
             what = "nodes of the last level, each once, and parties of the job"
             raise PeerProtocolError(self._active, f"expected {what}", at="SealedSumsRequest")
         if request.last:
@@ -349,25 +286,43 @@ class SealedOwner(ColumnOwner):
             below = [np.pad(above, ((0, 0), (0, 1)), constant_values=turn) for turn in (0, 1)]
             self._paths_of_nodes = np.concatenate(below)
         nodes = len(parts) if self._before is None else 2 * len(parts)
-        alone = not request.before  # its own best is the first so far
-        known = Known.nothing(nodes, int(alone), int(alone and request.own_after))
+        at, chain = request.chain.index(self._party.name), request.chain
+        groups = None
+        if self._before is not None:
+            self._used.descend(parents)
+        if self._before is not None and len(self._groups):
+            groups = self._share_groups([*chain[:at], *chain[at + 1 :]], request.own_before + request.own_after)
+        known = Known.nothing(nodes, request.own_before, request.own_after)
         end, active = self._end, self._active
         found: LevelResult = take_steps(
-            self._party, {active: find_best(end, parts, parents, self._before, self._candidates, known)}
+            self._party, {active: find_best(end, parts, parents, self._before, self._candidates, known, groups)}
         )[active]
         self._before, self._numbers, self._members = found.slots, found.best[:, NUMBER, 0], found.members
         best = found.best
-        if request.before:
+        if at:
             # the mask is this party's share of the best before it; the active party has the other
-            so_far = fitted(self._key.mask(request.before, best.shape, sending=False), end.widths)
-            entries = [so_far, best, *[np.zeros_like(best)] * request.own_after]
-            steps = winner_of(end.transfers, np.stack(entries, axis=1), end.widths, end.role, end.step)
+            so_far = fitted(self._key.mask(chain[at - 1], best.shape, sending=False), end.widths)
+            steps = winner_of(end.transfers, np.stack([so_far, best], axis=1), end.widths, end.role, end.step)
             best = take_steps(self._party, {active: steps})[active]
-        if request.after:
-            moved = subtract(best, self._key.mask(request.after, best.shape, sending=True))
+        if at + 1 < len(chain):
+            moved = subtract(best, self._key.mask(chain[at + 1], best.shape, sending=True))
             self._party.send(active, messages.MovedShares(Array.of(moved)))
         else:
             self._party.send(active, messages.OwnerShares(Array.of(best[:, OWNER, 0])))
+
+    def _share_groups(self, others: list[str], entries: int) -> ColumnGroups:
+        """Share with the other passive parties which groups own columns leave; return this end's part of all."""
+        within, of_columns = self._used.within, self._used.of_columns
+        masks = [self._key.bit_masks(other, within.shape) for other in others]
+        if others:
+            moved = np.stack([within ^ mine for mine, _ in masks])
+            self._party.send(self._active, messages.MovedGroups(Array.of(moved)))
+        # the active party's entries are before own columns; it gives its own part of both
+        return ColumnGroups(
+            np.stack([np.zeros_like(within), within, *[theirs for _, theirs in masks]]),
+            np.pad(of_columns, ((entries, 0), (0, 0))),
+            np.pad(self._used.alone, ((0, 0), (entries, 0))),
+        )
 
     def named_splits(self, message: messages.SplitRequest | messages.WonCandidates) -> messages.SplitRequest:
         """Open own candidates at the nodes that they won; return the splits as a request names them."""
@@ -389,6 +344,7 @@ class SealedOwner(ColumnOwner):
             steps = half_that_won(self._end.transfers, self._members[nodes], starts, picks, self._end.role)
             members = take_steps(self._party, {active: steps})[active]
         columns, left_bins = self._candidates.splits(won, members.astype(np.bool_))
+        self._used.won(nodes, columns)
         return messages.SplitRequest(Array.of(columns), Array.of(np.packbits(left_bins, axis=1)))
 
     def divide(self, request: messages.SplitRequest) -> Iterator[Message]:

@@ -4,9 +4,9 @@ Level by level, for all passive parties that have columns in the tree, in the jo
 
 1. Masked sums of the nodes asked about; siblings follow from the parents' shares.
 2. With each, at the same time, a tournament among its candidates. In the first one's the active party's bound takes
-   part, which a split has to pass, and its own best split where own columns come first.
-3. The winner so far is compared with the next passive party's, and so on; where own columns come later, the own best
-   split takes part after the columns before them.
+   part, which a split has to pass. The own best split takes part after the columns before it; if interaction
+   constraints have groups, the best of each run of own columns that are in the same ones.
+3. The winner so far is compared with the next passive party's, and so on.
 4. The active party learns whose split each node has; the owner learns which, and says which rows go left. Sums of
    the children, and gains, follow from rows and own gradients.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,8 @@ from treaty.crypto.payload import Payload, SumsBounds
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient
 from treaty.crypto.transfer.arithmetic import Wide, add
 from treaty.crypto.transfer.category_sets import half_that_won
-from treaty.crypto.transfer.sealed_sums import NUMBER, OWNER, Known, KnownEntry, Widths, entry_of, fitted, winner_of
+from treaty.crypto.transfer.column_groups import ColumnGroups
+from treaty.crypto.transfer.sealed_sums import NUMBER, OWNER, Known, KnownEntry, Widths, fitted, winner_of
 from treaty.crypto.transfer.stock import Bits, Paths, Steps, open_transfers
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.machine.arrays import Flags, Int32s, Integers
@@ -35,13 +37,15 @@ from treaty.systems.vertical import messages
 from treaty.systems.vertical.cipher_choice import Link, comparisons_of_a_step
 from treaty.systems.vertical.encrypted_columns import EncryptedGradients, PassiveColumns, bits_at
 from treaty.systems.vertical.messages import CHOICE_BITS
-from treaty.systems.vertical.sealed import Candidates, LevelResult, SealedEnd, find_best, places_of, take_steps
+from treaty.systems.vertical.sealed import LevelResult, SealedEnd, find_best, places_of, take_steps
+from treaty.systems.vertical.sealed_candidates import Candidates
+from treaty.systems.vertical.sealed_groups import share_groups
 from treaty.trees.columns import SplitSearch
 from treaty.trees.growth import RowPartition
-from treaty.trees.splits import Level, SplitRules, Splits, bound, fraction
+from treaty.trees.splits import Level, SplitRules, Splits, best_of, bound, fraction, scan
 
-# Numbers of owners: no split is good enough, the active party's is best, or that of passive party k - 2
-_NOBODY, _OWN, _FIRST_PEER = 0, 1, 2
+# Numbers of owners: no split is good enough, that of party k - 1 is best; after all parties', the own entries' numbers
+_NOBODY, _FIRST_PEER = 0, 1
 
 # What a category of a half takes, in bytes and in time, by what a candidate does
 _OF_A_CATEGORY = 0.1
@@ -92,26 +96,27 @@ class SealedGradients(EncryptedGradients):
     """Queries to all passive parties, whose answers open to shares of sums.
 
     `order` is that of the level's nodes, `chain` are the passive parties with columns in the tree; `own_place` is how
-    many of these come before the active party's columns. `turns` has, of each level below the root, uint8 (n_rows,)
-    whether rows are in the sibling of a node asked about.
+    many of these come before the active party's columns, of which `entries` take part. `turns` has, of each level below
+    the root, uint8 (n_rows,) whether rows are in the sibling of a node asked about.
     """
 
     client: LatticeSumsClient
     order: Order
     chain: Sequence[str]
     own_place: int
+    entries: int
     turns: list[Bits]
 
     def _request(self, peer: str, query: Payload, piece: slice, *, last: bool) -> Message:
-        before, after, own_after = "", "", False
-        if peer in self.chain:
-            at = self.chain.index(peer)
-            before = self.chain[at - 1] if at else ""
-            after = self.chain[at + 1] if at + 1 < len(self.chain) else ""
-            own_after = at + 1 == self.own_place
-        return messages.SealedSumsRequest(
-            pack(query), last, Array.of(self.order.parents[piece]), before, after, own_after
-        )
+        parents, chain = Array.of(self.order.parents[piece]), list(self.chain)
+        return messages.SealedSumsRequest(pack(query), last, parents, chain, *self.counts(peer))
+
+    def counts(self, peer: str) -> tuple[int, int]:
+        """Return how many own entries come before a party's candidates, and after them."""
+        place = self.chain.index(peer) if peer in self.chain else -1
+        # what splits have to pass comes before the first party's
+        before = 1 + self.entries * (self.own_place == 0) if place == 0 else 0
+        return before, self.entries * (self.own_place == place + 1 > 0)
 
     def _open(self, peer: str, answer: Payload, totals: Integers) -> NDArray[Any]:
         """Return own shares of the sums of a piece of the level's nodes."""
@@ -243,18 +248,24 @@ class SealedSearch(SplitSearch):
     _order: Order | None
     _peers: dict[int, SealedPeer]
     _chain: list[int]  # of passive parties, those with columns in the tree
+    _groups: Flags  # of interaction constraints, (groups, own columns of the tree)
+    _runs: list[Int32s]  # own columns whose best split takes part as one entry
     gradients: SealedGradients
 
     def ask(self, level: Level, rows: RowPartition) -> None:
         """Ask passive parties for masked sums, in the order that both ends share; sum up own columns."""
         if level.depth == 0:
             self._begin()
-        self._rows = rows
+        self._rows, own = rows, self.columns[self._own]
+        # which groups are left below the root is known only on shares; of equal splits the lower column's comes first,
+        # so that an entry is of columns that are neighbours
+        apart = (self._groups[:, 1:] != self._groups[:, :-1]).any(axis=0) if level.depth else np.zeros(0, np.bool_)
+        self._runs = list(np.split(own, np.flatnonzero(apart) + 1))
         self._shown_of_level, for_others = self.shown.part(level)
         self._asks_others = bool(self._chain and len(for_others.nodes))
         if self._asks_others:
             self._order, in_order = Order.of(for_others, self._order)
-            self.gradients.order = self._order
+            self.gradients.order, self.gradients.entries = self._order, len(self._runs)
             if level.depth:
                 of_siblings, _ = rows.rows(self._order.nodes[len(self._order.parents) :], sampled=False)
                 self.gradients.turns.append(np.bincount(of_siblings, minlength=len(self.sample.grad)).astype(np.uint8))
@@ -266,6 +277,10 @@ class SealedSearch(SplitSearch):
         """Find the passive parties with columns in the tree, which compare their bests one after another."""
         assert self.own is not None
         self._own, self._order = self.own, None
+        constraints, columns = self.rules.constraints, self.columns[self.own]
+        self._groups = np.zeros((0, len(columns)), np.bool_)
+        if constraints is not None:
+            self._groups = constraints.groups[:, constraints.first[self.own] + columns]
         self._peers = {k: source for k, source in self.sources.items() if isinstance(source, SealedPeer)}
         self._chain = [k for k, peer in self._peers.items() if len(peer.candidates)]
         for peer in self._peers.values():
@@ -276,24 +291,37 @@ class SealedSearch(SplitSearch):
 
     def choose(self, level: Level) -> Splits:
         """Return the best splits, of which passive parties' are known by the rows that they send left alone."""
-        found = self.scan(self._own, level)
+        source = self.sources[self._own]
+        parts: list[list[Splits]] = [[] for _ in self._runs]
+        for totals, sums, limits in self.sums(self._own):
+            for run, of in zip(self._runs, parts, strict=True):
+                of.append(scan(
+                    sums, totals, run, source.offsets, source.categorical, self.rules,
+                    limits=limits, source=self._own, threads=self.threads,
+                ))  # fmt: skip
+        found = [self.of_level(self._own, of, level) for of in parts]
+        best = best_of(found, level.totals, self.rules)
         if self._asks_others:
-            self._settle(np.flatnonzero(self._shown_of_level), level, found)
-        return found
+            self._settle(np.flatnonzero(self._shown_of_level), level, best, found)
+        return best
 
-    def _settle(self, shown: NDArray[np.intp], level: Level, found: Splits) -> None:
+    def _settle(self, shown: NDArray[np.intp], level: Level, found: Splits, own: Sequence[Splits]) -> None:
         """Put passive parties' splits in the place of own ones that are worse, in place.
 
-        `shown` are the nodes, among the level's, that passive parties are asked about.
+        `shown` are the nodes, among the level's, that passive parties are asked about, `own` the splits of each run of
+        own columns, of which only some may be allowed.
         """
-        owners, numbers = self._tournament(shown, found)
+        owners, numbers = self._tournament(shown, level, own)
         # `place` is where the common order has each node of the level, -1 for hidden ones
         place, order = np.full(len(level.nodes), -1, np.int32), self._order
         assert order is not None
         wanted = order.wanted >= 0
         place[shown[order.wanted[wanted]]] = np.flatnonzero(wanted)
-        winner = np.where(place >= 0, owners[place], _OWN)
+        winner = np.where(place >= 0, owners[place], -1)
         found.gain[winner == _NOBODY], found.feature[winner == _NOBODY] = 0.0, -1
+        for number, of in enumerate(own, self._first_own):
+            for name in Splits.__slots__:
+                getattr(found, name)[winner == number] = getattr(of, name)[winner == number]
         won_by = {k: np.flatnonzero(winner == k + _FIRST_PEER) for k in self._chain}
         won_by = {k: won[np.argsort(place[won])] for k, won in won_by.items() if len(won)}
         # all owners are asked before any answer is awaited, so that they work at the same time
@@ -326,56 +354,79 @@ class SealedSearch(SplitSearch):
         )
         return np.add.reduceat(each, starts[:-1], axis=0)
 
-    def _tournament(self, shown: NDArray[np.intp], own: Splits) -> tuple[Integers, dict[int, NDArray[np.uint64]]]:
+    def _tournament(
+        self, shown: NDArray[np.intp], level: Level, own: Sequence[Splits]
+    ) -> tuple[Integers, dict[int, NDArray[np.uint64]]]:
         """Return whose split is best at each node of the level's order, and own shares of candidates' numbers."""
         order, names, party = self._order, {k: self._peers[k].peer for k in self._chain}, self.gradients.party
         assert order is not None
         bounds, ours = self._own_entries(order, shown, own)
         parts: dict[int, Wide] = {k: self.gradients.sums(peer.peer) for k, peer in self._peers.items()}
         ends, first, last = {}, self._chain[0], self._chain[-1]
+        limits, fewest = self._limits(order), self.rules.fewest_of_category
+        groups = self._share_groups(order, shown, level)
         for k in self._chain:
-            peer, before, after = self._peers[k], [], []
-            # what the active party knows takes part in the first tournament; later ones compare with its winner
-            if k == first:
-                before = [ours if k > self._own else bounds]
-                after = [ours] * (self.gradients.own_place == 1)
-            limits, fewest = self._limits(order), self.rules.fewest_of_category
+            peer = self._peers[k]
+            counts = self.gradients.counts(peer.peer)
+            before, after = [bounds, *ours][: counts[0]], ours[: counts[1]]
             known = Known(order.totals, self.rules.ridge, *limits, k + _FIRST_PEER, before, after, fewest)
-            ends[peer.peer] = find_best(peer.end, parts[k], order.parents, peer.slots, peer.candidates, known)
+            ends[peer.peer] = find_best(
+                peer.end, parts[k], order.parents, peer.slots, peer.candidates, known, groups.get(peer.peer)
+            )
         found: dict[str, LevelResult] = take_steps(party, ends)
         best = {k: found[name].best for k, name in names.items()}
         for k, name in names.items():
             self._peers[k].slots, self._peers[k].members = found[name].slots, found[name].members
         numbers = {k: shares[:, NUMBER, 0] for k, shares in best.items()}
         so_far = best[first]
-        for place, (k, after_k) in enumerate(zip(self._chain, self._chain[1:], strict=False)):
+        for k, after_k in pairwise(self._chain):
             # the other half of the best so far passes from one passive party to the next, under their common mask
             moved = party.receive(names[k], messages.MovedShares).shares
             added = view(moved, np.uint64, so_far.shape, peer=names[k], what="MovedShares.shares")
             so_far = fitted(add(so_far, added), self._peers[k].end.widths)
-            end, entries = self._peers[after_k].end, [so_far, best[after_k]]
-            if self.gradients.own_place == place + 2:
-                entries.append(entry_of(ours, end.widths)[:, 0])
-            steps = winner_of(end.transfers, np.stack(entries, axis=1), end.widths, end.role, end.step)
+            end, entries = self._peers[after_k].end, np.stack([so_far, best[after_k]], axis=1)
+            steps = winner_of(end.transfers, entries, end.widths, end.role, end.step)
             so_far = take_steps(party, {names[after_k]: steps})[names[after_k]]
         shares, came = so_far[:, OWNER, 0], party.receive(names[last], messages.OwnerShares).shares
         theirs = view(came, np.uint64, shares.shape, peer=names[last], what="OwnerShares.shares")
         owners = (shares + theirs).astype(np.int64)
-        if not np.isin(owners, [_NOBODY, _OWN, *(k + _FIRST_PEER for k in self._chain)]).all():
+        ours_too = range(self._first_own, self._first_own + len(own))
+        if not np.isin(owners, [_NOBODY, *(k + _FIRST_PEER for k in self._chain), *ours_too]).all():
             name = names[last]
             raise PeerProtocolError(name, "expected shares of whose splits are best", at="OwnerShares")
         return owners, numbers
 
-    def _own_entries(self, order: Order, shown: NDArray[np.intp], own: Splits) -> tuple[KnownEntry, KnownEntry]:
-        """Return what a split has to pass at each node, and own best splits, or the former where there are none."""
-        rules, bounds, ours, owners = self.rules, [], [], []
-        for wanted, totals in zip(order.wanted, order.totals, strict=True):
-            bounds.append(bound(totals, rules.ridge, rules.threshold_in_units))
-            node = -1 if wanted < 0 else int(shown[wanted])
-            has = node >= 0 and own.feature[node] >= 0
-            ours.append(fraction(totals, own.left_totals[node], rules.ridge) if has else bounds[-1])
-            owners.append(_OWN if has else _NOBODY)
-        return KnownEntry(bounds, [_NOBODY] * len(bounds)), KnownEntry(ours, owners)
+    @property
+    def _first_own(self) -> int:
+        return _FIRST_PEER + len(self.columns)
+
+    def _share_groups(self, order: Order, shown: NDArray[np.intp], level: Level) -> dict[str, ColumnGroups]:
+        """Return own parts of which columns may split the nodes, for each passive party, if constraints have groups."""
+        if level.depth == 0 or level.limits is None or not len(self._groups):
+            return {}
+        within, wanted = np.zeros((len(order.nodes), len(self._groups)), np.uint8), order.wanted >= 0
+        within[wanted] = level.limits.within[shown[order.wanted[wanted]]]
+        runs = np.split(self._groups.T, np.cumsum([len(run) for run in self._runs[:-1]]))
+        ours = [run[0] if len(run) else np.zeros(len(self._groups), np.bool_) for run in runs]
+        peers = {self._peers[k].peer: len(self.columns[k]) for k in self._chain}
+        return share_groups(self.gradients.party, peers, self.gradients.counts, within, ours)
+
+    def _own_entries(
+        self, order: Order, shown: NDArray[np.intp], own: Sequence[Splits]
+    ) -> tuple[KnownEntry, list[KnownEntry]]:
+        """Return what a split has to pass at each node, and the best split of each run of own columns."""
+        rules, nodes = self.rules, range(len(order.nodes))
+        bounds = [bound(totals, rules.ridge, rules.threshold_in_units) for totals in order.totals]
+        places = [-1 if wanted < 0 else int(shown[wanted]) for wanted in order.wanted]
+        ours = []
+        for number, of in enumerate(own, self._first_own):
+            # 0 / 1 beats nothing before it
+            has = [place >= 0 and of.feature[place] >= 0 for place in places]
+            fractions = [
+                fraction(order.totals[k], of.left_totals[places[k]], rules.ridge) if has[k] else (0, 1) for k in nodes
+            ]
+            ours.append(KnownEntry(fractions, [number if there else _NOBODY for there in has]))
+        return KnownEntry(bounds, [_NOBODY for _ in nodes]), ours
 
     def _limits(self, order: Order) -> tuple[Integers, Integers]:
         """Return the least hess and rows of a left child, and one more than the most, int64 (2, nodes) each."""

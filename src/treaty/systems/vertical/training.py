@@ -64,6 +64,9 @@ def agree_on_terms(inputs: RoleInput) -> None:
     if inputs.common.constrained and party.name != active:
         schema = inputs.rows.table.schema
         stated = own_constraints(inputs.common, inputs.directions, schema, party.name, inputs.roles.owners)
+        if getattr(getattr(inputs.options, "ciphers", None), "sealed", False):
+            # it rejects own candidates itself, on shares: to the active party all columns are free and in all groups
+            stated = np.zeros_like(stated[0]), np.ones_like(stated[1])
         party.send(active, ColumnConstraints(*map(Array.of, stated)))
 
 

@@ -1,0 +1,105 @@
+"""Candidates for splits of a passive party's columns under sealed sums, and their sums as shares, at both ends.
+
+Candidates are in the order in which the plain grower breaks ties (`trees.scanning.scan_splits`): column by column,
+missing values right before left, cuts ascending among the former and descending among the latter. Of a numeric column
+the bins up to a cut go left, of a categorical one a single category, against the rest; where it has many, one of two
+halves (`crypto.transfer.category_sets`), of which missing values may be a part.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.crypto.transfer.arithmetic import Wide, add, prefix_sums
+from treaty.machine.arrays import Flags, Int32s
+from treaty.trees.histograms import width_of
+
+
+class Candidates:
+    """Candidates of a tree's columns.
+
+    `offsets`, int32 (features + 1,), has the first slot of each of the party's features, whose last slot is missing
+    values; `categorical` and `missing`, bool (features,), say which are categories, and have missing values at all.
+    `columns`, ascending, are the tree's; of those with `onehot_below` categories or more, halves are candidates. These
+    columns' slots begin at `halved_starts` among `halved_slots`, which are those of all of them.
+    """
+
+    def __init__(self, offsets: Int32s, categorical: Flags, missing: Flags, columns: Int32s, onehot_below: int) -> None:
+        self._columns, self._categorical, self._missing = columns, categorical, missing
+        self._width = width_of(offsets)
+        self._bins = (np.diff(offsets) - 1)[columns]
+        self._halved = categorical[columns] & (self._bins >= onehot_below)
+        self._numbers = [_HALVES if halved else _numbers(int(bins), *has) for bins, halved, *has in zip(
+            self._bins, self._halved, categorical[columns], missing[columns], strict=True)]  # fmt: skip
+        self._first = np.cumsum([0, *map(len, self._numbers)])
+        sizes = self._bins + 1
+        self.halved_slots = np.flatnonzero(np.repeat(self._halved, sizes))
+        self.halved_starts = (np.cumsum(sizes[self._halved]) - sizes[self._halved]).astype(np.intp)
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    def sums(self, slots: Wide, halves: Wide) -> Wide:
+        """Return shares of left children's sums, (nodes, candidates, 3, 2), from those of slots, (nodes, slots, 3, 2).
+
+        Slots are those of the tree's columns alone; `halves`, (nodes, k, 3, 2), are the sums of halves.
+        """
+        # all of it is linear in the slots, so that each end adds up its own shares
+        found, first = [np.zeros((len(slots), 0, *slots.shape[2:]), np.uint64)], 0
+        of_column = iter(np.split(halves, halves.shape[1] // 2, axis=1) if halves.shape[1] else ())
+        for column, bins, halved, numbers in zip(self._columns, self._bins, self._halved, self._numbers, strict=True):
+            if halved:
+                found.append(next(of_column))
+                first += int(bins) + 1
+                continue
+            present = slots[:, first : first + bins]
+            if not self._categorical[column]:
+                present = prefix_sums(present.swapaxes(1, 2)).swapaxes(1, 2)
+            with_missing = add(present, slots[:, first + bins : first + bins + 1])
+            right = np.array([k for k, side in numbers if not side], np.intp)
+            left = np.array([k for k, side in numbers if side], np.intp)
+            found += [present[:, right], with_missing[:, left]]
+            first += int(bins) + 1
+        return np.concatenate(found, axis=1)
+
+    @property
+    def columns(self) -> NDArray[np.intp]:
+        """The column of each candidate, (candidates,), by its place among the tree's."""
+        return np.repeat(np.arange(len(self._columns)), np.diff(self._first))
+
+    def halves(self, numbers: Int32s) -> NDArray[np.int64]:
+        """Return which of the halves candidates are, (k,), -1 for others."""
+        place = np.searchsorted(self._first, numbers, side="right") - 1
+        before = np.cumsum(self._halved) - 1
+        return np.where(self._halved[place], 2 * before[place] + numbers - self._first[place], -1).astype(np.int64)
+
+    def splits(self, numbers: Int32s, members: Flags) -> tuple[Int32s, Flags]:
+        """Return columns, int32 (k,), and bins that go left, bool (k, width), of candidates.
+
+        `members`, (k, categories), are those of the halves among them.
+        """
+        place = np.searchsorted(self._first, numbers, side="right") - 1
+        left_bins = np.zeros((len(numbers), self._width), np.bool_)
+        for row, (at, number) in enumerate(zip(place, numbers, strict=True)):
+            k, side = self._numbers[at][number - self._first[at]]
+            bins = int(self._bins[at])
+            if self._halved[at]:
+                left_bins[row, : bins + 1] = members[row, : bins + 1]
+                continue
+            # a number's bins up to the cut, of a category itself alone
+            left_bins[row, (k if self._categorical[self._columns[at]] else 0) : k + 1] = True
+            left_bins[row, bins] = side
+        return self._columns[place].astype(np.int32), left_bins
+
+
+_HALVES = [(0, False), (1, False)]
+
+
+def _numbers(bins: int, categorical: bool, missing: bool) -> list[tuple[int, bool]]:
+    """Return a column's candidates: the last bin, or the category, that goes left, and whether missing values do."""
+    # without missing values the last cut would send nothing right
+    last = bins if categorical or missing else bins - 1
+    right = [(k, False) for k in range(last)]
+    left = [(k, True) for k in reversed(range(bins if categorical else bins - 1))]
+    return right + left if missing else right
