@@ -32,7 +32,7 @@ EXACT = {"allow_exact_sums": True}
 PAPER = {"mode": "paper", "allow_insecure": True}
 SEALED = {"min_child_weight": 0.1}
 ONE_TREE = {"n_estimators": 1, **SEALED}
-GROUPS = {"interaction_constraints": [["party0.a", "party1.b"]]}
+GROUPS = {"interaction_constraints": [[f"party{k}.{name}" for k in range(3) for name in "ab"]]}
 
 JOBS: dict[str, list[Played]] = {
     "secureboost": [
