@@ -64,7 +64,6 @@ def test_what_needs_no_choice_is_refused_with_the_reason(theirs, why):
         ("interaction_cst", "it is called 'interaction_constraints' here"),
         ("monotone_constraints_method", "leave it out: bounds are those of XGBoost"),
         ("feature_weights", "leave it out: .*colsample_bytree"),
-        ("multi_strategy", "leave it out: a round has a tree for each of its classes"),
         ("min_delta", "it is called 'early_stopping_min_delta' here"),
         ("sample_weight", r"it belongs to fit: GBDTClassifier\(\)\.fit\(X, y, sample_weight=\.\.\.\)"),
         ("eval_sample_weight", r"it belongs to fit: .*\.fit\(X, y, sample_weight_eval_set=\.\.\.\)"),

@@ -149,17 +149,20 @@ def _their_left(table, theirs, node):
     return np.where(np.isnan(column), bool(theirs["default_left"][node]), column < threshold)
 
 
-def _train_both(table, y, weight, *, objective="logistic", n_classes=2, n_estimators=8, **options) -> Pair:
+def _train_both(
+    table, y, weight, *, objective="logistic", n_classes=2, n_estimators=8, multi_output=False, **options
+) -> Pair:
     ours = train(
         table, y, weight, objective=objective, n_classes=n_classes, n_estimators=n_estimators,
         # steps are of the largest label's size
         fractional_bits=30 if objective in ("poisson", "tweedie", "gamma") else 24,
-        base_score=0.5, min_child_samples=1, **options,
+        base_score=0.5, min_child_samples=1, multi_output=multi_output, **options,
     )  # fmt: skip
     parameters = {
         "objective": OBJECTIVES[objective], "base_score": 0.5, "tree_method": "hist", "max_bin": 32, "nthread": 1,
         "max_depth": 3, "learning_rate": 0.3, "num_class": n_classes if objective == "softmax" else None,
-        "grow_policy": "lossguide" if "max_leaves" in options else "depthwise", **options,
+        "grow_policy": "lossguide" if "max_leaves" in options else "depthwise",
+        "multi_strategy": "multi_output_tree" if multi_output else "one_output_per_tree", **options,
     }  # fmt: skip
     parameters = {XGBOOST_NAMES.get(name, name): value for name, value in parameters.items() if value is not None}
     booster = xgboost.train(parameters, xgboost.DMatrix(table.matrix, y, weight=weight), n_estimators)
@@ -339,3 +342,40 @@ def test_columns_of_few_categories_are_split_one_against_the_rest_as_in_xgboost(
     single = {**options, "max_cat_to_onehot": None}  # the default: one against the rest, as with 6 here
     other = treaty.GBDTClassifier("pooled", min_child_samples=1, **single).fit(X, y).predict_proba(X)
     assert (below == 4) == bool(np.abs(ours - other).max() > 1e-3)
+
+
+MULTI_OUTPUT = {
+    "three": {},
+    "ten": {"n_classes": 10, "max_depth": 4, "min_child_weight": 5.0},
+    "missing": {"n_classes": 4, "missing": 0.3, "max_depth": 5},
+    "weights": {"weighted": True, "max_depth": 6, "min_child_weight": 2.0},
+    "leaves": {"max_leaves": 13, "max_depth": 24},
+    "penalties": {"reg_alpha": 0.5, "min_split_loss": 2.0, "reg_lambda": 0.3, "max_depth": 5},
+}
+
+
+@pytest.mark.parametrize("name", MULTI_OUTPUT)
+def test_multi_output_trees_equal_those_of_xgboost(name):
+    options = {"n_classes": 3, "objective": "softmax", "n_estimators": 4, **MULTI_OUTPUT[name]}
+    pair = _pair(**options, multi_output=True)
+    outputs = pair.ours.objective.n_outputs
+    assert len(pair.ours.trees) == outputs * len(pair.theirs) == outputs * 4
+    for number, theirs in enumerate(pair.theirs):
+        trees = pair.ours.trees[outputs * number : outputs * (number + 1)]
+        waiting, leaves = [(0, 0)], 0
+        while waiting:
+            node, other = waiting.pop()
+            below = trees[0].left[node], theirs["left_children"][other]
+            assert (below[0] < 0) == (below[1] < 0)
+            if below[0] < 0:
+                at = theirs["right_children"][other] * outputs  # the place of a leaf's weights
+                weights = np.array(theirs["leaf_weights"][at : at + outputs])
+                np.testing.assert_allclose([tree.value[node] for tree in trees], weights, atol=WEIGHT)
+                leaves += 1
+                continue
+            assert _same_split(pair, trees[0], node, theirs, other)
+            gain = sum(tree.gain[node] for tree in trees)
+            assert gain == pytest.approx(theirs["loss_changes"][other], rel=1e-3, abs=1e-4)
+            assert trees[0].cover[node] == pytest.approx(theirs["sum_hessian"][other], rel=1e-4)
+            waiting += [(below[0], below[1]), (below[0] + 1, theirs["right_children"][other])]
+        assert leaves == (len(trees[0].left) + 1) // 2 > 1

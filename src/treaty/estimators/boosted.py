@@ -68,6 +68,7 @@ class BoostedTrees(TrainedTrees):
         max_depth: int | None = 3,
         max_leaves: int | None = None,
         num_parallel_tree: int = 1,
+        multi_strategy: str = "one_output_per_tree",
         learning_rate: float = 0.3,
         reg_lambda: float = 1.0,
         reg_alpha: float = 0.0,
@@ -110,6 +111,7 @@ class BoostedTrees(TrainedTrees):
         self.max_depth = max_depth
         self.max_leaves = max_leaves
         self.num_parallel_tree = num_parallel_tree
+        self.multi_strategy = multi_strategy
         self.learning_rate = learning_rate
         self.reg_lambda = reg_lambda
         self.reg_alpha = reg_alpha

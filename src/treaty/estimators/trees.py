@@ -50,6 +50,10 @@ class GBDTClassifier(Scored, ClassifierMixin, BoostedTrees):
     num_parallel_tree : int, default 1
         Trees of a round for each output, which grow from the same gradients and are averaged, as in XGBoost. A random
         forest is ``n_estimators=1, learning_rate=1, num_parallel_tree=100, subsample=0.8, colsample_bytree=0.5``.
+    multi_strategy : {"one_output_per_tree", "multi_output_tree"}, default "one_output_per_tree"
+        With more than two classes, whether a round grows a tree for each class, or one structure for all of them, whose
+        splits gain most over all classes, as in XGBoost (docs/growth.md). On one table, and with SecureBoost and
+        FedXGBoost-SMM. No effect with two classes and on numbers.
     learning_rate : float, default 0.3
         Factor on every leaf weight.
     reg_lambda : float, default 1

@@ -229,7 +229,7 @@ def check_training(job: Job, name: str | None = None, *, resume: bool = False) -
 
 
 def _check_starts(job: Job) -> None:
-    """Refuse a start from rows' own margins, or from a finished model, where there is none."""
+    """Refuse a start from rows' own margins, or from a finished model, where there is none; and audits of either."""
     (own, common), columns = job.settings(), job.table_rules(job.active).base_margin
     if job.from_model is not None:
         refuse_continuing(job.system, own)
@@ -240,6 +240,8 @@ def _check_starts(job: Job) -> None:
     kept = [name for name, member in job.parties.items() if member.keep_for_audit is not None]
     if kept and (columns or job.from_model):
         raise ConfigError(f"audits replay trainings from one start: expected no keep_for_audit at {kept[0]}")
+    if kept and getattr(common, "multi_output", False):
+        raise ConfigError(f"audits replay trees of one output: expected no keep_for_audit at {kept[0]}")
 
 
 def cluster_of(member: Member) -> Cluster | None:

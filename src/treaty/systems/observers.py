@@ -25,6 +25,7 @@ from treaty.privacy.exact_sums import OpenedNode
 from treaty.trees.constraints import Directions
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import RowPartition
+from treaty.trees.outputs import of_output
 from treaty.trees.splits import Level, complete_sums, kept_sums
 
 if TYPE_CHECKING:
@@ -305,7 +306,9 @@ class Recording(Observer):
         self._parents[owner] = kept_sums(level, parents, complete)
         both = [*opened.sums, *complete[followed]]
         for (first, last), sums in zip(pairwise(starts), both, strict=True):
-            self.note_node(owner, OpenedNode(members[first:last].copy(), *self._gradients, sums.copy()))
+            grads, hesses = map(np.atleast_2d, self._gradients)
+            for k, of in enumerate(zip(grads, hesses, strict=True)):
+                self.note_node(owner, OpenedNode(members[first:last].copy(), *of, of_output(sums, k)))
 
     def note_node(self, owner: str, node: OpenedNode) -> None:
         """Note the opened sums of a node, without the gradients that all nodes of a tree share."""

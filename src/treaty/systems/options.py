@@ -224,7 +224,6 @@ _NOT_NEEDED = {
     **dict.fromkeys(("xgb_model", "init_model"), "only models of trees can go on from a finished one"),
     "monotone_constraints_method": "bounds are those of XGBoost",
     "feature_weights": "columns are drawn alike, colsample_bytree of them for each tree",
-    "multi_strategy": "a round has a tree for each of its classes",
     **dict.fromkeys(
         ("base_margin", "init_score", "base_margin_eval_set", "eval_init_score", "init"),
         "all rows start from the same margin",

@@ -13,6 +13,7 @@ from treaty.machine.arrays import Floats, Int32s, Integers
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import RowPartition
 from treaty.trees.objectives import Objective, check_watched, evaluate, higher_is_better
+from treaty.trees.outputs import trees_of_outputs
 from treaty.trees.splits import SplitRules
 
 # share by which the loss of training rows may rise before the user is warned
@@ -148,7 +149,8 @@ class BoostingPlan:
     `n_columns` are those of all parties; column sampling draws among them, the same in every transport. Rows are drawn
     by `subsample` or by `one_side`. With `early_stopping_rounds`, training stops when the last eval set's last metric
     has not improved by more than `early_stopping_min_delta` for so many rounds, and trees after the best round are
-    dropped. `metrics` are those of eval sets, by default the loss's own.
+    dropped. `metrics` are those of eval sets, by default the loss's own. With `multi_output` one structure is grown for
+    all outputs of a round (`trees.outputs`).
     """
 
     n_columns: int
@@ -160,6 +162,7 @@ class BoostingPlan:
     early_stopping_rounds: int | None = None
     early_stopping_min_delta: float = 0.0
     metrics: Sequence[str] = ()
+    multi_output: bool = False
 
     def draw_columns(self, rng: np.random.Generator) -> Int32s:
         """Draw a tree's columns, ascending."""
@@ -170,7 +173,10 @@ class BoostingPlan:
 
 @dataclass(frozen=True, slots=True)
 class TreeSample:
-    """One tree's gradients, int64 (n_rows,), sampled rows (None: all) and columns, both ascending."""
+    """One tree's gradients, int64 (n_rows,), of many outputs (K, n_rows), sampled rows (None: all) and columns.
+
+    Rows and columns are ascending.
+    """
 
     grad: Integers
     hess: Integers
@@ -179,14 +185,14 @@ class TreeSample:
 
     @property
     def totals(self) -> Integers:
-        """The root's sum of grad, sum of hess and number of sampled rows."""
-        if self.rows is None:
-            return np.array([self.grad.sum(), self.hess.sum(), len(self.grad)])
-        return np.array([self.grad[self.rows].sum(), self.hess[self.rows].sum(), len(self.rows)])
+        """The root's sum of grad, sum of hess, of each output in turn, and number of sampled rows."""
+        among = slice(None) if self.rows is None else self.rows
+        sums = np.stack([of[..., among].sum(axis=-1) for of in (self.grad, self.hess)], axis=-1).ravel()
+        return np.append(sums, self.grad.shape[-1] if self.rows is None else len(self.rows))
 
     def partition(self, threads: int = 1) -> RowPartition:
         """Return all rows of the table in the root."""
-        return RowPartition(len(self.grad), self.rows, threads)
+        return RowPartition(self.grad.shape[-1], self.rows, threads)
 
 
 class RowsOfLeaves(Protocol):
@@ -289,8 +295,9 @@ class BoostingRound:
         # leaf values by residuals are those before the round, for all trees of it
         refreshed = of.forest.parallel > 1 and of.forest.objective.refreshes_leaves
         self._before = of.margins.copy() if refreshed else of.margins
-        for number in range(of.forest.trees_a_round):
-            output, rows = number % len(grad), None
+        together = of.plan.multi_output and len(grad) > 1
+        for number in range(of.forest.parallel if together else of.forest.trees_a_round):
+            output, rows = slice(None) if together else number % len(grad), None
             # sources tell trees by their arrays
             g, h = grad[output].view(), hess[output].view()
             if of.plan.one_side is not None:
@@ -300,7 +307,11 @@ class BoostingRound:
             yield TreeSample(g, h, rows, of.plan.draw_columns(of.rng))
 
     def add(self, tree: Tree, leaves: RowsOfLeaves) -> None:
-        """Add a grown tree to the round, and its leaf values to the margins of the rows in `leaves`."""
+        """Add a grown tree, of many outputs one for each, to the round, and its leaf values to the margins of rows."""
+        for of_output in trees_of_outputs(tree):
+            self._add(of_output, leaves)
+
+    def _add(self, tree: Tree, leaves: RowsOfLeaves) -> None:
         of, output = self._boosting, len(self._new) % len(self._boosting.margins)
         numbers = np.flatnonzero(tree.left < 0).astype(np.int32)
         # by the residuals of the leaf's rows, such as their median

@@ -20,6 +20,7 @@ from treaty.trees.constraints import NodeConstraints
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import Growth, RowPartition, look_up_left
 from treaty.trees.histograms import Histograms
+from treaty.trees.outputs import join_outputs
 from treaty.trees.splits import Level, SplitRules, Splits, best_of, complete_sums, end_to_end, kept_sums, scan, settle
 
 # of sums of a tree's last level that are completed and scanned at a time
@@ -99,13 +100,21 @@ class ColumnSource:
         return Histograms(self.codes, self._columns, self.offsets, self._threads)
 
     def start_tree(self, grad: Integers, hess: Integers, rows: Int32s | None, columns: Int32s) -> None:
-        self._histograms.start_tree(grad, hess, columns)
+        self._gradients = list(zip(grad, hess, [columns] * len(grad), strict=True)) if grad.ndim > 1 else []
+        self._histograms.start_tree(*(self._gradients or [(grad, hess, columns)])[0])
 
     def end_tree(self) -> None:
         self._histograms.end_tree()
+        self._gradients.clear()
 
     def ask_sums(self, level: Level, rows: RowPartition) -> None:
-        self._sums = self._histograms.sums(*rows.places(level.asked, sampled=True))
+        places = rows.places(level.asked, sampled=True)
+        found = [] if self._gradients else [self._histograms.sums(*places)]
+        for output in self._gradients:
+            self._histograms.end_tree()
+            self._histograms.start_tree(*output)
+            found.append(self._histograms.sums(*places))
+        self._sums = join_outputs(found)
 
     def sums(self) -> Integers:
         # so large that the caller decides how long they live
@@ -223,7 +232,9 @@ class SplitSearch:
     def choose(self, level: Level) -> Splits:
         """Return the best split of each node that was asked about."""
         found = [self.scan(k, level) for k in self._asked]
-        return best_of(found, level.totals, self.rules) if found else Splits.none(len(level.nodes))
+        if not found:
+            return Splits.none(len(level.nodes), numbers=level.totals.shape[1])
+        return best_of(found, level.totals, self.rules)
 
     def asked(self) -> list[tuple[int, SumsSource]]:
         """Return the sources that were asked about nodes of the level, in party order, with their positions."""

@@ -133,7 +133,8 @@ def limits_below(
     """
     assert rules.constraints is not None
     own = NodeConstraints.joined(limits).take(nodes)
-    weights = rules.weight(of_pairs.reshape(-1, 3), np.repeat(own.bounds, 2, axis=0)).reshape(-1, 2)
+    # only trees of one output have weights that are bounded
+    weights = rules.weight(of_pairs[..., [0, 1, -1]].reshape(-1, 3), np.repeat(own.bounds, 2, axis=0)).reshape(-1, 2)
     return rules.constraints.below(own, chosen.source, chosen.feature, chosen.direction, weights)
 
 

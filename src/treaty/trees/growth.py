@@ -21,14 +21,15 @@ from treaty.machine.kernels import kernel, new_array
 from treaty.machine.shared_work import share
 from treaty.trees.constraints import Directions, NodeConstraints, limits_below
 from treaty.trees.ensemble import Tree
+from treaty.trees.outputs import leaf_values
 from treaty.trees.splits import Level, SplitRules, Splits, end_to_end
 
 
 class Growth:
     """One tree while it grows, without its rows: the nodes to split next, and the totals of all others.
 
-    `totals` (3,) are the root's sum of grad, sum of hess and number of sampled rows. `level` holds the nodes to split
-    next; None when the tree is complete.
+    `totals` (3,) are the root's sum of grad, sum of hess and number of sampled rows; with K outputs (2 K + 1,), see
+    `trees.outputs`. `level` holds the nodes to split next; None when the tree is complete.
     """
 
     def __init__(self, totals: Integers, rules: SplitRules) -> None:
@@ -42,11 +43,10 @@ class Growth:
         self._divided: list[tuple[Int32s, Int32s, Int32s, Splits]] = []
         self._depths = np.zeros(1, np.int64)
         # by best gain: leaves that are not divided yet, their positions among the kept sums, and their splits
-        self._waiting = np.empty(0, np.int32), np.empty(0, np.int32), Splits.none(0)
+        self._waiting = np.empty(0, np.int32), np.empty(0, np.int32), Splits.none(0, numbers=len(totals))
         self.level: Level | None = None
-        if rules.max_depth >= 1 and totals[2] >= 2 * rules.min_child_samples:
-            root = np.zeros(1, np.int32)
-            asked = root, totals[None]
+        if rules.max_depth >= 1 and totals[-1] >= 2 * rules.min_child_samples:
+            asked = (root := np.zeros(1, np.int32)), totals[None]
             self.level = Level(0, *asked, *asked, root, root - 1, rules.max_depth == 1, limits=limits)
             if rules.max_leaves:
                 self.level = replace(self.level, last=False, places=root)
@@ -69,10 +69,10 @@ class Growth:
         if len(nodes) == 0:
             return None
         children = (self._n_nodes + 2 * np.arange(len(nodes))).astype(np.int32)
-        of_pairs = np.empty((len(nodes), 2, 3), np.int64)
+        of_pairs = np.empty((len(nodes), 2, totals.shape[1]), np.int64)
         of_pairs[:, 0] = chosen.left_totals
         np.subtract(totals, chosen.left_totals, out=of_pairs[:, 1])
-        self._totals.append(of_pairs.reshape(-1, 3))
+        self._totals.append(of_pairs.reshape(-1, totals.shape[1]))
         growing = self._depths[nodes] + 1 < self._rules.max_depth
         self._depths = np.append(self._depths, np.repeat(self._depths[nodes] + 1, 2))
         self._n_nodes += 2 * len(nodes)
@@ -102,7 +102,7 @@ class Growth:
         levels = np.minimum(self._rules.max_depth - self._depths[nodes[order]] - 1, 40)
         most = np.ones(len(order), np.int64)
         for child in (left, right):
-            by_rows = child[:, 2] // self._rules.min_child_samples - 1
+            by_rows = child[:, -1] // self._rules.min_child_samples - 1
             most += np.maximum(np.minimum((np.int64(1) << levels) - 1, by_rows), 0)
         left_to_do = self._rules.max_leaves - (self._n_nodes + 1) // 2
         chosen, others = np.split(order, [int(np.count_nonzero(np.cumsum(most) - most < left_to_do))])
@@ -124,7 +124,7 @@ class Growth:
         return found
 
     def tree(self) -> Tree:
-        """Return the tree as far as it is grown."""
+        """Return the tree as far as it is grown; with K outputs its `value` is (n_nodes, K) until it joins a round."""
         totals = np.concatenate(self._totals)
         bounds = np.concatenate([limits.bounds for limits in self._limits]) if self._limits else None
         source, gain = np.full(len(totals), -1, np.int16), np.zeros(len(totals))
@@ -135,10 +135,10 @@ class Growth:
             source=source,
             record=record,
             left=left,
-            value=np.where(left < 0, self._rules.learning_rate * self._rules.leaf_weight(totals, bounds), 0.0),
+            value=leaf_values(self._rules, totals, left < 0, bounds),
             gain=gain,
-            cover=(totals[:, 1] * self._rules.hess_unit).astype(np.float64),
-            count=totals[:, 2],
+            cover=(totals[:, 1:-1:2].sum(axis=1) * self._rules.hess_unit).astype(np.float64),
+            count=totals[:, -1],
         )
 
 
@@ -151,7 +151,7 @@ def _next_level(
     ``totals`` are (n_pairs, 2, 3), ``children`` the left ones' numbers, ``parents`` positions among the kept sums;
     ``growing`` says which pairs are not too deep, bool (n_pairs,). ``limits`` are those of all children in turn.
     """
-    counts = totals[:, :, 2]
+    counts = totals[:, :, -1]
     wanted = (counts >= 2 * rules.min_child_samples) & growing[:, None]
     asked = wanted.any(axis=1)
     if not asked.any():

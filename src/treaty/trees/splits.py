@@ -15,6 +15,7 @@ from treaty.machine.arrays import Flags, Floats, Int32s, Integers
 from treaty.machine.shared_work import share
 from treaty.trees.constraints import Constraints, Directions, NodeConstraints, limits_of_source, note_directions
 from treaty.trees.histograms import width_of
+from treaty.trees.outputs import scan_outputs
 from treaty.trees.scanning import DIGITS, SLACK, scan_splits, subtract_siblings
 
 # numbers that are subtracted before a second thread starts
@@ -112,8 +113,7 @@ class SplitRules:
 
         Constraints leave it within `bounds`, float64 (n, 2).
         """
-        grad = totals[:, 0] * self.grad_unit
-        hess = totals[:, 1] * self.hess_unit
+        grad, hess = totals[:, 0] * self.grad_unit, totals[:, 1] * self.hess_unit
         grad = np.sign(grad) * np.maximum(np.abs(grad) - self.reg_alpha, 0.0)
         usable = (hess > 0.0) & (hess >= self.min_child_weight)
         weight = np.zeros(len(grad))
@@ -159,7 +159,7 @@ class Level:
     depth: int
     # (n_nodes,) their numbers in the tree
     nodes: Int32s
-    # (n_nodes, 3) sum of grad, sum of hess and number of sampled rows of each
+    # (n_nodes, 3) sum of grad, sum of hess and number of sampled rows of each; of many outputs as in `trees.outputs`
     totals: Integers
     # (n_asked,) nodes whose sums are computed, and their totals: the smaller child of each pair (perhaps not wanted)
     asked: Int32s
@@ -216,14 +216,14 @@ class Splits:
     direction: Directions
 
     @classmethod
-    def none(cls, n_nodes: int, source: int = 0, width: int = 256) -> Splits:
-        """Return `n_nodes` rows without a split."""
+    def none(cls, n_nodes: int, source: int = 0, width: int = 256, numbers: int = 3) -> Splits:
+        """Return `n_nodes` rows without a split; `numbers` as totals have."""
         return cls(
             gain=np.zeros(n_nodes),
             source=np.full(n_nodes, source, np.int32),
             feature=np.full(n_nodes, -1, np.int32),
             left_bins=np.zeros((n_nodes, width), np.bool_),
-            left_totals=np.zeros((n_nodes, 3), np.int64),
+            left_totals=np.zeros((n_nodes, numbers), np.int64),
             direction=np.zeros(n_nodes, np.int8),
         )
 
@@ -232,7 +232,7 @@ class Splits:
 
     def spread(self, kept: Flags) -> Splits:
         """Return splits of a whole level, of which only the nodes `kept`, bool (n_nodes,), were scanned."""
-        whole = Splits.none(len(kept), width=self.left_bins.shape[1])
+        whole = Splits.none(len(kept), width=self.left_bins.shape[1], numbers=self.left_totals.shape[1])
         for name in Splits.__slots__:
             getattr(whole, name)[kept] = getattr(self, name)
         return whole
@@ -302,7 +302,10 @@ def scan(
     `limits` are the nodes' where rules have constraints; `source` is written into the result.
     """
     n_nodes = len(totals)
-    found = Splits.none(n_nodes, source, width_of(offsets))
+    found = Splits.none(n_nodes, source, width_of(offsets), totals.shape[1])
+    constrained = limits_of_source(rules, limits, source)
+    if totals.shape[1] > 3:
+        return scan_outputs(sums, totals, features, offsets, categorical, rules, constrained[2], threads, found)
     units, numbers, ridge, threshold = _numbers_of(rules)
     if ridge > 0:
         least, top, below = bounds(totals, ridge, threshold)
@@ -311,11 +314,9 @@ def scan(
         least, top = np.full(n_nodes, rules.threshold), np.zeros((n_nodes, DIGITS), np.uint64)
         below = np.zeros((n_nodes, 4), np.uint64)
     to_pass = ridge, least, top, below
-
     # read-only arrays, as of a message, are another type to numba
     totals, offsets, categorical = totals.copy(), offsets.copy(), categorical.copy()
     written = found.gain, found.feature, found.left_bins, found.left_totals
-    constrained = limits_of_source(rules, limits, source)
 
     def work(first: int, last: int) -> None:
         scan_splits(
@@ -360,14 +361,14 @@ def _of_one_width(parts: Sequence[Splits]) -> list[Splits]:
 def best_of(candidates: Sequence[Splits], totals: Integers | None = None, rules: SplitRules | None = None) -> Splits:
     """Return for each node the candidate with the highest gain; the earlier source wins a tie.
 
-    With the nodes' totals, (n_nodes, 3), and rules under which gains are exact, so is the comparison.
+    With the nodes' totals, (n_nodes, 3), and rules under which gains are exact, so is the comparison, for one output.
     """
     if len(candidates) == 1:
         return candidates[0]
     gains = np.stack([c.gain for c in candidates])
     # the first of equal ones
     winner = np.argmax(gains, axis=0)
-    if totals is not None and rules is not None and rules.exact:
+    if totals is not None and rules is not None and rules.exact and totals.shape[1] == 3:
         best = gains.max(axis=0)
         # else an owner sent the gain alone
         known = np.stack([c.left_totals[:, 2] > 0 for c in candidates])
@@ -431,8 +432,7 @@ def bounds(totals: Integers, ridge: int, threshold: float) -> tuple[Floats, Any,
         tops = [min(grad * grad * ridge, _MOST) for grad in totals[:, 0].tolist()]
         belows = [hess + ridge for hess in np.maximum(totals[:, 1], 0).tolist()]
         return np.zeros(len(totals)), _digits(tops, DIGITS), _digits(belows, 4)
-    ratio = threshold.as_integer_ratio()
-    found = [_bound(grad, max(hess, 0), ridge, *ratio) for grad, hess, _ in totals.tolist()]
+    found = [_bound(grad, max(hess, 0), ridge, *threshold.as_integer_ratio()) for grad, hess, _ in totals.tolist()]
     gains = np.array([gain for gain, _, _ in found])
     return gains, _digits([top for _, top, _ in found], DIGITS), _digits([below for _, _, below in found], 4)
 

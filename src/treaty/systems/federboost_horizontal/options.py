@@ -79,6 +79,7 @@ class FederBoostHorizontal(SystemOptions):
 
     def check(self, common: Any) -> None:
         refuse_objectives(common)
+        common.refuse_outputs("participants grow one tree for each class in a round")
         if self.epsilon_total is not None and common.subsample < 1.0:
             raise ConfigError(
                 "epsilon_total needs every row to change its own part of a sum alone, and a sample of fixed size "

@@ -51,6 +51,7 @@ class FederBoostVertical(SystemOptions):
         return dict.fromkeys(names, share)
 
     def check(self, common: Any) -> None:
+        common.refuse_outputs("its splits, of noisy buckets, were measured with one tree for each class alone")
         if self.epsilon is not None and self.epsilon_person is not None:
             raise ConfigError("expected epsilon (per value) or epsilon_person (per person, over columns), got both")
         if self.epsilon == math.inf and self.mode != "paper":

@@ -118,6 +118,7 @@ class FedXGB(SystemOptions):
         refuse_objectives(common)
         common.refuse_forests("FedXGB's users grow one tree for each class in a round")
         common.refuse_leaves("users add up the sums of all slots of a level")
+        common.refuse_outputs("users grow one tree for each class in a round")
         check_consent(self)
         if self.dropout_period is not None and self.dropout is None:
             raise ConfigError("dropout_period says how often dropout loses users; give dropout, or leave it out")

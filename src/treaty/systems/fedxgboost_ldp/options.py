@@ -111,6 +111,7 @@ class FedXGBoostLDP(SystemOptions):
                 raise ConfigError(why)
         common.refuse_forests("every tree of a round would cost its own noise; take as many n_estimators instead")
         common.refuse_leaves("the order of noisy gains would cost further noise")
+        common.refuse_outputs("the noise of every class would be in every gain")
         refuse_constraints(
             common,
             "passive parties choose splits themselves, and know neither leaf weights nor the columns of other parties' "

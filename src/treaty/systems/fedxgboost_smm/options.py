@@ -8,7 +8,13 @@ from typing import Any, ClassVar, Literal
 from treaty.errors import ConfigError
 from treaty.systems.options import AtLeastOne, KeyBits, SystemOptions, TestKeyBits, check_test_key, names_of
 from treaty.systems.pooled.constraints import refuse_constraints
-from treaty.systems.vertical.cipher_options import CIPHER_BINS, CipherOptions, check_lattice_fraction, check_sealed
+from treaty.systems.vertical.cipher_options import (
+    CIPHER_BINS,
+    CipherOptions,
+    check_lattice_fraction,
+    check_outputs,
+    check_sealed,
+)
 
 PAPER_LEAKS = (
     "fedxgboost-smm as published shows each party the other's data, as measured on its own messages: in version 2 "
@@ -135,6 +141,7 @@ class FedXGBoostSMM(SystemOptions):
         mixing = "bit_columns", "normal_columns"
         if self.mode == "paper":
             common.refuse_leaves("mode='paper' is the published protocol, which grows them by levels")
+            common.refuse_outputs("mode='paper' is the published protocol, whose vectors have one gradient a row")
             check_consent(self)
             for name in ("backend", "reveal", "key_bits", "insecure_test_key_bits"):
                 if getattr(self, name) is not None:
@@ -159,6 +166,7 @@ class FedXGBoostSMM(SystemOptions):
                 'key_bits and insecure_test_key_bits are for backend="ou" alone; the others have no such key'
             )
         check_test_key(self)
+        check_outputs(self.cipher, common)
         if self.reveal == "argmax":
             check_sealed(self.cipher, common, 'reveal="argmax"')
         if self.cipher == "lattice":

@@ -37,6 +37,7 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
     max_depth: Annotated[int, msgspec.Meta(ge=0, le=24)] | None = 3
     max_leaves: Annotated[int, msgspec.Meta(ge=2, le=4096)] | None = None
     num_parallel_tree: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1
+    multi_strategy: Literal["one_output_per_tree", "multi_output_tree"] = "one_output_per_tree"
     learning_rate: Positive = 0.3
     reg_lambda: NotNegative = 1.0
     reg_alpha: NotNegative = 0.0
@@ -86,6 +87,12 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
             raise ConfigError("goss draws the rows of each tree: leave subsample at 1")
         if self.goss and self.top_rate + self.other_rate > 1.0:
             raise ConfigError(f"expected top_rate + other_rate of at most 1, got {self.top_rate} + {self.other_rate}")
+        if self.goss:
+            self.refuse_outputs("goss draws the rows of a tree by the gradients of one class")
+        if self.category_sets == "sorted":
+            self.refuse_outputs("category_sets='sorted' sorts categories by the gradients of one class")
+        if self.monotone_constraints:
+            self.refuse_outputs("monotone_constraints bound leaves of one weight")
         self._check_depth()
         paper = own.mode == "paper"
         # paper mode lets leaves hold single rows
@@ -120,6 +127,11 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
         if self.num_parallel_tree > 1:
             raise ConfigError(f"num_parallel_tree={self.num_parallel_tree}: {why}; leave it out")
 
+    def refuse_outputs(self, why: str) -> None:
+        """Refuse multi-output trees, with the reason."""
+        if self.multi_output:
+            raise ConfigError(f"multi_strategy='multi_output_tree': {why}; leave multi_strategy out")
+
     def refuse_leaves(self, why: str) -> None:
         """Refuse growth by best gain, with the reason."""
         if self.max_leaves is not None:
@@ -130,6 +142,11 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
         """The most levels of splits: `max_depth`, or what `max_leaves` allows."""
         most = 24 if self.max_leaves is None else self.max_leaves - 1
         return min(self.max_depth or most, most)
+
+    @property
+    def multi_output(self) -> bool:
+        """Whether a round grows one structure for all classes."""
+        return self.multi_strategy == "multi_output_tree"
 
     @property
     def constrained(self) -> bool:
@@ -203,6 +220,7 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
             early_stopping_rounds=self.early_stopping_rounds,
             early_stopping_min_delta=self.early_stopping_min_delta,
             metrics=self.metrics,
+            multi_output=self.multi_output,
         )
 
     def rules(self, objective: Objective, constraints: Constraints | None = None) -> SplitRules:

@@ -13,6 +13,7 @@ from treaty.systems.vertical.cipher_options import (
     CIPHER_BINS,
     CipherOptions,
     check_lattice_fraction,
+    check_outputs,
     check_sealed,
     why_unsealed,
 )
@@ -93,11 +94,12 @@ class SecureBoost(SystemOptions):
     allow_exact_sums: bool = False
 
     def settled(self, common: Any) -> Self:
-        """Return these options with `sums` decided."""
-        if self.sums is not None:
-            return self
-        accepted = self.mode == "paper" or self.allow_exact_sums
-        return replace(self, sums="open" if accepted or self.why_open(common) else "sealed")
+        """Return these options with `sums` decided, and the cipher of multi-output trees."""
+        own = replace(self, encryption="lattice") if common.multi_output and self.cipher == "auto" else self
+        if own.sums is not None:
+            return own
+        accepted = own.mode == "paper" or own.allow_exact_sums
+        return replace(own, sums="open" if accepted or own.why_open(common) else "sealed")
 
     def why_open(self, common: Any) -> str:
         if self.mode == "paper" or self.allow_exact_sums:
@@ -165,6 +167,9 @@ class SecureBoost(SystemOptions):
                 "goss and purity_guard contradict each other: goss's samples show passive parties the rows with large "
                 "gradients; use subsample"
             )
+        check_outputs(self.cipher, common)
+        if self.mechanism is not None:
+            common.refuse_outputs("every leaf would have the noise of all classes")
         if (self.mechanism is None) != (self.epsilon is None):
             raise ConfigError("mechanism and epsilon go together: mechanism='label_rr', epsilon=1.0 for example")
         check_test_key(self)

@@ -94,11 +94,21 @@ def _needs(common: Any) -> list[tuple[str, bool, str, Any]]:
         ),
         # the order of leaves by gain would be known only from the sides of leaves that are never split
         ("max_leaves", common.max_leaves is None, "left out", common.max_leaves),
+        ("multi_strategy", not common.multi_output, "left out", common.multi_strategy),
         ("reg_alpha", common.reg_alpha == 0.0, "0", common.reg_alpha),
         ("max_delta_step", common.delta_step == 0.0, "0", common.delta_step),
         ("reg_lambda", common.reg_lambda >= least, f"at least {least:g}, a step of the fixed point", common.reg_lambda),
         ("min_child_weight", common.min_child_weight > 0.0, "above 0", common.min_child_weight),
     ]
+
+
+def check_outputs(cipher: str, common: Any) -> None:
+    """Refuse multi-output trees under a cipher whose encrypted rows are sent once a tree."""
+    if common.multi_output and cipher not in ("lattice", "dealer"):
+        raise ConfigError(
+            f"multi_strategy='multi_output_tree' needs the lattice map or a dealer: under {cipher!r} each row has one "
+            "encrypted gradient a tree, and not one for each class; leave the other cipher and its keys out"
+        )
 
 
 def check_sealed(cipher: str, common: Any, option: str) -> None:

@@ -22,7 +22,14 @@ from treaty.systems.system import RoleInput
 from treaty.systems.vertical import messages
 from treaty.systems.vertical.exact_sums import RevealedSides, check_sides
 from treaty.systems.vertical.messages import take_nodes
-from treaty.systems.vertical.training import Follower, Handlers, TreeLimits, agree_on_terms, between_trees
+from treaty.systems.vertical.training import (
+    Follower,
+    Handlers,
+    TreeLimits,
+    agree_on_terms,
+    between_trees,
+    grown_a_round,
+)
 from treaty.trees.ensemble import SplitTable
 from treaty.trees.histograms import width_of
 from treaty.trees.splits import Splits
@@ -260,7 +267,8 @@ class ColumnOwner:
         (self._active,), self._party = inputs.party.peers, inputs.party
         self._inputs, self._follower, self._server, self._splits = inputs, follower, server, splits
         self._by_column, self._n_rows = by_column, inputs.rows.table.n_rows
-        self._limits = TreeLimits(self._active, inputs.common.rules_of(1.0, 1.0))
+        outputs = inputs.trees_a_round // grown_a_round(inputs)
+        self._limits = TreeLimits(self._active, inputs.common.rules_of(1.0, 1.0), outputs)
         self._grown = 0.0  # share of bins that the last tree gave away
 
     def follow(self, handlers: Handlers) -> ModelPart:

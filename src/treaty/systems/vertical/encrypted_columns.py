@@ -31,6 +31,7 @@ from treaty.systems.vertical.messages import send_nodes
 from treaty.trees.growth import RowPartition
 from treaty.trees.histograms import width_of
 from treaty.trees.objectives import Objective
+from treaty.trees.outputs import join_outputs, of_output
 from treaty.trees.splits import Level
 
 Int32 = NDArray[np.int32]
@@ -48,7 +49,8 @@ class GradientsCommitted:
 class EncryptedGradients:
     """Gradients and queries that go to all passive parties alike: encrypted once per tree, asked once per level.
 
-    `commitment` is to the current tree's gradients.
+    `commitment` is to the current tree's gradients. Sums of many outputs are asked for one after another, which needs a
+    cipher that hides nodes: its queries have the gradients in them.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class EncryptedGradients:
         self._ready = 0  # peers whose columns of the tree are known
         self._tree: Int64 | None = None
         self._sampled: tuple[Int64, Int64] | None = None
+        self._outputs: list[tuple[Int64, Int64]] = []
         self._columns: dict[str, Int32] = {}
         self._level: Level | None = None
 
@@ -68,7 +71,8 @@ class EncryptedGradients:
         if self._tree is not grad:
             self._tree, self._level = grad, None
             self._position = None
-            sampled = (grad, hess) if rows is None else (grad[rows], hess[rows])
+            sampled = (grad, hess) if rows is None else (grad[..., rows], hess[..., rows])
+            self._outputs = list(zip(grad, hess, strict=True)) if grad.ndim > 1 else []
             self.commitment, nonce = commit(*sampled, self._next_tree)
             self._next_tree += 1
             self.observers.event(GradientsCommitted(nonce))
@@ -91,14 +95,14 @@ class EncryptedGradients:
         """Send all peers the tree's start: each piece is encrypted once and goes to all of them."""
         sampled, self._sampled, sent = self._sampled, None, 0
         assert sampled is not None
-        for number, piece in enumerate(self.client.begin_tree(*sampled)):
+        for number, piece in enumerate(self.client.begin_tree(*(self._outputs or [sampled])[0])):
             packed, of_piece = pack(piece), None
             if rows is not None:
                 of_piece = Array.of(rows[sent : sent + len(piece[0])])
                 sent += len(piece[0])
             for peer in self.party.peers:
                 columns = Array.of(self._columns[peer])
-                first = messages.TreeStart(of_piece, len(sampled[0]), columns, self.commitment, packed)
+                first = messages.TreeStart(of_piece, sampled[0].shape[-1], columns, self.commitment, packed)
                 self.party.send(peer, messages.TreeRows(of_piece, packed) if number else first)
             # the tree's first message begins its round
             self.party.round += number == 0
@@ -110,8 +114,12 @@ class EncryptedGradients:
         self._level = level
         self._sums: dict[str, list[NDArray[Any]]] = {peer: [] for peer in self.party.peers}
         # answers to a piece are taken before the next but one is sent, so that no more than two are in memory
-        self._pieces = pieces(len(level.asked), self.client.nodes_at_a_time)
-        for number, piece in enumerate(self._pieces):
+        parts = pieces(len(level.asked), self.client.nodes_at_a_time)
+        self._pieces = [(piece, output) for piece in parts for output in range(max(1, len(self._outputs)))]
+        for number, (piece, output) in enumerate(self._pieces):
+            if self._outputs:
+                # what begins a tree is sent already
+                self.client.begin_tree(*self._outputs[output])
             if number > 1:
                 for peer in self.party.peers:
                     self._take(peer)
@@ -132,16 +140,19 @@ class EncryptedGradients:
         return messages.SumsRequest(pack(query), last)
 
     def sums(self, peer: str) -> NDArray[Any]:
-        """Return what a peer answered: int64 (nodes, slots, 3)."""
+        """Return what a peer answered: int64 (nodes, slots, 3), of K outputs (nodes, slots, 2 K + 1)."""
         while len(self._sums[peer]) < len(self._pieces):
             self._take(peer)
         found, self._sums[peer] = self._sums[peer], []
+        if n_outputs := len(self._outputs):
+            found = [join_outputs(found[k : k + n_outputs]) for k in range(0, len(found), n_outputs)]
         return found[0] if len(found) == 1 else np.concatenate(found)
 
     def _take(self, peer: str) -> None:
         assert self._level is not None
         answer = self.party.receive(peer, messages.Sums)
-        totals = self._level.asked_totals[self._pieces[len(self._sums[peer])]]
+        piece, output = self._pieces[len(self._sums[peer])]
+        totals = of_output(self._level.asked_totals[piece], output)
         self._sums[peer].append(self._open(peer, unpack(answer.payload, peer, "Sums"), totals))
 
     def _open(self, peer: str, answer: Payload, totals: Int64) -> NDArray[Any]:

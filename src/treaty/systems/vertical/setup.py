@@ -150,8 +150,8 @@ def _columns_of_others(
             f"sums cannot be sealed here: {unfit}; or take {options.to_open}; docs/secureboost.md has what it shows",
             public="sums cannot be sealed: the lattice map does not hold so many rows, columns or trees, or weights",
         )
-    # an audit opens vectors of nodes one by one, so that each must be about a single node
-    choice = choose_cipher(party, options, common, job, layouts, store, one_node=bool(audit))
+    # an audit opens vectors of nodes one by one, and limits on what is asked count nodes of each output
+    choice = choose_cipher(party, options, common, job, layouts, store, one_node=bool(audit) or common.multi_output)
     part.encryption, part.choice = choice.cipher, choice.why
     if not options.sealed and (why := inputs.options.why_open(common)):
         part.choice += f"; sums are open: {why}"

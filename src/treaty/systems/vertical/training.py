@@ -206,6 +206,11 @@ def fellow_owners(roles: Roles, options: Any, name: str) -> list[str]:
 # decided. Which message may come when is in each system's table of messages.
 
 
+def grown_a_round(inputs: RoleInput) -> int:
+    """Return how many trees are grown in a round: of multi-output trees one for all outputs."""
+    return inputs.trees_a_round // (inputs.n_outputs if inputs.common.multi_output else 1)
+
+
 class _Limits:
     def __init__(self, active: str) -> None:
         self._active = active
@@ -225,7 +230,7 @@ class TrainingLimits(_Limits):
     def __init__(self, active: str, inputs: RoleInput, kept_rounds: int, alone_rounds: int = 0) -> None:
         common = inputs.common
         super().__init__(active)
-        self._rounds, self._trees_a_round = common.n_estimators, inputs.trees_a_round
+        self._rounds, self._trees_a_round = common.n_estimators, grown_a_round(inputs)
         self._check(kept_rounds <= self._rounds, f"at most {self._rounds} rounds kept")
         self._begun_with = self._kept = kept_rounds
         # rounds that are kept, or grown by the active party alone, do not count
@@ -258,11 +263,13 @@ class TreeLimits(_Limits):
     """How much the active party may ask of an owner of columns within a tree.
 
     Children have `min_child_samples` rows at least, so a node to be split has at least twice as many. A tree with
-    `max_leaves` may have a level for each of its splits, and as many nodes asked about in all of them.
+    `max_leaves` may have a level for each of its splits, and as many nodes asked about in all of them. Nodes count once
+    for each of the tree's `outputs`.
     """
 
-    def __init__(self, active: str, rules: SplitRules) -> None:
+    def __init__(self, active: str, rules: SplitRules, outputs: int = 1) -> None:
         super().__init__(active)
+        self._outputs = outputs
         self._fewest_rows, self._leaves = rules.min_child_samples, rules.max_leaves
         self._max_levels = rules.most_asked if rules.max_leaves else rules.max_depth
 
@@ -294,7 +301,9 @@ class TreeLimits(_Limits):
     @property
     def _most(self) -> int:
         """The most nodes that may be asked about in this level."""
-        return self._max_levels - self._asked if self._leaves else 1 << self._levels
+        if self._leaves:
+            return self._outputs * self._max_levels - self._asked
+        return self._outputs << self._levels
 
     def split(self, request: SplitRequest) -> None:
         """Reject splits of other columns than the tree's, or of too many nodes."""
@@ -354,7 +363,7 @@ class Follower:
 
     def report(self, rounds: int | None = None) -> None:
         """Report how many rounds are done; by default those of finished trees."""
-        done = self._first + self._trees // self._inputs.trees_a_round if rounds is None else rounds
+        done = self._first + self._trees // grown_a_round(self._inputs) if rounds is None else rounds
         self._inputs.observers.round_finished(done, self.part)
 
     def next_tree(self) -> None:
