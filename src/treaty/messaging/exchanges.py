@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import ClassVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.errors import ConfigError, LocalProtocolError, PeerProtocolError
-from treaty.messaging.messages import Array, M, Message, MessageLeakage, clean, row_pieces, view
+from treaty.messaging.messages import Array, M, Message, clean, leaks, row_pieces, view
 from treaty.messaging.party import Party
 
 Plain = str | int | float | bool | None
@@ -24,20 +23,16 @@ OF_ONE_JOB = "give all parties the same job file"
 OF_ONE_MODEL = "give all parties their parts of one training, and files of the same rows"
 
 
+@leaks("the options of the job, but not the sampling seed; both ends must have the same", "control")
 class Terms(Message):
     """One party's public parameters."""
-
-    leakage: ClassVar = MessageLeakage(
-        "the options of the job, but not the sampling seed; both ends must have the same", "control"
-    )
 
     values: dict[str, Term]
 
 
+@leaks("the first option in which two parties differ, if any does", "control")
 class Verdict(Message):
     """The first difference between terms that a party found, empty for none."""
-
-    leakage: ClassVar = MessageLeakage("the first option in which two parties differ, if any does", "control")
 
     difference: str
 
@@ -141,18 +136,16 @@ def take_columns(
 # ---------------------------------------------------------------- what all tell each other, and a seed of all
 
 
+@leaks("a commitment", "nothing")
 class JointSeedCommitment(Message):
     """Commitment to a share of a joint seed."""
-
-    leakage: ClassVar = MessageLeakage("a commitment", "nothing")
 
     commitment: bytes
 
 
+@leaks("a random number", "nothing")
 class JointSeedShare(Message):
     """The share committed to, a random number."""
-
-    leakage: ClassVar = MessageLeakage("a random number", "nothing")
 
     share: bytes
 

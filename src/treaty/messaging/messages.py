@@ -24,7 +24,7 @@ What a receiver learns from a message is stated once, at its class (`Message.lea
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, dataclass_transform, get_args, get_origin
@@ -107,11 +107,31 @@ M = TypeVar("M", bound="Message")
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=False):
     """Base of everything a protocol sends; subclasses add typed fields and inherit the strictness.
 
-    `leakage` states what the receiver learns. Where that depends on the roles at both ends or on options, it is a
-    mapping, and each system's routes (`System.routes`) name the entry.
+    `leakage` states what the receiver learns; the decorator `leaks` sets it. Where that depends on the roles at both
+    ends or on options, it is a mapping, set by `leaks_by`, and each system's routes (`System.routes`) name the entry.
     """
 
     leakage: ClassVar[Leakages]
+
+
+def leaks(tells: str, form: Form, guard: str = "") -> Callable[[type[M]], type[M]]:
+    """State what the receiver of a class of message learns; arguments as of `MessageLeakage`."""
+
+    def stated(kind: type[M]) -> type[M]:
+        kind.leakage = MessageLeakage(tells, form, guard)
+        return kind
+
+    return stated
+
+
+def leaks_by(**stated: tuple[str, Form] | tuple[str, Form, str]) -> Callable[[type[M]], type[M]]:
+    """State what the receiver of a class of message learns by the name of what it depends on, each as for `leaks`."""
+
+    def all_stated(kind: type[M]) -> type[M]:
+        kind.leakage = {name: MessageLeakage(*of) for name, of in stated.items()}
+        return kind
+
+    return all_stated
 
 
 class Array(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=False):
@@ -229,27 +249,24 @@ class Envelope(msgspec.Struct, Generic[Body], frozen=True, forbid_unknown_fields
     body: Body
 
 
+@leaks("why the sender stops the job, without any value of a table", "control")
 class Abort(Message):
     """The sender stops the job; `reason` may be shown to the receiver's operator."""
-
-    leakage: ClassVar = MessageLeakage("why the sender stops the job, without any value of a table", "control")
 
     reason: str
 
 
+@leaks("a piece of a message too long for one: what that message tells", "control")
 class Part(Message):
     """A piece of an encoded envelope that is too long for one message; `nbytes` is the length of the whole."""
-
-    leakage: ClassVar = MessageLeakage("a piece of a message too long for one: what that message tells", "control")
 
     content: memoryview
     nbytes: _Count
 
 
+@leaks("that the sender has finished", "control")
 class Goodbye(Message):
     """The sender has finished its part; the end of its connection is no failure from now on."""
-
-    leakage: ClassVar = MessageLeakage("that the sender has finished", "control")
 
 
 def encode(value: Envelope[Any] | Message) -> bytes:

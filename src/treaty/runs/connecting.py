@@ -14,12 +14,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from logging import getLogger
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 from treaty.errors import ConfigError, PeerLost
 from treaty.messaging.certificates import load_certificate, load_identity
 from treaty.messaging.grpc_channel import GrpcChannel, Peer
-from treaty.messaging.messages import Message, MessageLeakage
+from treaty.messaging.messages import Message, leaks
 from treaty.messaging.party import Party, run_role
 from treaty.runs.job import Job
 from treaty.systems.options import public_terms
@@ -179,16 +179,14 @@ def _channel(
 # ---------------------------------------------------------------- all parties keep what a training left, or none does
 
 
+@leaks("that the sender has written its part of the model", "control")
 class PartKept(Message):
     """The sender has written its part of the model and its report."""
 
-    leakage: ClassVar = MessageLeakage("that the sender has written its part of the model", "control")
 
-
+@leaks("that everybody has written theirs", "control")
 class AllKept(Message):
     """Everybody with a part of the model has written it."""
-
-    leakage: ClassVar = MessageLeakage("that everybody has written theirs", "control")
 
 
 def wait_until_all_kept(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from logging import getLogger
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -27,7 +27,7 @@ from treaty.data.ids import by_id, canonical_ids, read_ids
 from treaty.data.table import Schema, Table
 from treaty.errors import NOTED, ConfigError, DataError
 from treaty.files import Format, read_file, write_file
-from treaty.messaging.messages import Message, MessageLeakage
+from treaty.messaging.messages import Message, leaks
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import noise_folder
 from treaty.models.trees import ModelPart, load_part
@@ -52,10 +52,9 @@ FORMAT = Format("rows", 2)
 logger = getLogger(__name__)
 
 
+@leaks("which common order of rows is used, by a number", "control")
 class RowOrder(Message):
     """The number of the common row order: a new one that alignment makes now, or (`again`) one that all have kept."""
-
-    leakage: ClassVar = MessageLeakage("which common order of rows is used, by a number", "control")
 
     number: str
     again: bool

@@ -1,6 +1,6 @@
 """What each party of a job learns, as data: which class of message goes from which role to which, and what follows.
 
-What one message tells is stated at its class (`MessageLeakage`). A system lists its routes (`System.routes`), and what
+What one message tells is stated at its class (`leaks`). A system lists its routes (`System.routes`), and what
 a role can work out from messages taken together (`System.conclusions`). Tables, sentences by party and the expectations
 of audits are made from these. A test plays small jobs and fails where a message goes a way that no route states.
 """

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from treaty.data.binning import fit_bins
 from treaty.errors import ConfigError
 from treaty.messaging.exchanges import agree
-from treaty.messaging.messages import Array, Message, MessageLeakage, view
+from treaty.messaging.messages import Array, Message, leaks, view
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, record_split
 from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, routes
@@ -51,20 +51,18 @@ class Toy(SystemOptions):
             raise ConfigError("the toy has no goss")
 
 
+@leaks("every row's bin of every column", "exact", guard="most_columns")
 class ToyBins(Message):
     """Codes uint8 (n_rows, n_columns), int32 number of bins and bool kind of each column."""
-
-    leakage: ClassVar = MessageLeakage("every row's bin of every column", "exact", guard="most_columns")
 
     codes: Array
     n_bins: Array
     categorical: Array
 
 
+@leaks("which of its own columns and bins were chosen", "exact")
 class ToySplits(Message):
     """Columns int32 (k,) of the splits that trees use, and bool (k, 256) which bins go left."""
-
-    leakage: ClassVar = MessageLeakage("which of its own columns and bins were chosen", "exact")
 
     model_id: str
     features: Array

@@ -36,7 +36,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -46,7 +46,7 @@ from treaty.data.large import IN_MEMORY, Scratch, SortedRecords, records
 from treaty.errors import ConfigError, DataError, PeerProtocolError
 from treaty.machine.arrays import Integers
 from treaty.messaging.exchanges import agree
-from treaty.messaging.messages import Array, Message, MessageLeakage, clean, view
+from treaty.messaging.messages import Array, Message, clean, leaks, view
 from treaty.messaging.party import Party
 from treaty.privacy.ledger import RunLog
 from treaty.systems.alignment.common_rows import arrange, arranged, prove, ranked, rows_of, verify
@@ -88,12 +88,9 @@ CAUSES = (
 _DOMAIN = b"treaty-alignment-v1-ristretto255_XMD:SHA-512_R255MAP_RO_"
 
 
+@leaks("the kind of ids, the size of the list to a factor, and, with a log, whether ids have changed", "control")
 class ListSummary(Message):
     """The kind of ids, the bucket of the set's size, a commitment to the set (empty without a log), and the salt."""
-
-    leakage: ClassVar = MessageLeakage(
-        "the kind of ids, the size of the list to a factor, and, with a log, whether ids have changed", "control"
-    )
 
     kind: str
     size: int
@@ -101,27 +98,24 @@ class ListSummary(Message):
     salt: Array | None = None
 
 
+@leaks("which of its own ids all parties have", "exact", guard='result_to="active"')
 class Matches(Message):
     """Common ids: places in the receiver's list, int32 (n,), and values, uint8 (n, 16)."""
-
-    leakage: ClassVar = MessageLeakage("which of its own ids all parties have", "exact", guard='result_to="active"')
 
     places: Array
     values: Array
 
 
+@leaks("the key of the common order", "nothing")
 class OrderKey(Message):
     """The key of the common order, uint8 (32,)."""
-
-    leakage: ClassVar = MessageLeakage("the key of the common order", "nothing")
 
     key: Array
 
 
+@leaks("that the active party keeps its result", "nothing")
 class AlignmentEnd(Message):
     """The active party keeps its result: the receiver does not learn whether any id is common."""
-
-    leakage: ClassVar = MessageLeakage("that the active party keeps its result", "nothing")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Callable, Iterable, Iterator
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +28,7 @@ from treaty.data.ids import Ids
 from treaty.data.large import WORDS, Scratch, SortedRecords, records
 from treaty.errors import DataError, PeerProtocolError
 from treaty.machine.arrays import Integers, pieces
-from treaty.messaging.messages import Array, Message, MessageLeakage, view
+from treaty.messaging.messages import Array, Message, leaks, view
 from treaty.messaging.party import Party
 from treaty.systems.alignment.ecdh import array_of, bytes_of, to_bytes
 
@@ -40,27 +39,24 @@ RANKED = np.dtype([("drawn", np.uint64, (2,)), ("value", np.uint64, (2,)), ("num
 _MOST_ROWS = 1 << 27
 
 
+@leaks("a key, and a commitment", "nothing")
 class Challenge(Message):
     """The key of the second order, uint8 (32,), and a commitment to the sender's digest, uint8 (32,)."""
-
-    leakage: ClassVar = MessageLeakage("a key, and a commitment", "nothing")
 
     key: Array
     sealed: Array
 
 
+@leaks("whether both have the same common ids in the same order", "control")
 class OrderDigest(Message):
     """The active party's SHA-256 of the values in both orders, uint8 (32,)."""
-
-    leakage: ClassVar = MessageLeakage("whether both have the same common ids in the same order", "control")
 
     digest: Array
 
 
+@leaks("whether both have the same common ids in the same order", "control")
 class SealOpening(Message):
     """What opens the commitment, uint8 (32,)."""
-
-    leakage: ClassVar = MessageLeakage("whether both have the same common ids in the same order", "control")
 
     opening: Array
 
@@ -134,18 +130,16 @@ def _check(theirs: bytes, own: bytes, peer: str, what: str) -> None:
 # ---------------------------------------------------------------- rows of repeated ids
 
 
+@leaks("how many rows the sender has of each common id", "exact")
 class Copies(Message):
     """The sender's number of rows of each common id, int64 (n,)."""
-
-    leakage: ClassVar = MessageLeakage("how many rows the sender has of each common id", "exact")
 
     counts: Array
 
 
+@leaks("of each common id how many rows all parties together have", "exact")
 class JoinLayout(Message):
     """For each common id: rows in the joined table, and how often each row of the receiver repeats, int64 (n,)."""
-
-    leakage: ClassVar = MessageLeakage("of each common id how many rows all parties together have", "exact")
 
     totals: Array
     repeats: Array

@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from treaty.data.ids import Ids
 from treaty.data.large import WORDS, Scratch, SortedRecords, records
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.machine.arrays import Integers, pieces
-from treaty.messaging.messages import Array, Message, MessageLeakage, view
+from treaty.messaging.messages import Array, Message, leaks, view
 from treaty.messaging.party import Party
 
 Result = TypeVar("Result")
@@ -46,18 +46,16 @@ _HASHED = np.dtype([*_DRAWN.descr, ("uniform", np.uint8, (64,))])
 _LEAF = np.dtype([("node", np.int32), ("leaf", np.uint64, (2,))])
 
 
+@leaks("points under the sender's key, ids and padding alike", "encrypted")
 class BlindedPoints(Message):
     """Points of ids and of padding under the sender's key, uint8 (n, 32)."""
-
-    leakage: ClassVar = MessageLeakage("points under the sender's key, ids and padding alike", "encrypted")
 
     points: Array
 
 
+@leaks("its own points under both keys: which ids both have", "encrypted")
 class RaisedPoints(Message):
     """The receiver's points, raised to the sender's key as well, in the order received."""
-
-    leakage: ClassVar = MessageLeakage("its own points under both keys: which ids both have", "encrypted")
 
     points: Array
 

@@ -25,7 +25,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +35,7 @@ from treaty.data.ids import Ids
 from treaty.data.large import WORDS, Scratch, SortedRecords, records
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.machine.arrays import Int32s, Integers, pieces
-from treaty.messaging.messages import Array, Message, MessageLeakage, view
+from treaty.messaging.messages import Array, Message, leaks, view
 from treaty.messaging.party import Party
 from treaty.systems.alignment.ecdh import PAIR, Advance, SecretList, array_of, bucket, bytes_of, valid
 
@@ -60,43 +59,38 @@ _OWN = np.dtype([*_TAGGED.descr, ("number", np.int32)])
 Words = NDArray[np.uint64]
 
 
+@leaks("keys and an offer of transfers", "nothing")
 class OprfOffer(Message):
     """The key of ids' digests, uint8 (32,), and an offer of base transfers, uint8 (32,)."""
-
-    leakage: ClassVar = MessageLeakage("keys and an offer of transfers", "nothing")
 
     key: Array
     point: Array
 
 
+@leaks("answers to the offer", "nothing")
 class OprfChoices(Message):
     """Answers to the offer, uint8 (512, 32)."""
-
-    leakage: ClassVar = MessageLeakage("answers to the offer", "nothing")
 
     points: Array
 
 
+@leaks("masked code words, of ids and of nothing alike", "masked")
 class MaskedCodes(Message):
     """Masked code words of some bins' ids, uint64 (n, 8)."""
-
-    leakage: ClassVar = MessageLeakage("masked code words, of ids and of nothing alike", "masked")
 
     rows: Array
 
 
+@leaks("values of the sender's ids, to compare: which ids both have", "encrypted")
 class OprfValues(Message):
     """Values of the sender's ids, uint64 (n, 3), sorted."""
-
-    leakage: ClassVar = MessageLeakage("values of the sender's ids, to compare: which ids both have", "encrypted")
 
     values: Array
 
 
+@leaks("that a message is used up", "nothing")
 class OprfUsed(Message):
     """The sender has used another message of bins or values."""
-
-    leakage: ClassVar = MessageLeakage("that a message is used up", "nothing")
 
 
 # ---------------------------------------------------------------- active party

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -16,7 +16,7 @@ from treaty.data.binning import Bins
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Floats, Int32s, Integers
 from treaty.messaging.conversation import Table as OrderTable
-from treaty.messaging.messages import Array, Message, MessageLeakage, view
+from treaty.messaging.messages import Array, Message, leaks, leaks_by, view
 from treaty.models.trees import ModelPart, record_split, walk_tables
 from treaty.systems.horizontal.members import Collector
 from treaty.systems.horizontal.quantiles import CommonBins, Count, ProbeRequest
@@ -34,6 +34,14 @@ NodesByOutput = Sequence[tuple[int, Int32s]]
 MOST_VALUE = 1e30
 
 
+@leaks_by(
+    exact=(
+        "the model: splits, their gains to three digits, leaf values; which of two nodes has fewer rows",
+        "aggregated",
+        "epsilon_total, min_child_samples",
+    ),
+    noisy=("the model, made of noisy sums: splits, their gains, leaf values", "noisy", "epsilon_total"),
+)
 class TreeStep(Message):
     """The splits chosen on the last sums, and what to sum next; parts without content are empty.
 
@@ -43,17 +51,6 @@ class TreeStep(Message):
       end. Trees that were not finished are dropped.
     * `asked_outputs`, `asked_nodes` int32: nodes whose sums come next.
     """
-
-    leakage: ClassVar = {
-        "exact": MessageLeakage(
-            "the model: splits, their gains to three digits, leaf values; which of two nodes has fewer rows",
-            "aggregated",
-            guard="epsilon_total, min_child_samples",
-        ),
-        "noisy": MessageLeakage(
-            "the model, made of noisy sums: splits, their gains, leaf values", "noisy", guard="epsilon_total"
-        ),
-    }
 
     outputs: Array
     nodes: Array
@@ -68,10 +65,9 @@ class TreeStep(Message):
     asked_nodes: Array
 
 
+@leaks("how many rounds the model has", "control")
 class ModelEnd(Message):
     """The model is finished; how many rounds it has."""
-
-    leakage: ClassVar = MessageLeakage("how many rounds the model has", "control")
 
     rounds: Annotated[int, msgspec.Meta(ge=0)]
 

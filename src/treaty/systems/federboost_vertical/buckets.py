@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 from urllib.parse import quote
 
 import msgspec
@@ -30,10 +30,10 @@ from treaty.messaging.messages import (
     MOST_COLUMNS,
     Array,
     Message,
-    MessageLeakage,
     decode_body,
     digests_in,
     encode,
+    leaks,
     put_together,
     row_pieces,
     view,
@@ -49,6 +49,12 @@ logger = logging.getLogger(__name__)
 FEW_BUCKETS = 4
 
 
+@leaks(
+    "each column's number of buckets and whether values are missing, and the bucket of each value, under "
+    "randomised response",
+    "noisy",
+    guard="epsilon, epsilon_person",
+)
 class Buckets(Message):
     """Noisy buckets of k columns.
 
@@ -56,13 +62,6 @@ class Buckets(Message):
     whether any value is; float64 `epsilon`. `packed`, uint8, has the rows' buckets, column after column, each in
     ceil(log2(buckets)) bits; every column starts with a new byte. Many rows are sent in several messages, in order.
     """
-
-    leakage: ClassVar = MessageLeakage(
-        "each column's number of buckets and whether values are missing, and the bucket of each value, under "
-        "randomised response",
-        "noisy",
-        guard="epsilon, epsilon_person",
-    )
 
     present: Array
     categorical: Array
@@ -179,18 +178,16 @@ MOST_KEPT = 4
 FORMAT = Format("noisy-buckets", 2)
 
 
+@leaks("which of its buckets the active party has kept", "control")
 class HeldBuckets(Message):
     """SHA-256 of each table of the receiver's buckets that the sender has kept, one after the other."""
-
-    leakage: ClassVar = MessageLeakage("which of its buckets the active party has kept", "control")
 
     digests: bytes
 
 
+@leaks("that buckets are those of an earlier training", "control")
 class SameBuckets(Message):
     """The sender's buckets have this SHA-256."""
-
-    leakage: ClassVar = MessageLeakage("that buckets are those of an earlier training", "control")
 
     digest: bytes
 
@@ -277,26 +274,22 @@ MOST_LONE = 1 << 28
 """The most rows times columns of one bucket: these take no bytes in a message, and one byte each in memory."""
 
 
+@leaks("nothing new: which of the sender's columns have splits, which the active party chose", "nothing")
 class UsedColumns(Message):
     """Which of the sender's k columns have splits in the kept rounds, bool (k,).
 
     The active party chose these splits, but its checkpoint does not list them.
     """
 
-    leakage: ClassVar = MessageLeakage(
-        "nothing new: which of the sender's columns have splits, which the active party chose", "nothing"
-    )
-
     columns: Array
 
 
+@leaks("which of its columns and buckets splits are on, and how often", "exact")
 class ChosenSplits(Message):
     """Splits that trees use: features, int32 (k,), and packed bits of buckets left, uint8 (k, 32).
 
     `rounds` is the number of rounds finished before the last of these trees.
     """
-
-    leakage: ClassVar = MessageLeakage("which of its columns and buckets splits are on, and how often", "exact")
 
     features: Array
     left_bins: Array

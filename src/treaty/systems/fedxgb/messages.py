@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import msgspec
 
 from treaty.data.binning import MOST_BINS
 from treaty.data.columns import Category
-from treaty.messaging.messages import MOST_COLUMNS, Array, Message, MessageLeakage, ModelId
+from treaty.messaging.messages import MOST_COLUMNS, Array, Message, ModelId, leaks, leaks_by
 from treaty.systems.fedxgb.options import Comparison
 from treaty.systems.horizontal.quantiles import CommonBins
 from treaty.systems.horizontal.rows import Categories, Origins
@@ -20,19 +20,17 @@ MOST_VOID = 10  # times that rounds without a level begin again in a job: no dom
 # ---------------------------------------------------------------- keys, tasks and sums
 
 
+@leaks("its role, and a signing key of this run", "control")
 class KeyRequest(Message):
     """The sender's role and its signing key for this run."""
-
-    leakage: ClassVar = MessageLeakage("its role, and a signing key of this run", "control")
 
     role: str
     key: bytes
 
 
+@leaks("a signature on its own key, name and role", "control")
 class KeyCertificate(Message):
     """The authority's key and its signature on the receiver's."""
-
-    leakage: ClassVar = MessageLeakage("a signature on its own key, name and role", "control")
 
     authority: bytes
     signature: bytes
@@ -47,37 +45,33 @@ class CertifiedKeys(Message):
     signature: bytes
 
 
+@leaks("its keys; how active and steady it says it is", "control")
 class UserOffer(Message):
     """A user's certified keys, and how active and how steadily connected it is, from 0 to 1."""
-
-    leakage: ClassVar = MessageLeakage("its keys; how active and steady it says it is", "control")
 
     keys: CertifiedKeys
     activity: Annotated[float, msgspec.Meta(ge=0, le=1)]
     stability: Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
+@leaks("who the users of a domain are, and their keys", "control")
 class Users(Message):
     """An edge server's users and their certified keys."""
-
-    leakage: ClassVar = MessageLeakage("who the users of a domain are, and their keys", "control")
 
     of: dict[str, CertifiedKeys]
 
 
+@leaks("who the users of its domain are, and their keys", "control")
 class Domain(Message):
     """Certified keys of all users of a domain."""
-
-    leakage: ClassVar = MessageLeakage("who the users of its domain are, and their keys", "control")
 
     users: dict[str, CertifiedKeys]
     least_change: Annotated[int, msgspec.Meta(ge=3)]
 
 
+@leaks("names of columns, categories, classes, options; the server's keys", "control")
 class Task(Message):
     """What is trained: columns, classes, options; the server's keys; how many `rounds` an interrupted training has."""
-
-    leakage: ClassVar = MessageLeakage("names of columns, categories, classes, options; the server's keys", "control")
 
     model_id: ModelId
     names: list[str]
@@ -89,128 +83,111 @@ class Task(Message):
     origins: Origins = msgspec.field(default_factory=dict)
 
 
+@leaks("how many rows all users have, and which columns have missing values anywhere", "aggregated")
 class RowSummary(Message):
     """How many rows all users have, and bool (features,) which columns have missing values anywhere."""
-
-    leakage: ClassVar = MessageLeakage(
-        "how many rows all users have, and which columns have missing values anywhere", "aggregated"
-    )
 
     n_rows: int
     may_miss: Array
 
 
+@leaks("that a round begins, with which columns", "control")
 class RoundStart(Message):
     """A round begins: int32 columns of its trees, tree after tree, and int32 (n_outputs,) where each tree's end."""
-
-    leakage: ClassVar = MessageLeakage("that a round begins, with which columns", "control")
 
     columns: Array
     last_columns: Array
 
 
+@leaks("that the user is there for the round", "control")
 class Attendance(Message):
     """The user is there for the round, and takes part if the edge server chooses it."""
 
-    leakage: ClassVar = MessageLeakage("that the user is there for the round", "control")
 
-
+@leaks("who of its domain takes part", "control")
 class Cohort(Message):
     """Who takes part in a tree, or in the rest of it if too few of the earlier cohort are left."""
-
-    leakage: ClassVar = MessageLeakage("who of its domain takes part", "control")
 
     users: list[str]
 
 
+@leaks("that a sum of so many numbers is opened next", "control")
 class Sum(Message):
     """Open the next sum of the domain's vectors, of `length` numbers, and add it to the other domains'."""
-
-    leakage: ClassVar = MessageLeakage("that a sum of so many numbers is opened next", "control")
 
     number: Annotated[int, msgspec.Meta(ge=0)]
     length: Annotated[int, msgspec.Meta(ge=0, le=1 << 27)]
 
 
+@leaks("that its next vector is wanted", "control")
 class Call(Message):
     """Contribute the vector that comes next; `number` is the sum's, higher than any before."""
-
-    leakage: ClassVar = MessageLeakage("that its next vector is wanted", "control")
 
     number: Annotated[int, msgspec.Meta(ge=0)]
     attempt: Annotated[int, msgspec.Meta(ge=0)]
 
 
+@leaks("a public key of this sum", "control")
 class MaskKey(Message):
     """A user's mask key of one sum, and its tags by peer."""
-
-    leakage: ClassVar = MessageLeakage("a public key of this sum", "control")
 
     public: bytes
     tags: dict[str, bytes]
 
 
+@leaks("all members' public keys of this sum", "control")
 class MaskKeys(Message):
     """All mask keys of one sum, and the tags made for the receiver."""
-
-    leakage: ClassVar = MessageLeakage("all members' public keys of this sum", "control")
 
     public: dict[str, bytes]
     tags: dict[str, bytes]
 
 
+@leaks("tags on the list of those in the sum", "control")
 class Agreement(Message):
     """A user's tags on the list of survivors, by peer."""
 
-    leakage: ClassVar = MessageLeakage("tags on the list of those in the sum", "control")
-
     tags: dict[str, bytes]
 
 
+@leaks("others' tags on that list", "control")
 class Agreements(Message):
     """Tags on the list of survivors made for the receiver, by those on it."""
 
-    leakage: ClassVar = MessageLeakage("others' tags on that list", "control")
-
     tags: dict[str, bytes]
 
 
+@leaks("that the user takes no further part in this tree", "control")
 class AbsenceNotice(Message):
     """The sender takes no further part in this tree."""
 
-    leakage: ClassVar = MessageLeakage("that the user takes no further part in this tree", "control")
 
-
+@leaks("whose vectors are in the domain's sum", "control", guard="group_size")
 class SurvivorReport(Message):
     """Whose vectors are in the domain's sum, none where it could not be opened, and the attempt that opened it."""
-
-    leakage: ClassVar = MessageLeakage("whose vectors are in the domain's sum", "control", guard="group_size")
 
     users: list[str]
     attempt: Annotated[int, msgspec.Meta(ge=0)]
 
 
+@leaks("a level's splits", "aggregated", guard='expose="nothing"')
 class KnownSplits(Message):
     """Splits of a level: int32 features (n_outputs, n_slots), uint8 packed bits (n_outputs, n_slots, 32): bins left."""
-
-    leakage: ClassVar = MessageLeakage("a level's splits", "aggregated", guard='expose="nothing"')
 
     features: Array
     left_bins: Array
 
 
+@leaks("leaf values", "aggregated", guard='expose="nothing"')
 class Values(Message):
     """Leaf values: float64 (n_outputs, n_slots) of the slots below the last level."""
-
-    leakage: ClassVar = MessageLeakage("leaf values", "aggregated", guard='expose="nothing"')
 
     values: Array
 
 
+@leaks("that training is over", "control")
 class TrainingEnd(Message):
     """Training is over."""
-
-    leakage: ClassVar = MessageLeakage("that training is over", "control")
 
 
 # ---------------------------------------------------------------- rows on shares (`secpred`)
@@ -219,79 +196,63 @@ class TrainingEnd(Message):
 RowCount = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 
 
+@leaks("whose rows edge servers have, and how many", "control")
 class HeldRows(Message):
     """Users whose rows a holder has, and how many."""
-
-    leakage: ClassVar = MessageLeakage("whose rows edge servers have, and how many", "control")
 
     users: dict[str, int]
 
 
+@leaks_by(edge=("whose rows all of them have", "control"), user=("whose rows all edge servers have", "control"))
 class RowOwners(Message):
     """Users whose rows all holders of shares have, in the order in which the holders keep them."""
-
-    leakage: ClassVar = {
-        "edge": MessageLeakage("whose rows all of them have", "control"),
-        "user": MessageLeakage("whose rows all edge servers have", "control"),
-    }
 
     users: list[str]
 
 
+@leaks("shares of the splits of a level in all slots", "masked")
 class SplitShares(Message):
     """Shares of a level's splits, uint64: weights (trees, slots, columns, *), thresholds (trees, slots, *)."""
-
-    leakage: ClassVar = MessageLeakage("shares of the splits of a level in all slots", "masked")
 
     weights: Array
     thresholds: Array
 
 
+@leaks("shares of leaf values in all slots", "masked")
 class LeafShares(Message):
     """Shares of leaf values, uint64 (trees, slots, *)."""
-
-    leakage: ClassVar = MessageLeakage("shares of leaf values in all slots", "masked")
 
     values: Array
 
 
+@leaks("whose rows came, and how many; of predictions, over all runs", "control")
 class RowCounts(Message):
     """Whose rows reached the sender, and how many; of a prediction, how many it has `asked` for over all runs."""
-
-    leakage: ClassVar = MessageLeakage("whose rows came, and how many; of predictions, over all runs", "control")
 
     users: dict[str, int]
     asked: dict[str, RowCount] = msgspec.field(default_factory=dict)
 
 
+@leaks("to which side its own rows go at a level", "exact", guard="max_depth")
 class SideShares(Message):
     """The sender's shares of whether rows of the receiver go left, uint64 (trees, rows, 2) or uint8 (trees, rows)."""
 
-    leakage: ClassVar = MessageLeakage("to which side its own rows go at a level", "exact", guard="max_depth")
-
     shares: Array
 
 
+@leaks_by(
+    training=("the leaf values of its own rows", "exact", "max_depth"),
+    prediction=("the predictions of its own rows; with many, an imitation of the model", "exact", "max_queries"),
+)
 class ValueShares(Message):
     """The sender's shares of the leaf values of some of the receiver's rows, uint64 (trees, rows, *)."""
 
-    leakage: ClassVar = {
-        "training": MessageLeakage("the leaf values of its own rows", "exact", guard="max_depth"),
-        "prediction": MessageLeakage(
-            "the predictions of its own rows; with many, an imitation of the model", "exact", guard="max_queries"
-        ),
-    }
-
     shares: Array
 
 
+@leaks_by(edge=("that rows go down a level", "control"), user=("that its rows go down a level", "control"))
 class Turn(Message):
     """The holders now take all rows down a level, or (`leaves`) find their leaf values."""
-
-    leakage: ClassVar = {
-        "edge": MessageLeakage("that rows go down a level", "control"),
-        "user": MessageLeakage("that its rows go down a level", "control"),
-    }
 
     leaves: bool
 
@@ -308,19 +269,15 @@ _AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 _ModelId = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
 
+@leaks_by(
+    edge=("names, categories and bins of all columns, loss and classes, as in training; which model", "aggregated"),
+    user=(
+        "names, categories and bins of all columns, loss and classes, as users of the training have them; which model",
+        "aggregated",
+    ),
+)
 class PredictionTerms(Message):
     """What users and edge servers know; bins as users of the training have them."""
-
-    leakage: ClassVar = {
-        "edge": MessageLeakage(
-            "names, categories and bins of all columns, loss and classes, as in training; which model", "aggregated"
-        ),
-        "user": MessageLeakage(
-            "names, categories and bins of all columns, loss and classes, as users of the training have them; which "
-            "model",
-            "aggregated",
-        ),
-    }
 
     model_id: _ModelId
     names: list[str]
@@ -333,10 +290,9 @@ class PredictionTerms(Message):
     origins: Origins = msgspec.field(default_factory=dict)
 
 
+@leaks("how many bins columns have, and which have categories; which model", "control")
 class DealerTerms(Message):
     """What the dealer of random numbers knows of the columns: numbers of bins, and which have categories."""
-
-    leakage: ClassVar = MessageLeakage("how many bins columns have, and which have categories; which model", "control")
 
     model_id: _ModelId
     n_bins: Annotated[list[Annotated[int, msgspec.Meta(ge=0, le=MOST_BINS)]], msgspec.Meta(max_length=MOST_COLUMNS)]
@@ -346,32 +302,28 @@ class DealerTerms(Message):
     comparison: Comparison
 
 
+@leaks("how many trees there are, and how deep the deepest is", "control")
 class ModelSize(Message):
     """How many trees there are, and how many levels of splits each has, dummies included."""
-
-    leakage: ClassVar = MessageLeakage("how many trees there are, and how deep the deepest is", "control")
 
     trees: _AtLeastOne
     depth: Annotated[int, msgspec.Meta(ge=0, le=24)]
 
 
+@leaks("how many rows it may still ask for", "control")
 class QueriesLeft(Message):
     """How many rows the receiver may still have predicted by this model, by the sender's count."""
-
-    leakage: ClassVar = MessageLeakage("how many rows it may still ask for", "control")
 
     rows: Annotated[int, msgspec.Meta(ge=0)]
 
 
+@leaks("whether its rows are predicted", "control")
 class RowsTaken(Message):
     """Whether the receiver's rows are predicted: they came to all holders of shares, and it has that many left."""
-
-    leakage: ClassVar = MessageLeakage("whether its rows are predicted", "control")
 
     taken: bool
 
 
+@leaks("that it is ready for more trees", "control")
 class TreesRequest(Message):
     """The sender is ready for more trees."""
-
-    leakage: ClassVar = MessageLeakage("that it is ready for more trees", "control")

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -41,7 +40,7 @@ from treaty.crypto.sharing.shamir import Words, check_numbers, open_bytes, share
 from treaty.crypto.sharing.shamir_routing import prepare, route_shown, share_integers
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.messaging.exchanges import take_rows
-from treaty.messaging.messages import Array, M, Message, MessageLeakage, view
+from treaty.messaging.messages import Array, M, Message, leaks, view
 from treaty.messaging.party import Party
 from treaty.systems.fedxgb.domain import gather_sound
 from treaty.systems.fedxgb.messages import AbsenceNotice, Call, Cohort, MaskKey, MaskKeys, RowCounts
@@ -65,32 +64,29 @@ KEY_SHARE = share_length(KEY_BYTES)
 _MODULUS = 1 << 64
 
 
+@leaks(
+    "the user's own vector, as its mask is the same in all numbers and shares of it come along: of each bin"
+    " of each column in each node the sum of gradients, sum of hessians and number of rows, over all rows "
+    "in the sum; before, numbers of rows below points that are tried, of this user alone",
+    "exact",
+)
 class InputAndShares(Message):
     """A vector uint64 (n,) under one mask, and the sender's shares of all users' r."""
-
-    leakage: ClassVar = MessageLeakage(
-        "the user's own vector, as its mask is the same in all numbers and shares of it come along: of each bin"
-        " of each column in each node the sum of gradients, sum of hessians and number of rows, over all rows "
-        "in the sum; before, numbers of rows below points that are tried, of this user alone",
-        "exact",
-    )
 
     values: Array
     shares: dict[str, bytes]
 
 
+@leaks("whose vectors have not come", "control")
 class LostUsers(Message):
     """Users whose vectors have not come."""
-
-    leakage: ClassVar = MessageLeakage("whose vectors have not come", "control")
 
     users: list[str]
 
 
+@leaks("private keys of lost users, and so their vectors", "exact")
 class KeyShares(Message):
     """The sender's shares of their private keys."""
-
-    leakage: ClassVar = MessageLeakage("private keys of lost users, and so their vectors", "exact")
 
     shares: dict[str, bytes]
 
@@ -270,29 +266,24 @@ def pairs_of(lost: str, secret: bytes, setup: SumSetup, job: str) -> dict[str, i
 _AT_ONCE = 1 << 16  # comparisons: their random numbers take a kilobyte each
 
 
+@leaks("columns of a level's splits", "aggregated", guard='expose="nothing"')
 class ShownSplits(Message):
     """What users know of a level: int32 columns (trees, slots), -1 for none; bool whether missing values go left."""
-
-    leakage: ClassVar = MessageLeakage("columns of a level's splits", "aggregated", guard='expose="nothing"')
 
     features: Array
     missing_left: Array
 
 
+@leaks("shares of thresholds", "masked")
 class HiddenThresholds(Message):
     """Thresholds of a level, the receiver's shares: uint64 (trees, slots, 2)."""
-
-    leakage: ClassVar = MessageLeakage("shares of thresholds", "masked")
 
     thresholds: Array
 
 
+@leaks("which of its own rows go left; with rows made up for that, thresholds", "exact", guard='expose="nothing"')
 class Sides(Message):
     """Whether some of the receiver's rows go left: bool (trees, rows)."""
-
-    leakage: ClassVar = MessageLeakage(
-        "which of its own rows go left; with rows made up for that, thresholds", "exact", guard='expose="nothing"'
-    )
 
     left: Array
 

@@ -31,7 +31,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +41,7 @@ from treaty.data.binning import MOST_BINS
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.machine.arrays import Flags, Integers
 from treaty.machine.process import concurrently
-from treaty.messaging.messages import Array, Message, MessageLeakage, RowSize, row_pieces, view
+from treaty.messaging.messages import Array, Message, RowSize, leaks, row_pieces, view
 from treaty.messaging.party import Party
 from treaty.systems.fedxgb.domain import gather_sound
 from treaty.systems.fedxgb.messages import RowCounts
@@ -187,19 +187,17 @@ class Layout:
 # ---------------------------------------------------------------- pieces
 
 
+@leaks("how many rows the user has; shares of their bins", "masked")
 class RowShares(Message):
     """The receiver's shares of some of a user's `n_rows` rows, uint64 (rows, columns, *)."""
-
-    leakage: ClassVar = MessageLeakage("how many rows the user has; shares of their bins", "masked")
 
     shares: Array
     n_rows: RowSize
 
 
+@leaks("shares of the values that a user's rows compare", "masked")
 class ComparedShares(Message):
     """The receiver's shares of what slots compare of some of a user's `n_rows` rows, uint64 (trees, rows, 2)."""
-
-    leakage: ClassVar = MessageLeakage("shares of the values that a user's rows compare", "masked")
 
     shares: Array
     n_rows: RowSize

@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -52,7 +52,7 @@ from treaty.crypto.sharing.shamir import Words
 from treaty.crypto.sharing.shamir_routing import Program, ServerSetting, prepare
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Integers
-from treaty.messaging.messages import Array, Message, MessageLeakage, row_pieces, view
+from treaty.messaging.messages import Array, Message, leaks, row_pieces, view
 from treaty.messaging.party import Party
 from treaty.systems.fedxgb.options import Comparison, holders_of
 from treaty.systems.fedxgb.pieces import Layout
@@ -61,10 +61,9 @@ Bits = NDArray[Any]  # shares of bits: of `Shares.bit`, uint64 or uint8
 Result = TypeVar("Result")
 
 
+@leaks("shares of numbers that are computed with", "masked")
 class SharedNumbers(Message):
     """Shares of some of the numbers of one round among edge servers, uint64."""
-
-    leakage: ClassVar = MessageLeakage("shares of numbers that are computed with", "masked")
 
     numbers: Array
 
@@ -204,18 +203,16 @@ _MOST_NUMBERS = 1 << 28  # of some rows and trees, 2 GB
 _OF_A_COMPARISON = 128
 
 
+@leaks("how many rows there are", "control")
 class WantedRows(Message):
     """Deal a mask for all `rows` rows."""
-
-    leakage: ClassVar = MessageLeakage("how many rows there are", "control")
 
     rows: _Count
 
 
+@leaks("how many rows go down how many slots of how many trees", "control")
 class WantedLevel(Message):
     """Deal for `rows` rows, from number `start` on, to go down a level of `trees` trees with `slots` slots each."""
-
-    leakage: ClassVar = MessageLeakage("how many rows go down how many slots of how many trees", "control")
 
     start: _Count
     rows: _Count
@@ -223,25 +220,22 @@ class WantedLevel(Message):
     slots: _AtLeastOne
 
 
+@leaks("how many rows and leaves there are", "control")
 class WantedLeaves(Message):
     """Deal for the leaf values of `rows` rows, each one of `leaves` leaves."""
-
-    leakage: ClassVar = MessageLeakage("how many rows and leaves there are", "control")
 
     rows: _Count
     leaves: _Count
 
 
+@leaks("that nothing more is wanted", "control")
 class DealingEnd(Message):
     """Nothing more is wanted for now."""
 
-    leakage: ClassVar = MessageLeakage("that nothing more is wanted", "control")
 
-
+@leaks("random numbers", "nothing")
 class DealtCorrections(Message):
     """Secret random numbers for the receiver alone: a key, and uint64 shares of products for the second edge server."""
-
-    leakage: ClassVar = MessageLeakage("random numbers", "nothing")
 
     key: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
     corrections: Array

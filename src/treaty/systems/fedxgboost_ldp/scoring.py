@@ -6,7 +6,7 @@ it receives only how the last one was divided.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, NoReturn
+from typing import Annotated, NoReturn
 
 import msgspec
 import numpy as np
@@ -16,7 +16,7 @@ from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Flags, Int32s, Integers
 from treaty.messaging.conversation import Table
 from treaty.messaging.exchanges import send_rows, take_rows
-from treaty.messaging.messages import Array, ColumnSize, Message, MessageLeakage, bits_of, view
+from treaty.messaging.messages import Array, ColumnSize, Message, bits_of, leaks, leaks_by, view
 from treaty.messaging.party import Party
 from treaty.systems.fedxgboost_ldp.noise import MOST_SUM
 from treaty.systems.vertical.column_owner import ascending, gains_as_splits
@@ -31,43 +31,36 @@ BITS_OF_ROW = 160
 """The most bits of a row in a `NoisyTree`: two values and its number."""
 
 
+@leaks("bounds of gradients, so about the largest weight above 1", "control")
 class NoiseSetup(Start):
     """The value of one fixed-point step of grad and of hess, and whether hessians carry noise as well."""
-
-    leakage: ClassVar = MessageLeakage("bounds of gradients, so about the largest weight above 1", "control")
 
     grad_unit: Annotated[float, msgspec.Meta(gt=0)]
     hess_unit: Annotated[float, msgspec.Meta(gt=0)]
     noisy_hess: bool
 
 
+@leaks("how many columns the sender has", "control")
 class ColumnCount(Message):
     """The sender's number of columns."""
-
-    leakage: ClassVar = MessageLeakage("how many columns the sender has", "control")
 
     count: ColumnSize
 
 
+@leaks_by(
+    safe=(
+        "the gradient of each row in the tree's sample: about its label, no more than epsilon allows",
+        "noisy",
+        "epsilon, epsilon_total",
+    ),
+    paper=("the gradient of each row under noise, and exact totals, so that no epsilon holds", "exact", 'mode="safe"'),
+)
 class NoisyTree(Message):
     """A tree's gradients, its sampled rows, int32 ascending (None: all), and its columns, int32.
 
     Gradients and hessians are int32 if all of them fit, else int64. `hess` is None if scores do not use it. `totals`
     are the root's, int64 (3,). Many rows are sent in several messages, in order.
     """
-
-    leakage: ClassVar = {
-        "safe": MessageLeakage(
-            "the gradient of each row in the tree's sample: about its label, no more than epsilon allows",
-            "noisy",
-            guard="epsilon, epsilon_total",
-        ),
-        "paper": MessageLeakage(
-            "the gradient of each row under noise, and exact totals, so that no epsilon holds",
-            "exact",
-            guard='mode="safe"',
-        ),
-    }
 
     grad: Array
     hess: Array | None
@@ -76,56 +69,50 @@ class NoisyTree(Message):
     totals: Array
 
 
+@leaks("how good the sender's best split of each node is", "aggregated")
 class Scores(Message):
     """The gain of the best split of each node of the level, float64 (n,); 0: there is none."""
-
-    leakage: ClassVar = MessageLeakage("how good the sender's best split of each node is", "aggregated")
 
     best: Array
 
 
+@leaks("which nodes its own split won", "noisy", guard="epsilon")
 class ScoredSplitRequest(Message):
     """Nodes of the level, int32 (k,) ascending, that the receiver is to divide at its best split."""
-
-    leakage: ClassVar = MessageLeakage("which nodes its own split won", "noisy", guard="epsilon")
 
     nodes: Array
 
 
+@leaks("which of a node's rows go left at a split of the sender", "exact", guard="min_child_samples")
 class ScoredSplitAnswer(Message):
     """Record numbers int32 (k,), and packed bits: which of the nodes' rows go left, node after node.
 
     Many rows are sent in several messages, in order.
     """
 
-    leakage: ClassVar = MessageLeakage(
-        "which of a node's rows go left at a split of the sender", "exact", guard="min_child_samples"
-    )
-
     records: Array
     left: Array
 
 
+@leaks_by(
+    safe=(
+        "which rows of each node go left at every party's splits: exact about the split's column; about labels, no "
+        "more than epsilon allows",
+        "exact",
+        "epsilon, for labels",
+    ),
+    paper=(
+        "which rows of each node go left at every party's splits, and exact sums of gradients",
+        "exact",
+        'mode="safe"',
+    ),
+)
 class LevelDivision(Message):
     """How the last level was divided: which nodes were, bool (n,), and packed bits of which of their rows go left.
 
     `totals` are those of the left children, int64 (k, 3): sums of what `NoisyTree` has (in paper mode exact ones), with
     0 for hess if scores do not use it. Many rows are sent in several messages, in order.
     """
-
-    leakage: ClassVar = {
-        "safe": MessageLeakage(
-            "which rows of each node go left at every party's splits: exact about the split's column; about labels, no "
-            "more than epsilon allows",
-            "exact",
-            guard="epsilon, for labels",
-        ),
-        "paper": MessageLeakage(
-            "which rows of each node go left at every party's splits, and exact sums of gradients",
-            "exact",
-            guard='mode="safe"',
-        ),
-    }
 
     nodes: Array
     left: Array

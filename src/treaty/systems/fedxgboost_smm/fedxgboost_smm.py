@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -43,7 +43,7 @@ from treaty.crypto.sums.triple_sums import SEED_BYTES, VECTOR_WORDS, TripleDeale
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Int32s, Words
 from treaty.messaging.exchanges import agree
-from treaty.messaging.messages import MOST_ROWS, MOST_SLOTS, Array, Message, MessageLeakage, view
+from treaty.messaging.messages import MOST_ROWS, MOST_SLOTS, Array, Message, leaks, view
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart
 from treaty.systems.fedxgboost_smm import published
@@ -62,53 +62,47 @@ DEALER = "dealer"
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
 
 
+@leaks("how many rows there are, and bins at each passive party", "control")
 class DealOrder(Message):
     """The number of rows, and the number of bins of each passive party."""
-
-    leakage: ClassVar = MessageLeakage("how many rows there are, and bins at each passive party", "control")
 
     rows: Annotated[int, msgspec.Meta(ge=1, le=MOST_ROWS)]
     slots: dict[str, Annotated[int, msgspec.Meta(ge=0, le=MOST_SLOTS)]]
 
 
+@leaks("a seed of its masks", "nothing")
 class AskerSeed(Message):
     """Seed of the active party's masks A and C."""
 
-    leakage: ClassVar = MessageLeakage("a seed of its masks", "nothing")
-
     seed: bytes
 
 
+@leaks("a seed of its mask", "nothing")
 class HolderSeed(Message):
     """Seed of a passive party's mask B."""
 
-    leakage: ClassVar = MessageLeakage("a seed of its mask", "nothing")
-
     seed: bytes
 
 
+@leaks("how many nodes are asked about", "control")
 class DealRequest(Message):
     """A request for the shares of `count` vectors, from number `first` on."""
-
-    leakage: ClassVar = MessageLeakage("how many nodes are asked about", "control")
 
     first: _Count
     count: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
 
 
+@leaks("how many nodes there are; random numbers", "masked")
 class DealtShares(Message):
     """Shares uint64 (vectors, 2, bins) for the vectors from number `first` on."""
-
-    leakage: ClassVar = MessageLeakage("how many nodes there are; random numbers", "masked")
 
     first: _Count
     shares: Array
 
 
+@leaks("that training is over", "control")
 class DealEnd(Message):
     """The end of the training."""
-
-    leakage: ClassVar = MessageLeakage("that training is over", "control")
 
 
 # ---------------------------------------------------------------- the dealer

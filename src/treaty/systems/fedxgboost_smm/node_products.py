@@ -29,7 +29,7 @@ from treaty.crypto.keystream import Keystream
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.machine.arrays import Flags, Int32s, Integers
 from treaty.messaging.exchanges import send_rows, take_rows
-from treaty.messaging.messages import Array, M, Message, MessageLeakage, put_together, view
+from treaty.messaging.messages import Array, M, Message, leaks, put_together, view
 from treaty.messaging.party import Party
 from treaty.systems.vertical.column_owner import gains_as_splits
 from treaty.systems.vertical.encrypted_columns import PassiveColumns
@@ -134,88 +134,77 @@ def normals(random: Keystream, rows: int, columns: int) -> Matrix:
 # ---------------------------------------------------------------- messages
 
 
+@leaks("the order of magnitude of labels", "control")
 class PaperSetup(Start):
     """The value of one fixed-point step of grad and of hess."""
-
-    leakage: ClassVar = MessageLeakage("the order of magnitude of labels", "control")
 
     grad_unit: Annotated[float, msgspec.Meta(gt=0, lt=2.0**64)]
     hess_unit: Annotated[float, msgspec.Meta(gt=0, lt=2.0**64)]
 
 
+@leaks("which of its columns the tree may use", "control")
 class PaperTree(Message):
     """The start of a tree: the receiver's columns that it may use, int32."""
-
-    leakage: ClassVar = MessageLeakage("which of its columns the tree may use", "control")
 
     columns: Array
 
 
+@leaks("how many nodes there are", "control")
 class NodeRows(Message):
     """The number of nodes of a level; their `NamedRows` follow."""
-
-    leakage: ClassVar = MessageLeakage("how many nodes there are", "control")
 
     nodes: int
     last: ClassVar[bool] = True  # a level goes at once
 
 
+@leaks("vectors orthogonal to gradients: with few rows, or after some trees, the labels", "exact")
 class NullVectors(Message):
     """Null vectors of each node's gradients: how many, int32 (nodes,), and the vectors, float64, node after node.
 
     They follow `NodeRows`. Many numbers are sent in several messages, in order, as are those of the next messages.
     """
 
-    leakage: ClassVar = MessageLeakage(
-        "vectors orthogonal to gradients: with few rows, or after some trees, the labels", "exact"
-    )
-
     widths: Array
     vectors: Array
 
 
+@leaks("the sums of every candidate, and in time which rows are in which bin", "exact")
 class MaskedCandidates(Message):
     """Rows in each slot, int32 (nodes, slots), and W, float64, node after node, with the columns of `candidate_slots`.
 
     The paper has no counts; missing values, categories and `min_child_samples` need them.
     """
 
-    leakage: ClassVar = MessageLeakage("the sums of every candidate, and in time which rows are in which bin", "exact")
-
     counts: Array
     masked: Array
 
 
+@leaks("vectors orthogonal to every candidate's column of bins", "exact")
 class CandidateVectors(NullVectors):
     """Null vectors of each node's candidates; a row by which alone two candidates differ is 0 in all of them."""
 
-    leakage: ClassVar = MessageLeakage("vectors orthogonal to every candidate's column of bins", "exact")
 
-
+@leaks(
+    "the sums of its candidates and of the node, and, in one tree or less, every row's gradients, so the labels",
+    "exact",
+)
 class MaskedGradients(Message):
     """Sums of grad and hess of each node, int64 (nodes, 2), and W, float64, node after node."""
-
-    leakage: ClassVar = MessageLeakage(
-        "the sums of its candidates and of the node, and, in one tree or less, every row's gradients, so the labels",
-        "exact",
-    )
 
     totals: Array
     masked: Array
 
 
+@leaks("the gain of the sender's best split of each node", "aggregated")
 class BestGains(Message):
     """The gain of the best split of each node, float64 (nodes,); 0: there is none."""
-
-    leakage: ClassVar = MessageLeakage("the gain of the sender's best split of each node", "aggregated")
 
     gains: Array
 
 
+@leaks("which nodes its split won", "exact")
 class WonNodes(Message):
     """The nodes of the level, int32 (k,), whose best split is the receiver's; their `NamedRows` follow."""
-
-    leakage: ClassVar = MessageLeakage("which nodes its split won", "exact")
 
     nodes: Array
 

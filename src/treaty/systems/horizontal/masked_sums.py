@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import ClassVar, Literal, NamedTuple, Protocol, TypeVar
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from treaty.crypto.sharing.secure_aggregation import SECRET_BYTES, Aggregator, P
 from treaty.crypto.sharing.shamir import share_length
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Integers
-from treaty.messaging.messages import Array, M, Message, MessageLeakage, view
+from treaty.messaging.messages import Array, M, Message, leaks, leaks_by, view
 from treaty.messaging.party import Party
 
 ATTEMPTS = 3  # at one sum
@@ -29,24 +29,19 @@ Proofs = TypeVar("Proofs", bound=Message)
 ProofsGiven = TypeVar("ProofsGiven", bound=Message, contravariant=True)
 
 
+@leaks_by(
+    masks=("shares of masks, sealed for others", "encrypted"),
+    keys=("shares of masks and keys, sealed for others", "encrypted"),
+)
 class SealedShares(Message):
     """Shares of the sender's mask secrets, each sealed for its receiver."""
-
-    leakage: ClassVar = {
-        "masks": MessageLeakage("shares of masks, sealed for others", "encrypted"),
-        "keys": MessageLeakage("shares of masks and keys, sealed for others", "encrypted"),
-    }
 
     sealed: dict[str, bytes]
 
 
+@leaks_by(masks=("its shares of others' masks", "masked"), keys=("its shares of others' masks and keys", "masked"))
 class PassedShares(Message):
     """The shares that others sealed for the receiver, by sender."""
-
-    leakage: ClassVar = {
-        "masks": MessageLeakage("its shares of others' masks", "masked"),
-        "keys": MessageLeakage("its shares of others' masks and keys", "masked"),
-    }
 
     sealed: dict[str, bytes]
 
@@ -57,38 +52,35 @@ _SUM_OF_ROWS = (
 )
 
 
+@leaks_by(
+    sum=(_SUM_OF_ROWS, "aggregated"),
+    noisy=(_SUM_OF_ROWS, "noisy"),
+    paper=(
+        "in every bin at every node the sums over the users of one domain, who may be a single one",
+        "aggregated",
+        'mode="safe"',
+    ),
+    domain=(
+        "nothing alone; together with all others of the domain a sum under masks that the server alone can remove",
+        "masked",
+    ),
+)
 class MaskedInput(Message):
     """A vector uint64 (n,) under masks."""
-
-    leakage: ClassVar = {
-        "sum": MessageLeakage(_SUM_OF_ROWS, "aggregated"),
-        "noisy": MessageLeakage(_SUM_OF_ROWS, "noisy"),
-        "paper": MessageLeakage(
-            "in every bin at every node the sums over the users of one domain, who may be a single one",
-            "aggregated",
-            guard='mode="safe"',
-        ),
-        "domain": MessageLeakage(
-            "nothing alone; together with all others of the domain a sum under masks that the server alone can remove",
-            "masked",
-        ),
-    }
 
     values: Array
 
 
+@leaks("whose vectors are in the sum", "control")
 class Survivors(Message):
     """Whose vectors are in the sum."""
-
-    leakage: ClassVar = MessageLeakage("whose vectors are in the sum", "control")
 
     names: list[str]
 
 
+@leaks("what removes the masks from this sum, and from no vector in it", "masked")
 class MaskShares(Message):
     """What removes masks: by survivor a share of its seed; by lost contributor a share of its key, or one mask."""
-
-    leakage: ClassVar = MessageLeakage("what removes the masks from this sum, and from no vector in it", "masked")
 
     survivors: dict[str, bytes]
     lost: dict[str, bytes]

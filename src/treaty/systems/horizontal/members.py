@@ -23,7 +23,6 @@ import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -44,7 +43,7 @@ from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Integers
 from treaty.messaging.certificates import Signer
 from treaty.messaging.conversation import MessageOrder
-from treaty.messaging.messages import Array, M, Message, MessageLeakage, encode, view
+from treaty.messaging.messages import Array, M, Message, encode, leaks, view
 from treaty.messaging.party import Party
 from treaty.systems.horizontal.masked_sums import ATTEMPTS, MaskedInput, OwnInput, SumAggregator, contribute
 
@@ -54,30 +53,27 @@ NONCE_BYTES = 32
 PATIENCE = 0.25
 
 
+@leaks("a signing key of this run", "control")
 class MemberKey(Message):
     """A member's signing key for this run."""
-
-    leakage: ClassVar = MessageLeakage("a signing key of this run", "control")
 
     key: bytes
 
 
+@leaks("all members' signing keys, and a random number", "control")
 class Roster(Message):
     """All members' signing keys, and a random number of this run."""
-
-    leakage: ClassVar = MessageLeakage("all members' signing keys, and a random number", "control")
 
     nonce: bytes
     keys: dict[str, bytes]
 
 
+@leaks("public keys of this run, signed", "control")
 class MaskKeyPair(Message):
     """A member's public keys of this run: for sealing shares, and for making masks.
 
     `signature` is by its key in the roster, `vouched` by that of its certificate, on the roster.
     """
-
-    leakage: ClassVar = MessageLeakage("public keys of this run, signed", "control")
 
     channel: bytes
     mask: bytes
@@ -85,10 +81,9 @@ class MaskKeyPair(Message):
     vouched: bytes
 
 
+@leaks("all members' public keys", "control")
 class MaskKeyPairs(Message):
     """All members' public keys."""
-
-    leakage: ClassVar = MessageLeakage("all members' public keys", "control")
 
     of: dict[str, MaskKeyPair]
 
@@ -96,32 +91,28 @@ class MaskKeyPairs(Message):
         return {name: Advertisement(pair.channel, pair.mask, pair.signature) for name, pair in self.of.items()}
 
 
+@leaks("a signature on the list of those in the sum", "control")
 class SurvivorSignature(Message):
     """A member's signature on the list of survivors."""
-
-    leakage: ClassVar = MessageLeakage("a signature on the list of those in the sum", "control")
 
     signature: bytes
 
 
+@leaks("all survivors' signatures on that list", "control")
 class SurvivorSignatures(Message):
     """Survivors' signatures on the list."""
-
-    leakage: ClassVar = MessageLeakage("all survivors' signatures on that list", "control")
 
     of: dict[str, bytes]
 
 
+@leaks("that the sum is opened", "control")
 class OpenedSum(Message):
     """The sum was opened."""
 
-    leakage: ClassVar = MessageLeakage("that the sum is opened", "control")
 
-
+@leaks("that the sum is void and comes again", "control")
 class SumVoid(Message):
     """The sum is void: mask the vector again."""
-
-    leakage: ClassVar = MessageLeakage("that the sum is void and comes again", "control")
 
 
 class TranscriptDigest:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ from treaty.data.quantile_search import Probes, QuantileSearch, count_below, sor
 from treaty.data.table import Schema
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Flags, Integers
-from treaty.messaging.messages import Array, Message, MessageLeakage, view
+from treaty.messaging.messages import Array, Message, leaks, view
 from treaty.systems.horizontal.rows import (
     EXPONENTS,
     LabelUnits,
@@ -48,33 +48,30 @@ from treaty.trees.objectives import Objective
 MOST_ROUNDS = 34  # of the quantile search among float32 numbers
 
 
+@leaks("that the search for bins begins", "control")
 class Count(Message):
     """The search for bins begins, or restarts: contribute the first vector."""
 
-    leakage: ClassVar = MessageLeakage("that the search for bins begins", "control")
 
-
+@leaks("about where quantiles of all rows lie", "aggregated", guard="max_bin")
 class ProbeRequest(Message):
     """Probes: uint32 keys of float32 numbers, or int64, of float64 ones; int32 (numeric features + 1,) each first."""
-
-    leakage: ClassVar = MessageLeakage("about where quantiles of all rows lie", "aggregated", guard="max_bin")
 
     keys: Array
     offsets: Array
 
 
+@leaks(
+    "quantiles of all rows, which categories occur (if some are joined: which are frequent), the order of magnitude"
+    " of the largest target and weight; without base_score where training starts",
+    "aggregated",
+    guard="max_bin, base_score",
+)
 class CommonBins(Message):
     """Bins: int32 (features,) how many; float32 (or float64) cuts and int16 bins of categories, feature after feature.
 
     Also the loss's `clips`, float64, and where training starts, float64, a number or one of each class.
     """
-
-    leakage: ClassVar = MessageLeakage(
-        "quantiles of all rows, which categories occur (if some are joined: which are frequent), the order of magnitude"
-        " of the largest target and weight; without base_score where training starts",
-        "aggregated",
-        guard="max_bin, base_score",
-    )
 
     n_bins: Array
     cuts: Array

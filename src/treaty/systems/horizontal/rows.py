@@ -19,7 +19,7 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -28,7 +28,7 @@ from treaty.data.columns import Category
 from treaty.data.table import Schema, Table, to_table
 from treaty.errors import ConfigError, DataError, PeerProtocolError
 from treaty.machine.arrays import Integers
-from treaty.messaging.messages import Array, Message, MessageLeakage, ModelId, encode, view
+from treaty.messaging.messages import Array, Message, ModelId, encode, leaks, view
 from treaty.models.checkpoints import Checkpoint, checkpoint_of, fingerprint
 from treaty.models.trees import ModelPart
 from treaty.systems.options import SystemOptions
@@ -53,6 +53,11 @@ SUMS_OF_LABELS = (
 START = "where training starts: the mean of all labels, or how frequent each class is (base_score=None)"
 
 
+@leaks(
+    "names of the sender's columns, their categories, which are empty or have numbers beyond float32, which "
+    "classes its rows have, and whether it has bins of an earlier training on these rows",
+    "exact",
+)
 class RowsDescription(Message):
     """A participant's columns and classes.
 
@@ -60,12 +65,6 @@ class RowsDescription(Message):
     bins that it has kept of earlier trainings on these very rows, one after the other. `origins` are those of a
     `Schema`: columns whose numbers need float64.
     """
-
-    leakage: ClassVar = MessageLeakage(
-        "names of the sender's columns, their categories, which are empty or have numbers beyond float32, which "
-        "classes its rows have, and whether it has bins of an earlier training on these rows",
-        "exact",
-    )
 
     names: list[str]
     categories: Categories
@@ -75,17 +74,16 @@ class RowsDescription(Message):
     origins: Origins = msgspec.field(default_factory=dict)
 
 
+@leaks(
+    "the model's number, names and categories of the first participant's columns, all classes, and "
+    "whether all have kept bins",
+    "control",
+)
 class ModelBegin(Message):
     """The model's id, the first participant's columns, all classes; after how many rounds training resumes.
 
     `bins` is SHA-256 of kept ones that all have named; empty where bins are searched for, or are a checkpoint's.
     """
-
-    leakage: ClassVar = MessageLeakage(
-        "the model's number, names and categories of the first participant's columns, all classes, and "
-        "whether all have kept bins",
-        "control",
-    )
 
     model_id: ModelId
     names: list[str]
@@ -290,22 +288,18 @@ class Opening:
         return OpenedCounts(max(int(rows), 0), present, categories, bounds)
 
 
+@leaks("the size of the largest label and weight, roughly", "aggregated", guard="base_score")
 class LabelUnits(Message):
     """Contribute sums of labels in units, powers of two no less than any label and weight; bits of a row's part."""
-
-    leakage: ClassVar = MessageLeakage(
-        "the size of the largest label and weight, roughly", "aggregated", guard="base_score"
-    )
 
     label: float
     weight: float
     bits: Annotated[int, msgspec.Meta(ge=0, le=60)]
 
 
+@leaks("the mean of all labels, or classes' shares", "aggregated", guard="base_score")
 class TrainingStart(Message):
     """Contribute the bound of gradients if training starts from `start`, float64, a number or one of each class."""
-
-    leakage: ClassVar = MessageLeakage("the mean of all labels, or classes' shares", "aggregated", guard="base_score")
 
     start: Array
 

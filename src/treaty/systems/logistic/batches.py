@@ -17,7 +17,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 from urllib.parse import quote
 
 import msgspec
@@ -29,7 +28,7 @@ from treaty.linear.lbfgs import SEED_BYTES, batch_seed, partition, rows_alone
 from treaty.linear.preparation import COLUMN_FRACTION
 from treaty.machine.arrays import Floats, Integers
 from treaty.messaging.exchanges import exchange, joint_seed, send_rows, take_rows
-from treaty.messaging.messages import Array, Message, MessageLeakage, RowSize, view
+from treaty.messaging.messages import Array, Message, RowSize, leaks, view
 from treaty.messaging.party import Party
 from treaty.systems.logistic.setup import LARGEST_WEIGHT, GlmInput, OwnData, Setting, check_guards
 
@@ -42,29 +41,24 @@ _OTHER_ROWS = (
 )
 
 
+@leaks("whether the sender had an earlier job on these rows", "control")
 class KnownBatches(Message):
     """Digests of the seed that the sender kept and of the one that random_state gives, empty for none."""
-
-    leakage: ClassVar = MessageLeakage("whether the sender had an earlier job on these rows", "control")
 
     kept: bytes
     named: bytes
 
 
+@leaks("which rows are in a batch, as all parties with data know", "control")
 class KeptBatches(Message):
     """The kept seed itself, for a party that has none."""
-
-    leakage: ClassVar = MessageLeakage("which rows are in a batch, as all parties with data know", "control")
 
     seed: bytes
 
 
+@leaks("how many rows of all batches stand alone among the sender's columns", "aggregated", guard="batch_size")
 class LoneRows(Message):
     """How many rows of all batches stand alone among the sender's columns (`rows_alone`)."""
-
-    leakage: ClassVar = MessageLeakage(
-        "how many rows of all batches stand alone among the sender's columns", "aggregated", guard="batch_size"
-    )
 
     rows: RowSize
 
@@ -200,14 +194,13 @@ def count_lone_rows(party: Party, setting: Setting, data: OwnData, batches: Inte
 TELLING = 0.1
 
 
+@leaks(
+    "the weights of all rows, and what they were made of: weights of classes reveal labels",
+    "exact",
+    guard="show_weights=False",
+)
 class RowWeights(Message):
     """Weights of rows, float64, of many the next ones; once, before the first step."""
-
-    leakage: ClassVar = MessageLeakage(
-        "the weights of all rows, and what they were made of: weights of classes reveal labels",
-        "exact",
-        guard="show_weights=False",
-    )
 
     values: Array
 

@@ -13,7 +13,6 @@ all passive parties' <v_k>. Without a coordinator see `products`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +31,7 @@ from treaty.crypto.sums.hidden_vectors import Fields, Hider, opened, product_bit
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Integers
 from treaty.messaging.exchanges import send_rows
-from treaty.messaging.messages import Array, Arrays, Message, MessageLeakage, pack, row_pieces, unpack, view
+from treaty.messaging.messages import Array, Arrays, Message, leaks, leaks_by, pack, row_pieces, unpack, view
 from treaty.messaging.party import Party
 from treaty.systems.logistic.setup import WEIGHT_BITS, OwnData, Setting
 
@@ -44,62 +43,55 @@ _PIECE = 12
 OWN_GRADIENT = "its own gradient: the products of its columns with the hidden vector, summed over all parties"
 
 
+@leaks("the coordinator's public key", "control")
 class SharedKey(Message):
     """The coordinator's public key."""
-
-    leakage: ClassVar = MessageLeakage("the coordinator's public key", "control")
 
     payload: Arrays
 
 
+@leaks_by(
+    margins=("the sender's part of margins, under the coordinator's key", "encrypted"),
+    residuals=("residuals of all rows, under the coordinator's key", "encrypted"),
+)
 class EncryptedVector(Message):
     """A vector, uint64 (rows, words), a ciphertext per row, of many the next ones."""
-
-    leakage: ClassVar = {
-        "margins": MessageLeakage("the sender's part of margins, under the coordinator's key", "encrypted"),
-        "residuals": MessageLeakage("residuals of all rows, under the coordinator's key", "encrypted"),
-    }
 
     rows: Array
 
 
+@leaks("products under masks; how many columns", "masked")
 class MaskedProducts(Message):
     """Packed ciphertexts of a party's products and masks, uint64 (plaintexts, words)."""
-
-    leakage: ClassVar = MessageLeakage("products under masks; how many columns", "masked")
 
     products: Array
 
 
+@leaks(OWN_GRADIENT, "aggregated", guard="batch_size")
 class DecryptedProducts(Message):
     """What the coordinator decrypted, uint64 (n_columns, limbs), for the party that masked it."""
-
-    leakage: ClassVar = MessageLeakage(OWN_GRADIENT, "aggregated", guard="batch_size")
 
     numbers: Array
 
 
+@leaks("a part of an epoch's loss", "masked")
 class LossPart(Message):
     """A part of an epoch's loss modulo 2^128, uint64 (1, 2), masked."""
-
-    leakage: ClassVar = MessageLeakage("a part of an epoch's loss", "masked")
 
     part: Array
 
 
+@leaks("a part of an epoch's loss", "masked")
 class LossCipher(Message):
     """The active party's part, and a ciphertext uint64 (1, words) of its sum over passive vectors; both masked."""
-
-    leakage: ClassVar = MessageLeakage("a part of an epoch's loss", "masked")
 
     part: Array
     hidden: Array
 
 
+@leaks("the mean loss of an epoch", "aggregated")
 class LossTotal(Message):
     """The sum of all parts, uint64 (1, 2), masked by the active party."""
-
-    leakage: ClassVar = MessageLeakage("the mean loss of an epoch", "aggregated")
 
     total: Array
 

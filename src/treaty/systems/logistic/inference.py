@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -22,7 +22,7 @@ import numpy as np
 from treaty.errors import CryptoError, DataError, PeerProtocolError
 from treaty.linear.preparation import TOO_FEW_ROWS, determined, random_rotation, with_sums
 from treaty.machine.arrays import Floats
-from treaty.messaging.messages import Array, ColumnSize, Message, MessageLeakage, view
+from treaty.messaging.messages import Array, ColumnSize, Message, leaks, leaks_by, view
 from treaty.messaging.party import Party
 from treaty.systems.logistic.coordinated import Opener
 from treaty.systems.logistic.setup import MARGIN_BITS, Setting
@@ -36,34 +36,31 @@ _ROUNDING = 1e-6
 Times = Callable[[str, Floats | None], Floats | None]
 
 
+@leaks_by(
+    to_coordinator=("canonical correlations between parties' columns", "aggregated"),
+    to_active=("correlations between parties' columns, rotated", "aggregated"),
+)
 class CrossProducts(Message):
     """The sender's rotated columns times others', float64 (n_columns, columns of passive parties but the sender's).
 
     `rank` is how many of its columns are independent.
     """
 
-    leakage: ClassVar = {
-        "to_coordinator": MessageLeakage("canonical correlations between parties' columns", "aggregated"),
-        "to_active": MessageLeakage("correlations between parties' columns, rotated", "aggregated"),
-    }
-
     products: Array
     rank: ColumnSize
 
 
+@leaks("how its columns correlate with the others'", "aggregated")
 class InverseBlock(Message):
     """The receiver's block of the inverse, float64 (n_columns, n_columns); how many columns are independent in all."""
-
-    leakage: ClassVar = MessageLeakage("how its columns correlate with the others'", "aggregated")
 
     block: Array
     rank: ColumnSize
 
 
+@leaks("the variance of residuals", "aggregated")
 class ErrorVariance(Message):
     """Variance of the residuals, in the units of training."""
-
-    leakage: ClassVar = MessageLeakage("the variance of residuals", "aggregated")
 
     variance: Annotated[float, msgspec.Meta(ge=0)]
 

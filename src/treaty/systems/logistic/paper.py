@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import ClassVar
 
 import numpy as np
 
@@ -26,7 +25,7 @@ from treaty.linear.lbfgs import Decision, curvature_rows
 from treaty.linear.preparation import COLUMN_FRACTION
 from treaty.linear.training import Schedule
 from treaty.machine.arrays import Floats, Integers
-from treaty.messaging.messages import Array, Message, MessageLeakage, pack, view
+from treaty.messaging.messages import Array, Message, leaks, pack, view
 from treaty.messaging.party import Party
 from treaty.systems.logistic import coordinated
 from treaty.systems.logistic.batches import agree_on_batches
@@ -34,39 +33,35 @@ from treaty.systems.logistic.setup import WEIGHT_BITS, GlmInput, OwnData, Settin
 from treaty.systems.logistic.steps import Epochs
 
 
+@leaks(
+    "the sender's part of margins under the coordinator's key; with its help they show the sender's columns",
+    "encrypted",
+)
 class Margins(Message):
     """<u> and, of a single passive party, <u^2>, uint64 (batch_size, words)."""
-
-    leakage: ClassVar = MessageLeakage(
-        "the sender's part of margins under the coordinator's key; with its help they show the sender's columns",
-        "encrypted",
-    )
 
     rows: Array
     squares: Array | None
 
 
+@leaks("gradients and losses of every batch, so all weights", "aggregated")
 class Gradient(Message):
     """<X^T 4 d>, uint64 (n_columns, words), and, of the active party, <loss>."""
-
-    leakage: ClassVar = MessageLeakage("gradients and losses of every batch, so all weights", "aggregated")
 
     products: Array
     loss: Array | None
 
 
+@leaks("the step of its own weights, so about its gradient: labels", "aggregated")
 class StepPart(Message):
     """The receiver's part of the step, float64 (n_columns,)."""
-
-    leakage: ClassVar = MessageLeakage("the step of its own weights, so about its gradient: labels", "aggregated")
 
     step: Array
 
 
+@leaks("the mean loss of an epoch", "aggregated")
 class EpochLoss(Message):
     """The mean loss of an epoch's batches."""
-
-    leakage: ClassVar = MessageLeakage("the mean loss of an epoch", "aggregated")
 
     loss: float
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from itertools import zip_longest
-from typing import ClassVar
 
 import numpy as np
 
@@ -25,7 +24,7 @@ from treaty.errors import ConfigError, DataError
 from treaty.linear.lbfgs import ROWS_PER_COLUMN
 from treaty.linear.preparation import Target
 from treaty.machine.arrays import Floats, Integers
-from treaty.messaging.messages import Array, Arrays, Message, MessageLeakage, pack, row_pieces
+from treaty.messaging.messages import Array, Arrays, Message, leaks, pack, row_pieces
 from treaty.messaging.party import Party
 from treaty.systems.logistic.coordinated import (
     OWN_GRADIENT,
@@ -49,34 +48,30 @@ FRACTION_BITS = 32
 LARGEST_PART = 16.0
 
 
+@leaks("a public key", "control")
 class RateKey(Message):
     """A party's public key."""
-
-    leakage: ClassVar = MessageLeakage("a public key", "control")
 
     key: Arrays
 
 
+@leaks("the sender's factor of each row's rate, under its own key", "encrypted")
 class HiddenFactors(Message):
     """Factors of rows' rates, uint64 (rows, 1, words) under the sender's key, of many rows the next ones."""
 
-    leakage: ClassVar = MessageLeakage("the sender's factor of each row's rate, under its own key", "encrypted")
-
     values: Array
 
 
+@leaks("products under masks; how many columns", "masked")
 class MaskedRates(Message):
     """Masked products uint64 (plaintexts, words) under the receiver's key."""
 
-    leakage: ClassVar = MessageLeakage("products under masks; how many columns", "masked")
-
     values: Array
 
 
+@leaks(OWN_GRADIENT, "aggregated")
 class OpenedRates(Message):
     """What the sender decrypted, uint64 (n, limbs), for the party that masked it."""
-
-    leakage: ClassVar = MessageLeakage(OWN_GRADIENT, "aggregated")
 
     numbers: Array
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from treaty.errors import DataError
 from treaty.linear.preparation import fit_calibration
 from treaty.machine.arrays import Flags, Floats
 from treaty.messaging.exchanges import OF_ONE_MODEL, Term, agree, send_rows, take_rows
-from treaty.messaging.messages import Array, Message, MessageLeakage, view
+from treaty.messaging.messages import Array, Message, leaks_by, view
 from treaty.messaging.party import Party
 from treaty.models.linear import LinearPart
 from treaty.systems.logistic.setup import GlmInput, pair_seeds
@@ -32,22 +31,21 @@ FRACTION_BITS = 32
 _LARGEST = 2.0**30  # of a part of a margin
 
 
+@leaks_by(
+    training=(
+        "the sender's parts of the scores (margins) of training rows (calibrate) or eval rows; of several "
+        "passive parties their sum",
+        "exact",
+        "calibrate=False, show_eval_margins=False",
+    ),
+    prediction=(
+        "the sender's parts of margins; of several passive parties their sum. From many rows of one whose "
+        "values it knows, weights follow",
+        "exact",
+    ),
+)
 class MarginPart(Message):
     """Parts of margins of the next rows, uint64, in units of 2^-32 modulo 2^64; masked if there are several senders."""
-
-    leakage: ClassVar = {
-        "training": MessageLeakage(
-            "the sender's parts of the scores (margins) of training rows (calibrate) or eval rows; of several "
-            "passive parties their sum",
-            "exact",
-            guard="calibrate=False, show_eval_margins=False",
-        ),
-        "prediction": MessageLeakage(
-            "the sender's parts of margins; of several passive parties their sum. From many rows of one whose "
-            "values it knows, weights follow",
-            "exact",
-        ),
-    }
 
     values: Array
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
-from typing import ClassVar
 
 import numpy as np
 
@@ -44,39 +43,27 @@ from treaty.crypto.sums.hidden_vectors import (
 from treaty.linear.preparation import COLUMN_FRACTION, LARGEST
 from treaty.machine.arrays import Integers, pieces
 from treaty.messaging.exchanges import joint_seed, take_rows
-from treaty.messaging.messages import (
-    Array,
-    Arrays,
-    Message,
-    MessageLeakage,
-    pack,
-    put_together,
-    row_pieces,
-    unpack,
-    view,
-)
+from treaty.messaging.messages import Array, Arrays, Message, leaks, pack, put_together, row_pieces, unpack, view
 from treaty.messaging.party import Party
 from treaty.systems.logistic import coordinated
 from treaty.systems.logistic.setup import WEIGHT_BITS, GlmInput, OwnData, Setting, diverged
 
 
+@leaks("the sender's columns, and labels, under its own key", "encrypted")
 class HiddenRows(Message):
     """A party's public key and its columns, uint64 (rows, plaintexts, words), of many rows the next ones.
 
     `labels` are the active party's, uint64 (rows, 1, words), where these are needed.
     """
 
-    leakage: ClassVar = MessageLeakage("the sender's columns, and labels, under its own key", "encrypted")
-
     key: Arrays
     rows: Array
     labels: Array | None
 
 
+@leaks(coordinated.OWN_GRADIENT, "aggregated", guard="batch_size")
 class EncryptedProducts(Message):
     """Products uint64 (plaintexts, words) under the receiver's key, with masks that cancel over all senders."""
-
-    leakage: ClassVar = MessageLeakage(coordinated.OWN_GRADIENT, "aggregated", guard="batch_size")
 
     values: Array
 
@@ -216,34 +203,30 @@ class OwnKeyProducts:
 WEIGHT_BOUND = int(LARGEST) << COLUMN_FRACTION
 
 
+@leaks("the sender's columns, under the lattice map", "encrypted")
 class ColumnsHint(Message):
     """A party's hint of its columns in a block of rows, one message after the other."""
 
-    leakage: ClassVar = MessageLeakage("the sender's columns, under the lattice map", "encrypted")
-
     payload: Arrays
 
 
+@leaks("the sender's part of residuals, under the lattice map", "encrypted")
 class VectorQuery(Message):
     """An encrypted vector over a block of rows, zero outside the batch."""
 
-    leakage: ClassVar = MessageLeakage("the sender's part of residuals, under the lattice map", "encrypted")
-
     payload: Arrays
 
 
+@leaks("uniform numbers: products under masks", "masked")
 class HiddenProducts(Message):
     """Masked products, which the receiver opens to uniform numbers."""
 
-    leakage: ClassVar = MessageLeakage("uniform numbers: products under masks", "masked")
-
     payload: Arrays
 
 
+@leaks(coordinated.OWN_GRADIENT, "aggregated", guard="batch_size")
 class ProductShares(Message):
     """Opened numbers, uint64 (n, limbs), with masks that cancel over all senders, for the party that masked them."""
-
-    leakage: ClassVar = MessageLeakage(coordinated.OWN_GRADIENT, "aggregated", guard="batch_size")
 
     numbers: Array
 

@@ -12,7 +12,6 @@ import datetime
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from treaty.data.table import Schema, Table
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.linear.preparation import COLUMN_FRACTION, Calibration
 from treaty.machine.arrays import Floats, Integers
-from treaty.messaging.messages import Message, MessageLeakage
+from treaty.messaging.messages import Message, leaks
 from treaty.models.linear import LinearPart
 from treaty.models.scorecard import ScorecardPart, as_woe
 from treaty.statistics.bins import ColumnBins, bads_in, bins_of_columns, with_labels
@@ -34,10 +33,9 @@ from treaty.systems.logistic.steps import products_of
 UNCALIBRATED = Calibration(1.0, 0.0)
 
 
+@leaks("the slope of the calibration, by which margins become log-odds", "aggregated")
 class CalibrationSlope(Message):
     """What the label holder's calibration multiplies margins by."""
-
-    leakage: ClassVar = MessageLeakage("the slope of the calibration, by which margins become log-odds", "aggregated")
 
     slope: float
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -24,7 +24,7 @@ from treaty.linear.preparation import COLUMN_FRACTION, Preparation
 from treaty.linear.training import Solver
 from treaty.machine.arrays import Floats, Integers
 from treaty.messaging.exchanges import Term, exchange
-from treaty.messaging.messages import ColumnSize, Message, MessageLeakage, ModelId, RowSize
+from treaty.messaging.messages import ColumnSize, Message, ModelId, RowSize, leaks
 from treaty.messaging.party import Party
 from treaty.models.linear import preparation_of
 from treaty.systems.logistic.options import FederatedRegression, RegressionOptions
@@ -40,24 +40,18 @@ LARGEST_WEIGHT = 256
 GlmInput = RoleInput[FederatedRegression, RegressionOptions]
 
 
+@leaks("how many rows and prepared columns the sender has; rows of eval sets", "control")
 class TableSize(Message):
     """Size of a passive party's table."""
-
-    leakage: ClassVar = MessageLeakage(
-        "how many rows and prepared columns the sender has; rows of eval sets", "control"
-    )
 
     n_rows: RowSize
     n_columns: ColumnSize
     eval_rows: Annotated[list[RowSize], msgspec.Meta(max_length=1000)]
 
 
+@leaks("all parties' numbers of columns and rows, whether rows have weights, whether training is resumed", "control")
 class TrainingSizes(Message):
     """All tables' sizes; columns by data party, in the job's order, the intercept among them."""
-
-    leakage: ClassVar = MessageLeakage(
-        "all parties' numbers of columns and rows, whether rows have weights, whether training is resumed", "control"
-    )
 
     model_id: ModelId
     n_rows: RowSize
@@ -66,10 +60,9 @@ class TrainingSizes(Message):
     resumes: bool
 
 
+@leaks("a public key of this job", "control")
 class PairKey(Message):
     """A public X25519 key for this job, from which two data parties derive masks that cancel."""
-
-    leakage: ClassVar = MessageLeakage("a public key of this job", "control")
 
     key: bytes
 

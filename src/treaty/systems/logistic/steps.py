@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -24,7 +24,7 @@ from treaty.errors import ConfigError, CryptoError, PeerProtocolError
 from treaty.linear.lbfgs import Coordinator, Decision, EpochState, Slice
 from treaty.linear.preparation import TAYLOR
 from treaty.machine.arrays import Floats, Integers
-from treaty.messaging.messages import Array, Message, MessageLeakage, view
+from treaty.messaging.messages import Array, Message, leaks, leaks_by, view
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import LinearCheckpoint, fingerprint
 from treaty.systems.logistic.coordinated import CoordinatedProducts
@@ -35,27 +35,25 @@ from treaty.systems.logistic.setup import GlmInput, OwnData, Setting, diverged
 # ---------------------------------------------------------------- products and steps
 
 
+@leaks_by(
+    to_coordinator=(
+        "inner products of steps and gradients, summed over all parties that mask their parts",
+        "aggregated",
+    ),
+    to_active=(
+        "inner products of steps and gradients: of several passive parties their sum, of one its part",
+        "aggregated",
+    ),
+)
 class InnerProducts(Message):
     """Parts of inner products modulo 2^128, uint64 (n, 2), under masks."""
-
-    leakage: ClassVar = {
-        "to_coordinator": MessageLeakage(
-            "inner products of steps and gradients, summed over all parties that mask their parts", "aggregated"
-        ),
-        "to_active": MessageLeakage(
-            "inner products of steps and gradients: of several passive parties their sum, of one its part", "aggregated"
-        ),
-    }
 
     values: Array
 
 
+@leaks("the step's coefficients, from which nearly all summed inner products follow", "aggregated")
 class StepCoefficients(Message):
     """Coefficients float64 (2 m + 1,) of the step in s_1 ... s_m, v_1 ... v_m, g; if the pair is kept."""
-
-    leakage: ClassVar = MessageLeakage(
-        "the step's coefficients, from which nearly all summed inner products follow", "aggregated"
-    )
 
     coefficients: Array
     keep: bool
@@ -152,13 +150,12 @@ def _check_products(products: Floats, parts: int) -> None:
 # ---------------------------------------------------------------- epochs
 
 
+@leaks(
+    "the next learning rate: whether the loss rose by a tenth, and whether that of eval rows is the lowest so far",
+    "aggregated",
+)
 class EpochEnd(Message):
     """The learning rate of the next epoch, or that there is none; whether the last is undone, or best by eval rows."""
-
-    leakage: ClassVar = MessageLeakage(
-        "the next learning rate: whether the loss rose by a tenth, and whether that of eval rows is the lowest so far",
-        "aggregated",
-    )
 
     learning_rate: Annotated[float, msgspec.Meta(gt=0)]
     back: bool
@@ -252,18 +249,16 @@ class Epochs:
 # ---------------------------------------------------------------- checkpoints
 
 
+@leaks("after which epochs the sender kept its state", "control")
 class KeptEpochs(Message):
     """How many epochs each of the sender's kept states comes after."""
-
-    leakage: ClassVar = MessageLeakage("after which epochs the sender kept its state", "control")
 
     epochs: list[int]
 
 
+@leaks("after which epoch training continues", "control")
 class NextEpoch(Message):
     """After how many epochs training continues; 0: from the beginning."""
-
-    leakage: ClassVar = MessageLeakage("after which epoch training continues", "control")
 
     after: int
 

@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -32,7 +32,7 @@ from treaty.linear.preparation import COLUMN_FRACTION, TAYLOR, Target, target_of
 from treaty.linear.training import Schedule
 from treaty.machine.arrays import Floats
 from treaty.messaging.exchanges import agree
-from treaty.messaging.messages import Array, Message, MessageLeakage, view
+from treaty.messaging.messages import Array, Message, leaks, view
 from treaty.messaging.party import Party
 from treaty.models.linear import LinearPart, one_against_rest
 from treaty.statistics.bins import ColumnBins
@@ -49,20 +49,16 @@ from treaty.systems.logistic.steps import Decider, Epochs, Products, products_of
 CERTAIN = 16.0
 
 
+@leaks("the sender's part of the mean loss; of several passive parties their sum", "aggregated")
 class LossShare(Message):
     """A part of the mean loss, uint64 (1, 2), modulo 2^128, under masks if there are several."""
-
-    leakage: ClassVar = MessageLeakage(
-        "the sender's part of the mean loss; of several passive parties their sum", "aggregated"
-    )
 
     part: Array
 
 
+@leaks("the target's standard deviation", "aggregated")
 class TargetUnit(Message):
     """The target's standard deviation, in units of which weights were trained."""
-
-    leakage: ClassVar = MessageLeakage("the target's standard deviation", "aggregated")
 
     unit: Annotated[float, msgspec.Meta(gt=0)]
 

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import copy
 import secrets
-from typing import ClassVar
 
 import msgspec
 
 from treaty.errors import ConfigError
-from treaty.messaging.messages import Message, MessageLeakage
+from treaty.messaging.messages import Message, leaks
 from treaty.models.trees import ModelPart, keep_records, records_used
 from treaty.systems.leakage import Route, Routes, routes
 from treaty.systems.options import SystemOptions
@@ -84,18 +83,16 @@ def part_after(inputs: RoleInput, party: str, model_id: str, n_records: int) -> 
 # ---------------------------------------------------------------- checkpoints
 
 
+@leaks("how many rounds are finished", "control")
 class CheckpointRequest(Message):
     """A round is finished: write a checkpoint of this many rounds."""
-
-    leakage: ClassVar = MessageLeakage("how many rounds are finished", "control")
 
     rounds: int
 
 
+@leaks("that a checkpoint is written, if one is", "control")
 class CheckpointReceipt(Message):
     """The checkpoint is written, if the party keeps any."""
-
-    leakage: ClassVar = MessageLeakage("that a checkpoint is written, if one is", "control")
 
 
 def checkpoints_routes(lead: str, others: tuple[str, ...]) -> Routes:

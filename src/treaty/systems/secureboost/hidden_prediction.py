@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -38,7 +38,7 @@ from treaty.data.table import Table
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.machine.arrays import pieces
 from treaty.messaging.exchanges import OF_ONE_MODEL, Term, agree
-from treaty.messaging.messages import Array, Arrays, Message, MessageLeakage, pack, unpack, view
+from treaty.messaging.messages import Array, Arrays, Message, leaks, pack, unpack, view
 from treaty.messaging.party import Party
 from treaty.models.trees import decide, used_records
 from treaty.systems.secureboost.hidden_sums import (
@@ -72,21 +72,25 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_TERMS)]
 _Chain = Sequence[tuple[str, Stop]]
 
 
+@leaks("how many splits the sender keeps; a public key", "control")
 class ChainKey(Message):
     """How many records the party has, and a fresh X25519 key, uint8 (32,), for its neighbours in the chain."""
 
-    leakage: ClassVar = MessageLeakage("how many splits the sender keeps; a public key", "control")
     records: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
     exchange: Array
 
 
+@leaks("the cipher's public key", "control")
 class PredictionKey(Message):
     """The Okamoto-Uchiyama public key, uint64 (numbers, words) and int64 (1,); see `OUPublicKey.from_payload`."""
 
-    leakage: ClassVar = MessageLeakage("the cipher's public key", "control")
     payload: Arrays
 
 
+@leaks(
+    "which of its splits the trees use, how they lie below each other, how many splits of others lie below them",
+    "exact",
+)
 class Station(Message):
     """One party's share of the work on the trees of group `number` of outputs.
 
@@ -96,10 +100,6 @@ class Station(Message):
     of the chain.
     """
 
-    leakage: ClassVar = MessageLeakage(
-        "which of its splits the trees use, how they lie below each other, how many splits of others lie below them",
-        "exact",
-    )
     number: _Count
     outputs: Annotated[int, msgspec.Meta(ge=1, le=64)]
     passed: _Count
@@ -112,27 +112,25 @@ class Station(Message):
     after: Array
 
 
+@leaks("how many rows are predicted", "encrypted")
 class EncryptedGains(Message):
     """Encrypted gains uint64 (n_rows, n_fresh, words) of the next rows; `box` uint8 is what the party before sealed."""
 
-    leakage: ClassVar = MessageLeakage("how many rows are predicted", "encrypted")
     ciphertexts: Array
     box: Array
 
 
+@leaks("what the next passive party alone can open", "encrypted")
 class SealedTerms(Message):
     """For the next party: ciphertexts uint64 (n_rows, 1 + n_onwards, words) of the sum so far and terms, sealed."""
 
-    leakage: ClassVar = MessageLeakage("what the next passive party alone can open", "encrypted")
     box: Array
 
 
+@leaks("each row's sum of leaf weights, from which decisions of small models follow", "exact")
 class EncryptedTotals(Message):
     """Ciphertexts uint64 (n, words) of the rows' sums, as many rows in each as fit."""
 
-    leakage: ClassVar = MessageLeakage(
-        "each row's sum of leaf weights, from which decisions of small models follow", "exact"
-    )
     ciphertexts: Array
 
 

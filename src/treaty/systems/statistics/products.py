@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,30 +21,27 @@ from treaty.crypto.sums.hidden_vectors import VectorClient, VectorServer, signed
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Integers
 from treaty.messaging.exchanges import send_rows, take_rows
-from treaty.messaging.messages import Array, Arrays, Message, MessageLeakage, pack, row_pieces, unpack, view
+from treaty.messaging.messages import Array, Arrays, Message, leaks, pack, row_pieces, unpack, view
 from treaty.messaging.party import Party
 
 
+@leaks("the sender's columns, under the lattice map", "encrypted")
 class StatisticsHint(Message):
     """What a party's columns, or the indicators of their bins, are multiplied with once."""
-
-    leakage: ClassVar = MessageLeakage("the sender's columns, under the lattice map", "encrypted")
 
     columns: Array
 
 
+@leaks("the sender's labels or a column of it, under the lattice map", "encrypted")
 class HiddenVector(Message):
     """An encrypted vector over all rows, or a piece of it: the labels, or a standardised column."""
-
-    leakage: ClassVar = MessageLeakage("the sender's labels or a column of it, under the lattice map", "encrypted")
 
     words: Array
 
 
+@leaks("uniform numbers: products under masks", "masked")
 class MaskedAnswer(Message):
     """A vector's products with all columns, masked, which the receiver opens to uniform numbers."""
-
-    leakage: ClassVar = MessageLeakage("uniform numbers: products under masks", "masked")
 
     payload: Arrays
 

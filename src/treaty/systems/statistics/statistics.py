@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -27,7 +27,7 @@ from treaty.files import Format
 from treaty.machine.arrays import Floats
 from treaty.machine.database import SealedDatabase
 from treaty.messaging.exchanges import agree, exchange, joint_seed
-from treaty.messaging.messages import Array, ColumnSize, Message, MessageLeakage, RowSize, clean, view
+from treaty.messaging.messages import Array, ColumnSize, Message, RowSize, clean, leaks, leaks_by, view
 from treaty.models.checkpoints import answers_folder
 from treaty.models.statistics import StatisticsPart
 from treaty.statistics.bins import ColumnBins, bads_in, bins_of_columns, with_labels
@@ -48,12 +48,9 @@ DECIMALS = 3
 ROWS_PER_VECTOR = 10
 
 
+@leaks("how many rows, numeric columns and bins the sender has; rows of eval sets", "control")
 class StatisticsSizes(Message):
     """Sizes of a party's table: rows, those of eval sets, bins of all columns, numeric columns."""
-
-    leakage: ClassVar = MessageLeakage(
-        "how many rows, numeric columns and bins the sender has; rows of eval sets", "control"
-    )
 
     n_rows: RowSize
     eval_rows: Annotated[list[RowSize], msgspec.Meta(max_length=1000)]
@@ -61,51 +58,43 @@ class StatisticsSizes(Message):
     n_numeric: ColumnSize
 
 
+@leaks(
+    "the names of the sender's columns; of each one its kind, how many rows lack a value, how many different "
+    'values there are, its stability over eval sets, to three decimals, and, with reveal="active", how many rows '
+    "are in each bin",
+    "aggregated",
+)
 class SharedColumns(Message):
     """A passive party's columns, without cuts and categories; without rows in bins with ``reveal="passive"``."""
-
-    leakage: ClassVar = MessageLeakage(
-        "the names of the sender's columns; of each one its kind, how many rows lack a value, how many different "
-        'values there are, its stability over eval sets, to three decimals, and, with reveal="active", how many rows '
-        "are in each bin",
-        "aggregated",
-    )
 
     columns: list[ColumnBins]
 
 
+@leaks_by(
+    to_active=("how many bad rows are in each bin of the sender's columns", "aggregated", "reveal"),
+    to_passive=("the bad rows in each bin of its own columns", "aggregated", "reveal"),
+)
 class CountShares(Message):
     """Shares of the number of bad rows in each bin of a passive party's columns."""
-
-    leakage: ClassVar = {
-        "to_active": MessageLeakage(
-            "how many bad rows are in each bin of the sender's columns", "aggregated", "reveal"
-        ),
-        "to_passive": MessageLeakage("the bad rows in each bin of its own columns", "aggregated", "reveal"),
-    }
 
     shares: Array
 
 
+@leaks("the information value of each of the passive party's columns, to three decimals", "aggregated")
 class InformationValues(Message):
     """The IV of each of a passive party's columns."""
-
-    leakage: ClassVar = MessageLeakage(
-        "the information value of each of the passive party's columns, to three decimals", "aggregated"
-    )
 
     values: Array
 
 
+@leaks(
+    "the correlations, to seven digits, of the sender's numeric columns with those of the other parties, and with "
+    "each other",
+    "aggregated",
+    "correlation",
+)
 class CorrelationShares(Message):
     """Shares, without lower bits, of the products of two parties' columns, and the sender's own correlations."""
-
-    leakage: ClassVar = MessageLeakage(
-        "the correlations, to seven digits, of the sender's numeric columns with those of the other parties, and with "
-        "each other",
-        "aggregated",
-        "correlation",
-    )
 
     own: Array
     shares: list[Array]

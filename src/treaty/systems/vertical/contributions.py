@@ -15,44 +15,42 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.errors import PeerProtocolError
 from treaty.messaging.exchanges import send_rows, take_rows
-from treaty.messaging.messages import Array, Message, MessageLeakage, view
+from treaty.messaging.messages import Array, Message, leaks, view
 from treaty.models.interpretation import order_of_first_use
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical.prediction import collect, predict_passive
 from treaty.trees.shap import contributions
 
 
+@leaks("which of its own splits the trees use", "exact")
 class ColumnsRequest(Message):
     """Records int32 (n_records,), ascending; asks which of them split on the same column."""
 
-    leakage: ClassVar = MessageLeakage("which of its own splits the trees use", "exact")
     records: Array
 
 
+@leaks("which splits of the sender are on the same column, by number", "exact")
 class ColumnNumbers(Message):
     """Of each record asked about, its column int32 (n_records,), numbered from 0 in order of first use."""
 
-    leakage: ClassVar = MessageLeakage("which splits of the sender are on the same column, by number", "exact")
     numbers: Array
 
 
+@leaks(
+    "what its own columns add to each row's prediction: parts of predictions, which reveal something of labels", "exact"
+)
 class OwnContributions(Message):
     """Contributions float64 (n_outputs, n_columns, rows) of the owner's columns, as it numbered them.
 
     Many rows take several messages, each about the next rows.
     """
 
-    leakage: ClassVar = MessageLeakage(
-        "what its own columns add to each row's prediction: parts of predictions, which reveal something of labels",
-        "exact",
-    )
     values: Array
 
 

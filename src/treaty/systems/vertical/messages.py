@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Int32s, Integers
 from treaty.messaging.exchanges import send_rows, take_rows
-from treaty.messaging.messages import Array, Arrays, Leakages, Message, MessageLeakage, ModelId, RowSize, view
+from treaty.messaging.messages import Array, Arrays, Message, ModelId, RowSize, leaks, leaks_by, view
 from treaty.messaging.party import Party
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -23,6 +23,11 @@ Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 # ---------------------------------------------------------------- set-up
 
 
+@leaks(
+    "how many columns and bins the sender has, which are categorical; where sums are open, which share of "
+    "its bins they will show, by an estimate",
+    "control",
+)
 class BinLayout(Message):
     """A passive party's bins: int32 (n_features + 1,) first slots, bool (n_features,) which features are categorical.
 
@@ -30,49 +35,45 @@ class BinLayout(Message):
     estimate, which goes by how evenly rows fill them; None where the sums are not of this kind.
     """
 
-    leakage: ClassVar = MessageLeakage(
-        "how many columns and bins the sender has, which are categorical; where sums are open, which share of "
-        "its bins they will show, by an estimate",
-        "control",
-    )
     offsets: Array
     categorical: Array
     known: Share | None = None
 
 
+@leaks_by(
+    open=(
+        "how predictions may move with each of the sender's columns (monotone_constraints), and which of them are "
+        "in which group (interaction_constraints), by the columns' numbers",
+        "control",
+    ),
+    sealed=("how many columns the sender has", "control"),
+)
 class ColumnConstraints(Message):
     """Directions of the sender's columns, int8 (n_features,), and their groups, bool (n_groups, n_features).
 
     Under seal, where the sender keeps to its constraints itself, all columns are free and in all groups.
     """
 
-    leakage: ClassVar = {
-        "open": MessageLeakage(
-            "how predictions may move with each of the sender's columns (monotone_constraints), and which of them are "
-            "in which group (interaction_constraints), by the columns' numbers",
-            "control",
-        ),
-        "sealed": MessageLeakage("how many columns the sender has", "control"),
-    }
     directions: Array
     groups: Array
 
 
+@leaks("bytes without meaning, to measure the link", "nothing")
 class LinkProbe(Message):
     """Meaningless bytes, to measure the link before a cipher is chosen or sums are sealed."""
 
-    leakage: ClassVar = MessageLeakage("bytes without meaning, to measure the link", "nothing")
     filler: bytes
 
 
+@leaks("how much of the lattice map's leakage allowance is left", "control")
 class LinkEcho(Message):
     """The probe's bytes, and how much the party's answers may still leak (`crypto.lattice.store`); 0 under seal."""
 
-    leakage: ClassVar = MessageLeakage("how much of the lattice map's leakage allowance is left", "control")
     filler: bytes
     left: float
 
 
+@leaks("the model's number; how many of its splits kept rounds use", "control")
 class Start(Message):
     """The model's id; each system's set-up message is a subclass.
 
@@ -80,13 +81,13 @@ class Start(Message):
     own columns) the kept `rounds` use.
     """
 
-    leakage: ClassVar = MessageLeakage("the model's number; how many of its splits kept rounds use", "control")
     model_id: ModelId
     resumed: bool
     records: Annotated[int, msgspec.Meta(ge=0)]
     rounds: Annotated[int, msgspec.Meta(ge=0)]
 
 
+@leaks("the model's number, the cipher, its public key, and the largest weight above 1 to a power of two", "control")
 class Setup(Start):
     """The cipher's public set-up: its key, and bounds of sums.
 
@@ -94,34 +95,34 @@ class Setup(Start):
     record that it keeps for an audit of gradients, empty where it keeps none.
     """
 
-    leakage: ClassVar = MessageLeakage(
-        "the model's number, the cipher, its public key, and the largest weight above 1 to a power of two", "control"
-    )
     encryption: str
     payload: Arrays
     audit: bytes = b""
 
 
+@leaks_by(
+    dealer=("its bins under a mask that is used once", "masked"),
+    keyed=("which bin of a column is fullest", "exact"),
+    lattice=("the sender's bins, encrypted", "encrypted"),
+)
 class Hint(Message):
     """A piece of the cipher's answer to the set-up."""
 
-    leakage: ClassVar = {
-        "dealer": MessageLeakage("its bins under a mask that is used once", "masked"),
-        "keyed": MessageLeakage("which bin of a column is fullest", "exact"),
-        "lattice": MessageLeakage("the sender's bins, encrypted", "encrypted"),
-    }
     payload: Arrays
 
 
+@leaks("that a piece of it has arrived", "nothing")
 class HintReceipt(Message):
     """The piece has arrived; asks for the next."""
-
-    leakage: ClassVar = MessageLeakage("that a piece of it has arrived", "nothing")
 
 
 # ---------------------------------------------------------------- a tree's gradients
 
 
+@leaks_by(
+    hidden=("the tree's sample of its columns", "control"),
+    named=("the tree's sample of rows and of its columns; gradients are under the cipher", "exact"),
+)
 class TreeStart(Message):
     """A tree's sample of columns and rows (None: all), and its encrypted gradients.
 
@@ -130,12 +131,6 @@ class TreeStart(Message):
     the commitment holds the active party to these gradients (`privacy.exact_sums`).
     """
 
-    leakage: ClassVar = {
-        "hidden": MessageLeakage("the tree's sample of its columns", "control"),
-        "named": MessageLeakage(
-            "the tree's sample of rows and of its columns; gradients are under the cipher", "exact"
-        ),
-    }
     rows: Array | None
     n_rows: RowSize
     columns: Array
@@ -143,14 +138,18 @@ class TreeStart(Message):
     payload: Arrays
 
 
+@leaks("more of the sample of rows, and of gradients under the cipher", "exact")
 class TreeRows(Message):
     """More of a tree's encrypted gradients, row after row, and of its sample of rows, as in `TreeStart`."""
 
-    leakage: ClassVar = MessageLeakage("more of the sample of rows, and of gradients under the cipher", "exact")
     rows: Array | None
     payload: Arrays
 
 
+@leaks_by(
+    plain=("that a tree is grown; with an audit, signatures on what was sent", "control"),
+    transferred=("approximately how many rows went left and right at each split it won", "aggregated"),
+)
 class TreeEnd(Message):
     """The tree is grown; the passive party drops its gradients.
 
@@ -159,71 +158,63 @@ class TreeEnd(Message):
     left and right, by which it counts what they reveal: x stands for n 2^(-x / 8).
     """
 
-    leakage: ClassVar = {
-        "plain": MessageLeakage("that a tree is grown; with an audit, signatures on what was sent", "control"),
-        "transferred": MessageLeakage(
-            "approximately how many rows went left and right at each split it won", "aggregated"
-        ),
-    }
     signature: bytes = b""
     rows: Array | None = None
 
 
+@leaks("what share of the sender's bins sides of its splits have revealed, by its count over all jobs", "aggregated")
 class ToldShare(Message):
     """What share of the sender's bins sides of its splits have revealed for certain, by its count over all jobs."""
 
-    leakage: ClassVar = MessageLeakage(
-        "what share of the sender's bins sides of its splits have revealed, by its count over all jobs", "aggregated"
-    )
     share: Share
 
 
 # ---------------------------------------------------------------- sums of a level's nodes
 
 
+@leaks_by(
+    hidden=("how many nodes there are", "encrypted"),
+    named=("which rows are in each node, and so in part which have similar labels", "exact"),
+)
 class SumsRequest(Message):
     """Asks for the bin sums of nodes of a level; the level's last request has `last` set."""
 
-    leakage: ClassVar[Leakages] = {
-        "hidden": MessageLeakage("how many nodes there are", "encrypted"),
-        "named": MessageLeakage("which rows are in each node, and so in part which have similar labels", "exact"),
-    }
     payload: Arrays
     last: bool
 
 
+@leaks_by(
+    hidden=("that a request comes in parts", "encrypted"), named=("a part of such a request, about some rows", "exact")
+)
 class SumsPiece(Message):
     """A part of a `SumsRequest`, about some rows; the rest follows."""
 
-    leakage: ClassVar = {
-        "hidden": MessageLeakage("that a request comes in parts", "encrypted"),
-        "named": MessageLeakage("a part of such a request, about some rows", "exact"),
-    }
     payload: Arrays
 
 
+@leaks_by(
+    open=(
+        "of each bin of each node asked about the sum of gradients, sum of hessians and number of rows, "
+        "from which bins of single rows can follow",
+        "aggregated",
+    ),
+    sealed=("sums under masks", "masked"),
+    not_rerandomised=(
+        "which rows are in a bin, if it looks: its own ciphertexts are known again in answers",
+        "exact",
+        "rerandomise=True",
+    ),
+)
 class Sums(Message):
     """Encrypted sums of grad, hess and count in every bin of the nodes asked about."""
 
-    leakage: ClassVar = {
-        "open": MessageLeakage(
-            "of each bin of each node asked about the sum of gradients, sum of hessians and number of rows, "
-            "from which bins of single rows can follow",
-            "aggregated",
-        ),
-        "sealed": MessageLeakage("sums under masks", "masked"),
-        "not_rerandomised": MessageLeakage(
-            "which rows are in a bin, if it looks: its own ciphertexts are known again in answers",
-            "exact",
-            guard="rerandomise=True",
-        ),
-    }
     payload: Arrays
 
 
 # ---------------------------------------------------------------- splits of open sums
 
 
+@leaks("which of its own columns and bins were chosen, at how many nodes", "exact")
 class SplitRequest(Message):
     """Splits won by the receiver: int32 features (k,), packed bits of bins left (k, width / 8).
 
@@ -231,11 +222,14 @@ class SplitRequest(Message):
     The nodes' rows follow in `NamedRows`. With ``reveal="column"`` no rows are named; `SplitColumns` is the answer.
     """
 
-    leakage: ClassVar = MessageLeakage("which of its own columns and bins were chosen, at how many nodes", "exact")
     features: Array
     left_bins: Array
 
 
+@leaks_by(
+    all_nodes=("which rows are in each node", "exact"),
+    own_splits=("which rows are in the nodes of its splits, so in part which have similar labels", "exact"),
+)
 class NamedRows(Message):
     """The node of each of some rows, in the table's order, by its number in the message before; the rest follows.
 
@@ -243,28 +237,25 @@ class NamedRows(Message):
     of no node.
     """
 
-    leakage: ClassVar = {
-        "all_nodes": MessageLeakage("which rows are in each node", "exact"),
-        "own_splits": MessageLeakage(
-            "which rows are in the nodes of its splits, so in part which have similar labels", "exact"
-        ),
-    }
     nodes: Array
 
 
+@leaks("which of a node's rows go left at a split of the sender", "exact", guard="min_child_samples")
 class SplitAnswer(Message):
     """Record numbers int32 (k,) and packed bits: which of the rows that were named go left, in the table's order.
 
     Many rows take several messages, each about the next rows.
     """
 
-    leakage: ClassVar = MessageLeakage(
-        "which of a node's rows go left at a split of the sender", "exact", guard="min_child_samples"
-    )
     records: Array
     left: Array
 
 
+@leaks(
+    "which rows of the whole table go left at a split of the sender, those outside the node too",
+    "exact",
+    guard='reveal="node"',
+)
 class SplitColumns(Message):
     """Record numbers int32 (k,); int32 (k,) which column of bits decides each; uint8 (new, bytes) columns not sent yet.
 
@@ -273,11 +264,6 @@ class SplitColumns(Message):
     about its next rows.
     """
 
-    leakage: ClassVar = MessageLeakage(
-        "which rows of the whole table go left at a split of the sender, those outside the node too",
-        "exact",
-        guard='reveal="node"',
-    )
     records: Array
     columns: Array
     new: Array
@@ -295,23 +281,28 @@ CHOICE_BITS = 32
 _SignedKey = tuple[Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)], bytes]
 
 
+@leaks("which columns have missing values", "control")
 class SealedColumns(Message):
     """Which columns have missing values, bool (features,), and a signed public key for moving shares."""
 
-    leakage: ClassVar = MessageLeakage("which columns have missing values", "control")
     missing: Array
     key: _SignedKey
 
 
+@leaks("reg_lambda, how long a step takes, others' public keys", "control")
 class TournamentTerms(Message):
     """reg_lambda in units of hess; how many comparisons take as long as a step; other passive parties' signed keys."""
 
-    leakage: ClassVar = MessageLeakage("reg_lambda, how long a step takes, others' public keys", "control")
     ridge: Annotated[int, msgspec.Meta(ge=1, lt=1 << 62)]
     step: Annotated[int, msgspec.Meta(ge=1, le=MOST_STEP)]
     keys: dict[str, _SignedKey]
 
 
+@leaks(
+    "how many nodes there are, which are siblings, whose splits are compared and how many of the sender's, in the "
+    "clear; rows are encrypted",
+    "encrypted",
+)
 class SealedSumsRequest(SumsRequest):
     """Asks for the bin sums of nodes of a level, under masks.
 
@@ -320,48 +311,44 @@ class SealedSumsRequest(SumsRequest):
     receiver's candidates, `own_before`, and after them, `own_after`.
     """
 
-    leakage: ClassVar[Leakages] = MessageLeakage(
-        "how many nodes there are, which are siblings, whose splits are compared and how many of the sender's, in the "
-        "clear; rows are encrypted",
-        "encrypted",
-    )
     parents: Array
     chain: list[str]
     own_before: Annotated[int, msgspec.Meta(ge=0, le=MOST_ENTRIES)]
     own_after: Annotated[int, msgspec.Meta(ge=0, le=MOST_ENTRIES)]
 
 
+@leaks("numbers under masks, or chosen by masked bits", "masked")
 class SealedStep(Message):
     """A step of computing on shares."""
 
-    leakage: ClassVar = MessageLeakage("numbers under masks, or chosen by masked bits", "masked")
     payload: Arrays
 
 
+@leaks("shares of the best split so far, for the next passive party", "masked")
 class MovedShares(Message):
     """Shares of the best so far, under a mask of two passive parties, uint64 (nodes, 4, words)."""
 
-    leakage: ClassVar = MessageLeakage("shares of the best split so far, for the next passive party", "masked")
     shares: Array
 
 
+@leaks("which groups its splits leave, for other passive parties", "masked")
 class MovedGroups(Message):
     """Which groups have all columns that the sender used above each node, uint8 (others, nodes, groups) of 0 and 1.
 
     They are for the other passive parties of the chain, each under a mask of its own.
     """
 
-    leakage: ClassVar = MessageLeakage("which groups its splits leave, for other passive parties", "masked")
     bits: Array
 
 
+@leaks("whose split is best at each node", "exact")
 class OwnerShares(Message):
     """Shares of whose split is best, uint64 (nodes,), which the active party opens."""
 
-    leakage: ClassVar = MessageLeakage("whose split is best at each node", "exact")
     shares: Array
 
 
+@leaks("which of its own splits were chosen, and at which nodes", "exact")
 class WonCandidates(Message):
     """Nodes won by the receiver, int32 (k,) ascending, and uint64 (k,) shares of its candidates' numbers.
 
@@ -369,11 +356,11 @@ class WonCandidates(Message):
     `SideChoices`, unless whole columns are answered.
     """
 
-    leakage: ClassVar = MessageLeakage("which of its own splits were chosen, and at which nodes", "exact")
     nodes: Array
     numbers: Array
 
 
+@leaks("bits under masks, and what transfers are made of", "masked")
 class SideChoices(Message):
     """Transfers of a bit of each of some rows, for every level that had none so far (`transfer.stock`).
 
@@ -381,11 +368,15 @@ class SideChoices(Message):
     the transfers, and `flips`, uint64 (words,), are the bits under a mask.
     """
 
-    leakage: ClassVar = MessageLeakage("bits under masks, and what transfers are made of", "masked")
     message: Array
     flips: Array
 
 
+@leaks(
+    "which of a node's own rows go left at a split of the sender; many splits together narrow down a row's value",
+    "exact",
+    guard="min_child_samples, most_recoverable",
+)
 class SplitSides(Message):
     """Record numbers int32 (k,), and packed bits uint8 (nodes, bytes): rows' sides at the nodes won, under pads.
 
@@ -393,11 +384,6 @@ class SplitSides(Message):
     rows.
     """
 
-    leakage: ClassVar = MessageLeakage(
-        "which of a node's own rows go left at a split of the sender; many splits together narrow down a row's value",
-        "exact",
-        guard="min_child_samples, most_recoverable",
-    )
     records: Array
     left: Array
 

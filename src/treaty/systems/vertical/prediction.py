@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -20,7 +20,7 @@ from treaty.data.table import Table
 from treaty.errors import DataError, PeerProtocolError
 from treaty.machine.arrays import Bytes, Floats, Int32s
 from treaty.messaging.exchanges import OF_ONE_MODEL, agree, take_columns
-from treaty.messaging.messages import Array, Message, MessageLeakage, column_pieces, row_pieces, view
+from treaty.messaging.messages import Array, Message, column_pieces, leaks, row_pieces, view
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, RowDecisions, decide, margins, renumber, used_records
 from treaty.privacy.randomised_response import KnownRows, RandomisedRows
@@ -68,43 +68,42 @@ def shown_rows(noisy: RandomisedRows | None, rows: LabelledRows) -> Shown:
 # ---------------------------------------------------------------- sides of rows at records
 
 
+@leaks("how many splits the sender keeps, which the active party chose", "control")
 class RecordCount(Message):
     """How many records the owner has; an unfinished training may have left it fewer than the trees name."""
 
-    leakage: ClassVar = MessageLeakage("how many splits the sender keeps, which the active party chose", "control")
     records: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
+@leaks("which of its own splits the trees use", "exact")
 class DecideRequest(Message):
     """Records int32 at which to decide row set `rows`: an eval set's number.
 
     Training rows come last: with `refit`, or at the splits of an earlier model, from which training goes on.
     """
 
-    leakage: ClassVar = MessageLeakage("which of its own splits the trees use", "exact")
     rows: int
     records: Array
 
 
+@leaks(
+    "of each row asked about, which side it takes at each split of the sender; several splits of one "
+    "column show the order of rows",
+    "exact",
+    guard="he_inference=True of SecureBoost, at prediction",
+)
 class Decisions(Message):
     """Packed bits (n_records, n_rows/8): each row's side at each of the records.
 
     Many records take several messages, each about the next records; if one has too many rows, each about its next rows.
     """
 
-    leakage: ClassVar = MessageLeakage(
-        "of each row asked about, which side it takes at each split of the sender; several splits of one "
-        "column show the order of rows",
-        "exact",
-        guard="he_inference=True of SecureBoost, at prediction",
-    )
     left: Array
 
 
+@leaks("that nothing more is asked", "control")
 class Finish(Message):
     """Training, or prediction, is over; nothing more will be asked."""
-
-    leakage: ClassVar = MessageLeakage("that nothing more is asked", "control")
 
 
 def decided_by_all(
@@ -308,10 +307,10 @@ MOST_ROWS = 1 << 20
 SAYS_SO = 20.0
 
 
+@leaks("which of the common rows are asked for, and when", "exact")
 class OnlineRows(Message):
     """Numbers, int32, of the common rows that are asked for next; none: nothing is asked just now."""
 
-    leakage: ClassVar = MessageLeakage("which of the common rows are asked for, and when", "exact")
     rows: Array
 
 

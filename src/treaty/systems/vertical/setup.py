@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +28,7 @@ from treaty.crypto.sums.lattice_sums import LatticeSumsClient, LatticeSumsServer
 from treaty.data.binning import Bins
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.machine.arrays import Codes
-from treaty.messaging.messages import Message, MessageLeakage, pack, unpack
+from treaty.messaging.messages import Message, leaks, pack, unpack
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import hints_folder, sides_folder
 from treaty.models.trees import ModelPart
@@ -280,42 +279,40 @@ def _take_setup(party: Party, options: CipherOptions, left: float) -> Setup:
 SHARE_BYTES = 32
 
 
+@leaks("which answer to an earlier set-up the active party has kept", "control")
 class SeedOffer(Message):
     """Digest (`binding`) of the hint of this party's table that the active party kept; empty for none."""
 
-    leakage: ClassVar = MessageLeakage("which answer to an earlier set-up the active party has kept", "control")
     binding: bytes
 
 
+@leaks("whether the sender has an earlier job's table and secrets", "control")
 class SeedCommitment(Message):
     """Commitment to a share of the seed; `holds` says whether the sender still has the offered hint's secrets."""
 
-    leakage: ClassVar = MessageLeakage("whether the sender has an earlier job's table and secrets", "control")
     commitment: bytes
     holds: bool
 
 
+@leaks("the commitments of all parties, or that all still have an earlier job's answers", "control")
 class SeedCommitments(Message):
     """All commitments in the job's order of parties; `kept`: hints of an earlier job serve, no share follows."""
 
-    leakage: ClassVar = MessageLeakage(
-        "the commitments of all parties, or that all still have an earlier job's answers", "control"
-    )
     commitments: list[bytes]
     kept: bool
 
 
+@leaks("a random number", "nothing")
 class SeedShare(Message):
     """The share committed to."""
 
-    leakage: ClassVar = MessageLeakage("a random number", "nothing")
     share: bytes
 
 
+@leaks("the random numbers of all parties", "nothing")
 class SeedShares(Message):
     """All shares, in the order of the commitments."""
 
-    leakage: ClassVar = MessageLeakage("the random numbers of all parties", "nothing")
     shares: list[bytes]
 
 
