@@ -19,6 +19,7 @@ from treaty.errors import ConfigError, PeerProtocolError
 from treaty.files import Format
 from treaty.machine.arrays import Codes, Flags, Floats, Integers
 from treaty.machine.database import SealedDatabase
+from treaty.machine.kernels import kernel
 from treaty.messaging.messages import Array, M, view
 from treaty.messaging.transcript import Transcript, TranscriptEntry
 from treaty.privacy.exact_sums import estimated_share
@@ -85,7 +86,7 @@ class RevealedSides:
                 of_key = "name = ? AND threshold = ? AND missing = ? AND categories = ?"
                 was = db.execute(f"SELECT below, above FROM sides WHERE {of_key}", key).fetchone()  # noqa: S608
                 if was != (1.0, 1.0):
-                    both = [float(_together(a, b)) for a, b in zip(was or (0.0, 0.0), (below, above), strict=True)]
+                    both = [_together(a, b) for a, b in zip(was or (0.0, 0.0), (below, above), strict=True)]
                     db.execute("INSERT OR REPLACE INTO sides VALUES (?, ?, ?, ?, ?, ?)", (*key, *both))
                     self._count(feature, *what, below, above)
 
@@ -104,12 +105,10 @@ class RevealedSides:
             self.share = sum(self._known.values()) / self._size
             return
         # apart[a, b]: the share of the rows in bin a that were seen on another side of a cut than bin b
-        apart = self._apart.setdefault(feature, np.eye(len(counts)))
+        apart, least = self._apart.setdefault(feature, np.eye(len(counts))), np.ones(len(counts))
         for left in self._left(feature, threshold, categories):
             left[-1] = missing
-            seen = np.where(left, below, above)[:, None] * (left[:, None] != left[None, :])
-            apart[:] = _together(apart, seen)
-        least = np.where(counts > 0, apart, 1.0).min(axis=1)
+            _part(apart, left, float(below), float(above), counts > 0, least)
         self._known[feature] = float(counts @ least) if np.count_nonzero(counts) > 1 else 0.0
         self.share = sum(self._known.values()) / self._size
 
@@ -128,10 +127,24 @@ class RevealedSides:
         return [np.arange(n_bins + 1) < below for below in ([at + 1] if exact else [at, at + 1])]
 
 
-def _together(seen: Floats | float, more: Floats | float) -> Floats:
+@kernel
+def _together(seen: float, more: float) -> float:
     """Return the share of rows seen at one of two nodes with the same cut."""
-    most = np.maximum(seen, more)
-    return np.asarray(most + _NEW * (seen + more - seen * more - most))
+    most = max(seen, more)
+    return most + _NEW * (seen + more - seen * more - most)
+
+
+@kernel
+def _part(apart: Floats, left: Flags, below: float, above: float, filled: Flags, least: Floats) -> None:
+    """Add to `apart` what is seen of the bins on either side of a cut; write each bin's least share to `least`."""
+    for a in range(len(left)):
+        seen, lowest = below if left[a] else above, 1.0
+        for b in range(len(left)):
+            if left[a] != left[b]:
+                apart[a, b] = _together(apart[a, b], seen)
+            if filled[b]:
+                lowest = min(lowest, apart[a, b])
+        least[a] = lowest
 
 
 def estimated_sides(
