@@ -121,7 +121,7 @@ def link(monkeypatch: pytest.MonkeyPatch) -> None:
         return link, measure(party, peer)[1]
 
     monkeypatch.setattr("treaty.systems.vertical.cipher_choice.measure", as_estimated)
-    monkeypatch.setattr("treaty.systems.vertical.cipher_choice.NEAR", link)
+    monkeypatch.setattr("treaty.systems.vertical.expected_sums.NEAR", link)
 
 
 @pytest.mark.usefixtures("link")
@@ -164,6 +164,28 @@ def test_deeper_trees_more_trees_rows_and_columns_take_more_of_everything() -> N
     assert of(columns=20).memory["b"] > plain.memory["b"]
     few = of(rows=100, max_depth=12)  # of 20 rows and more, so at most 5 nodes a level
     assert few.sent["a", "b"] < 12 * 5 / 4 * of(rows=100).sent["a", "b"]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_bytes_of_sealed_halves_are_as_expected_whether_columns_are_known_to_be_categories(
+    known: bool, link: None
+) -> None:
+    x, y = drawn(2000, 2)
+    codes = np.random.default_rng(0).integers(0, 200, 2000)
+    tables = {"p0": x, "p1": pd.DataFrame({"code": pd.Categorical([f"k{code}" for code in codes])})}
+    common = {**TREES, "max_bin": 16}
+    model = treaty.GBDTClassifier(treaty.SecureBoost(), **common).fit(tables, y)
+    bins = {name: fit_bins(to_table(table, party=name), 16) for name, table in tables.items()}
+    shape = Shape(
+        rows=2000, columns={"p0": 2, "p1": 1}, slots={name: int(of.offsets[-1]) for name, of in bins.items()},
+        halved={"p1": (1, 200)} if known else {},
+    )  # fmt: skip
+    system, own = find_system("secureboost"), treaty.SecureBoost()
+    given = system.common(**{name: value for name, value in common.items() if name != "n_jobs"})
+    own = own.settled(given)
+    compare(
+        system.expected(roles_of(system, list(tables), None, own), own, given.checked(own), shape).sent, sent(model)
+    )
 
 
 def test_a_form_without_a_formula_says_so() -> None:

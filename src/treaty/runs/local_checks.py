@@ -149,14 +149,14 @@ def expect(job: Job, roles: Roles, name: str, table: Table | None, stated: Sizes
 
 def _shape(job: Job, roles: Roles, name: str, table: Table | None, common: Any, stated: Sizes) -> tuple[Shape, str]:
     """Return the sizes of a job's tables as far as a party knows them, and in words what it assumes of the rest."""
-    rows, columns, slots = ROWS, COLUMNS, _slots(COLUMNS, common)
+    rows, columns, slots, halved = ROWS, COLUMNS, _slots(COLUMNS, common), {}
     if table is not None:
         rows, names = table.n_rows, table.schema.names
         if isinstance(common, BoostingOptions):
-            columns, slots = (
-                len(names),
-                int(fit_bins(table, common.most_bins, 1, max_categories=common.most_categories).offsets[-1]),
-            )
+            bins = fit_bins(table, common.most_bins, 1, max_categories=common.most_categories)
+            columns, slots = len(names), int(bins.offsets[-1])
+            by_halves = bins.n_bins[table.schema.categorical & (bins.n_bins >= common.onehot_below)]
+            halved[name] = len(by_halves), int(by_halves.sum())
         else:
             columns = slots = len(preparation_of(table).names(names, table.schema.categories))
     others = (columns, slots) if job.by_row or table is None else (COLUMNS, _slots(COLUMNS, common))
@@ -164,7 +164,7 @@ def _shape(job: Job, roles: Roles, name: str, table: Table | None, common: Any, 
     shape = Shape(
         rows=rows, columns={owner: size[0] for owner, size in sizes.items()},
         slots={owner: size[1] for owner, size in sizes.items()}, classes=job.classes,
-        threads=job.n_jobs or len(os.sched_getaffinity(0)),
+        threads=job.n_jobs or len(os.sched_getaffinity(0)), halved=halved,
     )  # fmt: skip
     if table is None:
         return shape, f"taken for all who have a table: {rows:,} rows, {columns} columns"

@@ -33,7 +33,8 @@ class Shape:
     """Sizes of a job's tables.
 
     `rows` are those of each owner: of all the same where tables are split by column. `columns`, and `slots` in their
-    histograms (bins, and one for missing values), are by owner. `classes` are those that the job names, `threads` this
+    histograms (bins, and one for missing values), are by owner; `halved`, as far as they are known, are the columns
+    that are split by halves of their categories, and these. `classes` are those that the job names, `threads` this
     party's.
     """
 
@@ -42,6 +43,7 @@ class Shape:
     slots: Mapping[str, int]
     classes: int = 2
     threads: int = 1
+    halved: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

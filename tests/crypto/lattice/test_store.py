@@ -153,6 +153,17 @@ def test_hints_of_a_peer_older_than_it_can_have_kept_are_forgotten(folder: Path)
         assert len(arrays(folder)) == KEPT + 1
 
 
+def test_hints_of_a_peer_take_no_more_than_so_many_bytes(store: HintStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "KEPT_BYTES", 2 * HINT.nbytes + 300)
+    for number in range(4):
+        keep(store, "shop", bytes([number]), terms=bytes([number]))
+    assert [number for number in range(4) if store.offer({"shop": bytes([number])})] == [2, 3]
+    monkeypatch.setattr(store_module, "KEPT_BYTES", 1)  # the newest is kept, whatever its size
+    keep(store, "shop", b"new", terms=b"new")
+    assert store.offer({"shop": b"new"})
+    assert store.offer({"shop": bytes([3])}) is None
+
+
 def test_missing_hint_is_refused_without_telling_peers_where(store: HintStore) -> None:
     with pytest.raises(ConfigError, match="no hint of shop with this binding is stored") as caught:
         store.hint("shop", b"binding")

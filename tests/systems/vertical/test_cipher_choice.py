@@ -102,7 +102,7 @@ def test_the_slowest_link_is_told(monkeypatch):
         ({"bounds": SumsBounds(1000, 1 << 31, 1 << 29)}, "lower weights"),
         ({"bounds": SumsBounds(1000, 1 << 20, 1 << 32)}, "or weights"),
         ({"fractional_bits": 24}, "fractional_bits"),
-        ({"layouts": {"b": offsets(2000, 256)}}, "GiB"),
+        ({"layouts": {"b": offsets(2000, 256)}}, "GB of disk"),
         ({"layouts": {"b": offsets(2000, 10)}, "bounds": SumsBounds(30_000, 1 << 16, 1 << 14), "trees": 10**6}, "leak"),
     ],
 )
@@ -111,6 +111,15 @@ def test_what_the_lattice_map_does_not_hold_goes_to_okamoto_uchiyama(change, sai
     choice = choose(**change)
     assert choice.cipher == "ou"
     assert said in choice.why
+
+
+def test_hints_that_would_take_more_than_half_of_the_room_are_not_made(monkeypatch):
+    wide = {"b": offsets(1500)}
+    assert not choose(layouts=wide, bounds=SumsBounds(20_000, 1 << 16, 1 << 14)).why.startswith("hints")
+    monkeypatch.setattr(HintStore, "room", 2 * 4_000_000_000)
+    choice = choose(layouts=wide, bounds=SumsBounds(20_000, 1 << 16, 1 << 14))
+    assert choice.cipher == "ou"
+    assert choice.why.endswith("4.9 GB of disk, expected at most 4.0 GB")
 
 
 def test_a_table_about_which_nearly_all_was_told_goes_to_okamoto_uchiyama():

@@ -83,7 +83,13 @@ def test_the_estimate_is_about_what_a_training_sends() -> None:
 
 def test_the_estimate_grows_with_everything_that_costs() -> None:
     def of(
-        link: Link = LAN, candidates: float = 300, trees: int = 10, depth: int = 3, peers: int = 1, nodes: int = 1000
+        link: Link = LAN,
+        candidates: float = 300,
+        trees: int = 10,
+        depth: int = 3,
+        peers: int = 1,
+        nodes: int = 1000,
+        categories: float = 0,
     ) -> Estimate:
         names = [f"p{k}" for k in range(peers)]
         rules = SplitRules(
@@ -91,15 +97,17 @@ def test_the_estimate_grows_with_everything_that_costs() -> None:
         )
         job = JobSize(SumsBounds(1000, 1 << 16, 1 << 14), rules, trees, threads=1)
         step = comparisons_of_a_step(link, WIDTHS)
-        return cost_of_sealing(dict.fromkeys(names, link), dict.fromkeys(names, candidates), job, step)
+        return cost_of_sealing(dict.fromkeys(names, link), dict.fromkeys(names, (candidates, categories)), job, step)
 
     plain = of()
     assert of(trees=20).seconds == pytest.approx(2 * plain.seconds)
-    for more in (of(candidates=3000), of(depth=4), of(peers=2)):
+    for more in (of(candidates=3000), of(depth=4), of(peers=2), of(categories=300)):
         assert more.seconds > plain.seconds
         assert more.nbytes > plain.nbytes
     assert of(link=WAN).seconds > plain.seconds
     assert of(candidates=0).nbytes == 0.0
+    # halves of categories take seven steps a level before their columns' candidates are compared
+    assert of(WAN, categories=1).seconds - of(WAN).seconds == pytest.approx(10 * 3 * 7 * WAN.step, rel=0.1)
     few = of(depth=20, nodes=50)  # no level has more nodes than rows allow
     assert few.nbytes < 20 * 50 / 7 * plain.nbytes
 

@@ -18,6 +18,7 @@ import math
 import os
 import re
 import secrets
+import shutil
 import sqlite3
 import tempfile
 import threading
@@ -122,7 +123,8 @@ def digest_of(file: FileIO) -> bytes:
     return hashlib.file_digest(file, "sha256").digest()
 
 
-KEPT = 16  # newest hints that a server keeps; a client keeps as many of each peer
+KEPT = 16  # newest hints that a server keeps; a client keeps as many of each peer, while they take no more bytes than
+KEPT_BYTES = 16 << 30
 
 _FORM = Format("hints", 3)
 _NAME = re.compile(r"array-[0-9a-f]{32}\.npy(\.part)?")
@@ -194,8 +196,9 @@ class HintStore:
                 (peer, binding, seed, terms, self._place(new, array), digest),
             )
             # all but the newest of this peer are forgotten
-            older = "SELECT name FROM hints WHERE peer = ? ORDER BY id DESC LIMIT -1 OFFSET ?"
-            gone += db.execute(older, (peer, KEPT)).fetchall()
+            kept = db.execute("SELECT name FROM hints WHERE peer = ? ORDER BY id DESC", (peer,)).fetchall()
+            within = int(np.searchsorted(np.cumsum([self._bytes(name) for (name,) in kept]), KEPT_BYTES, "right"))
+            gone += kept[max(1, min(KEPT, within)) :]
             self._forget(db, gone)
         self._remove(gone)
         new.drop()
@@ -285,6 +288,17 @@ class HintStore:
         """Add up what was reserved for columns."""
         with self._transaction() as db:
             return math.fsum(_spent(db, columns).values())
+
+    @property
+    def room(self) -> int:
+        """Free bytes where hints are kept."""
+        return shutil.disk_usage(self._folder or tempfile.gettempdir()).free
+
+    def _bytes(self, name: str) -> int:
+        if self._folder is None:
+            return self._arrays[name].nbytes
+        path = self._folder / name
+        return path.stat().st_size if path.exists() else 0
 
     def _sweep(self, db: sqlite3.Connection) -> None:
         """Remove what crashes left: arrays without a record that no process is writing."""

@@ -37,9 +37,9 @@ from treaty.systems.options import learned_from_test_key
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import PartySpec, Roles, System
 from treaty.systems.vertical import leakage
-from treaty.systems.vertical.cipher_choice import expected_of_sums
 from treaty.systems.vertical.cipher_options import unaudited as unaudited_ciphers
 from treaty.systems.vertical.contributions import explain_active, explain_passive
+from treaty.systems.vertical.expected_sums import expected_of_sums
 from treaty.systems.vertical.messages import Hint, NamedRows
 from treaty.systems.vertical.prediction import online_active, online_passive, predict_active, predict_passive
 from treaty.systems.vertical.training import fellow_owners, roles_by_column

@@ -18,9 +18,9 @@ from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.secureboost.secureboost import active, follow_prediction, passive, predict
 from treaty.systems.system import Roles, System
 from treaty.systems.vertical import leakage
-from treaty.systems.vertical.cipher_choice import expected_of_sums
 from treaty.systems.vertical.cipher_options import unaudited
 from treaty.systems.vertical.contributions import explain_active, explain_passive
+from treaty.systems.vertical.expected_sums import expected_of_sums
 from treaty.systems.vertical.messages import Sums
 from treaty.systems.vertical.prediction import online_active, online_passive
 from treaty.systems.vertical.training import fellow_owners, roles_by_column

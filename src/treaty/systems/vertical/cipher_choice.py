@@ -14,24 +14,22 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.additive.multiplier import HAS_FMA, HAS_IFMA
 from treaty.crypto.lattice.store import HintStore
-from treaty.crypto.parameters import LEAK_LIMIT, OU_DEFAULT_KEY_BITS, PAILLIER_DEFAULT_KEY_BITS, Parameters
+from treaty.crypto.parameters import LEAK_LIMIT, OU_DEFAULT_KEY_BITS, Parameters
 from treaty.crypto.payload import Packing, SumsBounds
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient, leak_of, sums_parameters, vector_bytes
+from treaty.crypto.transfer.comparison import comparison_steps
 from treaty.crypto.transfer.sealed_sums import Widths, rounds_of, steps_of
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.messaging.party import Party
-from treaty.systems.expected import KEY_BYTES, ROUND_TRIP, Expected, Shape, Trees
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.system import Roles
 from treaty.systems.vertical.cipher_options import MOST_LATTICE_FRACTION, CipherOptions, why_unsealed
-from treaty.systems.vertical.messages import CHOICE_BITS, MOST_STEP, LinkEcho, LinkProbe, node_type
+from treaty.systems.vertical.messages import MOST_STEP, LinkEcho, LinkProbe
 from treaty.trees.splits import SplitRules
 
 logger = logging.getLogger(__name__)
@@ -41,7 +39,8 @@ PROBES = 5
 PROBE_BYTES = 1 << 18
 _LEAST_BYTE = 1e-10  # seconds: links faster than 10 GB/s count as that fast
 
-MOST_HINT_BYTES = 4 << 30
+MOST_HINT_BYTES = 16 << 30  # where the disk has twice as much room
+_MOST_OF_TWO_NODES = 4 << 30
 PREFERENCE = 2.0
 # Times the time that arithmetic modulo a key's number takes with AVX-512 IFMA
 MODULAR = 1.0 if HAS_IFMA else 2.3 if HAS_FMA else 5.0
@@ -54,6 +53,11 @@ TO_MAKE_A_STEP, TO_MAKE_A_BYTE = 0.25e-3, 11e-9
 _OF_PRODUCTS = 1.2  # bytes of a comparison by those of its products
 # Of a level under seal: its steps before the tournament, and a candidate's bytes then by those of a comparison
 _STEPS_BEFORE, _BYTES_BEFORE = 10, 1.0
+# What a category of a column that is split by halves takes, by what a candidate does
+_OF_A_CATEGORY = 0.1
+
+# A tree's candidates under seal at each passive party, and the categories of its columns that are split by halves
+OfTrees = Mapping[str, tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +176,7 @@ def choose_cipher(
     bounds, trees = job.bounds, job.trees
     if common.fractional_bits > MOST_LATTICE_FRACTION:
         return Choice("ou", f"fractional_bits is above the {MOST_LATTICE_FRACTION} that the lattice map takes")
-    if unfit := beyond_lattice(bounds, offsets, trees, job.rules):
+    if unfit := beyond_lattice(bounds, offsets, trees, job.rules, room=store.room // 2):
         return Choice("ou", unfit)
     parameters, vectors, links = sums_parameters(bounds), trees * vectors_of_a_tree(job.rules), {}
     for peer, of_peer in offsets.items():
@@ -203,7 +207,8 @@ def best_nodes(
     """Return how many nodes a vector is about where trees take the least time, the estimate, and if hints are kept."""
     found: list[tuple[int, Estimate, bool]] = []
     for nodes in counts:
-        if nodes > 1 and beyond_lattice(job.bounds, offsets, job.trees, job.rules, nodes=nodes):
+        room = min(_MOST_OF_TWO_NODES, store.room // 2)
+        if nodes > 1 and beyond_lattice(job.bounds, offsets, job.trees, job.rules, nodes=nodes, room=room):
             continue
         try:
             parameters = sums_parameters(job.bounds, nodes=nodes)
@@ -226,22 +231,34 @@ def vectors_of_a_tree(rules: SplitRules, nodes: int = 1) -> int:
 def _of_sealing(
     common: BoostingOptions, job: JobSize, offsets: Mapping[str, NDArray[np.int32]], links: Mapping[str, Link]
 ) -> str:
-    """Return what sealing sums would take, if possible, in words; columns are taken as numbers, none missing."""
+    """Return what sealing sums would take, if possible, in words; no values are taken to be missing."""
     open_alone = why_unsealed("auto", common) or not job.rules.exact
     if open_alone or beyond_lattice(job.bounds, offsets, job.trees, job.rules, sealed=True):
         return ""
-    candidates = {peer: common.colsample_bytree * (of[-1] - 2 * (len(of) - 1)) for peer, of in offsets.items()}
+    candidates = {}
+    for peer, of_peer in offsets.items():
+        bins = np.diff(of_peer) - 1
+        categories = bins[bins > common.most_bins]  # of numbers there are no more
+        candidates[peer] = candidates_of(common, len(bins), int(bins.sum()), len(categories), int(categories.sum()))
     widths = Widths.of(job.bounds, job.rules.ridge)
     step = max((comparisons_of_a_step(link, widths) for link in links.values()), default=1)
     return f"; sums under seal would take {cost_of_sealing(links, candidates, job, step)} more than under lattice"
 
 
+def candidates_of(
+    common: BoostingOptions, features: int, bins: int, halved: int, categories: int
+) -> tuple[float, float]:
+    """Return a tree's candidates of features with so many bins in all, and its categories of the `halved` ones."""
+    share = common.colsample_bytree
+    return share * float(bins - categories - features + 3 * halved), share * float(categories)
+
+
 def tell_cost_of_sealing(
-    name: str, links: Mapping[str, Link], candidates: Mapping[str, float], job: JobSize, step: int, to_open: str
+    name: str, links: Mapping[str, Link], candidates: OfTrees, job: JobSize, step: int, to_open: str
 ) -> str:
     """Log what sealed sums take, as a warning where it is long, and return it in words.
 
-    `candidates` are those of a tree at each passive party; `to_open` is the option that does without.
+    `to_open` is the option that does without.
     """
     cost = cost_of_sealing(links, candidates, job, step)
     words = f"sums are sealed, which takes {cost} more for {job.trees} trees"
@@ -258,15 +275,17 @@ def beyond_lattice(
     *,
     sealed: bool = False,
     nodes: int = 1,
+    room: int = MOST_HINT_BYTES,
 ) -> str:
-    """Return why the lattice map does not hold a job of this size; empty if it does."""
+    """Return why the lattice map does not hold a job of this size; empty if it does. `room` is for hints, in bytes."""
     try:
         parameters = sums_parameters(bounds, sealed, nodes)
     except CryptoError as error:
         return str(error)
     hints = sum(_hint_bytes(parameters, int(of_peer[-1])) for of_peer in offsets.values())
-    if hints > MOST_HINT_BYTES and not sealed:  # there is a choice
-        return f"hints of the lattice map would exceed {MOST_HINT_BYTES >> 30} GiB"
+    most = min(MOST_HINT_BYTES, room)
+    if hints > most and not sealed:  # there is a choice
+        return f"hints of the lattice map would take {hints / 1e9:.1f} GB of disk, expected at most {most / 1e9:.1f} GB"
     vectors = 0 if sealed else trees * vectors_of_a_tree(rules, nodes)  # masked answers leak nothing
     if any(vectors * leak_of(parameters, bounds, np.diff(of_peer)).sum() > LEAK_LIMIT for of_peer in offsets.values()):
         return "so many sums about so many columns would pass the limit of what the lattice map may leak"
@@ -331,7 +350,7 @@ def cost_of_ou(job: JobSize, features: int, slots: int) -> Estimate:
     return Estimate(job.trees * tree * MODULAR / job.threads, job.trees * nbytes)
 
 
-def cost_of_sealing(links: Mapping[str, Link], candidates: Mapping[str, float], job: JobSize, step: int) -> Estimate:
+def cost_of_sealing(links: Mapping[str, Link], candidates: OfTrees, job: JobSize, step: int) -> Estimate:
     """Return what trees take under seal beyond open sums, by each peer's link and its candidates in a tree.
 
     Trees are complete, but for levels of more nodes than rows allow. A step takes as long as `step` comparisons.
@@ -342,109 +361,15 @@ def cost_of_sealing(links: Mapping[str, Link], candidates: Mapping[str, float], 
     for level in range(job.rules.max_depth):
         nodes, steps, computing, moving = min(1 << level, most_nodes), 0, 0.0, 0.0
         for peer, link in links.items():
-            rounds = rounds_of(1 + round(candidates[peer]), nodes, widths.difference, step)
+            of_peer, categories = candidates[peer]
+            work = of_peer + _OF_A_CATEGORY * categories
+            rounds = rounds_of(1 + round(work), nodes, widths.difference, step)
             pairs = sum(groups * size * (size - 1) // 2 for size, groups in rounds)
-            sent = (pairs + _BYTES_BEFORE * candidates[peer]) * nodes * bytes_of_a_comparison(widths)
-            steps = max(steps, _STEPS_BEFORE + sum(steps_of(size, widths.difference) for size, _ in rounds))
+            sent = (pairs + _BYTES_BEFORE * work) * nodes * bytes_of_a_comparison(widths)
+            # a product, a comparison, a conjunction and a selection give the halves
+            before = _STEPS_BEFORE + (3 + comparison_steps(widths.grad) if categories else 0)
+            steps = max(steps, before + sum(steps_of(size, widths.difference) for size, _ in rounds))
             computing, moving = computing + sent * TO_MAKE_A_BYTE, moving + sent * link.byte
             nbytes += 2 * sent
         seconds += steps * slowest + computing + moving
     return Estimate(job.trees * seconds, job.trees * nbytes)
-
-
-# ------------ what training over hidden sums is expected to take, under each cipher: messages are those of SecureBoost
-# A link as it is taken to be before any is measured
-
-NEAR = Link(step=0.5e-3, byte=1e-9)
-_PAILLIER = 8.0  # times the time of Okamoto-Uchiyama, both with the keys that are the default
-_TRANSFER_BYTES = 1_100_000  # to make the transfers of sealed sums
-
-
-def expected_of_sums(roles: Roles, options: CipherOptions, common: Any, shape: Shape, *, alone: int = 0) -> Expected:
-    """Return what a training takes whose first `alone` rounds use the active party's columns alone.
-
-    Bounds of gradients are those of a classification without weights.
-    """
-    found, active, n = Expected(), roles.active, shape.rows
-    others = [name for name in roles.owners if name != active]
-    trees = Trees.of(common, shape, n, alone)
-    unit = 2.0**-common.fractional_bits
-    bounds = SumsBounds(n, round(1 / unit), round(0.25 / unit))
-    job = JobSize(bounds, common.rules_of(unit, unit), trees.count, shape.threads)
-    sizes = {peer: (shape.columns[peer], shape.slots[peer]) for peer in others}
-    cipher = options.cipher
-    if cipher == "auto":
-        cipher = cheaper(job, list(sizes.values()))
-    found.agree((active, peer) for peer in others)
-    nodes = 1
-    if cipher == "lattice" and not options.sealed:  # columns are taken to have as many bins each
-        offsets = {peer: np.linspace(0, slots, of + 1).astype(np.int32) for peer, (of, slots) in sizes.items()}
-        links = dict.fromkeys(offsets, NEAR if options.cipher == "auto" else USUAL)
-        nodes = best_nodes(job, offsets, links, HintStore(None))[0]
-    columns = sum(shape.columns.values())
-    found.seconds = trees.growing(n, columns) + trees.count * trees.rounds * 2 * ROUND_TRIP
-    slowest = 0.0
-    for peer, (features, slots) in sizes.items():
-        won = trees.count * trees.splits * features / max(1, columns)
-        if options.reveals_columns(cipher):
-            asked, answered = 40.0 * won, min(won, slots - features) * n / 8
-        elif options.transfers_sides:
-            asked, answered = trees.count * (trees.depth - 1) * CHOICE_BITS * n / 8, won * n / 8
-        else:
-            named = node_type(max(trees.nodes)).itemsize * n
-            asked, answered = trees.count * trees.depth * float(named), trees.count * trees.depth * n / 8
-        found.send(active, peer, asked, trees.count * (2 * trees.rounds + 2))
-        found.send(peer, active, answered, trees.count * 2 * trees.rounds)
-        cost = _of_cipher(found, cipher, options, trees, job, active, peer, features, slots, nodes)
-        slowest = max(slowest, cost.seconds)
-        if options.sealed:
-            slowest += _seal(found, common, job, active, peer, features, slots).seconds
-    found.seconds += slowest
-    return found
-
-
-def _of_cipher(
-    found: Expected, cipher: str, options: CipherOptions, trees: Trees, job: JobSize, active: str, peer: str,
-    features: int, slots: int, nodes: int,
-) -> Estimate:  # fmt: skip
-    """Count what the sums of one passive party take, a vector about so many nodes; return an estimate of seconds."""
-    n, vectors = job.bounds.n_rows, trees.count * trees.asked
-    if cipher == "lattice":
-        vectors = trees.count * sum(-(-asked // nodes) for asked in trees.asked_of_levels)
-        parameters = sums_parameters(job.bounds, options.sealed, nodes)
-        hint, query = 2.0 * slots * parameters.digits * parameters.degree, vector_bytes(parameters, n)
-        found.send(active, peer, vectors * query)
-        found.send(peer, active, hint + vectors * 2.0 * slots * parameters.digits)
-        found.hold(2 * hint + 2 * max(query, min(64e6, query * -(-max(trees.nodes) // nodes))), active, peer)
-        for name in (active, peer):
-            found.kept[name] = found.kept.get(name, 0.0) + hint
-        return cost_of_lattice(parameters, job, features, slots, kept=False, nodes=nodes)
-    if cipher == "dealer":
-        found.send(active, peer, 16.0 * n * vectors)
-        found.send(peer, active, 8.0 * n * slots + 16.0 * slots * vectors)
-        found.hold(8.0 * n * slots + 16.0 * n * max(trees.nodes), active, peer)
-        return Estimate((n * slots * 40e-9 + vectors * n * features * 60e-9) / job.threads, 0.0)
-    ou = cipher == "ou"
-    bits = (
-        options.insecure_test_key_bits or options.key_bits or (OU_DEFAULT_KEY_BITS if ou else PAILLIER_DEFAULT_KEY_BITS)
-    )
-    each = bits / 8 if ou else bits / 4
-    encrypted = vectors if options.blind else trees.count
-    positions = 0 if options.blind else trees.count * 2.0 * n * (trees.depth - 1)
-    found.send(active, peer, encrypted * n * each + positions + KEY_BYTES * bits)
-    found.send(peer, active, vectors * slots / Packing(job.bounds, bits // 3 if ou else bits).per_plaintext * each)
-    found.hold(3.0 * n * each * (max(trees.nodes) if options.blind else 1), peer)
-    found.memory[active] = found.memory[peer]  # the same ciphertexts for all
-    cost = cost_of_ou(job, features, slots)
-    return Estimate(cost.seconds * (encrypted / max(1, trees.count)) * (1.0 if ou else _PAILLIER), cost.nbytes)
-
-
-def _seal(found: Expected, common: Any, job: JobSize, active: str, peer: str, features: int, slots: int) -> Estimate:
-    """Count what sealing one passive party's sums takes; return an estimate of its seconds."""
-    step = comparisons_of_a_step(NEAR, Widths.of(job.bounds, job.rules.ridge))
-    candidates = common.colsample_bytree * (slots - 2 * features)
-    cost = cost_of_sealing({peer: NEAR}, {peer: candidates}, job, step)
-    for sender, receiver in ((active, peer), (peer, active)):
-        found.send(sender, receiver, cost.nbytes / 2 + 2 * PROBE_BYTES + _TRANSFER_BYTES, job.trees * 30)
-        found.hold(6e3 * min(1 << 14, candidates * (1 << job.rules.max_depth - 1)), sender)
-    return cost

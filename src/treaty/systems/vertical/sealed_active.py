@@ -47,9 +47,6 @@ from treaty.trees.splits import Level, SplitRules, Splits, best_of, bound, fract
 # Numbers of owners: no split is good enough, that of party k - 1 is best; after all parties', the own entries' numbers
 _NOBODY, _FIRST_PEER = 0, 1
 
-# What a category of a half takes, in bytes and in time, by what a candidate does
-_OF_A_CATEGORY = 0.1
-
 
 @dataclass(frozen=True, slots=True)
 class Order:
@@ -143,11 +140,11 @@ class SealedPeer(PassiveColumns):
         self.missing = view(columns.missing, np.bool_, shape, peer=self.peer, what="SealedColumns.missing").copy()
         return columns.key
 
-    def count_candidates(self, onehot_below: int) -> float:
-        """Return how many candidates all columns have, or as much work as so many."""
+    def count_candidates(self, onehot_below: int) -> tuple[int, int]:
+        """Return how many candidates all columns have, and how many slots those that are split by halves."""
         columns = np.arange(len(self.categorical), dtype=np.int32)
         found = Candidates(self.offsets, self.categorical, self.missing, columns, onehot_below)
-        return len(found) + _OF_A_CATEGORY * len(found.halved_slots)
+        return len(found), len(found.halved_slots)
 
     def start_tree(self, grad: Integers, hess: Integers, rows: Int32s | None, columns: Int32s) -> None:
         super().start_tree(grad, hess, rows, columns)

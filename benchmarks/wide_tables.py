@@ -1,0 +1,177 @@
+"""Wide tables: time, bytes and memory of a SecureBoost tree, open and sealed, and what `treaty check` expected of it.
+
+Drawn numbers, 32 bins, the lattice map. Each party is a process of its own over gRPC with two threads, on the cores of
+this machine together. A tree is the mean of those after the first; set-up is all before the first, hints included. CPU
+seconds are those of both parties. Memory is the peak of a process: what is no file's, and with mapped files. Expected
+figures are the active party's, once it knows the passive one's size, and as if each party had its own machine.
+
+`--only TITLE` plays the jobs whose title contains this; a job takes up to two minutes on an idle machine, all about 15.
+`--quick`: a tenth of the rows. `--sampling` is about accuracy: MNIST, 0 to 4 against 5 to 9, 64 trees of depth 3 on
+10,000 images, with `colsample_bytree` of 1 to 0.05, pooled (the trees are those between parties). Claims: 2 s a tree
+open, 8 s sealed at 100,000 x (30 + 300), depth 3.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import xgboost
+from sklearn.metrics import roc_auc_score
+
+from data import arguments, cpu_of_others, mnist, report, seconds
+from estimates import drawn, near, write
+from large_tables import Peak
+from treaty import GBDTClassifier
+from treaty.runs import processes
+from treaty.runs.job import Job, Member
+from treaty.runs.job_files import decoded_job
+from treaty.runs.local_checks import expect
+from treaty.runs.party import train_party
+from treaty.runs.table_files import read_alone
+from treaty.runs.warm_up import compile_kernels
+from treaty.systems.observers import Observer, observing
+
+SIZES = {  # rows, columns of the active and of the passive party, depth
+    "100,000 x (30 + 300), depth 3": (100_000, 30, 300, 3),
+    "100,000 x (30 + 300), depth 5": (100_000, 30, 300, 5),
+    "20,000 x (100 + 1,500), depth 3": (20_000, 100, 1_500, 3),
+}
+WAYS = {  # sums, trees after the first, share of the columns in a tree
+    "open": ("open", 4, 1.0),
+    "sealed": ("sealed", 2, 1.0),
+    "sealed, 0.2 of the columns": ("sealed", 2, 0.2),
+}
+
+
+class Rounds(Observer):
+    """Notes time and bytes when the first tree begins, when it is grown, and when the last one is."""
+
+    def __init__(self) -> None:
+        self.noted: list[tuple[float, float, float]] = []
+
+    def started(self, inputs: object) -> None:
+        self._party = inputs.party  # type: ignore[attr-defined]
+
+    def round_finished(self, rounds: int, state: object) -> None:
+        sent = sum(entry.nbytes for entry in self._party.transcript.entries)
+        self.noted.append((time.perf_counter(), time.process_time(), sent / 1e6))
+
+
+def play(path: Path, name: str) -> None:
+    """Be one party; print what it took."""
+    compile_kernels()
+    rounds, began, busy = Rounds(), time.perf_counter(), time.process_time()
+    with Peak() as peak, observing(lambda inputs: [rounds]):
+        train_party(decoded_job(path.read_bytes()), name)
+    lines = Path("/proc/self/status").read_text().splitlines()
+    whole = next(int(line.split()[1]) / 1e3 for line in lines if line.startswith("VmHWM"))
+    found = {"MB of memory": peak.most / 1e6, "with files": whole, "CPU s": time.process_time() - busy}
+    if len(rounds.noted) > 2:
+        (start, _, sent), *between, (end, later, last) = rounds.noted
+        (first, earlier, before), trees = between[0], len(between)
+        found |= {"set-up s": start - began, "set-up MB": sent, "first tree s": first - start}
+        found |= {"s a tree": (end - first) / trees, "MB a tree": (last - before) / trees}
+        found["CPU s a tree"] = (later - earlier) / trees
+    print(json.dumps(found | {"whole s": time.perf_counter() - began}))
+
+
+def measure(title: str, way: str, quick: bool) -> dict[str, object]:
+    (rows, own, others, depth), (sums, trees, share) = SIZES[title], WAYS[way]
+    rows = rows // 10 if quick else rows
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        x, y = drawn(rows, own + others, 0)
+        members = {
+            "active": Member(table=write(folder, "active", x[:, :own], label=y)),
+            "passive": Member(table=write(folder, "passive", x[:, own:], own)),
+        }
+        common = {"n_estimators": 1 + trees, "max_depth": depth, "max_bin": 32, "colsample_bytree": share}
+        job = Job(
+            name="wide", active="active", label="label", parties=members, protocol="secureboost",
+            own={"encryption": "lattice", "sums": sums, "allow_exact_sums": sums == "open"}, common=common,
+            output=str(folder / "model"), store=str(folder / "store"), n_jobs=2, timeout=3600.0,
+        )  # fmt: skip
+        job = processes._completed(job)
+        path = folder / "job.json"
+        path.write_bytes(job.encoded())
+        before, began = cpu_of_others(), time.perf_counter()
+        command = [sys.executable, __file__, "job", str(path), "--as"]
+        played = {of: subprocess.Popen([*command, of], stdout=subprocess.PIPE) for of in members}
+        found = {of: json.loads(process.communicate()[0].splitlines()[-1]) for of, process in played.items()}
+        others_cores = (cpu_of_others() - before) / (time.perf_counter() - began)
+        table = read_alone(job.table_rules("active"), str(members["active"].table), training=True)[0].features
+        expected = expect(job, job.roles(), "active", table, {"passive": (others, 33 * others)})
+    active, passive = found["active"], found["passive"]
+    moved = active["set-up MB"] + active["MB a tree"] * (1 + trees)
+    busiest = max(of["CPU s"] for of in found.values())
+    return {
+        "job": title, "sums": way, "rows": rows,
+        **{what: active[what] for what in ("set-up s", "set-up MB", "first tree s", "s a tree", "MB a tree")},
+        **{f"{of}: CPU s a tree": found[of].get("CPU s a tree", "") for of in found},
+        "CPU s of both": active["CPU s"] + passive["CPU s"],
+        **{f"{of}: {what}": found[of][what] for of in found for what in ("MB of memory", "with files")},
+        "MB": moved, "expected MB": expected.in_all / 1e6, "bytes": near(expected.in_all / 1e6, moved, 1.3),
+        "busiest's s": busiest, "expected s": expected.seconds, "seconds": near(expected.seconds, busiest, 3.0),
+        "expected peak MB": expected.memory / 1e6,
+        "memory": near(expected.memory / 1e6, active["MB of memory"], 2.0),
+        "XGBoost s a tree": one_table(x, y, depth), "others' cores": round(max(0.0, others_cores), 2),
+    }  # fmt: skip
+
+
+def one_table(x: np.ndarray, y: np.ndarray, depth: int) -> float:
+    """Return XGBoost's seconds for a tree on all columns, by two threads."""
+    model = xgboost.XGBClassifier(n_estimators=10, max_depth=depth, max_bin=32, tree_method="hist", n_jobs=2)
+    return seconds(lambda: model.fit(x, y)) / 10
+
+
+def sampling(quick: bool) -> list[dict[str, object]]:
+    """Return the accuracy of models whose trees see a share of the columns."""
+    data = mnist()
+    train, test = slice(0, 2_000 if quick else 10_000), slice(60_000, 70_000)
+    x, y = data.x.astype(np.float32), (data.y > 4).astype(np.int64)
+    rows = []
+    for share in (1.0, 0.5, 0.2, 0.1, 0.05):
+        model = GBDTClassifier(
+            n_estimators=8 if quick else 64, max_depth=3, max_bin=32, learning_rate=0.3, colsample_bytree=share,
+            random_state=0,
+        ).fit(x[train], y[train])  # fmt: skip
+        p = model.predict_proba(x[test])[:, 1]
+        rows.append(
+            {"colsample_bytree": share, "accuracy": np.mean((p > 0.5) == y[test]), "AUC": roc_auc_score(y[test], p)}
+        )
+    return rows
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--as", dest="name", help=argparse.SUPPRESS)
+    parser.add_argument("--only", default="", help="jobs whose titles contain this")
+    parser.add_argument("--sampling", action="store_true", help="accuracy under feature sampling, and nothing else")
+    parser.add_argument("what", nargs="?", help=argparse.SUPPRESS)
+    parser.add_argument("job", nargs="?", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.name:
+        play(options.job, options.name)
+        return
+    compile_kernels()
+    if options.sampling:
+        report("wide_sampling", sampling(options.quick), quick=options.quick)
+        return
+    rows = []
+    for title in SIZES:
+        for way in WAYS:
+            if options.only in f"{title}, {way}":
+                rows.append(measure(title, way, options.quick))
+                print(rows[-1], flush=True)
+    report("wide_tables", rows, quick=options.quick, keys=("job", "sums"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""What training over hidden sums is expected to take, under each cipher; messages are those of SecureBoost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from treaty.crypto.lattice.store import HintStore
+from treaty.crypto.parameters import OU_DEFAULT_KEY_BITS, PAILLIER_DEFAULT_KEY_BITS
+from treaty.crypto.payload import Packing, SumsBounds
+from treaty.crypto.sums.lattice_sums import sums_parameters, vector_bytes
+from treaty.crypto.transfer.sealed_sums import Widths
+from treaty.systems.expected import KEY_BYTES, ROUND_TRIP, Expected, Shape, Trees
+from treaty.systems.system import Roles
+from treaty.systems.vertical.cipher_choice import (
+    PROBE_BYTES,
+    USUAL,
+    Estimate,
+    JobSize,
+    Link,
+    best_nodes,
+    candidates_of,
+    cheaper,
+    comparisons_of_a_step,
+    cost_of_lattice,
+    cost_of_ou,
+    cost_of_sealing,
+)
+from treaty.systems.vertical.cipher_options import CipherOptions
+from treaty.systems.vertical.messages import CHOICE_BITS, node_type
+
+# A link as it is taken to be before any is measured
+NEAR = Link(step=0.5e-3, byte=1e-9)
+_PAILLIER = 8.0  # times the time of Okamoto-Uchiyama, both with the keys that are the default
+_HINT_PIECES = 128e6  # bytes of a hint, as it is made and sent
+_TRANSFER_BYTES = 1_100_000  # to make the transfers of sealed sums
+
+
+def expected_of_sums(roles: Roles, options: CipherOptions, common: Any, shape: Shape, *, alone: int = 0) -> Expected:
+    """Return what a training takes whose first `alone` rounds use the active party's columns alone.
+
+    Bounds of gradients are those of a classification without weights.
+    """
+    found, active, n = Expected(), roles.active, shape.rows
+    others = [name for name in roles.owners if name != active]
+    trees = Trees.of(common, shape, n, alone)
+    unit = 2.0**-common.fractional_bits
+    bounds = SumsBounds(n, round(1 / unit), round(0.25 / unit))
+    job = JobSize(bounds, common.rules_of(unit, unit), trees.count, shape.threads)
+    sizes = {peer: (shape.columns[peer], shape.slots[peer]) for peer in others}
+    cipher = options.cipher
+    if cipher == "auto":
+        cipher = cheaper(job, list(sizes.values()))
+    found.agree((active, peer) for peer in others)
+    nodes = 1
+    if cipher == "lattice" and not options.sealed:  # columns are taken to have as many bins each
+        offsets = {peer: np.linspace(0, slots, of + 1).astype(np.int32) for peer, (of, slots) in sizes.items()}
+        links = dict.fromkeys(offsets, NEAR if options.cipher == "auto" else USUAL)
+        nodes = best_nodes(job, offsets, links, HintStore(None))[0]
+    columns = sum(shape.columns.values())
+    found.seconds = trees.growing(n, columns) + trees.count * trees.rounds * 2 * ROUND_TRIP
+    slowest = 0.0
+    for peer, (features, slots) in sizes.items():
+        won = trees.count * trees.splits * features / max(1, columns)
+        if options.reveals_columns(cipher):
+            asked, answered = 40.0 * won, min(won, slots - features) * n / 8
+        elif options.transfers_sides:
+            asked, answered = trees.count * (trees.depth - 1) * CHOICE_BITS * n / 8, won * n / 8
+        else:
+            named = node_type(max(trees.nodes)).itemsize * n
+            asked, answered = trees.count * trees.depth * float(named), trees.count * trees.depth * n / 8
+        found.send(active, peer, asked, trees.count * (2 * trees.rounds + 2))
+        found.send(peer, active, answered, trees.count * 2 * trees.rounds)
+        cost = _of_cipher(found, cipher, options, trees, job, active, peer, features, slots, nodes)
+        slowest = max(slowest, cost.seconds)
+        if options.sealed:
+            slowest += _seal(found, common, job, active, peer, shape).seconds
+    found.seconds += slowest
+    return found
+
+
+def _of_cipher(
+    found: Expected, cipher: str, options: CipherOptions, trees: Trees, job: JobSize, active: str, peer: str,
+    features: int, slots: int, nodes: int,
+) -> Estimate:  # fmt: skip
+    """Count what the sums of one passive party take, a vector about so many nodes; return an estimate of seconds."""
+    n, vectors = job.bounds.n_rows, trees.count * trees.asked
+    if cipher == "lattice":
+        vectors = trees.count * sum(-(-asked // nodes) for asked in trees.asked_of_levels)
+        parameters = sums_parameters(job.bounds, options.sealed, nodes)
+        hint, query = 2.0 * slots * parameters.digits * parameters.degree, vector_bytes(parameters, n)
+        found.send(active, peer, vectors * query)
+        found.send(peer, active, hint + vectors * 2.0 * slots * parameters.digits)
+        # of a long hint few pieces are in memory: it is a mapped file, and its owner keeps a digit of each number
+        pieces = min(2 * hint, _HINT_PIECES)
+        found.hold(pieces + 2 * max(query, min(64e6, query * -(-max(trees.nodes) // nodes))), active, peer)
+        found.hold(1.5 * hint / parameters.digits, peer)
+        for name in (active, peer):
+            found.kept[name] = found.kept.get(name, 0.0) + hint
+        return cost_of_lattice(parameters, job, features, slots, kept=False, nodes=nodes)
+    if cipher == "dealer":
+        found.send(active, peer, 16.0 * n * vectors)
+        found.send(peer, active, 8.0 * n * slots + 16.0 * slots * vectors)
+        found.hold(8.0 * n * slots + 16.0 * n * max(trees.nodes), active, peer)
+        return Estimate((n * slots * 40e-9 + vectors * n * features * 60e-9) / job.threads, 0.0)
+    ou = cipher == "ou"
+    bits = (
+        options.insecure_test_key_bits or options.key_bits or (OU_DEFAULT_KEY_BITS if ou else PAILLIER_DEFAULT_KEY_BITS)
+    )
+    each = bits / 8 if ou else bits / 4
+    encrypted = vectors if options.blind else trees.count
+    positions = 0 if options.blind else trees.count * 2.0 * n * (trees.depth - 1)
+    found.send(active, peer, encrypted * n * each + positions + KEY_BYTES * bits)
+    found.send(peer, active, vectors * slots / Packing(job.bounds, bits // 3 if ou else bits).per_plaintext * each)
+    found.hold(3.0 * n * each * (max(trees.nodes) if options.blind else 1), peer)
+    found.memory[active] = found.memory[peer]  # the same ciphertexts for all
+    cost = cost_of_ou(job, features, slots)
+    return Estimate(cost.seconds * (encrypted / max(1, trees.count)) * (1.0 if ou else _PAILLIER), cost.nbytes)
+
+
+def _seal(found: Expected, common: Any, job: JobSize, active: str, peer: str, shape: Shape) -> Estimate:
+    """Count what sealing one passive party's sums takes; return an estimate of its seconds."""
+    features, slots = shape.columns[peer], shape.slots[peer]
+    # of a column whose kind is not known, bins beyond those of numbers are categories
+    halved, categories = shape.halved.get(peer, (0, max(0, slots - features * (common.most_bins + 1))))
+    candidates = candidates_of(common, features, slots - features, halved, categories)
+    step = comparisons_of_a_step(NEAR, Widths.of(job.bounds, job.rules.ridge))
+    cost = cost_of_sealing({peer: NEAR}, {peer: candidates}, job, step)
+    for sender, receiver in ((active, peer), (peer, active)):
+        found.send(sender, receiver, cost.nbytes / 2 + 2 * PROBE_BYTES + _TRANSFER_BYTES, job.trees * 30)
+        found.hold(6e3 * min(1 << 14, sum(candidates) * (1 << job.rules.max_depth - 1)), sender)
+    return cost
