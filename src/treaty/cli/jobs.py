@@ -70,6 +70,10 @@ def train(
     job: Annotated[Path, typer.Argument(help="Job file (TOML); see docs/jobs.md.")],
     party: As = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume an interrupted training of this job.")] = False,
+    from_model: Annotated[
+        Path | None,
+        typer.Option("--from-model", help="Folder of a finished model to go on from, instead of the job's from_model."),
+    ] = None,
     verbose: Verbose = False,
     log_file: LogFile = None,
     trust: Trust = None,
@@ -92,6 +96,8 @@ def train(
     users take part in each tree.
     """
     described = _read_job(job, party)
+    if from_model is not None:
+        described = msgspec.structs.replace(described, from_model=str(from_model.resolve()))
     if party is None:
         check_training(described, resume=resume)
         with log_of_all(verbose, log_file, partial(_resume_hint, described, job, None)) as log:
@@ -130,7 +136,7 @@ def _resume_hint(job: Job, file: Path, party: str | None) -> str:
     # if all parties end with their parent process, that one prints the hint
     if not how or str(file) == FROM_PARENT:
         return ""
-    flags = [] if party is None else ["--as", party]
+    flags = [*([] if party is None else ["--as", party]), *(["--from-model", job.from_model] if job.from_model else [])]
     command = shlex.join(["treaty", "train", str(file), *flags, *(["--resume"] if party in (None, job.active) else [])])
     return f"; to resume: {command}" if party is None else f"{how}; here: {command}"
 

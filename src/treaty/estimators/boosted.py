@@ -42,7 +42,7 @@ from treaty.systems import SYSTEMS, find_system
 from treaty.systems.horizontal.rows import all_columns, describe, schema_of
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.constraints import by_owner
-from treaty.systems.pooled.continuing import refuse_continuing
+from treaty.systems.pooled.continuing import check_start
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.system import ALONE, check_margins, refuse_margins, why_no_split
 from treaty.systems.system import LabelledRows, System, roles_of
@@ -69,6 +69,7 @@ class BoostedTrees(TrainedTrees):
         max_leaves: int | None = None,
         num_parallel_tree: int = 1,
         multi_strategy: str = "one_output_per_tree",
+        process_type: str = "default",
         learning_rate: float = 0.3,
         reg_lambda: float = 1.0,
         reg_alpha: float = 0.0,
@@ -112,6 +113,7 @@ class BoostedTrees(TrainedTrees):
         self.max_leaves = max_leaves
         self.num_parallel_tree = num_parallel_tree
         self.multi_strategy = multi_strategy
+        self.process_type = process_type
         self.learning_rate = learning_rate
         self.reg_lambda = reg_lambda
         self.reg_alpha = reg_alpha
@@ -200,7 +202,8 @@ class BoostedTrees(TrainedTrees):
             Margins of the rows of each eval set, with `base_margin`.
         xgb_model : fitted estimator, path or None
             A finished model of the same kind, parties and columns, or the folder that `save` wrote: `n_estimators` more
-            rounds are added to it, on the same rows or others. Its trees stay as they are. On the same rows, the model
+            rounds are added to it, on the same rows or others. Its trees stay as they are, unless `process_type` is
+            "update". On the same rows, the model
             is that of one fit with all rounds, bit for bit, unless rows or columns are drawn. `evals_result_` begins
             with the new rounds, and early stopping counts those alone.
         early_stopping_rounds : int or None
@@ -247,10 +250,11 @@ class BoostedTrees(TrainedTrees):
             refuse_margins(*settings)
         if any((of.base_margin is None) != (base_margin is None) for of in watched):
             raise ConfigError("expected base_margin and base_margin_eval_set of all eval sets, or neither")
+        check_start(*settings, goes_on=earlier is not None)
         if earlier is not None:
-            refuse_continuing(*settings[:2])
             self.__dict__.update({name: of for name, of in vars(earlier).items() if name in _OF_TABLES})
-            n_estimators = settings[2].n_estimators + forest_of(list(earlier.parts_.values())).rounds
+            new = 0 if settings[2].refreshes else settings[2].n_estimators
+            n_estimators = new + forest_of(list(earlier.parts_.values())).rounds
             settings = (*settings[:2], msgspec.structs.replace(settings[2], n_estimators=n_estimators))
         run = prepare(settings, GivenRows(X, y, sample_weight, base_margin), watched)
         if self.base_score is None and isinstance(self, RegressorMixin) and run.options.adds_noise:

@@ -54,6 +54,10 @@ class GBDTClassifier(Scored, ClassifierMixin, BoostedTrees):
         With more than two classes, whether a round grows a tree for each class, or one structure for all of them, whose
         splits gain most over all classes, as in XGBoost (docs/growth.md). On one table, and with SecureBoost and
         FedXGBoost-SMM. No effect with two classes and on numbers.
+    process_type : {"default", "update"}, default "default"
+        "update" refreshes the leaves of a finished model, ``fit(X, y, xgb_model=model)``, as XGBoost's updater
+        "refresh": all its rounds keep their splits, and leaf weights, gains and covers are those of the rows of this
+        fit. `n_estimators` does not count then; in a job file it is the number of these rounds.
     learning_rate : float, default 0.3
         Factor on every leaf weight.
     reg_lambda : float, default 1

@@ -22,7 +22,7 @@ from treaty.machine.process import check_trusted, is_code, trust
 from treaty.messaging.certificates import load_certificate
 from treaty.runs.job import NAME, Align, Job, Member, Name, between_parties, check_names
 from treaty.systems import SYSTEMS
-from treaty.systems.pooled.continuing import refuse_continuing
+from treaty.systems.pooled.continuing import check_start
 from treaty.systems.pooled.system import refuse_margins
 from treaty.systems.system import Roles
 
@@ -231,8 +231,7 @@ def check_training(job: Job, name: str | None = None, *, resume: bool = False) -
 def _check_starts(job: Job) -> None:
     """Refuse a start from rows' own margins, or from a finished model, where there is none; and audits of either."""
     (own, common), columns = job.settings(), job.table_rules(job.active).base_margin
-    if job.from_model is not None:
-        refuse_continuing(job.system, own)
+    check_start(job.system, own, common, goes_on=job.from_model is not None)
     if columns:
         refuse_margins(job.system, own, common)
         if len(columns) != (expected := job.classes if job.classes > 2 else 1):

@@ -212,7 +212,7 @@ _NOT_NEEDED = {
     "booster": "boosters are of trees, and a linear one is LogisticRegression or LinearRegression",
     "validate_parameters": "parameters are always checked",
     "importance_type": "importances(kind) has gain, cover and count",
-    **dict.fromkeys(("refresh_leaf", "process_type"), "finished trees stay as they are"),
+    "refresh_leaf": "process_type='update' always refreshes leaves",
     **dict.fromkeys(("deterministic", "force_row_wise", "force_col_wise", "dual"), "there is no choice of it"),
     **dict.fromkeys(("extra_trees", "linear_tree", "path_smooth", "oob_score", "positive"), "there is none such here"),
     **dict.fromkeys(("num_class", "use_label_encoder"), "classes are what the labels are, numbers or text"),

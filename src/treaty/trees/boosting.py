@@ -14,6 +14,7 @@ from treaty.trees.ensemble import Tree
 from treaty.trees.growth import RowPartition
 from treaty.trees.objectives import Objective, check_watched, evaluate, higher_is_better
 from treaty.trees.outputs import trees_of_outputs
+from treaty.trees.refreshing import LeafRows, refreshed
 from treaty.trees.splits import SplitRules
 
 # share by which the loss of training rows may rise before the user is warned
@@ -311,6 +312,12 @@ class BoostingRound:
         for of_output in trees_of_outputs(tree):
             self._add(of_output, leaves)
 
+    def refresh(self, trees: Sequence[Tree], leaves: Int32s) -> None:
+        """Add finished trees with new leaf weights; `leaves`, (n_rows, n_trees), say which leaves rows are in."""
+        for tree, leaf, sample in zip(trees, leaves.T, self.trees(), strict=True):
+            rows = LeafRows(tree.left, leaf)
+            self._add(refreshed(tree, rows, sample.grad, sample.hess, self._boosting.rules), rows)
+
     def _add(self, tree: Tree, leaves: RowsOfLeaves) -> None:
         of, output = self._boosting, len(self._new) % len(self._boosting.margins)
         numbers = np.flatnonzero(tree.left < 0).astype(np.int32)
@@ -318,8 +325,11 @@ class BoostingRound:
         if of.forest.objective.refreshes_leaves:
             rows, starts = leaves.rows(numbers, sampled=False)
             weight = None if of.weight is None else of.weight[rows]
+            # rows of a finished tree may have come to none of a leaf
+            filled = np.flatnonzero(np.diff(starts))
+            starts = starts[np.append(filled, len(numbers))]
             values = of.forest.objective.leaf_values(of.y[rows] - self._before[output][rows], weight, starts)
-            tree.value[numbers] = of.rules.learning_rate * values
+            tree.value[numbers[filled]] = of.rules.learning_rate * values
         leaves.add_to(of.margins[output], numbers, tree.value[numbers])
         self._new.append(tree)
 
@@ -330,7 +340,8 @@ class Boosting:
     Iterate over it for the rounds, as over `Rounds`. Labels `y` are float64 (n_rows,), of a ranking (n_rows, 2). Rows
     start from `base_margin` (n_rows, n_outputs), if they have any, else from the loss's start. New trees go into
     `forest`, which has those of the rounds before `resume`. ``on_round(state)`` is called after every round, and may
-    raise `NoMoreTrees`. `trees.columns.grow_trees` is the simplest use.
+    raise `NoMoreTrees`. With `earlier`, trees of a finished model and the leaf of each row in each tree, nothing
+    grows: every round refreshes the leaves of one of that model. `trees.columns.grow_trees` is the simplest use.
     """
 
     def __init__(
@@ -345,6 +356,7 @@ class Boosting:
         eval_sets: Sequence[EvalSet] = (),
         on_round: Callable[[RoundState], None] | None = None,
         resume: RoundState | None = None,
+        earlier: tuple[Sequence[Tree], Int32s] | None = None,
         threads: int = 1,
     ) -> None:
         forest.objective.check_sums(len(y))
@@ -358,7 +370,7 @@ class Boosting:
         draws = plan.one_side is not None or plan.subsample < 1.0 or plan.colsample_bytree < 1.0
         self._constant_state = None if draws else json.dumps(self.rng.bit_generator.state)
         # the least loss of the training rows, and after how many rounds
-        self._on_round, self._least = on_round, (np.inf, 0)
+        self._on_round, self._least, self._earlier = on_round, (np.inf, 0), earlier
         self._rounds = Rounds(
             forest, plan.n_estimators, eval_sets=eval_sets, early_stopping_rounds=plan.early_stopping_rounds,
             early_stopping_min_delta=plan.early_stopping_min_delta, metrics=plan.metrics,
@@ -377,7 +389,13 @@ class Boosting:
 
     def __iter__(self) -> Iterator[BoostingRound]:
         for new in self._rounds:
-            yield BoostingRound(self, self.forest.rounds, new)
+            a_round = BoostingRound(self, self.forest.rounds, new)
+            if self._earlier is None:
+                yield a_round
+            else:
+                trees, leaves = self._earlier
+                of = slice(len(self.forest.trees), len(self.forest.trees) + self.forest.trees_a_round)
+                a_round.refresh(trees[of], leaves[:, of])
 
     def _after_round(self, done: int) -> None:
         objective = self.forest.objective

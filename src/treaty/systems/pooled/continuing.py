@@ -14,7 +14,7 @@ from treaty.errors import ConfigError
 from treaty.messaging.messages import Message, leaks
 from treaty.models.trees import ModelPart, keep_records, records_used
 from treaty.systems.leakage import Route, Routes, routes
-from treaty.systems.options import SystemOptions
+from treaty.systems.options import CommonOptions, SystemOptions
 from treaty.systems.system import RoleInput, System
 from treaty.trees.boosting import Forest
 from treaty.trees.objectives import Objective
@@ -35,6 +35,17 @@ def refuse_continuing(system: System, own: SystemOptions) -> None:
         raise ConfigError(f"cannot go on from a finished model with protocol {own.system!r}: {why}")
 
 
+def check_start(system: System, own: SystemOptions, common: CommonOptions, *, goes_on: bool) -> None:
+    """Raise ConfigError where training cannot go on from a finished model, or has none whose leaves to refresh."""
+    if goes_on:
+        refuse_continuing(system, own)
+    elif getattr(common, "refreshes", False):
+        raise ConfigError(
+            "process_type='update' refreshes the leaves of a finished model: name it by fit(..., xgb_model=MODEL), or "
+            "from_model in a job file"
+        )
+
+
 def after_model(
     inputs: RoleInput, party: str, sources: tuple[str, ...], objective: Objective
 ) -> tuple[ModelPart, dict[str, int]]:
@@ -52,15 +63,21 @@ def after_model(
     }
     if fault := next((what for what, there in faults.items() if there), None):
         raise ConfigError(f"cannot go on from a model with {fault}: train as the earlier model was trained")
-    if common.n_estimators <= earlier.rounds:
+    if common.refreshes and common.n_estimators != earlier.rounds:
+        raise ConfigError(
+            f"expected n_estimators = {earlier.rounds}, all rounds of the earlier model, got {common.n_estimators}"
+        )
+    if common.n_estimators <= earlier.rounds and not common.refreshes:
         raise ConfigError(
             f"expected n_estimators above {earlier.rounds}, the rounds of the earlier model, got {common.n_estimators}"
         )
+    # refreshed trees come one round after another
+    kept = [] if common.refreshes else list(earlier.trees)
     forest = Forest(
-        objective, sources, inputs.classes, list(earlier.trees), base_margin=earlier.base_margin,
-        parallel=earlier.parallel, before=earlier.rounds,
+        objective, sources, inputs.classes, kept, base_margin=earlier.base_margin, parallel=earlier.parallel,
+        before=len(kept) // earlier.trees_a_round,
     )  # fmt: skip
-    records = dict(zip(sources, records_used(forest.trees, len(sources)), strict=True))
+    records = dict(zip(sources, records_used(earlier.trees, len(sources)), strict=True))
     part = part_after(inputs, party, secrets.token_hex(16), records[party])
     return msgspec.structs.replace(part, forest=forest), records
 
@@ -76,7 +93,7 @@ def part_after(inputs: RoleInput, party: str, model_id: str, n_records: int) -> 
     splits = copy.deepcopy(earlier.splits)
     keep_records(splits, n_records)
     return ModelPart(
-        model_id=model_id, party=party, schema=earlier.schema, splits=splits, trees_a_round=inputs.trees_a_round
+        model_id=model_id, party=party, schema=earlier.schema, splits=splits, trees_a_round=inputs.n_outputs
     )
 
 

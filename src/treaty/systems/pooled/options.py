@@ -38,6 +38,7 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
     max_leaves: Annotated[int, msgspec.Meta(ge=2, le=4096)] | None = None
     num_parallel_tree: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1
     multi_strategy: Literal["one_output_per_tree", "multi_output_tree"] = "one_output_per_tree"
+    process_type: Literal["default", "update"] = "default"
     learning_rate: Positive = 0.3
     reg_lambda: NotNegative = 1.0
     reg_alpha: NotNegative = 0.0
@@ -93,6 +94,7 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
             self.refuse_outputs("category_sets='sorted' sorts categories by the gradients of one class")
         if self.monotone_constraints:
             self.refuse_outputs("monotone_constraints bound leaves of one weight")
+        self._check_update()
         self._check_depth()
         paper = own.mode == "paper"
         # paper mode lets leaves hold single rows
@@ -109,6 +111,16 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
             max_categories=self.max_categories or (bins if limited else MOST_CATEGORIES),
             max_cat_to_onehot=self.max_cat_to_onehot or (MOST_CATEGORIES + 1 if limited else ONEHOT_BELOW),
         ))  # fmt: skip
+
+    def _check_update(self) -> None:
+        """Refuse what refreshing the leaves of a finished model does without."""
+        if self.refreshes and (self.goss or self.subsample < 1.0):
+            raise ConfigError("process_type='update' takes all rows for every leaf: leave subsample at 1, and goss out")
+        if self.refreshes and self.monotone_constraints:
+            raise ConfigError(
+                "process_type='update' keeps the splits of the finished model, which need not be monotone on other "
+                "rows: leave monotone_constraints out, or train anew"
+            )
 
     def _check_depth(self) -> None:
         """Refuse trees without a limit, and a limit of leaves that the depth does not reach."""
@@ -147,6 +159,11 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
     def multi_output(self) -> bool:
         """Whether a round grows one structure for all classes."""
         return self.multi_strategy == "multi_output_tree"
+
+    @property
+    def refreshes(self) -> bool:
+        """Whether nothing grows, and a finished model's leaves get new weights."""
+        return self.process_type == "update"
 
     @property
     def constrained(self) -> bool:
@@ -220,7 +237,7 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
             early_stopping_rounds=self.early_stopping_rounds,
             early_stopping_min_delta=self.early_stopping_min_delta,
             metrics=self.metrics,
-            multi_output=self.multi_output,
+            multi_output=self.multi_output and not self.refreshes,
         )
 
     def rules(self, objective: Objective, constraints: Constraints | None = None) -> SplitRules:

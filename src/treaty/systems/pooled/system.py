@@ -24,9 +24,18 @@ from treaty.data.columns import Category, check_labels, check_targets
 from treaty.data.sparse import joined_columns
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, DataError
-from treaty.machine.arrays import copied
+from treaty.machine.arrays import Int32s, copied
 from treaty.models.checkpoints import checkpoint_of, fingerprint
-from treaty.models.trees import ModelPart, keep_records, record_split, records_used, walk_tables
+from treaty.models.trees import (
+    ModelPart,
+    RowDecisions,
+    keep_records,
+    leaves,
+    record_split,
+    records_used,
+    row_decisions,
+    walk_tables,
+)
 from treaty.privacy.ledger import Ledger, LedgerEntry
 from treaty.privacy.randomised_response import stored_noisy_labels
 from treaty.systems.observers import CheckpointReached
@@ -230,6 +239,15 @@ class Training:
         rng = np.random.default_rng(None if seed is None else [seed, forest.before])
         return RoundState(forest.before, margins.T, json.dumps(rng.bit_generator.state))
 
+    def earlier(
+        self, inputs: RoleInput, decide: Callable[[list[Tree]], RowDecisions]
+    ) -> tuple[list[Tree], Int32s] | None:
+        """Return the trees whose leaves are to be refreshed, and the leaves of training rows; None if trees grow."""
+        if not inputs.common.refreshes:
+            return None
+        trees = inputs.part.forest.trees
+        return trees, leaves(decide(trees), inputs.threads)
+
     def keep(self, inputs: RoleInput, progressed: RoundState, began: float | None = None) -> None:
         """Report this party's checkpoint, which its runner writes."""
         # a copy: the next rounds change the margins while the checkpoint is being written
@@ -249,7 +267,8 @@ def begin(inputs: RoleInput, party: str, sources: tuple[str, ...]) -> Training:
     printed = [(of.table, (of.y, of.weight, *starts)) for of in (data, *inputs.eval_sets)]
     earlier = [] if inputs.part is None else [inputs.part.model_id]
     rows = b"" if keeper is None else fingerprint(printed, [*(classes or ()), *earlier])
-    found = None if keeper is None else keeper.found()
+    # refreshing takes no longer than reading what is there
+    found = None if keeper is None or inputs.common.refreshes else keeper.found()
     if found is None and inputs.part is not None:
         start = inputs.part.forest.objective.start
         objective = objective_for(data, classes, inputs.options, inputs.common, start)
@@ -293,7 +312,8 @@ def train(inputs: RoleInput) -> ModelPart:
     boosting = Boosting(
         data.y, data.weight, forest, rules, common.plan(len(source.categorical)),
         base_margin=data.base_margin, eval_sets=[watched(rows, splits, threads) for rows in inputs.eval_sets],
-        on_round=on_round, resume=training.state(inputs, watched(data, splits, threads).add_trees), threads=threads,
+        on_round=on_round, resume=training.state(inputs, watched(data, splits, threads).add_trees),
+        earlier=training.earlier(inputs, lambda _: row_decisions(inputs.part, data.table, threads)), threads=threads,
     )  # fmt: skip
     grow_trees(boosting, [source])
     return part

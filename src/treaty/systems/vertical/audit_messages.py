@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from treaty.crypto.payload import Payload
 from treaty.crypto.sums.encrypted_sums import DisclosedKey, DisclosedLattice
 from treaty.errors import PeerProtocolError
-from treaty.machine.arrays import Flags, Floats, Int32s, Integers
+from treaty.machine.arrays import Flags, Int32s, Integers
 from treaty.messaging.certificates import vouches
 from treaty.messaging.messages import Array, Message, unpack, view
 from treaty.privacy.exact_sums import check_opening
@@ -22,6 +22,7 @@ from treaty.trees.boosting import TreeSample
 from treaty.trees.constraints import Directions
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import Growth
+from treaty.trees.refreshing import LeafRows
 from treaty.trees.splits import Level, SplitRules, Splits
 
 _NOT_ALLOWED = "it has splits that the job's options do not allow"
@@ -103,22 +104,16 @@ class SampledNodes:
         return (first, stop) in self._spans and len(places) == self._up_to[stop] - self._up_to[first]
 
 
-class Replay:
+class Replay(LeafRows):
     """A tree that grows once more with the splits of a record, on the gradients that are expected.
 
     Raises Unsound for splits that the job's options do not allow: deeper, or into children of fewer than `fewest_rows`.
     """
 
     def __init__(self, shape: AuditShape, sample: TreeSample, fewest_rows: int) -> None:
+        super().__init__(shape.left, shape.leaf)
         self._shape, self._fewest_rows = shape, fewest_rows
-        n_rows, sampled = len(sample.grad), sampled_rows(sample)
-        self._totals = np.zeros((len(shape.left), 3), np.int64)
-        for column, values in enumerate((sample.grad, sample.hess, np.ones(n_rows, np.int64))):
-            np.add.at(self._totals[:, column], shape.leaf[sampled], values[sampled])
-        # children have higher numbers than their parents
-        for node in np.flatnonzero(shape.left >= 0)[::-1]:
-            child = shape.left[node]
-            self._totals[node] = self._totals[child] + self._totals[child + 1]
+        self._totals = self.totals(sample.grad, sample.hess, sample.rows)
 
     def grow(self, rules: SplitRules) -> Tree:
         """Return the tree, whose leaf weights follow from the expected gradients."""
@@ -166,17 +161,6 @@ class Replay:
                 splits.feature[k], splits.direction[k] = 0, shape.direction[node]
                 splits.left_totals[k] = self._totals[child]
         return splits
-
-    def rows(self, nodes: Int32s, *, sampled: bool) -> tuple[Int32s, Integers]:
-        """Return all rows leaf after leaf, and where those of each node start."""
-        order = np.argsort(self._shape.leaf, kind="stable").astype(np.int32)
-        return order, np.searchsorted(self._shape.leaf[order], np.append(nodes, len(self._shape.left)))
-
-    def add_to(self, margins: Floats, leaves: Int32s, values: Floats) -> None:
-        """Add each leaf's value to the margins of its rows."""
-        of_nodes = np.zeros(len(self._shape.left))
-        of_nodes[leaves] = values
-        margins += of_nodes[self._shape.leaf]
 
 
 # ---------------------------------------------------------------- messages

@@ -13,7 +13,7 @@ import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -117,7 +117,8 @@ def set_up_active(
     if alone_trees and len(own.categorical) == 0:
         raise ConfigError("rl_trees needs columns at the active party, which grows those trees alone; it has none")
     with _hint_store(inputs) as store:
-        first_tree = max(alone_trees, len(training.forest.trees))
+        done = common.n_estimators * training.forest.trees_a_round if common.refreshes else len(training.forest.trees)
+        first_tree = max(alone_trees, done)
         others, gradients = _columns_of_others(inputs, training, first_tree, store, client_of)
         sources = [others.get(name, own) for name in inputs.roles.owners]
         inputs.observers.event(ClientReady(gradients.client, [len(source.categorical) for source in sources]))
@@ -150,8 +151,9 @@ def _columns_of_others(
             public="sums cannot be sealed: the lattice map does not hold so many rows, columns or trees, or weights",
         )
     # an audit opens vectors of nodes one by one, and limits on what is asked count nodes of each output
-    choice = choose_cipher(party, options, common, job, layouts, store, one_node=bool(audit) or common.multi_output)
-    part.encryption, part.choice = choice.cipher, choice.why
+    named = replace(options, cipher="lattice") if trees == 0 and options.cipher == "auto" else options
+    choice = choose_cipher(party, named, common, job, layouts, store, one_node=bool(audit) or common.multi_output)
+    part.encryption, part.choice = choice.cipher, choice.why if trees else "not used: no tree grows"
     if not options.sealed and (why := inputs.options.why_open(common)):
         part.choice += f"; sums are open: {why}"
         logger.info("%s: sums are open: %s (docs/secureboost.md has what they show)", party.name, why)
@@ -203,7 +205,8 @@ def set_up_passive(
     (active,) = party.peers
     with ExitStack() as held:
         store = held.enter_context(_hint_store(inputs))
-        share = 0.0 if options.sealed else expected_share(codes, common, inputs.trees_a_round, varied=inputs.varied)
+        hidden = options.sealed or common.refreshes  # no sums are opened
+        share = 0.0 if hidden else expected_share(codes, common, inputs.trees_a_round, varied=inputs.varied)
         check_share(inputs, party.name, share)  # before anything is sent
         show_layout(inputs, bins, share)
         # the active party needs what answers may still leak to choose a cipher; masked answers leak nothing

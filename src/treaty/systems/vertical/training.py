@@ -31,7 +31,7 @@ from treaty.systems.pooled.continuing import CheckpointReceipt, CheckpointReques
 from treaty.systems.pooled.system import Training, begin
 from treaty.systems.system import PartySpec, RoleInput, Roles
 from treaty.systems.vertical.messages import ColumnConstraints, SplitRequest, Start
-from treaty.systems.vertical.prediction import DecideRequest, Finish, RowSets, decided_by_all, shown_rows
+from treaty.systems.vertical.prediction import DecideRequest, Finish, RowSets, ask_all, decided_by_all, shown_rows
 from treaty.trees.boosting import Boosting, EvalSet, RoundState
 from treaty.trees.columns import SumsSource
 from treaty.trees.constraints import Constraints
@@ -151,6 +151,9 @@ def boosting_of(
         # training rows come after the eval sets
         resume=training.state(
             inputs, decided_by_all(party, part, data.table, len(inputs.eval_sets), inputs.threads)
+        ),
+        earlier=training.earlier(
+            inputs, lambda trees: ask_all(party, part, trees, data.table, len(inputs.eval_sets), inputs.threads)
         ),
     )  # fmt: skip
     inputs.observers.event(BoostingBegins(part, boosting.state))
@@ -341,7 +344,10 @@ class Follower:
 
     def __init__(self, inputs: RoleInput, start: Start, released: RandomisedRows | None = None) -> None:
         (self._active,), self._inputs, table = inputs.party.peers, inputs, inputs.rows.table
-        alone = getattr(inputs.options, "rl_trees", None) or 0
+        # trees that are refreshed are not grown
+        alone = (
+            inputs.common.n_estimators if inputs.common.refreshes else getattr(inputs.options, "rl_trees", None) or 0
+        )
         self.limits = TrainingLimits(self._active, inputs, start.rounds, alone)
         if start.resumed:
             self.part = self._resumed(start)
