@@ -339,7 +339,7 @@ MISPLACED = {
     "direction": (
         "secureboost", "monotone_constraints = true", "monotone_constraints = { a = 3 }", "parties.shop.*monotone"
     ),
-    "sealed": ("secureboost", 'monotone_constraints = true\n[secureboost]\nsums = "sealed"', "", "sums=.sealed. hides"),
+    "sealed": ("secureboost", 'monotone_constraints = true\n[secureboost]\nsums = "sealed"', "", "needs max_depth=1"),
 }  # fmt: skip
 
 

@@ -147,16 +147,21 @@ def _bounded(grad: float, hess: float, limits: Any, bounds: Any) -> tuple[float,
 
 @inlined
 def _bound_gains(prefix: Any, used: int, total: Any, units: Any, limits: Any, within: Any, candidate: Any) -> None:
-    """Replace gains by those of weights within bounds; `within` has these, a direction, and the cut that needs none."""
+    """Replace gains by those of weights within bounds; `within` has these, a direction, and the cut that needs none.
+
+    Last in it is whether there are no bounds, so that gains stay as they are.
+    """
     # that cut parts present values from missing ones, which have no order
-    (bounds, direction, free), grad_unit, hess_unit = within, units[0], units[1]
+    (bounds, direction, free, unbounded), grad_unit, hess_unit = within, units[0], units[1]
     _, parent = _bounded(total[0] * grad_unit, total[1] * hess_unit, limits, bounds)
     for k in range(used):
         rest_grad, rest_hess = total[0] - prefix[k, 0], total[1] - prefix[k, 1]
         left, left_term = _bounded(prefix[k, 0] * grad_unit, prefix[k, 1] * hess_unit, limits, bounds)
         right, right_term = _bounded(rest_grad * grad_unit, rest_hess * hess_unit, limits, bounds)
+        # weights as close as float64 may be off gain less than any split has to
         fits = candidate[k] > -np.inf and (k == free or direction * (right - left) >= 0.0)
-        candidate[k] = left_term + right_term - parent if fits else -np.inf
+        gain = candidate[k] if unbounded else left_term + right_term - parent
+        candidate[k] = gain if fits else -np.inf
 
 
 @inner
@@ -249,7 +254,7 @@ def scan_splits(
                     candidate[k] = left_term + right_term - parent if hess_enough & rows_enough else -np.inf
                 # in a loop of its own, as branches keep the one above out of vector registers
                 if bounded:
-                    within = bounds[node], directions[feature], -1 if side else used - 1
+                    within = bounds[node], directions[feature], -1 if side else used - 1, ridge > 0
                     _bound_gains(prefix, used, (total_grad, total_hess), units, limits, within, candidate)
                 elif step < np.inf:
                     _limit_gains(prefix, used, (total_grad, total_hess), parent, units, limits, candidate)

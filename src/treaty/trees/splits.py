@@ -78,8 +78,8 @@ class SplitRules:
         """Whether gains are compared exactly (`trees.scanning`): they are fractions of sums, and children have hess."""
         # not where sums of hess and ridges might leave int64, as units or hess bounds are tiny relative to reg_lambda
         plain = self.reg_alpha == 0.0 and self.max_delta_step == 0.0 and self.hess_floor == 0.0
-        # gains of weights within bounds are no fractions of sums either
-        plain &= self.constraints is None or not self.constraints.monotone
+        # gains of weights within bounds are no fractions of sums either; a tree's root has no bounds
+        plain &= self.constraints is None or not self.constraints.monotone or self.max_depth == 1
         return plain and 0 < self.ridge <= 1 << 60 and self.min_child_weight > 0.0
 
     @property

@@ -207,6 +207,7 @@ def test_best_is_that_of_plain_fractions(ends: tuple[Transfers, Transfers], seed
     first = KnownEntry([(int(rng.integers(0, 9)), int(rng.integers(1, 9))) for _ in range(nodes)], [5] * nodes)
     own = KnownEntry([(int(rng.integers(0, 1 << 20)), 7) for _ in range(nodes)], [6] * nodes)
     known = Known(totals, ridge, *limits, 9, [first], [own] if last else [])
+    directions = rng.integers(0, 2, (2, candidates), np.uint8) if seed % 3 else None
     expected = []
     for b in range(nodes):
         whole = int(totals[b, 1]) + 2 * ridge
@@ -214,7 +215,10 @@ def test_best_is_that_of_plain_fractions(ends: tuple[Transfers, Transfers], seed
         for j in range(candidates):
             fits = all(limits[k][0, b] <= x[b, j] < limits[k][1, b] for k, x in ((0, hess), (1, count)))
             a = int(hess[b, j]) + ridge
-            new = (whole * int(grad[b, j]) - int(totals[b, 0]) * a) ** 2, a * (whole - a)
+            v = whole * int(grad[b, j]) - int(totals[b, 0]) * a
+            new = v**2, a * (whole - a)
+            if directions is not None and directions[0, j]:
+                fits &= v <= 0 if directions[1, j] else v >= 0  # a weight falls with the sum of gradients
             if fits and new[0] * below > top * new[1]:
                 best, (top, below) = (j, 9), new
         if last and own.fractions[b][0] * below > top * own.fractions[b][1]:
@@ -224,7 +228,10 @@ def test_best_is_that_of_plain_fractions(ends: tuple[Transfers, Transfers], seed
     sums = [share.reshape(nodes, candidates, 3, 2) for share in shared(plain, 128)]
     widths = Widths.of(bounds, ridge)
     given = [known, Known.nothing(nodes, 1, int(last))]
-    found = play(*(best_of_shared(ends[k], sums[k], given[k], widths, k, step) for k in (0, 1)))
+    of_ends = (directions if directions is None else directions * k for k in (0, 1))
+    found = play(
+        *(best_of_shared(ends[k], sums[k], given[k], widths, k, step, None, of) for k, of in enumerate(of_ends))
+    )
     entries = zip(*(opened([x[:, part] for x in found], bits) for part, bits in enumerate(
         [widths.top, widths.below, 64, 64])), strict=True)  # fmt: skip
     assert list(entries) == expected

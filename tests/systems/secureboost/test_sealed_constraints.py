@@ -18,8 +18,8 @@ from systems.secureboost.test_sealed import HALVES, SEALED, SMALL_JOB, sealed_bo
 from systems.test_constraints import NAMES, paths
 from systems.vertical.playing import play_training, role_input, tables_and_labels
 from tables import cut, real_table, with_categories, with_gaps
-from treaty.crypto.transfer import column_groups
-from treaty.crypto.transfer.comparison import conjunctions
+from treaty.crypto.transfer import column_groups, sealed_sums
+from treaty.crypto.transfer.comparison import conjunctions, negatives
 from treaty.errors import ConfigError, PeerProtocolError, TreatyError
 from treaty.messaging.messages import Array
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
@@ -27,6 +27,7 @@ from treaty.systems.secureboost import secureboost
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.vertical import messages
 from treaty.systems.vertical.sealed import MovingKey
+from treaty.systems.vertical.sealed_candidates import Candidates
 from treaty.systems.vertical.sealed_groups import GroupsLeft
 
 DEEP = {"max_depth": 3, "min_child_samples": 3, "n_estimators": 2, "max_bin": 4}
@@ -94,6 +95,66 @@ def test_random_groups_give_the_pooled_trees(data: Any):
     federated, pooled = sealed_both(task, tables, y, weight, **options)
     if any(len(tree.left) > 1 for tree in pooled.parts_["pooled"].forest.trees):
         assert_lossless(federated, pooled, tables)
+
+
+STUMPS = {"max_depth": 1, "n_estimators": 12, "max_bin": 6, "min_child_samples": 3}
+
+
+@pytest.mark.parametrize(
+    ("parties", "options"),
+    [
+        (2, {}),
+        (3, {"active": "p2", "learning_rate": 1.0}),
+        slow(5, {"active": "p4", "learning_rate": 1.0}),
+    ],
+)
+def test_trees_of_depth_one_keep_to_directions_as_on_the_pooled_table(parties, options):
+    X, y = real_table("binary")
+    tables = cut(with_gaps(X[NAMES]), parties)
+    names = names_of(tables)
+    given = {**STUMPS, **options, "monotone_constraints": {names[0]: -1, names[1]: 1, names[4]: 1, names[5]: -1}}
+    federated, pooled = sealed_both("binary", tables, y, **given)
+    assert_lossless(federated, pooled, tables)
+    free, _ = sealed_both("binary", tables, y, **{**given, "monotone_constraints": None})
+    assert not np.array_equal(free.predict_proba(tables), federated.predict_proba(tables))
+
+
+def test_a_missing_value_has_no_order_under_seal():
+    """Present values left and missing ones right is a split in either direction."""
+    rng = np.random.default_rng(0)
+    values = rng.integers(0, 4, 200).astype(float)
+    y = np.where(values < 1, 5.0, -values) + rng.normal(size=200)
+    tables = {
+        "p0": pd.DataFrame({"a": rng.normal(size=200)}),
+        "p1": pd.DataFrame({"b": np.where(values < 1, np.nan, values)}),
+    }
+    for direction in (1, -1):
+        given = {**STUMPS, "n_estimators": 2, "monotone_constraints": {"p1.b": direction}}
+        federated, pooled = sealed_both("regression", tables, y, **given)
+        assert_lossless(federated, pooled, tables)
+
+
+@pytest.mark.parametrize("what", ["has", "falling", "a sign"])
+def test_a_fault_in_a_direction_shows_in_the_trees(monkeypatch, what):
+    X, y = real_table("binary")
+    tables = cut(X[NAMES], 2)
+    names, honest = names_of(tables), Candidates.directions.fget
+
+    def wrong(candidates):
+        has, falling = honest(candidates)
+        return np.array([has * (what != "has"), falling * (what != "falling")], np.uint8)
+
+    def flipped(transfers, z, bits, role):
+        found = yield from negatives(transfers, z, bits, role)
+        return found ^ np.uint8((1 - role) * (40 < bits < 80))  # of the signs of V
+
+    if what == "a sign":
+        monkeypatch.setattr(sealed_sums, "negatives", flipped)
+    else:
+        monkeypatch.setattr(Candidates, "directions", property(wrong))
+    given = {**STUMPS, "learning_rate": 1.0, "monotone_constraints": {names[3]: 1, names[4]: -1, names[5]: 1}}
+    with pytest.raises((AssertionError, TreatyError)):
+        assert_lossless(*sealed_both("binary", tables, y, **given), tables)
 
 
 FAULTS = {
@@ -177,7 +238,7 @@ def test_a_guard_of_pure_nodes_and_groups_are_refused_together():
     X, y = real_table("binary")
     tables = cut(X[NAMES], 2)
     options = {"interaction_constraints": [names_of(tables)[:2]], "n_estimators": 1}
-    with pytest.raises(ConfigError, match="sums cannot be sealed with purity_guard and interaction_constraints"):
+    with pytest.raises(ConfigError, match="cannot be sealed with purity_guard and interaction_constraints"):
         treaty.GBDTClassifier(SecureBoost(sums="sealed", purity_guard=0.2), **options).fit(tables, y)
     opened = treaty.GBDTClassifier(SecureBoost(purity_guard=0.2, allow_exact_sums=True), **options).fit(tables, y)
     assert "SealedStep" not in opened.communication_["p1 -> p0"]["by_type"]

@@ -164,12 +164,14 @@ class Known:
 
 
 def best_of_shared(
-    transfers: Transfers, sums: Wide, known: Known, widths: Widths, role: int, step: int, allowed: Bits | None = None
-) -> Steps[Wide]:
+    transfers: Transfers, sums: Wide, known: Known, widths: Widths, role: int, step: int,
+    allowed: Bits | None = None, directions: Bits | None = None,
+) -> Steps[Wide]:  # fmt: skip
     """Return shares of each node's best entry, (n, 4, words), from sums of candidates, (n, candidates, 3, 2).
 
     An entry `before` that loses to no candidate wins, and so does one of equal fractions that comes first. `allowed`,
-    (n, entries + candidates), are shares of which may win, first the known entries; None for all.
+    (n, entries + candidates), are shares of which may win, first the known entries; None for all. `directions`, (2,
+    candidates), are the owner's, and zeros the knower's: which candidates have one, and which of these are falling.
     """
     nodes, candidates = sums.shape[:2]
     words, shape = widths.words, (nodes, candidates)
@@ -180,8 +182,8 @@ def best_of_shared(
     a = cut(resized(a, of_below), widths.hess)
     rest = cut(subtract(wide(whole, of_below), a), widths.hess)
     # numerators, denominators and whether both children are large enough, in the same steps
-    top, below, fit_hess, fit_count = yield from together(
-        _tops(transfers, sums, known, widths, role),
+    (top, fit_direction), below, fit_hess, fit_count = yield from together(
+        _tops(transfers, sums, known, widths, role, directions),
         products(transfers, a, rest[:, None], widths.hess, widths.hess, widths.below),
         _within(transfers, sums[:, :, 1], known.hess, widths.hess, role),
         _within(transfers, sums[:, :, 2], known.count, widths.count, role),
@@ -189,8 +191,10 @@ def best_of_shared(
     (fit,) = yield from conjunctions(transfers, fit_hess, fit_count[None], role)
     entries = [entry_of(entry, widths) for entry in (*known.before, *known.after)]
     given = np.concatenate([np.zeros((nodes, 0, 4, words), np.uint64), *entries], axis=1)
+    for more in (fit_direction, None if allowed is None else allowed[:, len(entries) :]):
+        if more is not None:
+            (fit,) = yield from conjunctions(transfers, fit, more.reshape(1, -1), role)
     if allowed is not None:
-        (fit,) = yield from conjunctions(transfers, fit, allowed[:, len(entries) :].reshape(1, -1), role)
         fit = np.append(fit, allowed[:, : len(entries)])
         top = np.concatenate([top, resized(given[:, :, TOP].reshape(-1, words), of_top)])
     # a candidate that does not fit has numerator 0, and loses
@@ -281,11 +285,20 @@ def _left_hess(sums: Wide, known: Known) -> Wide:
     return add(sums[:, :, 1], from_ints([known.ridge], WORDS))
 
 
-def _tops(transfers: Transfers, sums: Wide, known: Known, widths: Widths, role: int) -> Steps[Wide]:
-    """Return shares of V^2 modulo 2^top, (n * candidates, words of it)."""
+def _tops(
+    transfers: Transfers, sums: Wide, known: Known, widths: Widths, role: int, directions: Bits | None
+) -> Steps[tuple[Wide, Bits | None]]:
+    """Return shares of V^2 modulo 2^top, (n * candidates, words of it), and of whether directions hold."""
     v = yield from linear(transfers, sums[:, :, 0], _left_hess(sums, known), known, widths, role)
     v = v.reshape(-1, v.shape[-1])
-    return (yield from squares(transfers, resized(v, -(-widths.top // 64)), widths.grad, widths.top, role))
+    top = squares(transfers, resized(v, -(-widths.top // 64)), widths.grad, widths.top, role)
+    if directions is None:
+        return (yield from top), None
+    # weights are -G_L / a and -(G - G_L) / (T - a): they fall from left to right where V is negative
+    top, falls = yield from together(top, negatives(transfers, v, widths.grad, role))
+    has, falling = np.tile(directions, len(sums))
+    (against,) = yield from conjunctions(transfers, falls ^ falling, has[None], role)
+    return top, against ^ np.uint8(1 - role)
 
 
 def linear(transfers: Transfers, grad: Wide, hess: Wide, known: Known, widths: Widths, role: int) -> Steps[Wide]:

@@ -102,16 +102,13 @@ class SecureBoost(SystemOptions):
         return replace(own, sums="open" if accepted or own.why_open(common) else "sealed")
 
     def why_open(self, common: Any) -> str:
-        if self.mode == "paper" or self.allow_exact_sums:
-            return ""
-        unguarded = self._unguarded(common)
-        return why_unsealed(self.cipher, common) or (f"they {unguarded}" if unguarded else "")
+        return "" if self.mode == "paper" or self.allow_exact_sums else self._why_unsealed(common)
 
-    def _unguarded(self, common: Any) -> str:
-        """Return why guards do not go with sealed sums under these options; empty if they do."""
-        # the active party splits nodes that others may not see alone, and does not know which groups are left there
-        both = self.purity_guard is not None and common.interaction_constraints
-        return "cannot be sealed with purity_guard and interaction_constraints together" if both else ""
+    def _why_unsealed(self, common: Any) -> str:
+        if self.purity_guard is not None and common.interaction_constraints:
+            # the active party splits nodes that others may not see alone, and does not know which groups are left there
+            return "they cannot be sealed with purity_guard and interaction_constraints together"
+        return why_unsealed(self.cipher, common)
 
     @property
     def cipher(self) -> str:
@@ -180,8 +177,8 @@ class SecureBoost(SystemOptions):
             )
         if self.sums == "sealed":
             check_sealed(self.cipher, common, 'sums="sealed"')
-            if self._unguarded(common):
-                raise ConfigError(f'sums {self._unguarded(common)}: leave out one of them, or take sums="open"')
+            if why := self._why_unsealed(common):
+                raise ConfigError(f'expected sums="open": {why}; or leave one of them out')
         if self.encryption == "lattice":
             check_lattice_fraction(common.fractional_bits, 'take encryption="ou"')
         if self.encryption == "lattice" and self.rerandomise is not None:

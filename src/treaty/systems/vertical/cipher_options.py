@@ -77,7 +77,8 @@ def why_unsealed(cipher: str, common: Any) -> str:
         return f"they cannot be sealed under {cipher!r}"
     if common.fractional_bits > MOST_LATTICE_FRACTION:
         return f"they cannot be sealed with fractional_bits above {MOST_LATTICE_FRACTION}"
-    unfit = [MONOTONE] if common.monotone_constraints else []
+    bounded = common.monotone_constraints and common.max_depth != 1
+    unfit = [f"{MONOTONE} and max_depth={common.max_depth}"] if bounded else []
     unfit += [f"{name}={given}" for name, fits, _, given in _needs(common) if not fits]
     return f"they cannot be sealed with {' and '.join(unfit)}" if unfit else ""
 
@@ -116,12 +117,13 @@ def check_sealed(cipher: str, common: Any, option: str) -> None:
     if cipher != "lattice":
         raise ConfigError(f"{option} needs the lattice map, got {cipher!r}: leave out the other cipher and its keys")
     check_lattice_fraction(common.fractional_bits, f"lower it, or leave {option} out")
-    refuse_constraints(
-        common,
-        f"{option} hides the weights of a candidate's children, which bounds apply to: leave {option} out and set "
-        "allow_exact_sums=True at every party",
-        [MONOTONE],
-    )
+    if common.max_depth != 1:
+        refuse_constraints(
+            common,
+            f"{option} hides the weights of children, which bound those below, so that it needs max_depth=1: leave "
+            f"{option} out and set allow_exact_sums=True at every party",
+            [MONOTONE],
+        )
     for name, fits, needed, given in _needs(common):
         if not fits:
             raise ConfigError(

@@ -122,13 +122,17 @@ _AT_A_TIME = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class SealedEnd:
-    """One end of computing on shares with one other party, for a whole job; `role` is 0 at the active party."""
+    """One end of computing on shares with one other party, for a whole job; `role` is 0 at the active party.
+
+    With `monotone`, candidates keep to directions.
+    """
 
     role: int
     transfers: Transfers
     places: Places
     widths: Widths
     step: int
+    monotone: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +185,8 @@ def find_best(
             sums_of_halves, members[part] = halves.sums, halves.members
         sums = candidates.sums(slots[part], sums_of_halves)
         may = None if allowed is None else allowed[part]
-        best = best_of_shared(end.transfers, sums, of_part, end.widths, end.role, end.step, may)
+        directions = candidates.directions if end.monotone else None
+        best = best_of_shared(end.transfers, sums, of_part, end.widths, end.role, end.step, may, directions)
         found.append((yield from best))
     return LevelResult(slots, np.concatenate(found), members)
 
@@ -226,7 +231,9 @@ class SealedOwner(ColumnOwner):
         self._divided: list[tuple[int, float, float, int]] = []  # a tree's splits: record, rows it may divide, depth
         inputs, schema = self._inputs, self._inputs.rows.table.schema
         self._columns = self._splits.bins.offsets, schema.categorical, server.have_missing
-        _, self._groups = own_constraints(inputs.common, inputs.directions, schema, party.name, inputs.roles.owners)
+        self._directions, self._groups = own_constraints(
+            inputs.common, inputs.directions, schema, party.name, inputs.roles.owners
+        )
         party.send(active, messages.SealedColumns(Array.of(server.have_missing), self._key.signed()))
         terms = party.receive(active, messages.TournamentTerms)
         if set(terms.keys) != set(self._inputs.others) - {party.name}:
@@ -237,12 +244,14 @@ class SealedOwner(ColumnOwner):
         except CryptoError as error:
             raise PeerProtocolError(active, str(error), at="TournamentTerms") from None
         transfers = take_steps(party, {active: open_transfers()})[active]
-        self._end = SealedEnd(1, transfers, places_of(server.bounds), Widths.of(server.bounds, terms.ridge), terms.step)
+        places, widths = places_of(server.bounds), Widths.of(server.bounds, terms.ridge)
+        monotone = bool(inputs.common.monotone_constraints)
+        self._end = SealedEnd(1, transfers, places, widths, terms.step, monotone)
 
     def start_tree(self, start: messages.TreeStart) -> None:
         super().start_tree(start)
         columns = view(start.columns, np.int32, (None,), peer=self._active, what="TreeStart.columns")
-        self._candidates = Candidates(*self._columns, columns, self._inputs.common.onehot_below)
+        self._candidates = Candidates(*self._columns, columns, self._inputs.common.onehot_below, self._directions)
         self._before: Wide | None = None
         self._parts: list[Wide] = []
         self._parents: list[Int32s] = []
@@ -281,6 +290,7 @@ class SealedOwner(ColumnOwner):
         self._parts, self._parents = [], []
         # nodes are in the common order: those asked about, then their siblings
         if self._before is not None:
+            self._used.descend(parents)
             self._trails = [list(self._trails[parent]) for parent in parents] * 2
             above = self._paths_of_nodes[parents]
             below = [np.pad(above, ((0, 0), (0, 1)), constant_values=turn) for turn in (0, 1)]
@@ -288,8 +298,6 @@ class SealedOwner(ColumnOwner):
         nodes = len(parts) if self._before is None else 2 * len(parts)
         at, chain = request.chain.index(self._party.name), request.chain
         groups = None
-        if self._before is not None:
-            self._used.descend(parents)
         if self._before is not None and len(self._groups):
             groups = self._share_groups([*chain[:at], *chain[at + 1 :]], request.own_before + request.own_after)
         known = Known.nothing(nodes, request.own_before, request.own_after)

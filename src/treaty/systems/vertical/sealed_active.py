@@ -215,9 +215,10 @@ class SealedPeer(PassiveColumns):
 
 
 def make_ends(
-    party: Party, peers: Mapping[str, SealedPeer], links: Mapping[str, Link], bounds: SumsBounds, rules: SplitRules
-) -> None:
-    """Introduce passive parties to each other, and make transfers with each.
+    party: Party, peers: Mapping[str, SealedPeer], links: Mapping[str, Link], bounds: SumsBounds, rules: SplitRules,
+    monotone: bool,
+) -> None:  # fmt: skip
+    """Introduce passive parties to each other, and make transfers with each; `monotone` jobs have directions.
 
     Raises ConfigError if `reg_lambda` is too large beside the units of hess for gains to be compared exactly.
     """
@@ -235,7 +236,7 @@ def make_ends(
     made = take_steps(party, {name: open_transfers() for name in peers})
     for name, peer in peers.items():
         peer.onehot_below = rules.onehot_below
-        peer.end = SealedEnd(0, made[name], places_of(bounds), widths, step)
+        peer.end = SealedEnd(0, made[name], places_of(bounds), widths, step, monotone)
 
 
 class SealedSearch(SplitSearch):
@@ -339,7 +340,8 @@ class SealedSearch(SplitSearch):
             if np.any(of_left[:, 1:] < least) or np.any((totals - of_left)[:, 1:] < least):
                 name, what = self._peers[k].peer, "splits with enough rows and weight in each child"
                 raise PeerProtocolError(name, f"expected {what}", at="which rows go left,")
-            found.source[won], found.feature[won], found.left_bins[won] = k, 0, False
+            # whether its column has a direction is not shown, and bounds nothing below the root
+            found.source[won], found.feature[won], found.left_bins[won], found.direction[won] = k, 0, False, 0
             found.left_totals[won], found.gain[won] = of_left, self.rules.gain(totals, of_left)
 
     def _left_totals(self, nodes: Int32s, left: Flags) -> Integers:

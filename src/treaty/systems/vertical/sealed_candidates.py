@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from treaty.crypto.transfer.arithmetic import Wide, add, prefix_sums
 from treaty.machine.arrays import Flags, Int32s
+from treaty.trees.constraints import Directions
 from treaty.trees.histograms import width_of
 
 
@@ -22,10 +23,14 @@ class Candidates:
     `offsets`, int32 (features + 1,), has the first slot of each of the party's features, whose last slot is missing
     values; `categorical` and `missing`, bool (features,), say which are categories, and have missing values at all.
     `columns`, ascending, are the tree's; of those with `onehot_below` categories or more, halves are candidates. These
-    columns' slots begin at `halved_starts` among `halved_slots`, which are those of all of them.
+    columns' slots begin at `halved_starts` among `halved_slots`, which are those of all of them. `directions` are those
+    of monotone constraints on the party's features, which it knows alone.
     """
 
-    def __init__(self, offsets: Int32s, categorical: Flags, missing: Flags, columns: Int32s, onehot_below: int) -> None:
+    def __init__(
+        self, offsets: Int32s, categorical: Flags, missing: Flags, columns: Int32s, onehot_below: int,
+        directions: Directions | None = None,
+    ) -> None:  # fmt: skip
         self._columns, self._categorical, self._missing = columns, categorical, missing
         self._width = width_of(offsets)
         self._bins = (np.diff(offsets) - 1)[columns]
@@ -33,6 +38,7 @@ class Candidates:
         self._numbers = [_HALVES if halved else _numbers(int(bins), *has) for bins, halved, *has in zip(
             self._bins, self._halved, categorical[columns], missing[columns], strict=True)]  # fmt: skip
         self._first = np.cumsum([0, *map(len, self._numbers)])
+        self._directions = np.zeros(len(columns), np.int8) if directions is None else directions[columns]
         sizes = self._bins + 1
         self.halved_slots = np.flatnonzero(np.repeat(self._halved, sizes))
         self.halved_starts = (np.cumsum(sizes[self._halved]) - sizes[self._halved]).astype(np.intp)
@@ -67,6 +73,15 @@ class Candidates:
     def columns(self) -> NDArray[np.intp]:
         """The column of each candidate, (candidates,), by its place among the tree's."""
         return np.repeat(np.arange(len(self._columns)), np.diff(self._first))
+
+    @property
+    def directions(self) -> NDArray[np.uint8]:
+        """Which candidates have a direction, and which of these are falling, (2, candidates)."""
+        of = self._directions[self.columns]
+        for first, bins, numbers in zip(self._first, self._bins, self._numbers, strict=False):
+            # present values left and missing ones right have no order
+            of[first : first + len(numbers)] *= [number != (bins - 1, False) for number in numbers]
+        return np.array([of != 0, of < 0], np.uint8)
 
     def halves(self, numbers: Int32s) -> NDArray[np.int64]:
         """Return which of the halves candidates are, (k,), -1 for others."""

@@ -174,7 +174,7 @@ def _columns_of_others(
     take_hints(client, list(others.values()), party, partial(inputs.observers.set_up, "hints"))
     sealed = {name: columns for name, columns in others.items() if isinstance(columns, SealedPeer)}
     if sealed:
-        make_ends(party, sealed, choice.links, job.bounds, job.rules)
+        make_ends(party, sealed, choice.links, job.bounds, job.rules, bool(common.monotone_constraints))
         counted = {name: columns.count_candidates(job.rules.onehot_below) for name, columns in sealed.items()}
         share = common.colsample_bytree
         of_a_tree = {name: (share * count, share * categories) for name, (count, categories) in counted.items()}
