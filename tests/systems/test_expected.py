@@ -188,6 +188,18 @@ def test_bytes_of_sealed_halves_are_as_expected_whether_columns_are_known_to_be_
     )
 
 
+@pytest.mark.parametrize("correlation", ["pearson", "none"])
+def test_bytes_of_statistics_are_as_expected(correlation: Any) -> None:
+    x, y = drawn(3000, 9)
+    tables = {f"p{k}": x.iloc[:, 3 * k : 3 * k + 3] for k in range(3)}
+    kind = treaty.Statistics(allow_exact_sums=True)
+    model = treaty.ColumnStatistics(kind, correlation=correlation, max_bin=10).fit(tables, y)
+    system = find_system("statistics")
+    shape = Shape(rows=3000, columns=dict.fromkeys(tables, 3), slots=dict.fromkeys(tables, 3))
+    roles, given = roles_of(system, list(tables), None, kind), system.common(correlation=correlation, max_bin=10)
+    compare(system.expected(roles, kind, given, shape).sent, sent(model))
+
+
 def test_a_form_without_a_formula_says_so() -> None:
     with pytest.raises(ConfigError, match="no formula says what the published form takes"):
         by_row(treaty.FedXGB(mode="paper", allow_insecure=True), 50, 3, 9, **{**TREES, "n_estimators": 1})

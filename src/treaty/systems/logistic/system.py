@@ -178,7 +178,7 @@ def expected(roles: Roles, options: FederatedRegression, common: RegressionOptio
     if options.mode == "paper":
         raise not_expected("the published form")
     if not common.has_batches or common.pdo is not None:
-        raise not_expected("this regression")
+        raise not_expected("this regression" if common.pdo is None else "a scorecard")
     found, active, common = Expected(), roles.active, common.on(shape.rows)
     batch = common.rows_of_batch(shape.rows)
     batches = shape.rows // batch

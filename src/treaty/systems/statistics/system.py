@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from itertools import combinations, permutations
 
 import numpy as np
 
+from treaty.crypto.sums.hidden_vectors import vectors_parameters
+from treaty.crypto.sums.lattice_sums import vector_bytes
 from treaty.data.table import Table
 from treaty.messaging.exchanges import JointSeedCommitment, JointSeedShare
 from treaty.models.statistics import StatisticsPart
 from treaty.statistics.bins import woe_bins
 from treaty.statistics.columns import correlations, standardised, with_stability
+from treaty.systems.expected import Expected, Shape
 from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, When, routes
 from treaty.systems.pooled.options import Pooled
 from treaty.systems.pooled.system import ALONE, DISCLOSED, in_one_place
@@ -80,6 +84,31 @@ def conclusions(
     return {roles.active: active} | {name: passive for name in roles.having("passive")}
 
 
+# ---------------------------------------------------------------- what statistics are expected to take
+
+
+def expected(roles: Roles, options: Statistics, common: ColumnOptions, shape: Shape) -> Expected:
+    """Return traffic, memory and time if all columns are numbers with as many bins as there may be."""
+    found, order, n = Expected(), [roles.active, *(name for name in roles.owners if name != roles.active)], shape.rows
+    found.agree(permutations(order, 2))
+    columns = shape.columns
+    # of each pair that multiplies: who asks, who has the columns, and how many rows of these
+    labels, bins = vectors_parameters(n, 1, 2, n), common.max_bin + 1
+    asked = [(order[0], peer, columns[peer] * bins, labels, 1) for peer in order[1:]]
+    if common.correlation != "none":
+        numbers = vectors_parameters(n, 1 << statistics.ENTRY_BITS, statistics.ENTRY_BITS + 2, n)
+        asked += [(one, other, columns[other], numbers, columns[one]) for one, other in combinations(order, 2)]
+    for asker, owner, rows, parameters, vectors in asked:
+        primes, digits, degree = len(parameters.primes), parameters.digits, parameters.degree
+        hint = 2.0 * rows * digits * degree
+        found.send(owner, asker, hint + vectors * 2.0 * rows * digits)
+        found.send(asker, owner, vectors * vector_bytes(parameters, n))
+        found.hold(2 * hint + 4.0 * primes * n, asker, owner)
+        hiding = rows * (primes * (-(-n // degree) + 2) * 30e-6 + 0.4e-3)
+        found.seconds += (hiding + vectors * primes * (n * rows * 1e-9 + (n + degree) * 2e-8)) / shape.threads
+    return found
+
+
 # ---------------------------------------------------------------- systems
 
 _OPEN = When('reveal="active"', lambda options, common: options.reveal == "active")
@@ -116,6 +145,7 @@ SYSTEM = System(
     links=mesh,
     orders_by_id=True,
     cannot=CANNOT,
+    expected=expected,
     warm_up=lambda options: [Statistics()],
 )
 
