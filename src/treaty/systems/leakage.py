@@ -108,6 +108,11 @@ def routes(*parts: Route | Iterable[Route], reference: str = "", when: When | No
     )
 
 
+def between(sender: tuple[str, ...], receiver: tuple[str, ...], *messages: type[Message]) -> Routes:
+    """Return the lines of messages that go from the same roles to the same roles."""
+    return tuple(Route(message, sender, receiver) for message in messages)
+
+
 def sent(table: Iterable[Route], options: Any, common: Any) -> Routes:
     """Return the lines of a table that hold under these options."""
     return tuple(one for one in table if one.when is None or one.when.holds(options, common))
@@ -168,7 +173,5 @@ def learned(
     return {who: found[who] if who in found else list(conclusions[who]) for who in in_order}
 
 
-AGREEMENT = routes(
-    Route(Terms, ANY, ANY), Route(Verdict, ANY, ANY), reference="docs/jobs.md, Connections and exit codes"
-)
+AGREEMENT = routes(between(ANY, ANY, Terms, Verdict), reference="docs/jobs.md, Connections and exit codes")
 """What every training and every prediction begins with."""

@@ -11,7 +11,7 @@ from treaty.systems.alignment.common_rows import Challenge, Copies, JoinLayout, 
 from treaty.systems.alignment.ecdh import BlindedPoints, RaisedPoints
 from treaty.systems.alignment.kkrt import MaskedCodes, OprfChoices, OprfOffer, OprfUsed, OprfValues
 from treaty.systems.expected import Expected, Shape
-from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, When, routes
+from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, When, between, routes
 from treaty.systems.system import Roles
 
 _BOTH = ("active", "passive")
@@ -38,8 +38,7 @@ ROUTES: Routes = routes(
         reference="docs/alignment.md, Long lists",
     ),
     routes(
-        Route(alignment.Matches, ACTIVE, PASSIVE),
-        Route(alignment.OrderKey, ACTIVE, PASSIVE),
+        between(ACTIVE, PASSIVE, alignment.Matches, alignment.OrderKey),
         Route(Challenge, PASSIVE, ACTIVE),
         Route(OrderDigest, ACTIVE, PASSIVE),
         Route(SealOpening, PASSIVE, ACTIVE),

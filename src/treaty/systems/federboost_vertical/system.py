@@ -9,7 +9,7 @@ from treaty.systems.expected import Expected, Shape, Trees
 from treaty.systems.federboost_vertical.buckets import Buckets, ChosenSplits, HeldBuckets, SameBuckets, UsedColumns
 from treaty.systems.federboost_vertical.federboost_vertical import active, passive
 from treaty.systems.federboost_vertical.options import FederBoostVertical
-from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, Stage, When, routes
+from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, Stage, When, between, routes
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Roles, System
 from treaty.systems.vertical import leakage
@@ -79,8 +79,7 @@ ROUTES: dict[Stage, Routes] = {
         AGREEMENT,
         leakage.CONSTRAINTS,
         Route(HeldBuckets, ACTIVE, PASSIVE),
-        Route(Buckets, PASSIVE, ACTIVE),
-        Route(SameBuckets, PASSIVE, ACTIVE),
+        between(PASSIVE, ACTIVE, Buckets, SameBuckets),
         Route(Start, ACTIVE, PASSIVE),
         Route(UsedColumns, PASSIVE, ACTIVE, when=When("unbiased=True", lambda options, common: bool(options.unbiased))),
         Route(ChosenSplits, ACTIVE, PASSIVE),

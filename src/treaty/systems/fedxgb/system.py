@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import permutations
 from typing import Any
 
-from treaty.messaging.messages import Message
 from treaty.models.trees import ModelPart, RowPredictions
 from treaty.systems.expected import ROUND_TRIP, Expected, Shape, Trees, not_expected
 from treaty.systems.fedxgb import messages, paper, pieces, prediction, shares
@@ -28,7 +27,7 @@ from treaty.systems.fedxgb.secboost import edge, server, user
 from treaty.systems.horizontal.leakage import input_routes, keys_routes, search_routes, sums_of_rows, survivors_routes
 from treaty.systems.horizontal.masked_sums import MaskedInput, PassedShares, SealedShares
 from treaty.systems.horizontal.rows import START, SUMS_OF_LABELS, starts_from_sums
-from treaty.systems.leakage import Route, Routes, Stage, When, routes
+from treaty.systems.leakage import Route, Routes, Stage, When, between, routes
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import RoleInput, Roles, Service, System
 
@@ -44,18 +43,12 @@ _NOTHING = When('expose="nothing"', lambda options, common: options.exposes == "
 _SHOWN = When('expose="paper"', lambda options, common: options.exposes == "paper")
 _MODEL = When('expose="model"', lambda options, common: options.exposes == "model")
 _NOT_HIDDEN = When('expose="model" or "paper"', lambda options, common: options.exposes != "nothing")
-
-
-def _along(sender: tuple[str, ...], receiver: tuple[str, ...], *kinds: type[Message]) -> Routes:
-    return tuple(Route(kind, sender, receiver) for kind in kinds)
-
-
 _ROW_SHARES = Route(pieces.RowShares, _USER, _EDGE, reference=_COLLUDE)
 _ROW_COUNTS = Route(messages.RowCounts, _EDGE, _EDGE)
 _SHARED = Route(shares.SharedNumbers, _EDGE, _EDGE, reference=_COLLUDE)
-_MODEL_SHARES = routes(_along(_SERVER, _EDGE, messages.SplitShares, messages.LeafShares), reference=_COLLUDE)
+_MODEL_SHARES = routes(between(_SERVER, _EDGE, messages.SplitShares, messages.LeafShares), reference=_COLLUDE)
 _DEALT = routes(
-    _along(
+    between(
         _EDGE,
         _EDGE,
         shares.WantedRows,
@@ -116,7 +109,7 @@ def _to_all(sender: tuple[str, ...], receiver: tuple[str, ...]) -> Routes:
     return routes(
         Route(messages.Task, sender, receiver),
         search_routes(sender, receiver),
-        _along(sender, receiver, messages.RowSummary, messages.RoundStart),
+        between(sender, receiver, messages.RowSummary, messages.RoundStart),
         Route(paper.ShownSplits, sender, receiver, when=_SHOWN),
         Route(messages.KnownSplits, sender, receiver, when=_MODEL),
         Route(messages.Values, sender, receiver, when=_NOT_HIDDEN),

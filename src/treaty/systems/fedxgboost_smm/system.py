@@ -32,7 +32,7 @@ from treaty.systems.fedxgboost_smm.node_products import (
     WonNodes,
 )
 from treaty.systems.fedxgboost_smm.options import PAPER_LEAKS, FedXGBoostSMM
-from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, Stage, When, routes
+from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, Stage, When, between, routes
 from treaty.systems.options import learned_from_test_key
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import PartySpec, Roles, System
@@ -132,9 +132,7 @@ _PUBLISHED = routes(
     AGREEMENT,
     leakage.CONSTRAINTS,
     leakage.LAYOUT,
-    Route(PaperSetup, ACTIVE, PASSIVE),
-    Route(PaperTree, ACTIVE, PASSIVE),
-    Route(NodeRows, ACTIVE, PASSIVE),
+    between(ACTIVE, PASSIVE, PaperSetup, PaperTree, NodeRows),
     Route(NamedRows, ACTIVE, PASSIVE, "all_nodes"),
     routes(Route(NullVectors, ACTIVE, PASSIVE), Route(MaskedCandidates, PASSIVE, ACTIVE), leakage.SPLITS, when=_FIRST),
     routes(

@@ -18,7 +18,7 @@ from treaty.systems.horizontal.members import (
 )
 from treaty.systems.horizontal.quantiles import CommonBins, Count, ProbeRequest
 from treaty.systems.horizontal.rows import LabelUnits, TrainingStart, starts_from_sums
-from treaty.systems.leakage import Route, Routes, When, routes
+from treaty.systems.leakage import Route, Routes, When, between, routes
 from treaty.systems.pooled.options import BoostingOptions
 
 
@@ -45,9 +45,7 @@ def lost_routes(collector: tuple[str, ...], members: tuple[str, ...]) -> Routes:
     return routes(
         survivors_routes(collector, members),
         Route(SurvivorSignature, members, collector),
-        Route(SurvivorSignatures, collector, members),
-        Route(OpenedSum, collector, members),
-        Route(SumVoid, collector, members),
+        between(collector, members, SurvivorSignatures, OpenedSum, SumVoid),
     )
 
 
@@ -63,9 +61,8 @@ _ESTIMATED_START = When("base_score=None without epsilon_total", starts_from_sum
 def search_routes(lead: tuple[str, ...], others: tuple[str, ...]) -> Routes:
     return routes(
         Route(Count, lead, others),
-        routes(Route(LabelUnits, lead, others), Route(TrainingStart, lead, others), when=_ESTIMATED_START),
-        Route(ProbeRequest, lead, others),
-        Route(CommonBins, lead, others),
+        routes(between(lead, others, LabelUnits, TrainingStart), when=_ESTIMATED_START),
+        between(lead, others, ProbeRequest, CommonBins),
     )
 
 

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from treaty.messaging.exchanges import JointSeedCommitment, JointSeedShare
-from treaty.messaging.messages import Message
 from treaty.models.linear import LinearPart
-from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, Stage, When, routes
+from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, Stage, When, between, routes
 from treaty.systems.logistic import (
     batches,
     coordinated,
@@ -53,18 +52,13 @@ def _cipher(options: object, common: object) -> str:
     return str(options.cipher(common.fractional_bits, common.family))  # type: ignore[attr-defined]
 
 
-def _between_owners(*messages: type[Message]) -> Routes:
-    """Return the routes of messages that every party with data sends to every other."""
-    return routes(*(Route(message, _DATA, _DATA) for message in messages))
-
-
 _SET_UP = routes(
     AGREEMENT,
     Route(setup.TableSize, PASSIVE, ACTIVE),
     Route(setup.TrainingSizes, ACTIVE, _OTHERS),
     Route(setup.PairKey, _DATA, _DATA, when=_MASKED),
     routes(
-        _between_owners(batches.KnownBatches, batches.KeptBatches, JointSeedCommitment, JointSeedShare),
+        between(_DATA, _DATA, batches.KnownBatches, batches.KeptBatches, JointSeedCommitment, JointSeedShare),
         reference="docs/logistic.md, One partition into batches",
     ),
     Route(batches.LoneRows, _DATA, _DATA, reference="docs/logistic.md, Rows that stand alone", when=_SAFE),
@@ -92,19 +86,19 @@ _COORDINATED = routes(
 )
 
 _OWN_KEYS = routes(
-    _between_owners(products.HiddenRows, products.EncryptedProducts),
+    between(_DATA, _DATA, products.HiddenRows, products.EncryptedProducts),
     when=_ALONE & _KEYED & When('not family="poisson"', lambda options, common: common.family != "poisson"),
     reference="docs/logistic.md, With or without a coordinator",
 )
 
 _BY_LATTICE = routes(
-    _between_owners(products.ColumnsHint, products.VectorQuery, products.HiddenProducts, products.ProductShares),
+    between(_DATA, _DATA, products.ColumnsHint, products.VectorQuery, products.HiddenProducts, products.ProductShares),
     when=_LATTICE,
     reference="docs/lattice.md, For the cryptographer; docs/logistic.md, Ciphers",
 )
 
 _RATES = routes(
-    _between_owners(poisson.RateKey, poisson.HiddenFactors, poisson.MaskedRates, poisson.OpenedRates),
+    between(_DATA, _DATA, poisson.RateKey, poisson.HiddenFactors, poisson.MaskedRates, poisson.OpenedRates),
     when=_POISSON,
     reference="docs/logistic.md, Poisson regression",
 )

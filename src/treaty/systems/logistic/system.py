@@ -36,7 +36,7 @@ from treaty.systems.logistic.quasi_newton import active, coordinator, passive
 from treaty.systems.logistic.scorecard import UNCALIBRATED, cut, labelled, put_card
 from treaty.systems.logistic.setup import MARGIN_BITS, WEIGHT_BITS, solver_of
 from treaty.systems.pooled.options import Pooled
-from treaty.systems.pooled.system import ALONE, DISCLOSED, in_one_place
+from treaty.systems.pooled.system import ALONE, pooled_system
 from treaty.systems.system import PartySpec, RoleInput, Roles, System, mesh
 from treaty.systems.vertical.cipher_choice import MODULAR
 
@@ -396,17 +396,8 @@ def _federated(kind: type[FederatedRegression]) -> System:
     )
 
 
-POOLED = System(
-    name="pooled",
-    options=Pooled,
-    common=RegressionOptions,
-    split="none",
-    train={},
-    assign=in_one_place,
-    conclusions=lambda roles, options, common, part: DISCLOSED,
-    has_model=frozenset({ALONE}),
-    cannot=CANNOT | {"resume": "a logistic regression on one table keeps no checkpoint"},
-    alone=train_pooled,
+POOLED = pooled_system(
+    RegressionOptions, train_pooled, CANNOT | {"resume": "a logistic regression on one table keeps no checkpoint"}
 )
 QUASI_NEWTON = _federated(QuasiNewton)
 SGD = _federated(SGDOptions)

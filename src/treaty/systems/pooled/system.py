@@ -39,11 +39,11 @@ from treaty.models.trees import (
 from treaty.privacy.ledger import Ledger, LedgerEntry
 from treaty.privacy.randomised_response import stored_noisy_labels
 from treaty.systems.observers import CheckpointReached
-from treaty.systems.options import SystemOptions, plain
+from treaty.systems.options import CommonOptions, SystemOptions, plain
 from treaty.systems.pooled.constraints import constraints_of
 from treaty.systems.pooled.continuing import after_model
 from treaty.systems.pooled.options import BoostingOptions, Pooled
-from treaty.systems.system import LabelledRows, PartySpec, RoleInput, Roles, System
+from treaty.systems.system import LabelledRows, RoleInput, Roles, System
 from treaty.trees.boosting import Boosting, EvalSet, Forest, RoundState
 from treaty.trees.columns import ColumnSource, MakeSums, grow_trees
 from treaty.trees.constraints import Constraints
@@ -423,18 +423,23 @@ def side_by_side(tables: Mapping[str, Table]) -> Table:
     )
 
 
-def in_one_place(places: Mapping[str, PartySpec], active: str, options: Pooled) -> Roles:
-    return Roles(active, dict.fromkeys(places, ALONE), list(places))
+def pooled_system(
+    common: type[CommonOptions], alone: Callable[[Mapping[str, Table], Any], dict[str, Any]],
+    cannot: Mapping[str, str] | None = None,
+) -> System:  # fmt: skip
+    """Return the system that trains in one place, with the fields of `System`."""
+    return System(
+        name="pooled",
+        options=Pooled,
+        common=common,
+        split="none",
+        train={},
+        assign=lambda places, active, options: Roles(active, dict.fromkeys(places, ALONE), list(places)),
+        conclusions=lambda roles, options, common, part: DISCLOSED,
+        has_model=frozenset({ALONE}),
+        cannot=cannot or {},
+        alone=alone,
+    )
 
 
-TREES = System(
-    name="pooled",
-    options=Pooled,
-    common=BoostingOptions,
-    split="none",
-    train={},
-    assign=in_one_place,
-    conclusions=lambda roles, options, common, part: DISCLOSED,
-    has_model=frozenset({ALONE}),
-    alone=train_alone,
-)
+TREES = pooled_system(BoostingOptions, train_alone)

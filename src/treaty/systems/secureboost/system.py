@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from treaty.models.trees import ModelPart
-from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, Stage, When, routes
+from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, Stage, When, between, routes
 from treaty.systems.options import learned_from_test_key
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.secureboost.hidden_prediction import (
@@ -74,11 +74,8 @@ _HIDDEN = When("he_inference=True", lambda options, common: options.hides_decisi
 _HIDDEN_PREDICTION = routes(
     AGREEMENT,
     Route(ChainKey, PASSIVE, ACTIVE),
-    Route(PredictionKey, ACTIVE, PASSIVE),
-    Route(Station, ACTIVE, PASSIVE),
-    Route(EncryptedGains, ACTIVE, PASSIVE),
-    Route(SealedTerms, PASSIVE, ACTIVE),
-    Route(EncryptedTotals, PASSIVE, ACTIVE),
+    between(ACTIVE, PASSIVE, PredictionKey, Station, EncryptedGains),
+    between(PASSIVE, ACTIVE, SealedTerms, EncryptedTotals),
     leakage.FINISH,
     reference="arXiv 2105.09540; docs/prediction.md, What each learns, and who may collude",
 )

@@ -16,9 +16,9 @@ from treaty.models.statistics import StatisticsPart
 from treaty.statistics.bins import woe_bins
 from treaty.statistics.columns import correlations, standardised, with_stability
 from treaty.systems.expected import Expected, Shape
-from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, When, routes
+from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, When, between, routes
 from treaty.systems.pooled.options import Pooled
-from treaty.systems.pooled.system import ALONE, DISCLOSED, in_one_place
+from treaty.systems.pooled.system import pooled_system
 from treaty.systems.statistics import products, statistics
 from treaty.systems.statistics.options import ColumnOptions, Statistics
 from treaty.systems.statistics.statistics import class_totals, part_of, run
@@ -111,6 +111,7 @@ def expected(roles: Roles, options: Statistics, common: ColumnOptions, shape: Sh
 
 # ---------------------------------------------------------------- systems
 
+_ALL = (*ACTIVE, *PASSIVE)
 _OPEN = When('reveal="active"', lambda options, common: options.reveal == "active")
 _OWN = When('reveal="passive"', lambda options, common: options.reveal == "passive")
 _CORRELATED = When('correlation other than "none"', lambda options, common: common.correlation != "none")
@@ -126,13 +127,11 @@ SYSTEM = System(
     routes={
         "train": routes(
             AGREEMENT,
-            Route(statistics.StatisticsSizes, (*ACTIVE, *PASSIVE), (*ACTIVE, *PASSIVE)),
-            Route(JointSeedCommitment, (*ACTIVE, *PASSIVE), (*ACTIVE, *PASSIVE)),
-            Route(JointSeedShare, (*ACTIVE, *PASSIVE), (*ACTIVE, *PASSIVE)),
+            between(_ALL, _ALL, statistics.StatisticsSizes, JointSeedCommitment, JointSeedShare),
             Route(statistics.SharedColumns, PASSIVE, ACTIVE),
-            Route(products.StatisticsHint, PASSIVE, (*ACTIVE, *PASSIVE)),
-            Route(products.HiddenVector, (*ACTIVE, *PASSIVE), PASSIVE),
-            Route(products.MaskedAnswer, PASSIVE, (*ACTIVE, *PASSIVE)),
+            Route(products.StatisticsHint, PASSIVE, _ALL),
+            Route(products.HiddenVector, _ALL, PASSIVE),
+            Route(products.MaskedAnswer, PASSIVE, _ALL),
             Route(statistics.CountShares, PASSIVE, ACTIVE, "to_active", when=_OPEN),
             Route(statistics.InformationValues, ACTIVE, PASSIVE, when=_OPEN),
             Route(statistics.CountShares, ACTIVE, PASSIVE, "to_passive", when=_OWN),
@@ -149,15 +148,4 @@ SYSTEM = System(
     warm_up=lambda options: [Statistics()],
 )
 
-POOLED = System(
-    name="pooled",
-    options=Pooled,
-    common=ColumnOptions,
-    split="none",
-    train={},
-    assign=in_one_place,
-    conclusions=lambda roles, options, common, part: DISCLOSED,
-    has_model=frozenset({ALONE}),
-    cannot=CANNOT,
-    alone=compute_pooled,
-)
+POOLED = pooled_system(ColumnOptions, compute_pooled, CANNOT)

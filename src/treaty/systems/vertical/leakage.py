@@ -11,7 +11,7 @@ from typing import Any
 
 from treaty.data.binning import MOST_BINS
 from treaty.models.trees import ModelPart
-from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, When, routes
+from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, When, between, routes
 from treaty.systems.pooled.continuing import checkpoints_routes
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Roles
@@ -145,10 +145,8 @@ def encrypted(seal: str, hide: str, guards: str, *, blind: bool = False) -> Rout
     sealed_sums = routes(
         Route(messages.SealedSumsRequest, ACTIVE, PASSIVE),
         Route(messages.SealedColumns, PASSIVE, ACTIVE),
-        Route(messages.TournamentTerms, ACTIVE, PASSIVE),
-        Route(messages.SealedStep, ACTIVE, PASSIVE),
-        Route(messages.SealedStep, PASSIVE, ACTIVE),
-        Route(messages.MovedShares, PASSIVE, ACTIVE),
+        between(ACTIVE, PASSIVE, messages.TournamentTerms, messages.SealedStep),
+        between(PASSIVE, ACTIVE, messages.SealedStep, messages.MovedShares),
         Route(messages.MovedGroups, PASSIVE, ACTIVE, when=_GROUPED),
         Route(messages.OwnerShares, PASSIVE, ACTIVE),
         Route(messages.WonCandidates, ACTIVE, PASSIVE),
