@@ -38,6 +38,15 @@ _BUILDING = threading.Lock()
 _UNWRITTEN = "its files cannot be written; it has the details"
 
 
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Turn an OSError into a ConfigError; `what` is its first words: what cannot be done."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{what}: {error.strerror or error}") from None
+
+
 @cache
 def decoder_of(kind: Hashable, dec_hook: Callable[[Any, Any], Any] | None = None) -> msgspec.msgpack.Decoder[Any]:
     """Return a decoder of a type."""
@@ -75,13 +84,11 @@ def read_file(path: str | os.PathLike[str], content: type[Content], form: Format
     ConfigError
         If there is no such file, or it is damaged, no such file of Treaty, another party's, or of another version.
     """
-    try:
+    with explained(f"cannot read {path}"):
         with Path(path).open("rb") as file:
             line = file.readline(_LONGEST_HEAD)
             head = _HEAD.fullmatch(line)
             body = file.read() if head else b""
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     if head is None:
         got = "a file of another kind" if line else "an empty file"
         raise ConfigError(f"expected a {_words(form)} of Treaty, got {got} - at {path}")
@@ -115,11 +122,9 @@ def without_mark(text: bytes) -> bytes:
 
 def kind_of(path: str | os.PathLike[str]) -> str:
     """Return the kind of a file of `write_file`, empty for any other file; raise ConfigError if it cannot be read."""
-    try:
+    with explained(f"cannot read {path}"):
         with Path(path).open("rb") as file:
             head = _HEAD.fullmatch(file.readline(_LONGEST_HEAD))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     return head[1].decode() if head else ""
 
 
@@ -152,10 +157,8 @@ def write_json(path: str | os.PathLike[str], content: Any, form: Format, owner: 
 
 def read_json(path: str | os.PathLike[str], content: type[Content], form: Format, owner: str | None = None) -> Content:
     """Read what `write_json` wrote; errors as of `read_file`."""
-    try:
+    with explained(f"cannot read {path}"):
         data = Path(path).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     seal = _SEAL.search(data)
     if seal is None:
         raise ConfigError(f"expected a {_words(form)} of Treaty, got a file of another kind - at {path}")

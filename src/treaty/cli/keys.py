@@ -12,7 +12,7 @@ import typer
 
 from treaty.cli.logs import say
 from treaty.errors import ConfigError
-from treaty.files import write_whole
+from treaty.files import explained, write_whole
 from treaty.messaging.certificates import RENEW_WITHIN, fingerprint, read_secret
 from treaty.node.cards import Card, check_endorsement, endorse, ends, fingerprint_of, read_card, read_small
 from treaty.node.identity import make_keys, must_compare, own_cards, peers, revoke, rotate, trust
@@ -116,10 +116,8 @@ def endorse_card(
     card = _one_of(folder, name)
     file = folder / f"{card.name}.endorsement"
     made = endorse(card, read_small(certificates), read_secret(key))
-    try:
+    with explained(f"cannot write {file}"):
         write_whole(file, [made], mode=0o644)
-    except OSError as error:
-        raise ConfigError(f"cannot write {file}: {error.strerror}") from error
     _row("endorsement", f"{file}  (give it to your partners with the card)")
 
 

@@ -33,7 +33,7 @@ from urllib.parse import unquote
 import msgspec
 
 from treaty.errors import ConfigError
-from treaty.files import Format, read_file, write_file
+from treaty.files import Format, explained, read_file, write_file
 
 KEPT = Format("kept", 1)
 # seconds for other processes to release the database, which takes milliseconds
@@ -356,10 +356,8 @@ def set_aside(folder: Path, now: Callable[[], datetime] = lambda: datetime.now(U
     for path in (folder, *(folder.with_name(f"{folder.name}.{what}") for what in ("kept", "key"))):
         if path.exists():
             away = path.with_name(f"{path.name}.until-{now():%Y%m%dT%H%M%SZ}")
-            try:
+            with explained(f"cannot move {path}"):
                 path.rename(away)
-            except OSError as error:
-                raise ConfigError(f"cannot move {path}: {error.strerror}") from None
             moved.append(away)
     if not moved:
         raise ConfigError(

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from treaty.errors import ConfigError
-from treaty.files import without_mark, write_whole
+from treaty.files import explained, without_mark, write_whole
 
 VALIDITY = datetime.timedelta(days=730)
 """How long a new certificate is valid: a key that was lost or copied unnoticed is out of use after two years."""
@@ -89,12 +89,10 @@ def write_identity(folder: str | Path, name: str) -> Identity:
     for file in (key_file, certificate_file):
         if file.exists():
             raise ConfigError(f"expected no file yet, got an existing {file}; remove it to make a new identity")
-    try:
+    with explained(f"cannot write the identity of {name} to {folder}"):
         Path(folder).mkdir(parents=True, exist_ok=True)
         write_whole(key_file, [identity.key], replace=False)
         write_whole(certificate_file, [identity.certificate], mode=0o644, replace=False)
-    except OSError as error:
-        raise ConfigError(f"cannot write the identity of {name} to {folder}: {error.strerror}") from error
     return identity
 
 

@@ -32,7 +32,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
 from treaty.errors import ConfigError
-from treaty.files import without_mark
+from treaty.files import explained, without_mark
 from treaty.messaging.certificates import RENEW_WITHIN, check_certificate, check_names, fingerprint
 
 # Maximum bytes of a card's file; a card has about 1,200.
@@ -109,11 +109,9 @@ def encode_card(card: Card) -> bytes:
 
 def read_small(file: str | Path) -> bytes:
     """Read a file that is at most as large as a card may be."""
-    try:
+    with explained(f"cannot read {file}"):
         with Path(file).open("rb") as stream:
             data = stream.read(LARGEST_CARD + 1)
-    except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
     if len(data) > LARGEST_CARD:
         raise ConfigError(f"expected a file of at most {LARGEST_CARD} bytes, got a larger one - at {file}")
     return without_mark(data)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Container, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
-from treaty.errors import ConfigError
+from treaty.files import explained
 from treaty.messaging.grpc_wire import HANDSHAKE_TIMEOUT
 
 logger = logging.getLogger(__name__)
@@ -123,10 +123,8 @@ class Door:
         if self._listen is not None:
             host, _, port = self._listen.rpartition(":")
             at = host.strip("[]") or None, int(port)
-            try:
+            with explained(f"the node cannot listen at {self._listen}"):
                 server = await self._loop.create_server(lambda: _End(self._ends, self._arrived), *at)
-            except OSError as error:
-                raise ConfigError(f"the node cannot listen at {self._listen}: {error.strerror or error}") from None
             self._servers.append(server)
             self.address = f"{host}:{server.sockets[0].getsockname()[1]}"
         self._spawn(self._close_idle())

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
 from treaty.errors import ConfigError
-from treaty.files import sync_folder, write_whole
+from treaty.files import explained, sync_folder, write_whole
 from treaty.messaging.certificates import (
     Identity,
     check_certificate,
@@ -75,7 +75,7 @@ def make_keys(folder: str | Path, name: str) -> Card:
     """Make an organisation's keys and card. Existing files are never replaced."""
     check_names([name])
     folder = Path(folder)
-    with _writing(folder, name):
+    with explained(f"cannot write the identity of {name} to {folder}"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _alone(folder):
             for file in (folder / f"{name}.{end}" for end in (*_PRIVATE, *_PUBLIC)):
@@ -117,7 +117,7 @@ def rotate(folder: str | Path, name: str) -> Card:
     """
     check_names([name])
     folder = Path(folder)
-    with _writing(folder, name), _alone(folder) as finished:
+    with explained(f"cannot write the identity of {name} to {folder}"), _alone(folder) as finished:
         if name in finished:
             return _own_card(folder, name)
         signing, card = _signing_key(folder, name), _own_card(folder, name)
@@ -268,14 +268,6 @@ def _finish(folder: Path) -> list[str]:
 
 
 @contextmanager
-def _writing(folder: Path, name: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(f"cannot write the identity of {name} to {folder}: {error.strerror}") from error
-
-
-@contextmanager
 def _alone(folder: Path) -> Iterator[list[str]]:
     """Lock a folder of keys against other processes; yield the names whose interrupted change was completed."""
     try:
@@ -336,11 +328,9 @@ def _revoked(folder: Path, of: str) -> Path:
 
 
 def _make_folder(folder: Path) -> None:
-    try:
+    with explained(f"cannot make the folder {folder}"):
         folder.parent.mkdir(mode=0o700, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot make the folder {folder}: {error.strerror}") from error
 
 
 def _now() -> datetime.datetime:

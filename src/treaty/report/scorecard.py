@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from treaty.errors import ConfigError, DataError
-from treaty.files import write_whole
+from treaty.files import explained, write_whole
 from treaty.messaging.certificates import Identity, fingerprint, vouch, vouches
 from treaty.models.linear import LinearPart
 from treaty.models.scorecard import ScorecardPart
@@ -151,7 +151,5 @@ def write_card(path: Path, files: Sequence[CardFile]) -> None:
         except ImportError as error:
             raise ConfigError(f"a page needs {error.name}: pip install 'treaty-learn[report]'") from error
         text = page.render(files=files, first=files[0].card, tables=tables_of(files)).encode()
-    try:
+    with explained(f"cannot write {path}"):
         write_whole(path, [text])
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from None

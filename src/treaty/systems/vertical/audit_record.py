@@ -28,7 +28,7 @@ from treaty.crypto.sums.additive_sums import AdditiveSumsClient
 from treaty.crypto.sums.encrypted_sums import message_bytes
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient, LatticeSumsServer
 from treaty.errors import ConfigError, PeerProtocolError
-from treaty.files import decoder_of
+from treaty.files import decoder_of, explained
 from treaty.messaging.certificates import Signer
 from treaty.messaging.messages import Array, Message, encode, pack, unpack
 from treaty.systems.observers import Evidence, Observer, TreeFinished
@@ -182,11 +182,9 @@ def read_parts(path: Path, *, unfinished: bool = False) -> Iterator[Message]:
 
     ConfigError if the file is no record, is damaged, or, unless `unfinished`, ends early.
     """
-    try:
+    with explained(f"cannot read {path}"):
         with path.open("rb") as file:
             yield from _parts(file, path, unfinished)
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
 
 
 def _parts(file: BinaryIO, path: Path, unfinished: bool) -> Iterator[Message]:
