@@ -19,17 +19,10 @@ from numpy.typing import NDArray
 from sklearn.base import clone
 from sklearn.metrics import log_loss, roc_auc_score
 
+from treaty.attacks import nodes
 from treaty.attacks.ciphertexts import learned_from_ciphertexts, recognised_ciphertexts, repeated_masks
 from treaty.attacks.hidden_values import likeliest_buckets, matrix_products, noisy_gradients
 from treaty.attacks.membership import extraction, membership
-from treaty.attacks.nodes import (
-    exact_sums,
-    instance_clustering,
-    inverted_histograms,
-    nested_sides,
-    row_communities,
-    set_purity,
-)
 from treaty.attacks.views import Finding, Truth, View
 from treaty.data.table import to_table
 from treaty.errors import ConfigError, TreatyError
@@ -43,14 +36,14 @@ from treaty.systems.options import SystemOptions, converted
 Attack = Callable[[View, Truth], Iterator[Finding]]
 
 ATTACKS: tuple[Attack, ...] = (
-    instance_clustering,
+    nodes.instance_clustering,
     noisy_gradients,
-    exact_sums,
-    nested_sides,
+    nodes.exact_sums,
+    nodes.nested_sides,
     likeliest_buckets,
-    inverted_histograms,
-    row_communities,
-    set_purity,
+    nodes.inverted_histograms,
+    nodes.row_communities,
+    nodes.set_purity,
     recognised_ciphertexts,
     learned_from_ciphertexts,
     matrix_products,

@@ -8,6 +8,7 @@ from dataclasses import replace
 from treaty.errors import ConfigError
 from treaty.models.trees import ModelPart
 from treaty.systems.expected import Expected, Shape, Trees, not_expected
+from treaty.systems.fedxgboost_smm import node_products
 from treaty.systems.fedxgboost_smm.fedxgboost_smm import (
     DEALER,
     AskerSeed,
@@ -19,17 +20,6 @@ from treaty.systems.fedxgboost_smm.fedxgboost_smm import (
     active,
     dealer,
     passive,
-)
-from treaty.systems.fedxgboost_smm.node_products import (
-    BestGains,
-    CandidateVectors,
-    MaskedCandidates,
-    MaskedGradients,
-    NodeRows,
-    NullVectors,
-    PaperSetup,
-    PaperTree,
-    WonNodes,
 )
 from treaty.systems.fedxgboost_smm.options import PAPER_LEAKS, FedXGBoostSMM
 from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, Stage, When, between, routes
@@ -132,14 +122,19 @@ _PUBLISHED = routes(
     AGREEMENT,
     leakage.CONSTRAINTS,
     leakage.LAYOUT,
-    between(ACTIVE, PASSIVE, PaperSetup, PaperTree, NodeRows),
+    between(ACTIVE, PASSIVE, node_products.PaperSetup, node_products.PaperTree, node_products.NodeRows),
     Route(NamedRows, ACTIVE, PASSIVE, "all_nodes"),
-    routes(Route(NullVectors, ACTIVE, PASSIVE), Route(MaskedCandidates, PASSIVE, ACTIVE), leakage.SPLITS, when=_FIRST),
     routes(
-        Route(CandidateVectors, PASSIVE, ACTIVE),
-        Route(MaskedGradients, ACTIVE, PASSIVE),
-        Route(BestGains, PASSIVE, ACTIVE),
-        Route(WonNodes, ACTIVE, PASSIVE),
+        Route(node_products.NullVectors, ACTIVE, PASSIVE),
+        Route(node_products.MaskedCandidates, PASSIVE, ACTIVE),
+        leakage.SPLITS,
+        when=_FIRST,
+    ),
+    routes(
+        Route(node_products.CandidateVectors, PASSIVE, ACTIVE),
+        Route(node_products.MaskedGradients, ACTIVE, PASSIVE),
+        Route(node_products.BestGains, PASSIVE, ACTIVE),
+        Route(node_products.WonNodes, ACTIVE, PASSIVE),
         when=_SECOND,
     ),
     leakage.SPLIT_ANSWER,

@@ -17,14 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.additive.ciphers import (
-    OUPublicKey,
-    PaillierPublicKey,
-    PrivateKey,
-    PublicKey,
-    generate_key,
-    generate_paillier_key,
-)
+from treaty.crypto.additive import ciphers
 from treaty.crypto.keystream import RING_BITS, CancellingMasks, Keystream, total
 from treaty.crypto.payload import from_words, to_words
 from treaty.crypto.sums.hidden_vectors import Fields, Hider, opened, product_bits
@@ -96,16 +89,16 @@ class LossTotal(Message):
     total: Array
 
 
-def make_key(setting: Setting) -> PrivateKey:
+def make_key(setting: Setting) -> ciphers.PrivateKey:
     """Make a key pair of the agreed cipher and size."""
-    make = generate_key if setting.cipher == "ou" else generate_paillier_key
+    make = ciphers.generate_key if setting.cipher == "ou" else ciphers.generate_paillier_key
     return make(setting.key_bits, insecure_test_key_bits=setting.insecure_test_key_bits)
 
 
-def read_key(payload: Sequence[Array], setting: Setting, peer: str, what: str) -> PublicKey:
+def read_key(payload: Sequence[Array], setting: Setting, peer: str, what: str) -> ciphers.PublicKey:
     """Read a peer's public key; PeerProtocolError when it is shorter than agreed."""
     arrays = unpack(payload, peer, what)
-    kind = OUPublicKey if setting.cipher == "ou" else PaillierPublicKey
+    kind = ciphers.OUPublicKey if setting.cipher == "ou" else ciphers.PaillierPublicKey
     key = kind.from_payload(arrays, setting.insecure_test_key_bits)
     bits, least = key.n.bit_length(), setting.insecure_test_key_bits or setting.key_bits
     if bits < least:
@@ -157,7 +150,7 @@ def uncover(opened_: Array, masks: Sequence[int], fields: Fields, peer: str, wha
 
 
 def open_fields(
-    key: PrivateKey, hidden: Array, count: int, fields: Fields, threads: int, peer: str, what: str
+    key: ciphers.PrivateKey, hidden: Array, count: int, fields: Fields, threads: int, peer: str, what: str
 ) -> list[int]:
     """Decrypt `count` packed numbers, uint64 (plaintexts, words), that a peer has sent."""
     shape = (-(-count // fields.per_plaintext), key.public.modulus.words)

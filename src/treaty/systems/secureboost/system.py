@@ -6,14 +6,7 @@ from treaty.models.trees import ModelPart
 from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, Stage, When, between, routes
 from treaty.systems.options import learned_from_test_key
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.secureboost.hidden_prediction import (
-    ChainKey,
-    EncryptedGains,
-    EncryptedTotals,
-    PredictionKey,
-    SealedTerms,
-    Station,
-)
+from treaty.systems.secureboost import hidden_prediction
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.secureboost.secureboost import active, follow_prediction, passive, predict
 from treaty.systems.system import Roles, System
@@ -73,9 +66,11 @@ _HIDDEN = When("he_inference=True", lambda options, common: options.hides_decisi
 
 _HIDDEN_PREDICTION = routes(
     AGREEMENT,
-    Route(ChainKey, PASSIVE, ACTIVE),
-    between(ACTIVE, PASSIVE, PredictionKey, Station, EncryptedGains),
-    between(PASSIVE, ACTIVE, SealedTerms, EncryptedTotals),
+    Route(hidden_prediction.ChainKey, PASSIVE, ACTIVE),
+    between(
+        ACTIVE, PASSIVE, hidden_prediction.PredictionKey, hidden_prediction.Station, hidden_prediction.EncryptedGains
+    ),
+    between(PASSIVE, ACTIVE, hidden_prediction.SealedTerms, hidden_prediction.EncryptedTotals),
     leakage.FINISH,
     reference="arXiv 2105.09540; docs/prediction.md, What each learns, and who may collude",
 )
