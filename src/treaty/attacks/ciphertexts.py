@@ -80,10 +80,8 @@ def recognised_ciphertexts(view: View, truth: Truth) -> Iterator[Finding]:
     Score: the share of bins of one row, in all answers, whose row is found. Baseline: a guess among the node's rows
     with that gradient, which opened sums allow under every cipher.
 
-    References
-    ----------
-    Cheng et al., "SecureBoost", 2019 (arXiv 1901.08755), algorithm 1, whose answers are products alone. Chen et al.,
-    "SecureBoost+", 2021 (arXiv 2110.10927), section 4, on bins that share a ciphertext.
+    References: Cheng et al., "SecureBoost", 2019 (arXiv 1901.08755), algorithm 1, whose answers are products alone.
+    Chen et al., "SecureBoost+", 2021 (arXiv 2110.10927), section 4, on bins that share a ciphertext.
     """
     if not view.is_active:
         return
@@ -258,10 +256,8 @@ def learned_from_ciphertexts(view: View, truth: Truth) -> Iterator[Finding]:
 
     A score by chance proves nothing; the cipher's security proof does. The attack is there to find a broken cipher.
 
-    References
-    ----------
-    Goldwasser, Micali, "Probabilistic Encryption", Journal of Computer and System Sciences 1984: what no ciphertext may
-    reveal, and the Jacobi symbol as what a careless one does.
+    References: Goldwasser, Micali, "Probabilistic Encryption", Journal of Computer and System Sciences 1984: what no
+    ciphertext may reveal, and the Jacobi symbol as what a careless one does.
     """
     if view.is_active or not view.steps(TreeStart):
         return
@@ -358,10 +354,8 @@ def repeated_masks(view: View, truth: Truth) -> Iterator[Finding]:
     It does not compare opened sums of cohorts that differ by one member, which no masks hide. FedXGB's users refuse
     such cohorts.
 
-    References
-    ----------
-    Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017, on masks that
-    serve once. Liu et al., "Boosting Privately", ICDCS 2020, whose masks do not.
+    References: Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017, on
+    masks that serve once. Liu et al., "Boosting Privately", ICDCS 2020, whose masks do not.
     """
     for peer, given in truth.given.items():
         plain, seen = paired(given, masked_from(view, peer))

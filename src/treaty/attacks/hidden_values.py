@@ -5,9 +5,7 @@ vectors U (n, r) of its own matrix gets W = D - Z (Z^T D) for the other party's 
 columns. In version 1, D is a passive party's candidates (0 and 1): the active party attacks W, the passive party U. In
 version 2, D is the gradients, and the passive party attacks W.
 
-References
-----------
-Le et al., "FedXGBoost", 2021 (arXiv 2106.10662); Karr et al., Journal of Official Statistics 25(1), 2009.
+References: Le et al., "FedXGBoost", 2021 (arXiv 2106.10662); Karr et al., Journal of Official Statistics 25(1), 2009.
 Zadik, Song, Wein, Bruna, "Lattice-Based Methods Surpass Sum-of-Squares in Clustering", COLT 2022, on vectors of two
 values in subspaces.
 """
@@ -250,9 +248,8 @@ def matrix_products(view: View, truth: Truth) -> Iterator[Finding]:
     ones: the active party rounds them, and solves for them over trees. If there are many null vectors, the columns that
     they leave show the passive party the first tree's gradients by their shape. Safe mode has no such product.
 
-    References
-    ----------
-    Le et al., "FedXGBoost", 2021 (arXiv 2106.10662). The attacks are ours; docs/fedxgboost.md has more of them.
+    References: Le et al., "FedXGBoost", 2021 (arXiv 2106.10662). The attacks are ours; docs/fedxgboost.md has more of
+    them.
     """
     n_rows, active = len(truth.labels), view.inputs.roles.active
     if not isinstance(view.inputs.options, FedXGBoostSMM) or view.party not in {active, *truth.owners}:
@@ -325,9 +322,7 @@ def noisy_gradients(view: View, truth: Truth) -> Iterator[Finding]:
     every gradient has fresh noise, the mean over a row's trees separates labels better. If the label itself was
     randomised once, the first gradients do, because later ones also depend on the model's prediction for the row.
 
-    References
-    ----------
-    Le et al., "FedXGBoost", 2021 (arXiv 2106.10662), section V (FedXGBoost-LDP).
+    References: Le et al., "FedXGBoost", 2021 (arXiv 2106.10662), section V (FedXGBoost-LDP).
     """
     if view.is_active or not view.steps(NoisyTree):
         return
@@ -353,9 +348,7 @@ def likeliest_buckets(view: View, truth: Truth) -> Iterator[Finding]:
     The best guess weighs the chance of the noise against how common a bucket is; the noisy buckets of all rows give an
     unbiased estimate of that. If noise is weak it is the noisy bucket itself, if it is strong the commonest one.
 
-    References
-    ----------
-    Tian et al., "FederBoost", 2020 (arXiv 2011.02796), section IV-B.
+    References: Tian et al., "FederBoost", 2020 (arXiv 2011.02796), section IV-B.
     """
     # each peer's buckets of the rows so far: long tables come in several messages
     before: dict[str, list[NDArray[np.uint8]]] = {}

@@ -1,12 +1,10 @@
 """Attacks on membership: by the losses and answers of the finished model, and by repeated alignments.
 
-References
-----------
-Yeom et al., "Privacy Risk in Machine Learning: Analyzing the Connection to Overfitting", 2018 (arXiv 1709.01604),
-section 3.1, on rows of small loss. Tramèr et al., "Stealing Machine Learning Models via
-Prediction APIs", 2016 (arXiv 1609.02943), section 4, on copies trained on a model's answers. Guo et al., "Birds of a
-Feather Flock Together: How Set Bias Helps to Deanonymize You via Revealed Intersection Sizes", USENIX Security 2022.
-Jiang, Du, Yan, "AnonPSI: An Anonymity Assessment Framework for PSI", NDSS 2024.
+References: Yeom et al., "Privacy Risk in Machine Learning: Analyzing the Connection to Overfitting", 2018 (arXiv
+1709.01604), section 3.1, on rows of small loss. Tramèr et al., "Stealing Machine Learning Models via Prediction APIs",
+2016 (arXiv 1609.02943), section 4, on copies trained on a model's answers. Guo et al., "Birds of a Feather Flock
+Together: How Set Bias Helps to Deanonymize You via Revealed Intersection Sizes", USENIX Security 2022. Jiang, Du, Yan,
+"AnonPSI: An Anonymity Assessment Framework for PSI", NDSS 2024.
 """
 
 from __future__ import annotations

@@ -45,10 +45,8 @@ def seen_sets(view: View, n_rows: int) -> Partitions:
 def instance_clustering(view: View, truth: Truth) -> Iterator[Finding]:
     """Separate labels by the nodes that rows shared (instance clustering), at a passive party of encrypted sums.
 
-    References
-    ----------
-    Kang et al., "Hyperparameter Optimization for SecureBoost via Constrained Multi-Objective Federated Learning", 2024
-    (arXiv 2404.04490).
+    References: Kang et al., "Hyperparameter Optimization for SecureBoost via Constrained Multi-Objective Federated
+    Learning", 2024 (arXiv 2404.04490).
     """
     if view.is_active or not view.steps(TreeStart):
         return
@@ -75,10 +73,8 @@ def row_communities(view: View, truth: Truth) -> Iterator[Finding]:
     Deviations from the paper: communities are found by the spectrum of the graph of rows and nodes, which scikit-learn
     implements, not by the Louvain method. Of a long table, a sample of rows is clustered.
 
-    References
-    ----------
-    Takahashi, Liu, Liu, "Eliminating Label Leakage in Tree-Based Vertical Federated Learning", 2023 (arXiv 2307.10318).
-    Dhillon, "Co-clustering documents and words using bipartite spectral graph partitioning", KDD 2001.
+    References: Takahashi, Liu, Liu, "Eliminating Label Leakage in Tree-Based Vertical Federated Learning", 2023 (arXiv
+    2307.10318). Dhillon, "Co-clustering documents and words using bipartite spectral graph partitioning", KDD 2001.
     """
     if view.is_active or not view.steps(TreeStart):
         return
@@ -136,10 +132,8 @@ def set_purity(view: View, truth: Truth) -> Iterator[Finding]:
     do with others' labels but without any set, by a tree of as many leaves on its own columns, or by the commonest
     label.
 
-    References
-    ----------
-    Cheng et al., "SecureBoost", IEEE Intelligent Systems 2021 (arXiv 1901.08755), section 6, which counts a row's own
-    label as well; without it a set of one row reveals nothing (`privacy.purity.held_out_purity`).
+    References: Cheng et al., "SecureBoost", IEEE Intelligent Systems 2021 (arXiv 1901.08755), section 6, which counts a
+    row's own label as well; without it a set of one row reveals nothing (`privacy.purity.held_out_purity`).
     """
     if view.is_active or not view.steps(TreeStart):
         return

@@ -20,11 +20,9 @@ and after every epoch, when the label holder's `treaty.linear.training.Schedule`
 With the vectors in the order s_1 ... s_m, v_1 ... v_m, g (pairs oldest first), `products` are the upper triangle of
 their Gram matrix, row by row, and there is one coefficient for each vector; a candidate pair comes after the m kept.
 
-References
-----------
-Byrd, Hansen, Nocedal, Singer, "A Stochastic Quasi-Newton Method for Large-Scale Optimization", SIAM J. Optim. 26(2),
-2016; Chen, Wang, Zhou, "Large-scale L-BFGS using MapReduce", NeurIPS 2014, on the two loops in inner products; Yang et
-al. 2019 (arXiv 1912.00513), corrected, see docs/logistic.md.
+References: Byrd, Hansen, Nocedal, Singer, "A Stochastic Quasi-Newton Method for Large-Scale Optimization", SIAM J.
+Optim. 26(2), 2016; Chen, Wang, Zhou, "Large-scale L-BFGS using MapReduce", NeurIPS 2014, on the two loops in inner
+products; Yang et al. 2019 (arXiv 1912.00513), corrected, see docs/logistic.md.
 """
 
 from __future__ import annotations

@@ -28,14 +28,12 @@ a row is in one of them. The unit of protection is one row added or removed. If 
 every difference can be twice as large: four times the rho. A person with m rows: m^2 times. Values opened without noise
 (number of rows, public bins) are not covered, nor what participants see of their own rows and noise.
 
-References
-----------
-Canonne, Kamath, Steinke, "The Discrete Gaussian for Differential Privacy", NeurIPS 2020 (arXiv 2004.00010), algorithms
-1 and 3: chances of exp(-y); theorem 4 on the distribution, proposition 12 on epsilon and delta. Karney, "Sampling
-exactly from the normal distribution", ACM TOMS 42 (2016), algorithm D: steps of one sigma. Kairouz, Liu, Steinke, "The
-Distributed Discrete Gaussian Mechanism", ICML 2021 (arXiv 2102.06387): sums of shares. Bun, Steinke, "Concentrated
-Differential Privacy", TCC 2016 (arXiv 1605.02065): zCDP and its composition. Maddock et al., "Federated Boosted
-Decision Trees with Differential Privacy", CCS 2022: releases of a training.
+References: Canonne, Kamath, Steinke, "The Discrete Gaussian for Differential Privacy", NeurIPS 2020 (arXiv 2004.00010),
+algorithms 1 and 3: chances of exp(-y); theorem 4 on the distribution, proposition 12 on epsilon and delta. Karney,
+"Sampling exactly from the normal distribution", ACM TOMS 42 (2016), algorithm D: steps of one sigma. Kairouz, Liu,
+Steinke, "The Distributed Discrete Gaussian Mechanism", ICML 2021 (arXiv 2102.06387): sums of shares. Bun, Steinke,
+"Concentrated Differential Privacy", TCC 2016 (arXiv 1605.02065): zCDP and its composition. Maddock et al., "Federated
+Boosted Decision Trees with Differential Privacy", CCS 2022: releases of a training.
 """
 
 from __future__ import annotations

@@ -19,11 +19,9 @@ which rows are in a bin. No cipher prevents that, as the active party is meant t
 gradients of every tree when it sends them (`commit`); in a dispute an auditor, who may see labels and the key, has them
 opened (`systems.vertical.audit_replay`). Passive parties learn nothing from a commitment.
 
-References
-----------
-Weng et al., "Practical Privacy Attacks on Vertical Federated Learning", 2020 (arXiv 2011.09290): an active party that
-sends numbers of its own choice in place of gradients reads every bin (the reverse sum attack). In `known_bins` it
-follows the protocol.
+References: Weng et al., "Practical Privacy Attacks on Vertical Federated Learning", 2020 (arXiv 2011.09290): an active
+party that sends numbers of its own choice in place of gradients reads every bin (the reverse sum attack). In
+`known_bins` it follows the protocol.
 """
 
 from __future__ import annotations

@@ -6,13 +6,11 @@ node mostly have the same label. `cluster_scores` needs no label for that, `know
 that the attacker has from elsewhere. `mixed_nodes` marks the nodes that do not reveal labels in this way. Histogram
 inversion (`invert`, `rebuild`) puts training rows together from opened histograms.
 
-References
-----------
-Kang et al., "Hyperparameter Optimization for SecureBoost via Constrained Multi-Objective Federated Learning", 2024
-(arXiv 2404.04490): the instance clustering attack. Takahashi, Liu, Liu, "Eliminating Label Leakage in Tree-Based
-Vertical Federated Learning", 2023 (arXiv 2307.10318): ID2Graph, communities in the graph of rows joined by common
-nodes. Hill, "Reciprocal Averaging: An Eigenvector Method of Ordination", Journal of Ecology 1973: the relaxation of
-that graph's best cut into two, found here without building it. Di Gennaro et al., "TimberStrike", 2025 (arXiv
+References: Kang et al., "Hyperparameter Optimization for SecureBoost via Constrained Multi-Objective Federated
+Learning", 2024 (arXiv 2404.04490): the instance clustering attack. Takahashi, Liu, Liu, "Eliminating Label Leakage in
+Tree-Based Vertical Federated Learning", 2023 (arXiv 2307.10318): ID2Graph, communities in the graph of rows joined by
+common nodes. Hill, "Reciprocal Averaging: An Eigenvector Method of Ordination", Journal of Ecology 1973: the relaxation
+of that graph's best cut into two, found here without building it. Di Gennaro et al., "TimberStrike", 2025 (arXiv
 2506.07605): rows of horizontal jobs rebuilt from split values and node sums of many trees; here the attacker has all
 bins' sums.
 """

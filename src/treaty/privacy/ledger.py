@@ -15,11 +15,9 @@ both kinds counts rows in sums as replaced, too, which is four times the rho.
 The ledger cannot count releases about another copy of the table, or under another name of a column. A ledger or log
 that was deleted, emptied or replaced by an older copy is refused if anything shows that (`machine.database`).
 
-References
-----------
-Kairouz, Oh, Viswanath, "The Composition Theorem for Differential Privacy", ICML 2015: randomised response is the worst
-of all epsilon-private mechanisms. Bun, Steinke, TCC 2016 (arXiv 1605.02065): zCDP. Mironov, "Rényi Differential
-Privacy", CSF 2017.
+References: Kairouz, Oh, Viswanath, "The Composition Theorem for Differential Privacy", ICML 2015: randomised response
+is the worst of all epsilon-private mechanisms. Bun, Steinke, TCC 2016 (arXiv 1605.02065): zCDP. Mironov, "Rényi
+Differential Privacy", CSF 2017.
 """
 
 from __future__ import annotations

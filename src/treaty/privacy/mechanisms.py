@@ -6,12 +6,11 @@ floats, does not have that property: its low bits reveal which sums could have g
 
 All four mechanisms are unbiased. Noise averages out if a value is drawn again: keep the draw, or its key.
 
-References
-----------
-Dwork, McSherry, Nissim, Smith, "Calibrating Noise to Sensitivity", TCC 2006: Laplace. Duchi, Jordan, Wainwright,
-"Minimax Optimal Procedures for Locally Private Estimation", JASA 2018 (arXiv 1604.02390). Wang et al., "Collecting and
-Analyzing Multidimensional Data with Local Differential Privacy", ICDE 2019 (arXiv 1907.00690), algorithms 2 and 3:
-piecewise, hybrid. Mironov, "On Significance of the Least Significant Bits for Differential Privacy", CCS 2012.
+References: Dwork, McSherry, Nissim, Smith, "Calibrating Noise to Sensitivity", TCC 2006: Laplace. Duchi, Jordan,
+Wainwright, "Minimax Optimal Procedures for Locally Private Estimation", JASA 2018 (arXiv 1604.02390). Wang et al.,
+"Collecting and Analyzing Multidimensional Data with Local Differential Privacy", ICDE 2019 (arXiv 1907.00690),
+algorithms 2 and 3: piecewise, hybrid. Mironov, "On Significance of the Least Significant Bits for Differential
+Privacy", CCS 2012.
 """
 
 from __future__ import annotations

@@ -20,11 +20,9 @@ their noisy buckets (`RandomisedRows`): their true sides at the thresholds of ma
 buckets. They are recognised by their ids, where both tables have some. Without ids, only equal values can be seen, and
 such a row may be another person's. Ids and values are kept as digests under a key of the model.
 
-References
-----------
-Warner, "Randomized Response", JASA 1965; Kairouz, Oh, Viswanath, "Extremal Mechanisms for Local Differential Privacy",
-NeurIPS 2014, on the K-ary form; Ghazi et al., "Deep Learning with Label Differential Privacy", NeurIPS 2021; Tian et
-al., FederBoost, arXiv 2011.02796, section 4, on buckets.
+References: Warner, "Randomized Response", JASA 1965; Kairouz, Oh, Viswanath, "Extremal Mechanisms for Local
+Differential Privacy", NeurIPS 2014, on the K-ary form; Ghazi et al., "Deep Learning with Label Differential Privacy",
+NeurIPS 2021; Tian et al., FederBoost, arXiv 2011.02796, section 4, on buckets.
 """
 
 from __future__ import annotations

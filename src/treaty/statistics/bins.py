@@ -9,10 +9,8 @@ so that a high WOE means few bads. A count of 0 counts as 0.5 in both formulas; 
 Bins are made without labels first (`bins_of_columns`), of at least `min_bin_rows` rows each, so that counts of labels
 in them are about no single row. Then neighbours are merged until WOE is monotone (`with_labels`), as in optbinning.
 
-References
-----------
-Siddiqi, "Credit Risk Scorecards", Wiley 2006, chapter 6. Navas-Palencia, "Optimal binning: mathematical programming
-formulation", 2020 (arXiv 2001.08025); merging here is greedy: neighbours that break the order are pooled.
+References: Siddiqi, "Credit Risk Scorecards", Wiley 2006, chapter 6. Navas-Palencia, "Optimal binning: mathematical
+programming formulation", 2020 (arXiv 2001.08025); merging here is greedy: neighbours that break the order are pooled.
 """
 
 from __future__ import annotations

@@ -23,10 +23,9 @@ a double-encrypted value are kept and sent: two of 2^24 ids agree in them with p
 Adversary: honest but curious; `leakage` has what each party learns. `common_rows` has what step 7 detects of a party
 that departs from the protocol.
 
-References
-----------
-Agrawal, Evfimievski, Srikant, "Information Sharing Across Private Databases", SIGMOD 2003, section 3, in an elliptic
-curve group with hash-to-group (RFC 9496, RFC 9380 appendix B); the asymmetric form of Liang and Chawathe, 2004.
+References: Agrawal, Evfimievski, Srikant, "Information Sharing Across Private Databases", SIGMOD 2003, section 3, in an
+elliptic curve group with hash-to-group (RFC 9496, RFC 9380 appendix B); the asymmetric form of Liang and Chawathe,
+2004.
 """
 
 from __future__ import annotations

@@ -7,11 +7,9 @@ computes D_A^T W = D_A^T D_B. `treaty.attacks.hidden_values` shows what W reveal
 The matrices of a level travel one after another, row by row, in messages of at most 64 MB. A node with too few rows has
 no matrix. The protocol is in `published`.
 
-References
-----------
-Karr, Lin, Reiter, Sanil, "Privacy-Preserving Analysis of Vertically Partitioned Data Using Secure Matrix Products",
-Journal of Official Statistics 25(1), 2009. Le et al., "FedXGBoost", 2021 (arXiv 2106.10662), whose "secure response" is
-`chosen` with `response` and whose "secure kernel" is `disguised` with `null_vectors`.
+References: Karr, Lin, Reiter, Sanil, "Privacy-Preserving Analysis of Vertically Partitioned Data Using Secure Matrix
+Products", Journal of Official Statistics 25(1), 2009. Le et al., "FedXGBoost", 2021 (arXiv 2106.10662), whose "secure
+response" is `chosen` with `response` and whose "secure kernel" is `disguised` with `null_vectors`.
 """
 
 from __future__ import annotations
