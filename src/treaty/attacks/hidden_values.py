@@ -233,9 +233,6 @@ def products_from_transcript(transcript: Transcript, peer: str, n_rows: int) -> 
     return trees
 
 
-# ---------------------------------------------------------------- hidden values
-
-
 Trees = list[list[list[SmmNode]]]
 
 

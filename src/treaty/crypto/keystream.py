@@ -99,9 +99,6 @@ def _less(rows: Words, limit: Words) -> Flags:
     return less
 
 
-# -------------------------------------------------- masks of vectors
-
-
 def length_prefixed(*parts: str | int | bytes) -> bytes:
     """Join parts so that no other list of parts gives the same bytes; integers are in decimal."""
     raw = [part if isinstance(part, bytes) else str(part).encode() for part in parts]
@@ -188,9 +185,6 @@ def _add_streams(values: Words, streams: Sequence[tuple[CipherContext, np.ufunc]
         for cipher, put in streams:
             cipher.update_into(plain, room)
             put(chunk, mask, chunk)
-
-
-# -------------------------------------------------- masks of single numbers
 
 
 class CancellingMasks:

@@ -130,9 +130,6 @@ def pad_cuts(cuts: NDArray[Any]) -> NDArray[Any]:
     return padded
 
 
-# ---------------------------------------------------------------- binning
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Bins:
     """One party's bins, fitted once on its training rows."""

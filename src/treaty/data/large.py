@@ -293,9 +293,6 @@ def _mixed(v0: np.uint64, v1: np.uint64, v2: np.uint64, v3: np.uint64) -> _State
     return v0, v1, (v2 << np.uint64(32)) | (v2 >> np.uint64(32)), v3
 
 
-# ---------------------------------------------------------------- grouping rows by id
-
-
 _SEEN = np.dtype([("hash", np.uint64, (2,)), ("place", np.int64), ("row", np.int64)])
 _FOUND = np.dtype([("first", np.int64), ("row", np.int64)])
 

@@ -186,8 +186,6 @@ def _with_kinds(
     return with_categories(table, but=[ids, *lossy])
 
 
-# ---------------------- `align`: bring tables of several parties into common order, every party played on this machine
-
 # The types that an argument may have, and the words for them in an error.
 _TYPES: dict[str, tuple[Any, str]] = {
     "tables": (Mapping, "a mapping of party to table"),

@@ -310,8 +310,6 @@ def subspace_step(gram: Floats, learning_rate: float, least: float) -> Floats:
     return coefficients
 
 
-# ---------------------------------------------------------------- mini-batches
-
 SEED_BYTES = 32
 # With fewer rows of a batch per column, a party comes near the residuals by linear algebra
 ROWS_PER_COLUMN = 10

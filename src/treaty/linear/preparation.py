@@ -190,8 +190,6 @@ def random_rotation(size: int) -> Floats:
     return rotation
 
 
-# ---------------------------------------------------------------- losses
-
 # Beyond |u| = 4 the Taylor loss rises where the logistic loss still falls or has flattened out
 TAYLOR_RANGE = 4.0
 TAYLOR_SHARE = 0.01
@@ -268,8 +266,6 @@ def warn_beyond_taylor(u: Floats) -> None:
         warn_user(warning)
 
 
-# ---------------------------------------------------------------- calibration
-
 # Margins whose deviation is a smaller share of their size differ by rounding alone: all get the labels' rate
 SAME = 1e-9
 
@@ -319,8 +315,6 @@ def fit_calibration(margins: Floats, y: Floats, weight: Floats | None = None) ->
     slope = float(fitted.coef_[0, 0]) / spread
     return Calibration(slope, float(fitted.intercept_[0]) - slope * centre)
 
-
-# ---------------------------------------------------------------- targets
 
 # In standard deviations; a target with rows further out has a larger unit
 LARGEST_TARGET = 512.0

@@ -157,9 +157,6 @@ def unusable(folder: Path, size: int, why: str) -> ConfigError:
     )
 
 
-# ---------------------------------------------------------------- temporary files
-
-
 class FileColumn:
     """An array that is written to a file piece by piece and mapped into memory when complete."""
 

@@ -224,9 +224,6 @@ class Credit:
             self._changed.notify_all()
 
 
-# ---------------------------------------------------------------- between threads of one process
-
-
 # bytes of one party that another may have unread before the next message waits: pieces are made as they are read
 _UNREAD = 256 << 20
 

@@ -69,9 +69,6 @@ Leakages = MessageLeakage | Mapping[str, MessageLeakage]
 """What is stated at a class of message: once, or by the name of what it depends on."""
 
 
-# ---------------------------------------------------------------- messages
-
-
 Frame = bytes | memoryview
 """One encoded envelope as a channel carries it."""
 

@@ -256,9 +256,6 @@ def check_starts(forest: Forest, *, given: bool) -> None:
         )
 
 
-# ----------- rows walked down trees by decisions already made at every split: margins, those of each round, and leaves
-
-
 @dataclass(frozen=True, slots=True)
 class RowDecisions:
     """Trees, and the decisions of all rows at every split they use.

@@ -226,9 +226,6 @@ def stopped_by(at: OpenJob) -> tuple[str, str] | None:
     return None
 
 
-# ------------------------------------------------------------ this party's process in an attempt
-
-
 def tables_of(job: Job, verb: Verb, settings: Settings, snapshots: Path | None = None) -> dict[str, str]:
     """Return the files of the data sets that a job reads at this node, by the names of the data sets.
 

@@ -270,8 +270,6 @@ def in_words(job: Job, kind: Kind) -> str:
     return f"{kind}{of}: {job.name} ({job.protocol}), {job.active} with the labels, {len(job.parties)} parties"
 
 
-# ------------------------------------------------------------ notes between nodes
-
 # A conversation (`exchange`) carries them. Decoding is strict: msgspec checks types, lengths and ranges before anything
 # is used.
 

@@ -243,8 +243,6 @@ def _log_to(file: Path) -> None:
     package.addHandler(handler)
 
 
-# ------------------------------------------------------------ the socket of a service
-
 # Maximum bytes of a request or an answer.
 MOST_BYTES = 64 << 20
 # Maximum rows that are predicted together, unless one request has more.

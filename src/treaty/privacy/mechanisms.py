@@ -170,9 +170,6 @@ def _check_epsilon(epsilon: float) -> None:
         raise ConfigError(f"expected a finite epsilon of at least {LEAST_EPSILON:.1e}, got {epsilon}")
 
 
-# ---------------------------------------------------------------- parts
-
-
 @kernel
 def clip_to_steps(values: Integers, factor: float, shift: float, steps: Int32s) -> None:
     """Scale and clip values to [-1, 1], and write them as multiples of 2^-20.

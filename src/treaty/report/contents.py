@@ -193,8 +193,6 @@ def _tenths(name: str, predicted: NDArray[np.float64], so: NDArray[np.float64], 
     return Points(name, means[0].tolist(), means[1].tolist(), pooled)
 
 
-# ---------------------------------------------------------------- from the reports of a job's parties
-
 _LEADS = ("active", "leader", "server")
 _OURS = "this model"
 _PROBABILITY = "probability_"

@@ -71,9 +71,6 @@ _STYLE = {
 }
 
 
-# ---------------------------------------------------------------- the page
-
-
 def check_drawable() -> None:
     """Raise ConfigError if a package of the extra ``report`` is not installed."""
     try:
@@ -178,9 +175,6 @@ def _second_rows(seconds: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
         return [["", *phases], *([party, *(cell(party, phase) for phase in phases)] for party in seconds)]
     names = [party or "seconds" for party in seconds]
     return [["", *names], *([phase, *(cell(party, phase) for party in seconds)] for phase in phases)]
-
-
-# ---------------------------------------------------------------- figures
 
 
 def curves(of: Sequence[Curve], unit: str, best: int | None) -> list[str]:

@@ -41,7 +41,6 @@ from treaty.systems.system import RoleInput, Roles, System, roles_of
 
 FORMAT = Format("report", 2)
 
-# ---------------------------------------------------------------- before a job: what each party would learn
 
 # what every job between processes sends besides its system's messages
 OF_RUNS: Routes = routes(
@@ -206,9 +205,6 @@ def learned_by(job: Job, roles: Roles, part: Any = None, psi: Psi | None = None)
         log=job.align.log is not None,
     )  # fmt: skip
     return {who: before.get(who, []) + learned[who] for who in learned}
-
-
-# ---------------------------------------------------------------- after a run: what a party notes of it
 
 
 class Report(msgspec.Struct, kw_only=True):

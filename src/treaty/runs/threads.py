@@ -245,9 +245,6 @@ def traffic_of(transcripts: Iterable[Transcript]) -> Traffic:
     return Traffic(totals, timeline=timeline_of(transcripts, "sent"))
 
 
-# ---------------------------------------------------------------- runs of a system
-
-
 @dataclass(frozen=True, slots=True)
 class RunTerms:
     """What all parties of a run have in common; every runner makes the inputs of its roles from it."""

@@ -314,8 +314,6 @@ class PredictionService:
         return self._fallback(matrix, self._threads), True
 
 
-# ------------------------------------------------------------ API keys
-
 # A key has 256 random bits, so one SHA-256 hides it: salts and slow hashes only protect guessable secrets. The file has
 # one line for each key, with its holder's name and 64 hexadecimal digits; lines that start with # are comments.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -154,9 +154,6 @@ def iv_of(goods: NDArray[Any], bads: NDArray[Any], totals: tuple[int, int]) -> f
     return float((g - b) @ np.log(g / b))
 
 
-# ---------------------------------------------------------------- bins without labels
-
-
 def bins_of_columns(table: Table, party: str, *, max_bin: int = 20, min_bin_rows: int = 20) -> list[ColumnBins]:
     """Cut a party's columns into bins, without labels.
 
@@ -231,9 +228,6 @@ def _with_missing(made: ColumnBins, counts: Integers, least: int) -> ColumnBins:
         missing = int(counts.argmax())
         counts[missing] += absent
     return replace(made, missing=missing, alone=bool(absent and alone), n_rows=tuple(counts.tolist()))
-
-
-# ---------------------------------------------------------------- labels in bins
 
 
 def with_labels(made: ColumnBins, n_bads: Integers, totals: tuple[int, int], monotone: Monotone) -> ColumnBins:

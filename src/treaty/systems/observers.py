@@ -238,9 +238,6 @@ class VectorGiven:
     values: Integers
 
 
-# ---------------------------------------------------------------- observers of every system
-
-
 class ProgressCalls(Observer):
     """Calls functions with the progress of a training."""
 

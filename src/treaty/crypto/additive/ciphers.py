@@ -235,9 +235,6 @@ PublicKey = OUPublicKey | PaillierPublicKey
 PrivateKey = OUPrivateKey | PaillierPrivateKey
 
 
-# -------------------------------------------------- keys from the operating system's randomness
-
-
 def generate_key(
     bits: int = parameters.OU_DEFAULT_KEY_BITS, *, insecure_test_key_bits: int | None = None
 ) -> OUPrivateKey:

@@ -262,8 +262,6 @@ def unpack_plane(packed: Packed, width: int, out: Residues) -> None:
         out[i] = np.uint32(pair >> shift & mask)
 
 
-# -------------------------------------------------- vector steps of the transform
-
 LANES = 16
 WORDS = 8  # residues of a number, side by side: one for each prime, the rest zero
 

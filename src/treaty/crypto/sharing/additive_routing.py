@@ -173,8 +173,6 @@ def swap(own: int, mine: Words) -> Program[Words]:
     return replies[1 - own]
 
 
-# -------------------------------------------------- routing
-
 Keys = tuple[bytes, bytes]  # of server 0 and of server 1; each to be kept from the other
 
 

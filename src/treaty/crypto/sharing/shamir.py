@@ -180,9 +180,6 @@ def _plain(a: Words) -> Words:
     return np.require(a, requirements=("C", "W"))
 
 
-# ---------------------------------------------------------------- kernels
-
-
 @kernel
 def _add(a0: np.uint64, a1: np.uint64, b0: np.uint64, b1: np.uint64) -> tuple[np.uint64, np.uint64]:
     """Return a + b mod p for numbers up to p."""

@@ -215,9 +215,6 @@ def make_server(
     return kind(key, stated, codes, offsets, threads=threads, rerandomise=rerandomise)
 
 
-# -------------------------------------------------- what an auditor opens
-
-
 class DisclosedQuery:
     """One vector of a query, words (primes, n) and own (primes, N), whose secret, int8 (N,), is shown.
 

@@ -127,9 +127,6 @@ def _check(theirs: bytes, own: bytes, peer: str, what: str) -> None:
         raise PeerProtocolError(peer, "expected the same ids in the same order", at=what)
 
 
-# ---------------------------------------------------------------- rows of repeated ids
-
-
 @leaks("how many rows the sender has of each common id", "exact")
 class Copies(Message):
     """The sender's number of rows of each common id, int64 (n,)."""

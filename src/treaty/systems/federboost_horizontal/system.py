@@ -19,8 +19,6 @@ from treaty.systems.pooled.continuing import checkpoints_routes
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import PartySpec, Roles, System
 
-# ---------------------------------------------------------------- what parties can work out from messages together
-
 
 def conclusions(
     roles: Roles, options: FederBoostHorizontal, common: BoostingOptions, part: ModelPart | None
@@ -84,9 +82,6 @@ def _of_leader(roles: Roles, options: FederBoostHorizontal, spent: str) -> list[
     return learned
 
 
-# ---------------------------------------------------------------- what a training is expected to take
-
-
 def expected(roles: Roles, options: FederBoostHorizontal, common: BoostingOptions, shape: Shape) -> Expected:
     """Return traffic, memory and time, with as many rows at every participant."""
     found, lead = Expected(), roles.active
@@ -104,8 +99,6 @@ def expected(roles: Roles, options: FederBoostHorizontal, common: BoostingOption
     found.seconds = computing + masks + sums.sums * 2 * ROUND_TRIP
     return found
 
-
-# ---------------------------------------------------------------- messages
 
 _LEADER, _MEMBER = ("leader",), ("member",)
 _PLAIN = When("without epsilon_total", lambda options, common: options.epsilon_total is None)
@@ -132,9 +125,6 @@ ROUTES: dict[Stage, Routes] = {
         reference="arXiv 2011.02796; docs/federboost.md, Who learns what by row",
     )
 }
-
-
-# ---------------------------------------------------------------- system
 
 
 def roles(places: Mapping[str, PartySpec], active: str, options: FederBoostHorizontal) -> Roles:

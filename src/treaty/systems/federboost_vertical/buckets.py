@@ -170,8 +170,6 @@ def unpack_buckets(packed: Array, sizes: NDArray[np.int32], n_rows: int, peer: s
     return codes
 
 
-# ---------------------------------------------------------------- buckets of earlier trainings
-
 MOST_KEPT = 4
 """Tables of buckets kept for each partner, for several epsilons for example; the oldest is dropped first."""
 
@@ -264,8 +262,6 @@ def _digest(bodies: Iterable[bytes]) -> bytes:
         digest.update(body)
     return digest.digest()
 
-
-# ---------------------------------------------------------------- columns that the active party trains on
 
 SEND_EVERY = 0.25
 """Seconds between messages of chosen splits, unless a party needs them sooner: small trees take a millisecond."""

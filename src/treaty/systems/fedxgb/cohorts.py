@@ -304,8 +304,6 @@ class Cohorts:
         self.groups = [frozenset(dealt[k] for k in part) for part in parts]
 
 
-# ---------------------------------------------------------------- on disk
-
 _DOMAIN, _ROWS = Format("cohorts", 3), Format("row-digest", 1)
 _ROUNDS = 2  # rounds begun by when the server has kept one, so that files of earlier models are of no more use
 

@@ -126,9 +126,6 @@ def normals(random: Keystream, rows: int, columns: int) -> Matrix:
     return both[: rows * columns].reshape(rows, columns)
 
 
-# ---------------------------------------------------------------- node products
-
-
 # ---------------------------------------------------------------- messages
 
 

@@ -188,8 +188,6 @@ def count_lone_rows(party: Party, setting: Setting, data: OwnData, batches: Inte
     return {name: counts[name].rows for name in setting.owners}
 
 
-# ---------------------------------------------------------------- weights of rows
-
 # Beyond 1/2: weights of rows that predict labels with such an area under the curve are warned of
 TELLING = 0.1
 

@@ -123,9 +123,6 @@ def _agree_on_rows(inputs: GlmInput, rows: str) -> None:
     agree(inputs.party, terms, remedy=OF_ONE_MODEL)
 
 
-# ---------------------------------------------------------------- row by row
-
-
 def online_active(inputs: GlmInput) -> None:
     """Predict what `inputs.requests` asks for, until it ends."""
     _agree_on_rows(inputs, "rows")

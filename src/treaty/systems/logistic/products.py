@@ -198,8 +198,6 @@ class OwnKeyProducts:
         return fields.signed([number - (senders - 1) * half for number in sums], [constant] * len(sums))
 
 
-# ---------------------------------------------------------------- lattice map
-
 WEIGHT_BOUND = int(LARGEST) << COLUMN_FRACTION
 
 

@@ -32,8 +32,6 @@ from treaty.systems.logistic.prediction import collect_margins, send_margins
 from treaty.systems.logistic.products import LatticeProducts, OwnKeyProducts
 from treaty.systems.logistic.setup import GlmInput, OwnData, Setting, diverged
 
-# ---------------------------------------------------------------- products and steps
-
 
 @leaks_by(
     to_coordinator=(
@@ -147,9 +145,6 @@ def _check_products(products: Floats, parts: int) -> None:
         raise CryptoError("the Gram matrix of summed inner products violates Cauchy-Schwarz: malformed contribution")
 
 
-# ---------------------------------------------------------------- epochs
-
-
 @leaks(
     "the next learning rate: whether the loss rose by a tenth, and whether that of eval rows is the lowest so far",
     "aggregated",
@@ -244,9 +239,6 @@ class Epochs:
         schedule.learning_rate = end.learning_rate
         self._inputs.observers.round_finished(self._party.round, None)
         return end
-
-
-# ---------------------------------------------------------------- checkpoints
 
 
 @leaks("after which epochs the sender kept its state", "control")

@@ -40,8 +40,6 @@ from treaty.systems.pooled.system import ALONE, pooled_system
 from treaty.systems.system import PartySpec, RoleInput, Roles, System, mesh
 from treaty.systems.vertical.cipher_choice import MODULAR
 
-# ---------------------------------------------------------------- training in one place
-
 
 def train_pooled(tables: Mapping[str, Table], inputs: RoleInput[Pooled, RegressionOptions]) -> dict[str, LinearPart]:
     """Train on all parties' columns in one place; return every party's part, as a federated training does.
@@ -164,8 +162,6 @@ def _side_by_side(features: Sequence[NDArray[Any]], n_rows: int, prepared: Mappi
     return np.hstack([*columns, np.ones((n_rows, 1))])
 
 
-# ---------------------------------------------------------------- what a regression of two classes is expected to take
-
 # Times the time of Okamoto-Uchiyama, both with default keys
 _PAILLIER = 3.5
 
@@ -287,8 +283,6 @@ def _two_party(found: Expected, roles: Roles, columns: Mapping[str, int], size: 
     of_all = size.table * (most + 1) * 30e-6 + senders * most * (size.rows * 6e-6 + size.products * 2e-3)
     return 3.0 + of_all * MODULAR
 
-
-# ---------------------------------------------------------------- system
 
 COORDINATOR = "coordinator"
 

@@ -390,9 +390,6 @@ def _reason(
     )
 
 
-# ---------------------------------------------------------------- system
-
-
 ALONE = "pooled"
 """Name of the only party."""
 

@@ -18,8 +18,6 @@ from treaty.systems.vertical.messages import Sums
 from treaty.systems.vertical.prediction import online_active, online_passive
 from treaty.systems.vertical.training import fellow_owners, roles_by_column
 
-# ----------------------------- what each party of a SecureBoost training learns beyond its own data and its own splits
-
 
 def conclusions(
     roles: Roles, options: SecureBoost, common: BoostingOptions, part: ModelPart | None
@@ -59,8 +57,6 @@ def conclusions(
     return learned
 
 
-# ---------------------------------------------------------------- routes of SecureBoost's messages
-
 _PLAIN = When("without he_inference", lambda options, common: not options.hides_decisions)
 _HIDDEN = When("he_inference=True", lambda options, common: options.hides_decisions)
 
@@ -88,9 +84,6 @@ ROUTES: dict[Stage, Routes] = {
     "explain": routes(leakage.EXPLAIN, when=_PLAIN),
     "online": routes(leakage.ONLINE, when=_PLAIN),
 }
-
-
-# ---------------------------------------------------------------- system
 
 
 def warm_up(options: SecureBoost | None) -> list[SecureBoost]:

@@ -225,9 +225,6 @@ def _sizes(inputs: StatisticsInput, own: Sequence[ColumnBins], n_numeric: int) -
     return sizes
 
 
-# ---------------------------------------------------------------- columns and their labels
-
-
 def _take_columns(inputs: StatisticsInput, peer: str, size: StatisticsSizes) -> list[ColumnBins]:
     """Receive what a passive party shows of its columns."""
     sent, counted = inputs.party.receive(peer, SharedColumns).columns, inputs.options.reveal == "active"
@@ -321,9 +318,6 @@ def _with_values(inputs: StatisticsInput, bins: list[ColumnBins], peer: str) -> 
     if not np.all(np.isfinite(ivs) & (ivs >= 0.0)):
         raise PeerProtocolError(peer, "expected values of 0 or more", at="InformationValues")
     return [replace(of, iv=iv) for of, iv in zip(bins, ivs.tolist(), strict=True)]
-
-
-# ---------------------------------------------------------------- correlations
 
 
 def _correlate(

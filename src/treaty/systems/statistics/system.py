@@ -56,9 +56,6 @@ def compute_pooled(tables: Mapping[str, Table], inputs: RoleInput[Pooled, Column
     }
 
 
-# ---------------------------------------------------------------- what each party can work out
-
-
 def conclusions(
     roles: Roles, options: Statistics, common: ColumnOptions, part: StatisticsPart | None
 ) -> dict[str, list[str]]:
