@@ -19,6 +19,8 @@ from treaty.systems.pooled.continuing import checkpoints_routes
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import PartySpec, Roles, System
 
+# ---------------------------------------------------------------- what parties can work out from messages together
+
 
 def conclusions(
     roles: Roles, options: FederBoostHorizontal, common: BoostingOptions, part: ModelPart | None
@@ -82,6 +84,9 @@ def _of_leader(roles: Roles, options: FederBoostHorizontal, spent: str) -> list[
     return learned
 
 
+# ---------------------------------------------------------------- what a training is expected to take
+
+
 def expected(roles: Roles, options: FederBoostHorizontal, common: BoostingOptions, shape: Shape) -> Expected:
     """Return traffic, memory and time, with as many rows at every participant."""
     found, lead = Expected(), roles.active
@@ -98,6 +103,9 @@ def expected(roles: Roles, options: FederBoostHorizontal, common: BoostingOption
     computing = trees.growing(shape.rows, max(shape.columns.values())) / shape.threads
     found.seconds = computing + masks + sums.sums * 2 * ROUND_TRIP
     return found
+
+
+# ---------------------------------------------------------------- messages
 
 
 _LEADER, _MEMBER = ("leader",), ("member",)
@@ -125,6 +133,9 @@ ROUTES: dict[Stage, Routes] = {
         reference="arXiv 2011.02796; docs/federboost.md, Who learns what by row",
     )
 }
+
+
+# ---------------------------------------------------------------- system
 
 
 def roles(places: Mapping[str, PartySpec], active: str, options: FederBoostHorizontal) -> Roles:

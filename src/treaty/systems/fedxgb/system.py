@@ -31,6 +31,9 @@ from treaty.systems.leakage import Route, Routes, Stage, When, between, routes
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import RoleInput, Roles, Service, System
 
+# ---------------------------------------------------------------- messages, from whom to whom
+
+
 _SERVER, _EDGE, _USER = ("server",), ("edge",), ("user",)
 _ALL, _AUTHORITY = ("server", "edge", "user"), ("authority",)
 _COLLUDE = "docs/fedxgb.md, Who compares: `comparison`"
@@ -168,6 +171,9 @@ PREDICTION: Routes = routes(
 )
 
 
+# ---------------------------------------------------------------- prediction of users' rows by a hidden model
+
+
 def refused(options: FedXGB) -> str:
     """Return why rows of users are not predicted under these options; empty if they are."""
     if options.exposes == "nothing":
@@ -241,6 +247,9 @@ SERVICE = Service(
     routes=PREDICTION,
     refused=refused,
 )
+
+
+# ---------------------------------------------------------------- what each role can work out beyond its messages
 
 
 def conclusions(roles: Roles, options: FedXGB, common: BoostingOptions, part: ModelPart | None) -> dict[str, list[str]]:
@@ -341,6 +350,9 @@ def _of_user(options: FedXGB) -> list[str]:
     ]
 
 
+# ---------------------------------------------------------------- what a training is expected to take
+
+
 # Bytes of a sum's keys, shares and lists, each way between a user and its edge server: once, and by user of the domain
 _OF_A_SUM, _OF_A_NEIGHBOUR = 350.0, 340.0
 
@@ -399,6 +411,9 @@ def _route(found: Expected, roles: Roles, options: FedXGB, trees: Trees, shape: 
     for edge_server in edges:
         found.memory[edge_server] += all_rows * (columns * 16.0 + 500.0)
     return seconds / shape.threads + levels * 6 * ROUND_TRIP
+
+
+# ---------------------------------------------------------------- system
 
 
 SYSTEM = System(

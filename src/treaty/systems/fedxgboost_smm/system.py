@@ -77,6 +77,9 @@ def _of_matrix_products(roles: Roles, version: int | None) -> dict[str, list[str
     return learned | {name: [of_passive, PAPER_LEAKS] for name in roles.having("passive")}
 
 
+# ---------------------------------------------------------------- what a training takes, and which messages it has
+
+
 def expected(roles: Roles, options: FedXGBoostSMM, common: BoostingOptions, shape: Shape) -> Expected:
     """Return what a training is expected to take; raise ConfigError in paper mode."""
     if options.mode == "paper":

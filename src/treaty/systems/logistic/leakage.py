@@ -176,6 +176,9 @@ ROUTES: dict[Stage, Routes] = {
 }
 
 
+# ---------------------------------------------------------------- what parties can work out from messages together
+
+
 _FEW_COLUMNS = (
     "they determine the weight of a party with one column up to its sign, and the weights of a party with few columns "
     "up to a rotation"

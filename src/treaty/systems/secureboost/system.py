@@ -18,6 +18,8 @@ from treaty.systems.vertical.messages import Sums
 from treaty.systems.vertical.prediction import online_active, online_passive
 from treaty.systems.vertical.training import fellow_owners, roles_by_column
 
+# ----------------------------- what each party of a SecureBoost training learns beyond its own data and its own splits
+
 
 def conclusions(
     roles: Roles, options: SecureBoost, common: BoostingOptions, part: ModelPart | None
@@ -57,6 +59,9 @@ def conclusions(
     return learned
 
 
+# ---------------------------------------------------------------- routes of SecureBoost's messages
+
+
 _PLAIN = When("without he_inference", lambda options, common: not options.hides_decisions)
 _HIDDEN = When("he_inference=True", lambda options, common: options.hides_decisions)
 
@@ -84,6 +89,9 @@ ROUTES: dict[Stage, Routes] = {
     "explain": routes(leakage.EXPLAIN, when=_PLAIN),
     "online": routes(leakage.ONLINE, when=_PLAIN),
 }
+
+
+# ---------------------------------------------------------------- system
 
 
 def warm_up(options: SecureBoost | None) -> list[SecureBoost]:

@@ -56,6 +56,9 @@ def compute_pooled(tables: Mapping[str, Table], inputs: RoleInput[Pooled, Column
     }
 
 
+# ---------------------------------------------------------------- what each party can work out
+
+
 def conclusions(
     roles: Roles, options: Statistics, common: ColumnOptions, part: StatisticsPart | None
 ) -> dict[str, list[str]]:
@@ -109,6 +112,11 @@ def expected(roles: Roles, options: Statistics, common: ColumnOptions, shape: Sh
 # ---------------------------------------------------------------- systems
 
 _ALL = (*ACTIVE, *PASSIVE)
+
+
+# ---------------------------------------------------------------- systems
+
+
 _OPEN = When('reveal="active"', lambda options, common: options.reveal == "active")
 _OWN = When('reveal="passive"', lambda options, common: options.reveal == "passive")
 _CORRELATED = When('correlation other than "none"', lambda options, common: common.correlation != "none")
