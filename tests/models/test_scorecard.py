@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from treaty.data.table import to_table
 from treaty.models.scorecard import ScorecardPart, as_woe, reasons_of
-from treaty.statistics.bins import bins_of_columns, with_labels
+from treaty.statistics import bins_of_columns, with_labels
 
 FRAME = pd.DataFrame(np.random.default_rng(1).normal(size=(400, 3)).round(1), columns=["a", "b", "c"])
 numbers = st.floats(-4.0, 4.0)

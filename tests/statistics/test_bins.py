@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from treaty.data.table import to_table
 from treaty.errors import DataError
-from treaty.statistics import ColumnBins, bins_as_columns, bins_of_columns, with_labels, woe_bins
-from treaty.statistics.bins import iv_of, woe_of
+from treaty.statistics import ColumnBins, bins_as_columns, bins_of_columns, iv_of, with_labels, woe_bins, woe_of
 
 
 def credit_like(n: int = 3000, seed: int = 0) -> tuple[pd.DataFrame, np.ndarray]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -197,6 +198,11 @@ _TYPES: dict[str, tuple[Any, str]] = {
     "max_runs": ((int, np.integer), "a whole number"),
     "progress": ((Callable, NoneType), "a function of two numbers"),
 }
+
+
+def framed(columns: Mapping[str, Any]) -> Any:
+    """Return columns as a dataframe of pandas if it is installed, else as a `pyarrow.Table`."""
+    return nw.from_dict(dict(columns), backend="pandas" if find_spec("pandas") else "pyarrow").to_native()
 
 
 def align(

@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-import narwhals as nw
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import RegressorMixin
@@ -22,6 +20,7 @@ from treaty.data.columns import check_targets, check_weights
 from treaty.data.table import match_rows
 from treaty.errors import ConfigError, warn_user
 from treaty.estimators.base import Scored, TableEstimator, Tables, one_column, refuse_misplaced
+from treaty.estimators.files import framed
 from treaty.estimators.inputs import Watch, check_row_order, eval_sets_of, refuse_labels, rows_with_weight
 from treaty.files import as_path
 from treaty.models.linear import LinearPart, label_holder
@@ -257,7 +256,7 @@ class LinearModel(TableEstimator):
                 keys |= {"class": [(holder.classes or [])[number]] * n} if len(of_party) > 1 else {}
                 for column, values in (keys | rows).items():
                     found.setdefault(column, []).extend(values)
-        return nw.from_dict(found, backend="pandas" if find_spec("pandas") else "pyarrow").to_native()
+        return framed(found)
 
     def _margins(self, X: Tables) -> NDArray[np.float64]:
         """Return the rows' margins (n_rows,)."""

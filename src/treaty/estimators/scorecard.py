@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-import narwhals as nw
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.metrics import roc_auc_score
@@ -15,13 +13,14 @@ from sklearn.utils.validation import check_is_fitted
 
 from treaty.errors import ConfigError, warn_user
 from treaty.estimators.base import Tables
+from treaty.estimators.files import framed
 from treaty.estimators.inputs import check_row_order
 from treaty.estimators.linear import LogisticRegression
 from treaty.files import as_path
 from treaty.models.interpretation import willing
 from treaty.models.linear import LinearPart, label_holder
 from treaty.models.scorecard import Against, reasons_of
-from treaty.statistics.bins import Monotone
+from treaty.statistics import Monotone
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.system import ALONE
 
@@ -158,7 +157,7 @@ class Scorecard(LogisticRegression):
 
         check_is_fitted(self)
         rows = [row for of in tables_of([file_of(part) for part in self.parts_.values()]).values() for row in of]
-        return _frame({name: [row[name] for row in rows] for name in rows[0]})
+        return framed({name: [row[name] for row in rows] for name in rows[0]})
 
     def reasons(self, X: Tables, k: int = 4, *, against: Against = "best", consent: Iterable[str] | None = ()) -> Any:
         """Return the columns that cost each row most points (adverse action reasons), and the points lost.
@@ -191,7 +190,7 @@ class Scorecard(LogisticRegression):
             if name in known and part.card is not None:
                 names += [of if len(self.parts_) == 1 else f"{name}.{of}" for of in part.schema.names]
                 losses.append(part.card.losses(tables[name], against))
-        return _frame(reasons_of(np.hstack(losses), names, k))
+        return framed(reasons_of(np.hstack(losses), names, k))
 
     def export_card(self, path: str | Path, *, version: str = "", consent: Iterable[str] | None = None) -> None:
         """Write the card to a file, in the form of its ending.
@@ -219,7 +218,3 @@ class Scorecard(LogisticRegression):
         known = willing(self.parts_, consent) | {label_holder(self.parts_.values()).party}
         files = [file_of(part, version) for name, part in self.parts_.items() if name in known]
         write_card(as_path(path, "path"), files)
-
-
-def _frame(columns: dict[str, Any]) -> Any:
-    return nw.from_dict(columns, backend="pandas" if find_spec("pandas") else "pyarrow").to_native()

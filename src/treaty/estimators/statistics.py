@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import Any, ClassVar, Literal, Self
 
 import narwhals as nw
@@ -17,12 +16,12 @@ from sklearn.utils.validation import check_is_fitted
 from treaty.data.table import Table, match_rows
 from treaty.errors import ConfigError
 from treaty.estimators.base import TableEstimator, Tables, one_column, refuse_misplaced
+from treaty.estimators.files import framed
 from treaty.estimators.inputs import eval_sets_of, refuse_labels
 from treaty.models.statistics import StatisticsPart
 from treaty.runs.fit import train
 from treaty.runs.threads import Watched
-from treaty.statistics.bins import ColumnBins, Monotone, bins_as_columns
-from treaty.statistics.columns import Correlation, columns_as_columns
+from treaty.statistics import ColumnBins, Correlation, Monotone, bins_as_columns, columns_as_columns
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.system import ALONE
 from treaty.systems.statistics.options import ColumnOptions
@@ -48,14 +47,8 @@ class ColumnStatistics(TableEstimator):
         direction with the higher IV. "none": bins are not merged.
     correlation : {"pearson", "spearman", "none"}, default "pearson"
         Correlation of numeric columns, of values or of ranks; a missing value counts as the mean of its column.
-    n_jobs : int or None, default None
-        Threads; None for all cores.
-    active : str or None, default None
-        The party with the labels; None for the first.
-    transport : {"memory", "grpc"}, default "memory"
-        How `fit` runs the parties: in threads, or in a process each.
-    parties : dict of str to (list of str or int), or None, default None
-        The columns of each party in one table, as for `GBDTClassifier`.
+    n_jobs, active, transport, parties
+        As for `GBDTClassifier`.
 
     Attributes
     ----------
@@ -166,7 +159,7 @@ class ColumnStatistics(TableEstimator):
         self.parts_, known = parts, next(part for part in parts.values() if part.is_active)
         self.classes_ = np.array(known.classes)
         bins = {name: known.bins[name] for name in parts}
-        self.columns_, self.bins_ = _frame(columns_as_columns(bins)), _frame(bins_as_columns(bins))
+        self.columns_, self.bins_ = framed(columns_as_columns(bins)), framed(bins_as_columns(bins))
         self.column_bins_ = {name: part.bins[name] for name, part in parts.items()}
         self.correlation_ = None
         if self.correlation != "none":
@@ -175,7 +168,7 @@ class ColumnStatistics(TableEstimator):
             order = [names.index(_named(of)) for columns in bins.values() for of in columns if of.kind == "numeric"]
             matrix = known.correlation[np.ix_(order, order)]
             ordered = [names[place] for place in order]
-            self.correlation_ = _frame({"column": ordered, **dict(zip(ordered, matrix.T.tolist(), strict=True))})
+            self.correlation_ = framed({"column": ordered, **dict(zip(ordered, matrix.T.tolist(), strict=True))})
 
     def transform(self, X: Tables) -> Any:
         """Return the WOE of each row's bins: a dataframe, or a dict of them by party.
@@ -186,7 +179,7 @@ class ColumnStatistics(TableEstimator):
         check_is_fitted(self, "parts_")
         tables = self._matched(X)
         found = {
-            name: _frame({of.column: of.transform(table) for of in self.column_bins_[name]})
+            name: framed({of.column: of.transform(table) for of in self.column_bins_[name]})
             for name, table in tables.items()
         }
         return found[ALONE] if ALONE in found else found
@@ -246,10 +239,6 @@ def _named(of: ColumnBins) -> str:
     return of.column if of.party == ALONE else f"{of.party}.{of.column}"
 
 
-def _frame(columns: Mapping[str, Any]) -> Any:
-    return nw.from_dict(dict(columns), backend="pandas" if find_spec("pandas") else "pyarrow").to_native()
-
-
 def permutation_importance(
     model: Any, X: Tables, y: ArrayLike, *, n_repeats: int = 5, random_state: int | None = None,
     scoring: Callable[[Any, Tables, Any], float] | None = None,
@@ -297,4 +286,4 @@ def permutation_importance(
                 losses.append(best - score(model, given(permuted), y))
             for key, value in zip(found, (party, name, float(np.mean(losses)), float(np.std(losses))), strict=True):
                 found[key].append(value)
-    return _frame(found)
+    return framed(found)

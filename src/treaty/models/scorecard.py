@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError
 from treaty.machine.arrays import Floats
-from treaty.statistics.bins import ColumnBins
+from treaty.statistics import ColumnBins
 
 Against = Literal["best", "neutral"]
 

@@ -14,7 +14,7 @@ from treaty.data.table import Schema
 from treaty.files import Format, read_file, write_file
 from treaty.machine.arrays import Floats
 from treaty.machine.database import Mark
-from treaty.statistics.bins import ColumnBins, bins_as_columns
+from treaty.statistics import ColumnBins, bins_as_columns
 
 FORMAT = Format("statistics-part", 1)
 

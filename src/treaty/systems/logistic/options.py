@@ -10,7 +10,7 @@ import msgspec
 
 from treaty.data.binning import MOST_BINS
 from treaty.errors import ConfigError
-from treaty.statistics.bins import Monotone
+from treaty.statistics import Monotone
 from treaty.systems.options import (
     AtLeastOne,
     CommonOptions,

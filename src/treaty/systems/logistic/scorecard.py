@@ -23,7 +23,7 @@ from treaty.machine.arrays import Floats, Integers
 from treaty.messaging.messages import Message, leaks
 from treaty.models.linear import LinearPart
 from treaty.models.scorecard import ScorecardPart, as_woe
-from treaty.statistics.bins import ColumnBins, bads_in, bins_of_columns, with_labels
+from treaty.statistics import ColumnBins, bads_in, bins_of_columns, with_labels
 from treaty.systems.logistic.coordinated import Opener
 from treaty.systems.logistic.options import RegressionOptions
 from treaty.systems.logistic.products import blocks_of

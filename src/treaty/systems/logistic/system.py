@@ -24,7 +24,7 @@ from treaty.linear.training import Optimiser, minimise, standard_errors, train
 from treaty.machine.arrays import Floats
 from treaty.models.linear import LinearPart, one_against_rest
 from treaty.models.scorecard import as_woe
-from treaty.statistics.bins import ColumnBins
+from treaty.statistics import ColumnBins
 from treaty.systems.expected import KEY_BYTES, ROUND_TRIP, Expected, Shape, not_expected
 from treaty.systems.logistic import setup
 from treaty.systems.logistic.leakage import ROUTES, conclusions

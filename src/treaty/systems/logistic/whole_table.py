@@ -35,7 +35,7 @@ from treaty.messaging.exchanges import agree
 from treaty.messaging.messages import Array, Message, leaks, view
 from treaty.messaging.party import Party
 from treaty.models.linear import LinearPart, one_against_rest
-from treaty.statistics.bins import ColumnBins
+from treaty.statistics import ColumnBins
 from treaty.systems.logistic import setup
 from treaty.systems.logistic.batches import count_lone_rows, share_weights
 from treaty.systems.logistic.inference import standard_errors

@@ -8,8 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self
 import msgspec
 
 from treaty.errors import ConfigError
-from treaty.statistics.bins import Monotone
-from treaty.statistics.columns import Correlation
+from treaty.statistics import Correlation, Monotone
 from treaty.systems.options import CommonOptions, SystemOptions
 
 

@@ -30,8 +30,17 @@ from treaty.messaging.exchanges import agree, exchange, joint_seed
 from treaty.messaging.messages import Array, ColumnSize, Message, RowSize, clean, leaks, leaks_by, view
 from treaty.models.checkpoints import answers_folder
 from treaty.models.statistics import StatisticsPart
-from treaty.statistics.bins import ColumnBins, bads_in, bins_of_columns, with_labels
-from treaty.statistics.columns import correlations, inflation, settled, standardised, with_stability
+from treaty.statistics import (
+    ColumnBins,
+    bads_in,
+    bins_of_columns,
+    correlations,
+    inflation,
+    settled,
+    standardised,
+    with_labels,
+    with_stability,
+)
 from treaty.systems.statistics.options import ColumnOptions, Statistics
 from treaty.systems.statistics.products import Products
 from treaty.systems.system import RoleInput, Roles
