@@ -13,8 +13,7 @@ from treaty.crypto.sums.lattice_sums import vector_bytes
 from treaty.data.table import Table
 from treaty.messaging.exchanges import JointSeedCommitment, JointSeedShare
 from treaty.models.statistics import StatisticsPart
-from treaty.statistics.bins import woe_bins
-from treaty.statistics.columns import correlations, standardised, with_stability
+from treaty.statistics import correlations, standardised, with_stability, woe_bins
 from treaty.systems.expected import Expected, Shape
 from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, When, between, routes
 from treaty.systems.pooled.options import Pooled
@@ -112,11 +111,6 @@ def expected(roles: Roles, options: Statistics, common: ColumnOptions, shape: Sh
 # ---------------------------------------------------------------- systems
 
 _ALL = (*ACTIVE, *PASSIVE)
-
-
-# ---------------------------------------------------------------- systems
-
-
 _OPEN = When('reveal="active"', lambda options, common: options.reveal == "active")
 _OWN = When('reveal="passive"', lambda options, common: options.reveal == "passive")
 _CORRELATED = When('correlation other than "none"', lambda options, common: common.correlation != "none")
