@@ -175,6 +175,24 @@ def test_systems_whose_noise_or_cost_grows_join_categories_beyond_max_bin(system
         treaty.GBDTClassifier(system, max_categories=256)._settings()
 
 
+@pytest.mark.parametrize("sums", ["open", "sealed"])
+def test_missing_values_alone_may_be_a_half(sums: str) -> None:
+    """Where every category has too few rows, they are what is left above the mean."""
+    rng, missing = np.random.default_rng(0), np.arange(300) < 140
+    code = pd.Categorical(np.where(missing, None, (np.arange(300) % 40).astype(str)))
+    X = pd.DataFrame({"x": rng.normal(size=300).round(1), "code": code})
+    y = (missing ^ (rng.random(300) < 0.1)).astype(int)
+    parts, options = {"p": X[["x"]], "q": X[["code"]]}, {"n_estimators": 1, "max_depth": 1, "n_jobs": 1}
+    pooled = treaty.GBDTClassifier(**options).fit(X[["x", "code"]], y)
+    splits = pooled.parts_["pooled"].splits
+    # the last entry is of unknown categories
+    assert (splits.missing_left, splits.category_left) == ([True], [bytes([*[0] * 40, 1])])
+    model = treaty.GBDTClassifier(treaty.SecureBoost(sums=sums, allow_exact_sums=True), **options).fit(parts, y)
+    np.testing.assert_array_equal(model.predict_proba(parts), pooled.predict_proba(X))
+    exported = pooled.to_xgboost().predict(xgboost.DMatrix(X, enable_categorical=True))
+    np.testing.assert_allclose(exported, pooled.predict_proba(X)[:, 1], atol=1e-6)
+
+
 def test_sealed_sums_give_the_pooled_model_beyond_255_categories() -> None:
     X, y = coded(levels=300, rows=24)
     parts = {"p": X[["x"]], "q": X[["code"]]}

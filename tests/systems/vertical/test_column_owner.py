@@ -276,6 +276,8 @@ def test_nothing_is_answered_or_recorded_before_the_nodes_are_checked(owner):
         ((0, {1}), "expected the lowest bins to go left"),
         ((0, {3}), "expected the lowest bins to go left"),
         ((0, set()), "expected the lowest bins to go left"),
+        ((1, set()), "expected the lowest bins to go left"),
+        ((1, {4}), "expected the lowest bins to go left"),
     ],
 )
 @pytest.mark.parametrize("named", [False, True], ids=["column", "node"])

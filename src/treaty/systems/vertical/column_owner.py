@@ -63,14 +63,20 @@ def tree_table(start: type[Message], sums: type[Message], split: type[Message]) 
     }
 
 
-def encrypted_table(sums: type[Message], split: type[Message]) -> Table:
-    """Return `tree_table` for a system in which a tree's rows, and what `sums` asks, come in pieces."""
+def encrypted_table(sums: type[Message], split: type[Message], *, waiting: bool) -> Table:
+    """Return `tree_table` for a system in which a tree's rows, and what `sums` asks, come in pieces.
+
+    Nodes may be `waiting` to be divided, whose sums were asked for before others.
+    """
     table = {state: dict(allowed) for state, allowed in tree_table(messages.TreeStart, sums, split).items()}
     table["between trees"][messages.TreeStart] = "tree begun"
     table["tree begun"] = {messages.TreeRows: "tree begun", messages.SumsPiece: "in a query", **table["new level"]}
     for state in ("new level", "level asked"):
         table[state][messages.SumsPiece] = "in a query"
     table["in a query"] = {messages.SumsPiece: "in a query", sums: ("new level", "level asked")}
+    if waiting:
+        # the last children may all be hidden
+        table["new level"][split] = "new level"
     return table
 
 
@@ -181,8 +187,11 @@ class SplitOwner:
         # a threshold sends the lowest bins left, a category any set of bins; an empty side would be no split
         for feature, going in zip(features, left_bins, strict=True):
             present = going[: bins.n_bins[feature]]
-            threshold = bins.cuts[feature] is not None
-            if not present.any() or (threshold and not present[: np.count_nonzero(present)].all()):
+            if bins.cuts[feature] is None:  # missing values are a category
+                fits = going[: len(present) + 1].any()
+            else:
+                fits = present.any() and present[: np.count_nonzero(present)].all()
+            if not fits:
                 raise PeerProtocolError(active, "expected the lowest bins to go left", at=f"{what}.left_bins")
         return features, left_bins
 
@@ -273,7 +282,8 @@ class ColumnOwner:
 
     def follow(self, handlers: Handlers) -> ModelPart:
         """Answer the active party until it is done."""
-        order = MessageOrder(encrypted_table(self.sums_request, self.split_request), "between trees")
+        waiting = self._inputs.common.max_leaves is not None
+        order = MessageOrder(encrypted_table(self.sums_request, self.split_request, waiting=waiting), "between trees")
         return self._follower.follow(order, handlers)
 
     def start_tree(self, start: messages.TreeStart) -> None:

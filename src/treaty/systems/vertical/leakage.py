@@ -249,6 +249,7 @@ def told_by_sets(common: BoostingOptions) -> list[str]:
     return [
         f"where a set of categories of its own wins a node: of each category with {enough} in the node, on which side "
         "of a limit its gradients are, so which label it has more of"
+        + ("" if enough != "rows" else "; of a category with one row, its label")
     ]
 
 
