@@ -7,8 +7,13 @@ import pandas as pd
 import pytest
 
 import treaty
+from runs.small_jobs import write_job
 from tables import assert_same_trees, cut, real_table, with_categories, with_gaps
 from treaty.errors import ConfigError
+from treaty.runs.job_files import check_training, load_job
+from treaty.systems.expected import Trees
+from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.system import Shape
 
 SMALL = {"n_estimators": 3, "max_depth": 3, "max_bin": 16, "min_child_samples": 3, "n_jobs": 1}
 OPTIONS = {**SMALL, "multi_strategy": "multi_output_tree"}
@@ -189,3 +194,23 @@ def test_default_sums_are_open_and_say_so():
     X, y = table(rows=60, categories=False)
     with pytest.raises(ConfigError, match=r"cannot be sealed with multi_strategy=multi_output_tree\); allow"):
         treaty.GBDTClassifier("secureboost", **OPTIONS).fit(cut(X, 2), y)
+
+
+def test_estimates_count_sums_of_all_classes_and_splits_once():
+    shape = Shape(rows=5000, columns={"a": 2}, slots={"a": 64}, classes=10)
+    for more in ({}, {"max_leaves": 8}):
+        each, together = (
+            Trees.of(BoostingOptions(**{**more, **of}).checked(OPEN), shape, 5000)
+            for of in ({}, {"multi_strategy": "multi_output_tree"})
+        )
+        assert together.count * together.asked == each.count * each.asked
+        assert together.splits < each.splits / 5
+
+
+def test_no_record_is_kept_for_an_audit(tmp_path):
+    write_job(tmp_path, "secureboost")
+    file = tmp_path / "job.toml"
+    text = file.read_text().replace("[boosting]", '[boosting]\nmulti_strategy = "multi_output_tree"')
+    file.write_text(text.replace("[parties.a]", '[parties.a]\nkeep_for_audit = "kept"'))
+    with pytest.raises(ConfigError, match="audits replay trees of one output: expected no keep_for_audit at a"):
+        check_training(load_job(file))

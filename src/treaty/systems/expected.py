@@ -92,15 +92,18 @@ class Trees:
     @classmethod
     def of(cls, common: BoostingOptions, shape: Shape, rows: int, alone: int = 0) -> Trees:
         """Return the trees on so many rows; the first `alone` rounds are left out."""
-        of_round = (shape.classes if shape.classes > 2 else 1) * common.num_parallel_tree
+        outputs = shape.classes if shape.classes > 2 else 1
+        of_round = outputs * common.num_parallel_tree
+        # multi-output trees have sums for each output, and splits once for all of them
+        sharing = outputs if common.multi_output else 1
         leaves = max(1, rows // common.fewest_rows)
         count = max(0, common.n_estimators - alone) * of_round
         if common.max_leaves:
             most = min(common.max_leaves, leaves)
             levels = [1] + [min(2, leaves)] * (most - 2)
-            return cls(count, levels, most - 1, common.rules_of(1.0, 1.0).full_depth)
+            return cls(count, levels, -(-(most - 1) // sharing), common.rules_of(1.0, 1.0).full_depth)
         nodes = [min(1 << level, leaves) for level in range(common.depth)]
-        return cls(count, nodes, sum(nodes), len(nodes))
+        return cls(count, nodes, -(-sum(nodes) // sharing), len(nodes))
 
     @property
     def asked_of_levels(self) -> list[int]:
