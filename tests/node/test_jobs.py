@@ -12,7 +12,8 @@ from node.hostile import JOB
 from treaty.cli.main import app
 from treaty.errors import BudgetSpent
 from treaty.models.checkpoints import noise_folder
-from treaty.node.job_views import describe, verdict_on
+from treaty.node.attempts import order_of
+from treaty.node.job_views import describe, kept_for, verdict_on
 from treaty.node.policy import Policy
 from treaty.node.proposals import name_of
 from treaty.node.store import JobRow
@@ -140,3 +141,37 @@ def test_a_job_of_another_version_is_shown_and_stops_nothing(shop):
     assert shop.store.job(row.id).state == "failed"
     view = describe(shop.store, shop.settings, shop.store.job(row.id))
     assert view.title == "train: a job of another version of Treaty"
+
+
+def test_a_training_goes_on_from_a_finished_one_of_the_same_parties(shop):
+    training = shop.proposed()
+    shop.proposed({**JOB, "name": "too early"}, from_model=training)
+    assert "expected the id of a finished training" in shop.refusal()
+    for each in ("approved", "queued"):
+        shop.jobs.change(shop.jobs.standings[training], state=each)
+    shop.jobs.end(training, "finished")
+    longer = {**JOB, "name": "more", "boosting": {**JOB["boosting"], "n_estimators": 9}}
+    job = shop.proposed(longer, from_model=training)
+    at = shop.jobs.standings[job]
+    assert at.job.from_model == training
+    view = describe(shop.store, shop.jobs.settings, at.row)
+    assert f"from the model of job {training[:12]} on" in view.title
+    assert any(
+        "which side each training row takes at every split of the earlier model" in of for of in view.disclosures
+    )
+    assert f"needs the model of job {training[:12]}" in kept_for(shop.store, shop.store.job(training))
+    order = order_of(at, shop.own["shop"], {}, shop.jobs.settings, dict.fromkeys(JOB["parties"], "unix:x"), shop.made)
+    local = msgspec.json.decode(order.job)
+    assert local["from_model"].endswith(f"models/{training}")
+    assert local["output"].endswith(f"models/{job}")
+    for changes, fields, why in (
+        ({"task": "regression"}, {}, "those of the training; these differ: task"),
+        ({"parties": {**JOB["parties"], "lab": {"table": "rows"}}}, {}, "these differ: parties"),
+        ({"protocol": "fedxgboost-ldp", "fedxgboost-ldp": {"epsilon": 1.0}}, {}, "would be shown without the noise"),
+        ({"protocol": "quasi-newton", "boosting": {}}, {}, "only models of trees can"),
+        ({}, {"from_model": "a" * 64}, "expected the id of a finished training"),
+        ({}, {"verb": "predict", "model": training}, "expected a training to go on from a model, got a job to predict"),
+        ({"boosting": {"process_type": "update"}}, {"from_model": ""}, "refreshes the leaves of a finished model"),
+    ):
+        shop.proposed({**JOB, **changes}, **{"from_model": training, **fields})
+        assert why in shop.refusal()

@@ -184,6 +184,23 @@ def test_a_node_without_an_open_port_connects_out(made, tmp_path):
 
 
 @pytest.mark.slow
+def test_leaves_of_a_model_are_refreshed_between_nodes(made, tmp_path):
+    nodes = made()
+    first = submitted(nodes["bank"], job_file(tmp_path / "job.toml", BOTH, SMALL))
+    assert wait_until(nodes["bank"], first, "finished", "failed").state == "finished"
+    update = SMALL + 'process_type = "update"\n'
+    again = submitted(nodes["bank"], job_file(tmp_path / "job.toml", BOTH, update), "--from-model", first[:10])
+    assert {wait_until(node, again, "finished", "failed").state for node in nodes.values()} == {"finished"}
+    ours, theirs = (model(nodes["bank"], job)[0] for job in (again, first))
+    assert len(ours) == len(theirs) == 6
+    for mine, other in zip(ours, theirs, strict=True):  # the same rows
+        np.testing.assert_array_equal(mine.value, other.value)
+    assert "--from-model" in nodes["bank"].treaty(
+        "submit", str(tmp_path / "job.toml"), "--from-model", first, "--predict", first, code=2
+    )
+
+
+@pytest.mark.slow
 def test_a_job_is_checked_at_all_nodes_before_it_is_submitted(made, tmp_path):
     nodes = made(policy="approve = true")
     job = job_file(tmp_path / "job.toml", BOTH, SMALL)

@@ -75,6 +75,10 @@ def submit(
     serve: Annotated[
         str | None, typer.Option(help="Likewise, stay connected, so that `treaty serve JOB` can predict row by row.")
     ] = None,
+    from_model: Annotated[
+        str | None,
+        typer.Option("--from-model", help="Train on from the model of this training."),
+    ] = None,
 ) -> None:
     """Propose a job to the nodes of all its parties. The active party submits it.
 
@@ -87,15 +91,17 @@ def submit(
     settings = load_settings(node)
     given: dict[Verb, str | None] = {"predict": predict, "explain": explain, "serve": serve}
     asked = {verb: model for verb, model in given.items() if model is not None}
-    if len(asked) > 1:
-        raise ConfigError(f"expected one of --predict, --explain and --serve, got {len(asked)} of them")
+    if len(asked) + (from_model is not None) > 1:
+        raise ConfigError("expected one of --predict, --explain, --serve and --from-model, got several")
     verb: Verb = next(iter(asked), "train")
     with Store(Path(settings.folder)) as store:
-        content = proposed(job, verb, store.job(str(asked[verb])).id if asked else "")
-        described = msgspec.json.decode(content, type=Proposal).described()
+        earlier = store.job(from_model).id if from_model is not None else ""
+        content = proposed(job, verb, store.job(str(asked[verb])).id if asked else "", earlier)
+        proposal = msgspec.json.decode(content, type=Proposal)
+        described = proposal.described()
         _check_active(described, settings, node)
-        if asked:
-            check_same(described, trained(store, msgspec.json.decode(content, type=Proposal).model))
+        if named := proposal.model or proposal.from_model:
+            check_same(described, trained(store, named))
         verdict = verdict_on(settings, trusted(settings.keys), described, verb)
         if not verdict.allowed:
             _print_findings(verdict.findings)

@@ -303,6 +303,7 @@ def order_of(
         local_job(job, job_id, verb, own, cards, settings, tables, addresses),
         output=str(files.results),
         checkpoints=str(files.checkpoints),
+        from_model=str(JobFiles(settings.folder, job.from_model).results) if job.from_model else None,
         wait=CONNECT_WAIT,
         n_jobs=max(1, cores() // settings.max_running),
     )

@@ -209,7 +209,7 @@ def kept_for(store: Store, row: JobRow) -> str:
     if row.state not in FINAL:
         return f"job {row.id[:12]} is {row.state}: only jobs that have ended can be forgotten; treaty cancel ends it"
     for other, proposal in _open(store):
-        if proposal.model == row.id:
+        if row.id in (proposal.model, proposal.from_model):
             return (
                 f"job {other.id[:12]}, which is {other.state}, needs the model of job {row.id[:12]} ({proposal.verb}): "
                 "wait for its end, or cancel it"

@@ -167,8 +167,8 @@ class Jobs:
             raise _refused(f"{peer} may only propose jobs whose active party it is, got one of {clean(job.active, 63)}")
         if self.name not in job.parties:
             raise _refused(f"{self.name} takes no part in the job")
-        if proposal.model:
-            proposals.check_same(job, trained(self.store, proposal.model))
+        if earlier := proposal.model or proposal.from_model:
+            proposals.check_same(job, trained(self.store, earlier))
         limits, waiting = self.settings.limits, [at for at in self.standings.values() if at.row.submitter == peer]
         if len(waiting) >= limits.max_queued:
             raise _refused(f"{peer} has {len(waiting)} jobs at {self.name} that have not ended: no more are accepted")

@@ -24,6 +24,7 @@ from treaty.runs.job import Job, Member
 from treaty.runs.job_files import check_whole, decoded_job, names_of_code, read_job
 from treaty.runs.prediction import check_explainable, check_online, predicting
 from treaty.systems import SYSTEMS
+from treaty.systems.pooled.continuing import check_start
 from treaty.systems.system import Roles
 
 Verb = Literal["train", "predict", "explain", "serve"]
@@ -63,6 +64,8 @@ class Proposal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     verb: Verb
     # The id of the training, for all verbs but "train".
     model: Annotated[str, msgspec.Meta(pattern=r"^(|[0-9a-f]{64})\Z")] = ""
+    # The id of the finished training that a training goes on from.
+    from_model: Annotated[str, msgspec.Meta(pattern=r"^(|[0-9a-f]{64})\Z")] = ""
     # Date and time, UTC.
     submitted: Annotated[str, msgspec.Meta(max_length=40)]
     # Random, so that a job that is submitted twice has two ids.
@@ -82,7 +85,7 @@ class Proposal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         """
         try:
             job = decoded_job(self.job.encode())
-            job.settings()
+            check_start(job.system, *job.settings(), goes_on=self.from_model != "")
             check_whole(job, "the proposal")
         except TreatyError:
             raise
@@ -90,10 +93,10 @@ class Proposal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise ConfigError(f"cannot read the job in the proposal: {error}") from None
         check_shared(job)
-        return job
+        return msgspec.structs.replace(job, from_model=self.from_model or None)
 
 
-def proposed(file: Path, verb: Verb, model: str = "", *, trial: bool = False) -> bytes:
+def proposed(file: Path, verb: Verb, model: str = "", from_model: str = "", *, trial: bool = False) -> bytes:
     """Return the proposal of a job file.
 
     Raises ConfigError if the file is wrong, or has fields that each node decides for itself.
@@ -105,7 +108,7 @@ def proposed(file: Path, verb: Verb, model: str = "", *, trial: bool = False) ->
     _check_job(encoded, [job.protocol, str(job.common.get("objective"))])
     nonce = secrets.token_hex(16)
     content = msgspec.json.encode(
-        Proposal(job=encoded, verb=verb, model=model, submitted=now, nonce=nonce, trial=trial)
+        Proposal(job=encoded, verb=verb, model=model, from_model=from_model, submitted=now, nonce=nonce, trial=trial)
     )
     if len(content) > LARGEST:
         raise ConfigError(f"expected a job of at most {LARGEST} bytes, got {len(content)} - in the job {file}")
@@ -129,6 +132,8 @@ def read_proposal(content: bytes, code: Collection[str] = ()) -> Proposal:
         raise ConfigError(f"cannot read the proposal: {error}") from None
     if (proposal.verb == "train") != (proposal.model == ""):
         raise ConfigError("expected the id of a training exactly if the job is a prediction, explanation or service")
+    if proposal.from_model and proposal.verb != "train":
+        raise ConfigError(f"expected a training to go on from a model, got a job to {proposal.verb}")
     age = datetime.now(UTC) - submitted
     if not -CLOCK_SLACK <= age <= OPEN_FOR:
         raise ConfigError(
@@ -242,9 +247,10 @@ def roles_of(job: Job, verb: Verb) -> Roles:
 
 
 def check_same(job: Job, training: Job) -> None:
-    """Refuse a prediction whose parties, options or active party differ from those of the training."""
+    """Refuse a job whose parties or active party differ from those of the training, or options if it is no training."""
     roles = [[(name, member.role) for name, member in each.parties.items()] for each in (job, training)]
-    fields = ("protocol", "active", "own", "common", "task", "classes")
+    # a training that goes on may have other options than the earlier one
+    fields = ("protocol", "active", "task", "classes", *(() if job.from_model else ("own", "common")))
     differ = [field for field in fields if getattr(job, field) != getattr(training, field)]
     differ += ["parties"] if roles[0] != roles[1] else []
     if differ:
@@ -267,7 +273,8 @@ def rounds_of(job: Job, kind: Kind) -> int:
 def in_words(job: Job, kind: Kind) -> str:
     """Describe a job in one line: verb, name, system and parties."""
     of = {"train": "", "check": " only, nothing is trained"}.get(kind, " of a model")
-    return f"{kind}{of}: {job.name} ({job.protocol}), {job.active} with the labels, {len(job.parties)} parties"
+    earlier = f", from the model of job {job.from_model[:12]} on" if job.from_model else ""
+    return f"{kind}{of}: {job.name} ({job.protocol}), {job.active} with the labels, {len(job.parties)} parties{earlier}"
 
 
 # A conversation (`exchange`) carries them. Decoding is strict: msgspec checks types, lengths and ranges before anything

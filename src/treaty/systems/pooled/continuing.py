@@ -23,7 +23,9 @@ from treaty.trees.objectives import Objective
 def refuse_continuing(system: System, own: SystemOptions) -> None:
     """Raise ConfigError where training cannot go on from a finished model."""
     why = ""
-    if system.split == "rows":
+    if system.common.table != "boosting":
+        why = "only models of trees can"
+    elif system.split == "rows":
         why = "participants know no margins but those of the trees that they grow together"
     elif system.split == "columns" and (not system.lossless or own.adds_noise or own.label_epsilon is not None):
         why = "sides of training rows at earlier splits would be shown without the noise"
