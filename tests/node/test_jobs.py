@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ from treaty.cli.main import app
 from treaty.errors import BudgetSpent
 from treaty.models.checkpoints import noise_folder
 from treaty.node.attempts import order_of
+from treaty.node.identity import trusted
 from treaty.node.job_views import describe, kept_for, verdict_on
 from treaty.node.policy import Policy
 from treaty.node.proposals import name_of
@@ -160,7 +162,8 @@ def test_a_training_goes_on_from_a_finished_one_of_the_same_parties(shop):
         "which side each training row takes at every split of the earlier model" in of for of in view.disclosures
     )
     assert f"needs the model of job {training[:12]}" in kept_for(shop.store, shop.store.job(training))
-    order = order_of(at, shop.own["shop"], {}, shop.jobs.settings, dict.fromkeys(JOB["parties"], "unix:x"), shop.made)
+    cards, unix = trusted(shop.jobs.settings.keys), dict.fromkeys(JOB["parties"], "unix:x")
+    order = order_of(at, shop.own["shop"], cards, shop.jobs.settings, unix, Path(shop.jobs.settings.folder))
     local = msgspec.json.decode(order.job)
     assert local["from_model"].endswith(f"models/{training}")
     assert local["output"].endswith(f"models/{job}")
@@ -168,10 +171,13 @@ def test_a_training_goes_on_from_a_finished_one_of_the_same_parties(shop):
         ({"task": "regression"}, {}, "those of the training; these differ: task"),
         ({"parties": {**JOB["parties"], "lab": {"table": "rows"}}}, {}, "these differ: parties"),
         ({"protocol": "fedxgboost-ldp", "fedxgboost-ldp": {"epsilon": 1.0}}, {}, "would be shown without the noise"),
-        ({"protocol": "quasi-newton", "boosting": {}}, {}, "only models of trees can"),
+        ({"protocol": "quasi-newton", "boosting": None}, {}, "only models of trees can"),
         ({}, {"from_model": "a" * 64}, "expected the id of a finished training"),
         ({}, {"verb": "predict", "model": training}, "expected a training to go on from a model, got a job to predict"),
         ({"boosting": {"process_type": "update"}}, {"from_model": ""}, "refreshes the leaves of a finished model"),
     ):
-        shop.proposed({**JOB, **changes}, **{"from_model": training, **fields})
-        assert why in shop.refusal()
+        fitting = {name: of for name, of in {**JOB, **changes}.items() if of is not None}
+        shop.proposed(fitting, **{"from_model": training, **fields})
+        shop.refusal()
+        # people of the party that refuses get the details
+        assert why in [event["why"] for event in shop.events() if event["what"] == "refused"][-1]
