@@ -31,7 +31,6 @@ from treaty.runs.rows import joined_in
 from treaty.runs.table_files import describe, read_alone
 from treaty.systems.alignment.leakage import add_alignment
 from treaty.systems.expected import Expected, Shape, slowness
-from treaty.systems.logistic.options import RegressionOptions
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Roles
 from treaty.systems.vertical.cipher_choice import in_words, rounded
@@ -159,7 +158,7 @@ def _shape(job: Job, roles: Roles, name: str, table: Table | None, common: Any, 
             by_halves = bins.n_bins[table.schema.categorical & (bins.n_bins >= common.onehot_below)]
             halved[name] = len(by_halves), int(by_halves.sum())
         else:
-            regression = isinstance(common, RegressionOptions)
+            regression = common.table == "regression"
             columns = slots = len(preparation_of(table).names(names, table.schema.categories) if regression else names)
     others = (columns, slots) if job.by_row or table is None else (COLUMNS, _slots(COLUMNS, common))
     sizes = {owner: (columns, slots) if owner == name else stated.get(owner, others) for owner in roles.owners}
