@@ -79,10 +79,8 @@ def write_file(path: str | os.PathLike[str], content: Any, form: Format, owner: 
 def read_file(path: str | os.PathLike[str], content: type[Content], form: Format, owner: str | None = None) -> Content:
     """Read what `write_file` wrote, of the same format and owner (None: anybody's).
 
-    Raises
-    ------
-    ConfigError
-        If there is no such file, or it is damaged, no such file of Treaty, another party's, or of another version.
+    ConfigError if there is no such file, or it is damaged, no such file of Treaty, another party's, or of another
+    version.
     """
     with explained(f"cannot read {path}"):
         with Path(path).open("rb") as file:

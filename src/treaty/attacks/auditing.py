@@ -170,8 +170,6 @@ def findings_of_records(paths: Sequence[Path]) -> tuple[list[Finding], dict[str,
     return findings(views, by_row=by_row), in_clear, unscored + unstated
 
 
-# ---------------------------------------------------------------- a comparison of systems on the same job
-
 Rows = NDArray[np.intp]
 
 # users into which a participant is divided

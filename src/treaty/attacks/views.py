@@ -46,12 +46,8 @@ class View:
     def stated(self) -> tuple[list[str], list[str]]:
         """Compare the messages that the party received in the training with what is stated about them.
 
-        Returns
-        -------
-        in_clear : list of str
-            What they are stated to show in the clear or under noise: attacks can start from these.
-        unstated : list of str
-            Messages that no statement covers: a fault of the system's `routes`.
+        Return what they are stated to show in the clear or under noise, from which attacks can start, and messages that
+        no statement covers: a fault of the system's `routes`.
         """
         inputs, roles = self.inputs, self.inputs.roles.of
         lines = (*sent(self.system.routes.get("train", ()), inputs.options, inputs.common), *OF_RUNS, *ALIGNMENT)

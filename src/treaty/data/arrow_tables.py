@@ -330,8 +330,6 @@ def _matches(cells: Any, pattern: str) -> Flags:
     return np.asarray(found.to_numpy(zero_copy_only=False), np.bool_)
 
 
-# ------------------------------ ids in CSV files, which do not state types: 00123 and 123 are different ids
-
 _WHOLE = r"^(0|-?[1-9][0-9]{0,18})$"
 # as pandas writes whole numbers with a missing one among them
 _WHOLE_DECIMAL = r"^(0|-?[1-9][0-9]{0,14})(\.0*)?$"

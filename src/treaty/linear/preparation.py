@@ -131,8 +131,6 @@ def _spread(
     return np.stack(columns, axis=1) if columns else np.empty((n_rows, 0))
 
 
-# ---------------------------------------------------------------- uncorrelated coordinates
-
 # Eigenvalues below this share of the largest count as 0: columns that depend on the others linearly
 DEPENDENT = 1e-9
 

@@ -168,9 +168,6 @@ def train(
     return FittedWeights(weights, schedule.losses, schedule.eval_losses, schedule.settled)
 
 
-# ---------------------------------------------------------------- on all rows, to the optimum
-
-
 def minimise(
     X: Floats, y: Floats, loss: Loss, *, l2: float, tol: float, max_iter: int, weight: Floats | None = None,
     watched: Mapping[str, tuple[Floats, Floats]] | None = None, patience: int | None = None,

@@ -102,9 +102,6 @@ def _difference(name: str, own: Mapping[str, Term], peer: str, theirs: Mapping[s
     return ""
 
 
-# ---------------------------------------------------------------- values of many rows, in pieces
-
-
 def send_rows(party: Party, peer: str, n_rows: int, bits: int, message: Callable[[slice], Message]) -> None:
     """Send a peer what ``message(rows)`` makes of each of `row_pieces`."""
     for rows in row_pieces(n_rows, bits):
@@ -131,9 +128,6 @@ def take_columns(
         for of, message in take_rows(party, peer, n_rows, bits, type(first), first)
     ]
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-
-
-# ---------------------------------------------------------------- what all tell each other, and a seed of all
 
 
 @leaks("a commitment", "nothing")

@@ -135,8 +135,6 @@ def ping_options(time: float, timeout: float = BULK_PING_TIMEOUT) -> list[tuple[
     ]
 
 
-# ---------------- what a listening party lets strangers and peers take of it: connections, calls, time for a handshake
-
 try:
     import resource
 except ImportError:  # Windows has no such limit
@@ -182,9 +180,6 @@ def limiting_options(peers: int) -> list[tuple[str, Any]]:
         ("grpc.max_allowed_incoming_connections", connections),
         ("grpc.max_concurrent_streams", CALLS),
     ]
-
-
-# ------------------------------------------------------ threads for calls that may be open for as long as a job takes
 
 
 class DaemonThreads(futures.Executor):

@@ -128,8 +128,6 @@ class Transcript:
         return totals
 
 
-# -------------------------------------------------- bytes by pair of parties over time, for reports
-
 _MOST_STEPS = 60
 _MOST_PEERS = 20
 OTHERS = "others"

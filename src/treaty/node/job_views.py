@@ -29,8 +29,6 @@ from treaty.runs.job import Job
 from treaty.runs.local_checks import CheckFinding, Sizes, check_own
 from treaty.runs.report import learned_by
 
-# ------------------------------------------------------------ before a job is approved
-
 
 def verdict_on(settings: Settings, trusted: Collection[str], job: Job, verb: Verb) -> PolicyVerdict:
     """Return the joint verdict of the policies of all data sets that a job uses at this node.
@@ -86,9 +84,6 @@ def learned(job: Job, verb: Verb) -> dict[str, list[str]]:
     lines = {party: [f"which of {rows} are asked for, and when"] for party in job.parties if party != job.active}
     what = "predictions" if verb != "explain" else "predictions, and the total contribution of each party's columns"
     return {job.active: [f"{what}, of the rows that all parties have"], **lines}
-
-
-# ------------------------------------------------------------ a job on a terminal, and on the node's page
 
 
 @dataclass(frozen=True)
@@ -199,9 +194,6 @@ def _readable(row: JobRow) -> tuple[Proposal, Job] | None:
         return None if proposal is None else (proposal, proposal.described())
     except TreatyError:
         return None
-
-
-# ------------------------------------------------------------ a job that is forgotten
 
 
 def kept_for(store: Store, row: JobRow) -> str:

@@ -301,9 +301,6 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(repr(name) for name in names) or "none"
 
 
-# ------------------------------------------------------------ where a job's files are in the node's folder
-
-
 class JobFiles:
     """Where a job's files are in the node's folder; a prediction's results are with those of the training `model`."""
 

@@ -35,8 +35,6 @@ LONGEST_TERM = 4000
 # round of the messages that end a training: after the rounds of any training
 LAST_ROUND = 1 << 40
 
-# ---------------------------------------------------------------- parties compare their job files and connect
-
 
 def shared_terms(job: Job, name: str, roles: Roles, verb: str) -> dict[str, str]:
     """Return what a party's copy of a job must have in common with all other copies, by name, as text.
@@ -174,9 +172,6 @@ def _channel(
         # a unix socket is a node's: its jobs' names are unique, for they contain their ids
         job=job.name if me.address.startswith("unix:") else "",
     )  # fmt: skip
-
-
-# ---------------------------------------------------------------- all parties keep what a training left, or none does
 
 
 @leaks("that the sender has written its part of the model", "control")

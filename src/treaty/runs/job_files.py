@@ -112,11 +112,8 @@ def load_job(path: str | Path) -> Job:
 def read_job(path: str | Path) -> Job:
     """Read a job from a TOML (or JSON) file, and check it.
 
-    Raises
-    ------
-    ConfigError
-        If the file cannot be read; if a field is unknown, missing or of the wrong type; if options or roles do not fit
-        the system; or if rows of different people are to be aligned.
+    ConfigError if the file cannot be read; if a field is unknown, missing or of the wrong type; if options or roles do
+    not fit the system; or if rows of different people are to be aligned.
     """
     path = Path(path)
     try:

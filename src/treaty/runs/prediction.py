@@ -299,14 +299,9 @@ def predict_hidden(
     as in a job; None: in this call alone. `boosting` are the options that bound the model: `n_estimators` and
     `max_depth`, as it was trained with.
 
-    Raises
-    ------
-    ConfigError
-        If the system or its options have no such prediction; if edge servers are too few; if a user has the name of
-        another role; if the model has no bins or trees, or more or deeper ones than the options say; or if a count
-        cannot be used.
-    DataError
-        If a table has another schema, or a user has more rows than its limit allows.
+    Raises ConfigError if the system or its options have no such prediction; if edge servers are too few; if a user has
+    the name of another role; if the model has no bins or trees, or more or deeper ones than the options say; or if a
+    count cannot be used. DataError if a table has another schema, or a user has more rows than its limit allows.
     """
     system = find_system(options.system)
     common = converted(boosting, system.common, "predict_hidden").checked(options)

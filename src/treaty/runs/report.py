@@ -58,20 +58,13 @@ _HEADINGS = ("message", "from → to", "the receiver learns", "form", "what less
 
 @dataclass(frozen=True, slots=True)
 class Disclosures:
-    """Who learns what in a job.
+    """Who learns what in a job."""
 
-    Attributes
-    ----------
-    system : str
-        The system's name.
-    learned : mapping of str to sequence of str
-        By party, or role, what it learns beyond its own data, in sentences.
-    messages : mapping of str to tuple of Route
-        The messages it comes from, by stage: alignment, training, prediction and so on.
-    """
-
+    # the system's name
     system: str
+    # by party, or role, what it learns beyond its own data, in sentences
     learned: Mapping[str, Sequence[str]]
+    # the messages it comes from, by stage: alignment, training, prediction and so on
     messages: Mapping[str, Routes]
 
     def __str__(self) -> str:

@@ -220,9 +220,6 @@ def check_messages(messages: Words, plaintext_bits: int) -> None:
         raise CryptoError(f"expected messages below 2^{plaintext_bits - 2} - lower fractional_bits")
 
 
-# -------------------------------------------------- random encryptions of zero
-
-
 class RandomPowers:
     """Encryptions of zero by which ciphertexts are multiplied: powers of fixed bases with random exponents."""
 

@@ -290,9 +290,6 @@ def _hash_bits(keys: Words, rows: Words, offsets: Words, first: int, width: int,
                 out[start + k] |= np.uint32(((outer[2 * k] ^ inner[2 * k]) & low) << np.uint64(width * number))
 
 
-# ---------------------------------------------------------------- by OpenSSL
-
-
 def _permutation(key: bytes) -> Any:
     return Cipher(algorithms.AES(key), modes.ECB()).encryptor()  # noqa: S305 - a permutation of blocks, no cipher
 

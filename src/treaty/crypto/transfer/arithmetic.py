@@ -271,9 +271,6 @@ def _swapped(drawn: Drawn, offered: Wide) -> Steps[tuple[Wide, Wide]]:
     return _received(drawn, message, offered.shape, 1), sent.share(unpacked(came, len(offered)))
 
 
-# -------------------------------------------------- correlated transfers of wide numbers
-
-
 class _Sent:
     """A sender's end of sums over a receiver's `bits` bits, of weights 1, 2, ..., times y (n, v, words).
 

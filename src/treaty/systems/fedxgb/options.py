@@ -146,8 +146,6 @@ def check_consent(options: FedXGB) -> None:
         raise ConfigError(f'{PAPER_LEAKS}; set allow_insecure=True for comparison on public data, or mode="safe"')
 
 
-# ---------------------------------------------------------------- who is who
-
 # Where a user may drop out of a tree: as it begins; before its key is made; before or after its vector is sent; as
 # rows go down the tree
 Stage = Literal["call", "setup", "shared", "masked", "prediction"]
@@ -278,9 +276,6 @@ def links(roles: Roles, options: FedXGB) -> dict[str, list[str]]:
     return found
 
 
-# ---------------------------------------------------------------- who holds shares of a hidden model
-
-
 def holders_of(comparison: Comparison, edges: Sequence[str]) -> list[str]:
     """Return the edge servers that have shares, in order."""
     return list(edges[:2] if comparison == "additive" else edges)
@@ -325,9 +320,6 @@ def links_of_prediction(roles: Roles, options: FedXGB) -> dict[str, list[str]]:
         others = [other for other in edges if other != name]
         found[name] = [roles.active, *others, *(roles.owners if name in holders else [])]
     return found
-
-
-# ---------------------------------------------------------------- dropouts
 
 
 def only_simulated(options: FedXGB) -> str:

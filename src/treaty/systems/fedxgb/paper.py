@@ -261,8 +261,6 @@ def pairs_of(lost: str, secret: bytes, setup: SumSetup, job: str) -> dict[str, i
     return pairs
 
 
-# ---------------------------------------------------------------- ways down a tree
-
 _AT_ONCE = 1 << 16  # comparisons: their random numbers take a kilobyte each
 
 

@@ -193,8 +193,6 @@ def _exchange(party: Party, edges: Sequence[str], outgoing: Mapping[int, Words])
     return replies
 
 
-# ---------------------------------------------------------------- additive shares, with a dealer
-
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 _AtLeastOne = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
 _NONE = np.empty(0, np.uint64)

@@ -8,13 +8,7 @@ from typing import Any, ClassVar, Literal
 from treaty.errors import ConfigError
 from treaty.systems.options import AtLeastOne, KeyBits, SystemOptions, TestKeyBits, check_test_key, names_of
 from treaty.systems.pooled.constraints import refuse_constraints
-from treaty.systems.vertical.cipher_options import (
-    CIPHER_BINS,
-    CipherOptions,
-    check_lattice_fraction,
-    check_outputs,
-    check_sealed,
-)
+from treaty.systems.vertical import cipher_options
 
 PAPER_LEAKS = (
     "fedxgboost-smm as published shows each party the other's data, as measured on its own messages: in version 2 "
@@ -92,7 +86,7 @@ class FedXGBoostSMM(SystemOptions):
 
     system: ClassVar[str] = "fedxgboost-smm"
     limits_categories = True
-    default_bins: ClassVar[int] = CIPHER_BINS
+    default_bins: ClassVar[int] = cipher_options.CIPHER_BINS
     paper_bins: ClassVar[int | None] = 20
     may_change: ClassVar[frozenset[str]] = frozenset(
         {"backend", "reveal", "key_bits", "insecure_test_key_bits", "allow_exact_sums"}
@@ -113,9 +107,9 @@ class FedXGBoostSMM(SystemOptions):
         return self.backend or "lattice"
 
     @property
-    def ciphers(self) -> CipherOptions:
+    def ciphers(self) -> cipher_options.CipherOptions:
         """How sums are hidden in safe mode."""
-        return CipherOptions(
+        return cipher_options.CipherOptions(
             cipher=self.cipher,
             reveal=None if self.reveal == "argmax" else self.reveal,
             key_bits=self.key_bits,
@@ -166,11 +160,11 @@ class FedXGBoostSMM(SystemOptions):
                 'key_bits and insecure_test_key_bits are for backend="ou" alone; the others have no such key'
             )
         check_test_key(self)
-        check_outputs(self.cipher, common)
+        cipher_options.check_outputs(self.cipher, common)
         if self.reveal == "argmax":
-            check_sealed(self.cipher, common, 'reveal="argmax"')
+            cipher_options.check_sealed(self.cipher, common, 'reveal="argmax"')
         if self.cipher == "lattice":
-            check_lattice_fraction(common.fractional_bits, 'take backend="dealer" or "ou"')
+            cipher_options.check_lattice_fraction(common.fractional_bits, 'take backend="dealer" or "ou"')
 
 
 def check_consent(options: FedXGBoostSMM) -> None:

@@ -207,8 +207,6 @@ def make_route(conditions: Conditions, n_terms: int) -> list[Stop]:
     return route
 
 
-# ---------------------------------------------------------------- sums of ciphertexts
-
 Words = NDArray[np.uint64]
 
 EXCHANGE_BYTES = 32

@@ -9,14 +9,7 @@ import msgspec
 
 from treaty.errors import ConfigError
 from treaty.systems.options import KeyBits, Positive, SystemOptions, TestKeyBits, check_test_key
-from treaty.systems.vertical.cipher_options import (
-    CIPHER_BINS,
-    CipherOptions,
-    check_lattice_fraction,
-    check_outputs,
-    check_sealed,
-    why_unsealed,
-)
+from treaty.systems.vertical import cipher_options
 
 PAPER_KEY_BITS = 512
 
@@ -76,7 +69,7 @@ class SecureBoost(SystemOptions):
     """
 
     system: ClassVar[str] = "secureboost"
-    default_bins: ClassVar[int] = CIPHER_BINS
+    default_bins: ClassVar[int] = cipher_options.CIPHER_BINS
     may_change: ClassVar[frozenset[str]] = frozenset(
         {"encryption", "reveal", "key_bits", "insecure_test_key_bits", "allow_exact_sums"}
     )
@@ -108,7 +101,7 @@ class SecureBoost(SystemOptions):
         if self.purity_guard is not None and common.interaction_constraints:
             # the active party splits nodes that others may not see alone, and does not know which groups are left there
             return "they cannot be sealed with purity_guard and interaction_constraints together"
-        return why_unsealed(self.cipher, common)
+        return cipher_options.why_unsealed(self.cipher, common)
 
     @property
     def cipher(self) -> str:
@@ -138,9 +131,9 @@ class SecureBoost(SystemOptions):
         return not as_published if self.rerandomise is None else self.rerandomise
 
     @property
-    def ciphers(self) -> CipherOptions:
+    def ciphers(self) -> cipher_options.CipherOptions:
         """What these options say of the cipher of sums."""
-        return CipherOptions(
+        return cipher_options.CipherOptions(
             cipher=self.cipher,
             reveal=self.reveal,
             key_bits=self.key_bits,
@@ -164,7 +157,7 @@ class SecureBoost(SystemOptions):
                 "goss and purity_guard contradict each other: goss's samples show passive parties the rows with large "
                 "gradients; use subsample"
             )
-        check_outputs(self.cipher, common)
+        cipher_options.check_outputs(self.cipher, common)
         if self.mechanism is not None:
             common.refuse_outputs("every leaf would have the noise of all classes")
         if (self.mechanism is None) != (self.epsilon is None):
@@ -176,11 +169,11 @@ class SecureBoost(SystemOptions):
                 "rows of nodes"
             )
         if self.sums == "sealed":
-            check_sealed(self.cipher, common, 'sums="sealed"')
+            cipher_options.check_sealed(self.cipher, common, 'sums="sealed"')
             if why := self._why_unsealed(common):
                 raise ConfigError(f'expected sums="open": {why}; or leave one of them out')
         if self.encryption == "lattice":
-            check_lattice_fraction(common.fractional_bits, 'take encryption="ou"')
+            cipher_options.check_lattice_fraction(common.fractional_bits, 'take encryption="ou"')
         if self.encryption == "lattice" and self.rerandomise is not None:
             raise ConfigError(
                 "rerandomise is for ciphers with keys; the lattice map adds noise to every answer: leave it out"

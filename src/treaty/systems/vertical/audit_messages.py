@@ -163,9 +163,6 @@ class Replay(LeafRows):
         return splits
 
 
-# ---------------------------------------------------------------- messages
-
-
 def sampled_rows(sample: TreeSample) -> Int32s:
     """Return the drawn rows, int32, ascending."""
     return np.arange(len(sample.grad), dtype=np.int32) if sample.rows is None else sample.rows

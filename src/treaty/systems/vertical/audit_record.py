@@ -244,9 +244,6 @@ def check_size(keeping: AuditFolder, party: str, nbytes: int) -> None:
         )
 
 
-# ---------------------------------------------------------------- observers that write the records
-
-
 def keep_for_audit(inputs: RoleInput, keeping: AuditFolder) -> None:
     """Have a party of a training keep its record: an observer that writes down what an audit needs."""
     if inputs.party.name == inputs.roles.active:
