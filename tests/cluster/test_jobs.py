@@ -35,6 +35,7 @@ JOBS = {
     "lattice": ("secureboost", {"encryption": "lattice", "sums": "open", **TREES}, {"a": "", "b": "", "c": ""}),
     "ou": ("secureboost", {"encryption": "ou", "sums": "open", **KEY, **TREES}, TWO),
     "paillier": ("secureboost", {"encryption": "paillier", "sums": "open", **KEY, **TREES}, TWO),
+    "many categories": ("secureboost", {"encryption": "ou", "sums": "open", **KEY, **TREES}, TWO),
     "smm, ou": ("fedxgboost-smm", {"backend": "ou", **KEY, **TREES, "max_depth": 2}, TWO),
     "smm, lattice": ("fedxgboost-smm", {**OPEN, **TREES}, TWO),
     "columns": ("federboost-vertical", {"epsilon": 50.0, **TREES}, {"a": "", "b": "", "c": ""}),
@@ -63,6 +64,13 @@ def drawn(_: str, rows: int) -> tuple[pd.DataFrame, np.ndarray]:
     return pd.DataFrame(x, columns=[f"c{k}" for k in range(9)]), (signal + rng.normal(0, 2, rows) > 5).astype(int)
 
 
+def with_many_categories(of: str, rows: int) -> tuple[pd.DataFrame, np.ndarray]:
+    """Return columns of 400 categories at both parties: codes of two bytes."""
+    x, y = drawn(of, rows)
+    codes = np.random.default_rng(6).integers(0, 400, (2, rows))
+    return x.assign(c1=np.char.add("k", codes[0].astype(str)), c7=np.char.add("k", codes[1].astype(str))), y
+
+
 def without_gaps(of: str, rows: int) -> tuple[pd.DataFrame, np.ndarray]:
     x, y = drawn(of, rows)
     return x.fillna(0.0), y
@@ -75,6 +83,8 @@ def play(monkeypatch, tmp_path):
 
     def both(name: str, cluster: str = "ray", workers: int | None = None):
         system, options, roles = JOBS[name]
+        if name == "many categories":
+            monkeypatch.setattr(small_jobs, "real_table", with_many_categories)
         if system == "quasi-newton":
             monkeypatch.setattr(small_jobs, "real_table", without_gaps)
         found = []

@@ -88,6 +88,21 @@ def test_parties_go_on_to_the_trees_of_one_table(system, parties, loss):
         assert all(share > 0.0 for share in shares.values())
 
 
+@pytest.mark.parametrize("more", [{"max_leaves": 5, "max_depth": None}, {"num_parallel_tree": 2}, {"directed": True}])
+def test_parties_go_on_under_every_growth_option(more):
+    kind, options, X, y = of_loss("binary", rows=120)
+    tables = cut(X, 2)
+    if more.pop("directed", False):
+        numbers = [f"{name}.{of}" for name, table in tables.items() for of in table.select_dtypes("number").columns]
+        more = {"monotone_constraints": dict.fromkeys(numbers[:2], -1), "interaction_constraints": [numbers]}
+    options |= more
+    first = kind(SYSTEMS["open"], n_estimators=1, **options).fit(tables, y)
+    again = kind(SYSTEMS["open"], n_estimators=2, **options).fit(tables, y, xgb_model=first)
+    once = kind(n_estimators=3, **options).fit(tables, y)
+    assert_same_trees(again, once)
+    assert len(once.parts_["pooled"].forest.trees) == 3 * options.get("num_parallel_tree", 1)
+
+
 def test_new_rows_start_from_the_predictions_of_the_earlier_model():
     kind, options, X, y = of_loss("binary", rows=400)
     old, new = slice(0, 200), slice(200, 400)

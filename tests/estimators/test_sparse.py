@@ -168,7 +168,12 @@ def test_unusable_matrices_are_named():
     model = treaty.GBDTClassifier(**OPTIONS)
     infinite = DENSE.copy()
     infinite[3, 1] = np.inf
+    beyond, before, cut_off = (sparse.csr_array(DENSE) for _ in range(3))
+    beyond.indices[0], before.indices[0], cut_off.indptr[-1] = 77, -5, 10**6
     for given, words in [
+        (beyond, "indices must be < 6 - at a sparse matrix"),
+        (before, "indices must be >= 0 - at a sparse matrix"),
+        (cut_off, "Last value of index pointer should be less than the size of index"),
         (sparse.csr_array(infinite), "column 'f1': 1 rows are infinite"),
         (sparse.csr_array(DENSE.astype(complex)), "Complex data not supported"),
         (sparse.coo_array(np.ones(4)), "Expected 2D array, got a sparse 1D array"),

@@ -79,7 +79,13 @@ def is_sparse(data: Any) -> bool:
 
 
 def canonical(data: Any) -> Any:
-    """Return a copy in CSC format with one entry a cell; float32 where that changes no number."""
+    """Return a copy in CSC format with one entry a cell; float32 where that changes no number.
+
+    Raises ValueError for a matrix whose indices are out of range.
+    """
+    if hasattr(data, "check_format"):
+        # scipy believes what a matrix says of its indices, and would read or write elsewhere
+        data.check_format(full_check=True)
     matrix = data.tocsc(copy=True)
     matrix.sum_duplicates()
     if matrix.dtype.kind == "f":

@@ -284,7 +284,10 @@ def _sparse_source(data: Any, party: str) -> _Source:
     if data.dtype.kind not in "biuf":
         what = "Complex data not supported" if data.dtype.kind == "c" else f"{data.dtype} is not a number"
         raise DataError(f"{party}: {what} - at a sparse matrix")
-    matrix = canonical(data)
+    try:
+        matrix = canonical(data)
+    except ValueError as error:
+        raise DataError(f"{party}: {error} - at a sparse matrix") from None
 
     def read(i: int, text: bool, origin: Origin | EllipsisType, out: NDArray[np.float32] | None) -> Column:
         return column_from_array(dense_column(matrix, i), origin=origin)
