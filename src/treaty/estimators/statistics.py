@@ -48,7 +48,7 @@ class ColumnStatistics(TableEstimator):
     correlation : {"pearson", "spearman", "none"}, default "pearson"
         Correlation of numeric columns, of values or of ranks; a missing value counts as the mean of its column.
     n_jobs, active, transport, parties
-        As for `GBDTClassifier`.
+        The same as those of `GBDTClassifier`.
 
     Attributes
     ----------
