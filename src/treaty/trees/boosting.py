@@ -174,10 +174,7 @@ class BoostingPlan:
 
 @dataclass(frozen=True, slots=True)
 class TreeSample:
-    """One tree's gradients, int64 (n_rows,), of many outputs (K, n_rows), sampled rows (None: all) and columns.
-
-    Rows and columns are ascending.
-    """
+    """One tree's gradients, int64 (n_rows,) or (K, n_rows), sampled rows (None: all) and columns, both ascending."""
 
     grad: Integers
     hess: Integers

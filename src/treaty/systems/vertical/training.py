@@ -345,9 +345,7 @@ class Follower:
     def __init__(self, inputs: RoleInput, start: Start, released: RandomisedRows | None = None) -> None:
         (self._active,), self._inputs, table = inputs.party.peers, inputs, inputs.rows.table
         # trees that are refreshed are not grown
-        alone = (
-            inputs.common.n_estimators if inputs.common.refreshes else getattr(inputs.options, "rl_trees", None) or 0
-        )
+        alone = inputs.common.n_estimators * inputs.common.refreshes or getattr(inputs.options, "rl_trees", None) or 0
         self.limits = TrainingLimits(self._active, inputs, start.rounds, alone)
         if start.resumed:
             self.part = self._resumed(start)
