@@ -124,8 +124,9 @@ def measure(title: str, rows: int, case: tuple[str, dict[str, Any], dict[str, An
         folder = Path(name)
         active, parties, more = (by_row if title in ROW_SPLIT else by_column)(system, own, rows, folder)
         job = Job(
-            name="estimates", active=active, label="label", parties=parties, protocol=system, own=own, common=common,
-            output=str(folder / "model"), store=str(folder / "store"), n_jobs=1, **more,
+            name="estimates", active=active, label="label", parties=parties, protocol=system, own=own,
+            common={"max_depth": 3, **common}, output=str(folder / "model"), store=str(folder / "store"), n_jobs=1,
+            **more,
         )  # fmt: skip
         job = processes._completed(job)
         path = folder / "job.json"

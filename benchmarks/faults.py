@@ -84,7 +84,7 @@ def setups() -> dict[str, Setup]:
         whole = pd.concat([ids, x.iloc[:, :8]], axis=1).assign(y=y).head(300)
         return {f"p{k}": whole.iloc[k::count] for k in range(count)}
 
-    trees = {"n_estimators": 6, "min_child_samples": 5}
+    trees = {"n_estimators": 6, "max_depth": 3, "min_child_samples": 5}
     short = {"insecure_test_key_bits": 1024, "allow_insecure": True}
     exact = {"allow_exact_sums": True}
     lr = {"max_iter": 6, "batch_size": 280, "tol": 0.0, "random_state": 3}

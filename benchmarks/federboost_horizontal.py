@@ -543,7 +543,7 @@ def over_links(quick: bool) -> list[dict]:
     rows = at_random(data.x[:290_000].astype(np.float32), data.y[:290_000], 3)
     result = []
     for title, trees, depth, published in LINK_JOBS[:1] if quick else LINK_JOBS:
-        options = {"base_score": 0.5, "n_estimators": trees, "max_depth": depth, "max_bin": 24}
+        options = {"base_score": 0.5, "n_estimators": trees, "max_depth": depth, "learning_rate": 0.3, "max_bin": 24}
         played(rows, options, None)
         bare, found = played(rows, options, None)
         crossed = crossings(found.transcripts, acknowledged=False)
@@ -573,7 +573,13 @@ def in_namespaces(quick: bool) -> list[dict]:
     """Time the job of `over_links` between processes, with and without the link, beside what can be predicted."""
     data, (title, trees, depth, _), delay = flights(), LINK_JOBS[0], 0.05
     x, y = data.x[:290_000].astype(np.float32), data.y[:290_000]
-    options = {"base_score": 0.5, "n_estimators": 5 if quick else trees, "max_depth": depth, "max_bin": 24}
+    options = {
+        "base_score": 0.5,
+        "n_estimators": 5 if quick else trees,
+        "max_depth": depth,
+        "learning_rate": 0.3,
+        "max_bin": 24,
+    }
     result = []
     for participants in (3,) if quick else (3, 5):
         rows = at_random(x, y, participants)

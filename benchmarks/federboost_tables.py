@@ -154,7 +154,7 @@ def jobs_by_parties(quick: bool) -> Iterator[Job]:
         ("30,000 x 23 (Default of Credit Card Clients)", *_all(default_of_credit_card_clients()), 20, 3, 24),
     ]
     for k, (title, x, y, trees, depth, bins) in enumerate(sets):
-        common = {"base_score": 0.5, "n_estimators": trees, "max_depth": depth, "n_jobs": THREADS}
+        common = {"base_score": 0.5, "n_estimators": trees, "max_depth": depth, "learning_rate": 0.3, "n_jobs": THREADS}
         for parties in (2, 8) if quick else (2, 4, 6, 8):
             model = flat(GBDTClassifier, VERTICAL, max_bin=16, **common)
             yield title, "columns", parties, columns_of(x, parties), model, (y,), "at most 33 s" if k == 0 else ""
@@ -230,7 +230,7 @@ def speed(quick: bool) -> list[dict[str, object]]:
     x, y = large.x[:50_000, :15].astype(np.float32), large.y[:50_000]
     jobs = list(jobs_by_parties(quick))
     for trees in (1, 20) if quick else (1, 20, 200):
-        common = {"base_score": 0.5, "n_estimators": trees, "max_depth": 4, "n_jobs": THREADS}
+        common = {"base_score": 0.5, "n_estimators": trees, "max_depth": 4, "learning_rate": 0.3, "n_jobs": THREADS}
         title = f"50,000 x 15 (flights), {trees} trees of depth 4"
         vertical = flat(GBDTClassifier, VERTICAL, max_bin=16, **common)
         jobs.append((title, "columns", 3, columns_of(x, 3), vertical, (y,), ""))
@@ -335,7 +335,14 @@ def columns(quick: bool) -> list[dict[str, object]]:
             for epsilon in (math.inf, 4.0):
                 own = CLEAR if epsilon == math.inf else {"epsilon": epsilon}
 
-                common = {"base_score": 0.5, "n_estimators": trees, "max_depth": depth, "max_bin": q, **own}
+                common = {
+                    "base_score": 0.5,
+                    "n_estimators": trees,
+                    "max_depth": depth,
+                    "learning_rate": 0.3,
+                    "max_bin": q,
+                    **own,
+                }
                 halves = [scored(data, orders[0], cut, common) for cut in cuts]
                 dealt = orders if q == 16 else []
                 others = [mean(scored(data, order, cut, common) for cut in cuts[:2]) for order in dealt]
@@ -386,7 +393,13 @@ def ranks(quick: bool) -> list[dict[str, object]]:
             buckets = by_rank(x[train], x[test], 16, np.random.default_rng(seed))
             for name, (seen, asked) in zip(found, (buckets, (x[train], x[test])), strict=True):
                 model = GBDTClassifier(
-                    "pooled", base_score=0.5, n_estimators=trees, max_depth=depth, max_bin=16, n_jobs=THREADS
+                    "pooled",
+                    base_score=0.5,
+                    n_estimators=trees,
+                    max_depth=depth,
+                    learning_rate=0.3,
+                    max_bin=16,
+                    n_jobs=THREADS,
                 )
                 found[name].append(auc(y[test], model.fit(seen, y[train]).predict_proba(asked)[:, 1]))
         published = PUBLISHED.get((data.title, 16, math.inf), "")

@@ -63,7 +63,9 @@ def measured(cipher: str, bits: int | None, trees: int, rows: int, pairs: int) -
     middle = x.shape[1] // 2
     tables = {"bank": to_table(x[:, :middle], party="bank"), "shop": to_table(x[:, middle:], party="shop")}
     own = SecureBoost(encryption=cipher, key_bits=bits, allow_exact_sums=True)
-    common = BoostingOptions(n_estimators=trees, base_score=0.5, max_bin=32).checked(own)
+    common = BoostingOptions(n_estimators=trees, max_depth=3, learning_rate=0.3, base_score=0.5, max_bin=32).checked(
+        own
+    )
     estimates: dict[str, int] = {}
     check_size = audit_record.check_size
     audit_record.check_size = lambda _, party, nbytes: estimates.update({party: nbytes})

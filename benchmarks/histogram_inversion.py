@@ -39,7 +39,7 @@ from treaty.trees.objectives import Objective, make_objective
 from treaty.trees.splits import Level
 
 MEMBERS = 3  # who make the noise
-BASE = BoostingOptions(n_estimators=20, max_depth=3, max_bin=32, min_child_samples=1, random_state=0)
+BASE = BoostingOptions(n_estimators=20, max_depth=3, learning_rate=0.3, max_bin=32, min_child_samples=1, random_state=0)
 ON_CANCER = [
     {},
     *({"min_child_samples": least} for least in (5, 20, 50, 100)),

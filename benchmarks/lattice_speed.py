@@ -115,7 +115,9 @@ def one_tree(rows: int, columns: int, bins: int, depth: int, cipher: str, bits: 
         sent, back = work
     vectors = sum(map(len, levels))
     peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    pooled = GBDTClassifier("pooled", base_score=0.5, n_estimators=5, max_depth=depth, max_bin=bins, n_jobs=THREADS)
+    pooled = GBDTClassifier(
+        "pooled", base_score=0.5, n_estimators=5, max_depth=depth, learning_rate=0.3, max_bin=bins, n_jobs=THREADS
+    )
     plain = pooled.fit(codes.astype(np.float32), grad < 0).timings_["boosting"] / 5
     tree = median(a + p for a, p in zip(active, passive, strict=True))
     return {

@@ -84,7 +84,9 @@ def grow(
     loss: str = "logistic",
 ) -> list[OpenedNode]:
     """Train on both parties' columns; return what was opened of the passive one's, tree after tree."""
-    options = BoostingOptions(**{"random_state": 0, **changes}).checked(SecureBoost())
+    options = BoostingOptions(**{"n_estimators": 20, "max_depth": 3, "random_state": 0, **changes}).checked(
+        SecureBoost()
+    )
     labels = y.astype(np.float64)
     objective = make_objective(loss, labels, None, n_classes=len(np.unique(y)), fractional_bits=options.fractional_bits)
     nodes: list[OpenedNode] = []
@@ -100,7 +102,9 @@ def opened_by_job(
     """Train between two parties, the first active; return what it opened of the other's columns."""
     recording, first = Recording(), next(iter(tables))
     with observing(lambda inputs: [recording] if inputs.party.name == first else []):
-        GBDTClassifier(system, base_score=0.5, random_state=0).fit(tables, y)
+        GBDTClassifier(system, n_estimators=20, max_depth=3, learning_rate=0.3, base_score=0.5, random_state=0).fit(
+            tables, y
+        )
     (nodes,) = recording.nodes.values()
     return nodes
 

@@ -57,7 +57,7 @@ def drawn(n_rows: int, columns: int) -> tuple[Tables, NDArray[np.int64]]:
 
 def one_tree(tables: Tables, y: NDArray[np.int64], sums: str, trees: int, transport: str, **options: Any) -> dict:
     """Return seconds, megabytes and messages of a tree, and the seconds of set-up."""
-    settings = {"max_depth": 3, "max_bin": 32, "base_score": 0.5, **options}
+    settings = {"max_depth": 3, "learning_rate": 0.3, "max_bin": 32, "base_score": 0.5, **options}
     system = SecureBoost(encryption="lattice", sums=sums, allow_exact_sums=True)
     took, moved, messages = {}, {}, {}
     before = cpu_of_others()
@@ -79,7 +79,7 @@ def one_tree(tables: Tables, y: NDArray[np.int64], sums: str, trees: int, transp
 
 def xgboost_tree(tables: Tables, y: NDArray[np.int64], **options: Any) -> float:
     """Return XGBoost's seconds for a tree on all columns."""
-    settings = {"max_depth": 3, "max_bin": 32, "tree_method": "hist", "n_jobs": 2, **options}
+    settings = {"max_depth": 3, "learning_rate": 0.3, "max_bin": 32, "tree_method": "hist", "n_jobs": 2, **options}
     x = np.concatenate(list(tables.values()), axis=1)
     model = xgboost.XGBClassifier(n_estimators=20, **settings)
     model.fit(x, y)

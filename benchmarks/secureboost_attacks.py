@@ -39,6 +39,7 @@ from treaty.systems.vertical.messages import SplitColumns
 from treaty.systems.vertical.training import roles_by_column
 
 FITTING = {"min_child_samples": 5, "insecure_test_key_bits": 512, "allow_insecure": True}
+SHAPE = {"n_estimators": 20, "max_depth": 3, "learning_rate": 0.3, "base_score": 0.5, "max_bin": 32}
 BY_HEART = {"max_depth": 6, "min_child_samples": 1}
 EPSILON = 1.0
 Tables = dict[str, pd.DataFrame]
@@ -68,7 +69,7 @@ def played(tables: Tables, y: np.ndarray, **options: object) -> RunRecord:
     def role(party: Party) -> ModelPart:
         data = LabelledRows(held[party.name], y)
         program = secureboost.active if party.name == "p0" else secureboost.passive
-        boosting = BoostingOptions(**{"base_score": 0.5, "max_bin": 32, **common}).checked(own)
+        boosting = BoostingOptions(**{**SHAPE, **common}).checked(own)
         return program(RoleInput(party=party, options=own, common=boosting, roles=roles, data=data, classes=[0, 1]))
 
     return play(dict.fromkeys(tables, role), star(roles, own), job="attack", protocol=own.system, record_content=True)
@@ -102,7 +103,7 @@ def attacked_by_columns(tables: Tables, y: np.ndarray, **options: object) -> flo
 
 def model(tables: Tables, y: np.ndarray, **options: object) -> float:
     own, common = chosen(**options)
-    fitted = treaty.GBDTClassifier(own, **{"base_score": 0.5, "max_bin": 32, **common}).fit(tables, y)
+    fitted = treaty.GBDTClassifier(own, **{**SHAPE, **common}).fit(tables, y)
     return float(roc_auc_score(y, fitted.predict_proba(tables)[:, 1]))
 
 

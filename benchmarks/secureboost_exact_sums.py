@@ -105,7 +105,10 @@ def row_of(
     loss: str = "logistic",
 ) -> dict[str, object]:
     """Run the attack; return a row of the table."""
-    options, n_rows = BoostingOptions(**{"max_bin": 32, **changes}).checked(SecureBoost()), len(data.y)
+    options, n_rows = (
+        BoostingOptions(**{"n_estimators": 20, "max_depth": 3, "max_bin": 32, **changes}).checked(SecureBoost()),
+        len(data.y),
+    )
     start = time.perf_counter()
     found = known_bins(nodes, columns.offsets, n_rows, cores())
     took = time.perf_counter() - start

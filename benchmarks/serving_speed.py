@@ -102,7 +102,7 @@ def fallback_scores(columns: str, own: list[int], quick: bool) -> list[dict[str,
     """Return means over folds of accuracy, area under the curve and log loss; `own` are the active party's columns."""
     X, y = load_breast_cancer(return_X_y=True, as_frame=True)
     others = [place for place in range(X.shape[1]) if place not in own]
-    boosting: dict[str, Any] = {"n_estimators": 50, "max_depth": 3}
+    boosting: dict[str, Any] = {"n_estimators": 50, "max_depth": 3, "learning_rate": 0.3}
     kinds: dict[str, tuple[Any, Any]] = {
         "trees": (
             treaty.GBDTClassifier(treaty.SecureBoost(allow_exact_sums=True), **boosting),

@@ -75,7 +75,9 @@ def answered(own: Matrix, secret: Matrix, share: float, rows: Matrix | None = No
 
 def gradients_of_trees(tables: dict[str, pd.DataFrame], y: Matrix) -> list[Matrix]:
     """Return grad and hess of every tree of a pooled training."""
-    model = treaty.GBDTClassifier(base_score=0.5, n_estimators=TREES, max_bin=BINS).fit(tables, y)
+    model = treaty.GBDTClassifier(base_score=0.5, n_estimators=TREES, max_depth=3, learning_rate=0.3, max_bin=BINS).fit(
+        tables, y
+    )
     odds = [np.full(len(y), 0.5), *(p[:, 1] for p in model.staged_predict_proba(tables))]
     return [np.stack([p - y, p * (1 - p)], axis=1) for p in odds[:-1]]
 
@@ -183,7 +185,9 @@ def many_columns(gradients: Matrix, few: Matrix) -> list[dict[str, object]]:
 def trained(tables: dict[str, Table], y: Matrix, version: int) -> list[list[list[SmmNode]]]:
     """Train with the default sizes; return what the sender of null vectors recorded."""
     options = FedXGBoostSMM(mode="paper", allow_insecure=True, version=version)
-    common = BoostingOptions(n_estimators=2, max_bin=BINS, base_score=0.5).checked(options)
+    common = BoostingOptions(n_estimators=2, max_depth=3, learning_rate=0.3, max_bin=BINS, base_score=0.5).checked(
+        options
+    )
     roles = roles_by_column(dict.fromkeys(tables, PartySpec()), "bank", options)
 
     def role(party: Party) -> ModelPart:

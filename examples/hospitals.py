@@ -15,11 +15,11 @@ print({name: len(labels) for name, (_, labels) in hospitals.items()}, "patients;
 
 # %% Alone
 for name, (rows, labels) in hospitals.items():
-    alone = treaty.GBDTClassifier("pooled", n_estimators=20).fit({name: rows}, labels)
+    alone = treaty.GBDTClassifier("pooled", n_estimators=20, max_depth=3, learning_rate=0.3).fit({name: rows}, labels)
     print(f"{name} alone: AUC {roc_auc_score(y[test], alone.predict_proba({name: X[test]})[:, 1]):.3f}")
 
 # %% Together
-model = treaty.GBDTClassifier(treaty.FederBoostHorizontal(), n_estimators=20)
+model = treaty.GBDTClassifier(treaty.FederBoostHorizontal(), n_estimators=20, max_depth=3, learning_rate=0.3)
 model.fit(hospitals)
 print(f"together: AUC {roc_auc_score(y[test], model.predict_proba(X[test])[:, 1]):.3f}")
 for sentence in model.disclosures_["south"]:

@@ -15,7 +15,7 @@ phones = {f"phone{n:02d}": (X[rows], even[rows]) for n, rows in enumerate(np.spl
 print(len(phones), "phones of", len(rest) // 30, "rows")
 
 # %% Train
-model = treaty.GBDTClassifier(treaty.FedXGB(edges=3), n_estimators=8, max_depth=3, max_bin=8)
+model = treaty.GBDTClassifier(treaty.FedXGB(edges=3), n_estimators=8, max_depth=3, learning_rate=0.3, max_bin=8)
 model.fit(phones)
 print(f"AUC {roc_auc_score(even[test], model.predict_proba(X[test])[:, 1]):.2f}")
 

@@ -149,6 +149,20 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     print(f"{missing} tests were not played{late}: make test-all plays all{again}")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def shipped_trees() -> Generator[object]:
+    """Grow 20 trees of depth 3 where a test names no others: those that are shipped take ten times as long.
+
+    Tests of what is shipped put this value back. Processes of their own know nothing of it.
+    """
+    from treaty.systems.options import FEW_TREES, SystemOptions
+
+    with pytest.MonkeyPatch.context() as patched:
+        shipped = vars(SystemOptions)["default_trees"]
+        patched.setattr(SystemOptions, "default_trees", FEW_TREES)
+        yield shipped
+
+
 @pytest.fixture
 def exact_sums_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lift the limit on what exact sums may show, for tests about something else on small tables."""

@@ -40,9 +40,12 @@ def own_and_common(protocol: str, **options: Any) -> tuple[SystemOptions, Any]:
 def option_lines(protocol: str = "secureboost", **options: Any) -> tuple[str, list[str]]:
     """Return a job file's line that names the system, for its top, and its tables of options, for its end.
 
-    Where exact sums would show rows of a test's small table, its job consents.
+    It names few and small trees, unless others are given. Where exact sums would show rows of a test's small table,
+    its job consents.
     """
     common = common_of(protocol)
+    if common.table == "boosting" and "max_leaves" not in options:
+        options = {"n_estimators": 20, "max_depth": 3, "learning_rate": 0.3, **options}
     if "allow_exact_sums" in names_of(CLASSES[protocol]):
         options = {"allow_exact_sums": True, **options}
     shared = [name for name in options if name in names_of(common)]

@@ -351,7 +351,7 @@ def test_advice_is_in_the_words_of_the_library_that_the_table_is_of():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"n_estimators": np.array([1, 2])}, "option n_estimators=.*: expected `int`"),
+        ({"n_estimators": np.array([1, 2])}, "option n_estimators=.*: expected `int \\| None`"),
         ({"objective": np.array(["a"])}, "option objective="),
         ({"class_weight": [1, 2]}, "class_weight to be {label: weight} or 'balanced', got"),
         ({"class_weight": np.array([1, 2])}, "class_weight to be {label: weight}"),

@@ -122,8 +122,7 @@ def test_systems_that_cannot_say_why():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"max_depth": None}, "max_depth=None sets no limit: name max_leaves"),
-        ({"max_depth": 0}, "max_depth=0 sets no limit"),
+        ({"max_depth": 0}, "max_depth=0 sets no limit: name max_leaves"),
         ({"max_depth": 3, "max_leaves": 9}, "more than the 8 leaves that max_depth=3 allows"),
         ({"max_leaves": 1}, "max_leaves=1"),
         ({"max_leaves": 5000}, "max_leaves=5000"),

@@ -22,7 +22,7 @@ from treaty.runs.job import Job
 from treaty.runs.job_files import load_job
 from treaty.systems import ESTIMATORS, OPTIONS, SYSTEMS, find_system, option_class, option_owners
 from treaty.systems.logistic.options import RegressionOptions
-from treaty.systems.options import converted, given, names_of, place_of, public_terms
+from treaty.systems.options import SystemOptions, converted, given, names_of, place_of, public_terms
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.statistics.options import ColumnOptions
 from treaty.systems.system import roles_of
@@ -491,8 +491,43 @@ def test_lines_of_options_are_those_that_a_job_file_has(tmp_path):
     protocol, lines = option_lines("federboost-vertical", epsilon=2.0, n_estimators=3)
     assert (protocol, lines) == (
         'protocol = "federboost-vertical"',
-        ["[federboost-vertical]", "epsilon = 2.0", "[boosting]", "n_estimators = 3"],
+        [
+            "[federboost-vertical]",
+            "epsilon = 2.0",
+            "[boosting]",
+            "n_estimators = 3",
+            "max_depth = 3",
+            "learning_rate = 0.3",
+        ],
     )
+
+
+@pytest.mark.parametrize(
+    ("system", "expected"),
+    [
+        (treaty.Pooled(), (100, 5, 0.1)),
+        (treaty.SecureBoost(), (100, 5, 0.1)),
+        (treaty.FedXGBoostSMM(), (100, 5, 0.1)),
+        (treaty.FederBoostHorizontal(), (100, 5, 0.1)),
+        (treaty.FedXGB(), (100, 5, 0.1)),
+        (treaty.FederBoostHorizontal(epsilon_total=1.0), (20, 3, 0.3)),
+        (treaty.FederBoostVertical(), (20, 3, 0.3)),
+        (treaty.FedXGBoostLDP(), (20, 3, 0.3)),
+        (treaty.FedXGB(mode="paper", allow_insecure=True), (20, 3, 0.3)),
+    ],
+    ids=repr,
+)
+def test_the_trees_that_are_shipped(shipped_trees, monkeypatch, system, expected):
+    monkeypatch.setattr(SystemOptions, "default_trees", shipped_trees)
+    common = BoostingOptions().checked(system)
+    assert (common.most_rounds, common.depth, common.rate) == expected
+    given = BoostingOptions(n_estimators=7, max_depth=2, learning_rate=0.5).checked(system)
+    assert (given.most_rounds, given.depth, given.rate) == (7, 2, 0.5)
+
+
+def test_leaves_are_the_only_limit_unless_a_depth_is_given():
+    common = BoostingOptions(max_leaves=20).checked(treaty.Pooled())
+    assert (common.max_depth, common.depth) == (0, 19)
 
 
 @pytest.mark.parametrize(

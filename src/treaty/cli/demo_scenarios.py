@@ -36,6 +36,7 @@ MOST_CLASSES = 50
 OWNERS = ("clinic", "laboratory", "imaging", *(f"partner{i}" for i in range(4, 11)))
 _ID, _LABEL = "treaty demo id", "treaty demo label"
 _USERS_PER_EDGE = 4
+DEMO_TREES: dict[str, Any] = {"max_depth": 3, "learning_rate": 0.3}  # small, so that a demonstration takes seconds
 _EPOCHS = 60
 ORGANISATIONS = ("north", "south", "east", "west", *(f"hospital{i}" for i in range(5, 11)))
 
@@ -150,8 +151,9 @@ def _models(options: SystemOptions, y: NDArray[Any], trees: int, played: dict[st
     kind = GBDTRegressor if is_target(y) else GBDTClassifier
     bins = BoostingOptions().checked(options).most_bins
     return {
-        "model": kind(options, n_estimators=trees, **played), "pooled": kind(n_estimators=trees, max_bin=bins),
-    }  # fmt: skip
+        "model": kind(options, **DEMO_TREES, n_estimators=trees, **played),
+        "pooled": kind(**DEMO_TREES, n_estimators=trees, max_bin=bins),
+    }
 
 
 def _split(y: NDArray[Any], held_back: float = 1 / 3) -> tuple[NDArray[np.intp], NDArray[np.intp]]:

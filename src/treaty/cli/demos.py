@@ -15,7 +15,7 @@ from rich.table import Table as Grid
 from sklearn.linear_model import LogisticRegression as SklearnRegression
 from sklearn.metrics import log_loss, r2_score, roc_auc_score
 
-from treaty.cli.demo_scenarios import Scenario, by_column, by_row, is_target, load_data, regression
+from treaty.cli.demo_scenarios import DEMO_TREES, Scenario, by_column, by_row, is_target, load_data, regression
 from treaty.cli.logs import console, say
 from treaty.data.table import to_table
 from treaty.errors import ConfigError
@@ -237,7 +237,7 @@ def _add_xgboost(grid: Grid, scenario: Scenario) -> None:
     matrix = table.matrix()
     codes = y if is_target(y) else np.unique(y, return_inverse=True)[1]
     booster = (XGBRegressor if is_target(y) else XGBClassifier)(
-        n_estimators=scenario.model.n_estimators, max_depth=3, learning_rate=0.3,
+        n_estimators=scenario.model.n_estimators, **DEMO_TREES,
         max_bin=scenario.pooled.max_bin, tree_method="hist",
         enable_categorical=True, feature_types=["float" if of is None else "c" for of in table.schema.categories],
     )  # fmt: skip

@@ -40,10 +40,12 @@ class GBDTClassifier(Scored, ClassifierMixin, BoostedTrees):
         `treaty.FedXGBoostSMM`, `treaty.FedXGBoostLDP`, `treaty.FederBoostVertical`. Participants that hold different
         rows of the same columns: `treaty.FederBoostHorizontal` for a few organisations, `treaty.FedXGB` for hundreds of
         users.
-    n_estimators : int, default 20
-        Boosting rounds; one tree each, one per class for more than two classes.
-    max_depth : int or None, default 3
-        Levels of splits, 1 to 24. With `max_leaves`, None or 0 means no limit.
+    n_estimators : int or None, default None
+        Boosting rounds; one tree each, one per class for more than two classes. None is 100; in paper mode, and in
+        systems whose noise grows with the trees, 20.
+    max_depth : int or None, default None
+        Levels of splits, 1 to 24, or 0 for no limit, with `max_leaves`. None is 5, or 3 where `n_estimators` is 20 by
+        default; with `max_leaves` it is 0.
     max_leaves : int or None, default None
         Most leaves of a tree, 2 to 4096. Trees then grow by best gain, as in XGBoost with ``grow_policy="lossguide"``
         and in LightGBM; None grows them by levels. Between parties each split may take a round of messages.
@@ -58,8 +60,8 @@ class GBDTClassifier(Scored, ClassifierMixin, BoostedTrees):
         "update" refreshes the leaves of a finished model, ``fit(X, y, xgb_model=model)``, as XGBoost's updater
         "refresh": all its rounds keep their splits, and leaf weights, gains and covers are those of the rows of this
         fit. `n_estimators` does not count then; in a job file it is the number of these rounds.
-    learning_rate : float, default 0.3
-        Factor on every leaf weight.
+    learning_rate : float or None, default None
+        Factor on every leaf weight. None is 0.1, or 0.3 where `n_estimators` is 20 by default.
     reg_lambda : float, default 1
         L2 penalty on leaf weights, as in XGBoost.
     reg_alpha : float, default 0

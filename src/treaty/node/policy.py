@@ -414,7 +414,7 @@ def _cost(case: Case) -> tuple[float, str]:
         case "fedxgboost-ldp" if own.mode == "paper":
             return math.inf, "exact sums in addition to the noise, so no epsilon holds (mode='paper')"
         case "fedxgboost-ldp":
-            trees = common.n_estimators * case.trees_a_round
+            trees = common.most_rounds * case.trees_a_round
             paid = trees * own.noise_epsilon
             # With a delta, it limits the accountant's result.
             if own.epsilon_total is not None and own.delta is None:

@@ -97,7 +97,7 @@ class Trees:
         # multi-output trees have sums for each output, and splits once for all of them
         sharing = outputs if common.multi_output else 1
         leaves = max(1, rows // common.fewest_rows)
-        count = max(0, common.n_estimators - alone) * of_round
+        count = max(0, common.most_rounds - alone) * of_round
         if common.max_leaves:
             most = min(common.max_leaves, leaves)
             levels = [1] + [min(2, leaves)] * (most - 2)

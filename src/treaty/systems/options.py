@@ -26,6 +26,9 @@ Seed = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 KeyBits = Literal[2048, 3072]
 TestKeyBits = Annotated[int, msgspec.Meta(ge=128)]
 
+FEW_TREES = (20, 3, 0.3)
+"""`n_estimators`, `max_depth` and `learning_rate` in paper mode, and where noise grows with the trees."""
+
 _OF_THE_ACTIVE_PARTY = ("random_state", "eval_metric")
 
 # parameters that an estimator's error lists
@@ -102,6 +105,11 @@ class SystemOptions:
     def adds_noise(self) -> bool:
         """Whether everything made of labels carries noise; a `base_score` of None is then not estimated from them."""
         return False
+
+    @property
+    def default_trees(self) -> tuple[int, int, float]:
+        """What `n_estimators`, `max_depth` and `learning_rate` are unless they are given."""
+        return FEW_TREES if self.mode == "paper" else (100, 5, 0.1)
 
     @property
     def limits_categories(self) -> bool:

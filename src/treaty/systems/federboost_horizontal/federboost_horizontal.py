@@ -137,7 +137,7 @@ def leader(inputs: RoleInput[FederBoostHorizontal]) -> ModelPart:
     inputs.observers.round_finished(forest.rounds, own.part)
     evals = [watched(of, own.part.splits, threads) for of in watching]
     rounds = Rounds(
-        forest, common.n_estimators, eval_sets=evals, early_stopping_rounds=common.early_stopping_rounds,
+        forest, common.most_rounds, eval_sets=evals, early_stopping_rounds=common.early_stopping_rounds,
         early_stopping_min_delta=common.early_stopping_min_delta, metrics=common.metrics, after_round=after_round,
     )  # fmt: skip
     for new in rounds:
@@ -301,7 +301,7 @@ def follow_rounds(
     """Answer the leader's requests until the model is finished."""
     leader, forest = inputs.roles.active, own.forest
     trees = TreeMember(
-        own, leader, most_rounds=inputs.common.n_estimators, max_depth=inputs.common.depth,
+        own, leader, most_rounds=inputs.common.most_rounds, max_depth=inputs.common.depth,
         most_leaves=inputs.common.max_leaves, cohort=lambda: sums.member.present,
     )  # fmt: skip
     inputs.observers.round_finished(forest.rounds, own.part)

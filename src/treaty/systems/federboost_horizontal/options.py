@@ -35,7 +35,7 @@ from treaty.privacy.discrete_gaussian import (
 from treaty.privacy.ledger import DEFAULT_DELTA, EpsilonLimits, Ledger, LedgerEntry, cost
 from treaty.systems.horizontal.quantiles import SearchNoise, most_probes
 from treaty.systems.horizontal.rows import refuse_objectives
-from treaty.systems.options import Positive, SystemOptions
+from treaty.systems.options import FEW_TREES, Positive, SystemOptions
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import LabelledRows
 from treaty.trees.objectives import Objective
@@ -72,6 +72,10 @@ class FederBoostHorizontal(SystemOptions):
     @property
     def adds_noise(self) -> bool:
         return self.epsilon_total is not None
+
+    @property
+    def default_trees(self) -> tuple[int, int, float]:
+        return FEW_TREES if self.adds_noise else super().default_trees
 
     @property
     def limits_categories(self) -> bool:
@@ -181,7 +185,7 @@ def plan_noise(
     # each of a round's trees is a release of its own: with several classes a row is in every one of them
     trees = noise_for(
         (1.0 - OF_OPENING - OF_SEARCH) * rho,
-        count=common.n_estimators * common.depth * n_outputs * common.num_parallel_tree,
+        count=common.most_rounds * common.depth * n_outputs * common.num_parallel_tree,
         coordinates=level_coordinates(n_features),
         honest=honest,
     )

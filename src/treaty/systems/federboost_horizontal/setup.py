@@ -149,7 +149,7 @@ def agree_on_model(inputs: RoleInput[FederBoostHorizontal]) -> tuple[ModelSetup,
     # the leader's checkpoint decides; members bring their own of the same rounds
     found = _leaders_checkpoint(inputs.keeper, noisy=inputs.options.epsilon_total is not None)
     model_id = secrets.token_hex(16) if found is None else found.part.model_id
-    rounds = None if found is None else min(found.rounds, inputs.common.n_estimators)
+    rounds = None if found is None else min(found.rounds, inputs.common.most_rounds)
     message = ModelBegin(model_id, names, categories, labels, rounds, origins=origins)
     offers = {n: d.bins for n, d in described.items()}
     kept = None if found is not None else _chosen_bins(inputs, own_bins, offers, message)

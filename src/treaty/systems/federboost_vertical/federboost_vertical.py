@@ -203,7 +203,7 @@ def passive(inputs: RoleInput[FederBoostVertical]) -> ModelPart:
         return receipt
 
     def end(_: Finish) -> RecordCount:
-        follower.report(inputs.common.n_estimators)
+        follower.report(inputs.common.most_rounds)
         return RecordCount(len(part.splits))
 
     return follower.follow(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from treaty.errors import ConfigError
-from treaty.systems.options import Positive, SystemOptions
+from treaty.systems.options import FEW_TREES, Positive, SystemOptions
 
 
 @dataclass(kw_only=True, repr=False)
@@ -34,6 +34,7 @@ class FederBoostVertical(SystemOptions):
 
     system: ClassVar[str] = "federboost-vertical"
     limits_categories = True
+    default_trees = FEW_TREES
     paper_bins: ClassVar[int | None] = 16
     may_be_infinite: ClassVar[frozenset[str]] = frozenset({"epsilon"})
     epsilon: Positive | None = None

@@ -345,11 +345,11 @@ def dropouts(roles: Roles, options: FedXGB, common: BoostingOptions) -> dict[str
     # the same share of every domain, rounded down
     lost = {edge: int(share * len(users)) for edge, users in users_of.items()}
     _check_losses(share, {edge: len(users) for edge, users in users_of.items()}, lost, options.group)
-    if common.n_estimators < period:
-        logger.warning("dropout begins with round %d: none of %d rounds", period, common.n_estimators)
+    if common.most_rounds < period:
+        logger.warning("dropout begins with round %d: none of %d rounds", period, common.most_rounds)
     rng = np.random.default_rng(common.random_state)
     stages: dict[tuple[str, int], Stage] = {}
-    for first in range(period, common.n_estimators + 1, period):
+    for first in range(period, common.most_rounds + 1, period):
         for edge, users in users_of.items():
             drawn = rng.choice(len(users), lost[edge], replace=False)
             # at a random stage of the tree, so that all ways to vanish are played

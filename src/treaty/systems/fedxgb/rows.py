@@ -328,11 +328,7 @@ class UserRows:
         # no level was done: the round begins again
         again = self.rounds > 0 and self._depth == 0
         self.rounds, self._void = self.rounds + (not again), self._void + again
-        if (
-            np.any(np.diff(ends, prepend=0) <= 0)
-            or self.rounds > common.n_estimators
-            or self._void > messages.MOST_VOID
-        ):
+        if np.any(np.diff(ends, prepend=0) <= 0) or self.rounds > common.most_rounds or self._void > messages.MOST_VOID:
             raise self._wrong("columns of each tree, and no more rounds than the job has")
         of_trees = np.split(columns, ends[:-1])
         if any(np.any(np.diff(c) <= 0) or c[0] < 0 or c[-1] >= self._n_features for c in of_trees):

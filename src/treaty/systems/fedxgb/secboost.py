@@ -165,7 +165,7 @@ def server(inputs: RoleInput[FedXGB]) -> ModelPart:
     inputs.observers.round_finished(forest.rounds, part)
     watching, void = [watched(e, part.splits, inputs.threads) for e in evals], 0
     rounds = Rounds(
-        forest, common.n_estimators, eval_sets=watching, early_stopping_rounds=common.early_stopping_rounds,
+        forest, common.most_rounds, eval_sets=watching, early_stopping_rounds=common.early_stopping_rounds,
         early_stopping_min_delta=common.early_stopping_min_delta, metrics=common.metrics, after_round=after_round,
     )  # fmt: skip
     for trees in rounds:
@@ -178,7 +178,7 @@ def server(inputs: RoleInput[FedXGB]) -> ModelPart:
                 if void > MOST_VOID:
                     if not forest.trees:
                         raise
-                    wanted = common.n_estimators
+                    wanted = common.most_rounds
                     logger.warning("training ends after %d of %d rounds: %s", forest.rounds, wanted, error)
                     rounds.stop()
                     break
@@ -246,7 +246,7 @@ def edge(inputs: RoleInput[FedXGB]) -> None:
     rows = EdgeRows(inputs, domain, here.file, patience)
     order = MessageOrder(edge_order(options, holds_shares=party.name in holders_of(options.compares, edges)), "domain")
     limits = ServerLimits(
-        server, inputs.common.n_estimators, inputs.common.depth, most_rounds(task.origins), inputs.observers
+        server, inputs.common.most_rounds, inputs.common.depth, most_rounds(task.origins), inputs.observers
     )
     inputs.observers.round_finished(0, None)
     while order.state != "over":

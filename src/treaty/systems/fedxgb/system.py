@@ -210,7 +210,7 @@ def _rules(inputs: RoleInput) -> prediction.PredictionRules:
     return prediction.PredictionRules(
         comparison=options.compares,
         max_queries=options.max_queries or MAX_QUERIES,
-        n_estimators=inputs.common.n_estimators,
+        n_estimators=inputs.common.most_rounds,
         max_depth=inputs.common.depth,
         model_id=inputs.model_id,
     )

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 from treaty.errors import ConfigError
-from treaty.systems.options import Positive, SystemOptions
+from treaty.systems.options import FEW_TREES, Positive, SystemOptions
 from treaty.systems.pooled.constraints import refuse_constraints
 
 
@@ -47,6 +47,7 @@ class FedXGBoostLDP(SystemOptions):
 
     system: ClassVar[str] = "fedxgboost-ldp"
     limits_categories = True
+    default_trees = FEW_TREES
     # limits, which do not change the noise
     may_change: ClassVar[frozenset[str]] = frozenset({"epsilon_total", "delta"})
     mechanism: Literal["label_rr", "laplace", "duchi", "piecewise", "hybrid"] | None = None

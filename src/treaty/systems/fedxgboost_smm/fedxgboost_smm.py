@@ -124,7 +124,7 @@ def dealer(inputs: RoleInput[FedXGBoostSMM]) -> None:
     common, dealt = inputs.common, 0
     of_level = common.rules_of(1.0, 1.0).most_asked
     # every node of every tree takes one vector: a party that asks for more does not train
-    most = common.n_estimators * inputs.trees_a_round * (2 * of_level - 1)
+    most = common.most_rounds * inputs.trees_a_round * (2 * of_level - 1)
     while isinstance(request := party.receive(active, DealRequest, DealEnd, follow=True), DealRequest):
         dealt += request.count
         # bounds hold before anything is computed: a request may not make the dealer work without end

@@ -65,13 +65,13 @@ def after_model(
     }
     if fault := next((what for what, there in faults.items() if there), None):
         raise ConfigError(f"cannot go on from a model with {fault}: train as the earlier model was trained")
-    if common.refreshes and common.n_estimators != earlier.rounds:
+    if common.refreshes and common.most_rounds != earlier.rounds:
         raise ConfigError(
-            f"expected n_estimators = {earlier.rounds}, all rounds of the earlier model, got {common.n_estimators}"
+            f"expected n_estimators = {earlier.rounds}, all rounds of the earlier model, got {common.most_rounds}"
         )
-    if common.n_estimators <= earlier.rounds and not common.refreshes:
+    if common.most_rounds <= earlier.rounds and not common.refreshes:
         raise ConfigError(
-            f"expected n_estimators above {earlier.rounds}, the rounds of the earlier model, got {common.n_estimators}"
+            f"expected n_estimators above {earlier.rounds}, the rounds of the earlier model, got {common.most_rounds}"
         )
     # refreshed trees come one round after another
     kept = [] if common.refreshes else list(earlier.trees)

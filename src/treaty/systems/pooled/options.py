@@ -33,13 +33,13 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
     `treaty.GBDTClassifier` says what each of them means; docs/options.md has them in a table.
     """
 
-    n_estimators: AtLeastOne = 20
-    max_depth: Annotated[int, msgspec.Meta(ge=0, le=24)] | None = 3
+    n_estimators: AtLeastOne | None = None
+    max_depth: Annotated[int, msgspec.Meta(ge=0, le=24)] | None = None
     max_leaves: Annotated[int, msgspec.Meta(ge=2, le=4096)] | None = None
     num_parallel_tree: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1
     multi_strategy: Literal["one_output_per_tree", "multi_output_tree"] = "one_output_per_tree"
     process_type: Literal["default", "update"] = "default"
-    learning_rate: Positive = 0.3
+    learning_rate: Positive | None = None
     reg_lambda: NotNegative = 1.0
     reg_alpha: NotNegative = 0.0
     min_split_loss: NotNegative = 0.0
@@ -73,6 +73,7 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
 
     @property
     def most_rounds(self) -> int:
+        assert self.n_estimators is not None
         return self.n_estimators
 
     def checked(self, own: SystemOptions) -> BoostingOptions:
@@ -95,8 +96,12 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
         if self.monotone_constraints:
             self.refuse_outputs("monotone_constraints bound leaves of one weight")
         self._check_update()
-        self._check_depth()
         paper = own.mode == "paper"
+        rounds, depth, rate = own.default_trees
+        if self.max_depth is None and self.max_leaves is not None:
+            depth = 0
+        depth = depth if self.max_depth is None else self.max_depth
+        self._check_depth(depth)
         # paper mode lets leaves hold single rows
         fewest = self.min_child_samples or (1 if paper else 20)
         bins = self.max_bin or (own.paper_bins if paper else None) or own.default_bins
@@ -110,6 +115,7 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
             self, objective=loss_name(self.objective), min_child_samples=fewest, max_bin=bins,
             max_categories=self.max_categories or (bins if limited else MOST_CATEGORIES),
             max_cat_to_onehot=self.max_cat_to_onehot or (MOST_CATEGORIES + 1 if limited else ONEHOT_BELOW),
+            n_estimators=self.n_estimators or rounds, max_depth=depth, learning_rate=self.learning_rate or rate,
         ))  # fmt: skip
 
     def _check_update(self) -> None:
@@ -122,16 +128,14 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
                 "rows: leave monotone_constraints out, or train anew"
             )
 
-    def _check_depth(self) -> None:
+    def _check_depth(self, depth: int) -> None:
         """Refuse trees without a limit, and a limit of leaves that the depth does not reach."""
-        if not self.max_depth and self.max_leaves is None:
+        if depth == 0 and self.max_leaves is None:
+            raise ConfigError("max_depth=0 sets no limit: name max_leaves, the most leaves of a tree, or a depth")
+        if depth and self.max_leaves and self.max_leaves > 1 << depth:
             raise ConfigError(
-                f"max_depth={self.max_depth} sets no limit: name max_leaves, the most leaves of a tree, or a depth"
-            )
-        if self.max_depth and self.max_leaves and self.max_leaves > 1 << self.max_depth:
-            raise ConfigError(
-                f"max_leaves={self.max_leaves} is more than the {1 << self.max_depth} leaves that max_depth="
-                f"{self.max_depth} allows: raise max_depth, or set it to None (0 in a job file) for no limit"
+                f"max_leaves={self.max_leaves} is more than the {1 << depth} leaves that max_depth={depth} allows: "
+                "raise max_depth, or leave it out for no limit"
             )
 
     def refuse_forests(self, why: str) -> None:
@@ -193,6 +197,12 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
         return [] if self.eval_metric is None else [name.strip() for name in self.eval_metric.split(",")]
 
     @property
+    def rate(self) -> float:
+        """`learning_rate`, resolved."""
+        assert self.learning_rate is not None
+        return self.learning_rate
+
+    @property
     def fewest_rows(self) -> int:
         """`min_child_samples`, resolved."""
         assert self.min_child_samples is not None
@@ -229,7 +239,7 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
         """Return the plan of the boosting loop, for the columns of all parties together."""
         return BoostingPlan(
             n_columns=n_columns,
-            n_estimators=self.n_estimators,
+            n_estimators=self.most_rounds,
             subsample=self.subsample,
             colsample_bytree=self.colsample_bytree,
             one_side=self.one_side,
@@ -262,7 +272,7 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
             max_depth=self.depth,
             max_leaves=self.max_leaves or 0,
             # the trees of a round are averaged
-            learning_rate=self.learning_rate / self.num_parallel_tree,
+            learning_rate=self.rate / self.num_parallel_tree,
             onehot_below=self.onehot_below,
             halves=self.category_sets == "halves",
         )

@@ -288,7 +288,7 @@ def begin(inputs: RoleInput, party: str, sources: tuple[str, ...]) -> Training:
     assert found.part.forest is not None
     resume = found.progressed(found.part.forest.objective.n_outputs)
     # the job may ask for fewer rounds than the checkpoint has
-    found.part.forest.cut(min(resume.rounds, inputs.common.n_estimators))
+    found.part.forest.cut(min(resume.rounds, inputs.common.most_rounds))
     records = dict(zip(sources, records_used(found.part.forest.trees, len(sources)), strict=True))
     # splits of rounds that were not finished are dropped
     keep_records(found.part.splits, records[party])

@@ -285,7 +285,7 @@ class ActiveRecord(_Recorder, Evidence):
         vectors = _most_vectors(common, n_rows)
         leaf = 1 if vectors <= 64 else 4
         tree = n_rows * leaf + vectors * (DEGREE + 48)
-        most = 8 * n_rows * (2 + outputs) + common.n_estimators * outputs * tree
+        most = 8 * n_rows * (2 + outputs) + common.most_rounds * outputs * tree
         check_size(self._keeping, inputs.party.name, most)
 
     def event(self, event: object) -> None:
@@ -368,7 +368,7 @@ class PassiveRecord(_Recorder):
         named = (0 if blind else 4 + 2 * common.depth) * n_rows  # sample, nodes of sums
         named += of_splits * n_rows * common.depth
         split = 2 * _most_vectors(common, n_rows) * (n_rows // 8 + 64)
-        trees = max(0, common.n_estimators - setup.rounds) * inputs.trees_a_round
+        trees = max(0, common.most_rounds - setup.rounds) * inputs.trees_a_round
         check_size(self._keeping, party.name, trees * (vectors * one + named + split))
         pinned, server = self._vouching.pinned, ready.server
         header = PassiveHeader(

@@ -250,5 +250,5 @@ class _RunAudit:
         verdict.trees += 1
         verdict.vectors += found.vectors
         if self._progress is not None:
-            self._progress(verdict.trees, self._common.n_estimators * self._of_round)
+            self._progress(verdict.trees, self._common.most_rounds * self._of_round)
         return True

@@ -263,7 +263,8 @@ def tell_cost_of_sealing(
     cost = cost_of_sealing(links, candidates, job, step)
     words = f"sums are sealed, which takes {cost} more for {job.trees} trees"
     level = logging.WARNING if cost.seconds > LONG else logging.INFO
-    logger.log(level, "%s: %s; %s does without, and shows what docs/secureboost.md says", name, words, to_open)
+    less = "early_stopping_rounds or a lower n_estimators or max_depth takes less"
+    logger.log(level, "%s: %s; %s, %s does without and shows what docs/secureboost.md says", name, words, less, to_open)
     return words
 
 

@@ -185,7 +185,7 @@ def expected_share(codes: Codes, common: BoostingOptions, trees_a_round: int = 1
     three measured, `benchmarks/secureboost_exact_sums.py`).
     """
     sampled = common.subsample if common.one_side is None else common.top_rate + common.other_rate
-    trees = (common.n_estimators * trees_a_round + AHEAD * varied) * common.colsample_bytree**0.5
+    trees = (common.most_rounds * trees_a_round + AHEAD * varied) * common.colsample_bytree**0.5
     counts = [np.bincount(codes[:, feature]) * sampled for feature in range(codes.shape[1])]
     return estimated_share(counts, common.rules_of(1.0, 1.0).full_depth, trees)
 
@@ -206,7 +206,7 @@ def expected_sides(
     """
     whole = decided or ciphers.reveals_columns("lattice" if ciphers.may_hint else ciphers.cipher)
     counts = [np.bincount(codes[:, feature]) for feature in range(codes.shape[1])]
-    trees = common.n_estimators * trees_a_round
+    trees = common.most_rounds * trees_a_round
     return estimated_sides(counts, common.rules_of(1.0, 1.0).full_depth, trees, owners, whole=whole)
 
 

@@ -117,7 +117,7 @@ def set_up_active(
     if alone_trees and len(own.categorical) == 0:
         raise ConfigError("rl_trees needs columns at the active party, which grows those trees alone; it has none")
     with _hint_store(inputs) as store:
-        done = common.n_estimators * training.forest.trees_a_round if common.refreshes else len(training.forest.trees)
+        done = common.most_rounds * training.forest.trees_a_round if common.refreshes else len(training.forest.trees)
         first_tree = max(alone_trees, done)
         others, gradients = _columns_of_others(inputs, training, first_tree, store, client_of)
         sources = [others.get(name, own) for name in inputs.roles.owners]
@@ -142,7 +142,7 @@ def _columns_of_others(
         part.exact_sums[peer] = 0.0 if options.sealed else 1.0 if columns.known is None else columns.known
         check_share(inputs, peer, part.exact_sums[peer])
     layouts = {peer: columns.offsets for peer, columns in others.items()}
-    trees = max(0, common.n_estimators * training.forest.trees_a_round - first_tree)
+    trees = max(0, common.most_rounds * training.forest.trees_a_round - first_tree)
     job = JobSize(sums_bounds(n_rows, objective, common), common.rules(objective), trees, inputs.threads)
     unfit = beyond_lattice(job.bounds, layouts, trees, job.rules, sealed=True) if options.sealed else ""
     if unfit:

@@ -233,7 +233,7 @@ class TrainingLimits(_Limits):
     def __init__(self, active: str, inputs: RoleInput, kept_rounds: int, alone_rounds: int = 0) -> None:
         common = inputs.common
         super().__init__(active)
-        self._rounds, self._trees_a_round = common.n_estimators, grown_a_round(inputs)
+        self._rounds, self._trees_a_round = common.most_rounds, grown_a_round(inputs)
         self._check(kept_rounds <= self._rounds, f"at most {self._rounds} rounds kept")
         self._begun_with = self._kept = kept_rounds
         # rounds that are kept, or grown by the active party alone, do not count
@@ -345,7 +345,7 @@ class Follower:
     def __init__(self, inputs: RoleInput, start: Start, released: RandomisedRows | None = None) -> None:
         (self._active,), self._inputs, table = inputs.party.peers, inputs, inputs.rows.table
         # trees that are refreshed are not grown
-        alone = inputs.common.n_estimators * inputs.common.refreshes or getattr(inputs.options, "rl_trees", None) or 0
+        alone = inputs.common.most_rounds * inputs.common.refreshes or getattr(inputs.options, "rl_trees", None) or 0
         self.limits = TrainingLimits(self._active, inputs, start.rounds, alone)
         if start.resumed:
             self.part = self._resumed(start)
