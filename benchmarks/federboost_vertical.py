@@ -44,7 +44,7 @@ from data import (
 from treaty import GBDTClassifier
 from treaty.runs.warm_up import compile_kernels
 from treaty.systems.federboost_vertical import federboost_vertical
-from treaty.systems.federboost_vertical.federboost_vertical import NoisyColumns
+from treaty.systems.federboost_vertical.buckets import NoisyColumns
 from treaty.systems.federboost_vertical.options import FederBoostVertical
 from treaty.trees.columns import SplitSearch
 from treaty.trees.growth import RowPartition

@@ -43,7 +43,7 @@ from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM, Sizes
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import LabelledRows, PartySpec, RoleInput, star
 from treaty.systems.vertical.training import roles_by_column
-from treaty.trees.candidates import candidate_columns, candidate_slots, count_bins
+from treaty.trees.histograms import candidate_columns, candidate_slots, count_bins
 
 BINS, TREES, STEP = 20, 20, 2.0**16
 RANDOM = Keystream()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treaty.trees.candidates import bin_sums, candidate_columns, candidate_slots, count_bins, undivided, whole_numbers
+from treaty.trees.histograms import bin_sums, candidate_columns, candidate_slots, count_bins, undivided, whole_numbers
 from treaty.trees.splits import SplitRules, scan
 
 N_BINS = np.array([5, 3, 0, 1, 4])

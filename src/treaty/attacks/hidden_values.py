@@ -30,7 +30,7 @@ from treaty.systems.fedxgboost_smm import node_products
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
 from treaty.systems.vertical.exact_sums import NamedNodes, array_of, content_of
 from treaty.systems.vertical.messages import BinLayout, NamedRows
-from treaty.trees.candidates import candidate_columns, candidate_slots
+from treaty.trees.histograms import candidate_columns, candidate_slots
 
 Matrix = NDArray[np.float64]
 

@@ -19,20 +19,9 @@ from treaty.data.binning import joined_categories
 from treaty.data.columns import check_weights
 from treaty.data.table import match_rows
 from treaty.errors import ConfigError, DataError, warn_user
+from treaty.estimators import inputs
 from treaty.estimators.base import Tables, one_column, refuse_misplaced
 from treaty.estimators.files import opened_by_participant, shown
-from treaty.estimators.inputs import (
-    GivenRows,
-    Watch,
-    are_labelled,
-    check_one_kind,
-    eval_sets_of,
-    participants,
-    refuse_labels,
-    refuse_revealing_weights,
-    rows_with_weight,
-    weights_of_classes,
-)
 from treaty.estimators.trained_trees import TrainedTrees
 from treaty.files import as_path
 from treaty.models.trees import ModelPart, forest_of
@@ -203,9 +192,8 @@ class BoostedTrees(TrainedTrees):
         xgb_model : fitted estimator, path or None
             A finished model of the same kind, parties and columns, or the folder that `save` wrote: `n_estimators` more
             rounds are added to it, on the same rows or others. Its trees stay as they are, unless `process_type` is
-            "update". On the same rows, the model
-            is that of one fit with all rounds, bit for bit, unless rows or columns are drawn. `evals_result_` begins
-            with the new rounds, and early stopping counts those alone.
+            "update". On the same rows, the model is that of one fit with all rounds, bit for bit, unless rows or
+            columns are drawn. `evals_result_` begins with the new rounds, and early stopping counts those alone.
         early_stopping_rounds : int or None
             For this fit, instead of the parameter of the same name.
         checkpoint : path or None
@@ -241,11 +229,11 @@ class BoostedTrees(TrainedTrees):
         started, earlier = time.perf_counter(), self._earlier(xgb_model)
         self._forget()
         self.warnings_: list[str] = []
-        watch = Watch(self, self.verbose if verbose is None else verbose)
+        watch = inputs.Watch(self, self.verbose if verbose is None else verbose)
         changed = {} if early_stopping_rounds is None else {"early_stopping_rounds": early_stopping_rounds}
         settings = self._settings(**changed)
         prepare = self._on_rows if settings[0].split == "rows" else self._on_columns
-        watched = eval_sets_of(eval_set, sample_weight_eval_set, base_margin_eval_set)
+        watched = inputs.eval_sets_of(eval_set, sample_weight_eval_set, base_margin_eval_set)
         if base_margin is not None:
             refuse_margins(*settings)
         if any((of.base_margin is None) != (base_margin is None) for of in watched):
@@ -256,7 +244,7 @@ class BoostedTrees(TrainedTrees):
             new = 0 if settings[2].refreshes else settings[2].n_estimators
             n_estimators = new + forest_of(list(earlier.parts_.values())).rounds
             settings = (*settings[:2], msgspec.structs.replace(settings[2], n_estimators=n_estimators))
-        run = prepare(settings, GivenRows(X, y, sample_weight, base_margin), watched)
+        run = prepare(settings, inputs.GivenRows(X, y, sample_weight, base_margin), watched)
         if self.base_score is None and isinstance(self, RegressorMixin) and run.options.adds_noise:
             warn_user(
                 f"training starts from base_score=0.5, since {settings[0].name!r} does not estimate it with these "
@@ -311,10 +299,12 @@ class BoostedTrees(TrainedTrees):
         self.warnings_.append(sentence)
         warn_user(sentence)
 
-    def _on_columns(self, settings: tuple[System, Any, Any], given: GivenRows, watched: Sequence[GivenRows]) -> Run:
+    def _on_columns(
+        self, settings: tuple[System, Any, Any], given: inputs.GivenRows, watched: Sequence[inputs.GivenRows]
+    ) -> Run:
         """Return the run of a training on one table, or between parties that hold columns of the same rows."""
         X, y, sample_weight, base_margin = given
-        if y is None and are_labelled(X):
+        if y is None and inputs.are_labelled(X):
             by_row = [name for name in SYSTEMS["trees"] if find_system(name, "trees").split == "rows"]
             raise DataError(
                 f"protocol {settings[0].name!r} expects tables and labels as fit(X, y), got (X, y) by party, as for "
@@ -329,12 +319,12 @@ class BoostedTrees(TrainedTrees):
         known = self.classes_.tolist() if hasattr(self, "classes_") else None
         classes, target = self._target(y, active, n_rows, known)
         match_rows(tables, target)
-        refuse_labels(X, tables, one_column(self._label_columns(y)["y"]))
+        inputs.refuse_labels(X, tables, one_column(self._label_columns(y)["y"]))
         weight = None if sample_weight is None else check_weights(sample_weight, n_rows=n_rows, party=active)
         weight = self._class_weights(settings, target, weight)
         # Rows of weight 0 must not shift the quantiles of bins either.
         margins = None if base_margin is None else self._margins_of(base_margin, active, n_rows, classes)
-        tables, target, weight, margins = rows_with_weight(tables, target, weight, margins)
+        tables, target, weight, margins = inputs.rows_with_weight(tables, target, weight, margins)
         self.schemas_ = {name: table.schema for name, table in tables.items()}
         common, directions = by_owner(
             settings[2], self.schemas_, getattr(self, "positions_by_party_", {}), self.n_features_in_
@@ -348,15 +338,17 @@ class BoostedTrees(TrainedTrees):
         evals = self._eval_sets(watched, active, classes, common.metrics)
         return replace(run, data=data, directions=directions, eval_sets=evals)
 
-    def _on_rows(self, settings: tuple[System, Any, Any], rows_of_all: GivenRows, watched: Sequence[GivenRows]) -> Run:
+    def _on_rows(
+        self, settings: tuple[System, Any, Any], rows_of_all: inputs.GivenRows, watched: Sequence[inputs.GivenRows]
+    ) -> Run:
         """Return the run of a training between participants that hold labelled rows of the same columns."""
         (system, own, common), (X, y, sample_weight, _) = settings, rows_of_all
         if self.parties is not None:
             self._by_party(X, system, reset=True)  # raises: participants have rows
         given, X = X, opened_by_participant(X)
-        rows = participants(X, system.name)
+        rows = inputs.participants(X, system.name)
         for name, of in rows.items():
-            refuse_labels(given[name][0], {name: of.table}, of.y)
+            inputs.refuse_labels(given[name][0], {name: of.table}, of.y)
         if y is not None or sample_weight is not None:
             inside = f"protocol {system.name!r} takes labels and weights in X, with each participant's rows"
             raise ConfigError(f"{inside}: leave out y and sample_weight")
@@ -372,7 +364,7 @@ class BoostedTrees(TrainedTrees):
         self.schemas_ = {ALONE: schema_of(*all_columns(described))}
         labels = {name: of.y for name, of in rows.items()}
         if is_classifier(self):
-            check_one_kind(labels)
+            inputs.check_one_kind(labels)
         else:
             labels = {name: self._target(of, name, len(of))[1] for name, of in labels.items()}
         # Classes are numbered over the labels of all participants, which then get their own rows back.
@@ -405,8 +397,8 @@ class BoostedTrees(TrainedTrees):
         if not is_classifier(self):
             kind = type(self).__name__
             raise ConfigError(f"scale_pos_weight and class_weight are for classes, not for {kind}: use sample_weight")
-        refuse_revealing_weights(settings[0], settings[1], self.class_weight)
-        return weights_of_classes(target, self.classes_, self.scale_pos_weight, self.class_weight, weight)
+        inputs.refuse_revealing_weights(settings[0], settings[1], self.class_weight)
+        return inputs.weights_of_classes(target, self.classes_, self.scale_pos_weight, self.class_weight, weight)
 
     def _margins_of(self, given: Any, whose: str, n_rows: int, classes: list[Any] | None) -> NDArray[np.float64]:
         return check_margins(given, whose, n_rows, len(classes) if classes is not None and len(classes) > 2 else 1)
@@ -420,7 +412,7 @@ class BoostedTrees(TrainedTrees):
         self.parts_ = parts
 
     def _eval_sets(
-        self, given: Sequence[GivenRows], active: str, classes: list[Any] | None, metrics: Sequence[str]
+        self, given: Sequence[inputs.GivenRows], active: str, classes: list[Any] | None, metrics: Sequence[str]
     ) -> list[Watched]:
         """Check eval sets against the training tables and the metrics."""
         evals = []

@@ -225,9 +225,8 @@ class GBDTRegressor(Scored, RegressorMixin, BoostedTrees):
 
     `objective` is the loss: "squared_error" (None), "poisson" for counts and rates, "tweedie" for amounts that are
     often 0, "gamma" for amounts above 0, "huber" for targets with outliers, "quantile" for a quantile, "absolute_error"
-    for the median, or your own class, see docs/objectives.md.
-    `base_score` is the prediction that training starts from: if it is not estimated, set it near the mean of the
-    labels, or near their quantile.
+    for the median, or your own class, see docs/objectives.md. `base_score` is the prediction that training starts from:
+    if it is not estimated, set it near the mean of the labels, or near their quantile.
     """
 
     def _target(

@@ -288,10 +288,9 @@ def joined_booster(parts: Sequence[ModelPart], consent: Iterable[str] = ()) -> A
     """Join the parts of the active party and of those that consent, in any order, into one XGBoost model.
 
     The `xgboost.Booster` has the columns of the consenting parties side by side, in the order of the training parties,
-    with the party's name in front (``"bank.age"``) where the model has several.
-    Raises ConfigError if a party owns splits that the trees use but does not consent or its part is not here, for a
-    consenting name that is no party, or if XGBoost is not installed; DataError if the parts are not those of one
-    model, or lack splits.
+    with the party's name in front (``"bank.age"``) where the model has several. Raises ConfigError if a party owns
+    splits that the trees use but does not consent or its part is not here, for a consenting name that is no party, or
+    if XGBoost is not installed; DataError if the parts are not those of one model, or lack splits.
     """
     forests = [part.forest for part in parts if part.forest is not None]
     if len(forests) != 1 or len({part.model_id for part in parts}) != 1 or len({p.party for p in parts}) != len(parts):

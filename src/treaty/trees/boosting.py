@@ -10,11 +10,10 @@ from typing import Protocol
 import numpy as np
 
 from treaty.machine.arrays import Floats, Int32s, Integers
-from treaty.trees.ensemble import Tree
+from treaty.trees.ensemble import LeafRows, Tree, refreshed
 from treaty.trees.growth import RowPartition
 from treaty.trees.objectives import Objective, check_watched, evaluate, higher_is_better
 from treaty.trees.outputs import trees_of_outputs
-from treaty.trees.refreshing import LeafRows, refreshed
 from treaty.trees.splits import SplitRules
 
 # share by which the loss of training rows may rise before the user is warned
@@ -204,20 +203,17 @@ class Rounds:
     """The rounds of a training whose margins are elsewhere: eval sets, metrics, early stopping.
 
     Iterate over it: each item is an empty list, to which the body of the loop adds the round's trees, one per output,
-    and again as often as the forest is `parallel`.
-    The round is finished when the next one is requested. ``after_round(rounds)`` gets the number of finished rounds,
-    and may raise `NoMoreTrees`. Finished rounds are in `forest` even after an error; otherwise leave the loop by
-    `stop`.
+    and again as often as the forest is `parallel`. The round is finished when the next one is requested.
+    ``after_round(rounds)`` gets the number of finished rounds, and may raise `NoMoreTrees`. Finished rounds are in
+    `forest` even after an error; otherwise leave the loop by `stop`.
 
     Examples
     --------
     ::
 
-        rounds = Rounds(forest, n_estimators=20)
-        for trees in rounds:
+        rounds = Rounds(forest, n_estimators=20) for trees in rounds:
             if budget_is_spent():
-                rounds.stop()
-                continue
+                rounds.stop() continue
             trees += grow_a_round()
     """
 

@@ -32,12 +32,11 @@ class SplitRules:
     split needs a gain (without the factor 1/2) above `min_gain` and at least `min_split_loss`, and `min_child_samples`
     sampled rows in each child. A column of fewer than `onehot_below` categories is split one of them against the rest,
     others by sets: prefixes of the sorted categories, or (`halves`) those above the node's mean or those below, of
-    categories with `fewest_of_category` rows in the node.
-    With a `max_delta_step` above 0, leaf weights before the learning rate are at most that far from 0, and gains are
-    those of such weights; `leaf_limit` bounds leaf weights alone. `hess_floor` is for sums of hess that carry noise or
-    are left out (0): it is the least divisor of a gain in place of H + reg_lambda, and every H counts. At 0, sums are
-    exact, and a gain's term with H <= 0 is 0. With `max_leaves` above 0, trees grow by best gain to so many leaves.
-    `constraints` are on the columns of all sources.
+    categories with `fewest_of_category` rows in the node. With a `max_delta_step` above 0, leaf weights before the
+    learning rate are at most that far from 0, and gains are those of such weights; `leaf_limit` bounds leaf weights
+    alone. `hess_floor` is for sums of hess that carry noise or are left out (0): it is the least divisor of a gain in
+    place of H + reg_lambda, and every H counts. At 0, sums are exact, and a gain's term with H <= 0 is 0. With
+    `max_leaves` above 0, trees grow by best gain to so many leaves. `constraints` are on the columns of all sources.
     """
 
     grad_unit: float

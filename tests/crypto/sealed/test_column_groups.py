@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crypto.sealed.test_sealed import play
-from treaty.crypto.transfer.column_groups import ColumnGroups, allowed_columns
 from treaty.crypto.transfer.stock import Transfers, open_transfers
+from treaty.systems.vertical.sealed_candidates import ColumnGroups, allowed_columns
 
 
 @pytest.fixture(scope="module")

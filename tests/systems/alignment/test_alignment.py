@@ -37,7 +37,6 @@ def _small_lists() -> Iterator[None]:
     """Padding to 1024 points would make tests slow and show no more."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ecdh, "SMALLEST", SMALLEST)
-        patch.setattr(alignment, "SMALLEST", SMALLEST)
         yield
 
 

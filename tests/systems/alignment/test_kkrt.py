@@ -35,7 +35,6 @@ def _small_lists() -> Iterator[None]:
     """Short lists, of which each still takes several messages."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ecdh, "SMALLEST", SMALLEST)
-        patch.setattr(alignment, "SMALLEST", SMALLEST)
         patch.setattr(kkrt, "BINS", 512)
         patch.setattr(kkrt, "VALUES", 24)
         yield

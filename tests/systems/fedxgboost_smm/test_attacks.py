@@ -18,7 +18,7 @@ from treaty.errors import ConfigError
 from treaty.messaging.transcript import Transcript
 from treaty.systems.fedxgboost_smm import node_products, published
 from treaty.systems.fedxgboost_smm.node_products import null_vectors
-from treaty.trees.candidates import candidate_columns
+from treaty.trees.histograms import candidate_columns
 
 pytestmark = pytest.mark.slow
 

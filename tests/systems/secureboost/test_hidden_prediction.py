@@ -222,7 +222,6 @@ def test_sums_come_back_unrecognisable_to_the_owner_of_the_key(monkeypatch, blin
     parts, tables = grow(frames, y, "binary")
     some = take(tables, slice(0, 9))
     monkeypatch.setattr(hidden_sums, "fields_of", lambda key: 1)  # a row in each ciphertext
-    monkeypatch.setattr(hidden_prediction, "fields_of", lambda key: 1)
     keys = []
     make = hidden_prediction.generate_key
     monkeypatch.setattr(hidden_prediction, "generate_key", lambda *a, **k: keys.append(make(*a, **k)) or keys[-1])

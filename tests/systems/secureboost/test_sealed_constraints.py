@@ -18,17 +18,16 @@ from systems.secureboost.test_sealed import HALVES, SEALED, SMALL_JOB, sealed_bo
 from systems.test_constraints import NAMES, paths
 from systems.vertical.playing import play_training, role_input, tables_and_labels
 from tables import cut, real_table, with_categories, with_gaps
-from treaty.crypto.transfer import column_groups, sealed_sums
+from treaty.crypto.transfer import sealed_sums
 from treaty.crypto.transfer.comparison import conjunctions, negatives
 from treaty.errors import ConfigError, PeerProtocolError, TreatyError
 from treaty.messaging.messages import Array
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
 from treaty.systems.secureboost import secureboost
 from treaty.systems.secureboost.options import SecureBoost
-from treaty.systems.vertical import messages
+from treaty.systems.vertical import messages, sealed_candidates
 from treaty.systems.vertical.sealed import MovingKey
-from treaty.systems.vertical.sealed_candidates import Candidates
-from treaty.systems.vertical.sealed_groups import GroupsLeft
+from treaty.systems.vertical.sealed_candidates import Candidates, GroupsLeft
 
 DEEP = {"max_depth": 3, "min_child_samples": 3, "n_estimators": 2, "max_bin": 4}
 
@@ -184,7 +183,7 @@ def test_a_fault_in_what_a_party_gives_shows_in_the_trees(monkeypatch, what):
     if what == "a mask":
         monkeypatch.setattr(MovingKey, "bit_masks", lambda key, *given: (masks(key, *given)[0], masks(key, *given)[1]))
     elif what == "a conjunction":
-        monkeypatch.setattr(column_groups, "conjunctions", flipped)
+        monkeypatch.setattr(sealed_candidates, "conjunctions", flipped)
     else:
         monkeypatch.setattr(GroupsLeft, "descend", descend)
     with pytest.raises((AssertionError, TreatyError)):

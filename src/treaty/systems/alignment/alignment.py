@@ -48,26 +48,8 @@ from treaty.messaging.exchanges import agree
 from treaty.messaging.messages import Array, Message, clean, leaks, view
 from treaty.messaging.party import Party
 from treaty.privacy.ledger import RunLog
+from treaty.systems.alignment import ecdh
 from treaty.systems.alignment.common_rows import arrange, arranged, prove, ranked, rows_of, verify
-from treaty.systems.alignment.ecdh import (
-    LARGEST,
-    PAIR,
-    SMALLEST,
-    THEIRS,
-    OwnList,
-    Progress,
-    answer_points,
-    array_of,
-    bucket,
-    bytes_of,
-    check_made,
-    committed,
-    counting,
-    find_by_points,
-    from_bytes,
-    held_by_all,
-    to_bytes,
-)
 from treaty.systems.alignment.kkrt import SecretOrder, answer_values, confirm, find_by_values
 
 ResultTo = Literal["both", "active"]
@@ -155,7 +137,7 @@ class AlignmentOptions:
     log: RunLog | None = None
     commits: bool = True
     threads: int = 1
-    progress: Progress | None = None
+    progress: ecdh.Progress | None = None
     in_memory: int = IN_MEMORY
 
 
@@ -191,7 +173,7 @@ def align_active(party: Party, ids: Ids, options: AlignmentOptions = _DEFAULTS) 
         if both and faults:
             raise faults[0]
         pairwise = {peer: len(matches) for peer, matches in pairs.items()}
-        pairs = held_by_all(pairs, len(ids), scratch)
+        pairs = ecdh.held_by_all(pairs, len(ids), scratch)
         n_common = len(pairs[party.peers[0]])
         if not both:
             # before anything that depends on the number of common ids, an error included
@@ -229,15 +211,15 @@ def _find(
     party: Party, ids: Ids, met: _Met, options: AlignmentOptions, scratch: Scratch
 ) -> tuple[dict[str, SortedRecords], list[PeerProtocolError]]:
     """Run steps 2 to 5; return the common ids with each peer, of type `PAIR`, by number, and errors to raise later."""
-    size, sizes = bucket(len(ids)), met.sizes
+    size, sizes = ecdh.bucket(len(ids)), met.sizes
     by_kkrt = [peer for peer in party.peers if _takes_kkrt(options.psi, size, sizes[peer])]
     by_ecdh = [peer for peer in party.peers if peer not in by_kkrt]
-    advance = counting(options.progress, size * (bool(by_kkrt) + bool(by_ecdh)) + sum(sizes.values()))
+    advance = ecdh.counting(options.progress, size * (bool(by_kkrt) + bool(by_ecdh)) + sum(sizes.values()))
     pairs: dict[str, SortedRecords] = {}
     faults: list[PeerProtocolError] = []
     if by_ecdh:
-        own = OwnList(ids, met.domain, options.threads, scratch)
-        pairs = find_by_points(party, by_ecdh, own, sizes, len(ids), options.batch, scratch, advance)
+        own = ecdh.OwnList(ids, met.domain, options.threads, scratch)
+        pairs = ecdh.find_by_points(party, by_ecdh, own, sizes, len(ids), options.batch, scratch, advance)
     if by_kkrt:
         found, faults = find_by_values(party, by_kkrt, ids, sizes, options.threads, scratch, advance)
         pairs |= found
@@ -249,13 +231,13 @@ def _send_matches(
 ) -> None:
     """Step 6: send a peer the common ids in the order of its list."""
     # another order would show how the other parties' lists are ordered
-    in_their_order = scratch.sorted(PAIR, "place", size, len(pairs))
+    in_their_order = scratch.sorted(ecdh.PAIR, "place", size, len(pairs))
     for part in pairs.parts():
         in_their_order.add(part)
     for part in in_their_order.pieces(batch):
-        party.send(peer, Matches(Array.of(part["place"].copy()), Array.of(to_bytes(part["value"]))))
+        party.send(peer, Matches(Array.of(part["place"].copy()), Array.of(ecdh.to_bytes(part["value"]))))
     in_their_order.close()
-    party.send(peer, OrderKey(array_of(key)))
+    party.send(peer, OrderKey(ecdh.array_of(key)))
 
 
 # ---------------------------------------------------------------- passive party
@@ -267,15 +249,15 @@ def align_passive(party: Party, ids: Ids, options: AlignmentOptions = _DEFAULTS)
     with Scratch(options.in_memory) as scratch:
         met = _introduce(party, ids, None, options, scratch)
         size = met.sizes[active]
-        advance = counting(options.progress, bucket(len(ids)) + size)
-        own: OwnList | SecretOrder
-        if _takes_kkrt(options.psi, size, bucket(len(ids))):
+        advance = ecdh.counting(options.progress, ecdh.bucket(len(ids)) + size)
+        own: ecdh.OwnList | SecretOrder
+        if _takes_kkrt(options.psi, size, ecdh.bucket(len(ids))):
             own = order = answer_values(party, active, ids, size, options.threads, scratch, advance)
             check = partial(confirm, own=order, active=active)
         else:
-            own = OwnList(ids, met.domain, options.threads, scratch)
-            made = answer_points(party, active, own, size, options.batch, scratch, advance)
-            check = partial(check_made, made=made, size=size, active=active, scratch=scratch)
+            own = ecdh.OwnList(ids, met.domain, options.threads, scratch)
+            made = ecdh.answer_points(party, active, own, size, options.batch, scratch, advance)
+            check = partial(ecdh.check_made, made=made, size=size, active=active, scratch=scratch)
         if options.result_to == "active":
             party.receive(active, AlignmentEnd)
             return _finish(party, ids, met, options, np.zeros(0, np.int64), None)
@@ -289,13 +271,13 @@ def align_passive(party: Party, ids: Ids, options: AlignmentOptions = _DEFAULTS)
 def _receive_matches(
     party: Party,
     active: str,
-    own: OwnList | SecretOrder,
+    own: ecdh.OwnList | SecretOrder,
     check: Callable[[SortedRecords], None],
     n_ids: int,
     scratch: Scratch,
 ) -> tuple[SortedRecords, bytes]:
     """Step 6: return own common ids, of type `PAIR` and by number, and the key of the order; `check` checks values."""
-    named = scratch.sorted(THEIRS, "place", own.size, own.size)
+    named = scratch.sorted(ecdh.THEIRS, "place", own.size, own.size)
     outside = twice = padding = False
     while not isinstance(message := party.receive(active, Matches, OrderKey), OrderKey):
         assert isinstance(message, Matches)
@@ -303,20 +285,20 @@ def _receive_matches(
         if len(place) == 0 or len(named) + len(place) > own.size:
             raise PeerProtocolError(active, f"expected 1 to {own.size} places", at="Matches.places")
         outside |= bool(np.any(place < 0) or np.any(place >= own.size))
-        values = from_bytes(view(message.values, np.uint8, (len(place), 16), peer=active, what="Matches.values"))
-        named.add(records(THEIRS, value=values, place=np.clip(place, 0, own.size - 1)))
-    key = bytes_of(message.key, active, "OrderKey.key")
+        values = ecdh.from_bytes(view(message.values, np.uint8, (len(place), 16), peer=active, what="Matches.values"))
+        named.add(records(ecdh.THEIRS, value=values, place=np.clip(place, 0, own.size - 1)))
+    key = ecdh.bytes_of(message.key, active, "OrderKey.key")
     if len(named) == 0:
         raise PeerProtocolError(active, f"expected common ids before OrderKey, got none - from {active}")
     # all parts are read before one is rejected: the time of an error shows nothing of where own ids lie
-    pairs = scratch.sorted(PAIR, "number", n_ids, n_ids)
+    pairs = scratch.sorted(ecdh.PAIR, "number", n_ids, n_ids)
     for part in named.parts() if not outside else ():
         if len(part):
             place = part["place"]
             number = own.numbers(slice(int(place[0]), int(place[-1]) + 1))[place - place[0]]
             twice |= bool(np.any(place[1:] == place[:-1]))
             padding |= bool(np.any(number >= n_ids))
-            pairs.add(records(PAIR, value=part["value"], place=place, number=np.minimum(number, n_ids - 1)))
+            pairs.add(records(ecdh.PAIR, value=part["value"], place=place, number=np.minimum(number, n_ids - 1)))
     if outside or twice:
         raise PeerProtocolError(active, f"expected different places below {own.size}", at="Matches.places")
     if padding:
@@ -347,9 +329,9 @@ def _introduce(party: Party, ids: Ids, salt: bytes | None, options: AlignmentOpt
             raise ConfigError(f"expected {name} of {', '.join(get_args(allowed))}, got {given!r}")
     if batch < 1:
         raise ConfigError(f"expected batch of at least 1, got {batch}")
-    if len(ids) > LARGEST:
+    if len(ids) > ecdh.LARGEST:
         raise DataError(
-            f"{party.name}: expected at most {LARGEST} ids, got {len(ids)}", public="its table is too large"
+            f"{party.name}: expected at most {ecdh.LARGEST} ids, got {len(ids)}", public="its table is too large"
         )
     if options.psi == "kkrt" and leads and len(ids) > oprf.MOST:
         raise DataError(
@@ -367,18 +349,18 @@ def _introduce(party: Party, ids: Ids, salt: bytes | None, options: AlignmentOpt
     # under the log's own key: partners see how many ids change from run to run, and nothing else
     commitment = np.zeros((0, 32), np.uint8)
     if log is not None and options.commits:
-        commitment = committed(ids, log.key, options.threads, scratch)
+        commitment = ecdh.committed(ids, log.key, options.threads, scratch)
     # points of one run must not match those of another: the active party's salt is part of H's domain
-    salted = None if salt is None else array_of(salt)
-    summary = ListSummary(ids.kind, bucket(len(ids)), Array.of(commitment), salted)
+    salted = None if salt is None else ecdh.array_of(salt)
+    summary = ListSummary(ids.kind, ecdh.bucket(len(ids)), Array.of(commitment), salted)
     for peer in party.peers:
         party.send(peer, summary)
     sizes, theirs = {}, {}
     for peer in party.peers:
         answer = party.receive(peer, ListSummary)
         size = sizes[peer] = answer.size
-        if not SMALLEST <= size <= LARGEST or bucket(size) != size:
-            expected = f"expected a bucket of at least {SMALLEST}, got {size}"
+        if not ecdh.SMALLEST <= size <= ecdh.LARGEST or ecdh.bucket(size) != size:
+            expected = f"expected a bucket of at least {ecdh.SMALLEST}, got {size}"
             raise PeerProtocolError(peer, expected, at="ListSummary")
         if options.psi == "kkrt" and not leads and size > oprf.MOST:
             raise PeerProtocolError(peer, f"expected at most {oprf.MOST}, got {size}", at="ListSummary")
@@ -392,12 +374,12 @@ def _introduce(party: Party, ids: Ids, salt: bytes | None, options: AlignmentOpt
         if salt is None:
             if answer.salt is None:
                 raise PeerProtocolError(peer, "expected a salt, got none", at="ListSummary")
-            salt = bytes_of(answer.salt, peer, "ListSummary.salt")
+            salt = ecdh.bytes_of(answer.salt, peer, "ListSummary.salt")
     assert salt is not None
     changed: dict[str, int | None] = {}
     if log is not None:
         for peer in party.peers:
-            changed[peer] = log.start(party.job, peer, bucket(len(ids)), sizes[peer], commitment, theirs[peer])
+            changed[peer] = log.start(party.job, peer, ecdh.bucket(len(ids)), sizes[peer], commitment, theirs[peer])
     return _Met(_DOMAIN + hashlib.sha256(party.job.encode() + b"\0" + salt).digest(), sizes, changed)
 
 
@@ -413,5 +395,5 @@ def _finish(
     """Record in the log, if there is one, that the run has ended; return what this party learned."""
     if options.log is not None:
         for peer, size in met.sizes.items():
-            options.log.finish(party.job, peer, bucket(len(ids)), size, n_common)
+            options.log.finish(party.job, peer, ecdh.bucket(len(ids)), size, n_common)
     return Alignment(rows, n_common, len(ids), ids.n_null, ids.n_repeated, met.sizes, pairwise or {}, met.changed)

@@ -60,17 +60,8 @@ from treaty.systems.federboost_horizontal.trees import (
     TreeStep,
     level_vector,
 )
+from treaty.systems.horizontal import quantiles
 from treaty.systems.horizontal.members import Collector, Membership
-from treaty.systems.horizontal.quantiles import (
-    CommonBins,
-    Count,
-    SearchAnswers,
-    agreed_objective,
-    lead_search,
-    pack_bins,
-    shown_by_search,
-    unpack_bins,
-)
 from treaty.systems.horizontal.rows import OwnLabels
 from treaty.systems.observers import TreeOpened, VectorGiven
 from treaty.systems.pooled.constraints import constraints_of
@@ -111,13 +102,13 @@ def leader(inputs: RoleInput[FederBoostHorizontal]) -> ModelPart:
         own, bins = on_kept_bins(inputs, setup, rows, kept)
     elif found is not None:
         own = resumed(inputs, found, setup.message.rounds or 0, rows, written.printed)
-        bins = pack_bins(own.bins, own.forest.objective)
+        bins = quantiles.pack_bins(own.bins, own.forest.objective)
         collector.broadcast(bins)
     else:
-        search = lead_search(
+        search = quantiles.lead_search(
             inputs, collector, setup.schema, classes, None if inputs.data is None else rows, noise.of_search
         )
-        shown = shown_by_search(search.fewest) if noise.budget is None else str(noise.budget)
+        shown = quantiles.shown_by_search(search.fewest) if noise.budget is None else str(noise.budget)
         bins = search.message
         # bins found without a lost participant's rows are of no use to a later training with it
         if set(collector.summed) == set(inputs.roles.owners):
@@ -253,7 +244,7 @@ def member(inputs: RoleInput[FederBoostHorizontal]) -> ModelPart:
     elif rounds is not None:
         order = MessageOrder(CONVERSATION, "resumed")
         received = sums.next(order)
-        assert isinstance(received, CommonBins)
+        assert isinstance(received, quantiles.CommonBins)
         found, bins = members_checkpoint(inputs.keeper, setup.message.model_id, rounds), received
         own = resumed(inputs, found, rows=rows, rounds=rounds, printed=written.printed, bins=bins)
     else:
@@ -270,21 +261,21 @@ def answer_search(
     order: MessageOrder,
     rows: LabelledRows,
     setup: ModelSetup,
-) -> tuple[OwnRows, CommonBins]:
+) -> tuple[OwnRows, quantiles.CommonBins]:
     """Take part in the search for a start and for bins; return a training without trees, and the message about bins."""
     leader, noise = inputs.roles.active, setup.noise
     labels = OwnLabels(inputs, rows, setup.message.classes, leader)
-    answers = SearchAnswers(inputs, rows, labels, leader, noise.of_search, inputs.threads)
+    answers = quantiles.SearchAnswers(inputs, rows, labels, leader, noise.of_search, inputs.threads)
     cohort = frozenset[str]()
-    while not isinstance(asked := sums.next(order), CommonBins):
-        if isinstance(asked, Count):
+    while not isinstance(asked := sums.next(order), quantiles.CommonBins):
+        if isinstance(asked, quantiles.Count):
             if sums.member.present == cohort:
                 raise PeerProtocolError(leader, f"the search restarts although no member was lost - from {leader}")
             cohort = sums.member.present
         sums.give(answers.vector(asked)())
-    bins = unpack_bins(asked, setup.schema, inputs.common.bin_limits, leader)
+    bins = quantiles.unpack_bins(asked, setup.schema, inputs.common.bin_limits, leader)
     start = labels.starting(asked.start, "CommonBins")
-    objective = agreed_objective(asked, start, noise=noise.budget is not None, peer=leader)
+    objective = quantiles.agreed_objective(asked, start, noise=noise.budget is not None, peer=leader)
     keep_bins(inputs, setup.message, asked)
     return fresh(inputs, setup, rows, bins, objective, setup.paid), asked
 
@@ -294,7 +285,7 @@ def follow_rounds(
     sums: Membership,
     order: MessageOrder,
     own: OwnRows,
-    bins: CommonBins,
+    bins: quantiles.CommonBins,
     noise: SumNoise,
     written: SharedCheckpoints,
 ) -> None:

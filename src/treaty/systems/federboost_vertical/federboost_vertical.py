@@ -39,17 +39,7 @@ from treaty.messaging.messages import Array
 from treaty.models.checkpoints import noise_folder
 from treaty.models.trees import ModelPart
 from treaty.privacy.randomised_response import BucketCost, BucketLedger, KnownRows, RandomisedRows
-from treaty.systems.federboost_vertical.buckets import (
-    ChosenSplits,
-    NoisyColumns,
-    UsedColumns,
-    keep_buckets,
-    noisy_buckets,
-    offer_held,
-    send_buckets,
-    stand_ins,
-    take_buckets,
-)
+from treaty.systems.federboost_vertical import buckets
 from treaty.systems.federboost_vertical.options import FederBoostVertical
 from treaty.systems.pooled.continuing import CheckpointReceipt, CheckpointRequest
 from treaty.systems.pooled.system import own_columns
@@ -69,7 +59,7 @@ from treaty.systems.vertical.training import (
 from treaty.trees.columns import ColumnSource, JoinedColumns, SplitSearch
 from treaty.trees.growth import Growth
 
-CONVERSATION: Table = {"training": {ChosenSplits: "training", **between_trees("training")}, "finished": {}}
+CONVERSATION: Table = {"training": {buckets.ChosenSplits: "training", **between_trees("training")}, "finished": {}}
 """Which messages a passive party may receive when."""
 
 
@@ -93,11 +83,11 @@ def _release(
     kept = None if inputs.store is None else noise_folder(inputs.store, party.name)
     ledger = BucketLedger(kept, inputs.epsilon_limits)
     # [Vertical, step 2] keep a bucket with probability e^epsilon / (e^epsilon + k - 1), else draw another one
-    pieces, noisy, cost = noisy_buckets(
+    pieces, noisy, cost = buckets.noisy_buckets(
         codes, bins, epsilons, ledger, numbers, party.job, inputs.rows.digest or b""
     )  # fmt: skip
-    send_buckets(party, active, pieces)  # [Vertical, step 3] once for all trainings on the same table
-    released = None if known is None else RandomisedRows(known, noisy.ravel(), stand_ins(bins))
+    buckets.send_buckets(party, active, pieces)  # [Vertical, step 3] once for all trainings on the same table
+    released = None if known is None else RandomisedRows(known, noisy.ravel(), buckets.stand_ins(bins))
     return bins, codes, released, cost
 
 
@@ -156,18 +146,18 @@ def active(inputs: RoleInput[FederBoostVertical]) -> ModelPart:
     return part
 
 
-def _columns_of_others(inputs: RoleInput[FederBoostVertical], n_rows: int) -> dict[str, NoisyColumns]:
+def _columns_of_others(inputs: RoleInput[FederBoostVertical], n_rows: int) -> dict[str, buckets.NoisyColumns]:
     """Return every passive party's columns: sent now, or in an earlier training."""
     party, store, noisy = inputs.party, inputs.store, {}
-    held = {peer: offer_held(party, peer, store) for peer in party.peers}
+    held = {peer: buckets.offer_held(party, peer, store) for peer in party.peers}
     for peer, of_peer in held.items():
         sent = None if store is None else list[bytes]()
         at_workers = ClusterHistograms.of_columns(inputs.shards if inputs.options.unbiased else None, peer)
-        noisy[peer] = NoisyColumns(
-            party, peer, take_buckets(party, peer, of_peer, sent), n_rows, inputs.threads, at_workers
+        noisy[peer] = buckets.NoisyColumns(
+            party, peer, buckets.take_buckets(party, peer, of_peer, sent), n_rows, inputs.threads, at_workers
         )  # fmt: skip
         if store is not None and sent:
-            keep_buckets(party, peer, store, of_peer, sent)
+            buckets.keep_buckets(party, peer, store, of_peer, sent)
     return noisy
 
 
@@ -188,10 +178,10 @@ def passive(inputs: RoleInput[FederBoostVertical]) -> ModelPart:
     part.randomised, part.spent = released, str(cost)
     owner = SplitOwner(active, codes, bins, part.splits)
     if start.resumed and inputs.options.unbiased:
-        party.send(active, UsedColumns(Array.of(np.isin(np.arange(len(names)), part.splits.feature))))
+        party.send(active, buckets.UsedColumns(Array.of(np.isin(np.arange(len(names)), part.splits.feature))))
     follower.report(0)
 
-    def record(chosen: ChosenSplits) -> None:
+    def record(chosen: buckets.ChosenSplits) -> None:
         features, left_bins = owner.asked(chosen)
         follower.limits.chosen(len(features), chosen.rounds)
         owner.record(features, left_bins)  # [Vertical, step 6] the bucket's edge becomes a threshold
@@ -207,5 +197,5 @@ def passive(inputs: RoleInput[FederBoostVertical]) -> ModelPart:
         return RecordCount(len(part.splits))
 
     return follower.follow(
-        MessageOrder(CONVERSATION, "training"), {ChosenSplits: record, CheckpointRequest: keep, Finish: end}
+        MessageOrder(CONVERSATION, "training"), {buckets.ChosenSplits: record, CheckpointRequest: keep, Finish: end}
     )

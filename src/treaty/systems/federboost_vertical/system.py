@@ -9,13 +9,12 @@ from treaty.systems.expected import Expected, Shape, Trees
 from treaty.systems.federboost_vertical.buckets import Buckets, ChosenSplits, HeldBuckets, SameBuckets, UsedColumns
 from treaty.systems.federboost_vertical.federboost_vertical import active, passive
 from treaty.systems.federboost_vertical.options import FederBoostVertical
-from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, Stage, When, between, routes
+from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, When, between, routes
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Roles, System
 from treaty.systems.vertical import leakage
-from treaty.systems.vertical.contributions import explain_active, explain_passive
+from treaty.systems.vertical.contributions import IN_THE_CLEAR
 from treaty.systems.vertical.messages import Start
-from treaty.systems.vertical.prediction import online_active, online_passive, predict_active, predict_passive
 from treaty.systems.vertical.training import roles_by_column
 
 
@@ -74,8 +73,8 @@ def expected(roles: Roles, options: FederBoostVertical, common: BoostingOptions,
     return found
 
 
-ROUTES: dict[Stage, Routes] = {
-    "train": routes(
+ROUTES = leakage.by_stage(
+    routes(
         AGREEMENT,
         leakage.CONSTRAINTS,
         Route(HeldBuckets, ACTIVE, PASSIVE),
@@ -88,11 +87,8 @@ ROUTES: dict[Stage, Routes] = {
         leakage.DECISIONS,
         leakage.FINISH,
         reference="arXiv 2011.02796; docs/federboost.md, Who learns what by column",
-    ),
-    "predict": leakage.PREDICT,
-    "explain": leakage.EXPLAIN,
-    "online": leakage.ONLINE,
-}
+    )
+)
 
 
 SYSTEM = System(
@@ -110,8 +106,6 @@ SYSTEM = System(
     pays_once=True,
     # the same rows in the same order have the same buckets as in an earlier job
     orders_by_id=True,
-    predict={"active": predict_active, "passive": predict_passive},
-    online={"active": online_active, "passive": online_passive},
-    explain={"active": explain_active, "passive": explain_passive},
+    **IN_THE_CLEAR,
     warm_up=lambda options: [FederBoostVertical()],
 )

@@ -44,35 +44,9 @@ from treaty.machine.process import stay_on_one_core
 from treaty.messaging.conversation import MessageOrder
 from treaty.messaging.messages import Array, encode
 from treaty.models.trees import ModelPart, record_split
+from treaty.systems.fedxgb import conversation, messages
 from treaty.systems.fedxgb.cohorts import drop_earlier_files
-from treaty.systems.fedxgb.conversation import (
-    Instructions,
-    ServerCheckpoints,
-    ServerLimits,
-    check_options,
-    edge_order,
-    join_domain,
-    known_bins,
-    new_task,
-    open_domain,
-)
 from treaty.systems.fedxgb.domain import Credentials, authority_of, patience_of
-from treaty.systems.fedxgb.messages import (
-    MOST_VOID,
-    Attendance,
-    KnownSplits,
-    LeafShares,
-    RoundStart,
-    RowOwners,
-    RowSummary,
-    SideShares,
-    SplitShares,
-    Sum,
-    TrainingEnd,
-    Turn,
-    Users,
-    ValueShares,
-)
 from treaty.systems.fedxgb.options import FedXGB, check_edges, holders_of
 from treaty.systems.fedxgb.paper import HiddenThresholds, Sides, paper_mode
 from treaty.systems.fedxgb.rows import EdgeRows, Model, UserRows, resend_trees, server_model
@@ -119,26 +93,26 @@ def server(inputs: RoleInput[FedXGB]) -> ModelPart:
     schema, edges = inputs.rows.table.schema, inputs.roles.having("edge")
     if not inputs.alone:
         stay_on_one_core()
-    column_share = check_options(inputs)
+    column_share = conversation.check_options(inputs)
     evals = [common_rows(e, schema, classes, classes, party.name) for e in inputs.eval_sets]
-    written = ServerCheckpoints(inputs, evals)
+    written = conversation.ServerCheckpoints(inputs, evals)
     kept = written.found
 
     # [SecBoost, step 1] T certifies a signing key of this run for every party
     credentials = Credentials(party, authority_of(inputs.roles), "server")
     # [SecBoost, step 2] u -> e -> S, e -> u: the users of each domain and their keys (`open_domain`, `join_domain`)
-    users = {edge: party.receive(edge, Users).of for edge in edges}
+    users = {edge: party.receive(edge, messages.Users).of for edge in edges}
     for edge, of in users.items():
         for name, keys in of.items():
             credentials.check(name, "user", keys, edge)
     # [SecBoost, step 3] S -> e -> u: columns, classes, options
-    task = new_task(inputs, credentials, kept)
+    task = conversation.new_task(inputs, credentials, kept)
     for edge in edges:
         party.send(edge, task)
     crowd = Crowd(party, credentials, users, inputs.vouching, task, masked=inputs.options.mode != "paper")
     # [SecBoost, step 4] bins from secure quantiles; how many rows there are, and where values are missing
-    found = known_bins(inputs, crowd, kept) if kept else lead_search(inputs, crowd, schema, classes, None)
-    summary = RowSummary(found.n_rows, Array.of(found.may_miss))
+    found = conversation.known_bins(inputs, crowd, kept) if kept else lead_search(inputs, crowd, schema, classes, None)
+    summary = messages.RowSummary(found.n_rows, Array.of(found.may_miss))
     party.round += 1
     crowd.broadcast(summary)
     model = server_model(inputs, crowd, found)
@@ -175,14 +149,14 @@ def server(inputs: RoleInput[FedXGB]) -> ModelPart:
                 trees += grow_round(inputs, crowd, model, part, found, columns)
             except RoundVoid as error:  # begin the round again while no domain has enough users, but not for ever
                 void += 1
-                if void > MOST_VOID:
+                if void > messages.MOST_VOID:
                     if not forest.trees:
                         raise
                     wanted = common.most_rounds
                     logger.warning("training ends after %d of %d rounds: %s", forest.rounds, wanted, error)
                     rounds.stop()
                     break
-    crowd.broadcast(TrainingEnd())
+    crowd.broadcast(messages.TrainingEnd())
     return part
 
 
@@ -207,7 +181,7 @@ def grow_round(
     # [SecBoost, step 5] S -> e -> u: a round begins; users answer if they are there, and e chooses among them
     # trees of a round, one for each output, have columns of their own
     ends = np.cumsum([len(of) for of in columns], dtype=np.int32)
-    crowd.begin_tree(RoundStart(Array.of(np.concatenate(columns)), Array.of(ends)))
+    crowd.begin_tree(messages.RoundStart(Array.of(np.concatenate(columns)), Array.of(ends)))
     depth = 0
     while depth < rules.max_depth and (inputs.options.hides_model or any(tree.growing for tree in trees)):
         # [SecBoost, step 6] SecFind: sums of all slots of the level over all users, and the best splits
@@ -240,12 +214,13 @@ def edge(inputs: RoleInput[FedXGB]) -> None:
     if not (inputs.alone or options.hides_model):  # else edge servers compute, on the rows of all users
         stay_on_one_core()
     check_edges(options, len(edges))
-    here = open_domain(inputs)  # steps 1 to 3
+    here = conversation.open_domain(inputs)  # steps 1 to 3
     task, domain = here.task, here.sums
     at_start, bins = domain.transcript.digest, None
     rows = EdgeRows(inputs, domain, here.file, patience)
-    order = MessageOrder(edge_order(options, holds_shares=party.name in holders_of(options.compares, edges)), "domain")
-    limits = ServerLimits(
+    holds_shares = party.name in holders_of(options.compares, edges)
+    order = MessageOrder(conversation.edge_order(options, holds_shares=holds_shares), "domain")
+    limits = conversation.ServerLimits(
         server, inputs.common.most_rounds, inputs.common.depth, most_rounds(task.origins), inputs.observers
     )
     inputs.observers.round_finished(0, None)
@@ -253,20 +228,22 @@ def edge(inputs: RoleInput[FedXGB]) -> None:
         message = party.receive(server, *order.allowed, follow=True)
         order.take(message)
         limits.take(message)
-        if isinstance(message, Sum):  # SecFind
+        if isinstance(message, messages.Sum):  # SecFind
             limits.sums.take(message.number)
             opened = give_domain_sum(party, server, domain, message, None if paper_mode(options) else here.edges)
             inputs.observers.event(VectorGiven(opened))
             continue
-        if isinstance(message, HiddenThresholds | SplitShares | LeafShares | Turn):  # SecPred
+        # SecPred
+        if isinstance(message, HiddenThresholds | messages.SplitShares | messages.LeafShares | messages.Turn):
             rows.move(message)
             continue
         # all other messages are for all users: pass them on, and masks depend on them from now on
         users = [name for name in party.peers if name not in (server, authority, *edges)]
         here.edges.member.received.update(message)
-        if isinstance(message, RowSummary | RoundStart):  # what was late for the last round is dropped unread
+        # what was late for the last round is dropped unread
+        if isinstance(message, messages.RowSummary | messages.RoundStart):
             party.drop_earlier(users)
-        if isinstance(message, RoundStart):
+        if isinstance(message, messages.RoundStart):
             domain.transcript = TranscriptDigest(at_start)
         domain.transcript.update(message)
         domain.send(dict.fromkeys(domain.there, message))
@@ -275,17 +252,17 @@ def edge(inputs: RoleInput[FedXGB]) -> None:
                 inputs.observers.set_up("searching for bins", limits.probes, MOST_ROUNDS)
             case CommonBins():
                 bins = message
-            case RowSummary():
+            case messages.RowSummary():
                 assert bins is not None  # by the order of messages
                 rows.receive(users, bins, message, here.schema, resumed=task.rounds > 0)
                 if order.state != "rows":  # otherwise `RowOwners` is still to come
                     at_start = domain.transcript.digest
-            case RowOwners():
+            case messages.RowOwners():
                 rows.keep(message)
                 at_start = domain.transcript.digest
-            case RoundStart():  # users who are there, and among them the cohort
+            case messages.RoundStart():  # users who are there, and among them the cohort
                 rows.start()
-                domain.choose(domain.attending(Attendance))
+                domain.choose(domain.attending(messages.Attendance))
                 drop_earlier_files(inputs.keeper, task.model_id, limits.rounds)
 
 
@@ -304,25 +281,28 @@ def user(inputs: RoleInput[FedXGB]) -> Floats:
     if not inputs.alone:
         stay_on_one_core()
     party, edge = inputs.party, inputs.roles.edges[inputs.party.name]
-    joined = join_domain(inputs, edge)  # steps 1 to 3
+    joined = conversation.join_domain(inputs, edge)  # steps 1 to 3
     rows, sums = joined.rows, joined.sums
-    labels, instructions = OwnLabels(inputs, rows, joined.task.classes, edge), Instructions(inputs, edge, sums)
+    labels = OwnLabels(inputs, rows, joined.task.classes, edge)
+    instructions = conversation.Instructions(inputs, edge, sums)
     answers = SearchAnswers(inputs, rows, labels, edge)
     while not isinstance(bins := instructions.next(), CommonBins):
         instructions.vector = answers.vector(bins)
     summary = instructions.next()
-    assert isinstance(summary, RowSummary)
+    assert isinstance(summary, messages.RowSummary)
     own = UserRows(inputs, rows, labels.starting(bins.start, "CommonBins"), bins, summary, joined.seed)
     instructions.vector = own.vector
     inputs.observers.round_finished(0, None)
-    while not isinstance(message := instructions.next(), TrainingEnd):
+    while not isinstance(message := instructions.next(), messages.TrainingEnd):
         own.take(message)
-        if isinstance(message, RoundStart):
+        if isinstance(message, messages.RoundStart):
             sums.awake = True
             if not own.fits:
                 sums.withdraw()
             elif not sums.absent("call"):
-                party.send(edge, Attendance())
-        elif isinstance(message, KnownSplits | SideShares | Sides | ValueShares | Turn):
+                party.send(edge, messages.Attendance())
+        elif isinstance(
+            message, Sides | messages.KnownSplits | messages.SideShares | messages.ValueShares | messages.Turn
+        ):
             sums.absent("prediction")
     return own.shard.margins

@@ -10,12 +10,11 @@ from treaty.systems.expected import ROUND_TRIP, Expected, Shape, Trees
 from treaty.systems.fedxgboost_ldp import scoring
 from treaty.systems.fedxgboost_ldp.fedxgboost_ldp import active, passive
 from treaty.systems.fedxgboost_ldp.options import FedXGBoostLDP
-from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, Stage, When, routes
+from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, When, routes
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Roles, System
-from treaty.systems.vertical.contributions import explain_active, explain_passive
-from treaty.systems.vertical.leakage import CHECKPOINTS, DECISIONS, EXPLAIN, FINISH, ONLINE, PREDICT
-from treaty.systems.vertical.prediction import online_active, online_passive, predict_active, predict_passive
+from treaty.systems.vertical.contributions import IN_THE_CLEAR
+from treaty.systems.vertical.leakage import CHECKPOINTS, DECISIONS, FINISH, by_stage
 from treaty.systems.vertical.training import roles_by_column
 
 
@@ -70,8 +69,8 @@ def expected(roles: Roles, options: FedXGBoostLDP, common: BoostingOptions, shap
 _PAPER = When('mode="paper"', lambda options, common: options.mode == "paper")
 _SAFE = When('mode="safe"', lambda options, common: options.mode != "paper")
 
-ROUTES: dict[Stage, Routes] = {
-    "train": routes(
+ROUTES = by_stage(
+    routes(
         AGREEMENT,
         Route(scoring.NoiseSetup, ACTIVE, PASSIVE),
         Route(scoring.ColumnCount, PASSIVE, ACTIVE),
@@ -86,11 +85,8 @@ ROUTES: dict[Stage, Routes] = {
         DECISIONS,
         FINISH,
         reference="arXiv 2106.10662; docs/fedxgboost.md, Who learns what",
-    ),
-    "predict": PREDICT,
-    "explain": EXPLAIN,
-    "online": ONLINE,
-}
+    )
+)
 
 
 def warm_up(options: FedXGBoostLDP | None) -> list[FedXGBoostLDP]:
@@ -112,8 +108,6 @@ SYSTEM = System(
     expected=expected,
     has_model=frozenset({"active", "passive"}),
     pays_once=True,
-    predict={"active": predict_active, "passive": predict_passive},
-    online={"active": online_active, "passive": online_passive},
-    explain={"active": explain_active, "passive": explain_passive},
+    **IN_THE_CLEAR,
     warm_up=warm_up,
 )

@@ -32,9 +32,9 @@ from treaty.messaging.party import Party
 from treaty.systems.vertical.column_owner import gains_as_splits
 from treaty.systems.vertical.encrypted_columns import PassiveColumns
 from treaty.systems.vertical.messages import SplitRequest, Start, send_nodes, take_nodes
-from treaty.trees.candidates import bin_sums, candidate_columns, candidate_slots, count_bins, undivided, whole_numbers
 from treaty.trees.columns import SumsSource
 from treaty.trees.growth import RowPartition
+from treaty.trees.histograms import bin_sums, candidate_columns, candidate_slots, count_bins, undivided, whole_numbers
 from treaty.trees.splits import Level, SplitRules, Splits
 
 Rows = NDArray[np.intp]

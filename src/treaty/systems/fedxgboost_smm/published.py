@@ -81,9 +81,9 @@ from treaty.systems.system import RoleInput
 from treaty.systems.vertical.column_owner import SplitOwner, ascending, bin_own_columns, show_layout, tree_table
 from treaty.systems.vertical.messages import SplitAnswer, SplitRequest, TreeEnd, send_nodes, take_nodes
 from treaty.systems.vertical.training import Follower, TreeLimits, boosting_of, finish, open_training, start_of
-from treaty.trees.candidates import bin_sums, undivided, whole_numbers
 from treaty.trees.columns import SplitSearch
 from treaty.trees.growth import Growth, RowPartition
+from treaty.trees.histograms import bin_sums, undivided, whole_numbers
 from treaty.trees.splits import Splits, best_of, scan
 
 logger = logging.getLogger(__name__)

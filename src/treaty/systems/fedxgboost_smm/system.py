@@ -22,16 +22,15 @@ from treaty.systems.fedxgboost_smm.fedxgboost_smm import (
     passive,
 )
 from treaty.systems.fedxgboost_smm.options import PAPER_LEAKS, FedXGBoostSMM
-from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, Stage, When, between, routes
+from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, When, between, routes
 from treaty.systems.options import learned_from_test_key
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import PartySpec, Roles, System
 from treaty.systems.vertical import leakage
 from treaty.systems.vertical.cipher_options import unaudited as unaudited_ciphers
-from treaty.systems.vertical.contributions import explain_active, explain_passive
+from treaty.systems.vertical.contributions import IN_THE_CLEAR
 from treaty.systems.vertical.expected_sums import expected_of_sums
 from treaty.systems.vertical.messages import Hint, NamedRows
-from treaty.systems.vertical.prediction import online_active, online_passive, predict_active, predict_passive
 from treaty.systems.vertical.training import fellow_owners, roles_by_column
 
 
@@ -158,12 +157,7 @@ _SAFELY = routes(
     _DEALT,
 )
 
-ROUTES: dict[Stage, Routes] = {
-    "train": routes(routes(_SAFELY, when=_SAFE), routes(_PUBLISHED, when=_PAPER)),
-    "predict": leakage.PREDICT,
-    "explain": leakage.EXPLAIN,
-    "online": leakage.ONLINE,
-}
+ROUTES = leakage.by_stage(routes(routes(_SAFELY, when=_SAFE), routes(_PUBLISHED, when=_PAPER)))
 
 
 def cast_roles(places: Mapping[str, PartySpec], active: str, options: FedXGBoostSMM) -> Roles:
@@ -233,9 +227,7 @@ SYSTEM = System(
     ),
     has_model=frozenset({"active", "passive"}),
     helpers=dealer_of,
-    predict={"active": predict_active, "passive": predict_passive},
-    online={"active": online_active, "passive": online_passive},
-    explain={"active": explain_active, "passive": explain_passive},
+    **IN_THE_CLEAR,
     unaudited=unaudited,
     warm_up=warm_up,
 )

@@ -77,12 +77,11 @@ def standard_errors(
 ) -> tuple[Floats, int]:
     """Return standard errors of the own weights, in the unit of training, and the residuals' degrees of freedom.
 
-    The error is NaN of a constant column, and of one whose weight the optimum does not determine.
-    `X` are the own columns (n_rows, n_columns), `hessian` is their block of the mean Hessian at the optimum.
-    `variance_of` gives, at the active party, the variance for the residuals' degrees of freedom. After the weights'
-    errors come those of `sums`, (n_sums, n_columns). `steps` is called with the products done, and how many there are.
-    DataError where there are no more rows than independent columns, or columns of different parties depend on each
-    other linearly.
+    The error is NaN of a constant column, and of one whose weight the optimum does not determine. `X` are the own
+    columns (n_rows, n_columns), `hessian` is their block of the mean Hessian at the optimum. `variance_of` gives, at
+    the active party, the variance for the residuals' degrees of freedom. After the weights' errors come those of
+    `sums`, (n_sums, n_columns). `steps` is called with the products done, and how many there are. DataError where there
+    are no more rows than independent columns, or columns of different parties depend on each other linearly.
     """
     n_rows, n_columns = X.shape
     local, known, rank = determined(X, hessian)

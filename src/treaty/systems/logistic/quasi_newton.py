@@ -31,7 +31,7 @@ from treaty.linear.training import Schedule
 from treaty.machine.arrays import Floats, Integers
 from treaty.messaging.exchanges import agree
 from treaty.models.linear import LinearPart
-from treaty.systems.logistic import paper, whole_table
+from treaty.systems.logistic import paper, setup, whole_table
 from treaty.systems.logistic.batches import (
     agree_on_batches,
     check_shown,
@@ -44,23 +44,12 @@ from treaty.systems.logistic.inference import invert_blocks
 from treaty.systems.logistic.prediction import calibrate
 from treaty.systems.logistic.products import blocks_of
 from treaty.systems.logistic.scorecard import help_counting
-from treaty.systems.logistic.setup import (
-    GlmInput,
-    OwnData,
-    Setting,
-    begin,
-    diverged,
-    eval_data,
-    own_data,
-    pair_seeds,
-    terms,
-)
 from treaty.systems.logistic.steps import Checkpoints, Decider, Epochs, products_of
 
 # ---------------------------------------------------------------- data parties
 
 
-def active(inputs: GlmInput) -> LinearPart:
+def active(inputs: setup.GlmInput) -> LinearPart:
     """Train as the label holder.
 
     The input is connected with all other parties; its rows have labels 0 and 1 (or the target of another regression),
@@ -91,7 +80,7 @@ def active(inputs: GlmInput) -> LinearPart:
     return _train(inputs, np.where(data.y > 0.5, 1, -1).astype(np.int64))
 
 
-def passive(inputs: GlmInput) -> LinearPart:
+def passive(inputs: setup.GlmInput) -> LinearPart:
     """Train as a party with columns alone, connected with all others; return its weights. Errors as of `active`."""
     if inputs.eval_sets:
         inputs.common.check_eval_sets(inputs.options)
@@ -99,13 +88,13 @@ def passive(inputs: GlmInput) -> LinearPart:
     return whole_table.train(inputs) if whole else _train(inputs, None)
 
 
-def _train(inputs: GlmInput, labels: Integers | None) -> LinearPart:
+def _train(inputs: setup.GlmInput, labels: Integers | None) -> LinearPart:
     """Prepare own columns, train their weights in either mode, and make them a part of the model."""
     party, table = inputs.party, inputs.rows.table
-    preparation, own = own_data(inputs, labels)
-    agree(party, terms(inputs))
+    preparation, own = setup.own_data(inputs, labels)
+    agree(party, setup.terms(inputs))
     kept = Checkpoints(inputs)
-    setting = begin(inputs, own.columns.shape, kept.model_id)
+    setting = setup.begin(inputs, own.columns.shape, kept.model_id)
     kept.resume(setting)
     alone: dict[str, int] = {}
     if inputs.options.mode == "paper":
@@ -115,7 +104,7 @@ def _train(inputs: GlmInput, labels: Integers | None) -> LinearPart:
         batches = agree_on_batches(party, setting, inputs.common.random_state, digest, inputs.store)
         own = share_weights(party, setting, own, batches)
         alone = count_lone_rows(party, setting, own, batches)
-        weights, schedule = _train_slice(inputs, setting, own, batches, kept, eval_data(inputs, preparation))
+        weights, schedule = _train_slice(inputs, setting, own, batches, kept, setup.eval_data(inputs, preparation))
     part = LinearPart(
         model_id=setting.model_id,
         party=party.name,
@@ -135,7 +124,7 @@ def _train(inputs: GlmInput, labels: Integers | None) -> LinearPart:
 
 
 def _train_slice(
-    inputs: GlmInput, setting: Setting, own: OwnData, batches: Integers, kept: Checkpoints,
+    inputs: setup.GlmInput, setting: setup.Setting, own: setup.OwnData, batches: Integers, kept: Checkpoints,
     evals: Mapping[str, tuple[Floats, Floats]],
 ) -> tuple[Floats, Schedule]:  # fmt: skip
     """Train the own weights (n_columns,), as the active or a passive party, perhaps from a kept state; eval sets watch.
@@ -143,7 +132,7 @@ def _train_slice(
     Returns the schedule as well, which at the active party has the losses.
     """
     party, columns, labels = inputs.party, own.columns, own.labels
-    seeds = pair_seeds(party, setting.others(party.name))
+    seeds = setup.pair_seeds(party, setting.others(party.name))
     masks = CancellingMasks(party.job, party.protocol, party.name, seeds)
     # step 0 of the paper: keys
     sums = products_of(inputs, setting, own, blocks_of(batches), masks)
@@ -178,7 +167,7 @@ def _train_slice(
             # of the sum of 2 d u - y u, in units of 2^-fractional_bits
             d_u = 2.0 * setting.batch_size * float(slice_.weights @ grad)
             if not math.isfinite(d_u):
-                raise diverged("the gradient is not finite")
+                raise setup.diverged("the gradient is not finite")
             epoch_loss += round(d_u * 2.0**setting.fractional_bits) - (0 if labels is None else int(labels[rows] @ u))
             # [Alg. 1, step 5] coefficients of the step in s, v and g, from summed inner products; each its own slice
             slice_.step(decider.decide(slice_.products(grad, v), paired=v is not None))
@@ -194,16 +183,16 @@ def _train_slice(
 # ---------------------------------------------------------------- coordinator
 
 
-def coordinator(inputs: GlmInput) -> None:
+def coordinator(inputs: setup.GlmInput) -> None:
     """Coordinate a training without data: receive masked numbers and summed inner products, answer with coefficients.
 
     Connected with all data parties; errors as of `active`.
     """
-    agree(inputs.party, terms(inputs))
+    agree(inputs.party, setup.terms(inputs))
     kept = Checkpoints(inputs)
     if inputs.common.pdo is not None:
         help_counting(inputs)
-    setting = begin(inputs, None, None)
+    setting = setup.begin(inputs, None, None)
     kept.resume(setting)
     if inputs.options.mode == "paper":
         paper.coordinate(inputs, setting)
@@ -218,7 +207,7 @@ def coordinator(inputs: GlmInput) -> None:
         invert_blocks(inputs.party, setting, opener)
 
 
-def _coordinate_model(inputs: GlmInput, setting: Setting, opener: Opener | None, kept: Checkpoints) -> None:
+def _coordinate_model(inputs: setup.GlmInput, setting: setup.Setting, opener: Opener | None, kept: Checkpoints) -> None:
     """Decide the steps of one model, and decrypt masked products where the coordinator has a key."""
     party, solver = inputs.party, setting.solver
     decider = Decider(party, setting)

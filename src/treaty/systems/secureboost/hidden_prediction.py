@@ -41,24 +41,7 @@ from treaty.messaging.exchanges import OF_ONE_MODEL, Term, agree
 from treaty.messaging.messages import Array, Arrays, Message, leaks, pack, unpack, view
 from treaty.messaging.party import Party
 from treaty.models.trees import decide, used_records
-from treaty.systems.secureboost.hidden_sums import (
-    EXCHANGE_BYTES,
-    FIELD_BITS,
-    MOST_TERMS,
-    Adder,
-    Box,
-    Stop,
-    TreeTerms,
-    Words,
-    fields_of,
-    find_conditions,
-    fixed_point,
-    make_route,
-    make_terms,
-    pack_gains,
-    unpack_sums,
-    values_and_gains,
-)
+from treaty.systems.secureboost import hidden_sums
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical.prediction import Finish, check_present, decidable
@@ -67,9 +50,9 @@ from treaty.trees.ensemble import SplitTable
 # Ciphertexts sent at a time; two batches are under way at once
 BATCH_BYTES = 16 << 20
 
-_Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_TERMS)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=hidden_sums.MOST_TERMS)]
 # The passive parties that terms pass, and each one's share of the work
-_Chain = Sequence[tuple[str, Stop]]
+_Chain = Sequence[tuple[str, hidden_sums.Stop]]
 
 
 @leaks("how many splits the sender keeps; a public key", "control")
@@ -153,7 +136,7 @@ def hidden_active(inputs: RoleInput[SecureBoost]) -> NDArray[np.float64]:
     _agree(inputs)
     keys = {peer: party.receive(peer, ChainKey) for peer in party.peers}
     exchange = {
-        peer: view(key.exchange, np.uint8, (EXCHANGE_BYTES,), peer=peer, what="ChainKey.exchange")
+        peer: view(key.exchange, np.uint8, (hidden_sums.EXCHANGE_BYTES,), peer=peer, what="ChainKey.exchange")
         for peer, key in keys.items()
     }
     trees = decidable(party, part, {peer: key.records for peer, key in keys.items()})
@@ -165,12 +148,13 @@ def hidden_active(inputs: RoleInput[SecureBoost]) -> NDArray[np.float64]:
         if name != party.name and len(records):
             party.send(name, PredictionKey(pack(key.public.to_payload())))
 
-    n_outputs, exponent = forest.objective.n_outputs, fixed_point(trees)
-    groups = pieces(n_outputs, fields_of(key.public)) if trees else []  # of outputs whose sums share plaintexts
+    n_outputs, exponent = forest.objective.n_outputs, hidden_sums.fixed_point(trees)
+    # of outputs whose sums share plaintexts
+    groups = pieces(n_outputs, hidden_sums.fields_of(key.public)) if trees else []
     margins = np.full((table.n_rows, n_outputs), forest.objective.base_margins)
     for number, group in enumerate(groups):
         some = [tree for first in range(0, len(trees), n_outputs) for tree in trees[first : first + n_outputs][group]]
-        terms = make_terms(some, own, used[own], exponent)
+        terms = hidden_sums.make_terms(some, own, used[own], exponent)
         outputs = _OutputGroup(terms, len(range(n_outputs)[group]), number, decisions, table.n_rows)
         chain = _send_stations(party, forest.sources, exchange, outputs)
         for rows, sums in _add_up(party, key, chain, outputs, inputs.threads):
@@ -185,7 +169,7 @@ def hidden_active(inputs: RoleInput[SecureBoost]) -> NDArray[np.float64]:
 class _OutputGroup:
     """Outputs whose sums share plaintexts: their trees' terms, over all rows."""
 
-    terms: TreeTerms
+    terms: hidden_sums.TreeTerms
     n_outputs: int
     number: int
     decisions: NDArray[np.uint8]  # the active party's, packed
@@ -204,10 +188,12 @@ def _send_stations(
 ) -> _Chain:
     """Send passive parties their share of the work; return who works, in the order of the chain."""
     n_terms = len(group.terms.node)
-    if n_terms > MOST_TERMS:
-        raise CryptoError(f"expected at most {MOST_TERMS} splits of passive parties, got {n_terms} - at prediction")
-    conditions = find_conditions(group.terms)
-    chain = [(sources[stop.source], stop) for stop in make_route(conditions, n_terms)]
+    if n_terms > hidden_sums.MOST_TERMS:
+        raise CryptoError(
+            f"expected at most {hidden_sums.MOST_TERMS} splits of passive parties, got {n_terms} - at prediction"
+        )
+    conditions = hidden_sums.find_conditions(group.terms)
+    chain = [(sources[stop.source], stop) for stop in hidden_sums.make_route(conditions, n_terms)]
     position = np.zeros(n_terms, np.int32)
     for place, (name, stop) in enumerate(chain):
         here = np.concatenate([stop.passed, stop.fresh])
@@ -239,20 +225,22 @@ def _add_up(
     words = key.public.modulus.words
     per_row = max(8 * words * len(group.terms.node), 16 * len(group.terms.left))
 
-    def start(rows: slice) -> tuple[slice, NDArray[np.int64], list[Words]]:
-        values, gains = values_and_gains(group.terms, _sides(group.decisions, rows))
+    def start(rows: slice) -> tuple[slice, NDArray[np.int64], list[hidden_sums.Words]]:
+        values, gains = hidden_sums.values_and_gains(group.terms, _sides(group.decisions, rows))
         known = values.reshape(-1, group.n_outputs, values.shape[1]).sum(axis=0).T
         fields = group.terms.tree % group.n_outputs
         encrypted = []
         for _, stop in chain:
-            plaintexts = pack_gains(gains[stop.fresh], fields[stop.fresh], group.n_outputs)
+            plaintexts = hidden_sums.pack_gains(gains[stop.fresh], fields[stop.fresh], group.n_outputs)
             ciphertexts = key.encrypt(plaintexts.reshape(-1, group.n_outputs), threads)
             encrypted.append(ciphertexts.reshape(*plaintexts.shape[:2], words))
         if chain:
             party.send(chain[0][0], EncryptedGains(Array.of(encrypted.pop(0)), Array.of(np.zeros(0, np.uint8))))
         return rows, known, encrypted
 
-    def finish(rows: slice, known: NDArray[np.int64], encrypted: list[Words]) -> tuple[slice, NDArray[np.int64]]:
+    def finish(
+        rows: slice, known: NDArray[np.int64], encrypted: list[hidden_sums.Words]
+    ) -> tuple[slice, NDArray[np.int64]]:
         if not chain:
             return rows, known
         for (name, _), (following, _), ciphertexts in zip(chain[:-1], chain[1:], encrypted, strict=True):
@@ -277,14 +265,14 @@ def _open(
 ) -> NDArray[np.int64]:
     """Decrypt the rows' sums of gains, int64 (n_rows, n_outputs)."""
     modulus = key.public.modulus
-    rows_each = fields_of(key.public) // group.n_outputs
+    rows_each = hidden_sums.fields_of(key.public) // group.n_outputs
     shape = (-(-n_rows // rows_each), modulus.words)
     ciphertexts = view(totals.ciphertexts, np.uint64, shape, peer=peer, what="EncryptedTotals.ciphertexts")
     try:
         if not modulus.in_range(ciphertexts):
             raise CryptoError("expected ciphertexts in [1, n)")
         plaintexts = key.decrypt(ciphertexts, threads)
-        return unpack_sums(plaintexts, n_rows, rows_each, group.n_outputs, len(group.terms.node))
+        return hidden_sums.unpack_sums(plaintexts, n_rows, rows_each, group.n_outputs, len(group.terms.node))
     except (CryptoError, ValueError) as error:
         raise PeerProtocolError(peer, str(error), at="EncryptedTotals.ciphertexts") from None
 
@@ -309,12 +297,12 @@ def hidden_passive(inputs: RoleInput[SecureBoost]) -> None:
     exchange = X25519PrivateKey.generate()
     public = np.frombuffer(exchange.public_key().public_bytes_raw(), np.uint8)
     party.send(active, ChainKey(len(part.splits), Array.of(public)))
-    adder: Adder | None = None
+    adder: hidden_sums.Adder | None = None
     last, outputs = -1, 0
     while True:
         match party.receive(active, Station if adder else PredictionKey, Finish):
             case PredictionKey() as key:
-                adder = Adder(_read_key(key, active, inputs.options.insecure_test_key_bits), inputs.threads)
+                adder = hidden_sums.Adder(_read_key(key, active, inputs.options.insecure_test_key_bits), inputs.threads)
             case Station() as station:
                 assert adder is not None
                 outputs += station.outputs
@@ -331,7 +319,7 @@ def _read_key(message: PredictionKey, active: str, insecure_test_key_bits: int |
     payload = unpack(message.payload, active, "PredictionKey")
     try:
         key = OUPublicKey.from_payload(payload, insecure_test_key_bits)
-        fields_of(key)
+        hidden_sums.fields_of(key)
     except CryptoError as error:
         raise PeerProtocolError(active, str(error), at="PredictionKey") from None
     return key
@@ -341,7 +329,7 @@ class _StationWork:
     """A passive party's share of the work at one `Station`, whose arrays and neighbours' keys are checked first."""
 
     def __init__(
-        self, station: Station, active: str, adder: Adder, splits: SplitTable, exchange: X25519PrivateKey
+        self, station: Station, active: str, adder: hidden_sums.Adder, splits: SplitTable, exchange: X25519PrivateKey
     ) -> None:
         self._station, self._active, self._adder = station, active, adder
         n_terms = station.passed + station.fresh
@@ -353,7 +341,7 @@ class _StationWork:
         for what in ("before", "after"):
             key = view(getattr(station, what), np.uint8, (None,), peer=active, what=f"Station.{what}")
             try:
-                boxes.append(Box(exchange, key.tobytes(), sending=what == "after") if len(key) else None)
+                boxes.append(hidden_sums.Box(exchange, key.tobytes(), sending=what == "after") if len(key) else None)
             except CryptoError as error:
                 raise PeerProtocolError(active, str(error), at=f"Station.{what}") from None
         self._before, self._after = boxes
@@ -381,7 +369,7 @@ class _StationWork:
             kept = self._kept(_sides(decisions, rows)[own])
             sums, passing = adder.select(sums, terms, kept, self._onwards, outputs)
             if self._after is None:
-                totals = adder.blind(sums, adder.fields // outputs, bits=FIELD_BITS * outputs)
+                totals = adder.blind(sums, adder.fields // outputs, bits=hidden_sums.FIELD_BITS * outputs)
                 party.send(active, EncryptedTotals(Array.of(totals)))
             else:
                 following = np.concatenate([sums[:, None], passing], axis=1).reshape(-1, adder.words)
@@ -389,7 +377,9 @@ class _StationWork:
                 party.send(active, SealedTerms(Array.of(np.frombuffer(box, np.uint8))))
             first = rows.stop
 
-    def _read_gains(self, message: EncryptedGains, first: int, n_rows: int) -> tuple[Words, Words]:
+    def _read_gains(
+        self, message: EncryptedGains, first: int, n_rows: int
+    ) -> tuple[hidden_sums.Words, hidden_sums.Words]:
         """Return the sums so far (n, 1, words) and the terms (n, n_terms, words) of some rows from `first` on."""
         active, adder, passed = self._active, self._adder, self._station.passed
         shape = (None, self._station.fresh, adder.words)

@@ -36,17 +36,8 @@ from treaty.systems.observers import TreeFinished
 from treaty.systems.secureboost.hidden_prediction import hidden_active, hidden_passive
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import RoleInput
+from treaty.systems.vertical import messages
 from treaty.systems.vertical.column_owner import ColumnOwner, bin_own_columns
-from treaty.systems.vertical.messages import (
-    SplitRequest,
-    Sums,
-    SumsPiece,
-    SumsRequest,
-    TreeEnd,
-    TreeRows,
-    TreeStart,
-    WonCandidates,
-)
 from treaty.systems.vertical.prediction import collect, predict_passive
 from treaty.systems.vertical.sealed_active import SealedSearch
 from treaty.systems.vertical.setup import set_up_active, set_up_passive
@@ -90,12 +81,12 @@ def passive(inputs: RoleInput[SecureBoost]) -> ModelPart:
     bins, codes = bin_own_columns(inputs)  # [Alg. 1, lines 1-3] S_k: cuts at quantiles of each feature k, once a job
     with set_up_passive(inputs, bins, codes) as owner:
         return owner.follow({
-            TreeStart: owner.start_tree,  # <g_i>, <h_i> of the first rows ...
-            TreeRows: owner.add_rows,  # ... and of more
-            SumsPiece: owner.add_piece,  # a part of the rows of I, where these are many
+            messages.TreeStart: owner.start_tree,  # <g_i>, <h_i> of the first rows ...
+            messages.TreeRows: owner.add_rows,  # ... and of more
+            messages.SumsPiece: owner.add_piece,  # a part of the rows of I, where these are many
             owner.sums_request: partial(aggregate, owner),  # `SumsRequest`, or `SealedSumsRequest`
             owner.split_request: partial(partition_rows, owner),  # `SplitRequest`, or `WonCandidates`
-            TreeEnd: owner.end_tree,
+            messages.TreeEnd: owner.end_tree,
         })  # fmt: skip
 
 
@@ -110,7 +101,7 @@ def _guard(inputs: RoleInput[SecureBoost]) -> MayShow | None:
 # ---------------------------------------------------------------- algorithm 1: aggregate encrypted gradient statistics
 
 
-def aggregate(owner: ColumnOwner, request: SumsRequest) -> Sums | None:
+def aggregate(owner: ColumnOwner, request: messages.SumsRequest) -> messages.Sums | None:
     """Return encrypted sums of gradients over every bin of every feature, of all nodes of a level."""
     # [Alg. 1, lines 4-7] <G_kv> and <H_kv> are products of the ciphertexts of the rows of I in bin v of feature k.
     # Under the lattice map: the table of bins times the encrypted vector of the node. Answers are re-randomised, or
@@ -146,7 +137,7 @@ def find_splits(search: SplitSearch, level: Level) -> Splits:
     return best_of(found, level.totals, rules)  # [Alg. 2, lines 14-16] i_opt, k_opt, v_opt; the first of equal scores
 
 
-def partition_rows(owner: ColumnOwner, message: SplitRequest | WonCandidates) -> Iterator[Message]:
+def partition_rows(owner: ColumnOwner, message: messages.SplitRequest | messages.WonCandidates) -> Iterator[Message]:
     """Record the splits that a message names, and return which rows go left, as the passive party i_opt."""
     # [Alg. 2, lines 17-18] k_opt and v_opt have come; under seal both parties have shares of them, opened here
     splits = owner.named_splits(message)

@@ -12,10 +12,9 @@ from treaty.systems.secureboost.secureboost import active, follow_prediction, pa
 from treaty.systems.system import Roles, System
 from treaty.systems.vertical import leakage
 from treaty.systems.vertical.cipher_options import unaudited
-from treaty.systems.vertical.contributions import explain_active, explain_passive
+from treaty.systems.vertical.contributions import IN_THE_CLEAR
 from treaty.systems.vertical.expected_sums import expected_of_sums
 from treaty.systems.vertical.messages import Sums
-from treaty.systems.vertical.prediction import online_active, online_passive
 from treaty.systems.vertical.training import fellow_owners, roles_by_column
 
 # ----------------------------- what each party of a SecureBoost training learns beyond its own data and its own splits
@@ -120,9 +119,7 @@ SYSTEM = System(
     on_clusters=lambda options: frozenset({"active", "passive"}),
     has_model=frozenset({"active", "passive"}),
     pays_once=True,
-    predict={"active": predict, "passive": follow_prediction},
-    online={"active": online_active, "passive": online_passive},
-    explain={"active": explain_active, "passive": explain_passive},
+    **IN_THE_CLEAR | {"predict": {"active": predict, "passive": follow_prediction}},
     unaudited=lambda options: unaudited(options.ciphers),
     warm_up=warm_up,
     expected=lambda roles, options, common, shape: expected_of_sums(

@@ -20,9 +20,8 @@ from treaty.systems.vertical.audit_record import KeptTree, PassiveHeader, Sent
 from treaty.systems.vertical.exact_sums import NamedNodes
 from treaty.trees.boosting import TreeSample
 from treaty.trees.constraints import Directions
-from treaty.trees.ensemble import Tree
+from treaty.trees.ensemble import LeafRows, Tree
 from treaty.trees.growth import Growth
-from treaty.trees.refreshing import LeafRows
 from treaty.trees.splits import Level, SplitRules, Splits
 
 _NOT_ALLOWED = "it has splits that the job's options do not allow"

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ from treaty.messaging.exchanges import send_rows, take_rows
 from treaty.messaging.messages import Array, Message, leaks, view
 from treaty.models.interpretation import order_of_first_use
 from treaty.systems.system import RoleInput
-from treaty.systems.vertical.prediction import collect, predict_passive
+from treaty.systems.vertical.prediction import collect, online_active, online_passive, predict_active, predict_passive
 from treaty.trees.shap import contributions
 
 
@@ -148,3 +149,11 @@ def explain_passive(inputs: RoleInput) -> NDArray[np.float64]:
             raise PeerProtocolError(active, "expected finite values", at="OwnContributions")
         own[:, used, of] = values
     return own.transpose(0, 2, 1)
+
+
+# the fields of `System` with the programs of predictions whose decisions parties send as they are
+IN_THE_CLEAR: dict[str, Any] = {
+    "predict": {"active": predict_active, "passive": predict_passive},
+    "online": {"active": online_active, "passive": online_passive},
+    "explain": {"active": explain_active, "passive": explain_passive},
+}

@@ -33,13 +33,12 @@ from treaty.trees.ensemble import SplitTable
 #
 # Cuts of a column are nested. So a party that sees the sides of common rows at many splits finds out which are of one
 # column, orders them, and knows a row's bin for certain once every other bin of the column is on the other side of some
-# split that it saw the row at (`attacks.nodes`). The owner of the columns knows its splits. If it decides a
-# node's own rows under pads, it does not know the rows, but about how many of them go left and right: that share of its
-# rows on either side of the cut, and in the bins that earlier splits of the same column leave, was seen there. A second
-# node with the same cut is taken to have mostly rows that were seen there before (`_NEW`), and the rows that were seen
-# below a bin and above it to be the same as far as there are so many. On 20,000 rows of a real table the count is
-# within a tenth of what the attack finds; on few rows, whose nodes the attack cannot always separate, it may be a third
-# more.
+# split that it saw the row at (`attacks.nodes`). The owner of the columns knows its splits. If it decides a node's own
+# rows under pads, it does not know the rows, but about how many of them go left and right: that share of its rows on
+# either side of the cut, and in the bins that earlier splits of the same column leave, was seen there. A second node
+# with the same cut is taken to have mostly rows that were seen there before (`_NEW`), and the rows that were seen below
+# a bin and above it to be the same as far as there are so many. On 20,000 rows of a real table the count is within a
+# tenth of what the attack finds; on few rows, whose nodes the attack cannot always separate, it may be a third more.
 #
 # Splits are kept by the values of their thresholds and not by bins, so that other bins in a later job count them, too.
 

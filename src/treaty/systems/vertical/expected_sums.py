@@ -13,25 +13,12 @@ from treaty.crypto.sums.lattice_sums import sums_parameters, vector_bytes
 from treaty.crypto.transfer.sealed_sums import Widths
 from treaty.systems.expected import KEY_BYTES, ROUND_TRIP, Expected, Shape, Trees
 from treaty.systems.system import Roles
-from treaty.systems.vertical.cipher_choice import (
-    PROBE_BYTES,
-    USUAL,
-    Estimate,
-    JobSize,
-    Link,
-    best_nodes,
-    candidates_of,
-    cheaper,
-    comparisons_of_a_step,
-    cost_of_lattice,
-    cost_of_ou,
-    cost_of_sealing,
-)
+from treaty.systems.vertical import cipher_choice
 from treaty.systems.vertical.cipher_options import CipherOptions
 from treaty.systems.vertical.messages import CHOICE_BITS, node_type
 
 # A link as it is taken to be before any is measured
-NEAR = Link(step=0.5e-3, byte=1e-9)
+NEAR = cipher_choice.Link(step=0.5e-3, byte=1e-9)
 _PAILLIER = 8.0  # times the time of Okamoto-Uchiyama, both with the keys that are the default
 _HINT_PIECES = 128e6  # bytes of a hint, as it is made and sent
 _TRANSFER_BYTES = 1_100_000  # to make the transfers of sealed sums
@@ -47,17 +34,17 @@ def expected_of_sums(roles: Roles, options: CipherOptions, common: Any, shape: S
     trees = Trees.of(common, shape, n, alone)
     unit = 2.0**-common.fractional_bits
     bounds = SumsBounds(n, round(1 / unit), round(0.25 / unit))
-    job = JobSize(bounds, common.rules_of(unit, unit), trees.count, shape.threads)
+    job = cipher_choice.JobSize(bounds, common.rules_of(unit, unit), trees.count, shape.threads)
     sizes = {peer: (shape.columns[peer], shape.slots[peer]) for peer in others}
     cipher = options.cipher
     if cipher == "auto":
-        cipher = cheaper(job, list(sizes.values()))
+        cipher = cipher_choice.cheaper(job, list(sizes.values()))
     found.agree((active, peer) for peer in others)
     nodes = 1
     if cipher == "lattice" and not options.sealed:  # columns are taken to have as many bins each
         offsets = {peer: np.linspace(0, slots, of + 1).astype(np.int32) for peer, (of, slots) in sizes.items()}
-        links = dict.fromkeys(offsets, NEAR if options.cipher == "auto" else USUAL)
-        nodes = best_nodes(job, offsets, links, HintStore(None))[0]
+        links = dict.fromkeys(offsets, NEAR if options.cipher == "auto" else cipher_choice.USUAL)
+        nodes = cipher_choice.best_nodes(job, offsets, links, HintStore(None))[0]
     columns = sum(shape.columns.values())
     found.seconds = trees.growing(n, columns) + trees.count * trees.rounds * 2 * ROUND_TRIP
     slowest = 0.0
@@ -81,9 +68,9 @@ def expected_of_sums(roles: Roles, options: CipherOptions, common: Any, shape: S
 
 
 def _of_cipher(
-    found: Expected, cipher: str, options: CipherOptions, trees: Trees, job: JobSize, active: str, peer: str,
-    features: int, slots: int, nodes: int,
-) -> Estimate:  # fmt: skip
+    found: Expected, cipher: str, options: CipherOptions, trees: Trees, job: cipher_choice.JobSize, active: str,
+    peer: str, features: int, slots: int, nodes: int,
+) -> cipher_choice.Estimate:  # fmt: skip
     """Count what the sums of one passive party take, a vector about so many nodes; return an estimate of seconds."""
     n, vectors = job.bounds.n_rows, trees.count * trees.asked
     if cipher == "lattice":
@@ -98,12 +85,12 @@ def _of_cipher(
         found.hold(1.5 * hint / parameters.digits, peer)
         for name in (active, peer):
             found.kept[name] = found.kept.get(name, 0.0) + hint
-        return cost_of_lattice(parameters, job, features, slots, kept=False, nodes=nodes)
+        return cipher_choice.cost_of_lattice(parameters, job, features, slots, kept=False, nodes=nodes)
     if cipher == "dealer":
         found.send(active, peer, 16.0 * n * vectors)
         found.send(peer, active, 8.0 * n * slots + 16.0 * slots * vectors)
         found.hold(8.0 * n * slots + 16.0 * n * max(trees.nodes), active, peer)
-        return Estimate((n * slots * 40e-9 + vectors * n * features * 60e-9) / job.threads, 0.0)
+        return cipher_choice.Estimate((n * slots * 40e-9 + vectors * n * features * 60e-9) / job.threads, 0.0)
     ou = cipher == "ou"
     bits = (
         options.insecure_test_key_bits or options.key_bits or (OU_DEFAULT_KEY_BITS if ou else PAILLIER_DEFAULT_KEY_BITS)
@@ -115,19 +102,23 @@ def _of_cipher(
     found.send(peer, active, vectors * slots / Packing(job.bounds, bits // 3 if ou else bits).per_plaintext * each)
     found.hold(3.0 * n * each * (max(trees.nodes) if options.blind else 1), peer)
     found.memory[active] = found.memory[peer]  # the same ciphertexts for all
-    cost = cost_of_ou(job, features, slots)
-    return Estimate(cost.seconds * (encrypted / max(1, trees.count)) * (1.0 if ou else _PAILLIER), cost.nbytes)
+    cost = cipher_choice.cost_of_ou(job, features, slots)
+    return cipher_choice.Estimate(
+        cost.seconds * (encrypted / max(1, trees.count)) * (1.0 if ou else _PAILLIER), cost.nbytes
+    )
 
 
-def _seal(found: Expected, common: Any, job: JobSize, active: str, peer: str, shape: Shape) -> Estimate:
+def _seal(
+    found: Expected, common: Any, job: cipher_choice.JobSize, active: str, peer: str, shape: Shape
+) -> cipher_choice.Estimate:
     """Count what sealing one passive party's sums takes; return an estimate of its seconds."""
     features, slots = shape.columns[peer], shape.slots[peer]
     # of a column whose kind is not known, bins beyond those of numbers are categories
     halved, categories = shape.halved.get(peer, (0, max(0, slots - features * (common.most_bins + 1))))
-    candidates = candidates_of(common, features, slots - features, halved, categories)
-    step = comparisons_of_a_step(NEAR, Widths.of(job.bounds, job.rules.ridge))
-    cost = cost_of_sealing({peer: NEAR}, {peer: candidates}, job, step)
+    candidates = cipher_choice.candidates_of(common, features, slots - features, halved, categories)
+    step = cipher_choice.comparisons_of_a_step(NEAR, Widths.of(job.bounds, job.rules.ridge))
+    cost = cipher_choice.cost_of_sealing({peer: NEAR}, {peer: candidates}, job, step)
     for sender, receiver in ((active, peer), (peer, active)):
-        found.send(sender, receiver, cost.nbytes / 2 + 2 * PROBE_BYTES + _TRANSFER_BYTES, job.trees * 30)
+        found.send(sender, receiver, cost.nbytes / 2 + 2 * cipher_choice.PROBE_BYTES + _TRANSFER_BYTES, job.trees * 30)
         found.hold(6e3 * min(1 << 14, sum(candidates) * (1 << job.rules.max_depth - 1)), sender)
     return cost

@@ -11,7 +11,7 @@ from typing import Any
 
 from treaty.data.binning import MOST_BINS
 from treaty.models.trees import ModelPart
-from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, When, between, routes
+from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, Stage, When, between, routes
 from treaty.systems.pooled.continuing import checkpoints_routes
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Roles
@@ -55,6 +55,12 @@ ONLINE: Routes = routes(
     FINISH,
     reference="docs/serving.md, Models with splits of partners",
 )
+
+
+def by_stage(train: Routes) -> dict[Stage, Routes]:
+    """Return the routes of a system whose training has these, and where parties send decisions as they are."""
+    return {"train": train, "predict": PREDICT, "explain": EXPLAIN, "online": ONLINE}
+
 
 # ---------------------------------------------------------------- sums under a cipher
 

@@ -22,21 +22,9 @@ from treaty.crypto.keystream import Keystream, length_prefixed
 from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sharing.key_agreement import agree_with
 from treaty.crypto.sums.lattice_sums import LatticeSumsServer, sealed_places
+from treaty.crypto.transfer import sealed_sums
 from treaty.crypto.transfer.arithmetic import Wide, subtract
 from treaty.crypto.transfer.category_sets import half_that_won, halves_of
-from treaty.crypto.transfer.column_groups import ColumnGroups, allowed_columns
-from treaty.crypto.transfer.sealed_sums import (
-    NUMBER,
-    OWNER,
-    WORDS,
-    Known,
-    Places,
-    Widths,
-    best_of_shared,
-    fitted,
-    integer_shares,
-    winner_of,
-)
 from treaty.crypto.transfer.stock import Arrays as StepArrays
 from treaty.crypto.transfer.stock import Bits, Paths, Steps, Transfers, open_transfers
 from treaty.errors import CryptoError, PeerProtocolError
@@ -50,8 +38,7 @@ from treaty.systems.pooled.constraints import own_constraints
 from treaty.systems.vertical import messages
 from treaty.systems.vertical.column_owner import ColumnOwner
 from treaty.systems.vertical.messages import CHOICE_BITS
-from treaty.systems.vertical.sealed_candidates import Candidates
-from treaty.systems.vertical.sealed_groups import GroupsLeft
+from treaty.systems.vertical.sealed_candidates import Candidates, ColumnGroups, GroupsLeft, allowed_columns
 
 # ------------------ shares that pass from one passive party to the next, by way of the active party and hidden from it
 #
@@ -129,8 +116,8 @@ class SealedEnd:
 
     role: int
     transfers: Transfers
-    places: Places
-    widths: Widths
+    places: sealed_sums.Places
+    widths: sealed_sums.Widths
     step: int
     monotone: bool
 
@@ -147,9 +134,9 @@ class LevelResult:
     members: Bits
 
 
-def places_of(bounds: SumsBounds) -> Places:
+def places_of(bounds: SumsBounds) -> sealed_sums.Places:
     """Return the widths of sealed sums' fields."""
-    return Places(*(last - first for first, last in pairwise(sealed_places(bounds))))
+    return sealed_sums.Places(*(last - first for first, last in pairwise(sealed_places(bounds))))
 
 
 def find_best(
@@ -158,7 +145,7 @@ def find_best(
     parents: Int32s,
     before: Wide | None,
     candidates: Candidates,
-    known: Known,
+    known: sealed_sums.Known,
     groups: ColumnGroups | None = None,
 ) -> Steps[LevelResult]:
     """Find each node's best entry among the candidates and those that the active party knows, as far as `groups` allow.
@@ -167,7 +154,7 @@ def find_best(
     nodes, whole; `parents` says which of these are the parents of the nodes asked about.
     """
     # masked fields become shares of integers, then siblings are the parents' shares minus these
-    slots = yield from integer_shares(end.transfers, parts, end.places, end.role)
+    slots = yield from sealed_sums.integer_shares(end.transfers, parts, end.places, end.role)
     if before is not None:
         slots = np.concatenate([slots, subtract(before[parents], slots)])
     allowed: Bits | None = None
@@ -178,7 +165,7 @@ def find_best(
     found, categories = [], candidates.halved_slots
     members = np.zeros((len(slots), 2, len(categories)), np.uint8)
     for part in pieces(len(slots), max(1, _AT_A_TIME // max(1, len(candidates) + len(categories)))):
-        of_part, sums_of_halves = known.only(part), np.zeros((len(slots[part]), 0, 3, WORDS), np.uint64)
+        of_part, sums_of_halves = known.only(part), np.zeros((len(slots[part]), 0, 3, sealed_sums.WORDS), np.uint64)
         if len(categories):
             mine, starts = slots[part][:, categories], candidates.halved_starts
             halves = yield from halves_of(end.transfers, mine, starts, of_part, end.widths, end.role)
@@ -186,7 +173,7 @@ def find_best(
         sums = candidates.sums(slots[part], sums_of_halves)
         may = None if allowed is None else allowed[part]
         directions = candidates.directions if end.monotone else None
-        best = best_of_shared(end.transfers, sums, of_part, end.widths, end.role, end.step, may, directions)
+        best = sealed_sums.best_of_shared(end.transfers, sums, of_part, end.widths, end.role, end.step, may, directions)
         found.append((yield from best))
     return LevelResult(slots, np.concatenate(found), members)
 
@@ -244,7 +231,7 @@ class SealedOwner(ColumnOwner):
         except CryptoError as error:
             raise PeerProtocolError(active, str(error), at="TournamentTerms") from None
         transfers = take_steps(party, {active: open_transfers()})[active]
-        places, widths = places_of(server.bounds), Widths.of(server.bounds, terms.ridge)
+        places, widths = places_of(server.bounds), sealed_sums.Widths.of(server.bounds, terms.ridge)
         monotone = bool(inputs.common.monotone_constraints)
         self._end = SealedEnd(1, transfers, places, widths, terms.step, monotone)
 
@@ -300,23 +287,25 @@ class SealedOwner(ColumnOwner):
         groups = None
         if self._before is not None and len(self._groups):
             groups = self._share_groups([*chain[:at], *chain[at + 1 :]], request.own_before + request.own_after)
-        known = Known.nothing(nodes, request.own_before, request.own_after)
+        known = sealed_sums.Known.nothing(nodes, request.own_before, request.own_after)
         end, active = self._end, self._active
         found: LevelResult = take_steps(
             self._party, {active: find_best(end, parts, parents, self._before, self._candidates, known, groups)}
         )[active]
-        self._before, self._numbers, self._members = found.slots, found.best[:, NUMBER, 0], found.members
+        self._before, self._numbers, self._members = found.slots, found.best[:, sealed_sums.NUMBER, 0], found.members
         best = found.best
         if at:
             # the mask is this party's share of the best before it; the active party has the other
-            so_far = fitted(self._key.mask(chain[at - 1], best.shape, sending=False), end.widths)
-            steps = winner_of(end.transfers, np.stack([so_far, best], axis=1), end.widths, end.role, end.step)
+            so_far = sealed_sums.fitted(self._key.mask(chain[at - 1], best.shape, sending=False), end.widths)
+            steps = sealed_sums.winner_of(
+                end.transfers, np.stack([so_far, best], axis=1), end.widths, end.role, end.step
+            )
             best = take_steps(self._party, {active: steps})[active]
         if at + 1 < len(chain):
             moved = subtract(best, self._key.mask(chain[at + 1], best.shape, sending=True))
             self._party.send(active, messages.MovedShares(Array.of(moved)))
         else:
-            self._party.send(active, messages.OwnerShares(Array.of(best[:, OWNER, 0])))
+            self._party.send(active, messages.OwnerShares(Array.of(best[:, sealed_sums.OWNER, 0])))
 
     def _share_groups(self, others: list[str], entries: int) -> ColumnGroups:
         """Share with the other passive parties which groups own columns leave; return this end's part of all."""

@@ -25,7 +25,6 @@ from treaty.crypto.payload import Payload, SumsBounds
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient
 from treaty.crypto.transfer.arithmetic import Wide, add
 from treaty.crypto.transfer.category_sets import half_that_won
-from treaty.crypto.transfer.column_groups import ColumnGroups
 from treaty.crypto.transfer.sealed_sums import NUMBER, OWNER, Known, KnownEntry, Widths, fitted, winner_of
 from treaty.crypto.transfer.stock import Bits, Paths, Steps, open_transfers
 from treaty.errors import ConfigError, PeerProtocolError
@@ -38,8 +37,7 @@ from treaty.systems.vertical.cipher_choice import Link, comparisons_of_a_step
 from treaty.systems.vertical.encrypted_columns import EncryptedGradients, PassiveColumns, bits_at
 from treaty.systems.vertical.messages import CHOICE_BITS
 from treaty.systems.vertical.sealed import LevelResult, SealedEnd, find_best, places_of, take_steps
-from treaty.systems.vertical.sealed_candidates import Candidates
-from treaty.systems.vertical.sealed_groups import share_groups
+from treaty.systems.vertical.sealed_candidates import Candidates, ColumnGroups, share_groups
 from treaty.trees.columns import SplitSearch
 from treaty.trees.growth import RowPartition
 from treaty.trees.splits import Level, SplitRules, Splits, best_of, bound, fraction, scan

@@ -1,4 +1,4 @@
-"""Candidates for splits of a passive party's columns under sealed sums, and their sums as shares, at both ends.
+"""Candidates for splits of passive columns under sealed sums, and which of them a node may have, at both ends.
 
 Candidates are in the order in which the plain grower breaks ties (`trees.scanning.scan_splits`): column by column,
 missing values right before left, cuts ascending among the former and descending among the latter. Of a numeric column
@@ -8,11 +8,19 @@ halves (`crypto.transfer.category_sets`), of which missing values may be a part.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.transfer.arithmetic import Wide, add, prefix_sums
+from treaty.crypto.transfer.comparison import all_of, conjunctions
+from treaty.crypto.transfer.stock import Bits, Steps, Transfers
 from treaty.machine.arrays import Flags, Int32s
+from treaty.messaging.messages import view
+from treaty.messaging.party import Party
+from treaty.systems.vertical.messages import MovedGroups
 from treaty.trees.constraints import Directions
 from treaty.trees.histograms import width_of
 
@@ -118,3 +126,103 @@ def _numbers(bins: int, categorical: bool, missing: bool) -> list[tuple[int, boo
     right = [(k, False) for k in range(last)]
     left = [(k, True) for k in reversed(range(bins if categorical else bins - 1))]
     return right + left if missing else right
+
+
+# ----------------- interaction constraints: which columns may split a node, which nobody sees; bits are shared by xor
+#
+# A group has all columns used above a node if it has those that each party used, and each party knows its own. A column
+# may split the node if one of its groups is such, or if it is of no group and alone was used above; whose column it is
+# knows which groups it is in. With several passive parties, each shares its bits with all others: it sends them under
+# masks to the active party, and the masks are the other passive parties' shares (`sealed.MovingKey`).
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnGroups:
+    """One end's part of which columns may split n nodes, uint8; at each end zeros stand for what the other one knows.
+
+    `within`, (parties, n, groups), are shares of whether a group has all columns that a party used above a node;
+    `groups`, (columns, groups), says which columns are in which group, and `alone`, (n, columns), which columns of no
+    group may be used.
+    """
+
+    within: Bits
+    groups: Bits
+    alone: Bits
+
+
+def allowed_columns(transfers: Transfers, given: ColumnGroups, role: int) -> Steps[Bits]:
+    """Return shares of which columns may split which nodes, (n, columns)."""
+    left = yield from all_of(transfers, given.within, role)
+    shape = (given.groups.shape[1], *given.alone.shape)
+    of_nodes, of_columns = np.broadcast_to(left.T[:, :, None], shape), np.broadcast_to(given.groups.T[:, None], shape)
+    (fits,) = yield from conjunctions(transfers, of_columns.reshape(-1), of_nodes.reshape(1, -1), role)
+    # no group fits if all of them do not
+    one = np.uint8(1 - role)
+    none = yield from all_of(transfers, fits.reshape(shape) ^ one, role)
+    allowed: Bits = none ^ one ^ given.alone
+    return allowed
+
+
+class GroupsLeft:
+    """Columns of a passive party used above the nodes of a level.
+
+    `groups`, bool (groups, n), are those of all its columns; `columns` are the tree's. `within`, uint8 (nodes, groups),
+    says which groups have all its columns used above, `of_columns` (columns, groups) which have the tree's columns, and
+    `alone` (nodes, columns) which columns of no group may be used again, as no other column was, whosever it is.
+    """
+
+    def __init__(self, groups: Flags, columns: Int32s) -> None:
+        self._groups, self._columns, self._root = groups, columns, True
+        self.within, self._won = np.ones((1, len(groups)), np.uint8), np.full(1, -1, np.int32)
+        self._only, self.of_columns = self._won, groups[:, columns].T.astype(np.uint8)
+
+    def won(self, nodes: Int32s, columns: Int32s) -> None:
+        """Note the columns that won nodes of the level."""
+        self._won[nodes] = columns
+
+    def descend(self, parents: Int32s) -> None:
+        """Go on to the children of these nodes, those asked about first, then their siblings."""
+        column = self._won[parents]
+        kept = self._groups[:, column].T | (column < 0)[:, None]
+        self.within = np.tile(self.within[parents] & kept, (2, 1))
+        same, self._root = self._root | (self._only[parents] == column), False
+        self._only = np.tile(np.where(same, column, -1), 2)
+        self._won = np.full(2 * len(parents), -1, np.int32)
+
+    @property
+    def alone(self) -> Bits:
+        again: Flags = (self._only[:, None] == self._columns) & ~self.of_columns.any(axis=1)
+        return again.astype(np.uint8)
+
+
+def share_groups(
+    party: Party,
+    peers: Mapping[str, int],
+    counts: Callable[[str], tuple[int, int]],
+    within: Bits,
+    ours: Sequence[Flags],
+) -> dict[str, ColumnGroups]:
+    """Take passive parties' shares of groups; return the active party's part for each of them.
+
+    `peers` are those of the chain, with their numbers of columns in the tree. ``counts(peer)`` are own entries before
+    and after its candidates: the first is what splits have to pass, others have the groups `ours`. `within`, (nodes,
+    groups), are the groups that have all own columns used above.
+    """
+    moved, found = {}, {}
+    for name in peers if len(peers) > 1 else ():
+        shape = len(peers) - 1, *within.shape
+        moved[name] = view(party.receive(name, MovedGroups).bits, np.uint8, shape, peer=name, what="MovedGroups.bits")
+    for place, (peer, columns) in enumerate(peers.items()):
+        # a party sends bits for all others, in their order
+        others = [bits[place - (at < place)] & np.uint8(1) for at, bits in enumerate(moved.values()) if at != place]
+        before, after = counts(peer)
+        entries = np.array([np.zeros(within.shape[1]), *ours][:before] + [*ours][:after], np.uint8)
+        entries = entries.reshape(-1, within.shape[1])
+        # of own columns of no group, the scan has left out those that may not be used
+        alone = np.append(1 - entries.any(axis=1), np.zeros(columns)).astype(np.uint8)
+        found[peer] = ColumnGroups(
+            np.stack([within, np.zeros_like(within), *others]),
+            np.pad(entries, ((0, columns), (0, 0))),
+            np.broadcast_to(alone, (len(within), len(alone))),
+        )
+    return found
