@@ -29,9 +29,10 @@ import pyarrow.compute as pc
 
 from treaty.data.ids import Psi, read_ids
 from treaty.machine.arrays import pieces
-from treaty.messaging.certificates import load_certificate, write_identity
+from treaty.messaging.certificates import load_certificate
 from treaty.messaging.grpc_channel import GrpcChannel, Peer
 from treaty.messaging.party import Party, run_role
+from treaty.node.identity import make_keys
 from treaty.systems.alignment.alignment import AlignmentOptions, align_active, align_passive
 
 SIDES = ("active", "passive")
@@ -89,7 +90,7 @@ def measure(psi: Psi, count: int, cores: int, bar: float, bar_mb: float) -> list
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for side in SIDES:
-            write_identity(folder, side)
+            make_keys(folder, side)
         ports = free_ports(2)
         available = sorted(os.sched_getaffinity(0))[:cores]
         started = {

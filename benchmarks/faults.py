@@ -39,7 +39,7 @@ from sklearn.datasets import load_breast_cancer
 
 from data import replace
 from relays import Relays, outage
-from treaty.messaging.certificates import write_identity
+from treaty.node.identity import make_keys
 from treaty.runs.processes import free_ports
 
 PARTY = Path(__file__).with_name("faulty_party.py")
@@ -130,7 +130,7 @@ def write_jobs(setup: Setup, folder: Path, real: dict[str, int], relayed: dict[s
     """Write each party's folder: its own copy of the job, where the others are behind relays, its rows and its key."""
     for name in setup.names:
         (folder / name).mkdir(parents=True)
-        write_identity(folder / name, name)
+        make_keys(folder / name, name)
         if name in setup.tables:
             setup.tables[name].to_csv(folder / name / "rows.csv", index=False)
     for own in setup.names:

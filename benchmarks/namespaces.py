@@ -30,7 +30,7 @@ import pyarrow.parquet as parquet
 from numpy.typing import NDArray
 
 from data import cpu_of_others
-from treaty.messaging.certificates import write_identity
+from treaty.node.identity import make_keys
 from treaty.runs.job import Job, Member
 from treaty.runs.report import load_reports
 
@@ -224,7 +224,7 @@ def train_in_namespaces(
         for k, (name, (x, y)) in enumerate(rows.items()):
             table = pa.table({f"f{j}": column for j, column in enumerate(x.T)} | {"label": y})
             parquet.write_table(table, folder / f"{name}.parquet")
-            write_identity(folder, name)
+            make_keys(folder, name)
             parties[name] = Member(
                 table=f"{name}.parquet", address=f"{address(k)}:{PORT}",
                 key=f"{name}.key.pem", certificate=f"{name}.cert.pem",

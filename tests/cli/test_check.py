@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from runs.small_jobs import SYSTEMS, write_job
 from treaty.cli.main import app
 from treaty.errors import ConfigError
-from treaty.messaging.certificates import write_identity
+from treaty.node.identity import make_keys
 from treaty.runs import local_checks
 from treaty.runs.connecting import listening
 from treaty.runs.job import Job
@@ -70,7 +70,7 @@ def test_who_does_not_answer_is_named_and_the_exit_code_says_it_is_not_us(job, t
 
 def test_another_certificate_is_told_at_both_sides(job, tmp_path):
     (tmp_path / "other").mkdir()
-    write_identity(tmp_path / "other", "b")
+    make_keys(tmp_path / "other", "b")
     text = (tmp_path / "job.toml").read_text().replace('"b.cert', '"other/b.cert').replace('"b.key', '"other/b.key')
     (tmp_path / "b.toml").write_text(text)
     theirs = load_job(tmp_path / "b.toml")  # b has another key than a pins

@@ -21,8 +21,8 @@ from treaty.cli import jobs, main
 from treaty.cli.logs import logged
 from treaty.data import reading
 from treaty.errors import ConfigError, DataError, PeerAborted, PeerLost, PeerTimeout, TreatyError
-from treaty.messaging.certificates import write_identity
 from treaty.models.checkpoints import checkpoint_file
+from treaty.node.identity import make_keys
 from treaty.runs import party as runs
 from treaty.runs import prediction
 
@@ -45,7 +45,7 @@ def test_what_is_in_the_way_of_a_file_is_named_with_exit_code_2(tmp_path, monkey
     rows = 'table = "a.csv"\npredict_table = "a.csv"'
     job = job.replace("n_jobs = 1", 'n_jobs = 1\noutput = "file"').replace('table = "a.csv"', rows)
     (tmp_path / "output.toml").write_text(job)
-    write_identity(tmp_path, "foo")
+    make_keys(tmp_path, "foo")
     cases = {
         ("keys", "new", "foo", "--folder", tmp_path): "expected no file yet, got an existing .*foo.key.pem",
         ("keys", "new", "foo", "--folder", tmp_path / "file"): "cannot write the identity of foo to .*file",

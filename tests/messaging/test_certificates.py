@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from flips import damaged, flipped
 from treaty.errors import ConfigError
+from treaty.files import write_whole
 from treaty.messaging import certificates
 from treaty.messaging.certificates import (
     Identity,
@@ -18,7 +19,6 @@ from treaty.messaging.certificates import (
     load_certificate,
     load_identity,
     make_identity,
-    write_identity,
 )
 
 
@@ -26,25 +26,17 @@ def files(folder):
     return folder / "clinic.key.pem", folder / "clinic.cert.pem"
 
 
-def test_written_identity_loads_again_with_a_private_key_file(tmp_path):
-    written = write_identity(tmp_path / "keys", "clinic")
-    assert (tmp_path / "keys" / "clinic.key.pem").stat().st_mode & 0o777 == 0o600
-    assert load_identity(*files(tmp_path / "keys"), "clinic") == written
-    assert load_certificate(tmp_path / "keys" / "clinic.cert.pem") == written.certificate
+def write_identity(folder, name):
+    identity = make_identity(name)
+    write_whole(folder / f"{name}.key.pem", [identity.key])
+    write_whole(folder / f"{name}.cert.pem", [identity.certificate], mode=0o644)
+    return identity
 
 
-@pytest.mark.parametrize("existing", ["clinic.key.pem", "clinic.cert.pem"])
-def test_existing_files_are_never_overwritten(tmp_path, existing):
-    (tmp_path / existing).write_text("precious")
-    with pytest.raises(ConfigError, match=existing):
-        write_identity(tmp_path, "clinic")
-    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [(existing, "precious")]
-
-
-def test_folder_that_cannot_be_written_is_a_config_error(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot write the identity of clinic"):
-        write_identity(tmp_path / "file", "clinic")
+def test_written_identity_loads_again(tmp_path):
+    written = write_identity(tmp_path, "clinic")
+    assert load_identity(*files(tmp_path), "clinic") == written
+    assert load_certificate(tmp_path / "clinic.cert.pem") == written.certificate
 
 
 def test_key_file_open_to_others_is_refused(tmp_path):
@@ -64,12 +56,12 @@ def test_key_file_of_another_user_is_refused(tmp_path, monkeypatch):
 def test_certificates_last_two_years_and_are_warned_of_two_months_before(tmp_path, monkeypatch, caplog):
     made = x509.load_pem_x509_certificate(make_identity("clinic").certificate)
     assert made.not_valid_after_utc - made.not_valid_before_utc == datetime.timedelta(days=730)
-    write_identity(tmp_path / "new", "clinic")
-    load_identity(*files(tmp_path / "new"), "clinic")
+    write_identity(tmp_path, "clinic")
+    load_identity(*files(tmp_path), "clinic")
     assert not caplog.records
     monkeypatch.setattr(certificates, "VALIDITY", datetime.timedelta(days=30))
-    write_identity(tmp_path / "old", "clinic")
-    load_identity(*files(tmp_path / "old"), "clinic")
+    write_identity(tmp_path, "clinic")
+    load_identity(*files(tmp_path), "clinic")
     assert "the certificate of clinic ends on" in caplog.text
 
 
@@ -79,10 +71,9 @@ def test_missing_files_are_named(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["", "a b", "-a", "a.b", "*", "ä", "x" * 64, "../x", "a\n"])
-def test_names_that_cannot_stand_in_a_certificate_are_refused(tmp_path, name):
+def test_names_that_cannot_stand_in_a_certificate_are_refused(name):
     with pytest.raises(ConfigError, match="letters, digits"):
-        write_identity(tmp_path, name)
-    assert not list(tmp_path.iterdir())
+        make_identity(name)
 
 
 def test_fingerprint_is_that_of_the_der_form():

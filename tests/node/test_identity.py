@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from treaty.errors import ConfigError
 from treaty.messaging import certificates
-from treaty.messaging.certificates import load_identity, make_identity, write_identity
+from treaty.messaging.certificates import load_identity, make_identity
 from treaty.node.cards import (
     LARGEST_CARD,
     Card,
@@ -427,7 +427,9 @@ def test_a_damaged_card_of_a_partner_counts_for_nobody_and_can_be_revoked(tmp_pa
 
 
 def test_older_keys_without_a_card_are_named(tmp_path):
-    write_identity(tmp_path, "bank")
+    make_keys(tmp_path, "bank")
+    for end in ("sign.pem", "card"):
+        (tmp_path / f"bank.{end}").unlink()
     with pytest.raises(ConfigError, match=r"cannot read .*bank\.sign\.pem"):
         load_own(tmp_path, "bank")
     with pytest.raises(ConfigError, match=r"cannot read the folder of keys .*none: No such file"):

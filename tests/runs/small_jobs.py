@@ -11,7 +11,7 @@ from flat import option_lines
 from pace import within
 from tables import real_table
 from treaty.errors import TreatyError
-from treaty.messaging.certificates import write_identity
+from treaty.node.identity import make_keys
 from treaty.runs.job import Job
 from treaty.runs.job_files import load_job
 from treaty.runs.party import train_party
@@ -48,7 +48,7 @@ def write_job(
     by_row = system in ("federboost-horizontal", "fedxgb")
     with_rows = [name for name, role in roles.items() if not role and (name, system) != ("a", "fedxgb")]
     for name, port in zip(roles, free_ports(len(roles)), strict=True):
-        write_identity(folder, name)
+        make_keys(folder, name)
         lines += [f"[parties.{name}]", f'address = "127.0.0.1:{port}"', f'certificate = "{name}.cert.pem"']
         lines += [f'key = "{name}.key.pem"', *([f'role = "{roles[name]}"'] if roles[name] else [])]
         if name in with_rows:

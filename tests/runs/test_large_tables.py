@@ -16,7 +16,7 @@ from runs.small_jobs import model, played
 from treaty.data import reading
 from treaty.data.arrow_tables import FileTable
 from treaty.errors import ConfigError, DataError
-from treaty.messaging.certificates import write_identity
+from treaty.node.identity import make_keys
 from treaty.runs import table_files
 from treaty.runs.job import Job, Member
 from treaty.runs.job_files import load_job
@@ -47,7 +47,7 @@ def write_job(folder: Path, system: str, kind: str, *, align: bool) -> Job:
     ends = ["[boosting]", "n_estimators = 2", "max_depth = 3", "max_bin = 16", "min_child_samples = 5", options]
     lines += [protocol, "n_jobs = 1", *(["[align]", 'on = "id"'] if align else [])]
     for number, (name, port) in enumerate(zip(own, free_ports(2), strict=True)):
-        write_identity(folder, name)
+        make_keys(folder, name)
         columns = table.column_names if system == BY_ROW else own[name]
         if align:
             of = table.take(np.sort(rng.permutation(400)[:370]) if name == "a" else rng.permutation(400)[:380])

@@ -35,9 +35,9 @@ from runs.job_files import (
 )
 from tables import FAST_KEY, assert_same_trees, cut, real_table, with_categories, with_gaps
 from treaty.errors import PeerLost
-from treaty.messaging.certificates import write_identity
 from treaty.models.checkpoints import load_checkpoint
 from treaty.models.trees import load_part
+from treaty.node.identity import make_keys
 from treaty.runs import processes
 from treaty.runs.job_files import load_job
 from treaty.runs.party import train_party
@@ -77,7 +77,7 @@ def write_job(folder: Path, *, rows: int = 300, trees: int = 3, alone: bool = Fa
         table.assign(id=np.arange(len(table))).to_csv(folder / f"{name}.csv", index=False)
         lines += [f"[parties.{name}]", f'table = "{name}.csv"', f'predict_table = "{name}.csv"', 'drop = ["id"]']
         if alone:
-            write_identity(folder, name)
+            make_keys(folder, name)
             lines += [
                 f'address = "127.0.0.1:{port}"',
                 f'certificate = "{name}.cert.pem"',
@@ -199,7 +199,7 @@ def test_a_killed_passive_party_ends_the_others_within_seconds_and_trees_stay(tm
 def test_a_wrong_certificate_is_one_error_at_every_party(tmp_path):
     job = write_job(tmp_path, alone=True)
     (tmp_path / "stranger").mkdir()
-    write_identity(tmp_path / "stranger", "lab")
+    make_keys(tmp_path / "stranger", "lab")
     text = (
         job.read_text()
         .replace('"lab.cert.pem"', '"stranger/lab.cert.pem"')

@@ -20,7 +20,7 @@ from pace import within
 from serving.models import GOOD, active_part, whole
 from treaty.cli.main import app
 from treaty.errors import ConfigError
-from treaty.messaging.certificates import write_identity
+from treaty.node.identity import make_keys
 from treaty.node.settings import is_loopback
 from treaty.serving.app import listen, split_address
 from treaty.serving.service import add_key
@@ -97,7 +97,7 @@ def test_pages_elsewhere_cannot_ask_under_a_name_of_their_own(part):
 
 def test_keys_and_tls(part, tmp_path):
     key = add_key(tmp_path / "keys", "shop")
-    write_identity(tmp_path, "bank")
+    make_keys(tmp_path, "bank")
     tls = ["--certificate", str(tmp_path / "bank.cert.pem"), "--key", str(tmp_path / "bank.key.pem")]
     with served(part, "--api-keys", str(tmp_path / "keys"), *tls) as (process, port):
         trusting = ssl.create_default_context(cafile=str(tmp_path / "bank.cert.pem"))

@@ -19,9 +19,9 @@ from runs.small_jobs import played
 from tables import real_table, with_categories, with_gaps
 from treaty.cli.main import app
 from treaty.data.table import to_table
-from treaty.messaging.certificates import write_identity
 from treaty.models.linear import LinearPart, pooled_margins
 from treaty.models.trees import ModelPart, predict_pooled
+from treaty.node.identity import make_keys
 from treaty.runs.job import Job
 from treaty.runs.job_files import load_job
 from treaty.runs.party import part_file
@@ -59,7 +59,7 @@ def job_of(folder: Any, protocol: str, tables: dict[str, pd.DataFrame], *lines: 
     line, of_options = option_lines(protocol, n_estimators=6, max_depth=3, min_child_samples=5, **options)
     written = ['name = "test"', line, 'active = "a"', 'label = "y"', "n_jobs = 1", "timeout = 600", *lines]
     for (name, table), port in zip(tables.items(), free_ports(len(tables)), strict=True):
-        write_identity(folder, name)
+        make_keys(folder, name)
         table.to_csv(folder / f"{name}.csv", index=False)
         table.drop(columns="y", errors="ignore").to_csv(folder / f"{name}.rows.csv", index=False)
         written += [f"[parties.{name}]", f'address = "127.0.0.1:{port}"', f'certificate = "{name}.cert.pem"']

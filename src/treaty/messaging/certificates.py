@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from treaty.errors import ConfigError
-from treaty.files import explained, without_mark, write_whole
+from treaty.files import without_mark
 
 VALIDITY = datetime.timedelta(days=730)
 """How long a new certificate is valid: a key that was lost or copied unnoticed is out of use after two years."""
@@ -81,23 +81,8 @@ def check_names(names: Iterable[str]) -> None:
             )
 
 
-def write_identity(folder: str | Path, name: str) -> Identity:
-    """Make an identity and write ``<name>.key.pem`` (mode 0600) and ``<name>.cert.pem``; never overwrite a file."""
-    identity = make_identity(name)
-    key_file, certificate_file = Path(folder) / f"{name}.key.pem", Path(folder) / f"{name}.cert.pem"
-    # both are checked before either is written
-    for file in (key_file, certificate_file):
-        if file.exists():
-            raise ConfigError(f"expected no file yet, got an existing {file}; remove it to make a new identity")
-    with explained(f"cannot write the identity of {name} to {folder}"):
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        write_whole(key_file, [identity.key], replace=False)
-        write_whole(certificate_file, [identity.certificate], mode=0o644, replace=False)
-    return identity
-
-
 def load_identity(key_file: str | Path, certificate_file: str | Path, name: str) -> Identity:
-    """Read a party's key and certificate from PEM files, as `write_identity` writes them, or given as the PEM itself.
+    """Read a party's key and certificate from PEM files, as ``treaty keys new`` writes them, or given as the PEM.
 
     Refuses a key file that is another user's or open to others, a key that is not the certificate's, and a certificate
     not valid for `name`; warns of one that ends soon (`RENEW_WITHIN`).

@@ -29,9 +29,10 @@ from runs.job_files import (
 from tables import real_table, with_gaps
 from treaty.cli.main import app
 from treaty.errors import ConfigError
-from treaty.messaging.certificates import make_identity, write_identity
+from treaty.messaging.certificates import make_identity
 from treaty.models.checkpoints import load_checkpoint
 from treaty.models.trees import load_part
+from treaty.node.identity import make_keys
 from treaty.runs.job_files import load_job
 from treaty.runs.processes import free_ports
 from treaty.runs.report import load_reports
@@ -68,7 +69,7 @@ def write_jobs(folder: Path, *, lead: str = "north", trees: int = 3, **options: 
     names = list(dict.fromkeys([*MEMBERS, lead]))
     ports = dict(zip(names, free_ports(len(names)), strict=True))
     for name in names:
-        write_identity(folder / name, name)
+        make_keys(folder / name, name)
     found = {}
     for name in names:
         protocol, given = option_lines("federboost-horizontal", **{"n_estimators": trees, **OPTIONS, **options})

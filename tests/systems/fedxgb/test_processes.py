@@ -26,8 +26,8 @@ from treaty.cli import jobs as cli
 from treaty.cli.main import app
 from treaty.errors import ConfigError, TreatyError
 from treaty.messaging import party
-from treaty.messaging.certificates import write_identity
 from treaty.models.checkpoints import load_checkpoint
+from treaty.node.identity import make_keys
 from treaty.runs import processes
 from treaty.runs.job_files import load_job
 from treaty.runs.party import train_party
@@ -82,7 +82,7 @@ def write_job(
         *given,
     ]
     for name, port in zip(names, free_ports(len(names)), strict=True):
-        write_identity(folder, name)
+        make_keys(folder, name)
         lines += [f"[parties.{name}]", f'address = "127.0.0.1:{port}"']
         lines += [f'certificate = "{name}.cert.pem"', f'key = "{name}.key.pem"']
         lines += [f'table = "{name}.csv"'] if name in users else []

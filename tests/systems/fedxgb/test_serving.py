@@ -22,10 +22,10 @@ from tables import real_table, with_categories, with_gaps
 from treaty.cli.main import app
 from treaty.errors import ConfigError, TreatyError
 from treaty.files import read_json, write_json
-from treaty.messaging.certificates import write_identity
 from treaty.messaging.channel import memory_channels
 from treaty.messaging.party import Party, run_role
 from treaty.models.trees import ModelPart
+from treaty.node.identity import make_keys
 from treaty.runs import prediction
 from treaty.runs.job import Job
 from treaty.runs.job_files import load_job
@@ -78,7 +78,7 @@ def write_job(folder: Path, model: treaty.GBDTClassifier, *, apart: bool = False
         lines += [f'role = "{role}"'] if role else []
         lines += [f'predict_table = "{name}.csv"'] if name in ASKING else []
         if apart:
-            write_identity(folder, name)
+            make_keys(folder, name)
             lines += [f'address = "127.0.0.1:{port}"', f'certificate = "{name}.cert.pem"', f'key = "{name}.key.pem"']
     for name, table in new_rows().items():
         table.to_csv(folder / f"{name}.csv", index=False)

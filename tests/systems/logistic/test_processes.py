@@ -19,9 +19,9 @@ from treaty.cli.main import app
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError
 from treaty.files import read_file
-from treaty.messaging.certificates import write_identity
 from treaty.models.checkpoints import LINEAR, LinearCheckpoint
 from treaty.models.linear import LinearPart, preparation_of
+from treaty.node.identity import make_keys
 from treaty.runs.job import Job
 from treaty.runs.job_files import check_training, load_job
 from treaty.runs.prediction import find_part, predict_party
@@ -238,7 +238,7 @@ def test_jobs_whose_roles_do_not_fit_are_refused(split, tmp_path):
 def test_a_coordinator_with_the_key_of_a_data_party_is_refused(split, tmp_path):
     job = load_job(job_file(tmp_path, split))
     for name in job.parties:
-        write_identity(tmp_path, name)
+        make_keys(tmp_path, name)
     named = {
         name: msgspec.structs.replace(member, certificate=str(tmp_path / f"{name}.cert.pem"))
         for name, member in job.parties.items()

@@ -19,8 +19,8 @@ from systems.toy.system import SYSTEM, Toy
 from tables import assert_same_trees, cut, real_table, with_categories, with_gaps
 from treaty.machine import process
 from treaty.machine.process import trust
-from treaty.messaging.certificates import write_identity
 from treaty.models.trees import load_part
+from treaty.node.identity import make_keys
 from treaty.runs.job_files import load_job
 from treaty.runs.processes import free_ports
 from treaty.systems.observers import Observer, observing
@@ -169,7 +169,7 @@ def write_job(folder: Path, tables: dict, y: np.ndarray, *, alone: bool = False)
         (table.assign(y=y) if name == "p0" else table).to_csv(folder / f"{name}.csv", index=False)
         lines += [f"[parties.{name}]", f'table = "{name}.csv"', f'predict_table = "{name}.csv"']
         if alone:
-            write_identity(folder, name)
+            make_keys(folder, name)
             lines += [f'address = "127.0.0.1:{port}"', f'certificate = "{name}.cert.pem"', f'key = "{name}.key.pem"']
     lines += ["[toy]", "most_columns = 2", "[boosting]", "n_estimators = 3", "min_child_samples = 5"]
     (folder / "job.toml").write_text("\n".join(lines))
