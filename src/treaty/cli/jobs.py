@@ -18,37 +18,17 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from treaty.cli.logs import (
-    NODE_FILE,
-    PRINTED,
-    LogFile,
-    NodeFile,
-    Trust,
-    Verbose,
-    console,
-    log_of_all,
-    logged,
-    say,
-    warn,
-)
+from treaty.cli import logs
 from treaty.data.reading import write_predictions
 from treaty.data.table import Table
 from treaty.errors import ConfigError
 from treaty.machine.process import cores as usable
 from treaty.machine.process import keep_to
+from treaty.runs import prediction
 from treaty.runs.connecting import check_writable
 from treaty.runs.job import Job, id_column
 from treaty.runs.job_files import check_training, decoded_job, load_job
 from treaty.runs.party import how_to_resume, part_file, train_party, written_files
-from treaty.runs.prediction import (
-    check_explainable,
-    explain_party,
-    find_part,
-    owners_of_model,
-    predict_party,
-    serve_party,
-    service_roles,
-)
 from treaty.runs.processes import FROM_PARENT, line_of_parent, run_all
 from treaty.runs.progress import TrainingBar, phases_bar
 from treaty.runs.report import load_reports, service_report_file
@@ -74,9 +54,9 @@ def train(
         Path | None,
         typer.Option("--from-model", help="Folder of a finished model to go on from, instead of the job's from_model."),
     ] = None,
-    verbose: Verbose = False,
-    log_file: LogFile = None,
-    trust: Trust = None,
+    verbose: logs.Verbose = False,
+    log_file: logs.LogFile = None,
+    trust: logs.Trust = None,
     cores: Annotated[str | None, typer.Option(hidden=True, help="Use only these cores: 0,1.")] = None,
 ) -> None:
     """Train the model that a job file describes.
@@ -100,7 +80,7 @@ def train(
         described = msgspec.structs.replace(described, from_model=str(from_model.resolve()))
     if party is None:
         check_training(described, resume=resume)
-        with log_of_all(verbose, log_file, partial(_resume_hint, described, job, None)) as log:
+        with logs.log_of_all(verbose, log_file, partial(_resume_hint, described, job, None)) as log:
             arguments = {name: log for name in described.parties}
             arguments[described.active] = [*log, *(["--resume"] if resume else [])]
             run_all(described, "train", progress=not verbose, arguments=arguments)
@@ -109,7 +89,7 @@ def train(
     # set by the parent process, which deals out the cores of this machine
     if cores is not None:
         keep_to([int(number) for number in cores.split(",")])
-    with logged(verbose, log_file, party, partial(_resume_hint, described, job, party)):
+    with logs.logged(verbose, log_file, party, partial(_resume_hint, described, job, party)):
         _train(described, party, resume=resume, bars=not verbose)
 
 
@@ -126,7 +106,7 @@ def _train(job: Job, party: str, *, resume: bool, bars: bool) -> None:
         _say_and_log(f"{party}: {part.spent}")
     for caution in (getattr(part, "unsettled", ""), getattr(getattr(part, "card", None), "caution", "")):
         if caution:
-            warn(caution)
+            logs.warn(caution)
     _say_and_log(f"{party}: wrote {', '.join(map(str, written_files(job, party, part)))}")
 
 
@@ -143,8 +123,8 @@ def _resume_hint(job: Job, file: Path, party: str | None) -> str:
 
 def _say_and_log(text: str) -> None:
     """Print what the command has done, and log it."""
-    console.print(text, soft_wrap=True)
-    logger.info("%s", text, extra=PRINTED)
+    logs.console.print(text, soft_wrap=True)
+    logger.info("%s", text, extra=logs.PRINTED)
 
 
 def _print_reports(job: Job) -> None:
@@ -156,15 +136,15 @@ def _print_reports(job: Job) -> None:
         took = f"{rows}{sum(report.seconds.values()):.1f} s, {sent:.1f} MB sent"
         made = part_file(job.output, name) if report.has_part else "took part"
         if report.columns:
-            say(f"{name}: {report.table()}")
-        console.print(f"{name}: {made}  ({took})", soft_wrap=True)
+            logs.say(f"{name}: {report.table()}")
+        logs.console.print(f"{name}: {made}  ({took})", soft_wrap=True)
     lead = reports[job.active]
     if lead.choice:
-        console.print(f"encryption: {lead.encryption}, {lead.choice}", soft_wrap=True)
+        logs.console.print(f"encryption: {lead.encryption}, {lead.choice}", soft_wrap=True)
     for name, report in reports.items():
         if report.spent and (name == job.active or not job.by_row):
-            console.print(f"{name}: {report.spent}", soft_wrap=True)
-    say("What each party learned is in the .report.json files in the same folder.")
+            logs.console.print(f"{name}: {report.spent}", soft_wrap=True)
+    logs.say("What each party learned is in the .report.json files in the same folder.")
 
 
 def predict(
@@ -177,9 +157,9 @@ def predict(
             "party's name is added: model/out.csv becomes model/north.out.csv."
         ),
     ] = None,
-    verbose: Verbose = False,
-    log_file: LogFile = None,
-    trust: Trust = None,
+    verbose: logs.Verbose = False,
+    log_file: logs.LogFile = None,
+    trust: logs.Trust = None,
     margins: Annotated[Path | None, typer.Option(hidden=True, help="Write margins as .npy instead.")] = None,
 ) -> None:
     """Predict with a trained model.
@@ -192,7 +172,7 @@ def predict(
     described = _read_job(job, party)
     path = output or Path(described.output) / "predictions.csv"
     if party is not None:
-        with logged(verbose, log_file, party):
+        with logs.logged(verbose, log_file, party):
             if described.by_row:
                 _predict_own_rows(
                     described, party, path if output else path.with_name(f"{party}.{path.name}"), bars=not verbose
@@ -200,7 +180,7 @@ def predict(
             else:
                 _predict(described, party, path, margins, bars=not verbose)
         return
-    with log_of_all(verbose, log_file) as log:
+    with logs.log_of_all(verbose, log_file) as log:
         if described.by_row:
             _predict_all_rows(described, path, log)
         else:
@@ -213,7 +193,7 @@ def _predict(job: Job, party: str, path: Path, margins: Path | None, *, bars: bo
     """Take part in a prediction of aligned rows; the active party writes the result."""
     check_writable([path.parent] if party == job.active else [])
     with phases_bar(party, shown=bars) as phase:
-        ids, found = predict_party(job, party, phase)
+        ids, found = prediction.predict_party(job, party, phase)
     if found is None:
         _say_and_log(f"{party}: took part; {job.active} has the predictions")
         return
@@ -221,10 +201,10 @@ def _predict(job: Job, party: str, path: Path, margins: Path | None, *, bars: bo
         np.save(margins, found)
         return
     columns = {} if ids is None else {id_column(job, party): ids}
-    part = find_part(job, party)
+    part = prediction.find_part(job, party)
     _write(party, path, {**columns, **part.predictions(found)})
     if (caution := part.caution(found)) is not None:
-        warn(caution)
+        logs.warn(caution)
 
 
 def _write(party: str, path: Path, columns: dict[str, Any]) -> None:
@@ -234,14 +214,14 @@ def _write(party: str, path: Path, columns: dict[str, Any]) -> None:
 
 def _predict_all_rows(job: Job, path: Path, log: list[str]) -> None:
     """Predict each party's own rows on this machine: with the model if the party has it, or else by the service."""
-    roles = service_roles(job)
+    roles = prediction.service_roles(job)
     if roles is not None:
         arguments = {
             name: ["--output", str(path.with_name(f"{name}.{path.name}").resolve()), *log] for name in roles.of
         }
         run_all(job, "predict", arguments=arguments, service=roles, relay=_say_and_log)
         return
-    names = [name for name in owners_of_model(job) if job.parties[name].predict_table]
+    names = [name for name in prediction.owners_of_model(job) if job.parties[name].predict_table]
     if not names:
         raise ConfigError("the job names no rows to predict: add parties.NAME.predict_table")
     for name in names:
@@ -250,14 +230,14 @@ def _predict_all_rows(job: Job, path: Path, log: list[str]) -> None:
 
 def _predict_own_rows(job: Job, party: str, path: Path, *, bars: bool) -> None:
     """Predict a party's own rows: with the model if the party has it, or else together with others, by the service."""
-    roles = service_roles(job)
+    roles = prediction.service_roles(job)
     if roles is None or (party == job.active and job.parties[party].predict_table):
         _predict_alone(job, party, path)
     if roles is None:
         return
     check_writable([path.parent] if party in roles.owners else [])
     with phases_bar(party, shown=bars) as phase:
-        found = serve_party(job, party, roles, phase)
+        found = prediction.serve_party(job, party, roles, phase)
     if found is not None:
         _write(party, path, found.columns())
         return
@@ -266,17 +246,17 @@ def _predict_own_rows(job: Job, party: str, path: Path, *, bars: bool) -> None:
 
 
 def _predict_alone(job: Job, party: str, path: Path) -> None:
-    _, margins = predict_party(job, party)
-    _write(party, path, find_part(job, party).predictions(margins))
+    _, margins = prediction.predict_party(job, party)
+    _write(party, path, prediction.find_part(job, party).predictions(margins))
 
 
 def explain(
     job: TrainedJob,
     party: As = None,
     ending: Annotated[str, typer.Option(help="csv, csv.gz, parquet or arrow.")] = "csv",
-    verbose: Verbose = False,
-    log_file: LogFile = None,
-    trust: Trust = None,
+    verbose: logs.Verbose = False,
+    log_file: logs.LogFile = None,
+    trust: logs.Trust = None,
 ) -> None:
     """Compute what each column adds to each row's prediction (exact TreeSHAP, on the margin).
 
@@ -288,17 +268,17 @@ def explain(
     described = _read_job(job, party)
     if party is None and described.by_row and "explain" not in described.system.cannot:
         # where rows are split, only the server has a model that can be explained
-        (party,) = owners_of_model(described)
+        (party,) = prediction.owners_of_model(described)
     if party is None:
-        check_explainable(described)
-        with log_of_all(verbose, log_file) as log:
+        prediction.check_explainable(described)
+        with logs.log_of_all(verbose, log_file) as log:
             arguments = {name: ["--ending", ending, *log] for name in described.parties}
             run_all(described, "explain", arguments=arguments, relay=_say_and_log)
         return
-    with logged(verbose, log_file, party):
+    with logs.logged(verbose, log_file, party):
         check_writable([Path(described.output)])
         with phases_bar(party, shown=not verbose) as phase:
-            found = explain_party(described, party, phase)
+            found = prediction.explain_party(described, party, phase)
         if found:
             _write(party, Path(described.output) / f"{party}.contributions.{ending}", found)
 
@@ -338,12 +318,12 @@ def serve(
     ] = None,
     certificate: Annotated[Path | None, typer.Option(help="Certificate (PEM): serve HTTPS.")] = None,
     key: Annotated[Path | None, typer.Option(help="Its private key (PEM).")] = None,
-    node: NodeFile = NODE_FILE,
+    node: logs.NodeFile = logs.NODE_FILE,
     max_rows: Annotated[int, typer.Option(min=1, help="Maximum rows of a request.")] = 10_000,
     max_bytes: Annotated[int, typer.Option(min=1, help="Maximum bytes of a request.")] = 8 << 20,
     max_requests: Annotated[int, typer.Option(min=1, help="Maximum concurrent requests; others get 503.")] = 64,
-    verbose: Verbose = False,
-    log_file: LogFile = None,
+    verbose: logs.Verbose = False,
+    log_file: logs.LogFile = None,
 ) -> None:
     """Serve a model's predictions over HTTP: POST /predict, GET /model, /docs, /metrics, /health.
 
@@ -374,7 +354,7 @@ def serve(
             f"{listen} can be reached from other machines: name --api-keys FILE (--new-key NAME adds a key), or add "
             "--no-keys to serve everybody"
         )
-    with logged(verbose, log_file):
+    with logs.logged(verbose, log_file):
         limits = RequestLimits(rows=max_rows, body_bytes=max_bytes, under_way=max_requests)
         of_node = not model.exists() and re.fullmatch(r"[0-9a-f]{1,64}", str(model)) is not None
         path, partners = _model_of_node(model, node) if of_node else (model, None)
@@ -384,17 +364,21 @@ def serve(
         keys = None if api_keys is None else read_keys(api_keys)
         service.warm_up()
         if keys is not None and certificate is None and not near:
-            warn("keys and rows travel unencrypted: give --certificate and --key, or put a proxy with TLS in front")
+            logs.warn(
+                "keys and rows travel unencrypted: give --certificate and --key, or put a proxy with TLS in front"
+            )
         if service.model.needs and not service.falls_back and partners is None:
-            warn(f"no prediction can be made without {', '.join(service.model.needs)}; /predict will answer 503")
+            logs.warn(f"no prediction can be made without {', '.join(service.model.needs)}; /predict will answer 503")
         with listen_at(listen) as socket:
 
             def announce() -> None:
                 of, port = socket.getsockname()[:2]
                 at = f"{'http' if certificate is None else 'https'}://{f'[{of}]' if ':' in of else of}:{port}"
                 who = "any client" if keys is None else f"{len(keys)} keys"
-                say(f"serving {service.model.part.party}'s model {service.model.part.model_id[:8]} at {at} to {who}")
-                say(f"columns and examples: {at}/docs")
+                logs.say(
+                    f"serving {service.model.part.party}'s model {service.model.part.model_id[:8]} at {at} to {who}"
+                )
+                logs.say(f"columns and examples: {at}/docs")
 
             hosts = LOCAL.union(name.lower() for name in host or ()) if near else None
             run(make_app(service, keys, hosts), socket, certificate=certificate, key=key, ready=announce)
@@ -436,8 +420,8 @@ def _make_key(name: str, file: Path | None) -> None:
 
     if file is None:
         made, line = new_key(name)
-        say(f"line for the file of keys: {line}")
+        logs.say(f"line for the file of keys: {line}")
     else:
         made = add_key(file, name)
-        say(f"added {name} to {file}; restart the server to accept its key")
-    say(f"key (shown only now, give it to {name} alone): {made}")
+        logs.say(f"added {name} to {file}; restart the server to accept its key")
+    logs.say(f"key (shown only now, give it to {name} alone): {made}")

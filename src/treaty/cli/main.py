@@ -22,33 +22,20 @@ from treaty.cli.logs import BY_SIGNAL, Ended, last_line, say
 from treaty.errors import ConfigError, DataError, TreatyError
 from treaty.machine.process import ended_by_signals
 
-_OF_NODES = "Nodes"
 # the module of each command, and where ``treaty --help`` lists it
 _COMMANDS = {
-    "demo": ("check", None),
-    "check": ("check", None),
-    "disclosures": ("check", None),
-    "train": ("jobs", None),
-    "predict": ("jobs", None),
-    "explain": ("jobs", None),
-    "serve": ("jobs", None),
-    "show": ("results", None),
-    "report": ("results", None),
-    "scorecard": ("scorecards", None),
-    "audit": ("results", None),
-    "ledger": ("results", None),
-    "audit-gradients": ("results", None),
-    "keys": ("keys", None),
-    "node": ("node", _OF_NODES),
-    "submit": ("node", _OF_NODES),
-    "jobs": ("node", _OF_NODES),
-    "approve": ("node", _OF_NODES),
-    "reject": ("node", _OF_NODES),
-    "cancel": ("node", _OF_NODES),
-    "logs": ("node_records", _OF_NODES),
-    "models": ("node_records", _OF_NODES),
-    "forget": ("node_records", _OF_NODES),
-    "audit-log": ("node_records", _OF_NODES),
+    name: (module, panel)
+    for module, panel, names in (
+        ("check", None, ("demo", "check", "disclosures")),
+        ("jobs", None, ("train", "predict", "explain", "serve")),
+        ("results", None, ("show", "report")),
+        ("scorecards", None, ("scorecard",)),
+        ("results", None, ("audit", "ledger", "audit-gradients")),
+        ("keys", None, ("keys",)),
+        ("node", "Nodes", ("node", "submit", "jobs", "approve", "reject", "cancel")),
+        ("node_records", "Nodes", ("logs", "models", "forget", "audit-log")),
+    )
+    for name in names
 }
 
 

@@ -29,6 +29,7 @@ from treaty.runs.job import Job
 from treaty.runs.local_checks import EXPECTED, CheckFinding, stated_sizes
 
 JobPrefix = Annotated[str, typer.Argument(metavar="JOB", help="The first letters of a job's id.")]
+Reason = Annotated[str, typer.Option(help="Sent to the other parties.")]
 
 
 def node(
@@ -270,20 +271,12 @@ def approve(job: JobPrefix, node: NodeFile = NODE_FILE) -> None:
     _command(job, "approve", node, "", ("proposed",))
 
 
-def reject(
-    job: JobPrefix,
-    node: NodeFile = NODE_FILE,
-    reason: Annotated[str, typer.Option(help="Sent to the other parties.")] = "",
-) -> None:
+def reject(job: JobPrefix, node: NodeFile = NODE_FILE, reason: Reason = "") -> None:
     """Reject a job that has not started; it then ends for all parties."""
     _command(job, "reject", node, reason, ("proposed", "approved"))
 
 
-def cancel(
-    job: JobPrefix,
-    node: NodeFile = NODE_FILE,
-    reason: Annotated[str, typer.Option(help="Sent to the other parties.")] = "",
-) -> None:
+def cancel(job: JobPrefix, node: NodeFile = NODE_FILE, reason: Reason = "") -> None:
     """Cancel a running or waiting job at all parties."""
     _command(job, "cancel", node, reason, ("proposed", "approved", "queued", "running", "waiting"))
 

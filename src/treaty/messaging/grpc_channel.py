@@ -23,6 +23,7 @@ Do not fork a process that has made a channel; start subprocesses afresh.
 import math
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from treaty.errors import ConfigError, LocalProtocolError, PeerError, PeerLost, PeerProtocolError
@@ -49,7 +50,7 @@ class Peer:
     certificate: bytes
 
 
-class GrpcChannel:
+class GrpcChannel(AbstractContextManager["GrpcChannel", None]):
     """One party's end; listens from the moment it is made, dials in `connect`. Also a context manager.
 
     `address` is the ``host:port`` to listen at; with port 0 the system chooses. `key` and `certificate` are PEM; only
@@ -124,7 +125,11 @@ class GrpcChannel:
         if self._links:
             raise LocalProtocolError(f"expected connect to be called once, got a second call - at {self.name}")
         self._credit.divide(may_lose)
-        self._links = {peer: self._dial(peer, address) for peer, address in self._resolved(addresses or {}).items()}
+        resolved = {peer: (addresses or {}).get(peer, configured) for peer, configured in self._addresses.items()}
+        for peer, address in resolved.items():
+            if address is None:
+                raise ConfigError(f"expected an address of {peer}, got none - at connect of {self.name}")
+        self._links = {peer: self._dial(peer, str(address)) for peer, address in resolved.items()}
         for link in self._links.values():
             link.start()
         deadline = time.monotonic() + timeout
@@ -191,20 +196,8 @@ class GrpcChannel:
         self._server.close()
         concurrently(PeerLink.close, self._links.values(), len(self._links))
 
-    def __enter__(self) -> "GrpcChannel":
-        return self
-
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def _resolved(self, addresses: Mapping[str, str]) -> dict[str, str]:
-        resolved = {}
-        for peer, configured in self._addresses.items():
-            address = addresses.get(peer, configured)
-            if address is None:
-                raise ConfigError(f"expected an address of {peer}, got none - at connect of {self.name}")
-            resolved[peer] = address
-        return resolved
 
     def _missing(self, may_lose: Collection[str]) -> dict[str, str]:
         """Return the trouble with each peer not connected in both directions, less those lost that may be."""
@@ -220,13 +213,6 @@ class GrpcChannel:
         return [found for peer, link in self._links.items() if peer not in may_lose for found in link.differences]
 
     def _dial(self, peer: str, address: str) -> PeerLink:
-        return PeerLink(
-            Introduction(VERSION, self.name, self._server.incarnation, self._job),
-            peer,
-            address,
-            self._identity,
-            self._pinned[peer],
-            self._pings,
-            self._inbox.put,
-            self._terms,
-        )
+        own = Introduction(VERSION, self.name, self._server.incarnation, self._job)
+        pinned, arrived = self._pinned[peer], self._inbox.put
+        return PeerLink(own, peer, address, self._identity, pinned, self._pings, arrived, self._terms)

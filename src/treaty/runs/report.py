@@ -312,17 +312,14 @@ def _of_run(job: Job, party: Party, role: str) -> dict[str, Any]:
     totals, own = traffic_of([party.transcript]).totals, job.parties[party.name].monotone_constraints
     options = given(*job.settings()) | ({"monotone_constraints": own} if own else {})
     return {
-        "party": party.name,
-        "job": job.name,
-        "role": role,
+        "party": party.name, "job": job.name, "role": role, "versions": versions(),
         "ended": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": versions(),
         "options": {name: "inf" if value == float("inf") else value for name, value in options.items()},
         "waited": {peer: round(seconds, 3) for peer, seconds in party.waited.items()},
         "sent": {pair.partition(" -> ")[2]: of_pair for pair, of_pair in totals.items()},
         "received": received_by(party.transcript),
         "timeline": timeline_of([party.transcript], "sent", "received"),
-    }
+    }  # fmt: skip
 
 
 def report_file(job: Job, name: str) -> Path:

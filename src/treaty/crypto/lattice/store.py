@@ -24,11 +24,11 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from io import FileIO
 from mmap import ACCESS_READ, ACCESS_WRITE, mmap
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,7 @@ from treaty.machine.database import SealedDatabase
 IN_MEMORY = 256 << 20
 
 
-class NewHint:
+class NewHint(AbstractContextManager["NewHint", None]):
     """An array for a store, written in pieces; gone with this object, or at the end of a ``with``, unless it was kept.
 
     Memory and disk are taken as rows are written, not for all that a peer announces. Its file is opened without a
@@ -79,9 +79,6 @@ class NewHint:
     def drop(self) -> None:
         """Discard the array, unless it was kept."""
         self._discard()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.drop()
@@ -139,7 +136,7 @@ _TABLES = {
 }
 
 
-class HintStore:
+class HintStore(AbstractContextManager["HintStore", None]):
     """A party's store of hints and leaks, a context manager; several threads may use it.
 
     The folder is made, for the owner alone, if it does not exist; with None nothing outlives the object, not even the
@@ -163,9 +160,6 @@ class HintStore:
         with self._lock:
             self._db.connection.close()
             self._arrays.clear()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
