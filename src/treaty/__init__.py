@@ -36,42 +36,12 @@ if TYPE_CHECKING:
     from treaty.trees.custom_losses import CustomLoss
 
 __all__ = [
-    "SGD",
-    "ColumnStatistics",
-    "ConfigError",
-    "CryptoError",
-    "CustomLoss",
-    "DataError",
-    "FedXGB",
-    "FedXGBoostLDP",
-    "FedXGBoostSMM",
-    "FederBoostHorizontal",
-    "FederBoostVertical",
-    "GBDTClassifier",
-    "GBDTRanker",
-    "GBDTRegressor",
-    "LinearRegression",
-    "LocalProtocolError",
-    "LogisticRegression",
-    "PeerAborted",
-    "PeerError",
-    "PeerLost",
-    "PeerProtocolError",
-    "PeerTimeout",
-    "PoissonRegressor",
-    "Pooled",
-    "QuasiNewton",
-    "Scorecard",
-    "SecureBoost",
-    "Statistics",
-    "TreatyError",
-    "align",
-    "disclosures",
-    "load",
-    "open_table",
-    "permutation_importance",
-    "read_table",
-]
+    "SGD", "ColumnStatistics", "ConfigError", "CryptoError", "CustomLoss", "DataError", "FedXGB", "FedXGBoostLDP",
+    "FedXGBoostSMM", "FederBoostHorizontal", "FederBoostVertical", "GBDTClassifier", "GBDTRanker", "GBDTRegressor",
+    "LinearRegression", "LocalProtocolError", "LogisticRegression", "PeerAborted", "PeerError", "PeerLost",
+    "PeerProtocolError", "PeerTimeout", "PoissonRegressor", "Pooled", "QuasiNewton", "Scorecard", "SecureBoost",
+    "Statistics", "TreatyError", "align", "disclosures", "load", "open_table", "permutation_importance", "read_table",
+]  # fmt: skip
 __version__ = "0.1.0"
 
 _LATE = {

@@ -50,7 +50,7 @@ class Led:
         self.settings, self.talk, self.orders, self.playing = load_settings(made["shop"].settings), Talk(), [], None
         proposal, signature = signed(self.own["bank"], content(job))
         self.job, self.number, self.attempt = id_of(proposal), 0, 0
-        monkeypatch.setattr("treaty.node.service.Process", self._process)
+        monkeypatch.setattr("treaty.node.attempts.Process", self._process)
         self.start()
         self.node.jobs.proposed("bank", self.talk, Proposed(proposal, signature))
         self.node.jobs._approve(self.at, "a person")

@@ -230,7 +230,7 @@ def test_a_job_fails_after_eight_attempts_that_brought_nothing_and_not_after_oth
         on_event(WorkerEvent(end="again", said="it was killed", public="it was cut off", done=done))
         return SimpleNamespace(pid=1, end=lambda: None)
 
-    monkeypatch.setattr("treaty.node.service.Process", process)
+    monkeypatch.setattr("treaty.node.attempts.Process", process)
     bank.killed(state="queued")
     bank.started().exchange.is_up = lambda peer: True
     while bank.job in bank.node.jobs.standings and len(begun) < 30:

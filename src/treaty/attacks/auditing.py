@@ -36,19 +36,10 @@ from treaty.systems.options import SystemOptions, converted
 Attack = Callable[[View, Truth], Iterator[Finding]]
 
 ATTACKS: tuple[Attack, ...] = (
-    nodes.instance_clustering,
-    noisy_gradients,
-    nodes.exact_sums,
-    nodes.nested_sides,
-    likeliest_buckets,
-    nodes.inverted_histograms,
-    nodes.row_communities,
-    nodes.set_purity,
-    recognised_ciphertexts,
-    learned_from_ciphertexts,
-    matrix_products,
-    repeated_masks,
-)
+    nodes.instance_clustering, noisy_gradients, nodes.exact_sums, nodes.nested_sides, likeliest_buckets,
+    nodes.inverted_histograms, nodes.row_communities, nodes.set_purity, recognised_ciphertexts,
+    learned_from_ciphertexts, matrix_products, repeated_masks,
+)  # fmt: skip
 """Each gets the view of one party, and yields nothing if it does not apply."""
 
 
@@ -311,12 +302,10 @@ def _played(
     return Standing(
         title=one.title,
         auc=float(roc_auc_score(right, chances[:, 1] if len(classes) == 2 else chances, multi_class="ovr")),
-        log_loss=float(log_loss(right, chances, labels=np.arange(len(classes)))),
-        seconds=seconds,
-        megabytes=sum(of["bytes"] for of in sent) / 1e6,
-        messages=sum(of["messages"] for of in sent),
+        log_loss=float(log_loss(right, chances, labels=np.arange(len(classes)))), seconds=seconds,
+        megabytes=sum(of["bytes"] for of in sent) / 1e6, messages=sum(of["messages"] for of in sent),
         findings=sorted(found, key=lambda finding: -finding.advantage),
-    )
+    )  # fmt: skip
 
 
 FINDS, GUESSES = "tab:red", "tab:gray"

@@ -147,17 +147,10 @@ def read_ids(
         )
     pa.default_memory_pool().release_unused()
     return Ids(
-        kind=kind,
-        data=found.data,
-        offsets=found.offsets,
-        rows=found.rows,
-        starts=found.starts,
-        n_rows=n_rows,
-        n_null=n_rows - found.n_present,
-        n_repeated=found.n_present - (len(found.offsets) - 1),
-        normalise=tuple(step for step in get_args(Normalisation) if step in normalise),
-        on_duplicate=on_duplicate,
-    )
+        kind=kind, data=found.data, offsets=found.offsets, rows=found.rows, starts=found.starts, n_rows=n_rows,
+        n_null=n_rows - found.n_present, n_repeated=found.n_present - (len(found.offsets) - 1),
+        normalise=tuple(step for step in get_args(Normalisation) if step in normalise), on_duplicate=on_duplicate,
+    )  # fmt: skip
 
 
 def by_id(

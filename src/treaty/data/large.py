@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -19,19 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import DTypeLike, NDArray
 
 from treaty.errors import ConfigError
-from treaty.machine.arrays import (
-    Bytes,
-    FileColumn,
-    Flags,
-    Int32s,
-    Integers,
-    Words,
-    forget,
-    open_unnamed,
-    pieces,
-    read_all,
-    write_all,
-)
+from treaty.machine import arrays
 from treaty.machine.kernels import inner, kernel, new_array
 
 IN_MEMORY = 1 << 18
@@ -70,11 +58,11 @@ class SortedRecords:
         self._span = -(-span >> self._shift)
         self._length = part_of(in_memory)
         self._parts = max(1, -(-rows // self._length))
-        self._file = open_unnamed() if rows > in_memory else None
+        self._file = arrays.open_unnamed() if rows > in_memory else None
         # each sorted by part; in the file, one after another
         self._blocks: list[NDArray[Any]] = []
         # where the parts of each block begin and end
-        self._edges: list[Int32s] = []
+        self._edges: list[arrays.Int32s] = []
         self._counts = np.zeros(self._parts, np.int64)
         self._waiting: list[NDArray[Any]] = []
         self._last: tuple[int, NDArray[Any]] | None = None
@@ -148,7 +136,7 @@ class SortedRecords:
         if self._file is None:
             self._blocks.append(block)
         else:
-            write_all(self._file, block)
+            arrays.write_all(self._file, block)
 
     def _part(self, number: int) -> NDArray[Any]:
         self._flush()
@@ -160,7 +148,7 @@ class SortedRecords:
             if self._file is None:
                 into[:] = self._blocks[at][start:stop]
             else:
-                read_all(self._file, (before + start) * self.dtype.itemsize, into)
+                arrays.read_all(self._file, (before + start) * self.dtype.itemsize, into)
             done += stop - start
             before += int(edges[-1])
         return np.take(out, _stable_order(out[self._key]))
@@ -172,7 +160,9 @@ def _words(rows: NDArray[Any]) -> NDArray[Any]:
 
 
 @kernel
-def _deal(key: Words, shift: int, parts: int, span: int, rows: NDArray[Any], edges: Int32s, out: NDArray[Any]) -> None:
+def _deal(
+    key: arrays.Words, shift: int, parts: int, span: int, rows: NDArray[Any], edges: arrays.Int32s, out: NDArray[Any]
+) -> None:
     """Write rows to `out` part by part, keeping their order, and where parts begin and end to `edges`."""
     part = new_array(key.shape[0], np.int32)
     for k in range(key.shape[0]):
@@ -192,7 +182,7 @@ def _deal(key: Words, shift: int, parts: int, span: int, rows: NDArray[Any], edg
             out[at, word] = rows[k, word]
 
 
-def _stable_order(key: NDArray[Any]) -> Integers:
+def _stable_order(key: NDArray[Any]) -> arrays.Integers:
     """Return the stable order of a key."""
     # sorting numbers with their places in the lower half takes a fifth of the time
     if key.dtype == np.int32:
@@ -209,7 +199,7 @@ def _stable_order(key: NDArray[Any]) -> Integers:
     return np.lexsort((key[:, 1], key[:, 0])) if key.ndim == 2 else np.argsort(key, kind="stable")
 
 
-class Scratch:
+class Scratch(AbstractContextManager["Scratch", None]):
     """The sorted lists of one piece of work, all closed at its end, also after an error."""
 
     def __init__(self, in_memory: int = IN_MEMORY) -> None:
@@ -223,9 +213,6 @@ class Scratch:
         made = SortedRecords(dtype, key, span, rows, self.in_memory)
         self._made.append(made)
         return made
-
-    def __enter__(self) -> Scratch:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for made in self._made:
@@ -243,7 +230,7 @@ KEY = 16
 _State = tuple[np.uint64, np.uint64, np.uint64, np.uint64]
 
 
-def hashes(data: Bytes, offsets: Integers, key: bytes) -> Words:
+def hashes(data: arrays.Bytes, offsets: arrays.Integers, key: bytes) -> arrays.Words:
     """Hash each string ``data[offsets[i]:offsets[i + 1]]``, uint64 (n, 2)."""
     out = np.empty((len(offsets) - 1, 2), np.uint64)
     data, offsets = data.view(), offsets.view()
@@ -254,7 +241,7 @@ def hashes(data: Bytes, offsets: Integers, key: bytes) -> Words:
 
 
 @kernel
-def _hash_each(data: Bytes, offsets: Integers, key: Words, out: Words) -> None:
+def _hash_each(data: arrays.Bytes, offsets: arrays.Integers, key: arrays.Words, out: arrays.Words) -> None:
     for row in range(out.shape[0]):
         start, stop = offsets[row], offsets[row + 1]
         v0, v1 = key[0] ^ np.uint64(0x736F6D6570736575), key[1] ^ np.uint64(0x646F72616E646F6D ^ 0xEE)
@@ -301,15 +288,15 @@ _FOUND = np.dtype([("first", np.int64), ("row", np.int64)])
 class RowGroups:
     """Distinct ids and their rows: fields as in `Ids`; `n_present` is the number of rows with an id."""
 
-    data: Bytes
-    offsets: Integers
-    rows: Integers
-    starts: Integers
+    data: arrays.Bytes
+    offsets: arrays.Integers
+    rows: arrays.Integers
+    starts: arrays.Integers
     n_present: int
 
 
 def group_rows(
-    rows: Integers, texts: Any, tag: bytes, refuse: Callable[[int], None], *, every: bool
+    rows: arrays.Integers, texts: Any, tag: bytes, refuse: Callable[[int], None], *, every: bool
 ) -> RowGroups | None:
     """Group rows by id, ids in the order of first appearance; return None if there are none.
 
@@ -335,7 +322,7 @@ def group_rows(
 
 
 def group_rows_in_files(
-    chunks: Iterable[tuple[Integers, Any]],
+    chunks: Iterable[tuple[arrays.Integers, Any]],
     tag: bytes,
     n_rows: int,
     in_memory: int,
@@ -365,21 +352,21 @@ def group_rows_in_files(
             refuse(repeated)
             first = _by_first(seen, rows.length, scratch)
             return _distinct(first, data.mapped(), offsets.mapped(), rows.length, every, stack)
-        for part in pieces(rows.length, scratch.part):
+        for part in arrays.pieces(rows.length, scratch.part):
             starts.append(np.arange(part.start + 1, part.stop + 1))
         return RowGroups(data.mapped(), offsets.mapped(), rows.mapped(), starts.mapped(), rows.length)
 
 
-def _columns(stack: ExitStack) -> tuple[FileColumn, FileColumn, FileColumn, FileColumn]:
+def _columns(stack: ExitStack) -> tuple[arrays.FileColumn, arrays.FileColumn, arrays.FileColumn, arrays.FileColumn]:
     data, offsets, rows, starts = (
-        stack.enter_context(closing(FileColumn(kind))) for kind in (np.uint8, np.int64, np.int64, np.int64)
+        stack.enter_context(closing(arrays.FileColumn(kind))) for kind in (np.uint8, np.int64, np.int64, np.int64)
     )
     offsets.append(np.zeros(1, np.int64))
     starts.append(np.zeros(1, np.int64))
     return data, offsets, rows, starts
 
 
-def _tagged(texts: Any, tag: bytes) -> tuple[Bytes, Integers]:
+def _tagged(texts: Any, tag: bytes) -> tuple[arrays.Bytes, arrays.Integers]:
     """Prepend a tag to each string; return bytes and offsets."""
     kind = pa.large_binary()
     tagged = pc.binary_join_element_wise(pa.scalar(tag, kind), texts.cast(kind), pa.scalar(b"", kind))
@@ -388,7 +375,7 @@ def _tagged(texts: Any, tag: bytes) -> tuple[Bytes, Integers]:
     return np.frombuffer(data, np.uint8), ends
 
 
-def _new(values: Words | Integers) -> Flags:
+def _new(values: arrays.Words | arrays.Integers) -> arrays.Flags:
     """Mark the sorted values, (n,) or (n, 2), that differ from the one before."""
     new = np.ones(len(values), np.bool_)
     differ = values[1:] != values[:-1]
@@ -409,7 +396,7 @@ def _by_first(seen: SortedRecords, count: int, scratch: Scratch) -> SortedRecord
 
 
 def _distinct(
-    found: SortedRecords, texts: Bytes, ends: Integers, n_present: int, every: bool, stack: ExitStack
+    found: SortedRecords, texts: arrays.Bytes, ends: arrays.Integers, n_present: int, every: bool, stack: ExitStack
 ) -> RowGroups:
     """Write each string once, in the order of first places, with its rows."""
     data, offsets, rows, starts = _columns(stack)
@@ -428,6 +415,6 @@ def _distinct(
             content, stops = _tagged(piece.take(pa.array(first - first[0])), b"")
             offsets.append(data.length + stops[1:])
             data.append(content)
-            forget(texts)
-            forget(ends)
+            arrays.forget(texts)
+            arrays.forget(ends)
     return RowGroups(data.mapped(), offsets.mapped(), rows.mapped(), starts.mapped(), n_present)

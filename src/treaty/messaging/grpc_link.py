@@ -10,23 +10,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from treaty.errors import LocalProtocolError, PeerError, PeerLost, PeerProtocolError, PeerTimeout
+from treaty.messaging import grpc_wire as wire
 from treaty.messaging.certificates import Identity, fingerprint
 from treaty.messaging.exchanges import differences
-from treaty.messaging.grpc_wire import (
-    CHUNK,
-    DELIVER,
-    POST,
-    WATCH,
-    Announcement,
-    Introduction,
-    Notice,
-    Parcel,
-    chunks,
-    decode,
-    encode,
-    grpc,
-    ping_options,
-)
 from treaty.messaging.messages import clean
 
 RETRY_PAUSE = 0.25
@@ -42,11 +28,11 @@ RESEND_LIMIT = 10
 _CLOSE_TIMEOUT = 5.0
 
 _REFUSALS = (
-    grpc.StatusCode.UNAUTHENTICATED,
-    grpc.StatusCode.PERMISSION_DENIED,
-    grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.UNIMPLEMENTED,
+    wire.grpc.StatusCode.UNAUTHENTICATED,
+    wire.grpc.StatusCode.PERMISSION_DENIED,
+    wire.grpc.StatusCode.FAILED_PRECONDITION,
+    wire.grpc.StatusCode.INVALID_ARGUMENT,
+    wire.grpc.StatusCode.UNIMPLEMENTED,
 )
 
 _HUNG_UP = ("socket closed", "connection reset", "broken pipe", "handshake failed")
@@ -81,7 +67,7 @@ class PeerLink:
 
     def __init__(
         self,
-        introduction: Introduction,
+        introduction: wire.Introduction,
         peer: str,
         address: str,
         identity: Identity,
@@ -115,19 +101,19 @@ class PeerLink:
         self._number = 0
         self._sending = threading.Lock()
         self._ended = threading.Event()  # lost or closed
-        credentials = grpc.ssl_channel_credentials(
+        credentials = wire.grpc.ssl_channel_credentials(
             root_certificates=pinned.public_bytes(Encoding.PEM),
             private_key=identity.key,
             certificate_chain=identity.certificate,
         )
         # Two connections: on one, pings would queue behind frames and a slow link would look dead.
         self._channels = [
-            grpc.secure_channel(address, credentials, [*_DIAL, ("grpc.ssl_target_name_override", peer), *ping])
-            for ping in (ping_options(pings.time, pings.timeout), ping_options(pings.time))
+            wire.grpc.secure_channel(address, credentials, [*_DIAL, ("grpc.ssl_target_name_override", peer), *ping])
+            for ping in (wire.ping_options(pings.time, pings.timeout), wire.ping_options(pings.time))
         ]
-        self._watch_call = self._channels[0].unary_stream(WATCH)
-        self._deliver_call = self._channels[1].stream_unary(DELIVER)
-        self._post_call = self._channels[1].unary_unary(POST)
+        self._watch_call = self._channels[0].unary_stream(wire.WATCH)
+        self._deliver_call = self._channels[1].stream_unary(wire.DELIVER)
+        self._post_call = self._channels[1].unary_unary(wire.POST)
         self._watcher = threading.Thread(target=self._watch, name=f"treaty-watch-{peer}", daemon=True)
 
     def start(self) -> None:
@@ -143,7 +129,7 @@ class PeerLink:
             raise self._not_taken(timeout, trouble)
         try:
             # Resending repeats this number, by which the receiver drops what it has already taken in.
-            announcement = Announcement(self._introduction, self._number, len(frame))
+            announcement = wire.Announcement(self._introduction, self._number, len(frame))
             self._number += 1
             while not self._hopeless(attempts, failing_since):
                 self._raise_if_ended()
@@ -157,7 +143,7 @@ class PeerLink:
                     return
                 code, details = failed
                 self._raise_if_refused(code, details)
-                if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                if code is wire.grpc.StatusCode.DEADLINE_EXCEEDED:
                     raise self._not_taken(timeout, trouble)
                 trouble, attempts = details, attempts + 1
                 # a refused attempt fails before its time is looked at
@@ -187,7 +173,7 @@ class PeerLink:
 
     def _ready(self, state: Any) -> None:
         """Stop watching the connection for frames once it stands; grpc polls it five times a second until then."""
-        if state is grpc.ChannelConnectivity.READY:
+        if state is wire.grpc.ChannelConnectivity.READY:
             self._channels[1].unsubscribe(self._ready)
 
     def _hopeless(self, attempts: int, failing_since: float) -> bool:
@@ -206,16 +192,16 @@ class PeerLink:
         error.public = text
         return error
 
-    def _hand_over(self, announcement: Announcement, frame: bytes, timeout: float) -> tuple[Any, str] | None:
+    def _hand_over(self, announcement: wire.Announcement, frame: bytes, timeout: float) -> tuple[Any, str] | None:
         """Make one attempt to deliver; return why it failed. Closing the connection ends the attempt."""
         try:
-            if len(frame) <= CHUNK:
+            if len(frame) <= wire.CHUNK:
                 # This thread waits for the answer itself; for a `future`, grpc starts one that does.
-                self._post_call(encode(Parcel(announcement, memoryview(frame))), timeout=timeout)
+                self._post_call(wire.encode(wire.Parcel(announcement, memoryview(frame))), timeout=timeout)
             else:
                 # If an interrupt ends the waiting, a `future` still ends; without it, the feeding thread would stay.
-                self._deliver_call.future(chunks(announcement, frame), timeout=timeout).result()
-        except grpc.RpcError as error:
+                self._deliver_call.future(wire.chunks(announcement, frame), timeout=timeout).result()
+        except wire.grpc.RpcError as error:
             return _outcome(error)
         return None
 
@@ -238,7 +224,7 @@ class PeerLink:
     def _watch_once(self, until: float) -> bool:
         """Hold one watch until it ends; return whether the peer answered, for which it has time `until`."""
         answered = False
-        call = self._watch_call(encode(self._introduction))
+        call = self._watch_call(wire.encode(self._introduction))
         patience = threading.Timer(max(LEAST_PATIENCE, until - time.monotonic()), call.cancel)
         # a stopped process still accepts connections, so dialling may take forever
         if self.connected:
@@ -250,7 +236,7 @@ class PeerLink:
                 self._take_notice(data)
                 if self._ended.is_set():
                     break
-        except grpc.RpcError as error:
+        except wire.grpc.RpcError as error:
             self._explain(*_outcome(error))
         finally:
             patience.cancel()
@@ -260,7 +246,7 @@ class PeerLink:
     def _take_notice(self, data: bytes) -> None:
         """Handle a notice: the peer is there, or it is leaving."""
         try:
-            notice = decode(data, Notice)
+            notice = wire.decode(data, wire.Notice)
         except ValueError:
             self._lose(PeerProtocolError(self.peer, f"expected a Notice, got other bytes - from {self.peer}"))
             return
@@ -290,7 +276,7 @@ class PeerLink:
 
     def _explain(self, code: Any, details: str) -> None:
         """Describe a failed attempt to dial, and note whether waiting may help: it may once the peer has answered."""
-        if code is grpc.StatusCode.CANCELLED:
+        if code is wire.grpc.StatusCode.CANCELLED:
             return  # by ourselves; the trouble is already noted
         lower = details.lower()
         where = f"{self.peer} at {self._address}"
@@ -320,7 +306,7 @@ class PeerLink:
             self.refused_since = time.monotonic()
 
     def _raise_if_refused(self, code: Any, details: str) -> None:
-        if code is grpc.StatusCode.OUT_OF_RANGE:
+        if code is wire.grpc.StatusCode.OUT_OF_RANGE:
             raise LocalProtocolError(f"{self.peer} refused a message: {details}")
         if code in _REFUSALS:
             raise PeerProtocolError(self.peer, f"{self.peer} refused a message: {details}")

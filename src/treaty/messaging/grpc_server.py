@@ -11,24 +11,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from treaty.errors import ConfigError, PeerProtocolError
+from treaty.messaging import grpc_wire as wire
 from treaty.messaging.certificates import Identity
 from treaty.messaging.channel import Arrival, Credit, Inbox
-from treaty.messaging.grpc_wire import (
-    CALLS,
-    SERVICE,
-    VERSION,
-    WINDOW,
-    Announcement,
-    DaemonThreads,
-    Introduction,
-    Notice,
-    Parcel,
-    decode,
-    encode,
-    grpc,
-    limiting_options,
-    ping_options,
-)
 from treaty.messaging.messages import Frame, clean
 
 # seconds a delivery waits for an earlier, broken one of the same sender to be noticed
@@ -85,29 +70,29 @@ class Server:
         self._senders = {peer: _Sender() for peer in pinned}
         self._lock = threading.Lock()
         self._closing = False
-        self._threads = DaemonThreads()
-        self._server = grpc.server(
+        self._threads = wire.DaemonThreads()
+        self._server = wire.grpc.server(
             self._threads,
             handlers=[
-                grpc.method_handlers_generic_handler(
-                    SERVICE,
+                wire.grpc.method_handlers_generic_handler(
+                    wire.SERVICE,
                     {
-                        "Watch": grpc.unary_stream_rpc_method_handler(self._watch),
-                        "Deliver": grpc.stream_unary_rpc_method_handler(self._deliver),
-                        "Post": grpc.unary_unary_rpc_method_handler(self._post),
+                        "Watch": wire.grpc.unary_stream_rpc_method_handler(self._watch),
+                        "Deliver": wire.grpc.stream_unary_rpc_method_handler(self._deliver),
+                        "Post": wire.grpc.unary_unary_rpc_method_handler(self._post),
                     },
                 )
             ],
             # Without so_reuseport=0 a second process could listen at the same port unnoticed.
             options=[
-                *ping_options(keepalive_time),
+                *wire.ping_options(keepalive_time),
                 ("grpc.so_reuseport", 0),
                 ("grpc.http2.bdp_probe", 0),
-                ("grpc.http2.lookahead_bytes", WINDOW),
-                *limiting_options(len(pinned)),
+                ("grpc.http2.lookahead_bytes", wire.WINDOW),
+                *wire.limiting_options(len(pinned)),
             ],
         )
-        credentials = grpc.ssl_server_credentials(
+        credentials = wire.grpc.ssl_server_credentials(
             [(identity.key, identity.certificate)],
             root_certificates=b"".join(c.public_bytes(Encoding.PEM) for c in pinned.values()),
             require_client_auth=True,
@@ -135,7 +120,7 @@ class Server:
 
     def _watch(self, request: bytes, context: Any) -> Iterator[bytes]:
         with self._call(context) as peer:
-            self._check(peer, _decoded(request, Introduction, context), context)
+            self._check(peer, _decoded(request, wire.Introduction, context), context)
             ended = threading.Event()
             with self._lock:
                 # a newer watch replaces the older one, which a broken connection may have left open
@@ -147,22 +132,22 @@ class Server:
                 earlier.set()
             # else the caller has gone already
             if context.add_callback(ended.set):
-                yield encode(Notice(self.incarnation, closing=False, terms=self._terms))
+                yield wire.encode(wire.Notice(self.incarnation, closing=False, terms=self._terms))
                 ended.wait()
                 if self._closing:
-                    yield encode(Notice(self.incarnation, closing=True))
+                    yield wire.encode(wire.Notice(self.incarnation, closing=True))
 
     def _deliver(self, requests: Iterator[bytes], context: Any) -> bytes:
         with self._call(context) as peer:
             try:
                 first = next(requests, b"")
-            except grpc.RpcError:  # the connection broke
+            except wire.grpc.RpcError:  # the connection broke
                 return b""
-            return self._take(peer, _decoded(first, Announcement, context), requests, context)
+            return self._take(peer, _decoded(first, wire.Announcement, context), requests, context)
 
     def _post(self, request: bytes, context: Any) -> bytes:
         with self._call(context) as peer:
-            parcel = _decoded(request, Parcel, context)
+            parcel = _decoded(request, wire.Parcel, context)
             return self._take(peer, parcel.announcement, [parcel.frame], context)
 
     @contextmanager
@@ -172,21 +157,23 @@ class Server:
         sender = self._senders[peer]
         with self._lock:
             sender.calls += 1
-            many = sender.calls > CALLS
+            many = sender.calls > wire.CALLS
         try:
             if many:
-                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{peer} has {CALLS} calls under way already")
+                context.abort(
+                    wire.grpc.StatusCode.RESOURCE_EXHAUSTED, f"{peer} has {wire.CALLS} calls under way already"
+                )
             yield peer
         finally:
             with self._lock:
                 sender.calls -= 1
 
-    def _take(self, peer: str, announced: Announcement, pieces: Iterable[Frame], context: Any) -> bytes:
+    def _take(self, peer: str, announced: wire.Announcement, pieces: Iterable[Frame], context: Any) -> bytes:
         """Take one frame in; one already taken in (a resend after a lost answer) is dropped by its number."""
         self._check(peer, announced.introduction, context)
         sender = self._senders[peer]
         if not sender.turn.acquire(timeout=_TURN_TIMEOUT):
-            context.abort(grpc.StatusCode.UNAVAILABLE, "an earlier delivery is still under way")
+            context.abort(wire.grpc.StatusCode.UNAVAILABLE, "an earlier delivery is still under way")
         try:
             # the frame came through, its answer did not: the sender repeats it
             if announced.number <= sender.last:
@@ -194,7 +181,7 @@ class Server:
             # a frame that could never fit is an offence, not a wait
             refused = self._credit.refusal(peer, announced.size)
             if refused is not None:
-                self._offence(peer, grpc.StatusCode.OUT_OF_RANGE, refused, context)
+                self._offence(peer, wire.grpc.StatusCode.OUT_OF_RANGE, refused, context)
             if not self._credit.take(peer, announced.size, context.is_active):
                 return b""
             frame = None
@@ -222,29 +209,29 @@ class Server:
                 self._owner_by_pem[pem] = owner
         # TLS admits only pinned certificates; this check does not rely on it
         if owner is None:
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, "the certificate presented is not pinned here")
+            context.abort(wire.grpc.StatusCode.UNAUTHENTICATED, "the certificate presented is not pinned here")
             raise AssertionError("abort raises")
         return owner
 
-    def _check(self, owner: str, introduction: Introduction, context: Any) -> None:
+    def _check(self, owner: str, introduction: wire.Introduction, context: Any) -> None:
         """Check a caller's introduction against its certificate, our version and its earlier introduction."""
         if introduction.sender != owner:
             claimed = clean(introduction.sender, 60)
             self._offence(
                 owner,
-                grpc.StatusCode.UNAUTHENTICATED,
+                wire.grpc.StatusCode.UNAUTHENTICATED,
                 f"expected {owner} to call itself so, got {claimed!r} under the certificate of {owner}",
                 context,
             )
-        if introduction.version != VERSION:
+        if introduction.version != wire.VERSION:
             context.abort(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"expected transport version {VERSION}, got {introduction.version}; "
+                wire.grpc.StatusCode.FAILED_PRECONDITION,
+                f"expected transport version {wire.VERSION}, got {introduction.version}; "
                 "install the same release everywhere",
             )
         if introduction.job != self._job:
             context.abort(
-                grpc.StatusCode.FAILED_PRECONDITION,
+                wire.grpc.StatusCode.FAILED_PRECONDITION,
                 "expected a connection for this job, got one for another: its first line was changed on the way",
             )
         sender = self._senders[owner]
@@ -254,7 +241,7 @@ class Server:
             known = sender.incarnation == introduction.incarnation
         if not known:
             context.abort(
-                grpc.StatusCode.FAILED_PRECONDITION,
+                wire.grpc.StatusCode.FAILED_PRECONDITION,
                 f"{self._name} has already talked to another process of {owner}; restart the job",
             )
 
@@ -271,9 +258,9 @@ class Server:
 
 def _decoded(data: bytes, kind: type[Any], context: Any) -> Any:
     try:
-        return decode(data, kind)
+        return wire.decode(data, kind)
     except ValueError as error:
-        context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"expected {kind.__name__}: {clean(str(error))}")
+        context.abort(wire.grpc.StatusCode.INVALID_ARGUMENT, f"expected {kind.__name__}: {clean(str(error))}")
 
 
 def _gather(pieces: Iterable[Frame], size: int, context: Any) -> Frame | None:
@@ -290,11 +277,11 @@ def _gather(pieces: Iterable[Frame], size: int, context: Any) -> Frame | None:
     try:
         for chunk in pieces:
             if filled + len(chunk) > size:
-                context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"expected {size} bytes, got more")
+                context.abort(wire.grpc.StatusCode.INVALID_ARGUMENT, f"expected {size} bytes, got more")
             buffer[filled : filled + len(chunk)] = chunk
             filled += len(chunk)
-    except grpc.RpcError:  # the connection broke
+    except wire.grpc.RpcError:  # the connection broke
         return None
     if filled < size:
-        context.abort(grpc.StatusCode.DATA_LOSS, f"expected {size} bytes, got {filled}")
+        context.abort(wire.grpc.StatusCode.DATA_LOSS, f"expected {size} bytes, got {filled}")
     return buffer.toreadonly()

@@ -278,13 +278,9 @@ def local_job(
         changes["noisy_labels"] = str(Path(store) / f"{name}.noisy_labels")
     parties[name] = msgspec.structs.replace(mine, key=own.identity.key.decode(), **changes)
     return msgspec.structs.replace(
-        job,
-        name=name_of(job, job_id),
-        parties=parties,
-        output=str(folder / "models"),
-        checkpoints=str(folder / "checkpoints"),
-        store=store,
-    )
+        job, name=name_of(job, job_id), parties=parties, output=str(folder / "models"),
+        checkpoints=str(folder / "checkpoints"), store=store,
+    )  # fmt: skip
 
 
 def order_of(
@@ -300,27 +296,19 @@ def order_of(
         files.report(name).unlink(missing_ok=True)
     tables = tables_of(job, verb, settings, files.checkpoints)
     local = msgspec.structs.replace(
-        local_job(job, job_id, verb, own, cards, settings, tables, addresses),
-        output=str(files.results),
+        local_job(job, job_id, verb, own, cards, settings, tables, addresses), output=str(files.results),
         checkpoints=str(files.checkpoints),
         from_model=str(JobFiles(settings.folder, job.from_model).results) if job.from_model else None,
-        wait=CONNECT_WAIT,
-        n_jobs=max(1, cores() // settings.max_running),
-    )
+        wait=CONNECT_WAIT, n_jobs=max(1, cores() // settings.max_running),
+    )  # fmt: skip
     resumes = verb == "train" and "resume" not in job.system.cannot and at.leads
     return WorkerOrder(
-        job=local.encoded().decode(),
-        name=name,
-        verb=verb,
-        resume=resumes and checkpoint_file(files.checkpoints, name).exists(),
-        log=str(files.log),
-        lock=str(files.lock),
-        result=str(files.results / f"{name}.{verb}-{job_id[:16]}.csv"),
-        online=str(serving_socket(sockets, job_id)),
+        job=local.encoded().decode(), name=name, verb=verb,
+        resume=resumes and checkpoint_file(files.checkpoints, name).exists(), log=str(files.log), lock=str(files.lock),
+        result=str(files.results / f"{name}.{verb}-{job_id[:16]}.csv"), online=str(serving_socket(sockets, job_id)),
         fetch={path: settings.data[of] for of, path in tables.items() if settings.data[of].sql is not None},
-        answered=at.row.answered,
-        most_answered=most_answered(at.row.total),
-    )
+        answered=at.row.answered, most_answered=most_answered(at.row.total),
+    )  # fmt: skip
 
 
 class Process:

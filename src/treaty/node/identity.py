@@ -28,14 +28,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from treaty.errors import ConfigError
 from treaty.files import explained, sync_folder, write_whole
-from treaty.messaging.certificates import (
-    Identity,
-    check_certificate,
-    check_names,
-    load_identity,
-    make_identity,
-    read_secret,
-)
+from treaty.messaging import certificates
 from treaty.node.cards import (
     OF_CONTENT,
     Card,
@@ -57,7 +50,7 @@ class Own(NamedTuple):
     """An organisation's own keys and card."""
 
     name: str
-    identity: Identity
+    identity: certificates.Identity
     signing: Ed25519PrivateKey
     card: Card
 
@@ -73,7 +66,7 @@ class PeerCard(NamedTuple):
 
 def make_keys(folder: str | Path, name: str) -> Card:
     """Make an organisation's keys and card. Existing files are never replaced."""
-    check_names([name])
+    certificates.check_names([name])
     folder = Path(folder)
     with explained(f"cannot write the identity of {name} to {folder}"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -92,10 +85,10 @@ def load_own(folder: str | Path, name: str) -> Own:
 
     Refuses private files that others own or can read, and files that do not belong together.
     """
-    check_names([name])
+    certificates.check_names([name])
     folder = Path(folder)
     with _alone(folder):
-        identity = load_identity(folder / f"{name}.key.pem", folder / f"{name}.cert.pem", name)
+        identity = certificates.load_identity(folder / f"{name}.key.pem", folder / f"{name}.cert.pem", name)
         signing, card = _signing_key(folder, name), _own_card(folder, name)
     if card.certificate.encode() != identity.certificate:
         raise ConfigError(f"the card of {name} has another certificate than {name}.cert.pem - at {folder / name}.card")
@@ -115,7 +108,7 @@ def rotate(folder: str | Path, name: str) -> Card:
     This also works after the certificate has expired. Old files move to ``old/``. All new files are on disk before the
     first old one is replaced. If an earlier call was interrupted after that, this call only completes it.
     """
-    check_names([name])
+    certificates.check_names([name])
     folder = Path(folder)
     with explained(f"cannot write the identity of {name} to {folder}"), _alone(folder) as finished:
         if name in finished:
@@ -126,7 +119,7 @@ def rotate(folder: str | Path, name: str) -> Card:
         label = f"{_now():%Y-%m-%dT%H%M%SZ}.{digits(fingerprint_of(card))[:8]}"
         for end in (*_PRIVATE, *_PUBLIC):
             file = folder / f"{name}.{end}"
-            data = read_secret(file) if end in _PRIVATE else read_small(file)
+            data = certificates.read_secret(file) if end in _PRIVATE else read_small(file)
             write_whole(old / f"{name}.{label}.{end}", [data])
         return _install(folder, name, (card, signing))
 
@@ -137,7 +130,7 @@ def must_compare(folder: str | Path, card: Card) -> bool:
     No comparison is needed if the card is trusted already, or if it replaces a trusted one whose key signed it.
     """
     folder = Path(folder)
-    check_certificate(card.certificate.encode(), card.name)
+    certificates.check_certificate(card.certificate.encode(), card.name)
     found = fingerprint_of(card)
     if (folder / f"{card.name}.key.pem").exists():
         raise ConfigError(f"expected a partner's card, but the keys of {card.name} itself are in {folder}")
@@ -193,7 +186,7 @@ def peers(folder: str | Path) -> list[PeerCard]:
             if card is None:
                 wrong = f"the card of {file.stem} was revoked"
             else:
-                check_certificate(card.certificate.encode(), card.name)
+                certificates.check_certificate(card.certificate.encode(), card.name)
         except ConfigError as error:
             wrong = str(error)
         found.append(PeerCard(file.stem, card, datetime.datetime.fromtimestamp(since, datetime.UTC), wrong))
@@ -207,7 +200,7 @@ def trusted(folder: str | Path) -> dict[str, Card]:
 
 def revoke(folder: str | Path, name: str) -> None:
     """Stop trusting a partner; its present card is never trusted again."""
-    check_names([name])
+    certificates.check_names([name])
     folder = Path(folder)
     file = _trusted_file(folder, name)
     with _alone(folder):
@@ -238,7 +231,7 @@ def has_signed(folder: str | Path, name: str, signature: bytes, content: bytes) 
 
 def _install(folder: Path, name: str, replaced: tuple[Card, Ed25519PrivateKey] | None = None) -> Card:
     """Write new files to another folder first, then put them in place."""
-    identity, signing = make_identity(name), Ed25519PrivateKey.generate()
+    identity, signing = certificates.make_identity(name), Ed25519PrivateKey.generate()
     card = make_card(name, identity.certificate, signing, replaced)
     secret = signing.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     making = folder / f".{name}.making"
@@ -300,7 +293,7 @@ def _own_card(folder: Path, name: str) -> Card:
 
 def _signing_key(folder: Path, name: str) -> Ed25519PrivateKey:
     file = folder / f"{name}.sign.pem"
-    pem = read_secret(file)
+    pem = certificates.read_secret(file)
     try:
         key = load_pem_private_key(pem, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:

@@ -124,15 +124,11 @@ class DataSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         unused = [] if aligned or self.id is None else [self.id]
         drop = [*self.drop, *unused, *given.drop]
         return msgspec.structs.replace(
-            given,
-            table=self.path,
-            id=self.id or given.id,
-            columns=self.columns if given.columns is None else given.columns,
-            drop=list(dict.fromkeys(drop)),
+            given, table=self.path, id=self.id or given.id,
+            columns=self.columns if given.columns is None else given.columns, drop=list(dict.fromkeys(drop)),
             categorical=list(dict.fromkeys([*self.categorical, *given.categorical])),
-            most_epsilon=self.policy.most_epsilon,
-            most_epsilon_total=self.policy.most_epsilon_total,
-        )
+            most_epsilon=self.policy.most_epsilon, most_epsilon_total=self.policy.most_epsilon_total,
+        )  # fmt: skip
 
     def fetch(self, to: str | Path | None = None) -> Path:
         """Run the query and store its rows as a snapshot, at `path` or `to`; return the path. A table stays in place.

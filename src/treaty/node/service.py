@@ -21,18 +21,7 @@ import treaty
 from treaty.errors import ConfigError, TreatyError
 from treaty.files import write_whole
 from treaty.messaging.messages import clean
-from treaty.node.attempts import (
-    LAST_WORDS,
-    OpenJob,
-    Process,
-    counted,
-    decide,
-    follow_up,
-    order_of,
-    over,
-    pause_after,
-    worn_out,
-)
+from treaty.node import attempts
 from treaty.node.cards import near_their_end, verify
 from treaty.node.door import Door
 from treaty.node.exchange import Exchange, NodeConversation
@@ -140,7 +129,7 @@ class Node:
                 at.ending = True
                 at.process.end()
         for at in playing:
-            at.process.wait(LAST_WORDS + 5.0)
+            at.process.wait(attempts.LAST_WORDS + 5.0)
         # Closes everything, even if the database cannot be written any more.
         with self._held:
             with self.jobs.lock:
@@ -259,7 +248,7 @@ class Node:
 
     # running jobs
 
-    def _act(self, at: OpenJob, up: set[str]) -> None:
+    def _act(self, at: attempts.OpenJob, up: set[str]) -> None:
         """Do the next step of a job that all have approved."""
         jobs = self.jobs.standings.values()
         playing = [of for of in jobs if not of.lasts and (of.asks or of.ready or of.process is not None)]
@@ -269,15 +258,15 @@ class Node:
             # A card was revoked or has expired: send nothing more.
             at.ending = True
             at.process.end()
-        decision = decide(at, up, place=place, now=now)
-        if decision in ("ask", "be ready") and (why := worn_out(at)):
+        decision = attempts.decide(at, up, place=place, now=now)
+        if decision in ("ask", "be ready") and (why := attempts.worn_out(at)):
             self.jobs.end(at.row.id, "failed", f"{self.name}: {why}")
             return
         match decision:
             case "ask" | "give up asking" | "be ready" | "not ready":
-                self.jobs.change(at, **follow_up(at, decision, now))
+                self.jobs.change(at, **attempts.follow_up(at, decision, now))
             case "run":
-                self._begin(at, follow_up(at, decision, now))
+                self._begin(at, attempts.follow_up(at, decision, now))
             case "stop":
                 at.ending = True
                 at.process.end()
@@ -286,7 +275,7 @@ class Node:
             case "left out":
                 self.jobs.end(at.row.id, "finished", "the job finished without this party")
 
-    def _begin(self, at: OpenJob, changes: dict[str, Any]) -> None:
+    def _begin(self, at: attempts.OpenJob, changes: dict[str, Any]) -> None:
         """Start the process of an attempt."""
         job_id, attempt = at.row.id, at.runs
         # The attempt counts before it can send anything.
@@ -295,9 +284,11 @@ class Node:
             self.jobs.check_budgets(at)
             addresses = {peer: f"unix:{path}" for peer, path in self.door.open_job(job_id, at.peers).items()}
             addresses[self.name] = f"unix:{self.door.job_socket(job_id)}"
-            order = order_of(at, self.jobs.own, self.jobs.trusted(), self.settings, addresses, self.door.folder)
+            order = attempts.order_of(
+                at, self.jobs.own, self.jobs.trusted(), self.settings, addresses, self.door.folder
+            )
             log = JobFiles(self.folder, job_id).log
-            at.process = Process(order, log, lambda event: self._put("event", job_id, attempt, event))
+            at.process = attempts.Process(order, log, lambda event: self._put("event", job_id, attempt, event))
         except (OSError, KeyError, TreatyError) as error:
             # KeyError: a card was revoked just now.
             end = "wrong" if isinstance(error, TreatyError) else "again"
@@ -313,7 +304,7 @@ class Node:
         if at is None or at.runs != attempt:
             return
         if not event.end:
-            now, changes = time.monotonic(), {} if event.phase else counted(at, event.done, event.answered)
+            now, changes = time.monotonic(), {} if event.phase else attempts.counted(at, event.done, event.answered)
             if changes and (now - self._noted.get(job_id, 0.0) >= ROUNDS_EVERY or event.done >= event.total):
                 self._noted[job_id] = now
                 self.jobs.change(at, **changes)
@@ -321,11 +312,11 @@ class Node:
         self.door.close_job(job_id)
         done, trains = event.end == "done", at.proposal.verb == "train"
         files = JobFiles(self.folder, job_id)
-        numbers = over(at, done=done, kept=files.has_part(self.name) if trains else done)
+        numbers = attempts.over(at, done=done, kept=files.has_part(self.name) if trains else done)
         lead, helps = at.views.get(at.job.active), self.name not in at.roles.owners
         # A helper's process reports no rounds: take those of the active party.
         of_lead = min(lead.rounds, at.row.total) if lead is not None and helps else 0
-        numbers |= counted(at, max(event.done, of_lead), event.answered)
+        numbers |= attempts.counted(at, max(event.done, of_lead), event.answered)
         if done:
             entry: dict[str, Any] = {"what": "played", "attempt": attempt}
             entry |= {"sent": event.sent, "received": event.received} if event.sent or event.received else {}
@@ -339,16 +330,16 @@ class Node:
         else:
             self._again(at, event, numbers)
 
-    def _again(self, at: OpenJob, event: WorkerEvent, numbers: dict[str, int]) -> None:
+    def _again(self, at: attempts.OpenJob, event: WorkerEvent, numbers: dict[str, int]) -> None:
         """Wait for another attempt, or give up if attempts make no progress."""
         stopped = {"what": "stopped", "attempt": at.ended, "why": event.said}
         self.jobs.change(at, **numbers, state="waiting", reason=event.said, event=stopped)
-        at.not_before = time.monotonic() + pause_after(at)
-        if at.leads and not at.row.kept and (why := worn_out(at)):
+        at.not_before = time.monotonic() + attempts.pause_after(at)
+        if at.leads and not at.row.kept and (why := attempts.worn_out(at)):
             last = event.public or "its process ended; the details are in its log"
             self.jobs.end(at.row.id, "failed", f"{self.name}: {why}; the last one: {last}", detail=event.said)
 
-    def _over(self, at: OpenJob) -> None:
+    def _over(self, at: attempts.OpenJob) -> None:
         """End the process of a job that has ended, and remove what only its attempts needed."""
         self._noted.pop(at.row.id, None)
         for party in at.others:

@@ -265,25 +265,15 @@ def contents_of_run(
     if own.columns:
         facts.append(own.table())
     return Contents(
-        title=f"{own.options.get('protocol', 'job')}: {own.job}",
-        facts=facts,
+        title=f"{own.options.get('protocol', 'job')}: {own.job}", facts=facts,
         whose=f"This is the view of {viewer}, which decides who else may see it.{others}",
-        curves=list(_curves(own, pooled)),
-        unit="epoch" if regression else "round",
-        best=own.best_round,
-        scores=scores,
+        curves=list(_curves(own, pooled)), unit="epoch" if regression else "round", best=own.best_round, scores=scores,
         importances={viewer: own.importances.get(kind, {}), **totals},
-        importance_kind=_importance_kind(kind, viewer, bool(totals)),
-        sent=_sent(reports, own),
-        timeline=joined(timelines),
-        seconds={name: of.seconds for name, of in reports.items()},
-        learned=own.learned,
-        noise=[f"{name}: {of.spent}" for name, of in reports.items() if of.spent],
-        notes=list(_notes(own)),
-        parameters=own.options,
-        versions=own.versions,
-        absent=_absent(own, viewer, scores, timelines, reports),
-    )
+        importance_kind=_importance_kind(kind, viewer, bool(totals)), sent=_sent(reports, own),
+        timeline=joined(timelines), seconds={name: of.seconds for name, of in reports.items()}, learned=own.learned,
+        noise=[f"{name}: {of.spent}" for name, of in reports.items() if of.spent], notes=list(_notes(own)),
+        parameters=own.options, versions=own.versions, absent=_absent(own, viewer, scores, timelines, reports),
+    )  # fmt: skip
 
 
 def _curves(own: Report, pooled: Mapping[str, Mapping[str, Sequence[float]]] | None) -> Iterator[Curve]:

@@ -49,26 +49,12 @@ _COLOURS = {_INK: "--ink", _DIM: "--dim", _LINE: "--line"} | {of: f"--s{k}" for 
 _WIDTH, _HEIGHT = 4.2, 3.0
 _MOST_BARS, _MOST_PAIRS, _MOST_LINES = 15, 6, 6
 _STYLE = {
-    "svg.fonttype": "none",
-    "text.parse_math": False,
-    "text.usetex": False,
-    "font.family": "sans-serif",
-    "font.size": 10,
-    "axes.edgecolor": _DIM,
-    "axes.labelcolor": _INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": _LINE,
-    "xtick.color": _DIM,
-    "ytick.color": _DIM,
-    "xtick.labelcolor": _INK,
-    "ytick.labelcolor": _INK,
-    "text.color": _INK,
-    "legend.frameon": False,
-    "legend.fontsize": 9.5,
-}
+    "svg.fonttype": "none", "text.parse_math": False, "text.usetex": False, "font.family": "sans-serif",
+    "font.size": 10, "axes.edgecolor": _DIM, "axes.labelcolor": _INK, "axes.spines.top": False,
+    "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True, "grid.color": _LINE, "xtick.color": _DIM,
+    "ytick.color": _DIM, "xtick.labelcolor": _INK, "ytick.labelcolor": _INK, "text.color": _INK,
+    "legend.frameon": False, "legend.fontsize": 9.5,
+}  # fmt: skip
 
 
 def check_drawable() -> None:

@@ -96,13 +96,9 @@ def tables_of(files: Sequence[CardFile]) -> dict[str, list[dict[str, Any]]]:
         for of, points in zip(file.card.bins, file.card.points, strict=True):
             name = of.column if len(files) == 1 else f"{file.party}.{of.column}"
             each = zip(
-                of.described("[{!r},{!r})", "%,%"),
-                of.n_rows or (),
-                of.n_bads or (),
-                of.woe.tolist(),
-                points,
+                of.described("[{!r},{!r})", "%,%"), of.n_rows or (), of.n_bads or (), of.woe.tolist(), points,
                 strict=True,
-            )
+            )  # fmt: skip
             tables[name] = [
                 {"variable": name, "bin": text, "count": n, "badprob": bads / max(n, 1), "woe": woe, "iv": of.iv,
                  "points": value}

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from crypto.lattice.oracle import FALSE_ALARM, SMALL, Job, centred, errors_of_query, number, small_parameters
-from treaty.crypto.lattice import linear_map
+from treaty.crypto.lattice import ring
 from treaty.crypto.parameters import Field, SecretMatrix
 
 ROWS, MEMBERS, ANSWERS, BOUND = 128, 32, 4000, 1 << 8
@@ -27,12 +27,10 @@ def play(monkeypatch, flooded):
     job = Job(parameters, [Field(0, BOUND)], SecretMatrix.of_bins(members[np.newaxis], np.array([0, 2])))
     hint, scale, q = job.make_hint(), 1 << 16 * parameters.digits, parameters.modulus
     assert scale > q
-    drawn, draw = [], linear_map.errors
-    monkeypatch.setattr(linear_map, "errors", lambda *args: drawn.append(draw(*args)) or drawn[-1])
+    drawn, draw = [], ring.errors
+    monkeypatch.setattr(ring, "errors", lambda *args: drawn.append(draw(*args)) or drawn[-1])
     if not flooded:
-        monkeypatch.setattr(
-            linear_map, "flood", lambda draw, bits, primes, count: np.zeros((count, len(primes)), np.int64)
-        )
+        monkeypatch.setattr(ring, "flood", lambda draw, bits, primes, count: np.zeros((count, len(primes)), np.int64))
     rng = np.random.default_rng(16)
     vectors = [rng.integers(0, BOUND + 1, (1, ROWS)).astype(np.int32) for _ in range(ANSWERS)]
     secrets, words, own = job.client.encrypt(vectors)

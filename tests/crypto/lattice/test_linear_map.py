@@ -77,7 +77,7 @@ def record(patch, name):
         drawn.append(real(*args))
         return drawn[-1]
 
-    patch.setattr(linear_map, name, draw)
+    patch.setattr(ring, name, draw)
     return drawn
 
 
@@ -194,12 +194,12 @@ def test_sums_survive_the_worst_noise_and_not_a_wider_flood(monkeypatch, message
         """<u, e>, <r, e_0>, -<e', s> and the flood all as far from zero as can be, on the same side."""
         with monkeypatch.context() as patch:
             residues = np.array([[flood % p for p in job.parameters.primes]], np.int64)
-            patch.setattr(linear_map, "flood", lambda *args: residues)
-            patch.setattr(linear_map, "errors", lambda draw, count: np.full(count, 21, np.int8))
-            patch.setattr(linear_map, "ternary", lambda draw, count: np.full(count, 1, np.int8))
+            patch.setattr(ring, "flood", lambda *args: residues)
+            patch.setattr(ring, "errors", lambda draw, count: np.full(count, 21, np.int8))
+            patch.setattr(ring, "ternary", lambda draw, count: np.full(count, 1, np.int8))
             hint = job.make_hint()
-            patch.setattr(linear_map, "errors", lambda draw, count: np.full(count, 21 * sign, np.int8))
-            patch.setattr(linear_map, "ternary", lambda draw, count: np.full(count, -sign, np.int8))
+            patch.setattr(ring, "errors", lambda draw, count: np.full(count, 21 * sign, np.int8))
+            patch.setattr(ring, "ternary", lambda draw, count: np.full(count, -sign, np.int8))
             secrets, words, own = job.client.encrypt(vectors)
             answers = job.server.answer(words, own, job.columns)
         return [x.tolist() for x in job.sums(job.integers(job.client.open(hint, np.arange(1), secrets, answers)))]
@@ -250,12 +250,12 @@ def test_the_worst_noise_stays_below_a_quarter_of_its_field(monkeypatch, rows, s
     """All errors at their bounds, on one side; and entries' fields, whose rounded scales alone would exceed it."""
     codes, vector = np.zeros((1, rows), np.uint8), np.tile(np.array([[1], [HESS], [sign * GRAD]], np.int32), rows)
     job = masked_job(codes, [1])
-    monkeypatch.setattr(linear_map, "errors", lambda draw, count: np.full(count, 21, np.int8))
-    monkeypatch.setattr(linear_map, "ternary", lambda draw, count: np.full(count, 1, np.int8))
+    monkeypatch.setattr(ring, "errors", lambda draw, count: np.full(count, 21, np.int8))
+    monkeypatch.setattr(ring, "ternary", lambda draw, count: np.full(count, 1, np.int8))
     hint = job.make_hint()
     monkeypatch.setattr(job, "make_hint", lambda: hint)
-    monkeypatch.setattr(linear_map, "errors", lambda draw, count: np.full(count, 21 * sign, np.int8))
-    monkeypatch.setattr(linear_map, "ternary", lambda draw, count: np.full(count, -sign, np.int8))
+    monkeypatch.setattr(ring, "errors", lambda draw, count: np.full(count, 21 * sign, np.int8))
+    monkeypatch.setattr(ring, "ternary", lambda draw, count: np.full(count, -sign, np.int8))
     parameters, masks = job.parameters, np.zeros((1, 1, job.parameters.digits), np.uint16)
     products, noise = masked_products(job, [vector], masks)
     assert [x.tolist() for x in job.sums(products)] == bin_sums(codes, np.array([0, 1]), [vector])
@@ -267,8 +267,8 @@ def test_entries_are_rounded_by_less_than_one(monkeypatch):
     """Not each field alone, which would be off by up to half of its bound."""
     rng, rows = np.random.default_rng(20), 5000
     job = masked_job(np.zeros((1, rows), np.uint8), [1])
-    monkeypatch.setattr(linear_map, "ternary", lambda draw, count: np.zeros(count, np.int8))
-    monkeypatch.setattr(linear_map, "errors", lambda draw, count: np.zeros(count, np.int8))
+    monkeypatch.setattr(ring, "ternary", lambda draw, count: np.zeros(count, np.int8))
+    monkeypatch.setattr(ring, "errors", lambda draw, count: np.zeros(count, np.int8))
     (vector,) = random_vectors(rng, rows, 1, extreme=True)
     _, words, _ = job.client.encrypt([vector])
     q, bits = job.parameters.modulus, job.parameters.message_bits
@@ -330,8 +330,8 @@ def test_hint_query_answer_and_opening_equal_the_naive_model(monkeypatch, primes
 @pytest.mark.parametrize("error", [-21, -1, 0, 21])
 def test_words_without_a_secret_are_errors_and_message_below_their_primes(monkeypatch, error):
     job = job_of_bins(np.zeros((1, 8), np.uint8), [1])
-    monkeypatch.setattr(linear_map, "ternary", lambda draw, count: np.zeros(count, np.int8))
-    monkeypatch.setattr(linear_map, "errors", lambda draw, count: np.full(count, error, np.int8))
+    monkeypatch.setattr(ring, "ternary", lambda draw, count: np.zeros(count, np.int8))
+    monkeypatch.setattr(ring, "errors", lambda draw, count: np.full(count, error, np.int8))
     counts, hessians, gradients = (
         [0, 1, 0, 0, 0, 1, 1, 0],
         [0, 0, 1, 0, 0, HESS, HESS, 0],

@@ -141,7 +141,7 @@ def wire(monkeypatch):
             wire.break_after()
         return answer
 
-    monkeypatch.setattr(grpc_link, "chunks", sending)
+    monkeypatch.setattr(grpc_link.wire, "chunks", sending)
     monkeypatch.setattr(Server, "_deliver", receiving)
     return wire
 

@@ -14,19 +14,8 @@ from numpy.typing import NDArray
 
 from treaty.crypto.additive.montgomery import aligned
 from treaty.crypto.keystream import Keystream
-from treaty.crypto.lattice import kernels
+from treaty.crypto.lattice import kernels, ring
 from treaty.crypto.lattice.kernels import reduced
-from treaty.crypto.lattice.ring import (
-    WORDS,
-    Residues,
-    errors,
-    flood,
-    public_ring_elements,
-    public_transforms,
-    shoup_quotients,
-    tables,
-    ternary,
-)
 from treaty.crypto.parameters import DIGIT_BITS, Digits, Field, Parameters, SecretMatrix, check_fields
 from treaty.errors import CryptoError
 from treaty.machine.arrays import Int32s, Integers, pieces
@@ -50,7 +39,7 @@ class LinearMapClient:
         self._seed, self._public = seed, None
         if 4 * len(parameters.primes) * length <= _KEPT_BYTES:
             numbers = range(1 + -(-length // parameters.degree))
-            of_seed = public_transforms(parameters, seed, numbers, threads)
+            of_seed = ring.public_transforms(parameters, seed, numbers, threads)
             # the transform of a is that of a~ read backwards
             self._public = np.ascontiguousarray(of_seed[:, :, ::-1])
         bits = parameters.message_bits
@@ -65,9 +54,9 @@ class LinearMapClient:
             [[(x << 32) % p for x in self.scales] + [-pow(p, -1, 1 << 32) % (1 << 32)] for p in parameters.primes],
             np.uint64,
         )
-        self._tables = [tables(prime, parameters.degree) for prime in parameters.primes]
+        self._tables = [ring.tables(prime, parameters.degree) for prime in parameters.primes]
 
-    def encrypt(self, vectors: Sequence[Int32s]) -> tuple[NDArray[np.int8], Residues, Residues]:
+    def encrypt(self, vectors: Sequence[Int32s]) -> tuple[NDArray[np.int8], ring.Residues, ring.Residues]:
         """Encrypt vectors, int32 (fields, n) each within the fields' bounds, each under a secret of its own.
 
         Return the secrets, int8 (vectors, N), which open the answer and must never be used or sent again; the residues
@@ -82,28 +71,28 @@ class LinearMapClient:
             raise CryptoError("expected at least one vector - in the lattice map")
         # a stream for these vectors alone: no fork or restored snapshot has it, too
         keystream = Keystream()
-        secrets = ternary(keystream.raw, vectors * self.parameters.degree).reshape(vectors, -1)
+        secrets = ring.ternary(keystream.raw, vectors * self.parameters.degree).reshape(vectors, -1)
         return self.query_of(secrets, keystream.raw(32))
 
     def query_of(self, secrets: NDArray[np.int8], key: bytes | None) -> EncryptedQuery:
         """Return a query under these secrets, with errors made of `key`; a cluster's client has its own."""
         return EncryptedQuery(self, secrets, key)
 
-    def masks(self, secrets: NDArray[np.int8]) -> tuple[Residues, Residues]:
+    def masks(self, secrets: NDArray[np.int8]) -> tuple[ring.Residues, ring.Residues]:
         """Return the masks a_j s of b_1, b_2, ... and that of b_0, shaped as in `encrypt`."""
         query = EncryptedQuery(self, secrets, None)
         return query.encrypt([np.zeros((len(self.scales), self.length), np.int32)] * len(secrets)), query.own
 
     def block(
-        self, j: int, secret: list[tuple[Residues, Residues]], error: NDArray[np.int8], fields: Int32s,
-        out: Residues,
+        self, j: int, secret: list[tuple[ring.Residues, ring.Residues]], error: NDArray[np.int8], fields: Int32s,
+        out: ring.Residues,
     ) -> None:  # fmt: skip
         """Write a_j s, an error and numbers, int32 (fields, m), to `out`, (primes, m), of a block of m <= N entries."""
         if self._public is not None:
             public = self._public[:, j]
         else:
             parameters = self.parameters
-            of_seed = public_ring_elements(self._seed, j, parameters.primes, parameters.degree)
+            of_seed = ring.public_ring_elements(self._seed, j, parameters.primes, parameters.degree)
             public = np.ascontiguousarray(of_seed[:, ::-1])
         added = error.astype(np.int32)
         if self.parameters.masked:
@@ -112,14 +101,14 @@ class LinearMapClient:
         for p, (table, transformed) in enumerate(zip(self._tables, secret, strict=True)):
             kernels.encrypt_block(public[p], transformed, added, fields, self._scales[p], table, out[p])
 
-    def transform_secret(self, secret: NDArray[np.int8]) -> list[tuple[Residues, Residues]]:
+    def transform_secret(self, secret: NDArray[np.int8]) -> list[tuple[ring.Residues, ring.Residues]]:
         """Return the transform of s / N and its Shoup quotients, for each prime."""
         degree, out = self.parameters.degree, []
         for prime, table in zip(self.parameters.primes, self._tables, strict=True):
             # over N, as the inverse transform leaves a factor N
             t = (secret.astype(np.int64) * pow(degree, -1, prime) % prime).astype(np.uint32)
             kernels.forward_transform(t, 0, degree, table.forward, table.forward_shoup, table.prime)
-            out.append((t, shoup_quotients(t, prime)))
+            out.append((t, ring.shoup_quotients(t, prime)))
         return out
 
     def open(self, hint: NDArray[np.int16], rows: Integers, secrets: NDArray[np.int8], answers: Digits) -> Digits:
@@ -160,7 +149,7 @@ class EncryptedQuery:
         degree, primes = client.parameters.degree, len(client.parameters.primes)
         self.own = np.zeros((len(secrets), primes, degree), np.uint32)
 
-    def encrypt(self, vectors: Sequence[Int32s]) -> Residues:
+    def encrypt(self, vectors: Sequence[Int32s]) -> ring.Residues:
         """Encrypt the next entries of every vector, int32 (fields, m) each: residues uint32 (vectors, primes, m).
 
         m is a multiple of N, except for the last entries. The first call sets `own`, too.
@@ -169,7 +158,7 @@ class EncryptedQuery:
         self._done += vectors[0].shape[1]
         return self.encrypt_from(before, vectors)
 
-    def encrypt_from(self, before: int, vectors: Sequence[Int32s]) -> Residues:
+    def encrypt_from(self, before: int, vectors: Sequence[Int32s]) -> ring.Residues:
         """Encrypt entries of every vector as `encrypt` does, from entry `before` on, a multiple of N."""
         client, count = self._client, vectors[0].shape[1]
         degree = client.parameters.degree
@@ -201,7 +190,7 @@ class EncryptedQuery:
             return np.zeros(count, np.int8)
         # Errors follow from the key and the place of their block, so that the same numbers give the same bytes. Other
         # numbers under the same secret, key and place would show their difference: each block is encrypted once.
-        return errors(Keystream(self._key, vector << 32 | block).raw, count)
+        return ring.errors(Keystream(self._key, vector << 32 | block).raw, count)
 
 
 _FOR_HINTS = 256 << 20  # bytes of public elements while hints are made, each of which needs all
@@ -245,8 +234,8 @@ class LinearMapServer:
     def _hint_of(self, start: int, stop: int) -> NDArray[np.int16]:
         parameters, count, degree = self.parameters, stop - start, self.parameters.degree
         keystream = Keystream()
-        random = ternary(keystream.raw, count * degree).reshape(count, degree)
-        error = errors(keystream.raw, count * degree).reshape(count, degree)
+        random = ring.ternary(keystream.raw, count * degree).reshape(count, degree)
+        error = ring.errors(keystream.raw, count * degree).reshape(count, degree)
         self.random[start:stop] = random
         residues = self.partial_hints(start, stop)
         nothing = np.empty((1, 0), self.matrix.columns.dtype)
@@ -260,7 +249,7 @@ class LinearMapServer:
         share(scale, count, self._threads)
         return out
 
-    def partial_hints(self, start: int, stop: int, numbers: Sequence[int] | None = None) -> Residues:
+    def partial_hints(self, start: int, stop: int, numbers: Sequence[int] | None = None) -> ring.Residues:
         """Return sums over j of u_j a~_j for some rows of the matrix, uint32 (primes, stop - start, N).
 
         `numbers` are those of the entries' blocks in the vectors, from 1; by default all.
@@ -283,16 +272,16 @@ class LinearMapServer:
         return total
 
     def _expand(self, numbers: Sequence[int]) -> list[kernels.Factors]:
-        public = public_transforms(self.parameters, self.seed, numbers, self._threads)
+        public = ring.public_transforms(self.parameters, self.seed, numbers, self._threads)
         found = []
         # transforms of a~_j / N and their Shoup quotients: the inverse transform leaves a factor N
         for of, prime in zip(public, self.parameters.primes, strict=True):
             scaled = (of * np.uint64(pow(self.parameters.degree, -1, prime)) % np.uint64(prime)).astype(np.uint32)
-            found.append((scaled, shoup_quotients(scaled, prime)))
+            found.append((scaled, ring.shoup_quotients(scaled, prime)))
         return found
 
     def _add_hints(
-        self, total: Residues, columns: NDArray[Any], column_of_row: Integers, start: int,
+        self, total: ring.Residues, columns: NDArray[Any], column_of_row: Integers, start: int,
         public: list[kernels.Factors], own: tuple[NDArray[np.int8], NDArray[np.int8]],
     ) -> None:  # fmt: skip
         """Add sums over j of u_j a~_j of rows of the matrix from `start` on, in these columns, plus r a~_0 + e'.
@@ -304,19 +293,21 @@ class LinearMapServer:
 
         def work(first: int, last: int) -> None:
             for p, prime in enumerate(self.parameters.primes):
-                table = tables(prime, self.parameters.degree)
+                table = ring.tables(prime, self.parameters.degree)
                 kernels.add_hints(
                     arrays, first, public[p], (random[first:last], error[first:last]), table, total[p, first:last]
                 )
 
         share(work, total.shape[1], self._threads)
 
-    def _rescale(self, residues: Residues, balanced: bool, out: NDArray[np.int16]) -> None:
+    def _rescale(self, residues: ring.Residues, balanced: bool, out: NDArray[np.int16]) -> None:
         # in C order always, or the kernel would be compiled for two kinds of arrays
         given, primes = np.ascontiguousarray(residues), self.primes.astype(np.uint64)
         kernels.rescale(given, self._inverses, primes, self._to_digits, self._guard, balanced, out)
 
-    def answer(self, words: Residues, own: Residues, features: Integers, masks: Digits | None = None) -> Digits:
+    def answer(
+        self, words: ring.Residues, own: ring.Residues, features: Integers, masks: Digits | None = None
+    ) -> Digits:
         """Multiply vectors, as `LinearMapClient.encrypt` returns them, by the matrix's rows of some columns, ascending.
 
         Return uint16 (vectors, rows of these columns, D); `masks` and errors as of `PartialSums`.
@@ -325,13 +316,13 @@ class LinearMapServer:
         sums.add(words)
         return sums.answer(masks)
 
-    def begin(self, own: Residues, features: Integers) -> PartialSums:
+    def begin(self, own: ring.Residues, features: Integers) -> PartialSums:
         """Start to multiply vectors, with b_0 in `own`, by the matrix's rows of some columns, ascending."""
         if (own >= self.primes[:, np.newaxis]).any():
             raise CryptoError("a word is not below its prime - in a query")
         return PartialSums(self, own, features)
 
-    def masks(self, own: Residues, rows: Integers) -> Integers:
+    def masks(self, own: ring.Residues, rows: Integers) -> Integers:
         """Return <r_S, b_0> of some rows of the matrix, int64 (vectors, rows, primes), not reduced modulo primes."""
         # products with balanced 16-bit digits, the lower from -2^15 on, whose sums fit 32 bits
         low = own.astype(np.int32).astype(np.int16)
@@ -351,11 +342,11 @@ class LinearMapServer:
         self._rescale((sums % modulus).astype(np.uint32).T, False, digits)
         return digits.view(np.uint16).T
 
-    def all_products(self, words: Residues, first: int, features: Integers, rows: Integers) -> Integers:
+    def all_products(self, words: ring.Residues, first: int, features: Integers, rows: Integers) -> Integers:
         """Return `products` of words (vectors, primes, m), int64 (vectors, rows, primes); a cluster has its own."""
         return np.stack([self.products(planes, first, features, rows) for planes in words])
 
-    def products(self, planes: Residues, first: int, features: Integers, rows: Integers) -> Integers:
+    def products(self, planes: ring.Residues, first: int, features: Integers, rows: Integers) -> Integers:
         """Return what entries from `first` on, (primes, m), add to <u_S, b> modulo each prime, int64 (rows, primes)."""
         matrix, modulus, count = self.matrix, self.primes.astype(np.int64), planes.shape[1]
         if not matrix.is_bins:
@@ -370,21 +361,21 @@ class LinearMapServer:
 
             share(multiply, len(rows), self._threads)
             return dense
-        parts = pieces(len(modulus), WORDS)  # of the primes
+        parts = pieces(len(modulus), ring.WORDS)  # of the primes
         return np.concatenate([self._bin_products(planes[p], self.primes[p], first, features, rows) for p in parts], 1)
 
     def _bin_products(
-        self, planes: Residues, primes: NDArray[np.uint32], first: int, features: Integers, rows: Integers
+        self, planes: ring.Residues, primes: NDArray[np.uint32], first: int, features: Integers, rows: Integers
     ) -> Integers:
         """Return `products` modulo at most `WORDS` primes, where rows are indicators of bins."""
         matrix, count = self.matrix, planes.shape[1]
         # the residues of a number side by side
-        words = zeros_on_lines((count, WORDS), np.uint32)
+        words = zeros_on_lines((count, ring.WORDS), np.uint32)
         fine: list[bool] = []
         share(lambda a, b: fine.append(kernels.interleave(planes, primes, a, b, words)), count, self._threads, 1 << 14)
         if not all(fine):
             raise CryptoError("a word is not below its prime - in a query")
-        copies = zeros_on_lines((matrix.rows, kernels.COPIES, WORDS), np.uint64)
+        copies = zeros_on_lines((matrix.rows, kernels.COPIES, ring.WORDS), np.uint64)
         # every feature has a first bin
         offsets, flat = np.flatnonzero(matrix.code_of_row == 0), copies.reshape(-1)
 
@@ -399,7 +390,7 @@ class LinearMapServer:
 class PartialSums:
     """Products of vectors with a matrix's rows, added up from the vectors' first entries to their last."""
 
-    def __init__(self, server: LinearMapServer, own: Residues, features: Integers) -> None:
+    def __init__(self, server: LinearMapServer, own: ring.Residues, features: Integers) -> None:
         self._server, self._features, self._done = server, features, 0
         # a copy, as a view would keep the whole first piece in memory
         self._own = own.copy()
@@ -407,7 +398,7 @@ class PartialSums:
         self.vectors = len(own)
         self._sums = np.zeros((self.vectors, len(self._rows), len(server.primes)), np.int64)
 
-    def add(self, words: Residues) -> None:
+    def add(self, words: ring.Residues) -> None:
         """Take the next entries of all vectors, uint32 (vectors, primes, m): whole blocks, but at the end."""
         length, degree = self._server.matrix.length, self._server.parameters.degree
         there = self._done + words.shape[2]
@@ -435,6 +426,6 @@ class PartialSums:
         # the flood, or the mask, hides the noise, which depends on the table
         for v, sums in enumerate(self._sums + server.masks(self._own, self._rows)):
             if masks is None:
-                sums += flood(keystream.raw, parameters.flood_bits, parameters.primes, len(sums))
+                sums += ring.flood(keystream.raw, parameters.flood_bits, parameters.primes, len(sums))
             out[v] = server.scaled(sums)
         return out if masks is None else reduced(out.astype(np.int64) + masks)

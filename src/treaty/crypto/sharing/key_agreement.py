@@ -110,13 +110,10 @@ class EphemeralKeys:
         channels = {name: keys.channel for name, keys in advertisements.items() if name != self._name}
         masks = {name: keys.mask for name, keys in advertisements.items() if name != self._name}
         return PairSeeds(
-            name=self._name,
-            scope=self._scope,
-            channel=agree_with(self._channel, channels, self._job_id, self._name),
-            mask=agree_with(self._mask, masks, self._job_id, self._name),
-            mask_secret=self._mask.private_bytes_raw(),
+            name=self._name, scope=self._scope, channel=agree_with(self._channel, channels, self._job_id, self._name),
+            mask=agree_with(self._mask, masks, self._job_id, self._name), mask_secret=self._mask.private_bytes_raw(),
             transcript=transcript(advertisements, self._scope),
-        )
+        )  # fmt: skip
 
 
 def agree_with(secret: X25519PrivateKey, publics: Mapping[str, bytes], job_id: str, name: str) -> dict[str, bytes]:
@@ -225,13 +222,10 @@ class RoundKeys:
             if not self._right(_KEY, name, key, tags):
                 raise CryptoError(f"expected keys by members of this round, got others - at the keys of {name}")
         return PairSeeds(
-            name=self._name,
-            scope=self._scope,
-            channel={name: self._channels[name] for name in others},
+            name=self._name, scope=self._scope, channel={name: self._channels[name] for name in others},
             mask=agree_with(self._secret, others, self._job_id, self._name),
-            mask_secret=self._secret.private_bytes_raw(),
-            transcript=transcript(unsigned(keys), self._scope),
-        )
+            mask_secret=self._secret.private_bytes_raw(), transcript=transcript(unsigned(keys), self._scope),
+        )  # fmt: skip
 
     def _right(self, label: str, sender: str, content: bytes, tags: Mapping[str, bytes]) -> bool:
         if sender not in self._tag_keys:

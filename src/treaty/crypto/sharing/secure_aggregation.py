@@ -60,16 +60,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from treaty.crypto.keystream import KEY_BYTES, add_masks, length_prefixed, mask_key, mask_nonce, pair_keys
-from treaty.crypto.sharing.key_agreement import (
-    Advertisement,
-    PairSeeds,
-    agree_with,
-    check_advertisements,
-    seal,
-    transcript,
-    unseal,
-    verifies,
-)
+from treaty.crypto.sharing import key_agreement
 from treaty.crypto.sharing.shamir import open_bytes, share_bytes, share_length
 from treaty.errors import CryptoError
 from treaty.machine.arrays import Integers
@@ -152,7 +143,7 @@ class Round:
             wanted = f"{np.dtype(dtype)} ({self.length},)"
             raise CryptoError(f"expected {wanted}, got {vector.dtype} {vector.shape} - at {what}")
 
-    def check_seeds(self, seeds: PairSeeds) -> None:
+    def check_seeds(self, seeds: key_agreement.PairSeeds) -> None:
         if seeds.scope != self.key_scope or seeds.name not in self.roster:
             raise CryptoError(f"expected seeds from keys made for this round, got others - at {seeds.name}")
 
@@ -165,11 +156,13 @@ class Round:
     ) -> list[str]:
         """Return the survivors, the first `most`, whose signature on the list of survivors is present and valid."""
         content = survival(session, survivors)
-        valid = (u for u in survivors if u in signatures and verifies(self.roster[u], signatures[u], content))
+        valid = (
+            u for u in survivors if u in signatures and key_agreement.verifies(self.roster[u], signatures[u], content)
+        )
         return list(islice(valid, most))
 
 
-def pairwise_input(this_round: Round, seeds: PairSeeds, values: Integers) -> NDArray[np.uint64]:
+def pairwise_input(this_round: Round, seeds: key_agreement.PairSeeds, values: Integers) -> NDArray[np.uint64]:
     """Mask a vector, int64 (length,), in a round without dropouts (``dropout="none"``).
 
     CryptoError if a seed with another member is missing, the vector has another type or length, or the round's mask was
@@ -214,7 +207,7 @@ class Participant:
     `dropout` "none", for seeds of other keys, or if fewer than t members advertised keys.
     """
 
-    def __init__(self, this_round: Round, seeds: PairSeeds, signing_key: Ed25519PrivateKey) -> None:
+    def __init__(self, this_round: Round, seeds: key_agreement.PairSeeds, signing_key: Ed25519PrivateKey) -> None:
         if this_round.dropout == "none":
             raise CryptoError('expected a round with dropout "share" or "reveal", got "none"; use pairwise_input')
         this_round.check_seeds(seeds)
@@ -239,7 +232,7 @@ class Participant:
         own, by_name = self._seeds.name, dict(zip(names, shares, strict=True))
         self._shares[own] = by_name.pop(own)
         self._next = "masked_input"
-        return {to: seal(self._seeds.channel[to], by_name[to], self._bound(own, to)) for to in by_name}
+        return {to: key_agreement.seal(self._seeds.channel[to], by_name[to], self._bound(own, to)) for to in by_name}
 
     def masked_input(self, values: Integers, sealed: Mapping[str, bytes]) -> NDArray[np.uint64]:
         """Return the masked vector of values, int64 (length,), given the shares sealed for this member (step 2).
@@ -255,7 +248,7 @@ class Participant:
         added, subtracted = pair_keys(self._seeds.name, self._seeds.mask, sealed, self._round.nonce)
         own = self._seeds.name
         for peer, box in sealed.items():
-            share = unseal(self._seeds.channel[peer], box, self._bound(peer, own))
+            share = key_agreement.unseal(self._seeds.channel[peer], box, self._bound(peer, own))
             if share is None or len(share) != len(self._shares[own]):
                 raise CryptoError(f"cannot decrypt {peer}'s share for {own}: wrong key, sender or round")
             self._shares[peer] = share
@@ -334,14 +327,16 @@ class Aggregator:
     is not what its sender signed for this round.
     """
 
-    def __init__(self, this_round: Round, advertisements: Mapping[str, Advertisement], *, signed: bool = True) -> None:
+    def __init__(
+        self, this_round: Round, advertisements: Mapping[str, key_agreement.Advertisement], *, signed: bool = True
+    ) -> None:
         if this_round.dropout == "none":
             raise CryptoError('expected a round with dropout "share" or "reveal", got "none"; use open_pairwise')
         if signed:
-            check_advertisements(advertisements, this_round.roster, this_round.key_scope)
+            key_agreement.check_advertisements(advertisements, this_round.roster, this_round.key_scope)
         enough(len(advertisements), this_round.threshold, "keys")
         self._round, self._advertised = this_round, dict(advertisements)
-        self._session = this_round.session(transcript(advertisements, this_round.key_scope))
+        self._session = this_round.session(key_agreement.transcript(advertisements, this_round.key_scope))
         self._sum = np.zeros(this_round.length, np.uint64)
         self._shared: set[str] = set()
         self._came: set[str] = set()
@@ -441,7 +436,7 @@ class Aggregator:
                 f"expected shares of the mask key of {lost}, got some that give another; repeat the round"
             )
         publics = {u: self._advertised[u].mask for u in survivors}
-        seeds = agree_with(own, publics, self._round.job_id, lost)
+        seeds = key_agreement.agree_with(own, publics, self._round.job_id, lost)
         return {u: mask_key(seeds[u], self._round.nonce) for u in survivors}
 
     def _closed(self) -> list[str]:
