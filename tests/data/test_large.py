@@ -64,7 +64,7 @@ def test_records_come_back_in_the_order_of_a_stable_sort(
 
 
 def test_short_lists_need_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(large, "open_unnamed", lambda: pytest.fail("opened a file"))
+    monkeypatch.setattr(large.arrays, "open_unnamed", lambda: pytest.fail("opened a file"))
     with Scratch(100) as scratch:
         assert len(fill(scratch, 100)[:]) == 100
 
@@ -120,7 +120,7 @@ def test_folder_that_cannot_be_used_is_named_with_what_to_do(monkeypatch: pytest
     if when == "opening":
         monkeypatch.setattr("tempfile.tempdir", "/nowhere")
     else:
-        monkeypatch.setattr(large, "open_unnamed", lambda: Path("/dev/full").open("r+b", buffering=0))
+        monkeypatch.setattr(large.arrays, "open_unnamed", lambda: Path("/dev/full").open("r+b", buffering=0))
     with pytest.raises(ConfigError, match=r"cannot use the folder of temporary files.*set TMPDIR") as caught:
         with Scratch(10) as scratch:
             fill(scratch, 100)[:]

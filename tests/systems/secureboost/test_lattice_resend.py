@@ -94,7 +94,7 @@ class Wire:
 @pytest.fixture
 def wire(monkeypatch):
     """Watch what clinic delivers, and break the query in the midst or, once it is taken in, before it is answered."""
-    wire, chunks, deliver = Wire(), grpc_link.chunks, Server._deliver
+    wire, chunks, deliver = Wire(), grpc_link.wire.chunks, Server._deliver
     wire.break_within = wire.break_after = lambda: None
     for module in (grpc_link, grpc_wire):  # so that a query goes out in pieces
         monkeypatch.setattr(module, "CHUNK", 1 << 15)
