@@ -72,7 +72,7 @@ def test_a_node_of_which_nothing_is_known_says_so(tmp_path):
 def test_a_job_has_a_page_of_its_own(client):
     page = client.get(f"/jobs/{RUNNING}").text
     Parsed(page)
-    for said in (TITLES[RUNNING], "clinic: 1.23 MB sent, 89 MB received", "telco: 800 bytes sent, 0 bytes received"):
+    for said in (TITLES[RUNNING], "clinic: 1.2 MB sent, 89.0 MB received", "telco: 800 Bytes sent, 0 Bytes received"):
         assert said in page
     for absent in ("nothing", RUNNING[:8], "", "%2e%2e", "%3Cscript%3E"):
         assert client.get(f"/jobs/{absent}").status_code == 404

@@ -66,13 +66,9 @@ def _imported(name: str) -> Any:
 
 
 app = typer.Typer(
-    cls=_Commands,
-    help="Train one model across organisations that may not pool their data.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-)
+    cls=_Commands, help="Train one model across organisations that may not pool their data.",
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
+)  # fmt: skip
 
 
 def _show_version(wanted: bool) -> None:

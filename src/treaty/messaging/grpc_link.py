@@ -13,6 +13,7 @@ from treaty.errors import LocalProtocolError, PeerError, PeerLost, PeerProtocolE
 from treaty.messaging import grpc_wire as wire
 from treaty.messaging.certificates import Identity, fingerprint
 from treaty.messaging.exchanges import differences
+from treaty.messaging.grpc_wire import grpc
 from treaty.messaging.messages import clean
 
 RETRY_PAUSE = 0.25
@@ -28,11 +29,11 @@ RESEND_LIMIT = 10
 _CLOSE_TIMEOUT = 5.0
 
 _REFUSALS = (
-    wire.grpc.StatusCode.UNAUTHENTICATED,
-    wire.grpc.StatusCode.PERMISSION_DENIED,
-    wire.grpc.StatusCode.FAILED_PRECONDITION,
-    wire.grpc.StatusCode.INVALID_ARGUMENT,
-    wire.grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.UNIMPLEMENTED,
 )
 
 _HUNG_UP = ("socket closed", "connection reset", "broken pipe", "handshake failed")
@@ -101,14 +102,14 @@ class PeerLink:
         self._number = 0
         self._sending = threading.Lock()
         self._ended = threading.Event()  # lost or closed
-        credentials = wire.grpc.ssl_channel_credentials(
+        credentials = grpc.ssl_channel_credentials(
             root_certificates=pinned.public_bytes(Encoding.PEM),
             private_key=identity.key,
             certificate_chain=identity.certificate,
         )
         # Two connections: on one, pings would queue behind frames and a slow link would look dead.
         self._channels = [
-            wire.grpc.secure_channel(address, credentials, [*_DIAL, ("grpc.ssl_target_name_override", peer), *ping])
+            grpc.secure_channel(address, credentials, [*_DIAL, ("grpc.ssl_target_name_override", peer), *ping])
             for ping in (wire.ping_options(pings.time, pings.timeout), wire.ping_options(pings.time))
         ]
         self._watch_call = self._channels[0].unary_stream(wire.WATCH)
@@ -143,7 +144,7 @@ class PeerLink:
                     return
                 code, details = failed
                 self._raise_if_refused(code, details)
-                if code is wire.grpc.StatusCode.DEADLINE_EXCEEDED:
+                if code is grpc.StatusCode.DEADLINE_EXCEEDED:
                     raise self._not_taken(timeout, trouble)
                 trouble, attempts = details, attempts + 1
                 # a refused attempt fails before its time is looked at
@@ -173,7 +174,7 @@ class PeerLink:
 
     def _ready(self, state: Any) -> None:
         """Stop watching the connection for frames once it stands; grpc polls it five times a second until then."""
-        if state is wire.grpc.ChannelConnectivity.READY:
+        if state is grpc.ChannelConnectivity.READY:
             self._channels[1].unsubscribe(self._ready)
 
     def _hopeless(self, attempts: int, failing_since: float) -> bool:
@@ -201,7 +202,7 @@ class PeerLink:
             else:
                 # If an interrupt ends the waiting, a `future` still ends; without it, the feeding thread would stay.
                 self._deliver_call.future(wire.chunks(announcement, frame), timeout=timeout).result()
-        except wire.grpc.RpcError as error:
+        except grpc.RpcError as error:
             return _outcome(error)
         return None
 
@@ -236,7 +237,7 @@ class PeerLink:
                 self._take_notice(data)
                 if self._ended.is_set():
                     break
-        except wire.grpc.RpcError as error:
+        except grpc.RpcError as error:
             self._explain(*_outcome(error))
         finally:
             patience.cancel()
@@ -276,7 +277,7 @@ class PeerLink:
 
     def _explain(self, code: Any, details: str) -> None:
         """Describe a failed attempt to dial, and note whether waiting may help: it may once the peer has answered."""
-        if code is wire.grpc.StatusCode.CANCELLED:
+        if code is grpc.StatusCode.CANCELLED:
             return  # by ourselves; the trouble is already noted
         lower = details.lower()
         where = f"{self.peer} at {self._address}"
@@ -306,7 +307,7 @@ class PeerLink:
             self.refused_since = time.monotonic()
 
     def _raise_if_refused(self, code: Any, details: str) -> None:
-        if code is wire.grpc.StatusCode.OUT_OF_RANGE:
+        if code is grpc.StatusCode.OUT_OF_RANGE:
             raise LocalProtocolError(f"{self.peer} refused a message: {details}")
         if code in _REFUSALS:
             raise PeerProtocolError(self.peer, f"{self.peer} refused a message: {details}")

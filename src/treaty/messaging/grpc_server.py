@@ -14,6 +14,7 @@ from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging import grpc_wire as wire
 from treaty.messaging.certificates import Identity
 from treaty.messaging.channel import Arrival, Credit, Inbox
+from treaty.messaging.grpc_wire import grpc
 from treaty.messaging.messages import Frame, clean
 
 # seconds a delivery waits for an earlier, broken one of the same sender to be noticed
@@ -71,15 +72,15 @@ class Server:
         self._lock = threading.Lock()
         self._closing = False
         self._threads = wire.DaemonThreads()
-        self._server = wire.grpc.server(
+        self._server = grpc.server(
             self._threads,
             handlers=[
-                wire.grpc.method_handlers_generic_handler(
+                grpc.method_handlers_generic_handler(
                     wire.SERVICE,
                     {
-                        "Watch": wire.grpc.unary_stream_rpc_method_handler(self._watch),
-                        "Deliver": wire.grpc.stream_unary_rpc_method_handler(self._deliver),
-                        "Post": wire.grpc.unary_unary_rpc_method_handler(self._post),
+                        "Watch": grpc.unary_stream_rpc_method_handler(self._watch),
+                        "Deliver": grpc.stream_unary_rpc_method_handler(self._deliver),
+                        "Post": grpc.unary_unary_rpc_method_handler(self._post),
                     },
                 )
             ],
@@ -92,7 +93,7 @@ class Server:
                 *wire.limiting_options(len(pinned)),
             ],
         )
-        credentials = wire.grpc.ssl_server_credentials(
+        credentials = grpc.ssl_server_credentials(
             [(identity.key, identity.certificate)],
             root_certificates=b"".join(c.public_bytes(Encoding.PEM) for c in pinned.values()),
             require_client_auth=True,
@@ -141,7 +142,7 @@ class Server:
         with self._call(context) as peer:
             try:
                 first = next(requests, b"")
-            except wire.grpc.RpcError:  # the connection broke
+            except grpc.RpcError:  # the connection broke
                 return b""
             return self._take(peer, _decoded(first, wire.Announcement, context), requests, context)
 
@@ -160,9 +161,7 @@ class Server:
             many = sender.calls > wire.CALLS
         try:
             if many:
-                context.abort(
-                    wire.grpc.StatusCode.RESOURCE_EXHAUSTED, f"{peer} has {wire.CALLS} calls under way already"
-                )
+                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{peer} has {wire.CALLS} calls under way already")
             yield peer
         finally:
             with self._lock:
@@ -173,7 +172,7 @@ class Server:
         self._check(peer, announced.introduction, context)
         sender = self._senders[peer]
         if not sender.turn.acquire(timeout=_TURN_TIMEOUT):
-            context.abort(wire.grpc.StatusCode.UNAVAILABLE, "an earlier delivery is still under way")
+            context.abort(grpc.StatusCode.UNAVAILABLE, "an earlier delivery is still under way")
         try:
             # the frame came through, its answer did not: the sender repeats it
             if announced.number <= sender.last:
@@ -181,7 +180,7 @@ class Server:
             # a frame that could never fit is an offence, not a wait
             refused = self._credit.refusal(peer, announced.size)
             if refused is not None:
-                self._offence(peer, wire.grpc.StatusCode.OUT_OF_RANGE, refused, context)
+                self._offence(peer, grpc.StatusCode.OUT_OF_RANGE, refused, context)
             if not self._credit.take(peer, announced.size, context.is_active):
                 return b""
             frame = None
@@ -209,7 +208,7 @@ class Server:
                 self._owner_by_pem[pem] = owner
         # TLS admits only pinned certificates; this check does not rely on it
         if owner is None:
-            context.abort(wire.grpc.StatusCode.UNAUTHENTICATED, "the certificate presented is not pinned here")
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "the certificate presented is not pinned here")
             raise AssertionError("abort raises")
         return owner
 
@@ -219,19 +218,19 @@ class Server:
             claimed = clean(introduction.sender, 60)
             self._offence(
                 owner,
-                wire.grpc.StatusCode.UNAUTHENTICATED,
+                grpc.StatusCode.UNAUTHENTICATED,
                 f"expected {owner} to call itself so, got {claimed!r} under the certificate of {owner}",
                 context,
             )
         if introduction.version != wire.VERSION:
             context.abort(
-                wire.grpc.StatusCode.FAILED_PRECONDITION,
+                grpc.StatusCode.FAILED_PRECONDITION,
                 f"expected transport version {wire.VERSION}, got {introduction.version}; "
                 "install the same release everywhere",
             )
         if introduction.job != self._job:
             context.abort(
-                wire.grpc.StatusCode.FAILED_PRECONDITION,
+                grpc.StatusCode.FAILED_PRECONDITION,
                 "expected a connection for this job, got one for another: its first line was changed on the way",
             )
         sender = self._senders[owner]
@@ -241,7 +240,7 @@ class Server:
             known = sender.incarnation == introduction.incarnation
         if not known:
             context.abort(
-                wire.grpc.StatusCode.FAILED_PRECONDITION,
+                grpc.StatusCode.FAILED_PRECONDITION,
                 f"{self._name} has already talked to another process of {owner}; restart the job",
             )
 
@@ -260,7 +259,7 @@ def _decoded(data: bytes, kind: type[Any], context: Any) -> Any:
     try:
         return wire.decode(data, kind)
     except ValueError as error:
-        context.abort(wire.grpc.StatusCode.INVALID_ARGUMENT, f"expected {kind.__name__}: {clean(str(error))}")
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"expected {kind.__name__}: {clean(str(error))}")
 
 
 def _gather(pieces: Iterable[Frame], size: int, context: Any) -> Frame | None:
@@ -277,11 +276,11 @@ def _gather(pieces: Iterable[Frame], size: int, context: Any) -> Frame | None:
     try:
         for chunk in pieces:
             if filled + len(chunk) > size:
-                context.abort(wire.grpc.StatusCode.INVALID_ARGUMENT, f"expected {size} bytes, got more")
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"expected {size} bytes, got more")
             buffer[filled : filled + len(chunk)] = chunk
             filled += len(chunk)
-    except wire.grpc.RpcError:  # the connection broke
+    except grpc.RpcError:  # the connection broke
         return None
     if filled < size:
-        context.abort(wire.grpc.StatusCode.DATA_LOSS, f"expected {size} bytes, got {filled}")
+        context.abort(grpc.StatusCode.DATA_LOSS, f"expected {size} bytes, got {filled}")
     return buffer.toreadonly()

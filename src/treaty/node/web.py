@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import math
 import socket
 import threading
 import time
@@ -60,19 +59,11 @@ def page_template() -> tuple[Template, str]:
     environment = templates("treaty.node")
     environment.filters |= {
         "path": lambda id: quote(id, safe=""),
-        "size": _size,
         "utc": lambda seconds, form: time.strftime(form, time.gmtime(seconds)),
     }
     style = "\n".join(environment.get_template(name).render() for name in ("base.css", "node.css"))
     environment.globals |= {"style": Markup(style), "looks": _LOOKS, "final": FINAL}  # noqa: S704 - our own files
     return environment.get_template("node.html"), style
-
-
-def _size(count: float) -> str:
-    if count < 1000:
-        return f"{count} bytes"
-    power = min(int(math.log10(count)) // 3, 4)
-    return f"{count / 1000**power:.3g} {('kB', 'MB', 'GB', 'TB')[power - 1]}"
 
 
 def app(

@@ -43,12 +43,10 @@ def shared_terms(job: Job, name: str, roles: Roles, verb: str) -> dict[str, str]
     split, only owners have eval tables.
     """
     align = job.align
-    if align is None:
-        rules = "none"
-    else:
-        rules = (
-            f"on_duplicate {align.on_duplicate!r}, normalise {list(align.normalise)}, text {str(align.text).lower()}"
-        )
+    rules = "none"
+    if align is not None:
+        rules = f"on_duplicate {align.on_duplicate!r}, normalise {list(align.normalise)}"
+        rules += f", text {str(align.text).lower()}"
     places = {who: " of ".join(filter(None, (member.role, member.edge))) for who, member in job.parties.items()}
     terms = {
         "version of Treaty": version("treaty-learn"),

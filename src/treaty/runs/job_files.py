@@ -35,13 +35,9 @@ _PATHS_OF_MEMBER = ("certificate", "key", "table", "predict_table", "noisy_label
 Places = Mapping[str, tuple[type[msgspec.Struct], Sequence[str]]]
 
 _WORDS = {
-    "`str`": "text",
-    "`int`": "a whole number",
-    "`float`": "a number",
-    "`bool`": "true or false",
-    "`array`": "a list",
-    "`object`": "a table",
-}
+    "`str`": "text", "`int`": "a whole number", "`float`": "a number", "`bool`": "true or false",
+    "`array`": "a list", "`object`": "a table",
+}  # fmt: skip
 
 
 def struct_of(where: str, raw: Any, kind: Any, places: Places, ready: Mapping[str, Any]) -> Any:
