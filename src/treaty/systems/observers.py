@@ -287,11 +287,15 @@ class Recording(Observer):
             case SumsOpened():
                 self._note_sums(event)
             case SidesLearned(owner, rows, left):
-                self.note_sides(owner, rows.copy(), left.copy())
+                if self._fits(rows.nbytes + left.nbytes):
+                    self.sides.setdefault(owner, []).append((rows.copy(), left.copy()))
             case TreeOpened(asked, left, bins):
-                self.note_tree(asked, left, bins)
+                self.bins = bins
+                if self._fits(left.nbytes + sum(sums.nbytes for sums in asked.values())):
+                    self.trees.append((asked, left))
             case VectorGiven(values):
-                self.note_given(values)
+                if self._fits(8 * values.size):
+                    self.given.append(values.astype(np.int64))
 
     def _note_sums(self, opened: SumsOpened) -> None:
         """Note the nodes asked about, and their siblings, whose sums are their parents' less these."""
@@ -305,28 +309,10 @@ class Recording(Observer):
         for (first, last), sums in zip(pairwise(starts), both, strict=True):
             grads, hesses = map(np.atleast_2d, self._gradients)
             for k, of in enumerate(zip(grads, hesses, strict=True)):
-                self.note_node(owner, OpenedNode(members[first:last].copy(), *of, of_output(sums, k)))
-
-    def note_node(self, owner: str, node: OpenedNode) -> None:
-        """Note the opened sums of a node, without the gradients that all nodes of a tree share."""
-        if self._fits(node.rows.nbytes + node.sums.nbytes):
-            self.nodes[owner].append(node)
-
-    def note_sides(self, owner: str, rows: Int32s, left: Flags) -> None:
-        """Note which rows go left at a split."""
-        if self._fits(rows.nbytes + left.nbytes):
-            self.sides.setdefault(owner, []).append((rows, left))
-
-    def note_tree(self, asked: dict[int, Integers], left: Int32s, bins: Bins) -> None:
-        """Note a tree's opened sums by node."""
-        self.bins = bins
-        if self._fits(left.nbytes + sum(sums.nbytes for sums in asked.values())):
-            self.trees.append((asked, left))
-
-    def note_given(self, values: Integers) -> None:
-        """Note a vector that is about to be masked."""
-        if self._fits(8 * values.size):
-            self.given.append(values.astype(np.int64))
+                node = OpenedNode(members[first:last].copy(), *of, of_output(sums, k))
+                # without the gradients, which all nodes of a tree share
+                if self._fits(node.rows.nbytes + node.sums.nbytes):
+                    self.nodes[owner].append(node)
 
     def _fits(self, nbytes: int) -> bool:
         self.room -= nbytes

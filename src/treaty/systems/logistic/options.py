@@ -11,17 +11,7 @@ import msgspec
 from treaty.data.binning import MOST_BINS
 from treaty.errors import ConfigError
 from treaty.statistics import Monotone
-from treaty.systems.options import (
-    AtLeastOne,
-    CommonOptions,
-    KeyBits,
-    NotNegative,
-    Positive,
-    Seed,
-    SystemOptions,
-    TestKeyBits,
-    check_test_key,
-)
+from treaty.systems import options
 
 # Most `fractional_bits` under the lattice map
 LATTICE_FRACTION = 40
@@ -34,7 +24,7 @@ SHARE_OF_BIN, FEWEST_OF_BIN = 0.02, 20
 OF_SCORECARDS = ("base_score", "base_odds", "round_points", "max_bin", "min_bin_rows", "monotone")
 
 
-class RegressionOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class RegressionOptions(options.CommonOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Options that regressions have in every system.
 
     `treaty.LogisticRegression` documents all of them but `family`; docs/options.md has them in a table.
@@ -50,26 +40,26 @@ class RegressionOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, 
 
     family: Literal["logistic", "multiclass", "linear", "poisson"] = "logistic"
     standard_errors: bool = False
-    max_iter: AtLeastOne | None = None
-    batch_size: AtLeastOne | None = None
-    learning_rate: Positive | None = None
-    tol: NotNegative = 1e-5
-    l2: NotNegative = 0.0
-    memory: AtLeastOne = 5
-    period: AtLeastOne = 4
-    hessian_batch_size: AtLeastOne | None = None
+    max_iter: options.AtLeastOne | None = None
+    batch_size: options.AtLeastOne | None = None
+    learning_rate: options.Positive | None = None
+    tol: options.NotNegative = 1e-5
+    l2: options.NotNegative = 0.0
+    memory: options.AtLeastOne = 5
+    period: options.AtLeastOne = 4
+    hessian_batch_size: options.AtLeastOne | None = None
     fractional_bits: Annotated[int, msgspec.Meta(ge=16, le=48)] = 32
     calibrate: bool = True
-    early_stopping_rounds: AtLeastOne | None = None
-    random_state: Seed | None = None
+    early_stopping_rounds: options.AtLeastOne | None = None
+    random_state: options.Seed | None = None
     missing: Literal["median", "raise", "drop"] | None = None
     reference: Literal["first"] | None = None
-    pdo: Positive | None = None
+    pdo: options.Positive | None = None
     base_score: float = 600.0
-    base_odds: Positive = 50.0
+    base_odds: options.Positive = 50.0
     round_points: bool = True
     max_bin: Annotated[int, msgspec.Meta(ge=2, le=MOST_BINS)] = 10
-    min_bin_rows: AtLeastOne | None = None
+    min_bin_rows: options.AtLeastOne | None = None
     monotone: Monotone = "auto"
 
     table: ClassVar[str] = "regression"
@@ -103,7 +93,7 @@ class RegressionOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, 
         """Whether labels are classes."""
         return self.family in ("logistic", "multiclass")
 
-    def check_eval_sets(self, own: SystemOptions) -> None:
+    def check_eval_sets(self, own: options.SystemOptions) -> None:
         """Refuse eval sets where no epoch has a loss of them, or where not every party shows its part of margins."""
         if not self.has_batches or self.pdo is not None:
             raise ConfigError(
@@ -123,7 +113,7 @@ class RegressionOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, 
         """Return how many rows a step is on, in a table of so many."""
         return min(self.batch_size or n_rows, n_rows) if self.has_batches else n_rows
 
-    def checked(self, own: SystemOptions) -> RegressionOptions:
+    def checked(self, own: options.SystemOptions) -> RegressionOptions:
         """Return these options; refuse a contradiction. What depends on the system is for its own `check`."""
         self._check_scorecard(own)
         size, batch_size = self.hessian_batch_size, self.batch_size or BATCH
@@ -146,7 +136,7 @@ class RegressionOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, 
         by_name = own.mode == "paper" or getattr(own, "solver", None) is not None or size is not None
         return msgspec.structs.replace(self, batch_size=batch_size) if by_name else self
 
-    def _check_scorecard(self, own: SystemOptions) -> None:
+    def _check_scorecard(self, own: options.SystemOptions) -> None:
         """Refuse options of a scorecard without `pdo`, and with it those that a scorecard does not have."""
         plain = RegressionOptions()
         if self.pdo is None:
@@ -165,13 +155,13 @@ class RegressionOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, 
 
 
 @dataclass(kw_only=True, repr=False)
-class FederatedRegression(SystemOptions):
+class FederatedRegression(options.SystemOptions):
     """Options of both federated systems of regression: a cipher, its key, and perhaps a coordinator."""
 
     coordinator: bool | None = None
     encryption: Literal["auto", "lattice", "ou", "paillier"] | None = None
-    key_bits: KeyBits | None = None
-    insecure_test_key_bits: TestKeyBits | None = None
+    key_bits: options.KeyBits | None = None
+    insecure_test_key_bits: options.TestKeyBits | None = None
     show_weights: bool = False
     show_eval_margins: bool = False
 
@@ -217,7 +207,7 @@ class FederatedRegression(SystemOptions):
             )
         if len(named) > 1:
             raise ConfigError("expected key_bits or insecure_test_key_bits, got both")
-        check_test_key(self)
+        options.check_test_key(self)
         if self.mode == "paper" and not common.has_batches:
             raise ConfigError(
                 "mode='paper' is the published logistic regression by mini-batches: it has no standard errors, and no "
