@@ -218,16 +218,10 @@ class Rounds:
     """
 
     def __init__(
-        self,
-        forest: Forest,
-        n_estimators: int,
-        *,
-        eval_sets: Sequence[EvalSet] = (),
-        early_stopping_rounds: int | None = None,
-        early_stopping_min_delta: float = 0.0,
-        metrics: Sequence[str] = (),
+        self, forest: Forest, n_estimators: int, *, eval_sets: Sequence[EvalSet] = (),
+        early_stopping_rounds: int | None = None, early_stopping_min_delta: float = 0.0, metrics: Sequence[str] = (),
         after_round: Callable[[int], None] = lambda rounds: None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.forest, self._n_estimators, self._eval_sets = forest, n_estimators, eval_sets
         self._patience, self._min_delta = early_stopping_rounds if eval_sets else None, early_stopping_min_delta
         self._metrics, self._after_round = metrics or [forest.objective.metric], after_round
@@ -338,20 +332,11 @@ class Boosting:
     """
 
     def __init__(
-        self,
-        y: Floats,
-        weight: Floats | None,
-        forest: Forest,
-        rules: SplitRules,
-        plan: BoostingPlan,
-        *,
-        base_margin: Floats | None = None,
-        eval_sets: Sequence[EvalSet] = (),
-        on_round: Callable[[RoundState], None] | None = None,
-        resume: RoundState | None = None,
-        earlier: tuple[Sequence[Tree], Int32s] | None = None,
-        threads: int = 1,
-    ) -> None:
+        self, y: Floats, weight: Floats | None, forest: Forest, rules: SplitRules, plan: BoostingPlan, *,
+        base_margin: Floats | None = None, eval_sets: Sequence[EvalSet] = (),
+        on_round: Callable[[RoundState], None] | None = None, resume: RoundState | None = None,
+        earlier: tuple[Sequence[Tree], Int32s] | None = None, threads: int = 1,
+    ) -> None:  # fmt: skip
         forest.objective.check_sums(len(y))
         self.y, self.weight, self.forest, self.rules, self.plan, self.threads = y, weight, forest, rules, plan, threads
         self.rng = np.random.default_rng(plan.random_state)

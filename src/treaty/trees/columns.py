@@ -78,14 +78,9 @@ class ColumnSource:
     """
 
     def __init__(
-        self,
-        codes: Codes,
-        offsets: Int32s,
-        categorical: Flags,
-        record: Callable[[int, Flags], int],
-        threads: int = 1,
+        self, codes: Codes, offsets: Int32s, categorical: Flags, record: Callable[[int, Flags], int], threads: int = 1,
         histograms: MakeSums | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._given, self.codes, self._elsewhere = codes, contiguous(codes), histograms
         self.offsets, self.categorical, self.record, self._threads = offsets, categorical, record, threads
 
@@ -194,16 +189,9 @@ class SplitSearch:
     """
 
     def __init__(
-        self,
-        sources: Sequence[SumsSource],
-        sample: TreeSample,
-        rules: SplitRules,
-        threads: int = 1,
-        *,
-        own: int | None = None,
-        alone: bool = False,
-        may_show: MayShow | None = None,
-    ) -> None:
+        self, sources: Sequence[SumsSource], sample: TreeSample, rules: SplitRules, threads: int = 1, *,
+        own: int | None = None, alone: bool = False, may_show: MayShow | None = None,
+    ) -> None:  # fmt: skip
         self.sample, self.rules, self.threads, self.own = sample, rules, threads, own
         self.shown = ShownNodes(may_show, sampled=sample.rows is not None)
         self.sources = {k: source for k, source in enumerate(sources) if not alone or k == own}

@@ -341,14 +341,9 @@ def whole_numbers(sums: Floats) -> Integers:
 
 
 def bin_sums(
-    columns: Integers,
-    slots: Int32s,
-    counts: Int32s,
-    totals: Integers,
-    features: Int32s,
-    offsets: Int32s,
+    columns: Integers, slots: Int32s, counts: Int32s, totals: Integers, features: Int32s, offsets: Int32s,
     categorical: Flags,
-) -> Integers:
+) -> Integers:  # fmt: skip
     """Return the sums of all bins of a node, int64 (slots, 3), from those of its candidates.
 
     `columns` (2, columns) are sums of grad and of hess of the candidates in `slots`, `counts` (slots,) the rows of all

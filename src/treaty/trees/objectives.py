@@ -80,18 +80,10 @@ def loss_class(name: str | None) -> type[Objective]:
 
 
 def make_objective(
-    name: str,
-    y: Floats,
-    weight: Floats | None,
-    *,
-    n_classes: int = 2,
-    base_score: float | None = 0.5,
-    start: Sequence[float] | None = None,
-    fractional_bits: int = 16,
-    epsilon: float | None = None,
-    base_margin: Floats | None = None,
-    **own: Any,
-) -> Objective:
+    name: str, y: Floats, weight: Floats | None, *, n_classes: int = 2, base_score: float | None = 0.5,
+    start: Sequence[float] | None = None, fractional_bits: int = 16, epsilon: float | None = None,
+    base_margin: Floats | None = None, **own: Any,
+) -> Objective:  # fmt: skip
     """Return the loss of this name for these labels, with its public bounds; raise ConfigError as `check` does.
 
     A `base_score` of None is estimated from the labels, unless a `start` is given. `epsilon` is that of the randomised

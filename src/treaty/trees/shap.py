@@ -33,17 +33,9 @@ EMPTY = -80
 
 
 def contributions(
-    trees: Sequence[Tree],
-    base: Integers,
-    packed: Bytes,
-    features: Int32s,
-    *,
-    n_rows: int,
-    n_features: int,
-    n_outputs: int,
-    base_margins: Floats,
-    threads: int = 1,
-) -> Floats:
+    trees: Sequence[Tree], base: Integers, packed: Bytes, features: Int32s, *, n_rows: int, n_features: int,
+    n_outputs: int, base_margins: Floats, threads: int = 1,
+) -> Floats:  # fmt: skip
     """Return what each feature adds to each row's margin, float64 (n_outputs, n_rows, n_features + 1).
 
     `packed` and `base` are as in `ensemble.margins_from_bits`, `base_margins`, (n_outputs,), are those of the loss;

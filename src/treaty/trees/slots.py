@@ -151,15 +151,9 @@ class SlotTree:
     """
 
     def __init__(
-        self,
-        rules: SplitRules,
-        cells: Cells,
-        columns: Int32s,
-        categorical: Flags,
-        record: Callable[[int, Flags], int],
-        threads: int = 1,
-        note: Callable[[int, Integers], None] | None = None,
-    ) -> None:
+        self, rules: SplitRules, cells: Cells, columns: Int32s, categorical: Flags, record: Callable[[int, Flags], int],
+        threads: int = 1, note: Callable[[int, Integers], None] | None = None,
+    ) -> None:  # fmt: skip
         self._rules, self._cells, self._columns = rules, cells, columns
         self._categorical, self._record, self._threads, self._note = categorical, record, threads, note
         self._growth: Growth | None = None
@@ -259,15 +253,9 @@ class RowShard:
     """
 
     def __init__(
-        self,
-        codes: Codes,
-        offsets: Int32s,
-        y: Floats,
-        weight: Floats | None,
-        objective: Objective,
-        threads: int = 1,
+        self, codes: Codes, offsets: Int32s, y: Floats, weight: Floats | None, objective: Objective, threads: int = 1,
         histograms: Callable[[int], BinSums] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._histograms = histograms
         self.margins = np.full((objective.n_outputs, len(y)), objective.base_margins[:, None])
         self.clipped = 0

@@ -285,17 +285,9 @@ def _numbers_of(rules: SplitRules) -> tuple[Floats, Floats, int, float]:
 
 
 def scan(
-    sums: Integers,
-    totals: Integers,
-    features: Int32s,
-    offsets: Int32s,
-    categorical: Flags,
-    rules: SplitRules,
-    *,
-    limits: NodeConstraints | None = None,
-    source: int = 0,
-    threads: int = 1,
-) -> Splits:
+    sums: Integers, totals: Integers, features: Int32s, offsets: Int32s, categorical: Flags, rules: SplitRules, *,
+    limits: NodeConstraints | None = None, source: int = 0, threads: int = 1,
+) -> Splits:  # fmt: skip
     """Scan one source's sums (n_nodes, slots, 3) for the best split of each node among `features`, ascending.
 
     `limits` are the nodes' where rules have constraints; `source` is written into the result.

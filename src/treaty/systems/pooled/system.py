@@ -52,12 +52,9 @@ from treaty.trees.objectives import Objective, check_metrics, loss_class, make_o
 
 
 def objective_for(
-    data: LabelledRows,
-    classes: list[Category] | None,
-    options: SystemOptions,
-    common: BoostingOptions,
+    data: LabelledRows, classes: list[Category] | None, options: SystemOptions, common: BoostingOptions,
     start: Sequence[float] | None = None,
-) -> Objective:
+) -> Objective:  # fmt: skip
     """Choose the loss for a party's labels; if other parties hold rows, too, `start` is estimated from all of them."""
     # estimating the base score would spend epsilon where gradients carry noise
     if common.base_score is None and options.adds_noise:
@@ -67,14 +64,9 @@ def objective_for(
 
 
 def loss_of(
-    y: NDArray[np.float64],
-    weight: NDArray[np.float64] | None,
-    n_classes: int | None,
-    epsilon: float | None,
-    common: BoostingOptions,
-    start: Sequence[float] | None = None,
-    base_margin: NDArray[np.float64] | None = None,
-) -> Objective:
+    y: NDArray[np.float64], weight: NDArray[np.float64] | None, n_classes: int | None, epsilon: float | None,
+    common: BoostingOptions, start: Sequence[float] | None = None, base_margin: NDArray[np.float64] | None = None,
+) -> Objective:  # fmt: skip
     """Choose the loss: without classes (None) the objective, logistic for two classes, softmax for more.
 
     `epsilon` is that of labels that were randomised once, None of others.
@@ -159,13 +151,9 @@ def check_margins(margins: Any, whose: str, n_rows: int, n_outputs: int) -> NDAr
 
 
 def noisy_labels(
-    path: str | os.PathLike[str],
-    y: NDArray[np.float64],
-    classes: list[Category] | None,
-    options: SystemOptions,
-    ledger: Ledger,
-    job: str,
-) -> NDArray[np.float64]:
+    path: str | os.PathLike[str], y: NDArray[np.float64], classes: list[Category] | None, options: SystemOptions,
+    ledger: Ledger, job: str,
+) -> NDArray[np.float64]:  # fmt: skip
     """Return the labels that `label_rr` trains on: those kept at `path`, or else randomised now and kept there.
 
     `ledger` belongs to the party with the labels. Training again on the same noisy labels costs nothing more. Raises
@@ -333,13 +321,9 @@ def watched(rows: LabelledRows, splits: SplitTable, threads: int) -> EvalSet:
 
 
 def why_no_split(
-    forest: Forest,
-    common: BoostingOptions,
-    rows: Sequence[LabelledRows],
-    tables: Iterable[Table] | None,
-    *,
+    forest: Forest, common: BoostingOptions, rows: Sequence[LabelledRows], tables: Iterable[Table] | None, *,
     noise: bool = False,
-) -> str:
+) -> str:  # fmt: skip
     """Return a sentence with the first option or column that allows no split; empty if a tree has one.
 
     `rows` have labels and weights of the training. `tables` have all columns of these rows; None if other parties hold

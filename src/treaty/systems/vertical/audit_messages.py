@@ -184,14 +184,9 @@ class ReceivedTrees:
     """
 
     def __init__(
-        self,
-        header: PassiveHeader,
-        parts: Iterator[Message],
-        opener: DisclosedLattice | DisclosedKey,
-        blind: bool,
-        first: int,
-        width: int,
-    ) -> None:
+        self, header: PassiveHeader, parts: Iterator[Message], opener: DisclosedLattice | DisclosedKey, blind: bool,
+        first: int, width: int,
+    ) -> None:  # fmt: skip
         self._header, self._parts, self._opener, self._blind = header, parts, opener, blind
         self._first, self._width = first, width
         self._sent = Sent(header.job, header.number, header.active, header.party, header.setup)

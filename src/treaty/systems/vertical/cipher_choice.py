@@ -153,15 +153,9 @@ class Choice:
 
 
 def choose_cipher(
-    party: Party,
-    options: CipherOptions,
-    common: BoostingOptions,
-    job: JobSize,
-    offsets: Mapping[str, NDArray[np.int32]],
-    store: HintStore,
-    *,
-    one_node: bool = False,
-) -> Choice:
+    party: Party, options: CipherOptions, common: BoostingOptions, job: JobSize,
+    offsets: Mapping[str, NDArray[np.int32]], store: HintStore, *, one_node: bool = False,
+) -> Choice:  # fmt: skip
     """Take the cipher the job names; under "auto" measure the links and go by the estimates.
 
     `offsets` are the first slots of every passive party's features; with `one_node` vectors are not about more.
@@ -198,12 +192,9 @@ def choose_cipher(
 
 
 def best_nodes(
-    job: JobSize,
-    offsets: Mapping[str, NDArray[np.int32]],
-    links: Mapping[str, Link],
-    store: HintStore,
+    job: JobSize, offsets: Mapping[str, NDArray[np.int32]], links: Mapping[str, Link], store: HintStore,
     counts: Sequence[int] = (1, 2),
-) -> tuple[int, Estimate, bool]:
+) -> tuple[int, Estimate, bool]:  # fmt: skip
     """Return how many nodes a vector is about where trees take the least time, the estimate, and if hints are kept."""
     found: list[tuple[int, Estimate, bool]] = []
     for nodes in counts:
@@ -269,15 +260,9 @@ def tell_cost_of_sealing(
 
 
 def beyond_lattice(
-    bounds: SumsBounds,
-    offsets: Mapping[str, NDArray[np.int32]],
-    trees: int,
-    rules: SplitRules,
-    *,
-    sealed: bool = False,
-    nodes: int = 1,
-    room: int = MOST_HINT_BYTES,
-) -> str:
+    bounds: SumsBounds, offsets: Mapping[str, NDArray[np.int32]], trees: int, rules: SplitRules, *,
+    sealed: bool = False, nodes: int = 1, room: int = MOST_HINT_BYTES,
+) -> str:  # fmt: skip
     """Return why the lattice map does not hold a job of this size; empty if it does. `room` is for hints, in bytes."""
     try:
         parameters = sums_parameters(bounds, sealed, nodes)

@@ -190,14 +190,9 @@ def expected_share(codes: Codes, common: BoostingOptions, trees_a_round: int = 1
 
 
 def expected_sides(
-    codes: Codes,
-    ciphers: CipherOptions,
-    common: BoostingOptions,
-    trees_a_round: int,
-    owners: int,
-    *,
+    codes: Codes, ciphers: CipherOptions, common: BoostingOptions, trees_a_round: int, owners: int, *,
     decided: bool = False,
-) -> float:
+) -> float:  # fmt: skip
     """Return roughly the share of bins that sides of splits are expected to reveal; `codes` as in `expected_share`.
 
     An open cipher counts as the lattice map. With `decided` for rows that the model is applied to: the active party

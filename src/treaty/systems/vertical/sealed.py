@@ -140,14 +140,9 @@ def places_of(bounds: SumsBounds) -> sealed_sums.Places:
 
 
 def find_best(
-    end: SealedEnd,
-    parts: Wide,
-    parents: Int32s,
-    before: Wide | None,
-    candidates: Candidates,
-    known: sealed_sums.Known,
+    end: SealedEnd, parts: Wide, parents: Int32s, before: Wide | None, candidates: Candidates, known: sealed_sums.Known,
     groups: ColumnGroups | None = None,
-) -> Steps[LevelResult]:
+) -> Steps[LevelResult]:  # fmt: skip
     """Find each node's best entry among the candidates and those that the active party knows, as far as `groups` allow.
 
     `parts`, uint64 (asked, slots, 4), are fields' shares of the nodes asked about, `before` those of the last level's

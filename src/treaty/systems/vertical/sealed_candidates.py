@@ -196,12 +196,9 @@ class GroupsLeft:
 
 
 def share_groups(
-    party: Party,
-    peers: Mapping[str, int],
-    counts: Callable[[str], tuple[int, int]],
-    within: Bits,
+    party: Party, peers: Mapping[str, int], counts: Callable[[str], tuple[int, int]], within: Bits,
     ours: Sequence[Flags],
-) -> dict[str, ColumnGroups]:
+) -> dict[str, ColumnGroups]:  # fmt: skip
     """Take passive parties' shares of groups; return the active party's part for each of them.
 
     `peers` are those of the chain, with their numbers of columns in the tree. ``counts(peer)`` are own entries before
