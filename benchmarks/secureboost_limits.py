@@ -182,7 +182,7 @@ def run(setting: Setting) -> dict[str, Measured]:
             n_jobs=setting.n_jobs,
         )
         path = folder / "job.json"
-        path.write_bytes(processes._completed(job, folder).encoded())
+        path.write_bytes(processes._completed(job).encoded())
         compile_kernels()  # once, not in all processes at the same time
         started = {
             party: subprocess.Popen([sys.executable, __file__, "--as", party, str(path)], stdout=subprocess.PIPE)

@@ -22,7 +22,7 @@ from treaty.messaging.transcript import Transcript
 from treaty.models.trees import predict_pooled
 from treaty.runs.threads import play
 from treaty.systems.fedxgb import prediction as secpred
-from treaty.systems.fedxgb.messages import Attendance, ValueShares
+from treaty.systems.fedxgb.messages import Attendance, PredictionTerms, QueriesLeft, RowsTaken, ValueShares
 from treaty.systems.fedxgb.pieces import (
     ComparedShares,
     PieceForm,
@@ -206,7 +206,7 @@ def test_who_announces_more_rows_than_are_allowed_is_left_out_before_they_come()
         for edge in EDGES:
             party.send(edge, RowShares(Array.of(np.zeros((1, layout(part).columns, 2), np.uint64)), MOST_ROWS))
         with suppress(PeerError):
-            for kind in (secpred.PredictionTerms, secpred.QueriesLeft, secpred.RowsTaken):
+            for kind in (PredictionTerms, QueriesLeft, RowsTaken):
                 party.receive(EDGES[0], kind)
 
     began = time.monotonic()

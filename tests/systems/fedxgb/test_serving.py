@@ -34,6 +34,7 @@ from treaty.runs.prediction import serve_party, service_roles
 from treaty.runs.processes import free_ports
 from treaty.runs.report import FORMAT, Report, service_report_file
 from treaty.systems.fedxgb import prediction as secpred
+from treaty.systems.fedxgb.messages import PredictionTerms
 from treaty.systems.fedxgb.pieces import RowShares
 from treaty.systems.fedxgb.prediction import QueryRecord, queries_folder
 
@@ -223,7 +224,7 @@ def garbage(party: Party) -> None:
     """Send an array of no shape that anybody expects."""
     for edge in party.peers:
         party.send(edge, RowShares(secpred.Array.of(np.zeros((2, 2), np.int8)), 2))
-    party.receive("berlin", secpred.PredictionTerms)
+    party.receive("berlin", PredictionTerms)
 
 
 @pytest.mark.parametrize("wrong", [without_rows, garbage])

@@ -217,6 +217,7 @@ FREE_OF_BINS = frozenset({
     "min_split_loss", "min_child_weight", "max_delta_step", "max_cat_to_onehot", "category_sets", "subsample",
     "colsample_bytree", "goss", "top_rate", "other_rate", "fractional_bits", "early_stopping_rounds",
     "early_stopping_min_delta", "eval_metric", "allow_insecure", "monotone_constraints", "interaction_constraints",
+    "multi_strategy", "process_type",
 })  # fmt: skip
 
 

@@ -33,7 +33,16 @@ from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
 from treaty.systems.fedxgb import prediction as secpred
 from treaty.systems.fedxgb import secpred as crowd_routing
 from treaty.systems.fedxgb import shares as crowd_dealer
-from treaty.systems.fedxgb.messages import Attendance, LeafShares, RowOwners, SideShares, SplitShares, ValueShares
+from treaty.systems.fedxgb.messages import (
+    Attendance,
+    LeafShares,
+    PredictionTerms,
+    QueriesLeft,
+    RowOwners,
+    SideShares,
+    SplitShares,
+    ValueShares,
+)
 from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.pieces import RowShares
 from treaty.systems.fedxgb.prediction import QueryRecord
@@ -383,7 +392,7 @@ def test_numbers_that_are_no_bins_spoil_their_own_rows_alone():
         for edge in ("edge0", "edge1"):
             party.send(edge, RowShares(Array.of(rng.integers(0, 2**64, (2, layout(part).columns), np.uint64)), 2))
         for edge in ("edge0", "edge1"):
-            party.receive(edge, secpred.PredictionTerms, secpred.QueriesLeft)
+            party.receive(edge, PredictionTerms, QueriesLeft)
 
     played = play_prediction(part, tables, roles={"ben": lies}, **ADDITIVE)
     del tables["ben"]

@@ -20,7 +20,7 @@ from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart
 from treaty.runs.prediction import predict_hidden
 from treaty.systems.fedxgb import prediction as secpred
-from treaty.systems.fedxgb.messages import RowCounts
+from treaty.systems.fedxgb.messages import DealerTerms, PredictionTerms, QueriesLeft, RowCounts, RowsTaken, ValueShares
 from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.pieces import RowShares
 from treaty.systems.fedxgb.prediction import QueryRecord, queries_folder
@@ -105,12 +105,12 @@ def lying(part: ModelPart, rows: int) -> Callable[[Party], None]:
     def run(party: Party) -> None:
         for edge, own in zip(EDGES, shared, strict=True):
             party.send(edge, RowShares(Array.of(np.ascontiguousarray(own)), len(own)))
-        party.receive("edge0", secpred.PredictionTerms)
+        party.receive("edge0", PredictionTerms)
         for edge in EDGES:
-            party.receive(edge, secpred.QueriesLeft)
-            assert not party.receive(edge, secpred.RowsTaken).taken
+            party.receive(edge, QueriesLeft)
+            assert not party.receive(edge, RowsTaken).taken
         with pytest.raises(PeerLost, match="left"):  # nothing more is said to it
-            party.receive("edge0", secpred.ValueShares)
+            party.receive("edge0", ValueShares)
 
     return run
 
@@ -247,11 +247,11 @@ def test_counts_that_are_none_are_refused(count):
 )
 def test_terms_of_a_dealer_that_cannot_be_are_refused(change):
     right = {"model_id": "m", "n_bins": [3], "categorical": [True], "outputs": 1, "max_queries": 5}
-    sent = secpred.DealerTerms(**right, comparison="additive")
-    assert decode_body(encode(sent), secpred.DealerTerms, peer="server").n_bins == [3]
-    wrong = secpred.DealerTerms(**{**right, **change}, comparison="additive")
+    sent = DealerTerms(**right, comparison="additive")
+    assert decode_body(encode(sent), DealerTerms, peer="server").n_bins == [3]
+    wrong = DealerTerms(**{**right, **change}, comparison="additive")
     with pytest.raises(PeerProtocolError, match=next(iter(change))):
-        decode_body(encode(wrong), secpred.DealerTerms, peer="server")
+        decode_body(encode(wrong), DealerTerms, peer="server")
 
 
 # ---------------------------------------------------------------- what edge servers consent to
@@ -317,9 +317,7 @@ def test_predictions_carry_classes_and_links_of_the_model():
 def test_bounds_of_targets_and_weights_are_not_in_the_terms():
     part, new = trained("regression")
     played = play_prediction(part, shards(part, new.iloc[:14]), record_content=True)
-    (told,) = [
-        e.message(secpred.PredictionTerms) for e in played.transcripts["ann"].entries if e.step == "PredictionTerms"
-    ]
+    (told,) = [e.message(PredictionTerms) for e in played.transcripts["ann"].entries if e.step == "PredictionTerms"]
     assert (told.objective.grad_clip, told.objective.weight_bound) == (1.0, 1.0)
     assert part.forest.objective.grad_clip > 1.0
     assert np.frombuffer(decode_body(part.bins, secpred.CommonBins, peer="x").clips.data) > 1.0

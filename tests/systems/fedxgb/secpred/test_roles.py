@@ -18,7 +18,7 @@ from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, load_part
 from treaty.systems.fedxgb import prediction as secpred
-from treaty.systems.fedxgb.messages import LeafShares, SplitShares, ValueShares
+from treaty.systems.fedxgb.messages import LeafShares, PredictionTerms, QueriesLeft, RowsTaken, SplitShares, ValueShares
 from treaty.systems.fedxgb.pieces import RowShares
 from treaty.systems.fedxgb.secpred import HiddenModel
 from treaty.systems.fedxgb.shares import SharedNumbers, setting_of
@@ -107,7 +107,7 @@ def says(*messages: Callable[[int], Message | None]) -> Callable[[Party], None]:
                 if made is not None:
                     party.send(edge, made)
         with suppress(PeerError):
-            for kind in (secpred.QueriesLeft, secpred.RowsTaken, ValueShares):
+            for kind in (QueriesLeft, RowsTaken, ValueShares):
                 party.receive(party.peers[-1], kind)
 
     return run
@@ -164,7 +164,7 @@ def test_others_get_theirs_when_a_user_shares_numbers_that_are(how):
         for edge, own in zip(party.peers, rows, strict=True):
             party.send(edge, RowShares(own, 2))
         for edge in party.peers:
-            party.receive(edge, secpred.PredictionTerms, secpred.QueriesLeft)
+            party.receive(edge, PredictionTerms, QueriesLeft)
 
     played = play_prediction(part, tables, roles={"ben": lies})
     del tables["ben"]
@@ -191,7 +191,7 @@ def test_a_lost_edge_server_ends_the_prediction():
     part, new = trained("binary")
 
     def dies(party: Party) -> None:
-        party.receive("server", secpred.PredictionTerms)
+        party.receive("server", PredictionTerms)
         party.channel.close()
 
     with pytest.raises(PeerLost, match="edge1"):
@@ -284,9 +284,7 @@ def test_one_edge_servers_view_is_uniform():
 def test_bounds_of_targets_are_not_passed_on():
     part, new = trained("regression")
     played = play_prediction(part, shards(part, new), record_content=True)
-    (told,) = [
-        e.message(secpred.PredictionTerms) for e in played.transcripts["ann"].entries if e.step == "PredictionTerms"
-    ]
+    (told,) = [e.message(PredictionTerms) for e in played.transcripts["ann"].entries if e.step == "PredictionTerms"]
     assert (told.bins.clips.shape, told.bins.weight_bound) == ((0,), 0.0)
     assert np.frombuffer(secpred.decode_body(part.bins, secpred.CommonBins, peer="x").clips.data) > 1.0
 
