@@ -73,7 +73,7 @@ def test_a_job_goes_from_submission_to_predictions_by_itself(made, tmp_path):
         assert "ok" in node.treaty("audit-log", "verify")
         assert "hung up" not in node.log()  # a start is nothing to warn of
         lines = [line.partition("Z ")[2] for line in node.treaty("logs", job).splitlines()]
-        assert [line for line in lines if "rounds" in line] == [f"{name}: {k} of 6 rounds" for k in range(7)]
+        assert [line for line in lines if " rounds" in line] == [f"{name}: {k} of 6 rounds" for k in range(7)]
         assert re.fullmatch(rf"{name}: done; [\d,]+ bytes sent to {other}, [\d,]+ received from it", lines[-1])
         (told,) = [line for line in node.treaty("audit-log", "show", "--job", again).splitlines() if "played" in line]
         sent, received = (int(re.search(rf'{way} {{"{other}": (\d+)}}', told)[1]) for way in ("sent", "received"))
