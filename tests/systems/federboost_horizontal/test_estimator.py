@@ -29,6 +29,7 @@ from treaty.runs import fit as runs
 from treaty.systems.federboost_horizontal import federboost_horizontal as by_row
 from treaty.systems.federboost_horizontal.system import SYSTEM
 from treaty.systems.federboost_horizontal.trees import TreeMember
+from treaty.systems.horizontal import quantiles
 from treaty.systems.horizontal.quantiles import shown_by_search
 from treaty.systems.options import SystemOptions, names_of
 from treaty.systems.pooled.options import BoostingOptions
@@ -75,7 +76,7 @@ def pooled_rows(rows):
 def seen(monkeypatch):
     """Return what later fits leave behind: the bins that were found, and every participant's part."""
     kept = {}
-    lead_search, train = by_row.lead_search, runs.train_in_threads
+    lead_search, train = quantiles.lead_search, runs.train_in_threads
 
     def searching(*arguments, **options):
         found = lead_search(*arguments, **options)
@@ -87,7 +88,7 @@ def seen(monkeypatch):
         kept["parts"] = played.results
         return played
 
-    monkeypatch.setattr(by_row, "lead_search", searching)
+    monkeypatch.setattr(quantiles, "lead_search", searching)
     monkeypatch.setattr(runs, "train_in_threads", training)
     return kept
 
@@ -643,7 +644,7 @@ def test_a_resumed_fit_grows_no_finished_round_again_and_searches_no_bins(monkey
             estimator("binary").fit(rows, checkpoint=tmp_path)
     grown, grow = [], by_row.grow_round
     monkeypatch.setattr(by_row, "grow_round", lambda *arguments: (grown.append(1), grow(*arguments))[1])
-    monkeypatch.delattr(by_row, "lead_search")
+    monkeypatch.delattr(quantiles, "lead_search")
     model = estimator("binary", n_estimators=6).fit(rows, checkpoint=tmp_path)
     assert len(grown) == 3
     assert model.n_iter_ == 6

@@ -295,10 +295,10 @@ def test_predict_warns_of_margins_beyond_the_range_of_the_taylor_loss(split, tmp
         model_id="", party="p0", schema=Schema((), ()), preparation=preparation_of(Table(Schema((), ()), [], 1)),
         coef=np.zeros(0), intercept=0.0, classes=["benign", "malignant"],
     )  # fmt: skip
-    monkeypatch.setattr(cli, "find_part", lambda job, name: part)
+    monkeypatch.setattr(cli.prediction, "find_part", lambda job, name: part)
     for scale in (3.9, 4.1):
         found = scale * np.array([-1.0, 0.5, 1.0])
-        monkeypatch.setattr(cli, "predict_party", lambda job, name, steps, found=found: (range(3), found))
+        monkeypatch.setattr(cli.prediction, "predict_party", lambda job, name, steps, found=found: (range(3), found))
         path = tmp_path / "job.toml"
         command = ["predict", str(path), "--as", "p0", "--output", str(tmp_path / "out.csv")]
         done = CliRunner().invoke(app, command, catch_exceptions=False)
