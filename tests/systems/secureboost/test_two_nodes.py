@@ -18,7 +18,7 @@ from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sums import lattice_sums
 from treaty.crypto.sums.lattice_sums import sums_parameters
 from treaty.systems.secureboost.options import SecureBoost
-from treaty.systems.vertical import cipher_choice, expected_sums
+from treaty.systems.vertical import cipher_choice
 
 OPEN_LATTICE = SecureBoost(encryption="lattice", sums="open", allow_exact_sums=True)
 
@@ -35,8 +35,7 @@ def two_nodes(monkeypatch):
     def two(job, offsets, links, store, counts=(1, 2)):
         return choosing(job, offsets, links, store, counts[-1:])
 
-    for module in (cipher_choice, expected_sums):
-        monkeypatch.setattr(module, "best_nodes", two)
+    monkeypatch.setattr(cipher_choice, "best_nodes", two)
     monkeypatch.setattr(lattice_sums.LatticeSumsClient, "query", watched)
     return asked
 
