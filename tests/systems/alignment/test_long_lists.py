@@ -23,7 +23,7 @@ from treaty.errors import CryptoError, DataError, PeerProtocolError
 from treaty.messaging.party import Party
 from treaty.privacy.ledger import RunLog
 from treaty.runs.threads import RunRecord, play, star
-from treaty.systems.alignment import alignment, ecdh, kkrt
+from treaty.systems.alignment import ecdh, kkrt
 from treaty.systems.alignment.alignment import Alignment, AlignmentOptions, align_active, align_passive
 from treaty.systems.alignment.ecdh import committed
 
@@ -38,8 +38,7 @@ HELD, FEW = 1 << 20, 20
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Short lists; a folder of temporary files of our own, in which no name is ever to be seen."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    for module in (alignment, ecdh):
-        monkeypatch.setattr(module, "SMALLEST", SMALLEST)
+    monkeypatch.setattr(ecdh, "SMALLEST", SMALLEST)
     yield tmp_path
     assert list(tmp_path.iterdir()) == []
     gc.collect()  # errors kept at the channels' ends hold on to the ids

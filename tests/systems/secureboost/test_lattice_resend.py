@@ -96,8 +96,7 @@ def wire(monkeypatch):
     """Watch what clinic delivers, and break the query in the midst or, once it is taken in, before it is answered."""
     wire, chunks, deliver = Wire(), grpc_link.wire.chunks, Server._deliver
     wire.break_within = wire.break_after = lambda: None
-    for module in (grpc_link, grpc_wire):  # so that a query goes out in pieces
-        monkeypatch.setattr(module, "CHUNK", 1 << 15)
+    monkeypatch.setattr(grpc_wire, "CHUNK", 1 << 15)  # so that a query goes out in pieces
 
     def sending(announcement, frame):
         pieces = list(chunks(announcement, frame))
