@@ -132,7 +132,7 @@ def ping_options(time: float, timeout: float = BULK_PING_TIMEOUT) -> list[tuple[
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.max_receive_message_length", 2 * CHUNK),
-        # a chunk in one frame of HTTP/2, not in 16: a tenth less time in trainings that send hundreds of megabytes
+        # a chunk in one frame of HTTP/2, not in 16
         ("grpc.http2.max_frame_size", WINDOW),
     ]
 
