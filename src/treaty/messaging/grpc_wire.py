@@ -16,6 +16,11 @@ Three methods, bytes in and out, no generated stubs:
 from __future__ import annotations
 
 import os
+
+# gRPC's C library reports every failed handshake and lost connection on standard error; we report them as
+# errors. It reads the variable when it is loaded, so this comes first; what the user has set stays.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -26,10 +31,6 @@ import grpc as grpc
 import msgspec
 
 from treaty.files import decoder_of
-
-# gRPC's C library reports every failed handshake and lost connection on standard error; we report them as
-# errors. It reads the variable when it is loaded, so this comes first; what the user has set stays.
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 SERVICE = "treaty.Mail"
 WATCH = f"/{SERVICE}/Watch"
