@@ -15,6 +15,7 @@ from treaty.messaging.messages import Array
 from treaty.models.trees import load_part
 from treaty.runs.job_files import load_job
 from treaty.runs.party import part_file
+from treaty.runs.report import learned_by
 from treaty.systems.vertical.prediction import DecideRequest, RowSets
 from treaty.trees.ensemble import SplitTable
 
@@ -286,3 +287,16 @@ def test_a_job_goes_on_from_the_parts_in_a_folder(tmp_path, monkeypatch):
     copies = {**dict.fromkeys(more.parties, more), "b": once}
     said = train_in_threads(monkeypatch, copies)
     assert any("earlier model" in of for of in said.values())
+
+
+def test_a_dealer_has_no_part_of_a_model_to_go_on_from(tmp_path, monkeypatch):
+    write_job(tmp_path, "fedxgboost-smm")
+    text = (tmp_path / "job.toml").read_text()
+    first = load_job(tmp_path / "job.toml")
+    assert train_in_threads(monkeypatch, dict.fromkeys(first.parties, first)) == {}
+    more = text.replace("n_estimators = 2", "n_estimators = 3")
+    (tmp_path / "job.toml").write_text(f'output = "more"\nfrom_model = "model"\n{more}')
+    job = load_job(tmp_path / "job.toml")
+    assert train_in_threads(monkeypatch, dict.fromkeys(job.parties, job)) == {}
+    assert load_part(part_file(tmp_path / "more", "a"), "a").forest.rounds == 3
+    assert not any("earlier model" in of for of in learned_by(job, job.roles())["c"])

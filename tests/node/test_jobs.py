@@ -167,6 +167,13 @@ def test_a_training_goes_on_from_a_finished_one_of_the_same_parties(shop):
     local = msgspec.json.decode(order.job)
     assert local["from_model"].endswith(f"models/{training}")
     assert local["output"].endswith(f"models/{job}")
+    # a refreshed model predicts
+    update = {**JOB, "boosting": {**JOB["boosting"], "process_type": "update"}}
+    refreshed = shop.proposed(update, from_model=training)
+    for each in ("approved", "queued"):
+        shop.jobs.change(shop.jobs.standings[refreshed], state=each)
+    shop.jobs.end(refreshed, "finished")
+    assert shop.proposed(update, verb="predict", model=refreshed) in shop.jobs.standings
     for changes, fields, why in (
         ({"task": "regression"}, {}, "those of the training; these differ: task"),
         ({"parties": {**JOB["parties"], "lab": {"table": "rows"}}}, {}, "these differ: parties"),

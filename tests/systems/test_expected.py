@@ -200,6 +200,16 @@ def test_bytes_of_statistics_are_as_expected(correlation: Any) -> None:
     compare(system.expected(roles, kind, given, shape).sent, sent(model))
 
 
+def test_leaves_of_a_finished_model_are_refreshed_without_sums() -> None:
+    tables = {name: to_table(drawn(2000, 4)[0]) for name in ("p0", "p1")}
+    for kind in (treaty.SecureBoost(), treaty.SecureBoost(sums="open"), treaty.FedXGBoostSMM(backend="dealer")):
+        grown, refreshed, longer = (
+            sum(expected_of(kind, tables, 2000, {"n_estimators": rounds, "process_type": of}).values())
+            for rounds, of in ((20, "default"), (20, "update"), (60, "update"))
+        )
+        assert refreshed == longer < grown
+
+
 def test_a_form_without_a_formula_says_so() -> None:
     with pytest.raises(ConfigError, match="no formula says what the published form takes"):
         by_row(treaty.FedXGB(mode="paper", allow_insecure=True), 50, 3, 9, **{**TREES, "n_estimators": 1})

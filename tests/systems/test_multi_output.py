@@ -14,6 +14,7 @@ from treaty.runs.job_files import check_training, load_job
 from treaty.systems.expected import Trees
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Shape
+from treaty.systems.vertical.exact_sums import expected_sides
 
 SMALL = {"n_estimators": 3, "max_depth": 3, "max_bin": 16, "min_child_samples": 3, "n_jobs": 1}
 OPTIONS = {**SMALL, "multi_strategy": "multi_output_tree"}
@@ -205,6 +206,10 @@ def test_estimates_count_sums_of_all_classes_and_splits_once():
         )
         assert together.count * together.asked == each.count * each.asked
         assert together.splits < each.splits / 5
+    codes, shown = np.random.default_rng(0).integers(0, 32, (5000, 4)).astype(np.uint8), []
+    for more in ({}, {"multi_strategy": "multi_output_tree"}):
+        shown.append(expected_sides(codes, OPEN.ciphers, BoostingOptions(n_estimators=2, **more).checked(OPEN), 10, 2))
+    assert shown[1] < shown[0] / 2
 
 
 def test_no_record_is_kept_for_an_audit(tmp_path):

@@ -85,7 +85,9 @@ class Proposal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         """
         try:
             job = decoded_job(self.job.encode())
-            check_start(job.system, *job.settings(), goes_on=self.from_model != "")
+            # a prediction names the options of its training, and no earlier model
+            if self.verb == "train":
+                check_start(job.system, *job.settings(), goes_on=self.from_model != "")
             check_whole(job, "the proposal")
         except TreatyError:
             raise

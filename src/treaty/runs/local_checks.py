@@ -377,8 +377,9 @@ def _expected(job: Job, name: str, table: Table | None, stated: Sizes | None) ->
     found = [*expected.findings(), _tried(f"{EXPECTED} memory", partial(check_memory, expected))]
     if table is not None and name != job.active and own.mode == "safe" and own.ciphers is not None:
         codes = fit_bins(table, common.most_bins, max_categories=common.most_categories).transform(table)
-        trees = job.classes if job.classes > 2 else 1
-        share = expected_sides(codes, own.ciphers, common, trees, len(roles.owners))
+        trees = (job.classes if job.classes > 2 else 1) * common.num_parallel_tree
+        goes_on = job.from_model is not None
+        share = expected_sides(codes, own.ciphers, common, trees, len(roles.owners), decided=goes_on)
         said = f"sides of splits will tell {job.active} some {share:.2g} of the bins here for certain (docs/sealed.md)"
         found.append(CheckFinding(f"{EXPECTED} sides", True, said, "counts what sides of its splits tell"))
     return found + ([_tried(f"{EXPECTED} store", partial(check_store, job, name, expected))] if expected.kept else [])

@@ -167,8 +167,8 @@ def _training_inputs(
         eval_sets=tables.eval_sets, keeper=keeper, store=store_of(job, name),
         epsilon_limits=EpsilonLimits(member.most_epsilon, member.most_epsilon_total),
         vouching=_signer(job, name, vouched) if vouched else Signer(), patience=job.patience,
-        most_recoverable=member.most_recoverable, apart=job.apart, part=earlier_part(job, name),
-        directions=member.monotone_constraints,
+        most_recoverable=member.most_recoverable, apart=job.apart, directions=member.monotone_constraints,
+        part=earlier_part(job, name) if name in roles.owners else None,
     )  # fmt: skip
     if keeps:
         keep_for_audit(inputs, AuditFolder(Path(str(member.keep_for_audit)), int(member.audit_gigabytes * 1e9)))

@@ -97,7 +97,8 @@ class Trees:
         # multi-output trees have sums for each output, and splits once for all of them
         sharing = outputs if common.multi_output else 1
         leaves = max(1, rows // common.fewest_rows)
-        count = max(0, common.most_rounds - alone) * of_round
+        # leaves of an earlier model are refreshed without any tree that grows
+        count = 0 if common.refreshes else max(0, common.most_rounds - alone) * of_round
         if common.max_leaves:
             most = min(common.max_leaves, leaves)
             levels = [1] + [min(2, leaves)] * (most - 2)

@@ -62,6 +62,22 @@ def test_whole_columns_are_counted_exactly() -> None:
     assert share > 0.5
 
 
+def test_sides_that_a_limit_keeps_from_being_shown_are_not_counted(tmp_path: Path) -> None:
+    owner = Owner(tmp_path)
+    owner.tell(0, 3)
+    other, told = Owner(tmp_path / "elsewhere"), owner.told.share
+    for below in range(1, 12):
+        other.tell(0, below)
+
+    def refuse(share: float) -> None:
+        assert share > told
+        raise ConfigError("its limit is reached")
+
+    with pytest.raises(ConfigError, match="its limit"):
+        owner.told.add(other.splits, [(record, 1.0, 1.0) for record in range(len(other.splits))], refuse)
+    assert Owner(tmp_path).told.share == told < other.told.share
+
+
 def test_a_part_of_the_rows_counts_as_such_a_part() -> None:
     owner = Owner()
     owner.tell(0, 3, left=0.5, right=0.25)

@@ -7,7 +7,7 @@ round: what a passive party's messages reveal of nodes, the input of attacks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +75,14 @@ class RevealedSides:
                 if name in features:
                     self._count(features[name], float(threshold), bool(missing), categories, below, above)
 
-    def add(self, splits: SplitTable, shares: Iterable[tuple[int, float, float]]) -> None:
-        """Count sides of recorded splits: (record, the share seen of rows that go left, that of those going right)."""
+    def add(
+        self, splits: SplitTable, shares: Iterable[tuple[int, float, float]],
+        check: Callable[[float], None] = lambda share: None,
+    ) -> None:  # fmt: skip
+        """Count sides of recorded splits: (record, the share seen of rows that go left, that of those going right).
+
+        ``check(share)`` may raise, before any is shown: then nothing is kept of these.
+        """
         with self._db.transaction() as db:
             for record, below, above in shares:
                 feature, categories = splits.feature[record], splits.category_left[record] or b""
@@ -88,6 +94,7 @@ class RevealedSides:
                     both = [_together(a, b) for a, b in zip(was or (0.0, 0.0), (below, above), strict=True)]
                     db.execute("INSERT OR REPLACE INTO sides VALUES (?, ?, ?, ?, ?, ?)", (*key, *both))
                     self._count(feature, *what, below, above)
+            check(self.share)
 
     def _count(
         self, feature: int, threshold: float, missing: bool, categories: bytes, below: float, above: float
@@ -200,7 +207,8 @@ def expected_sides(
     """
     whole = decided or ciphers.reveals_columns("lattice" if ciphers.may_hint else ciphers.cipher)
     counts = [np.bincount(codes[:, feature]) for feature in range(codes.shape[1])]
-    trees = common.most_rounds * trees_a_round
+    # multi-output trees have splits once for all classes
+    trees = common.most_rounds * (common.num_parallel_tree if common.multi_output else trees_a_round)
     return estimated_sides(counts, common.rules_of(1.0, 1.0).full_depth, trees, owners, whole=whole)
 
 

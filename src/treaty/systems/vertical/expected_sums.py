@@ -38,7 +38,8 @@ def expected_of_sums(roles: Roles, options: CipherOptions, common: Any, shape: S
     sizes = {peer: (shape.columns[peer], shape.slots[peer]) for peer in others}
     cipher = options.cipher
     if cipher == "auto":
-        cipher = cipher_choice.cheaper(job, list(sizes.values()))
+        # without a tree that grows, ciphers take the same
+        cipher = cipher_choice.cheaper(job, list(sizes.values())) if trees.count else "lattice"
     found.agree((active, peer) for peer in others)
     nodes = 1
     if cipher == "lattice" and not options.sealed:  # columns are taken to have as many bins each

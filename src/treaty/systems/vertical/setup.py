@@ -175,6 +175,7 @@ def _columns_of_others(
     sealed = {name: columns for name, columns in others.items() if isinstance(columns, SealedPeer)}
     if sealed:
         make_ends(party, sealed, choice.links, job.bounds, job.rules, bool(common.monotone_constraints))
+    if sealed and trees:
         counted = {name: columns.count_candidates(job.rules.onehot_below) for name, columns in sealed.items()}
         share = common.colsample_bytree
         of_a_tree = {name: (share * count, share * categories) for name, (count, categories) in counted.items()}
@@ -229,8 +230,8 @@ def set_up_passive(
         revealed = RevealedSides(None if inputs.store is None else sides_folder(inputs.store, party.name), bins, codes)
         if inputs.part is not None and not setup.resumed:
             # the active party walks all training rows down the earlier model's trees
-            revealed.add(part.splits, ((record, 1.0, 1.0) for record in range(len(part.splits))))
-            check_sides(inputs, revealed.share, 0.0)
+            sides = ((record, 1.0, 1.0) for record in range(len(part.splits)))
+            revealed.add(part.splits, sides, lambda share: check_sides(inputs, share, 0.0))
         part.sides = {party.name: revealed.share}
         # so that an aborted job, too, gives back what it reserved in the ledger
         held.enter_context(closing(server))
