@@ -113,11 +113,11 @@ class GBDTClassifier(Scored, ClassifierMixin, BoostedTrees):
         With ``objective="quantile"``: the quantile that is predicted, above 0 and below 1; None is 0.5.
     monotone_constraints : dict of str to {-1, 0, 1}, sequence of {-1, 0, 1} or None, default None
         How predictions may move with a numeric column, all else equal: 1 never down, -1 never up, as in XGBoost. By
-        name, or of all columns in their order. If several parties have columns, names are "party.column". Not under
-        sealed sums; in a job file each party names its own columns (docs/growth.md).
+        name, or of all columns in their order. If several parties have columns, names are "party.column"; in a job file
+        each party names its own. Under sealed sums with ``max_depth=1`` alone (docs/growth.md).
     interaction_constraints : sequence of sequences of str or int, or None, default None
         Groups of columns, by name or position, as in XGBoost: the columns above a leaf are all of one group; a column
-        of no group stands alone. If several parties have columns, names are "party.column". Not under sealed sums.
+        of no group stands alone. If several parties have columns, names are "party.column".
     base_score : float or None, default None
         Prediction that training starts from: a probability for two classes, a margin for more, else a mean or quantile.
         None: it is estimated from the labels of all participants, for more than two classes as a margin of each

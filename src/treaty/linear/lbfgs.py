@@ -12,7 +12,8 @@ iteration k = 1, 2, ... every owner does::
 
 and after every epoch, when the label holder's `treaty.linear.training.Schedule` has taken in its loss::
 
-    slice_.end_epoch(back=back) coordinator.end_epoch(learning_rate, back=back)
+    slice_.end_epoch(back=back)
+    coordinator.end_epoch(learning_rate, back=back)
 
 `memory=0` is plain stochastic gradient descent, with the same cap on steps.
 

@@ -211,9 +211,11 @@ class Rounds:
     --------
     ::
 
-        rounds = Rounds(forest, n_estimators=20) for trees in rounds:
+        rounds = Rounds(forest, n_estimators=20)
+        for trees in rounds:
             if budget_is_spent():
-                rounds.stop() continue
+                rounds.stop()
+                continue
             trees += grow_a_round()
     """
 
