@@ -34,7 +34,7 @@ from treaty.runs.progress import TrainingBar, phases_bar
 from treaty.runs.report import load_reports, service_report_file
 
 if TYPE_CHECKING:
-    from treaty.serving.service import Partners
+    from treaty.serving.service import Keys, Partners, PredictionService
 
 logger = logging.getLogger(__name__)
 
@@ -340,8 +340,7 @@ def serve(
     if api_keys is not None and no_keys:
         raise ConfigError("expected --api-keys or --no-keys, got both")
     try:
-        from treaty.serving.app import listen as listen_at
-        from treaty.serving.app import make_app, run, split_address
+        from treaty.serving.app import split_address
     except ModuleNotFoundError as error:
         raise ConfigError("treaty serve needs FastAPI: pip install 'treaty-learn[web]'") from error
     from treaty.node.settings import LOCAL, is_loopback
@@ -369,19 +368,27 @@ def serve(
             )
         if service.model.needs and not service.falls_back and partners is None:
             logs.warn(f"no prediction can be made without {', '.join(service.model.needs)}; /predict will answer 503")
-        with listen_at(listen) as socket:
+        hosts = LOCAL.union(name.lower() for name in host or ()) if near else None
+        _listen(service, keys, listen, hosts, certificate, key)
 
-            def announce() -> None:
-                of, port = socket.getsockname()[:2]
-                at = f"{'http' if certificate is None else 'https'}://{f'[{of}]' if ':' in of else of}:{port}"
-                who = "any client" if keys is None else f"{len(keys)} keys"
-                logs.say(
-                    f"serving {service.model.part.party}'s model {service.model.part.model_id[:8]} at {at} to {who}"
-                )
-                logs.say(f"columns and examples: {at}/docs")
 
-            hosts = LOCAL.union(name.lower() for name in host or ()) if near else None
-            run(make_app(service, keys, hosts), socket, certificate=certificate, key=key, ready=announce)
+def _listen(
+    service: PredictionService, keys: Keys | None, address: str, hosts: frozenset[str] | None, certificate: Path | None,
+    key: Path | None,
+) -> None:  # fmt: skip
+    """Answer requests to these `hosts` (None: to any) at an address, until a signal comes."""
+    from treaty.serving import app
+
+    with app.listen(address) as socket:
+
+        def announce() -> None:
+            of, port = socket.getsockname()[:2]
+            at = f"{'http' if certificate is None else 'https'}://{f'[{of}]' if ':' in of else of}:{port}"
+            who = "any client" if keys is None else f"{len(keys)} keys"
+            logs.say(f"serving {service.model.part.party}'s model {service.model.part.model_id[:8]} at {at} to {who}")
+            logs.say(f"columns and examples: {at}/docs")
+
+        app.run(app.make_app(service, keys, hosts), socket, certificate=certificate, key=key, ready=announce)
 
 
 def _model_of_node(job: Path, node: Path) -> tuple[Path, Partners | None]:

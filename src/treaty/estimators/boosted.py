@@ -231,12 +231,31 @@ class BoostedTrees(TrainedTrees):
         self.warnings_: list[str] = []
         watch = inputs.Watch(self, self.verbose if verbose is None else verbose)
         changed = {} if early_stopping_rounds is None else {"early_stopping_rounds": early_stopping_rounds}
-        settings = self._settings(**changed)
-        prepare = self._on_rows if settings[0].split == "rows" else self._on_columns
         watched = inputs.eval_sets_of(eval_set, sample_weight_eval_set, base_margin_eval_set)
-        if base_margin is not None:
+        given = inputs.GivenRows(X, y, sample_weight, base_margin)
+        run = self._run(self._settings(**changed), given, watched, earlier)
+        folder = None if checkpoint is None else as_path(checkpoint, "checkpoint")
+        weighted = any(rows.weight is not None for rows in run.data.values())
+        trained = train(
+            run, transport=self.transport, checkpoint=folder, weighted=weighted, finished=self._finished, watch=watch
+        )
+        self.parts_, self.communication_, self.disclosures_ = trained.parts, trained.traffic.totals, trained.learned
+        self.timeline_ = trained.traffic.timeline
+        self.timings_ = {**trained.seconds, "total": time.perf_counter() - started}
+        forest = forest_of(list(self.parts_.values()))
+        self._keep(forest)
+        self._warn_of_trees(forest, run)
+        watch.call("after_training")
+        return self
+
+    def _run(
+        self, settings: tuple[System, Any, Any], given: inputs.GivenRows, watched: Sequence[inputs.GivenRows],
+        earlier: BoostedTrees | None,
+    ) -> Run:  # fmt: skip
+        """Return the run of a training, after the `earlier` model if there is one; refuse or warn of what is given."""
+        if given.base_margin is not None:
             refuse_margins(*settings)
-        if any((of.base_margin is None) != (base_margin is None) for of in watched):
+        if any((of.base_margin is None) != (given.base_margin is None) for of in watched):
             raise ConfigError("expected base_margin and base_margin_eval_set of all eval sets, or neither")
         check_start(*settings, goes_on=earlier is not None)
         if earlier is not None:
@@ -244,7 +263,8 @@ class BoostedTrees(TrainedTrees):
             new = 0 if settings[2].refreshes else settings[2].n_estimators
             n_estimators = new + forest_of(list(earlier.parts_.values())).rounds
             settings = (*settings[:2], msgspec.structs.replace(settings[2], n_estimators=n_estimators))
-        run = prepare(settings, inputs.GivenRows(X, y, sample_weight, base_margin), watched)
+        prepare = self._on_rows if settings[0].split == "rows" else self._on_columns
+        run = prepare(settings, given, watched)
         if self.base_score is None and isinstance(self, RegressorMixin) and run.options.adds_noise:
             warn_user(
                 f"training starts from base_score=0.5, since {settings[0].name!r} does not estimate it with these "
@@ -257,22 +277,7 @@ class BoostedTrees(TrainedTrees):
             raise ConfigError("early_stopping_rounds needs an eval_set: fit(X, y, eval_set=(X_valid, y_valid))")
         if run.common.early_stopping_min_delta > 0.0 and run.common.early_stopping_rounds is None:
             raise ConfigError("early_stopping_min_delta needs early_stopping_rounds")
-        trained = train(
-            replace(run, recorded=self._recorded, earlier={} if earlier is None else earlier.parts_),
-            transport=self.transport,
-            checkpoint=None if checkpoint is None else as_path(checkpoint, "checkpoint"),
-            weighted=any(rows.weight is not None for rows in run.data.values()),
-            finished=self._finished,
-            watch=watch,
-        )
-        self.parts_, self.communication_, self.disclosures_ = trained.parts, trained.traffic.totals, trained.learned
-        self.timeline_ = trained.traffic.timeline
-        self.timings_ = {**trained.seconds, "total": time.perf_counter() - started}
-        forest = forest_of(list(self.parts_.values()))
-        self._keep(forest)
-        self._warn_of_trees(forest, run)
-        watch.call("after_training")
-        return self
+        return replace(run, recorded=self._recorded, earlier={} if earlier is None else earlier.parts_)
 
     def _earlier(self, given: Any) -> BoostedTrees | None:
         """Return the fitted model that training goes on from, apart from this estimator, which is fitted anew."""

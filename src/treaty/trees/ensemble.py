@@ -328,13 +328,10 @@ def _stack(trees: Sequence[Tree], base: Integers) -> Nodes:
         depth[numbers] += 1
         numbers, nodes = np.concatenate([numbers, numbers]), np.concatenate([nodes, nodes + 1])
     return Nodes(
-        start=start,
-        depth=depth,
-        split=np.concatenate(split or [start]).astype(np.uint32),
-        left=left.astype(np.uint32),
-        leaf=leaf,
+        start=start, depth=depth, split=np.concatenate(split or [start]).astype(np.uint32),
+        left=left.astype(np.uint32), leaf=leaf,
         value=np.concatenate([tree.value for tree in trees] or [np.zeros(0)]),
-    )
+    )  # fmt: skip
 
 
 # ---------------- new leaf weights, from rows that were walked down finished trees (XGBoost's ``updater="refresh"``)
@@ -376,8 +373,6 @@ def refreshed(tree: Tree, rows: LeafRows, grad: Integers, hess: Integers, rules:
     gain[inner] = rules.gain(totals[inner], totals[tree.left[inner]])
     return replace(
         tree,
-        value=np.where(inner, 0.0, rules.learning_rate * rules.leaf_weight(totals)),
-        gain=gain,
-        cover=(totals[:, 1] * rules.hess_unit).astype(np.float64),
-        count=totals[:, 2],
-    )
+        value=np.where(inner, 0.0, rules.learning_rate * rules.leaf_weight(totals)), gain=gain,
+        cover=(totals[:, 1] * rules.hess_unit).astype(np.float64), count=totals[:, 2],
+    )  # fmt: skip

@@ -132,14 +132,10 @@ class Growth:
         for nodes, children, records, chosen in self._divided:
             source[nodes], record[nodes], left[nodes], gain[nodes] = chosen.source, records, children, chosen.gain
         return Tree(
-            source=source,
-            record=record,
-            left=left,
-            value=leaf_values(self._rules, totals, left < 0, bounds),
-            gain=gain,
-            cover=(totals[:, 1:-1:2].sum(axis=1) * self._rules.hess_unit).astype(np.float64),
+            source=source, record=record, left=left, value=leaf_values(self._rules, totals, left < 0, bounds),
+            gain=gain, cover=(totals[:, 1:-1:2].sum(axis=1) * self._rules.hess_unit).astype(np.float64),
             count=totals[:, -1],
-        )
+        )  # fmt: skip
 
 
 def _next_level(
@@ -161,16 +157,10 @@ def _next_level(
     asked_index = np.repeat(np.cumsum(asked, dtype=np.int32)[:, None] - 1, 2, axis=1)
     parent_index = np.where(sides == smaller[:, None], -1, parents[:, None]).astype(np.int32)
     return Level(
-        depth,
-        (children[:, None] + sides)[wanted],
-        totals[wanted],
-        (children + smaller)[asked],
-        totals[np.arange(len(totals)), smaller][asked],
-        asked_index[wanted],
-        parent_index[wanted],
-        depth + 1 >= rules.max_depth,
-        limits=None if limits is None else limits.take(wanted.ravel()),
-    )
+        depth, (children[:, None] + sides)[wanted], totals[wanted], (children + smaller)[asked],
+        totals[np.arange(len(totals)), smaller][asked], asked_index[wanted], parent_index[wanted],
+        depth + 1 >= rules.max_depth, limits=None if limits is None else limits.take(wanted.ravel()),
+    )  # fmt: skip
 
 
 # ------------------------------------------------------ which rows are in which node, held by a party that may know it

@@ -184,17 +184,12 @@ class Level:
         parent = self.parent_index[kept]
         position = (np.cumsum(kept_before) - 1).astype(np.int32)
         return Level(
-            self.depth,
-            self.nodes[kept],
-            self.totals[kept],
-            self.asked[asked],
-            self.asked_totals[asked],
+            self.depth, self.nodes[kept], self.totals[kept], self.asked[asked], self.asked_totals[asked],
             asked_index.astype(np.int32),
             np.where(parent < 0, np.int32(-1), position[parent]) if len(position) and self.places is None else parent,
-            self.last,
-            None if self.places is None else self.places[kept],
+            self.last, None if self.places is None else self.places[kept],
             None if self.limits is None else self.limits.take(kept),
-        )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,13 +213,10 @@ class Splits:
     def none(cls, n_nodes: int, source: int = 0, width: int = 256, numbers: int = 3) -> Splits:
         """Return `n_nodes` rows without a split; `numbers` as totals have."""
         return cls(
-            gain=np.zeros(n_nodes),
-            source=np.full(n_nodes, source, np.int32),
-            feature=np.full(n_nodes, -1, np.int32),
-            left_bins=np.zeros((n_nodes, width), np.bool_),
-            left_totals=np.zeros((n_nodes, numbers), np.int64),
+            gain=np.zeros(n_nodes), source=np.full(n_nodes, source, np.int32), feature=np.full(n_nodes, -1, np.int32),
+            left_bins=np.zeros((n_nodes, width), np.bool_), left_totals=np.zeros((n_nodes, numbers), np.int64),
             direction=np.zeros(n_nodes, np.int8),
-        )
+        )  # fmt: skip
 
     def take(self, index: NDArray[np.intp]) -> Splits:
         return Splits(*(getattr(self, name)[index] for name in Splits.__slots__))

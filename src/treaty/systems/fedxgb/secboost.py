@@ -152,8 +152,7 @@ def server(inputs: RoleInput[FedXGB]) -> ModelPart:
                 if void > messages.MOST_VOID:
                     if not forest.trees:
                         raise
-                    wanted = common.most_rounds
-                    logger.warning("training ends after %d of %d rounds: %s", forest.rounds, wanted, error)
+                    logger.warning("training ends after %d of %d rounds: %s", forest.rounds, common.most_rounds, error)
                     rounds.stop()
                     break
     crowd.broadcast(messages.TrainingEnd())

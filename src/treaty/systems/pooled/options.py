@@ -97,10 +97,8 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
             self.refuse_outputs("monotone_constraints bound leaves of one weight")
         self._check_update()
         paper = own.mode == "paper"
-        rounds, depth, rate = own.default_trees
-        if self.max_depth is None and self.max_leaves is not None:
-            depth = 0
-        depth = depth if self.max_depth is None else self.max_depth
+        rounds, usual, rate = own.default_trees
+        depth = (0 if self.max_leaves else usual) if self.max_depth is None else self.max_depth
         self._check_depth(depth)
         # paper mode lets leaves hold single rows
         fewest = self.min_child_samples or (1 if paper else 20)
@@ -238,17 +236,12 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
     def plan(self, n_columns: int) -> BoostingPlan:
         """Return the plan of the boosting loop, for the columns of all parties together."""
         return BoostingPlan(
-            n_columns=n_columns,
-            n_estimators=self.most_rounds,
-            subsample=self.subsample,
-            colsample_bytree=self.colsample_bytree,
-            one_side=self.one_side,
-            random_state=self.random_state,
+            n_columns=n_columns, n_estimators=self.most_rounds, subsample=self.subsample,
+            colsample_bytree=self.colsample_bytree, one_side=self.one_side, random_state=self.random_state,
             early_stopping_rounds=self.early_stopping_rounds,
-            early_stopping_min_delta=self.early_stopping_min_delta,
-            metrics=self.metrics,
+            early_stopping_min_delta=self.early_stopping_min_delta, metrics=self.metrics,
             multi_output=self.multi_output and not self.refreshes,
-        )
+        )  # fmt: skip
 
     def rules(self, objective: Objective, constraints: Constraints | None = None) -> SplitRules:
         """Return the split rules for an objective's fixed point; small labels have a smaller least gain."""
@@ -261,21 +254,13 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
     def rules_of(self, grad_unit: float, hess_unit: float) -> SplitRules:
         """Return the split rules for a fixed point, given the value of one step of a gradient and of a hessian."""
         return SplitRules(
-            grad_unit=grad_unit,
-            hess_unit=hess_unit,
-            reg_lambda=self.reg_lambda,
-            reg_alpha=self.reg_alpha,
-            min_split_loss=self.min_split_loss,
-            min_child_weight=self.min_child_weight,
-            max_delta_step=self.delta_step,
-            min_child_samples=self.fewest_rows,
-            max_depth=self.depth,
-            max_leaves=self.max_leaves or 0,
+            grad_unit=grad_unit, hess_unit=hess_unit, reg_lambda=self.reg_lambda, reg_alpha=self.reg_alpha,
+            min_split_loss=self.min_split_loss, min_child_weight=self.min_child_weight,
+            max_delta_step=self.delta_step, min_child_samples=self.fewest_rows, max_depth=self.depth,
+            max_leaves=self.max_leaves or 0, onehot_below=self.onehot_below, halves=self.category_sets == "halves",
             # the trees of a round are averaged
             learning_rate=self.rate / self.num_parallel_tree,
-            onehot_below=self.onehot_below,
-            halves=self.category_sets == "halves",
-        )
+        )  # fmt: skip
 
 
 @dataclass(kw_only=True, repr=False)

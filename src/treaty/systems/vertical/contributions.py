@@ -13,9 +13,10 @@ not hand out contributions where passive parties must not learn about labels or 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ from treaty.errors import PeerProtocolError
 from treaty.messaging.exchanges import send_rows, take_rows
 from treaty.messaging.messages import Array, Message, leaks, view
 from treaty.models.interpretation import order_of_first_use
-from treaty.systems.system import RoleInput
+from treaty.systems.system import Program, RoleInput
 from treaty.systems.vertical.prediction import collect, online_active, online_passive, predict_active, predict_passive
 from treaty.trees.shap import contributions
 
@@ -94,16 +95,11 @@ def explain_active(inputs: RoleInput) -> ActiveContributions:
         n_features += int(columns[peer].max(initial=-1)) + 1
         last[peer] = n_features
     values = contributions(
-        found.trees,
-        found.base,
-        found.packed,
+        found.trees, found.base, found.packed,
         np.concatenate([columns[name] + np.int32(first.get(name, 0)) for name in forest.sources]),
-        n_rows=found.n_rows,
-        n_features=n_features,
-        n_outputs=forest.objective.n_outputs,
-        base_margins=forest.objective.base_margins,
-        threads=inputs.threads,
-    )
+        n_rows=found.n_rows, n_features=n_features, n_outputs=forest.objective.n_outputs,
+        base_margins=forest.objective.base_margins, threads=inputs.threads,
+    )  # fmt: skip
     others = {peer: values[:, :, first[peer] : last[peer]] for peer in party.peers}
     for peer, theirs in others.items():
         send_rows(party, peer, found.n_rows, 64 * len(theirs) * theirs.shape[2], partial(_of_rows, theirs))
@@ -151,8 +147,16 @@ def explain_passive(inputs: RoleInput) -> NDArray[np.float64]:
     return own.transpose(0, 2, 1)
 
 
-# the fields of `System` with the programs of predictions whose decisions parties send as they are
-IN_THE_CLEAR: dict[str, Any] = {
+class PredictionPrograms(TypedDict):
+    """The fields of `System` with the programs of predictions, by role."""
+
+    predict: Mapping[str, Program]
+    online: Mapping[str, Program]
+    explain: Mapping[str, Program]
+
+
+# where parties send decisions as they are
+IN_THE_CLEAR: PredictionPrograms = {
     "predict": {"active": predict_active, "passive": predict_passive},
     "online": {"active": online_active, "passive": online_passive},
     "explain": {"active": explain_active, "passive": explain_passive},
