@@ -364,13 +364,7 @@ def explain_pooled(parts: Sequence[ModelPart], tables: Sequence[Table], threads:
     splits = join_splits([part.splits for part in parts], [len(part.schema.names) for part in parts])
     decided = [decide(part.splits, table, None, threads) for part, table in zip(parts, tables, strict=True)]
     return contributions(
-        forest.trees,
-        splits.base,
-        np.concatenate(decided),
-        splits.feature,
-        n_rows=tables[0].n_rows,
-        n_features=sum(len(part.schema.names) for part in parts),
-        n_outputs=forest.objective.n_outputs,
-        base_margins=forest.objective.base_margins,
-        threads=threads,
-    )
+        forest.trees, splits.base, np.concatenate(decided), splits.feature, n_rows=tables[0].n_rows,
+        n_features=sum(len(part.schema.names) for part in parts), n_outputs=forest.objective.n_outputs,
+        base_margins=forest.objective.base_margins, threads=threads,
+    )  # fmt: skip

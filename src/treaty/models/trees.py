@@ -139,13 +139,22 @@ def check_part(part: ModelPart) -> None:
         raise ValueError("a split names a column the party does not have")
     if any(going is not None and len(going) == 0 for going in splits.category_left):
         raise ValueError("a split on no category")
-    if part.forest is None:
+    if (forest := part.forest) is None:
         return
-    n_sources = len(part.forest.sources)
-    for tree in part.forest.trees:
+    n_sources, n_outputs = len(forest.sources), forest.objective.n_outputs
+    if part.party not in forest.sources:
+        raise ValueError("trees of other parties")
+    expected = n_outputs if forest.classes is None else len(forest.classes) if len(forest.classes) > 2 else 1
+    if {n_outputs, len(forest.objective.start)} != {max(1, expected)}:
+        raise ValueError("a loss that is not of its classes")
+    if forest.parallel < 1 or len(forest.trees) % forest.trees_a_round:
+        raise ValueError("a round without some of its trees")
+    for tree in forest.trees:
         n_nodes, inner = len(tree.left), tree.left >= 0
         if n_nodes == 0 or any(len(getattr(tree, name)) != n_nodes for name in Tree.__slots__):
             raise ValueError("a tree of uneven arrays")
+        if not np.isfinite(tree.value).all():
+            raise ValueError("a leaf weight that is no number")
         below = np.flatnonzero(inner)
         if np.any(tree.left[inner] <= below) or np.any(tree.left[inner] + 1 >= n_nodes):
             raise ValueError("a tree whose children do not follow their parents")
@@ -153,7 +162,7 @@ def check_part(part: ModelPart) -> None:
             raise ValueError("a tree with nodes of several parents or none")
         if np.any((tree.source >= 0) != inner) or np.any(tree.source >= n_sources) or np.any(tree.record[inner] < 0):
             raise ValueError("a tree with a split without an owner")
-        own = tree.source == part.forest.sources.index(part.party)
+        own = tree.source == forest.sources.index(part.party)
         if np.any(tree.record[own] >= len(splits)):
             raise ValueError("a tree with a split that is not in the table")
 
@@ -276,12 +285,10 @@ def row_decisions(part: ModelPart, table: Table, threads: int = 1) -> RowDecisio
     """Decide rows at all splits of a model that is whole in one part."""
     assert part.forest is not None
     return RowDecisions(
-        trees=part.forest.trees,
-        base=np.array([0, len(part.splits)]),
-        packed=decide(part.splits, table, threads=threads),
-        used=[np.arange(len(part.splits), dtype=np.int32)],
+        trees=part.forest.trees, base=np.array([0, len(part.splits)]),
+        packed=decide(part.splits, table, threads=threads), used=[np.arange(len(part.splits), dtype=np.int32)],
         n_rows=table.n_rows,
-    )
+    )  # fmt: skip
 
 
 def used_records(trees: Sequence[Tree], n_sources: int) -> list[Int32s]:
