@@ -14,8 +14,10 @@ from treaty.cli import jobs
 from treaty.cli.main import app
 from treaty.errors import ConfigError
 from treaty.models.trees import forest_of, load_part
+from treaty.runs import processes
 from treaty.runs.job_files import check_training, load_job
 from treaty.runs.party import part_file
+from treaty.runs.rows import earlier_part
 
 SMALL = {"n_estimators": 3, "max_bin": 16, "min_child_samples": 5, "n_jobs": 1}
 OPEN = treaty.SecureBoost(**{name: of for name, of in FAST_KEY.items() if name not in ("protocol", "n_jobs")})
@@ -81,6 +83,8 @@ def test_leaves_are_those_of_xgboosts_refresh(task):
     found = ours.predict(X) if task == "regression" else ours.decision_function(X)
     assert np.abs(margins - first.to_xgboost().predict(xgboost.DMatrix(X), output_margin=True)).max() > 0.05
     np.testing.assert_allclose(found, margins, rtol=1e-4, atol=1e-4)
+    gains = [of.trees_to_dataframe().query("Feature != 'Leaf'")["Gain"] for of in (ours.to_xgboost(), theirs)]
+    np.testing.assert_allclose(*gains, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -193,3 +197,26 @@ def test_a_forest_that_went_on_between_parties_is_explained():
     more = treaty.GBDTClassifier(OPEN, **options).fit(tables, y, xgb_model=first)
     added = more.predict_contributions(tables).joined()
     np.testing.assert_allclose(added.sum(axis=2), more.decision_function(tables), atol=1e-10)
+
+
+@pytest.mark.parametrize("transport", [pytest.param("grpc", marks=pytest.mark.slow), "files"])
+def test_processes_take_the_parts_of_the_finished_model(transport, monkeypatch):
+    kind, options, X, y = of_loss("binary", rows=100)
+    tables, options = cut(X, 2), {**options, "n_estimators": 1}
+    first = kind(OPEN, **options).fit(tables, y)
+    found = {}
+    if transport == "files":  # what processes are given, without them
+
+        def run_all(job, *_, **__):
+            found.update({name: earlier_part(job, name) for name in job.parties})
+            raise ConfigError("enough")
+
+        monkeypatch.setattr(processes, "run_all", run_all)
+        with pytest.raises(ConfigError, match="enough"):
+            kind(OPEN, **options, transport="grpc").fit(tables, y, xgb_model=first)
+        assert {name: part.model_id for name, part in found.items()} == dict.fromkeys(
+            tables, first.parts_["p0"].model_id
+        )
+        return
+    more = kind(OPEN, **options, transport="grpc").fit(tables, y, xgb_model=first)
+    assert_same_trees(more, kind(OPEN, **options).fit(tables, y, xgb_model=first))

@@ -343,6 +343,7 @@ def _written_job(run: Run, folder: Path, weighted: bool, checkpoints: Path | Non
             edge=roles.edges.get(name),
             monotone_constraints=dict(run.directions.get(name, {})),
         )
+    (folder / "earlier").mkdir()
     for name, part in run.earlier.items():
         part.save(part_file(folder / "earlier", name))
     kept = None if checkpoints is None else str(checkpoints.resolve())

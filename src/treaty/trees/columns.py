@@ -339,13 +339,9 @@ class JoinedColumns(ColumnSource):
         # the owner of each of the tree's records, and its number there
         self._recorded: list[tuple[int, int]] = []
         super().__init__(
-            side_by_side([owner.codes for owner in owners]),
-            np.concatenate([[0], *ends]).astype(np.int32),
-            np.concatenate([owner.categorical for owner in owners]),
-            self._record_at_owner,
-            threads,
-            histograms,
-        )
+            side_by_side([owner.codes for owner in owners]), np.concatenate([[0], *ends]).astype(np.int32),
+            np.concatenate([owner.categorical for owner in owners]), self._record_at_owner, threads, histograms,
+        )  # fmt: skip
 
     def _record_at_owner(self, feature: int, left_bins: Flags) -> int:
         owner = self._owner_of[feature]

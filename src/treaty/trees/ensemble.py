@@ -370,7 +370,9 @@ class LeafRows:
 def refreshed(tree: Tree, rows: LeafRows, grad: Integers, hess: Integers, rules: SplitRules) -> Tree:
     """Return a tree of the same splits whose weights, gains and covers are those of other rows; 0 in empty leaves."""
     totals, inner, gain = rows.totals(grad, hess), tree.left >= 0, np.zeros(len(tree.left))
-    gain[inner] = rules.gain(totals[inner], totals[tree.left[inner]])
+    # as in XGBoost, where other rows leave a node with too little hess for a weight
+    term = np.where(totals[:, 1] >= rules.least_hess, rules.term(totals), 0.0)
+    gain[inner] = term[tree.left[inner]] + term[tree.left[inner] + 1] - term[inner]
     return replace(
         tree,
         value=np.where(inner, 0.0, rules.learning_rate * rules.leaf_weight(totals)), gain=gain,

@@ -131,13 +131,14 @@ class SplitRules:
 
     def gain(self, totals: Integers, left: Integers) -> Floats:
         """Return the gains (XGBoost Eq. 7 without the factor 1/2) of nodes (n, 3) whose left children are `left`."""
-        return self._term(left) + self._term(totals - left) - self._term(totals)
+        return self.term(left) + self.term(totals - left) - self.term(totals)
 
     def slack(self, gain: Floats, totals: Integers) -> Floats:
         """Return how far gains (n,) of nodes (n, 3) may be off."""
-        return SLACK * (gain + 2.0 * self._term(totals) + self.threshold)
+        return SLACK * (gain + 2.0 * self.term(totals) + self.threshold)
 
-    def _term(self, totals: Integers) -> Floats:
+    def term(self, totals: Integers) -> Floats:
+        """Return what nodes with these totals (n, 3) add to a gain."""
         grad, hess = np.abs(totals[:, 0] * self.grad_unit), totals[:, 1] * self.hess_unit
         grad = np.maximum(grad - self.reg_alpha, 0.0)
         counts = (hess > 0.0) | (self.hess_floor > 0.0)
