@@ -410,17 +410,11 @@ def pooled_system(
 ) -> System:  # fmt: skip
     """Return the system that trains in one place, with the fields of `System`."""
     return System(
-        name="pooled",
-        options=Pooled,
-        common=common,
-        split="none",
-        train={},
+        name="pooled", options=Pooled, common=common, split="none", train={},
         assign=lambda places, active, options: Roles(active, dict.fromkeys(places, ALONE), list(places)),
-        conclusions=lambda roles, options, common, part: DISCLOSED,
-        has_model=frozenset({ALONE}),
-        cannot=cannot or {},
+        conclusions=lambda roles, options, common, part: DISCLOSED, has_model=frozenset({ALONE}), cannot=cannot or {},
         alone=alone,
-    )
+    )  # fmt: skip
 
 
 TREES = pooled_system(BoostingOptions, train_alone)

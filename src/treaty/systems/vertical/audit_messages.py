@@ -141,14 +141,10 @@ class Replay(LeafRows):
         if few or len(inner) >= rules.max_leaves or depths.max() > rules.max_depth:
             raise Unsound(_NOT_ALLOWED)
         return Tree(
-            source=shape.source.astype(np.int16),
-            record=shape.record,
-            left=shape.left,
+            source=shape.source.astype(np.int16), record=shape.record, left=shape.left,
             value=np.where(shape.left < 0, rules.learning_rate * rules.leaf_weight(totals), 0.0),
-            gain=np.zeros(len(depths)),
-            cover=(totals[:, 1] * rules.hess_unit).astype(np.float64),
-            count=totals[:, 2],
-        )
+            gain=np.zeros(len(depths)), cover=(totals[:, 1] * rules.hess_unit).astype(np.float64), count=totals[:, 2],
+        )  # fmt: skip
 
     def _recorded_splits(self, level: Level) -> Splits:
         shape, splits = self._shape, Splits.none(len(level.nodes))
