@@ -45,6 +45,8 @@ class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Of several rows, the one with the smallest or largest number.
     minus, over : Cell or None
         What is subtracted from the number, or what it is divided by.
+    of_number : float or None
+        A number that is divided by the cell: how many times as fast something is as another's published seconds.
     at_least, at_most, below : float or None
         What the number has to keep; it may be several.
     equal : str or None
@@ -61,6 +63,7 @@ class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     take: Literal["", "smallest", "largest"] = ""
     minus: Cell | None = None
     over: Cell | None = None
+    of_number: float | None = None
     at_least: float | None = None
     at_most: float | None = None
     below: float | None = None
@@ -80,7 +83,7 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     section : str
         Anchor in `docs/experiments.md`.
     run : list of str
-        Scripts of `benchmarks/` with their arguments.
+        Scripts of `benchmarks/` with their arguments; none for what is not repeated, with the reason in `why`.
     quick : list of str or None
         The same for a short run; None is every one of `run` with ``--quick``.
     minutes : float
@@ -90,6 +93,8 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Why a figure is not reached, or not run.
     figures : list of Figure
         The first one stands for the experiment in the page's first table.
+    pictures : list of str
+        Names of PNG files in results/, without their endings, that the page shows.
     """
 
     name: str
@@ -103,6 +108,7 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     figures: list[Figure]
     quick: list[str] | None = None
     why: str = ""
+    pictures: list[str] = []
 
     def commands(self, *, quick: bool) -> list[str]:
         """Return what is run: a script and its arguments each."""
@@ -200,6 +206,8 @@ def look_up(figure: Figure, results: Path) -> Found:
             if len(against) > 1:
                 raise DataError(f"expected one row, got {len(against)} - at {figure.file}.csv, {other.where}")
             text = f"{combine(number(text), number(against[0][other.column or figure.column])):.4g}"
+    if figure.of_number is not None:
+        text = f"{figure.of_number / number(text):.4g}"
     value = number(text)
     gaps = [
         *([figure.at_least - value] if figure.at_least is not None else []),
@@ -348,6 +356,10 @@ def _section(of: Experiment, found: Sequence[Found], results: Path, runs: dict[s
         lines.append(_line([figure.of, figure.published, each.ours or figure.not_run, bar_of(figure), state]))
     if of.why:
         lines += ["", f"Why: {of.why}"]
+    for picture in of.pictures:
+        lines += ["", f"![{of.shows}, ours](../benchmarks/results/{picture}.png)"]
+    if not of.run:
+        return lines
     scripts = ", ".join(f"`benchmarks/{command}`" for command in of.run)
     lines += ["", f"- By {scripts}, about {of.minutes:g} min. Data: {of.data}. Seeds: {of.seeds}."]
     lines += [f"- {run.command}: {_made(run)}." for run in ran]

@@ -2,14 +2,15 @@
 
 Le et al. 2021 publish no number for the matrix product ("future work"). flights, 18 numeric columns, half of them at
 each of two parties, depth 3, learning rate 0.3, leaves of 20 rows at least in every method, so that all but XGBoost
-give the same model, which is checked; SMM-2 does while nodes have rows enough for its null vectors. Set-up (bins, keys,
+give the same model, which is checked; SMM-2, a product for each column, does while nodes have rows enough for null
+vectors of a column's candidates. Set-up (bins, keys,
 hints, masked bins) is told apart from trees. Both parties and the dealer are threads of one process on all cores; bytes
 are those of all parties, peaks what the whole process takes beyond what it had before. Ciphers have 3072 bits, the
 lattice map its 128-bit parameters, null vectors are 32.
 
-Three sweeps, each into the same file and a panel of the figure: rows at 32 bins; candidates, by `max_bin`, at 20,000
-rows; null vectors r of the published form at 5,000 rows. SMM-2 stops at 20,000 rows: the matrices it makes null vectors
-of have three times as many columns as there are candidates, 0.7 GB at 100,000 rows, of which it takes several copies.
+Sweeps, each into the same file, three with a panel of the figure: rows at 32 bins; candidates, by `max_bin`, at 20,000
+rows; null vectors r of the published form at 5,000 rows; and, for SMM-2 alone, few rows (1,000 at 32 bins, 2,000 at the
+20 of paper mode). `--method` plays one method beside the plain grower, and takes the others' results from the file.
 
 Of several passes over a sweep each point's least time and largest peak count. About 10 minutes; `--quick`: a few small
 points.
@@ -30,7 +31,8 @@ import numpy as np
 import xgboost
 
 import figures
-from data import Data, arguments, cpu_of_others, flights, report, seconds
+from data import RESULTS, Data, arguments, cpu_of_others, flights, report, seconds
+from published import read_rows
 from treaty import GBDTClassifier
 from treaty.runs.warm_up import compile_kernels
 from treaty.systems import find_system
@@ -50,9 +52,9 @@ METHODS: dict[str, SystemOptions] = {
     "SecureBoost, lattice": SecureBoost(encryption="lattice", allow_exact_sums=True),
     "SecureBoost, OU": SecureBoost(encryption="ou", allow_exact_sums=True),
 }
+DRAWN = ("rows", "max_bin", "r", "s/tree", "MB/tree")
 ONE_TABLE = ("XGBoost, pooled", "plain, pooled")
 COMMON = {"base_score": 0.5, "max_depth": 3, "learning_rate": 0.3, "min_child_samples": 20}
-MOST_ROWS = {"SMM-2, published": 20_000}
 OF_TREES = ("TreeStart", "PaperTree", "TreeEnd", "SumsRequest", "Sums", "NullVectors", "MaskedCandidates", "NodeRows",
             "CandidateVectors", "MaskedGradients", "BestGains", "SplitRequest", "WonNodes", "NamedRows", "SplitAnswer",
             "SplitColumns", "DealRequest", "DealtShares")  # fmt: skip
@@ -78,8 +80,13 @@ def points(*, quick: bool) -> list[Point]:
     bins, at = ((8, 16), 1_000) if quick else ((8, 16, 32, 64), 20_000)
     vectors, of = ((8, 32), 500) if quick else ((8, 32, 128, 512), 5_000)
     every = ["XGBoost, pooled", *METHODS]
-    found = [("rows", method, n, 32, 32) for n in rows for method in every if n <= MOST_ROWS.get(method, n)]
+    found = [("rows", method, n, 32, 32) for n in rows for method in every]
     found += [("candidates", method, at, q, 32) for q in bins for method in every]
+    found += [
+        ("few rows", method, n, q, 32)
+        for n, q in ((1_000, 32), (2_000, 20))
+        for method in ("plain, pooled", "SMM-2, published")
+    ]
     return found + [("null vectors", method, of, 32, r) for r in vectors for method in METHODS if "published" in method]
 
 
@@ -141,8 +148,8 @@ def with_treaty(
     }, model.predict_proba(tables)[:, 1]
 
 
-def measure(data: Data, *, quick: bool) -> list[Row]:
-    """Return a row per point: the pass with the least time of each."""
+def measure(data: Data, only: str | None, of: str | None, *, quick: bool) -> list[Row]:
+    """Return a row per point, perhaps of `only` one method and `of` one sweep: the pass with the least time of each."""
     order = np.random.default_rng(0).permutation(len(data.y))
     x, y = data.x[order].astype(np.float32), data.y[order]
     trees, passes = (1, 1) if quick else (3, 3)
@@ -152,6 +159,8 @@ def measure(data: Data, *, quick: bool) -> list[Row]:
     for _ in range(passes):
         for point in points(quick=quick):
             sweep, method, n, max_bin, vectors = point
+            if method not in (only or method, "plain, pooled") or sweep != (of or sweep):
+                continue
             before, started = cpu_of_others(), time.perf_counter()
             if method in METHODS:
                 row, predicted = with_treaty(method, x[:n], y[:n], max_bin, vectors, trees)
@@ -166,7 +175,7 @@ def measure(data: Data, *, quick: bool) -> list[Row]:
             peaks[point] = max(row["peak MB"], peaks.get(point, row["peak MB"]))
             if point not in best or row["s/tree"] < best[point]["s/tree"]:
                 best[point] = row
-    return [{**row, "peak MB": peaks[point]} for point, row in best.items()]
+    return [{**row, "peak MB": peaks[point]} for point, row in best.items() if only in (None, point[1])]
 
 
 def verdict(predicted: np.ndarray, expected: np.ndarray) -> str:
@@ -204,15 +213,27 @@ def draw(rows: list[Row], *, quick: bool) -> None:
 def by_method(rows: Iterable[Row]) -> list[tuple[str, list[Row]]]:
     """Group rows, in the methods' order."""
     kept = list(rows)
-    return [(method, line) for method in COLOURS if (line := [row for row in kept if row["method"] == method])]
+    lines = [(method, [row for row in kept if row["method"] == method]) for method in COLOURS]
+    return [
+        (method, sorted(line, key=lambda row: (row["rows"], row["max_bin"], row["r"])))
+        for method, line in lines
+        if line
+    ]
 
 
 def main() -> None:
-    options = arguments(__doc__).parse_args()
+    parser = arguments(__doc__)
+    parser.add_argument("--method", choices=METHODS, help="this one alone; the others' results are taken from the CSV")
+    parser.add_argument("--sweep", choices=("rows", "candidates", "few rows", "null vectors"), help="likewise")
+    options = parser.parse_args()
     logging.getLogger("treaty").setLevel(logging.ERROR)  # paper mode warns at every fit
     compile_kernels(find_system("fedxgboost-smm"))
-    rows = measure(flights(), quick=options.quick)
-    report("smm", rows, quick=options.quick)
+    rows = measure(flights(), options.method, options.sweep, quick=options.quick)
+    partly = options.method or options.sweep
+    keys = ("sweep", "method", "rows", "max_bin", "r") if partly else ()
+    report("smm", rows, quick=options.quick, keys=keys)
+    if partly and not options.quick:
+        rows = [{**row, **{name: float(row[name]) for name in DRAWN}} for row in read_rows(RESULTS / "smm.csv")]
     draw(rows, quick=options.quick)
 
 

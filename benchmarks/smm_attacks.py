@@ -215,11 +215,12 @@ def whole_trainings(tables: dict[str, Table], y: Matrix) -> list[dict[str, objec
     found.append(
         line("training: rounding", 2, "passive", len(y), levels=1, steps=1, right=np.mean(labels == y), auc=auc)
     )
-    values, known = solved([node.answered for level in levels[:2] for node in level], len(y))
-    auc = roc_auc_score(y[known], -values[known, 0])
-    error = np.abs(values[known, 0] / STEP - (0.5 - y[known])).max()
-    numbers = {"levels": 2, "right": known.mean(), "auc": auc, "error": error}
-    found.append(line("training: linear algebra over levels", 2, "passive", len(y), **numbers))
+    for count in (1, 2):
+        values, known = solved([node.answered for level in levels[:count] for node in level], len(y))
+        auc = roc_auc_score(y[known], -values[known, 0])
+        error = np.abs(values[known, 0] / STEP - (0.5 - y[known])).max()
+        numbers = {"levels": count, "right": known.mean(), "auc": auc, "error": error}
+        found.append(line("training: linear algebra over levels", 2, "passive", len(y), **numbers))
     for number, level in enumerate(levels):
         nodes = [node.answered for node in level]
         shown = sum(int(empty_rows(node.vectors).sum()) for node in nodes) / sum(len(node.rows) for node in nodes)

@@ -170,7 +170,7 @@ class SmmNode:
 
 
 def products_from_transcript(transcript: Transcript, peer: str, n_rows: int) -> list[list[list[SmmNode]]]:
-    """Return the products between the transcript's party and a peer, by tree, level and node.
+    """Return the products between the transcript's party and a peer, by tree, level and node (version 2: and column).
 
     Nodes without a product are left out. The transcript may be either end's; ConfigError if it has no contents.
     """
@@ -215,6 +215,8 @@ def products_from_transcript(transcript: Transcript, peer: str, n_rows: int) -> 
                     entry, node_products.NullVectors if entry.step == "NullVectors" else node_products.CandidateVectors
                 )
                 rows = rows or node_products.rows_of_nodes(named.rows, named.nodes, count)
+                if entry.step == "CandidateVectors" and len(rows) == count:
+                    rows = node_products.every_column(rows, features)
                 widths = node_products.widths_of_nodes(sent.widths, rows, n_rows, peer, entry.step).tolist()
                 vectors = whole(entry.step, sent.vectors, widths) or vectors
             case "MaskedCandidates":

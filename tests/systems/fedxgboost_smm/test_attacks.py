@@ -94,7 +94,7 @@ def test_rounding_gives_the_active_party_all_bins_of_the_first_tree(table):
 
 def test_rounding_gives_passive_parties_the_labels_of_the_first_tree(table):
     trees, _ = train(table, 2)
-    (root,) = trees[0][0]
+    root, *_ = trees[0][0]  # a product for each column
     half = 2.0**15  # of 2^16 steps
     guess = attacks.rounded(root.answered, (-half, half), steps=5)[:, 0]
     np.testing.assert_array_equal(guess < 0, table[1] == 1)

@@ -47,8 +47,8 @@ from treaty.systems.vertical.prediction import DecideRequest
 ESTIMATORS = {"binary": treaty.GBDTClassifier, "multiclass": treaty.GBDTClassifier, "regression": treaty.GBDTRegressor}
 PLAIN = {"n_estimators": 3, "max_depth": 3, "min_child_samples": 1, "max_bin": 16}
 CHANGES = {"plain": lambda X: X, "missing": with_gaps, "categories": with_categories}
-ROOMY = {**PLAIN, "max_bin": 4, "min_child_samples": 25}
-"""Nodes with more rows than a party has candidates, which version 2 needs."""
+ROOMY = {**PLAIN, "min_child_samples": 25}
+"""Nodes with more rows than any column has candidates, which version 2 needs; all columns have more than rows."""
 
 
 def fit_both(task, tables, y, version, *, weight=None, eval_set=None, **options):
@@ -190,7 +190,7 @@ def test_version_2_shrinks_and_then_makes_a_leaf(caplog):
     tables = to_tables({"p0": X.iloc[:, :0], "p1": X.iloc[:, :8]})
     with caplog.at_level(logging.INFO, "treaty.systems.fedxgboost_smm.published"):
         played = play_training(tables, y.astype(float), version=2, max_depth=4, max_bin=8)
-    assert "have fewer rows than candidates, and get no split here" in caplog.text
+    assert "columns of nodes have too many candidates for their rows, and get no split here" in caplog.text
     entries = [entry for entry in played.transcripts["p1"].entries if entry.step == "CandidateVectors"]
     widths = np.concatenate([
         np.frombuffer(entry.message(CandidateVectors).widths.data, np.int32) for entry in entries
@@ -337,8 +337,8 @@ def test_named_sizes_are_what_is_sent_and_more_vectors_are_refused(version):
     sender, peer, kind = ("p0", "p1", NullVectors) if version == 1 else ("p1", "p0", CandidateVectors)
     seen = [e.message(kind) for e in played.transcripts[peer].entries if e.peer == sender and e.step == kind.__name__]
     assert max(np.frombuffer(message.widths.data, np.int32).max() for message in seen) == 6
-    rows = [np.arange(200)]
     message = seen[0]
+    rows = [np.arange(200)] * message.widths.shape[0]  # of version 2 for each column
     with pytest.raises(PeerProtocolError, match=r"expected at most 5 vectors of a node \(null_vectors\)"):
         widths_of_nodes(message.widths, rows, 5, sender, kind.__name__)
 

@@ -216,6 +216,12 @@ def every_node(level: Level) -> Level:
     )
 
 
+def every_column(rows: Sequence[Rows], features: Int32s) -> list[Rows]:
+    """Return the rows of each product of version 2: of every node, one for each of a passive party's columns."""
+    # one of all columns' candidates needs more rows than deep nodes have; a party without columns has an empty one
+    return [members for members in rows for _ in range(max(1, len(features)))]
+
+
 def named_rows(party: Party, active: str, asked: NodeRows, n_rows: int) -> list[Rows]:
     """Receive which rows are in each node of a level, ascending; reject a node without rows."""
     if not 0 <= asked.nodes <= n_rows:

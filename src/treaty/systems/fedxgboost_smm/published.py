@@ -7,8 +7,9 @@ Roles: one active party (labels, perhaps features), any number of passive partie
 node with n rows, the active party holds V = [g h] (n, 2). A passive party holds M (n, l), a column of 0 and 1 for each
 split candidate; the left sums of all its candidates are M^T V. In version 1 the active party sends null vectors of V
 and gets the sums. In version 2 each passive party sends null vectors of M, mixed with random columns, gets the sums of
-its candidates, and sends its best gain. Output: the active party gets the trees and all leaf weights, every party its
-own splits. The trees are those of the plain grower, bit for bit, except where nodes have too few rows for the product.
+its candidates, and sends its best gain; each of its columns has an M of its own. Output: the active party gets the
+trees and all leaf weights, every party its own splits. The trees are those of the plain grower, bit for bit, except
+where nodes have too few rows for the product.
 
 The functions stand in the order of the paper's steps, those of both parties side by side. Options set the number of
 columns of U, M' and Y (`null_vectors`, `bit_columns`, `normal_columns`). The numbers shrink where a node has few rows;
@@ -20,10 +21,11 @@ g and h, the same at all levels, follow exactly by linear algebra (`treaty.attac
 So paper mode needs ``allow_insecure=True`` of every party.
 
 Deviations from the paper: all nodes of a level travel in one round, and none is obtained by subtraction. In version 1
-the active party gets the number of rows of each bin, for missing values, categories and `min_child_samples`. Candidates
-come from tie-aware bins, not from quantiles. Sums are rounded to whole numbers, so that splits equal the plain
-grower's. H^L is not overwritten where H^R is meant (an error in both listings). Version 2 checks the winner's rows
-against the gain it sent.
+the active party gets the number of rows of each bin, for missing values, categories and `min_child_samples`. Version 2
+has a product for each column: one of all candidates needs more rows than deep nodes have. Candidates come from
+tie-aware bins, not from quantiles. Sums are rounded to whole numbers, so that splits equal the plain grower's. H^L is
+not overwritten where H^R is meant (an error in both listings). Version 2 checks the winner's rows against the gain it
+sent.
 """
 
 from __future__ import annotations
@@ -65,6 +67,7 @@ from treaty.systems.fedxgboost_smm.node_products import (
     chosen,
     disguised,
     empty_rows,
+    every_column,
     every_node,
     named_rows,
     null_vectors,
@@ -139,7 +142,7 @@ def _name_rows(party: Party, partition: RowPartition, nodes: Int32s, n_rows: int
 
 @dataclass(frozen=True, slots=True)
 class _HiddenNode:
-    """A node whose sums a passive party gets: its candidates, the matrix that has them, their places in it."""
+    """A column of a node whose sums a passive party gets: candidates, the matrix that has them, places in it."""
 
     candidates: NodeCandidates
     mixed: Matrix
@@ -150,10 +153,10 @@ class _HiddenNode:
 def _hide_candidates(
     party: Party, rows: Sequence[Rows], columns: OwnColumns, features: Int32s, sizes: Sizes
 ) -> list[_HiddenNode | None]:
-    """Send null vectors of each node's candidates, mixed with random columns; None for nodes with too few rows."""
+    """Send null vectors of the candidates of each product, mixed with random columns; None: it has too few rows."""
     random, nodes, short = Keystream(), list[_HiddenNode | None](), 0
-    for members in rows:
-        candidates = columns.candidates(members, features)
+    for k, members in enumerate(rows):
+        candidates = columns.candidates(members, features[k % max(1, len(features)) :][:1])
         fitting = sizes.of_disguised(*candidates.matrix.shape)
         if fitting is None or not len(candidates.slots):
             short += fitting is None
@@ -164,7 +167,7 @@ def _hide_candidates(
         mixed, places = disguised(candidates.matrix, bits, normal, random)
         nodes.append(_HiddenNode(candidates, mixed, places, null_vectors(mixed, count, random)))
     if short:
-        logger.info("%d nodes have fewer rows than candidates, and get no split here", short)
+        logger.info("%d columns of nodes have too many candidates for their rows, and get no split here", short)
     vectors = [node.vectors for node in nodes if node is not None]
     widths = Array.of(np.array([0 if node is None else node.vectors.shape[1] for node in nodes], np.int32))
     send_matrices(party, party.peers, vectors, lambda values: CandidateVectors(widths, values))  # [SMM 2, step 3] U
@@ -196,14 +199,15 @@ def _own_sums(
 ) -> tuple[Integers, Integers]:
     """Receive masked gradients; return bin sums int64 (nodes, slots, 3), rounded to whole numbers, and totals."""
     (active,) = party.peers
-    answer, sums = party.receive(active, MaskedGradients), list[Integers]()
+    answer, sums, each = party.receive(active, MaskedGradients), list[Integers](), max(1, len(features))
     totals = np.zeros((len(rows), 3), np.int64)
     totals[:, :2] = view(answer.totals, np.int64, (len(rows), 2), peer=active, what="MaskedGradients.totals")
     totals[:, 2] = [len(members) for members in rows]
     masked = take_matrices(party, active, answer, "masked", rows, [0 if node is None else 2 for node in nodes])
-    for node, of_node, total in zip(nodes, masked, totals, strict=True):
+    for k, (node, of_node, total) in enumerate(zip(nodes, masked, totals, strict=True)):
+        feature = features[k % each :][:1]
         if node is None:
-            sums.append(undivided(total, features, columns.offsets))
+            sums.append(undivided(total, feature, columns.offsets))
             continue
         try:
             # [SMM 2, step 6] M*^T W = M*^T V, of which M's columns are kept; then gains, and the best
@@ -211,8 +215,9 @@ def _own_sums(
         except ValueError as error:
             raise PeerProtocolError(active, str(error), at="MaskedGradients.masked") from None
         slots, counts = node.candidates.slots, node.candidates.counts
-        sums.append(bin_sums(found.T, slots, counts, total, features, columns.offsets, columns.categorical))
-    return np.stack(sums), totals
+        sums.append(bin_sums(found.T, slots, counts, total, feature, columns.offsets, columns.categorical))
+    # each product has sums of its own column alone
+    return np.stack(sums).reshape(-1, each, *sums[0].shape).sum(axis=1), totals[::each]
 
 
 # ---------------------------------------------------------------- both versions
@@ -253,8 +258,9 @@ def active(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
                     members = _name_rows(party, rows, level.nodes, n_rows)
                     if second:
                         search.ask(level, rows)  # own columns; the others answer with gains
-                        for peer in others:
-                            _mask_gradients(party, peer, members, values, sizes.null_vectors)
+                        for peer, columns in others.items():
+                            products = every_column(members, columns.features)
+                            _mask_gradients(party, peer, products, values, sizes.null_vectors)
                         best = best_of([
                             source.best(len(level.nodes), k) if isinstance(source, CandidateGains)
                             else search.scan(k, level)
@@ -315,8 +321,9 @@ def passive(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
         if not second:
             _mask_candidates(party, rows, columns, features, sizes.null_vectors)
             return None
-        nodes = _hide_candidates(party, rows, columns, features, sizes)
-        sums, totals = _own_sums(party, nodes, rows, columns, features)
+        products = every_column(rows, features)
+        hidden = _hide_candidates(party, products, columns, features, sizes)
+        sums, totals = _own_sums(party, hidden, products, columns, features)
         best = scan(sums, totals, features, bins.offsets, columns.categorical, rules, threads=inputs.threads)
         return BestGains(Array.of(best.gain))
 
