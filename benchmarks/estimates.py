@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from data import arguments, cpu_of_others, report
+from treaty.data.table import Table
 from treaty.runs import processes
 from treaty.runs.job import Align, Job, Member
 from treaty.runs.job_files import decoded_job
@@ -117,6 +118,37 @@ def by_row(system: str, own: dict[str, Any], rows: int, folder: Path) -> tuple[s
     return "server", parties | {f"edge{k}": Member(role="edge") for k in range(3)}, {}
 
 
+def job_arguments(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser with `--only`, and with what `played` starts a party's process with."""
+    parser = arguments(description)
+    parser.add_argument("--only", default="", help="jobs whose titles contain this")
+    parser.add_argument("--as", dest="name", help=argparse.SUPPRESS)
+    parser.add_argument("what", nargs="?", help=argparse.SUPPRESS)
+    parser.add_argument("job", nargs="?", type=Path, help=argparse.SUPPRESS)
+    return parser
+
+
+def played(script: str, job: Job, folder: Path) -> tuple[Job, dict[str, str], float, float]:
+    """Play a job, each party a process of the script.
+
+    Return the job with addresses and keys, the last line of each party, seconds, and the cores that other work took.
+    """
+    job = processes._completed(job)
+    path = folder / "job.json"
+    path.write_bytes(job.encoded())
+    before, began = cpu_of_others(), time.perf_counter()
+    command = [sys.executable, script, "job", str(path), "--as"]
+    parties = {of: subprocess.Popen([*command, of], stdout=subprocess.PIPE, text=True) for of in job.parties}
+    printed = {of: process.communicate()[0].splitlines()[-1] for of, process in parties.items()}
+    took = time.perf_counter() - began
+    return job, printed, took, (cpu_of_others() - before) / took
+
+
+def table_of(job: Job, name: str) -> Table:
+    """Return a party's training table as its check reads it."""
+    return read_alone(job.table_rules(name), str(job.parties[name].table), training=True)[0].features
+
+
 def measure(title: str, rows: int, case: tuple[str, dict[str, Any], dict[str, Any], Any]) -> list[dict[str, object]]:
     """Play one job; return a line for each of the parties whose sizes differ most."""
     system, own, common, _ = case
@@ -128,26 +160,17 @@ def measure(title: str, rows: int, case: tuple[str, dict[str, Any], dict[str, An
             common={"max_depth": 3, **common}, output=str(folder / "model"), store=str(folder / "store"), n_jobs=1,
             **more,
         )  # fmt: skip
-        job = processes._completed(job)
-        path = folder / "job.json"
-        path.write_bytes(job.encoded())
-        before, began = cpu_of_others(), time.perf_counter()
-        command = [sys.executable, __file__, "job", str(path), "--as"]
-        played = {of: subprocess.Popen([*command, of], stdout=subprocess.PIPE) for of in parties}
-        printed = {of: process.communicate()[0].split() for of, process in played.items()}
-        busy, peaks = ({of: float(said[at]) for of, said in printed.items()} for at in (-2, -1))
-        took = time.perf_counter() - began
-        others = (cpu_of_others() - before) / took
+        job, printed, took, others = played(__file__, job, folder)
+        busy, peaks = ({of: float(said.split()[at]) for of, said in printed.items()} for at in (0, 1))
         lines, reports = [], load_reports(job)
         sent = {of: sum(total["bytes"] for total in noted.sent.values()) for of, noted in reports.items()}
         shown = [active, next(of for of in parties if of != active and parties[of].table)]
         shown += [of for of in parties if of == "edge0"]
         for of in shown:
-            member = job.parties[of]
-            has_rows = member.table is not None and of in job.roles().owners
-            table = read_alone(job.table_rules(of), str(member.table), training=True)[0].features if has_rows else None
+            has_rows = job.parties[of].table is not None and of in job.roles().owners
+            table = table_of(job, of) if has_rows else None
             if table is None and title in ROW_SPLIT:  # an estimate for as many rows as users have
-                table = read_alone(job.table_rules("owner0"), str(parties["owner0"].table), training=True)[0].features
+                table = table_of(job, "owner0")
             found = expect(job, job.roles(), of, table)
             received = sum(reports[of].received.values())
             lines.append({
@@ -170,19 +193,14 @@ def near(expected: float, found: float, factor: float) -> str:
 
 
 def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--as", dest="name", help=argparse.SUPPRESS)
-    parser.add_argument("--only", help="jobs whose titles contain this")
-    parser.add_argument("what", nargs="?", help=argparse.SUPPRESS)
-    parser.add_argument("job", nargs="?", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = job_arguments(__doc__).parse_args()
     if options.name:
         play(options.job, options.name)
         return
     compile_kernels()
     rows = []
     for title, case in (COLUMN_SPLIT | ROW_SPLIT).items():
-        if options.only is None or options.only in title:
+        if options.only in title:
             for size in case[3][:1] if options.quick else case[3]:
                 rows += measure(title, size, case)
     report("estimates", rows, quick=options.quick, keys=("job", "rows", "party"))

@@ -14,10 +14,7 @@ others. Claims: 2 s a tree open, 8 s sealed at 100,000 x (30 + 300), depth 3.
 
 from __future__ import annotations
 
-import argparse
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -26,16 +23,14 @@ import numpy as np
 import xgboost
 from sklearn.metrics import roc_auc_score
 
-from data import arguments, cpu_of_others, mnist, report, seconds
-from estimates import drawn, near, write
+from data import mnist, report, seconds
+from estimates import drawn, job_arguments, near, played, table_of, write
 from large_tables import Peak
 from treaty import GBDTClassifier
-from treaty.runs import processes
 from treaty.runs.job import Job, Member
 from treaty.runs.job_files import decoded_job
 from treaty.runs.local_checks import expect
 from treaty.runs.party import train_party
-from treaty.runs.table_files import read_alone
 from treaty.runs.warm_up import compile_kernels
 from treaty.systems.observers import Observer, observing
 
@@ -99,16 +94,9 @@ def measure(title: str, way: str, quick: bool) -> dict[str, object]:
             own={"encryption": "lattice", "sums": sums, "allow_exact_sums": sums == "open"}, common=common,
             output=str(folder / "model"), store=str(folder / "store"), n_jobs=2, timeout=3600.0,
         )  # fmt: skip
-        job = processes._completed(job)
-        path = folder / "job.json"
-        path.write_bytes(job.encoded())
-        before, began = cpu_of_others(), time.perf_counter()
-        command = [sys.executable, __file__, "job", str(path), "--as"]
-        played = {of: subprocess.Popen([*command, of], stdout=subprocess.PIPE) for of in members}
-        found = {of: json.loads(process.communicate()[0].splitlines()[-1]) for of, process in played.items()}
-        others_cores = (cpu_of_others() - before) / (time.perf_counter() - began)
-        table = read_alone(job.table_rules("active"), str(members["active"].table), training=True)[0].features
-        expected = expect(job, job.roles(), "active", table, {"passive": (others, 33 * others)})
+        job, printed, _, others_cores = played(__file__, job, folder)
+        found = {of: json.loads(line) for of, line in printed.items()}
+        expected = expect(job, job.roles(), "active", table_of(job, "active"), {"passive": (others, 33 * others, 0, 0)})
     active, passive = found["active"], found["passive"]
     moved = active["set-up MB"] + active["MB a tree"] * (1 + trees)
     busiest = max(of["CPU s"] for of in found.values())
@@ -192,12 +180,8 @@ def ranks(quick: bool) -> list[dict[str, object]]:
 
 
 def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--as", dest="name", help=argparse.SUPPRESS)
-    parser.add_argument("--only", default="", help="jobs whose titles contain this")
+    parser = job_arguments(__doc__)
     parser.add_argument("--sampling", action="store_true", help="accuracy under feature sampling, and nothing else")
-    parser.add_argument("what", nargs="?", help=argparse.SUPPRESS)
-    parser.add_argument("job", nargs="?", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.name:
         play(options.job, options.name)
