@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace as replaced
 from typer.testing import CliRunner, Result
 
 from runs.small_jobs import SYSTEMS, write_job
@@ -175,7 +176,7 @@ def test_without_as_and_without_a_node_the_parties_are_named(job, tmp_path, monk
 def test_what_a_job_is_expected_to_take_is_said(tmp_path):
     job = write_job(tmp_path, "secureboost")
     said = {finding.what: finding for finding in check_own(job, "b")}
-    assert said["expected"].said == "180 rows and 3 columns here; taken for each other party: 10 columns"
+    assert said["expected"].said == "180 rows and 3 columns here; taken for each other party: 10 columns of numbers"
     assert "within a factor of 3" in said["expected time"].said
     assert said["expected bytes"].said.count(" MB") == 3
     assert "from" not in said["expected bytes"].said  # others' columns change nothing of what goes to and from here
@@ -209,6 +210,25 @@ def test_what_others_say_of_their_columns_is_what_a_job_is_expected_to_take(tmp_
 
     assert in_all(said) < in_all(taken) / 2  # 10 columns were taken
     assert local_checks.stated_sizes("could take part") is None
+
+
+def test_what_others_say_of_their_categories_counts_under_seal(tmp_path):
+    job = write_job(tmp_path, "secureboost")
+    lines = [f"k{row % 50},l{row % 50},m{row % 50}" for row in range(180)]
+    (tmp_path / "b.csv").write_text("\n".join(["one,two,three", *lines]))
+
+    def public(**own):
+        return next(of.public for of in check_own(replaced(job, own=own), "b") if of.what == "expected")
+
+    def megabytes(size):
+        said = {of.what: of.said for of in check_own(replaced(job, own={}), "a", {"b": size, "c": size})}
+        return float(re.search(r"([\d,.]+) MB in all", said["expected bytes"])[1].replace(",", ""))
+
+    told = local_checks.stated_sizes(public())
+    assert told == (3, 150, 3, 150)
+    assert public().endswith("3 columns in 150 bins (3 columns of 150 categories)")
+    assert public(allow_exact_sums=True).endswith("3 columns in 150 bins")
+    assert megabytes(told) < megabytes((*told[:2], 0, 0)) / 1.5
 
 
 def test_a_party_without_a_table_is_told_for_what_sizes(tmp_path):

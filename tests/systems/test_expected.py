@@ -166,19 +166,19 @@ def test_deeper_trees_more_trees_rows_and_columns_take_more_of_everything() -> N
     assert few.sent["a", "b"] < 12 * 5 / 4 * of(rows=100).sent["a", "b"]
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_bytes_of_sealed_halves_are_as_expected_whether_columns_are_known_to_be_categories(
-    known: bool, link: None
+@pytest.mark.parametrize(("categories", "max_bin"), [(200, 16), (50, 64)])
+def test_bytes_of_sealed_halves_are_as_expected_for_more_categories_than_bins_of_numbers_and_fewer(
+    categories: int, max_bin: int, link: None
 ) -> None:
     x, y = drawn(2000, 2)
-    codes = np.random.default_rng(0).integers(0, 200, 2000)
+    codes = np.random.default_rng(0).integers(0, categories, 2000)
     tables = {"p0": x, "p1": pd.DataFrame({"code": pd.Categorical([f"k{code}" for code in codes])})}
-    common = {**TREES, "max_bin": 16}
+    common = {**TREES, "max_bin": max_bin, "max_depth": 4}
     model = treaty.GBDTClassifier(treaty.SecureBoost(), **common).fit(tables, y)
-    bins = {name: fit_bins(to_table(table, party=name), 16) for name, table in tables.items()}
+    bins = {name: fit_bins(to_table(table, party=name), max_bin) for name, table in tables.items()}
     shape = Shape(
         rows=2000, columns={"p0": 2, "p1": 1}, slots={name: int(of.offsets[-1]) for name, of in bins.items()},
-        halved={"p1": (1, 200)} if known else {},
+        halved={"p1": (1, categories)},
     )  # fmt: skip
     system, own = find_system("secureboost"), treaty.SecureBoost()
     given = system.common(**{name: value for name, value in common.items() if name != "n_jobs"})

@@ -26,7 +26,7 @@ from treaty.node.proposals import JobStatus, Proposal, Verb, check_same, id_of, 
 from treaty.node.settings import Settings, load_settings
 from treaty.node.store import FINAL, JobRow, Store
 from treaty.runs.job import Job
-from treaty.runs.local_checks import EXPECTED, CheckFinding, stated_sizes
+from treaty.runs.local_checks import EXPECTED, CheckFinding, Size, stated_sizes
 
 JobPrefix = Annotated[str, typer.Argument(metavar="JOB", help="The first letters of a job's id.")]
 Reason = Annotated[str, typer.Option(help="Sent to the other parties.")]
@@ -177,7 +177,7 @@ def _print_peers(store: Store, settings: Settings, job: Job) -> bool:
     return fine
 
 
-def _tried(store: Store, job_id: str, patience: float) -> tuple[bool, dict[str, tuple[int, int]]]:
+def _tried(store: Store, job_id: str, patience: float) -> tuple[bool, dict[str, Size]]:
     """Wait for a trial to end and print what each party's node found; also return the table sizes that nodes sent."""
     deadline = time.monotonic() + patience
     while (row := store.job(job_id)).state not in FINAL and time.monotonic() < deadline:

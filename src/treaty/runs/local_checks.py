@@ -49,15 +49,17 @@ PROCESS, CELL = 370e6, 26.0
 # bytes a second of the network that the time of transfer is stated for: 100 Mbit/s
 LINK = 100e6 / 8
 
-# by party, as far as they have stated them: columns as they are trained on, and bins of all of them
-Sizes = Mapping[str, tuple[int, int]]
-_STATED = re.compile(r"about (\d{1,6}) columns in (\d{1,8}) bins")
+# columns as they are trained on, and bins of all; under sealed sums, columns split by halves of categories, and these
+Size = tuple[int, int, int, int]
+# by party, as far as they have stated them
+Sizes = Mapping[str, Size]
+_STATED = re.compile(r"about (\d{1,6}) columns in (\d{1,8}) bins(?: \((\d{1,6}) columns of (\d{1,8}) categories\))?")
 
 
-def stated_sizes(text: str) -> tuple[int, int] | None:
+def stated_sizes(text: str) -> Size | None:
     """Return the size of another party's table from its statement (`Expectation.in_public`); None if it has none."""
     found = _STATED.search(text)
-    return None if found is None else (int(found[1]), int(found[2]))
+    return None if found is None else (int(found[1]), int(found[2]), int(found[3] or 0), int(found[4] or 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class Expectation:
     """What is expected of a job at one party: for which sizes (`taken`), in seconds and bytes.
 
     `in_all` are the bytes between all parties, and `span` their range if other parties have few or many columns. `own`
-    is the size of the party's own table, as `Sizes` have it.
+    is the size of the party's own table.
     """
 
     taken: str
@@ -75,18 +77,19 @@ class Expectation:
     in_all: float
     memory: float
     kept: float
-    own: tuple[int, int] | None = None
+    own: Size | None = None
     span: tuple[float, float] | None = None
 
     def in_public(self) -> str:
         """Return what the other parties are sent, to one digit: more would reveal the number of rows."""
         seconds, nbytes, memory = (float(f"{of:.0e}") for of in (self.seconds, self.sent + self.received, self.memory))
         text = f"expects about {in_words(seconds)}, {_mb(nbytes)} sent and received, {_gb(memory)} of memory"
-        columns, slots = self.own or (0, 0)
-        if not columns:
+        if self.own is None or not self.own[0]:
             return text
-        # of bins, two digits
-        return f"{text}, for about {float(f'{columns:.0e}'):.0f} columns in {float(f'{slots:.1e}'):.0f} bins"
+        # of bins and categories, two digits
+        sizes = [int(float(f"{of:.{after}e}")) for of, after in zip(self.own, (0, 1, 0, 1), strict=True)]
+        text += f", for about {sizes[0]} columns in {sizes[1]} bins"
+        return text + (f" ({sizes[2]} columns of {sizes[3]} categories)" if sizes[2] else "")
 
     def findings(self) -> list[CheckFinding]:
         """Return time and bytes in words, after the sizes they are for."""
@@ -143,29 +146,32 @@ def expect(job: Job, roles: Roles, name: str, table: Table | None, stated: Sizes
     return Expectation(
         taken, START + found.seconds * slowness(), sent, received, sum(found.sent.values()),
         PROCESS + CELL * values + found.memory.get(name, 0.0), found.kept.get(name, 0.0),
-        (shape.columns[name], shape.slots[name]) if apart and name in shape.slots else None, span,
+        (shape.columns[name], shape.slots[name], *shape.halved[name]) if apart and name in shape.slots else None, span,
     )  # fmt: skip
 
 
 def _shape(job: Job, roles: Roles, name: str, table: Table | None, common: Any, stated: Sizes) -> tuple[Shape, str]:
     """Return the sizes of a job's tables as far as a party knows them, and in words what it assumes of the rest."""
-    rows, columns, slots, halved = ROWS, COLUMNS, _slots(COLUMNS, common), {}
+    rows, columns, slots, halved = ROWS, COLUMNS, _slots(COLUMNS, common), (0, 0)
+    ciphers = job.settings()[0].ciphers
     if table is not None:
         rows, names = table.n_rows, table.schema.names
         if isinstance(common, BoostingOptions):
             bins = fit_bins(table, common.most_bins, 1, max_categories=common.most_categories)
             columns, slots = len(names), int(bins.offsets[-1])
-            by_halves = bins.n_bins[table.schema.categorical & (bins.n_bins >= common.onehot_below)]
-            halved[name] = len(by_halves), int(by_halves.sum())
+            if ciphers is not None and ciphers.sealed:
+                by_halves = bins.n_bins[table.schema.categorical & (bins.n_bins >= common.onehot_below)]
+                halved = len(by_halves), int(by_halves.sum())
         else:
             regression = common.table == "regression"
             columns = slots = len(preparation_of(table).names(names, table.schema.categories) if regression else names)
-    others = (columns, slots) if job.by_row or table is None else (COLUMNS, _slots(COLUMNS, common))
-    sizes = {owner: (columns, slots) if owner == name else stated.get(owner, others) for owner in roles.owners}
+    own, usual = (columns, slots, *halved), (COLUMNS, _slots(COLUMNS, common), 0, 0)
+    others = own if job.by_row or table is None else usual
+    sizes = {owner: own if owner == name else stated.get(owner, others) for owner in roles.owners}
     shape = Shape(
         rows=rows, columns={owner: size[0] for owner, size in sizes.items()},
         slots={owner: size[1] for owner, size in sizes.items()}, classes=job.classes,
-        threads=job.n_jobs or len(os.sched_getaffinity(0)), halved=halved,
+        threads=job.n_jobs or len(os.sched_getaffinity(0)), halved={owner: size[2:] for owner, size in sizes.items()},
     )  # fmt: skip
     if table is None:
         return shape, f"taken for all who have a table: {rows:,} rows, {columns} columns"
@@ -174,7 +180,7 @@ def _shape(job: Job, roles: Roles, name: str, table: Table | None, common: Any, 
     text = [f"{rows:,} rows and {columns} columns here"]
     text += [f"as {owner} says, about {of[0]} columns in {of[1]} bins there" for owner, of in stated.items()]
     if not stated.keys() >= sizes.keys() - {name}:
-        text.append(f"taken for each {'further' if stated else 'other'} party: {COLUMNS} columns")
+        text.append(f"taken for each {'further' if stated else 'other'} party: {COLUMNS} columns of numbers")
     return shape, "; ".join(text) + (", all of its rows in common" if job.align is not None else "")
 
 

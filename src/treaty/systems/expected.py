@@ -33,9 +33,8 @@ class Shape:
     """Sizes of a job's tables.
 
     `rows` are those of each owner: of all the same where tables are split by column. `columns`, and `slots` in their
-    histograms (bins, and one for missing values), are by owner; `halved`, as far as they are known, are the columns
-    that are split by halves of their categories, and these. `classes` are those that the job names, `threads` this
-    party's.
+    histograms (bins, and one for missing values), are by owner; so are the columns that are split by halves of their
+    categories, and these, `halved` (absent: none). `classes` are those that the job names, `threads` this party's.
     """
 
     rows: int

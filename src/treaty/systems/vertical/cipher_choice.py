@@ -241,7 +241,8 @@ def candidates_of(
 ) -> tuple[float, float]:
     """Return a tree's candidates of features with so many bins in all, and its categories of the `halved` ones."""
     share = common.colsample_bytree
-    return share * float(bins - categories - features + 3 * halved), share * float(categories)
+    # rounded numbers of bins may be fewer than their categories
+    return share * float(max(0, bins - categories - features + 3 * halved)), share * float(categories)
 
 
 def tell_cost_of_sealing(

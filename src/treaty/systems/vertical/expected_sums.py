@@ -114,9 +114,8 @@ def _seal(
 ) -> cipher_choice.Estimate:
     """Count what sealing one passive party's sums takes; return an estimate of its seconds."""
     features, slots = shape.columns[peer], shape.slots[peer]
-    # of a column whose kind is not known, bins beyond those of numbers are categories
-    halved, categories = shape.halved.get(peer, (0, max(0, slots - features * (common.most_bins + 1))))
-    candidates = cipher_choice.candidates_of(common, features, slots - features, halved, categories)
+    halved = shape.halved.get(peer, (0, 0))
+    candidates = cipher_choice.candidates_of(common, features, slots - features, *halved)
     step = cipher_choice.comparisons_of_a_step(NEAR, Widths.of(job.bounds, job.rules.ridge))
     cost = cipher_choice.cost_of_sealing({peer: NEAR}, {peer: candidates}, job, step)
     for sender, receiver in ((active, peer), (peer, active)):
