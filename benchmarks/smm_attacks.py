@@ -24,7 +24,6 @@ from data import arguments, default_of_credit_card_clients, report
 from treaty.attacks.hidden_values import (
     NodeExchange,
     SmmNode,
-    from_totals,
     left_over,
     products_from_transcript,
     rounded,
@@ -171,6 +170,18 @@ def shape_of_vectors(y: Matrix) -> list[dict[str, object]]:
     auc = roc_auc_score(y[:rows], two_valued(left_over(null_vectors(gradients, rows - left, RANDOM))))
     name = f"skewness and kurtosis, {left} columns left over, as sent"
     return [line(name, 1, "passive", rows, share=1 - left / rows, auc=max(auc, 1 - auc))]
+
+
+def from_totals(answered: NodeExchange, totals: Matrix) -> Matrix:
+    """Solve for the gradients of a node, float64 (n, c), where one null vector was sent and the totals are known.
+
+    A passive party may pretend to have n - 1 columns, which have one null vector. The active party cannot check that. W
+    then lacks one number per column, which follows from the totals.
+    """
+    (vector,) = answered.used.T
+    missing = (totals - answered.masked.sum(axis=0)) / vector.sum()
+    found: Matrix = answered.masked + vector[:, None] * missing
+    return found
 
 
 def many_columns(gradients: Matrix, few: Matrix) -> list[dict[str, object]]:

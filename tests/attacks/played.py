@@ -9,7 +9,7 @@ import pandas as pd
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_digits
 
-from treaty.attacks.views import Finding, Truth, View
+from treaty.attacks.views import Finding, Truth, View, recorded_views
 
 OU = {
     "encryption": "ou",
@@ -39,9 +39,8 @@ def digits() -> tuple[dict[str, pd.DataFrame], pd.Series]:
 def views_of(model: Any, X: Any, y: Any) -> tuple[dict[str, View], Truth]:
     """Train a copy of a model; return what each party saw, and what attacks are after."""
     copy = clone(model)
-    copy._recorded = {}
-    copy.fit(*((X,) if y is None else (X, y)))
-    views = {name: View(of) for name, of in copy._recorded.items()}
+    with recorded_views() as views:
+        copy.fit(*((X,) if y is None else (X, y)))
     return views, Truth(views, by_row=copy._chosen()[0].split == "rows")
 
 

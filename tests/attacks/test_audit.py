@@ -8,18 +8,21 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_breast_cancer
 
+from attacks.played import views_of
 from treaty import (
     FederBoostHorizontal,
     FederBoostVertical,
     FedXGBoostLDP,
+    FedXGBoostSMM,
     GBDTClassifier,
     LogisticRegression,
     SecureBoost,
 )
-from treaty.attacks.auditing import audit
+from treaty.attacks.auditing import audit, findings
 from treaty.attacks.membership import extraction, membership
-from treaty.attacks.views import Finding, auc_error
+from treaty.attacks.views import Finding, auc_error, recorded_views
 from treaty.errors import ConfigError
+from treaty.runs.records import READ
 from treaty.systems import find_system
 from treaty.systems.vertical.messages import Sums
 
@@ -99,8 +102,6 @@ def test_a_regression_is_audited_too_and_the_model_given_is_not_changed() -> Non
     done = audit(model, tables, y)
     assert not hasattr(model, "classes_")
     assert done.model.predict_proba(tables).shape == (len(y), 2)
-    assert "_recorded" not in vars(model)
-    assert done.model._recorded is None  # what was seen is not kept with the model
 
 
 @pytest.mark.parametrize(
@@ -116,6 +117,44 @@ def test_what_cannot_be_recorded_is_refused(model: Any, text: str) -> None:
     given = X if model.protocol == "pooled" else {"bank": X[WEAK], "shop": X.drop(columns=WEAK)}
     with pytest.raises(ConfigError, match=text):
         audit(model, given, y)
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        SecureBoost(encryption="lattice", allow_exact_sums=True, reveal="node"),
+        FedXGBoostSMM(mode="paper", version=1, allow_insecure=True),
+        FedXGBoostSMM(mode="paper", version=2, allow_insecure=True),
+        FedXGBoostLDP(epsilon=8.0),
+        FederBoostVertical(epsilon=8.0),
+    ],
+    ids=["node", "candidates", "gradients", "noise", "buckets"],
+)
+def test_attacks_find_the_same_in_what_an_audit_keeps_of_messages(system: Any) -> None:
+    tables, y = breast_cancer()
+    model = GBDTClassifier(system, n_estimators=1, max_depth=2, random_state=0, n_jobs=1)
+    views, _ = views_of(model, tables, y)
+    found = audit(model, tables, y).findings, findings(views, by_row=False)
+    one, other = (sorted((of.attack, of.party, of.target) for of in each) for each in found)
+    assert one == other
+
+
+def test_shares_of_sealed_sums_are_not_kept() -> None:
+    tables, y = breast_cancer()
+    with recorded_views(kinds=READ) as views:
+        GBDTClassifier(SecureBoost(), n_estimators=1, max_depth=2, n_jobs=1).fit(tables, y)
+    entries = [entry for view in views.values() for entry in view.transcript.entries]
+    kept = sum(len(entry.content) for entry in entries if entry.content is not None)
+    assert 0 < kept < sum(entry.nbytes for entry in entries) / 20
+    assert next(entry for entry in entries if entry.step == "SealedStep").content is None
+    assert list(views) == list(tables)
+
+
+def test_a_training_that_shows_more_than_fits_ends() -> None:
+    tables, y = breast_cancer()
+    model = GBDTClassifier(SecureBoost(encryption="lattice", allow_exact_sums=True), n_estimators=50, n_jobs=1)
+    with pytest.raises(ConfigError, match="parties see more than 2 MB: audit fewer rounds or rows"):
+        audit(model, tables, y, megabytes=2)
 
 
 # ---------------------------------------------------------------- findings

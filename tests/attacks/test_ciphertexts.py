@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from copy import copy
 
 import numpy as np
 import pytest
@@ -11,7 +11,6 @@ from attacks.played import OU, cancer, digits, findings_of, views_of
 from marks import slow
 from treaty import FedXGBoostSMM, GBDTClassifier, SecureBoost
 from treaty.attacks.ciphertexts import hidden_numbers, keyed_cipher, learned_from_ciphertexts
-from treaty.attacks.views import View
 from treaty.crypto.lattice.ring import pack
 from treaty.crypto.payload import SumsBounds, from_words, to_words
 from treaty.crypto.sums.lattice_sums import sums_parameters
@@ -27,12 +26,14 @@ LATTICE = SecureBoost(encryption="lattice", sums="open", allow_exact_sums=True)
 def changed(view, kind, change):
     """Return a view of which messages of a kind are changed."""
     transcript = Transcript(view.party, record_content=True)
-    for entry in view.recorded.transcript.entries:
+    for entry in view.transcript.entries:
         content = entry.content
         if entry.step == kind.__name__:
             content = encode(change(entry.message(kind)))
         transcript.record(entry.direction, entry.peer, entry.step, entry.round, entry.nbytes, content)
-    return View(replace(view.recorded, transcript=transcript))
+    made = copy(view)
+    made.transcript = transcript
+    return made
 
 
 @pytest.mark.parametrize(
@@ -60,8 +61,8 @@ def test_what_hides_gradients_tells_no_labels(table, protocol):
 
 def test_labels_are_found_in_plaintexts_that_are_sent_in_place_of_ciphertexts():
     views, truth = views_of(GBDTClassifier(SecureBoost(**OU), **TREES), *cancer())
-    view, node = views["shop"], views["bank"].recorded.recording.nodes["shop"][0]
-    packing = keyed_cipher(view, view.recorded.transcript.entries).packing
+    view, node = views["shop"], views["bank"].recording.nodes["shop"][0]
+    packing = keyed_cipher(view, view.transcript.entries).packing
 
     def plain(start):
         sent = np.zeros(start.payload[0].shape, np.uint8)
@@ -77,7 +78,7 @@ def test_labels_are_found_in_plaintexts_that_are_sent_in_place_of_ciphertexts():
 def test_labels_are_found_by_the_jacobi_symbol_of_a_cipher_that_shows_it():
     views, truth = views_of(GBDTClassifier(SecureBoost(**OU), **TREES), *cancer())
     view = views["shop"]
-    modulus = keyed_cipher(view, view.recorded.transcript.entries).modulus
+    modulus = keyed_cipher(view, view.transcript.entries).modulus
     honest = hidden_numbers(view)[1]
     assert np.all(honest[:, 64] == 1.0)  # after the 64 bytes of a ciphertext: all are squares modulo q
 
@@ -95,8 +96,8 @@ def test_labels_are_found_by_the_jacobi_symbol_of_a_cipher_that_shows_it():
 
 def test_labels_are_found_in_lattice_vectors_without_secrets():
     views, truth = views_of(GBDTClassifier(LATTICE, **TREES), *cancer())
-    view, node = views["shop"], views["bank"].recorded.recording.nodes["shop"][0]
-    (setup,) = [e.message(Setup) for e in view.recorded.transcript.entries if e.step == Setup.__name__]
+    view, node = views["shop"], views["bank"].recording.nodes["shop"][0]
+    (setup,) = [e.message(Setup) for e in view.transcript.entries if e.step == Setup.__name__]
     *bounds, nodes = np.frombuffer(setup.payload[0].data, np.int64).tolist()
     parameters = sums_parameters(SumsBounds(*bounds), nodes=nodes)
 

@@ -47,9 +47,9 @@ def test_named_rows_are_never_wrong():
     views, truth = views_of(model("ou", rerandomise=False), *cancer())
     codes, offsets = truth.codes("shop")
     view = views["bank"]
-    entries = [entry for entry in view.recorded.transcript.entries if entry.peer == "shop"]
+    entries = [entry for entry in view.transcript.entries if entry.peer == "shop"]
     cipher = keyed_cipher(view, entries)
-    nodes, named = view.recorded.recording.nodes["shop"], 0
+    nodes, named = view.recording.nodes["shop"], 0
     for bins, rows in recognised(entries, nodes, cipher):
         for one, found in zip(bins, rows, strict=True):
             if found is not None:

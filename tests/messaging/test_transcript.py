@@ -2,8 +2,9 @@ import threading
 
 import pytest
 
+from treaty.errors import ConfigError
 from treaty.messaging.messages import Message, encode
-from treaty.messaging.transcript import Pair, Total, Transcript
+from treaty.messaging.transcript import Pair, Room, Total, Transcript
 
 
 class Count(Message):
@@ -70,10 +71,31 @@ def test_recording_from_several_threads_loses_nothing():
 def test_contents_are_kept_up_to_a_bound_and_then_none():
     transcript = Transcript("clinic")
     transcript.record("sent", "lab", "Count", 0, 10, b"before")
-    transcript.keep_contents(10)
+    transcript.keep_contents(Room(10))
     transcript.record("sent", "lab", "Count", 0, 10, bytes(6))
     assert [entry.content for entry in transcript.entries] == [None, bytes(6)]
     transcript.record("sent", "lab", "Count", 0, 10, bytes(6))
     assert [entry.content for entry in transcript.entries] == [None] * 3
     assert not transcript.record_content
     assert transcript.by_pair() == {Pair("clinic", "lab"): Total(3, 30)}
+
+
+def test_transcripts_share_a_room_and_keep_contents_of_some_kinds_alone():
+    room, kinds = Room(10), {"Count"}
+    one, other = Transcript("clinic"), Transcript("lab")
+    for transcript in (one, other):
+        transcript.keep_contents(room, kinds)
+        transcript.record("sent", "office", "Sums", 0, 10, bytes(20))
+        transcript.record("sent", "office", "Count", 0, 10, bytes(6))
+    assert [entry.content for entry in one.entries] == [None, bytes(6)]
+    assert [entry.content for entry in other.entries] == [None] * 2
+    one.record("received", "office", "Count", 0, 10, bytes(1))  # it finds that nothing is left
+    assert [entry.content for entry in one.entries] == [None] * 3
+
+
+def test_a_room_with_an_error_raises_it_once():
+    room = Room(10, "no more")
+    assert room.take(10)
+    with pytest.raises(ConfigError, match="no more"):
+        room.take(1)
+    assert not room.take(1)

@@ -63,7 +63,7 @@ def recorded(
 def test_a_record_has_what_its_party_has_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = recorded(monkeypatch, job_of(tmp_path, OU), tmp_path, ["bank", "shop"])
     assert [file.name for file in files] == ["bank.record", "shop.record"]
-    bank, shop = (read_record(file) for file in files)
+    bank, shop = (View(*read_record(file)) for file in files)
     X, y = real_table("binary")
     np.testing.assert_array_equal(bank.inputs.data.table.matrix(), X.iloc[:, :6].to_numpy(np.float32))
     np.testing.assert_array_equal(bank.inputs.data.y, y)
@@ -89,7 +89,7 @@ def test_records_are_attacked_as_the_training_in_one_process_is(
     assert in_clear.keys() == {"bank", "shop"}
     assert in_clear["bank"]
     assert any(one.attack == "exact sums" and one.finds for one in found)
-    views = {path.stem: View(read_record(path)) for path in (tmp_path / "seen").iterdir()}
+    views = {path.stem: View(*read_record(path)) for path in (tmp_path / "seen").iterdir()}
     again = findings(dict(sorted(views.items())), by_row=False)
     assert [(one.attack, one.score) for one in found] == [(one.attack, one.score) for one in again]
 

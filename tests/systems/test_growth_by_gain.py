@@ -8,6 +8,7 @@ import pytest
 import treaty
 from systems.vertical.lossless import unusual_tables
 from tables import assert_same_trees, cut, real_table, with_categories, with_gaps
+from treaty.attacks.views import recorded_views
 from treaty.errors import ConfigError
 from treaty.systems.options import converted
 from treaty.systems.pooled.options import BoostingOptions
@@ -156,10 +157,9 @@ def test_sums_that_would_be_sealed_are_open_with_the_reason():
 
 def test_what_is_recorded_of_sums_is_of_the_rows_that_it_names():
     X, y = real_table("binary")
-    model, recorded = treaty.GBDTClassifier(SYSTEMS["lattice"], **OPTIONS), {}
-    model._recorded = recorded
-    model.fit(cut(X, 2), y)
-    seen = next(iter(recorded.values())).recording
+    with recorded_views() as views:
+        treaty.GBDTClassifier(SYSTEMS["lattice"], **OPTIONS).fit(cut(X, 2), y)
+    seen = next(iter(views.values())).recording
     ((owner, nodes),) = seen.nodes.items()
     # of each pair both are known: two trees of 9 leaves
     assert len(nodes) == 2 * 15

@@ -23,13 +23,13 @@ from treaty.attacks import nodes
 from treaty.attacks.ciphertexts import learned_from_ciphertexts, recognised_ciphertexts, repeated_masks
 from treaty.attacks.hidden_values import likeliest_buckets, matrix_products, noisy_gradients
 from treaty.attacks.membership import extraction, membership
-from treaty.attacks.views import Finding, Truth, View
+from treaty.attacks.views import Finding, Truth, View, recorded_views
 from treaty.data.table import to_table
 from treaty.errors import ConfigError, TreatyError
 from treaty.estimators.linear import LogisticRegression
 from treaty.estimators.trees import GBDTClassifier
 from treaty.machine.arrays import Floats
-from treaty.runs.records import read_record
+from treaty.runs.records import READ, read_record
 from treaty.systems import SYSTEMS, Model, find_system
 from treaty.systems.options import SystemOptions, converted
 
@@ -40,7 +40,7 @@ ATTACKS: tuple[Attack, ...] = (
     nodes.inverted_histograms, nodes.row_communities, nodes.set_purity, recognised_ciphertexts,
     learned_from_ciphertexts, matrix_products, repeated_masks,
 )  # fmt: skip
-"""Each gets the view of one party, and yields nothing if it does not apply."""
+"""Each gets the view of one party, and yields nothing if it does not apply; what it reads is in `runs.records.READ`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +66,11 @@ class Audit:
     unstated: list[str]
 
 
-def audit(model: Any, X: Any, y: Any = None, sample_weight: Any = None) -> Audit:
+def audit(model: Any, X: Any, y: Any = None, sample_weight: Any = None, *, megabytes: float = 2000.0) -> Audit:
     """Train a copy of a model and attack it from every party's view.
 
-    All parties are played in this process, as `fit` plays them. What they see is recorded, with the contents of all
-    messages, and dropped at the end. This takes the memory of all messages together.
+    All parties are played in this process, as `fit` plays them. What they see is recorded, with the contents of the
+    messages that attacks read, and dropped at the end.
 
     Parameters
     ----------
@@ -78,6 +78,8 @@ def audit(model: Any, X: Any, y: Any = None, sample_weight: Any = None) -> Audit
         The model with its parameters; it is not changed.
     X, y, sample_weight
         The arguments of `fit`.
+    megabytes : float, default 2000
+        Most memory that what all parties see may take, in millions of bytes, besides what the training takes.
 
     Returns
     -------
@@ -86,20 +88,19 @@ def audit(model: Any, X: Any, y: Any = None, sample_weight: Any = None) -> Audit
     Raises
     ------
     ConfigError
-        If the protocol has no messages (``"pooled"``), if ``transport="grpc"``, and as `fit`.
+        If the protocol has no messages (``"pooled"``), if ``transport="grpc"``, if parties see more than `megabytes`,
+        which ends the training, and as `fit`.
     DataError
         As `fit`.
     """
     copy = clone(model)
     if copy.transport != "memory":
         raise ConfigError('an audit records what parties see in this process: set transport="memory"')
-    copy._recorded = {}
     given = (X,) if y is None else (X, y)
-    copy.fit(*given, **({} if sample_weight is None else {"sample_weight": sample_weight}))
-    recorded, copy._recorded = copy._recorded, None
-    if not recorded:
+    with recorded_views(megabytes, READ) as views:
+        copy.fit(*given, **({} if sample_weight is None else {"sample_weight": sample_weight}))
+    if not views:
         raise ConfigError(f"protocol {copy.protocol!r} sends nothing that could be attacked: choose another one")
-    views = {name: View(of) for name, of in recorded.items()}
     by_row, targets = next(iter(views.values())).by_row, None
     if not by_row:
         inputs = next(view.inputs for view in views.values() if view.is_active)
@@ -136,7 +137,7 @@ def findings_of_records(paths: Sequence[Path]) -> tuple[list[Finding], dict[str,
         raise ConfigError(f"expected records in {', '.join(map(str, paths))}, found no file *.record")
     views: dict[str, View] = {}
     for file in files:
-        view = View(read_record(file))
+        view = View(*read_record(file))
         if view.party in views:
             raise ConfigError(f"expected one record of each party, got another of {view.party} - at {file}")
         views[view.party] = view
@@ -236,6 +237,7 @@ def compare(
     held_back: Rows,
     *,
     trees: int = 20,
+    megabytes: float = 2000.0,
     begin: Callable[[str], None] = lambda title: None,
 ) -> list[Standing]:
     """Train and attack each system on the same rows.
@@ -243,7 +245,8 @@ def compare(
     `columns` is a pyarrow.Table, `y` (n_rows,) labels of two or more classes. `cut` has each party's columns, for
     systems that split by column; the first party has the labels. `apart` has each participant's training rows, int64
     (m,), for systems that split by row; each of four users has a quarter of them. All systems train on these rows and
-    are scored on the rows `held_back`. `begin` is called with each title before its system is played.
+    are scored on the rows `held_back`. `megabytes` is as in `audit`, for each system. `begin` is called with each title
+    before its system is played.
     """
     standings = []
     for one in entrants:
@@ -252,7 +255,7 @@ def compare(
             with warnings.catch_warnings():
                 # the model is trained to be attacked, so warnings about its use do not matter
                 warnings.simplefilter("ignore")
-                standings.append(_played(one, columns, y, cut, apart, held_back, trees))
+                standings.append(_played(one, columns, y, cut, apart, held_back, trees, megabytes))
         except TreatyError as error:
             standings.append(Standing(title=one.title, error=str(error)))
     return standings
@@ -266,6 +269,7 @@ def _played(
     apart: Sequence[Rows],
     held_back: Rows,
     trees: int,
+    megabytes: float,
 ) -> Standing:
     def rows_of(rows: Rows) -> Any:
         taken = columns.take(rows)
@@ -278,11 +282,11 @@ def _played(
         model = GBDTClassifier(one.options, n_estimators=trees, random_state=0)
     train = np.sort(np.concatenate(list(apart)))
     started = time.perf_counter()
+    given: tuple[Any, ...] = (rows_of(train), y[train])
     if one.by_row:
         parts = [part for rows in apart for part in (np.array_split(rows, _USERS) if one.among_users else [rows])]
-        done = audit(model, {f"participant{k + 1}": (columns.take(rows), y[rows]) for k, rows in enumerate(parts)})
-    else:
-        done = audit(model, rows_of(train), y[train])
+        given = ({f"participant{k + 1}": (columns.take(rows), y[rows]) for k, rows in enumerate(parts)},)
+    done = audit(model, *given, megabytes=megabytes)
     seconds = min(time.perf_counter() - started, done.model.timings_["total"])
     sent = done.model.communication_.values()
     chances, seen = (done.model.predict_proba(rows_of(rows)) for rows in (held_back, train))

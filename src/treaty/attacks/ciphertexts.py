@@ -86,8 +86,8 @@ def recognised_ciphertexts(view: View, truth: Truth) -> Iterator[Finding]:
     if not view.is_active:
         return
     for owner in [name for name in truth.owners if name != view.party]:
-        nodes = view.recorded.recording.nodes.get(owner, [])
-        entries = [entry for entry in view.recorded.transcript.entries if entry.peer == owner]
+        nodes = view.recording.nodes.get(owner, [])
+        entries = [entry for entry in view.transcript.entries if entry.peer == owner]
         cipher = keyed_cipher(view, entries)
         if cipher is None or not nodes:
             continue
@@ -293,7 +293,7 @@ def hidden_numbers(view: View) -> tuple[Int32s, Floats]:
 
 def of_messages(view: View, n_rows: int) -> Iterator[tuple[Int32s, Floats]]:
     """Yield what `hidden_numbers` returns, message by message."""
-    received = [entry for entry in view.recorded.transcript.entries if entry.direction == "received"]
+    received = [entry for entry in view.transcript.entries if entry.direction == "received"]
     cipher, every = keyed_cipher(view, received), np.arange(n_rows, dtype=np.int32)
     setups = [content_of(entry, Setup) for entry in received if entry.step == Setup.__name__]
     parameters = None
@@ -372,7 +372,7 @@ def repeated_masks(view: View, truth: Truth) -> Iterator[Finding]:
 def masked_from(view: View, peer: str) -> Vectors:
     """Return the masked vectors that a member sent, as int64 (n,) modulo 2^64."""
     received = [
-        entry for entry in view.recorded.transcript.entries
+        entry for entry in view.transcript.entries
         if entry.direction == "received" and entry.peer == peer and entry.step in KINDS
     ]  # fmt: skip
     messages = [content_of(entry, KINDS[entry.step]) for entry in received]

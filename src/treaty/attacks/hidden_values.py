@@ -104,18 +104,6 @@ def solved(answers: Sequence[NodeExchange], n_rows: int) -> tuple[Matrix, NDArra
     return found[:, :-1], np.abs(found[:, -1] - probe[:, 0]) <= _KNOWN
 
 
-def from_totals(answered: NodeExchange, totals: NDArray[np.float64]) -> Matrix:
-    """Solve for the gradients of a node, float64 (n, c), where one null vector was sent and the totals are known.
-
-    A passive party may pretend to have n - 1 columns, which have one null vector. The active party cannot check that. W
-    then lacks one number per column, which follows from the totals.
-    """
-    (vector,) = answered.used.T
-    missing = (totals - answered.masked.sum(axis=0)) / vector.sum()
-    found: Matrix = answered.masked + vector[:, None] * missing
-    return found
-
-
 def left_over(vectors: Matrix, seed: int = 0) -> Matrix:
     """Return an orthonormal basis of the columns that null vectors are orthogonal to, float64 (n, n - r)."""
     rng, (n_rows, sent) = np.random.default_rng(seed), vectors.shape
@@ -255,9 +243,9 @@ def matrix_products(view: View, truth: Truth) -> Iterator[Finding]:
         return
     if view.is_active:
         for owner in [name for name in truth.owners if name != active]:
-            yield bins_finding(view, truth, owner, products_from_transcript(view.recorded.transcript, owner, n_rows))
+            yield bins_finding(view, truth, owner, products_from_transcript(view.transcript, owner, n_rows))
     else:
-        trees = products_from_transcript(view.recorded.transcript, active, n_rows)
+        trees = products_from_transcript(view.transcript, active, n_rows)
         yield label_finding("matrix products (Le 2021)", view, truth, label_scores(trees, n_rows))
 
 
@@ -288,7 +276,7 @@ def bins_finding(view: View, truth: Truth, owner: str, trees: Trees) -> Finding:
     baseline = score = float(np.sum(sizes) / max(1, codes.size))
     roots = [levels[0][0] for levels in trees if levels and levels[0] and len(levels[0][0].slots)]
     if roots:
-        entries = [entry for entry in view.recorded.transcript.entries if entry.peer == owner]
+        entries = [entry for entry in view.transcript.entries if entry.peer == owner]
         layout = next(content_of(entry, BinLayout) for entry in entries if entry.step == BinLayout.__name__)
         categorical = array_view(layout.categorical, np.bool_, (None,), peer=owner, what="BinLayout.categorical")
         true = candidate_columns(codes[roots[0].answered.rows], roots[0].slots, offsets, categorical)
@@ -327,7 +315,7 @@ def noisy_gradients(view: View, truth: Truth) -> Iterator[Finding]:
         return
     total, times = np.zeros(len(truth.labels)), np.zeros(len(truth.labels))
     first: Floats | None = None
-    for entry in view.recorded.transcript.entries:
+    for entry in view.transcript.entries:
         if entry.step != NoisyTree.__name__:
             continue
         tree = content_of(entry, NoisyTree)
@@ -351,7 +339,7 @@ def likeliest_buckets(view: View, truth: Truth) -> Iterator[Finding]:
     """
     # each peer's buckets of the rows so far: long tables come in several messages
     before: dict[str, list[NDArray[np.uint8]]] = {}
-    for entry in view.recorded.transcript.entries:
+    for entry in view.transcript.entries:
         if entry.step != Buckets.__name__ or entry.direction != "received":
             continue
         sent = content_of(entry, Buckets)

@@ -30,14 +30,14 @@ def seen_sets(view: View, n_rows: int) -> Partitions:
 
     If nodes are hidden, it knows how its own columns were divided: one partition for each of its splits.
     """
-    sets = node_sets_from_transcript(view.recorded.transcript, n_rows)
-    for entry in view.recorded.transcript.entries:
+    sets = node_sets_from_transcript(view.transcript, n_rows)
+    for entry in view.transcript.entries:
         if entry.step == SplitColumns.__name__ and entry.direction == "sent":
             answer = content_of(entry, SplitColumns)
             bits = np.frombuffer(answer.new.data, np.uint8).reshape(answer.new.shape)
             sets += [[column.astype(np.int32)] for column in np.unpackbits(bits, axis=1, count=n_rows)]
     # sides that were transferred obliviously are in no message
-    own = view.recorded.recording.sides.get(view.party, [])
+    own = view.recording.sides.get(view.party, [])
     different = {left.tobytes(): left.astype(np.int32) for rows, left in own if len(rows) == n_rows}
     return sets + [[left] for left in different.values()]
 
@@ -171,7 +171,7 @@ def exact_sums(view: View, truth: Truth) -> Iterator[Finding]:
     """
     if not view.is_active or not view.steps(Setup):
         return
-    recording = view.recorded.recording
+    recording = view.recording
     for owner in [name for name in truth.owners if name != view.party]:
         codes, _ = truth.codes(owner)
         nodes = recording.nodes.get(owner, [])
@@ -207,7 +207,7 @@ def nested_sides(view: View, truth: Truth) -> Iterator[Finding]:
         return
     for owner in [name for name in truth.owners if name != view.party]:
         codes, offsets = truth.codes(owner)
-        sides = sorted(view.recorded.recording.sides.get(owner, []), key=lambda split: -len(split[0]))[:MOST_GROUPED]
+        sides = sorted(view.recording.sides.get(owner, []), key=lambda split: -len(split[0]))[:MOST_GROUPED]
         yield Finding(
             attack="nested sides", party=view.party, target=f"bins of {owner}", measure="share known",
             score=known_share(sides, codes, np.diff(offsets) - 1), baseline=0.0,
@@ -280,7 +280,7 @@ def inverted_histograms(view: View, truth: Truth) -> Iterator[Finding]:
     same for a table with every column drawn independently from the rows of each class in each bin. Both get these
     counts. The first histogram shows them, unless it carries noise; then this attacker has more than a real one.
     """
-    recording = view.recorded.recording
+    recording = view.recording
     bins, y = recording.bins, truth.targets.astype(np.int64)
     if not recording.trees or bins is None or view.inputs.n_classes != 2 or len(y) > MOST_MATCHED:
         return

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,13 +15,15 @@ from sklearn.decomposition import PCA
 
 from treaty.data.binning import MOST_BINS, MOST_CATEGORIES, Bins, fit_bins
 from treaty.machine.arrays import Codes, Flags, Floats, Int32s
+from treaty.messaging.transcript import Room
 from treaty.privacy.leaks import attack_auc
 from treaty.runs.report import OF_RUNS
-from treaty.runs.threads import Recorded
 from treaty.systems import SYSTEMS, find_system
 from treaty.systems.alignment.leakage import ROUTES as ALIGNMENT
 from treaty.systems.leakage import sent
+from treaty.systems.observers import Observer, Recording, observing
 from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.system import RoleInput
 
 
 class View:
@@ -29,9 +33,9 @@ class View:
     training, `by_row` whether tables are split by row.
     """
 
-    def __init__(self, recorded: Recorded) -> None:
-        self.recorded, self.inputs = recorded, recorded.inputs
-        self.party, named = self.inputs.party.name, self.inputs.options.system
+    def __init__(self, inputs: RoleInput, recording: Recording) -> None:
+        self.inputs, self.recording, self.transcript = inputs, recording, inputs.party.transcript
+        self.party, named = inputs.party.name, inputs.options.system
         self.is_active = self.party == self.inputs.roles.active
         # trees and linear models share names: the options of every boosting or regression decide
         known = [find_system(named, model) for model, of in SYSTEMS.items() if named in of] or [find_system(named)]
@@ -41,7 +45,7 @@ class View:
     def steps(self, *kinds: type[msgspec.Struct]) -> bool:
         """Return whether the party has sent or received a message of one of these classes."""
         names = {kind.__name__ for kind in kinds}
-        return any(entry.step in names for entry in self.recorded.transcript.entries)
+        return any(entry.step in names for entry in self.transcript.entries)
 
     def stated(self) -> tuple[list[str], list[str]]:
         """Compare the messages that the party received in the training with what is stated about them.
@@ -51,7 +55,7 @@ class View:
         """
         inputs, roles = self.inputs, self.inputs.roles.of
         lines = (*sent(self.system.routes.get("train", ()), inputs.options, inputs.common), *OF_RUNS, *ALIGNMENT)
-        received = [entry for entry in self.recorded.transcript.entries if entry.direction == "received"]
+        received = [entry for entry in self.transcript.entries if entry.direction == "received"]
         in_clear: dict[str, None] = {}
         unstated = []
         for step, peer in dict.fromkeys((entry.step, entry.peer) for entry in received):
@@ -60,6 +64,33 @@ class View:
             if not met:
                 unstated.append(f"{step} from {peer}")
         return list(in_clear), unstated
+
+
+@contextmanager
+def recorded_views(megabytes: float = math.inf, kinds: Collection[str] | None = None) -> Iterator[dict[str, View]]:
+    """Record what parties see of the training that this process plays within the block; yield it, by party.
+
+    Contents are kept of these `kinds` of messages alone (None: of all). The training ends with ConfigError once what is
+    kept of all parties takes more than so many `megabytes`.
+    """
+    views: dict[str, View] = {}
+    room = Room(
+        megabytes * 1e6, f"parties see more than {megabytes:g} MB: audit fewer rounds or rows, or raise megabytes"
+    )
+
+    def watch(inputs: RoleInput) -> list[Observer]:
+        if inputs.party is None:
+            return []
+        inputs.party.transcript.keep_contents(room, kinds)
+        views[inputs.party.name] = view = View(inputs, Recording(room=room))
+        return [view.recording]
+
+    with observing(watch):
+        yield views
+    # threads begin in any order
+    for view in [*views.values()][:1]:
+        for name in view.inputs.roles.of:
+            views[name] = views.pop(name)
 
 
 class Truth:
@@ -80,7 +111,7 @@ class Truth:
         self._limits = common.bin_limits if isinstance(common, BoostingOptions) else (MOST_BINS, MOST_CATEGORIES)
         self._classes = next((view.inputs.classes for view in views.values() if view.inputs.classes is not None), None)
         self.by_row = by_row
-        self.given = {name: view.recorded.recording.given for name, view in views.items()}
+        self.given = {name: view.recording.given for name, view in views.items()}
 
     @cached_property
     def targets(self) -> Floats:

@@ -255,15 +255,18 @@ def audit(
     rows: Annotated[
         int | None, typer.Option(min=60, help="With --compare: use a random sample of this many rows.")
     ] = None,
+    megabytes: Annotated[
+        float, typer.Option(min=1, help="With --compare: most memory that what parties see of a training may take.")
+    ] = 2000.0,
     figure: Annotated[Path | None, typer.Option(help="Draw the result to this file: SVG, PNG or PDF.")] = None,
     table: Annotated[Path | None, typer.Option(help="Write all findings to this CSV file.")] = None,
     trust: Trust = None,
 ) -> None:
     """Attack what each party of a training saw, and compare the results with guessing.
 
-    With records: run every attack that applies to what the parties recorded. A record holds a party's own rows and all
-    messages that it sent and received; it never leaves its party automatically. An attack can be scored only if the
-    record of the attacked party is given, too. In a rehearsal, one person has all records.
+    With records: run every attack that applies to what the parties recorded. A record holds a party's own rows and the
+    messages that attacks read; it never leaves its party automatically. Records are read into memory. An attack can be
+    scored only if the record of the attacked party is given, too. In a rehearsal, one person has all records.
 
     With --compare: train several systems on your own table, with all parties in this process. The result shows the
     accuracy of each model on held-back rows, its cost, and what attacks find from each party's view.
@@ -276,7 +279,7 @@ def audit(
     from treaty.attacks.auditing import draw_findings, draw_standings, findings_of_records
 
     if compare is not None:
-        standings = _compared(compare, data, label, ids, parties, split, trees, rows)
+        standings = _compared(compare, data, label, ids, parties, split, trees, rows, megabytes)
         console.print(_grid_of_standings(standings))
         for standing in standings:
             if standing.error:
@@ -305,6 +308,7 @@ def _compared(
     split: str | None,
     trees: int,
     rows: int | None,
+    megabytes: float,
 ) -> list[Standing]:
     import numpy as np
     from rich.status import Status
@@ -324,7 +328,7 @@ def _compared(
     apart = [train[index] for index in rows_apart(columns.take(train), len(cut))]
     with Status("", console=console) as status:
         return play(
-            entrants, columns, y, cut, apart, test, trees=trees,
+            entrants, columns, y, cut, apart, test, trees=trees, megabytes=megabytes,
             begin=lambda title: status.update(f"{title}: training, then attacks"),
         )  # fmt: skip
 

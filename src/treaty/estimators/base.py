@@ -24,7 +24,7 @@ from treaty.estimators.reporting import SavedEstimator, write_model
 from treaty.files import as_path
 from treaty.machine.process import trust
 from treaty.runs.fit import TrainedModel
-from treaty.runs.threads import Recorded, Run
+from treaty.runs.threads import Run
 from treaty.systems import ESTIMATORS, SYSTEMS, Model, find_system
 from treaty.systems.options import SystemOptions, advice, called_here, converted, names_of, plain
 from treaty.systems.pooled.system import ALONE
@@ -93,8 +93,6 @@ class TableEstimator(BaseEstimator):
     _why_needed: ClassVar[str]
     # The parameter that a number without a name is most likely meant for.
     _rounds: ClassVar[str]
-    # `treaty.attacks` sets a dict, which `fit` fills with what parties see.
-    _recorded: dict[str, Recorded] | None = None
 
     # The columns of `parties` at `fit`, as parameters may change later.
     columns_by_party_: dict[str, list[Any]]

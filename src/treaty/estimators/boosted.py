@@ -277,7 +277,7 @@ class BoostedTrees(TrainedTrees):
             raise ConfigError("early_stopping_rounds needs an eval_set: fit(X, y, eval_set=(X_valid, y_valid))")
         if run.common.early_stopping_min_delta > 0.0 and run.common.early_stopping_rounds is None:
             raise ConfigError("early_stopping_min_delta needs early_stopping_rounds")
-        return replace(run, recorded=self._recorded, earlier={} if earlier is None else earlier.parts_)
+        return replace(run, earlier={} if earlier is None else earlier.parts_)
 
     def _earlier(self, given: Any) -> BoostedTrees | None:
         """Return the fitted model that training goes on from, apart from this estimator, which is fitted anew."""

@@ -147,7 +147,7 @@ class LinearModel(TableEstimator):
             settings = self._settings(**changed, random_state=settings[2].random_state)
         self.schemas_ = {name: table.schema for name, table in tables.items()}
         run = self._run_on_columns(settings, tables, active, target, weight, classes)
-        run = replace(run, eval_sets=self._eval_sets(eval_set, settings, active), recorded=self._recorded)
+        run = replace(run, eval_sets=self._eval_sets(eval_set, settings, active))
         folder = None if checkpoint is None else as_path(checkpoint, "checkpoint")
         trained = train(run, transport=self.transport, checkpoint=folder, weighted=weight is not None, watch=watch)
         self.communication_, self.disclosures_ = trained.traffic.totals, trained.learned

@@ -47,8 +47,15 @@ class ColumnStatistics(TableEstimator):
         direction with the higher IV. "none": bins are not merged.
     correlation : {"pearson", "spearman", "none"}, default "pearson"
         Correlation of numeric columns, of values or of ranks; a missing value counts as the mean of its column.
-    n_jobs, active, transport, parties
-        The same as those of `GBDTClassifier`.
+    n_jobs : int or None, default None
+        Threads; None for all cores.
+    active : str or None, default None
+        The party with the labels; None for the first.
+    transport : {"memory", "grpc"}, default "memory"
+        How `fit` runs the parties: in threads, or in a process each over gRPC with mutual TLS on this machine.
+    parties : dict of str to (list of str or int), or None, default None
+        The columns of each party in one table, by name or position. `fit` then takes one dataframe, or with positions
+        one array, instead of a mapping of tables: ``{"bank": ["age", "income"], "shop": ["visits"]}``.
 
     Attributes
     ----------
@@ -147,7 +154,7 @@ class ColumnStatistics(TableEstimator):
             watched = self._tables(of.X, reset=False, y=of.y)
             evals.append(Watched(watched, np.zeros(match_rows(watched, np.asarray(of.y)))))
         run = self._run_on_columns(settings, tables, active, target, None, classes)
-        run = replace(run, eval_sets=evals, recorded=self._recorded)
+        run = replace(run, eval_sets=evals)
         trained = train(run, transport=self.transport, checkpoint=None)
         self.communication_, self.disclosures_ = trained.traffic.totals, trained.learned
         self.timings_ = {**trained.seconds, "total": time.perf_counter() - started}

@@ -385,13 +385,13 @@ class Party:
         envelope, nbytes = taken
         if envelope.step != Goodbye.__name__:
             step = clean(envelope.step)
-            content = bytes(envelope.body) if self.transcript.record_content else None
+            content = bytes(envelope.body) if self.transcript.keeps(step) else None
             self.transcript.record("received", peer, step, envelope.round, nbytes, content)
             logger.debug("%s <- %s: %s, round %d, %d bytes", self.name, peer, step, envelope.round, nbytes)
 
     def _record_sent(self, to: str, message: Message, nbytes: int) -> None:
         kind = type(message).__name__
-        content = encode(message) if self.transcript.record_content else None
+        content = encode(message) if self.transcript.keeps(kind) else None
         self.transcript.record("sent", to, kind, self.round, nbytes, content)
         logger.debug("%s -> %s: %s, round %d, %d bytes", self.name, to, kind, self.round, nbytes)
 

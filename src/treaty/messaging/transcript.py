@@ -6,13 +6,14 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 
+from treaty.errors import ConfigError
 from treaty.messaging.messages import M, decode_body
 
 Direction = Literal["sent", "received"]
@@ -51,6 +52,21 @@ class TranscriptEntry:
         return None if self.content is None else decode_body(self.content, kind, peer=self.peer)
 
 
+class Room:
+    """How many more bytes may be kept, by all who share it; safe to use from several threads."""
+
+    def __init__(self, most: float = math.inf, error: str = "") -> None:
+        self.left, self._error, self._lock = most, error, threading.Lock()
+
+    def take(self, nbytes: int) -> bool:
+        """Take room for so many bytes; return whether it was there. The first time not, raise the `error`, if any."""
+        with self._lock:
+            before, self.left = self.left, self.left - nbytes
+        if before - nbytes < 0 <= before and self._error:
+            raise ConfigError(self._error)
+        return before >= nbytes
+
+
 class Transcript:
     """Record of one party's messages; safe to use from several threads.
 
@@ -64,8 +80,8 @@ class Transcript:
         self.record_content = record_content
         # seconds since 1970: when entries' `seconds` are 0
         self.began = time.time()
-        # bytes of contents that may still be kept
-        self._room = float("inf")
+        self._room = Room()
+        self._kinds: Collection[str] | None = None
         self._start = time.monotonic()
         self._lock = threading.Lock()
         self._entries: list[TranscriptEntry] = []
@@ -73,21 +89,24 @@ class Transcript:
     def record(
         self, direction: Direction, peer: str, step: str, round: int, nbytes: int, content: bytes | None = None
     ) -> None:
-        """Add one message; `content` is dropped unless the transcript keeps contents."""
+        """Add one message; `content` is dropped unless the transcript keeps it."""
         with self._lock:
-            kept = content if self.record_content else None
+            kept = content if self.keeps(step) else None
             seconds = time.monotonic() - self._start
             self._entries.append(TranscriptEntry(direction, peer, step, round, nbytes, seconds, kept))
-            self._room -= 0 if kept is None else len(kept)
             # a part of the contents would look like all of them, so none is kept
-            if self._room < 0 and self.record_content:
+            if kept is not None and not self._room.take(len(kept)):
                 self.record_content = False
                 self._entries = [replace(entry, content=None) for entry in self._entries]
 
-    def keep_contents(self, most: int) -> None:
-        """Keep contents from now on; once they are more than `most` bytes, drop all and keep none."""
+    def keeps(self, step: str) -> bool:
+        """Return whether the content of such a message is kept."""
+        return self.record_content and (self._kinds is None or step in self._kinds)
+
+    def keep_contents(self, room: Room, kinds: Collection[str] | None = None) -> None:
+        """Keep contents from now on, of these kinds of messages (None: of all); without room for more, drop all."""
         with self._lock:
-            self.record_content, self._room = True, most
+            self.record_content, self._room, self._kinds = True, room, kinds
 
     def restore(self, entries: Iterable[TranscriptEntry]) -> None:
         """Append messages that another transcript has recorded."""

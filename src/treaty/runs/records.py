@@ -1,4 +1,4 @@
-"""A party's record of a training for `treaty audit`: its own rows, all messages, and the sums that it opened.
+"""A party's record of a training for `treaty audit`: its own rows, its messages, and the sums that it opened.
 
 It is written if the party's own copy of the job asks for it, and never sent. Its readers learn what the party knows.
 """
@@ -21,17 +21,24 @@ from treaty.errors import ConfigError
 from treaty.files import Format, read_file, write_file
 from treaty.messaging.channel import memory_channels
 from treaty.messaging.party import Party
-from treaty.messaging.transcript import Transcript, TranscriptEntry
+from treaty.messaging.transcript import Room, Transcript, TranscriptEntry
 from treaty.privacy.exact_sums import OpenedNode
 from treaty.runs.job import Job
 from treaty.runs.job_files import decoded_job
-from treaty.runs.threads import Recorded, RunTerms
+from treaty.runs.threads import RunTerms
 from treaty.systems.observers import Recording
 from treaty.systems.system import LabelledRows, RoleInput
 
 logger = logging.getLogger(__name__)
 
 FORMAT = Format("training-record", 2)
+
+# messages whose contents attacks read: not the shares of sealed sums, by far the most of what these send
+READ = frozenset(
+    "BinLayout Buckets CandidateVectors InputAndShares MaskedCandidates MaskedGradients MaskedInput NamedRows NodeRows "
+    "NoisyTree NullVectors PaperTree SealedSumsRequest Setup SplitAnswer SplitColumns SplitRequest Sums SumsPiece "
+    "SumsRequest TreeRows TreeStart".split()
+)
 
 _Categories = list[list[Any] | None]
 
@@ -93,9 +100,8 @@ def begin_record(job: Job, party: Party) -> Recording | None:
     member = job.parties[party.name]
     if member.record is None:
         return None
-    most = int(member.record_megabytes * 1e6)
-    party.transcript.keep_contents(most)
-    return Recording(room=most)
+    party.transcript.keep_contents(Room(member.record_megabytes * 1e6), READ)
+    return Recording(room=Room(member.record_megabytes * 1e6))
 
 
 def write_record(job: Job, inputs: RoleInput, recording: Recording | None, model_id: str) -> None:
@@ -103,7 +109,7 @@ def write_record(job: Job, inputs: RoleInput, recording: Recording | None, model
     member, name = job.parties[inputs.party.name], inputs.party.name
     if recording is None or member.record is None:
         return
-    if not inputs.party.transcript.record_content or recording.room < 0:
+    if not inputs.party.transcript.record_content or recording.room.left < 0:
         logger.warning(
             "%s: its record is not written: messages, or opened sums, took more than record_megabytes, %g MB", name,
             member.record_megabytes,
@@ -115,8 +121,8 @@ def write_record(job: Job, inputs: RoleInput, recording: Recording | None, model
         logger.warning("%s: its record is not written: %s", name, error)
 
 
-def read_record(path: Path) -> Recorded:
-    """Read what `write_record` wrote; raise ConfigError if the file is missing, damaged or of another kind."""
+def read_record(path: Path) -> tuple[RoleInput, Recording]:
+    """Read what `write_record` wrote, messages into the party's transcript; ConfigError for other or damaged files."""
     record = read_file(path, _Record, FORMAT)
     job, name = decoded_job(record.job), record.party
     transcript = Transcript(name, record_content=True)
@@ -133,7 +139,7 @@ def read_record(path: Path) -> Recorded:
     inputs = replace(
         terms.inputs(party, 1), data=data, classes=record.classes, n_classes=job.classes, model_id=record.model_id
     )
-    return Recorded(inputs, transcript, _opened(record), None)
+    return inputs, _opened(record)
 
 
 def _packed(job: Job, inputs: RoleInput, recording: Recording, model_id: str) -> _Record:
@@ -156,7 +162,7 @@ def _packed(job: Job, inputs: RoleInput, recording: Recording, model_id: str) ->
             data.table.schema.origins,
         ),
         y=np.zeros(0) if data is None else data.y,
-        messages=[of for of in inputs.party.transcript.entries if of.content is not None],
+        messages=list(inputs.party.transcript.entries),
         gradients=gradients, nodes=nodes, offsets=recording.offsets,
         trees=[
             _Tree(list(asked), [sums.ravel() for sums in asked.values()], left) for asked, left in recording.trees

@@ -24,7 +24,7 @@ from treaty.messaging.channel import Arrival, LinkSpeed, MemoryChannel, memory_c
 from treaty.messaging.party import Party, run_role
 from treaty.messaging.transcript import Timeline, Transcript, timeline_of
 from treaty.models.checkpoints import Keeper
-from treaty.systems.observers import Observers, ProgressCalls, Recording, play_role
+from treaty.systems.observers import Observers, ProgressCalls, play_role
 from treaty.systems.options import SystemOptions
 from treaty.systems.system import LabelledRows, Phase, Program, Progress, RoleInput, Roles, System, roles_of
 
@@ -38,19 +38,6 @@ class RunRecord:
 
     results: dict[str, Any]
     transcripts: dict[str, Transcript]
-
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """What one party saw in a training: its inputs, its messages with their contents, and the sums that it opened.
-
-    `result` is its part of the model, or None.
-    """
-
-    inputs: RoleInput[Any, Any]
-    transcript: Transcript
-    recording: Recording
-    result: Any
 
 
 def play(
@@ -298,8 +285,6 @@ class Run(RunTerms):
     phase: Phase | None = None
     # folder of files that later fits on the same rows need
     store: Path | None = None
-    # to be filled with what each party sees, if there is a dict
-    recorded: dict[str, Recorded] | None = None
 
     def evals_of(self, name: str) -> list[LabelledRows]:
         """Return the eval sets as a party has them: its own columns; labels and weights at the active party."""
@@ -319,38 +304,24 @@ def train_in_threads(run: Run, keepers: Mapping[str, Keeper], *, link: LinkSpeed
     varied = run.classes is None or any(
         data.weight is not None or data.base_margin is not None for data in run.data.values()
     )
-    recordings = {} if run.recorded is None else {name: Recording() for name in roles.of}
-
-    inputs_of: dict[str, RoleInput] = {}
 
     def inputs(party: Party) -> RoleInput:
         name = party.name
         # parties share this machine; only the active one reports phases, or the bar would show all of them
         threads, phase = shared if name in roles.owners else every, run.phase if name == roles.active else None
-        found = inputs_of[name] = replace(
+        return replace(
             run.inputs(party, threads, progress=run.progress, phase=phase), data=run.data.get(name),
             classes=run.classes if system.split == "rows" or name == roles.active else None,
             n_classes=len(run.classes or ()), varied=varied, eval_sets=run.evals_of(name), keeper=keepers.get(name),
             store=run.store, alone=False, absence=absences.get(name), part=run.earlier.get(name),
             directions=run.directions.get(name, {}),
         )  # fmt: skip
-        if name in recordings:
-            found.observers.add(recordings[name])
-        return found
 
     programs_of: dict[str, Role] = {
         name: lambda party: play_role(system.train[roles.of[party.name]], inputs(party)) for name in roles.of
     }
     links = system.links(roles, run.options)
-    played = play(programs_of, links, job="fit", protocol=system.name, link=link, record_content=bool(recordings))
-    if run.recorded is not None:
-        run.recorded.update(
-            {
-                name: Recorded(inputs_of[name], of, recordings[name], played.results[name])
-                for name, of in played.transcripts.items()
-            }
-        )
-    return played
+    return play(programs_of, links, job="fit", protocol=system.name, link=link)
 
 
 def predict_in_threads(

@@ -7,7 +7,6 @@ given and may raise an error, which ends the training. It must not send messages
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,6 +19,7 @@ import numpy as np
 from treaty.data.binning import Bins
 from treaty.machine.arrays import Flags, Int32s, Integers
 from treaty.messaging.messages import Message
+from treaty.messaging.transcript import Room
 from treaty.models.checkpoints import Checkpoint, Keeper
 from treaty.privacy.exact_sums import OpenedNode
 from treaty.trees.constraints import Directions
@@ -272,8 +272,8 @@ class Recording(Observer):
     # at each other party's splits: the rows whose sides were shown, and which of them go left; at a party whose own
     # sides were transferred, at its own; dict of str to list of (int32 (n,), bool (n,))
     sides: dict[str, list[tuple[Int32s, Flags]]] = field(default_factory=dict)
-    # bytes that may still be noted. Once it is below 0, everything is dropped and nothing more is noted
-    room: float = math.inf
+    # without room for more, everything is dropped and nothing more is noted
+    room: Room = field(default_factory=Room)
 
     _gradients: tuple[Integers, Integers] = field(default_factory=lambda: (np.empty(0, np.int64),) * 2)
     _parents: dict[str, Integers] = field(default_factory=dict)  # complete sums of each owner's last level
@@ -306,16 +306,17 @@ class Recording(Observer):
         complete = complete_sums(level, opened.sums, parents)
         self._parents[owner] = kept_sums(level, parents, complete)
         both = [*opened.sums, *complete[followed]]
+        # all nodes of a tree share the root's gradients
+        self._fits(0 if followed.any() else sum(of.nbytes for of in self._gradients))
         for (first, last), sums in zip(pairwise(starts), both, strict=True):
             grads, hesses = map(np.atleast_2d, self._gradients)
             for k, of in enumerate(zip(grads, hesses, strict=True)):
                 node = OpenedNode(members[first:last].copy(), *of, of_output(sums, k))
-                # without the gradients, which all nodes of a tree share
                 if self._fits(node.rows.nbytes + node.sums.nbytes):
                     self.nodes[owner].append(node)
 
     def _fits(self, nbytes: int) -> bool:
-        self.room -= nbytes
-        if self.room < 0:
+        fits = self.room.take(nbytes)
+        if not fits:
             self.trees, self.given, self.nodes, self.sides = [], [], {name: [] for name in self.nodes}, {}
-        return self.room >= 0
+        return fits

@@ -18,6 +18,7 @@ from sklearn.linear_model import LinearRegression
 import treaty
 from runs.small_jobs import played, write_job
 from treaty import ColumnStatistics, Statistics
+from treaty.attacks.views import recorded_views
 from treaty.errors import ConfigError, CryptoError, DataError, PeerProtocolError
 from treaty.messaging.messages import Array, Message
 from treaty.messaging.party import Party
@@ -162,18 +163,19 @@ def test_stability_compares_shares_of_bins():
 KINDS = {of.__name__: of for of in (SharedColumns, InformationValues, CorrelationShares)}
 
 
-def recorded(system: Statistics, tables: dict[str, pd.DataFrame], y: np.ndarray, **options: Any) -> dict[str, Any]:
-    model = ColumnStatistics(system, n_jobs=1, **options)
-    model._recorded = {}
-    model.fit(tables, y)
-    return model._recorded
+def transcripts(model: ColumnStatistics, tables: dict[str, pd.DataFrame], *given: Any) -> dict[str, Any]:
+    """Fit; return the messages of each party."""
+    with recorded_views() as views:
+        model.fit(tables, *given)
+    return {name: view.transcript.entries for name, view in views.items()}
 
 
 @pytest.mark.parametrize("reveal", ["active", "passive"])
 def test_transcripts_hold_counts_names_and_masked_numbers_alone(reveal):
     X, y = table()
-    seen = recorded(Statistics(reveal=reveal), of_parties(X, "three, the active one without columns"), y)
-    to_active = [entry for entry in seen["a"].transcript.entries if entry.direction == "received"]
+    tables = of_parties(X, "three, the active one without columns")
+    seen = transcripts(ColumnStatistics(Statistics(reveal=reveal), n_jobs=1), tables, y)
+    to_active = [entry for entry in seen["a"] if entry.direction == "received"]
     assert {entry.step for entry in to_active} == {
         "Terms", "Verdict", "StatisticsSizes", "JointSeedCommitment", "JointSeedShare", "SharedColumns",
         "StatisticsHint", "MaskedAnswer", "CorrelationShares",
@@ -185,7 +187,7 @@ def test_transcripts_hold_counts_names_and_masked_numbers_alone(reveal):
                 assert (of.cuts, of.groups, of.n_bads) == (None, None, None)
                 assert (of.n_rows is None) == (reveal == "passive")
                 assert of.n_rows is None or min(of.n_rows) >= 20
-    between = [entry for entry in seen["b"].transcript.entries if entry.peer == "c" and entry.direction == "received"]
+    between = [entry for entry in seen["b"] if entry.peer == "c" and entry.direction == "received"]
     assert {entry.step for entry in between} <= {
         "Terms", "Verdict", "StatisticsSizes", "JointSeedCommitment", "JointSeedShare", "StatisticsHint",
         "HiddenVector", "MaskedAnswer",
@@ -195,11 +197,11 @@ def test_transcripts_hold_counts_names_and_masked_numbers_alone(reveal):
 def test_correlations_are_opened_without_lower_bits():
     """Two tables whose correlation differs by less than a unit open to the same number."""
     X, y = table()
-    seen = recorded(Statistics(), of_parties(X, "two"), y)
-    (entry,) = [of for of in seen["a"].transcript.entries if of.step == "CorrelationShares"]
+    model = ColumnStatistics(Statistics(), n_jobs=1)
+    (entry,) = [of for of in transcripts(model, of_parties(X, "two"), y)["a"] if of.step == "CorrelationShares"]
     (share,) = entry.message(CorrelationShares).shares
     sent = np.frombuffer(share.data, np.uint64).reshape(share.shape)
-    found = seen["a"].result.correlation
+    found = model.parts_["a"].correlation
     # products of n standardised numbers in units of 2^less: 26 bits and a sign remain of what is opened
     assert np.abs(found[np.isfinite(found)]).max() <= 1.0
     assert len(np.unique(sent)) > 1
@@ -214,9 +216,8 @@ def test_what_is_told_in_place_of_counts_has_few_digits(reveal):
     X = X.assign(two=(X.score > 0.3) * 1.0, too=(X.visits > 3) * 1.0)
     tables, later = ({"a": of[["age"]], "b": of[["two", "too"]]} for of in (X, X[100:400]))
     model = ColumnStatistics(Statistics(reveal=reveal), n_jobs=1)
-    model._recorded = {}
-    model.fit(tables, y, eval_set=(later, y[100:400]))
-    entries = [of for seen in model._recorded.values() for of in seen.transcript.entries if of.direction == "sent"]
+    seen = transcripts(model, tables, y, (later, y[100:400]))
+    entries = [of for entries in seen.values() for of in entries if of.direction == "sent"]
     told = {of.step: of.message(KINDS[of.step]) for of in entries if of.step in KINDS}
     values = np.frombuffer(told["InformationValues"].values.data)
     exact = pooled(tables, y).columns_.iv[1:]
