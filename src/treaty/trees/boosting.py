@@ -334,11 +334,20 @@ class Boosting:
     """
 
     def __init__(
-        self, y: Floats, weight: Floats | None, forest: Forest, rules: SplitRules, plan: BoostingPlan, *,
-        base_margin: Floats | None = None, eval_sets: Sequence[EvalSet] = (),
-        on_round: Callable[[RoundState], None] | None = None, resume: RoundState | None = None,
-        earlier: tuple[Sequence[Tree], Int32s] | None = None, threads: int = 1,
-    ) -> None:  # fmt: skip
+        self,
+        y: Floats,
+        weight: Floats | None,
+        forest: Forest,
+        rules: SplitRules,
+        plan: BoostingPlan,
+        *,
+        base_margin: Floats | None = None,
+        eval_sets: Sequence[EvalSet] = (),
+        on_round: Callable[[RoundState], None] | None = None,
+        resume: RoundState | None = None,
+        earlier: tuple[Sequence[Tree], Int32s] | None = None,
+        threads: int = 1,
+    ) -> None:
         forest.objective.check_sums(len(y))
         self.y, self.weight, self.forest, self.rules, self.plan, self.threads = y, weight, forest, rules, plan, threads
         self.rng = np.random.default_rng(plan.random_state)
