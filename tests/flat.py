@@ -46,7 +46,7 @@ def option_lines(protocol: str = "secureboost", **options: Any) -> tuple[str, li
     common = common_of(protocol)
     if common.table == "boosting" and "max_leaves" not in options:
         options = {"n_estimators": 20, "max_depth": 3, "learning_rate": 0.3, **options}
-    if "allow_exact_sums" in names_of(CLASSES[protocol]):
+    if "allow_exact_sums" in names_of(CLASSES[protocol]) and common.table != "regression":
         options = {"allow_exact_sums": True, **options}
     shared = [name for name in options if name in names_of(common)]
     tables = {protocol: [name for name in options if name not in shared], common.table: shared}

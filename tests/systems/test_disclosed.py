@@ -32,7 +32,7 @@ SILENT = {
     "federboost-vertical": {"allow_insecure", "unbiased"},
     "federboost-horizontal": {"allow_insecure"},
     "fedxgb": {"dropout", "dropout_period", "edges", "max_users", "feature_sample"},
-    "quasi-newton": {"key_bits"},
+    "quasi-newton": {"key_bits", "allow_exact_sums"},
     "sgd": {
         "mode",
         "allow_insecure",
@@ -41,6 +41,7 @@ SILENT = {
         "insecure_test_key_bits",
         "show_weights",
         "show_eval_margins",
+        "allow_exact_sums",
     },  # the same text
     "statistics": {"mode", "allow_insecure", "allow_exact_sums"},
 }

@@ -361,6 +361,6 @@ def set_aside(folder: Path, now: Callable[[], datetime] = lambda: datetime.now(U
             moved.append(away)
     if not moved:
         raise ConfigError(
-            f"expected NAME.noise, NAME.hints, NAME.sides, NAME.queries, or a run log, got nothing - at {folder}"
+            f"expected NAME.noise, .hints, .sides, .answers or .queries, or a run log, got nothing - at {folder}"
         )
     return moved

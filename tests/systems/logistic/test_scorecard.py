@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import treaty
 from treaty.data.table import to_table
 from treaty.errors import ConfigError, CryptoError, DataError
+from treaty.runs import fit as fits
 from treaty.systems.logistic.options import RegressionOptions
 from treaty.systems.logistic.scorecard import _counted, cut
 from treaty.systems.observers import Observer, observing
@@ -94,3 +96,41 @@ def test_too_few_rows_for_their_bins_are_refused():
     few = {name: table[:45] for name, table in TABLES.items()}
     with pytest.raises((ConfigError, DataError), match="expected batches of at least"):
         treaty.Scorecard("quasi-newton").fit(few, Y[:45])
+
+
+@pytest.mark.parametrize("options", [{}, {"coordinator": False}], ids=["coordinator", "two"])
+def test_labels_are_counted_in_so_many_bins_over_all_jobs(tmp_path, options):
+    def train(max_bin, **more):
+        return treaty.Scorecard(treaty.QuasiNewton(**options, **more), max_bin=max_bin).fit(
+            TABLES, Y, checkpoint=tmp_path
+        )
+
+    # of 600 rows, in 60 bins: two columns of the shop in so many bins each
+    for max_bin in (10, 9, 8):
+        train(max_bin)
+    text = (
+        r"bank: a scorecard would multiply 14 vectors of the others with its labels, after 54 in earlier jobs, .* 60,"
+    )
+    with pytest.raises(ConfigError, match=f"{text} .*take fewer bins .*allow_exact_sums=True"):
+        train(7)
+    card = train(3)
+    assert any("one bin for 10 rows over all jobs" in fact for fact in card.disclosures_["shop"])
+    assert train(7, allow_exact_sums=True).predict(TABLES).shape == (600,)
+
+
+def test_statistics_and_scorecards_count_labels_together(tmp_path, monkeypatch):
+    monkeypatch.setattr("treaty.estimators.statistics.train", partial(keeping, tmp_path))
+    statistics = treaty.ColumnStatistics(treaty.Statistics(reveal="passive"), max_bin=20, correlation="none")
+    statistics.fit(TABLES, Y)
+    with pytest.raises(ConfigError, match="22 vectors of the others with its labels, after 40 in earlier jobs"):
+        treaty.Scorecard("quasi-newton", max_bin=11).fit(TABLES, Y, checkpoint=tmp_path)
+
+
+def keeping(folder, run, **given):
+    """Train as a job does that keeps something for later ones in a folder."""
+    return fits.train(run, **{**given, "checkpoint": folder})
+
+
+def test_consent_to_counts_is_about_scorecards():
+    with pytest.raises(ConfigError, match="allow_exact_sums is about counts in bins of a scorecard: add pdo"):
+        treaty.QuasiNewton(allow_exact_sums=True).check(RegressionOptions())

@@ -25,6 +25,7 @@ from treaty.systems.logistic import (
 from treaty.systems.logistic.options import BATCH, FEWEST_OF_BIN, SMALL_TABLE, FederatedRegression, RegressionOptions
 from treaty.systems.options import learned_from_test_key
 from treaty.systems.system import Roles
+from treaty.systems.vertical.exact_sums import ROWS_PER_VECTOR
 from treaty.systems.vertical.prediction import Finish, OnlineRows
 
 _DATA, _COORDINATOR, _OTHERS = ("active", "passive"), ("coordinator",), ("passive", "coordinator")
@@ -280,7 +281,8 @@ def _of_safe_mode(
         for name in passives:
             learned[name].append(
                 "how many rows have the second class, in all and in each bin of its own columns, of at least "
-                f"{common.min_bin_rows or FEWEST_OF_BIN} rows"
+                f"{common.min_bin_rows or FEWEST_OF_BIN} rows. All passive parties together have at most one bin for "
+                f"{ROWS_PER_VECTOR} rows over all jobs with these labels, unless allow_exact_sums is set"
             )
     if common.family == "multiclass":
         for name in learned:

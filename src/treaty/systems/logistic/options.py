@@ -164,6 +164,7 @@ class FederatedRegression(options.SystemOptions):
     insecure_test_key_bits: options.TestKeyBits | None = None
     show_weights: bool = False
     show_eval_margins: bool = False
+    allow_exact_sums: bool = False
 
     # `learning_rate` where the estimator leaves it open
     first_rate: ClassVar[float]
@@ -199,6 +200,8 @@ class FederatedRegression(options.SystemOptions):
                 f"each party learns how many events there are in each of its bins: expected min_bin_rows of at least "
                 f"{FEWEST_OF_BIN} between parties, got {common.min_bin_rows}"
             )
+        if self.allow_exact_sums and common.pdo is None:
+            raise ConfigError("allow_exact_sums is about counts in bins of a scorecard: add pdo, or leave it out")
         named = [name for name in ("key_bits", "insecure_test_key_bits") if getattr(self, name) is not None]
         if named and self.encryption == "lattice":
             raise ConfigError(
@@ -248,6 +251,9 @@ class QuasiNewton(FederatedRegression):
         Consent to weights of rows, which the active party then sends to all parties with data.
     show_eval_margins : bool, default False
         Consent to eval sets, of whose rows the active party then gets the others' part of the margin after every epoch.
+    allow_exact_sums : bool, default False
+        Of a scorecard: consent to labels counted in more of the others' bins, over all jobs, than a tenth of the rows.
+        Every party has to give its own.
     """
 
     system: ClassVar[str] = "quasi-newton"
@@ -261,7 +267,9 @@ class SGD(FederatedRegression):
 
     Parameters
     ----------
-    mode, allow_insecure, coordinator, encryption, key_bits, insecure_test_key_bits, show_weights, show_eval_margins
+    mode, allow_insecure, coordinator, encryption, key_bits, insecure_test_key_bits, show_weights
+        As for `QuasiNewton`.
+    show_eval_margins, allow_exact_sums
         As for `QuasiNewton`.
     """
 

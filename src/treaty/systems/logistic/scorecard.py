@@ -2,8 +2,9 @@
 
 Each owner of columns cuts them into bins without labels. The number of events in each bin is the product of a column of
 zeros and ones with the labels, so the products of training give it: the owner gets these counts of its own bins, and
-the active party learns nothing of them. Each owner then merges its bins, and trains on their WOE as on other columns.
-At the end the active party sends all owners the slope of its calibration, which makes points of their weights.
+the active party learns nothing of them, but limits how many there are over all jobs. Each owner then merges its bins,
+and trains on their WOE as on other columns. At the end the active party sends all owners the slope of its calibration,
+which makes points of their weights.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from treaty.systems.logistic.options import RegressionOptions
 from treaty.systems.logistic.products import blocks_of
 from treaty.systems.logistic.setup import GlmInput, OwnData, begin, fixed_columns, pair_seeds
 from treaty.systems.logistic.steps import products_of
+from treaty.systems.vertical.exact_sums import LABELS, AnsweredVectors
 
 UNCALIBRATED = Calibration(1.0, 0.0)
 
@@ -54,7 +56,8 @@ def labelled(bins: Sequence[ColumnBins], table: Table, y: Floats, common: Regres
 def on_bins(inputs: GlmInput) -> tuple[GlmInput, list[ColumnBins]]:
     """Return a data party's input with the WOE of each value in its place, and its bins.
 
-    Raises ConfigError or DataError as `begin`, CryptoError when counts cannot be counts.
+    Raises ConfigError or DataError as `begin`, ConfigError where labels would be counted in too many bins, CryptoError
+    when counts cannot be counts.
     """
     party, common, data = inputs.party, inputs.common, inputs.rows
     bins, is_active = cut(data.table, party.name, common), party.name == inputs.roles.active
@@ -63,6 +66,10 @@ def on_bins(inputs: GlmInput) -> tuple[GlmInput, list[ColumnBins]]:
     each = [of.assign(data.table)[:, np.newaxis] == np.arange(len(of.n_rows or ())) for of in bins]
     indicators = np.ones((n_rows, 1)) if is_active else np.hstack(each).astype(np.float64)
     setting = begin(inputs, indicators.shape, None)
+    if is_active:
+        # the owners of bins may pool what they learn
+        theirs = sum(setting.n_columns[peer] for peer in setting.passives)
+        AnsweredVectors(inputs).add(theirs, LABELS, "labels", "take fewer bins (max_bin) or columns", "a scorecard")
     # labels of rows, not their weights, are counted
     own = OwnData(fixed_columns(indicators), None, None)
     seeds = pair_seeds(party, setting.others(party.name))

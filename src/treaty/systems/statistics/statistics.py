@@ -23,12 +23,9 @@ import numpy as np
 from treaty.crypto.parameters import SecretMatrix
 from treaty.data.table import Schema
 from treaty.errors import ConfigError, DataError, PeerProtocolError
-from treaty.files import Format
 from treaty.machine.arrays import Floats
-from treaty.machine.database import SealedDatabase
 from treaty.messaging.exchanges import agree, exchange, joint_seed
 from treaty.messaging.messages import Array, ColumnSize, Message, RowSize, clean, leaks, leaks_by, view
-from treaty.models.checkpoints import answers_folder
 from treaty.models.statistics import StatisticsPart
 from treaty.statistics import (
     ColumnBins,
@@ -44,6 +41,7 @@ from treaty.statistics import (
 from treaty.systems.statistics.options import ColumnOptions, Statistics
 from treaty.systems.statistics.products import Products
 from treaty.systems.system import RoleInput, Roles
+from treaty.systems.vertical.exact_sums import LABELS, AnsweredVectors
 
 StatisticsInput = RoleInput[Statistics, ColumnOptions]
 
@@ -53,8 +51,6 @@ ENTRY_BITS = 29
 OPENED_BITS = 26
 # decimals of IV and stability that others learn
 DECIMALS = 3
-# a party answers at most one vector about a column, or about labels, for so many rows
-ROWS_PER_VECTOR = 10
 
 
 @leaks("how many rows, numeric columns and bins the sender has; rows of eval sets", "control")
@@ -107,35 +103,6 @@ class CorrelationShares(Message):
 
     own: Array
     shares: list[Array]
-
-
-class AnsweredVectors:
-    """How many vectors of others a party has multiplied with its columns, over all jobs with the same folder."""
-
-    def __init__(self, inputs: StatisticsInput) -> None:
-        self._inputs, name = inputs, inputs.party.name
-        self._db = SealedDatabase(
-            None if inputs.store is None else answers_folder(inputs.store, name), "answers", Format("answers", 1),
-            {"answers": "CREATE TABLE answers (name TEXT PRIMARY KEY, vectors INTEGER NOT NULL)"},
-            what="count of answered statistics", lost="how many sums over the table's columns others have received",
-        )  # fmt: skip
-
-    def add(self, vectors: int, whose: Sequence[str], what: str, remedy: str) -> None:
-        """Count vectors multiplied with each of own columns, or labels; ConfigError for more than the job allows."""
-        name, n_rows = self._inputs.party.name, self._inputs.rows.table.n_rows
-        with self._db.transaction() as db:
-            before = dict(db.execute("SELECT name, vectors FROM answers"))
-            counted = max((before.get(of, 0) for of in whose), default=0)
-            if (counted + vectors) * ROWS_PER_VECTOR > n_rows and not self._inputs.options.allow_exact_sums:
-                raise ConfigError(
-                    f"{name}: statistics would multiply {vectors} vectors of the others with its {what}, after "
-                    f"{counted} in earlier jobs, expected at most {n_rows // ROWS_PER_VECTOR}, one for "
-                    f"{ROWS_PER_VECTOR} rows: {remedy}, or accept it with allow_exact_sums=True everywhere",
-                    public=f"statistics would reveal too many sums over its {what} (allow_exact_sums)",
-                )
-            db.executemany(
-                "INSERT OR REPLACE INTO answers VALUES (?, ?)", [(of, before.get(of, 0) + vectors) for of in whose]
-            )
 
 
 def run(inputs: StatisticsInput) -> StatisticsPart:
@@ -268,7 +235,7 @@ def _count_labels(
     if inputs.options.reveal == "passive":
         # the owners of bins may pool what they learn
         n_bins = sum(sizes[peer].n_bins for peer in shown)
-        AnsweredVectors(inputs).add(n_bins, ["(labels)"], "labels", "have the others make fewer bins (max_bin)")
+        AnsweredVectors(inputs).add(n_bins, LABELS, "labels", "have the others make fewer bins (max_bin)")
     shares = products.ask({peer: sizes[peer].n_bins for peer in shown}, labels.astype(np.int64)[np.newaxis])
     for peer, bins in shown.items():
         if inputs.options.reveal == "active":

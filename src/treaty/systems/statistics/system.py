@@ -22,6 +22,7 @@ from treaty.systems.statistics import products, statistics
 from treaty.systems.statistics.options import ColumnOptions, Statistics
 from treaty.systems.statistics.statistics import class_totals, part_of, run
 from treaty.systems.system import RoleInput, Roles, System, mesh
+from treaty.systems.vertical.exact_sums import ROWS_PER_VECTOR
 from treaty.systems.vertical.training import roles_by_column
 
 CANNOT = {
@@ -69,14 +70,14 @@ def conclusions(
         f"of each bin of {common.min_bin_rows} rows or more of its own columns, how many rows of each label it has, "
         "and how many there are in all; if all rows of a bin have one label, the labels of these rows; if two bins of "
         "different columns differ in one row, its label. There is at most one bin for "
-        f"{statistics.ROWS_PER_VECTOR} rows over all jobs, unless allow_exact_sums is set"
+        f"{ROWS_PER_VECTOR} rows over all jobs, unless allow_exact_sums is set"
     )
     active, passive = ([counts], []) if options.reveal == "active" else ([], [rates])
     if common.correlation != "none":
         active.append(
             "one linear equation about a column of another party for each of its own numeric columns: the rows' values "
             "follow from as many equations as there are rows, of which a party answers at most one in "
-            f"{statistics.ROWS_PER_VECTOR} over all jobs, unless allow_exact_sums is set"
+            f"{ROWS_PER_VECTOR} over all jobs, unless allow_exact_sums is set"
         )
     active.append("nothing else about single rows of the others, nor their bins' limits or categories")
     passive.append("nothing about the others' columns")

@@ -22,6 +22,7 @@ from treaty.machine.database import SealedDatabase
 from treaty.machine.kernels import kernel
 from treaty.messaging.messages import Array, M, view
 from treaty.messaging.transcript import Transcript, TranscriptEntry
+from treaty.models.checkpoints import answers_folder
 from treaty.privacy.exact_sums import estimated_share
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import RoleInput
@@ -178,6 +179,9 @@ def estimated_sides(
 
 # The largest estimated share of a party's bins that may become known without `allow_exact_sums`
 MOST_SHARE = 0.1
+# At most one vector of others is multiplied with a column, or with labels, for so many rows
+ROWS_PER_VECTOR = 10
+LABELS = ["(labels)"]  # among columns
 # Trees of two classes after which rows' gradients differ about as much as a regression's do in the first
 AHEAD = 4
 
@@ -239,6 +243,34 @@ def check_sides(inputs: RoleInput, share: float, grown: float) -> None:
             f"{inputs.party.name} raise its limit",
             public="its limit on what splits may reveal of its rows (most_recoverable) is reached: train fewer trees",
         )
+
+
+class AnsweredVectors:
+    """How many vectors of others a party has multiplied with its columns, or labels, over all jobs with its folder."""
+
+    def __init__(self, inputs: RoleInput[Any, Any]) -> None:
+        self._inputs, name = inputs, inputs.party.name
+        self._db = SealedDatabase(
+            None if inputs.store is None else answers_folder(inputs.store, name), "answers", Format("answers", 1),
+            {"answers": "CREATE TABLE answers (name TEXT PRIMARY KEY, vectors INTEGER NOT NULL)"},
+            what="count of answered statistics", lost="how many sums over columns or labels others have received",
+        )  # fmt: skip
+
+    def add(self, vectors: int, whose: Sequence[str], what: str, remedy: str, job: str = "statistics") -> None:
+        """Count vectors multiplied with each of own columns, or `LABELS`; ConfigError for more than the job allows."""
+        name, n_rows = self._inputs.party.name, self._inputs.rows.table.n_rows
+        with self._db.transaction() as db:
+            before = dict(db.execute("SELECT name, vectors FROM answers"))
+            counted = max((before.get(of, 0) for of in whose), default=0)
+            if (counted + vectors) * ROWS_PER_VECTOR > n_rows and not self._inputs.options.allow_exact_sums:
+                raise ConfigError(
+                    f"{name}: {job} would multiply {vectors} vectors of the others with its {what}, after "
+                    f"{counted} in earlier jobs, expected at most {n_rows // ROWS_PER_VECTOR}, one for "
+                    f"{ROWS_PER_VECTOR} rows: {remedy}, or accept it with allow_exact_sums=True everywhere",
+                    public=f"{job} would reveal too many sums over its {what} (allow_exact_sums)",
+                )
+            now = [(of, before.get(of, 0) + vectors) for of in whose]
+            db.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?)", now)
 
 
 # --------- what a passive party's transcript reveals of the rows of nodes: the input of the attacks in `treaty.privacy`
