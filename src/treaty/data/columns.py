@@ -5,8 +5,9 @@ position is the code. An unusable column raises `ColumnProblem`; the caller adds
 
 Numbers are float64 where float32 would change bins: where it changes a whole number, as it does times in milliseconds
 and numeric ids, and where one float32 stands for several numbers in more than a thousandth of the rows, as for fine
-steps at a large offset. Whole numbers from 2^53 on are exact within 2^53 of the largest: the column's `origin`, a
-multiple of 2^53, is subtracted before they become float64.
+steps at a large offset. A few numbers that meet by chance do not count, so that parts of a table are judged as all of
+it. Whole numbers from 2^53 on are exact within 2^53 of the largest: the column's `origin`, a multiple of 2^53, is
+subtracted before they become float64.
 """
 
 from __future__ import annotations
@@ -252,14 +253,12 @@ def _tells_apart(values: NDArray[Any]) -> bool:
     narrow = some.astype(np.float32)
     if np.array_equal(narrow, some):
         return True
-    # all are one float32: perhaps another participant's rows have another number
-    if narrow[0] == narrow[-1]:
-        return False
     # numbers that are one float32 are a group
     group = np.cumsum(np.append(False, narrow[1:] != narrow[:-1]))
-    # the groups with more than one number; the largest may hold a thousandth of the rows
-    several = group[1:][(narrow[1:] == narrow[:-1]) & (some[1:] != some[:-1])]
-    return not several.size or int(np.bincount(group)[several].max()) << 10 < len(some)
+    # rows of the groups with more than one number: the largest may hold a thousandth; by chance a few rows meet
+    several = np.unique(group[1:][(narrow[1:] == narrow[:-1]) & (some[1:] != some[:-1])])
+    rows, few = np.bincount(group)[several], min(max(2, len(some) >> 8), len(some) - 1)
+    return int(rows.max(initial=0)) << 10 < len(some) or int(rows.sum()) <= few
 
 
 def _doubles(values: NDArray[Any], origin: int) -> Floats:

@@ -20,6 +20,11 @@ Deviations from the paper (Tian et al., FederBoost, section on distributed bucke
 The leader learns the number of rows below each probe. No interval of fewer than `least_rows` rows is probed, but a
 probe may cut a few rows off a large one; `smallest_interval` returns the fewest.
 
+**Exact.** With no tolerance and no least number of rows, bins hold the rows that they hold on the pooled table. A cut
+there is the middle between two neighbouring values. So once a feature's bins are settled, the search goes on in the
+intervals at both sides of each cut until it has these values themselves. The leader learns them, and how many rows have
+each; of a feature with no more values than bins, it learns all of them.
+
 A feature's opened points are keys in ascending order with the number of rows below each. Two neighbours k and k' bound
 an interval of the keys k..k'-1. An interval of one key is a value; a wider one may hold several.
 """
@@ -260,9 +265,10 @@ class QuantileSearch:
     Call ``present``, then ``probes`` and ``take`` in turn until ``probes`` returns None, then ``cuts``. No interval of
     fewer than `least_rows` rows is probed. A bin may end `tolerance`, a share of a feature's rows (or an eighth of a
     bin, if that is less), away from its target; with 0, least_rows = 1 and enough rounds, the bins hold the same rows
-    as those of `fit_bins`. `domains` may give a feature's lowest and highest value, which saves rounds but must not
-    come from the data; values beyond count as these. `wide`, bool (n_features,), marks features that are float64. The
-    search ends after `most_rounds`. Raises ConfigError for a parameter out of range.
+    as those of `fit_bins`. With `exact` both are so, and cuts are those of `fit_bins`, too. `domains` may give a
+    feature's lowest and highest value, which saves rounds but must not come from the data; values beyond count as
+    these. `wide`, bool (n_features,), marks features that are float64. The search ends after `most_rounds`. Raises
+    ConfigError for a parameter out of range.
     """
 
     def __init__(
@@ -272,6 +278,7 @@ class QuantileSearch:
         *,
         least_rows: int,
         tolerance: float = 0.002,
+        exact: bool = False,
         domains: Mapping[int, tuple[float, float]] | None = None,
         most_rounds: int = 34,
         wide: Flags | None = None,
@@ -283,7 +290,8 @@ class QuantileSearch:
                 "expected least_rows >= 1, 0 <= tolerance < 1 and most_rounds >= 0, "
                 f"got {least_rows!r}, {tolerance!r} and {most_rounds!r}"
             )
-        self._max_bin, self._least_rows, self._tolerance = max_bin, least_rows, tolerance
+        self._max_bin, self._exact = max_bin, exact
+        self._least_rows, self._tolerance = (1, 0.0) if exact else (least_rows, tolerance)
         self._rounds_left = most_rounds
         self._wide = np.zeros(n_features, np.bool_) if wide is None else wide
         self._keys = _ends(self._wide, domains or {})
@@ -306,7 +314,9 @@ class QuantileSearch:
         if self._rounds_left == 0:
             return None
         # one row is one value
-        wanted, _ = self._place(max(self._least_rows, 2))
+        wanted, opens = self._place(max(self._least_rows, 2))
+        if self._exact:
+            wanted |= self._beside_cuts(wanted, opens)
         start = np.flatnonzero(wanted)
         if len(start) == 0:
             return None
@@ -357,6 +367,18 @@ class QuantileSearch:
         rows = np.diff(self._counts, append=0)
         fewest = np.minimum.reduceat(np.where(rows > 0, rows, _NO_INTERVAL), self._offsets[:-1])
         return np.where(fewest == _NO_INTERVAL, 0, fewest)
+
+    def _beside_cuts(self, wanted: Flags, opens: Flags) -> Flags:
+        """Mark the intervals of several keys on both sides of each cut, of features that want no other."""
+        filled = np.flatnonzero(np.diff(self._counts, append=0) > 0)
+        feature = np.searchsorted(self._offsets, filled, side="right")
+        # a feature's first bin has no cut before it
+        cut = np.flatnonzero(opens[filled[1:]] & (feature[1:] == feature[:-1]))
+        beside = np.zeros(len(wanted), np.bool_)
+        beside[filled[cut]] = beside[filled[cut + 1]] = True
+        settled = ~np.logical_or.reduceat(wanted, self._offsets[:-1])
+        one_key = np.append(self._keys[1:], 0) == self._keys + 1
+        return beside & np.repeat(settled, np.diff(self._offsets)) & ~one_key
 
     def _place(self, least_rows: int) -> tuple[Flags, Flags]:
         wanted, opens = np.zeros((2, len(self._keys)), dtype=np.bool_)

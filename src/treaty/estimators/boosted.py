@@ -375,10 +375,12 @@ class BoostedTrees(TrainedTrees):
         # Classes are numbered over the labels of all participants, which then get their own rows back.
         ends = np.cumsum([of.table.n_rows for of in rows.values()])
         classes, target = self._target(np.concatenate(list(labels.values())), "all participants", int(ends[-1]))
-        data = {
-            name: LabelledRows(of.table, of_own, self._class_weights(settings, of_own, of.weight))
-            for (name, of), of_own in zip(rows.items(), np.split(target, ends[:-1]), strict=True)
-        }
+        data = {}
+        for (name, of), own_target in zip(rows.items(), np.split(target, ends[:-1]), strict=True):
+            weight = self._class_weights(settings, own_target, of.weight)
+            # As on one table, rows of weight 0 must not shift the quantiles of bins.
+            kept, own_target, weight = inputs.rows_with_weight({ALONE: of.table}, own_target, weight)
+            data[name] = LabelledRows(kept[ALONE], own_target, weight)
         # Roles that see columns without having rows, such as a server, get a table of none.
         data |= {
             name: no_rows(self.schemas_[ALONE], len(classes or ())) for name in roles.having(*system.shows_columns)

@@ -33,7 +33,7 @@ import math
 import os
 import secrets
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ from numpy.typing import NDArray
 from treaty.errors import ConfigError, DataError
 from treaty.files import Format, read_file, write_file
 from treaty.machine.arrays import Bytes, Floats, Integers, Words
+from treaty.machine.keyed_hash import KEY, hashes
 from treaty.privacy.ledger import Ledger, LedgerEntry
 
 FORMAT = Format("noisy-labels", 2)
@@ -267,22 +268,25 @@ class BucketLedger(Ledger):
         return np.frombuffer(encryptor.update(blocks.tobytes()), "<u8").reshape(-1, 2).astype(np.uint64)
 
 
-KEY_BYTES = 32
-# two of 2^20 rows collide once in 2^24 tables; such rows cannot be searched for without the key
-_DIGEST_BYTES = 8
-
-
 class KnownRows(msgspec.Struct):
-    """Which rows were trained on: digests uint64 (n_rows,) of values and, if there are any, of ids."""
+    """Which rows were trained on: digests uint64 (n_rows,) of values and, if there are any, of ids.
+
+    Of 2^20 rows two collide once in 2^24 tables; such rows cannot be searched for without the key.
+    """
 
     key: bytes
     values: Words
     ids: Words
 
+    def __post_init__(self) -> None:
+        # digests under another hash would recognise nobody, and true sides would be sent
+        if len(self.key) != KEY:
+            raise ValueError("expected digests of rows as this version makes them: train the model again")
+
     @classmethod
     def of(cls, matrix: NDArray[Any], ids: Sequence[str] | None) -> KnownRows:
         """Return the digests of rows (n_rows, n_features), NaN where missing, and of their canonical ids."""
-        key = secrets.token_bytes(KEY_BYTES)
+        key = secrets.token_bytes(KEY)
         return cls(key, _of_values(key, matrix), _of_ids(key, ids or ()))
 
     @property
@@ -328,20 +332,16 @@ class RandomisedRows(msgspec.Struct):
 def _of_values(key: bytes, matrix: NDArray[Any]) -> Words:
     """Digest rows; all missing values are equal, and so are zero and minus zero."""
     rows = np.ascontiguousarray(np.where(np.isnan(matrix), matrix.dtype.type(np.nan), matrix + np.float32(0.0)))
-    return _digests(key, b"values", map(bytes, rows))
+    ends = np.arange(len(rows) + 1) * rows.shape[1] * rows.itemsize
+    return _digests(key, b"values", np.frombuffer(rows.data, np.uint8), ends)
 
 
 def _of_ids(key: bytes, ids: Sequence[str]) -> Words:
-    return _digests(key, b"ids", (text.encode() for text in ids))
+    texts = [text.encode() for text in ids]
+    return _digests(key, b"ids", np.frombuffer(b"".join(texts), np.uint8), np.cumsum([0, *map(len, texts)]))
 
 
-def _digests(key: bytes, kind: bytes, contents: Iterable[bytes]) -> Words:
+def _digests(key: bytes, kind: bytes, data: Bytes, ends: Integers) -> Words:
     # under a key of the model: digests of two models, or of guessed ids, cannot be compared
-    keyed = hashlib.blake2b(digest_size=_DIGEST_BYTES, key=key, person=kind)
-
-    def digest(content: bytes) -> bytes:
-        hashed = keyed.copy()
-        hashed.update(content)
-        return hashed.digest()
-
-    return np.frombuffer(b"".join(map(digest, contents)), "<u8").astype(np.uint64)
+    of_kind = hashlib.blake2b(kind, key=key, digest_size=KEY).digest()
+    return np.ascontiguousarray(hashes(data, ends.astype(np.int64), of_kind)[:, 0])

@@ -18,9 +18,9 @@ import numpy as np
 
 from treaty.crypto.transfer import oprf, sodium
 from treaty.data.ids import Psi, read_ids
-from treaty.data.large import KEY, hashes
 from treaty.data.table import Schema, Table
 from treaty.machine.kernels import is_compiled
+from treaty.machine.keyed_hash import KEY, hashes
 from treaty.machine.shared_work import share
 from treaty.runs.threads import Run, Watched, fewest_roles, train_in_threads
 from treaty.systems import SYSTEMS, find_system

@@ -214,15 +214,19 @@ class FixedPointLoss(msgspec.Struct, frozen=True, tag_field="name"):
         # by block: threads may append at the same time, but not add to one number
         clipped: list[int] = []
         scale = 2.0**self.fractional_bits / self.weight_unit
-        # whole weights multiply what is rounded, so that a row of weight 2 counts as two rows, to the bit
-        times = None if weight is None or np.any(weight != np.rint(weight)) else weight.astype(np.int64)
+        # a whole weight multiplies what is rounded, so that a row of weight 2 counts as two rows, to the bit; each row
+        # for itself, so that it does not matter who holds which rows
+        factors, times = np.ones(0), None
+        if weight is not None:
+            whole = weight == np.rint(weight)
+            factors, times = np.where(whole, 1.0, weight), np.where(whole, weight, 1.0).astype(np.int64)
 
         def work(first: int, last: int) -> None:
             for start in range(first, last, BLOCK):
                 rows = slice(start, min(start + BLOCK, last))
                 scales = np.full(rows.stop - start, scale)
-                if weight is not None and times is None:
-                    scales *= weight[rows]
+                if times is not None:
+                    scales *= factors[rows]
                 clipped.append(self.write_derivatives(margins[rows], y[rows], scales, grad[:, rows], hess[:, rows]))
                 if times is not None:
                     grad[:, rows] *= times[rows]

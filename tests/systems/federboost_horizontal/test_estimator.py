@@ -21,6 +21,7 @@ from flat import flat, own_and_common
 from marks import slow
 from runs.test_resume import Interrupted
 from tables import real_table, with_categories, with_gaps
+from treaty.data.binning import fit_bins
 from treaty.data.table import to_table
 from treaty.errors import ConfigError, DataError
 from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint
@@ -31,6 +32,7 @@ from treaty.systems.federboost_horizontal.system import SYSTEM
 from treaty.systems.federboost_horizontal.trees import TreeMember
 from treaty.systems.horizontal import quantiles
 from treaty.systems.horizontal.quantiles import shown_by_search
+from treaty.systems.horizontal.rows import RowsDescription, all_columns
 from treaty.systems.options import SystemOptions, names_of
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.system import objective_for
@@ -93,8 +95,8 @@ def seen(monkeypatch):
     return kept
 
 
-def grown_on_one_table(model, rows, bins):
-    """Grow the trees of the pooled grower on the same cuts."""
+def grown_on_one_table(model, rows, bins=None):
+    """Grow the trees of the pooled grower on its own cuts, or on these."""
     X, y, weight = pooled_rows(rows)
     table = to_table(X, schema=model.schemas_["pooled"])
     classes = model.classes_.tolist() if hasattr(model, "classes_") else None
@@ -105,6 +107,7 @@ def grown_on_one_table(model, rows, bins):
         own
     )
     objective = objective_for(LabelledRows(table, target, weight), classes, own, common)
+    bins = bins or fit_bins(table, common.most_bins, 1, max_categories=common.most_categories)
     splits, forest = SplitTable(), Forest(objective, ("pooled",), classes, parallel=common.num_parallel_tree)
     categorical = np.array([kind is not None for kind in table.schema.categories], np.bool_)
     source = ColumnSource(
@@ -125,10 +128,10 @@ def same_trees(ours, theirs):
 
 
 def check_fit(seen, rows, task="binary", *, must_split=True, **options):
-    """Fit; the model is the pooled grower's on the same cuts, bit for bit, and the same at all participants."""
+    """Fit; the model is the pooled grower's, bit for bit, and the same at all participants."""
     model = estimator(task, **options).fit(rows)
     part = model.parts_["pooled"]
-    forest, splits = grown_on_one_table(model, rows, seen["bins"])
+    forest, splits = grown_on_one_table(model, rows, seen["bins"] if options.get("bins") == "approximate" else None)
     assert any(len(tree.left) > 1 for tree in forest.trees) == must_split
     same_trees(part.forest.trees, forest.trees)
     assert repr(part.splits) == repr(splits)  # NaN is not equal to itself
@@ -154,6 +157,71 @@ def test_trees_equal_the_pooled_growers_at_every_participant(seen, task, partici
     X, y = real_table(task)
     model = check_fit(seen, share_out(X, y, participants), task, active=active)
     assert model.n_iter_ == TREES
+
+
+@pytest.mark.parametrize("task", ["binary", slow("regression")])
+def test_approximate_bins_are_others_and_trees_the_pooled_growers_on_them(seen, task):
+    X, y = real_table(task)
+    model = check_fit(seen, share_out(X, y), task, bins="approximate")
+    exact = estimator(task).fit(share_out(X, y))
+    assert repr(model.parts_["pooled"].splits) != repr(exact.parts_["pooled"].splits)
+    assert any("two values next to every cut" in fact for fact in exact.disclosures_["north"])
+    assert not any("two values next to every cut" in fact for fact in model.disclosures_["north"])
+
+
+def awkward(n, seed):
+    """Draw a table of all kinds of columns; as float64, whole numbers beyond float32, categories of two sizes."""
+    rng = np.random.default_rng(seed)
+    return pd.DataFrame({
+        "smooth": rng.normal(size=n),
+        "zeros": np.where(rng.random(n) < 0.9, 0.0, rng.lognormal(8, 2, n)),
+        "ties": rng.integers(0, 300, n) / 7,
+        "few": rng.choice([-1.5, 0.1, 2.0], n),
+        "gaps": np.where(rng.random(n) < 0.3, np.nan, rng.exponential(size=n)),
+        "constant": 7.1,
+        "nothing": np.nan,
+        "time": 1_700_000_000_000 + rng.integers(0, 10**9, n),
+        "offset": 1e9 + rng.random(n),
+        "place": pd.Categorical(rng.choice([f"level{k}" for k in range(300)], n)),
+        "kind": pd.Categorical(rng.choice(list("abc"), n)),
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize(("task", "ends", "max_bin"), [
+    ("binary", [300], 16), ("multiclass", [1, 150], 5), ("regression", [250, 251, 270, 400], 255),
+])  # fmt: skip
+@pytest.mark.parametrize("weighted", [False, slow(True)])
+def test_models_are_those_of_one_table_by_public_names(task, ends, max_bin, weighted):
+    """Participants have 1 row and more, categories of their own, and weights of different kinds."""
+    n = 500
+    X, new = awkward(n, 1), awkward(200, 2)
+    score = X["smooth"] + (X["gaps"] > 1) + (X["kind"] == "a") + (X["place"].cat.codes % 7 == 0)
+    y = score.to_numpy() if task == "regression" else (score > 3).to_numpy().astype(int)  # few are 1
+    y = y + (score > 1.5).to_numpy() if task == "multiclass" else y
+    rng = np.random.default_rng(3)
+    weight = np.where(np.arange(n) < ends[0], rng.integers(0, 3, n), rng.gamma(2.0, 3.0, n))
+    weight[ends[0] - 1] = 1.0  # not all of a participant's rows weigh nothing
+    options = {
+        "n_estimators": 4, "max_depth": 4, "learning_rate": 0.3, "min_child_samples": 4, "max_bin": max_bin,
+        "n_jobs": 1,
+    }  # fmt: skip
+    kind = treaty.GBDTRegressor if task == "regression" else treaty.GBDTClassifier
+    rows = {}
+    for k, part in enumerate(np.split(np.arange(n), ends)):
+        own = X.iloc[part].copy()
+        own["place"] = own["place"].cat.remove_unused_categories()
+        rows[NAMES[k]] = (own, y[part], weight[part]) if weighted else (own, y[part])
+    together = kind(**options).fit(X, y, sample_weight=weight if weighted else None)
+    protocol = treaty.FederBoostHorizontal(mode="paper" if len(rows) == 2 else "safe")
+    apart = kind(protocol, **options).fit(rows)
+    ours, theirs = apart.parts_["pooled"], together.parts_["pooled"]
+    assert ours.schema == theirs.schema
+    assert ours.forest.objective == theirs.forest.objective
+    same_trees(ours.forest.trees, theirs.forest.trees)
+    assert repr(ours.splits) == repr(theirs.splits)
+    assert {0, 9} <= set(ours.splits.feature)
+    predict = "predict" if task == "regression" else "predict_proba"
+    np.testing.assert_array_equal(getattr(apart, predict)(new), getattr(together, predict)(new))
 
 
 @pytest.mark.parametrize("task", ["binary", slow("multiclass")])
@@ -227,7 +295,7 @@ def test_columns_are_drawn_as_the_pooled_grower_draws_them(seen, task):
     check_fit(seen, share_out(X, y), task, colsample_bytree=0.4, random_state=3, max_depth=5)
 
 
-def test_a_category_that_the_first_participant_lacks_is_an_other_one(seen):
+def test_a_category_that_one_participant_alone_has_is_known_to_all(seen):
     X, y = real_table("binary")
     X = with_categories(X)
     name = X.columns[0]
@@ -237,14 +305,29 @@ def test_a_category_that_the_first_participant_lacks_is_an_other_one(seen):
     rows["south"] = of_south, rows["south"][1]
     model = check_fit(seen, rows)
     known = model.schemas_["pooled"].categories[0]
-    assert "moon" not in known
-    moons = of_south[of_south[name] == "moon"]
-    suns = moons.assign(**{name: moons[name].cat.rename_categories({"moon": "sun"})})
-    with pytest.warns(UserWarning, match="categories that training did not have, 'moon'"):
-        of_moons = model.predict_proba(moons)
-    with pytest.warns(UserWarning, match="categories that training did not have, 'sun'"):
-        np.testing.assert_array_equal(of_moons, model.predict_proba(suns))
+    assert list(known) == sorted({*X[name].cat.categories, "moon"})
+    assert all("moon" in part.schema.categories[0] for part in seen["parts"].values())
     assert 0 in model.parts_["pooled"].splits.feature
+
+
+@pytest.mark.parametrize(
+    ("of_each", "found"),
+    [
+        ([["a", "c"], ["b"]], ["a", "b", "c"]),
+        ([["low", "mid", "high"], ["low", "high"]], ["low", "mid", "high"]),
+        ([["low", "high"], ["mid", "low"]], ["low", "high", "mid"]),
+        ([[3, 7], [5]], [3, 5, 7]),
+        ([["a"], [1, 2]], ["a"]),
+        ([["a"], [1, "b"]], ["a", "b"]),
+        ([None, ["a"]], None),
+        ([["a"], None], ["a"]),
+        ([[], ["b"]], ["b"]),
+    ],
+    ids=str,
+)
+def test_categories_are_in_the_order_of_one_table(of_each, found):
+    described = [RowsDescription(["place"], [of], [False], None) for of in of_each]
+    assert all_columns(described) == (["place"], [found], {})
 
 
 def test_a_column_that_a_participant_lacks_is_missing_there(seen):
@@ -535,6 +618,8 @@ def test_wrong_data_is_named(rows, given, message):
         ({"dropout": "accept"}, "expected 4 participants or more, got 3"),
         ({"dropout": "ignore"}, "dropout='ignore'"),
         ({"delta": 1e-5}, "delta goes with epsilon_total"),
+        ({"bins": "exact", "epsilon_total": 1.0}, "counts have noise: leave bins out"),
+        ({"bins": "equal"}, "bins='equal'"),
         ({"early_stopping_rounds": 2}, "eval_set"),
         ({"active": ""}, "active"),
         ({"active": 3}, "active"),

@@ -165,7 +165,7 @@ def test_participants_see_the_model_and_no_sums():
 def test_no_interval_of_few_rows_is_probed():
     parts, whole, classes = dealt("binary", 3)
     least = 25
-    played = train(parts, options_of(min_child_samples=least), classes, record_content=True)
+    played = train(parts, options_of(min_child_samples=least, bins="approximate"), classes, record_content=True)
     asked = [
         decode_body(e.content, ProbeRequest, peer="p0")
         for e in played.transcripts["p1"].entries
@@ -382,7 +382,7 @@ def test_a_lost_participant_ends_the_training_by_default():
 @pytest.mark.parametrize("when", [7, 12, 48, 150, *map(slow, [6, 8, 9, 10, 14, 16, 49, 149, 151, 152, 155, 158, 188])])
 def test_with_consent_training_goes_on_without_the_lost(when):
     parts, whole, classes = dealt("binary", 5)
-    options = options_of(dropout="accept")
+    options = options_of(dropout="accept", bins="approximate")
     ended = survivors_of(parts, options, classes, when)
     assert ended.keys() == {"p1", "p3", "p4"}
     first = ended["p1"]
@@ -396,7 +396,7 @@ def test_with_consent_training_goes_on_without_the_lost(when):
 def test_with_consent_training_goes_on_without_one_that_falls_silent():
     """The others wait for the leader all of the job's timeout, the leader a part of it for any of them."""
     parts, _, classes = dealt("binary", 5)
-    options, over, ended = options_of(dropout="accept"), threading.Event(), []
+    options, over, ended = options_of(dropout="accept", bins="approximate"), threading.Event(), []
 
     def silent(party: Party) -> object:
         send, sent = party.send, itertools.count()

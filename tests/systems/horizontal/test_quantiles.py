@@ -13,12 +13,15 @@ from hypothesis import strategies as st
 from systems.federboost_horizontal.playing import dealt
 from treaty.data.binning import fit_bins
 from treaty.data.quantile_search import QuantileSearch, sorted_keys
+from treaty.data.table import Schema, Table
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array
 from treaty.systems.horizontal.quantiles import (
     ProbeRequest,
     agreed_objective,
     answer_probes,
+    most_probes,
+    most_rounds,
     pack_bins,
     unpack_bins,
 )
@@ -60,15 +63,20 @@ def test_more_or_endless_bins_are_refused():
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(2, 8), st.integers(2, 12), st.integers(0, 2**32))
-def test_an_honest_search_never_asks_more_than_members_allow_and_noise_counts(max_bin, distinct, seed):
+@given(st.integers(2, 8), st.integers(2, 12), st.integers(0, 2**32), st.booleans())
+def test_an_honest_search_never_asks_more_than_members_allow_and_noise_counts(max_bin, distinct, seed, exact):
     rng = np.random.default_rng(seed)
     columns = [rng.choice(rng.normal(size=distinct), 200).astype(np.float32) for _ in range(2)]
-    ordered, search = sorted_keys(columns), QuantileSearch(2, max_bin, least_rows=1)
+    most = most_rounds({}, max_bin, exact=exact)
+    ordered, search = sorted_keys(columns), QuantileSearch(2, max_bin, least_rows=1, exact=exact, most_rounds=most)
     search.present(np.array([200, 200]))
     while (probes := search.probes()) is not None:
         message = ProbeRequest(Array.of(probes.keys), Array.of(probes.offsets))
-        search.take(answer_probes(message, ordered, max_bin, "p0", 1))
+        search.take(answer_probes(message, ordered, most_probes(max_bin, exact=exact), "p0", 1))
+    if exact:
+        table = Table(Schema(("a", "b"), (None, None)), columns, 200)
+        for ours, pooled in zip(search.cuts(), fit_bins(table, max_bin).cuts, strict=True):
+            np.testing.assert_array_equal(ours, pooled)
 
 
 def test_members_refuse_probes_beyond_the_search():
@@ -76,4 +84,4 @@ def test_members_refuse_probes_beyond_the_search():
     for keys in (np.arange(9), np.array([4, 3]), np.array([4, 4])):
         message = ProbeRequest(Array.of(keys.astype(np.uint32)), Array.of(np.array([0, len(keys)], np.int32)))
         with pytest.raises(PeerProtocolError, match="at most 8 ascending probes"):
-            answer_probes(message, ordered, 4, "p0", 1)
+            answer_probes(message, ordered, most_probes(4), "p0", 1)

@@ -56,6 +56,11 @@ class FederBoostHorizontal(SystemOptions):
     dropout : {"accept"} or None, default None
         What a lost participant means. None: training stops, and resumes from checkpoints when all are back.
         "accept": training continues without it, and the leader may find the lost one's histograms.
+    bins : {"exact", "approximate"} or None, default None
+        "exact": the bins of one table with all rows, so that trees are those of `Pooled` with the same `max_bin`; the
+        leader learns the values on both sides of every cut. "approximate": cuts that part about as many rows, found in
+        half as many rounds; no probe parts fewer than `min_child_samples` rows. None is "exact", and under
+        `epsilon_total`, which pays for noisy counts, "approximate".
     epsilon_total : float or None, default None
         Noise on all that is opened, so that the whole training is (epsilon_total, delta) differentially private for
         every row. None: no noise.
@@ -66,12 +71,18 @@ class FederBoostHorizontal(SystemOptions):
     system: ClassVar[str] = "federboost-horizontal"
     paper_bins: ClassVar[int | None] = 24  # of two of its three data sets; 26 for the third
     dropout: Literal["accept"] | None = None
+    bins: Literal["exact", "approximate"] | None = None
     epsilon_total: Positive | None = None
     delta: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
 
     @property
     def adds_noise(self) -> bool:
         return self.epsilon_total is not None
+
+    @property
+    def exact_bins(self) -> bool:
+        """`bins`, resolved."""
+        return self.bins != "approximate" and not self.adds_noise
 
     @property
     def default_trees(self) -> tuple[int, int, float]:
@@ -88,6 +99,11 @@ class FederBoostHorizontal(SystemOptions):
             raise ConfigError(
                 "epsilon_total needs every row to change its own part of a sum alone, and a sample of fixed size "
                 "depends on all rows: leave subsample at 1"
+            )
+        if self.bins == "exact" and self.adds_noise:
+            raise ConfigError(
+                "bins='exact' needs the number of rows below each probe, and under epsilon_total counts have noise: "
+                "leave bins out, or take 'approximate'"
             )
         if self.delta is not None and self.epsilon_total is None:
             raise ConfigError("delta goes with epsilon_total; give both or leave delta out")

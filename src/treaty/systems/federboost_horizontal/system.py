@@ -12,8 +12,15 @@ from treaty.systems.federboost_horizontal.federboost_horizontal import leader, m
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
 from treaty.systems.federboost_horizontal.setup import check_members
 from treaty.systems.federboost_horizontal.trees import ModelEnd, TreeStep
-from treaty.systems.horizontal.leakage import input_routes, keys_routes, lost_routes, search_routes, sums_of_rows
-from treaty.systems.horizontal.rows import START, SUMS_OF_LABELS, ModelBegin, RowsDescription, starts_from_sums
+from treaty.systems.horizontal.leakage import (
+    input_routes,
+    keys_routes,
+    learned_in_search,
+    lost_routes,
+    search_routes,
+    sums_of_rows,
+)
+from treaty.systems.horizontal.rows import ModelBegin, RowsDescription
 from treaty.systems.leakage import AGREEMENT, Route, Routes, Stage, When, routes
 from treaty.systems.pooled.continuing import checkpoints_routes
 from treaty.systems.pooled.options import BoostingOptions
@@ -29,10 +36,9 @@ def conclusions(
     of_all = _of_all(options, common)
     of_leader = _of_leader(roles, options, "" if part is None else part.spent)
     of_member = ["no sum; with three participants or more, nothing that can be attributed to one of them"]
-    if starts_from_sums(options, common):
-        of_leader.append(SUMS_OF_LABELS)
-        of_member.append(START)
-    learned = {roles.active: [*of_leader, *of_all]}
+    found_by_leader, found_by_member = learned_in_search(options, common)
+    learned = {roles.active: [*of_leader, *found_by_leader, *of_all]}
+    of_member += found_by_member
     return learned | {name: [*of_member, *of_all] for name in roles.owners if name != roles.active}
 
 

@@ -60,6 +60,9 @@ class FedXGB(SystemOptions):
         fewer others their place; two users in collusion with the server may find another one's sums.
     feature_sample : int or None, default None
         How many columns are drawn for each tree, in place of `colsample_bytree`.
+    bins : {"exact", "approximate"} or None, default None
+        As in `FederBoostHorizontal`, but None is "approximate": an exact search takes three times as many sums of all
+        users before the first tree, and shows the server values of single users.
     expose : {"nothing", "paper", "model"} or None, default None
         What users learn of the model. "nothing", which None is in safe mode: of their own rows, the slot at each level
         and the value at the end, which edge servers compute on shares. "model": all of it, many times faster. "paper",
@@ -82,6 +85,7 @@ class FedXGB(SystemOptions):
     max_users: Annotated[int, msgspec.Meta(ge=3)] | None = None
     group_size: Annotated[int, msgspec.Meta(ge=3, le=1000)] | None = None
     feature_sample: AtLeastOne | None = None
+    bins: Literal["exact", "approximate"] | None = None
     expose: Literal["nothing", "paper", "model"] | None = None
     comparison: Comparison | None = None
     max_queries: AtLeastOne | None = None
@@ -95,6 +99,11 @@ class FedXGB(SystemOptions):
     def hides_model(self) -> bool:
         """Whether users do not learn the model, or not all of it, and rows follow it on shares."""
         return self.exposes != "model"
+
+    @property
+    def exact_bins(self) -> bool:
+        """`bins`, resolved."""
+        return self.bins == "exact"
 
     @property
     def compares(self) -> Comparison:

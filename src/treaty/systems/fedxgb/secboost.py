@@ -111,7 +111,10 @@ def server(inputs: RoleInput[FedXGB]) -> ModelPart:
         party.send(edge, task)
     crowd = Crowd(party, credentials, users, inputs.vouching, task, masked=inputs.options.mode != "paper")
     # [SecBoost, step 4] bins from secure quantiles; how many rows there are, and where values are missing
-    found = conversation.known_bins(inputs, crowd, kept) if kept else lead_search(inputs, crowd, schema, classes, None)
+    if kept is not None:
+        found = conversation.known_bins(inputs, crowd, kept)
+    else:
+        found = lead_search(inputs, crowd, schema, classes, None, exact=inputs.options.exact_bins)
     summary = messages.RowSummary(found.n_rows, Array.of(found.may_miss))
     party.round += 1
     crowd.broadcast(summary)
@@ -219,8 +222,9 @@ def edge(inputs: RoleInput[FedXGB]) -> None:
     rows = EdgeRows(inputs, domain, here.file, patience)
     holds_shares = party.name in holders_of(options.compares, edges)
     order = MessageOrder(conversation.edge_order(options, holds_shares=holds_shares), "domain")
+    searches = most_rounds(task.origins, inputs.common.most_bins, exact=options.exact_bins)
     limits = conversation.ServerLimits(
-        server, inputs.common.most_rounds, inputs.common.depth, most_rounds(task.origins), inputs.observers
+        server, inputs.common.most_rounds, inputs.common.depth, searches, inputs.observers
     )
     inputs.observers.round_finished(0, None)
     while order.state != "over":
@@ -248,7 +252,8 @@ def edge(inputs: RoleInput[FedXGB]) -> None:
         domain.send(dict.fromkeys(domain.there, message))
         match message:
             case ProbeRequest():
-                inputs.observers.set_up("searching for bins", limits.probes, MOST_ROUNDS)
+                usual = MOST_ROUNDS * (1 + options.exact_bins)
+                inputs.observers.set_up("searching for bins", limits.probes, usual)
             case CommonBins():
                 bins = message
             case messages.RowSummary():
@@ -284,7 +289,7 @@ def user(inputs: RoleInput[FedXGB]) -> Floats:
     rows, sums = joined.rows, joined.sums
     labels = OwnLabels(inputs, rows, joined.task.classes, edge)
     instructions = conversation.Instructions(inputs, edge, sums)
-    answers = SearchAnswers(inputs, rows, labels, edge)
+    answers = SearchAnswers(inputs, rows, labels, edge, exact=inputs.options.exact_bins)
     while not isinstance(bins := instructions.next(), CommonBins):
         instructions.vector = answers.vector(bins)
     summary = instructions.next()

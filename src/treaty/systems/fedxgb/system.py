@@ -24,9 +24,8 @@ from treaty.systems.fedxgb.options import (
 )
 from treaty.systems.fedxgb.prediction import QueryRecord, queries_folder
 from treaty.systems.fedxgb.secboost import edge, server, user
-from treaty.systems.horizontal.leakage import input_routes, keys_routes, search_routes, sums_of_rows, survivors_routes
+from treaty.systems.horizontal import leakage
 from treaty.systems.horizontal.masked_sums import MaskedInput, PassedShares, SealedShares
-from treaty.systems.horizontal.rows import START, SUMS_OF_LABELS, starts_from_sums
 from treaty.systems.leakage import Route, Routes, Stage, When, between, routes
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import RoleInput, Roles, Service, System
@@ -68,7 +67,7 @@ _KEYS = routes(
     Route(messages.UserOffer, _USER, _EDGE),
     Route(messages.Users, _EDGE, _SERVER),
     Route(messages.Domain, _EDGE, _USER),
-    keys_routes(_SERVER, _EDGE),
+    leakage.keys_routes(_SERVER, _EDGE),
     reference="docs/fedxgb.md, How a sum is opened",
 )
 
@@ -80,14 +79,14 @@ _SUMS = routes(
     Route(messages.MaskKey, _USER, _EDGE),
     Route(messages.MaskKeys, _EDGE, _USER),
     routes(
-        survivors_routes(_EDGE, _USER),
+        leakage.survivors_routes(_EDGE, _USER),
         Route(MaskedInput, _USER, _EDGE, "domain"),
         Route(messages.Agreement, _USER, _EDGE),
         Route(messages.Agreements, _EDGE, _USER),
         when=_SAFE,
     ),
     Route(messages.AbsenceNotice, _USER, _EDGE),
-    input_routes(_EDGE, _SERVER, "group_size, min_child_samples", _SAFE),
+    leakage.input_routes(_EDGE, _SERVER, "group_size, min_child_samples", _SAFE),
     Route(MaskedInput, _EDGE, _SERVER, "paper", when=_PAPER),
     Route(messages.SurvivorReport, _EDGE, _SERVER),
     reference="Liu et al., ICDCS 2020, SecBoost; docs/fedxgb.md, How a sum is opened",
@@ -109,7 +108,7 @@ def _to_all(sender: tuple[str, ...], receiver: tuple[str, ...]) -> Routes:
     """Return the lines of what the server sends to all users, by way of their edge servers, who see it, too."""
     return routes(
         Route(messages.Task, sender, receiver),
-        search_routes(sender, receiver),
+        leakage.search_routes(sender, receiver),
         between(sender, receiver, messages.RowSummary, messages.RoundStart),
         Route(paper.ShownSplits, sender, receiver, when=_SHOWN),
         Route(messages.KnownSplits, sender, receiver, when=_MODEL),
@@ -259,10 +258,10 @@ def conclusions(roles: Roles, options: FedXGB, common: BoostingOptions, part: Mo
         "edge": _of_edge(options, len(roles.having("edge"))),
         "user": _of_user(options),
     }
-    if starts_from_sums(options, common):
-        learned["server"].insert(1, SUMS_OF_LABELS)
-        for role in ("edge", "user"):
-            learned[role].append(START)
+    found_by_server, found_by_others = leakage.learned_in_search(options, common)
+    learned["server"][1:1] = found_by_server
+    for role in ("edge", "user"):
+        learned[role] += found_by_others
     if common.fewest_rows < 20:
         for role in ("server", "edge", "user") if options.exposes in ("model", "paper") else ("server", "user"):
             learned[role].append(
@@ -363,7 +362,7 @@ def expected(roles: Roles, options: FedXGB, common: BoostingOptions, shape: Shap
         raise not_expected("the published form")
     found, server, edges = Expected(), roles.active, roles.having("edge")
     trees = Trees.of(common, shape, shape.rows * len(roles.owners))
-    sums = sums_of_rows(common, shape, trees)
+    sums = leakage.sums_of_rows(common, shape, trees)
     users_of = domains(roles)
     for edge_server, users in users_of.items():
         beside = sums.sums * (_OF_A_SUM + _OF_A_NEIGHBOUR * len(users))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from treaty.systems.expected import Shape, Trees
 from treaty.systems.horizontal.masked_sums import MaskedInput, MaskShares, PassedShares, SealedShares, Survivors
@@ -64,6 +65,30 @@ def search_routes(lead: tuple[str, ...], others: tuple[str, ...]) -> Routes:
         routes(between(lead, others, LabelUnits, TrainingStart), when=_ESTIMATED_START),
         between(lead, others, ProbeRequest, CommonBins),
     )
+
+
+_SUMS_OF_LABELS = (
+    "the sums of labels and of weights over all rows, or of the weights of each class's rows, from which follows where "
+    "training starts (base_score=None)"
+)
+_START = "where training starts: the mean of all labels, or how frequent each class is (base_score=None)"
+_VALUES_BESIDE_CUTS = (
+    "of each column of numbers the two values next to every cut, and how many rows have each; of a column with no more "
+    "than max_bin values, all of them (bins='exact')"
+)
+_MIDDLES_OF_VALUES = "the middle between the two values next to every cut, and so each from the other (bins='exact')"
+
+
+def learned_in_search(options: Any, common: BoostingOptions) -> tuple[list[str], list[str]]:
+    """Return what the party that leads the search for a start and for bins can work out, and what all others can."""
+    lead, others = [], []
+    for holds, of_lead, of_others in (
+        (starts_from_sums(options, common), _SUMS_OF_LABELS, _START),
+        (options.exact_bins, _VALUES_BESIDE_CUTS, _MIDDLES_OF_VALUES),
+    ):
+        lead += [of_lead] * holds
+        others += [of_others] * holds
+    return lead, others
 
 
 # Measured on trainings of all systems split by row: numbers in all rounds of the search for bins, by column and bin;

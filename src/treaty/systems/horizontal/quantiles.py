@@ -11,7 +11,8 @@ of ties (`data.quantile_search`), with one masked sum per round:
 4. The leader halves every interval, or ends at the resolution, or where an interval holds too few rows to be probed.
 5. The leader sends the cuts; values that fill a bin have it to themselves.
 
-The leader learns how many rows of all participants lie below each probe, see `data.quantile_search`.
+The leader learns how many rows of all participants lie below each probe, see `data.quantile_search`. An exact search
+ends with the cuts of the pooled table; any other ends sooner, and probes no interval of few rows.
 """
 
 from __future__ import annotations
@@ -88,15 +89,17 @@ def shown_by_search(fewest: int) -> str:
     return f"between two values that the search for bin edges tried {found}"
 
 
-def most_rounds(origins: Mapping[str, int]) -> int:
+def most_rounds(origins: Mapping[str, int], max_bin: int, *, exact: bool) -> int:
     # float64 keys have 32 bits more to halve
-    return MOST_ROUNDS + 32 * bool(origins)
+    halvings = MOST_ROUNDS + 32 * bool(origins)
+    # heavy values come first, then, in the worst case one after the other, all cuts, then the values beside them
+    return halvings * (max_bin + 2) if exact else halvings
 
 
-def most_probes(max_bin: int) -> int:
+def most_probes(max_bin: int, *, exact: bool = False) -> int:
     """Return how many probes a round of the search has of one feature at most."""
-    # one per bin, each perhaps with the next key
-    return 2 * max_bin
+    # one per bin, or on both sides of each cut; each perhaps with the next key
+    return (4 if exact else 2) * max_bin
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +137,19 @@ def lead_search(
     classes: list[Category] | None,
     own: LabelledRows | None,
     noise: SearchNoise | None = None,
+    *,
+    exact: bool,
 ) -> FoundBins:
-    """Search for a start and for bins as the leader, with `own` rows or none; all participants have the result."""
+    """Search for a start and for bins as the leader, with `own` rows or none; all participants have the result.
+
+    With `exact` bins are those of the pooled table.
+    """
     common, rows, threads = inputs.common, own or no_rows(schema), inputs.threads
     labels = OwnLabels(inputs, rows, classes, inputs.party.name)
     opening = Opening(schema, bounds=labels.n_bounds if noise is None else 0)
     # columns beyond float32 are searched among float64 numbers, which takes twice as many rounds
     wide = np.array([schema.names[f] in schema.origins for f in opening.numeric], np.bool_)
-    limit = most_rounds(schema.origins) if noise is None else noise.rounds
+    limit = most_rounds(schema.origins, common.most_bins, exact=exact) if noise is None else noise.rounds
     ordered = None if own is None else sorted_keys([rows.table.columns[f] for f in opening.numeric], threads)
     while True:
         # [Quantiles, step 1] begin; open rows, present values, categories, bounds, and from sums of labels the start
@@ -153,12 +161,13 @@ def lead_search(
         cohort, n_rows = sums.summed, opened.rows
         objective = agreed_start(sums, labels, opened, has_rows=own is not None)
         objective.check_sums(n_rows)
-        least, most = common.fewest_rows, common.most_bins
-        search = QuantileSearch(len(wide), most, least_rows=least, most_rounds=limit, wide=wide)
+        search = QuantileSearch(
+            len(wide), common.most_bins, least_rows=common.fewest_rows, exact=exact, most_rounds=limit, wide=wide
+        )
         search.present(opened.present)
         while (probes := search.probes()) is not None:
             rounds += 1
-            inputs.observers.set_up("searching for bins", rounds, MOST_ROUNDS)
+            inputs.observers.set_up("searching for bins", rounds, MOST_ROUNDS * (1 + exact))
             # [Quantiles, step 2] leader -> all: probes of all quantiles of all features
             sums.broadcast(ProbeRequest(Array.of(probes.keys), Array.of(probes.offsets)))
             # [Quantiles, step 3] participants -> leader, under fresh masks: rows below each probe (`SearchAnswers`)
@@ -215,13 +224,16 @@ class SearchAnswers:
         leader: str,
         noise: SearchNoise | None = None,
         threads: int = 1,
+        *,
+        exact: bool,
     ) -> None:
         self._inputs, self._table, self._labels = inputs, rows.table, labels
         self._leader, self._noise, self._threads = leader, noise, threads
         self._opening = Opening(self._table.schema, bounds=labels.n_bounds if noise is None else 0)
         self._ordered = sorted_keys([self._table.columns[f] for f in self._opening.numeric], threads)
-        self._limit = most_rounds(self._table.schema.origins) if noise is None else noise.rounds
-        self._rounds = 0
+        max_bin, origins = inputs.common.most_bins, self._table.schema.origins
+        self._limit = most_rounds(origins, max_bin, exact=exact) if noise is None else noise.rounds
+        self._most, self._usual, self._rounds = most_probes(max_bin, exact=exact), MOST_ROUNDS * (1 + exact), 0
 
     def vector(self, asked: Message) -> Callable[[], Integers]:
         """Return what makes the vector that the leader asks for; the same again if the sum is repeated.
@@ -241,16 +253,16 @@ class SearchAnswers:
             if self._rounds > self._limit:
                 raise PeerProtocolError(self._leader, f"expected the bins instead of more probes - from {self._leader}")
             on = None if self._noise is None else self._noise.on_counts
-            below = answer_probes(asked, self._ordered, self._inputs.common.most_bins, self._leader, self._threads)
+            below = answer_probes(asked, self._ordered, self._most, self._leader, self._threads)
             counted = partial(np.asarray, below)
-        self._inputs.observers.set_up("searching for bins", self._rounds, MOST_ROUNDS)
+        self._inputs.observers.set_up("searching for bins", self._rounds, self._usual)
         return counted if on is None else lambda: on(counted())
 
 
-def answer_probes(asked: ProbeRequest, ordered: list[NDArray[Any]], max_bin: int, lead: str, threads: int) -> Integers:
+def answer_probes(asked: ProbeRequest, ordered: list[NDArray[Any]], most: int, lead: str, threads: int) -> Integers:
     """Count a participant's rows below each probe, int64 (probes,).
 
-    Raises PeerProtocolError if more is asked about a feature than a search for `max_bin` bins needs.
+    Raises PeerProtocolError for more than `most` probes of a feature, and for others than a search has.
     """
     offsets = view(asked.offsets, np.int32, (len(ordered) + 1,), peer=lead, what="ProbeRequest.offsets")
     kind = np.int64 if any(of.dtype == np.int64 for of in ordered) else np.uint32
@@ -260,9 +272,8 @@ def answer_probes(asked: ProbeRequest, ordered: list[NDArray[Any]], max_bin: int
     # ascending within each feature; the first probe of a feature may be below the last one before
     first = np.zeros(len(keys), np.bool_)
     first[offsets[:-1][np.diff(offsets) > 0]] = True
-    if np.any(np.diff(offsets) > most_probes(max_bin)) or np.any((keys[1:] <= keys[:-1]) & ~first[1:]):
-        expected = f"expected at most {most_probes(max_bin)} ascending probes of a feature"
-        raise PeerProtocolError(lead, expected, at="ProbeRequest")
+    if np.any(np.diff(offsets) > most) or np.any((keys[1:] <= keys[:-1]) & ~first[1:]):
+        raise PeerProtocolError(lead, f"expected at most {most} ascending probes of a feature", at="ProbeRequest")
     return count_below(ordered, Probes(keys, offsets), threads)
 
 

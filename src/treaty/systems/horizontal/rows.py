@@ -46,12 +46,6 @@ Origins = dict[str, int]
 # Of the powers of two that bound gradients: leaf values stay far below overflow
 EXPONENTS = range(-128, 96)
 
-SUMS_OF_LABELS = (
-    "the sums of labels and of weights over all rows, or of the weights of each class's rows, from which follows where "
-    "training starts (base_score=None)"
-)
-START = "where training starts: the mean of all labels, or how frequent each class is (base_score=None)"
-
 
 @leaks(
     "names of the sender's columns, their categories, which are empty or have numbers beyond float32, which "
@@ -75,12 +69,12 @@ class RowsDescription(Message):
 
 
 @leaks(
-    "the model's number, names and categories of the first participant's columns, all classes, and "
+    "the model's number, names of the first participant's columns, all participants' categories and classes, and "
     "whether all have kept bins",
     "control",
 )
 class ModelBegin(Message):
-    """The model's id, the first participant's columns, all classes; after how many rounds training resumes.
+    """The model's id, the first participant's columns, all categories and classes; the rounds that training resumes.
 
     `bins` is SHA-256 of kept ones that all have named; empty where bins are searched for, or are a checkpoint's.
     """
@@ -124,8 +118,8 @@ def conform(table: Table, schema: Schema, party: str) -> Table:
         others = 0 if known is None else int(np.count_nonzero(column == len(known)))
         if others:
             logger.warning(
-                "%s: column %r: %d of %d rows have categories that the first participant does not know; they count as "
-                "one, other", party, name, others, table.n_rows,
+                "%s: column %r: %d of %d rows have categories that no participant has in training; they count as one, "
+                "other", party, name, others, table.n_rows,
             )  # fmt: skip
     return matched
 
@@ -145,7 +139,7 @@ def schema_of(names: Sequence[str], categories: Categories, origins: Origins) ->
 
 
 def all_columns(described: Sequence[RowsDescription]) -> tuple[list[str], Categories, Origins]:
-    """Return names and categories of the first participant's columns, and origins of the pooled rows: the largest."""
+    """Return names of the first participant's columns; categories and origins of the pooled rows."""
     # an empty column fits any kind: the first participant with values in it decides
     filled_at = [{name for name, empty in zip(one.names, one.empty, strict=True) if not empty} for one in described]
     origins = {
@@ -159,8 +153,20 @@ def all_columns(described: Sequence[RowsDescription]) -> tuple[list[str], Catego
             for one in described
             if name in one.names and not one.empty[one.names.index(name)]
         ]
-        kinds.append(filled[0] if filled else described[0].categories[place])
+        kinds.append(_all_categories(filled) if filled else described[0].categories[place])
     return described[0].names, kinds, origins
+
+
+def _all_categories(of_each: Sequence[list[Category] | None]) -> list[Category] | None:
+    """Return the categories that participants have between them, in the order that they have on one table."""
+    if of_each[0] is None:
+        return None
+    # of the first one's kind: a participant with others is refused as it puts its rows into the columns of all
+    text = isinstance(of_each[0][0], str) if of_each[0] else True
+    alike = [[c for c in of or () if isinstance(c, str) == text] for of in of_each]
+    found = list(dict.fromkeys(c for of in alike for c in of))
+    # text is sorted on one table; categories in an order of their own follow as they come
+    return sorted(found) if all(of == sorted(of) for of in alike) else found
 
 
 def all_classes(described: Mapping[str, RowsDescription]) -> list[Category] | None:

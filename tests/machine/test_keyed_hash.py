@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treaty.data.large import hashes
+from treaty.machine.keyed_hash import hashes
 
 WORD = (1 << 64) - 1
 
