@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from types import EllipsisType
-from typing import Any
+from typing import Any, Final, Literal
 
 import narwhals as nw
 import numpy as np
@@ -35,6 +35,10 @@ Category = str | int | float | bool
 LARGEST = float(np.finfo(np.float32).max)
 Origin = int | None
 """What is subtracted from a column's numbers to make them float64; None where they are float32."""
+
+DOUBLE: Final = "double"
+Sought = Origin | EllipsisType | Literal["double"]
+"""An origin that is known, or is found (``...``); `DOUBLE`: found, and 0 wherever float32 changes a number."""
 
 WHOLE = 1 << 53
 """From here on float64 skips whole numbers."""
@@ -95,9 +99,7 @@ def is_missing(value: Any) -> bool:
     return isinstance(value, (np.datetime64, np.timedelta64)) and bool(np.isnat(value))
 
 
-def column_from_series(
-    series: nw.Series[Any], *, text_as_categories: bool = False, origin: Origin | EllipsisType = ...
-) -> Column:
+def column_from_series(series: nw.Series[Any], *, text_as_categories: bool = False, origin: Sought = ...) -> Column:
     """Convert one column of a pandas, polars, pyarrow, ... dataframe.
 
     Categories get the codes of the dtype's own order (pandas' `.cat.codes`); text becomes sorted categories with
@@ -135,9 +137,7 @@ def column_from_series(
         raise ColumnProblem(f"{_native_dtype(series)}: {error}; {_TAKE_APART}") from None
 
 
-def column_from_array(
-    values: NDArray[Any], *, text_as_categories: bool = False, origin: Origin | EllipsisType = ...
-) -> Column:
+def column_from_array(values: NDArray[Any], *, text_as_categories: bool = False, origin: Sought = ...) -> Column:
     """Convert one column of a numpy array of any dtype, of objects if all are numbers or all are text.
 
     Arguments and errors as in `column_from_series`, and TypeError for cells that are neither number nor text.
@@ -188,7 +188,7 @@ def floats_from_objects(values: NDArray[np.object_]) -> Floats:
         raise ColumnProblem("holds integers beyond the range of float: clip them or mark them missing") from None
 
 
-def _objects(values: NDArray[np.object_], text_as_categories: bool, origin: Origin | EllipsisType) -> Column:
+def _objects(values: NDArray[np.object_], text_as_categories: bool, origin: Sought) -> Column:
     absent = np.fromiter(map(is_missing, values), np.bool_, len(values))
     n_present = len(values) - int(np.count_nonzero(absent))
     if n_present and all(isinstance(value, str) for value in values[~absent]):
@@ -205,18 +205,20 @@ def _objects(values: NDArray[np.object_], text_as_categories: bool, origin: Orig
     return column_from_array(floats, origin=origin)
 
 
-def _with_gaps(there: NDArray[Any], absent: Flags, origin: Origin | EllipsisType) -> Column:
+def _with_gaps(there: NDArray[Any], absent: Flags, origin: Sought) -> Column:
     column = column_from_array(there, origin=origin)
     values = np.full(len(absent), np.nan, column.values.dtype)
     values[~absent] = column.values
     return Column(values, None, column.origin)
 
 
-def number_columns(array: NDArray[Any], known: Sequence[Origin] | None = None) -> Callable[[int], Column]:
+def number_columns(array: NDArray[Any], known: Sequence[Any] | None = None) -> Callable[[int], Column]:
     """Convert numbers (n_rows, n_columns); return a function from a column's place to the column, or ColumnProblem.
 
-    Origins are found unless they are `known`. The values of float32 columns are rows of one array.
+    Origins are found unless they are `known`, `DOUBLE` or not. The values of float32 columns are rows of one array.
     """
+    doubles = known is not None and DOUBLE in known
+    known = None if doubles else known
     n_rows, n_columns = array.shape
     exact = np.can_cast(array.dtype, np.float32)
     long = array.dtype.kind in "iu" and array.dtype.itemsize == 8
@@ -236,7 +238,7 @@ def number_columns(array: NDArray[Any], known: Sequence[Origin] | None = None) -
         values = array[:, place]
         if known is not None:
             origin = known[place]
-        elif not wide[place] and (exact or _tells_apart(values)):
+        elif not wide[place] and (exact or _tells_apart(values, turned[place] if doubles else None)):
             origin = None
         else:
             lowest, highest = (int(values.min()), int(values.max())) if values.dtype.kind in "iu" else (0, 0)
@@ -246,8 +248,16 @@ def number_columns(array: NDArray[Any], known: Sequence[Origin] | None = None) -
     return column
 
 
-def _tells_apart(values: NDArray[Any]) -> bool:
-    """Whether float32 tells numbers apart well enough for bins, judged by some rows, evenly spread."""
+def needs_doubles(column: Column) -> bool:
+    """Whether float32 would change the bins of a column of float64."""
+    values, narrow = column.values, column.values.astype(np.float32)
+    return bool(column.origin or np.any((values != narrow) & (np.floor(values) == values))) or not _tells_apart(values)
+
+
+def _tells_apart(values: NDArray[Any], exactly: NDArray[np.float32] | None = None) -> bool:
+    """Whether float32 tells numbers apart well enough for bins, judged by some rows; or is `exactly` the same."""
+    if exactly is not None:
+        return bool(np.all((values == exactly) | np.isnan(exactly)))
     some = np.sort(values[:: max(1, len(values) // _LOOKED_AT)].astype(np.float64))
     some = some[: np.searchsorted(some, np.nan)]
     narrow = some.astype(np.float32)

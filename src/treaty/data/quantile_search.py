@@ -377,8 +377,9 @@ class QuantileSearch:
         beside = np.zeros(len(wanted), np.bool_)
         beside[filled[cut]] = beside[filled[cut + 1]] = True
         settled = ~np.logical_or.reduceat(wanted, self._offsets[:-1])
-        one_key = np.append(self._keys[1:], 0) == self._keys + 1
-        return beside & np.repeat(settled, np.diff(self._offsets)) & ~one_key
+        several_keys = np.append(self._keys[1:], 0) != self._keys + 1
+        sought: Flags = beside & np.repeat(settled, np.diff(self._offsets)) & several_keys
+        return sought
 
     def _place(self, least_rows: int) -> tuple[Flags, Flags]:
         wanted, opens = np.zeros((2, len(self._keys)), dtype=np.bool_)

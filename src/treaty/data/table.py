@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 
 from treaty.data.arrow_tables import FileTable, features_of
 from treaty.data.columns import (
+    DOUBLE,
     IN_POLARS,
     Category,
     Column,
     ColumnProblem,
-    Origin,
+    Sought,
     column_from_array,
     column_from_series,
     number_columns,
@@ -133,7 +134,7 @@ class _Source:
     names: tuple[str, ...] | None
     n_columns: int
     n_rows: int
-    read: Callable[[int, bool, Origin | EllipsisType, NDArray[np.float32] | None], Column]
+    read: Callable[[int, bool, Sought, NDArray[np.float32] | None], Column]
     folder: Path | None = None
     sparse: Any = None  # a matrix in CSC format
 
@@ -147,6 +148,7 @@ def to_table(
     allow_no_features: bool = False,
     on_unseen: Callable[[str], None] | None = None,
     place: str = "",
+    doubles: bool = False,
 ) -> Table:
     """Check a party's data and convert it to a `Table` with its own memory, or on disk if the data is.
 
@@ -158,13 +160,15 @@ def to_table(
     order (arrays by position) and categories mapped by value, unseen ones to the code K = number of known categories;
     text is taken where the schema has categories. `text_as_categories` turns text columns into sorted categories (files
     have no categorical dtype), `allow_no_features` accepts the table of an active party with labels alone. `on_unseen`
-    is called with a sentence for each column with categories unknown from training. `place` is named in errors.
+    is called with a sentence for each column with categories unknown from training. `place` is named in errors. With
+    `doubles` a table in memory keeps float64 wherever float32 changes a number, until participants who hold rows of one
+    table have agreed on the columns that need it.
 
     Raises DataError if the data is not two-dimensional, has no rows or columns, repeated names or columns that differ
     from `schema`, or unusable columns (one message names all of them), and TypeError for cells of an array that are
     neither numbers nor text.
     """
-    source = _open(data, party, schema)
+    source = _open(data, party, schema, doubles=doubles)
     shape = (source.n_rows, source.n_columns)
     if source.n_rows == 0:
         raise DataError(f"{party}: Found array with 0 sample(s) (shape={shape}) while a minimum of 1 is required.")
@@ -179,7 +183,7 @@ def to_table(
         known = schema.categories[feature] if schema else None
         try:
             out = None if stored is None else stored[feature]
-            origin = schema.origins.get(name) if schema else ...
+            origin: Sought = schema.origins.get(name) if schema else DOUBLE if doubles else ...
             column = source.read(position, text_as_categories or known is not None, origin, out)
             matched = _match(column, known) if schema else column
             if source.folder is not None and folder_of(matched.values) is None:
@@ -223,7 +227,7 @@ def match_rows(tables: Mapping[str, Table], y: Sized | None = None) -> int:
     return n_rows
 
 
-def _open(data: Any, party: str, schema: Schema | None) -> _Source:
+def _open(data: Any, party: str, schema: Schema | None, *, doubles: bool) -> _Source:
     if isinstance(data, Table):
         return _table_source(data)
     if isinstance(data, FileTable | pa.Table):
@@ -241,7 +245,7 @@ def _open(data: Any, party: str, schema: Schema | None) -> _Source:
         return _frame_source(native, party)
     if isinstance(native, nw.Series):
         native = native.to_numpy()
-    return _array_source(native, party, schema)
+    return _array_source(native, party, schema, doubles=doubles)
 
 
 def of_frame(data: Any, party: str) -> Any:
@@ -259,7 +263,7 @@ def _frame_source(frame: nw.DataFrame[Any], party: str) -> _Source:
     refuse_repeated(names, party)
     series = list(frame.iter_columns())
 
-    def read(i: int, text: bool, origin: Origin | EllipsisType, out: NDArray[np.float32] | None) -> Column:
+    def read(i: int, text: bool, origin: Sought, out: NDArray[np.float32] | None) -> Column:
         return column_from_series(series[i], text_as_categories=text, origin=origin)
 
     return _Source(names, len(names), len(frame), read)
@@ -271,9 +275,9 @@ def _table_source(table: Table) -> _Source:
         return _sparse_source(table.columns.by_column, "the table")
     names, categories, origins = table.schema.names, table.schema.categories, table.schema.origins
 
-    def read(i: int, text: bool, origin: Origin | EllipsisType, out: NDArray[np.float32] | None) -> Column:
+    def read(i: int, text: bool, origin: Sought, out: NDArray[np.float32] | None) -> Column:
         own = Column(table.columns[i], categories[i], origins.get(names[i]))
-        return own.at(own.origin if isinstance(origin, EllipsisType) else origin)
+        return own.at(own.origin if isinstance(origin, EllipsisType | str) else origin)
 
     return _Source(names, len(names), table.n_rows, read, table.folder)
 
@@ -289,7 +293,7 @@ def _sparse_source(data: Any, party: str) -> _Source:
     except ValueError as error:
         raise DataError(f"{party}: {error} - at a sparse matrix") from None
 
-    def read(i: int, text: bool, origin: Origin | EllipsisType, out: NDArray[np.float32] | None) -> Column:
+    def read(i: int, text: bool, origin: Sought, out: NDArray[np.float32] | None) -> Column:
         return column_from_array(dense_column(matrix, i), origin=origin)
 
     return _Source(None, matrix.shape[1], matrix.shape[0], read, sparse=matrix)
@@ -298,8 +302,10 @@ def _sparse_source(data: Any, party: str) -> _Source:
 def _file_source(table: FileTable) -> _Source:
     names = tuple(table.column_names)
 
-    def read(i: int, text: bool, origin: Origin | EllipsisType, out: NDArray[np.float32] | None) -> Column:
-        if out is not None and (column := table.numbers_into(names[i], out, origin)) is not None:
+    def read(i: int, text: bool, origin: Sought, out: NDArray[np.float32] | None) -> Column:
+        # so many rows are judged as all of them are
+        on_disk = ... if isinstance(origin, str) else origin
+        if out is not None and (column := table.numbers_into(names[i], out, on_disk)) is not None:
             return column
         series = nw.from_native(table[names[i]], series_only=True)
         return column_from_series(series, text_as_categories=text, origin=origin)
@@ -307,7 +313,7 @@ def _file_source(table: FileTable) -> _Source:
     return _Source(names, len(names), table.num_rows, read, table.folder)
 
 
-def _array_source(data: Any, party: str, schema: Schema | None) -> _Source:
+def _array_source(data: Any, party: str, schema: Schema | None, *, doubles: bool) -> _Source:
     try:
         array = np.asarray(data)
         if array.dtype.kind in "US" and not isinstance(data, np.ndarray):
@@ -327,11 +333,12 @@ def _array_source(data: Any, party: str, schema: Schema | None) -> _Source:
     if np.ma.isMaskedArray(data):
         array = np.ma.filled(np.ma.asarray(data, dtype=np.float64), np.nan)
     if array.dtype.kind in "biuf":
-        known = None if schema is None else [schema.origins.get(name) for name in schema.names]
+        known: list[Any] | None = [DOUBLE] * n_columns if doubles else None
+        known = known if schema is None else [schema.origins.get(name) for name in schema.names]
         column = number_columns(array, known if known is None or len(known) == n_columns else [None] * n_columns)
         return _Source(None, n_columns, n_rows, lambda i, text, origin, out: column(i))
 
-    def read(i: int, text: bool, origin: Origin | EllipsisType, out: NDArray[np.float32] | None) -> Column:
+    def read(i: int, text: bool, origin: Sought, out: NDArray[np.float32] | None) -> Column:
         return column_from_array(array[:, i], text_as_categories=text, origin=origin)
 
     return _Source(None, n_columns, n_rows, read)

@@ -98,7 +98,7 @@ def participants(X: Any, protocol: str) -> dict[str, Rows]:
             got = f"a tuple of {len(given)}" if isinstance(given, tuple) else type(given).__name__
             raise DataError(f"{expected}, got {got} - at {name}")
         check_row_labels([(f"{name}'s {what}", of) for what, of in zip(("X", "y", "weights"), given, strict=False)])
-        table = to_table(given[0], party=name)
+        table = to_table(given[0], party=name, doubles=True)
         weight = given[2] if len(given) == 3 else None
         found[name] = Rows(
             table,

@@ -184,6 +184,7 @@ def features_of(arrow: Any, rules: TableRules, path: str, schema: Schema | None)
         allow_no_features=rules.party == rules.active and not rules.by_row,
         on_unseen=logger.warning,
         place=str(path),
+        doubles=rules.by_row,
     )
     logger.info("%s: %s: %s", rules.party, Path(path).name, describe(table.schema, table.n_rows))
     return table

@@ -97,7 +97,7 @@ def expected(roles: Roles, options: FederBoostHorizontal, common: BoostingOption
     """Return traffic, memory and time, with as many rows at every participant."""
     found, lead = Expected(), roles.active
     trees = Trees.of(common, shape, shape.rows * len(roles.owners))
-    sums = sums_of_rows(common, shape, trees)
+    sums = sums_of_rows(common, shape, trees, exact=options.exact_bins)
     for owner in roles.owners:
         found.memory[owner] = 60.0 * shape.rows + 24.0 * max(shape.slots.values()) * max(trees.nodes)
         if owner == lead:

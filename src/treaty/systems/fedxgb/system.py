@@ -362,7 +362,7 @@ def expected(roles: Roles, options: FedXGB, common: BoostingOptions, shape: Shap
         raise not_expected("the published form")
     found, server, edges = Expected(), roles.active, roles.having("edge")
     trees = Trees.of(common, shape, shape.rows * len(roles.owners))
-    sums = leakage.sums_of_rows(common, shape, trees)
+    sums = leakage.sums_of_rows(common, shape, trees, exact=options.exact_bins)
     users_of = domains(roles)
     for edge_server, users in users_of.items():
         beside = sums.sums * (_OF_A_SUM + _OF_A_NEIGHBOUR * len(users))

@@ -91,10 +91,10 @@ def learned_in_search(options: Any, common: BoostingOptions) -> tuple[list[str],
     return lead, others
 
 
-# Measured on trainings of all systems split by row: numbers in all rounds of the search for bins, by column and bin;
-# sums before the first tree, and numbers of the first ones whatever the columns; bytes that the leader sends about a
-# level besides its splits
-_PROBES, _SEARCHES, _OPENING, STEP_BYTES = 8, 14, 1000, 400
+# Measured on trainings of all systems split by row: numbers in all rounds of the search for bins, by column and bin,
+# and sums before the first tree, of searches that are approximate and exact; numbers of the first sums whatever the
+# columns; bytes that the leader sends about a level besides its splits
+_PROBES, _SEARCHES, _OPENING, STEP_BYTES = (8, 30), (14, 70), 1000, 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +106,10 @@ class SumsOfRows:
     received: float
 
 
-def sums_of_rows(common: BoostingOptions, shape: Shape, trees: Trees) -> SumsOfRows:
+def sums_of_rows(common: BoostingOptions, shape: Shape, trees: Trees, *, exact: bool) -> SumsOfRows:
     """Return what sums of histograms cost, and the search for bins before them."""
     columns, slots = max(shape.columns.values()), max(shape.slots.values())
-    probes = _PROBES * common.most_bins * columns
+    probes = _PROBES[exact] * common.most_bins * columns
     received = 4.0 * (probes + slots) + trees.count * (trees.rounds * STEP_BYTES + trees.splits * 120)
     numbers = probes + _OPENING + trees.count * trees.asked * 3.0 * slots
-    return SumsOfRows(numbers, _SEARCHES + trees.count * trees.rounds, received)
+    return SumsOfRows(numbers, _SEARCHES[exact] + trees.count * trees.rounds, received)

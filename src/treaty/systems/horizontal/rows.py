@@ -24,7 +24,7 @@ from typing import Annotated, Any, NamedTuple, Protocol
 import msgspec
 import numpy as np
 
-from treaty.data.columns import Category
+from treaty.data.columns import Category, Column, needs_doubles
 from treaty.data.table import Schema, Table, to_table
 from treaty.errors import ConfigError, DataError, PeerProtocolError
 from treaty.machine.arrays import Integers
@@ -127,10 +127,16 @@ def conform(table: Table, schema: Schema, party: str) -> Table:
 def describe(data: LabelledRows, classes: list[Category] | None, bins: bytes = b"") -> RowsDescription:
     """Return the description of a participant's rows; `bins` are those of `RowsDescription`."""
     schema = data.table.schema
-    empty = [bool(np.isnan(column).all()) for column in data.table.columns]
+    columns = data.table.columns
+    empty = [bool(np.isnan(column).all()) for column in columns]
+    origins = {
+        name: origin
+        for name, origin in schema.origins.items()
+        if needs_doubles(Column(columns[schema.names.index(name)], None, origin))
+    }
     return RowsDescription(
         list(schema.names), [None if c is None else list(c) for c in schema.categories], empty, classes, bins,
-        schema.origins,
+        origins,
     )  # fmt: skip
 
 
