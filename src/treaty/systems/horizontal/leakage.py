@@ -94,7 +94,7 @@ def learned_in_search(options: Any, common: BoostingOptions) -> tuple[list[str],
 # Measured on trainings of all systems split by row: numbers in all rounds of the search for bins, by column and bin,
 # and sums before the first tree, of searches that are approximate and exact; numbers of the first sums whatever the
 # columns; bytes that the leader sends about a level besides its splits
-_PROBES, _SEARCHES, _OPENING, STEP_BYTES = (8, 30), (14, 70), 1000, 400
+_PROBES, _SEARCHES, _OPENING, STEP_BYTES = (8, 50), (14, 70), 1000, 400
 
 
 @dataclass(frozen=True, slots=True)
