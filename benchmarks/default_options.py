@@ -6,8 +6,9 @@ trees of every exact system are, bit for bit, those of "pooled", so its accuracy
 shipped options alone, and beside them SecureBoost between two parties with half of the columns each, and FederBoost
 between three with a third of the rows.
 
-Claims: with the shipped defaults, the mean score over the splits is less than 0.005 below the best peer's on each table;
-FederBoost by row, whose default is 32 bins, has the very scores of the pooled model with 32 bins (the run fails if not).
+Claims: with the shipped defaults, the mean score over the splits is less than 0.005 below the best peer's on each
+table. FederBoost by row, whose default is 32 bins, has the very scores of the pooled model with 32 bins; the run fails
+if it has others.
 About an hour, and minutes more for each table with `--federated`; `--quick`: one split of the tables of fewer than
 20,000 rows. Set OMP_NUM_THREADS=1, which scikit-learn needs for one thread.
 """
