@@ -306,7 +306,10 @@ def test_participants_weigh_their_own_rows():
         (treaty.GBDTClassifier(scale_pos_weight=-1.0), "above 0"),
         (treaty.GBDTClassifier(class_weight={7: 2.0}), "class_weight="),
         (treaty.GBDTRegressor(scale_pos_weight=2.0), "not for GBDTRegressor"),
-        (treaty.GBDTClassifier(treaty.FedXGBoostLDP(), class_weight="balanced"), "needs the counts of all labels"),
+        (
+            treaty.GBDTClassifier(treaty.FedXGBoostLDP(mechanism="duchi"), class_weight="balanced"),
+            "needs the counts of all labels",
+        ),
         (treaty.GBDTClassifier(treaty.SecureBoost(mechanism="label_rr", epsilon=1.0), scale_pos_weight=2.0), "noise"),
         (treaty.LogisticRegression("quasi-newton", class_weight="balanced"), "would read labels"),
         (treaty.LogisticRegression(C=1.0, l2=0.1), "C above 0 with l2=0"),

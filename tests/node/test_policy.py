@@ -296,17 +296,22 @@ NOTHING = "no noisy release of this table, so no epsilon is paid"
         (job("quasi-newton"), "bank", 0.0, NOTHING),
         (by_row("fedxgb"), "bank", 0.0, NOTHING),
         (job("fedxgboost-ldp"), "bank", 0.0, NOTHING),
-        (job("fedxgboost-ldp"), "clinic", 20.0, "epsilon 20 for noise on gradients of 20 trees"),
+        (job("fedxgboost-ldp"), "clinic", 1.0, "epsilon 1 for labels randomised once"),
         (
-            job("fedxgboost-ldp", classes=3, common={"n_estimators": 2}, own={"epsilon": 0.5}), "clinic", 3.0,
+            job("fedxgboost-ldp", own={"mechanism": "duchi"}), "clinic", 20.0,
+            "epsilon 20 for noise on gradients of 20 trees",
+        ),
+        (
+            job("fedxgboost-ldp", classes=3, common={"n_estimators": 2}, own={"mechanism": "duchi", "epsilon": 0.5}),
+            "clinic", 3.0,
             "epsilon 3 for noise on gradients of 6 trees",
         ),
         (
-            job("fedxgboost-ldp", own={"epsilon_total": 4.0}), "clinic", 4.0,
+            job("fedxgboost-ldp", own={"mechanism": "duchi", "epsilon_total": 4.0}), "clinic", 4.0,
             "epsilon 4 for noise on gradients of 20 trees",
         ),
         (
-            job("fedxgboost-ldp", own={"epsilon_total": 4.0, "delta": 1e-5}), "clinic", 20.0,
+            job("fedxgboost-ldp", own={"mechanism": "duchi", "epsilon_total": 4.0, "delta": 1e-5}), "clinic", 20.0,
             "epsilon 20 for noise on gradients of 20 trees",
         ),
         (
@@ -324,6 +329,10 @@ NOTHING = "no noisy release of this table, so no epsilon is paid"
         (
             job("federboost-vertical", own={"epsilon_person": 1.0}), "bank", 1.0,
             "epsilon 1 for randomised buckets of 3 columns",
+        ),
+        (
+            job("federboost-vertical", own={"epsilon": 2.0, "column_epsilon": {"bank.age": 0.5}}), "bank", 4.5,
+            "epsilon 4.5 for randomised buckets of 3 columns",
         ),
     ],
 )  # fmt: skip

@@ -324,10 +324,11 @@ def test_every_fit_has_a_line_of_its_own(tmp_path, protocol):
     halves = {"a": X.iloc[:, :5], "b": X.iloc[:, 5:]}
     thirds = {name: (X.iloc[k::3], y[k::3]) for k, name in enumerate("abc")}
     given = (halves, y) if protocol == "fedxgboost-ldp" else (thirds,)
+    own = {"mechanism": "piecewise"} if protocol == "fedxgboost-ldp" else {}
     models = [
-        flat(treaty.GBDTClassifier, protocol, n_estimators=2, max_depth=1, max_bin=4, epsilon_total=8.0, n_jobs=1).fit(
-            *given, checkpoint=tmp_path
-        )
+        flat(
+            treaty.GBDTClassifier, protocol, **own, n_estimators=2, max_depth=1, max_bin=4, epsilon_total=8.0, n_jobs=1
+        ).fit(*given, checkpoint=tmp_path)
         for _ in range(3)
     ]
     lines = CliRunner().invoke(app, ["ledger", str(tmp_path / "a.noise")]).output.splitlines()

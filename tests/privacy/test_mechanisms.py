@@ -203,15 +203,17 @@ def test_no_values_are_no_values_and_the_default_key_is_a_new_one(kind):
     np.testing.assert_array_equal(*same)
 
 
-@given(st.lists(st.integers(-(2**40), 2**40), max_size=20), st.floats(1.0, 2.0**41))
-def test_values_are_clipped_and_brought_to_steps_from_minus_one_to_one(values, bound):
-    x = np.array(values, np.int64)
-    steps = np.empty(len(x), np.int32)
-    mechanisms.clip_to_steps(x, 1.0 / bound, 0.0, steps)
+@settings(deadline=None)
+@given(st.lists(st.tuples(*[st.integers(-(2**40), 2**40)] * 3), max_size=20))
+def test_values_are_brought_to_steps_of_their_ranges_and_back(rows):
+    x, one, other = np.array(rows, np.int64).reshape(-1, 3).T.copy()
+    low, high = np.minimum(one, other), np.maximum(one, other)
+    steps, sent = np.empty(len(x), np.int32), np.empty(len(x), np.int64)
+    mechanisms.clip_to_steps(x, low, high, steps)
     assert np.abs(steps).max(initial=0) <= STEPS
-    np.testing.assert_allclose(steps * (bound / STEPS), np.clip(x, -bound, bound), rtol=0, atol=bound / STEPS)
-    mechanisms.clip_to_steps(x, 2.0 / bound, -1.0, steps)
-    assert np.abs(steps).max(initial=0) <= STEPS
-    np.testing.assert_allclose(
-        (steps / STEPS + 1.0) * (bound / 2.0), np.clip(x, 0.0, bound), rtol=0, atol=bound / STEPS
-    )
+    clipped = np.clip(x, low, high)
+    np.testing.assert_array_equal(steps[(clipped == high) & (low < high)], STEPS)
+    np.testing.assert_array_equal(steps[(clipped == low) & (low < high)], -STEPS)
+    np.testing.assert_array_equal(steps[low == high], 0)
+    mechanisms.to_sent(steps / STEPS, low, high, 1.0, sent)
+    assert np.all(np.abs(sent - clipped) <= 1 + (high - low) / STEPS)

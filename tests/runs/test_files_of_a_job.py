@@ -32,7 +32,10 @@ from treaty.systems.logistic import batches
 def job_of(folder: Path, *, output: str = "model", store: str = "store", **given) -> Job:
     """Return a job of two trees, each of which costs epsilon 10 of the 25 that a person may pay."""
     parties = {name: Member(table=str(folder / f"{name}.csv")) for name in ("bank", "shop")}
-    settings = {"protocol": "fedxgboost-ldp", "own": {"epsilon": 10.0, "epsilon_total": 25.0}} | given
+    settings = {
+        "protocol": "fedxgboost-ldp",
+        "own": {"mechanism": "duchi", "epsilon": 10.0, "epsilon_total": 25.0},
+    } | given
     return Job(
         name="test", active="bank", label="y", parties=parties,
         common={"n_estimators": 2, "max_depth": 2, "max_bin": 8, "min_child_samples": 5},
@@ -94,7 +97,7 @@ def test_a_lost_ledger_is_not_begun_anew_in_silence(spent, monkeypatch, lost, ou
 
 
 def test_an_older_copy_of_the_whole_store_is_known_by_the_model(folder, monkeypatch):
-    assert run(job_of(folder, own={"epsilon": 1.0, "epsilon_total": 25.0}), monkeypatch) == {}
+    assert run(job_of(folder, own={"mechanism": "duchi", "epsilon": 1.0, "epsilon_total": 25.0}), monkeypatch) == {}
     shutil.copytree(folder / "store", folder / "copy")
     assert run(job_of(folder), monkeypatch) == {}
     shutil.rmtree(folder / "store")
@@ -105,7 +108,7 @@ def test_an_older_copy_of_the_whole_store_is_known_by_the_model(folder, monkeypa
 
 
 @pytest.mark.parametrize("limit", ["most_epsilon", "most_epsilon_total"])
-@pytest.mark.parametrize("own", [{"epsilon": 10.0}, {"mechanism": "label_rr", "epsilon": 15.0}])
+@pytest.mark.parametrize("own", [{"mechanism": "duchi", "epsilon": 10.0}, {"epsilon": 15.0}])
 def test_a_partys_own_limits_hold_in_a_job_without_a_node(folder, monkeypatch, limit, own):
     """However often it is begun, and whatever limit the job has that all parties share."""
     job = job_of(folder, own=own)

@@ -90,13 +90,15 @@ CASES: dict[str, list[Case]] = {
         Case(),
         Case({"mechanism": "laplace", "epsilon": 3.0, "epsilon_total": 30.0}),
         Case({"mechanism": "label_rr", "epsilon": 2.0}),
+        Case({"target_range": [0.0, 90.0]}),
         Case({"mode": "paper", "allow_insecure": True}),
-        Case({"refit": True}),
+        Case({"mechanism": "duchi", "refit": True}),
     ],
     "federboost-vertical": [
         Case(),
         Case({"epsilon": 1.5}),
         Case({"epsilon_person": 8.0}),
+        Case({"column_epsilon": {"shop.age": 0.5}}),
         Case({"epsilon": float("inf"), "mode": "paper"}),
     ],
     "federboost-horizontal": [

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from treaty.messaging.party import Party
+from treaty.systems.federboost_vertical.options import FederBoostVertical
 from treaty.systems.observers import CheckpointWriter, Observers, ProgressCalls
 from treaty.systems.options import SystemOptions, names_of
 from treaty.systems.pooled.options import BoostingOptions
@@ -31,6 +32,8 @@ def inputs(
         fields["data"] = replace(fields["data"], **of_rows)
     if not isinstance(common, BoostingOptions):
         common = BoostingOptions(**(common or {}))
+    # of the others, tests settle what they are about
+    options = options.settled(common) if isinstance(options, FederBoostVertical) else options
     given = {name: "active" if name == active else "passive" for name in owners} if roles is None else dict(roles)
     roles = Roles(active, given, list(owners))
     fields.setdefault("observers", Observers([ProgressCalls(fields.pop("progress", None), fields.pop("phase", None))]))

@@ -155,7 +155,7 @@ def test_counts_of_zero_keep_a_start_that_has_a_logarithm():
 
 def test_noise_keeps_the_start_fixed_and_a_regression_says_so():
     X, y = real_table("regression")
-    model = treaty.GBDTRegressor(treaty.FedXGBoostLDP(epsilon=100.0), n_estimators=1)
+    model = treaty.GBDTRegressor(treaty.FedXGBoostLDP(mechanism="piecewise", epsilon=100.0), n_estimators=1)
     with pytest.warns(UserWarning, match=r"starts from base_score=0\.5.*near the mean of the labels"):
         model.fit(cut(X, 2), y)
     assert base_of(model) == 0.5

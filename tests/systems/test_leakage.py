@@ -56,7 +56,7 @@ JOBS: dict[str, list[Played]] = {
     "fedxgboost-ldp": [
         Played(resumes=True),
         Played({"mechanism": "laplace", "epsilon": 3.0}),
-        Played({"refit": True}),
+        Played({"mechanism": "piecewise", "refit": True}),
         Played(PAPER),
     ],
     "federboost-vertical": [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import runpy
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
@@ -51,6 +52,8 @@ def other_value(kind, name):
             return next(value for value in reversed(get_args(of)) if value != getattr(kind, name))
         if of in (bool, int, float):
             return {bool: True, int: 128, float: 0.25}[of]
+        if get_origin(of) in (dict, Sequence):
+            return {"shop.age": 0.25} if get_origin(of) is dict else [0.0, 9.0]
     raise AssertionError(name)
 
 
@@ -390,7 +393,7 @@ def test_a_job_file_has_a_table_for_each_kind_of_option(tmp_path, name):
     job = load_job(written(tmp_path, job_text(name, own="allow_insecure = true", common=common)))
     assert (job.protocol, job.own) == (name, {"allow_insecure": True})
     own, shared = job.settings()
-    assert own == CLASSES[name](allow_insecure=True).settled(shared)
+    assert own == CLASSES[name](allow_insecure=True).settled(converted(job.common, type(shared), ""))
     assert getattr(shared, common.split()[0]) == 3
     (tmp_path / "job.json").write_bytes(job.encoded())
     assert {name, common_of(name).table} <= set(json.loads(job.encoded()))

@@ -105,8 +105,10 @@ def audit(model: Any, X: Any, y: Any = None, sample_weight: Any = None, *, megab
     if not by_row:
         inputs = next(view.inputs for view in views.values() if view.is_active)
         # the active party trains on randomised labels: findings are scored on the true ones
-        if inputs.options.label_epsilon is not None and inputs.classes is not None:
-            targets = np.searchsorted(np.asarray(inputs.classes), np.asarray(y)).astype(np.float64)
+        if inputs.options.label_epsilon is not None:
+            true = np.asarray(y)
+            found = true if inputs.classes is None else np.searchsorted(np.asarray(inputs.classes), true)
+            targets = found.astype(np.float64)
     return Audit(copy, findings(views, by_row=by_row, targets=targets), *compare_with_statements(views))
 
 

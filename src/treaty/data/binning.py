@@ -216,22 +216,26 @@ class Bins:
 
 
 def fit_bins(
-    table: Table, max_bin: int = 32, threads: int | None = None, *, max_categories: int = MOST_CATEGORIES
-) -> Bins:
+    table: Table, max_bin: int | list[int] = 32, threads: int | None = None, *,
+    max_categories: int = MOST_CATEGORIES,
+) -> Bins:  # fmt: skip
     """Choose the bins of every feature from the training rows; raise ConfigError unless `max_bin` is in 2..255.
+
+    `max_bin` may differ by feature (n_features,).
 
     A numeric feature gets tie-aware quantiles, a categorical one a bin per category that occurs, in code order. If
     there are more than `max_categories`, so many less one of the most frequent (among equals the lower code) keep
     theirs and the others share a last bin "other". The bin of missing values does not count.
     """
-    if isinstance(max_bin, bool) or not isinstance(max_bin, (int, np.integer)) or not 2 <= max_bin <= MOST_BINS:
-        raise ConfigError(f"expected max_bin between 2 and {MOST_BINS}, got {max_bin!r}")
-    q = int(max_bin)
+    most = max_bin if isinstance(max_bin, list) else [max_bin] * max(1, len(table.columns))
+    for q in most:
+        if isinstance(q, bool) or not isinstance(q, (int, np.integer)) or not 2 <= q <= MOST_BINS:
+            raise ConfigError(f"expected max_bin between 2 and {MOST_BINS}, got {q!r}")
 
     def fit_one(feature: int) -> _FeatureBins:
         values, categories = table.columns[feature], table.schema.categories[feature]
         if categories is None:
-            found = _fit_numbers(values, q)
+            found = _fit_numbers(values, int(most[feature]))
         else:
             codes = values[~np.isnan(values)].astype(np.intp)
             counts = np.bincount(codes, minlength=len(categories) + 1)

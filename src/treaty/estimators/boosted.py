@@ -60,7 +60,7 @@ class BoostedTrees(TrainedTrees):
         multi_strategy: str = "one_output_per_tree",
         process_type: str = "default",
         learning_rate: float | None = None,
-        reg_lambda: float = 1.0,
+        reg_lambda: float | None = None,
         reg_alpha: float = 0.0,
         min_split_loss: float = 0.0,
         min_child_weight: float = 1.0,

@@ -62,8 +62,9 @@ class GBDTClassifier(Scored, ClassifierMixin, BoostedTrees):
         fit. `n_estimators` does not count then; in a job file it is the number of these rounds.
     learning_rate : float or None, default None
         Factor on every leaf weight. None is 0.1, or 0.3 where `n_estimators` is 20 by default.
-    reg_lambda : float, default 1
-        L2 penalty on leaf weights, as in XGBoost.
+    reg_lambda : float or None, default None
+        L2 penalty on leaf weights, as in XGBoost. None is 1; where labels or gradients carry noise (FedXGBoostLDP, and
+        SecureBoost with a `mechanism`), as much more as its variance calls for.
     reg_alpha : float, default 0
         L1 penalty on leaf weights, as in XGBoost.
     min_split_loss : float, default 0

@@ -273,7 +273,7 @@ def local_job(
         if job.roles().of[name] in job.system.on_clusters(own_options):
             changes |= {"cluster": main.cluster, "cluster_workers": main.cluster_workers}
     store = None if main is None else main.store
-    if name == job.active and store is not None and getattr(own_options, "mechanism", None) == "label_rr":
+    if name == job.active and store is not None and own_options.label_epsilon is not None:
         # Labels are randomised once and kept with the ledger: a second draw would cost epsilon again.
         changes["noisy_labels"] = str(Path(store) / f"{name}.noisy_labels")
     parties[name] = msgspec.structs.replace(mine, key=own.identity.key.decode(), **changes)

@@ -423,7 +423,7 @@ def _cost(case: Case) -> tuple[float, str]:
         case "federboost-vertical" if active:
             return nothing
         case "federboost-vertical":
-            costs = own.epsilons(case.features())
+            costs = own.epsilons(case.features(), case.party, list(case.job.parties))
             paid = math.fsum(costs.values())
             return paid, f"epsilon {paid:g} for randomised buckets of {len(costs)} columns"
     return math.inf, f"cannot be decided: the cost of system {protocol!r} is unknown"

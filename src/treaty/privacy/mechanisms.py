@@ -16,7 +16,9 @@ Privacy", CCS 2012.
 from __future__ import annotations
 
 import math
+import os
 import secrets
+import struct
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -24,7 +26,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from treaty.errors import ConfigError
 from treaty.machine.arrays import Floats, Int32s, Integers, Words, pieces
 from treaty.machine.kernels import kernel
-from treaty.privacy.randomised_response import Randomness, uniform64
+from treaty.privacy.randomised_response import Randomness, stored, uniform64
 
 # steps of the grid from 0 to 1
 GRID_BITS = 20
@@ -33,6 +35,8 @@ STEPS = 1 << GRID_BITS
 LEAST_EPSILON = 2.0**-20
 # the epsilon from which on `hybrid` is piecewise at times (Wang et al. 2019, Eq. 10)
 HYBRID_FROM = 0.61
+# of `fitted_lambda`
+_OF_VARIANCE = 64.0
 # random words at a time: they stay in the cache
 _CHUNK = 1 << 15
 _ZEROS = memoryview(bytes(8 * _CHUNK))
@@ -142,6 +146,42 @@ def randomise(mechanism: str, t: Floats, epsilon: float, randomness: Randomness 
     return MECHANISMS[mechanism](steps, epsilon, randomness or keystream())
 
 
+def stored_noisy_target(path: str | os.PathLike[str], y: Floats, ends: tuple[float, float], epsilon: float) -> Floats:
+    """Return the noisy numbers kept in a file, drawing them when there is no such file yet: `epsilon` for each.
+
+    Numbers y (n,) are clipped to the range from ``ends[0]`` to ``ends[1]``, and released through the mechanism that has
+    the least variance half-way from the range's middle: Duchi's below an epsilon of 0.8, else piecewise. They are right
+    on average for numbers in the range. Raises ConfigError as `randomised_response.stored_noisy_labels` does.
+    """
+    middle, half, best = 0.5 * (ends[0] + ends[1]), 0.5 * (ends[1] - ends[0]), best_for_numbers(epsilon)
+    t = np.clip((y - middle) / half, -1.0, 1.0)
+    # a file keeps whole numbers: steps of the grid
+    noisy = stored(
+        path, np.rint(t * STEPS).astype(np.int64), 0, epsilon,
+        lambda: np.rint(randomise(best, t, epsilon) * STEPS).astype(np.int64), struct.pack("<dd", *ends),
+    )  # fmt: skip
+    return middle + noisy.astype(np.float64) * (half / STEPS)
+
+
+def best_for_numbers(epsilon: float) -> str:
+    """Return the mechanism with the least variance half-way between the middle of a range and its ends."""
+    return min(MECHANISMS, key=lambda kind: float(variance(kind, np.array([0.5]), epsilon)[0]))
+
+
+def fitted_lambda(mechanism: str, epsilon: float) -> float:
+    """Return the `reg_lambda` that suits gradients, or labels, released through a mechanism at this epsilon.
+
+    A leaf of n rows has the weight -G / (H + lambda), and noise of variance v on a row's gradient adds n v to that of
+    G. If leaf weights would be spread by d without noise, and a row's hessian is h, the least error is where lambda is
+    v / (h d^2). `_OF_VARIANCE` stands for 1 / (h d^2), in units of half the range of a gradient, or of a numeric label;
+    it was chosen on tables (docs/fedxgboost.md).
+    """
+    mechanism, place = {"label_rr": ("duchi", 1.0), "target": (best_for_numbers(epsilon), 0.5)}.get(
+        mechanism, (mechanism, 1.0)
+    )
+    return float(f"{1.0 + _OF_VARIANCE * float(variance(mechanism, np.array([place]), epsilon)[0]):.3g}")
+
+
 def variance(mechanism: str, t: Floats, epsilon: float) -> Floats:
     """Return the variance of a mechanism's outcome for each value t (n,) in [-1, 1]."""
     _check_epsilon(epsilon)
@@ -150,7 +190,7 @@ def variance(mechanism: str, t: Floats, epsilon: float) -> Floats:
     if mechanism == "duchi":
         return 1.0 / math.tanh(epsilon / 2.0) ** 2 - t**2
     if mechanism == "piecewise":
-        less = math.expm1(epsilon / 2.0)
+        less = math.expm1(min(epsilon, 500.0) / 2.0)
         return t**2 / less + (less + 4.0) / (3.0 * less**2)
     share = _piecewise_share(epsilon)
     return share * variance("piecewise", t, epsilon) + (1.0 - share) * variance("duchi", t, epsilon)
@@ -171,20 +211,19 @@ def _check_epsilon(epsilon: float) -> None:
 
 
 @kernel
-def clip_to_steps(values: Integers, factor: float, shift: float, steps: Int32s) -> None:
-    """Scale and clip values to [-1, 1], and write them as multiples of 2^-20.
-
-    The factor 1 / C and no shift clip values to [-C, C], the factor 2 / C and the shift -1 to [0, C].
-    """
+def clip_to_steps(values: Integers, low: Integers, high: Integers, steps: Int32s) -> None:
+    """Clip values to their ranges, and write where they lie, from -1 at `low` to 1 at `high`, in multiples of 2^-20."""
     for i in range(len(values)):
-        steps[i] = np.int32(np.rint(min(max(values[i] * factor + shift, -1.0), 1.0) * STEPS))
+        width = high[i] - low[i]
+        place = (2.0 * values[i] - low[i] - high[i]) / width if width > 0 else 0.0
+        steps[i] = np.int32(np.rint(min(max(place, -1.0), 1.0) * STEPS))
 
 
 @kernel
-def to_sent(values: Floats, steps_of_one: float, sent: Integers) -> None:
-    """Write the nearest multiples of ``1 / steps_of_one``."""
-    for i in range(len(values)):
-        sent[i] = np.int64(np.rint(values[i] * steps_of_one))
+def to_sent(places: Floats, low: Integers, high: Integers, scale: float, sent: Integers) -> None:
+    """Write the numbers at `places` in ranges, or beyond their ends -1 and 1, times `scale` and rounded."""
+    for i in range(len(places)):
+        sent[i] = np.int64(np.rint(0.5 * scale * (low[i] + high[i] + places[i] * (high[i] - low[i]))))
 
 
 @kernel

@@ -88,17 +88,15 @@ def stored_noisy_labels(
     labels, another order of rows, another epsilon or number of classes, is damaged, or cannot be read or written.
     Otherwise as `randomise_labels`.
     """
-    labels, path = _class_numbers(y, n_classes, epsilon), Path(path)
-    digest = _digest(labels, n_classes, epsilon)
-    if not path.exists():
-        noisy = randomise_labels(labels, n_classes, epsilon)
-        # without `replace`, two jobs that start at once share one draw
-        write_file(path, _NoisyLabels(n_classes, epsilon, digest, noisy), FORMAT, "", replace=False)
-    return _checked(read_file(path, _NoisyLabels, FORMAT), path, labels, n_classes, epsilon)
+    labels = _class_numbers(y, n_classes, epsilon)
+    noisy = stored(path, labels, n_classes, epsilon, lambda: randomise_labels(labels, n_classes, epsilon))
+    if len(noisy) and not 0 <= noisy.min() <= noisy.max() < n_classes:
+        raise ConfigError(f"expected noisy labels below {n_classes} - at {path}")
+    return noisy
 
 
 class _NoisyLabels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file's content; `digest` binds the noisy labels to the true ones."""
+    """The file's content; `digest` binds the noisy labels to the true ones. Numbers have 0 classes."""
 
     n_classes: int
     epsilon: float
@@ -106,7 +104,21 @@ class _NoisyLabels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     labels: Integers
 
 
-def _checked(kept: _NoisyLabels, path: Path, labels: Integers, n_classes: int, epsilon: float) -> Integers:
+def stored(
+    path: str | os.PathLike[str], labels: Integers, n_classes: int, epsilon: float, draw: Callable[[], Integers],
+    terms: bytes = b"",
+) -> Integers:  # fmt: skip
+    """Return what a file keeps that was drawn for `labels`, under the same `terms`, or draw it and keep it there.
+
+    Raises ConfigError as `stored_noisy_labels` does.
+    """
+    path = Path(path)
+    what = struct.pack("<dq", epsilon, n_classes) + terms + labels.astype("<i8").tobytes()
+    digest = hashlib.sha256(what).digest()
+    if not path.exists():
+        # without `replace`, two jobs that start at once share one draw
+        write_file(path, _NoisyLabels(n_classes, epsilon, digest, draw()), FORMAT, "", replace=False)
+    kept = read_file(path, _NoisyLabels, FORMAT)
     remedy = (
         "labels drawn again cost their epsilon again: keep the options they were drawn with, or move this file away "
         "(in a job, name another as noisy_labels), but keep the ledger and its key (.noise), which count every draw"
@@ -114,19 +126,11 @@ def _checked(kept: _NoisyLabels, path: Path, labels: Integers, n_classes: int, e
     for name, wanted, got in (("epsilon", epsilon, kept.epsilon), ("classes", n_classes, kept.n_classes)):
         if wanted != got:
             raise ConfigError(f"expected noisy labels of {name} {wanted}, got {name} {got} - at {path}; {remedy}")
-    if kept.digest != _digest(labels, n_classes, epsilon):
+    if kept.digest != digest:
         raise ConfigError(f"expected noisy labels of this table, got those of other labels - at {path}; {remedy}")
-    noisy = kept.labels
-    if len(noisy) != len(labels):
-        raise ConfigError(f"expected {len(labels)} noisy labels, got {len(noisy)} - at {path}")
-    if len(noisy) and not 0 <= noisy.min() <= noisy.max() < n_classes:
-        raise ConfigError(f"expected noisy labels below {n_classes} - at {path}")
-    return noisy
-
-
-def _digest(labels: Integers, n_classes: int, epsilon: float) -> bytes:
-    """Return SHA-256 of epsilon, K and the labels in their order."""
-    return hashlib.sha256(struct.pack("<dq", epsilon, n_classes) + labels.astype("<i8").tobytes()).digest()
+    if len(kept.labels) != len(labels):
+        raise ConfigError(f"expected {len(labels)} noisy labels, got {len(kept.labels)} - at {path}")
+    return kept.labels
 
 
 def _class_numbers(y: NDArray[np.integer] | NDArray[np.floating], n_classes: int, epsilon: float) -> Integers:

@@ -316,15 +316,19 @@ def _refuse_absent(columns: Sequence[str], arrow: Any, rules: TableRules, path: 
 
 def with_noisy_labels(
     data: LabelledRows, rows: FileRows, rules: TableRules, path: str, options: SystemOptions, ledger: Ledger, job: str
-) -> tuple[LabelledRows, list[Any]]:
+) -> tuple[LabelledRows, list[Any] | None]:
     """Replace labels by noisy ones, which a file at `path` keeps; the ledger notes them under the name of the `job`.
 
     They are drawn for the file's rows in its own order. The order after an alignment differs each time, but labels must
     not be drawn twice: the noise of two draws would average out.
     """
-    whose = f"{rules.active}: column {rules.label!r}"
-    y = check_labels(rows.whole[rules.label].to_numpy(zero_copy_only=False), whose, rows.whole.num_rows)
-    classes = np.unique(y)
-    numbered = np.searchsorted(classes, y).astype(np.float64)
-    noisy = noisy_labels(path, numbered, classes.tolist(), options, ledger, job)
-    return replace(data, y=noisy if rows.order is None else noisy[rows.order]), classes.tolist()
+    whose, column = f"{rules.active}: column {rules.label!r}", rows.whole[rules.label]
+    classes: list[Any] | None = None
+    if rules.task == "regression":
+        y = check_numbers(column, whose, rows.whole.num_rows, rules.objective)
+    else:
+        labels = check_labels(column.to_numpy(zero_copy_only=False), whose, rows.whole.num_rows)
+        known, places = np.unique(labels, return_inverse=True)
+        y, classes = places.astype(np.float64), known.tolist()
+    noisy = noisy_labels(path, y, classes, options, ledger, job)
+    return replace(data, y=noisy if rows.order is None else noisy[rows.order]), classes

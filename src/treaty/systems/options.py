@@ -102,6 +102,16 @@ class SystemOptions:
         return None
 
     @property
+    def label_range(self) -> tuple[float, float] | None:
+        """The stated ends of labels that were randomised once, if these are numbers."""
+        return None
+
+    @property
+    def default_lambda(self) -> float:
+        """What `reg_lambda` is unless it is given."""
+        return 1.0
+
+    @property
     def adds_noise(self) -> bool:
         """Whether everything made of labels carries noise; a `base_score` of None is then not estimated from them."""
         return False

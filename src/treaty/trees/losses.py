@@ -251,6 +251,36 @@ class FixedPointLoss(msgspec.Struct, frozen=True, tag_field="name"):
         return self.hess_clip * self.weight_unit * 2.0**-self.fractional_bits
 
     @property
+    def label_ends(self) -> tuple[float, float] | None:
+        """The least and the largest label there may be, if grad falls and hess never falls as labels rise; else None.
+
+        They follow from bounds that are public.
+        """
+        return None
+
+    def ranges(self, margins: Floats, weighted: bool, threads: int = 1) -> tuple[Integers, Integers]:
+        """Return the ends of what grad and hess of each row may be, int64 (2, n_outputs, n_rows) both, low ends first.
+
+        They follow from the rows' `margins` (n_rows, n_outputs) and from bounds of labels and weights, not from labels.
+        If rows are `weighted`, a weight may be anything from 0 to `weight_bound`.
+        """
+        n_rows = len(margins)
+        if self.label_ends is None:
+            shape = np.ones((self.n_outputs, n_rows), np.int64)
+            return np.stack([-shape, shape]) * self.grad_bound, np.stack([0 * shape, shape]) * self.hess_bound
+        heaviest = np.full(n_rows, self.weight_bound) if weighted else None
+        (grad, hess_low, _), (grad_low, hess_high, _) = (
+            self.gradients(margins, np.full(n_rows, y), heaviest, threads) for y in self.label_ends
+        )
+        grad_high = np.maximum(grad, grad_low)
+        if self.takes == "classes":
+            # p of every class, and p less 1: where there are more than two, neither label above is of most classes
+            grad_low = grad_high - (1 << self.fractional_bits) * self._most_times
+        if weighted:
+            grad_low, grad_high, hess_low = np.minimum(grad_low, 0), np.maximum(grad_high, 0), 0 * hess_low
+        return np.stack([grad_low, grad_high]), np.stack([hess_low, hess_high])
+
+    @property
     def debiasing(self) -> tuple[float, float]:
         """The s and t for which s 1[noisy label = k] - t is 1[label = k] on average; 1 and 0 without noise.
 
@@ -299,6 +329,10 @@ class _LossOfClasses(FixedPointLoss, frozen=True):
 
     takes: ClassVar[Takes] = "classes"
     leaf_limit: ClassVar[float] = LOG_ODDS_LIMIT
+
+    @property
+    def label_ends(self) -> tuple[float, float]:
+        return 0.0, 1.0
 
     def label_bound(self, y: Floats) -> float:
         return 1.0

@@ -34,6 +34,10 @@ class SquaredError(FixedPointLoss, frozen=True, tag="squared_error"):
     def clip_of(self, y: Floats) -> float:
         return power_of_two(2.0 * float(np.max(np.abs(y - self.base_score), initial=0.0)))
 
+    @property
+    def label_ends(self) -> tuple[float, float]:
+        return self.base_score - self.grad_clip / 2.0, self.base_score + self.grad_clip / 2.0
+
     def bounded_from(self, y: Floats, margins: Floats) -> Self:
         return self.bounded(self.base_score + y - margins[:, 0])
 
@@ -123,6 +127,10 @@ class Poisson(MeanByLogarithm, frozen=True, tag="poisson"):
         return power_of_two(2.0 * max(self.base_score, float(y.max(initial=0.0))))
 
     @property
+    def label_ends(self) -> tuple[float, float]:
+        return 0.0, self.grad_clip / 2.0
+
+    @property
     def largest_hess(self) -> float:
         return math.exp(self.max_delta_step)
 
@@ -154,6 +162,10 @@ class _OfVariance(MeanByLogarithm, frozen=True):
     def clip_of(self, y: Floats) -> float:
         p, most = self.power, max(self.base_score, float(y.max(initial=0.0)))
         return power_of_two(_ROOM * max(most ** (2.0 - p), most * self.base_score ** (1.0 - p)))
+
+    @property
+    def label_ends(self) -> tuple[float, float]:
+        return 0.0, self.grad_clip / _ROOM * self.base_score ** (self.power - 1.0)
 
     def _terms(self, m: Floats, y: Floats) -> tuple[Floats, Floats]:
         """Return a and b of rows (n_rows,)."""

@@ -15,8 +15,10 @@ from runs.job_files import train_in_threads
 from runs.test_resume import Interrupted, same
 from systems.role_inputs import split_options
 from tables import assert_same_trees, cut, real_table, with_categories, with_gaps
+from treaty.errors import ConfigError, TreatyError
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint, noise_folder
+from treaty.privacy.ledger import read_ledger
 from treaty.privacy.randomised_response import BucketLedger
 from treaty.runs.job import Align, Job, Member
 from treaty.runs.report import load_reports
@@ -265,3 +267,74 @@ def test_aligned_jobs_give_the_same_noise_to_the_same_person_and_send_it_once(mo
     assert all(words.startswith(once.format(cost)) for words, cost in zip(spent, (32, 32, 64), strict=True))
     kept = {path.name for path in (tmp_path / "store").iterdir() if ".runs" not in path.name}  # those of alignments
     assert kept == {"bank.buckets", "shop.noise", "shop.noise.kept"}
+
+
+# ---------------------------------------------------------------- epsilons and buckets of single columns
+
+
+def test_a_column_has_an_epsilon_of_its_own_and_the_ledger_adds_up(table, tmp_path):
+    tables, y = table
+    first, *others = tables["p1"].columns
+    model = model_of(n_estimators=1, epsilon=2.0, column_epsilon={f"p1.{first}": 0.5})
+    model.fit(tables, y, checkpoint=tmp_path)
+    paid = {entry.what: entry.epsilon for entry in read_ledger(tmp_path / "p1.noise")}
+    assert paid == {first: 0.5, **dict.fromkeys(others, 2.0)}
+    total = 0.5 + 2.0 * len(others)
+    said = f"epsilon 0.5 to 2 per value and {total:g} per person over {1 + len(others)} columns"
+    assert model.parts_["p1"].spent.startswith(said)
+    assert {entry.epsilon for entry in read_ledger(tmp_path / "p2.noise")} == {2.0}
+    assert f"column_epsilon) p1.{first} 0.5" in " ".join(model.disclosures_["p0"])
+
+
+def test_what_a_column_takes_of_a_persons_epsilon_the_others_do_not_have():
+    own = treaty.FederBoostVertical(epsilon_person=4.0, column_epsilon={"shop.age": 1.0, "shop.eu.x": 3.5})
+    owners = ["bank", "shop", "shop.eu"]
+    assert own.epsilons(["age", "a", "b"], "shop", owners) == {"age": 1.0, "a": 1.5, "b": 1.5}
+    assert sum(own.epsilons(["x", "y"], "shop.eu", owners).values()) == 4.0
+    assert own.epsilons([], "bank", owners) == {}
+    for names, party in ((["x", "y"], "shop"), ([], "shop.eu")):
+        with pytest.raises(ConfigError, match=r"column_epsilon names 'shop\..*: expected party\.column"):
+            own.epsilons(names, party, owners)
+    alone = treaty.FederBoostVertical(epsilon_person=1.0, column_epsilon={"shop.age": 1.0})
+    assert alone.epsilons(["age"], "shop", owners) == {"age": 1.0}
+    for names in (["age", "a"], ["age"]):
+        more = treaty.FederBoostVertical(epsilon_person=1.0, column_epsilon={"shop.age": 1.0 + len(names) % 2})
+        with pytest.raises(ConfigError, match=r"column_epsilon takes . of epsilon_person=1 at shop"):
+            more.epsilons(names, "shop", owners)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"p9.a": 1.0}, "column_epsilon names 'p9.a': expected party.column"),
+        ({"p0.x": 1.0}, "column_epsilon names 'p0.x': expected party.column, a column of a party without labels"),
+        ({"p1.nothing": 1.0}, "column_epsilon names 'p1.nothing'"),
+        ({"age": 1.0}, "for party.column, got 'age'"),
+        ({"p1.a": math.inf}, "expected column_epsilon to have a finite number above 0"),
+        ({"p1.a": 0.0}, "option column_epsilon"),
+    ],
+    ids=str,
+)
+def test_an_epsilon_of_no_column_is_refused(table, given, text):
+    tables, y = table
+    with pytest.raises(TreatyError, match=text):
+        model_of(n_estimators=1, column_epsilon=given).fit(tables, y)
+
+
+@pytest.mark.parametrize(
+    ("own", "common", "buckets"),
+    [
+        ({"epsilon": 0.5}, {}, 4),
+        ({"epsilon": 2.0}, {}, 5),
+        ({}, {}, 8),
+        ({"epsilon": 100.0}, {}, 8),
+        ({"epsilon": 0.5}, {"max_bin": 24}, 24),
+        ({"epsilon": 0.5, "buckets": 6}, {"max_bin": 24}, 6),
+        ({"mode": "paper", "epsilon": math.inf}, {}, 16),
+    ],
+    ids=str,
+)
+def test_buckets_follow_from_epsilon_unless_their_number_is_named(own, common, buckets):
+    settled = treaty.GBDTClassifier(treaty.FederBoostVertical(**own), **common)._settings()
+    assert settled[1].most_buckets(settled[1].value_epsilon) == buckets
+    assert settled[2].max_bin == (common.get("max_bin") or (16 if "mode" in own else 32))  # the active party's own

@@ -505,7 +505,7 @@ def test_records_that_are_not_there_end_the_job():
 
 @pytest.mark.parametrize(
     ("name", "value", "first", "second"),
-    [("epsilon", 2.0, "4.0", "2.0"), ("max_bin", 8, "16", "8")],
+    [("epsilon", 2.0, "4.0", "2.0"), ("buckets", 8, "16", "8")],
 )
 def test_differing_options_are_named_at_every_party_before_anything_is_sent(name, value, first, second):
     tables, y = tables_and_labels()

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 import treaty
+from runs.job_files import train_in_threads
 from systems.role_inputs import split_options
 from tables import cut, real_table
-from treaty.errors import ConfigError, TreatyError
+from treaty.errors import ConfigError, DataError, TreatyError
 from treaty.models.checkpoints import Keeper
 from treaty.privacy.ledger import Ledger, per_person, read_ledger
+from treaty.privacy.mechanisms import stored_noisy_target
 from treaty.runs import processes
+from treaty.runs.job import Job, Member
 from treaty.systems.fedxgboost_ldp.options import FedXGBoostLDP
 
 
 def model_of(**given: Any) -> treaty.GBDTClassifier:
     """Return a classifier; options `given` are the system's, common ones and the estimator's, by name."""
-    own, others = split_options(given, FedXGBoostLDP)
+    own, others = split_options({"mechanism": "piecewise", **given}, FedXGBoostLDP)
     return treaty.GBDTClassifier(own, n_jobs=1, **others)
 
 
@@ -115,7 +120,7 @@ def test_a_training_goes_on_under_another_limit(stopped, tmp_path, limit, trees)
 
 def test_who_begins_anew_keeps_the_ledger(stopped, tmp_path):
     with pytest.raises(
-        ConfigError, match=r"epsilon=0\.5 \(was None\); set them back, or start again: remove the \.chec"
+        ConfigError, match=r"epsilon=0\.5 \(was None\), reg_lambda=.*; set them back, or start again: remove the \.chec"
     ):
         stopped(epsilon=0.5)
     for file in tmp_path.glob("*.checkpoint"):
@@ -152,3 +157,87 @@ def test_processes_over_grpc_train_predict_and_keep_the_ledger(tmp_path):
     assert "8 per person over 2 releases" in model.parts_["p0"].spent
     assert len(read_ledger(tmp_path / "p0.noise")) == 2
     assert model.predict(cut(X, 2)).shape == (150,)
+
+
+# ---------------------------------------------------------------- numbers that are randomised once
+
+
+def numbers_of(**given: Any) -> treaty.GBDTRegressor:
+    own = {"target_range": (0.0, 400.0), "epsilon": 2.0} | given
+    return treaty.GBDTRegressor(FedXGBoostLDP(**own), n_estimators=3, n_jobs=1)
+
+
+def test_numbers_randomised_once_pay_once_whatever_the_trees_and_are_kept(tmp_path, caplog):
+    X, y = real_table("regression", rows=150)
+    y = y.astype(float)
+    y[0] = 900.0
+    for _ in range(2):
+        model = numbers_of(epsilon=20.0).fit(cut(X, 2), y, checkpoint=tmp_path)
+        assert model.parts_["p0"].spent.startswith("epsilon 20 per label and per person, once. In the ledger: epsilon")
+    assert [(e.mechanism, e.epsilon) for e in read_ledger(tmp_path / "p0.noise")] == [("target", 20.0)]
+    assert "1 of 150 labels lie outside target_range" in caplog.text
+    assert np.mean((model.predict(cut(X, 2)) - y)[1:] ** 2) < np.var(y[1:])
+    with pytest.raises(ConfigError, match="expected noisy labels of this table, got those of other labels"):
+        numbers_of(epsilon=20.0, target_range=(0.0, 401.0)).fit(cut(X, 2), y, checkpoint=tmp_path)
+
+
+def test_noisy_numbers_are_right_on_average_and_drawn_once(tmp_path):
+    y, ends = np.repeat([-5.0, 0.0, 3.0, 15.0, 40.0], 4_000), (-5.0, 15.0)
+    for epsilon in (0.5, 2.0):
+        path = tmp_path / f"{epsilon}"
+        noisy = stored_noisy_target(path, y, ends, epsilon)
+        np.testing.assert_array_equal(stored_noisy_target(path, y, ends, epsilon), noisy)
+        for label in np.unique(y):
+            of = noisy[y == label]
+            expected = min(max(label, ends[0]), ends[1])
+            assert abs(of.mean() - expected) < 6.5 * of.std() / math.sqrt(len(of))  # false alarm: 10^-10
+
+
+def test_what_does_not_suit_the_labels_is_refused_with_what_to_do(tmp_path):
+    X, y = real_table("regression", rows=60)
+    with pytest.raises(ConfigError, match=r"take mechanism='target' and state in target_range=\(least, most\)"):
+        treaty.GBDTRegressor("fedxgboost-ldp").fit(cut(X, 2), y)
+    with pytest.raises(ConfigError, match="the labels are classes: leave target_range out"):
+        treaty.GBDTClassifier(FedXGBoostLDP(target_range=(0, 1))).fit(cut(X, 2), y > np.median(y))
+    with pytest.raises(ConfigError, match="would be sent without noise"):
+        numbers_of().fit(cut(X, 2), y, sample_weight=np.ones(60))
+    with pytest.raises(DataError, match="expected a label in every row, got 1 of 60 rows without"):
+        numbers_of().fit(cut(X, 2), np.where(np.arange(60) == 3, np.nan, y))
+
+
+def test_a_job_randomises_the_files_numbers_once(tmp_path, monkeypatch):
+    X, y = real_table("regression", rows=80)
+    X.iloc[:, :5].assign(y=y).to_csv(tmp_path / "bank.csv", index=False)
+    X.iloc[:, 5:].to_csv(tmp_path / "shop.csv", index=False)
+    members = {name: Member(table=str(tmp_path / f"{name}.csv")) for name in ("bank", "shop")}
+    job = Job(
+        name="test", active="bank", label="y", task="regression", parties=members, protocol="fedxgboost-ldp",
+        own={"target_range": [0, 400]}, common={"n_estimators": 1}, output=str(tmp_path / "model"),
+        store=str(tmp_path / "store"), n_jobs=1,
+    )  # fmt: skip
+    assert train_in_threads(monkeypatch, dict.fromkeys(members, job)) == {}
+    (entry,) = read_ledger(tmp_path / "store" / "bank.noise")
+    assert (entry.mechanism, entry.epsilon) == ("target", 1.0)
+    assert len(stored_noisy_target(f"{tmp_path}/bank.csv.noisy_labels", y.astype(float), (0.0, 400.0), 1.0)) == 80
+
+
+# ---------------------------------------------------------------- what follows from the noise, and is kept where named
+
+
+@pytest.mark.parametrize(
+    ("own", "named", "found"),
+    [
+        ({}, {}, 237.0),
+        ({"mechanism": "duchi"}, {}, 237.0),
+        ({"epsilon": 3.0}, {}, 15.1),
+        ({}, {"reg_lambda": 2.5}, 2.5),
+        ({"mode": "paper", "allow_insecure": True}, {}, 1.0),
+    ],
+    ids=str,
+)
+def test_the_penalty_follows_from_the_noise_unless_it_is_named(own, named, found):
+    X, y = real_table("binary", rows=120)
+    model = treaty.GBDTClassifier(FedXGBoostLDP(**own), n_estimators=1, n_jobs=1, **named)
+    assert model._settings()[2].reg_lambda == pytest.approx(found, rel=0.01)
+    said = model.fit(cut(X, 2), y).parts_["p0"].spent
+    assert ("follows from the noise" in said) == (found > 3.0)

@@ -43,7 +43,10 @@ from treaty.trees.boosting import TreeSample
 from treaty.trees.objectives import Logistic, Softmax
 from treaty.trees.splits import SplitRules, scan
 
-GROWTH = {"base_score": 0.5, "n_estimators": 3, "max_depth": 3, "min_child_samples": 1, "max_bin": 16}
+GROWTH = {
+    "mechanism": "piecewise", "base_score": 0.5, "n_estimators": 3, "max_depth": 3, "min_child_samples": 1,
+    "max_bin": 16, "reg_lambda": 1.0,
+}  # fmt: skip
 TO_PASSIVE = {
     "Terms": Terms,
     "Verdict": Verdict,
@@ -63,6 +66,11 @@ FIRST = {"split_score": "first_order"}
 def tree_of(grad: np.ndarray, hess: np.ndarray) -> TreeSample:
     """Return a tree of all rows, without columns."""
     return TreeSample(grad, hess, None, np.empty(0, np.int32))
+
+
+def one_tree(noise: NoisyGradients, grad: np.ndarray, hess: np.ndarray) -> Any:
+    """Return the next tree under noise, at margins of 0, or None."""
+    return noise.of(tree_of(grad, hess), np.zeros((noise._objective.n_outputs, len(grad))))
 
 
 def checked(**given: Any) -> FedXGBoostLDP:
@@ -169,7 +177,8 @@ def test_without_noise_a_regression_gives_the_pooled_trees(quiet):
 def test_without_noise_weights_that_keep_hessians_on_the_grid_give_the_pooled_trees(quiet):
     X, y = real_table("binary")
     weight = np.where(np.arange(len(y)) % 3 == 0, 4.0, 1.0)
-    assert_lossless(*both(cut(with_gaps(X), 3), y, weight))
+    # of the first tree: later ones have ranges of hessians that are no multiples of the grid's steps
+    assert_lossless(*both(cut(with_gaps(X), 3), y, weight, n_estimators=1))
 
 
 @pytest.mark.parametrize("case", unusual_tables())
@@ -399,9 +408,11 @@ def test_gradients_are_clipped_before_noise_and_hessians_of_weighted_rows_carry_
     play_training(tables, y, weight=weight, **common)
     play_training(tables, y, weight=weight, clip_hess=0.5, split_score="first_order", **common)
     (clipped, whole), (grad, half), (hess, other), _, (lower, _) = given
+    # from -0.25 to 0.25, which gradients of -0.5 and 0.5 are clipped to
     assert set(clipped.tolist()) == {-1.0, 1.0}
     assert (whole, half, other) == (2.0, 1.0, 1.0)
-    np.testing.assert_allclose(grad, np.where(y == 1, -0.5 * 3, 0.5 * 0.5) / 4.0)  # the bound of weights: 4
+    # the bound of weights is 4: gradients may be from -2 to 2, hessians from 0 to 1
+    np.testing.assert_allclose(grad, np.where(y == 1, -0.5 * 3, 0.5 * 0.5) / 2.0)
     np.testing.assert_allclose(hess, 2 * 0.25 * weight / 1.0 - 1)
     np.testing.assert_allclose(lower, 2 * np.clip(0.25 * weight, 0, 0.5) / 0.5 - 1)
 
@@ -430,15 +441,15 @@ def test_a_round_that_was_paid_in_part_is_finished_at_the_cost_of_the_rest():
     given = {"weighted": False, "model_id": "m", "job": "j"}
 
     def tree(noise):
-        return noise.of(tree_of(grad, np.full(50, 2**14)))[0].grad
+        return one_tree(noise, grad, np.full(50, 2**14))[0].grad
 
     def noisy(total, first_tree=0):
-        options = FedXGBoostLDP(epsilon_total=total)
+        options = FedXGBoostLDP(mechanism="piecewise", epsilon_total=total)
         return NoisyGradients(ledger, options, Softmax(3), 50, first_tree=first_tree, **given)
 
     first = noisy(6.0)
     sent = [tree(first) for _ in range(4)]
-    assert noisy(5.0, first_tree=3).of(tree_of(grad, grad)) is None
+    assert one_tree(noisy(5.0, first_tree=3), grad, grad) is None
     assert len(ledger.entries()) == 4
     resumed = noisy(6.0, first_tree=3)
     np.testing.assert_array_equal(tree(resumed), sent[3])
@@ -447,7 +458,7 @@ def test_a_round_that_was_paid_in_part_is_finished_at_the_cost_of_the_rest():
         again = noisy(1.0, first_tree=3)
         np.testing.assert_array_equal(tree(again), sent[3])
     assert len(ledger.entries()) == 6
-    assert noisy(6.0, first_tree=6).of(tree_of(grad, grad)) is None
+    assert one_tree(noisy(6.0, first_tree=6), grad, grad) is None
 
 
 def test_a_spent_budget_ends_training_with_a_usable_model(varied, tmp_path, caplog):
@@ -508,7 +519,7 @@ def test_other_gradients_get_other_noise_and_pay_again():
     def noise(grad, **changes):
         given = {"weighted": False, "model_id": "m", "job": "j"} | changes
         made = NoisyGradients(ledger, options, Logistic(), len(grad), **given)
-        return made.of(tree_of(grad, np.full(len(grad), 2**14)))[0].grad
+        return one_tree(made, grad, np.full(len(grad), 2**14))[0].grad
 
     grad = np.full(3_000, 2**14)
     first = noise(grad)
@@ -520,7 +531,7 @@ def test_other_gradients_get_other_noise_and_pay_again():
     assert len(ledger.entries()) == 4
     for other in others:
         alike = np.mean(other == first)
-        p = 0.5 + 0.25 * math.tanh(1.5) / 2
+        p = 0.5 + 0.5 * math.tanh(1.5) / 2
         assert abs(alike - (p * p + (1 - p) ** 2)) < 6.5 * 0.5 / math.sqrt(3_000)  # false alarm: 10^-10
 
 
@@ -531,7 +542,7 @@ def test_a_first_tree_that_attempts_repeat_under_new_models_is_paid_within_the_p
     released = 0
     for attempt in range(5):
         noise = NoisyGradients(ledger, options, Logistic(), 50, weighted=False, model_id=f"{attempt:032x}", job="a job")
-        if noise.of(tree_of(grad, hess)) is None:
+        if one_tree(noise, grad, hess) is None:
             assert "in one job" in noise.stopped
         else:
             released += 1
@@ -543,7 +554,7 @@ def test_noise_of_many_rows_is_the_same_on_any_number_of_threads_and_repeats_now
     ledger, options = Ledger(None), FedXGBoostLDP(mechanism="laplace", epsilon=1.0)
     given = {"weighted": True, "model_id": "m", "job": "j"}
     one, three = (
-        NoisyGradients(ledger, options, Logistic(), len(grad), threads=threads, **given).of(tree_of(grad, hess))[0]
+        one_tree(NoisyGradients(ledger, options, Logistic(), len(grad), threads=threads, **given), grad, hess)[0]
         for threads in (1, 3)
     )
     assert len(ledger.entries()) == 1
@@ -571,11 +582,18 @@ def test_an_epsilon_that_is_none_is_refused(varied, epsilon):
         ({"goss": True}, "goss draws rows by their true gradients"),
         ({"mode": "paper"}, "it needs allow_insecure=True"),
         ({**PAPER, "epsilon_total": 9.0}, "no epsilon that epsilon_total could limit"),
-        ({"mechanism": "label_rr"}, "mechanism='label_rr' needs the epsilon"),
-        ({"mechanism": "label_rr", "epsilon": 1.0, "clip": 0.5}, "clip and clip_hess are for noise on gradients"),
-        ({"mechanism": "label_rr", "epsilon": 1.0, "refit": True}, "refit uses true labels"),
+        ({"clip": 0.5}, "clip and clip_hess are for noise on gradients, and mechanism='label_rr' randomises labels"),
+        ({"refit": True}, "refit uses true labels, and mechanism='label_rr' randomises labels once: name one"),
+        ({"mechanism": "target"}, r"needs target_range=\(least, most\)"),
+        ({"mechanism": "duchi", "target_range": [0.0, 1.0]}, "target_range is for mechanism='target', got 'duchi'"),
+        ({"target_range": [1.0, 1.0]}, r"expected target_range of two finite numbers, the lower first, got \[1\.0"),
+        ({"target_range": [math.nan, 1.0]}, "expected target_range of two finite numbers"),
+        ({"target_range": [0.0, math.inf]}, "expected target_range of two finite numbers"),
+        ({"target_range": [0.0]}, "option target_range"),
+        ({"target_range": [0.0, 9.0], "objective": "poisson"}, "'poisson' does not average noise on labels out"),
+        ({"target_range": [0.0, 9.0], **PAPER}, "target_range is for mechanism='target', got 'duchi'"),
         ({"mechanism": "label_rr", "epsilon": 1.0, **PAPER}, "label_rr' is none of its mechanisms"),
-        ({"mechanism": "gaussian"}, "expected one of label_rr, laplace, duchi, piecewise, hybrid"),
+        ({"mechanism": "gaussian"}, "expected one of label_rr, target, laplace, duchi, piecewise, hybrid"),
         ({"split_score": "third_order"}, "expected one of first_order, second_order"),
         ({"delta": 1e-6}, "delta goes with epsilon_total"),
         ({"encryption": "ou"}, "has no option 'encryption'"),
@@ -614,7 +632,7 @@ def test_as_published_gradients_have_the_whole_epsilon_unless_hessians_are_sent_
     objective, n_rows = Logistic(), 20_000
     noise = NoisyGradients(Ledger(None), options, objective, n_rows, weighted=False, model_id="", job="")
     grad, hess = np.zeros(n_rows, np.int64), np.full(n_rows, 1000, np.int64)
-    found, counted = noise.of(tree_of(grad, hess))
+    found, counted = one_tree(noise, grad, hess)
     assert found.grad.std() * noise.units[0] == pytest.approx(math.sqrt(8) / (2.0 * share), rel=0.05)
     assert (len(np.unique(found.hess)) == 1) == (order == "first_order")
     assert len(np.unique(counted.hess)) == 1
@@ -752,7 +770,9 @@ def test_other_options_at_a_party_are_refused(varied):
         play_training(*varied, own={"p1": {"epsilon": 2.0}, "p2": {"epsilon": 2.0}})
 
 
-@pytest.mark.parametrize("options", [{}, PAPER, {"mechanism": "label_rr", "epsilon": 2.0}, {"refit": True}])
+@pytest.mark.parametrize(
+    "options", [{}, PAPER, {"mechanism": "duchi"}, {"target_range": [0.0, 9.0]}, {"mechanism": "duchi", "refit": True}]
+)
 def test_what_was_learned_says_what_it_costs_a_value_and_a_person(options):
     roles = Roles("bank", {"bank": "active", "shop": "passive"}, ["bank", "shop"])
     told = SYSTEM.disclosures(roles, checked(**options), BoostingOptions(), None)
@@ -760,4 +780,5 @@ def test_what_was_learned_says_what_it_costs_a_value_and_a_person(options):
     shop = " ".join(told["shop"])
     assert "person" in shop
     assert ("no epsilon holds" in shop) == (options == PAPER)
-    assert any("refit" in line for line in told["bank"]) == (options == {"refit": True})
+    assert any("refit" in line for line in told["bank"]) == ("refit" in options)
+    assert ("range from 0 to 9" in shop) == ("target_range" in options)

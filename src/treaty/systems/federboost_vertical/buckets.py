@@ -14,7 +14,7 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import quote
@@ -78,6 +78,7 @@ def noisy_buckets(
     codes: NDArray[np.uint8],
     bins: Bins,
     epsilons: Mapping[str, float],
+    most: Sequence[int],
     ledger: BucketLedger,
     row_numbers: NDArray[np.int64],
     job: str,
@@ -85,19 +86,20 @@ def noisy_buckets(
 ) -> tuple[Pieces, NDArray[np.uint8], BucketCost]:
     """Randomise buckets uint8 (n_rows, n_columns) by each column's epsilon, and enter the cost in the ledger.
 
-    Returns the messages, the noisy buckets in them, and the cost.
+    `most` are the buckets that each column may have: with fewer, they are its values. Returns the messages, the noisy
+    buckets in them, and the cost.
     """
     schema = bins.schema
     missing = np.array([(codes[:, f] == n).any() for f, n in enumerate(bins.n_bins)], np.bool_)
     # missing values are one more bucket; a column without any value has one, too
     sizes = np.maximum(bins.n_bins + missing, 1)
     few = [
-        name for (name, epsilon), size in zip(epsilons.items(), sizes, strict=True)
-        if size <= FEW_BUCKETS and epsilon < math.inf
+        name for (name, epsilon), size, present, limit in zip(epsilons.items(), sizes, bins.n_bins, most, strict=True)
+        if size <= FEW_BUCKETS and present < limit and epsilon < math.inf
     ]  # fmt: skip
     if few:
         logger.warning(
-            "columns with at most %d different values or bins, whose noisy bucket reveals more of the value under the "
+            "columns with at most %d different values, whose noisy bucket reveals more of the value under the "
             "same noise; leave them out if that is too much: %s", FEW_BUCKETS, ", ".join(few),
         )  # fmt: skip
     columns = [

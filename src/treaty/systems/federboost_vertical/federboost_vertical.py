@@ -69,10 +69,11 @@ def _release(
     """Send noisy buckets as a passive party; return bins, true buckets, the released rows, and the cost."""
     party, table, options, threads = inputs.party, inputs.rows.table, inputs.options, inputs.threads
     (active,) = party.peers
-    bins = fit_bins(table, inputs.common.most_bins, threads, max_categories=inputs.common.most_categories)
+    epsilons = options.epsilons(table.schema.names, party.name, inputs.roles.owners)
+    most = list(map(options.most_buckets, epsilons.values()))
+    bins = fit_bins(table, most, threads, max_categories=inputs.common.most_categories)
     codes = bins.transform(table, threads)  # [Vertical, step 1] the tie-aware bucket of every value
     numbers = np.arange(table.n_rows) if inputs.rows.numbers is None else inputs.rows.numbers
-    epsilons = options.epsilons(table.schema.names)
     # persons whose rows are decided by their released buckets from now on
     known = None
     if any(epsilon < math.inf for epsilon in epsilons.values()):
@@ -84,7 +85,7 @@ def _release(
     ledger = BucketLedger(kept, inputs.epsilon_limits)
     # [Vertical, step 2] keep a bucket with probability e^epsilon / (e^epsilon + k - 1), else draw another one
     pieces, noisy, cost = buckets.noisy_buckets(
-        codes, bins, epsilons, ledger, numbers, party.job, inputs.rows.digest or b""
+        codes, bins, epsilons, most, ledger, numbers, party.job, inputs.rows.digest or b""
     )  # fmt: skip
     buckets.send_buckets(party, active, pieces)  # [Vertical, step 3] once for all trainings on the same table
     released = None if known is None else RandomisedRows(known, noisy.ravel(), buckets.stand_ins(bins))
@@ -94,6 +95,7 @@ def _release(
 def active(inputs: RoleInput[FederBoostVertical]) -> ModelPart:
     """Train as the active party, alone on the passive parties' noisy buckets; these decide eval rows."""
     party, data, options, common, threads = inputs.party, inputs.rows, inputs.options, inputs.common, inputs.threads
+    options.epsilons((), party.name, inputs.roles.owners)  # its own columns carry no noise, and must have no epsilon
     training = open_training(inputs)
     part, forest, n_rows = training.part, training.forest, data.table.n_rows
     noisy = _columns_of_others(inputs, n_rows)

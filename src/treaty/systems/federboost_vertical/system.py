@@ -27,6 +27,9 @@ def conclusions(
         else f"epsilon {options.value_epsilon:g} per value, and per person this times the party's number of columns "
         "(its report has the sum)"
     )
+    if options.column_epsilon:
+        single = (f"{name} {epsilon:g}" for name, epsilon in options.column_epsilon.items())
+        cost += f"; of single columns (column_epsilon) {', '.join(single)}"
     shown = (
         "the order of all values in every column of the others, to within buckets, in the clear (epsilon=inf)"
         if options.epsilon == math.inf
@@ -61,7 +64,8 @@ def expected(roles: Roles, options: FederBoostVertical, common: BoostingOptions,
             continue
         # every row's bucket, in log2 of their number of bits; kept at both ends for later trainings
         features = shape.columns[peer]
-        buckets = max(2.0, shape.slots[peer] / max(1, features) - 1)
+        each = options.value_epsilon if options.epsilon_person is None else options.epsilon_person / max(1, features)
+        buckets = max(2.0, min(shape.slots[peer] / max(1, features) - 1, options.most_buckets(each)))
         found.agree([(active, peer)])
         found.send(active, peer, 36.0 * trees.count * trees.splits * features / max(1, columns), 10)
         found.send(peer, active, n * features * math.log2(buckets) / 8, 4)

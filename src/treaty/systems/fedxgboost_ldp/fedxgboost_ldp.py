@@ -77,7 +77,7 @@ logger = logging.getLogger(__name__)
 
 
 def active(inputs: RoleInput[FedXGBoostLDP]) -> ModelPart:
-    """Train as the active party; labels of `label_rr` are the noisy ones.
+    """Train as the active party; labels that are randomised once are the noisy ones already.
 
     `inputs.store` has the ledger: the key of the noise, and the cost of all jobs; without it, the ledger is new.
     """
@@ -97,7 +97,7 @@ def active(inputs: RoleInput[FedXGBoostLDP]) -> ModelPart:
     for a_round in boosting:
         for sample in a_round.trees():
             # paid for before it is sent; drawn from the ledger's key, so that a resumed training sends the same
-            noisy = noise.of(sample)
+            noisy = noise.of(sample, boosting.margins)
             if noisy is None:  # the budget is spent: the model is the rounds so far
                 boosting.stop()
                 break
@@ -137,6 +137,8 @@ def active(inputs: RoleInput[FedXGBoostLDP]) -> ModelPart:
             a_round.add(growth.tree(), rows)  # [Alg. 5, step 5] leaf weights, from what was sent
 
     part.spent = noise.report(forest.rounds)
+    if common.penalty == options.default_lambda > 1.0:
+        part.spent += f". reg_lambda={common.penalty:g} follows from the noise"
     if noise.stopped and forest.rounds == 0:
         raise BudgetSpent(f"no round can be paid for: {noise.stopped}")
     if noise.stopped:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from treaty.errors import BudgetSpent, ConfigError
-from treaty.machine.arrays import pieces
+from treaty.machine.arrays import Floats, Integers, pieces
 from treaty.machine.shared_work import share
 from treaty.privacy.ledger import Ledger, LedgerEntry, cost, model_job
 from treaty.privacy.mechanisms import MECHANISMS, STEPS, clip_to_steps, keystream, largest, to_sent
@@ -26,7 +26,7 @@ MOST_SUM = 2**62
 SENT_STEPS = 1 << 12
 """Steps from 0 to 1 of what is sent: far finer than the noise; histograms sum more rows of short numbers at a time."""
 
-SAMPLER = 2
+SAMPLER = 3
 """Version of the noise that a key gives: raise it with every change, so that the new release is paid for."""
 
 # rows that get noise at a time; another size is a change of the noise
@@ -36,9 +36,13 @@ _BLOCK = 1 << 14
 class NoisyGradients:
     """Adds noise to the gradients of one tree after another, and pays for it in the ledger.
 
+    Each is clipped to the range that it may have, and noise is in proportion to that: epsilon then is what it costs.
+    Margins are made of noisy gradients alone, so the range follows from what passive parties know, whatever the label:
+    of classes p - 1 to p (`FixedPointLoss.ranges`). In paper mode margins are exact, and the range is [-clip, clip].
+
     Noise is computed from the ledger's key. A resumed training therefore adds the same noise to the same gradients of
-    the same tree as the interrupted one did, and pays once. With mechanism "label_rr" gradients stay as they are,
-    because the labels carry the noise.
+    the same tree as the interrupted one did, and pays once. With mechanism "label_rr" or "target" gradients stay as
+    they are, because the labels carry the noise.
 
     Hessians p (1 - p) of margins that are made of noisy gradients alone depend on no label. They stay exact, and all of
     epsilon goes to the gradients. This does not hold with weights, with losses whose hessians depend on labels, or with
@@ -70,15 +74,15 @@ class NoisyGradients:
         self._ledger, self._options, self._objective = ledger, options, objective
         self._model_id, self._job, self._tree = model_id, model_job(job, model_id), first_tree
         self.mechanism, self.epsilon = options.noise_mechanism, options.noise_epsilon
-        self._on_gradients, self._paper = options.adds_noise, options.mode == "paper"
+        self._on_gradients, self._paper, self._weighted = options.adds_noise, options.mode == "paper", weighted
         # in paper mode exact sums have the same unit as the noisy gradients
         self._sent = STEPS if self._paper else SENT_STEPS
         self.spent = [self._entry(f"tree {k} of {model_id}", k) for k in range(first_tree)]
         # weights are factors of gradients, and weights that balance classes are the labels
         if weighted and not self._on_gradients:
             raise ConfigError(
-                "mechanism='label_rr' adds noise to labels alone, so sample weights would be sent without noise: leave "
-                "weights out, or use a mechanism that adds noise to gradients (piecewise, for example)"
+                f"mechanism={self.mechanism!r} adds noise to labels alone, so sample weights would be sent without "
+                "noise: leave weights out, or use a mechanism that adds noise to gradients (piecewise, for example)"
             )
         from_labels = weighted or objective.hess_tells_labels
         self.noisy_hess = self._on_gradients and (not options.first_order if self._paper else from_labels)
@@ -104,16 +108,19 @@ class NoisyGradients:
             self.bounds[1] / (2 * self._sent) if self.noisy_hess else objective.hess_unit,
         )
 
-    def of(self, sample: TreeSample) -> tuple[TreeSample, TreeSample] | None:
+    def of(self, sample: TreeSample, margins: Floats) -> tuple[TreeSample, TreeSample] | None:
         """Return the next tree's gradients as they are sent, and those for nodes' totals and leaf values.
 
-        Both are the same object outside paper mode. Rows outside the sample are 0. Returns None, before anything is
-        drawn, if this tree, or all trees of its round together, would cost a person more than `epsilon_total`;
+        Both are the same object outside paper mode. Rows outside the sample are 0. `margins` (n_outputs, n_rows) are
+        the current ones; those before the first tree of a round count, as for gradients. Returns None, before anything
+        is drawn, if this tree, or all trees of its round together, would cost a person more than `epsilon_total`;
         `stopped` then says why.
         """
         n_outputs, rows = self._objective.n_outputs, sample.rows
         sent = counted = sample
         if self._on_gradients:
+            if self._tree % n_outputs == 0:
+                self._ranges = self._ranges_at(margins)
             of_sample = (sample.grad, sample.hess) if rows is None else (sample.grad[rows], sample.hess[rows])
             try:
                 # part of a round adds nothing to the model: all its trees must be affordable
@@ -134,40 +141,60 @@ class NoisyGradients:
         self._tree += 1
         return sent, counted
 
+    def _ranges_at(self, margins: Floats) -> tuple[Integers, Integers]:
+        """Return the ends of what grad and hess may be, int64 (2, n_outputs, n_rows) both, within the bounds."""
+        objective, ends = self._objective, np.ones((2, *margins.shape), np.int64)
+        most_grad, most_hess = (
+            max(1, round(bound / unit))
+            for bound, unit in zip(self.bounds, (objective.grad_unit, objective.hess_unit), strict=True)
+        )
+        ends[0] = -1
+        if self._paper:
+            return ends * most_grad, np.maximum(ends, 0) * most_hess
+        grad, hess = objective.ranges(margins.T, self._weighted, self._threads)
+        return np.clip(grad, -most_grad, most_grad), np.minimum(hess, most_hess)
+
     def _draw(self, grad: Int64, hess: Int64, rows: Int32 | None) -> tuple[Int64, Int64]:
         """Round gradients, and hessians that get noise, to the grid; pay; return them without and with noise."""
         # block by block, so that a block stays in the cache; each has its own stream under the noise's key
-        most_grad, most_hess = self.bounds
-        kinds = [(grad, self._objective.grad_unit / most_grad, 0.0)]
-        if self.noisy_hess:
-            kinds.append((hess, 2.0 * self._objective.hess_unit / most_hess, -1.0))
+        of_rows, output = slice(None) if rows is None else rows, self._tree % self._objective.n_outputs
+        own_units = self._objective.grad_unit, self._objective.hess_unit
+        kinds = [
+            (values, low[output][of_rows], high[output][of_rows], unit / sent_unit)
+            for values, (low, high), unit, sent_unit in zip(
+                (grad, hess), self._ranges, own_units, self.units, strict=True
+            )
+        ][: 1 + self.noisy_hess]
         release_on_grid = MECHANISMS[self.mechanism]
-        exact, noisy = np.empty((len(kinds), len(grad)), np.int32), np.empty((len(kinds), len(grad)), np.int64)
+        places, noisy = np.empty((len(kinds), len(grad)), np.int32), np.empty((len(kinds), len(grad)), np.int64)
         blocks = pieces(len(grad), _BLOCK)
         digests = [b""] * len(blocks)
 
         def prepare(first: int, last: int) -> None:
             for k in range(first, last):
                 block = blocks[k]
-                for steps, (values, factor, shift) in zip(exact, kinds, strict=True):
-                    clip_to_steps(values[block], factor, shift, steps[block])
-                digests[k] = hashlib.sha256(exact[:, block].astype("<i4", copy=False).tobytes()).digest()
+                for steps, (values, low, high, _) in zip(places, kinds, strict=True):
+                    clip_to_steps(values[block], low[block], high[block], steps[block])
+                digests[k] = hashlib.sha256(places[:, block].astype("<i4", copy=False).tobytes()).digest()
 
         def release(first: int, last: int) -> None:
             for k in range(first, last):
                 draw, block = keystream(key, k), blocks[k]
-                for steps, out in zip(exact, noisy, strict=True):
-                    to_sent(release_on_grid(steps[block], self._each, draw), self._sent, out[block])
+                for steps, out, (_, low, high, scale) in zip(places, noisy, kinds, strict=True):
+                    drawn = release_on_grid(steps[block], self._each, draw)
+                    to_sent(drawn, low[block], high[block], scale, out[block])
 
         # the noise's key depends on all rounded values, so it is known only once every block is rounded
         share(prepare, len(blocks), self._threads, least=2)
-        of_rows = b"" if rows is None else hashlib.sha256(rows.astype("<i4").tobytes()).digest()
-        key = self._pay(of_rows + b"".join(digests))
+        sampled = b"" if rows is None else hashlib.sha256(rows.astype("<i4").tobytes()).digest()
+        key = self._pay(sampled + b"".join(digests))
         share(release, len(blocks), self._threads, least=2)
-        # on the grid hessians were shifted to [-1, 1], the range of gradients: back to 0 and above
-        for values, one in ((exact, STEPS), (noisy, self._sent)):
-            values[1:] += one
-        return exact.astype(np.int64) if self._paper else noisy, noisy
+        if not self._paper:
+            return noisy, noisy
+        exact = np.empty_like(noisy)
+        for steps, out, (_, low, high, scale) in zip(places, exact, kinds, strict=True):
+            to_sent(steps / STEPS, low, high, scale, out)
+        return exact, noisy
 
     def _pay(self, digests: bytes) -> bytes:
         """Enter a release in the ledger; return the key of its noise."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
 from treaty.errors import ConfigError
+from treaty.privacy.mechanisms import fitted_lambda
 from treaty.systems.options import FEW_TREES, Positive, SystemOptions
 from treaty.systems.pooled.constraints import refuse_constraints
 
@@ -23,11 +26,15 @@ class FedXGBoostLDP(SystemOptions):
         and score are the paper's.
     allow_insecure : bool, default False
         Consent to paper mode; every party must give its own.
-    mechanism : {"piecewise", "laplace", "duchi", "hybrid", "label_rr"} or None, default None
-        Noise on every row's gradient, which costs `epsilon` in each tree; None is "piecewise", in paper mode "duchi".
-        "label_rr" trains on labels that were randomised once instead, which costs `epsilon` for all trees together.
+    mechanism : {"label_rr", "target", "piecewise", "laplace", "duchi", "hybrid"} or None, default None
+        "label_rr" (of classes) and "target" (of numbers) train on labels that were randomised once, which costs
+        `epsilon` for all trees together. The others are noise on every row's gradient, which costs `epsilon` in each
+        tree. None is "target" where a `target_range` is given, else "label_rr"; in paper mode "duchi".
     epsilon : float or None, default None
-        Privacy parameter of each gradient of one tree; None is 1. Under "label_rr", that of each label, and required.
+        Privacy parameter of each label, or of each gradient of one tree; None is 1.
+    target_range : sequence of two floats or None, default None
+        With "target", which needs it: the least and the largest label. Labels beyond are clipped to it. All parties
+        see it, so state it from what is known without looking at the labels.
     epsilon_total : float or None, default None
         The most that all releases in the active party's ledger may cost a person. Training ends before a tree that
         would exceed it.
@@ -50,8 +57,9 @@ class FedXGBoostLDP(SystemOptions):
     default_trees = FEW_TREES
     # limits, which do not change the noise
     may_change: ClassVar[frozenset[str]] = frozenset({"epsilon_total", "delta"})
-    mechanism: Literal["label_rr", "laplace", "duchi", "piecewise", "hybrid"] | None = None
+    mechanism: Literal["label_rr", "target", "laplace", "duchi", "piecewise", "hybrid"] | None = None
     epsilon: Positive | None = None
+    target_range: Annotated[Sequence[float], msgspec.Meta(min_length=2, max_length=2)] | None = None
     epsilon_total: Positive | None = None
     delta: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
     split_score: Literal["first_order", "second_order"] | None = None
@@ -62,7 +70,8 @@ class FedXGBoostLDP(SystemOptions):
     @property
     def noise_mechanism(self) -> str:
         """`mechanism`, with its default."""
-        return self.mechanism or ("duchi" if self.mode == "paper" else "piecewise")
+        once = "label_rr" if self.target_range is None else "target"
+        return self.mechanism or ("duchi" if self.mode == "paper" else once)
 
     @property
     def noise_epsilon(self) -> float:
@@ -76,27 +85,42 @@ class FedXGBoostLDP(SystemOptions):
 
     @property
     def label_epsilon(self) -> float | None:
-        return self.epsilon if self.mechanism == "label_rr" else None
+        return None if self.adds_noise else self.noise_epsilon
+
+    @property
+    def label_range(self) -> tuple[float, float] | None:
+        return None if self.target_range is None else (float(self.target_range[0]), float(self.target_range[1]))
 
     @property
     def adds_noise(self) -> bool:
         """Whether gradients carry noise: labels that were randomised once need none."""
-        return self.mechanism != "label_rr"
+        return self.noise_mechanism not in ("label_rr", "target")
+
+    @property
+    def default_lambda(self) -> float:
+        return 1.0 if self.mode == "paper" else fitted_lambda(self.noise_mechanism, self.noise_epsilon)
 
     def check(self, common: Any) -> None:
-        labels, paper = self.mechanism == "label_rr", self.mode == "paper"
+        once, paper, mechanism = not self.adds_noise, self.mode == "paper", self.noise_mechanism
         objective, loss = f"objective={common.objective!r}", common.loss_class
+        on_gradients = f"mechanism={mechanism!r} randomises labels once: name one of the others, such as 'piecewise'"
         for refused, why in (
             (self.delta is not None and self.epsilon_total is None,
              "delta goes with epsilon_total; give both or leave delta out"),
-            (labels and self.epsilon is None,
-             "mechanism='label_rr' needs the epsilon that labels may cost: epsilon=1.0 for example"),
-            (labels and (self.clip is not None or self.clip_hess is not None),
-             "clip and clip_hess are for noise on gradients, which mechanism='label_rr' does not add: leave them out"),
-            (labels and self.refit,
-             "refit uses true labels, and mechanism='label_rr' randomises them once: leave one out"),
-            (labels and paper,
-             "mode='paper' is the published protocol, noise on gradients next to exact sums; mechanism='label_rr' "
+            (mechanism == "target" and self.target_range is None,
+             "mechanism='target' needs target_range=(least, most), between which labels lie"),
+            (mechanism != "target" and self.target_range is not None,
+             f"target_range is for mechanism='target', got {mechanism!r}: leave one of them out"),
+            (self.label_range is not None and not -math.inf < self.label_range[0] < self.label_range[1] < math.inf,
+             f"expected target_range of two finite numbers, the lower first, got {self.target_range}"),
+            (mechanism == "target" and loss.__struct_config__.tag != "squared_error",
+             f"{objective} does not average noise on labels out: use 'squared_error', or noise on gradients "
+             "(mechanism='piecewise')"),
+            (once and (self.clip is not None or self.clip_hess is not None),
+             f"clip and clip_hess are for noise on gradients, and {on_gradients}, or leave them out"),
+            (once and self.refit, f"refit uses true labels, and {on_gradients}, or leave refit out"),
+            (once and paper,
+             f"mode='paper' is the published protocol, noise on gradients next to exact sums; mechanism={mechanism!r} "
              "is none of its mechanisms and sends no exact sum: use mode='safe'"),
             (common.goss,
              "goss draws rows by their true gradients, and so shows which are large: use subsample"),

@@ -23,7 +23,13 @@ def conclusions(
 ) -> dict[str, list[str]]:
     active, mechanism, epsilon = roles.active, options.noise_mechanism, options.noise_epsilon
     most = "" if options.epsilon_total is None else f", {options.epsilon_total:g} at most with all in {active}'s ledger"
-    if mechanism == "label_rr":
+    if options.label_range is not None:
+        low, high = options.label_range
+        cost = (
+            f"labels, clipped to the range from {low:g} to {high:g} and randomised "
+            f"once with epsilon {epsilon:g} each, which is also the cost of a person"
+        )
+    elif mechanism == "label_rr":
         cost = f"labels, randomised once with epsilon {epsilon:g} each, which is also the cost of a person"
     else:
         cost = (
@@ -38,8 +44,8 @@ def conclusions(
     for name in roles.having("passive"):
         learned[name] = [
             cost,
-            "not covered by epsilon: when training stops early by labels of eval sets, and the order of magnitude of "
-            "the largest weight or target",
+            "not covered by epsilon: when training stops early by labels of eval sets"
+            + (", and the order of magnitude of the largest weight or target" if options.adds_noise else ""),
         ]
     return learned
 

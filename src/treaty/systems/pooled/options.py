@@ -40,7 +40,7 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
     multi_strategy: Literal["one_output_per_tree", "multi_output_tree"] = "one_output_per_tree"
     process_type: Literal["default", "update"] = "default"
     learning_rate: Positive | None = None
-    reg_lambda: NotNegative = 1.0
+    reg_lambda: NotNegative | None = None
     reg_alpha: NotNegative = 0.0
     min_split_loss: NotNegative = 0.0
     min_child_weight: NotNegative = 1.0
@@ -114,6 +114,7 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
             max_categories=self.max_categories or (bins if limited else MOST_CATEGORIES),
             max_cat_to_onehot=self.max_cat_to_onehot or (MOST_CATEGORIES + 1 if limited else ONEHOT_BELOW),
             n_estimators=self.n_estimators or rounds, max_depth=depth, learning_rate=self.learning_rate or rate,
+            reg_lambda=own.default_lambda if self.reg_lambda is None else self.reg_lambda,
         ))  # fmt: skip
 
     def _check_update(self) -> None:
@@ -201,6 +202,12 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
         return self.learning_rate
 
     @property
+    def penalty(self) -> float:
+        """`reg_lambda`, resolved."""
+        assert self.reg_lambda is not None
+        return self.reg_lambda
+
+    @property
     def fewest_rows(self) -> int:
         """`min_child_samples`, resolved."""
         assert self.min_child_samples is not None
@@ -254,7 +261,7 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
     def rules_of(self, grad_unit: float, hess_unit: float) -> SplitRules:
         """Return the split rules for a fixed point, given the value of one step of a gradient and of a hessian."""
         return SplitRules(
-            grad_unit=grad_unit, hess_unit=hess_unit, reg_lambda=self.reg_lambda, reg_alpha=self.reg_alpha,
+            grad_unit=grad_unit, hess_unit=hess_unit, reg_lambda=self.penalty, reg_alpha=self.reg_alpha,
             min_split_loss=self.min_split_loss, min_child_weight=self.min_child_weight,
             max_delta_step=self.delta_step, min_child_samples=self.fewest_rows, max_depth=self.depth,
             max_leaves=self.max_leaves or 0, onehot_below=self.onehot_below, halves=self.category_sets == "halves",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,6 +38,7 @@ from treaty.models.trees import (
     walk_tables,
 )
 from treaty.privacy.ledger import Ledger, LedgerEntry
+from treaty.privacy.mechanisms import stored_noisy_target
 from treaty.privacy.randomised_response import stored_noisy_labels
 from treaty.systems.observers import CheckpointReached
 from treaty.systems.options import CommonOptions, SystemOptions, plain
@@ -50,6 +52,8 @@ from treaty.trees.constraints import Constraints
 from treaty.trees.ensemble import SplitTable, Tree, Walk, join_splits
 from treaty.trees.objectives import Objective, check_metrics, loss_class, make_objective
 
+logger = logging.getLogger(__name__)
+
 
 def objective_for(
     data: LabelledRows, classes: list[Category] | None, options: SystemOptions, common: BoostingOptions,
@@ -60,7 +64,9 @@ def objective_for(
     if common.base_score is None and options.adds_noise:
         common = msgspec.structs.replace(common, base_score=0.5)
     n_classes = None if classes is None else len(classes)
-    return loss_of(data.y, data.weight, n_classes, options.label_epsilon, common, start, data.base_margin)
+    # noisy numbers are right on average as they are
+    epsilon = None if options.label_range is not None else options.label_epsilon
+    return loss_of(data.y, data.weight, n_classes, epsilon, common, start, data.base_margin)
 
 
 def loss_of(
@@ -154,23 +160,41 @@ def noisy_labels(
     path: str | os.PathLike[str], y: NDArray[np.float64], classes: list[Category] | None, options: SystemOptions,
     ledger: Ledger, job: str,
 ) -> NDArray[np.float64]:  # fmt: skip
-    """Return the labels that `label_rr` trains on: those kept at `path`, or else randomised now and kept there.
+    """Return the labels that `label_rr` and `target` train on: those at `path`, or else randomised now and kept there.
 
     `ledger` belongs to the party with the labels. Training again on the same noisy labels costs nothing more. Raises
-    ConfigError for a regression, or if `path` keeps noisy labels drawn from other labels; BudgetSpent, before drawing,
-    if a person would pay more than `epsilon_total`.
+    ConfigError if the mechanism is not for such labels, or `path` keeps noisy labels drawn from other labels;
+    BudgetSpent, before drawing, if a person would pay more than `epsilon_total`.
     """
-    if classes is None or options.label_epsilon is None:
-        raise ConfigError("mechanism='label_rr' randomises classes, and a regression has none: leave it out")
+    ends, epsilon = options.label_range, options.label_epsilon
+    assert epsilon is not None
+    if ends is None and classes is None:
+        raise ConfigError(
+            "mechanism='label_rr' randomises classes, and a regression has none: take mechanism='target' and state in "
+            "target_range=(least, most) between which numbers labels lie, from what is known without looking at them"
+        )
+    if ends is not None and classes is not None:
+        raise ConfigError(
+            "mechanism='target' randomises numbers, and the labels are classes: leave target_range out, and take "
+            "mechanism='label_rr'"
+        )
     limit: dict[str, Any] = {
         name: getattr(options, of, None) for name, of in (("most", "epsilon_total"), ("delta", "delta"))
     }
-    entry = partial(LedgerEntry, job=job, mechanism="label_rr", what="labels", epsilon=options.label_epsilon)
+    mechanism = "label_rr" if ends is None else "target"
+    entry = partial(LedgerEntry, job=job, mechanism=mechanism, what="labels", epsilon=epsilon)
     if not Path(path).exists():
         # before drawing: noisy labels that cannot be paid for must not be kept
         ledger.check([entry("not drawn yet")], **limit)
-    noisy = stored_noisy_labels(path, y, len(classes), options.label_epsilon)
-    content = msgspec.msgpack.encode([len(classes), options.label_epsilon]) + noisy.tobytes()
+    noisy: NDArray[Any]
+    if ends is None:
+        noisy = stored_noisy_labels(path, y, len(classes or ()), epsilon)
+    else:
+        noisy = stored_noisy_target(path, y, ends, epsilon)
+        outside = int(np.count_nonzero((y < ends[0]) | (y > ends[1])))
+        if outside:
+            logger.warning("%d of %d labels lie outside target_range=%s and were clipped to it", outside, len(y), ends)
+    content = msgspec.msgpack.encode([len(classes or ()), epsilon]) + noisy.tobytes()
     draw = hashlib.sha256(b"treaty noisy labels" + ledger.key + hashlib.sha256(content).digest()).hexdigest()
     ledger.spend([entry(draw)], **limit)
     return noisy.astype(np.float64)

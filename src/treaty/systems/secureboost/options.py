@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import msgspec
 
 from treaty.errors import ConfigError
+from treaty.privacy.mechanisms import fitted_lambda
 from treaty.systems.options import KeyBits, Positive, SystemOptions, TestKeyBits, check_test_key
 from treaty.systems.vertical import cipher_options
 
@@ -146,6 +147,10 @@ class SecureBoost(SystemOptions):
     @property
     def label_epsilon(self) -> float | None:
         return self.epsilon if self.mechanism == "label_rr" else None
+
+    @property
+    def default_lambda(self) -> float:
+        return 1.0 if self.label_epsilon is None else fitted_lambda("label_rr", self.label_epsilon)
 
     @property
     def hides_decisions(self) -> bool:

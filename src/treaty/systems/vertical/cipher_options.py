@@ -85,7 +85,8 @@ def why_unsealed(cipher: str, common: Any) -> str:
 
 def _needs(common: Any) -> list[tuple[str, bool, str, Any]]:
     """Return the common options that sealed sums limit: name, whether it fits, what it has to be, its value."""
-    least = 2.0**-common.fractional_bits
+    # left open, it is 1 or more
+    least, penalty = 2.0**-common.fractional_bits, 1.0 if common.reg_lambda is None else common.reg_lambda
     return [
         (
             "category_sets",
@@ -98,7 +99,7 @@ def _needs(common: Any) -> list[tuple[str, bool, str, Any]]:
         ("multi_strategy", not common.multi_output, "left out", common.multi_strategy),
         ("reg_alpha", common.reg_alpha == 0.0, "0", common.reg_alpha),
         ("max_delta_step", common.delta_step == 0.0, "0", common.delta_step),
-        ("reg_lambda", common.reg_lambda >= least, f"at least {least:g}, a step of the fixed point", common.reg_lambda),
+        ("reg_lambda", penalty >= least, f"at least {least:g}, a step of the fixed point", penalty),
         ("min_child_weight", common.min_child_weight > 0.0, "above 0", common.min_child_weight),
     ]
 
