@@ -16,6 +16,7 @@ from treaty.models.trees import load_part
 from treaty.runs.job_files import load_job
 from treaty.runs.party import part_file
 from treaty.runs.report import learned_by
+from treaty.systems.vertical import setup
 from treaty.systems.vertical.prediction import DecideRequest, RowSets
 from treaty.trees.ensemble import SplitTable
 
@@ -273,8 +274,11 @@ def test_a_job_goes_on_from_the_parts_in_a_folder(tmp_path, monkeypatch):
         (tmp_path / "job.toml").write_text("\n".join([f'output = "{folder}"', *more, changed]))
         return load_job(tmp_path / "job.toml")
 
-    more = job(rounds + 2, 'from_model = "model"')
-    assert train_in_threads(monkeypatch, dict.fromkeys(more.parties, more)) == {}
+    more, checked = job(rounds + 2, 'from_model = "model"'), []
+    with monkeypatch.context() as patch:  # what the sides of all rows at earlier splits show is limited
+        patch.setattr(setup, "check_sides", lambda inputs, *_: checked.append(inputs.party.name))
+        assert train_in_threads(monkeypatch, dict.fromkeys(more.parties, more)) == {}
+    assert sorted(checked) == ["b", "c"]
     once = job(rounds + 2, folder="once")
     assert train_in_threads(monkeypatch, dict.fromkeys(once.parties, once)) == {}
     ours, theirs = (load_part(part_file(tmp_path / folder, "a"), "a").forest for folder in ("more", "once"))

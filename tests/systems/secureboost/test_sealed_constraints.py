@@ -45,7 +45,7 @@ def groups_of(names):
     ("parties", "system", "options"),
     [
         (2, SEALED, {"max_depth": 4}),
-        (3, SEALED, {"active": "p1", "colsample_bytree": 0.7, "random_state": 2}),
+        (4, SEALED, {"active": "p1", "colsample_bytree": 0.7, "random_state": 2}),
         slow(5, SEALED, {"active": "p4"}),
         slow(3, SecureBoost(sums="sealed", reveal="column"), {}),
         slow(3, FedXGBoostSMM(reveal="argmax"), {"active": "p2"}),
