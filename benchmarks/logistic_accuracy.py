@@ -1,12 +1,12 @@
 """Logistic regression by quasi-Newton steps and by gradient descent: epochs, loss and AUC beside published ones.
 
-Claims, of Default of Credit Card Clients and of Give Me Some Credit, batches of 1000 and 3000 rows, over fixed splits
-(80 % train, stratified, seeds 0 to 4): the Taylor loss on training rows ends within 0.002 of its optimum, which is a
-least-squares solution; on test rows, loss and AUC are those published (Default: within 0.002 and 0.01; Give Me Some
-Credit: at most 0.315, at least 0.695); and quasi-Newton training needs fewer epochs than gradient descent. Rates 0.05
-and, for gradient descent half of its default, 0.15 (all rates: logistic_rates.py), five pairs, one every four steps,
-columns prepared as everywhere (docs/logistic.md); training ends when the losses of two epochs differ by less than 1e-5,
-after 30 at most.
+Claims, of Default of Credit Card Clients and of Give Me Some Credit, batches of 1000 and 3000 rows, over the ten kept
+splits (80 % train, stratified, seeds 0 to 9): the Taylor loss on training rows, which is what the paper states, ends
+within 0.002 of its optimum, a least-squares solution; it and the AUC on test rows are those published (Default: within
+0.002 and 0.01; Give Me Some Credit: at most 0.315, at least 0.695); and quasi-Newton training needs fewer epochs than
+gradient descent. Both at their default rates (all rates: logistic_rates.py), five pairs, one every four steps, columns
+prepared as everywhere (docs/logistic.md); training ends when the losses of two epochs differ by less than 1e-5, after
+60 at most, twice the default.
 
 Epochs are counted in two ways. "epochs": as training ends, on the mean loss of an epoch's batches, each at the weights
 it was met with: what parties have without another pass over the rows. These means keep trembling by some 1e-5 when
@@ -16,30 +16,39 @@ end, which only a pooled training can look at.
 Trained on the pooled table: parties get the same weights. ``--federated`` trains between parties on the same splits,
 with a coordinator and as published, and on the first one without a coordinator, and compares epochs and weights (half
 an hour; `--quick` with it: Default of Credit Card Clients alone, two splits). scikit-learn's LogisticRegression has the
-exact loss on the same columns. About half a minute;
+exact loss on the same columns. About two minutes;
 `--quick`: the smaller data set, two splits.
+
+`--starts` (`logistic_starts.csv`): the smaller data set from other start weights than 0, normal ones of deviation 0.1
+and 1; three splits.
 """
 
 from __future__ import annotations
 
 import warnings
+from contextlib import AbstractContextManager
 from itertools import product
+from unittest.mock import patch
 
 import numpy as np
 from sklearn.linear_model import LogisticRegression as TheirRegression
 from sklearn.metrics import log_loss, roc_auc_score
 
 from data import Data, arguments, default_of_credit_card_clients, flat, give_me_some_credit, report, splits, verdict
-from treaty import LogisticRegression
+from treaty import SGD, LogisticRegression, QuasiNewton
 from treaty.data.table import to_table
-from treaty.linear.lbfgs import batch_seed
+from treaty.linear.lbfgs import Slice, batch_seed
 from treaty.linear.preparation import TAYLOR, probabilities
-from treaty.linear.training import Optimiser, train
+from treaty.linear.training import Optimiser, Solver, train
 from treaty.models.linear import preparation_of
 
 Floats = np.ndarray
-METHODS = {"sgd": {"memory": 0, "learning_rate": 0.15}, "quasi-newton": {"memory": 5, "learning_rate": 0.05}}
-TOL, MOST_EPOCHS = 1e-5, 30
+METHODS = {
+    method.system: {"memory": memory, "learning_rate": method.first_rate, "decay": method.decay}
+    for method, memory in ((SGD, 0), (QuasiNewton, 5))
+}
+TOL, MOST_EPOCHS, SPLITS = 1e-5, 60, 10
+STARTS = (0.0, 0.1, 1.0)
 FORMS = {
     "safe": {},
     "safe, no coordinator": {"coordinator": False},
@@ -127,9 +136,9 @@ def compare(data: Data, count: int) -> list[dict[str, object]]:
             epochs, loss, auc = PUBLISHED[data.title, batch, method]
             mean = values.mean(axis=0)
             reached = (
-                abs(mean[4] - loss) <= 0.002 and abs(mean[5] - auc) <= 0.01
+                abs(mean[2] - loss) <= 0.002 and abs(mean[5] - auc) <= 0.01
                 if default
-                else mean[4] <= 0.315 and mean[5] >= 0.695
+                else mean[2] <= 0.315 and mean[5] >= 0.695
             )
             fewer = found["quasi-newton"][:, :2].mean(axis=0) < found["sgd"][:, :2].mean(axis=0)
             table.append(
@@ -162,10 +171,48 @@ def compare(data: Data, count: int) -> list[dict[str, object]]:
     return table
 
 
+def started(deviation: float) -> AbstractContextManager[object]:
+    """Have weights start at normal numbers of this deviation."""
+    rng, plain = np.random.default_rng(0), Solver.slice
+
+    def begun(solver: Solver, n_columns: int, **given: bool) -> Slice:
+        made = plain(solver, n_columns, **given)
+        made.weights[:] = rng.normal(scale=deviation, size=n_columns)
+        return made
+
+    return patch.object(Solver, "slice", begun)
+
+
+def from_starts(data: Data, count: int) -> list[dict[str, object]]:
+    """Return a row per batch size, method and deviation of normal start weights."""
+    parts = []
+    for rows, test in splits(data, count, test_size=0.2):
+        X, X_test = prepared(data, rows, test)
+        parts.append((X, 2.0 * data.y[rows] - 1.0, X_test, 2.0 * data.y[test] - 1.0))
+    table: list[dict[str, object]] = []
+    for batch, method, deviation in product((1000, 3000), METHODS, STARTS):
+        with started(deviation):
+            values = np.array([one_split(*part, batch, method, seed) for seed, part in enumerate(parts)])
+        table.append(
+            {
+                "data": data.title,
+                "batch": batch,
+                "method": method,
+                "deviation": f"{deviation:g}",
+                "splits": count,
+                "epochs": shown(values[:, 0], 1),
+                "loss": shown(values[:, 2], 5),
+                "test AUC": shown(values[:, 5], 4),
+            }
+        )
+    return table
+
+
 def between_parties(data: Data, count: int) -> list[dict[str, object]]:
     """Train between two parties, as parties do by default, with no coordinator (first split) and as published.
 
-    As published with keys of 192 bits: weights do not depend on them, and with long ones an epoch takes minutes.
+    Options of the methods are at their defaults, so training ends after 30 epochs at most. As published with keys of
+    192 bits: weights do not depend on them, and with long ones an epoch takes minutes.
     """
     x, middle = data.x, data.x.shape[1] // 2
     cuts = [
@@ -174,7 +221,7 @@ def between_parties(data: Data, count: int) -> list[dict[str, object]]:
     ]
     table: list[dict[str, object]] = []
     for batch, method in product((1000, 3000), METHODS):
-        common = {"batch_size": batch, "learning_rate": METHODS[method]["learning_rate"]}
+        common = {"batch_size": batch}
         pooled = [
             flat(LogisticRegression, solver=method, random_state=seed, **common).fit(*given)
             for seed, (given, _) in enumerate(cuts)
@@ -222,15 +269,19 @@ def between_parties(data: Data, count: int) -> list[dict[str, object]]:
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--federated", action="store_true", help="train between parties")
+    parser.add_argument("--starts", action="store_true", help="train from other start weights than 0")
     options = parser.parse_args()
     warnings.filterwarnings("ignore", message=".*rows have a margin beyond 4")
     warnings.filterwarnings("ignore", message="training ended after max_iter")
     sets = [default_of_credit_card_clients()] + ([] if options.quick else [give_me_some_credit()])
-    count = 2 if options.quick else 5
+    count = 2 if options.quick else SPLITS
     if options.federated:
         report(
-            "logistic_federated", [row for data in sets for row in between_parties(data, count)], quick=options.quick
-        )
+            "logistic_federated", [row for data in sets for row in between_parties(data, min(count, 5))],
+            quick=options.quick,
+        )  # fmt: skip
+    elif options.starts:
+        report("logistic_starts", from_starts(sets[0], min(count, 3)), quick=options.quick)
     else:
         report("logistic_accuracy", [row for data in sets for row in compare(data, count)], quick=options.quick)
 

@@ -354,7 +354,7 @@ def test_the_seed_decides_the_batches():
 
 
 @pytest.mark.parametrize(
-    ("solver", "rate", "pairs"), [(None, 0.05, True), ("quasi-newton", 0.05, True), ("sgd", 0.3, False)]
+    ("solver", "rate", "pairs"), [(None, 0.2, True), ("quasi-newton", 0.2, True), ("sgd", 0.3, False)]
 )
 def test_gradient_descent_has_no_pairs_and_a_rate_of_its_own(solver, rate, pairs):
     X, y = real_table("binary")

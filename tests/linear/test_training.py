@@ -187,6 +187,15 @@ def test_learning_rate_is_halved_when_an_epochs_loss_rises_by_more_than_a_tenth(
     assert schedule.losses == [1.0, second, 10.0]
 
 
+def test_a_decaying_rate_falls_with_every_epoch_and_is_halved_besides():
+    schedule = Schedule(0.4, tol=0.0, max_iter=30, decay=0.5)
+    rates = []
+    for loss in (1.0, 0.9, 5.0, 0.8):
+        schedule.end_epoch(loss)
+        rates.append(schedule.learning_rate)
+    np.testing.assert_allclose(rates, [0.4 / 1.5, 0.4 / 2, 0.2 / 2.5, 0.2 / 3])
+
+
 def test_an_epoch_is_compared_with_the_last_that_stood():
     schedule = Schedule(0.4, tol=1e-5, max_iter=30)
     assert [schedule.end_epoch(loss) for loss in (1.0, 10.0, 5.0, 1.05, 1.15)] == [False, True, True, False, False]

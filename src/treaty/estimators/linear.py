@@ -48,8 +48,9 @@ class LogisticRegression(Scored, ClassifierMixin, LinearModel):
         algorithm (``Pooled(solver=...)``, ``mode="paper"``, `hessian_batch_size`). With more than two classes, or
         standard errors, every step uses the whole table.
     learning_rate : float or None, default None
-        Factor on every step: None is 0.05 by quasi-Newton, 0.3 by gradient descent, on the whole table 1 divided by
-        the number of passive parties. Halved automatically when an epoch's loss rises by more than a tenth.
+        Factor on every step: None is 0.2 by quasi-Newton, 0.3 by gradient descent, on the whole table 1 divided by
+        the number of passive parties. By quasi-Newton in batches it is divided by 1 + k / 2 after k epochs. Halved
+        automatically when an epoch's loss rises by more than a tenth.
     tol : float, default 1e-5
         Training ends when the losses of two epochs differ by less (on the whole table: by less than its square, when
         margins change by about `tol`). 0: all `max_iter` epochs. If training ends at `max_iter` otherwise, there is a

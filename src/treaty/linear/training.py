@@ -23,10 +23,10 @@ HALVINGS = 30
 class Schedule:
     """The label holder's decisions after every epoch, from the mean losses of its batches and of eval sets.
 
-    The learning rate is halved after an epoch whose loss has risen by more than a tenth, which is then undone. Training
-    ends after `max_iter` epochs, when the losses of two differ by less than `tol`, or when the last eval set's loss has
-    not fallen for `patience` epochs. `losses` has each epoch's mean over batches, each at the weights it was computed
-    with; `level` is the last accepted one.
+    After k epochs the learning rate is the first one divided by 1 + `decay` k. It is halved after an epoch whose loss
+    has risen by more than a tenth, which is then undone. Training ends after `max_iter` epochs, when the losses of two
+    differ by less than `tol`, or when the last eval set's loss has not fallen for `patience` epochs. `losses` has each
+    epoch's mean over batches, each at the weights it was computed with; `level` is the last accepted one.
     """
 
     learning_rate: float
@@ -34,6 +34,7 @@ class Schedule:
     max_iter: int
     eval_losses: dict[str, list[float]] = field(default_factory=dict)
     patience: int | None = None
+    decay: float = 0.0
     losses: list[float] = field(default_factory=list)
     level: float = math.inf
 
@@ -54,6 +55,7 @@ class Schedule:
             self.learning_rate /= 2.0
         else:
             self.level = loss
+        self.learning_rate *= (1.0 + self.decay * len(self.losses)) / (1.0 + self.decay * (len(self.losses) + 1))
         self.add(loss)
         return rose
 
@@ -88,8 +90,8 @@ class Solver:
     """How weights are found.
 
     `memory` pairs are made every `period` steps (`treaty.linear.lbfgs`); no memory is gradient descent. The next three
-    are those of `Schedule`. The penalty is l2/2 ||w||^2, without the intercept's weight. A pair's Hessian product is
-    over `hessian_batch_size` rows, see `curvature_rows`; None: over the batch.
+    and `decay` are those of `Schedule`. The penalty is l2/2 ||w||^2, without the intercept's weight. A pair's Hessian
+    product is over `hessian_batch_size` rows, see `curvature_rows`; None: over the batch.
     """
 
     memory: int
@@ -97,11 +99,13 @@ class Solver:
     learning_rate: float
     tol: float
     max_iter: int
+    decay: float = 0.0
     l2: float = 0.0
     hessian_batch_size: int | None = None
 
     def schedule(self, eval_sets: Iterable[str] = (), patience: int | None = None) -> Schedule:
-        return Schedule(self.learning_rate, self.tol, self.max_iter, {name: [] for name in eval_sets}, patience)
+        losses: dict[str, list[float]] = {name: [] for name in eval_sets}
+        return Schedule(self.learning_rate, self.tol, self.max_iter, losses, patience, self.decay)
 
     def slice(self, n_columns: int, *, intercept: bool) -> Slice:
         """Return the weights of `n_columns` columns, all 0; with `intercept` the last has no penalty."""

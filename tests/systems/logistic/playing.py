@@ -143,7 +143,7 @@ def pooled_weights(
     X = pooled_columns(tables)
     optimiser = Optimiser(
         memory=settings.memory, period=settings.period, batch_size=common.batch_size,
-        learning_rate=settings.learning_rate, max_iter=settings.max_iter, tol=settings.tol,
+        learning_rate=settings.learning_rate, decay=settings.decay, max_iter=settings.max_iter, tol=settings.tol,
         seed=batch_seed(common.random_state), l2=settings.l2, hessian_batch_size=settings.hessian_batch_size,
     )  # fmt: skip
     return X, train(X, 2.0 * y - 1.0, optimiser, weight=weight)

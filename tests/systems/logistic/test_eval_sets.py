@@ -130,7 +130,7 @@ def test_of_several_passive_parties_the_active_one_gets_sums_alone():
 def test_a_resumed_training_ends_as_an_undisturbed_one(tmp_path):
     tables, y, evals = tables_of(2)
     given = {
-        "encryption": "lattice", "max_iter": 12, "learning_rate": 0.6, "show_eval_margins": True,
+        "encryption": "lattice", "max_iter": 20, "learning_rate": 1.0, "show_eval_margins": True,
         "early_stopping_rounds": 4, "period": 1, "evals": evals,
     }  # fmt: skip
     whole = play_logistic(tables, y, **given)

@@ -169,6 +169,9 @@ class FederatedRegression(options.SystemOptions):
     # `learning_rate` where the estimator leaves it open
     first_rate: ClassVar[float]
 
+    # Of the rate by epochs of batches, see `treaty.linear.training.Schedule`
+    decay: ClassVar[float] = 0.0
+
     # Whether steps use correction pairs
     keeps_pairs: ClassVar[bool]
 
@@ -257,7 +260,8 @@ class QuasiNewton(FederatedRegression):
     """
 
     system: ClassVar[str] = "quasi-newton"
-    first_rate: ClassVar[float] = 0.05
+    first_rate: ClassVar[float] = 0.2
+    decay: ClassVar[float] = 0.5
     keeps_pairs: ClassVar[bool] = True
 
 

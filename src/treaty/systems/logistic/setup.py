@@ -145,7 +145,7 @@ def solver_of(common: RegressionOptions, method: type[FederatedRegression], n_ow
         memory, period, tol = common.most_rounds, 1, common.tol**2
     return Solver(
         memory=memory if method.keeps_pairs else 0, period=period, learning_rate=rate, tol=tol,
-        max_iter=common.most_rounds, l2=common.l2,
+        max_iter=common.most_rounds, l2=common.l2, decay=0.0 if common.whole_table else method.decay,
         hessian_batch_size=None if common.whole_table else common.hessian_batch_size,
     )  # fmt: skip
 
