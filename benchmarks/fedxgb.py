@@ -155,8 +155,8 @@ def train(x: Rows, y: Labels, who: NDArray[np.int64], options: Options, threads:
     users: list[int] = []
     total = Crowd.total
 
-    def counted(crowd: Crowd, length: int) -> NDArray[np.int64]:
-        opened = total(crowd, length)
+    def counted(crowd: Crowd, *given: Any) -> NDArray[np.int64]:
+        opened = total(crowd, *given)
         users.append(len(crowd.cohort))
         return opened
 

@@ -20,13 +20,14 @@ of the same grower on all rows.
 of 10 edge servers, of whom 20 of each domain's 30 take part in a tree and the others are reserves (`max_users`), 100
 rounds on Adult, beside everybody taking part. Bar: at most 0.01 less accuracy than pooled.
 
-`--bytes` (`fedxgb_bytes.csv`): one tree on 50,000 rows of 100 columns in all, by 100 to 500 users and by 5 to 20 edge
-servers, 0 to 30 % of users lost as the tree grows: what each role sends and receives, and its own processor seconds
-(Fig. 4 of the paper). With it the power of the number of users with which a user's bytes grow. About 20 minutes.
+`--bytes` (`fedxgb_bytes.csv`): Fig. 4 of the paper. One tree of a hidden model on 50,000 rows of 100 columns in all,
+by 100 to 500 users and by 5 to 20 edge servers (on both kinds of shares), with nobody and with 30 % of users lost as
+the tree grows: what each role sends and receives, its own processor seconds, and the powers of the number of users, or
+of edge servers, with which they have grown since the first of a line. About 40 minutes.
 
 `--short` is for a machine that does other things, too: `--training` with 30 % lost, one seed and 30 rounds;
-`--reserves` with 36 users of 3 edge servers, 9 of 12 in a tree, and 30 rounds; `--bytes` with 100 and 300 users. The
-files say so.
+`--reserves` with 36 users of 3 edge servers, 9 of 12 in a tree, and 30 rounds; `--bytes` on 12,000 rows by 30, 60 and
+120 users of 3 edge servers and by 3, 6 and 12 edge servers of 120 users. The files say so.
 """
 
 from __future__ import annotations
@@ -34,19 +35,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from statistics import mean
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
 import figures
 from data import arguments, replace, report, verdict
-from federboost_horizontal import own_times
+from federboost_horizontal import one_core, own_times
 from fedxgb import (
     AT_RANDOM,
+    PATIENT,
     ROLES,
     TrainingOutcome,
     curve,
     deal,
     fedxgb,
+    few_switches,
     log_losses,
     made_up,
     reference,
@@ -56,11 +61,13 @@ from fedxgb import (
     train,
 )  # fmt: skip
 from treaty.runs.warm_up import compile_kernels
+from treaty.systems.fedxgb import domain
 from treaty.systems.fedxgb.cohorts import Cohorts, Rules, UserStanding, select
 
 LOST = (0.1, 0.2, 0.3)
 PERIODS = (10, 2)
 SIZES = (15, 20, 30)
+OF_LOSS = ("own s of each user", "own s of each edge", "MB of each user", "MB of each edge")
 PARTS = ("tolerance", "collusion", "training", "reserves", "bytes")
 NEAR, NEAR_WITH_RESERVES = 0.015, 0.01
 
@@ -259,52 +266,62 @@ def draw_losses(losses: dict[tuple[float, int | None], list[float]], most: int, 
 
 def bytes_of_users(quick: bool, short: bool) -> list[dict]:
     """Train one tree on the same rows by more and more users, and edge servers; return what each role spends."""
-    n_rows, columns = (1_500, 10) if quick else (50_000, 100)
+    n_rows, columns = (1_500, 10) if quick else (12_000, 100) if short else (50_000, 100)
     x, y = made_up(n_rows, columns)
-    sizes = [(36, 3), (72, 3)] if quick else [(n, 10) for n in ((100, 300) if short else (100, 200, 300, 500))]
-    sizes += [] if quick or short else [(300, edges) for edges in (5, 15, 20)]
-    rows, of_users = [], {}
-    for users, edges in sizes:
-        for lost in (0.0, LOST[-1]) if quick or short else (0.0, *LOST):
-            options = fedxgb(
-                edges, n_estimators=1, dropout=lost or None, dropout_period=1 if lost else None, expose="model"
-            )
-            trained: list[TrainingOutcome] = []
-            spent = own_times(
-                lambda o=options, n=users, to=trained: to.append(train(x, y, deal(y, n, AT_RANDOM, 0), o))
-            )
-            traffic = {
-                role: [
-                    sum(sent(trained[0].played, name, way) for way in ("sent", "received"))
-                    for name in spent
-                    if role_of(name) == role
+    of_users = [(36, 3), (72, 3)] if quick else [(n, 3) for n in (30, 60, 120)] if short else []
+    of_users = of_users or [(n, 10) for n in (100, 200, 300, 500)]
+    of_edges = [(120, n) for n in (3, 6, 12)] if short else [(300, n) for n in (5, 10, 15, 20)]
+    lines = {"users": (of_users, "shamir")}
+    if not quick:
+        lines |= {"edge servers": (of_edges, "shamir"), "edge servers, additive shares": (of_edges, "additive")}
+    rows, played = [], {}
+    for by, (sizes, comparison) in lines.items():
+        for lost in (0.0, LOST[-1]):
+            first: tuple[int, dict[str, float]] | None = None
+            for users, edges in sizes:
+                setting = users, edges, lost, comparison
+                made = played[setting] = played.get(setting) or spent_by_role(x, y, *setting)
+                size, spent = users if by == "users" else edges, made["spent"]
+                first, whole = first or (size, spent), played[users, edges, 0.0, comparison]["spent"]
+                ratio = math.log(size / first[0])
+                powers = [
+                    f"{math.log(now / then) / ratio:.2f}" if ratio else ""
+                    for now, then in zip(spent.values(), first[1].values(), strict=True)
                 ]
-                for role in ROLES
-            }
-            of_users[users, edges, lost] = mean(traffic["user"])
-            fewer = next((n for n, of, share in of_users if (of, share) == (edges, lost) and n < users), None)
-            power = (
-                math.nan
-                if fewer is None
-                else math.log(of_users[users, edges, lost] / of_users[fewer, edges, lost]) / math.log(users / fewer)
-            )
-            rows.append({
-                "users": users,
-                "edges": edges,
-                "rows": n_rows,
-                "rows of a user": n_rows // users,
-                "lost as the tree grows": lost,
-                "users in its last sum": trained[0].users[-1],
-                **{f"MB of each {role}": f"{mean(of_role):.3f}" for role, of_role in traffic.items()},
-                "MB of all users": f"{sum(traffic['user']):.1f}",
-                "power of users in a user's MB, since the fewest": "" if fewer is None else f"{power:.2f}",
-                **{
-                    f"own s of each {role}": f"{mean(spent[name] for name in spent if role_of(name) == role):.4f}"
-                    for role in ROLES
-                },
-            })  # fmt: skip
-            print(*rows[-1].values(), flush=True)
+                rows.append({
+                    "by": by,
+                    "users": users,
+                    "edges": edges,
+                    "rows": n_rows,
+                    "lost as the tree grows": lost,
+                    "users in its last sum": made["in sum"],
+                    **{name: f"{value:.4f}" for name, value in spent.items()},
+                    **{f"power in {name}": power for name, power in zip(spent, powers, strict=True)},
+                    **{f"{name}, times with nobody lost": f"{spent[name] / whole[name]:.2f}" for name in OF_LOSS},
+                })  # fmt: skip
+                print(*rows[-1].values(), flush=True)
     return rows
+
+
+def spent_by_role(x: np.ndarray, y: np.ndarray, users: int, edges: int, lost: float, comparison: str) -> dict[str, Any]:
+    """Train one tree of a hidden model; return mean MB and own seconds of each role, and the users in the last sum."""
+    options = fedxgb(
+        edges, n_estimators=1, dropout=lost or None, dropout_period=1 if lost else None, expose="nothing",
+        comparison=comparison,
+    )  # fmt: skip
+    trained: list[TrainingOutcome] = []
+    # who drops out says so: on a busy machine nobody else is to be lost
+    with patch.object(domain, "PATIENCE", PATIENT), one_core(), few_switches():
+        own = own_times(lambda: trained.append(train(x, y, deal(y, users, AT_RANDOM, 0), options)))
+    of_role = {role: [name for name in own if role_of(name) == role] for role in ROLES}
+    spent = {
+        f"MB of each {role}": mean(
+            sum(sent(trained[0].played, name, way) for way in ("sent", "received")) for name in names
+        )
+        for role, names in of_role.items()
+    }
+    spent |= {f"own s of each {role}": mean(own[name] for name in names) for role, names in of_role.items()}
+    return {"spent": spent, "in sum": trained[0].users[-1]}
 
 
 def main(arguments_given: Sequence[str] | None = None) -> None:

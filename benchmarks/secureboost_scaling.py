@@ -7,11 +7,12 @@ to 30 000 at depth 3; features 50 to 5 000 at depth 3 on 20 000 rows. For featur
 at random and their rows shuffled: they have bins as real ones have, but say nothing about the label, so that widths
 differ in work and not in the tree. Depths and rows: the mean of five rounds; features: one round. Depth is repeated
 under the paper's cipher, one round each: with Paillier keys of 2048 bits, and in paper mode (512 bits, answers not
-re-randomised), with the same trees.
+re-randomised), with the same trees; and under the default cipher, the lattice map. Under that also rows at 100, 500 and
+1,000 features: the grid of the two.
 All points of a sweep are measured in turn, two (features), three (Paillier) or five times over, and the least time
 counts: seconds, and processor seconds of both parties, which say more where other processes are busy. The fit against
 inner nodes tells why depth is not linear: every node costs packing and decryption of its sums, however few its rows.
-`--sweep NAME` measures one of them, `none` none, and takes the others' results from the CSV; `--passes` is how many
+`--sweep NAME ...` measures some, `none` none, and takes the others' results from the CSV; `--passes` is how many
 times. About 10 minutes; `--quick`: few points.
 """
 
@@ -21,6 +22,7 @@ import csv
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -37,9 +39,11 @@ CIPHERS: dict[str, dict[str, object]] = {
     "Okamoto-Uchiyama, 2048": {"encryption": "ou", "key_bits": 2048},
     "Paillier, 2048": {"encryption": "paillier", "key_bits": 2048},
     "Paillier, 512, paper mode": {"mode": "paper", "allow_insecure": True},
+    "lattice map": {"encryption": "lattice"},
 }
 DEPTHS = range(3, 9)
 ROWS = range(5000, 30_001, 5000)
+GRID = (100, 500, 1000)
 FEATURES = (50, 100, 250, 500, 1000, 2000, 3000, 4000, 5000)
 
 Tables = dict[str, np.ndarray]
@@ -83,9 +87,13 @@ def sweeps(*, quick: bool) -> dict[str, Sweep]:
     def wider(features: int) -> tuple[Tables, np.ndarray, int]:
         return {name: part[:, : features // 2] for name, part in wide.items()}, y[:20_000], 3
 
+    def grid(features: int, rows: int) -> tuple[Tables, np.ndarray, int]:
+        return {name: part[:rows, : features // 2] for name, part in wide.items()}, y[:rows], 3
+
     if quick:
         return {
             "depth": Sweep((3, 5, 7), deeper, 1, 2),
+            "depth, lattice": Sweep((3, 5, 7), deeper, 1, 1, "lattice map"),
             "depth, paper": Sweep((3, 5, 7), deeper, 1, 1, "Paillier, 512, paper mode"),
             "rows": Sweep((5000, 15_000, 25_000), longer, 1, 2),
             "features": Sweep((50, 250, 500), wider, 1, 1),
@@ -96,6 +104,11 @@ def sweeps(*, quick: bool) -> dict[str, Sweep]:
         "features": Sweep(FEATURES, wider, 1, 2),
         "depth, Paillier": Sweep(DEPTHS, deeper, 1, 3, "Paillier, 2048"),
         "depth, paper": Sweep(DEPTHS, deeper, 1, 3, "Paillier, 512, paper mode"),
+        "depth, lattice": Sweep(DEPTHS, deeper, 5, 3, "lattice map"),
+        **{
+            f"rows, {features} features": Sweep((5000, 10_000, 20_000), partial(grid, features), 1, 2, "lattice map")
+            for features in GRID
+        },
     }
 
 
@@ -213,7 +226,7 @@ def earlier() -> list[dict[str, object]]:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--sweep", choices=[*sweeps(quick=False), "none"])
+    parser.add_argument("--sweep", nargs="+", choices=[*sweeps(quick=False), "none"])
     parser.add_argument("--passes", type=int, help="runs per point, in place of the sweep's own number")
     options = parser.parse_args()
     chosen = sweeps(quick=options.quick)
@@ -221,7 +234,7 @@ def main() -> None:
         chosen = {name: replace(sweep, passes=options.passes) for name, sweep in chosen.items()}
     rows: dict[str, list[dict[str, object]]] = {}
     for name, sweep in chosen.items():
-        if options.sweep in (None, name):
+        if name in (options.sweep or chosen):
             run(sweep.task(sweep.points[0]), 1, sweep.cipher)  # compiles
             rows[name] = measure(name, sweep)
         elif kept := [row for row in earlier() if row["sweep"] == name]:
