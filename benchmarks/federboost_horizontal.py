@@ -9,7 +9,8 @@ Clients, 87.22 with 24 on 290,000 rows of all 18 columns of SUSY, of which only 
 XGBoost with as many bins; the differences to both are to be at most 0.003 in the mean. Rows are dealt out to three at
 random; that eight who hold ranges of the first column get the very same model is checked. About 2 minutes.
 
-`--noise` (`_noise.csv`): AUC by `epsilon_total`, with delta 1e-6, between three. About 2 minutes.
+`--noise` (`_noise.csv`, `_numbers.csv`): AUC by `epsilon_total`, with delta 1e-6 and default options, between three, on
+tables that defaults were chosen on and on three that were kept back; errors of a regression. About 15 minutes.
 
 `--speed` (`_speed.csv`, `_scaling.csv`, `_fits.csv`, and a figure): 200 trees of depth 4 on 8,192 x 11 (HIGGS) between
 three, in threads (bar 2.5 s) and between processes over gRPC (bar 6 s; set-up and the start of processes apart); 60
@@ -49,6 +50,7 @@ from sklearn.metrics import roc_auc_score
 import figures
 from data import (
     Data,
+    adult,
     arguments,
     cpu_of_others,
     default_of_credit_card_clients,
@@ -63,19 +65,17 @@ from data import (
     susy,
     verdict,
 )  # fmt: skip
+from data import higgs as higgs_data
 from namespaces import NotPermitted, train_in_namespaces
-from treaty import GBDTClassifier
+from treaty import GBDTClassifier, GBDTRegressor
 from treaty.data.quantile_search import QuantileSearch
-from treaty.data.table import to_table
 from treaty.messaging.channel import LinkSpeed
 from treaty.messaging.party import Party
 from treaty.messaging.transcript import Transcript
 from treaty.runs import threads as simulation
 from treaty.runs.threads import Role, RunRecord, play
 from treaty.runs.warm_up import compile_kernels
-from treaty.systems.federboost_horizontal.options import FederBoostHorizontal, plan_noise
 from treaty.systems.horizontal import quantiles as horizontal_bins
-from treaty.systems.pooled.options import BoostingOptions
 
 PROTOCOL = "federboost-horizontal"
 THREADS = 2
@@ -180,37 +180,64 @@ def accuracy(data: Data, trees: int, depth: int, paper: tuple[int, float], seeds
     return rows
 
 
-def noise(data: Data, q: int, seeds: int, quick: bool) -> list[dict]:
-    """Return rows per `epsilon_total`: 20 trees of depth 3 between three."""
+def noise(data: Data, kept_back: bool, seeds: int, quick: bool) -> list[dict]:
+    """Return a row per `epsilon_total`, all other options by default, between three; and one without noise."""
     x, y, rows = data.x.astype(np.float32), data.y, []
-    common = {"base_score": 0.5, "n_estimators": 20, "max_depth": 3, "learning_rate": 0.3}
-    for epsilon in (4.0, math.inf) if quick else (1.0, 2.0, 4.0, 8.0, math.inf):
+    for epsilon in (1.0, math.inf) if quick else (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, math.inf):
         bare = epsilon == math.inf
         chosen = {} if bare else {"epsilon_total": epsilon, "delta": DELTA}
-        for bins in (8, q):
-            own = FederBoostHorizontal(**chosen)
-            options = BoostingOptions(max_bin=bins, **common).checked(own)
-            sigma = plan_noise(own, options, to_table(x[:1]).schema, [0, 1], 3).trees
-            took, found, largest, spent = 0.0, [], [], ""
-            for seed, (train, test) in enumerate(splits(data, seeds)):
-                shards = at_random(x[train], y[train], 3, seed)
-                model = flat(GBDTClassifier, PROTOCOL, max_bin=bins, n_jobs=THREADS, **common, **chosen)
-                took += seconds(lambda m=model, r=shards: m.fit(r)) / seeds
-                found.append(auc(model, x[test], y[test]))
-                part = model.parts_["pooled"]
-                largest.append(max(float(abs(tree.value).max()) for tree in part.forest.trees))
-                spent = part.spent
+        took, found, depths, largest, spent = 0.0, [], [], [], ""
+        for seed, (train, test) in enumerate(splits(data, seeds)):
+            shards = at_random(x[train], y[train], 3, seed)
+            model = flat(GBDTClassifier, PROTOCOL, n_jobs=THREADS, **chosen)
+            took += seconds(lambda m=model, r=shards: m.fit(r)) / seeds
+            found.append(auc(model, x[test], y[test]))
+            part = model.parts_["pooled"]
+            largest.append(max(float(abs(tree.value).max()) for tree in part.forest.trees))
+            depths.append(max(math.floor(math.log2(len(tree.left) + 1)) - 1 for tree in part.forest.trees))
+            spent = part.spent
+        rows.append({
+            "data": data.title,
+            "rows": len(train),
+            "columns": x.shape[1],
+            "kept back": "yes" if kept_back else "",
+            "epsilon_total": "none" if bare else f"{epsilon:g}",
+            "delta": "" if bare else f"{DELTA:g}",
+            "AUC": spread(found)[0],
+            "sd": spread(found)[1],
+            "depth": "" if bare else max(depths),
+            "largest leaf": mean(largest),
+            "s": took,
+            "spent": "" if bare else spent,
+        })  # fmt: skip
+    return rows
+
+
+def noise_on_numbers(seeds: int, quick: bool) -> list[dict]:
+    """Return errors of arrival delays by `epsilon_total`: of all flights, and of as many as Abalone has rows."""
+    table = parquet.read_table(find("flights.parquet"))
+    delay = table["arr_delay"].to_numpy(zero_copy_only=False).astype(np.float64)
+    x = flights().x.astype(np.float32)
+    x, delay = x[np.isfinite(delay)], delay[np.isfinite(delay)]
+    jobs = {"flights": (len(delay), x.shape[1]), "flights, 4,177 rows, 8 columns": (4177, 8)}
+    rows = []
+    for title, (n_rows, n_columns) in jobs.items():
+        for epsilon in (1.0, math.inf) if quick else (0.1, 0.5, 1.0, 4.0, math.inf):
+            chosen = {} if epsilon == math.inf else {"epsilon_total": epsilon, "target_range": [-60.0, 180.0]}
+            errors, base = [], []
+            for seed in range(seeds):
+                order = np.random.default_rng(seed).permutation(len(delay))[:n_rows]
+                train, test = np.split(order, [2 * n_rows // 3])
+                given = dealt(x[train][:, :n_columns], delay[train], np.arange(len(train)) % 3)
+                model = flat(GBDTRegressor, PROTOCOL, n_jobs=THREADS, **chosen).fit(given)
+                errors.append(float(np.sqrt(np.mean((model.predict(x[test][:, :n_columns]) - delay[test]) ** 2))))
+                base.append(float(delay[test].std()))
             rows.append({
-                "data": data.title,
-                "buckets": bins,
-                "epsilon_total": "none" if bare else f"{epsilon:g}",
-                "delta": "" if bare else f"{DELTA:g}",
-                "noise of a sum": sigma,
-                "AUC": spread(found)[0],
-                "sd": spread(found)[1],
-                "largest leaf": mean(largest),
-                "s": took,
-                "spent": "" if bare else spent,
+                "data": title,
+                "epsilon_total": "none" if epsilon == math.inf else f"{epsilon:g}",
+                "RMSE": spread(errors)[0],
+                "sd": spread(errors)[1],
+                "RMSE of the mean": mean(base),
             })  # fmt: skip
     return rows
 
@@ -623,9 +650,11 @@ def main() -> None:
         rows = [row for setting in settings for row in accuracy(*setting, seeds, quick)]
         report("federboost_horizontal", rows, quick=quick)
     if every or options.noise:
-        sets = [(give_me_some_credit(), 26), (default_of_credit_card_clients(), 24), (susy(), 24)]
-        rows = [row for data, q in sets for row in noise(data, q, seeds, quick)]
+        seen = (default_of_credit_card_clients(), susy(), give_me_some_credit())
+        sets = [*((data, False) for data in seen), *((data, True) for data in (higgs_data(), adult(), flights()))]
+        rows = [row for data, kept_back in sets for row in noise(data, kept_back, seeds, quick)]
         report("federboost_horizontal_noise", rows, quick=quick)
+        report("federboost_horizontal_numbers", noise_on_numbers(seeds, quick), quick=quick)
     if every or options.speed:
         report("federboost_horizontal_speed", small_jobs(quick), quick=quick)
         rows = scaling(quick)

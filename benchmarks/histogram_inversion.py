@@ -7,8 +7,8 @@ one to true rows as agrees best, the baseline's too, which flatters both. Rows p
 columns known are those an attacker would bet on ("confident"); one is right when 90 % of what is known of it is that of
 one true row with the same label.
 
-Trained on two thirds of a table, AUC on the rest; means over splits. Under noise the attacker is given the columns of
-each class all the same. About 2 minutes; `--quick`: breast cancer alone, one split.
+Trained on two thirds of a table, AUC on the rest; means over splits. About 2 minutes; `--quick`: breast
+cancer alone, one split.
 """
 
 from __future__ import annotations
@@ -29,16 +29,15 @@ from treaty.data.binning import fit_bins
 from treaty.data.table import to_table
 from treaty.models.trees import record_split
 from treaty.privacy.leaks import OpenedTree, RebuiltRows, agreement, invert, rebuild
-from treaty.systems.federboost_horizontal.options import FederBoostHorizontal, SumNoise, plan_noise
+from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.trees.boosting import Boosting, Forest
 from treaty.trees.columns import ColumnSource, grow_trees
 from treaty.trees.ensemble import SplitTable, join_splits, margins_from_values
 from treaty.trees.growth import RowPartition
-from treaty.trees.objectives import Objective, make_objective
+from treaty.trees.objectives import make_objective
 from treaty.trees.splits import Level
 
-MEMBERS = 3  # who make the noise
 BASE = BoostingOptions(n_estimators=20, max_depth=3, learning_rate=0.3, max_bin=32, min_child_samples=1, random_state=0)
 ON_CANCER = [
     {},
@@ -51,24 +50,20 @@ ON_CANCER = [
     {"max_bin": 8},
     {"min_child_samples": 20, "max_bin": 8, "max_depth": 6, "n_estimators": 50},
     {"min_child_samples": 20, "colsample_bytree": 0.3},
-    {"min_child_samples": 20, "epsilon_total": 8.0},
-    {"min_child_samples": 20, "epsilon_total": 1000.0},
 ]
 ON_CREDIT = [
     {},
     {"min_child_samples": 20},
     {"min_child_samples": 20, "fractional_bits": 6},
     {"min_child_samples": 20, "max_bin": 8},
-    {"min_child_samples": 20, "epsilon_total": 8.0},
 ]
 
 
 class OpenedSums(ColumnSource):
     """Columns whose sums are kept as the one that opens them sees them."""
 
-    def watch(self, noise: SumNoise, objective: Objective) -> None:
+    def watch(self) -> None:
         self.opened: list[dict[int, NDArray[np.int64]]] = []
-        self._noise, self._objective = noise, objective
 
     def start_tree(self, *tree) -> None:
         super().start_tree(*tree)
@@ -76,8 +71,6 @@ class OpenedSums(ColumnSource):
 
     def ask_sums(self, level: Level, rows: RowPartition) -> None:
         super().ask_sums(level, rows)
-        for _ in range(MEMBERS if self._noise.budget is not None else 0):
-            self._sums = self._noise.on_trees(self._sums.ravel(), self._objective).reshape(self._sums.shape)
         self.opened[-1].update(zip(level.asked.tolist(), self._sums.copy(), strict=True))
 
 
@@ -91,14 +84,10 @@ class TrainingOutcome:
     auc: float
 
 
-def train(
-    data: Data, own: FederBoostHorizontal, options: BoostingOptions, rows: NDArray[np.intp], rest: NDArray[np.intp]
-) -> TrainingOutcome:
+def train(data: Data, options: BoostingOptions, rows: NDArray[np.intp], rest: NDArray[np.intp]) -> TrainingOutcome:
     table, y = to_table(data.x[rows]), data.y[rows].astype(np.float64)
     bins, splits = fit_bins(table, options.max_bin), SplitTable()
     objective = make_objective("logistic", y, None, fractional_bits=options.fractional_bits)
-    noise = plan_noise(own, options, table.schema, (0, 1), MEMBERS)
-    rules = noise.rules(options.rules(objective), objective, options.max_bin)
     n_columns = data.x.shape[1]
     source = OpenedSums(
         bins.transform(table),
@@ -106,9 +95,9 @@ def train(
         np.zeros(n_columns, np.bool_),
         lambda feature, left_bins: record_split(splits, bins, feature, left_bins),
     )
-    source.watch(noise, objective)
+    source.watch()
     forest = Forest(objective, ("all",))
-    grow_trees(Boosting(y, None, forest, rules, options.plan(n_columns)), [source])
+    grow_trees(Boosting(y, None, forest, options.rules(objective), options.plan(n_columns)), [source])
     margins = np.zeros((len(rest), 1))
     margins_from_values(forest.trees, join_splits([splits], [n_columns]), data.x[rest].astype(np.float32), margins)
     trees = [OpenedTree(asked, tree.left) for asked, tree in zip(source.opened, forest.trees, strict=True)]
@@ -127,9 +116,9 @@ def confident(found: RebuiltRows, trained: TrainingOutcome, y: NDArray[np.int64]
     return len(rows), int((alike.max(axis=1, initial=0.0) >= 0.9 * known[rows]).sum())
 
 
-def attack(data: Data, own: FederBoostHorizontal, options: BoostingOptions, seed: int) -> dict[str, float]:
+def attack(data: Data, options: BoostingOptions, seed: int) -> dict[str, float]:
     rows, rest = train_test_split(np.arange(len(data.y)), test_size=1 / 3, stratify=data.y, random_state=seed)
-    trained, y = train(data, own, options, rows, rest), data.y[rows]
+    trained, y = train(data, options, rows, rest), data.y[rows]
     slots = trained.codes + trained.offsets[:-1]
     by_class = np.stack([np.bincount(slots[y == k].ravel(), minlength=trained.offsets[-1]) for k in (0, 1)])
     start = time.perf_counter()
@@ -153,10 +142,8 @@ def attack(data: Data, own: FederBoostHorizontal, options: BoostingOptions, seed
 
 
 def measure(data: Data, changes: dict[str, object], n_splits: int) -> dict[str, object]:
-    own = FederBoostHorizontal(epsilon_total=changes.get("epsilon_total"))
-    common = {name: value for name, value in changes.items() if name != "epsilon_total"}
-    options = msgspec.structs.replace(BASE, **common).checked(own)
-    runs = [attack(data, own, options, seed) for seed in range(n_splits)]
+    options = msgspec.structs.replace(BASE, **changes).checked(FederBoostHorizontal())
+    runs = [attack(data, options, seed) for seed in range(n_splits)]
     return {
         "data": data.title,
         "rows": len(data.y) - -(-len(data.y) // 3),
@@ -168,7 +155,6 @@ def measure(data: Data, changes: dict[str, object], n_splits: int) -> dict[str, 
         "trees": options.n_estimators,
         "max_depth": options.max_depth,
         "colsample_bytree": options.colsample_bytree,
-        "epsilon_total": own.epsilon_total or "none",
         **{name: float(np.mean([run[name] for run in runs])) for name in runs[0]},
     }
 

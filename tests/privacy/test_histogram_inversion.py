@@ -19,20 +19,18 @@ from treaty.privacy.leaks import (
     invert,
     rebuild,
 )
-from treaty.systems.federboost_horizontal.options import FederBoostHorizontal, SumNoise, plan_noise
+from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.trees.boosting import Boosting, Forest
 from treaty.trees.columns import ColumnSource, grow_trees
 from treaty.trees.objectives import make_objective
 
-MEMBERS = 3
-
 
 class OpenedSums(ColumnSource):
     """Keeps what whoever opens the sums sees."""
 
-    def watch(self, noise, objective):
-        self.opened, self.noise, self.objective = [], noise, objective
+    def watch(self):
+        self.opened = []
 
     def start_tree(self, *tree):
         super().start_tree(*tree)
@@ -40,8 +38,6 @@ class OpenedSums(ColumnSource):
 
     def ask_sums(self, level, rows):
         super().ask_sums(level, rows)
-        for _ in range(MEMBERS):
-            self._sums = self.noise.on_trees(self._sums.ravel(), self.objective).reshape(self._sums.shape)
         self.opened[-1].update(zip(level.asked.tolist(), self._sums.copy(), strict=True))
 
 
@@ -51,21 +47,18 @@ def cancer():
     return x[::2], y[::2].astype(float)
 
 
-def attack(x, y, epsilon_total=None, **changes):
+def attack(x, y, **changes):
     """Grow trees, give the attack their sums, and rebuild the table without and with what it finds."""
-    own = FederBoostHorizontal(epsilon_total=epsilon_total)
-    options = BoostingOptions(**{"n_estimators": 10, "max_depth": 3, **changes}).checked(own)
+    options = BoostingOptions(**{"n_estimators": 10, "max_depth": 3, **changes}).checked(FederBoostHorizontal())
     table = to_table(x)
     bins, loss = (
         fit_bins(table, options.max_bin),
         make_objective("logistic", y, None, fractional_bits=options.fractional_bits),
     )
     source = OpenedSums(bins.transform(table), bins.offsets, np.zeros(x.shape[1], bool), lambda feature, left: 0)
-    noise = plan_noise(own, options, table.schema, (0, 1), MEMBERS) if epsilon_total else SumNoise()
-    source.watch(noise, loss)
-    rules = noise.rules(options.rules(loss), loss, options.max_bin)
+    source.watch()
     forest = Forest(loss, ("all",))
-    grow_trees(Boosting(y, None, forest, rules, options.plan(x.shape[1])), [source])
+    grow_trees(Boosting(y, None, forest, options.rules(loss), options.plan(x.shape[1])), [source])
     opened = [OpenedTree(asked, tree.left) for asked, tree in zip(source.opened, forest.trees, strict=True)]
     found = invert(opened, bins.offsets)
     slots = source.codes + bins.offsets[:-1]
@@ -103,11 +96,10 @@ def test_rows_are_rebuilt_from_exact_sums_with_min_child_samples_and_without(can
     [
         {"min_child_samples": 100},  # a third of the rows: hardly a node but the root
         {"min_child_samples": 20, "max_bin": 8},
-        {"min_child_samples": 20, "epsilon_total": 8.0},
         {"min_child_samples": 20, "n_estimators": 1},  # gradients of one class are still alike
     ],
 )
-def test_hardly_a_row_is_rebuilt_from_bins_of_many_rows_noise_or_one_tree(cancer, guard):
+def test_hardly_a_row_is_rebuilt_from_bins_of_many_rows_or_one_tree(cancer, guard):
     found, slots, offsets, base, got = attack(*cancer, **guard)
     assert confident(found, slots, cancer[1], offsets)[0] <= 1
     assert got.mostly < 0.02

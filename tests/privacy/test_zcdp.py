@@ -16,8 +16,8 @@ from treaty.privacy.discrete_gaussian import (
     NoiseBudget,
     Releases,
     budget,
+    convolution_gap,
     epsilon_of,
-    level_coordinates,
     noise_for,
     rho_for,
 )
@@ -165,11 +165,23 @@ def test_noise_is_the_least_within_rho(rho, count, coordinates, honest):
     assert less.sigma >= found.sigma
 
 
+def test_a_smaller_norm_costs_less_and_changed_coordinates_still_count_for_shares():
+    wide, narrow = Releases(10, 40, 8.0), Releases(10, 40, 8.0, norm=1.0)
+    assert wide.rho == pytest.approx(10 * 40 / 128)
+    assert Releases(10, 40, 8.0, norm=math.sqrt(40)).rho == pytest.approx(wide.rho)
+    assert narrow.rho == pytest.approx(10 / 128)
+    gap = convolution_gap(8.0, 30)
+    assert Releases(10, 40, 8.0, 30, norm=1.0).rho == pytest.approx(5 * (1 / 8 + math.sqrt(40) * gap) ** 2, rel=1e-12)
+    found = noise_for(0.01, count=10, coordinates=40, norm=1.5)
+    assert found.norm == 1.5
+    assert found.sigma == pytest.approx(1.5 * math.sqrt(10 / 0.02), rel=1e-6)
+
+
 # ---------------------------------------------------------------- a training
 
 
 def test_costs_of_phases_add_up():
-    phases = [Releases(20, 30 * 31, 500.0, 3), Releases(80, level_coordinates(30), 200.0, 3)]
+    phases = [Releases(20, 30 * 31, 500.0, 3), Releases(80, 93, 200.0, 3, norm=3.5)]
     total = budget(phases, 1e-6)
     assert total.count == 100
     assert total.rho == pytest.approx(sum(each.rho for each in phases))
@@ -201,29 +213,3 @@ def test_the_epsilon_said_is_never_too_small(epsilon):
 
 def test_no_cost_is_said_as_none():
     assert str(budget([], 1e-6)).startswith("epsilon = 0 at")
-
-
-# ---------------------------------------------------------------- what a row changes
-
-
-def level(bins, node, grad, hess, n_nodes, n_bins):
-    """Sums (g, h, 1) of one level: by node, feature and bin, and in total, as integers in units."""
-    sums = np.zeros((n_nodes, bins.shape[1] + 1, n_bins, 3))
-    for row, at, g, h in zip(bins, node, grad, hess, strict=True):
-        for feature, code in enumerate([*row, 0]):  # the total is a feature of one bin
-            sums[at, feature, code] += g, h, 1.0
-    return sums
-
-
-def test_a_row_changes_a_level_by_as_much_as_is_said():
-    rng = np.random.default_rng(0)
-    rows, features, norms = 30, 4, []
-    bins, node = rng.integers(0, 5, (rows, features)), rng.integers(0, 3, rows)
-    grad, hess = rng.choice([-1.0, 1.0, 0.3], rows), rng.choice([0.0, 0.25, 1.0], rows)
-    whole = level(bins, node, grad, hess, 3, 5)
-    for row in range(rows):
-        kept = np.arange(rows) != row
-        change = whole - level(bins[kept], node[kept], grad[kept], hess[kept], 3, 5)
-        assert np.abs(change).max() <= 1 + 1e-12
-        norms.append(np.linalg.norm(change))
-    assert max(norms) == pytest.approx(math.sqrt(level_coordinates(features)))  # and by no more

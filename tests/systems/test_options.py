@@ -513,7 +513,7 @@ def test_lines_of_options_are_those_that_a_job_file_has(tmp_path):
         (treaty.FedXGBoostSMM(), (100, 5, 0.1)),
         (treaty.FederBoostHorizontal(), (100, 5, 0.1)),
         (treaty.FedXGB(), (100, 5, 0.1)),
-        (treaty.FederBoostHorizontal(epsilon_total=1.0), (20, 3, 0.3)),
+        (treaty.FederBoostHorizontal(epsilon_total=1.0), (50, 3, 0.6)),
         (treaty.FederBoostVertical(), (20, 3, 0.3)),
         (treaty.FedXGBoostLDP(), (20, 3, 0.3)),
         (treaty.FedXGB(mode="paper", allow_insecure=True), (20, 3, 0.3)),

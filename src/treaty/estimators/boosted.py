@@ -265,7 +265,8 @@ class BoostedTrees(TrainedTrees):
             settings = (*settings[:2], msgspec.structs.replace(settings[2], n_estimators=n_estimators))
         prepare = self._on_rows if settings[0].split == "rows" else self._on_columns
         run = prepare(settings, given, watched)
-        if self.base_score is None and isinstance(self, RegressorMixin) and run.options.adds_noise:
+        noisy = run.options.adds_noise and getattr(run.options, "target_range", None) is None
+        if self.base_score is None and isinstance(self, RegressorMixin) and noisy:
             warn_user(
                 f"training starts from base_score=0.5, since {settings[0].name!r} does not estimate it with these "
                 "options: set base_score near the mean of the labels"

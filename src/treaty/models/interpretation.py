@@ -258,7 +258,7 @@ def _amounts(forest: Forest, source: int, kind: Kind) -> tuple[Int32s, Floats]:
 
 
 def _check_covers(forest: Forest, what: str) -> None:
-    if any(tree.count[0] == 0 for tree in forest.trees):
+    if any(tree.count[0] == 0 and not tree.cover[0] > 0.0 for tree in forest.trees):
         raise ConfigError(
             f"{what} are made from covers (how many rows, and how much hess, a node has), and a model trained on "
             "several participants' rows leaves these out: from them a participant could reconstruct rows of others. "

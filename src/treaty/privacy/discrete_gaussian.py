@@ -18,12 +18,12 @@ y <= 1, is whether the first failure of trials with chances y, y/2, y/3 ... has 
 **Cost**, by zero-concentrated differential privacy (zCDP). A release is one vector opened with this noise. The noise of
 every coordinate is `sigma` units of that coordinate, a unit being the most by which one row changes it: the bound on
 |g| for a sum of gradients and that on h for one of hessians, times the scale of their fixed point, and 1 for a count.
-No unit is below 1, in integers. A row that changes c coordinates then has an L2 sensitivity of at most sqrt(c) units,
-and a release costs it::
+No unit is below 1, in integers. A row that changes c coordinates then has an L2 norm of at most sqrt(c) units, or less
+where that is known, and a release costs it::
 
-    rho = c (1 / sigma + tau)^2 / 2        tau: `convolution_gap`, for noise that is a sum of shares
+    rho = (norm / sigma + sqrt(c) tau)^2 / 2        tau: `convolution_gap`, for noise that is a sum of shares
 
-rho adds up over releases, also where later ones depend on earlier ones. All nodes of a level are one release, because
+rho adds up over releases, also where later ones depend on earlier ones. All leaves of a tree are one release, because
 a row is in one of them. The unit of protection is one row added or removed. If a row's values are replaced by others,
 every difference can be twice as large: four times the rho. A person with m rows: m^2 times. Values opened without noise
 (number of rows, public bins) are not covered, nor what participants see of their own rows and noise.
@@ -43,6 +43,7 @@ import secrets
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -233,12 +234,14 @@ class Releases:
 
     # vectors, 1 or more
     count: int
-    # coordinates of a vector that one row changes, 1 or more, see `level_coordinates`
+    # coordinates of a vector that one row changes, 1 or more
     coordinates: int
     # standard deviation of the noise in the sum, in units
     sigma: float
     # as in `noise_share`
     honest: int = 1
+    # L2 norm of what one row changes, in units; 0 stands for 1 unit in each coordinate
+    norm: float = 0.0
 
     def __post_init__(self) -> None:
         if self.count < 1 or self.coordinates < 1:
@@ -252,7 +255,9 @@ class Releases:
     @property
     def rho(self) -> float:
         """Cost of all of them to a row, in zCDP."""
-        return self.count * self.coordinates * (1.0 / self.sigma + convolution_gap(self.sigma, self.honest)) ** 2 / 2.0
+        root = math.sqrt(self.coordinates)
+        moved = (self.norm or root) / self.sigma + root * convolution_gap(self.sigma, self.honest)
+        return self.count * moved**2 / 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,6 +333,7 @@ def renyi_epsilon(epsilons: Sequence[float], rho: float, delta: float) -> float:
     return float(accountant.get_epsilon(delta))
 
 
+@cache
 def rho_for(epsilon: float, delta: float) -> float:
     """Return the largest rho that costs at most `epsilon`, the inverse of `epsilon_of`, rounded down."""
     if not 0.0 < epsilon < math.inf:
@@ -341,24 +347,18 @@ def rho_for(epsilon: float, delta: float) -> float:
     return low
 
 
-def noise_for(rho: float, *, count: int, coordinates: int, honest: int = 1) -> Releases:
+def noise_for(rho: float, *, count: int, coordinates: int, honest: int = 1, norm: float = 0.0) -> Releases:
     """Return releases (see `Releases`) with the least noise that costs at most `rho` and can be drawn in shares."""
     if not 0.0 < rho < math.inf:
         raise ConfigError(f"expected a finite rho above 0, got {rho}")
     low = high = LEAST_SHARE * math.sqrt(max(honest, 1))
-    while Releases(count, coordinates, high, honest).rho > rho:
+    while Releases(count, coordinates, high, honest, norm).rho > rho:
         low, high = high, 2.0 * high
     for _ in range(_HALVINGS):
         middle = (low + high) / 2.0
-        enough = Releases(count, coordinates, middle, honest).rho <= rho
+        enough = Releases(count, coordinates, middle, honest, norm).rho <= rho
         low, high = (low, middle) if enough else (middle, high)
-    return Releases(count, coordinates, high, honest)
-
-
-def level_coordinates(n_features: int) -> int:
-    """Return how many sums of one level a row changes."""
-    # (g, h, 1) in one slot of every feature, and in one total
-    return 3 * (n_features + 1)
+    return Releases(count, coordinates, high, honest, norm)
 
 
 def _rounded_up(value: float) -> str:

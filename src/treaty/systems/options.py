@@ -122,6 +122,11 @@ class SystemOptions:
         return FEW_TREES if self.mode == "paper" else (100, 5, 0.1)
 
     @property
+    def default_parallel(self) -> int:
+        """What `num_parallel_tree` is where neither it nor `n_estimators` is given."""
+        return 1
+
+    @property
     def limits_categories(self) -> bool:
         """Whether noise or cost grows with a column's categories, so that those beyond `max_bin` are joined."""
         return False

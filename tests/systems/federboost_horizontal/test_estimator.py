@@ -878,14 +878,6 @@ def test_targets_beyond_measure_are_refused_where_they_are():
         treaty.GBDTRegressor("federboost-horizontal", n_estimators=1).fit(parts)
 
 
-@pytest.mark.slow
-def test_a_model_without_a_split_for_all_the_noise_is_said(caplog):
-    X, y = real_table("binary", rows=300)
-    parts = {name: (X.iloc[k::3], y[k::3]) for k, name in enumerate(("p0", "p1", "p2"))}
-    treaty.GBDTClassifier(treaty.FederBoostHorizontal(epsilon_total=0.05), n_estimators=1).fit(parts)
-    assert "no split stood out from the noise" in caplog.text
-
-
 def test_a_model_without_splits_does_not_blame_noise_that_there_is_not(caplog):
     y = np.tile([0, 1], 40)
     tables = {name: (np.zeros((80, 1)), y) for name in ("a", "b", "c")}

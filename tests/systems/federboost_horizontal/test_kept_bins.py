@@ -141,7 +141,8 @@ def test_every_option_counts_that_is_not_known_to_be_free_of_bins():
     assert FREE_OF_BINS <= every
     assert every - FREE_OF_BINS == {
         "base_score", "bins", "delta", "dropout", "epsilon_total", "huber_slope", "max_bin", "max_categories",
-        "min_child_samples", "mode", "objective", "quantile_alpha", "random_state", "tweedie_variance_power",
+        "min_child_samples", "mode", "objective", "quantile_alpha", "random_state", "target_range",
+        "tweedie_variance_power", "weight_bound",
     }  # fmt: skip
 
 
@@ -206,7 +207,7 @@ def test_under_noise_the_search_is_paid_once_and_the_trees_each_time(rows, tmp_p
     assert [searched(model) for model in models] == [True, False, False]
     for name in NAMES:
         paid = [(entry.what, entry.rho) for entry in read_ledger(noise_folder(tmp_path, name))]
-        trees = [rho for what, rho in paid if what == "sums of trees"]
+        trees = [rho for what, rho in paid if what == "sums of leaves"]
         (search,) = (rho for what, rho in paid if what == "search for bins")
         assert len(trees) == 3
         assert len(set(trees)) == 1

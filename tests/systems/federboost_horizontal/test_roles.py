@@ -21,9 +21,7 @@ from treaty.data.quantile_search import sorted_keys
 from treaty.errors import ConfigError, PeerAborted, PeerProtocolError, TreatyError
 from treaty.messaging.messages import Array, decode_body
 from treaty.messaging.party import Party
-from treaty.models.checkpoints import Keeper
 from treaty.models.trees import ModelPart, predict_pooled
-from treaty.systems.federboost_horizontal.options import plan_noise
 from treaty.systems.federboost_horizontal.trees import Draws, OwnRows, TreeMember, TreeStep
 from treaty.systems.horizontal import members as masked_members
 from treaty.systems.horizontal.masked_sums import MaskedInput, MaskShares, SealedShares
@@ -231,51 +229,6 @@ def test_two_participants_are_refused_unless_it_is_asked_for():
     assert "epsilon = 4" in noisy.results["p1"].spent
 
 
-def test_noise_is_larger_for_less_epsilon_and_scaled_to_what_a_row_changes():
-    _, whole, classes = dealt("binary", 3)
-    objective = make_objective("logistic", whole.y, None)
-    plans = [
-        plan_noise(*options_of(epsilon_total=epsilon), whole.table.schema, classes, members=4) for epsilon in (1.0, 8.0)
-    ]
-    for one, other in (("opening",) * 2, ("search",) * 2, ("trees",) * 2):
-        assert getattr(plans[0], one) > getattr(plans[1], other)
-    assert plans[0].budget.epsilon <= 1.0 < 1.01 * plans[0].budget.epsilon
-    drawn = plans[0].on_trees(np.zeros(30_000, np.int64), objective).reshape(-1, 3)
-    units = np.array([objective.grad_bound, objective.hess_bound, 1.0])
-    each = plans[0].trees / np.sqrt(3)  # of three honest participants' shares, one
-    np.testing.assert_allclose(drawn.std(axis=0) / units, each, rtol=0.05)  # 10,000 each: 7 standard errors
-
-
-def test_with_several_classes_noise_is_for_every_tree_of_a_round():
-    """A row is in each of them: with three classes the same budget is for three times as many sums."""
-    _, whole, _ = dealt("binary", 3)
-    schema, options = whole.table.schema, options_of(epsilon_total=2.0)
-    two, four = (plan_noise(*options, schema, list(range(n)), members=3) for n in (2, 4))
-    assert four.trees == pytest.approx(2.0 * two.trees)  # variance by the number of trees
-    assert (four.opening, four.search) == (two.opening, two.search)
-    shorter = options_of(epsilon_total=2.0, n_estimators=options.common.n_estimators * 4)
-    assert four.trees == pytest.approx(plan_noise(*shorter, schema, [0, 1], members=3).trees)
-    assert four.budget.epsilon == pytest.approx(two.budget.epsilon)
-
-
-@pytest.mark.slow
-def test_leaves_and_splits_do_not_follow_noise():
-    """Without it, what little hess a child seems to have goes into a leaf weight of hundreds."""
-    parts, whole, classes = dealt("binary", 3)
-    objective, options = make_objective("logistic", whole.y, None), options_of(epsilon_total=1.0)
-    rules = options.common.rules(objective)
-    noise = plan_noise(*options, whole.table.schema, classes, members=3)
-    raised = noise.rules(rules, objective, options.common.max_bin)
-    deviation = noise.trees * 0.25 * np.sqrt(options.common.max_bin)
-    assert raised.min_child_weight == pytest.approx(8 * deviation)
-    assert raised.reg_lambda == pytest.approx(4 * deviation)
-    kept = options_of(epsilon_total=1.0, reg_lambda=1e9).common.rules(objective)
-    assert noise.rules(kept, objective, 32).reg_lambda == 1e9
-    assert plan_noise(*options_of(), whole.table.schema, classes, members=3).rules(rules, objective, 32) == rules
-    for part in train(parts, options, classes).results.values():
-        assert max(np.abs(tree.value).max() for tree in part.forest.trees) < 2.0
-
-
 def test_noise_is_in_every_sum(monkeypatch):
     """With all masks taken away, two members with equal rows never give the same numbers."""
     parts, _, classes = dealt("binary", 3)
@@ -296,33 +249,6 @@ def sent_masked(played, parts):
         name: [e for e in played.transcripts[name].entries if e.direction == "sent" and e.step == "MaskedInput"]
         for name in parts
     }
-
-
-@pytest.mark.parametrize(
-    ("task", "weighted", "chosen", "words"),
-    [
-        ("regression", False, {"epsilon_total": 1.0}, "classification without sample weights"),
-        ("binary", True, {"epsilon_total": 1.0}, "classification without sample weights"),
-        ("binary", False, {"epsilon_total": 1.0, "dropout": "accept"}, "more than epsilon_total"),
-        ("binary", False, {"epsilon_total": 1.0, "subsample": 0.5}, "leave subsample at 1"),
-        ("binary", False, {"epsilon_total": 0.1, "fractional_bits": 40}, "more noise than fits"),
-    ],
-)
-def test_noise_that_could_not_be_accounted_for_is_refused(task, weighted, chosen, words):
-    parts, _, classes = dealt(task, 4)
-    if weighted:
-        parts = {name: replace(rows, weight=np.ones(len(rows.y))) for name, rows in parts.items()}
-    with pytest.raises(ConfigError, match=words):
-        train(parts, options_of(**chosen), classes)
-
-
-def test_a_training_with_noise_is_not_gone_on_with(tmp_path):
-    parts, _, classes = dealt("binary", 3)
-    options = options_of(epsilon_total=1.0, n_estimators=2)
-    keeper = Keeper(tmp_path / "p0.checkpoint")
-    train(parts, options, classes, keeper=keeper)
-    with pytest.raises(ConfigError, match="cannot resume with epsilon_total"):
-        train(parts, options, classes, keeper=Keeper(tmp_path / "p0.checkpoint", resume=True))
 
 
 # ---------------------------------------------------------------- faults

@@ -7,12 +7,13 @@ whole model, the same at all of them. First the distributed search for quantiles
 each level of the trees of a round:
 
 1. Every participant computes gradients of its own rows from the model so far, and their sums by node, feature and bin.
-2. Participants send the vector of all sums of grad, hess and rows to the leader under masks; noise, if asked for.
+2. Participants send the vector of all sums of grad, hess and rows to the leader under masks.
 3. The leader opens the sum over all participants and finds splits, or the values of leaves.
 4. The leader sends the level (feature, bins that go left) and which nodes' sums come next; all divide their own rows.
 
 One sum per level serves all nodes, features, bins and classes. A later training on the same rows, with other options of
-boosting perhaps, begins with the trees (`setup`).
+boosting perhaps, begins with the trees (`setup`). With ``epsilon_total`` splits are drawn at random, and only the sums
+of leaves are opened, under noise (`noisy`).
 
 Adversary: honest but curious, members and leader. The leader together with all members but one learns that one's
 histograms, whatever is done. Nothing of a node smaller than `min_child_samples` enters the model, but the leader sees
@@ -28,7 +29,8 @@ features are sought at once, aware of ties; all bounds are checked before traini
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -36,6 +38,7 @@ from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Int32s, Integers
 from treaty.messaging.conversation import MessageOrder
 from treaty.models.trees import ModelPart
+from treaty.systems.federboost_horizontal.noisy import LeafMember, LeafSender, random_round
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal, SumNoise
 from treaty.systems.federboost_horizontal.setup import (
     ModelSetup,
@@ -53,8 +56,10 @@ from treaty.systems.federboost_horizontal.setup import (
 )
 from treaty.systems.federboost_horizontal.trees import (
     CONVERSATION,
+    NOISY_CONVERSATION,
     ModelEnd,
     OwnRows,
+    RandomStep,
     StepSender,
     TreeMember,
     TreeStep,
@@ -68,15 +73,12 @@ from treaty.systems.pooled.constraints import constraints_of
 from treaty.systems.pooled.continuing import CheckpointRequest
 from treaty.systems.pooled.system import watched
 from treaty.systems.system import LabelledRows, RoleInput
-from treaty.trees.boosting import Rounds, draw
+from treaty.trees.boosting import Rounds
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import Growth
 from treaty.trees.histograms import width_of
 from treaty.trees.slots import LevelSplits
 from treaty.trees.splits import SplitRules, complete_sums, kept_sums, scan
-
-logger = logging.getLogger(__name__)
-
 
 # ---------------------------------------------------------------- leader
 
@@ -98,8 +100,10 @@ def leader(inputs: RoleInput[FederBoostHorizontal]) -> ModelPart:
     )
     rows, watching = leaders_rows(inputs, setup)
     written = SharedCheckpoints(inputs, [rows, *watching], classes)
+    n_rows = 0
     if kept is not None:
         own, bins = on_kept_bins(inputs, setup, rows, kept)
+        n_rows = kept.all_rows
     elif found is not None:
         own = resumed(inputs, found, setup.message.rounds or 0, rows, written.printed)
         bins = quantiles.pack_bins(own.bins, own.forest.objective)
@@ -110,16 +114,22 @@ def leader(inputs: RoleInput[FederBoostHorizontal]) -> ModelPart:
             exact=inputs.options.exact_bins,
         )  # fmt: skip
         shown = quantiles.shown_by_search(search.fewest) if noise.budget is None else str(noise.budget)
-        bins = search.message
+        bins, n_rows = search.message, search.n_rows
         # bins found without a lost participant's rows are of no use to a later training with it
         if set(collector.summed) == set(inputs.roles.owners):
             keep_bins(inputs, setup.message, bins, all_rows=search.n_rows, spent=shown)
         own = fresh(inputs, setup, rows, search.bins, search.objective, setup.paid or shown)
 
-    forest, shard, steps = own.forest, own.shard, StepSender(collector, width_of(own.bins.offsets))
-    # under noise, thresholds that the noise does not reach
+    forest, shard, width = own.forest, own.shard, width_of(own.bins.offsets)
     rules = common.rules(forest.objective, constraints_of(common, setup.schema))
-    rules = noise.rules(rules, forest.objective, common.most_bins)
+    steps: StepSender | LeafSender
+    grow: Callable[[], list[Tree]]
+    if noise.leaves is None:
+        steps = StepSender(collector, width)
+        grow = partial(grow_round, inputs, collector, steps, own, rules)
+    else:
+        steps = LeafSender(collector, width)
+        grow = partial(random_round, inputs, collector, steps, own, rules, noise.leaves, n_rows)
 
     def after_round(done: int) -> None:
         forest.clipped_rows = max(forest.clipped_rows, shard.clipped)
@@ -133,11 +143,9 @@ def leader(inputs: RoleInput[FederBoostHorizontal]) -> ModelPart:
         early_stopping_min_delta=common.early_stopping_min_delta, metrics=common.metrics, after_round=after_round,
     )  # fmt: skip
     for new in rounds:
-        new += grow_round(inputs, collector, steps, own, noise, rules)
+        new += grow()
     steps.flush()
     collector.broadcast(ModelEnd(forest.rounds))
-    if noise.budget is not None and not any(np.any(tree.left >= 0) for tree in forest.trees):
-        logger.warning("no split stood out from the noise: the model has none. Raise epsilon_total or lower max_bin")
     return own.part
 
 
@@ -146,15 +154,11 @@ def grow_round(
     collector: Collector,
     steps: StepSender,
     own: OwnRows,
-    noise: SumNoise,
     rules: SplitRules,
 ) -> list[Tree]:
     """Grow the trees of a round on sums over all participants; restart if one of them is lost meanwhile."""
-    share, every = inputs.common.colsample_bytree, np.arange(len(own.bins.n_bins), dtype=np.int32)
-    assert own.draws.rng is not None, "the leader draws columns"
-    rng = own.draws.rng
-    columns = [every if share >= 1.0 else draw(rng, len(every), share) for _ in range(own.forest.trees_a_round)]
-    while (grown := _attempt(inputs, collector, steps, own, columns, noise, rules)) is None:
+    columns = own.draw_columns(inputs.common.colsample_bytree)
+    while (grown := _attempt(inputs, collector, steps, own, columns, rules)) is None:
         # later sums lack the lost one's rows: the trees begin again
         steps.splits = []
     return own.finish(*steps.finish(grown))
@@ -166,7 +170,6 @@ def _attempt(
     steps: StepSender,
     own: OwnRows,
     columns: list[Int32s],
-    noise: SumNoise,
     rules: SplitRules,
 ) -> list[Tree] | None:
     """Grow the trees together, level by level; None if a participant is lost."""
@@ -183,9 +186,7 @@ def _attempt(
         # [Training, step 2] participants -> leader, under masks: one vector of all sums of the level (`follow_rounds`)
         # grad, hess and rows of every slot of the nodes asked for; at the root also each tree's totals
         sizes = [3 * slots * len(nodes) for _, nodes in asked]
-        vector = None
-        if inputs.data is not None:
-            vector = noise.on_trees(level_vector(shard, asked, totals), own.forest.objective)
+        vector = None if inputs.data is None else level_vector(shard, asked, totals)
         opened = collector.total(sum(sizes) + (0 if totals is None else totals.size), vector)
         *sums, rest = np.split(opened, np.cumsum(sizes))
         if totals is not None:
@@ -239,17 +240,18 @@ def member(inputs: RoleInput[FederBoostHorizontal]) -> ModelPart:
         sum_rules(inputs.options), lambda values: inputs.observers.event(VectorGiven(values)),
     )  # fmt: skip
     written, rounds = SharedCheckpoints(inputs, [rows], setup.message.classes), setup.message.rounds
+    conversation = CONVERSATION if setup.noise.leaves is None else NOISY_CONVERSATION
     if kept is not None:
-        order = MessageOrder(CONVERSATION, "rounds")
+        order = MessageOrder(conversation, "rounds")
         own, bins = on_kept_bins(inputs, setup, rows, kept)
     elif rounds is not None:
-        order = MessageOrder(CONVERSATION, "resumed")
+        order = MessageOrder(conversation, "resumed")
         received = sums.next(order)
         assert isinstance(received, quantiles.CommonBins)
         found, bins = members_checkpoint(inputs.keeper, setup.message.model_id, rounds), received
         own = resumed(inputs, found, rows=rows, rounds=rounds, printed=written.printed, bins=bins)
     else:
-        order = MessageOrder(CONVERSATION, "new")
+        order = MessageOrder(conversation, "new")
         own, bins = answer_search(inputs, sums, order, rows, setup)
     follow_rounds(inputs, sums, order, own, bins, setup.noise, written)
     own.forest.clipped_rows = own.shard.clipped
@@ -272,7 +274,8 @@ def answer_search(
     cohort = frozenset[str]()
     while not isinstance(asked := sums.next(order), quantiles.CommonBins):
         if isinstance(asked, quantiles.Count):
-            if sums.member.present == cohort:
+            # the budget of noise is for one search
+            if sums.member.present == cohort or (cohort and noise.budget is not None):
                 raise PeerProtocolError(leader, f"the search restarts although no member was lost - from {leader}")
             cohort = sums.member.present
         sums.give(answers.vector(asked)())
@@ -293,19 +296,25 @@ def follow_rounds(
     written: SharedCheckpoints,
 ) -> None:
     """Answer the leader's requests until the model is finished."""
-    leader, forest = inputs.roles.active, own.forest
-    trees = TreeMember(
-        own, leader, most_rounds=inputs.common.most_rounds, max_depth=inputs.common.depth,
-        most_leaves=inputs.common.max_leaves, cohort=lambda: sums.member.present,
-    )  # fmt: skip
+    leader, forest, common = inputs.roles.active, own.forest, inputs.common
+    trees: TreeMember | LeafMember
+    if noise.leaves is None:
+        trees = TreeMember(
+            own, leader, most_rounds=common.most_rounds, max_depth=common.depth,
+            most_leaves=common.max_leaves, cohort=lambda: sums.member.present,
+        )  # fmt: skip
+    else:
+        rules = common.rules(forest.objective, constraints_of(common, own.bins.schema))
+        trees = LeafMember(own, leader, rules, noise.leaves, most_rounds=common.most_rounds, max_depth=common.depth)
     inputs.observers.round_finished(forest.rounds, own.part)
     while order.allowed:
         match sums.next(order):
-            case TreeStep() as step:  # divide own rows by the last level's splits, then sum the nodes asked for
+            # divide own rows by the last level's splits, or by trees drawn at random, then sum what is asked for
+            case TreeStep() | RandomStep() as step:
                 before = forest.rounds
-                vector = trees.take(step)
+                vector = trees.take(step)  # type: ignore[arg-type] # `order` permits one of both
                 if vector is not None:
-                    sums.give(noise.on_trees(vector, forest.objective))
+                    sums.give(vector)
                 if forest.rounds > before:
                     inputs.observers.round_finished(forest.rounds, own.part)
             case CheckpointRequest() as due:

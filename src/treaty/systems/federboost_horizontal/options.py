@@ -1,9 +1,8 @@
 """Options of FederBoost by row, and the noise that they ask for.
 
-Under noise every member adds its share of discrete Gaussian noise to all sums (Maddock, Cormode, Wang, Maple, Jha,
-"Federated Boosted Decision Trees with Differential Privacy", CCS 2022). The budget of a training is divided beforehand
-among its releases, which are all vectors that may be opened; those of a search or tree that ends early are paid for all
-the same.
+Under noise splits are drawn at random, and every member adds its share of discrete Gaussian noise to the sums of the
+leaves (`horizontal.random_trees`). The budget of a training is divided beforehand among its releases, which are all
+vectors that may be opened; those of a search or training that ends early are paid for all the same.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -19,27 +18,24 @@ import msgspec
 import numpy as np
 
 from treaty.data.columns import Category
+from treaty.data.noisy_quantiles import ROUNDS, SearchNoise
 from treaty.data.table import Schema
 from treaty.errors import ConfigError
-from treaty.machine.arrays import Floats, Integers
+from treaty.machine.arrays import Integers
 from treaty.models.checkpoints import noise_folder
-from treaty.privacy.discrete_gaussian import (
-    MOST_SIGMA,
-    NoiseBudget,
-    budget,
-    level_coordinates,
-    noise_for,
-    noise_share,
-    rho_for,
-)
+from treaty.privacy.discrete_gaussian import MOST_SIGMA, NoiseBudget, budget, noise_for, noise_share, rho_for
 from treaty.privacy.ledger import DEFAULT_DELTA, EpsilonLimits, Ledger, LedgerEntry, cost
-from treaty.systems.horizontal.quantiles import SearchNoise, most_probes
+from treaty.systems.horizontal.random_trees import (
+    MOST_DEPTH,
+    NOISY_PARALLEL,
+    NOISY_TREES,
+    LeafNoise,
+    check_declared,
+    row_norm,
+)
 from treaty.systems.horizontal.rows import refuse_objectives
-from treaty.systems.options import FEW_TREES, Positive, SystemOptions
+from treaty.systems.options import Positive, SystemOptions
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.system import LabelledRows
-from treaty.trees.objectives import Objective
-from treaty.trees.splits import SplitRules
 
 
 @dataclass(kw_only=True, repr=False)
@@ -63,9 +59,15 @@ class FederBoostHorizontal(SystemOptions):
         `epsilon_total`, which pays for noisy counts, "approximate".
     epsilon_total : float or None, default None
         Noise on all that is opened, so that the whole training is (epsilon_total, delta) differentially private for
-        every row. None: no noise.
+        every row. Splits are then drawn at random, and the sums of leaves alone are opened. None: no noise.
     delta : float or None, default None
         See `epsilon_total`; None is 1e-6.
+    target_range : sequence of two floats or None, default None
+        With `epsilon_total`, for a regression: the least and the largest target, which must not come from the data.
+        Targets outside count as the nearer end.
+    weight_bound : float or None, default None
+        With `epsilon_total`, for rows with weights: the largest weight, which must not come from the data. Larger
+        weights count as this one. Noise grows with it, rounded up to a power of two.
     """
 
     system: ClassVar[str] = "federboost-horizontal"
@@ -74,6 +76,8 @@ class FederBoostHorizontal(SystemOptions):
     bins: Literal["exact", "approximate"] | None = None
     epsilon_total: Positive | None = None
     delta: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
+    target_range: Annotated[Sequence[float], msgspec.Meta(min_length=2, max_length=2)] | None = None
+    weight_bound: Positive | None = None
 
     @property
     def adds_noise(self) -> bool:
@@ -86,7 +90,11 @@ class FederBoostHorizontal(SystemOptions):
 
     @property
     def default_trees(self) -> tuple[int, int, float]:
-        return FEW_TREES if self.adds_noise else super().default_trees
+        return NOISY_TREES if self.adds_noise else super().default_trees
+
+    @property
+    def default_parallel(self) -> int:
+        return NOISY_PARALLEL if self.adds_noise else 1
 
     @property
     def limits_categories(self) -> bool:
@@ -95,22 +103,29 @@ class FederBoostHorizontal(SystemOptions):
     def check(self, common: Any) -> None:
         refuse_objectives(common)
         common.refuse_outputs("participants grow one tree for each class in a round")
-        if self.epsilon_total is not None and common.subsample < 1.0:
+        check_declared(self, common)
+        if self.epsilon_total is None:
+            if self.delta is not None:
+                raise ConfigError("delta goes with epsilon_total; give both or leave delta out")
+            return
+        if common.subsample < 1.0:
             raise ConfigError(
                 "epsilon_total needs every row to change its own part of a sum alone, and a sample of fixed size "
                 "depends on all rows: leave subsample at 1"
             )
-        if self.bins == "exact" and self.adds_noise:
+        if self.bins == "exact":
             raise ConfigError(
                 "bins='exact' needs the number of rows below each probe, and under epsilon_total counts have noise: "
                 "leave bins out, or take 'approximate'"
             )
-        if self.delta is not None and self.epsilon_total is None:
-            raise ConfigError("delta goes with epsilon_total; give both or leave delta out")
+        common.refuse_leaves("under epsilon_total all leaves of a tree are summed at once")
+        if common.max_depth > MOST_DEPTH:
+            raise ConfigError(
+                f"epsilon_total sums 2^max_depth leaves of each tree: expected max_depth of at most {MOST_DEPTH}, "
+                f"got {common.max_depth}"
+            )
 
 
-# Of the quantile search under noise: each costs
-SEARCH_ROUNDS = 24
 # Shares of the budget; the rest is for trees
 OF_OPENING, OF_SEARCH = 0.01, 0.09
 
@@ -119,52 +134,28 @@ OF_OPENING, OF_SEARCH = 0.01, 0.09
 class SumNoise:
     """A training's noise; none without a `budget`.
 
-    `opening`, `search` and `trees` are standard deviations by phase, in units (`discrete_gaussian`); `honest` is
-    how many members' shares noise is made of.
+    `opening` and `search` are standard deviations of counts, `honest` is how many members' shares noise is made of, and
+    `leaves` is the noise on sums of leaves.
     """
 
     opening: float = 0.0
     search: float = 0.0
-    trees: float = 0.0
     honest: int = 1
+    leaves: LeafNoise | None = None
     budget: NoiseBudget | None = None
 
     @property
     def of_search(self) -> SearchNoise | None:
-        """The noise on the own part of the opening and of counts below probes."""
+        """The noise on the own part of the opening and of counts between probes."""
         if self.budget is None:
             return None
         return SearchNoise(
-            lambda counts: self._on(counts, np.array([self.opening])),
-            lambda counts: self._on(counts, np.array([self.search])),
-            SEARCH_ROUNDS,
+            lambda counts: self._on(counts, self.opening), lambda counts: self._on(counts, self.search), self.search
         )
 
-    def on_trees(self, sums: Integers, objective: Objective) -> Integers:
-        """Add the own share to sums of (grad, hess, rows), one after the other."""
-        return self._on(sums, np.array([objective.grad_bound, objective.hess_bound, 1.0]) * self.trees)
-
-    def rules(self, rules: SplitRules, objective: Objective, max_bin: int) -> SplitRules:
-        """Return rules under which splits and leaves do not follow noise.
-
-        Children need a sum of hess of eight standard deviations of the noise in a sum over `max_bin` bins; half of that
-        is added to every denominator (chosen on three data sets, `benchmarks/federboost_horizontal.py --noise`).
-        """
-        if self.budget is None:
-            return rules
-        # noise of a sum over `max_bin` bins: variances add up
-        deviation = self.trees * objective.hess_bound * objective.hess_unit * math.sqrt(max_bin)
-        return replace(
-            rules,
-            min_child_weight=max(rules.min_child_weight, 8.0 * deviation),
-            reg_lambda=max(rules.reg_lambda, 4.0 * deviation),
-        )
-
-    def _on(self, values: Integers, sigmas: Floats) -> Integers:
-        if self.budget is None:
-            return values
+    def _on(self, values: Integers, sigma: float) -> Integers:
         # shares of all honest members add up to the planned deviation
-        return values + noise_share(np.tile(sigmas, len(values) // len(sigmas)), self.honest)
+        return values + noise_share(np.full(len(values), sigma), self.honest)
 
 
 def plan_noise(
@@ -183,35 +174,32 @@ def plan_noise(
     """
     if options.epsilon_total is None:
         return SumNoise()
-    # the leader knows its own share of noise, so the others' shares must be enough
-    delta, n_features, honest = options.delta or DEFAULT_DELTA, len(schema.names), max(1, members - 1)
+    # the leader knows its own share of noise, so the others' shares must be enough; of those that a sum needs at least
+    present = members if options.dropout is None else max(3, -(-2 * members // 3))
+    delta, n_features, honest = options.delta or DEFAULT_DELTA, len(schema.names), max(1, present - 1)
     # categories are counted in the opening, not searched
     numeric = sum(categories is None for categories in schema.categories)
     n_outputs = len(classes) if classes is not None and len(classes) > 2 else 1
     # zCDP composes by adding up, so parts of rho are parts of the budget
     rho = rho_for(options.epsilon_total, delta)
     opening = noise_for(OF_OPENING * rho, count=1, coordinates=1 + n_features, honest=honest)
-    probes = noise_for(
-        OF_SEARCH * rho,
-        count=SEARCH_ROUNDS,
-        # a row below all probes changes every count
-        coordinates=max(1, numeric * most_probes(common.most_bins)),
-        honest=honest,
-    )
-    # each of a round's trees is a release of its own: with several classes a row is in every one of them
-    trees = noise_for(
-        (1.0 - OF_OPENING - OF_SEARCH) * rho,
-        count=common.most_rounds * common.depth * n_outputs * common.num_parallel_tree,
-        coordinates=level_coordinates(n_features),
-        honest=honest,
-    )
-    if trees.sigma * 2.0**common.fractional_bits > MOST_SIGMA:
+    # a row is between two neighbouring probes of each column
+    counts = noise_for(OF_SEARCH * rho, count=ROUNDS, coordinates=max(1, numeric), honest=honest)
+    norm = row_norm(n_outputs, classes=classes is not None, fractional_bits=common.fractional_bits)
+    trees = LeafNoise.releases((1.0 - OF_OPENING - OF_SEARCH) * rho, common, n_outputs, norm, honest)
+    sigma = trees.sigma / LeafNoise.steps(common.fractional_bits)
+    # units are larger than steps of the fixed point by the bound of weights, too, and by at most 2.5 for hess
+    if 4.0 * sigma * (options.weight_bound or 1.0) * 2.0**common.fractional_bits > MOST_SIGMA:
         raise ConfigError(
             f"epsilon_total={options.epsilon_total:g} needs more noise than fits at fractional_bits="
             f"{common.fractional_bits}; lower fractional_bits, or raise epsilon_total"
         )
-    spent = budget([opening, probes, trees] if search else [trees], delta)
-    return SumNoise(opening.sigma, probes.sigma, trees.sigma, honest, spent)
+    spent = budget([opening, counts, trees] if search else [trees], delta)
+    half = None
+    if classes is None and options.target_range is not None:
+        half = (options.target_range[1] - options.target_range[0]) / 2.0
+    leaves = LeafNoise(sigma, honest, common.most_rounds, common.num_parallel_tree, common.rate, half)
+    return SumNoise(opening.sigma, counts.sigma, honest, leaves, spent)
 
 
 def pay(noise: SumNoise, store: Path | None, name: str, job: str, limits: EpsilonLimits | None) -> str:
@@ -229,7 +217,7 @@ def pay(noise: SumNoise, store: Path | None, name: str, job: str, limits: Epsilo
         return paid
     # entered before anything is opened: an aborted training has cost the same
     ledger, delta = Ledger(noise_folder(store, name), limits), noise.budget.delta
-    costs = {"sums of trees": trees.rho}
+    costs = {"sums of leaves": trees.rho}
     if search:
         costs["search for bins"] = math.fsum(each.rho for each in search)
     mechanism = "discrete Gaussian"
@@ -237,11 +225,3 @@ def pay(noise: SumNoise, store: Path | None, name: str, job: str, limits: Epsilo
         LedgerEntry(secrets.token_hex(16), job, mechanism, what, rho=rho, delta=delta) for what, rho in costs.items()
     ])  # fmt: skip
     return f"{paid}. In the ledger: {cost(ledger.entries())}"
-
-
-def check_noise(options: FederBoostHorizontal, data: LabelledRows, classes: object) -> None:
-    """Refuse noise where a gradient's bound depends on the data: in a regression, or with sample weights."""
-    if options.epsilon_total is not None and (classes is None or data.weight is not None):
-        raise ConfigError(
-            "epsilon_total needs gradients whose bound is known beforehand: a classification without sample weights"
-        )

@@ -34,10 +34,12 @@ from treaty.messaging.messages import decode_body, digests_in, encode
 from treaty.models.checkpoints import ANEW, Checkpoint, Keeper, checkpoint_file, fingerprint
 from treaty.models.trees import ModelPart, keep_records, records_used
 from treaty.privacy.ledger import model_job
-from treaty.systems.federboost_horizontal.options import FederBoostHorizontal, SumNoise, check_noise, pay, plan_noise
+from treaty.systems.federboost_horizontal.noisy import LeafSender
+from treaty.systems.federboost_horizontal.options import FederBoostHorizontal, SumNoise, pay, plan_noise
 from treaty.systems.federboost_horizontal.trees import Draws, OwnRows, StepSender
 from treaty.systems.horizontal.members import Collector, SumRules
 from treaty.systems.horizontal.quantiles import CommonBins, agreed_objective, unpack_bins
+from treaty.systems.horizontal.random_trees import within_declared
 from treaty.systems.horizontal.rows import (
     ModelBegin,
     OwnLabels,
@@ -91,19 +93,18 @@ def check_members(options: FederBoostHorizontal, members: Sequence[str]) -> None
             f'dropout="accept" continues without a lost participant: expected 4 participants or more, '
             f"got {len(members)}"
         )
-    if options.dropout == "accept" and options.epsilon_total is not None:
-        raise ConfigError(
-            'dropout="accept" restarts trees after a loss, which would cost more than epsilon_total: leave out either'
-        )
 
 
 def compare_terms(inputs: RoleInput[FederBoostHorizontal]) -> None:
+    """Compare options with all others, and bring own rows within the bounds that a job with noise declares."""
     # small tables: threads would cost more than they save
     cells = 0 if inputs.data is None else inputs.data.table.n_rows * len(inputs.data.table.columns)
     if not inputs.alone and cells < _FEW_CELLS:
         stay_on_one_core()
     agree(inputs.party, _terms(inputs))
     check_members(inputs.options, inputs.roles.owners)
+    if inputs.data is not None:
+        inputs.data = within_declared(inputs.options, inputs.data, inputs.classes, inputs.party.name)
 
 
 def _terms(inputs: RoleInput) -> dict[str, Term]:
@@ -143,7 +144,6 @@ def agree_on_model(inputs: RoleInput[FederBoostHorizontal]) -> tuple[ModelSetup,
     own_bins = bins_for_rows(inputs)
     if data is not None:
         described[party.name] = describe(data, inputs.classes, b"".join(own_bins))
-        check_noise(inputs.options, data, inputs.classes)
     labels = all_classes(described)
     names, categories, origins = all_columns([described[name] for name in members])
     # the leader's checkpoint decides; members bring their own of the same rounds
@@ -179,7 +179,6 @@ def join_model(inputs: RoleInput[FederBoostHorizontal]) -> tuple[LabelledRows, M
     message = party.receive(lead, ModelBegin)
     schema = schema_of(message.names, message.categories, message.origins)
     rows = common_rows(data, schema, inputs.classes, message.classes, party.name)
-    check_noise(inputs.options, rows, message.classes)
     if message.rounds is not None and inputs.options.epsilon_total is not None:
         raise ConfigError(
             "cannot resume with epsilon_total: sums would be opened again, at a further cost; start a fresh training"
@@ -346,7 +345,9 @@ class SharedCheckpoints:
         self._inputs = inputs
         self.printed = b"" if inputs.keeper is None else printed_rows(rows, classes)
 
-    def request(self, collector: Collector, steps: StepSender, own: OwnRows, bins: CommonBins, rounds: int) -> None:
+    def request(
+        self, collector: Collector, steps: StepSender | LeafSender, own: OwnRows, bins: CommonBins, rounds: int
+    ) -> None:
         """As the leader, have all parties write a checkpoint if one is due."""
         if self._inputs.keeper is not None and self._inputs.keeper.due:
             began = time.perf_counter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from treaty.data.noisy_quantiles import ROUNDS
 from treaty.errors import ConfigError
 from treaty.models.trees import ModelPart
 from treaty.privacy.ledger import DEFAULT_DELTA
@@ -11,8 +12,9 @@ from treaty.systems.expected import ROUND_TRIP, Expected, Shape, Trees
 from treaty.systems.federboost_horizontal.federboost_horizontal import leader, member
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
 from treaty.systems.federboost_horizontal.setup import check_members
-from treaty.systems.federboost_horizontal.trees import ModelEnd, TreeStep
+from treaty.systems.federboost_horizontal.trees import ModelEnd, RandomStep, TreeStep
 from treaty.systems.horizontal.leakage import (
+    SumsOfRows,
     input_routes,
     keys_routes,
     learned_in_search,
@@ -45,7 +47,7 @@ def conclusions(
 def _of_all(options: FederBoostHorizontal, common: BoostingOptions) -> list[str]:
     """Return what the leader and members alike can work out about single rows."""
     learned = []
-    if common.fewest_rows < 20:
+    if common.fewest_rows < 20 and options.epsilon_total is None:
         learned.append(
             f"leaves of as few as {common.fewest_rows} training rows (min_child_samples is below 20), so that splits "
             "and leaf values may describe single rows"
@@ -78,14 +80,14 @@ def _of_leader(roles: Roles, options: FederBoostHorizontal, spent: str) -> list[
         )
     if spent:
         learned.append(
-            f"how many rows lie below each point that was tried in search of quantiles, under noise ({spent})"
+            f"how many rows lie between points that were tried in search of quantiles, under noise ({spent})"
             if noisy
             else f"in search of quantiles, {spent}, whose values are known to lie between two points that were tried"
         )
     if options.dropout == "accept":
         learned.append(
             "if a participant is lost and training continues: its sums, by comparing those before and after "
-            '(dropout="accept")'
+            f"""(dropout="accept"){", under the noise of both" if noisy else ""}"""
         )
     return learned
 
@@ -93,11 +95,22 @@ def _of_leader(roles: Roles, options: FederBoostHorizontal, spent: str) -> list[
 # ---------------------------------------------------------------- what a training is expected to take
 
 
+# Of a column in a round of the noisy search, one for each power of two at first
+_CELLS = 250
+
+
 def expected(roles: Roles, options: FederBoostHorizontal, common: BoostingOptions, shape: Shape) -> Expected:
     """Return traffic, memory and time, with as many rows at every participant."""
     found, lead = Expected(), roles.active
     trees = Trees.of(common, shape, shape.rows * len(roles.owners))
     sums = sums_of_rows(common, shape, trees, exact=options.exact_bins)
+    computing = trees.growing(shape.rows, max(shape.columns.values())) / shape.threads
+    if options.adds_noise:
+        # a sum of each leaf of all trees of a round; splits and the last round's sums come back
+        numbers, columns = trees.count * 2.0 * (1 << common.depth), max(shape.columns.values())
+        cells = _CELLS * columns * ROUNDS
+        sums = SumsOfRows(numbers + cells, ROUNDS + 1 + common.most_rounds, 8.0 * numbers + 4.0 * cells)
+        computing = trees.count * shape.rows * common.depth * 5e-9
     for owner in roles.owners:
         found.memory[owner] = 60.0 * shape.rows + 24.0 * max(shape.slots.values()) * max(trees.nodes)
         if owner == lead:
@@ -106,7 +119,6 @@ def expected(roles: Roles, options: FederBoostHorizontal, common: BoostingOption
         found.send(owner, lead, 8.0 * sums.numbers, sums.sums)
         found.send(lead, owner, sums.received, sums.sums)
     masks = len(roles.owners) * sums.numbers * 10e-9
-    computing = trees.growing(shape.rows, max(shape.columns.values())) / shape.threads
     found.seconds = computing + masks + sums.sums * 2 * ROUND_TRIP
     return found
 
@@ -132,8 +144,8 @@ ROUTES: dict[Stage, Routes] = {
             when=When('dropout="accept"', lambda options, common: options.dropout == "accept"),
             reference="docs/federboost.md, When a participant is lost",
         ),
-        Route(TreeStep, _LEADER, _MEMBER, "exact", when=_PLAIN),
-        Route(TreeStep, _LEADER, _MEMBER, "noisy", when=_NOISY),
+        Route(TreeStep, _LEADER, _MEMBER, when=_PLAIN),
+        Route(RandomStep, _LEADER, _MEMBER, when=_NOISY),
         checkpoints_routes("leader", _MEMBER),
         Route(ModelEnd, _LEADER, _MEMBER),
         reference="arXiv 2011.02796; docs/federboost.md, Who learns what by row",
@@ -187,7 +199,8 @@ SYSTEM = System(
     vouched=lambda roles, options, name: roles.owners,
     cannot={
         "explain": "contributions need the number of rows in each node, which a federboost-horizontal model does not "
-        "have: participants could infer each other's rows from it"
+        "have: participants could infer each other's rows from it. Under epsilon_total it has noisy ones: load the "
+        "model in Python"
     },
     warm_up=lambda options: [FederBoostHorizontal()],
 )

@@ -16,10 +16,11 @@ from treaty.data.binning import Bins
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Floats, Int32s, Integers
 from treaty.messaging.conversation import Table as OrderTable
-from treaty.messaging.messages import Array, Message, leaks, leaks_by, view
+from treaty.messaging.messages import Array, Message, leaks, view
 from treaty.models.trees import ModelPart, record_split, walk_tables
 from treaty.systems.horizontal.members import Collector
 from treaty.systems.horizontal.quantiles import CommonBins, Count, ProbeRequest
+from treaty.systems.horizontal.random_trees import LeafShard
 from treaty.systems.horizontal.rows import LabelUnits, TrainingStart, own_seed
 from treaty.systems.pooled.continuing import CheckpointRequest
 from treaty.systems.system import LabelledRows, RoleInput
@@ -34,13 +35,10 @@ NodesByOutput = Sequence[tuple[int, Int32s]]
 MOST_VALUE = 1e30
 
 
-@leaks_by(
-    exact=(
-        "the model: splits, their gains to three digits, leaf values; which of two nodes has fewer rows",
-        "aggregated",
-        "epsilon_total, min_child_samples",
-    ),
-    noisy=("the model, made of noisy sums: splits, their gains, leaf values", "noisy", "epsilon_total"),
+@leaks(
+    "the model: splits, their gains to three digits, leaf values; which of two nodes has fewer rows",
+    "aggregated",
+    guard="epsilon_total, min_child_samples",
 )
 class TreeStep(Message):
     """The splits chosen on the last sums, and what to sum next; parts without content are empty.
@@ -65,6 +63,24 @@ class TreeStep(Message):
     asked_nodes: Array
 
 
+@leaks(
+    "columns and cuts of the next trees, drawn at random, and the noisy sums of grad and hess in each leaf of the last "
+    "ones, of which leaf values are made",
+    "noisy",
+    guard="epsilon_total",
+)
+class RandomStep(Message):
+    """The next round's trees under noise, and the opened sums of the last one's leaves; either may be empty.
+
+    `features` int32 (n_trees, 2^depth - 1) and `left_bins`, packed (n_trees, 2^depth - 1, width / 8), as in
+    `RandomTrees`; `sums` int64 (n_trees, leaves, 2).
+    """
+
+    features: Array
+    left_bins: Array
+    sums: Array
+
+
 @leaks("how many rounds the model has", "control")
 class ModelEnd(Message):
     """The model is finished; how many rounds it has."""
@@ -82,6 +98,9 @@ CONVERSATION: OrderTable = {
     "rounds": {TreeStep: "rounds", CheckpointRequest: "rounds", ModelEnd: "finished"},
     "finished": {},
 }
+NOISY_CONVERSATION: OrderTable = {
+    **CONVERSATION, "rounds": {RandomStep: "rounds", CheckpointRequest: "rounds", ModelEnd: "finished"}
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +151,9 @@ class OwnRows:
         assert part.forest is not None
         codes, threads = bins.transform(rows.table, inputs.threads), inputs.threads
         histograms = ClusterHistograms.of_rows(inputs.shards, codes, bins.offsets)
-        shard = RowShard(codes, bins.offsets, rows.y, rows.weight, part.forest.objective, threads, histograms)
+        # under noise rows go down random trees
+        kind = LeafShard if inputs.options.adds_noise else RowShard
+        shard = kind(codes, bins.offsets, rows.y, rows.weight, part.forest.objective, threads, histograms)
         if part.forest.trees:
             # margins after the trees so far, as if these had been grown now
             margins = np.ascontiguousarray(shard.margins.T)
@@ -146,6 +167,12 @@ class OwnRows:
         """The trees so far."""
         assert self.part.forest is not None
         return self.part.forest
+
+    def draw_columns(self, share: float) -> list[Int32s]:
+        """Draw, as the leader, the columns of each tree of the next round."""
+        every, rng = np.arange(len(self.bins.n_bins), dtype=np.int32), self.draws.rng
+        assert rng is not None, "the leader draws columns"
+        return [every if share >= 1.0 else draw(rng, len(every), share) for _ in range(self.forest.trees_a_round)]
 
     def sample(self) -> list[Int32s | None]:
         """Draw the own rows of each tree of the next round; None is all of them."""

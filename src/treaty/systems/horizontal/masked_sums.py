@@ -54,7 +54,11 @@ _SUM_OF_ROWS = (
 
 @leaks_by(
     sum=(_SUM_OF_ROWS, "aggregated"),
-    noisy=(_SUM_OF_ROWS, "noisy"),
+    noisy=(
+        "nothing alone; with all others: in each leaf of trees drawn at random the sums of gradients and of hessians, "
+        "over all rows in the sum; and, while bins are sought, how many rows lie between trial values",
+        "noisy",
+    ),
     paper=(
         "in every bin at every node the sums over the users of one domain, who may be a single one",
         "aggregated",

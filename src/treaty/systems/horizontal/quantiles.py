@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from treaty.data.binning import Bins, category_bins_of
 from treaty.data.columns import Category
+from treaty.data.noisy_quantiles import MOST_PROBES, ROUNDS, NoisyQuantiles, SearchNoise, between
 from treaty.data.quantile_search import Probes, QuantileSearch, count_below, sorted_keys
 from treaty.data.table import Schema
 from treaty.errors import PeerProtocolError
@@ -46,6 +47,7 @@ from treaty.systems.horizontal.rows import (
 from treaty.systems.system import LabelledRows, RoleInput
 from treaty.trees.objectives import Objective
 
+Search = QuantileSearch | NoisyQuantiles
 MOST_ROUNDS = 34  # of the quantile search among float32 numbers
 
 
@@ -103,15 +105,6 @@ def most_probes(max_bin: int, *, exact: bool = False) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class SearchNoise:
-    """The noise on a party's part of the opening and of counts, and how many rounds the budget pays for."""
-
-    on_opening: Callable[[Integers], Integers]
-    on_counts: Callable[[Integers], Integers]
-    rounds: int
-
-
-@dataclass(frozen=True, slots=True)
 class FoundBins:
     """The result of a search: the message to all, bins, and the loss with bounds that hold for all `n_rows` rows.
 
@@ -149,7 +142,7 @@ def lead_search(
     opening = Opening(schema, bounds=labels.n_bounds if noise is None else 0)
     # columns beyond float32 are searched among float64 numbers, which takes twice as many rounds
     wide = np.array([schema.names[f] in schema.origins for f in opening.numeric], np.bool_)
-    limit = most_rounds(schema.origins, common.most_bins, exact=exact) if noise is None else noise.rounds
+    limit = most_rounds(schema.origins, common.most_bins, exact=exact)
     ordered = None if own is None else sorted_keys([rows.table.columns[f] for f in opening.numeric], threads)
     while True:
         # [Quantiles, step 1] begin; open rows, present values, categories, bounds, and from sums of labels the start
@@ -161,9 +154,11 @@ def lead_search(
         cohort, n_rows = sums.summed, opened.rows
         objective = agreed_start(sums, labels, opened, has_rows=own is not None)
         objective.check_sums(n_rows)
-        search = QuantileSearch(
+        search: Search = QuantileSearch(
             len(wide), common.most_bins, least_rows=common.fewest_rows, exact=exact, most_rounds=limit, wide=wide
         )
+        if noise is not None:
+            search = NoisyQuantiles(common.most_bins, sigma=noise.sigma, wide=wide)
         search.present(opened.present)
         while (probes := search.probes()) is not None:
             rounds += 1
@@ -173,12 +168,12 @@ def lead_search(
             # [Quantiles, step 3] participants -> leader, under fresh masks: rows below each probe (`SearchAnswers`)
             below = None if ordered is None else count_below(ordered, probes, threads)
             if below is not None and noise is not None:
-                below = noise.on_counts(below)
+                below = noise.on_counts(between(below, probes.offsets))
             counts = sums.total(len(probes.keys), below)
             # [Quantiles, step 4] halve every interval; end at the resolution or where too few rows are left
             search.take(counts)
-        # sums with and without a lost member do not fit together
-        if sums.summed == cohort:
+        # sums with and without a lost member do not fit together; under noise the budget is for one search
+        if sums.summed == cohort or noise is not None:
             break
     # [Quantiles, step 5] leader -> all: the cuts; a value that fills a bin has it to itself
     bins = _bins_found(search, opening.numeric, opened, schema, common.most_categories)
@@ -194,7 +189,7 @@ def lead_search(
 
 
 def _bins_found(
-    search: QuantileSearch, numeric: Sequence[int], opened: OpenedCounts, schema: Schema, max_categories: int
+    search: Search, numeric: Sequence[int], opened: OpenedCounts, schema: Schema, max_categories: int
 ) -> Bins:
     n_features = len(schema.names)
     n_bins = np.zeros(n_features, np.int32)
@@ -232,8 +227,9 @@ class SearchAnswers:
         self._opening = Opening(self._table.schema, bounds=labels.n_bounds if noise is None else 0)
         self._ordered = sorted_keys([self._table.columns[f] for f in self._opening.numeric], threads)
         max_bin, origins = inputs.common.most_bins, self._table.schema.origins
-        self._limit = most_rounds(origins, max_bin, exact=exact) if noise is None else noise.rounds
-        self._most, self._usual, self._rounds = most_probes(max_bin, exact=exact), MOST_ROUNDS * (1 + exact), 0
+        self._limit = most_rounds(origins, max_bin, exact=exact) if noise is None else ROUNDS
+        self._most = most_probes(max_bin, exact=exact) if noise is None else MOST_PROBES
+        self._usual, self._rounds = MOST_ROUNDS * (1 + exact), 0
 
     def vector(self, asked: Message) -> Callable[[], Integers]:
         """Return what makes the vector that the leader asks for; the same again if the sum is repeated.
@@ -254,6 +250,8 @@ class SearchAnswers:
                 raise PeerProtocolError(self._leader, f"expected the bins instead of more probes - from {self._leader}")
             on = None if self._noise is None else self._noise.on_counts
             below = answer_probes(asked, self._ordered, self._most, self._leader, self._threads)
+            if on is not None:
+                below = between(below, view(asked.offsets, np.int32, (None,), peer=self._leader, what="ProbeRequest"))
             counted = partial(np.asarray, below)
         self._inputs.observers.set_up("searching for bins", self._rounds, self._usual)
         return counted if on is None else lambda: on(counted())

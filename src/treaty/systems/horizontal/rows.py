@@ -31,6 +31,7 @@ from treaty.machine.arrays import Integers
 from treaty.messaging.messages import Array, Message, ModelId, encode, leaks, view
 from treaty.models.checkpoints import Checkpoint, checkpoint_of, fingerprint
 from treaty.models.trees import ModelPart
+from treaty.systems.horizontal.random_trees import declared
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.system import loss_of, objective_for
@@ -343,8 +344,12 @@ class OwnLabels:
 
     @property
     def given(self) -> Objective:
-        """The loss with bounds of own gradients, if nothing is estimated."""
-        return objective_for(self._rows, self._classes, self._inputs.options, self._inputs.common)
+        """The loss with bounds of own gradients, if nothing is estimated; under noise with those that are declared."""
+        options, common = self._inputs.options, self._inputs.common
+        if options.adds_noise:
+            y, weight, common = declared(options, common)
+            return loss_of(y, weight, None if self._classes is None else len(self._classes), None, common)
+        return objective_for(self._rows, self._classes, options, common)
 
     def tallies(self, units: TallyUnits) -> Integers:
         """Return the own part of the sums of labels."""

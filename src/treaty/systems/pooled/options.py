@@ -99,6 +99,8 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
         paper = own.mode == "paper"
         rounds, usual, rate = own.default_trees
         depth = (0 if self.max_leaves else usual) if self.max_depth is None else self.max_depth
+        # 1 stands for the default, unless rounds are counted
+        parallel = self.num_parallel_tree if self.n_estimators else max(self.num_parallel_tree, own.default_parallel)
         self._check_depth(depth)
         # paper mode lets leaves hold single rows
         fewest = self.min_child_samples or (1 if paper else 20)
@@ -113,7 +115,8 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
             self, objective=loss_name(self.objective), min_child_samples=fewest, max_bin=bins,
             max_categories=self.max_categories or (bins if limited else MOST_CATEGORIES),
             max_cat_to_onehot=self.max_cat_to_onehot or (MOST_CATEGORIES + 1 if limited else ONEHOT_BELOW),
-            n_estimators=self.n_estimators or rounds, max_depth=depth, learning_rate=self.learning_rate or rate,
+            n_estimators=self.n_estimators or rounds, num_parallel_tree=parallel, max_depth=depth,
+            learning_rate=self.learning_rate or rate,
             reg_lambda=own.default_lambda if self.reg_lambda is None else self.reg_lambda,
         ))  # fmt: skip
 
