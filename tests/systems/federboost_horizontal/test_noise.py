@@ -29,7 +29,7 @@ from treaty.systems.federboost_horizontal.trees import RandomStep, TreeStep
 from treaty.systems.horizontal import random_trees
 from treaty.systems.horizontal.members import Collector
 from treaty.systems.horizontal.quantiles import Count
-from treaty.systems.horizontal.random_trees import LeafShard
+from treaty.systems.horizontal.random_trees import LeafShard, within_declared
 from treaty.trees.objectives import make_objective
 
 QUICK = {"n_estimators": 12, "num_parallel_tree": 5, "learning_rate": 0.6, "max_depth": 2}
@@ -197,6 +197,7 @@ def test_a_regression_and_weights_need_bounds_and_are_kept_within_them(caplog):
     error = np.average((model.predict(X) - y) ** 2, weights=weight)
     assert error < 0.75 * np.average((y - np.average(y, weights=weight)) ** 2, weights=weight)
     assert "outside the declared bounds" not in caplog.text
+    assert model.parts_["pooled"].forest.clipped_rows == 0
     narrow = treaty.FederBoostHorizontal(epsilon_total=300.0, target_range=(100, 200), weight_bound=1.0)
     model = treaty.GBDTRegressor(narrow, n_jobs=1, random_state=0, n_estimators=5).fit(rows_of(X, y, 3, weight))
     assert "targets or weights are outside the declared bounds, and count as these" in caplog.text
@@ -205,6 +206,15 @@ def test_a_regression_and_weights_need_bounds_and_are_kept_within_them(caplog):
 
 class Gone(Exception):
     """A participant's program dies."""
+
+
+def test_rows_without_weights_are_within_a_bound_below_their_weight_of_one():
+    parts, _, classes = dealt("binary", 3)
+    options = options_of(epsilon_total=1.0, weight_bound=0.25, **QUICK)
+    seen = within_declared(options.own, parts["p0"], classes, "p0")
+    assert set(seen.weight) == {0.25}
+    assert within_declared(options_of(epsilon_total=1.0).own, parts["p0"], classes, "p0").weight is None
+    train(parts, options, classes)
 
 
 def test_with_consent_training_goes_on_without_the_lost(monkeypatch):

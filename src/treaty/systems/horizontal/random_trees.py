@@ -276,8 +276,10 @@ class LeafShard(RowShard):
 
     def leaf_sums(self, trees: RandomTrees, limit: int) -> Integers:
         """Compute gradients, at most `limit`, and return the sums of the round's leaves, int64 (n_trees, leaves, 2)."""
-        grad, hess, self.clipped = self._objective.gradients(self.margins.T, self._y, self._weight, self._threads)
-        sums, self._leaves = trees.sums(self._columns, np.clip(grad, -limit, limit), hess)
+        # how many are clipped would be in the model, without noise
+        grad, hess, _ = self._objective.gradients(self.margins.T, self._y, self._weight, self._threads)
+        within = np.clip(grad, -limit, limit), np.minimum(hess, self._objective.hess_bound)
+        sums, self._leaves = trees.sums(self._columns, *within)
         return sums
 
     def add(self, grown: Sequence[Tree]) -> None:
@@ -303,7 +305,7 @@ def within_declared(options: Any, data: LabelledRows, classes: object, party: st
     """Return rows whose targets and weights are within the declared bounds; ConfigError if these are missing."""
     if not options.adds_noise:
         return data
-    y, weight = data.y, data.weight
+    y, weight, bound = data.y, data.weight, options.weight_bound
     if classes is None:
         if options.target_range is None:
             raise ConfigError(
@@ -311,14 +313,15 @@ def within_declared(options: Any, data: LabelledRows, classes: object, party: st
                 "target_range=[least, largest]"
             )
         y = np.clip(y, *options.target_range)
-    if weight is not None:
-        if options.weight_bound is None:
-            raise ConfigError(
-                "epsilon_total needs sample weights within a bound that does not come from the data: give "
-                "weight_bound, or leave weights out"
-            )
-        weight = np.minimum(weight, options.weight_bound)
-    outside = int(np.count_nonzero(y != data.y)) + (0 if weight is None else int((weight != data.weight).sum()))
+    if weight is not None and bound is None:
+        raise ConfigError(
+            "epsilon_total needs sample weights within a bound that does not come from the data: give weight_bound, or "
+            "leave weights out"
+        )
+    # rows without weights weigh 1, which may be beyond the bound, too
+    if weight is not None or (bound or 1.0) < 1.0:
+        weight = np.minimum(np.ones(len(y)) if weight is None else weight, bound)
+    outside = np.count_nonzero(y != data.y) + (0 if weight is None else np.count_nonzero(weight != data.weight))
     if outside:
         logger.warning("%s: %d targets or weights are outside the declared bounds, and count as these", party, outside)
     return replace(data, y=y, weight=weight)
