@@ -135,6 +135,7 @@ def test_whatever_reads_a_model_reads_multi_output_trees(tmp_path):
     np.testing.assert_array_equal(stages[-1], model.predict_proba(X))
     added = model.predict_contributions(X)
     np.testing.assert_allclose(added.sum(axis=2), margins, atol=1e-10)
+    assert 3 <= min(tree.count.min() for tree in trees_of(model)) < 6
     of_columns = [gain for party in model.importances("gain").values() for gain in party.values()]
     assert sum(of_columns) == pytest.approx(sum(tree.gain.sum() for tree in trees_of(model)))
     xgboost = pytest.importorskip("xgboost")
