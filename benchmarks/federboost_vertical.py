@@ -30,10 +30,12 @@ from sklearn.metrics import roc_auc_score
 
 from data import (
     Data,
+    adult,
     arguments,
     default_of_credit_card_clients,
     flights,
     give_me_some_credit,
+    higgs,
     report,
     seconds,
     side_by_side,
@@ -60,6 +62,8 @@ PUBLISHED = {
 }
 SWEEP = [(16, epsilon) for epsilon in (1.0, 2.0, 4.0, 8.0, math.inf)]
 SWEEP += [(q, epsilon) for q in (8, 12, 24, 32) for epsilon in (4.0, math.inf)]
+# None: as many as the epsilon suggests
+SWEEP += [(q, epsilon) for q in (4, 5, 8, 32) for epsilon in (1.0, 2.0)] + [(None, e) for e in (1.0, 2.0, 4.0, 8.0)]
 
 
 def tables(x: NDArray[np.float32], parties: int = 2) -> dict[str, NDArray[np.float32]]:
@@ -87,7 +91,7 @@ def accuracy(data: Data, trees: int, depth: int, seeds: int, quick: bool) -> lis
         bar = BARS.get(data.title) if (q, epsilon) == (16, 4.0) else None
         rows.append({
             "data": data.title,
-            "buckets": q,
+            "buckets": q or "by epsilon",
             "epsilon a value": "none" if epsilon == math.inf else f"{epsilon:g}",
             "a person": "none" if epsilon == math.inf else f"{epsilon * (x.shape[1] // 2):g}",
             "AUC": f"{mean(found):.4f}",
@@ -236,6 +240,7 @@ def main() -> None:
         return
     if not options.speed:
         sets = [(give_me_some_credit(), 20, 3), (default_of_credit_card_clients(), 20, 3), (susy(), 60, 4)]
+        sets += [(higgs(), 20, 3), (adult(), 20, 3)]
         rows = [row for data, trees, depth in sets for row in accuracy(data, trees, depth, seeds, options.quick)]
         report("federboost_vertical", rows, quick=options.quick)
     large, small = flights(), give_me_some_credit()

@@ -144,7 +144,7 @@ JOBS = {
         most_rows=5_000,
     ),
     "FedXGBoost-LDP, epsilon 1 a tree": Job(
-        FedXGBoostLDP(),
+        FedXGBoostLDP(mechanism="piecewise"),
         "columns",
         f"{NOISY}; passive: gradients under noise, epsilon 1 for every tree, and which rows go left at every split",
     ),

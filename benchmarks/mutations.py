@@ -70,7 +70,7 @@ def jobs() -> dict[str, Callable[[], Any]]:
         "secureboost, ou": columns(treaty.SecureBoost(encryption="ou", **exact, **short)),
         "fedxgboost-smm": columns(treaty.FedXGBoostSMM(**exact)),
         "fedxgboost-smm, dealer": columns(treaty.FedXGBoostSMM(backend="dealer", **exact)),
-        "fedxgboost-ldp": columns(treaty.FedXGBoostLDP(epsilon=8.0)),
+        "fedxgboost-ldp": columns(treaty.FedXGBoostLDP(mechanism="piecewise", epsilon=8.0)),
         "federboost-vertical": columns(treaty.FederBoostVertical()),
         "federboost-horizontal": rows(treaty.FederBoostHorizontal(), by_row),
         "fedxgb": rows(treaty.FedXGB(edges=2, expose="model"), of_users),

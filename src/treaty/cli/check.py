@@ -5,6 +5,7 @@ These commands print their help, or begin to compile, before they import what th
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -102,6 +103,53 @@ def check(
         raise typer.Exit(2)
     if not all(finding.fine for finding in others):
         raise typer.Exit(1)
+
+
+def plan(
+    job: Annotated[Path, typer.Argument(help="The job file.")],
+    rows: Annotated[int, typer.Option(min=1, help="Rows to train on, as far as their number is known.")],
+    columns: Annotated[
+        list[str] | None, typer.Option(help="A party's number of columns, PARTY=N (default 10); may be repeated.")
+    ] = None,
+    epsilon: Annotated[
+        list[float] | None, typer.Option(help="Of a label, gradient or value; may be repeated. Default: the job's.")
+    ] = None,
+    rarer: Annotated[float, typer.Option(min=1e-4, max=0.5, help="Share of the rarer class of two.")] = 0.5,
+    trust: Trust = None,
+) -> None:
+    """Forecast what noise costs before any epsilon is spent: what a person pays, and how much less a model learns.
+
+    The forecast follows from rows, columns, parties and epsilon alone: no table is read, and nothing is sent.
+    """
+    from treaty.runs.job_files import load_job
+    from treaty.systems.expected import Shape
+
+    described = load_job(job)
+    system, roles, settings = described.system, described.roles(), described.settings()
+    if system.forecast is None:
+        raise ConfigError(
+            f"no forecast for protocol {system.name!r}: what its noise costs has not been measured; train on public or "
+            "made-up rows instead"
+        )
+    sizes = dict.fromkeys(roles.owners, 10)
+    for given in columns or ():
+        party, _, number = given.partition("=")
+        if party not in sizes or not number.isdecimal():
+            raise ConfigError(f"expected --columns PARTY=N of one of {', '.join(sizes)}, got {given!r}")
+        sizes[party] = int(number)
+    shape = Shape(rows=rows, columns=sizes, slots={}, classes=described.classes, rarer=rarer)
+    asked: list[float | None] = [*epsilon] if epsilon else [None]
+    for one in asked:
+        if one is not None and not 0.0 < one < math.inf:
+            raise ConfigError(f"expected --epsilon to be a finite number above 0, got {one}")
+        found = system.forecast(roles, *settings, shape, one)
+        paid = ", ".join(f"{amount:g} at {party}" for party, amount in found.epsilon.items())
+        low, high = found.between
+        of = "the job's epsilon" if one is None else f"epsilon {one:g}"
+        say(
+            f"{of}: a person pays {paid}; about {found.lost:.1%} of what a model without noise learns is lost "
+            f"({low:.1%} to {high:.1%})"
+        )
 
 
 def disclosures(

@@ -26,7 +26,7 @@ from treaty.machine.process import ended_by_signals
 _COMMANDS = {
     name: (module, panel)
     for module, panel, names in (
-        ("check", None, ("demo", "check", "disclosures")),
+        ("check", None, ("demo", "check", "plan", "disclosures")),
         ("jobs", None, ("train", "predict", "explain", "serve")),
         ("results", None, ("show", "report")),
         ("scorecards", None, ("scorecard",)),

@@ -168,18 +168,22 @@ def best_for_numbers(epsilon: float) -> str:
     return min(MECHANISMS, key=lambda kind: float(variance(kind, np.array([0.5]), epsilon)[0]))
 
 
+def noise_variance(mechanism: str, epsilon: float) -> float:
+    """Return the variance of a released label or gradient in units of half its range: at its ends, or for numbers."""
+    kind, place = ("duchi" if mechanism == "label_rr" else mechanism), 1.0
+    if mechanism == "target":
+        kind, place = best_for_numbers(epsilon), 0.5
+    return float(variance(kind, np.array([place]), epsilon)[0])
+
+
 def fitted_lambda(mechanism: str, epsilon: float) -> float:
     """Return the `reg_lambda` that suits gradients, or labels, released through a mechanism at this epsilon.
 
     A leaf of n rows has the weight -G / (H + lambda), and noise of variance v on a row's gradient adds n v to that of
     G. If leaf weights would be spread by d without noise, and a row's hessian is h, the least error is where lambda is
-    v / (h d^2). `_OF_VARIANCE` stands for 1 / (h d^2), in units of half the range of a gradient, or of a numeric label;
-    it was chosen on tables (docs/fedxgboost.md).
+    v / (h d^2). `_OF_VARIANCE` stands for 1 / (h d^2), in units of half a range (docs/fedxgboost.md).
     """
-    mechanism, place = {"label_rr": ("duchi", 1.0), "target": (best_for_numbers(epsilon), 0.5)}.get(
-        mechanism, (mechanism, 1.0)
-    )
-    return float(f"{1.0 + _OF_VARIANCE * float(variance(mechanism, np.array([place]), epsilon)[0]):.3g}")
+    return float(f"{1.0 + _OF_VARIANCE * noise_variance(mechanism, epsilon):.3g}")
 
 
 def variance(mechanism: str, t: Floats, epsilon: float) -> Floats:

@@ -42,6 +42,7 @@ class Shape:
     slots: Mapping[str, int]
     classes: int = 2
     threads: int = 1
+    rarer: float = 0.5
     halved: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
@@ -74,6 +75,19 @@ class Expected:
         for a, b in pairs:
             self.send(a, b, AGREEMENT)
             self.send(b, a, AGREEMENT)
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What noise is expected to cost: the `epsilon` of a person at each party, and what the model learns less.
+
+    `lost` is the share of what a model without noise gains over guessing: of AUC above 1/2, or of explained variance.
+    `between` is its range, see docs/jobs.md, which says how far trainings on other tables were from it.
+    """
+
+    epsilon: dict[str, float]
+    lost: float
+    between: tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)

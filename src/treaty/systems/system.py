@@ -21,7 +21,7 @@ from treaty.data.table import Schema, Table
 from treaty.messaging.certificates import Signer
 from treaty.models.checkpoints import Keeper
 from treaty.privacy.ledger import EpsilonLimits
-from treaty.systems.expected import Expected, Shape, not_expected
+from treaty.systems.expected import Expected, Forecast, Shape, not_expected
 from treaty.systems.leakage import Routes, Stage, learned
 from treaty.systems.observers import Evidence, Observers
 from treaty.systems.options import CommonOptions, SystemOptions, Term, given, public_terms
@@ -325,6 +325,9 @@ class System:
     warm_up: Callable[[Any], list[Any]] = lambda options: []
     # ``expected(roles, options, common, shape) -> Expected``: what a training takes; ConfigError without a formula
     expected: Callable[[Roles, Any, Any, Shape], Expected] = without_formula
+    # ``forecast(roles, options, common, shape, epsilon) -> Forecast``: what noise costs at an epsilon (None: the
+    # options'); None where that has not been measured
+    forecast: Callable[[Roles, Any, Any, Shape, float | None], Forecast] | None = None
     # with ``split="none"``: ``alone(tables, inputs) -> {name: part}``, trains in one place
     alone: Callable[[Mapping[str, Table], RoleInput[Any, Any]], dict[str, Any]] | None = None
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from treaty.models.trees import ModelPart
-from treaty.systems.expected import Expected, Shape, Trees
+from treaty.privacy.randomised_response import chances
+from treaty.systems.expected import Expected, Forecast, Shape, Trees
 from treaty.systems.federboost_vertical.buckets import Buckets, ChosenSplits, HeldBuckets, SameBuckets, UsedColumns
 from treaty.systems.federboost_vertical.federboost_vertical import active, passive
 from treaty.systems.federboost_vertical.options import FederBoostVertical
@@ -16,6 +18,9 @@ from treaty.systems.vertical import leakage
 from treaty.systems.vertical.contributions import IN_THE_CLEAR
 from treaty.systems.vertical.messages import Start
 from treaty.systems.vertical.training import roles_by_column
+
+# of what noisy columns tell less, that which others do not tell as well
+_USUAL_SHARE = 0.4
 
 
 def conclusions(
@@ -77,6 +82,22 @@ def expected(roles: Roles, options: FederBoostVertical, common: BoostingOptions,
     return found
 
 
+def forecast(
+    roles: Roles, options: FederBoostVertical, common: BoostingOptions, shape: Shape, epsilon: float | None
+) -> Forecast:
+    """Forecast what noise costs: a noisy column tells as much less as its buckets are mixed up."""
+    own = options if epsilon is None else replace(options, epsilon=epsilon, epsilon_person=None)
+    paid, unknown, columns = dict[str, float](), 0.0, sum(shape.columns.values())
+    for peer in roles.owners:
+        if peer != roles.active:
+            of_peer = shape.columns[peer]
+            each = own.value_epsilon if own.epsilon_person is None else own.epsilon_person / max(1, of_peer)
+            paid[peer] = each * of_peer
+            unknown += of_peer / max(1, columns) * (1.0 - chances(own.most_buckets(each), each)[1])
+    # how much of what can be learned is in the noisy columns is not known beforehand
+    return Forecast(paid, _USUAL_SHARE * unknown, (0.0, unknown))
+
+
 ROUTES = leakage.by_stage(
     routes(
         AGREEMENT,
@@ -105,6 +126,7 @@ SYSTEM = System(
     conclusions=conclusions,
     routes=ROUTES,
     expected=expected,
+    forecast=forecast,
     on_clusters=lambda options: frozenset({"active"}),
     has_model=frozenset({"active", "passive"}),
     pays_once=True,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from treaty.errors import ConfigError
 from treaty.models.trees import ModelPart
-from treaty.privacy.mechanisms import MECHANISMS, randomise
-from treaty.systems.expected import ROUND_TRIP, Expected, Shape, Trees
+from treaty.privacy.mechanisms import MECHANISMS, noise_variance, randomise
+from treaty.systems.expected import ROUND_TRIP, Expected, Forecast, Shape, Trees
 from treaty.systems.fedxgboost_ldp import scoring
 from treaty.systems.fedxgboost_ldp.fedxgboost_ldp import active, passive
 from treaty.systems.fedxgboost_ldp.options import FedXGBoostLDP
@@ -72,6 +75,30 @@ def expected(roles: Roles, options: FedXGBoostLDP, common: BoostingOptions, shap
     return found
 
 
+# n rows leave out the share _LEFT / n^_POWER of what can be learned; columns hardly mattered (docs/jobs.md)
+_LEFT, _POWER = 4.0, 0.6
+# variance of numbers in their stated range, in units of half the range
+_USUAL_SPREAD = 0.16
+
+
+def forecast(
+    roles: Roles, options: FedXGBoostLDP, common: BoostingOptions, shape: Shape, epsilon: float | None
+) -> Forecast:
+    """Forecast what noise costs: labels with noise are worth as much as fewer labels without."""
+    own = options if epsilon is None else replace(options, epsilon=epsilon)
+    if own.mode == "paper":
+        raise ConfigError("mode='paper' sends exact sums beside the noise, so that no epsilon holds: use mode='safe'")
+    noise, trees = noise_variance(own.noise_mechanism, own.noise_epsilon), 1
+    if own.adds_noise:
+        # each tree's noise is its own, and half of the trees average it out
+        trees = common.most_rounds * (shape.classes if shape.classes > 2 else 1)
+        noise /= max(1.0, common.most_rounds / 2.0)
+    spread = _USUAL_SPREAD if own.label_range is not None else 4.0 * shape.rarer * (1.0 - shape.rarer)
+    left, least = (_LEFT * (more / shape.rows) ** _POWER for more in (1.0 + noise / spread, 1.0))
+    lost = min(1.0, left - least)
+    return Forecast({roles.active: trees * own.noise_epsilon}, lost, (lost / 3.0, min(1.0, 3.0 * lost)))
+
+
 _PAPER = When('mode="paper"', lambda options, common: options.mode == "paper")
 _SAFE = When('mode="safe"', lambda options, common: options.mode != "paper")
 
@@ -112,6 +139,7 @@ SYSTEM = System(
     conclusions=conclusions,
     routes=ROUTES,
     expected=expected,
+    forecast=forecast,
     has_model=frozenset({"active", "passive"}),
     pays_once=True,
     **IN_THE_CLEAR,
