@@ -92,7 +92,7 @@ def cohorts_of(users: int, rounds: int, lost: float, period: int, gone: int, see
         event = bool(lost) and tree % period == 0
         lost_now = set(rng.choice(left, int(lost * len(left)), replace=False).tolist()) if event else away
         there = [name for name in [*left, *leaving] if event or name not in away]
-        ordered = select({name: standings[name] for name in there}, running, Rules(), rng)
+        ordered = select({name: standings[name] for name in there}, running, rng)
         running = cohorts.begin(ordered, sorted(set(left) - set(there))) or []
         came = [name for name in running if name not in lost_now | leaving]
         running = (cohorts.keep(came) if came else None) or []
@@ -147,7 +147,7 @@ def opened_cohorts(users: int, group_size: int | None, seed: int) -> list[frozen
     for _ in range(100):
         away = set(rng.choice(names, int(0.2 * users), replace=False).tolist())
         there = {name: UserStanding() for name in names if name not in away}
-        running = cohorts.begin(select(there, running, rules, rng), sorted(away)) or []
+        running = cohorts.begin(select(there, running, rng), sorted(away)) or []
         if running:
             cohorts.open(running)
             opened.append(frozenset(running))

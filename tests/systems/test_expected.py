@@ -96,8 +96,9 @@ HORIZONTAL: dict[str, tuple[Any, int, dict[str, Any]]] = {
     "federboost": (treaty.FederBoostHorizontal(), 3, TREES),
     "federboost, leaves": (treaty.FederBoostHorizontal(), 3, {**TREES, **LEAVES}),
     "fedxgb, model": (treaty.FedXGB(expose="model"), 9, TREES),
-    "fedxgb, shamir": (treaty.FedXGB(), 9, TREES),
-    "fedxgb, additive": (treaty.FedXGB(comparison="additive"), 9, TREES),
+    "fedxgb": (treaty.FedXGB(), 9, TREES),
+    "fedxgb, shamir": (treaty.FedXGB(comparison="shamir"), 9, TREES),
+    "fedxgb, committees": (treaty.FedXGB(edges=5), 15, TREES),
 }
 
 

@@ -71,7 +71,7 @@ JOBS: dict[str, list[Played]] = {
     ],
     "fedxgb": [
         Played({"n_estimators": 1}),
-        Played({"comparison": "additive"}),
+        Played({"comparison": "shamir"}),
         Played({"expose": "model"}),
         Played({"expose": "paper", "allow_insecure": True}),
         Played({**PAPER, "expose": "model"}),

@@ -96,7 +96,7 @@ def play_domain(sums=DomainSums, script=lambda domain: [domain.total(1, LENGTH)]
 
     def member(party):
         credentials = Credentials(party, "authority", "user")
-        party.send("edge", UserOffer(credentials.certified, 1.0, 1.0))
+        party.send("edge", UserOffer(credentials.certified))
         kind = PaperUserSums if paper else UserSums
         mine = kind(party, "edge", credentials, server_seed(party.name), (leaves or {}).get(party.name))
         held, kinds = None, (Domain, Cohort, Call, TrainingEnd)

@@ -41,7 +41,7 @@ def playing(
         alive = names[min(gone, tree // 10) :]
         away = set(rng.choice(alive, int(lost * len(alive)), replace=False).tolist())
         there = [name for name in alive if name not in away]
-        ordered = select({name: UserStanding() for name in there}, running, Rules(), rng)
+        ordered = select({name: UserStanding() for name in there}, running, rng)
         running = cohorts.begin(ordered, sorted(away))
         while running:
             came = [name for name in running if rng.random() < 0.95]
@@ -77,9 +77,9 @@ def test_no_combination_of_all_sums_shows_fewer_than_three_users_where_training_
 def test_standings_go_on_from_the_file(tmp_path):
     keeper, cohorts = Keeper(tmp_path / "edge.checkpoint", party="edge"), begun()
     DomainFile(keeper, "edge", "0" * 32, {"u1": UserStanding(called=5, lost=2)}).write(cohorts)
-    standings = {"u1": UserStanding(0.5, 0.5), "u2": UserStanding()}
+    standings = {"u1": UserStanding(), "u2": UserStanding()}
     DomainFile(keeper, "edge", "0" * 32, standings).read(Rules(), np.random.default_rng(0))
-    assert standings == {"u1": UserStanding(0.5, 0.5, called=5, lost=2), "u2": UserStanding()}
+    assert standings == {"u1": UserStanding(called=5, lost=2), "u2": UserStanding()}
 
 
 @pytest.mark.parametrize("gone", [0, 8])
@@ -149,7 +149,7 @@ def test_a_domain_gives_sums_in_every_tree_however_long_the_job(count, lost):
     cohorts.open(names)
     for _ in range(200):
         away = set(rng.choice(names, int(lost * count), replace=False).tolist())
-        ordered = select({n: UserStanding() for n in names if n not in away}, running, Rules(), rng)
+        ordered = select({n: UserStanding() for n in names if n not in away}, running, rng)
         running = cohorts.keep(cohorts.begin(ordered, sorted(away)) or []) or []
         sizes.append(len(running))
         if running:
@@ -228,33 +228,19 @@ def test_spare_users_take_the_place_of_lost_ones():
     assert first[0] not in cohort
 
 
-def chosen(standings, running=(), rules=None, seed=0):
-    return select(standings, running, rules or Rules(), np.random.default_rng(seed))
+def chosen(standings, running=(), seed=0):
+    return select(standings, running, np.random.default_rng(seed))
 
 
-def test_who_is_not_active_or_steady_enough_is_not_taken():
+def test_running_users_go_first_then_those_who_were_lost_least():
     standings = {
-        "a": UserStanding(0.5, 0.9),
-        "b": UserStanding(0.4, 0.9),
-        "c": UserStanding(0.9, 0.5),
-        "d": UserStanding(0.9, 0.4),
+        "lost often": UserStanding(called=4, lost=3),
+        "lost once": UserStanding(called=4, lost=1),
+        "never called": UserStanding(),
+        "running": UserStanding(called=9, lost=9),
     }
-    assert set(chosen(standings, rules=Rules(min_activity=0.5, min_stability=0.5))) == {"a", "c"}
-    assert set(chosen(standings)) == set("abcd")
-
-
-def test_running_users_go_first_then_the_steadiest():
-    standings = {
-        "lost often": UserStanding(1.0, 1.0, called=4, lost=3),
-        "lost once": UserStanding(1.0, 1.0, called=4, lost=1),
-        "never called": UserStanding(1.0, 1.0),
-        "idle": UserStanding(0.1, 1.0),
-        "shaky": UserStanding(1.0, 0.5),
-        "running": UserStanding(0.01, 0.01, called=9, lost=9),
-    }
-    wanted = ["running", "never called", "lost once", "shaky", "lost often", "idle"]
     for seed in range(5):
-        assert chosen(standings, ["running"], seed=seed) == wanted
+        assert chosen(standings, ["running"], seed=seed) == ["running", "never called", "lost once", "lost often"]
         assert chosen(standings, seed=seed)[0] == "never called"
 
 

@@ -22,9 +22,10 @@ def learned(edges: int = 3, **options: Any) -> dict[str, list[str]]:
     ("options", "role", "told", "not_told"),
     [
         ({}, "user", "the slot in the complete tree at each level", "splits and leaf values of all trees"),
-        ({}, "edge", "while at most 1 of 3 edge servers", "splits and leaf values of all trees"),
-        ({"comparison": "additive"}, "edge", "while no two of the first three edge servers", "at most 1 of 3"),
-        ({"comparison": "additive"}, "user", "the slot in the complete tree at each level", "splits and leaf values"),
+        ({}, "edge", "while at most 1 of the 3 edge servers of a committee", "splits and leaf values of all trees"),
+        ({}, "edge", 'one deals random numbers (comparison="additive")', "splits and leaf values of all trees"),
+        ({"comparison": "shamir"}, "edge", "while at most 1 of the 3 edge servers", "deals random numbers (comp"),
+        ({}, "user", "the slot in the complete tree at each level", "splits and leaf values"),
         ({"expose": "model"}, "user", "splits and leaf values of all trees", "the slot in the complete tree"),
         ({"expose": "model"}, "edge", "splits and leaf values of all trees", "their shares"),
         ({}, "server", "the sum of these alone, who are 3 or more", "min_child_samples"),
@@ -50,11 +51,17 @@ def test_what_each_role_learned_depends_on_the_options(options, role, told, not_
     assert not_told not in found
 
 
-def test_as_many_edge_servers_may_collude_as_the_text_says():
-    for edges, bound in ((4, 1), (5, 2), (10, 4)):
-        (fact,) = (fact for fact in learned(edges)["edge"] if "look at their shares together" in fact)
-        assert f"at most {bound} of {edges}" in fact
-        assert f"; {bound + 1} of them have" in fact
+@pytest.mark.parametrize(
+    ("edges", "own", "size", "bound"),
+    [(3, {}, 3, 1), (10, {}, 3, 1), (4, {"comparison": "shamir"}, 4, 1), (10, {"comparison": "shamir"}, 10, 4),
+     (10, {"comparison": "shamir", "committee": 5}, 5, 2)],
+)  # fmt: skip
+def test_as_many_edge_servers_may_collude_as_the_text_says(edges, own, size, bound):
+    (fact,) = (fact for fact in learned(edges, **own)["edge"] if "look at what they have together" in fact)
+    assert f"at most {bound} of the {size} edge servers of a committee" in fact
+    assert f"; {bound + 1} of one have" in fact
+    assert ("every user's rows" in fact) == (size == edges)
+    assert ("the next ones, in the job's order" in fact) == (size < edges)
 
 
 def test_before_training_it_is_not_known_how_small_groups_were():

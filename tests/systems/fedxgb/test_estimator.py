@@ -33,6 +33,8 @@ def estimator(task, protocol="fedxgb", **options):
     kind = treaty.GBDTRegressor if task == "regression" else treaty.GBDTClassifier
     if protocol == "fedxgb":
         options = {"expose": "model", **options}
+    elif protocol == "federboost-horizontal":
+        options = {"bins": "approximate", **options}  # as a crowd's
     return flat(kind, protocol, **{**OPTIONS, "base_score": 150.0 if task == "regression" else 0.5, **options})
 
 

@@ -12,7 +12,7 @@ from treaty.errors import PeerProtocolError, TreatyError
 from treaty.messaging.messages import Array
 from treaty.systems.fedxgb import conversation
 from treaty.systems.fedxgb.conversation import ServerLimits, SumLimit, terms_of
-from treaty.systems.fedxgb.messages import MOST_VOID, KnownSplits, LeafShares, RoundStart, RowSummary, Sum, Turn
+from treaty.systems.fedxgb.messages import MOST_VOID, KnownSplits, LeafShares, RoundStart, RowSummary, SplitShares, Sum
 from treaty.systems.fedxgb.secfind import ATTEMPTS, DomainSums
 from treaty.systems.fedxgb.system import SYSTEM
 from treaty.systems.horizontal.quantiles import MOST_ROUNDS, Count, ProbeRequest
@@ -138,7 +138,7 @@ def test_a_sum_may_be_tried_a_few_times_and_numbers_rise():
 
 
 NONE = Array("int32", (0,), b"")
-LEVELS = {"model": KnownSplits(NONE, NONE), "others": Turn(leaves=False)}
+LEVELS = {"model": KnownSplits(NONE, NONE), "shares": SplitShares(NONE, NONE)}
 
 
 @pytest.mark.parametrize("kind", LEVELS)
@@ -183,7 +183,7 @@ def test_a_round_begins_again_before_its_first_level_alone_and_so_often_in_a_job
         counted.take(RoundStart(NONE, NONE))
         for _ in range(MOST_VOID // 2):
             counted.take(RoundStart(NONE, NONE))
-        counted.take(Turn(leaves=False))
+        counted.take(SplitShares(NONE, NONE))
     with pytest.raises(PeerProtocolError, match="2 rounds at most, got more - from server"):
         counted.take(RoundStart(NONE, NONE))
     counted = ServerLimits("server", 2, 3, MOST_ROUNDS)

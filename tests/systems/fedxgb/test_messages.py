@@ -16,11 +16,7 @@ from treaty.systems.fedxgb.secfind import Crowd
 ORDERS = {
     (expose, kind): order(FedXGB(expose=expose, allow_insecure=True))
     for expose in (None, "nothing", "paper", "model")
-    for kind, order in {
-        "user": user_order,
-        "holder": lambda options: edge_order(options, holds_shares=True),
-        "other edge": lambda options: edge_order(options, holds_shares=False),
-    }.items()
+    for kind, order in {"user": user_order, "edge": edge_order}.items()
 }
 
 

@@ -114,7 +114,7 @@ def test_shares_of_rows_are_uniform_to_as_many_edge_servers_as_may_collude(edges
         other = {f"p{k}": other[f"p{k % 9}"] for k in range(users)}
 
     def received(inputs):
-        options = options_of(n_estimators=1, max_depth=1)
+        options = options_of(n_estimators=1, max_depth=1, comparison="shamir")
         others = ["server", *(f"edge{k}" for k in range(edges))]
         crowded = play_crowd(inputs, options, classes, edges=edges, record_content=True, tolerate=others)
         found = []

@@ -184,7 +184,7 @@ def test_users_of_a_job_are_those_with_rows_to_predict_wherever_they_come_from(t
 
 
 def test_limits_are_counted_over_runs_in_the_store(tmp_path, monkeypatch, model):
-    job = load_job(write_job(tmp_path, model, max_queries=20))
+    job = load_job(write_job(tmp_path, model, max_queries=20, comparison="shamir"))
     job = msgspec.structs.replace(job, store=str(tmp_path / "kept"))
     assert_right(model, play(monkeypatch, job)[0])
     found, said = play(monkeypatch, job)

@@ -1,8 +1,7 @@
 """Which users of a domain take part in a tree, whose vectors are left out of a sum, and what is kept of it on disk.
 
-**Selection.** Users who answer the call qualify if their activity and stability are at least what the edge server asks.
-Users of the running cohort are taken first, then the steadiest (stability times activity, times the share of calls at
-which the edge server itself did not lose them); ties are broken at random.
+**Selection.** Of the users who answer the call, those of the running cohort are taken first, then those whom the edge
+server has lost at the smallest share of its calls; ties are broken at random.
 
 **What may be opened.** Two opened sums whose cohorts differ by a few users give away those few users' sum. Many sums
 of numbers that stay the same from tree to tree, such as rows by bin at the root, give away all their linear
@@ -55,10 +54,8 @@ _ZERO = 1e-7  # sines, and squares of sines, below it are rounding errors
 
 @dataclass(slots=True)
 class UserStanding:
-    """What a user states of itself, and for how many trees its edge server called or lost it."""
+    """For how many trees an edge server called or lost a user."""
 
-    activity: float = 1.0  # from 0 to 1: how much of the time it is in use
-    stability: float = 1.0  # from 0 to 1: how much of the time it is connected without a break
     called: int = 0
     lost: int = 0
 
@@ -68,29 +65,16 @@ class Rules:
     """How a domain's cohort is chosen."""
 
     most: int | None = None  # users of a cohort, if it has more than one group; None: no limit
-    min_activity: float = 0.0
-    min_stability: float = 0.0
     least_change: int = 3  # users by which cohorts differ, if they do; and of a group
     whole: bool = False  # sums are over whole groups alone
 
 
-def select(
-    standings: Mapping[str, UserStanding], running: Collection[str], rules: Rules, rng: np.random.Generator
-) -> list[str]:
-    """Return the users who qualify, in the order in which they are taken; `running` is the last cohort."""
-
-    def steadiness(name: str) -> float:
-        of = standings[name]
-        return of.activity * of.stability * (1.0 - of.lost / max(1, of.called))
-
-    qualified = [
-        name
-        for name, standing in standings.items()
-        if standing.activity >= rules.min_activity and standing.stability >= rules.min_stability
-    ]
+def select(standings: Mapping[str, UserStanding], running: Collection[str], rng: np.random.Generator) -> list[str]:
+    """Return users in the order in which they are taken; `running` is the last cohort."""
+    lost = {name: of.lost / max(1, of.called) for name, of in standings.items()}
     # ties are broken at random: names must not decide who takes part
-    lots = dict(zip(qualified, rng.random(len(qualified)).tolist(), strict=True))
-    return sorted(qualified, key=lambda name: (name not in running, -steadiness(name), lots[name]))
+    lots = dict(zip(standings, rng.random(len(standings)).tolist(), strict=True))
+    return sorted(standings, key=lambda name: (name not in running, lost[name], lots[name]))
 
 
 def permitted(cohort: Collection[str], earlier: Iterable[frozenset[str]], least_change: int) -> bool:

@@ -45,7 +45,6 @@ from treaty.systems.fedxgb.messages import (
     Sum,
     Task,
     TrainingEnd,
-    Turn,
     UserOffer,
     Users,
     Values,
@@ -87,9 +86,7 @@ def user_order(options: FedXGB) -> Table:
     trees: dict[str, Table] = {
         "model": {"tree": {**sums, KnownSplits: "tree", Values: "between trees"}},
         "paper": {"tree": {**sums, ShownSplits: "compared", Values: "between trees"}, "compared": {Sides: "tree"}},
-        "nothing": {
-            "tree": {**sums, SideShares: "tree", ValueShares: "between trees", Turn: ("tree", "between trees")}
-        },
+        "nothing": {"tree": {**sums, SideShares: "tree", ValueShares: "between trees"}},
     }
     return {
         "begun": {Domain: "domain"},
@@ -100,7 +97,7 @@ def user_order(options: FedXGB) -> Table:
     }
 
 
-def edge_order(options: FedXGB, *, holds_shares: bool) -> Table:
+def edge_order(options: FedXGB) -> Table:
     """Return which messages an edge server may receive from the server, from state "domain" to "over"."""
     sums: dict[type[Message], str | tuple[str, str]] = {**_IN_VAIN, Sum: "tree"}
     trees: dict[str, Table] = {
@@ -109,9 +106,7 @@ def edge_order(options: FedXGB, *, holds_shares: bool) -> Table:
         "nothing": {
             "tree": {**sums, SplitShares: "below"},
             "below": {Sum: "below", SplitShares: "below", LeafShares: "between trees"},
-        }
-        if holds_shares
-        else {"tree": {**sums, Turn: ("tree", "between trees")}},
+        },
     }
     return {
         "domain": {Count: "counted"},
@@ -184,13 +179,13 @@ class ServerLimits:
                 self._check(self.rounds <= self._n_estimators, f"{self._n_estimators} rounds at most")
                 self._check(self._void <= MOST_VOID, f"{MOST_VOID} rounds at most that begin again")
                 self.sums.due()
-            case KnownSplits() | ShownSplits() | SplitShares() | Turn(leaves=False):
+            case KnownSplits() | ShownSplits() | SplitShares():
                 # splits end a level, and ask for the next sum
                 self._levels += 1
                 self._check(self._levels <= self._max_depth, f"{self._max_depth} levels in a tree at most")
                 # below the last level there is nothing to sum
                 self.sums.due(one=self._levels < self._max_depth)
-            case Values() | LeafShares() | Turn(leaves=True):
+            case Values() | LeafShares():
                 self._observers.round_finished(self.rounds, None)
 
     def _check(self, fine: bool, expected: str) -> None:
@@ -235,7 +230,7 @@ class Instructions:
                     self._limit.take(message.number, message.attempt)
                     # the edge server may move on while this user waits for a sum's next step
                     self._held = self._give(message)
-                case SideShares() | Sides() | ValueShares() | Turn():  # for this user alone
+                case SideShares() | Sides() | ValueShares():  # for this user alone
                     self._limit.due()
                     return message
                 case _:
@@ -373,8 +368,7 @@ def open_domain(inputs: RoleInput[FedXGB]) -> OpenDomain:
     task = receive_task(inputs, server, credentials)
     # masks among edge servers, of which two are enough: the domains' sums are masked already
     membership = Membership(party, server, edges, inputs.vouching, b"fedxgb edges", SumRules(allow_two=True))
-    # what users say of themselves; the edge server counts calls and losses
-    standings = {name: UserStanding(offer.activity, offer.stability) for name, offer in offers.items()}
+    standings = {name: UserStanding() for name in offers}
     file = DomainFile(inputs.keeper, party.name, task.model_id, standings)
     send_each_or_leave_out(party, dict.fromkeys(offers, task), patience)
     keys = {name: offer.keys for name, offer in offers.items() if name in party.peers}
@@ -423,7 +417,7 @@ def join_domain(inputs: RoleInput[FedXGB], edge: str) -> JoinedUser:
     party, name = inputs.party, inputs.party.name
     sums_as = PaperUserSums if paper_mode(inputs.options) else UserSums
     credentials = Credentials(party, authority_of(inputs.roles), "user")
-    party.send(edge, UserOffer(credentials.certified, activity=1.0, stability=1.0))  # neither is measured here
+    party.send(edge, UserOffer(credentials.certified))
     task = receive_task(inputs, edge, credentials)
     schema = schema_of(task.names, task.categories, task.origins)
     rows = common_rows(inputs.rows, schema, inputs.classes, task.classes, name)

@@ -188,7 +188,7 @@ class DomainCohort(SumAggregator):
         # bounds and bins hold for rows in the first sum alone
         counted = frozenset(self.there if self._cohorts.users is None else self._cohorts.users)
         standings = {name: self._standings[name] for name in answered if name in counted}
-        ordered = select(standings, self._running, self._rules, self._rng)
+        ordered = select(standings, self._running, self._rng)
         away = sorted(counted.intersection(self.there).difference(answered))
         before = self._cohorts.running
         cohort = sorted(ordered) if everybody else self._cohorts.begin(ordered, away)

@@ -45,13 +45,11 @@ class CertifiedKeys(Message):
     signature: bytes
 
 
-@leaks("its keys; how active and steady it says it is", "control")
+@leaks("its keys", "control")
 class UserOffer(Message):
-    """A user's certified keys, and how active and how steadily connected it is, from 0 to 1."""
+    """A user's certified keys."""
 
     keys: CertifiedKeys
-    activity: Annotated[float, msgspec.Meta(ge=0, le=1)]
-    stability: Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 @leaks("who the users of a domain are, and their keys", "control")
@@ -203,9 +201,9 @@ class HeldRows(Message):
     users: dict[str, int]
 
 
-@leaks_by(edge=("whose rows all of them have", "control"), user=("whose rows all edge servers have", "control"))
+@leaks("whose rows all edge servers have that need them", "control")
 class RowOwners(Message):
-    """Users whose rows all holders of shares have, in the order in which the holders keep them."""
+    """Users whose rows all holders of their shares have, in the order in which the holders keep them."""
 
     users: list[str]
 
@@ -248,18 +246,6 @@ class ValueShares(Message):
     """The sender's shares of the leaf values of some of the receiver's rows, uint64 (trees, rows, *)."""
 
     shares: Array
-
-
-@leaks_by(edge=("that rows go down a level", "control"), user=("that its rows go down a level", "control"))
-class Turn(Message):
-    """The holders now take all rows down a level, or (`leaves`) find their leaf values."""
-
-    leaves: bool
-
-    @property
-    def last(self) -> bool:
-        """Whether it ends the tree."""
-        return self.leaves
 
 
 # ---------------------------------------------------------------- prediction of new rows (`prediction`)

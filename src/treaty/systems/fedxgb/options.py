@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 import msgspec
 import numpy as np
@@ -69,9 +69,13 @@ class FedXGB(SystemOptions):
         which None is in paper mode: all but thresholds, while edge servers see the way of every row, for comparison;
         needs `allow_insecure`.
     comparison : {"shamir", "additive"} or None, default None
-        With ``expose="nothing"``: how edge servers compute on shares of rows and splits. "shamir" (None): all of them,
-        of whom at most (edges - 1) // 2 may collude. "additive": the first two, with random numbers of the third,
-        several times faster; no two of these three may collude.
+        With ``expose="nothing"``: how a committee of edge servers computes on shares of rows and splits. "additive"
+        (None): two of three, with random numbers of the third; no two of the three may collude. "shamir": all of a
+        committee, of whom at most (`committee` - 1) // 2 may collude; several times slower.
+    committee : int or None, default None
+        With ``expose="nothing"``: how many edge servers compute together on a user's rows: the user's own and the next
+        ones, in the job's order. So an edge server's work falls with the number of edge servers. None: 3 under
+        "additive", which takes no other number, and all edge servers under "shamir".
     max_queries : int or None, default None
         With ``expose="nothing"``: how many rows of each user the finished model predicts on shares, over all runs, as
         edge servers count them. None is 100.
@@ -88,6 +92,7 @@ class FedXGB(SystemOptions):
     bins: Literal["exact", "approximate"] | None = None
     expose: Literal["nothing", "paper", "model"] | None = None
     comparison: Comparison | None = None
+    committee: Annotated[int, msgspec.Meta(ge=3)] | None = None
     max_queries: AtLeastOne | None = None
 
     @property
@@ -108,7 +113,15 @@ class FedXGB(SystemOptions):
     @property
     def compares(self) -> Comparison:
         """`comparison`, resolved."""
-        return self.comparison or "shamir"
+        return self.comparison or "additive"
+
+    def committee_size(self, edges: int) -> int:
+        """Return how many of the edge servers compute together on a user's rows."""
+        return self.committee or (ADDITIVE if self.compares == "additive" else edges)
+
+    def may_collude(self, edges: int) -> int:
+        """Return how many edge servers of a committee learn nothing together."""
+        return 1 if self.compares == "additive" else (self.committee_size(edges) - 1) // 2
 
     @property
     def group(self) -> int:
@@ -141,7 +154,12 @@ class FedXGB(SystemOptions):
                 "bisection with rows made up for that, and edge servers every comparison, so the way of all "
                 "rows; it needs allow_insecure=True"
             )
-        named = [name for name in ("comparison", "max_queries") if getattr(self, name) is not None]
+        if self.compares == "additive" and self.committee not in (None, ADDITIVE):
+            raise ConfigError(
+                f'comparison="additive" is between two edge servers and a dealer, got committee={self.committee}: '
+                'leave it out, or take comparison="shamir"'
+            )
+        named = [name for name in ("comparison", "committee", "max_queries") if getattr(self, name) is not None]
         if named and self.exposes != "nothing":
             raise ConfigError(
                 f'{named[0]} is about rows that follow a hidden model, and expose="{self.exposes}" shows it to users; '
@@ -163,6 +181,7 @@ Stage = Literal["call", "setup", "shared", "masked", "prediction"]
 Leaves = Callable[[int, Stage], bool]
 
 SERVER, AUTHORITY = "server", "authority"
+ADDITIVE = 3  # edge servers of a committee: two that compute, and a dealer
 EDGES = 3
 PERIOD = 10  # rounds between dropouts
 _DROPS: tuple[Stage, ...] = get_args(Stage)[1:]
@@ -245,7 +264,7 @@ def check_edges(options: FedXGB, edges: int) -> None:
     """Raise ConfigError when edge servers are too few."""
     least, why = 2, "one would see its domain's sums as the server does"
     if options.hides_model:
-        least, why = 3, "a hidden model is shared among them"
+        least, why = options.committee or 3, "a hidden model is shared among them"
     if edges < least:
         raise ConfigError(f"expected {least} edge servers or more, got {edges}: {why}")
 
@@ -278,15 +297,46 @@ def links(roles: Roles, options: FedXGB) -> dict[str, list[str]]:
     edges, users = list(users_of), [user for of in users_of.values() for user in of]
     authority = roles.having("authority")
     found = {roles.active: [*authority, *edges], **{name: [roles.active, *edges, *users] for name in authority}}
+    reached = {edge: edges if options.hides_model else [edge] for edge in edges}
+    if options.exposes == "nothing":
+        reached = {edge: holders_of(options.compares, committee_of(options, edges, edge).edges) for edge in edges}
     for edge, own in users_of.items():
         others = [other for other in edges if other != edge]
-        found[edge] = [*authority, roles.active, *others, *(users if options.hides_model else own)]
-        found |= {user: [*authority, *(edges if options.hides_model else [edge])] for user in own}
+        here = [user for domain, of in users_of.items() if edge in reached[domain] for user in of]
+        found[edge] = [*authority, roles.active, *others, *here]
+        found |= {user: [*authority, *reached[edge]] for user in own}
     return found
 
 
+class Committee(NamedTuple):
+    """Edge servers that compute together on shares, and the domains whose users' rows these are."""
+
+    edges: list[str]
+    domains: list[str]
+
+
+def committees_of(options: FedXGB, edges: Sequence[str]) -> list[Committee]:
+    """Return who computes with whom, in the order in which all parties play: one after the other.
+
+    An edge server is in as many committees as a committee has members, each with the rows of one domain; all edge
+    servers together are one committee, with all rows.
+    """
+    size = options.committee_size(len(edges))
+    if size == len(edges) and options.compares == "shamir":
+        return [Committee(list(edges), list(edges))]
+    around = [*edges, *edges]
+    # committees that share no edge server come first: they compute at the same time
+    order = [place for first in range(size) for place in range(first, len(edges), size)]
+    return [Committee(around[place : place + size], [edges[place]]) for place in order]
+
+
+def committee_of(options: FedXGB, edges: Sequence[str], domain: str) -> Committee:
+    """Return the committee that has the rows of a domain's users."""
+    return next(of for of in committees_of(options, edges) if domain in of.domains)
+
+
 def holders_of(comparison: Comparison, edges: Sequence[str]) -> list[str]:
-    """Return the edge servers that have shares, in order."""
+    """Return the edge servers of a committee that have shares, in order."""
     return list(edges[:2] if comparison == "additive" else edges)
 
 
@@ -294,7 +344,7 @@ def check_holders(comparison: Comparison, edges: int) -> None:
     """Raise ConfigError if edge servers are too few, or some would have nothing to do."""
     if edges < 3:
         raise ConfigError(f"expected 3 edge servers or more, got {edges}: a hidden model is shared among them")
-    if comparison == "additive" and edges != 3:
+    if comparison == "additive" and edges != ADDITIVE:
         raise ConfigError(
             f'expected 3 edge servers under comparison="additive", two that compare and a dealer, got {edges}; more '
             'hide more under "shamir" alone'
@@ -302,12 +352,12 @@ def check_holders(comparison: Comparison, edges: int) -> None:
 
 
 def roles_of_prediction(places: Mapping[str, PartySpec], active: str, options: FedXGB) -> Roles:
-    """Return who takes part: the server, edge servers (under "additive" the first three), and users with rows.
+    """Return who takes part: the server, the first edge servers, as many as a committee has, and users with rows.
 
     Users need not be those of the training. Raises ConfigError when edge servers are too few, or others have rows.
     """
     edges = [name for name, place in places.items() if place.role == "edge"]
-    edges = edges[:3] if options.compares == "additive" else edges
+    edges = edges[: options.committee_size(len(edges))]
     check_holders(options.compares, len(edges))
     with_rows = [name for name, place in places.items() if place.has_rows and name != active]
     wrong = [name for name in with_rows if places[name].role not in (None, "user")]

@@ -107,16 +107,17 @@ def server(party: Party, part: ModelPart, *, edges: Sequence[str], rules: Predic
     layout = layout_of(bins, np.ones(n_features, np.bool_))
     # so many trees at a time that the shares of a level stay within a message
     at_once = max(1, _NUMBERS // (layout.columns << max(depth - 1, 0)))
-    model = HiddenModel(party, shares_of(rules.comparison, layout, edges))
+    shares = shares_of(rules.comparison, layout, edges)
+    model = HiddenModel(party, [shares])
     for_dealer = messages.DealerTerms(
         part.model_id, list(layout.n_bins), list(layout.categorical), forest.objective.n_outputs, rules.max_queries,
         rules.comparison,
     )  # fmt: skip
     for edge in edges:
-        party.send(edge, terms if edge in model.holders else for_dealer)
+        party.send(edge, terms if edge in shares.holders else for_dealer)
         party.send(edge, messages.ModelSize(len(forest.trees), depth))
     for start in range(0, len(forest.trees), at_once):
-        for edge in model.holders:
+        for edge in shares.holders:
             party.receive(edge, messages.TreesRequest)
         take_down(model, forest.trees[start : start + at_once], part.splits, bins, depth)
 

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from treaty.data.binning import Bins
 from treaty.data.table import Schema
 from treaty.errors import ConfigError, PeerProtocolError
-from treaty.machine.arrays import Flags, Floats, Int32s, Integers
+from treaty.machine.arrays import Flags, Floats, Int32s, Integers, Words
 from treaty.messaging.messages import Array, Message, view
 from treaty.models.checkpoints import Checkpoint
 from treaty.systems.fedxgb import messages
 from treaty.systems.fedxgb.cohorts import DomainFile, drop_earlier_files
 from treaty.systems.fedxgb.domain import DomainCohort
-from treaty.systems.fedxgb.options import FedXGB
+from treaty.systems.fedxgb.options import Committee, FedXGB, committee_of, committees_of
 from treaty.systems.fedxgb.paper import ComparedRows, HiddenThresholds, PaperModel, SeenRows, ShownSplits, Sides
 from treaty.systems.fedxgb.pieces import send_pieces_or_leave_out
 from treaty.systems.fedxgb.secfind import Crowd
@@ -73,8 +73,10 @@ def server_model(inputs: RoleInput[FedXGB], crowd: Crowd, found: FoundBins) -> M
     layout = layout_of(found.bins, found.may_miss)
     if options.exposes == "paper":
         return PaperModel(inputs.party, edges, layout, crowd.broadcast, shown.finish)
-    hidden = HiddenModel(inputs.party, shares_of(options.compares, layout, edges), turns=True)
-    crowd.broadcast(messages.RowOwners(hidden.row_owners()))
+    committees = committees_of(options, edges)
+    hidden = HiddenModel(inputs.party, [shares_of(options.compares, layout, of.edges) for of in committees])
+    users = [[name for name, edge in inputs.roles.edges.items() if edge in of.domains] for of in committees]
+    crowd.broadcast(messages.RowOwners(hidden.row_owners(users)))
     return hidden
 
 
@@ -161,7 +163,9 @@ class EdgeRows:
     def __init__(self, inputs: RoleInput[FedXGB], domain: DomainCohort, file: DomainFile, patience: float) -> None:
         self._inputs, self._party, self._domain, self._file = inputs, inputs.party, domain, file
         self._patience = patience
-        self._rows: SeenRows | HolderRows | Dealer | None = None  # None also if others hold the shares
+        self._seen: SeenRows | None = None
+        # of the committees that this edge server is in, in the order of play
+        self._parts: list[tuple[Committee, HolderRows | Dealer]] = []
 
     def receive(
         self, users: Sequence[str], bins: CommonBins, summary: messages.RowSummary, schema: Schema, *, resumed: bool
@@ -174,19 +178,29 @@ class EdgeRows:
         inputs, party, server = self._inputs, self._party, self._inputs.roles.active
         if not inputs.options.hides_model:
             return
-        edges, comparison = inputs.roles.having("edge"), inputs.options.compares
+        edges, options, homes = inputs.roles.having("edge"), inputs.options, inputs.roles.edges
         found = unpack_bins(bins, schema, inputs.common.bin_limits, server)
         may_miss = view(summary.may_miss, np.bool_, (len(found.n_bins),), peer=server, what="RowSummary.may_miss")
         layout = layout_of(found, may_miss)
-        if inputs.options.exposes == "paper":
-            self._rows = SeenRows(party, edges, server, users, layout, summary.n_rows, self._patience)
+        if options.exposes == "paper":
+            self._seen = SeenRows(party, edges, server, users, layout, summary.n_rows, self._patience)
             return
-        shares = shares_of(comparison, layout, edges)
-        if party.name not in shares.holders:
-            self._rows = Dealer(party, edges, layout) if party.name == shares.others[0] else None
-            return
-        self._rows = hidden = HolderRows(party, server, shares, inputs.threads if inputs.alone else 1)
-        came = hidden.receive(users, summary.n_rows, self._patience)
+        held: dict[str, int] = {}
+        for of in [of for of in committees_of(options, edges) if party.name in of.edges]:
+            shares = shares_of(options.compares, layout, of.edges)
+            if party.name not in shares.holders:
+                self._parts.append((of, Dealer(party, of.edges, layout)))
+                continue
+            hidden = HolderRows(party, server, shares, inputs.threads if inputs.alone else 1)
+            own = [name for name in users if homes.get(name) in of.domains]
+            came = hidden.receive(own, summary.n_rows, self._patience)
+            held |= hidden.take(self._known(came, resumed=resumed))
+            self._parts.append((of, hidden))
+        self._domain.only(party.peers)
+        party.send(server, messages.HeldRows(held))
+
+    def _known(self, came: dict[str, list[Words]], *, resumed: bool) -> dict[str, list[Words]]:
+        """Note whose rows came, or, in a training that is `resumed`, return those that came in the first run."""
         # numbers were packed for the first run's rows: new ones would be led down all finished trees
         digests = {}
         for name, pieces in came.items():
@@ -195,47 +209,56 @@ class EdgeRows:
                 whole.update(np.ascontiguousarray(piece).reshape(-1).data)
             digests[name] = whole.digest()
         if not resumed:
-            self._file.shares = digests
-        for name in [name for name in came if digests[name] != self._file.shares.get(name)]:
+            self._file.shares |= digests
+        others = [name for name in came if digests[name] != self._file.shares.get(name)]
+        for name in others:
             logger.warning(
-                "%s continues without %s: its rows are not those that it shared in the first run", party.name, name
-            )
-            del came[name]
-        self._domain.only(party.peers)
-        party.send(server, messages.HeldRows(hidden.take(came)))
+                "%s continues without %s: its rows are not those that it shared in the first run",
+                self._party.name, name,
+            )  # fmt: skip
+        return {name: pieces for name, pieces in came.items() if name not in others}
 
     def keep(self, owners: messages.RowOwners) -> None:
         """Keep the rows of users whose rows all holders have, and continue with these users alone."""
-        if isinstance(self._rows, HolderRows):
-            self._rows.keep(owners.users)
-        elif isinstance(self._rows, Dealer):
-            self._rows.serve()
+        homes = self._inputs.roles.edges
+        for of, part in self._parts:
+            if isinstance(part, Dealer):
+                part.serve()
+            else:
+                part.keep([name for name in owners.users if homes.get(name) in of.domains])
         self._domain.only(owners.users)
         self._domain.keep()
 
     def start(self) -> None:
         """Put all rows at the root again."""
-        if isinstance(self._rows, SeenRows | HolderRows):
-            self._rows.start()
+        for part in (self._seen, *(part for _, part in self._parts)):
+            if isinstance(part, SeenRows | HolderRows):
+                part.start()
 
-    def move(self, message: HiddenThresholds | messages.SplitShares | messages.LeafShares | messages.Turn) -> None:
+    def move(self, message: HiddenThresholds | messages.SplitShares | messages.LeafShares) -> None:
         """Take all rows down a level, or find their leaf values; send each user the results of its rows."""
-        party, domain, rows = self._party, self._domain, self._rows
-        match message, rows:
-            case HiddenThresholds(), SeenRows():
-                sides = rows.route(message)
-                domain.only(rows.users)
-                send_pieces_or_leave_out(party, {name: sides[name] for name in domain.there}, self._patience)
-                domain.only(party.peers)
-            case messages.SplitShares() | messages.LeafShares(), HolderRows():
-                results = rows.route(message) if isinstance(message, messages.SplitShares) else rows.value(message)
-                there = {name: pieces for name, pieces in results.items() if name in party.peers}
-                send_pieces_or_leave_out(party, there, self._patience)
-                domain.only(party.peers)
-            case messages.Turn(), _:
-                domain.send(dict.fromkeys(domain.there, message))
-                if isinstance(rows, Dealer):
-                    rows.serve()
+        party, domain = self._party, self._domain
+        if isinstance(message, HiddenThresholds):
+            assert self._seen is not None  # by the order of messages
+            sides = self._seen.route(message)
+            domain.only(self._seen.users)
+            send_pieces_or_leave_out(party, {name: sides[name] for name in domain.there}, self._patience)
+        else:
+            self._move_on_shares(message)
+        domain.only(party.peers)
+
+    def _move_on_shares(self, message: messages.SplitShares | messages.LeafShares) -> None:
+        """Play all own committees; `message` has the shares of the first in which this edge server has any."""
+        current: messages.SplitShares | messages.LeafShares | None = message
+        for _, part in self._parts:
+            if isinstance(part, Dealer):
+                part.serve()
+                continue
+            of = current or self._party.receive(self._inputs.roles.active, type(message))
+            results = part.route(of) if isinstance(of, messages.SplitShares) else part.value(of)
+            there = {name: pieces for name, pieces in results.items() if name in self._party.peers}
+            send_pieces_or_leave_out(self._party, there, self._patience)
+            current = None
 
 
 # ---------------------------------------------------------------- user
@@ -287,7 +310,8 @@ class UserRows:
         if options.exposes == "paper":
             self._path = ComparedRows(self._party, edges, edge, layout, codes)
         elif options.hides_model:
-            self._path = SharedRows(self._party, shares_of(options.compares, layout, edges), codes, seed)
+            shares = shares_of(options.compares, layout, committee_of(options, edges, edge).edges)
+            self._path = SharedRows(self._party, shares, codes, seed)
 
     def vector(self) -> Integers:
         """Return this user's part of the next sum, int64 (length,)."""
@@ -316,10 +340,6 @@ class UserRows:
                 self._go_down(path.left({self._edge: message}, trees))
             case messages.ValueShares(), SharedRows() as path:
                 self._add(path.values({self._edge: message}, trees))
-            case messages.Turn(leaves=False), SharedRows() as path:
-                self._go_down(path.left({}, trees))
-            case messages.Turn(), SharedRows() as path:
-                self._add(path.values({}, trees))
 
     def _start(self, start: messages.RoundStart) -> None:
         shard, common, edge = self.shard, self._common, self._edge

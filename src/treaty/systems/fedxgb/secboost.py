@@ -47,7 +47,7 @@ from treaty.models.trees import ModelPart, record_split
 from treaty.systems.fedxgb import conversation, messages
 from treaty.systems.fedxgb.cohorts import drop_earlier_files
 from treaty.systems.fedxgb.domain import Credentials, authority_of, patience_of
-from treaty.systems.fedxgb.options import FedXGB, check_edges, holders_of
+from treaty.systems.fedxgb.options import FedXGB, check_edges
 from treaty.systems.fedxgb.paper import HiddenThresholds, Sides, paper_mode
 from treaty.systems.fedxgb.rows import EdgeRows, Model, UserRows, resend_trees, server_model
 from treaty.systems.fedxgb.secfind import Crowd, find_splits, give_domain_sum
@@ -220,8 +220,7 @@ def edge(inputs: RoleInput[FedXGB]) -> None:
     task, domain = here.task, here.sums
     at_start, bins = domain.transcript.digest, None
     rows = EdgeRows(inputs, domain, here.file, patience)
-    holds_shares = party.name in holders_of(options.compares, edges)
-    order = MessageOrder(conversation.edge_order(options, holds_shares=holds_shares), "domain")
+    order = MessageOrder(conversation.edge_order(options), "domain")
     searches = most_rounds(task.origins, inputs.common.most_bins, exact=options.exact_bins)
     limits = conversation.ServerLimits(
         server, inputs.common.most_rounds, inputs.common.depth, searches, inputs.observers
@@ -237,7 +236,7 @@ def edge(inputs: RoleInput[FedXGB]) -> None:
             inputs.observers.event(VectorGiven(opened))
             continue
         # SecPred
-        if isinstance(message, HiddenThresholds | messages.SplitShares | messages.LeafShares | messages.Turn):
+        if isinstance(message, HiddenThresholds | messages.SplitShares | messages.LeafShares):
             rows.move(message)
             continue
         # all other messages are for all users: pass them on, and masks depend on them from now on
@@ -305,8 +304,6 @@ def user(inputs: RoleInput[FedXGB]) -> Floats:
                 sums.withdraw()
             elif not sums.absent("call"):
                 party.send(edge, messages.Attendance())
-        elif isinstance(
-            message, Sides | messages.KnownSplits | messages.SideShares | messages.ValueShares | messages.Turn
-        ):
+        elif isinstance(message, Sides | messages.KnownSplits | messages.SideShares | messages.ValueShares):
             sums.absent("prediction")
     return own.shard.margins

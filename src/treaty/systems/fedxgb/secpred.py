@@ -22,7 +22,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -36,7 +36,7 @@ from treaty.errors import DataError, PeerProtocolError
 from treaty.messaging.exchanges import take_rows
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
-from treaty.systems.fedxgb.messages import HeldRows, LeafShares, SideShares, SplitShares, Turn, ValueShares
+from treaty.systems.fedxgb.messages import HeldRows, LeafShares, SideShares, SplitShares, ValueShares
 from treaty.systems.fedxgb.pieces import Layout, PieceForm, RowShares, gather_rows, pieces_of, send_shares
 from treaty.systems.fedxgb.shares import Shares, routing_of
 from treaty.trees.slots import VALUE_BITS, SlotSplits
@@ -114,40 +114,41 @@ class SharedRows:
 
 
 class HiddenModel:
-    """The server's part: shares splits and leaf values of trees among the `holders`.
+    """The server's part: shares splits and leaf values of trees, anew for each committee; `shares` has one for each."""
 
-    With `turns` the other edge servers learn when the holders take a step.
-    """
+    def __init__(self, party: Party, shares: Sequence[Shares]) -> None:
+        self._party, self._shares = party, shares
 
-    def __init__(self, party: Party, shares: Shares, *, turns: bool = False) -> None:
-        self._party, self._shares, self.holders = party, shares, shares.holders
-        self._others = shares.others if turns else []
-
-    def row_owners(self) -> list[str]:
-        """Return users whose rows all holders have; PeerProtocolError when there are none."""
+    def row_owners(self, users: Sequence[Collection[str]]) -> list[str]:
+        """Return users whose rows all holders have, given each committee's; PeerProtocolError when there are none."""
         # [SecPred, step 2] holders -> S -> all: whose rows all holders have, in the order in which they keep them
-        have = [self._party.receive(edge, HeldRows).users for edge in self.holders]
-        # the same number of rows at all holders, or shares do not fit together
-        both = [name for name, rows in have[0].items() if all(users.get(name) == rows for users in have[1:])]
-        if not both:
-            raise PeerProtocolError(self.holders[0], "expected some users whose rows all edge servers have, got none")
-        return both
+        holders = dict.fromkeys(edge for of in self._shares for edge in of.holders)
+        have = {edge: self._party.receive(edge, HeldRows).users for edge in holders}
+        found = []
+        for of, own in zip(self._shares, users, strict=True):
+            first, *others = (have[edge] for edge in of.holders)
+            # the same number of rows at all holders, or shares do not fit together
+            found += [n for n, rows in first.items() if n in own and all(other.get(n) == rows for other in others)]
+        if not found:
+            raise PeerProtocolError(next(iter(holders)), "expected some users whose rows all holders have, got none")
+        return found
 
     def split(self, chosen: Sequence[SlotSplits]) -> None:
         """Take all rows down a level, by the splits of each tree."""
         # [SecPred, step 3] S -> each holder: shares of every slot's split, dummies included: a one-hot selector of the
         # column, with the bins of a categorical split or the side of missing values, and a threshold
+        layout = self._shares[0].layout
         encoded = [
-            [self._shares.layout.encode_split(int(f), left) for f, left in zip(of.features, of.left_bins, strict=True)]
+            [layout.encode_split(int(f), left) for f, left in zip(of.features, of.left_bins, strict=True)]
             for of in chosen
         ]
         weights = np.array([[split[0] for split in of_tree] for of_tree in encoded])
         thresholds = np.array([[split[1] for split in of_tree] for of_tree in encoded])
-        shares = self._shares.share(weights, None), self._shares.share(thresholds, None)
-        for edge, of_weights, of_thresholds in zip(self.holders, *shares, strict=True):
-            self._party.send(edge, SplitShares(Array.of(of_weights), Array.of(of_thresholds)))
-        for edge in self._others:
-            self._party.send(edge, Turn(leaves=False))
+        for of in self._shares:
+            # shares of their own for each committee: those of two tell an edge server of both nothing more
+            shares = of.share(weights, None), of.share(thresholds, None)
+            for edge, of_weights, of_thresholds in zip(of.holders, *shares, strict=True):
+                self._party.send(edge, SplitShares(Array.of(of_weights), Array.of(of_thresholds)))
 
     def finish(self, values: NDArray[np.float64]) -> None:
         """Have every user learn the values of its rows, given those of all leaves, float64 (trees, slots)."""
@@ -158,10 +159,9 @@ class HiddenModel:
             )
         # [SecPred, step 4] S -> each holder: shares of the leaf values of all slots
         scaled = np.rint(values * 2.0**VALUE_BITS).astype(np.int64)
-        for edge, shares in zip(self.holders, self._shares.share(scaled, None), strict=True):
-            self._party.send(edge, LeafShares(Array.of(shares)))
-        for edge in self._others:
-            self._party.send(edge, Turn(leaves=True))
+        for of in self._shares:
+            for edge, shares in zip(of.holders, of.share(scaled, None), strict=True):
+                self._party.send(edge, LeafShares(Array.of(shares)))
 
 
 # ---------------------------------------------------------------- edge server

@@ -3,19 +3,23 @@
 ============  =========================================  ==============================================================
 `comparison`  who has shares                             who may collude
 ============  =========================================  ==============================================================
-"shamir"      all edge servers                           at most (edges - 1) // 2 edge servers, with users, or with the
-                                                         server, who knows the model
-"additive"    the first two edge servers; the third      no two of the first three edge servers; each with users, or
+"shamir"      all edge servers of a committee            at most (committee - 1) // 2 of its edge servers, with users,
+                                                         or with the server, who knows the model
+"additive"    the first two of a committee; the third    no two of a committee's three edge servers; each with users, or
               deals random numbers (`Dealer`)            with the server, who knows the model
 ============  =========================================  ==============================================================
+
+A committee (`options.committees_of`) has the rows of one domain's users, or of all. Splits are shared anew for each, so
+an edge server in several has one share of each of several independent sharings. Two edge servers that share no
+committee have nothing together.
 
 A user who colludes adds the results of its own rows, and nothing else. Under "additive" this holds because the first
 two edge servers re-randomise shares before they send them (`FreshShares`), under a seed that they alone have, a new one
 each time that rows are kept. From the shares as they compute them, the dealer and a user would find the model. The
 dealer learns no more than numbers of rows, columns, trees and slots. Adversary: honest but curious.
 
-With three edge servers both forms protect alike: one of them alone has nothing. With five, two may collude under
-"shamir" only. Under "shamir" a wrong share is often noticed, under "additive" never. The server does not deal, though
+In committees of three both forms protect alike: one edge server alone has nothing. In one of five, two may collude
+under "shamir". Under "shamir" a wrong share is often noticed, under "additive" never. The server does not deal, though
 it is assumed not to collude with edge servers: it would learn for how many rows predictions are asked, and all rows
 together with one edge server.
 """

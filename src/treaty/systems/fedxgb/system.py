@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import permutations
+from itertools import permutations, product
 from typing import Any
 
 from treaty.models.trees import ModelPart, RowPredictions
@@ -12,6 +12,7 @@ from treaty.systems.fedxgb.domain import authority, patience_of
 from treaty.systems.fedxgb.options import (
     MAX_QUERIES,
     FedXGB,
+    committees_of,
     domains,
     dropouts,
     helpers,
@@ -122,14 +123,12 @@ def _to_all(sender: tuple[str, ...], receiver: tuple[str, ...]) -> Routes:
 _HIDDEN_MODEL = routes(
     _ROW_SHARES,
     Route(messages.HeldRows, _EDGE, _SERVER),
-    Route(messages.RowOwners, _SERVER, _EDGE, "edge"),
-    Route(messages.RowOwners, _EDGE, _USER, "user"),
+    Route(messages.RowOwners, _SERVER, _EDGE),
+    Route(messages.RowOwners, _EDGE, _USER),
     _MODEL_SHARES,
     _SHARED,
     Route(messages.SideShares, _EDGE, _USER),
     Route(messages.ValueShares, _EDGE, _USER, "training"),
-    Route(messages.Turn, _SERVER, _EDGE, "edge"),
-    Route(messages.Turn, _EDGE, _USER, "user"),
     _DEALT,
     reference="Liu et al., ICDCS 2020, SecPred; docs/fedxgb.md, SecPred",
     when=_NOTHING,
@@ -182,10 +181,10 @@ def refused(options: FedXGB) -> str:
 
 def conclusions_of_prediction(roles: Roles, options: FedXGB) -> dict[str, list[str]]:
     """Return what the roles "server", "edge" and "user" can work out from a prediction, and from all together."""
-    edges = len(roles.having("edge"))
-    bound, most = (edges - 1) // 2, options.max_queries or MAX_QUERIES
+    edges, most = len(roles.having("edge")), options.max_queries or MAX_QUERIES
     together = (
-        f"at most {bound} of {edges} edge servers combine their shares"
+        f"at most {options.may_collude(edges)} of the first {options.committee_size(edges)} edge servers combine their "
+        "shares"
         if options.compares == "shamir"
         else "no two of the first three edge servers, of whom two compute and one deals random numbers, combine what "
         "they have"
@@ -316,23 +315,23 @@ def _of_edge(options: FedXGB, edges: int) -> list[str]:
     ]
     if options.exposes == "model":
         return [*learned, _COUNTS_OF_LEAVES]
-    bound = (edges - 1) // 2
     if options.exposes == "paper":
+        bound = (edges - 1) // 2
         return [
             *learned,
             'the shape of all trees, the column of every split and all leaf values (expose="paper")',
             "of every row of all users the slot at each level of each tree, and so, with the leaf values, its margin; "
             f"nothing of thresholds while at most {bound} of {edges} edge servers look at their shares together",
         ]
-    hidden, whole = "nothing of splits, leaf values or the way of rows", "all splits, all leaf values"
+    size, bound = options.committee_size(edges), options.may_collude(edges)
+    whose = "every user's rows" if size == edges else "the rows of the users of the domains that these serve together"
+    row = "" if size == edges else " (a committee: an edge server and the next ones, in the job's order)"
+    dealt = '; two of the three compute and one deals random numbers (comparison="additive")'
     return [
         *learned,
-        f"{hidden} while at most {bound} of {edges} edge servers look at their shares together; {bound + 1} of them "
-        f"have {whole} and the bins of every user's rows"
-        if options.compares == "shamir"
-        else f"{hidden} while no two of the first three edge servers, of whom two compute and one deals random "
-        "numbers, look at what they have together (one of them and users have no more than the users learn); any two "
-        f'have {whole} and the bins of every user\'s rows (comparison="additive")',
+        f"nothing of splits, leaf values or the way of rows while at most {bound} of the {size} edge servers of a "
+        f"committee look at what they have together, with users or not; {bound + 1} of one have all splits, all leaf "
+        f"values and the bins of {whose}{row}{dealt if options.compares == 'additive' else ''}",
     ]
 
 
@@ -384,32 +383,32 @@ def expected(roles: Roles, options: FedXGB, common: BoostingOptions, shape: Shap
 def _route(found: Expected, roles: Roles, options: FedXGB, trees: Trees, shape: Shape, edges: list[str]) -> float:
     """Count what it takes to take rows down a hidden model on shares; return its seconds."""
     rows, columns = shape.rows, max(shape.columns.values())
-    levels, all_rows = trees.count * trees.depth, rows * len(roles.owners)
-    shamir = options.compares == "shamir"
-    holders = edges if shamir else edges[:2]
-    for owner in roles.owners:
-        for edge_server in holders:
-            found.send(owner, edge_server, rows * columns * (16.0 if shamir else 8.0), 1)
-            found.send(
-                edge_server,
-                owner,
-                levels * rows * (16.0 if shamir else 1.3) + trees.count * rows * (16 if shamir else 8),
-            )
+    levels, shamir, made = trees.count * trees.depth, options.compares == "shamir", committees_of(options, edges)
     if shamir:
         of_a_row = sum(400.0 + 40 * level + 8 * level**2 for level in range(trees.depth)) + 16
-        for one, other in permutations(edges, 2):
-            found.send(one, other, trees.count * all_rows * of_a_row * 3 / len(edges))
-        seconds = levels * all_rows * (1.5e-6 + 0.033e-6 * columns)
     else:
         of_a_row = sum(29.0 + 48 * (2**level - 1) for level in range(trees.depth)) + 17.0 * 2**trees.depth
-        masks = 16.0 * columns * all_rows
-        first, second, dealer = edges[:3]
-        for one, other in ((first, second), (second, first), (dealer, second)):
-            found.send(one, other, (trees.count * all_rows * of_a_row + masks) / 3)
-        seconds = levels * all_rows * 0.6e-6
-    for edge_server in edges:
-        found.memory[edge_server] += all_rows * (columns * 16.0 + 500.0)
-    return seconds / shape.threads + levels * 6 * ROUND_TRIP
+    for of in made:
+        owners, holders = [name for name in roles.owners if roles.edges[name] in of.domains], of.edges
+        of_rows = trees.count * rows * len(owners) * of_a_row * (3 / len(of.edges) if shamir else 1 / 3)
+        pairs = list(permutations(of.edges, 2))
+        if not shamir:
+            first, second, dealer = of.edges
+            holders, pairs = [first, second], [(first, second), (second, first), (dealer, second)]
+            of_rows += 16.0 * columns * rows * len(owners) / 3
+        for owner, edge_server in product(owners, holders):
+            found.send(owner, edge_server, rows * columns * (16.0 if shamir else 8.0), 1)
+            of_results = levels * rows * (16.0 if shamir else 1.3) + trees.count * rows * (16 if shamir else 8)
+            found.send(edge_server, owner, of_results)
+        for one, other in pairs:
+            found.send(one, other, of_rows)
+        for edge_server in of.edges:
+            found.memory[edge_server] += rows * len(owners) * (columns * 16.0 + 500.0)
+    # committees that share no edge server compute at the same time
+    one_after_another = len(made[0].edges) if len(made) > 1 else 1
+    all_rows = rows * len(roles.owners) * one_after_another / len(made)
+    seconds = levels * all_rows * (1.5e-6 + 0.033e-6 * columns if shamir else 0.6e-6)
+    return seconds / shape.threads + levels * one_after_another * 6 * ROUND_TRIP
 
 
 # ---------------------------------------------------------------- system

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import nullcontext
 from unittest.mock import patch
 
@@ -32,7 +33,6 @@ from treaty.models.trees import ModelPart, predict_pooled
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
 from treaty.systems.fedxgb import prediction as secpred
 from treaty.systems.fedxgb import secpred as crowd_routing
-from treaty.systems.fedxgb import shares as crowd_dealer
 from treaty.systems.fedxgb.messages import (
     Attendance,
     LeafShares,
@@ -43,7 +43,7 @@ from treaty.systems.fedxgb.messages import (
     SplitShares,
     ValueShares,
 )
-from treaty.systems.fedxgb.options import FedXGB
+from treaty.systems.fedxgb.options import FedXGB, check_edges
 from treaty.systems.fedxgb.pieces import RowShares
 from treaty.systems.fedxgb.prediction import QueryRecord
 from treaty.systems.fedxgb.secpred import HiddenModel
@@ -88,7 +88,7 @@ def test_margins_are_the_plain_models_and_those_of_shamir_shares(task):
     tables = shards(part, new)
     found = predict(part, tables, **ADDITIVE)
     assert_plain(part, tables, found)
-    shamir = predict(part, tables)
+    shamir = predict(part, tables, comparison="shamir")
     assert all(np.array_equal(found[name], shamir[name]) for name in tables)
 
 
@@ -116,22 +116,22 @@ def test_a_tree_without_splits_and_a_user_without_rows_are_nothing_special():
         assert_plain(mixed, tables, play_prediction(mixed, tables, **ADDITIVE).results)
 
 
-@pytest.mark.parametrize(("task", "edges"), [("binary", 3), ("multiclass", 4), ("regression", 3)])
+@pytest.mark.parametrize(("task", "edges"), [("binary", 3), ("multiclass", 4), ("regression", 7)])
 def test_training_gives_the_trees_and_margins_of_shamir_shares(task, edges):
-    """With users of the dealer's domain and of an edge server that has no part in it."""
+    """Of all edge servers, and of committees of three."""
     parts, _, classes = crowd_rows(task, users=3 * edges)
     found = []
-    for own in (ADDITIVE, {}):
+    for own in (ADDITIVE, {"comparison": "shamir"}, {"comparison": "shamir", "committee": 3}):
         crowded = play_crowd(parts, options_of(random_state=3, colsample_bytree=0.5, **own), classes, edges=edges)
         assert not crowded.failures
         for name, rows in parts.items():
             assert np.array_equal(crowded.results[name].T, predict_pooled([crowded.model], [rows.table]))
         trees = [[getattr(tree, field).tolist() for field in tree.__slots__] for tree in crowded.model.forest.trees]
         found.append((repr(trees), [crowded.results[name].tolist() for name in parts]))
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
 
 
-@pytest.mark.parametrize("name", ["p0", "p2"], ids=["of a server that computes", "of the dealer"])
+@pytest.mark.parametrize("name", ["p0", "p2"])
 def test_who_drops_out_as_its_rows_go_down_is_there_in_the_next_tree(name):
     parts, _, classes = crowd_rows(users=9)
     options = options_of(min_child_samples=1, **ADDITIVE)
@@ -212,16 +212,20 @@ def test_either_share_of_a_users_rows_says_nothing_and_both_say_all(prediction):
 
 
 @pytest.mark.parametrize("edges", [3, 4])
-def test_in_training_only_two_edge_servers_have_shares(edges):
+def test_in_training_two_edge_servers_have_shares_of_a_users_rows_and_a_third_deals(edges):
     parts, _, classes = crowd_rows(users=3 * edges)
     crowded = play_crowd(parts, options_of(**ADDITIVE), classes, edges=edges, record_content=True)
     shared = {"RowShares", "SplitShares", "LeafShares", "SharedNumbers", "DealtCorrections"}
     wanted = {"WantedRows", "WantedLevel", "WantedLeaves", "DealingEnd"}
     for k in range(edges):
-        steps = crowded.steps(f"edge{k}")
-        assert steps & shared == (shared if k < 2 else set())
-        assert steps & wanted == (wanted if k == 2 else set())
-        assert ("Turn" in steps) == (k >= 2)
+        own, after, dealer = (f"edge{(k + step) % edges}" for step in range(3))
+        assert crowded.steps(own) >= shared | wanted
+        assert {peer for peer, _ in received(crowded, dealer, WantedRows)} == {own}
+        for user in list(parts)[k::edges]:
+            assert {peer for peer, _ in received(crowded, user, SideShares)} == {own, after}
+            assert {name for name in crowded.transcripts if user in dict(received(crowded, name, RowShares))} == {
+                own, after,
+            }  # fmt: skip
     for kind, field in ((RowShares, "shares"), (SplitShares, "weights"), (SharedNumbers, "numbers")):
         assert uniform(*(numbers(getattr(message, field)) for message in crowded.received("edge1", kind))), kind
     sides = [bits(message.shares) for user in parts for message in crowded.received(user, SideShares)]
@@ -254,7 +258,7 @@ def test_in_training_dealer_and_users_find_leaf_values_only_in_shares_as_compute
     for name, rows in parts.items():
         assert np.array_equal(crowded.results[name].T, predict_pooled([crowded.model], [rows.table]))
     (everybody,) = {tuple(of.users) for of in crowded.received("edge0", RowOwners)}
-    together = everybody[:4]
+    together = [name for name in everybody if name in ("p0", "p3", "p6")][:2]  # of the first edge server's domain
     told, leaf = [np.zeros(0, np.uint64)] * 2, np.zeros(0, np.intp)
     for name in together:
         by_edge = [[m for peer, m in received(crowded, name, SideShares) if peer == edge] for edge in EDGES[:2]]
@@ -262,7 +266,14 @@ def test_in_training_dealer_and_users_find_leaf_values_only_in_shares_as_compute
         leaf = np.append(leaf, 3 - 2 * upper.astype(np.intp) - lower)
         values = dict(received(crowded, name, ValueShares))
         told = [np.append(of, numbers(values[edge].shares)) for of, edge in zip(told, EDGES, strict=False)]
-    heard = [{kind: crowded.received(edge, kind) for kind in (DealtCorrections, LeafShares)} for edge in EDGES[:2]]
+    # both edge servers play that domain's committee first, and the third one deals for no other of theirs
+    heard = [
+        {
+            DealtCorrections: [m for peer, m in received(crowded, edge, DealtCorrections) if peer == "edge2"],
+            LeafShares: crowded.received(edge, LeafShares)[:1],
+        }
+        for edge in EDGES[:2]
+    ]
     found, true = leaf_values_of(heard, np.arange(len(leaf)), leaf, told)
     assert np.array_equal(found, true) == (not anew)
     assert np.any(found == true) == (not anew)
@@ -299,27 +310,36 @@ def test_in_prediction_dealer_and_a_user_find_leaf_values_only_in_shares_as_comp
 
 def test_sides_go_to_users_in_other_shares_than_those_computed():
     """Other bits at each level, the same at both servers; with those computed, the dealer and a user try splits."""
-    computed, route_level = {0: [], 1: []}, crowd_dealer.route_level
+    noted, fresh = {0: {}, 1: {}}, FreshShares.bits
 
-    def noted(own, *of):
-        left, paths = yield from route_level(own, *of)
-        computed[own].append(left)
-        return left, paths
+    def bits_of(self, message, shares):
+        found = fresh(self, message, shares)
+        noted[self._own][self._seed, message] = shares ^ found, found
+        return found
 
     parts, _, classes = crowd_rows(users=9)
-    with patch.object(crowd_dealer, "route_level", noted):
+    with patch.object(FreshShares, "bits", bits_of):
         crowded = play_crowd(parts, options_of(**ADDITIVE), classes, edges=3, record_content=True)
+    assert noted[0].keys() == noted[1].keys()
+    assert len(noted[0]) == 3 * 2 * 2  # committees, trees, levels
+    changed = [mask for mask, _ in noted[0].values()]
+    assert all(np.array_equal(mask, noted[1][key][0]) for key, (mask, _) in noted[0].items())
+    assert len({mask.tobytes() for mask in changed}) == len(changed)
+    assert all(abs(mask.mean() - 0.5) < 6 * 0.5 / np.sqrt(mask.size) for mask in changed)
+    told = {bits(m.shares).tobytes() for user in parts for m in crowded.received(user, SideShares)}
+    sizes = [np.cumsum([0, *(len(parts[user].y) for user in of)]) for of in committee_users(crowded)]
+    cut = {
+        found[:, a:b].tobytes()
+        for of in noted.values() for _, found in of.values() for ends in sizes if found.shape[1] == ends[-1]
+        for a, b in itertools.pairwise(ends.tolist())
+    }  # fmt: skip
+    assert told <= cut
+
+
+def committee_users(crowded):
+    """Return each domain's users in the order in which their committee keeps them."""
     everybody = crowded.received("edge0", RowOwners)[0].users
-    changed = []
-    for own, edge in enumerate(EDGES[:2]):
-        sent = [
-            [bits(m.shares) for peer, m in received(crowded, name, SideShares) if peer == edge] for name in everybody
-        ]
-        told = [np.concatenate(level, axis=1) for level in zip(*sent, strict=True)]
-        changed.append([a ^ b for a, b in zip(told, computed[own], strict=True)])
-    assert np.array_equal(changed[0], changed[1])
-    assert len({mask.tobytes() for mask in changed[0]}) == 2 * 2  # trees, levels
-    assert all(abs(mask.mean() - 0.5) < 6 * 0.5 / np.sqrt(mask.size) for mask in changed[0])
+    return [[name for name in everybody if int(name[1:]) % 3 == k] for k in range(3)]
 
 
 def test_every_share_for_users_has_a_keystream_of_its_own():
@@ -343,7 +363,7 @@ def test_every_share_for_users_has_a_keystream_of_its_own():
     assert len(set(used)) == len(used) > 2 * 2 * 5
     by_server = [sorted((seed, message) for seed, own, message in used if own == k) for k in range(2)]
     assert by_server[0] == by_server[1]
-    assert len({seed for seed, _, _ in used}) == 3
+    assert len({seed for seed, _, _ in used}) == 3 + 2  # committees of the training, predictions
 
 
 # ---------------------------------------------------------------- users that vanish or lie
@@ -472,7 +492,8 @@ def test_a_dealer_that_dies_in_training_ends_it_for_all(wanted):
                 dealer._party.channel.close()
             return said
 
-        dealer._party.receive = dies
+        if dealer._party.name == "edge2":
+            dealer._party.receive = dies
         serve(dealer)
 
     with patch.object(Dealer, "serve", until):
@@ -569,4 +590,10 @@ def test_additive_shares_are_for_a_hidden_model_and_three_edge_servers():
         converted(ADDITIVE, FederBoostHorizontal, "FederBoostHorizontal")
     with pytest.raises(ConfigError, match="expected one of shamir, additive"):
         converted({"comparison": "garbled"}, FedXGB, "FedXGB")
-    assert FedXGB().compares == "shamir"
+    with pytest.raises(ConfigError, match="two edge servers and a dealer, got committee=5: leave it out"):
+        options_of(committee=5)
+    with pytest.raises(ConfigError, match='hidden model, and expose="model"'):
+        options_of(expose="model", comparison="shamir", committee=5)
+    with pytest.raises(ConfigError, match="expected 5 edge servers or more, got 4"):
+        check_edges(FedXGB(comparison="shamir", committee=5), 4)
+    assert FedXGB().compares == "additive"

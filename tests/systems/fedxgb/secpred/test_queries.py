@@ -176,7 +176,7 @@ def test_rows_count_before_they_are_answered():
 
 def test_a_count_that_is_gone_or_older_is_refused_before_anything_is_predicted(tmp_path):
     part, new = trained("binary")
-    tables, own = shards(part, new.iloc[:14]), {"store": tmp_path, "max_queries": 100}
+    tables, own = shards(part, new.iloc[:14]), {"store": tmp_path, "max_queries": 100, "comparison": "shamir"}
     predict(part, tables, **own)
     folder = queries_folder(tmp_path, "edge1")
     shutil.copytree(folder, tmp_path / "older")
@@ -208,7 +208,7 @@ def test_a_count_begun_anew_at_one_edge_server_leaves_the_others(tmp_path):
 @pytest.mark.parametrize("older", [False, True], ids=["gone", "an older copy"])
 def test_a_count_that_was_reset_together_with_what_says_so_is_set_right_by_the_others(tmp_path, caplog, older):
     part, new = trained("binary")
-    tables, own = shards(part, new.iloc[:14]), {"store": tmp_path, "max_queries": 100}
+    tables, own = shards(part, new.iloc[:14]), {"store": tmp_path, "max_queries": 100, "comparison": "shamir"}
     folder = queries_folder(tmp_path, "edge1")
     if older:
         predict(part, tables, **own)
