@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -339,11 +340,13 @@ def likeliest_buckets(view: View, truth: Truth) -> Iterator[Finding]:
     """
     # each peer's buckets of the rows so far: long tables come in several messages
     before: dict[str, list[NDArray[np.uint8]]] = {}
+    own: Any = view.inputs.options
     for entry in view.transcript.entries:
         if entry.step != Buckets.__name__ or entry.direction != "received":
             continue
         sent = content_of(entry, Buckets)
-        codes, offsets = truth.codes(entry.peer)
+        epsilons = np.frombuffer(sent.epsilon.data, np.float64)
+        codes, offsets = truth.codes(entry.peer, list(map(own.most_buckets, epsilons.tolist())))
         present, missing = (np.frombuffer(of.data, of.dtype) for of in (sent.present, sent.missing))
         # the sender has other buckets than those of its whole table
         if not codes.size or not np.array_equal(present, np.diff(offsets) - 1):
@@ -355,7 +358,6 @@ def likeliest_buckets(view: View, truth: Truth) -> Iterator[Finding]:
         if len(left) > 1:
             continue
         noisy = np.concatenate(before.pop(entry.peer))
-        epsilons = np.frombuffer(sent.epsilon.data, np.float64)
         guessed = [likeliest(of[0], int(of[1]), float(of[2])) for of in zip(noisy.T, sizes, epsilons, strict=True)]
         common = [np.bincount(column).max() for column in codes.T]
         yield Finding(

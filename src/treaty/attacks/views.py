@@ -129,10 +129,13 @@ class Truth:
         # an absent class is not the rarest
         return np.asarray(self.targets == np.argmin(np.where(sizes == 0, sizes.max() + 1, sizes)))
 
-    def codes(self, party: str) -> tuple[Codes, Int32s]:
-        """Return the bins of a party's columns, `Bins.code_type` (n_rows, n_columns), and the columns' first slots."""
+    def codes(self, party: str, most: list[int] | None = None) -> tuple[Codes, Int32s]:
+        """Return the bins of a party's columns, `Bins.code_type` (n_rows, n_columns), and the columns' first slots.
+
+        There are at most `max_bin` of each, or as many as `most` has for it.
+        """
         table = self._data[party].table
-        bins = fit_bins(table, self._limits[0], max_categories=self._limits[1])
+        bins = fit_bins(table, most or self._limits[0], max_categories=self._limits[1])
         return bins.transform(table), bins.offsets
 
     def all_codes(self, bins: Bins) -> Codes | None:

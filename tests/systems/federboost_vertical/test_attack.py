@@ -228,7 +228,7 @@ def test_nothing_is_remembered_where_nothing_was_randomised(data):
 def test_a_part_keeps_neither_ids_nor_values(data, trained):
     tables, _ = data
     kept = trained[1]["p1"].randomised
-    assert len(kept.known.key) == 32
+    assert len(kept.known.key) == 16
     assert len(set(kept.known.ids.tolist())) == 300
     whole = b"".join([kept.known.ids.tobytes(), kept.known.values.tobytes(), kept.buckets.tobytes()])
     assert b"person" not in whole
