@@ -114,6 +114,7 @@ CASES: dict[str, list[Case]] = {
         Case({"mode": "paper"}, ROWS_OF_TWO),
         Case({"epsilon_total": 2.0}, ROWS_OF_TWO),
         Case({"mode": "paper"}, APART),
+        Case({"validation_fraction": 0.2, "validation_group": "sex"}, ROWS),
     ],
     "fedxgb": [
         Case(roles=CROWD),

@@ -68,6 +68,7 @@ JOBS: dict[str, list[Played]] = {
         Played({"dropout": "accept"}),
         Played({"base_score": 0.1}),
         Played({"epsilon_total": 2.0}),
+        Played({"validation_fraction": 0.3}),
     ],
     "fedxgb": [
         Played({"n_estimators": 1}),

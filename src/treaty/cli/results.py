@@ -87,6 +87,8 @@ def _show_report(report: Any) -> None:
         say(f"rows: {report.rows}{'' if report.own_rows is None else f' common ones of its {report.own_rows}'}")
     _show_columns(report.columns, report.importances)
     _show_losses(report.losses, report.best_round)
+    for group, values in {} if report.held_out is None else report.held_out.groups.items():
+        say(f"rows kept back, {group}: {', '.join(f'{name} {value:.6g}' for name, value in values.items())}")
     for what, seconds in (("seconds", report.seconds), ("waited for", report.waited)):
         say(f"{what}: {', '.join(f'{name} {number:.1f} s' for name, number in seconds.items())}")
     for fact in (report.spent, report.unsettled):

@@ -16,7 +16,7 @@ from treaty.errors import ConfigError
 from treaty.estimators.base import TableEstimator, Tables
 from treaty.machine.process import cores
 from treaty.models.interpretation import Contributions, Kind, importances, joined_booster
-from treaty.models.trees import RowDecisions, check_starts, forest_of, leaves, staged_margins
+from treaty.models.trees import HeldOut, RowDecisions, check_starts, forest_of, leaves, staged_margins
 from treaty.runs.threads import active_of
 from treaty.systems.pooled.system import ALONE, check_margins
 
@@ -27,6 +27,11 @@ class TrainedTrees(TableEstimator):
     evals_result_: dict[str, dict[str, list[float]]]
     best_iteration_: int
     best_score_: float
+
+    @property
+    def held_out_(self) -> HeldOut | None:
+        """Metrics by group, and calibration, of rows that participants kept back (`validation_fraction`), or None."""
+        return next((part.held_out for part in self.parts_.values() if part.held_out is not None), None)
 
     def _owners(self) -> set[str]:
         """Return the parties that own a split in use; while training, all."""

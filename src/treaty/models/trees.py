@@ -33,6 +33,17 @@ FORMAT = Format("model-part", 4)
 _ROWS_AT_ONCE, _CELLS_AT_ONCE = 1 << 16, 1 << 24
 
 
+class HeldOut(msgspec.Struct, kw_only=True):
+    """Metrics of rows that participants kept back, by group ("all": of all rows), as their counts by score give them.
+
+    `calibration` has the mean score, the share of the second class and the rows of up to ten parts of all rows, by
+    score; it is empty but for two classes.
+    """
+
+    groups: dict[str, dict[str, float]]
+    calibration: list[tuple[float, float, int]] = []
+
+
 class ModelPart(msgspec.Struct, kw_only=True):
     """One party's part of a trained model, with its own columns and splits.
 
@@ -60,6 +71,8 @@ class ModelPart(msgspec.Struct, kw_only=True):
     sides: dict[str, float] = {}
     # at a passive party whose training rows were released under noise: the noisy rows, which predictions use
     randomised: RandomisedRows | None = None
+    # at a leader, of rows that participants kept back
+    held_out: HeldOut | None = None
     # of a FedXGB model, the bins that all users know, encoded: users of hidden trees share bins, not values
     bins: bytes = b""
     # in a file, the ledgers that the party had, by folder, and their numbers of changes, see `check_ledgers`

@@ -253,6 +253,12 @@ def contents_of_run(
     eval set and metric.
     """
     own, others = reports[viewer], ""
+    if scores is None and own.held_out is not None:
+        parts = own.held_out.calibration
+        line = Points("all", [score for score, _, _ in parts], [share for _, share, _ in parts])
+        scores = ModelScores(
+            of="rows that participants kept back", values=own.held_out.groups, calibration=[line] if parts else ()
+        )
     if len(reports) > 1:
         names = ", ".join(name for name in reports if name != viewer)
         others = f" Times, bytes and the cost of noise of {names} are from their reports in the same folder."

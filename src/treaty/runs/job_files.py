@@ -211,6 +211,8 @@ def check_training(job: Job, name: str | None = None, *, resume: bool = False) -
     if name not in (None, lead) or job.parties[lead].eval_tables:
         return roles
     for needs_rows in ("early_stopping_rounds", "eval_weight"):
+        if own.holds_out_rows and needs_rows == "early_stopping_rounds":
+            continue
         if getattr(common, needs_rows, None) is not None or getattr(job, needs_rows, None) is not None:
             raise ConfigError(f"{needs_rows} needs rows to watch: name parties.{lead}.eval_tables")
     if roles.of[lead] in system.shows_columns and job.parties[lead].table is None:

@@ -26,6 +26,7 @@ from treaty.messaging.transcript import Timeline, Transcript, timeline_of
 from treaty.models.interpretation import own_importances
 from treaty.models.linear import LinearPart
 from treaty.models.statistics import StatisticsPart
+from treaty.models.trees import HeldOut
 from treaty.runs.connecting import AllKept, PartKept
 from treaty.runs.job import Align, Job
 from treaty.runs.rows import RowOrder, joined_in
@@ -239,6 +240,8 @@ class Report(msgspec.Struct, kw_only=True):
     # if they are known: of each eval set by round, of a regression by epoch
     losses: dict[str, list[float]] = {}
     best_round: int | None = None
+    # at a leader: metrics of rows that participants kept back, by group
+    held_out: HeldOut | None = None
     # of own columns, by kind: gain and count, or weights
     importances: dict[str, dict[str, float]] = {}
     encryption: str = ""
@@ -284,6 +287,7 @@ def write_report(
         rows=None if data is None else data.table.n_rows, own_rows=own_rows,
         columns={} if data is None else column_types(data.table.schema),
         losses=losses_of(part), best_round=None if forest is None else forest.best_watched,
+        held_out=getattr(part, "held_out", None),
         importances={} if part is None else importances_of(part),
         exact_sums=getattr(part, "exact_sums", {}), sides=getattr(part, "sides", {}),
         joined=[] if data is None else joined_in(inputs.common, data.table), diverged=getattr(forest, "diverged", ""),

@@ -117,6 +117,11 @@ class SystemOptions:
         return False
 
     @property
+    def holds_out_rows(self) -> bool:
+        """Whether parties keep rows of their own back, whose metrics stand for those of an eval set."""
+        return False
+
+    @property
     def default_trees(self) -> tuple[int, int, float]:
         """What `n_estimators`, `max_depth` and `learning_rate` are unless they are given."""
         return FEW_TREES if self.mode == "paper" else (100, 5, 0.1)
@@ -256,7 +261,11 @@ _NOT_NEEDED = {
     ),
     "eval_class_weight": "weights of rows of eval sets are sample_weight_eval_set",
     "eval_names": "eval sets are called eval_0, eval_1 and so on, in their order",
-    **dict.fromkeys(("validation_fraction", "early_stopping"), "rows to watch are named by fit(..., eval_set=(X, y))"),
+    **dict.fromkeys(
+        ("validation_fraction", "early_stopping"),
+        "rows to watch are named by fit(..., eval_set=(X, y)), or kept back by "
+        "FederBoostHorizontal(validation_fraction=0.2)",
+    ),
     **dict.fromkeys(("group", "groups", "qid", "eval_group", "eval_qid"), "only GBDTRanker.fit takes groups, as qid"),
     **dict.fromkeys(
         ("feature_name", "feature_names", "feature_types", "categorical_feature", "categorical_features"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -24,6 +24,18 @@ class NoMoreTrees(Exception):
     """Ends a training after a round, for example by a user's callback."""
 
 
+class Watched(Protocol):
+    """Rows whose metrics are computed after each round of a training: an `EvalSet`, for example."""
+
+    name: str
+
+    def begin(self, forest: Forest, metrics: Sequence[str]) -> Sequence[str]:
+        """Begin with the trees so far; return the metrics of each round, `metrics` if there are any."""
+
+    def measure(self, forest: Forest, new: Sequence[Tree]) -> Mapping[str, float]:
+        """Return the metrics after a round, whose trees are the last of `forest`."""
+
+
 @dataclass(slots=True)
 class EvalSet:
     """Labelled rows watched during training.
@@ -37,6 +49,25 @@ class EvalSet:
     weight: Floats | None
     add_trees: Callable[[Sequence[Tree], Floats], None]
     base_margin: Floats | None = None
+    _margins: Floats = field(init=False, repr=False)
+
+    def begin(self, forest: Forest, metrics: Sequence[str]) -> Sequence[str]:
+        """See `Watched`; without `metrics`, the loss's own."""
+        objective, names = forest.objective, metrics or [forest.objective.metric]
+        start = objective.base_margins if self.base_margin is None else self.base_margin
+        self._margins = np.full((len(self.y), objective.n_outputs), start)
+        check_watched(names, self.y, max(2, objective.n_outputs))
+        if self.weight is not None:
+            objective.check_weights(self.y, self.weight)
+        if forest.trees:
+            self.add_trees(forest.trees, self._margins)
+        return names
+
+    def measure(self, forest: Forest, new: Sequence[Tree]) -> Mapping[str, float]:
+        """See `Watched`."""
+        self.add_trees(new, self._margins)
+        names = forest.history[self.name]
+        return {name: evaluate(name, forest.objective, self._margins, self.y, self.weight) for name in names}
 
 
 @dataclass(slots=True)
@@ -220,13 +251,13 @@ class Rounds:
     """
 
     def __init__(
-        self, forest: Forest, n_estimators: int, *, eval_sets: Sequence[EvalSet] = (),
+        self, forest: Forest, n_estimators: int, *, eval_sets: Sequence[Watched] = (),
         early_stopping_rounds: int | None = None, early_stopping_min_delta: float = 0.0, metrics: Sequence[str] = (),
         after_round: Callable[[int], None] = lambda rounds: None,
     ) -> None:  # fmt: skip
         self.forest, self._n_estimators, self._eval_sets = forest, n_estimators, eval_sets
         self._patience, self._min_delta = early_stopping_rounds if eval_sets else None, early_stopping_min_delta
-        self._metrics, self._after_round = metrics or [forest.objective.metric], after_round
+        self._metrics, self._after_round = metrics, after_round
         self._stopped = False
 
     def stop(self) -> None:
@@ -234,18 +265,9 @@ class Rounds:
         self._stopped = True
 
     def __iter__(self) -> Iterator[list[Tree]]:
-        forest, n_outputs = self.forest, self.forest.objective.n_outputs
-        eval_margins = [
-            np.full((len(e.y), n_outputs), forest.objective.base_margins if e.base_margin is None else e.base_margin)
-            for e in self._eval_sets
-        ]
-        for e, e_margins in zip(self._eval_sets, eval_margins, strict=True):
-            check_watched(self._metrics, e.y, max(2, n_outputs))
-            if e.weight is not None:
-                forest.objective.check_weights(e.y, e.weight)
-            if forest.trees:
-                e.add_trees(forest.trees, e_margins)
-            forest.history.setdefault(e.name, {name: [] for name in self._metrics})
+        forest = self.forest
+        for e in self._eval_sets:
+            forest.history.setdefault(e.name, {name: [] for name in e.begin(forest, self._metrics)})
         for done in range(forest.rounds + 1, self._n_estimators + 1):
             if self._patience is not None and done > forest.before + 1:
                 forest.best_round = forest.best_of(self._eval_sets[-1].name, self._min_delta)
@@ -256,10 +278,10 @@ class Rounds:
             if self._stopped:
                 break
             forest.trees.extend(new)
-            for e, e_margins in zip(self._eval_sets, eval_margins, strict=True):
-                e.add_trees(new, e_margins)
+            for e in self._eval_sets:
+                found = e.measure(forest, new)
                 for name, values in forest.history[e.name].items():
-                    values.append(evaluate(name, forest.objective, e_margins, e.y, e.weight))
+                    values.append(found[name])
             try:
                 self._after_round(done)
             except NoMoreTrees:

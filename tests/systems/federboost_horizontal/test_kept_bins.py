@@ -142,7 +142,7 @@ def test_every_option_counts_that_is_not_known_to_be_free_of_bins():
     assert every - FREE_OF_BINS == {
         "base_score", "bins", "delta", "dropout", "epsilon_total", "huber_slope", "max_bin", "max_categories",
         "min_child_samples", "mode", "objective", "quantile_alpha", "random_state", "target_range",
-        "tweedie_variance_power", "weight_bound",
+        "tweedie_variance_power", "validation_fraction", "weight_bound",
     }  # fmt: skip
 
 

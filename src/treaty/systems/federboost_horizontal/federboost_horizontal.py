@@ -66,6 +66,7 @@ from treaty.systems.federboost_horizontal.trees import (
     level_vector,
 )
 from treaty.systems.horizontal import quantiles
+from treaty.systems.horizontal.held_out import HeldBack, HeldOutRequest, SummedMetrics
 from treaty.systems.horizontal.members import Collector, Membership
 from treaty.systems.horizontal.rows import OwnLabels
 from treaty.systems.observers import TreeOpened, VectorGiven
@@ -73,7 +74,7 @@ from treaty.systems.pooled.constraints import constraints_of
 from treaty.systems.pooled.continuing import CheckpointRequest
 from treaty.systems.pooled.system import watched
 from treaty.systems.system import LabelledRows, RoleInput
-from treaty.trees.boosting import Rounds
+from treaty.trees.boosting import Rounds, Watched
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import Growth
 from treaty.trees.histograms import width_of
@@ -98,7 +99,7 @@ def leader(inputs: RoleInput[FederBoostHorizontal]) -> ModelPart:
     collector = Collector(
         inputs.party, inputs.roles.owners, inputs.vouching, setup.first_message(inputs), sum_rules(inputs.options)
     )
-    rows, watching = leaders_rows(inputs, setup)
+    rows, held_out, watching = leaders_rows(inputs, setup)
     written = SharedCheckpoints(inputs, [rows, *watching], classes)
     n_rows = 0
     if kept is not None:
@@ -137,7 +138,11 @@ def leader(inputs: RoleInput[FederBoostHorizontal]) -> ModelPart:
         inputs.observers.round_finished(done, own.part)
 
     inputs.observers.round_finished(forest.rounds, own.part)
-    evals = [watched(of, own.part.splits, threads) for of in watching]
+    back = None if held_out is None else own.held_back(inputs, held_out)
+    of_all = None if back is None else SummedMetrics(collector, back, steps.flush, has_rows=inputs.data is not None)
+    # early stopping goes by the last of them
+    evals: list[Watched] = [] if of_all is None else [of_all]
+    evals += [watched(of, own.part.splits, threads) for of in watching]
     rounds = Rounds(
         forest, common.most_rounds, eval_sets=evals, early_stopping_rounds=common.early_stopping_rounds,
         early_stopping_min_delta=common.early_stopping_min_delta, metrics=common.metrics, after_round=after_round,
@@ -146,6 +151,8 @@ def leader(inputs: RoleInput[FederBoostHorizontal]) -> ModelPart:
         new += grow()
     steps.flush()
     collector.broadcast(ModelEnd(forest.rounds))
+    if of_all is not None:
+        own.part.held_out = of_all.result(forest.rounds)
     return own.part
 
 
@@ -234,7 +241,7 @@ def member(inputs: RoleInput[FederBoostHorizontal]) -> ModelPart:
     Errors are as of `leader`; ConfigError also if there is no checkpoint of a training that the leader resumes.
     """
     compare_terms(inputs)
-    rows, setup, kept = join_model(inputs)
+    rows, held_out, setup, kept = join_model(inputs)
     sums = Membership(
         inputs.party, inputs.roles.active, inputs.roles.owners, inputs.vouching, setup.first_message(inputs),
         sum_rules(inputs.options), lambda values: inputs.observers.event(VectorGiven(values)),
@@ -253,7 +260,8 @@ def member(inputs: RoleInput[FederBoostHorizontal]) -> ModelPart:
     else:
         order = MessageOrder(conversation, "new")
         own, bins = answer_search(inputs, sums, order, rows, setup)
-    follow_rounds(inputs, sums, order, own, bins, setup.noise, written)
+    back = None if held_out is None else own.held_back(inputs, held_out)
+    follow_rounds(inputs, sums, order, own, bins, setup.noise, written, back)
     own.forest.clipped_rows = own.shard.clipped
     return own.part
 
@@ -294,6 +302,7 @@ def follow_rounds(
     bins: quantiles.CommonBins,
     noise: SumNoise,
     written: SharedCheckpoints,
+    held_back: HeldBack | None,
 ) -> None:
     """Answer the leader's requests until the model is finished."""
     leader, forest, common = inputs.roles.active, own.forest, inputs.common
@@ -317,6 +326,10 @@ def follow_rounds(
                     sums.give(vector)
                 if forest.rounds > before:
                     inputs.observers.round_finished(forest.rounds, own.part)
+            case HeldOutRequest() as asked:
+                if held_back is None:
+                    raise PeerProtocolError(leader, "no rows are kept back in this job", at="HeldOutRequest")
+                sums.give(held_back.answer(asked, leader))
             case CheckpointRequest() as due:
                 written.answer(own, bins, due)
             case ModelEnd() as end:

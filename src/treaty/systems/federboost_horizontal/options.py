@@ -68,6 +68,14 @@ class FederBoostHorizontal(SystemOptions):
     weight_bound : float or None, default None
         With `epsilon_total`, for rows with weights: the largest weight, which must not come from the data. Larger
         weights count as this one. Noise grows with it, rounded up to a power of two.
+    validation_fraction : float or None, default None
+        Share of its rows, more than 0 and less than 1, that each participant keeps out of training, the same rows each
+        time. After each round they are counted by score and label; the counts of all are added up under masks, and the
+        leader watches the metrics: "validation" in `evals_result_`, and `held_out_`. Early stopping goes by them
+        unless there is an eval set. None: all rows are trained on. Not with `epsilon_total`.
+    validation_group : str or None, default None
+        Column of categories, such as sex or region, by which rows kept back are counted, so that `held_out_` has
+        metrics of each group. Needs `validation_fraction`.
     """
 
     system: ClassVar[str] = "federboost-horizontal"
@@ -78,6 +86,8 @@ class FederBoostHorizontal(SystemOptions):
     delta: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
     target_range: Annotated[Sequence[float], msgspec.Meta(min_length=2, max_length=2)] | None = None
     weight_bound: Positive | None = None
+    validation_fraction: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
+    validation_group: str | None = None
 
     @property
     def adds_noise(self) -> bool:
@@ -87,6 +97,10 @@ class FederBoostHorizontal(SystemOptions):
     def exact_bins(self) -> bool:
         """`bins`, resolved."""
         return self.bins != "approximate" and not self.adds_noise
+
+    @property
+    def holds_out_rows(self) -> bool:
+        return self.validation_fraction is not None
 
     @property
     def default_trees(self) -> tuple[int, int, float]:
@@ -104,6 +118,12 @@ class FederBoostHorizontal(SystemOptions):
         refuse_objectives(common)
         common.refuse_outputs("participants grow one tree for each class in a round")
         check_declared(self, common)
+        if self.validation_group is not None and self.validation_fraction is None:
+            raise ConfigError("validation_group goes with validation_fraction; give both or leave the group out")
+        if self.validation_fraction is not None and self.epsilon_total is not None:
+            raise ConfigError(
+                "counts of rows kept back have no noise, so epsilon_total would not hold for them: leave out either"
+            )
         if self.epsilon_total is None:
             if self.delta is not None:
                 raise ConfigError("delta goes with epsilon_total; give both or leave delta out")

@@ -37,6 +37,7 @@ from treaty.privacy.ledger import model_job
 from treaty.systems.federboost_horizontal.noisy import LeafSender
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal, SumNoise, pay, plan_noise
 from treaty.systems.federboost_horizontal.trees import Draws, OwnRows, StepSender
+from treaty.systems.horizontal.held_out import divided
 from treaty.systems.horizontal.members import Collector, SumRules
 from treaty.systems.horizontal.quantiles import CommonBins, agreed_objective, unpack_bins
 from treaty.systems.horizontal.random_trees import within_declared
@@ -160,18 +161,22 @@ def agree_on_model(inputs: RoleInput[FederBoostHorizontal]) -> tuple[ModelSetup,
     return setup, found, kept
 
 
-def leaders_rows(inputs: RoleInput, setup: ModelSetup) -> tuple[LabelledRows, list[LabelledRows]]:
-    """Return own rows, if the leader has any, and eval sets, in the columns and classes of all."""
+def leaders_rows(
+    inputs: RoleInput[FederBoostHorizontal], setup: ModelSetup
+) -> tuple[LabelledRows, LabelledRows | None, list[LabelledRows]]:
+    """Return own rows, perhaps none, those kept back, and eval sets, in the columns and classes of all."""
     name, schema, classes = inputs.party.name, setup.schema, setup.message.classes
     own = None if inputs.data is None else common_rows(inputs.data, schema, inputs.classes, classes, name)
     evals = [common_rows(of, schema, inputs.classes, classes, name) for of in inputs.eval_sets]
-    return own or no_rows(schema), evals
+    return *divided(own or no_rows(schema), inputs.options.validation_fraction, name), evals
 
 
-def join_model(inputs: RoleInput[FederBoostHorizontal]) -> tuple[LabelledRows, ModelSetup, KeptBins | None]:
+def join_model(
+    inputs: RoleInput[FederBoostHorizontal],
+) -> tuple[LabelledRows, LabelledRows | None, ModelSetup, KeptBins | None]:
     """As a member, describe own rows, bring them to the columns and classes of all, and pay for noise.
 
-    Returns also the kept bins that the training uses, if any.
+    Returns the rows to train on, those kept back, and the kept bins that the training uses, if any.
     """
     party, lead, data = inputs.party, inputs.roles.active, inputs.rows
     own_bins = bins_for_rows(inputs)
@@ -188,7 +193,8 @@ def join_model(inputs: RoleInput[FederBoostHorizontal]) -> tuple[LabelledRows, M
         kept = own_bins.get(message.bins)
         if kept is None or kept.terms != _terms_of_bins(inputs, message):
             raise PeerProtocolError(lead, "expected bins that were offered and fit", at="ModelBegin.bins")
-    return rows, ModelSetup.of(inputs, message), kept
+    rows, held_out = divided(rows, inputs.options.validation_fraction, party.name)
+    return rows, held_out, ModelSetup.of(inputs, message), kept
 
 
 def fresh(
@@ -216,7 +222,7 @@ FREE_OF_BINS = frozenset({
     "min_split_loss", "min_child_weight", "max_delta_step", "max_cat_to_onehot", "category_sets", "subsample",
     "colsample_bytree", "goss", "top_rate", "other_rate", "fractional_bits", "early_stopping_rounds",
     "early_stopping_min_delta", "eval_metric", "allow_insecure", "monotone_constraints", "interaction_constraints",
-    "multi_strategy", "process_type",
+    "multi_strategy", "process_type", "validation_group",
 })  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from treaty.systems.federboost_horizontal.federboost_horizontal import leader, m
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
 from treaty.systems.federboost_horizontal.setup import check_members
 from treaty.systems.federboost_horizontal.trees import ModelEnd, RandomStep, TreeStep
+from treaty.systems.horizontal.held_out import HeldOutRequest
 from treaty.systems.horizontal.leakage import (
     SumsOfRows,
     input_routes,
@@ -78,6 +79,12 @@ def _of_leader(roles: Roles, options: FederBoostHorizontal, spent: str) -> list[
             if has_rows
             else "sums of two participants alone: with the help of one, those of the other"
         )
+    if options.validation_fraction is not None:
+        groups = "" if options.validation_group is None else f", of each category of {options.validation_group}"
+        learned.append(
+            f"after each round, how many of the rows that participants keep back ({options.validation_fraction:g} of "
+            f"them) have a label and a score in each of 256 bins{groups}: bins may hold few rows"
+        )
     if spent:
         learned.append(
             f"how many rows lie between points that were tried in search of quantiles, under noise ({spent})"
@@ -111,13 +118,15 @@ def expected(roles: Roles, options: FederBoostHorizontal, common: BoostingOption
         cells = _CELLS * columns * ROUNDS
         sums = SumsOfRows(numbers + cells, ROUNDS + 1 + common.most_rounds, 8.0 * numbers + 4.0 * cells)
         computing = trees.count * shape.rows * common.depth * 5e-9
+    watched = 0 if options.validation_fraction is None else common.most_rounds
     for owner in roles.owners:
         found.memory[owner] = 60.0 * shape.rows + 24.0 * max(shape.slots.values()) * max(trees.nodes)
         if owner == lead:
             continue
         found.agree([(owner, lead)])
-        found.send(owner, lead, 8.0 * sums.numbers, sums.sums)
-        found.send(lead, owner, sums.received, sums.sums)
+        # of rows kept back, two labels by 256 bins of scores
+        found.send(owner, lead, 8.0 * (sums.numbers + watched * 512), sums.sums + watched)
+        found.send(lead, owner, sums.received, sums.sums + watched)
     masks = len(roles.owners) * sums.numbers * 10e-9
     found.seconds = computing + masks + sums.sums * 2 * ROUND_TRIP
     return found
@@ -128,6 +137,11 @@ def expected(roles: Roles, options: FederBoostHorizontal, common: BoostingOption
 
 _LEADER, _MEMBER = ("leader",), ("member",)
 _PLAIN = When("without epsilon_total", lambda options, common: options.epsilon_total is None)
+_NONE_KEPT_BACK = When(
+    "without epsilon_total and validation_fraction",
+    lambda options, common: options.epsilon_total is None and options.validation_fraction is None,
+)
+_KEPT_BACK = When("validation_fraction", lambda options, common: options.validation_fraction is not None)
 _NOISY = When("epsilon_total", lambda options, common: options.epsilon_total is not None)
 
 ROUTES: dict[Stage, Routes] = {
@@ -137,13 +151,15 @@ ROUTES: dict[Stage, Routes] = {
         Route(ModelBegin, _LEADER, _MEMBER),
         routes(keys_routes(_LEADER, _MEMBER), reference="docs/federboost.md, Masks"),
         search_routes(_LEADER, _MEMBER),
-        input_routes(_MEMBER, _LEADER, "epsilon_total, min_child_samples", _PLAIN),
+        input_routes(_MEMBER, _LEADER, "epsilon_total, min_child_samples", _NONE_KEPT_BACK),
+        input_routes(_MEMBER, _LEADER, "min_child_samples, validation_fraction", _KEPT_BACK, "held_out"),
         input_routes(_MEMBER, _LEADER, "epsilon_total", _NOISY, "noisy"),
         routes(
             lost_routes(_LEADER, _MEMBER),
             when=When('dropout="accept"', lambda options, common: options.dropout == "accept"),
             reference="docs/federboost.md, When a participant is lost",
         ),
+        Route(HeldOutRequest, _LEADER, _MEMBER, when=_KEPT_BACK),
         Route(TreeStep, _LEADER, _MEMBER, when=_PLAIN),
         Route(RandomStep, _LEADER, _MEMBER, when=_NOISY),
         checkpoints_routes("leader", _MEMBER),

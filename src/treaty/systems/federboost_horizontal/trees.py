@@ -18,6 +18,8 @@ from treaty.machine.arrays import Floats, Int32s, Integers
 from treaty.messaging.conversation import Table as OrderTable
 from treaty.messaging.messages import Array, Message, leaks, view
 from treaty.models.trees import ModelPart, record_split, walk_tables
+from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
+from treaty.systems.horizontal.held_out import Cells, HeldBack, HeldOutRequest
 from treaty.systems.horizontal.members import Collector
 from treaty.systems.horizontal.quantiles import CommonBins, Count, ProbeRequest
 from treaty.systems.horizontal.random_trees import LeafShard
@@ -95,7 +97,7 @@ CONVERSATION: OrderTable = {
     "labels": {TrainingStart: "search"},
     "search": {ProbeRequest: "search", Count: "counted", CommonBins: "rounds"},
     "resumed": {CommonBins: "rounds"},
-    "rounds": {TreeStep: "rounds", CheckpointRequest: "rounds", ModelEnd: "finished"},
+    "rounds": {TreeStep: "rounds", HeldOutRequest: "rounds", CheckpointRequest: "rounds", ModelEnd: "finished"},
     "finished": {},
 }
 NOISY_CONVERSATION: OrderTable = {
@@ -161,6 +163,12 @@ class OwnRows:
             walk_tables(Walk(part.forest.trees, splits), [rows.table], margins, threads)
             shard.margins[:] = margins.T
         return cls(part, bins, shard, draws, inputs.common.subsample)
+
+    def held_back(self, inputs: RoleInput[FederBoostHorizontal], rows: LabelledRows) -> HeldBack:
+        """Return own rows that were kept back, as they are counted after each round."""
+        group = inputs.options.validation_group
+        cells = Cells.of(self.forest.objective, self.forest.classes, self.part.schema, group)
+        return HeldBack(rows, cells, self.forest, self.part.splits, inputs.threads)
 
     @property
     def forest(self) -> Forest:

@@ -75,6 +75,9 @@ def expected(roles: Roles, options: FedXGBoostLDP, common: BoostingOptions, shap
     return found
 
 
+# ---------------------------------------------------------------- what noise is expected to cost
+
+
 # n rows leave out the share _LEFT / n^_POWER of what can be learned; columns hardly mattered (docs/jobs.md)
 _LEFT, _POWER = 4.0, 0.6
 # variance of numbers in their stated range, in units of half the range

@@ -54,6 +54,10 @@ _SUM_OF_ROWS = (
 
 @leaks_by(
     sum=(_SUM_OF_ROWS, "aggregated"),
+    held_out=(
+        f"{_SUM_OF_ROWS}; after each round, how many of all rows kept back have which score and label",
+        "aggregated",
+    ),
     noisy=(
         "nothing alone; with all others: in each leaf of trees drawn at random the sums of gradients and of hessians, "
         "over all rows in the sum; and, while bins are sought, how many rows lie between trial values",
