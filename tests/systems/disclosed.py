@@ -111,6 +111,7 @@ CASES: dict[str, list[Case]] = {
         Case({"bins": "approximate"}, ROWS),
         Case({"epsilon_total": 2.0}, ROWS),
         Case({"epsilon_total": 2.0, "delta": 1e-7}, ROWS, {"spent": "epsilon 2"}),
+        Case({"epsilon_total": 2.0, "dropout": "accept"}, ROWS),
         Case({"mode": "paper"}, ROWS_OF_TWO),
         Case({"epsilon_total": 2.0}, ROWS_OF_TWO),
         Case({"mode": "paper"}, APART),

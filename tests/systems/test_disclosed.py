@@ -30,7 +30,7 @@ SILENT = {
     },
     "fedxgboost-ldp": {"delta", "split_score", "clip", "clip_hess"},
     "federboost-vertical": {"allow_insecure", "buckets", "unbiased"},
-    "federboost-horizontal": {"allow_insecure"},
+    "federboost-horizontal": {"allow_insecure", "target_range", "weight_bound"},
     "fedxgb": {"dropout", "dropout_period", "edges", "max_users", "feature_sample"},
     "quasi-newton": {"key_bits", "allow_exact_sums"},
     "sgd": {
