@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 from sklearn.decomposition import PCA
 
 from treaty.data.binning import MOST_BINS, MOST_CATEGORIES, Bins, fit_bins
+from treaty.errors import DataError
 from treaty.machine.arrays import Codes, Flags, Floats, Int32s
 from treaty.messaging.transcript import Room
 from treaty.privacy.leaks import attack_auc
 from treaty.runs.report import OF_RUNS
 from treaty.systems import SYSTEMS, find_system
 from treaty.systems.alignment.leakage import ROUTES as ALIGNMENT
+from treaty.systems.horizontal.rows import conform
 from treaty.systems.leakage import sent
 from treaty.systems.observers import Observer, Recording, observing
 from treaty.systems.pooled.options import BoostingOptions
@@ -140,9 +142,11 @@ class Truth:
 
     def all_codes(self, bins: Bins) -> Codes | None:
         """Return the bins of all parties' rows, `Bins.code_type` (n_rows, n_columns); None if their columns differ."""
-        if any(data.table.schema != bins.schema for data in self._data.values()):
+        try:
+            tables = [conform(data.table, bins.schema, name) for name, data in self._data.items()]
+        except DataError:
             return None
-        return np.concatenate([bins.transform(data.table) for data in self._data.values()])
+        return np.concatenate([bins.transform(table) for table in tables])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

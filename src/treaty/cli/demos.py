@@ -27,6 +27,7 @@ from treaty.runs.warm_up import compile_kernels, compile_walks
 from treaty.systems import SYSTEMS, Model, find_system
 from treaty.systems.alignment.leakage import disclosures
 from treaty.systems.options import SystemOptions, converted, names_of
+from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import System, roles_of
 
 
@@ -90,8 +91,10 @@ def run_demo(
 
 def _options(system: System, given: dict[str, Any], parties: int | None) -> SystemOptions:
     """Return the system's options, checked. In a system with edge servers, `parties` is their number."""
-    # exact sums are accepted, for sealing them takes longer, and these organisations are fictitious
-    demo = {"edges": parties or 3, "allow_exact_sums": True}
+    demo: dict[str, Any] = {"edges": parties or 3}
+    if system.common is BoostingOptions:
+        # exact sums are accepted, for sealing them takes longer, and these organisations are fictitious
+        demo["allow_exact_sums"] = True
     demo = {name: value for name, value in demo.items() if name in names_of(system.options)}
     own = converted(given | demo, system.options, system.name)
     own.check(system.common().checked(own))
