@@ -129,21 +129,6 @@ def assert_equal_cuts(ours: np.ndarray, theirs: np.ndarray) -> None:
     assert ours.tobytes() == theirs.tobytes()
 
 
-@pytest.mark.slow
-@settings(max_examples=60, deadline=None)
-@given(columns(), st.integers(2, 12), any_value, any_value)
-def test_values_beyond_a_declared_domain_count_as_its_ends(column: np.ndarray, q: int, a: float, b: float) -> None:
-    domain = (min(a, b), max(a, b))
-    narrow = Run([column], q, domains={0: domain}, **EXACT)
-    clipped = Run([np.clip(column, *np.float32(domain))], q, **EXACT)
-    assert bins_of(narrow.cuts[0], column) == bins_of(clipped.cuts[0], np.clip(column, *np.float32(domain)))
-
-
-def test_a_declared_domain_saves_rounds() -> None:
-    column = np.random.default_rng(0).uniform(1000, 1001, 3000).astype(np.float32)
-    assert len(Run([column], 16, domains={0: (1000, 1001)}).asked) < len(Run([column], 16).asked) - 5
-
-
 @pytest.mark.parametrize("q", [4, 24, 32, 255])
 @pytest.mark.parametrize("kind", ["normal", "lognormal", "uniform", "far"])
 def test_bins_of_a_smooth_feature_hold_equal_rows_within_the_tolerance(kind: str, q: int) -> None:
@@ -355,9 +340,6 @@ def test_calls_out_of_turn_and_counts_of_another_shape_are_refused() -> None:
         {"tolerance": -0.1},
         {"tolerance": float("nan")},
         {"most_rounds": -1},
-        {"domains": {2: (0, 1)}},
-        {"domains": {0: (1, 0)}},
-        {"domains": {0: (float("nan"), 0)}},
     ],
     ids=str,
 )

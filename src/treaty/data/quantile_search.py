@@ -31,7 +31,7 @@ an interval of the keys k..k'-1. An interval of one key is a value; a wider one 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -265,10 +265,9 @@ class QuantileSearch:
     Call ``present``, then ``probes`` and ``take`` in turn until ``probes`` returns None, then ``cuts``. No interval of
     fewer than `least_rows` rows is probed. A bin may end `tolerance`, a share of a feature's rows (or an eighth of a
     bin, if that is less), away from its target; with 0, least_rows = 1 and enough rounds, the bins hold the same rows
-    as those of `fit_bins`. With `exact` both are so, and cuts are those of `fit_bins`, too. `domains` may give a
-    feature's lowest and highest value, which saves rounds but must not come from the data; values beyond count as
-    these. `wide`, bool (n_features,), marks features that are float64. The search ends after `most_rounds`. Raises
-    ConfigError for a parameter out of range.
+    as those of `fit_bins`. With `exact` both are so, and cuts are those of `fit_bins`, too. `wide`,
+    bool (n_features,), marks features that are float64. The search ends after `most_rounds`. Raises ConfigError for a
+    parameter out of range.
     """
 
     def __init__(
@@ -279,7 +278,6 @@ class QuantileSearch:
         least_rows: int,
         tolerance: float = 0.002,
         exact: bool = False,
-        domains: Mapping[int, tuple[float, float]] | None = None,
         most_rounds: int = 34,
         wide: Flags | None = None,
     ) -> None:
@@ -294,7 +292,11 @@ class QuantileSearch:
         self._least_rows, self._tolerance = (1, 0.0) if exact else (least_rows, tolerance)
         self._rounds_left = most_rounds
         self._wide = np.zeros(n_features, np.bool_) if wide is None else wide
-        self._keys = _ends(self._wide, domains or {})
+        # of every feature the first key, and the one after its last
+        ends = np.array([-np.inf, np.inf])
+        keys = np.where(self._wide[:, None], keys_of(ends), keys_of(ends.astype(np.float32)).astype(np.int64))
+        keys[:, 1] += 1
+        self._keys = keys.ravel()
         self._counts = np.zeros(2 * n_features, dtype=np.int64)
         self._offsets = np.arange(0, 2 * n_features + 1, 2, dtype=np.int64)
         self._knows_present = False
@@ -385,19 +387,6 @@ class QuantileSearch:
         wanted, opens = np.zeros((2, len(self._keys)), dtype=np.bool_)
         place_cuts(self._keys, self._counts, self._offsets, self._max_bin, least_rows, self._tolerance, wanted, opens)
         return wanted, opens
-
-
-def _ends(wide: Flags, domains: Mapping[int, tuple[float, float]]) -> Integers:
-    """Return the first key of every feature's domain and the one after its last."""
-    n_features = len(wide)
-    bounds = np.full((n_features, 2), (-np.inf, np.inf))
-    for feature, (lowest, highest) in domains.items():
-        if not 0 <= feature < n_features or not lowest <= highest:
-            raise ConfigError(f"expected a feature of 0..{n_features - 1} and lowest <= highest - at domain {feature}")
-        bounds[feature] = lowest, highest
-    keys = np.where(wide[:, None], keys_of(bounds), keys_of(bounds.astype(np.float32)).astype(np.int64))
-    keys[:, 1] += 1
-    return keys.ravel()
 
 
 def _roundest(low: Integers, high: Integers) -> Integers:
