@@ -26,7 +26,8 @@ def test_a_file_is_read_as_jobs_read_it(tmp_path: Path) -> None:
     table = treaty.read_table(path, categorical=["zip"], drop=["y"])
     fitted = treaty.GBDTClassifier("pooled", n_estimators=2).fit(table, real_table("binary")[1])
     member = Member(table=str(path), categorical=["zip"])
-    job = Job(name="t", active="a", label="y", parties={"a": member}, protocol="federboost-horizontal")
+    # split by column: by row, participants judge together which columns need float64
+    job = Job(name="t", active="a", label="y", parties={"a": member, "b": Member()}, protocol="secureboost")
     rows = read_rows(job.table_rules("a"), str(path)).features
     (part,) = fitted.parts_.values()
     assert part.schema == rows.schema
