@@ -124,7 +124,7 @@ class NoisyQuantiles:
             target, filled, found = max(rows.sum() / self._max_bin, self._least), 0.0, []
             for start, count in zip(starts[1:].tolist(), np.stack([rows[:-1], rows[1:]], axis=1), strict=True):
                 filled += count[0]
-                # a bin is full, or a cell follows that fills one by itself
+                # a bin is full, or a cell follows that fills one alone
                 if filled >= target or (filled > self._least and count[1] >= target):
                     found.append(start)
                     filled = 0.0

@@ -274,8 +274,7 @@ class BoostedTrees(TrainedTrees):
         for party, rows in run.data.items():
             for joined in joined_categories(rows.table, run.common.most_categories):
                 self._warn(joined if party == ALONE else f"{party}: {joined}")
-        watches = run.eval_sets or run.options.holds_out_rows
-        if run.common.early_stopping_rounds is not None and not watches:
+        if run.common.early_stopping_rounds is not None and not (run.eval_sets or run.options.holds_out_rows):
             raise ConfigError("early_stopping_rounds needs an eval_set: fit(X, y, eval_set=(X_valid, y_valid))")
         if run.common.early_stopping_min_delta > 0.0 and run.common.early_stopping_rounds is None:
             raise ConfigError("early_stopping_min_delta needs early_stopping_rounds")

@@ -24,7 +24,7 @@ class NoMoreTrees(Exception):
     """Ends a training after a round, for example by a user's callback."""
 
 
-class Watched(Protocol):
+class WatchedRows(Protocol):
     """Rows whose metrics are computed after each round of a training: an `EvalSet`, for example."""
 
     name: str
@@ -52,7 +52,7 @@ class EvalSet:
     _margins: Floats = field(init=False, repr=False)
 
     def begin(self, forest: Forest, metrics: Sequence[str]) -> Sequence[str]:
-        """See `Watched`; without `metrics`, the loss's own."""
+        """See `WatchedRows`; without `metrics`, the loss's own."""
         objective, names = forest.objective, metrics or [forest.objective.metric]
         start = objective.base_margins if self.base_margin is None else self.base_margin
         self._margins = np.full((len(self.y), objective.n_outputs), start)
@@ -64,7 +64,7 @@ class EvalSet:
         return names
 
     def measure(self, forest: Forest, new: Sequence[Tree]) -> Mapping[str, float]:
-        """See `Watched`."""
+        """See `WatchedRows`."""
         self.add_trees(new, self._margins)
         names = forest.history[self.name]
         return {name: evaluate(name, forest.objective, self._margins, self.y, self.weight) for name in names}
@@ -251,7 +251,7 @@ class Rounds:
     """
 
     def __init__(
-        self, forest: Forest, n_estimators: int, *, eval_sets: Sequence[Watched] = (),
+        self, forest: Forest, n_estimators: int, *, eval_sets: Sequence[WatchedRows] = (),
         early_stopping_rounds: int | None = None, early_stopping_min_delta: float = 0.0, metrics: Sequence[str] = (),
         after_round: Callable[[int], None] = lambda rounds: None,
     ) -> None:  # fmt: skip

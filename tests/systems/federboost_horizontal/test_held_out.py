@@ -17,7 +17,7 @@ from treaty.data.table import to_table
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.runs.job_files import check_training, read_job
 from treaty.systems.horizontal import held_out
-from treaty.systems.horizontal.held_out import Cells, HeldOutRequest, divided, metric, middle_odds, of_group
+from treaty.systems.horizontal.held_out import HeldOutRequest, ScoreCells, divided, metric, middle_odds, of_group
 from treaty.systems.horizontal.members import Collector
 from treaty.systems.system import LabelledRows
 
@@ -88,7 +88,7 @@ def test_metrics_of_counts_are_those_of_scores_in_the_middle_of_their_bins(rows)
 def test_errors_of_numbers_from_tiny_to_huge_are_counted_in_quarters_of_an_octave():
     y = 2.0 ** np.arange(-50, 50)
     rows = LabelledRows(None, y)
-    counts = Cells("numbers").count(rows, np.zeros((len(y), 1)))
+    counts = ScoreCells("numbers").count(rows, np.zeros((len(y), 1)))
     # the first and the last bin have all that is beyond
     assert counts.tolist() == [11, *([0, 0, 0, 1] * 79), 0, 0, 10]
     assert metric("mae", "numbers", counts.reshape(1, -1)) > 0

@@ -74,7 +74,7 @@ from treaty.systems.pooled.constraints import constraints_of
 from treaty.systems.pooled.continuing import CheckpointRequest
 from treaty.systems.pooled.system import watched
 from treaty.systems.system import LabelledRows, RoleInput
-from treaty.trees.boosting import Rounds, Watched
+from treaty.trees.boosting import Rounds, WatchedRows
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import Growth
 from treaty.trees.histograms import width_of
@@ -141,7 +141,7 @@ def leader(inputs: RoleInput[FederBoostHorizontal]) -> ModelPart:
     back = None if held_out is None else own.held_back(inputs, held_out)
     of_all = None if back is None else SummedMetrics(collector, back, steps.flush, has_rows=inputs.data is not None)
     # early stopping goes by the last of them
-    evals: list[Watched] = [] if of_all is None else [of_all]
+    evals: list[WatchedRows] = [] if of_all is None else [of_all]
     evals += [watched(of, own.part.splits, threads) for of in watching]
     rounds = Rounds(
         forest, common.most_rounds, eval_sets=evals, early_stopping_rounds=common.early_stopping_rounds,

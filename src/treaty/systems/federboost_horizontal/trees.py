@@ -19,7 +19,7 @@ from treaty.messaging.conversation import Table as OrderTable
 from treaty.messaging.messages import Array, Message, leaks, view
 from treaty.models.trees import ModelPart, record_split, walk_tables
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
-from treaty.systems.horizontal.held_out import Cells, HeldBack, HeldOutRequest
+from treaty.systems.horizontal.held_out import HeldBack, HeldOutRequest, ScoreCells
 from treaty.systems.horizontal.members import Collector
 from treaty.systems.horizontal.quantiles import CommonBins, Count, ProbeRequest
 from treaty.systems.horizontal.random_trees import LeafShard
@@ -167,7 +167,7 @@ class OwnRows:
     def held_back(self, inputs: RoleInput[FederBoostHorizontal], rows: LabelledRows) -> HeldBack:
         """Return own rows that were kept back, as they are counted after each round."""
         group = inputs.options.validation_group
-        cells = Cells.of(self.forest.objective, self.forest.classes, self.part.schema, group)
+        cells = ScoreCells.of(self.forest.objective, self.forest.classes, self.part.schema, group)
         return HeldBack(rows, cells, self.forest, self.part.splits, inputs.threads)
 
     @property

@@ -70,7 +70,7 @@ def _chosen(rows: LabelledRows, which: Flags) -> LabelledRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Cells:
+class ScoreCells:
     """How rows are counted: by `groups`, the categories of the column at `column`, and by the kind of target."""
 
     kind: Kind
@@ -78,7 +78,9 @@ class Cells:
     column: int | None = None
 
     @classmethod
-    def of(cls, objective: Objective, classes: Sequence[object] | None, schema: Schema, group: str | None) -> Cells:
+    def of(
+        cls, objective: Objective, classes: Sequence[object] | None, schema: Schema, group: str | None
+    ) -> ScoreCells:
         """Return the cells of a job; ConfigError unless `group` names a column of categories."""
         kind: Kind = "numbers" if classes is None else "two classes" if objective.n_outputs == 1 else "classes"
         if group is None:
@@ -158,7 +160,7 @@ def middle_odds(n_bins: int) -> Floats:
 class HeldBack:
     """A participant's rows that were kept back, perhaps none, and their margins under the trees so far."""
 
-    def __init__(self, rows: LabelledRows, cells: Cells, forest: Forest, splits: SplitTable, threads: int) -> None:
+    def __init__(self, rows: LabelledRows, cells: ScoreCells, forest: Forest, splits: SplitTable, threads: int) -> None:
         self.cells, self._rows, self._forest = cells, rows, forest
         self._walk, self._seen = watched(rows, splits, threads).add_trees, 0
         self._margins = np.full((len(rows.y), forest.objective.n_outputs), forest.objective.base_margins)
