@@ -230,3 +230,12 @@ early_stopping_rounds = 5
     file.write_text(text.format(parties=parties, own=""))
     with pytest.raises(ConfigError, match="needs rows to watch"):
         check_training(read_job(file))
+
+
+def test_bins_of_scores_are_sixteenths_of_log_odds_around_even_ones():
+    middles = middle_odds(256)
+    np.testing.assert_allclose(middles, np.arange(-8 + 1 / 32, 8, 1 / 16))
+    # a score in the middle of a bin is counted in it
+    rows = LabelledRows(to_table(np.zeros((256, 1))), np.zeros(256))
+    counts = ScoreCells("two classes").count(rows, 1 / (1 + np.exp(-middles[:, None])))
+    assert counts.tolist() == [1] * 256 + [0] * 256
