@@ -22,14 +22,14 @@ from treaty.models.checkpoints import Keeper
 from treaty.models.trees import predict_pooled
 from treaty.privacy.discrete_gaussian import epsilon_of, rho_for
 from treaty.systems.federboost_horizontal import federboost_horizontal as roles
-from treaty.systems.federboost_horizontal import noisy
-from treaty.systems.federboost_horizontal.noisy import LeafMember
-from treaty.systems.federboost_horizontal.options import OF_OPENING, OF_SEARCH, plan_noise
-from treaty.systems.federboost_horizontal.trees import RandomStep, TreeStep
-from treaty.systems.horizontal import random_trees
+from treaty.systems.federboost_horizontal.options import honest_members
+from treaty.systems.federboost_horizontal.trees import TreeStep
+from treaty.systems.horizontal import noisy_rounds, random_trees
 from treaty.systems.horizontal.members import Collector
+from treaty.systems.horizontal.noisy_rounds import LeafMember, RandomStep
 from treaty.systems.horizontal.quantiles import Count
-from treaty.systems.horizontal.random_trees import LeafShard, within_declared
+from treaty.systems.horizontal.random_trees import LeafShard
+from treaty.systems.horizontal.sum_noise import OF_OPENING, OF_SEARCH, plan_noise, within_declared
 from treaty.trees.objectives import make_objective
 
 QUICK = {"n_estimators": 12, "num_parallel_tree": 5, "learning_rate": 0.6, "max_depth": 2}
@@ -45,23 +45,26 @@ def margins(part, rows):
 def test_the_plan_spends_the_budget_and_no_more():
     _, whole, classes = dealt("binary", 3)
     options = options_of(epsilon_total=1.0, **QUICK)
-    plan = plan_noise(*options, whole.table.schema, classes, members=4)
+    plan = plan_noise(*options, whole.table.schema, classes, honest=3)
     rho = rho_for(1.0, 1e-6)
     assert plan.budget.epsilon <= 1.0 < 1.001 * plan.budget.epsilon
     assert [each.count for each in plan.budget.releases] == [1, 4, 12]
     parts = [each.rho / rho for each in plan.budget.releases]
     assert parts == pytest.approx([OF_OPENING, OF_SEARCH, 1.0 - OF_OPENING - OF_SEARCH], rel=1e-3)
-    again = plan_noise(*options, whole.table.schema, classes, members=4, search=False)
+    again = plan_noise(*options, whole.table.schema, classes, honest=3, search=False)
     assert again.leaves == plan.leaves
     assert again.budget.epsilon == pytest.approx(epsilon_of(0.9 * rho, 1e-6), rel=1e-3)
-    assert plan_noise(*options_of(), whole.table.schema, classes, members=4).budget is None
+    assert plan_noise(*options_of(), whole.table.schema, classes, honest=3).budget is None
 
 
 def test_shares_are_enough_without_the_leaders_and_those_that_may_be_lost():
     _, whole, classes = dealt("binary", 3)
     for dropout, members, honest in ((None, 2, 1), (None, 5, 4), ("accept", 6, 3), ("accept", 4, 2)):
         options = options_of(epsilon_total=1.0, dropout=dropout, **QUICK)
-        assert plan_noise(*options, whole.table.schema, classes, members=members).honest == honest
+        assert (
+            plan_noise(*options, whole.table.schema, classes, honest=honest_members(options[0], members)).honest
+            == honest
+        )
 
 
 def test_rounds_trees_and_rate_are_chosen_unless_they_are_given():
@@ -80,7 +83,7 @@ def test_rounds_trees_and_rate_are_chosen_unless_they_are_given():
 def sent(monkeypatch, parts, options, classes):
     """Train, and return by member the exact leaf sums of each round, and what was given in their place."""
     exact, given = {}, {}
-    vector, sums = noisy._given, LeafShard.leaf_sums
+    vector, sums = noisy_rounds._given, LeafShard.leaf_sums
 
     def note(self, trees, limit):
         found = sums(self, trees, limit)
@@ -94,7 +97,7 @@ def sent(monkeypatch, parts, options, classes):
 
     with monkeypatch.context() as patched:
         patched.setattr(LeafShard, "leaf_sums", note)
-        patched.setattr(noisy, "_given", take)
+        patched.setattr(noisy_rounds, "_given", take)
         train(parts, options, classes)
     return {name: (exact[len(parts[name].y)], of) for name, of in given.items()}
 
@@ -123,7 +126,7 @@ def binary():
 def test_every_share_has_its_noise_and_no_two_are_alike(monkeypatch, binary):
     parts, whole, classes = binary
     options = options_of(epsilon_total=2.0, **QUICK)
-    plan = plan_noise(*options, whole.table.schema, classes, members=3)
+    plan = plan_noise(*options, whole.table.schema, classes, honest=2)
     objective, share, once = make_objective("logistic", whole.y, None), random_trees.noise_share, {}
     assert len({len(rows.y) for rows in parts.values()}) == 3
     assert not wrong_noise(sent(monkeypatch, parts, options, classes), plan, objective)

@@ -22,10 +22,11 @@ from treaty.errors import ConfigError, PeerAborted, PeerProtocolError, TreatyErr
 from treaty.messaging.messages import Array, decode_body
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, predict_pooled
-from treaty.systems.federboost_horizontal.trees import Draws, OwnRows, TreeMember, TreeStep
+from treaty.systems.federboost_horizontal.trees import TreeMember, TreeStep
 from treaty.systems.horizontal import members as masked_members
 from treaty.systems.horizontal.masked_sums import MaskedInput, MaskShares, SealedShares
 from treaty.systems.horizontal.members import Collector, SurvivorSignature
+from treaty.systems.horizontal.own_rows import Draws, OwnRows
 from treaty.systems.horizontal.quantiles import (
     ProbeRequest,
     shown_by_search,

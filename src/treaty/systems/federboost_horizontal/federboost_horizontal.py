@@ -13,7 +13,7 @@ each level of the trees of a round:
 
 One sum per level serves all nodes, features, bins and classes. A later training on the same rows, with other options of
 boosting perhaps, begins with the trees (`setup`). With ``epsilon_total`` splits are drawn at random, and only the sums
-of leaves are opened, under noise (`noisy`).
+of leaves are opened, under noise (`horizontal.noisy_rounds`).
 
 Adversary: honest but curious, members and leader. The leader together with all members but one learns that one's
 histograms, whatever is done. Nothing of a node smaller than `min_child_samples` enters the model, but the leader sees
@@ -38,8 +38,7 @@ from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Int32s, Integers
 from treaty.messaging.conversation import MessageOrder
 from treaty.models.trees import ModelPart
-from treaty.systems.federboost_horizontal.noisy import LeafMember, LeafSender, random_round
-from treaty.systems.federboost_horizontal.options import FederBoostHorizontal, SumNoise
+from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
 from treaty.systems.federboost_horizontal.setup import (
     ModelSetup,
     SharedCheckpoints,
@@ -58,8 +57,6 @@ from treaty.systems.federboost_horizontal.trees import (
     CONVERSATION,
     NOISY_CONVERSATION,
     ModelEnd,
-    OwnRows,
-    RandomStep,
     StepSender,
     TreeMember,
     TreeStep,
@@ -68,7 +65,10 @@ from treaty.systems.federboost_horizontal.trees import (
 from treaty.systems.horizontal import quantiles
 from treaty.systems.horizontal.held_out import HeldBack, HeldOutRequest, SummedMetrics
 from treaty.systems.horizontal.members import Collector, Membership
+from treaty.systems.horizontal.noisy_rounds import LeafMember, LeafSender, RandomStep, random_round
+from treaty.systems.horizontal.own_rows import OwnRows
 from treaty.systems.horizontal.rows import OwnLabels
+from treaty.systems.horizontal.sum_noise import SumNoise
 from treaty.systems.observers import TreeOpened, VectorGiven
 from treaty.systems.pooled.constraints import constraints_of
 from treaty.systems.pooled.continuing import CheckpointRequest

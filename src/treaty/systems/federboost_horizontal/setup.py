@@ -34,13 +34,13 @@ from treaty.messaging.messages import decode_body, digests_in, encode
 from treaty.models.checkpoints import ANEW, Checkpoint, Keeper, checkpoint_file, fingerprint
 from treaty.models.trees import ModelPart, keep_records, records_used
 from treaty.privacy.ledger import model_job
-from treaty.systems.federboost_horizontal.noisy import LeafSender
-from treaty.systems.federboost_horizontal.options import FederBoostHorizontal, SumNoise, pay, plan_noise
-from treaty.systems.federboost_horizontal.trees import Draws, OwnRows, StepSender
+from treaty.systems.federboost_horizontal.options import FederBoostHorizontal, honest_members
+from treaty.systems.federboost_horizontal.trees import StepSender
 from treaty.systems.horizontal.held_out import divided
 from treaty.systems.horizontal.members import Collector, SumRules
+from treaty.systems.horizontal.noisy_rounds import LeafSender
+from treaty.systems.horizontal.own_rows import Draws, OwnRows
 from treaty.systems.horizontal.quantiles import CommonBins, agreed_objective, unpack_bins
-from treaty.systems.horizontal.random_trees import within_declared
 from treaty.systems.horizontal.rows import (
     ModelBegin,
     OwnLabels,
@@ -54,6 +54,7 @@ from treaty.systems.horizontal.rows import (
     printed_rows,
     schema_of,
 )
+from treaty.systems.horizontal.sum_noise import SumNoise, pay, plan_noise, within_declared
 from treaty.systems.observers import CheckpointReached
 from treaty.systems.pooled.continuing import CheckpointReceipt, CheckpointRequest
 from treaty.systems.system import LabelledRows, RoleInput
@@ -125,8 +126,9 @@ class ModelSetup:
     def of(cls, inputs: RoleInput[FederBoostHorizontal], message: ModelBegin) -> ModelSetup:
         """Plan the training's noise and enter it in the own ledger, before any sum is opened."""
         schema = schema_of(message.names, message.categories, message.origins)
-        members, search = len(inputs.roles.owners), not message.bins
-        noise = plan_noise(inputs.options, inputs.common, schema, message.classes, members, search=search)
+        search = not message.bins
+        honest = honest_members(inputs.options, len(inputs.roles.owners))
+        noise = plan_noise(inputs.options, inputs.common, schema, message.classes, honest=honest, search=search)
         store, job = None if inputs.data is None else inputs.store, model_job(inputs.party.job, message.model_id)
         return cls(message, schema, noise, pay(noise, store, inputs.party.name, job, inputs.epsilon_limits))
 

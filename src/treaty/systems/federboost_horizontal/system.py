@@ -12,7 +12,7 @@ from treaty.systems.expected import ROUND_TRIP, Expected, Shape, Trees
 from treaty.systems.federboost_horizontal.federboost_horizontal import leader, member
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
 from treaty.systems.federboost_horizontal.setup import check_members
-from treaty.systems.federboost_horizontal.trees import ModelEnd, RandomStep, TreeStep
+from treaty.systems.federboost_horizontal.trees import ModelEnd, TreeStep
 from treaty.systems.horizontal.held_out import HeldOutRequest
 from treaty.systems.horizontal.leakage import (
     SumsOfRows,
@@ -23,6 +23,7 @@ from treaty.systems.horizontal.leakage import (
     search_routes,
     sums_of_rows,
 )
+from treaty.systems.horizontal.noisy_rounds import RandomStep
 from treaty.systems.horizontal.rows import ModelBegin, RowsDescription
 from treaty.systems.leakage import AGREEMENT, Route, Routes, Stage, When, routes
 from treaty.systems.pooled.continuing import checkpoints_routes

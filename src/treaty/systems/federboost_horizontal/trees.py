@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
 import numpy as np
 
-from treaty.cluster.sums import ClusterHistograms
-from treaty.data.binning import Bins
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Floats, Int32s, Integers
 from treaty.messaging.conversation import Table as OrderTable
 from treaty.messaging.messages import Array, Message, leaks, view
-from treaty.models.trees import ModelPart, record_split, walk_tables
-from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
-from treaty.systems.horizontal.held_out import HeldBack, HeldOutRequest, ScoreCells
+from treaty.systems.horizontal.held_out import HeldOutRequest
 from treaty.systems.horizontal.members import Collector
+from treaty.systems.horizontal.noisy_rounds import RandomStep
+from treaty.systems.horizontal.own_rows import OwnRows
 from treaty.systems.horizontal.quantiles import CommonBins, Count, ProbeRequest
-from treaty.systems.horizontal.random_trees import LeafShard
-from treaty.systems.horizontal.rows import LabelUnits, TrainingStart, own_seed
+from treaty.systems.horizontal.rows import LabelUnits, TrainingStart
 from treaty.systems.pooled.continuing import CheckpointRequest
-from treaty.systems.system import LabelledRows, RoleInput
-from treaty.trees.boosting import Forest, draw
-from treaty.trees.ensemble import Tree, Walk, join_splits
+from treaty.trees.ensemble import Tree
 from treaty.trees.histograms import width_of
 from treaty.trees.slots import LevelSplits, RowShard
 
@@ -65,24 +58,6 @@ class TreeStep(Message):
     asked_nodes: Array
 
 
-@leaks(
-    "columns and cuts of the next trees, drawn at random, and the noisy sums of grad and hess in each leaf of the last "
-    "ones, of which leaf values are made",
-    "noisy",
-    guard="epsilon_total",
-)
-class RandomStep(Message):
-    """The next round's trees under noise, and the opened sums of the last one's leaves; either may be empty.
-
-    `features` int32 (n_trees, 2^depth - 1) and `left_bins`, packed (n_trees, 2^depth - 1, width / 8), as in
-    `RandomTrees`; `sums` int64 (n_trees, leaves, 2).
-    """
-
-    features: Array
-    left_bins: Array
-    sums: Array
-
-
 @leaks("how many rounds the model has", "control")
 class ModelEnd(Message):
     """The model is finished; how many rounds it has."""
@@ -103,101 +78,6 @@ CONVERSATION: OrderTable = {
 NOISY_CONVERSATION: OrderTable = {
     **CONVERSATION, "rounds": {RandomStep: "rounds", CheckpointRequest: "rounds", ModelEnd: "finished"}
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Draws:
-    """A party's random draws: `rng` draws columns, at the leader alone; `seed` is of its own draws of rows."""
-
-    rng: np.random.Generator | None
-    seed: int
-
-    @classmethod
-    def fresh(cls, inputs: RoleInput) -> Draws:
-        """Begin a training's draws."""
-        leads, random_state = inputs.party.name == inputs.roles.active, inputs.common.random_state
-        return cls(np.random.default_rng(random_state) if leads else None, own_seed(random_state, inputs.party.name))
-
-    @classmethod
-    def kept(cls, state: str) -> Draws:
-        """Return the draws whose `state` a checkpoint kept."""
-        columns, seed = json.loads(state)
-        if columns is None:
-            return cls(None, seed)
-        rng = np.random.default_rng()
-        rng.bit_generator.state = columns
-        return cls(rng, seed)
-
-    @property
-    def state(self) -> str:
-        """The draws' state as a checkpoint keeps it."""
-        return json.dumps([None if self.rng is None else self.rng.bit_generator.state, self.seed])
-
-
-@dataclass(frozen=True, slots=True)
-class OwnRows:
-    """A party's rows in training, perhaps none, with common bins, its part of the model and its random draws.
-
-    Each tree of a round has its own sample of a `subsample` fraction of the rows.
-    """
-
-    part: ModelPart
-    bins: Bins
-    shard: RowShard
-    draws: Draws
-    subsample: float = 1.0
-
-    @classmethod
-    def of(cls, inputs: RoleInput, rows: LabelledRows, part: ModelPart, bins: Bins, draws: Draws) -> OwnRows:
-        """Bin rows and take them down the trees of `part`."""
-        assert part.forest is not None
-        codes, threads = bins.transform(rows.table, inputs.threads), inputs.threads
-        histograms = ClusterHistograms.of_rows(inputs.shards, codes, bins.offsets)
-        # under noise rows go down random trees
-        kind = LeafShard if inputs.options.adds_noise else RowShard
-        shard = kind(codes, bins.offsets, rows.y, rows.weight, part.forest.objective, threads, histograms)
-        if part.forest.trees:
-            # margins after the trees so far, as if these had been grown now
-            margins = np.ascontiguousarray(shard.margins.T)
-            splits = join_splits([part.splits], [len(rows.table.columns)])
-            walk_tables(Walk(part.forest.trees, splits), [rows.table], margins, threads)
-            shard.margins[:] = margins.T
-        return cls(part, bins, shard, draws, inputs.common.subsample)
-
-    def held_back(self, inputs: RoleInput[FederBoostHorizontal], rows: LabelledRows) -> HeldBack:
-        """Return own rows that were kept back, as they are counted after each round."""
-        group = inputs.options.validation_group
-        cells = ScoreCells.of(self.forest.objective, self.forest.classes, self.part.schema, group)
-        return HeldBack(rows, cells, self.forest, self.part.splits, inputs.threads)
-
-    @property
-    def forest(self) -> Forest:
-        """The trees so far."""
-        assert self.part.forest is not None
-        return self.part.forest
-
-    def draw_columns(self, share: float) -> list[Int32s]:
-        """Draw, as the leader, the columns of each tree of the next round."""
-        every, rng = np.arange(len(self.bins.n_bins), dtype=np.int32), self.draws.rng
-        assert rng is not None, "the leader draws columns"
-        return [every if share >= 1.0 else draw(rng, len(every), share) for _ in range(self.forest.trees_a_round)]
-
-    def sample(self) -> list[Int32s | None]:
-        """Draw the own rows of each tree of the next round; None is all of them."""
-        n_trees, n_rows = self.forest.trees_a_round, self.shard.margins.shape[1]
-        if self.subsample >= 1.0 or n_rows == 0:
-            return [None] * n_trees
-        # each tree of each round has draws of its own, so that a resumed training draws the same
-        seeds = [[self.draws.seed, self.forest.rounds, number] for number in range(n_trees)]
-        return [draw(np.random.default_rng(seed), n_rows, self.subsample) for seed in seeds]
-
-    def finish(self, values: Sequence[Floats], gains: Sequence[Floats]) -> list[Tree]:
-        """Record the round's splits and return its trees, given each node's value and gain."""
-        # records of all trees are numbered in one table
-        first = len(self.part.splits)
-        for feature, left_bins in self.shard.splits():
-            record_split(self.part.splits, self.bins, feature, left_bins)
-        return self.shard.finish(values, gains, first)
 
 
 def level_vector(shard: RowShard, asked: NodesByOutput, totals: Integers | None) -> Integers:

@@ -24,22 +24,17 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-import msgspec
 import numpy as np
 
 from treaty.data.binning import Bins
-from treaty.errors import ConfigError
 from treaty.machine.arrays import Codes, Flags, Floats, Int32s, Integers
 from treaty.machine.kernels import kernel
 from treaty.privacy.discrete_gaussian import Releases, noise_for, noise_share
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.system import LabelledRows
 from treaty.trees.constraints import Directions
 from treaty.trees.ensemble import Tree
 from treaty.trees.histograms import width_of
-from treaty.trees.losses import to_float32
 from treaty.trees.objectives import Objective
 from treaty.trees.slots import RowShard
 from treaty.trees.splits import SplitRules
@@ -286,56 +281,3 @@ class LeafShard(RowShard):
         """Add the values of the leaves that rows are in to their margins."""
         for number, (tree, leaves) in enumerate(zip(grown, self._leaves, strict=True)):
             self.margins[number % len(self.margins)] += tree.value[len(tree.left) // 2 + leaves]
-
-
-# ---------------------------------------------------------------- what a job with noise declares of labels
-
-
-def declared(options: Any, common: BoostingOptions) -> tuple[Floats, Floats | None, BoostingOptions]:
-    """Return targets and weights with the bounds that a job declares, and options with the start of its training."""
-    ends = np.array(options.target_range or [])
-    weight = None if options.weight_bound is None else np.array([options.weight_bound])
-    if common.base_score is None:
-        start = to_float32(float(ends.mean())) if len(ends) else 0.5
-        common = msgspec.structs.replace(common, base_score=start)
-    return ends, weight, common
-
-
-def within_declared(options: Any, data: LabelledRows, classes: object, party: str) -> LabelledRows:
-    """Return rows whose targets and weights are within the declared bounds; ConfigError if these are missing."""
-    if not options.adds_noise:
-        return data
-    y, weight, bound = data.y, data.weight, options.weight_bound
-    if classes is None:
-        if options.target_range is None:
-            raise ConfigError(
-                "epsilon_total needs a regression's targets within bounds that do not come from the data: give "
-                "target_range=[least, largest]"
-            )
-        y = np.clip(y, *options.target_range)
-    if weight is not None and bound is None:
-        raise ConfigError(
-            "epsilon_total needs sample weights within a bound that does not come from the data: give weight_bound, or "
-            "leave weights out"
-        )
-    # rows without weights weigh 1, which may be beyond the bound, too
-    if weight is not None or (bound or 1.0) < 1.0:
-        weight = np.minimum(np.ones(len(y)) if weight is None else weight, bound)
-    outside = np.count_nonzero(y != data.y) + (0 if weight is None else np.count_nonzero(weight != data.weight))
-    if outside:
-        logger.warning("%s: %d targets or weights are outside the declared bounds, and count as these", party, outside)
-    return replace(data, y=y, weight=weight)
-
-
-def check_declared(options: Any, common: BoostingOptions) -> None:
-    """Refuse declared bounds that nothing needs, or that are none, and losses that have no bounds under noise."""
-    ends = options.target_range
-    if not options.adds_noise:
-        for name in ("target_range", "weight_bound"):
-            if getattr(options, name) is not None:
-                raise ConfigError(f"{name} goes with epsilon_total; give both or leave {name} out")
-        return
-    if ends is not None and (len(ends) != 2 or not np.all(np.isfinite(ends)) or not ends[0] < ends[1]):
-        raise ConfigError(f"expected target_range as two numbers, the least and the largest target, got {ends}")
-    if common.objective not in (None, "squared_error", "logistic", "softmax"):
-        raise ConfigError(f"epsilon_total needs the squared error, or classes, got objective={common.objective!r}")

@@ -14,11 +14,10 @@ import numpy as np
 
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Integers
-from treaty.messaging.messages import Array, view
+from treaty.messaging.messages import Array, Message, leaks, view
 from treaty.models.trees import record_split
-from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
-from treaty.systems.federboost_horizontal.trees import OwnRows, RandomStep
 from treaty.systems.horizontal.members import Collector
+from treaty.systems.horizontal.own_rows import OwnRows
 from treaty.systems.horizontal.random_trees import LeafNoise, LeafShard, RandomTrees, column_sets, draw_trees
 from treaty.systems.system import RoleInput
 from treaty.trees.ensemble import Tree
@@ -26,6 +25,24 @@ from treaty.trees.histograms import width_of
 from treaty.trees.splits import SplitRules
 
 _NO_SUMS = np.empty((0, 0, 2), np.int64)
+
+
+@leaks(
+    "columns and cuts of the next trees, drawn at random, and the noisy sums of grad and hess in each leaf of the last "
+    "ones, of which leaf values are made",
+    "noisy",
+    guard="epsilon_total",
+)
+class RandomStep(Message):
+    """The next round's trees under noise, and the opened sums of the last one's leaves; either may be empty.
+
+    `features` int32 (n_trees, 2^depth - 1) and `left_bins`, packed (n_trees, 2^depth - 1, width / 8), as in
+    `RandomTrees`; `sums` int64 (n_trees, leaves, 2).
+    """
+
+    features: Array
+    left_bins: Array
+    sums: Array
 
 
 class LeafSender:
@@ -48,7 +65,7 @@ class LeafSender:
 
 
 def random_round(
-    inputs: RoleInput[FederBoostHorizontal],
+    inputs: RoleInput,
     collector: Collector,
     steps: LeafSender,
     own: OwnRows,

@@ -1,0 +1,202 @@
+"""The noise of a training by row: what a job declares of labels, how its budget is divided, and who pays.
+
+Under noise splits are drawn at random, and members add their shares of discrete Gaussian noise to the sums of leaves
+(`random_trees`). The budget of a training is divided beforehand among its releases, which are all vectors that may be
+opened; those of a search or training that ends early are paid for all the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from treaty.data.columns import Category
+from treaty.data.noisy_quantiles import ROUNDS, SearchNoise
+from treaty.data.table import Schema
+from treaty.errors import ConfigError
+from treaty.machine.arrays import Floats, Integers
+from treaty.models.checkpoints import noise_folder
+from treaty.privacy.discrete_gaussian import MOST_SIGMA, NoiseBudget, budget, noise_for, noise_share, rho_for
+from treaty.privacy.ledger import DEFAULT_DELTA, EpsilonLimits, Ledger, LedgerEntry, cost
+from treaty.systems.horizontal.random_trees import MOST_DEPTH, LeafNoise, row_norm
+from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.system import LabelledRows
+from treaty.trees.losses import to_float32
+
+logger = logging.getLogger(__name__)
+
+# Shares of the budget; the rest is for trees
+OF_OPENING, OF_SEARCH = 0.01, 0.09
+
+
+@dataclass(frozen=True, slots=True)
+class SumNoise:
+    """A training's noise; none without a `budget`.
+
+    `opening` and `search` are standard deviations of counts, `honest` is how many members' shares noise is made of, and
+    `leaves` is the noise on sums of leaves.
+    """
+
+    opening: float = 0.0
+    search: float = 0.0
+    honest: int = 1
+    leaves: LeafNoise | None = None
+    budget: NoiseBudget | None = None
+
+    @property
+    def of_search(self) -> SearchNoise | None:
+        """The noise on the own part of the opening and of counts between probes."""
+        if self.budget is None:
+            return None
+        return SearchNoise(
+            lambda counts: self._on(counts, self.opening), lambda counts: self._on(counts, self.search), self.search
+        )
+
+    def _on(self, values: Integers, sigma: float) -> Integers:
+        # shares of all honest members add up to the planned deviation
+        return values + noise_share(np.full(len(values), sigma), self.honest)
+
+
+def plan_noise(
+    options: Any,
+    common: BoostingOptions,
+    schema: Schema,
+    classes: Sequence[Category] | None,
+    *,
+    honest: int,
+    search: bool = True,
+) -> SumNoise:
+    """Divide a training's budget among what it opens; ConfigError when `epsilon_total` and `delta` are out of reach.
+
+    `honest` is `noise_share`'s.
+    Without a `search` for bins, which an earlier training has paid for, the trees have their part of the budget alone,
+    so that search and trees together cost `epsilon_total` in either case.
+    """
+    if options.epsilon_total is None:
+        return SumNoise()
+    delta, n_features = options.delta or DEFAULT_DELTA, len(schema.names)
+    # categories are counted in the opening, not searched
+    numeric = sum(categories is None for categories in schema.categories)
+    n_outputs = len(classes) if classes is not None and len(classes) > 2 else 1
+    # zCDP composes by adding up, so parts of rho are parts of the budget
+    rho = rho_for(options.epsilon_total, delta)
+    opening = noise_for(OF_OPENING * rho, count=1, coordinates=1 + n_features, honest=honest)
+    # a row is between two neighbouring probes of each column
+    counts = noise_for(OF_SEARCH * rho, count=ROUNDS, coordinates=max(1, numeric), honest=honest)
+    norm = row_norm(n_outputs, classes=classes is not None, fractional_bits=common.fractional_bits)
+    trees = LeafNoise.releases((1.0 - OF_OPENING - OF_SEARCH) * rho, common, n_outputs, norm, honest)
+    sigma = trees.sigma / LeafNoise.steps(common.fractional_bits)
+    # units are larger than steps of the fixed point by the bound of weights, too, and by at most 2.5 for hess
+    if 4.0 * sigma * (options.weight_bound or 1.0) * 2.0**common.fractional_bits > MOST_SIGMA:
+        raise ConfigError(
+            f"epsilon_total={options.epsilon_total:g} needs more noise than fits at fractional_bits="
+            f"{common.fractional_bits}; lower fractional_bits, or raise epsilon_total"
+        )
+    spent = budget([opening, counts, trees] if search else [trees], delta)
+    half = None
+    if classes is None and options.target_range is not None:
+        half = (options.target_range[1] - options.target_range[0]) / 2.0
+    leaves = LeafNoise(sigma, honest, common.most_rounds, common.num_parallel_tree, common.rate, half)
+    return SumNoise(opening.sigma, counts.sigma, honest, leaves, spent)
+
+
+def pay(noise: SumNoise, store: Path | None, name: str, job: str, limits: EpsilonLimits | None) -> str:
+    """Enter a training's noise in a participant's ledger before anything is opened; return in words what was paid.
+
+    `store` is the ledger's folder, None where none is kept, and for a leader without rows. Every attempt draws its
+    noise again, and pays again; BudgetSpent if the participant's `limits` do not allow it.
+    """
+    if noise.budget is None:
+        return ""
+    # without a search there is one release, that of the trees
+    *search, trees = noise.budget.releases
+    paid = f"{noise.budget}" + ("" if search else ", with bins of an earlier training, which paid for them")
+    if store is None:
+        return paid
+    # entered before anything is opened: an aborted training has cost the same
+    ledger, delta = Ledger(noise_folder(store, name), limits), noise.budget.delta
+    costs = {"sums of leaves": trees.rho}
+    if search:
+        costs["search for bins"] = math.fsum(each.rho for each in search)
+    mechanism = "discrete Gaussian"
+    ledger.spend([
+        LedgerEntry(secrets.token_hex(16), job, mechanism, what, rho=rho, delta=delta) for what, rho in costs.items()
+    ])  # fmt: skip
+    return f"{paid}. In the ledger: {cost(ledger.entries())}"
+
+
+# ---------------------------------------------------------------- what a job with noise declares of labels
+
+
+def declared(options: Any, common: BoostingOptions) -> tuple[Floats, Floats | None, BoostingOptions]:
+    """Return targets and weights with the bounds that a job declares, and options with the start of its training."""
+    ends = np.array(options.target_range or [])
+    weight = None if options.weight_bound is None else np.array([options.weight_bound])
+    if common.base_score is None:
+        start = to_float32(float(ends.mean())) if len(ends) else 0.5
+        common = msgspec.structs.replace(common, base_score=start)
+    return ends, weight, common
+
+
+def within_declared(options: Any, data: LabelledRows, classes: object, party: str) -> LabelledRows:
+    """Return rows whose targets and weights are within the declared bounds; ConfigError if these are missing."""
+    if not options.adds_noise:
+        return data
+    y, weight, bound = data.y, data.weight, options.weight_bound
+    if classes is None:
+        if options.target_range is None:
+            raise ConfigError(
+                "epsilon_total needs a regression's targets within bounds that do not come from the data: give "
+                "target_range=[least, largest]"
+            )
+        y = np.clip(y, *options.target_range)
+    if weight is not None and bound is None:
+        raise ConfigError(
+            "epsilon_total needs sample weights within a bound that does not come from the data: give weight_bound, or "
+            "leave weights out"
+        )
+    # rows without weights weigh 1, which may be beyond the bound, too
+    if weight is not None or (bound or 1.0) < 1.0:
+        weight = np.minimum(np.ones(len(y)) if weight is None else weight, bound)
+    outside = np.count_nonzero(y != data.y) + (0 if weight is None else np.count_nonzero(weight != data.weight))
+    if outside:
+        logger.warning("%s: %d targets or weights are outside the declared bounds, and count as these", party, outside)
+    return replace(data, y=y, weight=weight)
+
+
+def check_noise(options: Any, common: Any) -> None:
+    """Refuse options of noise without noise; under noise, bounds that are none, and what noisy sums cannot do."""
+    ends = options.target_range
+    if not options.adds_noise:
+        for name in ("delta", "target_range", "weight_bound"):
+            if getattr(options, name) is not None:
+                raise ConfigError(f"{name} goes with epsilon_total; give both or leave {name} out")
+        return
+    if ends is not None and (len(ends) != 2 or not np.all(np.isfinite(ends)) or not ends[0] < ends[1]):
+        raise ConfigError(f"expected target_range as two numbers, the least and the largest target, got {ends}")
+    if common.objective not in (None, "squared_error", "logistic", "softmax"):
+        raise ConfigError(f"epsilon_total needs the squared error, or classes, got objective={common.objective!r}")
+    if common.subsample < 1.0:
+        raise ConfigError(
+            "epsilon_total needs every row to change its own part of a sum alone, and a sample of fixed size "
+            "depends on all rows: leave subsample at 1"
+        )
+    if options.bins == "exact":
+        raise ConfigError(
+            "bins='exact' needs the number of rows below each probe, and under epsilon_total counts have noise: "
+            "leave bins out, or take 'approximate'"
+        )
+    common.refuse_leaves("under epsilon_total all leaves of a tree are summed at once")
+    if common.max_depth > MOST_DEPTH:
+        raise ConfigError(
+            f"epsilon_total sums 2^max_depth leaves of each tree: expected max_depth of at most {MOST_DEPTH}, "
+            f"got {common.max_depth}"
+        )
