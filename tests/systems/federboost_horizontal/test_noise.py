@@ -29,7 +29,8 @@ from treaty.systems.horizontal.members import Collector
 from treaty.systems.horizontal.noisy_rounds import LeafMember, RandomStep
 from treaty.systems.horizontal.quantiles import Count
 from treaty.systems.horizontal.random_trees import LeafShard
-from treaty.systems.horizontal.sum_noise import OF_OPENING, OF_SEARCH, plan_noise, within_declared
+from treaty.systems.horizontal.sum_noise import OF_OPENING, OF_SEARCH, declared, plan_noise, within_declared
+from treaty.systems.pooled.system import loss_of
 from treaty.trees.objectives import make_objective
 
 QUICK = {"n_estimators": 12, "num_parallel_tree": 5, "learning_rate": 0.6, "max_depth": 2}
@@ -55,6 +56,29 @@ def test_the_plan_spends_the_budget_and_no_more():
     assert again.leaves == plan.leaves
     assert again.budget.epsilon == pytest.approx(epsilon_of(0.9 * rho, 1e-6), rel=1e-3)
     assert plan_noise(*options_of(), whole.table.schema, classes, honest=3).budget is None
+
+
+@pytest.mark.parametrize(
+    ("classes", "given"),
+    [
+        ([0, 1], {"fractional_bits": 4}),
+        ([0, 1, 2], {"weight_bound": 3.0}),
+        (None, {"target_range": [-3.0, 3.0]}),
+        # a start far from all targets, given or by rounding to float32: half of the range has few steps
+        (None, {"target_range": [-3.0, 3.0], "base_score": 1e5}),
+        (None, {"target_range": [1e9 + 30.0, 1e9 + 31.0]}),
+    ],
+)
+def test_shares_are_accounted_for_at_the_deviation_that_they_are_drawn_with(classes, given):
+    """Of little noise, on the sums with the fewest steps, where a sum of shares is farthest from its distribution."""
+    _, whole, _ = dealt("regression", 3)
+    options = options_of(epsilon_total=1e4, **QUICK | given)
+    plan = plan_noise(*options, whole.table.schema, classes, honest=2)
+    ends, weight, common = declared(*options)
+    objective = loss_of(ends, weight, None if classes is None else len(classes), None, common)
+    trees = plan.budget.releases[-1]
+    assert (plan.leaves.units(objective) * plan.leaves.sigma).min() == pytest.approx(trees.sigma, rel=1e-9)
+    assert trees.norm >= np.sqrt(QUICK["num_parallel_tree"]) * plan.leaves.units(objective).min()
 
 
 def test_shares_are_enough_without_the_leaders_and_those_that_may_be_lost():
@@ -259,6 +283,9 @@ def test_with_consent_training_goes_on_without_the_lost(monkeypatch):
         ("regression", False, {"epsilon_total": 1.0, "target_range": [3.0, 1.0]}, "the least and the largest target"),
         ("regression", False, {"epsilon_total": 1.0, "target_range": [1.0]}, "the least and the largest target"),
         ("regression", False, {"epsilon_total": 1.0, "target_range": [0.0, float("nan")]}, "least and the largest"),
+        ("regression", False, {"epsilon_total": 1.0, "target_range": [-1e40, 1e40]}, "between 2\\^-128 and 2\\^95"),
+        ("regression", False, {"epsilon_total": 1.0, "target_range": [0.0, 1e-50]}, "between 2\\^-128 and 2\\^95"),
+        ("binary", False, {"epsilon_total": 1.0, "weight_bound": 1e-60}, "between 2\\^-128 and 2\\^95"),
         ("regression", False, {"epsilon_total": 1.0, "objective": "poisson"}, "needs the squared error, or classes"),
         ("regression", False, {"target_range": [0.0, 1.0]}, "target_range goes with epsilon_total"),
         ("binary", False, {"weight_bound": 2.0}, "weight_bound goes with epsilon_total"),

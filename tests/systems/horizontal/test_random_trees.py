@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from treaty.data.binning import fit_bins
 from treaty.data.table import to_table
 from treaty.systems.horizontal.random_trees import LeafNoise, RandomTrees, column_sets, draw_trees, row_norm
-from treaty.systems.pooled.options import BoostingOptions
 from treaty.trees.constraints import Constraints
 from treaty.trees.objectives import make_objective
 from treaty.trees.splits import SplitRules
@@ -74,9 +73,8 @@ def test_a_row_of_a_regression_changes_no_more_than_its_norm(target, margin, wei
     assert noise.limit(loss) * loss.grad_unit == pytest.approx(5.0 * loss.weight_bound, rel=1e-3)
 
 
-def releases(parallel, outputs, norm, honest=2, bits=16):
-    common = BoostingOptions(n_estimators=50, num_parallel_tree=parallel, fractional_bits=bits)
-    return LeafNoise.releases(0.02, common, outputs, norm, honest)
+def releases(parallel, outputs, norm, bits=16):
+    return replace(NOISE, parallel=parallel).releases(0.02, outputs, norm, 2.0**bits)
 
 
 def test_a_batch_is_one_release_and_classes_share_the_budget_by_the_norm():
@@ -86,15 +84,7 @@ def test_a_batch_is_one_release_and_classes_share_the_budget_by_the_norm():
     two, nine = (releases(1, k, row_norm(k, classes=True, fractional_bits=16)) for k in (1, 9))
     assert nine.sigma == pytest.approx(math.sqrt(2.0) * two.sigma, rel=1e-3)  # and not sqrt(9) times as much
     coarse = releases(1, 1, 1.0, bits=4)
-    assert coarse.sigma / LeafNoise.steps(4) == pytest.approx(one.sigma / LeafNoise.steps(16), rel=1e-3)
-
-
-@pytest.mark.parametrize("bits", [4, 16])
-@pytest.mark.parametrize(("name", "outputs"), [("logistic", 1), ("softmax", 3), ("squared_error", 1)])
-def test_no_unit_has_fewer_steps_than_are_planned_for(name, outputs, bits):
-    loss = make_objective(name, np.array([0.0, 1.0]), None, n_classes=outputs, fractional_bits=bits)
-    for half in (0.51, 0.9, 1.0):
-        assert replace(NOISE, half_range=half).units(loss).min() >= LeafNoise.steps(bits)
+    assert coarse.sigma / 2**4 == pytest.approx(one.sigma / 2**16, rel=1e-3)
 
 
 # ---------------------------------------------------------------- sums and values

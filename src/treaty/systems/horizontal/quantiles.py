@@ -34,7 +34,6 @@ from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Flags, Integers
 from treaty.messaging.messages import Array, Message, leaks, view
 from treaty.systems.horizontal.rows import (
-    EXPONENTS,
     LabelUnits,
     OpenedCounts,
     Opening,
@@ -44,6 +43,7 @@ from treaty.systems.horizontal.rows import (
     agreed_start,
     no_rows,
 )
+from treaty.systems.horizontal.sum_noise import EXPONENTS
 from treaty.systems.system import LabelledRows, RoleInput
 from treaty.trees.objectives import Objective
 

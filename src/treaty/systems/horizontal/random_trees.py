@@ -31,7 +31,6 @@ from treaty.data.binning import Bins
 from treaty.machine.arrays import Codes, Flags, Floats, Int32s, Integers
 from treaty.machine.kernels import kernel
 from treaty.privacy.discrete_gaussian import Releases, noise_for, noise_share
-from treaty.systems.pooled.options import BoostingOptions
 from treaty.trees.constraints import Directions
 from treaty.trees.ensemble import Tree
 from treaty.trees.histograms import width_of
@@ -214,19 +213,11 @@ class LeafNoise:
     rate: float
     half_range: float | None = None
 
-    @classmethod
-    def releases(cls, rho: float, common: BoostingOptions, outputs: int, norm: float, honest: int) -> Releases:
+    def releases(self, rho: float, outputs: int, norm: float, steps: float) -> Releases:
         """Return the releases of all rounds, with the least noise that costs at most `rho`, in `steps` to a unit."""
         # a row is in one leaf of each tree of a round
-        parallel, steps = common.num_parallel_tree, cls.steps(common.fractional_bits)
-        coordinates, norm = 2 * parallel * outputs, math.sqrt(parallel) * norm * steps
-        return noise_for(rho, count=common.most_rounds, coordinates=coordinates, norm=norm, honest=honest)
-
-    @staticmethod
-    def steps(fractional_bits: int) -> float:
-        """Return a number of steps of the fixed point that no unit is below."""
-        # of hess of two classes 0.25 / 0.8 of 2^bits; of clipped numbers a quarter
-        return 2.0 ** (fractional_bits - 2)
+        coordinates, norm = 2 * self.parallel * outputs, math.sqrt(self.parallel) * norm * steps
+        return noise_for(rho, count=self.rounds, coordinates=coordinates, norm=norm, honest=self.honest)
 
     @property
     def left(self) -> float:

@@ -31,7 +31,7 @@ from treaty.machine.arrays import Integers
 from treaty.messaging.messages import Array, Message, ModelId, encode, leaks, view
 from treaty.models.checkpoints import Checkpoint, checkpoint_of, fingerprint
 from treaty.models.trees import ModelPart
-from treaty.systems.horizontal.sum_noise import declared
+from treaty.systems.horizontal.sum_noise import EXPONENTS, declared
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.system import loss_of, objective_for
@@ -44,8 +44,6 @@ logger = logging.getLogger(__name__)
 
 Categories = list[list[Category] | None]
 Origins = dict[str, int]
-# Of the powers of two that bound gradients: leaf values stay far below overflow
-EXPONENTS = range(-128, 96)
 
 
 @leaks(

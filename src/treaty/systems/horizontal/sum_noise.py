@@ -28,6 +28,7 @@ from treaty.privacy.discrete_gaussian import MOST_SIGMA, NoiseBudget, budget, no
 from treaty.privacy.ledger import DEFAULT_DELTA, EpsilonLimits, Ledger, LedgerEntry, cost
 from treaty.systems.horizontal.random_trees import MOST_DEPTH, LeafNoise, row_norm
 from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.pooled.system import loss_of
 from treaty.systems.system import LabelledRows
 from treaty.trees.losses import to_float32
 
@@ -35,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 # Shares of the budget; the rest is for trees
 OF_OPENING, OF_SEARCH = 0.01, 0.09
+# Of the powers of two that bound gradients: leaf values stay far below overflow
+EXPONENTS = range(-128, 96)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,26 +88,27 @@ def plan_noise(
     delta, n_features = options.delta or DEFAULT_DELTA, len(schema.names)
     # categories are counted in the opening, not searched
     numeric = sum(categories is None for categories in schema.categories)
-    n_outputs = len(classes) if classes is not None and len(classes) > 2 else 1
+    ends, weight, common = declared(options, common)
+    objective = loss_of(ends, weight, None if classes is None else len(classes), None, common)
+    if any(math.log2(bound) not in EXPONENTS for bound in (*objective.clips, objective.weight_bound)):
+        raise ConfigError("expected target_range and weight_bound between 2^-128 and 2^95: scale them")
+    half = float(np.ptp(ends)) / 2.0 if classes is None and len(ends) else None
+    leaves = LeafNoise(0.0, honest, common.most_rounds, common.num_parallel_tree, common.rate, half)
+    units = leaves.units(objective)
     # zCDP composes by adding up, so parts of rho are parts of the budget
     rho = rho_for(options.epsilon_total, delta)
     opening = noise_for(OF_OPENING * rho, count=1, coordinates=1 + n_features, honest=honest)
     # a row is between two neighbouring probes of each column
     counts = noise_for(OF_SEARCH * rho, count=ROUNDS, coordinates=max(1, numeric), honest=honest)
-    norm = row_norm(n_outputs, classes=classes is not None, fractional_bits=common.fractional_bits)
-    trees = LeafNoise.releases((1.0 - OF_OPENING - OF_SEARCH) * rho, common, n_outputs, norm, honest)
-    sigma = trees.sigma / LeafNoise.steps(common.fractional_bits)
-    # units are larger than steps of the fixed point by the bound of weights, too, and by at most 2.5 for hess
-    if 4.0 * sigma * (options.weight_bound or 1.0) * 2.0**common.fractional_bits > MOST_SIGMA:
+    norm = row_norm(objective.n_outputs, classes=classes is not None, fractional_bits=common.fractional_bits)
+    trees = leaves.releases((1.0 - OF_OPENING - OF_SEARCH) * rho, objective.n_outputs, norm, float(units.min()))
+    leaves = replace(leaves, sigma=trees.sigma / units.min())
+    if leaves.sigma * units.max() > MOST_SIGMA:
         raise ConfigError(
             f"epsilon_total={options.epsilon_total:g} needs more noise than fits at fractional_bits="
             f"{common.fractional_bits}; lower fractional_bits, or raise epsilon_total"
         )
     spent = budget([opening, counts, trees] if search else [trees], delta)
-    half = None
-    if classes is None and options.target_range is not None:
-        half = (options.target_range[1] - options.target_range[0]) / 2.0
-    leaves = LeafNoise(sigma, honest, common.most_rounds, common.num_parallel_tree, common.rate, half)
     return SumNoise(opening.sigma, counts.sigma, honest, leaves, spent)
 
 
