@@ -13,6 +13,7 @@ from treaty.machine.process import trust
 from treaty.models.checkpoints import noise_folder
 from treaty.node import policy as policies
 from treaty.node.policy import Case, CheckFinding, DataSet, Policy, PolicyVerdict, verdict
+from treaty.privacy.discrete_gaussian import epsilon_of, rho_for
 from treaty.privacy.ledger import FILE, Ledger, LedgerEntry
 from treaty.runs.job import Align, Job, Member
 from treaty.systems import OPTIONS, SYSTEMS, option_class
@@ -320,6 +321,10 @@ NOTHING = "no noisy release of this table, so no epsilon is paid"
         ),
         (by_row(), "bank", 0.0, NOTHING),
         (by_row(own={"epsilon_total": 3.0}), "bank", 3.0, "epsilon 3 for noise on sums (epsilon_total)"),
+        (
+            by_row(own={"epsilon_total": 0.1, "delta": 0.99}), "bank", epsilon_of(rho_for(0.1, 0.99), 1e-6),
+            "epsilon 19.3699 for noise on sums (epsilon_total)",
+        ),
         (job("federboost-vertical"), "clinic", 0.0, NOTHING),
         (job("federboost-vertical"), "bank", 12.0, "epsilon 12 for randomised buckets of 3 columns"),
         (

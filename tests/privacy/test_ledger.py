@@ -20,7 +20,7 @@ from pace import within
 from tables import real_table
 from treaty.cli.main import app
 from treaty.errors import BudgetSpent, ConfigError
-from treaty.privacy.discrete_gaussian import epsilon_of
+from treaty.privacy.discrete_gaussian import epsilon_of, rho_for
 from treaty.privacy.ledger import EpsilonLimits, Ledger, LedgerEntry, cost, model_job, per_person, read_ledger
 from treaty.privacy.randomised_response import BucketLedger, RandomisedColumn
 
@@ -183,6 +183,15 @@ def test_the_partys_own_limits_hold_whatever_limit_a_job_has(tmp_path):
     with pytest.raises(BudgetSpent, match=r"may pay epsilon 3 here \(most_epsilon_total\), has paid 3 and would pay 4"):
         ledger.spend([of("two", 2)], most=9.0)
     Ledger(tmp_path).spend([of("two", 2)])  # without limits of its own
+
+
+def test_the_partys_own_limits_hold_whatever_delta_a_job_states(tmp_path):
+    """At a delta of 0.99 a rho of 4.5 would cost an epsilon of 0.1: nearly no noise, for a limit of 1."""
+    ledger, rho = Ledger(tmp_path, EpsilonLimits(total=1.0)), rho_for(0.1, 0.99)
+    with pytest.raises(BudgetSpent, match=r"has paid 0 and would pay 19.3699 with"):
+        ledger.spend([sums(rho, delta=0.99)])
+    ledger.spend([sums(rho_for(0.5, 1e-9), delta=1e-9)])
+    assert per_person(ledger.entries()) == pytest.approx(0.5, rel=1e-3)
 
 
 @pytest.mark.parametrize("wrong", [entry(1, -1.0), entry(1, math.nan), sums(-0.1), sums(math.inf), sums(math.nan)])

@@ -28,7 +28,8 @@ from treaty.machine.arrays import Codes
 from treaty.machine.process import is_code
 from treaty.models.checkpoints import noise_folder
 from treaty.node.proposals import Verb
-from treaty.privacy.ledger import FILE, job_of, per_person, read_ledger
+from treaty.privacy.discrete_gaussian import epsilon_of, rho_for
+from treaty.privacy.ledger import DEFAULT_DELTA, FILE, job_of, per_person, read_ledger
 from treaty.runs.job import Job, Member, id_column
 from treaty.runs.local_checks import CheckFinding
 from treaty.systems import SYSTEMS
@@ -418,8 +419,12 @@ def _cost(case: Case) -> tuple[float, str]:
                 paid = min(paid, own.epsilon_total)
             return paid, f"epsilon {paid:g} for noise on gradients of {trees} trees"
         case "federboost-horizontal":
-            total = own.epsilon_total
-            return nothing if total is None else (total, f"epsilon {total:g} for noise on sums (epsilon_total)")
+            total, delta = own.epsilon_total, own.delta or DEFAULT_DELTA
+            if total is None:
+                return nothing
+            # At a delta near 1 any noise costs nothing: the ledger's delta counts.
+            paid = total if delta <= DEFAULT_DELTA else epsilon_of(rho_for(total, delta), DEFAULT_DELTA)
+            return paid, f"epsilon {paid:g} for noise on sums (epsilon_total)"
         case "federboost-vertical" if active:
             return nothing
         case "federboost-vertical":

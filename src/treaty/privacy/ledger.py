@@ -96,14 +96,15 @@ def per_person(entries: Sequence[LedgerEntry], delta: float | None = None) -> fl
     """Return the epsilon that entries cost a person together.
 
     With a delta it is the smaller of the sum of epsilons and what an accountant finds at this delta. Without a delta it
-    is the sum; Gaussian noise, which needs one, is taken at the largest delta that its jobs stated. Raises ConfigError
-    when an accountant is needed and dp-accounting is not installed, or `delta` is out of range.
+    is the sum; Gaussian noise, which needs one, is taken at the largest delta that its jobs stated, but at most 1e-6:
+    at a delta near 1 any noise costs nothing. Raises ConfigError when an accountant is needed and dp-accounting is not
+    installed, or `delta` is out of range.
     """
     rho = math.fsum(entry.rho for entry in entries)
     added = math.fsum(entry.epsilon for entry in entries)
     if math.isinf(added) or (rho == 0.0 and delta is None):
         return added
-    delta = delta or max(entry.delta for entry in entries)
+    delta = delta or min(DEFAULT_DELTA, max(entry.delta for entry in entries))
     # Gaussian noise alone: zCDP converts to epsilon and delta directly
     if added == 0.0:
         return epsilon_of(rho, delta)
