@@ -23,7 +23,7 @@ from treaty.models.trees import predict_pooled
 from treaty.privacy.discrete_gaussian import epsilon_of, rho_for
 from treaty.systems.federboost_horizontal import federboost_horizontal as roles
 from treaty.systems.federboost_horizontal.options import honest_members
-from treaty.systems.federboost_horizontal.trees import TreeStep
+from treaty.systems.federboost_horizontal.trees import StepSender, TreeStep
 from treaty.systems.horizontal import noisy_rounds, random_trees
 from treaty.systems.horizontal.members import Collector
 from treaty.systems.horizontal.noisy_rounds import LeafMember, RandomStep
@@ -343,6 +343,16 @@ def test_a_member_answers_no_round_that_is_not_paid_for(monkeypatch, binary):
     monkeypatch.setattr(roles, "Rounds", lambda forest, most, **given: longer(forest, most + 1, **given))
     with pytest.raises(PeerProtocolError, match="expected 12 rounds at most"):
         train(parts, options_of(epsilon_total=5.0, **QUICK), classes)
+
+
+@pytest.mark.parametrize("chosen", [{}, {"epsilon_total": 5.0}])
+def test_a_model_ends_with_no_round_that_a_member_does_not_have(monkeypatch, binary, chosen):
+    """A leader that keeps the last round back would leave members with another model."""
+    parts, _, classes = binary
+    for sender in (noisy_rounds.LeafSender, StepSender):
+        monkeypatch.setattr(sender, "flush", lambda self: None)
+    with pytest.raises(PeerProtocolError, match="expected 2 rounds at most"):
+        train(parts, options_of(n_estimators=3, **chosen), classes)
 
 
 def test_a_member_answers_no_second_search_and_no_sums_of_nodes(monkeypatch, binary):

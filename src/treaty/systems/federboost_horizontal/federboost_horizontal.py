@@ -333,4 +333,6 @@ def follow_rounds(
             case CheckpointRequest() as due:
                 written.answer(own, bins, due)
             case ModelEnd() as end:
+                if end.rounds > forest.rounds:
+                    raise PeerProtocolError(leader, f"expected {forest.rounds} rounds at most", at="ModelEnd")
                 forest.cut(end.rounds)
