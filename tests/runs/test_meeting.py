@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 import msgspec
 import pytest
 
+from pace import within
 from runs.small_jobs import played, write_job
 from treaty.errors import ConfigError, TreatyError
+from treaty.messaging import grpc_channel
 from treaty.runs import connecting as compared
 from treaty.runs.job import Align
 from treaty.runs.job_files import load_job
@@ -55,6 +59,27 @@ def test_all_differences_of_job_files_are_told_at_once(tmp_path, changes, words)
         assert "give all parties the same job file" in said[name]
     if words[0].startswith("n_estimators"):  # c, which has no link with b, hears of it from a
         assert words[0] in said["c"]
+
+
+def test_a_party_that_dials_one_that_has_ended_learns_why(tmp_path, monkeypatch):
+    """c has a's reason in its mailbox: it need not wait for a connection with a, which has ended."""
+    ended, connect, close = threading.Event(), grpc_channel.GrpcChannel.connect, grpc_channel.GrpcChannel.close
+
+    def dialling_late(channel, *args, **options):
+        assert channel.name != "c" or ended.wait(within(60))
+        connect(channel, *args, **options)
+
+    def closing(channel):
+        close(channel)
+        if channel.name == "a":
+            ended.set()
+
+    monkeypatch.setattr(grpc_channel.GrpcChannel, "connect", dialling_late)
+    monkeypatch.setattr(grpc_channel.GrpcChannel, "close", closing)
+    monkeypatch.setattr(grpc_channel, "LATE_PATIENCE", 0.5)
+    jobs = differing(tmp_path, ("n_estimators = 2", "n_estimators = 3"))
+    said = played({name: msgspec.structs.replace(job, wait=10_000) for name, job in jobs.items()})
+    assert "n_estimators = 2 at a, 3 at b" in said["c"]
 
 
 def test_another_release_is_a_plain_sentence(tmp_path, monkeypatch):

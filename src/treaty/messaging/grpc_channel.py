@@ -20,7 +20,6 @@ without ever releasing Python's lock.
 Do not fork a process that has made a channel; start subprocesses afresh.
 """
 
-import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
@@ -113,9 +112,9 @@ class GrpcChannel(AbstractContextManager["GrpcChannel", None]):
     ) -> None:
         """Dial all peers and wait up to `timeout` seconds until each has answered and has dialled us.
 
-        `addresses` replace those given as `Peer`; `waiting` is called many times a second with the peers still missing.
-        Peers in `may_lose` that do not come in time, or have gone again, only count as lost; they share half of the
-        inbox.
+        `addresses` replace those given as `Peer`; `waiting` is called many times a second with the peers still missing;
+        a PeerError of it ends the waiting as a lost peer does. Peers in `may_lose` that do not come in time, or have
+        gone again, only count as lost; they share half of the inbox.
 
         Raises PeerProtocolError if a connection was refused for `REFUSAL_PATIENCE` seconds, in most cases because of a
         certificate that is not the one pinned (the text says which); PeerLost if others were not reachable in time (all
@@ -134,37 +133,37 @@ class GrpcChannel(AbstractContextManager["GrpcChannel", None]):
             link.start()
         deadline = time.monotonic() + timeout
         gone: PeerError | None = None
-        differ_since = math.inf
+        ending = False
         while missing := self._missing(may_lose):
             now = time.monotonic()
-            waiting(missing.keys())
-            # wait a little, so that both sides see a difference, and others learn of it
-            if self._differences(may_lose):
-                differ_since = min(differ_since, now)
-                if gone is not None or now - differ_since > LATE_PATIENCE:
-                    break
-            if now > deadline and missing.keys() <= set(may_lose):
-                for peer in missing:
-                    self._inbox.put(PeerLost(peer, f"{peer} did not come within {timeout:g} s"))
-                break
+            try:
+                waiting(missing.keys())
+            except PeerError as error:
+                gone = gone or error
             for link in [link for link in self._links.values() if link.peer not in may_lose]:
-                if gone is None and link.lost is not None:
-                    gone, deadline = link.lost, min(deadline, now + LATE_PATIENCE)
+                gone = gone or link.lost
                 if link.refused_since is not None and now - link.refused_since > REFUSAL_PATIENCE:
                     refused = PeerProtocolError(link.peer, link.trouble)
                     refused.public = f"its connection with {link.peer} was refused; it has the details"
                     raise refused
             # a peer that is still starting would wait for us in vain: let it connect first, and learn the reason
-            if gone is not None and (now > deadline or all(self._links[peer].lost is not None for peer in missing)):
-                raise gone
+            if not ending and (gone is not None or self._differences(may_lose)):
+                ending, deadline = True, min(deadline, now + LATE_PATIENCE)
+            if now > deadline and missing.keys() <= set(may_lose):
+                for peer in missing:
+                    self._inbox.put(PeerLost(peer, f"{peer} did not come within {timeout:g} s"))
+                break
+            left = {gone.peer} if gone is not None else set()
+            if ending and (now > deadline or all(self._links[peer].lost or peer in left for peer in missing)):
+                break
             if now > deadline:
                 text = (
                     f"expected all peers within {timeout:g} s, {self.name} is not connected with {', '.join(missing)}"
                 )
                 todo = f"start {'it' if len(missing) == 1 else 'them'}, or see docs/network.md"
-                error = PeerLost(next(iter(missing)), f"{text}: {'; '.join(missing.values())}; {todo}")
-                error.public = text  # peers must not see addresses
-                raise error
+                absent = PeerLost(next(iter(missing)), f"{text}: {'; '.join(missing.values())}; {todo}")
+                absent.public = text  # peers must not see addresses
+                raise absent
             time.sleep(0.02)
         if found := self._differences(may_lose):
             text = clean(f"the jobs differ: {'; '.join(found)}; {OF_ONE_JOB}, and install the same Treaty", 4000)

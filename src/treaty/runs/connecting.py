@@ -85,6 +85,8 @@ class Waiting:
 
     def __call__(self, missing: Collection[str]) -> None:
         """Note the peers that are missing now; none, once all are connected."""
+        # a peer that stops while this party still dials it sends the reason, and then does not listen any more
+        self._party.heed()
         now = time.monotonic()
         for peer in missing:
             self._party.waited[peer] += now - self._last
@@ -123,6 +125,7 @@ def connected(
         # a party that is connected waits for messages while others may still wait for connections
         timeout = max(job.timeout, 2.0 * (job.wait or 0.0))
         party = Party(name, job.name, job.system.name, channel, peers, timeout=timeout)
+        party.may_lose(may_be_absent)
         waited = Waiting(job, party, phase)
 
         # within `run_role`, which tells the other peers if one cannot be reached
