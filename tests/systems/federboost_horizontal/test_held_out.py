@@ -14,7 +14,7 @@ from systems.federboost_horizontal.playing import dealt, options_of, train
 from systems.federboost_horizontal.test_resuming import assert_same, interrupted, keepers
 from tables import real_table
 from treaty.data.table import to_table
-from treaty.errors import ConfigError, PeerProtocolError
+from treaty.errors import ConfigError, DataError, PeerProtocolError
 from treaty.runs.job_files import check_training, read_job
 from treaty.systems.horizontal import held_out
 from treaty.systems.horizontal.held_out import HeldOutRequest, ScoreCells, divided, metric, middle_odds, of_group
@@ -109,6 +109,37 @@ def test_groups_have_metrics_of_their_own_and_empty_ones_none():
     assert sizes == {"all": len(of_all), **expected}
     assert sum(n for _, _, n in found.calibration) == len(of_all)
     assert all(0 < score < 1 and 0 <= share <= 1 for score, share, _ in found.calibration)
+
+
+def test_categories_with_names_of_groups_stay_apart_from_these():
+    X, y = real_table("binary", rows=600)
+    sex = np.array(["f", "other", "missing", "all"])[np.arange(len(y)) // 3 % 4]
+    frame = pd.DataFrame({"c0": np.asarray(X)[:, 0], "sex": pd.Categorical(sex)})
+    frame.loc[::7, "sex"] = None
+    rows = {name: (frame.iloc[k::3], y[k::3]) for k, name in enumerate(NAMES)}
+    found = estimator("binary", validation_fraction=0.4, validation_group="sex").fit(rows).held_out_.groups
+    back = back_of(rows, 0.4)
+    of_all = pd.concat([of[0][back[name]] for name, of in rows.items()])["sex"]
+    expected = {"f": (of_all == "f").sum(), "all": len(of_all), "missing": of_all.isna().sum()}
+    expected |= {f"{name} (category)": (of_all == name).sum() for name in ("other", "missing", "all")}
+    assert {name: of["rows"] for name, of in found.items()} == expected
+
+
+@pytest.mark.parametrize(
+    ("share", "metric", "words"),
+    [
+        (1e-9, None, "logloss needs rows kept back, and there are none: raise validation_fraction"),
+        (0.05, "auc", "auc needs rows kept back of both classes"),
+    ],
+)
+def test_a_metric_that_no_row_kept_back_gives_does_not_stop_training(share, metric, words):
+    """It would be no number, than which no later round is better: a model of one tree."""
+    X, y = real_table("binary", rows=300)
+    # none of the two rows of one class is kept back
+    y = np.isin(np.arange(len(y)), (0, 2))
+    model = estimator("binary", validation_fraction=share, early_stopping_rounds=2, eval_metric=metric)
+    with pytest.raises(DataError, match=words):
+        model.fit(shared_out(X, y))
 
 
 def test_training_stops_early_by_rows_kept_back():

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from treaty.data.table import Schema
-from treaty.errors import ConfigError, PeerProtocolError
+from treaty.errors import ConfigError, DataError, PeerProtocolError
 from treaty.machine.arrays import Flags, Floats, Integers
 from treaty.messaging.messages import Message, leaks
 from treaty.models.trees import HeldOut
@@ -42,7 +42,7 @@ METRICS: Mapping[Kind, tuple[str, ...]] = {
 # of log odds, and of errors between 2^-40 and 2^40
 _SCORES, _MOST_ODDS = 256, 8.0
 _AN_OCTAVE, _OCTAVES = 4, 40
-_OTHER, _MISSING = "other", "missing"
+_ALL, _OTHER, _MISSING = "all", "other", "missing"
 
 
 @leaks("how many rounds are finished", "control")
@@ -93,7 +93,8 @@ class ScoreCells:
                 f"expected validation_group to be a column of categories ({', '.join(known) or 'there is none'}), got "
                 f"{group!r}"
             )
-        return cls(kind, (*map(str, categories), _OTHER, _MISSING), at)
+        names = [f"{name} (category)" if name in (_ALL, _OTHER, _MISSING) else str(name) for name in categories]
+        return cls(kind, (*names, _OTHER, _MISSING), at)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -191,6 +192,8 @@ class SummedMetrics:
     def __init__(self, sums: SumOpener, own: HeldBack, flush: Callable[[], None], *, has_rows: bool) -> None:
         self._sums, self._own, self._flush, self._has_rows = sums, own, flush, has_rows
         self._counts: dict[int, Integers] = {}
+        # whichever decides about early stopping
+        self._last = METRICS[own.cells.kind][-1]
 
     def begin(self, forest: Forest, metrics: Sequence[str]) -> Sequence[str]:
         """Return the metrics of each round; ConfigError for one that counts do not give."""
@@ -199,6 +202,7 @@ class SummedMetrics:
             raise ConfigError(
                 f"expected eval_metric of {', '.join(known)} with validation_fraction, got {unknown[0]!r}"
             )
+        self._last = (metrics or known)[-1]
         return metrics or known
 
     def measure(self, forest: Forest, new: Sequence[Tree]) -> dict[str, float]:
@@ -209,7 +213,14 @@ class SummedMetrics:
         own = self._own.counts() if self._has_rows else None
         counts = self._sums.total(int(np.prod(cells.shape)), own).reshape(cells.shape)
         self._counts[forest.rounds] = counts
-        return {name: metric(name, cells.kind, counts.sum(axis=0)) for name in METRICS[cells.kind]}
+        found = {name: metric(name, cells.kind, counts.sum(axis=0)) for name in METRICS[cells.kind]}
+        if np.isnan(found[self._last]):
+            raise DataError(
+                f"{self._last} needs rows kept back{' of both classes' if counts.any() else ''}, and there are none: "
+                "raise validation_fraction",
+                public="too few rows are kept back",
+            )
+        return found
 
     def result(self, rounds: int) -> HeldOut | None:
         """Return what is known of the rows after so many rounds, by group; None if they were not counted then."""
@@ -219,7 +230,7 @@ class SummedMetrics:
         groups = {} if cells.column is None else dict(zip(cells.groups, counts, strict=True))
         found = {name: of_group(cells.kind, of) for name, of in groups.items() if of.any()}
         return HeldOut(
-            groups={"all": of_group(cells.kind, counts.sum(axis=0)), **found},
+            groups={_ALL: of_group(cells.kind, counts.sum(axis=0)), **found},
             calibration=tenths(counts.sum(axis=0)) if cells.kind == "two classes" else [],
         )
 
