@@ -116,6 +116,7 @@ CASES: dict[str, list[Case]] = {
         Case({"epsilon_total": 2.0}, ROWS_OF_TWO),
         Case({"mode": "paper"}, APART),
         Case({"validation_fraction": 0.2, "validation_group": "sex"}, ROWS),
+        Case({"validation_fraction": 0.2, "epsilon_total": 2.0}, ROWS),
     ],
     "fedxgb": [
         Case(roles=CROWD),

@@ -69,6 +69,7 @@ JOBS: dict[str, list[Played]] = {
         Played({"base_score": 0.1}),
         Played({"epsilon_total": 2.0}),
         Played({"validation_fraction": 0.3}),
+        Played({"validation_fraction": 0.3, "epsilon_total": 2.0}),
     ],
     "fedxgb": [
         Played({"n_estimators": 1}),

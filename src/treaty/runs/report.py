@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -381,6 +382,8 @@ def losses_of(part: Any) -> dict[str, list[float]]:
         name if len(of) == 1 else f"{name} {metric}": values
         for name, of in history.items()
         for metric, values in of.items()
+        # JSON has no number for a metric that is not known in all rounds
+        if not any(map(math.isnan, values))
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -113,7 +114,8 @@ class Forest:
         sign = -1.0 if higher_is_better(metric, self.objective) else 1.0
         best = 0
         for at, value in enumerate(values):
-            if sign * values[best] - min_delta > sign * value:
+            # rows kept back may be unknown in the first rounds
+            if math.isnan(values[best]) or sign * values[best] - min_delta > sign * value:
                 best = at
         return self.before + best + 1
 

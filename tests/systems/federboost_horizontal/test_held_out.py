@@ -13,13 +13,14 @@ import treaty
 from systems.federboost_horizontal.playing import dealt, options_of, train
 from systems.federboost_horizontal.test_resuming import assert_same, interrupted, keepers
 from tables import real_table
-from treaty.data.table import to_table
+from treaty.data.table import Schema, to_table
 from treaty.errors import ConfigError, DataError, PeerProtocolError
 from treaty.runs.job_files import check_training, read_job
 from treaty.systems.horizontal import held_out
-from treaty.systems.horizontal.held_out import HeldOutRequest, ScoreCells, divided, metric, middle_odds, of_group
+from treaty.systems.horizontal.held_out import HeldOutRequest, ScoreCells, divided, metric, of_group
 from treaty.systems.horizontal.members import Collector
 from treaty.systems.system import LabelledRows
+from treaty.trees.objectives import make_objective
 
 NAMES = ["north", "south", "east"]
 
@@ -74,24 +75,26 @@ def test_metrics_of_counts_are_those_of_scores_in_the_middle_of_their_bins(rows)
     y, bins = np.array(rows).T
     counts = np.zeros((2, 256), np.int64)
     np.add.at(counts, (y, bins), 1)
-    p = 1 / (1 + np.exp(-middle_odds(256)[bins]))
-    assert metric("error", "two classes", counts) == pytest.approx(np.mean((p > 0.5) != y))
-    assert metric("logloss", "two classes", counts) == pytest.approx(metrics.log_loss(y, p, labels=[0, 1]))
+    cells = ScoreCells("two classes")
+    p = cells.middles[bins]
+    assert metric("error", cells, counts) == pytest.approx(np.mean((p > 0.5) != y))
+    assert metric("logloss", cells, counts) == pytest.approx(metrics.log_loss(y, p, labels=[0, 1]))
     if len(set(y)) == 2:
-        assert metric("auc", "two classes", counts) == pytest.approx(metrics.roc_auc_score(y, p))
-        assert of_group("two classes", counts)["true positive rate"] == pytest.approx(metrics.recall_score(y, p > 0.5))
+        assert metric("auc", cells, counts) == pytest.approx(metrics.roc_auc_score(y, p))
+        assert of_group(cells, counts)["true positive rate"] == pytest.approx(metrics.recall_score(y, p > 0.5))
     else:
-        assert np.isnan(metric("auc", "two classes", counts))
-        assert "auc" not in of_group("two classes", counts)
+        assert np.isnan(metric("auc", cells, counts))
+        assert "auc" not in of_group(cells, counts)
 
 
 def test_errors_of_numbers_from_tiny_to_huge_are_counted_in_quarters_of_an_octave():
     y = 2.0 ** np.arange(-50, 50)
     rows = LabelledRows(None, y)
-    counts = ScoreCells("numbers").count(rows, np.zeros((len(y), 1)))
+    cells = ScoreCells.of(make_objective("squared_error", y, None), None, Schema((), (), {}), None)
+    counts = cells.count(rows, np.zeros((len(y), 1)))
     # the first and the last bin have all that is beyond
     assert counts.tolist() == [11, *([0, 0, 0, 1] * 79), 0, 0, 10]
-    assert metric("mae", "numbers", counts.reshape(1, -1)) > 0
+    assert metric("mae", cells, counts.reshape(1, -1)) > 0
 
 
 def test_groups_have_metrics_of_their_own_and_empty_ones_none():
@@ -228,7 +231,7 @@ def test_a_member_that_keeps_no_rows_back_refuses_to_count(monkeypatch):
         ({"validation_fraction": 0.0}, {}, "validation_fraction"),
         ({"validation_fraction": 1.0}, {}, "validation_fraction"),
         ({"validation_group": "sex"}, {}, "goes with validation_fraction"),
-        ({"validation_fraction": 0.2, "epsilon_total": 1.0}, {}, "have no noise"),
+        ({"validation_fraction": 0.2, "epsilon_total": 1.0}, {"early_stopping_rounds": 3}, "at least 5, the rounds"),
         ({"validation_fraction": 0.2, "validation_group": "c0"}, {}, "column of categories"),
         ({"validation_fraction": 0.2, "validation_group": "age"}, {}, "column of categories"),
         ({"validation_fraction": 0.2}, {"eval_metric": "aucpr"}, "auc, error, logloss"),
@@ -239,7 +242,7 @@ def test_options_that_do_not_fit_are_refused(options, fitted, expected):
     frame = pd.DataFrame(X, columns=[f"c{k}" for k in range(X.shape[1])])
     rows = {name: (frame.iloc[k::3], y[k::3]) for k, name in enumerate(NAMES)}
     with pytest.raises(ConfigError, match=expected):
-        treaty.GBDTClassifier(treaty.FederBoostHorizontal(**options), n_estimators=2, n_jobs=1, **fitted).fit(rows)
+        treaty.GBDTClassifier(treaty.FederBoostHorizontal(**options), n_estimators=20, n_jobs=1, **fitted).fit(rows)
 
 
 def test_a_job_file_may_stop_early_without_eval_tables(tmp_path):
@@ -264,9 +267,9 @@ early_stopping_rounds = 5
 
 
 def test_bins_of_scores_are_sixteenths_of_log_odds_around_even_ones():
-    middles = middle_odds(256)
-    np.testing.assert_allclose(middles, np.arange(-8 + 1 / 32, 8, 1 / 16))
+    middles = ScoreCells("two classes").middles
+    np.testing.assert_allclose(np.log(middles / (1 - middles)), np.arange(-8 + 1 / 32, 8, 1 / 16))
     # a score in the middle of a bin is counted in it
     rows = LabelledRows(to_table(np.zeros((256, 1))), np.zeros(256))
-    counts = ScoreCells("two classes").count(rows, 1 / (1 + np.exp(-middles[:, None])))
+    counts = ScoreCells("two classes").count(rows, middles[:, None])
     assert counts.tolist() == [1] * 256 + [0] * 256

@@ -138,8 +138,10 @@ def leader(inputs: RoleInput[FederBoostHorizontal]) -> ModelPart:
         inputs.observers.round_finished(done, own.part)
 
     inputs.observers.round_finished(forest.rounds, own.part)
-    back = None if held_out is None else own.held_back(inputs, held_out)
-    of_all = None if back is None else SummedMetrics(collector, back, steps.flush, has_rows=inputs.data is not None)
+    back, has_rows = None if held_out is None else own.held_back(inputs, held_out, noise), inputs.data is not None
+    of_all = None
+    if back is not None:
+        of_all = SummedMetrics(collector, back, steps.flush, has_rows=has_rows, sigma=noise.scores)
     # early stopping goes by the last of them
     evals: list[WatchedRows] = [] if of_all is None else [of_all]
     evals += [watched(of, own.part.splits, threads) for of in watching]
@@ -260,7 +262,7 @@ def member(inputs: RoleInput[FederBoostHorizontal]) -> ModelPart:
     else:
         order = MessageOrder(conversation, "new")
         own, bins = answer_search(inputs, sums, order, rows, setup)
-    back = None if held_out is None else own.held_back(inputs, held_out)
+    back = None if held_out is None else own.held_back(inputs, held_out, setup.noise)
     follow_rounds(inputs, sums, order, own, bins, setup.noise, written, back)
     own.forest.clipped_rows = own.shard.clipped
     return own.part

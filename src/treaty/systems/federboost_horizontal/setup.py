@@ -170,7 +170,8 @@ def leaders_rows(
     name, schema, classes = inputs.party.name, setup.schema, setup.message.classes
     own = None if inputs.data is None else common_rows(inputs.data, schema, inputs.classes, classes, name)
     evals = [common_rows(of, schema, inputs.classes, classes, name) for of in inputs.eval_sets]
-    return *divided(own or no_rows(schema), inputs.options.validation_fraction, name), evals
+    noisy, share = inputs.options.adds_noise, inputs.options.validation_fraction
+    return *divided(own or no_rows(schema), share, name, noisy=noisy), evals
 
 
 def join_model(
@@ -195,7 +196,7 @@ def join_model(
         kept = own_bins.get(message.bins)
         if kept is None or kept.terms != _terms_of_bins(inputs, message):
             raise PeerProtocolError(lead, "expected bins that were offered and fit", at="ModelBegin.bins")
-    rows, held_out = divided(rows, inputs.options.validation_fraction, party.name)
+    rows, held_out = divided(rows, inputs.options.validation_fraction, party.name, noisy=inputs.options.adds_noise)
     return rows, held_out, ModelSetup.of(inputs, message), kept
 
 

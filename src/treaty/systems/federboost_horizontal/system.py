@@ -13,10 +13,11 @@ from treaty.systems.federboost_horizontal.federboost_horizontal import leader, m
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
 from treaty.systems.federboost_horizontal.setup import check_members
 from treaty.systems.federboost_horizontal.trees import ModelEnd, TreeStep
-from treaty.systems.horizontal.held_out import HeldOutRequest
+from treaty.systems.horizontal.held_out import NOISY_ODDS, HeldOutRequest
 from treaty.systems.horizontal.leakage import (
     SumsOfRows,
     input_routes,
+    kept_back,
     keys_routes,
     learned_in_search,
     lost_routes,
@@ -25,6 +26,7 @@ from treaty.systems.horizontal.leakage import (
 )
 from treaty.systems.horizontal.noisy_rounds import RandomStep
 from treaty.systems.horizontal.rows import ModelBegin, RowsDescription
+from treaty.systems.horizontal.sum_noise import looks
 from treaty.systems.leakage import AGREEMENT, Route, Routes, Stage, When, routes
 from treaty.systems.pooled.continuing import checkpoints_routes
 from treaty.systems.pooled.options import BoostingOptions
@@ -38,7 +40,7 @@ def conclusions(
 ) -> dict[str, list[str]]:
     """Return what each party can work out; the leader's `part` has what the search parted, or what noise cost."""
     of_all = _of_all(options, common)
-    of_leader = _of_leader(roles, options, "" if part is None else part.spent)
+    of_leader = _of_leader(roles, options, common, "" if part is None else part.spent)
     of_member = ["no sum; with three participants or more, nothing that can be attributed to one of them"]
     found_by_leader, found_by_member = learned_in_search(options, common)
     learned = {roles.active: [*of_leader, *found_by_leader, *of_all]}
@@ -64,11 +66,12 @@ def _of_all(options: FederBoostHorizontal, common: BoostingOptions) -> list[str]
             f"of any single row no more, from sums and model together, than ({options.epsilon_total:g}, "
             f"{options.delta or DEFAULT_DELTA:g}) differential privacy lets through (sent without noise: names "
             "of columns, their categories, classes, and whether rows are those of an earlier training)"
+            + ("; each row is trained on or counted, whatever other rows there are" if options.holds_out_rows else "")
         )
     return learned
 
 
-def _of_leader(roles: Roles, options: FederBoostHorizontal, spent: str) -> list[str]:
+def _of_leader(roles: Roles, options: FederBoostHorizontal, common: BoostingOptions, spent: str) -> list[str]:
     """Return what the leader can work out; `spent` is what noise cost, or what the search for quantiles parted."""
     noisy, has_rows = options.epsilon_total is not None, roles.active in roles.owners
     learned = ["if all other participants but one help it, that one's sums"]
@@ -80,12 +83,9 @@ def _of_leader(roles: Roles, options: FederBoostHorizontal, spent: str) -> list[
             if has_rows
             else "sums of two participants alone: with the help of one, those of the other"
         )
-    if options.validation_fraction is not None:
-        groups = "" if options.validation_group is None else f", of each category of {options.validation_group}"
-        learned.append(
-            f"after each round, how many of the rows that participants keep back ({options.validation_fraction:g} of "
-            f"them) have a label and a score in each of 256 bins{groups}: bins may hold few rows"
-        )
+    if options.holds_out_rows:
+        when = f"under noise, after {len(looks(options, common))} rounds" if noisy else "after each round"
+        learned.append(kept_back(options, when, NOISY_ODDS[0] if noisy else 256))
     if spent:
         learned.append(
             f"how many rows lie between points that were tried in search of quantiles, under noise ({spent})"
@@ -115,18 +115,18 @@ def expected(roles: Roles, options: FederBoostHorizontal, common: BoostingOption
     computing = trees.growing(shape.rows, max(shape.columns.values())) / shape.threads
     if options.adds_noise:
         # a sum of each leaf of all trees of a round; splits and the last round's sums come back
-        numbers, columns = trees.count * 2.0 * (1 << common.depth), max(shape.columns.values())
-        cells = _CELLS * columns * ROUNDS
-        sums = SumsOfRows(numbers + cells, ROUNDS + 1 + common.most_rounds, 8.0 * numbers + 4.0 * cells)
+        numbers, probes = trees.count * 2.0 * (1 << common.depth), _CELLS * max(shape.columns.values()) * ROUNDS
+        sums = SumsOfRows(numbers + probes, ROUNDS + 1 + common.most_rounds, 8.0 * numbers + 4.0 * probes)
         computing = trees.count * shape.rows * common.depth * 5e-9
-    watched = 0 if options.validation_fraction is None else common.most_rounds
+    watched = len(looks(options, common)) if options.holds_out_rows else 0
+    cells = 2 * (NOISY_ODDS[0] if options.adds_noise else 256)
     for owner in roles.owners:
         found.memory[owner] = 60.0 * shape.rows + 24.0 * max(shape.slots.values()) * max(trees.nodes)
         if owner == lead:
             continue
         found.agree([(owner, lead)])
-        # of rows kept back, two labels by 256 bins of scores
-        found.send(owner, lead, 8.0 * (sums.numbers + watched * 512), sums.sums + watched)
+        # of rows kept back, two labels by bins of scores
+        found.send(owner, lead, 8.0 * (sums.numbers + watched * cells), sums.sums + watched)
         found.send(lead, owner, sums.received, sums.sums + watched)
     masks = len(roles.owners) * sums.numbers * 10e-9
     found.seconds = computing + masks + sums.sums * 2 * ROUND_TRIP
@@ -142,7 +142,7 @@ _NONE_KEPT_BACK = When(
     "without epsilon_total and validation_fraction",
     lambda options, common: options.epsilon_total is None and options.validation_fraction is None,
 )
-_KEPT_BACK = When("validation_fraction", lambda options, common: options.validation_fraction is not None)
+_KEPT_BACK = When("validation_fraction", lambda options, common: options.holds_out_rows)
 _NOISY = When("epsilon_total", lambda options, common: options.epsilon_total is not None)
 
 ROUTES: dict[Stage, Routes] = {
@@ -153,7 +153,7 @@ ROUTES: dict[Stage, Routes] = {
         routes(keys_routes(_LEADER, _MEMBER), reference="docs/federboost.md, Masks"),
         search_routes(_LEADER, _MEMBER),
         input_routes(_MEMBER, _LEADER, "epsilon_total, min_child_samples", _NONE_KEPT_BACK),
-        input_routes(_MEMBER, _LEADER, "min_child_samples, validation_fraction", _KEPT_BACK, "held_out"),
+        input_routes(_MEMBER, _LEADER, "min_child_samples, validation_fraction", _PLAIN & _KEPT_BACK, "held_out"),
         input_routes(_MEMBER, _LEADER, "epsilon_total", _NOISY, "noisy"),
         routes(
             lost_routes(_LEADER, _MEMBER),

@@ -76,8 +76,9 @@ CONVERSATION: OrderTable = {
     "finished": {},
 }
 NOISY_CONVERSATION: OrderTable = {
-    **CONVERSATION, "rounds": {RandomStep: "rounds", CheckpointRequest: "rounds", ModelEnd: "finished"}
-}  # fmt: skip
+    **CONVERSATION,
+    "rounds": {RandomStep: "rounds", HeldOutRequest: "rounds", CheckpointRequest: "rounds", ModelEnd: "finished"},
+}
 
 
 def level_vector(shard: RowShard, asked: NodesByOutput, totals: Integers | None) -> Integers:

@@ -8,11 +8,14 @@ Scores are counted in bins. With two classes these are of the log odds of the se
 to 8, by label. With several they are of the log odds of the row's own class, by whether that class was predicted.
 Errors of predicted numbers have four bins an octave. A metric takes all scores of a bin as its middle, and pairs of one
 bin as ties: on credit data AUC and log loss differ by less than 0.002 from those of the rows themselves.
+
+With noise counts have noise of their own. A row is trained on or counted, so that its counts may cost as much of a
+budget as its training does, and the whole costs no more. Bins are wider then, and counts are opened a few times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -39,9 +42,12 @@ Kind = Literal["two classes", "classes", "numbers"]
 METRICS: Mapping[Kind, tuple[str, ...]] = {
     "two classes": ("auc", "error", "logloss"), "classes": ("merror", "mlogloss"), "numbers": ("mae", "rmse"),
 }  # fmt: skip
-# of log odds, and of errors between 2^-40 and 2^40
-_SCORES, _MOST_ODDS = 256, 8.0
-_AN_OCTAVE, _OCTAVES = 4, 40
+# bins, and the largest score: log odds, or an error
+_ODDS, _ERRORS = (256, 8.0), (320, 2.0**40)
+NOISY_ODDS, NOISY_ERRORS = (24, 6.0), 32
+_AN_OCTAVE = 4
+# deviations of a number of rows' noise that it must exceed
+_CLEAR = 3.0
 _ALL, _OTHER, _MISSING = "all", "other", "missing"
 
 
@@ -52,15 +58,20 @@ class HeldOutRequest(Message):
     rounds: Annotated[int, msgspec.Meta(ge=1)]
 
 
-def divided(rows: LabelledRows, share: float | None, name: str) -> tuple[LabelledRows, LabelledRows | None]:
+def divided(
+    rows: LabelledRows, share: float | None, name: str, *, noisy: bool = False
+) -> tuple[LabelledRows, LabelledRows | None]:
     """Return a participant's rows to train on, and those kept back (None: the job keeps none), the same ones each time.
 
-    A participant that would keep all of its few rows back keeps none.
+    A participant that would keep all of its few rows back keeps none. In a `noisy` job, others are drawn each time, and
+    a row's place depends on no other row.
     """
     if share is None:
         return rows, None
-    back = np.random.default_rng(own_seed(0, f"{name} keeps back")).random(rows.table.n_rows) < share
-    back &= not back.all()
+    # fixed draws would give a row's coin to the next one where a row is removed, and so change many rows' places
+    seed = None if noisy else own_seed(0, f"{name} keeps back")
+    back = np.random.default_rng(seed).random(rows.table.n_rows) < share
+    back &= noisy or not back.all()
     return _chosen(rows, ~back), _chosen(rows, back)
 
 
@@ -71,20 +82,34 @@ def _chosen(rows: LabelledRows, which: Flags) -> LabelledRows:
 
 @dataclass(frozen=True, slots=True)
 class ScoreCells:
-    """How rows are counted: by `groups`, the categories of the column at `column`, and by the kind of target."""
+    """How rows are counted: by `groups`, the categories of the column at `column`, and by the kind of target.
+
+    Scores are in `n_bins` bins, up to the log odds or the error `most`; the last one has all beyond.
+    """
 
     kind: Kind
     groups: tuple[str, ...] = ("",)
     column: int | None = None
+    n_bins: int = _ODDS[0]
+    most: float = _ODDS[1]
 
     @classmethod
     def of(
-        cls, objective: Objective, classes: Sequence[object] | None, schema: Schema, group: str | None
+        cls,
+        objective: Objective,
+        classes: Sequence[object] | None,
+        schema: Schema,
+        group: str | None,
+        noisy: tuple[int, float] | None = None,
     ) -> ScoreCells:
-        """Return the cells of a job; ConfigError unless `group` names a column of categories."""
+        """Return the cells of a job; ConfigError unless `group` names a column of categories.
+
+        With noise `noisy` has `n_bins` and `most` of the cells.
+        """
         kind: Kind = "numbers" if classes is None else "two classes" if objective.n_outputs == 1 else "classes"
+        of_scores = noisy or (_ERRORS if kind == "numbers" else _ODDS)
         if group is None:
-            return cls(kind)
+            return cls(kind, ("",), None, *of_scores)
         at = schema.names.index(group) if group in schema.names else -1
         categories = schema.categories[at] if at >= 0 else None
         if categories is None:
@@ -94,13 +119,18 @@ class ScoreCells:
                 f"{group!r}"
             )
         names = [f"{name} (category)" if name in (_ALL, _OTHER, _MISSING) else str(name) for name in categories]
-        return cls(kind, (*names, _OTHER, _MISSING), at)
+        return cls(kind, (*names, _OTHER, _MISSING), at, *of_scores)
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """Groups, labels or outcomes, and bins of scores."""
-        numbers = self.kind == "numbers"
-        return len(self.groups), 1 if numbers else 2, 2 * _OCTAVES * _AN_OCTAVE if numbers else _SCORES
+        return len(self.groups), 1 if self.kind == "numbers" else 2, self.n_bins
+
+    @property
+    def middles(self) -> Floats:
+        """The probability in the middle of each bin."""
+        odds = (np.arange(self.n_bins) + 0.5) * (2 * self.most / self.n_bins) - self.most
+        return np.asarray(1 / (1 + np.exp(-odds)), np.float64)
 
     def count(self, rows: LabelledRows, predicted: Floats) -> Integers:
         """Count rows, int64 (groups * outcomes * bins,), by their predictions (n_rows, n_outputs)."""
@@ -110,8 +140,8 @@ class ScoreCells:
             group = np.where(np.isnan(codes), len(self.groups) - 1, codes).astype(np.int64)
         if self.kind == "numbers":
             error = np.abs(rows.y - predicted[:, 0])
-            octaves = np.log2(np.maximum(error, 2.0**-_OCTAVES))
-            bins = np.floor((octaves + _OCTAVES) * _AN_OCTAVE)
+            octaves = np.log2(np.maximum(error, np.finfo(np.float64).tiny) / self.most)
+            bins = np.floor(octaves * _AN_OCTAVE + self.n_bins)
         else:
             own = rows.y.astype(np.int64)
             if self.kind == "two classes":
@@ -120,24 +150,23 @@ class ScoreCells:
                 p, outcome = predicted[np.arange(n_rows), own], (predicted.argmax(axis=1) == own).astype(np.int64)
             with np.errstate(divide="ignore"):
                 odds = np.log(p) - np.log1p(-p)
-            bins = np.floor((odds + _MOST_ODDS) * _SCORES / (2 * _MOST_ODDS))
-        _, n_outcomes, n_bins = self.shape
-        cell = (group * n_outcomes + outcome) * n_bins + np.clip(bins, 0, n_bins - 1).astype(np.int64)
+            bins = np.floor((odds + self.most) * self.n_bins / (2 * self.most))
+        cell = (group * self.shape[1] + outcome) * self.n_bins + np.clip(bins, 0, self.n_bins - 1).astype(np.int64)
         return np.bincount(cell, minlength=int(np.prod(self.shape)))
 
 
-def metric(name: str, kind: Kind, counts: Integers) -> float:
+def metric(name: str, cells: ScoreCells, counts: Floats | Integers) -> float:
     """Return a metric of counts (outcomes, bins); NaN where rows, or those of a class, are missing."""
-    total, n_bins = counts.sum(), counts.shape[1]
+    total, n_bins = counts.sum(), cells.n_bins
     if total <= 0:
         return float("nan")
-    if kind == "numbers":
+    if cells.kind == "numbers":
         # means of an error and of its square over a bin whose logarithms are evenly filled
-        low, ratio = 2.0 ** (np.arange(n_bins) / _AN_OCTAVE - _OCTAVES), 2.0 ** (1 / _AN_OCTAVE)
+        low, ratio = cells.most * 2.0 ** (np.arange(-n_bins, 0) / _AN_OCTAVE), 2.0 ** (1 / _AN_OCTAVE)
         if name == "mae":
             return float(counts[0] @ (low * (ratio - 1) / np.log(ratio)) / total)
         return float(np.sqrt(counts[0] @ (low**2 * (ratio**2 - 1) / np.log(ratio) / 2) / total))
-    p = 1 / (1 + np.exp(-middle_odds(n_bins)))
+    p = cells.middles
     match name:
         case "auc":
             # rows of the first class below a bin, and half of those in it: equal scores are ties
@@ -153,16 +182,32 @@ def metric(name: str, kind: Kind, counts: Integers) -> float:
     return float(-(counts.sum(axis=0) @ np.log(p)) / total)
 
 
-def middle_odds(n_bins: int) -> Floats:
-    """Return the log odds in the middle of each bin."""
-    return np.asarray((np.arange(n_bins) + 0.5) * (2 * _MOST_ODDS / n_bins) - _MOST_ODDS, np.float64)
+def plausible(counts: Integers, sigma: float) -> Floats:
+    """Return noisy counts without what is likely to be noise of the deviation `sigma`, with the same total.
+
+    Of all numbers none of which is below 0 the nearest are taken, then those above `sigma`: noise alone would fill
+    bins without rows. Exact counts stay as they are.
+    """
+    total, falling = counts.sum(), np.sort(counts.ravel())[::-1]
+    if total <= 0:
+        return np.zeros(counts.shape)
+    excess = (np.cumsum(falling) - total) / np.arange(1, len(falling) + 1)
+    nearest = np.maximum(counts - excess[falling > excess][-1], 0.0)
+    clear = np.where(nearest > sigma, nearest, 0.0)
+    return np.asarray(clear * (total / clear.sum()) if clear.any() else nearest, np.float64)
 
 
 class HeldBack:
-    """A participant's rows that were kept back, perhaps none, and their margins under the trees so far."""
+    """A participant's rows that were kept back, perhaps none, and their margins under the trees so far.
 
-    def __init__(self, rows: LabelledRows, cells: ScoreCells, forest: Forest, splits: SplitTable, threads: int) -> None:
-        self.cells, self._rows, self._forest = cells, rows, forest
+    They are counted after the rounds `looks`; `on_counts` adds the own share of noise to the counts.
+    """
+
+    def __init__(
+        self, rows: LabelledRows, cells: ScoreCells, forest: Forest, splits: SplitTable, looks: Collection[int],
+        threads: int, on_counts: Callable[[Integers], Integers] = lambda counts: counts,
+    ) -> None:  # fmt: skip
+        self.cells, self.looks, self._rows, self._forest, self._on_counts = cells, looks, rows, forest, on_counts
         self._walk, self._seen = watched(rows, splits, threads).add_trees, 0
         self._margins = np.full((len(rows.y), forest.objective.n_outputs), forest.objective.base_margins)
 
@@ -171,12 +216,12 @@ class HeldBack:
         if new := self._forest.trees[self._seen :]:
             self._walk(new, self._margins)
             self._seen += len(new)
-        return self.cells.count(self._rows, self._forest.objective.predictions(self._margins))
+        return self._on_counts(self.cells.count(self._rows, self._forest.objective.predictions(self._margins)))
 
     def answer(self, asked: HeldOutRequest, leader: str) -> Integers:
-        """Count the rows after the round that the leader names, which has to be the last one, and not counted yet."""
+        """Count the rows after the round that the leader names, the last one and one of the looks, not counted yet."""
         done = self._forest.rounds
-        if asked.rounds != done or len(self._forest.trees) == self._seen:
+        if asked.rounds != done or done not in self.looks or len(self._forest.trees) == self._seen:
             raise PeerProtocolError(leader, f"expected round {done}, once, got {asked.rounds}", at="HeldOutRequest")
         return self.counts()
 
@@ -184,16 +229,20 @@ class HeldBack:
 class SummedMetrics:
     """The rows kept back as the leader watches them: an eval set whose metrics come from sums over all participants.
 
-    `flush` sends participants the trees that they do not have yet.
+    Between two of the looks, the metrics are those of the last one. `flush` sends participants the trees that they do
+    not have yet; `sigma` is the standard deviation of the noise of a count.
     """
 
     name = VALIDATION
 
-    def __init__(self, sums: SumOpener, own: HeldBack, flush: Callable[[], None], *, has_rows: bool) -> None:
-        self._sums, self._own, self._flush, self._has_rows = sums, own, flush, has_rows
+    def __init__(
+        self, sums: SumOpener, own: HeldBack, flush: Callable[[], None], *, has_rows: bool, sigma: float = 0.0
+    ) -> None:
+        self._sums, self._own, self._flush, self._has_rows, self._sigma = sums, own, flush, has_rows, sigma
         self._counts: dict[int, Integers] = {}
         # whichever decides about early stopping
-        self._last = METRICS[own.cells.kind][-1]
+        self._decides = METRICS[own.cells.kind][-1]
+        self._known: dict[str, float] = {}
 
     def begin(self, forest: Forest, metrics: Sequence[str]) -> Sequence[str]:
         """Return the metrics of each round; ConfigError for one that counts do not give."""
@@ -202,50 +251,61 @@ class SummedMetrics:
             raise ConfigError(
                 f"expected eval_metric of {', '.join(known)} with validation_fraction, got {unknown[0]!r}"
             )
-        self._last = (metrics or known)[-1]
+        self._decides = (metrics or known)[-1]
         return metrics or known
 
     def measure(self, forest: Forest, new: Sequence[Tree]) -> dict[str, float]:
-        """Have all participants count their rows; return the metrics."""
+        """Have all participants count their rows, if it is time; return the metrics."""
+        if forest.rounds not in self._own.looks:
+            return self._known
         self._flush()
         self._sums.broadcast(HeldOutRequest(forest.rounds))
         cells = self._own.cells
         own = self._own.counts() if self._has_rows else None
         counts = self._sums.total(int(np.prod(cells.shape)), own).reshape(cells.shape)
         self._counts[forest.rounds] = counts
-        found = {name: metric(name, cells.kind, counts.sum(axis=0)) for name in METRICS[cells.kind]}
-        if np.isnan(found[self._last]):
+        self._known = {name: metric(name, cells, self._of_all(counts)) for name in METRICS[cells.kind]}
+        # noise may hide all rows for a while
+        if np.isnan(self._known[self._decides]) and not self._sigma:
+            wanted = f"rows kept back{' of both classes' if counts.any() else ''}"
             raise DataError(
-                f"{self._last} needs rows kept back{' of both classes' if counts.any() else ''}, and there are none: "
-                "raise validation_fraction",
+                f"{self._decides} needs {wanted}, and there are none: raise validation_fraction",
                 public="too few rows are kept back",
             )
-        return found
+        return self._known
 
     def result(self, rounds: int) -> HeldOut | None:
-        """Return what is known of the rows after so many rounds, by group; None if they were not counted then."""
+        """Return what is known of the rows after so many rounds, by group; None if they were not counted then.
+
+        Groups are left out whose rows the noise hides.
+        """
         counts, cells = self._counts.get(rounds), self._own.cells
         if counts is None:
             return None
         groups = {} if cells.column is None else dict(zip(cells.groups, counts, strict=True))
-        found = {name: of_group(cells.kind, of) for name, of in groups.items() if of.any()}
+        clear = {
+            name: plausible(of, self._sigma)
+            for name, of in groups.items()
+            if of.sum() > _CLEAR * self._sigma * np.sqrt(of.size)
+        }
+        of_all = self._of_all(counts)
         return HeldOut(
-            groups={_ALL: of_group(cells.kind, counts.sum(axis=0)), **found},
-            calibration=tenths(counts.sum(axis=0)) if cells.kind == "two classes" else [],
+            groups={name: of_group(cells, of) for name, of in {_ALL: of_all, **clear}.items()},
+            calibration=tenths(cells, of_all) if cells.kind == "two classes" else [],
         )
 
+    def _of_all(self, counts: Integers) -> Floats:
+        """Return the counts of all groups together."""
+        return plausible(counts.sum(axis=0), self._sigma * np.sqrt(len(counts)))
 
-def of_group(kind: Kind, counts: Integers) -> dict[str, float]:
+
+def of_group(cells: ScoreCells, counts: Floats) -> dict[str, float]:
     """Return what counts (outcomes, bins) of a group say, as far as it has such rows."""
-    found, (n_rows, n_bins) = (
-        {name: metric(name, kind, counts) for name in METRICS[kind]},
-        (counts.sum(), counts.shape[1]),
-    )
-    if kind == "two classes":
-        above, of_class = counts[:, n_bins // 2 :].sum(axis=1), counts.sum(axis=1)
-        scores = float(counts.sum(axis=0) @ (1 / (1 + np.exp(-middle_odds(n_bins)))))
+    found, n_rows = {name: metric(name, cells, counts) for name in METRICS[cells.kind]}, counts.sum()
+    if cells.kind == "two classes":
+        above, of_class = counts[:, cells.n_bins // 2 :].sum(axis=1), counts.sum(axis=1)
         shares = {
-            "share of second class": (of_class[1], n_rows), "mean score": (scores, n_rows),
+            "share of second class": (of_class[1], n_rows), "mean score": (counts.sum(axis=0) @ cells.middles, n_rows),
             "predicted as second": (above.sum(), n_rows), "true positive rate": (above[1], of_class[1]),
             "false positive rate": (above[0], of_class[0]),
         }  # fmt: skip
@@ -253,13 +313,11 @@ def of_group(kind: Kind, counts: Integers) -> dict[str, float]:
     return {"rows": float(n_rows), **{name: value for name, value in found.items() if not np.isnan(value)}}
 
 
-def tenths(counts: Integers) -> list[tuple[float, float, int]]:
+def tenths(cells: ScoreCells, counts: Floats) -> list[tuple[float, float, int]]:
     """Return mean score, share of the second class and rows of ten parts by score, as equal as bins allow."""
-    of_bins = np.maximum(counts.sum(axis=0), 0)
+    of_bins = counts.sum(axis=0)
     if of_bins.sum() == 0:
         return []
     part = np.minimum((np.cumsum(of_bins) - of_bins / 2) * 10 // of_bins.sum(), 9).astype(np.int64)
-    rows = np.bincount(part, of_bins, 10)
-    scores = np.bincount(part, of_bins / (1 + np.exp(-middle_odds(len(of_bins)))), 10)
-    second = np.bincount(part, counts[1], 10)
-    return [(float(scores[k] / rows[k]), float(second[k] / rows[k]), int(rows[k])) for k in np.flatnonzero(rows)]
+    rows, scores, second = (np.bincount(part, of, 10) for of in (of_bins, of_bins * cells.middles, counts[1]))
+    return [(float(scores[k] / rows[k]), float(second[k] / rows[k]), round(rows[k])) for k in np.flatnonzero(rows)]

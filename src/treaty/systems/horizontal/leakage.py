@@ -91,6 +91,15 @@ def learned_in_search(options: Any, common: BoostingOptions) -> tuple[list[str],
     return lead, others
 
 
+def kept_back(options: Any, when: str, bins: int) -> str:
+    """Return in words what the party that opens sums can work out of rows that owners keep back."""
+    groups = "" if options.validation_group is None else f", of each category of {options.validation_group}"
+    return (
+        f"{when}, how many of the rows that are kept back ({options.validation_fraction:g} of all) have a label and a "
+        f"score in each of {bins} bins{groups}: bins may hold few rows"
+    )
+
+
 # Measured on trainings of all systems split by row: numbers in all rounds of the search for bins, by column and bin,
 # and sums before the first tree, of searches that are approximate and exact; numbers of the first sums whatever the
 # columns; bytes that the leader sends about a level besides its splits

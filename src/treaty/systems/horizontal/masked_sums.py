@@ -60,7 +60,8 @@ _SUM_OF_ROWS = (
     ),
     noisy=(
         "nothing alone; with all others: in each leaf of trees drawn at random the sums of gradients and of hessians, "
-        "over all rows in the sum; and, while bins are sought, how many rows lie between trial values",
+        "over all rows in the sum; while bins are sought, how many rows lie between trial values; and, with "
+        "validation_fraction, how many of all rows kept back have which score and label",
         "noisy",
     ),
     paper=(

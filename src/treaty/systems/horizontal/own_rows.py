@@ -13,9 +13,10 @@ from treaty.cluster.sums import ClusterHistograms
 from treaty.data.binning import Bins
 from treaty.machine.arrays import Floats, Int32s
 from treaty.models.trees import ModelPart, record_split, walk_tables
-from treaty.systems.horizontal.held_out import HeldBack, ScoreCells
+from treaty.systems.horizontal.held_out import NOISY_ERRORS, NOISY_ODDS, HeldBack, ScoreCells
 from treaty.systems.horizontal.random_trees import LeafShard
 from treaty.systems.horizontal.rows import own_seed
+from treaty.systems.horizontal.sum_noise import SumNoise, looks
 from treaty.systems.system import LabelledRows, RoleInput
 from treaty.trees.boosting import Forest, draw
 from treaty.trees.ensemble import Tree, Walk, join_splits
@@ -81,11 +82,15 @@ class OwnRows:
             shard.margins[:] = margins.T
         return cls(part, bins, shard, draws, inputs.common.subsample)
 
-    def held_back(self, inputs: RoleInput[Any], rows: LabelledRows) -> HeldBack:
-        """Return own rows that were kept back, as they are counted after each round."""
+    def held_back(self, inputs: RoleInput[Any], rows: LabelledRows, noise: SumNoise) -> HeldBack:
+        """Return own rows that were kept back, as they are counted after rounds."""
+        leaves, classes, scores = noise.leaves, self.forest.classes, None
+        if leaves is not None:
+            scores = NOISY_ODDS if leaves.half_range is None else (NOISY_ERRORS, leaves.half_range)
         group = inputs.options.validation_group
-        cells = ScoreCells.of(self.forest.objective, self.forest.classes, self.part.schema, group)
-        return HeldBack(rows, cells, self.forest, self.part.splits, inputs.threads)
+        cells = ScoreCells.of(self.forest.objective, classes, self.part.schema, group, scores)
+        when = looks(inputs.options, inputs.common)
+        return HeldBack(rows, cells, self.forest, self.part.splits, when, inputs.threads, noise.on_scores)
 
     @property
     def forest(self) -> Forest:

@@ -2,7 +2,9 @@
 
 Under noise splits are drawn at random, and members add their shares of discrete Gaussian noise to the sums of leaves
 (`random_trees`). The budget of a training is divided beforehand among its releases, which are all vectors that may be
-opened; those of a search or training that ends early are paid for all the same.
+opened; those of a search or training that ends early are paid for all the same. Counts of rows that are kept back are
+no part of it: a row is trained on or kept back, by a draw that looks at no data, so that its cost is the larger of
+both, and counts may cost what the trees do.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 # Shares of the budget; the rest is for trees
 OF_OPENING, OF_SEARCH = 0.01, 0.09
+# rounds after which rows kept back are counted: with every other one, the noise on all counts grows
+_LOOKS = 5
 # Of the powers of two that bound gradients: leaf values stay far below overflow
 EXPONENTS = range(-128, 96)
 
@@ -44,8 +48,8 @@ EXPONENTS = range(-128, 96)
 class SumNoise:
     """A training's noise; none without a `budget`.
 
-    `opening` and `search` are standard deviations of counts, `honest` is how many members' shares noise is made of, and
-    `leaves` is the noise on sums of leaves.
+    `opening`, `search` and `scores` are standard deviations of counts, the last one of rows kept back; `honest` is how
+    many members' shares noise is made of, and `leaves` is the noise on sums of leaves.
     """
 
     opening: float = 0.0
@@ -53,6 +57,7 @@ class SumNoise:
     honest: int = 1
     leaves: LeafNoise | None = None
     budget: NoiseBudget | None = None
+    scores: float = 0.0
 
     @property
     def of_search(self) -> SearchNoise | None:
@@ -63,9 +68,19 @@ class SumNoise:
             lambda counts: self._on(counts, self.opening), lambda counts: self._on(counts, self.search), self.search
         )
 
+    def on_scores(self, counts: Integers) -> Integers:
+        """Return counts of own rows that were kept back, with the own share of noise, if the job has any."""
+        return self._on(counts, self.scores) if self.scores else counts
+
     def _on(self, values: Integers, sigma: float) -> Integers:
         # shares of all honest members add up to the planned deviation
         return values + noise_share(np.full(len(values), sigma), self.honest)
+
+
+def looks(options: Any, common: BoostingOptions) -> Collection[int]:
+    """Return the rounds after which rows kept back are counted."""
+    last = common.most_rounds
+    return {1 + k * (last - 1) // (_LOOKS - 1) for k in range(_LOOKS)} if options.adds_noise else range(1, last + 1)
 
 
 def plan_noise(
@@ -109,7 +124,11 @@ def plan_noise(
             f"{common.fractional_bits}; lower fractional_bits, or raise epsilon_total"
         )
     spent = budget([opening, counts, trees] if search else [trees], delta)
-    return SumNoise(opening.sigma, counts.sigma, honest, leaves, spent)
+    scores = 0.0
+    if options.holds_out_rows:
+        # of a row that is kept back, which is in no other sum
+        scores = noise_for(trees.rho, count=len(looks(options, common)), coordinates=1, honest=honest).sigma
+    return SumNoise(opening.sigma, counts.sigma, honest, leaves, spent, scores)
 
 
 def pay(noise: SumNoise, store: Path | None, name: str, job: str, limits: EpsilonLimits | None) -> str:
@@ -123,6 +142,8 @@ def pay(noise: SumNoise, store: Path | None, name: str, job: str, limits: Epsilo
     # without a search there is one release, that of the trees
     *search, trees = noise.budget.releases
     paid = f"{noise.budget}" + ("" if search else ", with bins of an earlier training, which paid for them")
+    if noise.scores:
+        paid += f"; rows kept back cost no more, with noise of a standard deviation of {noise.scores:.3g} on counts"
     if store is None:
         return paid
     # entered before anything is opened: an aborted training has cost the same
@@ -188,6 +209,12 @@ def check_noise(options: Any, common: Any) -> None:
         raise ConfigError(f"expected target_range as two numbers, the least and the largest target, got {ends}")
     if common.objective not in (None, "squared_error", "logistic", "softmax"):
         raise ConfigError(f"epsilon_total needs the squared error, or classes, got objective={common.objective!r}")
+    patience, apart = common.early_stopping_rounds, max(np.diff(sorted(looks(options, common))), default=0)
+    if options.holds_out_rows and patience is not None and patience < apart:
+        raise ConfigError(
+            "under epsilon_total rows kept back are counted after a few rounds: expected early_stopping_rounds of at "
+            f"least {apart}, the rounds from one count to the next, got {patience}"
+        )
     if common.subsample < 1.0:
         raise ConfigError(
             "epsilon_total needs every row to change its own part of a sum alone, and a sample of fixed size "
