@@ -9,19 +9,12 @@ Writes `federboost_vertical.csv` (mean and standard deviation over 5 draws of no
 `secureboost_accuracy`) and `federboost_vertical_speed.csv`: 200 trees of depth 4 on 8,192 x 11 between three parties
 (bar: 1.5 times XGBoost's time plus 0.2 s), 60 trees of depth 4 on 300,000 x 18 between two (bar: 1.5 times), noise and
 prediction's set-up included. About 8 minutes, `--quick` one.
-
-With `--unbiased` it writes `federboost_vertical_unbiased.csv` instead: AUC where sums are corrected for the noise, at
-all nodes, at the root, of columns not used above, and, as `unbiased` does it, of columns that no tree has used yet. The
-same draws of noise for all of a split. About 2 minutes.
 """
 
 from __future__ import annotations
 
 import math
-import tempfile
-from pathlib import Path
 from statistics import mean, stdev
-from unittest.mock import patch
 
 import numpy as np
 import xgboost
@@ -45,12 +38,7 @@ from data import (
 )  # fmt: skip
 from treaty import GBDTClassifier
 from treaty.runs.warm_up import compile_kernels
-from treaty.systems.federboost_vertical import federboost_vertical
-from treaty.systems.federboost_vertical.buckets import NoisyColumns
 from treaty.systems.federboost_vertical.options import FederBoostVertical
-from treaty.trees.columns import SplitSearch
-from treaty.trees.growth import RowPartition
-from treaty.trees.splits import Level, Splits
 
 THREADS = 2
 BARS = {"Give Me Some Credit": 0.850, "Default of Credit Card Clients": 0.770}
@@ -103,100 +91,6 @@ def accuracy(data: Data, trees: int, depth: int, seeds: int, quick: bool) -> lis
     return rows
 
 
-class AllNodes(NoisyColumns):
-    """Corrects all columns, at all nodes of all trees."""
-
-    def _choose(self, feature: int, left_bins: NDArray[np.bool_]) -> int:
-        corrected = self._corrected.copy()
-        record = super()._choose(feature, left_bins)
-        self._corrected = corrected
-        return record
-
-    def ask_sums(self, level: Level, rows: RowPartition) -> None:
-        self._level = level
-        super().ask_sums(level, rows)
-
-
-class Root(AllNodes):
-    """Corrects all columns, at the root of every tree."""
-
-    def for_gains(self, sums: NDArray[np.int64], totals: NDArray[np.int64]) -> NDArray[np.int64]:
-        return sums if self._level.depth else super().for_gains(sums, totals)
-
-
-class NotUsedAbove(AllNodes):
-    """Corrects, at every node, the columns that no split above it in the same tree is on; needs `Paths`."""
-
-    above: dict[int, frozenset[int]]
-
-    def for_gains(self, sums: NDArray[np.int64], totals: NDArray[np.int64]) -> NDArray[np.int64]:
-        seen = super().for_gains(sums, totals)
-        nodes = self._level.nodes.tolist()
-        assert len(nodes) == len(sums)
-        for k, node in enumerate(nodes):
-            for feature in self.above[node]:
-                slots = slice(self.offsets[feature], self.offsets[feature + 1])
-                seen[k, slots] = sums[k, slots]
-        return seen
-
-
-class Paths(SplitSearch):
-    """Tells `NotUsedAbove` which of its columns were used above."""
-
-    def __init__(self, *given: object, **named: object) -> None:
-        super().__init__(*given, **named)
-        self._children = 1
-        for source in self.sources.values():
-            source.above = {0: frozenset()}
-
-    def decide(self, nodes: NDArray[np.int32], splits: Splits, rows: RowPartition) -> tuple:
-        children = self._children + 2 * np.arange(len(nodes))
-        self._children += 2 * len(nodes)
-        for k, source in self.sources.items():
-            for node, child, owner, feature in zip(nodes, children, splits.source, splits.feature, strict=True):
-                path = source.above[int(node)] | ({int(feature)} if owner == k else set())
-                source.above[int(child)] = source.above[int(child) + 1] = path
-        return super().decide(nodes, splits, rows)
-
-
-VARIANTS = {
-    "none": (None, NoisyColumns),
-    "at all nodes": (True, AllNodes),
-    "at the root": (True, Root),
-    "columns not used above": (True, NotUsedAbove),
-    "columns not used yet (unbiased=True)": (True, NoisyColumns),
-}
-
-
-def corrections(data: Data, seeds: int) -> list[dict[str, object]]:
-    """Return AUC of every way to correct sums, on the same splits and noise."""
-    x = data.x.astype(np.float32)
-    rows = []
-    for epsilon in (1.0, 2.0, 4.0):
-        found: dict[str, list[float]] = {name: [] for name in VARIANTS}
-        for train, test in splits(data, seeds):
-            with tempfile.TemporaryDirectory() as noise:
-                for name, (unbiased, columns) in VARIANTS.items():
-                    options = FederBoostVertical(epsilon=epsilon, unbiased=unbiased)
-                    model = GBDTClassifier(options, base_score=0.5, max_bin=16, n_jobs=THREADS)
-                    with patch.multiple(federboost_vertical, NoisyColumns=columns, SplitSearch=Paths):
-                        model.fit(tables(x[train]), data.y[train], checkpoint=Path(noise))
-                    margins = model.decision_function(tables(x[test]))
-                    found[name].append(roc_auc_score(data.y[test], margins))
-        for name, scores in found.items():
-            less = [score - none for score, none in zip(scores, found["none"], strict=True)]
-            rows.append({
-                "data": data.title,
-                "epsilon a value": f"{epsilon:g}",
-                "corrected": name,
-                "AUC": f"{mean(scores):.4f}",
-                "sd": f"{stdev(scores):.4f}",
-                "more than none": f"{mean(less):+.4f}",
-                "sd of that": f"{stdev(less):.4f}",
-            })  # fmt: skip
-    return rows
-
-
 def speed(
     title: str, x: NDArray[np.float32], y: NDArray[np.float64], trees: int, parties: int, extra: float, quick: bool
 ) -> dict[str, object]:
@@ -225,19 +119,10 @@ def speed(
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--unbiased", action="store_true", help="ways to correct sums for the noise")
     parser.add_argument("--speed", action="store_true", help="the time fits take, alone")
     options = parser.parse_args()
     compile_kernels()
     seeds = 2 if options.quick else 5
-    if options.unbiased:
-        sets = [give_me_some_credit(), default_of_credit_card_clients()]
-        report(
-            "federboost_vertical_unbiased",
-            [row for data in sets for row in corrections(data, seeds)],
-            quick=options.quick,
-        )
-        return
     if not options.speed:
         sets = [(give_me_some_credit(), 20, 3), (default_of_credit_card_clients(), 20, 3), (susy(), 60, 4)]
         sets += [(higgs(), 20, 3), (adult(), 20, 3)]

@@ -39,7 +39,6 @@ JOBS = {
     "smm, ou": ("fedxgboost-smm", {"backend": "ou", **KEY, **TREES, "max_depth": 2}, TWO),
     "smm, lattice": ("fedxgboost-smm", {**OPEN, **TREES}, TWO),
     "columns": ("federboost-vertical", {"epsilon": 50.0, **TREES}, {"a": "", "b": "", "c": ""}),
-    "unbiased": ("federboost-vertical", {"epsilon": 50.0, "unbiased": True, **TREES}, TWO),
     "rows": ("federboost-horizontal", {"subsample": 0.7, "random_state": 1, **TREES}, {"a": "", "b": "", "c": ""}),
     "regression": (
         "quasi-newton",
@@ -124,9 +123,8 @@ def test_models_are_those_without_a_cluster(play, monkeypatch, name):
     alone, together = play(name)
     assert alone == together
     assert any(shards.steps for shards in made)
-    if name in ("columns", "unbiased"):  # all columns are summed together, unless each owner's are corrected apart
-        owners = {"columns": {"all"}, "unbiased": {"a", "b"}}[name]
-        assert {kept for kept in made[-1].names if kept.startswith("codes")} == {f"codes of {of}" for of in owners}
+    if name == "columns":  # all owners' are summed together
+        assert {kept for kept in made[-1].names if kept.startswith("codes")} == {"codes of all"}
 
 
 # ---------------------------------------------------------------- Ray itself

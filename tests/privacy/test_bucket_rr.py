@@ -15,6 +15,7 @@ from scipy import stats
 
 from noise_keys import keep_key
 from treaty.errors import ConfigError
+from treaty.privacy import randomised_response
 from treaty.privacy.randomised_response import BucketCost, BucketLedger, RandomisedColumn, randomise_buckets
 
 SIZES = pytest.mark.parametrize("size", [2, 3, 17, 256])
@@ -37,6 +38,14 @@ def likelihood(codes, noisy, size, epsilon):
     expected = np.bincount(codes, minlength=size)[:, None] * np.where(np.eye(size, dtype=bool), p, r)
     assert expected.min() > 5
     return stats.chi2.sf(((counts - expected) ** 2 / expected).sum(), size * (size - 1))
+
+
+def test_chances_add_up_and_are_those_of_no_noise_where_there_is_none():
+    for size, epsilon in [(2, 1e-12), (3, 0.1), (256, 4.0), (16, 800.0)]:
+        r, excess = randomised_response.chances(size, epsilon)
+        assert size * r + excess == pytest.approx(1.0, rel=1e-12)
+        assert excess == pytest.approx(r * math.expm1(epsilon) if epsilon < 700 else 1.0, rel=1e-12)
+    assert randomised_response.chances(16, math.inf) == randomised_response.chances(1, 0.5) == (0.0, 1.0)
 
 
 @SIZES

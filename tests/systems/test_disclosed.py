@@ -29,7 +29,7 @@ SILENT = {
         "allow_exact_sums",
     },
     "fedxgboost-ldp": {"delta", "split_score", "clip", "clip_hess"},
-    "federboost-vertical": {"allow_insecure", "buckets", "unbiased"},
+    "federboost-vertical": {"allow_insecure", "buckets"},
     "federboost-horizontal": {"allow_insecure", "target_range", "weight_bound"},
     "fedxgb": {"dropout", "dropout_period", "edges", "max_users", "feature_sample"},
     "quasi-newton": {"key_bits", "allow_exact_sums"},

@@ -61,7 +61,7 @@ JOBS: dict[str, list[Played]] = {
     ],
     "federboost-vertical": [
         Played(resumes=True),
-        Played({"unbiased": True, "monotone_constraints": True}, resumes=True),
+        Played({"monotone_constraints": True}),
     ],
     "federboost-horizontal": [
         Played(resumes=True),

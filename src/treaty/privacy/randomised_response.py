@@ -209,17 +209,6 @@ def chances(size: int, epsilon: float) -> tuple[float, float]:
     return fade / total, -math.expm1(-epsilon) / total
 
 
-def unbiased(sums: Integers, totals: Integers, size: int, epsilon: float) -> Floats:
-    """Return unbiased sums over true buckets, float64 (..., size, parts), from sums over noisy ones of that shape.
-
-    `totals` (..., parts) are of the same rows, which do not depend on the noise. E[noisy sum of b] = p sum_b +
-    r (total - sum_b), so the estimate of sum_b is (noisy sum - r total) / (p - r), whose deviation is 1 / (p - r) times
-    that of the noisy sum.
-    """
-    r, excess = chances(size, epsilon)
-    return (sums - r * totals[..., np.newaxis, :]) / excess
-
-
 class BucketLedger(Ledger):
     """A party's privacy ledger, which also draws its noisy buckets."""
 

@@ -21,7 +21,7 @@ from treaty.trees.ensemble import Tree
 from treaty.trees.growth import Growth, RowPartition, look_up_left
 from treaty.trees.histograms import Histograms
 from treaty.trees.outputs import join_outputs
-from treaty.trees.splits import Level, SplitRules, Splits, best_of, complete_sums, end_to_end, kept_sums, scan, settle
+from treaty.trees.splits import Level, SplitRules, Splits, best_of, complete_sums, end_to_end, kept_sums, scan
 
 # of sums of a tree's last level that are completed and scanned at a time
 _SCANNED_BYTES = 64 << 20
@@ -115,13 +115,6 @@ class ColumnSource:
         # so large that the caller decides how long they live
         sums = self._sums
         del self._sums
-        return sums
-
-    def for_gains(self, sums: Integers, totals: Integers) -> Integers:
-        """Return the sums that splits are chosen on: `sums` itself, unless a subclass has better ones.
-
-        `sums` (n_nodes, slots, 3) are complete; children get their true totals from them in any case.
-        """
         return sums
 
     def ask_left(self, features: Int32s, left_bins: Flags, rows: Int32s, starts: Integers) -> None:
@@ -232,14 +225,10 @@ class SplitSearch:
         """Return source k's best split of each node of the level."""
         source, found = self.sources[k], []
         for totals, sums, limits in self.sums(k):
-            seen = source.for_gains(sums, totals) if isinstance(source, ColumnSource) else sums
-            splits = scan(
-                seen, totals, self.columns[k], source.offsets, source.categorical, self.rules,
+            found.append(scan(
+                sums, totals, self.columns[k], source.offsets, source.categorical, self.rules,
                 limits=limits, source=k, threads=self.threads,
-            )  # fmt: skip
-            if seen is not sums:
-                settle(splits, sums, totals, source.offsets, self.rules)
-            found.append(splits)
+            ))  # fmt: skip
         return self.of_level(k, found, level)
 
     def sums(self, k: int) -> Iterator[tuple[Integers, Integers, NodeConstraints | None]]:

@@ -313,20 +313,6 @@ def scan(
     return found
 
 
-def settle(found: Splits, sums: Integers, totals: Integers, offsets: Int32s, rules: SplitRules) -> None:
-    """Give splits found on estimated sums the true totals of their left children, in place.
-
-    A split with a child whose true hess is below `min_child_weight` is dropped. `sums` and `totals` are the true ones.
-    """
-    for node in np.flatnonzero(found.feature >= 0):
-        feature = found.feature[node]
-        first, stop = offsets[feature], offsets[feature + 1]
-        left = sums[node, first:stop][found.left_bins[node, : stop - first]].sum(axis=0)
-        found.left_totals[node] = left
-        if min(left[1], totals[node, 1] - left[1]) * rules.hess_unit < rules.min_child_weight:
-            found.gain[node], found.feature[node] = 0.0, -1
-
-
 def end_to_end(parts: Sequence[Splits]) -> Splits:
     """Return the splits of the nodes of all parts, one part after the other."""
     if len(parts) == 1:

@@ -125,12 +125,12 @@ def stop_passive(monkeypatch, tree):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", [stop_active, stop_passive], ids=["active", "passive"])
-@pytest.mark.parametrize(("tree", "unbiased"), [*((tree, None) for tree in range(TREES)), (2, True)])
+@pytest.mark.parametrize("tree", range(TREES))
 def test_an_interrupted_fit_goes_on_with_the_same_noise_to_the_same_model(
-    monkeypatch, table, drawn, folder, stop, tree, unbiased
+    monkeypatch, table, drawn, folder, stop, tree
 ):
     tables, y = table
-    options = {"subsample": 0.7, "colsample_bytree": 0.9, "random_state": 4, "epsilon": 3.0, "unbiased": unbiased}
+    options = {"subsample": 0.7, "colsample_bytree": 0.9, "random_state": 4, "epsilon": 3.0}
     options["base_score"] = 0.5  # with it, every tree has splits of passive parties, at which they are stopped
     whole = fit(tables, y, folder, **options)
     monkeypatch.setattr(Keeper, "due", True)

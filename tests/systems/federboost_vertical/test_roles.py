@@ -586,6 +586,8 @@ def test_epsilon_of_a_person_is_shared_evenly():
     for name in ("p1", "p2"):
         columns = len(tables[name].schema.names)
         assert played.results[name].spent.startswith(f"epsilon {6 / columns:g} per value and 6 per person")
+        (message,) = messages(played, Buckets, name)
+        assert numbers(message.epsilon).tolist() == [6.0 / columns] * columns
 
 
 def test_trainings_without_a_ledger_draw_different_noise():
@@ -668,8 +670,6 @@ def test_options_that_do_not_go_together_are_refused(options, text):
     ("kind", "options", "text"),
     [
         (SecureBoost, {"epsilon_person": 1.0}, "has no option 'epsilon_person'"),
-        (SecureBoost, {"unbiased": True}, "has no option 'unbiased'"),
-        (Pooled, {"unbiased": False}, "has no option 'unbiased'"),
         (Pooled, {"epsilon": 1.0}, "has no option 'epsilon'"),
         (SecureBoost, {"mechanism": "label_rr", "epsilon": math.inf, "mode": "paper"}, "finite number"),
     ],

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.data.binning import Bins
-from treaty.errors import ConfigError, PeerProtocolError
+from treaty.errors import PeerProtocolError
 from treaty.files import Format, read_cached, write_cached
 from treaty.messaging.messages import (
     MOST_COLUMNS,
@@ -40,9 +40,8 @@ from treaty.messaging.messages import (
 )
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import checkpoint_file
-from treaty.privacy.randomised_response import BucketCost, BucketLedger, RandomisedColumn, chances, unbiased
-from treaty.trees.columns import ColumnSource, MakeSums
-from treaty.trees.objectives import Objective
+from treaty.privacy.randomised_response import BucketCost, BucketLedger, RandomisedColumn
+from treaty.trees.columns import ColumnSource
 
 logger = logging.getLogger(__name__)
 
@@ -272,16 +271,6 @@ MOST_LONE = 1 << 28
 """The most rows times columns of one bucket: these take no bytes in a message, and one byte each in memory."""
 
 
-@leaks("nothing new: which of the sender's columns have splits, which the active party chose", "nothing")
-class UsedColumns(Message):
-    """Which of the sender's k columns have splits in the kept rounds, bool (k,).
-
-    The active party chose these splits, but its checkpoint does not list them.
-    """
-
-    columns: Array
-
-
 @leaks("which of its columns and buckets splits are on, and how often", "exact")
 class ChosenSplits(Message):
     """Splits that trees use: features, int32 (k,), and packed bits of buckets left, uint8 (k, 32).
@@ -308,7 +297,6 @@ class NoisyColumns(ColumnSource):
         pieces: Iterator[Buckets],
         n_rows: int,
         threads: int,
-        histograms: MakeSums | None = None,
     ) -> None:
         message = next(pieces)
         present = view(message.present, np.int32, (None,), peer=peer, what="Buckets.present")
@@ -331,47 +319,14 @@ class NoisyColumns(ColumnSource):
             unpack_buckets((next(pieces) if of.start else message).packed, sizes, of.stop - of.start, peer)
             for of in row_pieces(n_rows, sum(widths_of(sizes)))
         ])  # fmt: skip
-        self._party, self._peer, self._sizes, self._epsilon = party, peer, sizes, epsilon
-        self._corrected = np.zeros(len(sizes), np.bool_)
+        self._party, self._peer = party, peer
         self._chosen: list[tuple[int, NDArray[np.bool_]]] = []
         self._sent, self.records = 0.0, 0
         offsets = np.concatenate([[0], np.cumsum(present + 1)]).astype(np.int32)
-        super().__init__(codes, offsets, flags[0], self._choose, threads, histograms)
-
-    def correct(self, objective: Objective, n_rows: int, *, resumed: bool) -> None:
-        """Correct sums for the noise from now on; in a resumed training, not those of `UsedColumns`."""
-        # only columns without a split: below a split rows are selected by the column's noise
-        self._corrected = (self._sizes > 1) & (self._epsilon < np.inf)
-        bound = n_rows * max(objective.grad_bound, objective.hess_bound)
-        for size, epsilon in zip(self._sizes[self._corrected], self._epsilon[self._corrected], strict=True):
-            # buckets to the left of a split sum up to less than 2 / (p - r) times the bound, the others to 3 / (p - r)
-            if bound >= 2**61 * chances(int(size), float(epsilon))[1]:
-                raise ConfigError(
-                    f"sums of {n_rows} gradients, corrected for the noise of {size} buckets at epsilon={epsilon:g}, do "
-                    "not fit 64 bits: lower fractional_bits, raise epsilon or leave out unbiased"
-                )
-        if resumed:
-            used = self._party.receive(self._peer, UsedColumns).columns
-            self._corrected &= ~view(used, np.bool_, self._corrected.shape, peer=self._peer, what="UsedColumns.columns")
-
-    def for_gains(self, sums: NDArray[np.int64], totals: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return unbiased estimates of the true buckets' sums of grad and hess, for corrected columns."""
-        if not self._corrected.any():
-            return sums
-        # counts are not corrected: `min_child_samples` is about the rows that actually go left. Estimates may be
-        # negative for few rows: hessians are floored at 0, because gains divide by them
-        seen = sums.copy()
-        for column in np.flatnonzero(self._corrected).tolist():
-            size = int(self._sizes[column])
-            slots = slice(self.offsets[column], self.offsets[column] + size)
-            estimates = unbiased(sums[:, slots, :2], totals[:, :2], size, float(self._epsilon[column]))
-            np.maximum(estimates[..., 1], 0.0, out=estimates[..., 1])
-            seen[:, slots, :2] = np.rint(estimates)
-        return seen
+        super().__init__(codes, offsets, flags[0], self._choose, threads)
 
     def _choose(self, feature: int, left_bins: NDArray[np.bool_]) -> int:
         self._chosen.append((feature, left_bins))
-        self._corrected[feature] = False
         self.records += 1
         return self.records - 1
 

@@ -18,15 +18,12 @@ recognised by their ids, in training and by the saved model, and decided by thei
 the values of training rows are refused where organisations play their own parties.
 
 Deviations from the paper: buckets are tie-aware, not of equal counts by rank; only their number is sent; missing values
-are a bucket of their own, randomised with the rest. With `unbiased`, sums are corrected for the noise, to choose splits
-only, and only for columns that no split has used yet: below such a split rows are selected by the column's noise, and
-in later trees their gradients depend on it.
+are a bucket of their own, randomised with the rest.
 """
 
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +32,6 @@ from treaty.cluster.sums import ClusterHistograms
 from treaty.data.binning import Bins, fit_bins
 from treaty.errors import PeerProtocolError
 from treaty.messaging.conversation import MessageOrder, Table
-from treaty.messaging.messages import Array
 from treaty.models.checkpoints import noise_folder
 from treaty.models.trees import ModelPart
 from treaty.privacy.randomised_response import BucketCost, BucketLedger, KnownRows, RandomisedRows
@@ -102,24 +98,18 @@ def active(inputs: RoleInput[FederBoostVertical]) -> ModelPart:
     for peer, columns in noisy.items():
         columns.records = training.records[peer]
         party.send(peer, Start(*start_of(training, peer)))
-    if options.unbiased:
-        for columns in noisy.values():
-            columns.correct(forest.objective, n_rows, resumed=training.resume is not None)
-    # a cluster's workers sum over the columns held here: each owner's own, or all of them joined
-    at_workers = partial(ClusterHistograms.of_columns, inputs.shards)
-    own = own_columns(data.table, common, part.splits, threads, at_workers(party.name) if options.unbiased else None)
+    own = own_columns(data.table, common, part.splits, threads)
     owners: list[ColumnSource] = [noisy.get(name, own) for name in inputs.roles.owners]
-    # one pass over all columns, unless each owner's sums are corrected in its own way
-    joined = None if options.unbiased else JoinedColumns(owners, threads, at_workers("all"))
-    constraints = training.constraints
-    rules = common.rules(forest.objective, constraints and (constraints if joined is None else constraints.joined()))
+    # one pass over all columns; a cluster's workers sum over all of them, too
+    joined = JoinedColumns(owners, threads, ClusterHistograms.of_columns(inputs.shards, "all"))
+    rules = common.rules(forest.objective, training.constraints and training.constraints.joined())
     # owners need their splits at once if they decide eval rows or keep checkpoints, else after a while
     at_once = bool(inputs.eval_sets) or inputs.keeper is not None
 
     for a_round in boosting_of(inputs, training, owners):  # [Vertical, step 4] on noisy buckets, alone
         for sample in a_round.trees():
             rows, growth = sample.partition(threads), Growth(sample.totals, rules)
-            search = SplitSearch(owners if joined is None else [joined], sample, rules, threads)
+            search = SplitSearch([joined], sample, rules, threads)
             while growth.level is not None:
                 search.ask(growth.level, rows)
                 chosen = growth.take(search.choose(growth.level))
@@ -130,8 +120,7 @@ def active(inputs: RoleInput[FederBoostVertical]) -> ModelPart:
                     growth.divided(records)
             search.end()
             tree = growth.tree()
-            if joined is not None:
-                joined.name_owners(tree)
+            joined.name_owners(tree)
             a_round.add(tree, rows)
             for columns in noisy.values():
                 columns.send_splits(forest.rounds, now=at_once)
@@ -154,10 +143,8 @@ def _columns_of_others(inputs: RoleInput[FederBoostVertical], n_rows: int) -> di
     held = {peer: buckets.offer_held(party, peer, store) for peer in party.peers}
     for peer, of_peer in held.items():
         sent = None if store is None else list[bytes]()
-        at_workers = ClusterHistograms.of_columns(inputs.shards if inputs.options.unbiased else None, peer)
-        noisy[peer] = buckets.NoisyColumns(
-            party, peer, buckets.take_buckets(party, peer, of_peer, sent), n_rows, inputs.threads, at_workers
-        )  # fmt: skip
+        pieces = buckets.take_buckets(party, peer, of_peer, sent)
+        noisy[peer] = buckets.NoisyColumns(party, peer, pieces, n_rows, inputs.threads)
         if store is not None and sent:
             buckets.keep_buckets(party, peer, store, of_peer, sent)
     return noisy
@@ -170,7 +157,7 @@ def passive(inputs: RoleInput[FederBoostVertical]) -> ModelPart:
     training only. The rows' `numbers` show which of them are copies of one row of the party's file, which is randomised
     once. Raises DataError in safe mode if eval sets without ids have the values of training rows and `apart` is set.
     """
-    party, names = inputs.party, inputs.rows.table.schema.names
+    party = inputs.party
     (active,) = party.peers
     agree_on_terms(inputs)
     bins, codes, released, cost = _release(inputs)
@@ -179,8 +166,6 @@ def passive(inputs: RoleInput[FederBoostVertical]) -> ModelPart:
     part = follower.part
     part.randomised, part.spent = released, str(cost)
     owner = SplitOwner(active, codes, bins, part.splits)
-    if start.resumed and inputs.options.unbiased:
-        party.send(active, buckets.UsedColumns(Array.of(np.isin(np.arange(len(names)), part.splits.feature))))
     follower.report(0)
 
     def record(chosen: buckets.ChosenSplits) -> None:

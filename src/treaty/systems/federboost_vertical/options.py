@@ -35,9 +35,6 @@ class FederBoostVertical(SystemOptions):
     buckets : int or None, default None
         Most buckets of a passive column of numbers, 2 to 255. None is `max_bin` if that is given, in paper mode 16, and
         else 4 to 8, fewer where the column's epsilon is small. The active party's own columns have `max_bin`.
-    unbiased : bool or None, default None
-        Whether splits on columns that no tree has used yet are chosen on sums corrected for the noise. None is False,
-        because no benefit was measured.
     """
 
     system: ClassVar[str] = "federboost-vertical"
@@ -49,7 +46,6 @@ class FederBoostVertical(SystemOptions):
     epsilon_person: Positive | None = None
     column_epsilon: dict[str, Positive] | None = None
     buckets: Annotated[int, msgspec.Meta(ge=2, le=255)] | None = None
-    unbiased: bool | None = None
 
     @property
     def value_epsilon(self) -> float:

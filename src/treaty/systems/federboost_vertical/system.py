@@ -8,10 +8,10 @@ from dataclasses import replace
 from treaty.models.trees import ModelPart
 from treaty.privacy.randomised_response import chances
 from treaty.systems.expected import Expected, Forecast, Shape, Trees
-from treaty.systems.federboost_vertical.buckets import Buckets, ChosenSplits, HeldBuckets, SameBuckets, UsedColumns
+from treaty.systems.federboost_vertical.buckets import Buckets, ChosenSplits, HeldBuckets, SameBuckets
 from treaty.systems.federboost_vertical.federboost_vertical import active, passive
 from treaty.systems.federboost_vertical.options import FederBoostVertical
-from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, When, between, routes
+from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, between, routes
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Roles, System
 from treaty.systems.vertical import leakage
@@ -105,7 +105,6 @@ ROUTES = leakage.by_stage(
         Route(HeldBuckets, ACTIVE, PASSIVE),
         between(PASSIVE, ACTIVE, Buckets, SameBuckets),
         Route(Start, ACTIVE, PASSIVE),
-        Route(UsedColumns, PASSIVE, ACTIVE, when=When("unbiased=True", lambda options, common: bool(options.unbiased))),
         Route(ChosenSplits, ACTIVE, PASSIVE),
         leakage.RECORDS,
         leakage.CHECKPOINTS,
