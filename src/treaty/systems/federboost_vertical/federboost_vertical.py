@@ -52,8 +52,7 @@ from treaty.systems.vertical.training import (
     open_training,
     start_of,
 )
-from treaty.trees.columns import ColumnSource, JoinedColumns, SplitSearch
-from treaty.trees.growth import Growth
+from treaty.trees.columns import ColumnSource, JoinedColumns, SplitSearch, grow_tree
 
 CONVERSATION: Table = {"training": {buckets.ChosenSplits: "training", **between_trees("training")}, "finished": {}}
 """Which messages a passive party may receive when."""
@@ -108,18 +107,7 @@ def active(inputs: RoleInput[FederBoostVertical]) -> ModelPart:
 
     for a_round in boosting_of(inputs, training, owners):  # [Vertical, step 4] on noisy buckets, alone
         for sample in a_round.trees():
-            rows, growth = sample.partition(threads), Growth(sample.totals, rules)
-            search = SplitSearch([joined], sample, rules, threads)
-            while growth.level is not None:
-                search.ask(growth.level, rows)
-                chosen = growth.take(search.choose(growth.level))
-                if chosen is not None:
-                    nodes, children, splits = chosen
-                    records, left = search.decide(nodes, splits, rows)
-                    rows.divide(nodes, children, left)
-                    growth.divided(records)
-            search.end()
-            tree = growth.tree()
+            tree, rows = grow_tree(SplitSearch([joined], sample, rules, threads), sample, rules, threads)
             joined.name_owners(tree)
             a_round.add(tree, rows)
             for columns in noisy.values():
