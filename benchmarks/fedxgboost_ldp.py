@@ -113,9 +113,8 @@ def settings(quick: bool) -> dict[str, System]:
         lines[f"labels {epsilon * TREES:g}"] = labels(epsilon * TREES)
     if not quick:
         for epsilon in (1.0, 3.0):
-            for mechanism in ("piecewise", "hybrid"):
-                lines[f"{mechanism} {epsilon:g} second_order"] = noisy(mechanism, epsilon)
-            lines[f"piecewise {epsilon / TREES:g} second_order"] = noisy("piecewise", epsilon / TREES)
+            for of_a_tree in (epsilon, epsilon / TREES):
+                lines[f"piecewise {of_a_tree:g} second_order"] = noisy("piecewise", of_a_tree)
         lines["piecewise 1 second_order, refit"] = noisy("piecewise", 1.0, refit=True)
     return lines
 

@@ -59,14 +59,11 @@ def worst(kind: str, epsilon: float) -> float:
     if kind == "duchi":
         more, less = (share_of_larger(steps, epsilon) for steps in (STEPS, -STEPS))
         return max(_log(more / less), _log((1 - less) / (1 - more)))
-    if kind == "piecewise":
-        most, width, _ = mechanisms._window(epsilon)
-        end = np.array([STEPS], np.int32)
-        # the window of 1 ends at the largest number: place 0 is near its middle, or the least number of all
-        far = Fraction(below(lambda word: mechanisms.piecewise(end, epsilon, words(word, 0))[0] < 0.0), WHOLE)
-        return _log((1 - far) / width / (far / (2 * most + 1 - width)))
-    # of a mixture that does not depend on the value, no outcome's ratio exceeds those of its parts
-    return max(worst("duchi", epsilon), worst("piecewise", epsilon) if epsilon > mechanisms.HYBRID_FROM else 0.0)
+    most, width, _ = mechanisms._window(epsilon)
+    end = np.array([STEPS], np.int32)
+    # the window of 1 ends at the largest number: place 0 is near its middle, or the least number of all
+    far = Fraction(below(lambda word: mechanisms.piecewise(end, epsilon, words(word, 0))[0] < 0.0), WHOLE)
+    return _log((1 - far) / width / (far / (2 * most + 1 - width)))
 
 
 def _log(ratio: Fraction) -> float:

@@ -14,7 +14,6 @@ from scipy import stats
 from treaty.errors import ConfigError
 from treaty.privacy import mechanisms
 from treaty.privacy.mechanisms import (
-    HYBRID_FROM,
     MECHANISMS,
     STEPS,
     keystream,
@@ -58,14 +57,6 @@ def test_outcomes_are_multiples_of_the_grid_and_no_larger_than_said(kind):
         assert np.abs(found).max() <= largest(kind, epsilon)
         if epsilon > 100.0 and kind != "duchi":  # which has two outcomes whatever epsilon is
             assert np.abs(found - t).max() < 0.02
-
-
-def test_hybrid_is_duchi_below_its_threshold_and_mixes_above():
-    two = {abs(x) for x in drawn("hybrid", 0.2, HYBRID_FROM - 0.01, 2_000)}
-    assert len(two) == 1
-    above = np.abs(drawn("hybrid", 0.2, 2.0, 20_000))
-    share = np.mean(np.abs(above - 1.0 / math.tanh(1.0)) < 1e-5)
-    assert abs(share - math.exp(-1.0)) < 0.02  # false alarm: 10^-8
 
 
 def test_variances_are_those_of_the_papers():

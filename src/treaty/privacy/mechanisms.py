@@ -4,13 +4,12 @@ A value t in [-1, 1] is first rounded to a multiple of 2^-20. So is the result, 
 no outcome is more than e^epsilon times as likely for one value as for another. Noise in real numbers, rounded to
 floats, does not have that property: its low bits reveal which sums could have given them (Mironov 2012).
 
-All four mechanisms are unbiased. Noise averages out if a value is drawn again: keep the draw, or its key.
+All three mechanisms are unbiased. Noise averages out if a value is drawn again: keep the draw, or its key.
 
 References: Dwork, McSherry, Nissim, Smith, "Calibrating Noise to Sensitivity", TCC 2006: Laplace. Duchi, Jordan,
 Wainwright, "Minimax Optimal Procedures for Locally Private Estimation", JASA 2018 (arXiv 1604.02390). Wang et al.,
 "Collecting and Analyzing Multidimensional Data with Local Differential Privacy", ICDE 2019 (arXiv 1907.00690),
-algorithms 2 and 3: piecewise, hybrid. Mironov, "On Significance of the Least Significant Bits for Differential
-Privacy", CCS 2012.
+algorithm 2: piecewise. Mironov, "On Significance of the Least Significant Bits for Differential Privacy", CCS 2012.
 """
 
 from __future__ import annotations
@@ -33,8 +32,6 @@ GRID_BITS = 20
 STEPS = 1 << GRID_BITS
 # below it noise is a million times the value, and integers run out
 LEAST_EPSILON = 2.0**-20
-# the epsilon from which on `hybrid` is piecewise at times (Wang et al. 2019, Eq. 10)
-HYBRID_FROM = 0.61
 # of `fitted_lambda`
 _OF_VARIANCE = 64.0
 # random words at a time: they stay in the cache
@@ -119,18 +116,7 @@ def piecewise(steps: Int32s, epsilon: float, draw: Randomness) -> Floats:
     return found
 
 
-def hybrid(steps: Int32s, epsilon: float, draw: Randomness) -> Floats:
-    """Take `piecewise` with a probability of 1 - e^(-epsilon/2), else `duchi`; below epsilon 0.61 always `duchi`.
-
-    Wang et al. 2019, section III-C.
-    """
-    # independently of t, and rounded down: the bias of the choice matters for accuracy alone
-    limit = min(math.floor(_piecewise_share(epsilon) * 2.0**64), 2**64 - 1)
-    chosen = uniform64(draw, len(steps)) < np.uint64(limit)
-    return np.where(chosen, piecewise(steps, epsilon, draw), duchi(steps, epsilon, draw))
-
-
-MECHANISMS = {"laplace": laplace, "duchi": duchi, "piecewise": piecewise, "hybrid": hybrid}
+MECHANISMS = {"laplace": laplace, "duchi": duchi, "piecewise": piecewise}
 
 
 def randomise(mechanism: str, t: Floats, epsilon: float, randomness: Randomness | None = None) -> Floats:
@@ -193,11 +179,8 @@ def variance(mechanism: str, t: Floats, epsilon: float) -> Floats:
         return np.full(np.shape(t), 8.0 / epsilon**2)
     if mechanism == "duchi":
         return 1.0 / math.tanh(epsilon / 2.0) ** 2 - t**2
-    if mechanism == "piecewise":
-        less = math.expm1(min(epsilon, 500.0) / 2.0)
-        return t**2 / less + (less + 4.0) / (3.0 * less**2)
-    share = _piecewise_share(epsilon)
-    return share * variance("piecewise", t, epsilon) + (1.0 - share) * variance("duchi", t, epsilon)
+    less = math.expm1(min(epsilon, 500.0) / 2.0)
+    return t**2 / less + (less + 4.0) / (3.0 * less**2)
 
 
 def largest(mechanism: str, epsilon: float) -> float:
@@ -336,8 +319,3 @@ def _window(epsilon: float) -> tuple[int, int, float]:
     width = max(1, width)
     odds = (2 * most + 1 - width) * math.exp(-epsilon)
     return most, width, odds / (width + odds)
-
-
-def _piecewise_share(epsilon: float) -> float:
-    _check_epsilon(epsilon)
-    return -math.expm1(-epsilon / 2.0) if epsilon > HYBRID_FROM else 0.0

@@ -593,7 +593,7 @@ def test_an_epsilon_that_is_none_is_refused(varied, epsilon):
         ({"target_range": [0.0, 9.0], "objective": "poisson"}, "'poisson' does not average noise on labels out"),
         ({"target_range": [0.0, 9.0], **PAPER}, "target_range is for mechanism='target', got 'duchi'"),
         ({"mechanism": "label_rr", "epsilon": 1.0, **PAPER}, "label_rr' is none of its mechanisms"),
-        ({"mechanism": "gaussian"}, "expected one of label_rr, target, laplace, duchi, piecewise, hybrid"),
+        ({"mechanism": "gaussian"}, "expected one of label_rr, target, laplace, duchi, piecewise"),
         ({"split_score": "third_order"}, "expected one of first_order, second_order"),
         ({"delta": 1e-6}, "delta goes with epsilon_total"),
         ({"encryption": "ou"}, "has no option 'encryption'"),

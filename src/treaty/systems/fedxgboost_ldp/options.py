@@ -26,7 +26,7 @@ class FedXGBoostLDP(SystemOptions):
         and score are the paper's.
     allow_insecure : bool, default False
         Consent to paper mode; every party must give its own.
-    mechanism : {"label_rr", "target", "piecewise", "laplace", "duchi", "hybrid"} or None, default None
+    mechanism : {"label_rr", "target", "piecewise", "laplace", "duchi"} or None, default None
         "label_rr" (of classes) and "target" (of numbers) train on labels that were randomised once, which costs
         `epsilon` for all trees together. The others are noise on every row's gradient, which costs `epsilon` in each
         tree. None is "target" where a `target_range` is given, else "label_rr"; in paper mode "duchi".
@@ -57,7 +57,7 @@ class FedXGBoostLDP(SystemOptions):
     default_trees = FEW_TREES
     # limits, which do not change the noise
     may_change: ClassVar[frozenset[str]] = frozenset({"epsilon_total", "delta"})
-    mechanism: Literal["label_rr", "target", "laplace", "duchi", "piecewise", "hybrid"] | None = None
+    mechanism: Literal["label_rr", "target", "laplace", "duchi", "piecewise"] | None = None
     epsilon: Positive | None = None
     target_range: Annotated[Sequence[float], msgspec.Meta(min_length=2, max_length=2)] | None = None
     epsilon_total: Positive | None = None
