@@ -3,7 +3,7 @@
 Run `python benchmarks/cipher_speed.py`. The tree is of depth 3 on 20 000 rows of credit2 (UCI 350), one half of the
 columns active and the other passive; the data is looked for in $TREATY_DATA, then in ../shared/data. Claims, for 12
 passive columns and both parties on one core: Paillier-2048 takes at most 15 s and 11.7 MB per tree (SecretFlow's SGB:
-25 s, 11.7 MB). "At once" and "after a pause" are the times of a tree's answers without and with factors made ahead.
+25 s, 11.7 MB).
 
 `--wide`: a tree on 20 000 rows x 5 000 made-up columns under OU-3072, with the memory that each step adds to the
 process (Linux only). Claim: an answer adds at most 300 MB beside itself, and so does opening it. About two minutes.
@@ -39,7 +39,6 @@ CASES = [
     ("paillier", 2048, 1),
     ("paillier", 3072, 1),
 ]
-PAUSE = 1.0  # seconds: enough to make a small answer's factors
 
 
 def seconds(work: Callable[[], object], repeats: int = 3, clock: Callable[[], float] = time.perf_counter) -> float:
@@ -153,7 +152,7 @@ def tree(name: str, active: np.ndarray, passive: np.ndarray, cipher: str, bits: 
     client.accept_hint("passive", next(server.hint()), offsets)
     planned = time.perf_counter() - start
 
-    def grow(pause: float = 0.0) -> list[float]:
+    def grow() -> list[float]:
         clock = [time.perf_counter()]
         (payload,) = client.begin_tree(grad, hess)
         server.begin_tree(payload, rows)
@@ -161,7 +160,6 @@ def tree(name: str, active: np.ndarray, passive: np.ndarray, cipher: str, bits: 
         for positions, starts in asked:
             totals = np.array([[grad[p].sum(), hess[p].sum(), len(p)] for p in _nodes(positions, starts)])
             (query,) = client.query(positions, starts)
-            time.sleep(pause)
             clock = [time.perf_counter()]
             server.add(query)
             answer = server.answer()
@@ -178,10 +176,9 @@ def tree(name: str, active: np.ndarray, passive: np.ndarray, cipher: str, bits: 
 
     grow()
     encrypt, answer, opened, traffic = min((grow() for _ in range(3)), key=lambda spent: sum(spent[:3]))
-    later = min(grow(PAUSE)[1] for _ in range(2))
     print(
         f"{cipher:>8} {bits:>5} {threads:>7} | {name}: tree {encrypt + answer + opened:.3f} s = encrypt {encrypt:.3f}"
-        f" + answer {answer:.3f} (after a pause {later:.3f}) + open {opened:.3f}; {traffic / 1e6:.2f} MB;"
+        f" + answer {answer:.3f} + open {opened:.3f}; {traffic / 1e6:.2f} MB;"
         f" set-up {planned:.3f} s"
     )
 

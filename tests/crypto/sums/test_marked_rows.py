@@ -46,7 +46,6 @@ def by_powers_of_the_keys_base(monkeypatch):
     class Old(KeyRandomness):
         def __init__(self, key, threads):
             super().__init__(key)
-            self.factor_bytes = 8 * key.modulus.width
 
     monkeypatch.setattr(additive_sums, "Randomiser", Old)
 

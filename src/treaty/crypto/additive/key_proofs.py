@@ -41,10 +41,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import secrets
-import threading
-from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -71,8 +68,6 @@ _SIGNS = (1, -1, 2, -2)
 _LEAST_TEST_BITS = 96
 _WINDOW = 6  # bits per table look-up
 _BASES_AT_A_TIME = 16
-_CHUNK = 32  # factors a thread makes at a time
-_MOST_BYTES = 32 << 20  # factors kept ready
 
 
 def prove_okamoto_uchiyama(n: int, g: int, h: int, p: int, q: int, a: int) -> list[int]:
@@ -252,7 +247,6 @@ class Randomiser(RandomPowers):
         units, parts = modulus.montgomery(_units(key.n, count)), pieces(count, _BASES_AT_A_TIME)
         bases = np.concatenate(concurrently(lambda part: modulus.power(units[part], key.n), parts, threads))
         super().__init__(FixedBases(modulus, bases, of_each, _WINDOW), of_each * count * _WINDOW)
-        self.factor_bytes = 8 * modulus.width
 
 
 def _table_size(n_bits: int) -> tuple[int, int]:
@@ -271,77 +265,3 @@ def _units(n: int, count: int) -> list[int]:
     while len(units) < count:
         units += [x for x in from_words(keystream.below(n, count - len(units))) if gmpy2.gcd(x, n) == 1]
     return units
-
-
-class ReadyFactors:
-    """Factors made ahead by a thread of their own, each used once; `expected` are wanted at first.
-
-    Factors do not depend on what they hide, so a server makes them while it waits for the active party. The thread runs
-    from `prepare` until as many factors are ready as were taken at most between two calls of `prepare` (at most 32 MB),
-    until `stop`, or until the program ends.
-    """
-
-    def __init__(self, randomiser: Randomiser, expected: int) -> None:
-        self._randomiser = randomiser
-        self._most = max(_CHUNK, _MOST_BYTES // randomiser.factor_bytes)
-        self._wanted = min(expected, self._most)
-        self._taken, self._stopped = 0, False
-        self._process, self._lock = os.getpid(), threading.Lock()
-        self._ready: deque[Words] = deque()
-        self._thread: threading.Thread | None = None
-
-    def take(self, count: int, threads: int) -> Words:
-        """Return `count` factors, working Montgomery forms; those that are not ready are made now."""
-        with self._own_lock():
-            self._taken += count
-            taken, missing = [], count
-            while self._ready and missing:
-                chunk = self._ready.popleft()
-                if len(chunk) > missing:
-                    self._ready.appendleft(chunk[missing:])
-                taken.append(chunk[:missing])
-                missing -= len(taken[-1])
-        exponents = self._randomiser.exponents(missing)
-        made = concurrently(lambda part: self._randomiser.factors(exponents[part]), pieces(missing, _CHUNK), threads)
-        return np.concatenate([self._randomiser.factors(exponents[:0]), *taken, *made])
-
-    def prepare(self) -> None:
-        """Start to make factors in the background, unless this is running already."""
-        with self._own_lock():
-            self._wanted, self._taken = min(max(self._wanted, self._taken), self._most), 0
-            self._stopped = False
-            if self._thread is None:
-                # no daemon, which could be cut off inside compiled code that is being unloaded: the program waits for
-                # the milliseconds of a chunk
-                self._thread = threading.Thread(target=self._work, name="treaty-factors")
-                self._thread.start()
-
-    def stop(self) -> None:
-        """Ask the background work to end, within milliseconds; ready factors are kept."""
-        # no lock: as a finalizer it runs wherever garbage is collected, also in a thread that holds the lock
-        self._stopped = True
-
-    def _own_lock(self) -> threading.Lock:
-        # after a fork the parent uses these factors, and may have held the lock
-        if os.getpid() != self._process:
-            self._process, self._lock, self._thread = os.getpid(), threading.Lock(), None
-            self._ready = deque()
-        return self._lock
-
-    def _work(self) -> None:
-        try:
-            while True:
-                with self._lock:
-                    full = sum(map(len, self._ready)) >= self._wanted
-                    # at its end the program waits for this thread
-                    if full or self._stopped or not threading.main_thread().is_alive():
-                        self._thread = None
-                        return
-                made = self._randomiser.factors(self._randomiser.exponents(_CHUNK))
-                with self._lock:
-                    self._ready.append(made)
-        finally:
-            with self._lock:
-                # after an error `prepare` may start another thread
-                if self._thread is threading.current_thread():
-                    self._thread = None

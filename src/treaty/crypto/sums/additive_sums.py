@@ -30,15 +30,14 @@ row under 3072 bits.
 
 Memory beyond the payloads, however many columns there are: a server makes 64 MB of products at a time (up to three
 copies while they are sorted), and per thread those of joint cells, fewer than the level's rows. Powers of the factors'
-bases take 18 MB under a 3072-bit Okamoto-Uchiyama key (34 MB under Paillier), factors made ahead up to 32 MB. It keeps
-a label of one to four bytes per row and top group of columns.
+bases take 18 MB under a 3072-bit Okamoto-Uchiyama key (34 MB under Paillier). It keeps a label of one to four bytes per
+row and top group of columns.
 
 References: Cheng et al., SecureBoost, arXiv 1901.08755, algorithm 1. Chen et al., SecureBoost+, arXiv 2110.10927.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -46,7 +45,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.additive.ciphers import PrivateKey, PublicKey
-from treaty.crypto.additive.key_proofs import Randomiser, ReadyFactors
+from treaty.crypto.additive.key_proofs import Randomiser
 from treaty.crypto.additive.montgomery import Modulus
 from treaty.crypto.payload import (
     LEAST_ROWS,
@@ -181,11 +180,7 @@ class AdditiveSumsServer:
         self._rows_there = 0
         self._slots: NDArray[Any] = np.empty(0, np.uint8)  # of a query: the node of each row
         self._slots_there = self._asked = 0  # rows whose nodes have come; nodes asked about
-        self._factors: ReadyFactors | None = None
-        if rerandomise:
-            one_node = -(-int(offsets[-1]) // self._packing.per_plaintext)
-            self._factors = ReadyFactors(Randomiser(key, threads), one_node)
-            weakref.finalize(self, self._factors.stop)
+        self._randomiser = Randomiser(key, threads) if rerandomise else None
 
     def _plan(self, codes: Codes) -> list[Block]:
         """Return the groups of columns along which ciphertexts are multiplied; a cluster's workers make their own."""
@@ -238,9 +233,6 @@ class AdditiveSumsServer:
         if features is not None:
             kept = set(features.tolist())
             self._blocks = [Block(block.columns, keep_features(block.groups, kept)) for block in self._all_blocks]
-        # factors are made until the first query comes
-        if self._factors:
-            self._factors.prepare()
 
     def end_tree(self) -> None:
         self._ciphertexts, self._slots_there = None, 0
@@ -264,9 +256,6 @@ class AdditiveSumsServer:
         there, self._slots_there = self._slots_there, 0
         if self._ciphertexts is None or self._rows_there != len(self._rows):
             raise CryptoError(f"expected ciphertexts of {len(self._rows)} rows, got {self._rows_there} - at a query")
-        # no more factors while the threads are needed for the answer
-        if self._factors:
-            self._factors.stop()
         if there != len(self._rows):
             raise CryptoError(f"expected the nodes of {len(self._rows)} rows, got {there} - in a query")
         slots, nodes, nowhere = self._slots, self._asked, int(np.iinfo(self._slots.dtype).max)
@@ -289,8 +278,6 @@ class AdditiveSumsServer:
             made.append(self._compress(pending[:whole]))
             pending = pending[whole:].copy()
         made.append(self._compress(pending))
-        if self._factors:
-            self._factors.prepare()
         return [np.packbits(sent, axis=1, bitorder="little"), np.concatenate(made)]
 
     def _products(self, positions: Int32s, node_starts: Integers) -> Iterator[tuple[Integers, Words]]:
@@ -309,14 +296,15 @@ class AdditiveSumsServer:
     def _compress(self, products: Words) -> Words:
         """Put k sums into each ciphertext (SecureBoost+, section 4), times a random n-th power each."""
         starts, modulus = group_starts(len(products), self._packing.per_plaintext), self._modulus
-        count, bits = len(starts) - 1, self._packing.sum_bits
-        if self._factors:
-            factors = self._factors.take(count, self._threads)
-        else:
-            factors = np.repeat(modulus.one[np.newaxis], count, axis=0)
+        count, bits, randomiser = len(starts) - 1, self._packing.sum_bits, self._randomiser
+        exponents = np.empty((count, 0), np.uint64) if randomiser is None else randomiser.exponents(count)
 
         def make(part: slice) -> Words:
-            return modulus.horner(products, starts[part.start : part.stop + 1], bits, factors[part])
+            if randomiser is None:
+                factors = np.repeat(modulus.one[np.newaxis], part.stop - part.start, axis=0)
+            else:
+                factors = randomiser.factors(exponents[part])
+            return modulus.horner(products, starts[part.start : part.stop + 1], bits, factors)
 
         made = concurrently(make, pieces(count, _ANSWERS_AT_A_TIME), self._threads)
         return np.concatenate([np.empty((0, modulus.words), np.uint64), *made])
@@ -418,8 +406,6 @@ class BlindSumsServer(AdditiveSumsServer):
         nodes, n_rows = found.shape[:2]
         self._ciphertexts = found.reshape(nodes * n_rows, -1).view(np.uint64)
         self._rows = np.tile(np.arange(n_rows, dtype=np.int32), nodes)
-        if self._factors:
-            self._factors.stop()
         try:
             positions = np.arange(nodes * n_rows, dtype=np.int32)
             return self._answer(positions, n_rows * np.arange(nodes + 1, dtype=np.int64))
