@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from treaty.crypto.additive.ciphers import OUPublicKey
 from treaty.crypto.additive.key_proofs import KeyRandomness, Randomiser
+from treaty.crypto.payload import group_starts
+from treaty.crypto.sharing.key_agreement import agree, seal, unseal
 from treaty.errors import CryptoError
 from treaty.machine.arrays import pieces
 from treaty.machine.process import concurrently
@@ -210,7 +208,6 @@ def make_route(conditions: Conditions, n_terms: int) -> list[Stop]:
 Words = NDArray[np.uint64]
 
 EXCHANGE_BYTES = 32
-_NONCE_BYTES = 12
 _ROWS, _FACTORS = 64, 32  # how many a thread takes at a time
 
 
@@ -267,7 +264,7 @@ class Adder:
         first highest. `full` is for parties without the key: by full h^r, if h is drawn well.
         """
         randomness = self._key_randomness if full else self._randomiser
-        starts = np.minimum(np.arange(-(-len(ciphertexts) // together) + 1) * together, len(ciphertexts))
+        starts = group_starts(len(ciphertexts), together)
         exponents = randomness.exponents(len(starts) - 1)
 
         def some(part: slice) -> Words:
@@ -291,7 +288,7 @@ def fields_of(key: OUPublicKey) -> int:
 
 
 class Box:
-    """Encrypts what one party sends another by way of a third (ephemeral X25519, HKDF-SHA256, AES-256-GCM).
+    """Encrypts what one party sends another by way of a third, under a key that both derive from ephemeral ones.
 
     Each direction has its own key: `sending` says whether this end seals or opens. Raises CryptoError if `other`, the
     other end's 32 bytes, is no usable public key.
@@ -299,24 +296,16 @@ class Box:
 
     def __init__(self, own: X25519PrivateKey, other: bytes, *, sending: bool) -> None:
         mine = own.public_key().public_bytes_raw()
-        try:
-            secret = own.exchange(X25519PublicKey.from_public_bytes(other))
-        except ValueError:
-            raise CryptoError("expected a usable X25519 public key") from None
-        ends = mine + other if sending else other + mine
-        info = b"treaty hidden inference 1" + ends
-        self._aes = AESGCM(HKDF(SHA256(), 32, salt=None, info=info).derive(secret))
+        ends = (mine, other) if sending else (other, mine)
+        self._seed = agree(own, other, "treaty hidden inference", *(end.hex() for end in ends))
 
     def seal(self, content: bytes, place: str) -> bytes:
         """Encrypt content with `place` as associated data, so that no box can take another's place."""
-        nonce = secrets.token_bytes(_NONCE_BYTES)
-        return nonce + self._aes.encrypt(nonce, content, place.encode())
+        return seal(self._seed, content, place.encode())
 
     def open(self, box: bytes, place: str) -> bytes:
         """Decrypt a box; raise CryptoError if it is not what the other end sealed for this place."""
-        if len(box) < _NONCE_BYTES:
-            raise CryptoError("expected a sealed box, got too few bytes")
-        try:
-            return self._aes.decrypt(box[:_NONCE_BYTES], box[_NONCE_BYTES:], place.encode())
-        except InvalidTag:
-            raise CryptoError("cannot decrypt what the party before sealed: wrong key, place or content") from None
+        content = unseal(self._seed, box, place.encode())
+        if content is None:
+            raise CryptoError("cannot decrypt what the party before sealed: wrong key, place or content")
+        return content
