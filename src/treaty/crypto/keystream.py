@@ -232,15 +232,8 @@ def to_fixed(values: Floats) -> list[int]:
     """Convert real numbers (n,) to x 2^64 rounded; CryptoError if one is not finite, or of size 2^62 or more."""
     if not np.all(np.abs(values) < 2.0**62):
         raise CryptoError("expected numbers below 2^62 in size - before they are masked: training has diverged")
-    fixed = []
-    for value in values.tolist():
-        # exact integers: float64 has 53 bits
-        mantissa, exponent = math.frexp(value)
-        shift = exponent - 53 + FRACTION_BITS
-        whole = int(mantissa * 2.0**53)
-        # bits below the point's last are rounded half up
-        fixed.append(whole << shift if shift >= 0 else (whole + (1 << (-shift - 1))) >> -shift)
-    return fixed
+    # exact: floats are scaled by a power of two
+    return [round(math.ldexp(value, FRACTION_BITS)) for value in values.tolist()]
 
 
 def from_fixed(numbers: Sequence[int]) -> Floats:

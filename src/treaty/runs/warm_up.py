@@ -104,7 +104,7 @@ def _compile_oblivious() -> None:
     inputs = np.zeros((oprf.STEP, 2), np.uint64)
     oprf.places(inputs[:1], oprf.bins_for(1, 1))
     oprf.placed(inputs[:1], oprf.bins_for(1, 1))
-    codes = oprf.codes(bytes(32), oprf.taken(inputs, np.arange(oprf.STEP, dtype=np.int32)))
+    codes = oprf.codes(bytes(32), inputs)
     rows = sender.extend(receiver.extend(codes, 0)[0])
     sender.values(rows, 0, np.zeros(len(codes), np.int64), codes)
 

@@ -55,9 +55,3 @@ def test_items_that_do_not_fit_are_told() -> None:
 def test_tables_of_the_shortest_lists_do_not_fail() -> None:
     bins = oprf.bins_for(1024, 1)
     assert all(oprf.placed(digests(1024, seed), bins) is not None for seed in range(2000))
-
-
-def test_digests_are_taken_by_number_and_the_first_where_there_is_none() -> None:
-    given = digests(10, 1)
-    numbers = np.array([3, -1, 9, 0, 3], np.int32)
-    np.testing.assert_array_equal(oprf.taken(given, numbers), given[[3, 0, 9, 0, 3]])

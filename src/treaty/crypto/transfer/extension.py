@@ -114,15 +114,6 @@ def fold_trees(leaves: Words, planes: Words) -> None:
 
 
 @kernel
-def correct_planes(planes: Words, masks: Words, corrections: Words) -> None:
-    """Add each tree's correction, (trees, w), to its planes, (trees, k, w), where masks, (trees, k), are all ones."""
-    for tree in range(planes.shape[0]):
-        for plane in range(planes.shape[1]):
-            for word in range(planes.shape[2]):
-                planes[tree, plane, word] ^= masks[tree, plane] & corrections[tree, word]
-
-
-@kernel
 def add_where(rows: Words, bits: Words, delta: Words, out: Words) -> None:
     """Add `delta`, uint64 (2,), to the rows, (n, 2), whose bit is 1; bits are packed, (ceil(n / 64),)."""
     for row in range(rows.shape[0]):
@@ -291,7 +282,7 @@ class Sender:
             at, planes, leaves = _leaves(self._streams, self._fold, part)
             # with slots shifted by the gap, a plane is the receiver's plus delta's bit times the tree's random bits
             fold_trees(leaves, planes)
-            correct_planes(planes[1:], masks[1:], np.ascontiguousarray(message[:, at]))
+            planes[1:] ^= masks[1:, :, None] & message[:, None, at]
             transpose(planes.reshape(KAPPA, -1), rows[part], 0, planes.shape[2] // PLANE_WORDS)
         return rows
 

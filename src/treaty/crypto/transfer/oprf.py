@@ -71,20 +71,6 @@ def placed(digests: Words, bins: int) -> Int32s | None:
     return table if _insert(digests, bins // TABLES, secrets.randbits(62) | 1, table) else None
 
 
-def taken(digests: Words, numbers: Int32s) -> Words:
-    """Return the digests of bins' items by their numbers, uint64 (n, 2); for an empty bin, -1, the first item's."""
-    out = np.empty((len(numbers), 2), np.uint64)
-    _take(digests, numbers, out)
-    return out
-
-
-@kernel
-def _take(digests: Words, numbers: Int32s, out: Words) -> None:
-    for k in range(len(numbers)):
-        number = max(numbers[k], 0)
-        out[k, 0], out[k, 1] = digests[number, 0], digests[number, 1]
-
-
 @kernel
 def _place(low: Any, high: Any, which: Any, length: int) -> Any:
     """Return an item's bin in one table."""
@@ -204,8 +190,8 @@ class OprfSender:
 
         `rows` are those of `extend` of the bins from number `first` on.
         """
-        numbered = np.empty((len(codes), WORDS + 1), np.uint64)
-        _mask(rows, first, bins, codes, self._secret, numbered)
+        # the row of each code word's bin xor the secret's part of the word, and the bin's number
+        numbered = np.column_stack([rows[bins - first] ^ (codes & self._secret), bins.astype(np.uint64)])
         return row_digests(numbered, VALUE, threads)
 
 
@@ -215,12 +201,3 @@ def _rows(streams: Streams, count: int, threads: int) -> Words:
     rows = np.empty((count, WORDS), np.uint64)
     share(lambda a, b: transpose(planes, rows, a, b), count // STEP, threads, _LEAST_BLOCKS)
     return rows
-
-
-@kernel
-def _mask(rows: Words, first: int, bins: Integers, codes: Words, secret: Words, out: Words) -> None:
-    # the row of each code word's bin xor the secret's part of the word, and the bin's number
-    for k in range(codes.shape[0]):
-        for word in range(codes.shape[1]):
-            out[k, word] = rows[bins[k] - first, word] ^ (codes[k, word] & secret[word])
-        out[k, codes.shape[1]] = bins[k]

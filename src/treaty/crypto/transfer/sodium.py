@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from treaty.errors import CryptoError
 from treaty.machine.arrays import Integers
-from treaty.machine.kernels import kernel, new_array
+from treaty.machine.kernels import kernel
 from treaty.machine.shared_work import share
 
 Strings = tuple[NDArray[np.uint8], Integers, Integers]  # bytes, offsets, and the rows that count
@@ -106,38 +106,6 @@ def map_each(function: int, uniform: NDArray[np.uint8], out: NDArray[np.uint8], 
 
 
 @kernel
-def expand_each(
-    function: int, strings: Strings, domain: NDArray[np.uint8], out: NDArray[np.uint8], start: int, stop: int
-) -> None:
-    """Expand strings `rows[start:stop]` to 64 bytes each (RFC 9380, 5.3.1); `domain` is DST_prime."""
-    data, offsets, rows = strings
-    longest = 0
-    for k in range(start, stop):
-        longest = max(longest, offsets[rows[k] + 1] - offsets[rows[k]])
-    # b_0 = H(Z_pad || msg || l_i_b_str || 0 || DST_prime), and b_1 = H(b_0 || 1 || DST_prime)
-    first = new_array(_BLOCK + longest + 3 + domain.shape[0], np.uint8)
-    second = new_array(64 + 1 + domain.shape[0], np.uint8)
-    for at in range(_BLOCK):
-        first[at] = 0
-    second[64] = 1
-    # not by slices, which would take seconds to compile
-    for at in range(domain.shape[0]):
-        second[65 + at] = domain[at]
-    for k in range(start, stop):
-        end = _BLOCK
-        for at in range(offsets[rows[k]], offsets[rows[k] + 1]):
-            first[end] = data[at]
-            end += 1
-        first[end] = 0
-        first[end + 1] = 64
-        first[end + 2] = 0
-        for at in range(domain.shape[0]):
-            first[end + 3 + at] = domain[at]
-        _call(function, (second.ctypes.data, first.ctypes.data, end + 3 + domain.shape[0]))
-        _call(function, (out.ctypes.data + 64 * k, second.ctypes.data, second.shape[0]))
-
-
-@kernel
 def digest_each(
     function: int, strings: Strings, key: NDArray[np.uint8], out: NDArray[np.uint8], start: int, stop: int
 ) -> None:
@@ -160,21 +128,23 @@ NODES = 256  # parts of a set with a commitment each: after a change, one of the
 _LEAST_STRINGS = 1024  # strings worth a thread of their own
 
 
-def expand(
-    data: NDArray[np.uint8], offsets: Integers, rows: Integers, domain: bytes, threads: int = 1
-) -> NDArray[np.uint8]:
+def expand(data: NDArray[np.uint8], offsets: Integers, rows: Integers, domain: bytes) -> NDArray[np.uint8]:
     """Expand strings `rows` to 64 uniform bytes each, uint8 (n, 64): expand_message_xmd with SHA-512 (RFC 9380, 5.3.1).
 
     `domain` is the domain separation tag, 1 to 255 bytes.
     """
     if not 1 <= len(domain) <= 255:
         raise CryptoError(f"expected a domain separation tag of 1 to 255 bytes, got {len(domain)}")
-    out = np.empty((len(rows), UNIFORM), np.uint8)
-    prime = np.frombuffer(domain + bytes([len(domain)]), np.uint8).copy()
-    function = address("crypto_hash_sha512")
-    strings = data, offsets, rows
-    share(lambda a, b: expand_each(function, strings, prime, out, a, b), len(rows), threads, _LEAST_STRINGS)
-    return out
+    # of points, which take some forty times as long, there are as many: one thread hashes for all
+    prime, padding = domain + bytes([len(domain)]), hashlib.sha512(bytes(_BLOCK))
+    strings, uniform = data.data, []
+    for start, stop in zip(offsets[rows].tolist(), offsets[rows + 1].tolist(), strict=True):
+        # b_0 = H(Z_pad || msg || l_i_b_str || 0 || DST_prime), and b_1 = H(b_0 || 1 || DST_prime)
+        first = padding.copy()
+        first.update(strings[start:stop])
+        first.update(UNIFORM.to_bytes(2, "big") + b"\0" + prime)
+        uniform.append(hashlib.sha512(first.digest() + b"\1" + prime).digest())
+    return np.frombuffer(b"".join(uniform), np.uint8).reshape(-1, UNIFORM)
 
 
 def digests(

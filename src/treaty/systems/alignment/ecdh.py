@@ -126,7 +126,7 @@ class OwnList(SecretList):
         else:
             data, offsets = self._ids.data, self._ids.offsets
             strings = np.where(real, number, 0)
-        uniform = sodium.expand(data, offsets, strings, self._domain, self.threads)
+        uniform = sodium.expand(data, offsets, strings, self._domain)
         # padding is hashed like an id above and then replaced, so that it takes as long
         padding = np.frombuffer(secrets.token_bytes(uniform[0].nbytes * len(uniform)), np.uint8)
         return np.where(real[:, None], uniform, padding.reshape(uniform.shape))

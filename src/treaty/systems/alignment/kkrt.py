@@ -126,7 +126,7 @@ def find_by_values(
         number = table[part]
         full = number >= 0
         # an empty bin gets a random code word and takes as long as a full one: the message shows no difference
-        codes = oprf.codes(key, oprf.taken(digests, number))
+        codes = oprf.codes(key, digests[np.maximum(number, 0)])
         codes[~full] = stream.bits(oprf.WIDTH, int(np.count_nonzero(~full)))
         for peer, end in ends.items():
             if sent >= AHEAD:

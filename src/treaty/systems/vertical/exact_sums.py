@@ -19,7 +19,6 @@ from treaty.errors import ConfigError, PeerProtocolError
 from treaty.files import Format
 from treaty.machine.arrays import Codes, Flags, Floats, Integers
 from treaty.machine.database import SealedDatabase
-from treaty.machine.kernels import kernel
 from treaty.messaging.messages import Array, M, view
 from treaty.messaging.transcript import Transcript, TranscriptEntry
 from treaty.models.checkpoints import answers_folder
@@ -92,7 +91,7 @@ class RevealedSides:
                 of_key = "name = ? AND threshold = ? AND missing = ? AND categories = ?"
                 was = db.execute(f"SELECT below, above FROM sides WHERE {of_key}", key).fetchone()  # noqa: S608
                 if was != (1.0, 1.0):
-                    both = [_together(a, b) for a, b in zip(was or (0.0, 0.0), (below, above), strict=True)]
+                    both = [float(_together(a, b)) for a, b in zip(was or (0.0, 0.0), (below, above), strict=True)]
                     db.execute("INSERT OR REPLACE INTO sides VALUES (?, ?, ?, ?, ?, ?)", (*key, *both))
                     self._count(feature, *what, below, above)
             check(self.share)
@@ -112,10 +111,12 @@ class RevealedSides:
             self.share = sum(self._known.values()) / self._size
             return
         # apart[a, b]: the share of the rows in bin a that were seen on another side of a cut than bin b
-        apart, least = self._apart.setdefault(feature, np.eye(len(counts))), np.ones(len(counts))
+        apart = self._apart.setdefault(feature, np.eye(len(counts)))
         for left in self._left(feature, threshold, categories):
             left[-1] = missing
-            _part(apart, left, float(below), float(above), counts > 0, least)
+            seen = _together(apart, np.where(left, below, above)[:, None])
+            np.copyto(apart, seen, where=left[:, None] != left)
+        least = apart.min(axis=1, where=counts > 0, initial=1.0)
         self._known[feature] = float(counts @ least) if np.count_nonzero(counts) > 1 else 0.0
         self.share = sum(self._known.values()) / self._size
 
@@ -134,24 +135,10 @@ class RevealedSides:
         return [np.arange(n_bins + 1) < below for below in ([at + 1] if exact else [at, at + 1])]
 
 
-@kernel
-def _together(seen: float, more: float) -> float:
+def _together(seen: Floats | float, more: Floats | float) -> Floats:
     """Return the share of rows seen at one of two nodes with the same cut."""
-    most = max(seen, more)
+    most = np.maximum(seen, more)
     return most + _NEW * (seen + more - seen * more - most)
-
-
-@kernel
-def _part(apart: Floats, left: Flags, below: float, above: float, filled: Flags, least: Floats) -> None:
-    """Add to `apart` what is seen of the bins on either side of a cut; write each bin's least share to `least`."""
-    for a in range(len(left)):
-        seen, lowest = below if left[a] else above, 1.0
-        for b in range(len(left)):
-            if left[a] != left[b]:
-                apart[a, b] = _together(apart[a, b], seen)
-            if filled[b]:
-                lowest = min(lowest, apart[a, b])
-        least[a] = lowest
 
 
 def estimated_sides(
