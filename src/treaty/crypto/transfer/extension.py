@@ -5,10 +5,10 @@ pair, by choices that the sender never sees. Chou and Orlandi, "The Simplest Pro
 LATINCRYPT 2015, over ristretto255, whose order is prime. The receiver's choices are hidden whatever the sender
 computes: its points are uniform either way.
 
-*Extension*: Roy, "SoftSpokenOT", CRYPTO 2022, semi-honest, with small fields GF(2^fold); at ``fold=1`` it is the
+*Extension*: Roy, "SoftSpokenOT", CRYPTO 2022, semi-honest, with small fields GF(2^4); with GF(2) it is the
 protocol of Ishai, Kilian, Nissim and Petrank, CRYPTO 2003, as improved by Asharov, Lindell, Schneider and Zohner, CCS
 2013. Of each transfer the sender has a row q, the receiver a random bit r and a row t with q = t xor r Delta (128 bits
-each); Delta, which the sender alone knows, is the same for all. 128 / fold - 1 bits are sent for each.
+each); Delta, which the sender alone knows, is the same for all. 128 / 4 - 1 bits are sent for each.
 
 ====  =========================  ==============================================================
 step  who                        what
@@ -51,7 +51,9 @@ PLANE_WORDS = 8  # planes are a multiple of it long: they are turned in blocks o
 KAPPA = 128  # base transfers, and bits of a row
 STEP = 64 * PLANE_WORDS  # transfers are made by multiples of this number
 KEY = 16  # bytes of a base transfer's key
-_PIECE = 1 << 13  # transfers at a time: 512 kB of leaves at a fold of 4, which fit a core's cache
+_FOLD = 4  # 31 bits are sent for each transfer, in as much time as 63 at 2; 8 takes five times as long
+TREES = KAPPA // _FOLD
+_PIECE = 1 << 13  # transfers at a time: 512 kB of leaves, which fit a core's cache
 # bits that stay when blocks of 32, 16, ... 1 bits are exchanged: ones and zeros in turn
 _MASKS = np.array([(2**64 - 1) // (2**width + 1) for width in (32, 16, 8, 4, 2, 1)], np.uint64)
 
@@ -187,9 +189,7 @@ class Receiver:
 
     hash: Hash  # once the sender's points have come
 
-    def __init__(self, fold: int = 4) -> None:
-        assert fold in (1, 2, 4, 8)
-        self._fold = fold
+    def __init__(self) -> None:
         self._secret, self.offer = base_offer()
         self._streams = Streams(np.empty((0, KEY), np.uint8))
 
@@ -198,13 +198,13 @@ class Receiver:
 
         CryptoError if one is the identity or no point.
         """
-        pads = base_pairs(self._secret, self.offer, points).reshape(-1, self._fold, 2, KEY)
+        pads = base_pairs(self._secret, self.offer, points).reshape(TREES, _FOLD, 2, KEY)
         self.hash = _hash_of(self.offer, points)
         out, seeds = np.empty_like(pads), []
         for tree, pad in enumerate(pads):
             nodes = np.frombuffer(secrets.token_bytes(KEY), np.uint8)[None]
             # a sender with bit d has pad d, and gets the sum of all nodes of the other side
-            for level in range(self._fold):
+            for level in range(_FOLD):
                 nodes = _children(nodes)
                 for side in (0, 1):
                     out[tree, level, 1 - side] = np.bitwise_xor.reduce(nodes[1 - side :: 2]) ^ pad[level, side]
@@ -215,13 +215,13 @@ class Receiver:
     def extend(self, count: int) -> tuple[Words, Words, Words]:
         """Make transfers, `count` a multiple of `STEP`: return the message, the bits and the rows.
 
-        The message is uint64 (128 / fold - 1, count / 64); bits are packed, (count / 64,); rows are (count, 2).
+        The message is uint64 (31, count / 64); bits are packed, (count / 64,); rows are (count, 2).
         """
-        trees, words = KAPPA // self._fold, _whole(count) // 64
-        message, chosen = np.empty((trees - 1, words), np.uint64), np.empty(words, np.uint64)
+        words = _whole(count) // 64
+        message, chosen = np.empty((TREES - 1, words), np.uint64), np.empty(words, np.uint64)
         rows = np.empty((count, 2), np.uint64)
         for part in pieces(count, _PIECE):
-            at, planes, leaves = _leaves(self._streams, self._fold, part)
+            at, planes, leaves = _leaves(self._streams, part)
             # leaf 0 becomes the sum of all, which are the tree's random bits
             fold_trees(leaves, planes)
             chosen[at] = leaves[0, 0]
@@ -237,13 +237,11 @@ class Sender:
     CryptoError if the receiver's `offer` is the identity or no point.
     """
 
-    def __init__(self, offer: Bytes, fold: int = 4) -> None:
-        assert fold in (1, 2, 4, 8)
-        self._fold = fold
+    def __init__(self, offer: Bytes) -> None:
         drawn = np.frombuffer(secrets.token_bytes(KAPPA // 8), np.uint8)
         self.delta: Words = drawn.view("<u8").astype(np.uint64)
-        # bit j of a tree's part of delta is the choice at the tree's level fold - 1 - j, whose nodes have it last
-        self._bits = np.unpackbits(drawn, bitorder="little").reshape(-1, fold)
+        # bit j of a tree's part of delta is the choice at the tree's level 3 - j, whose nodes have it last
+        self._bits = np.unpackbits(drawn, bitorder="little").reshape(TREES, _FOLD)
         choices = self._bits[:, ::-1]
         self._pads, self.points = base_choose(offer, choices.reshape(-1).astype(np.bool_))
         self.hash = _hash_of(offer, self.points)
@@ -251,8 +249,8 @@ class Sender:
 
     def prepare(self, corrections: Bytes) -> None:
         """Take what the receiver's `prepare` has returned, uint8 (128, 2, 16)."""
-        corrections = corrections.reshape(-1, self._fold, 2, KEY)
-        pads = self._pads.reshape(-1, self._fold, KEY)
+        corrections = corrections.reshape(TREES, _FOLD, 2, KEY)
+        pads = self._pads.reshape(TREES, _FOLD, KEY)
         seeds = []
         for tree, choices in enumerate(self._bits[:, ::-1]):
             nodes, gap = np.zeros((1, KEY), np.uint8), 0  # all nodes of a level but the one at `gap`
@@ -269,17 +267,16 @@ class Sender:
         self._streams = Streams(np.stack(seeds))
 
     def extend(self, count: int, message: Words) -> Words:
-        """Make the transfers of a receiver's message, uint64 (128 / fold - 1, count / 64); return rows (count, 2).
+        """Make the transfers of a receiver's message, uint64 (31, count / 64); return rows (count, 2).
 
         CryptoError for a message of another shape.
         """
-        trees = KAPPA // self._fold
-        if message.shape != (trees - 1, _whole(count) // 64):
-            raise CryptoError(f"expected columns {(trees - 1, count // 64)}, got {message.shape} - of an extension")
+        if message.shape != (TREES - 1, _whole(count) // 64):
+            raise CryptoError(f"expected columns {(TREES - 1, count // 64)}, got {message.shape} - of an extension")
         # masks of all ones where delta has a 1
         rows, masks = np.empty((count, 2), np.uint64), np.uint64(0) - self._bits.astype(np.uint64)
         for part in pieces(count, _PIECE):
-            at, planes, leaves = _leaves(self._streams, self._fold, part)
+            at, planes, leaves = _leaves(self._streams, part)
             # with slots shifted by the gap, a plane is the receiver's plus delta's bit times the tree's random bits
             fold_trees(leaves, planes)
             planes[1:] ^= masks[1:, :, None] & message[:, None, at]
@@ -287,10 +284,10 @@ class Sender:
         return rows
 
 
-def _leaves(streams: Streams, fold: int, part: slice) -> tuple[slice, Words, Words]:
+def _leaves(streams: Streams, part: slice) -> tuple[slice, Words, Words]:
     """Return the words of some transfers, room for their planes, and the next words of all trees' leaves."""
     at = slice(part.start // 64, part.stop // 64)
-    planes = np.empty((KAPPA // fold, fold, at.stop - at.start), np.uint64)
+    planes = np.empty((TREES, _FOLD, at.stop - at.start), np.uint64)
     return at, planes, streams.next_words(planes.shape[2]).reshape(len(planes), -1, planes.shape[2])
 
 

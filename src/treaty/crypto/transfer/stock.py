@@ -73,7 +73,6 @@ def take(came: Arrays, *expected: tuple[type[np.generic], tuple[int, ...]]) -> A
 
 
 _FEW, _MANY = 1 << 15, 1 << 19  # transfers that are made when the stock is empty, twice as many each time
-_FOLD = 4  # 31 bits are sent for each transfer, in as much time as 63 at 2; 8 takes five times as long
 
 Bits = NDArray[np.uint8]
 _Piece = tuple[Words, Words, Bits]
@@ -169,9 +168,9 @@ def _part(piece: _Piece, rows: slice) -> _Piece:
 
 def open_transfers() -> Steps[Transfers]:
     """Exchange base transfers in both directions: three steps."""
-    receiver = extension.Receiver(_FOLD)
+    receiver = extension.Receiver()
     (offer,) = take((yield [receiver.offer]), (np.uint8, receiver.offer.shape))
-    sender = extension.Sender(offer, _FOLD)
+    sender = extension.Sender(offer)
     (points,) = take((yield [sender.points]), (np.uint8, sender.points.shape))
     (corrections,) = take((yield [receiver.prepare(points)]), (np.uint8, (extension.KAPPA, 2, extension.KEY)))
     sender.prepare(corrections)
