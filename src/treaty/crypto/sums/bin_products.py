@@ -130,11 +130,16 @@ def _gain(a: Group, b: Group, sample_a: Labels, sample_b: Labels, stamps: Labels
 
 
 def _join(a: Group, b: Group) -> Group:
-    stamps = np.zeros((a.cells + 1) * (b.cells + 1), np.int32)
-    labels, in_a, in_b = _joint_labels(a.labels.astype(np.int32), b.labels.astype(np.int32), b.cells, stamps)
-    pairs = ((a, in_a), (b, in_b))
-    parts = tuple(Group(g.cells, x.astype(_label_type(g.cells)), g.feature, g.parts) for g, x in pairs)
-    return Group(len(in_a), labels.astype(_label_type(len(in_a))), -1, parts)
+    # -1 in either group is a cell of its own, of rows that take part in one group only; in both it is none
+    pairs = (a.labels.astype(np.int32) + 1) * (b.cells + 1) + (b.labels + 1)
+    found = np.bincount(pairs) > 0
+    found[0] = False
+    labels, used = np.cumsum(found, dtype=np.int32)[pairs] - 1, np.divmod(np.flatnonzero(found), b.cells + 1)
+    parts = tuple(
+        Group(g.cells, (x - 1).astype(_label_type(g.cells)), g.feature, g.parts)
+        for g, x in zip((a, b), used, strict=True)
+    )
+    return Group(len(used[0]), labels.astype(_label_type(len(used[0]))), -1, parts)
 
 
 def _label_type(cells: int) -> np.dtype[np.signedinteger]:
@@ -160,27 +165,6 @@ def _count_joint(a: Labels, b: Labels, b_cells: int, stamps: Labels) -> tuple[in
     for i in range(a.size):
         stamps[(a[i] + 1) * (b_cells + 1) + b[i] + 1] = 0
     return either, both, joint, in_a, in_b
-
-
-@kernel
-def _joint_labels(a: Labels, b: Labels, b_cells: int, stamps: Labels) -> tuple[Labels, Labels, Labels]:
-    """Assign numbers to the joint cells as they appear; return also each one's cell in a and in b."""
-    labels, count = np.empty(a.size, np.int32), 0
-    # -1 in either group is a cell of its own: rows that take part in one group only
-    for i in range(a.size):
-        # stamps hold a cell's number plus one
-        labels[i] = -1
-        if a[i] >= 0 or b[i] >= 0:
-            cell = (a[i] + 1) * (b_cells + 1) + b[i] + 1
-            if stamps[cell] == 0:
-                count += 1
-                stamps[cell] = count
-            labels[i] = stamps[cell] - 1
-    in_a, in_b = np.empty(count, np.int32), np.empty(count, np.int32)
-    for i in range(a.size):
-        if labels[i] >= 0:
-            in_a[labels[i]], in_b[labels[i]] = a[i], b[i]
-    return labels, in_a, in_b
 
 
 def sort_cells(labels: Labels, node_starts: Integers, cells: int) -> SortedCells:

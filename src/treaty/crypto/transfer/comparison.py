@@ -28,7 +28,6 @@ from treaty.crypto.keystream import Keystream
 from treaty.crypto.transfer.arithmetic import Wide, bit, bits_of
 from treaty.crypto.transfer.extension import joined, message_bits, packed, random_pairs, unpacked
 from treaty.crypto.transfer.stock import Bits, Drawn, Steps, Transfers, take, triples
-from treaty.machine.kernels import kernel
 
 _E0, _E1, _E2, _E3, _G0, _G1, _G2 = range(7)
 _Product = tuple[int, ...]
@@ -94,44 +93,17 @@ def join(transfers: Transfers, greater: Bits, equal: Bits, role: int) -> Steps[B
         missing = -len(greater) % 4  # digits that are equal, below all others
         greater = np.concatenate([np.zeros((missing, n), np.uint8), greater]).reshape(-1, 4, n)
         equal = np.concatenate([np.full((missing, n), 1 - role, np.uint8), equal]).reshape(-1, 4, n)
-        quads = yield from draw_quads(transfers, greater.shape[0] * n)
-        masked = np.empty((len(greater), n), np.uint8)
-        _mask_digits(quads, greater, equal, masked)
+        quads = (yield from draw_quads(transfers, greater.shape[0] * n)).reshape(-1, n)
+        # e_0 to e_3 and g_0 to g_2, each under a random bit of the quad
+        masked = (quads >> np.uint32(1)).astype(np.uint8) & np.uint8(127)
+        masked ^= np.packbits(np.concatenate([equal, greater[:, :3]], 1), axis=1, bitorder="little")[:, 0]
         (came,) = take((yield [masked]), (np.uint8, masked.shape))
-        found = np.empty((2, len(greater), n), np.uint8)
-        _open_digits(quads, masked ^ came, greater, _counting(), 1 - role, found)
-        greater, equal = found
+        # the parity of the products that count, by what was opened
+        counting = (quads | np.uint32(1 - role)) & np.take(_counting(), (masked ^ came) & np.uint8(127), axis=1)
+        found = np.bitwise_count(counting) & np.uint8(1)
+        greater, equal = found[0] ^ greater[:, 3], found[1]
     carry: Bits = greater[0]
     return carry
-
-
-@kernel
-def _mask_digits(quads: QuadWords, greater: Bits, equal: Bits, masked: Bits) -> None:
-    for group in range(masked.shape[0]):
-        for k in range(masked.shape[1]):
-            # e_0 to e_3 and g_0 to g_2, each under a random bit of the quad
-            word = np.uint8((quads[group * masked.shape[1] + k] >> np.uint32(1)) & np.uint32(127))
-            for digit in range(4):
-                word ^= equal[group, digit, k] << np.uint8(digit)
-            for digit in range(3):
-                word ^= greater[group, digit, k] << np.uint8(4 + digit)
-            masked[group, k] = word
-
-
-@kernel
-def _open_digits(quads: QuadWords, opened: Bits, greater: Bits, counting: QuadWords, one: int, found: Bits) -> None:
-    for group in range(opened.shape[0]):
-        for k in range(opened.shape[1]):
-            quad = quads[group * opened.shape[1] + k] | np.uint32(one)
-            for result in range(2):
-                # the parity of the products that count, by what was opened; folding halves takes no branch
-                word = quad & counting[result, opened[group, k] & np.uint8(127)]
-                word ^= word >> np.uint32(16)
-                word ^= word >> np.uint32(8)
-                word ^= word >> np.uint32(4)
-                word ^= word >> np.uint32(2)
-                found[result, group, k] = np.uint8((word ^ (word >> np.uint32(1))) & np.uint32(1))
-            found[0, group, k] ^= greater[group, 3, k]
 
 
 def _made(transfers: Transfers, count: int) -> Steps[QuadWords]:
@@ -265,8 +237,10 @@ def _digits(transfers: Transfers, y: Bits, x: Bits) -> Steps[tuple[Bits, Bits]]:
     first, q, t = yield from transfers.choose(choices.reshape(-1))
     # the sender's shares of greater and equal are random, and xored into every entry of its tables
     shares = np.frombuffer(Keystream().raw(longest * digits), np.uint8) & np.uint8(3)
-    table = np.empty(longest * digits, np.uint32)
-    _write_tables(_numbers(x, longest), shares, table)
+    # for each digit two bits per number, xor the share's: 1 for numbers below the digit, 2 for the digit itself
+    one, even = np.uint32(1), np.uint32(0x55555555)
+    digit = one << (2 * _numbers(x, longest)).astype(np.uint32)
+    table = (((digit - one) & even) | (digit << one)) ^ (shares * even)
     # a transfer of 1 of 16: each entry is under the pad of its number; the receiver has the pad of its own digit
     table ^= message_bits(transfers.sender, joined(q, _DIGIT), first, _DIGIT, 2)
     (came,) = take((yield [table]), (np.uint32, table.shape))
@@ -275,13 +249,3 @@ def _digits(transfers: Transfers, y: Bits, x: Bits) -> Steps[tuple[Bits, Bits]]:
     mine = (mine ^ transfers.receiver.hash.rows(joined(t, _DIGIT), first)[:, 0].astype(np.uint8)) & np.uint8(3)
     both: Bits = np.concatenate([mine.reshape(longest, digits)[: len(y)], shares.reshape(longest, digits)[: len(x)]])
     return both & np.uint8(1), both >> np.uint8(1)
-
-
-@kernel
-def _write_tables(given: Bits, shares: Bits, tables: NDArray[np.uint32]) -> None:
-    """Write for each digit of four bits a table of two bits per number, xor the share's two bits."""
-    one, even = np.uint32(1), np.uint32(0x55555555)
-    for k in range(len(given)):
-        # 1 for numbers below the digit, 2 for the digit itself
-        at = np.uint32(2 * given[k])
-        tables[k] = ((((one << at) - one) & even) | (one << at << one)) ^ (np.uint32(shares[k]) * even)
