@@ -28,8 +28,8 @@ from treaty.systems.horizontal import noisy_rounds, random_trees
 from treaty.systems.horizontal.members import Collector
 from treaty.systems.horizontal.noisy_rounds import LeafMember, RandomStep
 from treaty.systems.horizontal.quantiles import Count
-from treaty.systems.horizontal.random_trees import LeafShard
-from treaty.systems.horizontal.sum_noise import OF_OPENING, OF_SEARCH, declared, plan_noise, within_declared
+from treaty.systems.horizontal.random_trees import LeafNoise, LeafShard
+from treaty.systems.horizontal.sum_noise import OF_OPENING, OF_SEARCH, SumNoise, declared, plan_noise, within_declared
 from treaty.systems.pooled.system import loss_of
 from treaty.trees.objectives import make_objective
 
@@ -50,6 +50,8 @@ def test_the_plan_spends_the_budget_and_no_more():
     rho = rho_for(1.0, 1e-6)
     assert plan.budget.epsilon <= 1.0 < 1.001 * plan.budget.epsilon
     assert [each.count for each in plan.budget.releases] == [1, 4, 12]
+    # a row changes the number of rows and a count of each column; a cell of each column; grad and hess of a leaf
+    assert [each.coordinates for each in plan.budget.releases] == [1 + 12, 12, 2 * 5]
     parts = [each.rho / rho for each in plan.budget.releases]
     assert parts == pytest.approx([OF_OPENING, OF_SEARCH, 1.0 - OF_OPENING - OF_SEARCH], rel=1e-3)
     again = plan_noise(*options, whole.table.schema, classes, honest=3, search=False)
@@ -169,6 +171,47 @@ def test_every_share_has_its_noise_and_no_two_are_alike(monkeypatch, binary):
             patched.setattr(random_trees, "noise_share", fault)
             found = wrong_noise(sent(patched, parts, options, classes), plan, objective)
         assert any(words in of for of in found), words
+
+
+def test_all_that_is_opened_has_the_noise_of_every_member(monkeypatch, binary):
+    """Opening, counts and leaves. A member that sees a sum knows its own noise, and so relies on the leader's."""
+    parts, whole, classes = binary
+    options = options_of(epsilon_total=2.0, **QUICK)
+    plan = plan_noise(*options, whole.table.schema, classes, honest=honest_members(options.own, 3))
+    units = plan.leaves.units(make_objective("logistic", whole.y, None))
+    given, sigmas, opened, total = [], [], [], Collector.total
+    on_counts, on_leaves = SumNoise._on, LeafNoise.on
+
+    def counts(self, values, sigma):
+        found = on_counts(self, values, sigma)
+        sigmas.append(sigma)
+        given.append((found, (found - values) / sigma))
+        return found
+
+    def leaves(self, sums, objective):
+        found = on_leaves(self, sums, objective)
+        given.append((found, (found - sums.ravel()) / np.tile(units * plan.leaves.sigma, found.size // 2)))
+        return found
+
+    def open_(self, length, own=None):
+        opened.append(total(self, length, own))
+        return opened[-1]
+
+    monkeypatch.setattr(SumNoise, "_on", counts)
+    monkeypatch.setattr(LeafNoise, "on", leaves)
+    monkeypatch.setattr(Collector, "total", open_)
+    train(parts, options, classes)
+    assert len(opened) == 1 + 4 + 12
+    kinds = [], [], []
+    for k, found in enumerate(opened):
+        of_members, given = given[:3], given[3:]
+        np.testing.assert_array_equal(found, sum(vector for vector, _ in of_members))
+        kinds[(k > 0) + (k > 4)].extend(noise for _, noise in of_members)
+    assert not given
+    assert sigmas == [plan.opening] * 3 + [plan.search] * 12
+    for kind in map(np.concatenate, kinds):
+        # of the noise planned for the sum, each share has half of the variance; 6 standard errors
+        assert np.sqrt(2 * (kind**2).mean()) == pytest.approx(1.0, abs=6 / np.sqrt(2 * len(kind)))
 
 
 # ---------------------------------------------------------------- models
