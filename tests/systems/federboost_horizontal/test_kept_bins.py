@@ -28,6 +28,7 @@ from treaty.runs.threads import play
 from treaty.systems.federboost_horizontal import setup as search
 from treaty.systems.federboost_horizontal.federboost_horizontal import leader as leader_program
 from treaty.systems.federboost_horizontal.setup import FORMAT, FREE_OF_BINS, kept_file
+from treaty.systems.horizontal.random_trees import LeafNoise
 from treaty.systems.horizontal.rows import ModelBegin, RowsDescription, describe
 from treaty.systems.system import star
 
@@ -202,9 +203,18 @@ def test_the_newest_are_kept(monkeypatch, rows, tmp_path):
 # ---------------------------------------------------------------- noise
 
 
-def test_under_noise_the_search_is_paid_once_and_the_trees_each_time(rows, tmp_path):
+def test_under_noise_the_search_is_paid_once_and_the_trees_each_time(monkeypatch, rows, tmp_path):
+    seen, depth = [], LeafNoise.depth
+
+    def deep(self, n_rows, *of):
+        seen.append(n_rows)
+        return depth(self, n_rows, *of)
+
+    monkeypatch.setattr(LeafNoise, "depth", deep)
     models = [fit(rows, tmp_path, epsilon_total=8.0, random_state=1) for _ in range(3)]
     assert [searched(model) for model in models] == [True, False, False]
+    # the noisy number of rows is kept with the bins
+    assert len(set(seen)) == 1
     for name in NAMES:
         paid = [(entry.what, entry.rho) for entry in read_ledger(noise_folder(tmp_path, name))]
         trees = [rho for what, rho in paid if what == "sums of leaves"]

@@ -179,8 +179,8 @@ def test_all_that_is_opened_has_the_noise_of_every_member(monkeypatch, binary):
     options = options_of(epsilon_total=2.0, **QUICK)
     plan = plan_noise(*options, whole.table.schema, classes, honest=honest_members(options.own, 3))
     units = plan.leaves.units(make_objective("logistic", whole.y, None))
-    given, sigmas, opened, total = [], [], [], Collector.total
-    on_counts, on_leaves = SumNoise._on, LeafNoise.on
+    given, sigmas, opened, seen, total = [], [], [], [], Collector.total
+    on_counts, on_leaves, depth = SumNoise._on, LeafNoise.on, LeafNoise.depth
 
     def counts(self, values, sigma):
         found = on_counts(self, values, sigma)
@@ -197,6 +197,9 @@ def test_all_that_is_opened_has_the_noise_of_every_member(monkeypatch, binary):
         opened.append(total(self, length, own))
         return opened[-1]
 
+    monkeypatch.setattr(
+        LeafNoise, "depth", lambda self, n_rows, *of: (seen.append(n_rows), depth(self, n_rows, *of))[1]
+    )
     monkeypatch.setattr(SumNoise, "_on", counts)
     monkeypatch.setattr(LeafNoise, "on", leaves)
     monkeypatch.setattr(Collector, "total", open_)
@@ -209,6 +212,8 @@ def test_all_that_is_opened_has_the_noise_of_every_member(monkeypatch, binary):
         kinds[(k > 0) + (k > 4)].extend(noise for _, noise in of_members)
     assert not given
     assert sigmas == [plan.opening] * 3 + [plan.search] * 12
+    # trees are as deep as the noisy number of rows allows
+    assert set(seen) == {opened[0][0]}
     for kind in map(np.concatenate, kinds):
         # of the noise planned for the sum, each share has half of the variance; 6 standard errors
         assert np.sqrt(2 * (kind**2).mean()) == pytest.approx(1.0, abs=6 / np.sqrt(2 * len(kind)))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from treaty.data.binning import fit_bins
 from treaty.data.table import to_table
-from treaty.systems.horizontal.random_trees import LeafNoise, RandomTrees, column_sets, draw_trees, row_norm
+from treaty.systems.horizontal.random_trees import LeafNoise, LeafShard, RandomTrees, column_sets, draw_trees, row_norm
 from treaty.trees.constraints import Constraints
 from treaty.trees.objectives import make_objective
 from treaty.trees.splits import SplitRules
@@ -71,6 +71,18 @@ def test_a_row_of_a_regression_changes_no_more_than_its_norm(target, margin, wei
     assert norm <= row_norm(1, classes=False, fractional_bits=16)
     # half of the range, and not the power of two above it
     assert noise.limit(loss) * loss.grad_unit == pytest.approx(5.0 * loss.weight_bound, rel=1e-3)
+
+
+def test_gradients_beyond_half_of_the_range_count_as_this_and_of_how_many_rows_is_not_kept():
+    loss = make_objective("squared_error", np.array([-5.0, 5.0]), None, base_score=0.0)
+    shard = LeafShard(np.zeros((3, 1), np.uint8), np.array([0, 2], np.int32), np.array([-5.0, 0.0, 5.0]), None, loss)
+    shard.margins[:] = 40.0, 40.0, 4.0
+    limit = replace(NOISE, half_range=5.0).limit(loss)
+    trees = RandomTrees(np.zeros((1, 0), np.int32), np.ones((1, 0, 8), np.bool_))
+    (((grad, _),),) = shard.leaf_sums(trees, limit)
+    assert grad == 2 * limit - round(2**16 / loss.grad_clip)
+    assert loss.grad_clip == 16.0 > limit * loss.grad_unit
+    assert shard.clipped == 0
 
 
 def releases(parallel, outputs, norm, bits=16):
