@@ -25,6 +25,7 @@ from typing import Any, Final, Literal
 import narwhals as nw
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from treaty.errors import DataError
@@ -238,7 +239,9 @@ def number_columns(array: NDArray[Any], known: Sequence[Any] | None = None) -> C
         values = array[:, place]
         if known is not None:
             origin = known[place]
-        elif not wide[place] and (exact or _tells_apart(values, turned[place] if doubles else None)):
+        elif not wide[place] and (
+            exact or (np.array_equal(values, turned[place], equal_nan=True) if doubles else _tells_apart(values))
+        ):
             origin = None
         else:
             lowest, highest = (int(values.min()), int(values.max())) if values.dtype.kind in "iu" else (0, 0)
@@ -254,10 +257,8 @@ def needs_doubles(column: Column) -> bool:
     return bool(column.origin or np.any((values != narrow) & (np.floor(values) == values))) or not _tells_apart(values)
 
 
-def _tells_apart(values: NDArray[Any], exactly: NDArray[np.float32] | None = None) -> bool:
-    """Whether float32 tells numbers apart well enough for bins, judged by some rows; or is `exactly` the same."""
-    if exactly is not None:
-        return bool(np.all((values == exactly) | np.isnan(exactly)))
+def _tells_apart(values: NDArray[Any]) -> bool:
+    """Whether float32 tells numbers apart well enough for bins, judged by some rows."""
     some = np.sort(values[:: max(1, len(values) // _LOOKED_AT)].astype(np.float64))
     some = some[: np.searchsorted(some, np.nan)]
     narrow = some.astype(np.float32)
@@ -306,27 +307,16 @@ def _categories(series: nw.Series[Any]) -> Column:
             of_type = f"categories of type {type(value).__name__}"
             raise ColumnProblem(f"{_native_dtype(series)} with {of_type}: {remedy}")
         codes[position] = categories.setdefault(value, len(categories))
-    return Column(_decode(encoded, codes), tuple(categories))
+    # null is one more position, of NaN
+    positions = encoded.indices.cast(pa.int64()).fill_null(len(codes)).to_numpy(zero_copy_only=False)
+    return Column(np.append(codes, np.float32(np.nan))[positions], tuple(categories))
 
 
 def _text(strings: Any) -> Column:
-    if isinstance(strings, pa.ChunkedArray):
-        # from a concatenated frame
-        strings = strings.combine_chunks()
-    encoded = strings.cast(pa.large_string()).dictionary_encode()
-    values: list[str] = encoded.dictionary.to_pylist()
-    categories = sorted(values)
-    code = {value: position for position, value in enumerate(categories)}
-    codes = np.array([code[value] for value in values], dtype=np.float32)
-    return Column(_decode(encoded, codes), tuple(categories))
-
-
-def _decode(encoded: Any, codes: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Look up the code of each row of an arrow dictionary array; null becomes NaN."""
-    null = len(codes)
-    positions = encoded.indices.cast(pa.int64()).fill_null(null).to_numpy(zero_copy_only=False)
-    decoded: NDArray[np.float32] = np.append(codes, np.float32(np.nan))[positions]
-    return decoded
+    strings = strings.cast(pa.large_string())
+    categories = sorted(strings.unique().drop_null().to_pylist())
+    codes = pc.index_in(strings, pa.array(categories, strings.type)).cast(pa.float32(), safe=False)
+    return Column(np.array(codes.to_numpy(zero_copy_only=False)), tuple(categories))
 
 
 def _text_problem(dtype: str, strings: Any, n_present: int) -> ColumnProblem:
