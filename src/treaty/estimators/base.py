@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from inspect import signature
@@ -23,7 +24,7 @@ from treaty.estimators.inputs import check_one_kind, check_row_order, known_tabl
 from treaty.estimators.reporting import SavedEstimator, write_model
 from treaty.files import as_path
 from treaty.machine.process import trust
-from treaty.runs.fit import TrainedModel
+from treaty.runs.fit import TrainedModel, TrainingOutcome
 from treaty.runs.threads import Run
 from treaty.systems import ESTIMATORS, SYSTEMS, Model, find_system
 from treaty.systems.options import SystemOptions, advice, called_here, converted, names_of, plain
@@ -308,6 +309,13 @@ class TableEstimator(BaseEstimator):
             classes=classes, n_jobs=self.n_jobs,
         )  # fmt: skip
 
+    def _keep_training(self, trained: TrainingOutcome, started: float) -> None:
+        """Set the fitted attributes of a training that began when `time.perf_counter` was `started`."""
+        self.communication_, self.disclosures_ = trained.traffic.totals, trained.learned
+        self.timeline_ = trained.traffic.timeline
+        self.timings_ = {**trained.seconds, "total": time.perf_counter() - started}
+        self._keep(trained.parts)
+
     def _predicting(self) -> TrainedModel:
         """Return the trained model and its settings, for a prediction."""
         check_is_fitted(self, "parts_")
@@ -386,21 +394,10 @@ class TableEstimator(BaseEstimator):
                 "save makes a folder, with a file for each party and model.json: expected the name of a folder, as in "
                 f"save({folder.stem!r}), got {str(folder)!r}"
             )
-        names = getattr(self, "feature_names_in_", None)
-        saved = SavedEstimator(
-            kind=type(self).__name__,
-            params=self._plain_params(),
-            system={name: plain(value) for name, value in self._chosen()[1].get_params().items()},
-            parties=list(self.parts_),
-            schemas=self.schemas_,
-            feature_names=None if names is None else list(names),
-            learned=getattr(self, "disclosures_", {}),
-            positions=getattr(self, "positions_by_party_", None),
-        )
-        write_model(folder, saved, self.parts_)
+        write_model(folder, self)
 
-    def _restore(self, saved: SavedEstimator) -> None:
-        """Set what `save` stored besides parameters and parts."""
+    def _restore(self, saved: SavedEstimator, parts: dict[str, Any]) -> None:
+        """Set what `save` stored besides parameters."""
         self.schemas_ = saved.schemas
         if saved.learned:
             self.disclosures_ = saved.learned
@@ -409,6 +406,11 @@ class TableEstimator(BaseEstimator):
             self.columns_by_party_, self.positions_by_party_ = _listed(self.parties), saved.positions
         if saved.feature_names is not None:
             self.feature_names_in_ = np.array(saved.feature_names, dtype=object)
+        self._keep(parts)
+
+    def _keep(self, parts: dict[str, Any]) -> None:
+        """Set the fitted attributes that follow from the parts."""
+        raise NotImplementedError
 
     def _plain_params(self) -> dict[str, Any]:
         """Return the parameters, the system by its name, with numpy scalars as Python's."""

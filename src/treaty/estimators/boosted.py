@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -42,6 +42,7 @@ from treaty.trees.objectives import check_watched
 _OF_TABLES = ("schemas_", "classes_", "n_features_in_", "feature_names_in_", "columns_by_party_", "positions_by_party_")
 
 
+@dataclass(eq=False, repr=False)
 class BoostedTrees(TrainedTrees):
     """Classifier, regressor and ranker without their checks of labels (`_target`)."""
 
@@ -49,96 +50,50 @@ class BoostedTrees(TrainedTrees):
     _why_needed = "no party can decide rows at its splits"
     _rounds = "n_estimators"
 
-    def __init__(
-        self,
-        protocol: str | SystemOptions = "pooled",
-        *,
-        n_estimators: int | None = None,
-        max_depth: int | None = None,
-        max_leaves: int | None = None,
-        num_parallel_tree: int = 1,
-        multi_strategy: str = "one_output_per_tree",
-        process_type: str = "default",
-        learning_rate: float | None = None,
-        reg_lambda: float | None = None,
-        reg_alpha: float = 0.0,
-        min_split_loss: float = 0.0,
-        min_child_weight: float = 1.0,
-        min_child_samples: int | None = None,
-        subsample: float = 1.0,
-        colsample_bytree: float = 1.0,
-        goss: bool = False,
-        top_rate: float = 0.2,
-        other_rate: float = 0.1,
-        max_bin: int | None = None,
-        objective: str | type | None = None,
-        max_delta_step: float | None = None,
-        max_cat_to_onehot: int | None = None,
-        category_sets: str = "halves",
-        max_categories: int | None = None,
-        tweedie_variance_power: float | None = None,
-        huber_slope: float | None = None,
-        quantile_alpha: float | None = None,
-        monotone_constraints: Mapping[str, int] | Sequence[int] | None = None,
-        interaction_constraints: Sequence[Sequence[str | int]] | None = None,
-        base_score: float | None = None,
-        fractional_bits: int = 16,
-        eval_metric: str | Callable[..., float] | Sequence[Any] | None = None,
-        early_stopping_rounds: int | None = None,
-        early_stopping_min_delta: float = 0.0,
-        random_state: int | np.random.RandomState | None = None,
-        n_jobs: int | None = None,
-        active: str | None = None,
-        transport: Literal["memory", "grpc"] = "memory",
-        parties: Mapping[str, Iterable[Any]] | None = None,
-        scale_pos_weight: float | None = None,
-        class_weight: Mapping[Any, float] | Literal["balanced"] | None = None,
-        callbacks: Sequence[Any] | None = None,
-        verbose: bool | int = False,
-    ) -> None:
-        self.protocol = protocol
-        self.n_estimators = n_estimators
-        self.max_depth = max_depth
-        self.max_leaves = max_leaves
-        self.num_parallel_tree = num_parallel_tree
-        self.multi_strategy = multi_strategy
-        self.process_type = process_type
-        self.learning_rate = learning_rate
-        self.reg_lambda = reg_lambda
-        self.reg_alpha = reg_alpha
-        self.min_split_loss = min_split_loss
-        self.min_child_weight = min_child_weight
-        self.min_child_samples = min_child_samples
-        self.subsample = subsample
-        self.colsample_bytree = colsample_bytree
-        self.goss = goss
-        self.top_rate = top_rate
-        self.other_rate = other_rate
-        self.max_bin = max_bin
-        self.objective = objective
-        self.max_delta_step = max_delta_step
-        self.max_cat_to_onehot = max_cat_to_onehot
-        self.category_sets = category_sets
-        self.max_categories = max_categories
-        self.tweedie_variance_power = tweedie_variance_power
-        self.huber_slope = huber_slope
-        self.quantile_alpha = quantile_alpha
-        self.monotone_constraints = monotone_constraints
-        self.interaction_constraints = interaction_constraints
-        self.base_score = base_score
-        self.fractional_bits = fractional_bits
-        self.eval_metric = eval_metric
-        self.early_stopping_rounds = early_stopping_rounds
-        self.early_stopping_min_delta = early_stopping_min_delta
-        self.random_state = random_state
-        self.n_jobs = n_jobs
-        self.active = active
-        self.transport = transport
-        self.parties = parties
-        self.scale_pos_weight = scale_pos_weight
-        self.class_weight = class_weight
-        self.callbacks = callbacks
-        self.verbose = verbose
+    protocol: str | SystemOptions = "pooled"
+    _: KW_ONLY
+    n_estimators: int | None = None
+    max_depth: int | None = None
+    max_leaves: int | None = None
+    num_parallel_tree: int = 1
+    multi_strategy: str = "one_output_per_tree"
+    process_type: str = "default"
+    learning_rate: float | None = None
+    reg_lambda: float | None = None
+    reg_alpha: float = 0.0
+    min_split_loss: float = 0.0
+    min_child_weight: float = 1.0
+    min_child_samples: int | None = None
+    subsample: float = 1.0
+    colsample_bytree: float = 1.0
+    goss: bool = False
+    top_rate: float = 0.2
+    other_rate: float = 0.1
+    max_bin: int | None = None
+    objective: str | type | None = None
+    max_delta_step: float | None = None
+    max_cat_to_onehot: int | None = None
+    category_sets: str = "halves"
+    max_categories: int | None = None
+    tweedie_variance_power: float | None = None
+    huber_slope: float | None = None
+    quantile_alpha: float | None = None
+    monotone_constraints: Mapping[str, int] | Sequence[int] | None = None
+    interaction_constraints: Sequence[Sequence[str | int]] | None = None
+    base_score: float | None = None
+    fractional_bits: int = 16
+    eval_metric: str | Callable[..., float] | Sequence[Any] | None = None
+    early_stopping_rounds: int | None = None
+    early_stopping_min_delta: float = 0.0
+    random_state: int | np.random.RandomState | None = None
+    n_jobs: int | None = None
+    active: str | None = None
+    transport: Literal["memory", "grpc"] = "memory"
+    parties: Mapping[str, Iterable[Any]] | None = None
+    scale_pos_weight: float | None = None
+    class_weight: Mapping[Any, float] | Literal["balanced"] | None = None
+    callbacks: Sequence[Any] | None = None
+    verbose: bool | int = False
 
     # ------------------------------------------------------------ fit
 
@@ -239,12 +194,8 @@ class BoostedTrees(TrainedTrees):
         trained = train(
             run, transport=self.transport, checkpoint=folder, weighted=weighted, finished=self._finished, watch=watch
         )
-        self.parts_, self.communication_, self.disclosures_ = trained.parts, trained.traffic.totals, trained.learned
-        self.timeline_ = trained.traffic.timeline
-        self.timings_ = {**trained.seconds, "total": time.perf_counter() - started}
-        forest = forest_of(list(self.parts_.values()))
-        self._keep(forest)
-        self._warn_of_trees(forest, run)
+        self._keep_training(trained, started)
+        self._warn_of_trees(forest_of(list(self.parts_.values())), run)
         watch.call("after_training")
         return self
 
@@ -438,8 +389,11 @@ class BoostedTrees(TrainedTrees):
             evals.append(Watched(tables, target, weight, margins))
         return evals
 
-    def _keep(self, forest: Forest) -> None:
-        """Set the fitted attributes that follow from the forest."""
+    def _keep(self, parts: dict[str, ModelPart]) -> None:
+        self.parts_, forest = parts, forest_of(list(parts.values()))
+        # A training has set them with their own dtype.
+        if forest.classes is not None and not hasattr(self, "classes_"):
+            self.classes_ = np.array(forest.classes)
         self.evals_result_ = forest.history
         self.n_iter_ = forest.rounds
         # The last metric of the last eval set is the one that decides early stopping.

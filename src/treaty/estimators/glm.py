@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -32,6 +32,7 @@ from treaty.systems.pooled.system import ALONE
 from treaty.systems.system import System
 
 
+@dataclass(eq=False, repr=False)
 class LinearModel(TableEstimator):
     """Training of linear models, and the attributes that follow from the parties' parts."""
 
@@ -39,44 +40,27 @@ class LinearModel(TableEstimator):
     _why_needed = "margins lack its columns"
     _rounds = "max_iter"
 
-    calibration_: Any
-    coef_: Any
-    intercept_: Any
-    standardized_coef_: Any
-    standardized_intercept_: Any
+    calibration_: Any = field(init=False)
+    coef_: Any = field(init=False)
+    intercept_: Any = field(init=False)
+    standardized_coef_: Any = field(init=False)
+    standardized_intercept_: Any = field(init=False)
 
-    def __init__(
-        self,
-        protocol: str | SystemOptions = "pooled",
-        *,
-        standard_errors: bool = False,
-        max_iter: int | None = None,
-        learning_rate: float | None = None,
-        tol: float = 1e-5,
-        l2: float = 0.0,
-        fractional_bits: int = 32,
-        n_jobs: int | None = None,
-        active: str | None = None,
-        transport: Literal["memory", "grpc"] = "memory",
-        parties: Mapping[str, Iterable[Any]] | None = None,
-        verbose: bool | int = False,
-        missing: Literal["median", "raise", "drop"] | None = None,
-        reference: Literal["first"] | None = None,
-    ) -> None:
-        self.protocol = protocol
-        self.standard_errors = standard_errors
-        self.max_iter = max_iter
-        self.learning_rate = learning_rate
-        self.tol = tol
-        self.l2 = l2
-        self.fractional_bits = fractional_bits
-        self.n_jobs = n_jobs
-        self.active = active
-        self.transport = transport
-        self.parties = parties
-        self.verbose = verbose
-        self.missing = missing
-        self.reference = reference
+    protocol: str | SystemOptions = "pooled"
+    _: KW_ONLY
+    standard_errors: bool = False
+    max_iter: int | None = None
+    learning_rate: float | None = None
+    tol: float = 1e-5
+    l2: float = 0.0
+    fractional_bits: int = 32
+    n_jobs: int | None = None
+    active: str | None = None
+    transport: Literal["memory", "grpc"] = "memory"
+    parties: Mapping[str, Iterable[Any]] | None = None
+    verbose: bool | int = False
+    missing: Literal["median", "raise", "drop"] | None = None
+    reference: Literal["first"] | None = None
 
     def fit(
         self,
@@ -150,10 +134,7 @@ class LinearModel(TableEstimator):
         run = replace(run, eval_sets=self._eval_sets(eval_set, settings, active))
         folder = None if checkpoint is None else as_path(checkpoint, "checkpoint")
         trained = train(run, transport=self.transport, checkpoint=folder, weighted=weight is not None, watch=watch)
-        self.communication_, self.disclosures_ = trained.traffic.totals, trained.learned
-        self.timeline_ = trained.traffic.timeline
-        self.timings_ = {**trained.seconds, "total": time.perf_counter() - started}
-        self._keep(trained.parts)
+        self._keep_training(trained, started)
         unsettled = label_holder(trained.parts.values()).unsettled
         if unsettled:
             warn_user(unsettled, ConvergenceWarning)
@@ -202,7 +183,6 @@ class LinearModel(TableEstimator):
         return weight
 
     def _keep(self, parts: dict[str, LinearPart]) -> None:
-        """Set the fitted attributes that follow from the parts."""
         holder = label_holder(parts.values())
         self.parts_, made = parts, holder.calibration
 

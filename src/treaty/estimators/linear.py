@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any, ClassVar, Literal
 
@@ -16,11 +17,11 @@ from treaty.estimators.glm import LinearModel
 from treaty.estimators.inputs import weights_of_classes
 from treaty.linear.preparation import Calibration
 from treaty.models.linear import LinearPart, label_holder
-from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.system import ALONE
 from treaty.systems.system import System
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class LogisticRegression(Scored, ClassifierMixin, LinearModel):
     """Logistic regression, by quasi-Newton steps or gradient descent: on a small table to the optimum, else stochastic.
 
@@ -149,47 +150,15 @@ class LogisticRegression(Scored, ClassifierMixin, LinearModel):
 
     _fixed: ClassVar[dict[str, Any]] = {"family": "logistic"}
 
-    def __init__(
-        self,
-        protocol: str | SystemOptions = "pooled",
-        *,
-        standard_errors: bool = False,
-        max_iter: int | None = None,
-        batch_size: int | None = None,
-        learning_rate: float | None = None,
-        tol: float = 1e-5,
-        l2: float = 0.0,
-        memory: int = 5,
-        period: int = 4,
-        hessian_batch_size: int | None = None,
-        fractional_bits: int = 32,
-        calibrate: bool = True,
-        early_stopping_rounds: int | None = None,
-        random_state: int | np.random.RandomState | None = None,
-        n_jobs: int | None = None,
-        active: str | None = None,
-        transport: Literal["memory", "grpc"] = "memory",
-        parties: Mapping[str, Iterable[Any]] | None = None,
-        verbose: bool | int = False,
-        C: float | None = None,
-        class_weight: Mapping[Any, float] | Literal["balanced"] | None = None,
-        missing: Literal["median", "raise", "drop"] | None = None,
-        reference: Literal["first"] | None = None,
-    ) -> None:
-        super().__init__(
-            protocol, standard_errors=standard_errors, max_iter=max_iter, learning_rate=learning_rate, tol=tol, l2=l2,
-            fractional_bits=fractional_bits, n_jobs=n_jobs, active=active, transport=transport, parties=parties,
-            verbose=verbose, missing=missing, reference=reference,
-        )  # fmt: skip
-        self.batch_size = batch_size
-        self.memory = memory
-        self.period = period
-        self.hessian_batch_size = hessian_batch_size
-        self.calibrate = calibrate
-        self.early_stopping_rounds = early_stopping_rounds
-        self.random_state = random_state
-        self.C = C
-        self.class_weight = class_weight
+    batch_size: int | None = None
+    memory: int = 5
+    period: int = 4
+    hessian_batch_size: int | None = None
+    calibrate: bool = True
+    early_stopping_rounds: int | None = None
+    random_state: int | np.random.RandomState | None = None
+    C: float | None = None
+    class_weight: Mapping[Any, float] | Literal["balanced"] | None = None
 
     def _labels(self, y: Any, active: str, n_rows: int) -> tuple[list[Any], NDArray[np.float64]]:
         return self._class_numbers(one_column(y), active, n_rows)

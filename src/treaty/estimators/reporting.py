@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -20,14 +20,14 @@ from treaty.errors import ConfigError, DataError
 from treaty.files import Format, read_json, write_json
 from treaty.machine.process import cores, is_code, trust
 from treaty.models.interpretation import Contributions, willing
-from treaty.models.linear import LinearPart
-from treaty.models.statistics import StatisticsPart
-from treaty.models.trees import ModelPart, forest_of, staged_margins
+from treaty.models.linear import load_linear_part
+from treaty.models.statistics import load_statistics_part
+from treaty.models.trees import forest_of, load_part, staged_margins
 from treaty.report.contents import Contents, Curve, ModelScores, Section, Spread, scores_of_classes, scores_of_numbers
 from treaty.runs.report import importances_of, versions
 from treaty.runs.threads import active_of
 from treaty.systems import Model, find_system
-from treaty.systems.options import converted, given
+from treaty.systems.options import converted, given, plain
 from treaty.systems.pooled.system import ALONE
 from treaty.trees.objectives import evaluate
 
@@ -266,7 +266,6 @@ def _spread(name: str, contributions: NDArray[np.float64], column: NDArray[Any] 
     return Spread(name, mean, every=np.quantile(contributions, QUANTILES).tolist())
 
 
-AnyPart = TypeVar("AnyPart", ModelPart, LinearPart, StatisticsPart)
 FORMAT = Format("estimator", 1)
 
 
@@ -290,17 +289,25 @@ class SavedEstimator(msgspec.Struct, kw_only=True):
     positions: dict[str, list[int]] | None = None
 
 
-def write_model(
-    folder: Path, saved: SavedEstimator, parts: Mapping[str, ModelPart | LinearPart | StatisticsPart]
-) -> None:
-    """Write a model to a folder, made when missing; ConfigError if it cannot be written."""
-    try:
+def write_model(folder: Path, model: Any) -> None:
+    """Write a fitted estimator to a folder, made when missing; ConfigError if it cannot be written."""
+    names, own = getattr(model, "feature_names_in_", None), model._chosen()[1].get_params()
+    saved = SavedEstimator(
+        kind=type(model).__name__,
+        params=model._plain_params(),
         # JSON has no infinity.
-        finite = {name: "inf" if value == math.inf else value for name, value in saved.system.items()}
+        system={name: "inf" if value == math.inf else plain(value) for name, value in own.items()},
+        parties=list(model.parts_),
+        schemas=model.schemas_,
+        feature_names=None if names is None else list(names),
+        learned=getattr(model, "disclosures_", {}),
+        positions=getattr(model, "positions_by_party_", None),
+    )
+    try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, part in parts.items():
+        for name, part in model.parts_.items():
             part.save(_part_file(folder, name))
-        write_json(folder / "model.json", msgspec.structs.replace(saved, system=finite), FORMAT, "")
+        write_json(folder / "model.json", saved, FORMAT, "")
     except TypeError as error:
         raise ConfigError(f"a parameter cannot be saved: {error}") from None
     except OSError as error:
@@ -312,7 +319,7 @@ def read_saved(folder: Path) -> SavedEstimator:
     return read_json(folder / "model.json", SavedEstimator, FORMAT)
 
 
-def params_of(saved: SavedEstimator, trusted: Iterable[str]) -> dict[str, Any]:
+def params_of(saved: SavedEstimator, trusted: Iterable[str], model: Model) -> dict[str, Any]:
     """Return a saved estimator's parameters, with the system's options.
 
     Raises ConfigError for a custom system or loss that is not among the `trusted` names; nothing is imported then.
@@ -324,16 +331,16 @@ def params_of(saved: SavedEstimator, trusted: Iterable[str]) -> dict[str, Any]:
                 f"the model names code, {code!r}, which is not imported: if you trust it, load(..., trusted=[{code!r}])"
             )
     trust(given)
-    model: Model = "trees" if saved.kind.startswith("GBDT") else "logistic"
-    system = find_system(name, "statistics" if saved.kind == "ColumnStatistics" else model)
+    system = find_system(name, model)
     own = converted(saved.system, system.options, system.options.__name__)
     weights = saved.params.get("class_weight")
     pairs = {"class_weight": dict(weights)} if isinstance(weights, list) else {}
     return {**saved.params, **pairs, "protocol": own if own != system.options() else name}
 
 
-def read_parts(folder: Path, saved: SavedEstimator, load: Callable[[Path, str], AnyPart]) -> dict[str, AnyPart]:
+def read_parts(folder: Path, saved: SavedEstimator, model: Model) -> dict[str, Any]:
     """Read every party's part; ConfigError if a file is missing or is not one of a Treaty model."""
+    load = {"trees": load_part, "logistic": load_linear_part, "statistics": load_statistics_part}[model]
     return {name: load(_part_file(folder, name), name) for name in saved.parties}
 
 

@@ -80,9 +80,7 @@ class Scorecard(LogisticRegression):
     Siddiqi, "Credit Risk Scorecards", Wiley 2006, chapter 6.
     """
 
-    # Parameters of `LogisticRegression` that a scorecard leaves at their defaults.
-    C = class_weight = missing = early_stopping_rounds = None
-
+    # Other parameters of `LogisticRegression` have its defaults.
     def __init__(
         self,
         protocol: str | SystemOptions = "pooled",

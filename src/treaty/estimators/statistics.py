@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
 import narwhals as nw
@@ -27,6 +27,7 @@ from treaty.systems.pooled.system import ALONE
 from treaty.systems.statistics.options import ColumnOptions
 
 
+@dataclass(eq=False, repr=False)
 class ColumnStatistics(TableEstimator):
     """Statistics of columns against a binary label, before a model: WOE and IV by bin, correlations, VIF, stability.
 
@@ -89,28 +90,16 @@ class ColumnStatistics(TableEstimator):
     _why_needed: ClassVar[str] = "its columns are unknown"
     _rounds = "max_bin"
 
-    def __init__(
-        self,
-        protocol: str | SystemOptions = "pooled",
-        *,
-        max_bin: int = 20,
-        min_bin_rows: int = 20,
-        monotone: Monotone = "auto",
-        correlation: Correlation = "pearson",
-        n_jobs: int | None = None,
-        active: str | None = None,
-        transport: Literal["memory", "grpc"] = "memory",
-        parties: Mapping[str, Iterable[Any]] | None = None,
-    ) -> None:
-        self.protocol = protocol
-        self.max_bin = max_bin
-        self.min_bin_rows = min_bin_rows
-        self.monotone = monotone
-        self.correlation = correlation
-        self.n_jobs = n_jobs
-        self.active = active
-        self.transport = transport
-        self.parties = parties
+    protocol: str | SystemOptions = "pooled"
+    _: KW_ONLY
+    max_bin: int = 20
+    min_bin_rows: int = 20
+    monotone: Monotone = "auto"
+    correlation: Correlation = "pearson"
+    n_jobs: int | None = None
+    active: str | None = None
+    transport: Literal["memory", "grpc"] = "memory"
+    parties: Mapping[str, Iterable[Any]] | None = None
 
     def fit(
         self, X: Tables, y: ArrayLike, eval_set: tuple[Tables, ArrayLike] | Sequence[Any] | None = None, **unknown: Any
@@ -156,13 +145,10 @@ class ColumnStatistics(TableEstimator):
         run = self._run_on_columns(settings, tables, active, target, None, classes)
         run = replace(run, eval_sets=evals)
         trained = train(run, transport=self.transport, checkpoint=None)
-        self.communication_, self.disclosures_ = trained.traffic.totals, trained.learned
-        self.timings_ = {**trained.seconds, "total": time.perf_counter() - started}
-        self._keep(trained.parts)
+        self._keep_training(trained, started)
         return self
 
     def _keep(self, parts: dict[str, StatisticsPart]) -> None:
-        """Set the fitted attributes that follow from the parts."""
         self.parts_, known = parts, next(part for part in parts.values() if part.is_active)
         self.classes_ = np.array(known.classes)
         bins = {name: known.bins[name] for name in parts}

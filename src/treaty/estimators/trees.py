@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,9 +21,7 @@ from treaty.estimators.reporting import params_of, read_parts, read_saved
 from treaty.estimators.scorecard import Scorecard
 from treaty.estimators.statistics import ColumnStatistics
 from treaty.files import as_path
-from treaty.models.linear import load_linear_part
-from treaty.models.statistics import load_statistics_part
-from treaty.models.trees import forest_of, load_part, of_classes
+from treaty.models.trees import of_classes
 from treaty.systems.pooled.system import check_numbers, check_relevance
 from treaty.systems.system import System
 from treaty.trees.ranking_losses import mean_ndcg
@@ -307,18 +305,14 @@ class _Relevance(NamedTuple):
     group: Any
 
 
-def load(
-    folder: str | Path, *, trusted: Iterable[str] = ()
-) -> (
-    GBDTClassifier
-    | GBDTRegressor
-    | GBDTRanker
-    | LogisticRegression
-    | LinearRegression
-    | PoissonRegressor
-    | Scorecard
+Estimator = (
+    GBDTClassifier | GBDTRegressor | GBDTRanker | LogisticRegression | LinearRegression | PoissonRegressor | Scorecard
     | ColumnStatistics
-):
+)  # fmt: skip
+_KINDS: dict[str, type[Estimator]] = {kind.__name__: kind for kind in get_args(Estimator)}
+
+
+def load(folder: str | Path, *, trusted: Iterable[str] = ()) -> Estimator:
     """Load a model from the folder that `save` wrote.
 
     Parameters
@@ -341,25 +335,7 @@ def load(
     """
     folder = as_path(folder, "folder")
     saved = read_saved(folder)
-    if saved.kind == ColumnStatistics.__name__:
-        found = ColumnStatistics(**params_of(saved, trusted))
-        found._restore(saved)
-        found._keep(read_parts(folder, saved, load_statistics_part))
-        return found
-    regressions: tuple[type[LogisticRegression | LinearRegression | PoissonRegressor | Scorecard], ...]
-    regressions = (LogisticRegression, LinearRegression, PoissonRegressor, Scorecard)
-    linear = {kind.__name__: kind for kind in regressions}.get(saved.kind)
-    if linear is not None:
-        regression = linear(**params_of(saved, trusted))
-        regression._restore(saved)
-        regression._keep(read_parts(folder, saved, load_linear_part))
-        return regression
-    kinds = {kind.__name__: kind for kind in (GBDTClassifier, GBDTRegressor, GBDTRanker)}
-    model = kinds.get(saved.kind, GBDTRegressor)(**params_of(saved, trusted))
-    model._restore(saved)
-    model.parts_ = read_parts(folder, saved, load_part)
-    forest = forest_of(list(model.parts_.values()))
-    if forest.classes is not None:
-        model.classes_ = np.array(forest.classes)
-    model._keep(forest)
+    kind = _KINDS.get(saved.kind, GBDTRegressor)
+    model = kind(**params_of(saved, trusted, kind._model))
+    model._restore(saved, read_parts(folder, saved, kind._model))
     return model
