@@ -131,6 +131,7 @@ CASES: dict[str, list[Case]] = {
         Case({"expose": "model"}, CROWD),
         Case({"expose": "model", "min_child_samples": 5}, CROWD),
         Case({"min_child_samples": 5}, CROWD),
+        Case({"validation_fraction": 0.2, "validation_group": "sex"}, CROWD),
         Case({"expose": "paper", "allow_insecure": True}, CROWD),
         Case({"mode": "paper", "allow_insecure": True}, CROWD),
         Case({"mode": "paper", "allow_insecure": True, "expose": "nothing"}, CROWD),

@@ -74,6 +74,7 @@ JOBS: dict[str, list[Played]] = {
     "fedxgb": [
         Played({"n_estimators": 1}),
         Played({"comparison": "shamir"}),
+        Played({"expose": "model", "validation_fraction": 0.3}),
         Played({"expose": "model"}),
         Played({"expose": "paper", "allow_insecure": True}),
         Played({**PAPER, "expose": "model"}),

@@ -264,7 +264,7 @@ _NOT_NEEDED = {
     **dict.fromkeys(
         ("validation_fraction", "early_stopping"),
         "rows to watch are named by fit(..., eval_set=(X, y)), or kept back by "
-        "FederBoostHorizontal(validation_fraction=0.2)",
+        "FederBoostHorizontal or FedXGB(validation_fraction=0.2)",
     ),
     **dict.fromkeys(("group", "groups", "qid", "eval_group", "eval_qid"), "only GBDTRanker.fit takes groups, as qid"),
     **dict.fromkeys(

@@ -90,7 +90,7 @@ def test_metrics_of_counts_are_those_of_scores_in_the_middle_of_their_bins(rows)
 def test_errors_of_numbers_from_tiny_to_huge_are_counted_in_quarters_of_an_octave():
     y = 2.0 ** np.arange(-50, 50)
     rows = LabelledRows(None, y)
-    cells = ScoreCells.of(make_objective("squared_error", y, None), None, Schema((), (), {}), None)
+    cells = ScoreCells.of(make_objective("squared_error", y, None), Schema((), (), {}), None)
     counts = cells.count(rows, np.zeros((len(y), 1)))
     # the first and the last bin have all that is beyond
     assert counts.tolist() == [11, *([0, 0, 0, 1] * 79), 0, 0, 10]

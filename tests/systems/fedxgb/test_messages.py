@@ -14,8 +14,9 @@ from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.secfind import Crowd
 
 ORDERS = {
-    (expose, kind): order(FedXGB(expose=expose, allow_insecure=True))
+    (expose, kind, back): order(FedXGB(expose=expose, allow_insecure=True, validation_fraction=back))
     for expose in (None, "nothing", "paper", "model")
+    for back in (None, 0.2)
     for kind, order in {"user": user_order, "edge": edge_order}.items()
 }
 

@@ -138,10 +138,10 @@ def leader(inputs: RoleInput[FederBoostHorizontal]) -> ModelPart:
         inputs.observers.round_finished(done, own.part)
 
     inputs.observers.round_finished(forest.rounds, own.part)
-    back, has_rows = None if held_out is None else own.held_back(inputs, held_out, noise), inputs.data is not None
-    of_all = None
+    back, of_all = None if held_out is None else own.held_back(inputs, held_out, noise), None
     if back is not None:
-        of_all = SummedMetrics(collector, back, steps.flush, has_rows=has_rows, sigma=noise.scores)
+        mine = None if inputs.data is None else back
+        of_all = SummedMetrics(collector, back.cells, back.looks, mine, steps.flush, noise.scores)
     # early stopping goes by the last of them
     evals: list[WatchedRows] = [] if of_all is None else [of_all]
     evals += [watched(of, own.part.splits, threads) for of in watching]

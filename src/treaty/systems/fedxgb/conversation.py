@@ -53,6 +53,7 @@ from treaty.systems.fedxgb.messages import (
 from treaty.systems.fedxgb.options import PAPER_LEAKS, FedXGB, check_edges, domains
 from treaty.systems.fedxgb.paper import HiddenThresholds, PaperDomainSums, PaperUserSums, ShownSplits, Sides, paper_mode
 from treaty.systems.fedxgb.secfind import ATTEMPTS, Crowd, DomainSums, UserSums
+from treaty.systems.horizontal.held_out import HeldOutRequest
 from treaty.systems.horizontal.members import Membership, SumRules, TranscriptDigest
 from treaty.systems.horizontal.quantiles import CommonBins, Count, FoundBins, ProbeRequest, unpack_bins
 from treaty.systems.horizontal.rows import (
@@ -92,7 +93,7 @@ def user_order(options: FedXGB) -> Table:
         "begun": {Domain: "domain"},
         "domain": {Cohort: "domain", Count: "counted"},
         **{state: {Cohort: state, Call: state, **after} for state, after in _SEARCH.items()},
-        **_between(options),
+        **_between(options, Cohort, Call),
         **trees[options.exposes],
     }
 
@@ -111,17 +112,24 @@ def edge_order(options: FedXGB) -> Table:
     return {
         "domain": {Count: "counted"},
         **{state: {Sum: state, **after} for state, after in _SEARCH.items()},
-        **_between(options),
+        **_between(options, Sum),
         **trees[options.exposes],
     }
 
 
-def _between(options: FedXGB) -> Table:
+def _between(options: FedXGB, *of_sums: type[Message]) -> Table:
+    """Return what may come before and between trees; `of_sums` are messages about a sum."""
     shares_rows = options.exposes == "nothing"
+    after: dict[type[Message], str] = {RoundStart: "tree", TrainingEnd: "over"}
+    counts: Table = {
+        "between trees": {**after, HeldOutRequest: "counting"},
+        "counting": {**after, **dict.fromkeys(of_sums, "counting")},
+    }
     return {
         "bins": {RowSummary: "rows" if shares_rows else "between trees"},
         "rows": {RowOwners: "between trees"},
-        "between trees": {RoundStart: "tree", TrainingEnd: "over"},
+        "between trees": after,
+        **(counts if options.holds_out_rows else {}),
     }
 
 
@@ -166,7 +174,7 @@ class ServerLimits:
     def take(self, message: Message) -> None:
         """Count a message that is not about sums; PeerProtocolError for more than the job's options allow."""
         match message:
-            case Count() | LabelUnits() | TrainingStart():
+            case Count() | LabelUnits() | TrainingStart() | HeldOutRequest():
                 self.sums.due()
             case ProbeRequest():
                 self.probes += 1

@@ -79,6 +79,11 @@ class FedXGB(SystemOptions):
     max_queries : int or None, default None
         With ``expose="nothing"``: how many rows of each user the finished model predicts on shares, over all runs, as
         edge servers count them. None is 100.
+    validation_fraction : float or None, default None
+        Share of its rows, more than 0 and less than 1, that each user keeps out of training, as in
+        `FederBoostHorizontal`: the server watches metrics of their counts by score and label. Not in paper mode.
+    validation_group : str or None, default None
+        Column of categories by which rows kept back are counted, too. Needs `validation_fraction`.
     """
 
     system: ClassVar[str] = "fedxgb"
@@ -94,6 +99,17 @@ class FedXGB(SystemOptions):
     comparison: Comparison | None = None
     committee: Annotated[int, msgspec.Meta(ge=3)] | None = None
     max_queries: AtLeastOne | None = None
+    validation_fraction: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
+    validation_group: str | None = None
+
+    @property
+    def holds_out_rows(self) -> bool:
+        return self.validation_fraction is not None
+
+    def most_rows(self, trained: int) -> int:
+        """Return how many rows a user may have, if all users train on so many."""
+        # which rows a user keeps back is drawn: it may be more than its share
+        return trained if self.validation_fraction is None else 100 + int(2 * trained / (1 - self.validation_fraction))
 
     @property
     def exposes(self) -> Literal["nothing", "paper", "model"]:
@@ -142,6 +158,10 @@ class FedXGB(SystemOptions):
         common.refuse_leaves("users add up the sums of all slots of a level")
         common.refuse_outputs("users grow one tree for each class in a round")
         check_consent(self)
+        if self.validation_group is not None and self.validation_fraction is None:
+            raise ConfigError("validation_group goes with validation_fraction; give both or leave the group out")
+        if self.holds_out_rows and self.mode == "paper":
+            raise ConfigError('the published form, mode="paper", keeps no rows back; leave validation_fraction out')
         if self.dropout_period is not None and self.dropout is None:
             raise ConfigError("dropout_period says how often dropout loses users; give dropout, or leave it out")
         if self.feature_sample is not None and common.colsample_bytree < 1.0:

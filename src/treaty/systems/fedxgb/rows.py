@@ -14,10 +14,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.crypto.sharing.secure_aggregation import RoundVoid
 from treaty.data.binning import Bins
 from treaty.data.table import Schema
 from treaty.errors import ConfigError, PeerProtocolError
-from treaty.machine.arrays import Flags, Floats, Int32s, Integers, Words
+from treaty.machine.arrays import Flags, Floats, Integers, Words
 from treaty.messaging.messages import Array, Message, view
 from treaty.models.checkpoints import Checkpoint
 from treaty.systems.fedxgb import messages
@@ -29,10 +30,11 @@ from treaty.systems.fedxgb.pieces import send_pieces_or_leave_out
 from treaty.systems.fedxgb.secfind import Crowd
 from treaty.systems.fedxgb.secpred import HiddenModel, HolderRows, SharedRows, layout_of
 from treaty.systems.fedxgb.shares import Dealer, shares_of
+from treaty.systems.horizontal.held_out import HeldOutRequest, ScoreCells, SummedMetrics, chosen
 from treaty.systems.horizontal.quantiles import CommonBins, FoundBins, agreed_objective, sent_clips, unpack_bins
 from treaty.systems.horizontal.rows import own_seed
 from treaty.systems.system import LabelledRows, RoleInput
-from treaty.trees.boosting import draw
+from treaty.trees.boosting import Forest, draw
 from treaty.trees.ensemble import SplitTable, Tree
 from treaty.trees.objectives import Objective
 from treaty.trees.slots import Cells, SlotShard, SlotSplits
@@ -78,6 +80,28 @@ def server_model(inputs: RoleInput[FedXGB], crowd: Crowd, found: FoundBins) -> M
     users = [[name for name, edge in inputs.roles.edges.items() if edge in of.domains] for of in committees]
     crowd.broadcast(messages.RowOwners(hidden.row_owners(users)))
     return hidden
+
+
+class CrowdMetrics(SummedMetrics):
+    """The rows kept back, as the server watches them; without a cohort the metrics are those of before."""
+
+    def measure(self, forest: Forest, new: Sequence[Tree]) -> dict[str, float]:
+        """Have all users count their rows; return the metrics."""
+        try:
+            return super().measure(forest, new)
+        except RoundVoid as void:
+            logger.warning("rows kept back are not counted after round %d: %s", forest.rounds, void)
+            return self._known
+
+
+def watched_by_server(
+    inputs: RoleInput[FedXGB], crowd: Crowd, objective: Objective, schema: Schema
+) -> CrowdMetrics | None:
+    """Return the eval set of rows that users keep back; None if they keep none."""
+    if not inputs.options.holds_out_rows:
+        return None
+    cells = ScoreCells.of(objective, schema, inputs.options.validation_group)
+    return CrowdMetrics(crowd, cells, range(1, inputs.common.most_rounds + 1))
 
 
 def resend_trees(
@@ -181,9 +205,9 @@ class EdgeRows:
         edges, options, homes = inputs.roles.having("edge"), inputs.options, inputs.roles.edges
         found = unpack_bins(bins, schema, inputs.common.bin_limits, server)
         may_miss = view(summary.may_miss, np.bool_, (len(found.n_bins),), peer=server, what="RowSummary.may_miss")
-        layout = layout_of(found, may_miss)
+        layout, most = layout_of(found, may_miss), options.most_rows(summary.n_rows)
         if options.exposes == "paper":
-            self._seen = SeenRows(party, edges, server, users, layout, summary.n_rows, self._patience)
+            self._seen = SeenRows(party, edges, server, users, layout, most, self._patience)
             return
         held: dict[str, int] = {}
         for of in [of for of in committees_of(options, edges) if party.name in of.edges]:
@@ -193,7 +217,7 @@ class EdgeRows:
                 continue
             hidden = HolderRows(party, server, shares, inputs.threads if inputs.alone else 1)
             own = [name for name in users if homes.get(name) in of.domains]
-            came = hidden.receive(own, summary.n_rows, self._patience)
+            came = hidden.receive(own, most, self._patience)
             held |= hidden.take(self._known(came, resumed=resumed))
             self._parts.append((of, hidden))
         self._domain.only(party.peers)
@@ -269,13 +293,15 @@ class UserRows:
 
     `fits` says whether sums may contain them. They may not if the user was away when bounds and missing values were
     counted, and has larger gradients or weights, or missing values in a column where no other user has any. Then its
-    rows go down the trees and are part of no sum. `rounds` counts rounds that have begun.
+    rows go down the trees and are part of no sum. Rows kept `back`, bool (n_rows,), are counted alone. `rounds` counts
+    rounds that have begun.
     """
 
     def __init__(
         self,
         inputs: RoleInput[FedXGB],
         rows: LabelledRows,
+        back: Flags,
         objective: Objective,
         agreed: CommonBins,
         summary: messages.RowSummary,
@@ -283,7 +309,8 @@ class UserRows:
     ) -> None:
         self._inputs, self._party, self._common = inputs, inputs.party, inputs.common
         self._edge = edge = inputs.roles.edges[inputs.party.name]
-        if summary.n_rows < rows.table.n_rows:
+        self._back, self._kept, self._trained = back, chosen(rows, back), np.flatnonzero(~back).astype(np.int32)
+        if summary.n_rows < len(self._trained):
             raise self._wrong("the number of all users' rows, not fewer than this user has")
         options, schema = inputs.options, rows.table.schema
         bins = unpack_bins(agreed, schema, self._common.bin_limits, edge)
@@ -299,10 +326,11 @@ class UserRows:
         # missing values in a column in which no counted user has any: sums have no cell for them
         unknown = (codes == bins.n_bins) & ~may_miss
         # larger gradients than agreed would overflow the sums' cells
-        self.fits = own == objective and not unknown.any()
+        self.fits = own == objective and not unknown[self._trained].any()
         codes = np.where(unknown & options.hides_model, bins.n_bins - 1, codes).astype(np.uint8)
         cells = Cells.of(bins.offsets, may_miss, summary.n_rows, common)
-        self.shard = SlotShard(codes, rows.y, rows.weight, common, cells)
+        self.shard, self._objective = SlotShard(codes, rows.y, rows.weight, common, cells), common
+        self._counts: Integers | None = None  # of rows kept back, when they are asked for
         self._seed = own_seed(self._common.random_state, self._party.name)
         self._n_features, self.rounds, self._void, self._depth = len(schema.names), 0, 0, 0
         self._path: ComparedRows | SharedRows | None = None  # down trees that users do not know
@@ -315,12 +343,14 @@ class UserRows:
 
     def vector(self) -> Integers:
         """Return this user's part of the next sum, int64 (length,)."""
+        if self._counts is not None:
+            return self._counts
         if self._depth >= self._common.depth:
             raise self._wrong("sums of no deeper levels than the job's")
         return self.shard.level(self._depth)
 
     def take(self, message: Message) -> None:
-        """Begin a round, go down a level or add leaf values, as a message says."""
+        """Begin a round, go down a level, add leaf values or count rows kept back, as a message says."""
         trees = len(self.shard.margins)
         match message, self._path:
             case messages.RowOwners(), _:
@@ -332,6 +362,12 @@ class UserRows:
                 self._decide(message)
             case messages.Values(), _:
                 self._finish(message)
+            case HeldOutRequest(), _:
+                if message.rounds != self.rounds:
+                    raise self._wrong(f"counts after round {self.rounds}")
+                kept, group = self._kept, self._inputs.options.validation_group
+                predicted = self._objective.predictions(self.shard.margins[:, self._back].T)
+                self._counts = ScoreCells.of(self._objective, kept.table.schema, group).count(kept, predicted)
             case ShownSplits(), ComparedRows() as path:
                 path.compare(message, self.shard.slots, 1 << self._depth)
             case Sides(), ComparedRows() as path:
@@ -353,14 +389,13 @@ class UserRows:
         of_trees = np.split(columns, ends[:-1])
         if any(np.any(np.diff(c) <= 0) or c[0] < 0 or c[-1] >= self._n_features for c in of_trees):
             raise self._wrong("ascending numbers of existing columns")
-        n_rows = len(shard.margins[0])
         # drawn by each user for itself, the same again if the round is repeated
-        samples: list[Int32s | None] = [None] * len(of_trees)
-        if common.subsample < 1.0 and n_rows > 0:
-            seeds = [[self._seed, self.rounds - 1, output] for output in range(len(of_trees))]
-            samples = [draw(np.random.default_rng(seed), n_rows, common.subsample) for seed in seeds]
+        samples, of_all = [self._trained] * len(of_trees), len(self._trained)
+        if common.subsample < 1.0 and of_all > 0:
+            rngs = [np.random.default_rng([self._seed, self.rounds - 1, output]) for output in range(len(of_trees))]
+            samples = [self._trained[draw(rng, of_all, common.subsample)] for rng in rngs]
         shard.start_round(of_trees, samples)
-        self._depth = 0
+        self._depth, self._counts = 0, None
         drop_earlier_files(self._inputs.keeper, self._inputs.model_id, self.rounds)
 
     def _decide(self, splits: messages.KnownSplits) -> None:

@@ -15,7 +15,8 @@ trees; a key authority T (`authority`). Output: the model, at the server alone. 
 6. SecFind on each level (`secfind`): the sum over all users of grad, hess and rows by slot, column and bin; its splits.
 7. SecPred on each level (`secpred`): all rows go down. Users learn the slots of their own rows, or all splits
    (`expose`).
-8. The leaf values; each user adds those of its rows to its margins, which give the next round's gradients.
+8. The leaf values; each user adds those of its rows to its margins, which give the next round's gradients. With
+   ``validation_fraction`` a sum of the rows kept back follows, by score and label.
 
 Adversary: honest but curious; server and edge servers do not collude with each other, nor an edge server with a third
 of its domain, nor the server with two users of a domain (`group_size` - 1, if that is given), who together find sums of
@@ -49,8 +50,9 @@ from treaty.systems.fedxgb.cohorts import drop_earlier_files
 from treaty.systems.fedxgb.domain import Credentials, authority_of, patience_of
 from treaty.systems.fedxgb.options import FedXGB, check_edges
 from treaty.systems.fedxgb.paper import HiddenThresholds, Sides, paper_mode
-from treaty.systems.fedxgb.rows import EdgeRows, Model, UserRows, resend_trees, server_model
+from treaty.systems.fedxgb.rows import EdgeRows, Model, UserRows, resend_trees, server_model, watched_by_server
 from treaty.systems.fedxgb.secfind import Crowd, find_splits, give_domain_sum
+from treaty.systems.horizontal.held_out import chosen, drawn_back
 from treaty.systems.horizontal.members import TranscriptDigest
 from treaty.systems.horizontal.quantiles import (
     MOST_ROUNDS,
@@ -67,7 +69,7 @@ from treaty.systems.observers import TreeOpened, VectorGiven
 from treaty.systems.pooled.constraints import constraints_of
 from treaty.systems.pooled.system import watched
 from treaty.systems.system import RoleInput
-from treaty.trees.boosting import BoostingPlan, Forest, Rounds
+from treaty.trees.boosting import BoostingPlan, Forest, Rounds, WatchedRows
 from treaty.trees.ensemble import SplitTable, Tree
 from treaty.trees.slots import Cells, SlotTree
 
@@ -140,7 +142,10 @@ def server(inputs: RoleInput[FedXGB]) -> ModelPart:
         inputs.observers.round_finished(done, part)
 
     inputs.observers.round_finished(forest.rounds, part)
-    watching, void = [watched(e, part.splits, inputs.threads) for e in evals], 0
+    back, void = watched_by_server(inputs, crowd, found.objective, schema), 0
+    # early stopping goes by the last of them
+    watching: list[WatchedRows] = [] if back is None else [back]
+    watching += [watched(e, part.splits, inputs.threads) for e in evals]
     rounds = Rounds(
         forest, common.most_rounds, eval_sets=watching, early_stopping_rounds=common.early_stopping_rounds,
         early_stopping_min_delta=common.early_stopping_min_delta, metrics=common.metrics, after_round=after_round,
@@ -159,6 +164,7 @@ def server(inputs: RoleInput[FedXGB]) -> ModelPart:
                     rounds.stop()
                     break
     crowd.broadcast(messages.TrainingEnd())
+    part.held_out = None if back is None else back.result(forest.rounds)
     return part
 
 
@@ -286,14 +292,16 @@ def user(inputs: RoleInput[FedXGB]) -> Floats:
     party, edge = inputs.party, inputs.roles.edges[inputs.party.name]
     joined = conversation.join_domain(inputs, edge)  # steps 1 to 3
     rows, sums = joined.rows, joined.sums
-    labels = OwnLabels(inputs, rows, joined.task.classes, edge)
+    back = drawn_back(len(rows.y), inputs.options.validation_fraction or 0.0, party.name)
+    trained = chosen(rows, ~back)
+    labels = OwnLabels(inputs, trained, joined.task.classes, edge)
     instructions = conversation.Instructions(inputs, edge, sums)
-    answers = SearchAnswers(inputs, rows, labels, edge, exact=inputs.options.exact_bins)
+    answers = SearchAnswers(inputs, trained, labels, edge, exact=inputs.options.exact_bins)
     while not isinstance(bins := instructions.next(), CommonBins):
         instructions.vector = answers.vector(bins)
     summary = instructions.next()
     assert isinstance(summary, messages.RowSummary)
-    own = UserRows(inputs, rows, labels.starting(bins.start, "CommonBins"), bins, summary, joined.seed)
+    own = UserRows(inputs, rows, back, labels.starting(bins.start, "CommonBins"), bins, summary, joined.seed)
     instructions.vector = own.vector
     inputs.observers.round_finished(0, None)
     while not isinstance(message := instructions.next(), messages.TrainingEnd):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import permutations, product
 from typing import Any
 
@@ -26,6 +27,7 @@ from treaty.systems.fedxgb.options import (
 from treaty.systems.fedxgb.prediction import QueryRecord, queries_folder
 from treaty.systems.fedxgb.secboost import edge, server, user
 from treaty.systems.horizontal import leakage
+from treaty.systems.horizontal.held_out import HeldOutRequest
 from treaty.systems.horizontal.masked_sums import MaskedInput, PassedShares, SealedShares
 from treaty.systems.leakage import Route, Routes, Stage, When, between, routes
 from treaty.systems.pooled.options import BoostingOptions
@@ -44,6 +46,8 @@ _NOTHING = When('expose="nothing"', lambda options, common: options.exposes == "
 _SHOWN = When('expose="paper"', lambda options, common: options.exposes == "paper")
 _MODEL = When('expose="model"', lambda options, common: options.exposes == "model")
 _NOT_HIDDEN = When('expose="model" or "paper"', lambda options, common: options.exposes != "nothing")
+_KEPT_BACK = When("validation_fraction", lambda options, common: options.holds_out_rows)
+_NONE_KEPT_BACK = When("without validation_fraction", lambda options, common: not options.holds_out_rows)
 _ROW_SHARES = Route(pieces.RowShares, _USER, _EDGE, reference=_COLLUDE)
 _ROW_COUNTS = Route(messages.RowCounts, _EDGE, _EDGE)
 _SHARED = Route(shares.SharedNumbers, _EDGE, _EDGE, reference=_COLLUDE)
@@ -87,7 +91,8 @@ _SUMS = routes(
         when=_SAFE,
     ),
     Route(messages.AbsenceNotice, _USER, _EDGE),
-    leakage.input_routes(_EDGE, _SERVER, "group_size, min_child_samples", _SAFE),
+    leakage.input_routes(_EDGE, _SERVER, "group_size, min_child_samples", _SAFE & _NONE_KEPT_BACK),
+    leakage.input_routes(_EDGE, _SERVER, "group_size, validation_fraction", _KEPT_BACK, "held_out"),
     Route(MaskedInput, _EDGE, _SERVER, "paper", when=_PAPER),
     Route(messages.SurvivorReport, _EDGE, _SERVER),
     reference="Liu et al., ICDCS 2020, SecBoost; docs/fedxgb.md, How a sum is opened",
@@ -114,6 +119,7 @@ def _to_all(sender: tuple[str, ...], receiver: tuple[str, ...]) -> Routes:
         Route(paper.ShownSplits, sender, receiver, when=_SHOWN),
         Route(messages.KnownSplits, sender, receiver, when=_MODEL),
         Route(messages.Values, sender, receiver, when=_NOT_HIDDEN),
+        Route(HeldOutRequest, sender, receiver, when=_KEPT_BACK),
         Route(messages.TrainingEnd, sender, receiver),
         reference="docs/fedxgb.md, What users learn of the model",
     )
@@ -259,6 +265,8 @@ def conclusions(roles: Roles, options: FedXGB, common: BoostingOptions, part: Mo
     }
     found_by_server, found_by_others = leakage.learned_in_search(options, common)
     learned["server"][1:1] = found_by_server
+    if options.holds_out_rows:
+        learned["server"].insert(1, leakage.kept_back(options, "after each round", 256))
     for role in ("edge", "user"):
         learned[role] += found_by_others
     if common.fewest_rows < 20:
@@ -362,6 +370,9 @@ def expected(roles: Roles, options: FedXGB, common: BoostingOptions, shape: Shap
     found, server, edges = Expected(), roles.active, roles.having("edge")
     trees = Trees.of(common, shape, shape.rows * len(roles.owners))
     sums = leakage.sums_of_rows(common, shape, trees, exact=options.exact_bins)
+    if options.holds_out_rows:
+        # two labels by bins of scores
+        sums = replace(sums, numbers=sums.numbers + 512.0 * common.most_rounds, sums=sums.sums + common.most_rounds)
     users_of = domains(roles)
     for edge_server, users in users_of.items():
         beside = sums.sums * (_OF_A_SUM + _OF_A_NEIGHBOUR * len(users))

@@ -68,14 +68,20 @@ def divided(
     """
     if share is None:
         return rows, None
+    back = drawn_back(rows.table.n_rows, share, name, noisy=noisy)
+    return chosen(rows, ~back), chosen(rows, back)
+
+
+def drawn_back(n_rows: int, share: float, name: str, *, noisy: bool = False) -> Flags:
+    """Return which of its rows a participant keeps back, as `divided` does."""
     # fixed draws would give a row's coin to the next one where a row is removed, and so change many rows' places
     seed = None if noisy else own_seed(0, f"{name} keeps back")
-    back = np.random.default_rng(seed).random(rows.table.n_rows) < share
+    back = np.random.default_rng(seed).random(n_rows) < share
     back &= noisy or not back.all()
-    return _chosen(rows, ~back), _chosen(rows, back)
+    return back
 
 
-def _chosen(rows: LabelledRows, which: Flags) -> LabelledRows:
+def chosen(rows: LabelledRows, which: Flags) -> LabelledRows:
     weight = None if rows.weight is None else rows.weight[which]
     return replace(rows, table=rows.table.rows(which), y=rows.y[which], weight=weight)
 
@@ -95,18 +101,14 @@ class ScoreCells:
 
     @classmethod
     def of(
-        cls,
-        objective: Objective,
-        classes: Sequence[object] | None,
-        schema: Schema,
-        group: str | None,
-        noisy: tuple[int, float] | None = None,
+        cls, objective: Objective, schema: Schema, group: str | None, noisy: tuple[int, float] | None = None
     ) -> ScoreCells:
         """Return the cells of a job; ConfigError unless `group` names a column of categories.
 
         With noise `noisy` has `n_bins` and `most` of the cells.
         """
-        kind: Kind = "numbers" if classes is None else "two classes" if objective.n_outputs == 1 else "classes"
+        two: Kind = "two classes" if objective.n_outputs == 1 else "classes"
+        kind: Kind = two if objective.takes == "classes" else "numbers"
         of_scores = noisy or (_ERRORS if kind == "numbers" else _ODDS)
         if group is None:
             return cls(kind, ("",), None, *of_scores)
@@ -229,24 +231,27 @@ class HeldBack:
 class SummedMetrics:
     """The rows kept back as the leader watches them: an eval set whose metrics come from sums over all participants.
 
-    Between two of the looks, the metrics are those of the last one. `flush` sends participants the trees that they do
-    not have yet; `sigma` is the standard deviation of the noise of a count.
+    `own` are the leader's own rows, if it has any. Between two of the `looks`, the metrics are those of the last one.
+    `flush` sends participants the trees that they do not have yet; `sigma` is the standard deviation of the noise of a
+    count.
     """
 
     name = VALIDATION
 
     def __init__(
-        self, sums: SumOpener, own: HeldBack, flush: Callable[[], None], *, has_rows: bool, sigma: float = 0.0
-    ) -> None:
-        self._sums, self._own, self._flush, self._has_rows, self._sigma = sums, own, flush, has_rows, sigma
+        self, sums: SumOpener, cells: ScoreCells, looks: Collection[int], own: HeldBack | None = None,
+        flush: Callable[[], None] = lambda: None, sigma: float = 0.0,
+    ) -> None:  # fmt: skip
+        self._sums, self._cells, self._looks, self._own = sums, cells, looks, own
+        self._flush, self._sigma = flush, sigma
         self._counts: dict[int, Integers] = {}
         # whichever decides about early stopping
-        self._decides = METRICS[own.cells.kind][-1]
-        self._known: dict[str, float] = {}
+        self._decides = METRICS[cells.kind][-1]
+        self._known = dict.fromkeys(METRICS[cells.kind], float("nan"))
 
     def begin(self, forest: Forest, metrics: Sequence[str]) -> Sequence[str]:
         """Return the metrics of each round; ConfigError for one that counts do not give."""
-        known = METRICS[self._own.cells.kind]
+        known = METRICS[self._cells.kind]
         if unknown := [name for name in metrics if name not in known]:
             raise ConfigError(
                 f"expected eval_metric of {', '.join(known)} with validation_fraction, got {unknown[0]!r}"
@@ -256,12 +261,11 @@ class SummedMetrics:
 
     def measure(self, forest: Forest, new: Sequence[Tree]) -> dict[str, float]:
         """Have all participants count their rows, if it is time; return the metrics."""
-        if forest.rounds not in self._own.looks:
+        if forest.rounds not in self._looks:
             return self._known
         self._flush()
         self._sums.broadcast(HeldOutRequest(forest.rounds))
-        cells = self._own.cells
-        own = self._own.counts() if self._has_rows else None
+        cells, own = self._cells, None if self._own is None else self._own.counts()
         counts = self._sums.total(int(np.prod(cells.shape)), own).reshape(cells.shape)
         self._counts[forest.rounds] = counts
         self._known = {name: metric(name, cells, self._of_all(counts)) for name in METRICS[cells.kind]}
@@ -279,7 +283,7 @@ class SummedMetrics:
 
         Groups are left out whose rows the noise hides.
         """
-        counts, cells = self._counts.get(rounds), self._own.cells
+        counts, cells = self._counts.get(rounds), self._cells
         if counts is None:
             return None
         groups = {} if cells.column is None else dict(zip(cells.groups, counts, strict=True))

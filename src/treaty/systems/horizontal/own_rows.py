@@ -84,11 +84,10 @@ class OwnRows:
 
     def held_back(self, inputs: RoleInput[Any], rows: LabelledRows, noise: SumNoise) -> HeldBack:
         """Return own rows that were kept back, as they are counted after rounds."""
-        leaves, classes, scores = noise.leaves, self.forest.classes, None
+        leaves, scores, group = noise.leaves, None, inputs.options.validation_group
         if leaves is not None:
             scores = NOISY_ODDS if leaves.half_range is None else (NOISY_ERRORS, leaves.half_range)
-        group = inputs.options.validation_group
-        cells = ScoreCells.of(self.forest.objective, classes, self.part.schema, group, scores)
+        cells = ScoreCells.of(self.forest.objective, self.part.schema, group, scores)
         when = looks(inputs.options, inputs.common)
         return HeldBack(rows, cells, self.forest, self.part.splits, when, inputs.threads, noise.on_scores)
 
