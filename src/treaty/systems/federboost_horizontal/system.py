@@ -65,7 +65,8 @@ def _of_all(options: FederBoostHorizontal, common: BoostingOptions) -> list[str]
         learned.append(
             f"of any single row no more, from sums and model together, than ({options.epsilon_total:g}, "
             f"{options.delta or DEFAULT_DELTA:g}) differential privacy lets through (sent without noise: names "
-            "of columns, their categories, classes, and whether rows are those of an earlier training)"
+            "of columns, their categories, which are empty or have numbers beyond float32, classes, and whether rows "
+            "are those of an earlier training)"
             + ("; each row is trained on or counted, whatever other rows there are" if options.holds_out_rows else "")
         )
     return learned
