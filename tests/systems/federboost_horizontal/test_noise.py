@@ -6,6 +6,7 @@ import threading
 from dataclasses import replace
 from itertools import combinations
 
+import msgspec
 import numpy as np
 import pytest
 import xgboost
@@ -16,6 +17,7 @@ from flat import flat
 from marks import slow
 from systems.federboost_horizontal.playing import dealt, member, options_of, train
 from tables import real_table, with_categories, with_gaps
+from treaty.data import noisy_quantiles
 from treaty.errors import ConfigError, PeerProtocolError, TreatyError
 from treaty.messaging.messages import Array
 from treaty.models.checkpoints import Keeper
@@ -27,7 +29,7 @@ from treaty.systems.federboost_horizontal.trees import StepSender, TreeStep
 from treaty.systems.horizontal import noisy_rounds, random_trees
 from treaty.systems.horizontal.members import Collector
 from treaty.systems.horizontal.noisy_rounds import LeafMember, RandomStep
-from treaty.systems.horizontal.quantiles import Count
+from treaty.systems.horizontal.quantiles import CommonBins, Count, ProbeRequest
 from treaty.systems.horizontal.random_trees import LeafNoise, LeafShard
 from treaty.systems.horizontal.sum_noise import OF_OPENING, OF_SEARCH, SumNoise, declared, plan_noise, within_declared
 from treaty.systems.pooled.system import loss_of
@@ -385,6 +387,20 @@ def test_steps_that_do_not_fit_are_refused(monkeypatch, binary, change, words):
         train(parts, options_of(epsilon_total=5.0, **QUICK), classes)
 
 
+def test_a_member_takes_no_bounds_but_those_of_the_job(monkeypatch, binary):
+    """Larger ones hold for all rows, too, but noise was planned for these."""
+    parts, _, classes = binary
+
+    def lie(self, message, broadcast=Collector.broadcast):
+        broadcast(
+            self, msgspec.structs.replace(message, weight_bound=2.0) if isinstance(message, CommonBins) else message
+        )
+
+    monkeypatch.setattr(Collector, "broadcast", lie)
+    with pytest.raises(PeerProtocolError, match="bounds of gradients"):
+        train(parts, options_of(epsilon_total=5.0, **QUICK), classes)
+
+
 def test_a_member_answers_no_round_that_is_not_paid_for(monkeypatch, binary):
     parts, _, classes = binary
     longer = roles.Rounds
@@ -418,6 +434,43 @@ def test_a_member_answers_no_second_search_and_no_sums_of_nodes(monkeypatch, bin
             patched.setattr(Collector, "broadcast", lie)
             with pytest.raises(TreatyError):
                 train(parts, options_of(epsilon_total=5.0, **QUICK), classes)
+
+
+def test_a_member_answers_no_probes_that_are_not_paid_for(monkeypatch, binary):
+    parts, _, classes = binary
+    monkeypatch.setattr(noisy_quantiles, "ROUNDS", 6)
+    with pytest.raises(PeerProtocolError, match="expected the bins instead of more probes"):
+        train(parts, options_of(epsilon_total=5.0, **QUICK), classes)
+
+
+def test_a_lost_member_is_no_reason_for_a_second_search(monkeypatch):
+    parts, _, classes = dealt("binary", 5)
+    broadcast, probed, errors = Collector.broadcast, [], {}
+
+    def again(self, message):
+        if isinstance(message, ProbeRequest):
+            probed.append(message)
+            # the others learn of the loss with the first sum, and the second one begins a search
+            if len(probed) == 1:
+                self._leave_out("p2")
+            elif len(probed) == 2:
+                message = Count()
+        broadcast(self, message)
+
+    def kept(party):
+        try:
+            member(party, parts, options_of(epsilon_total=5.0, dropout="accept", **QUICK), classes)
+        except TreatyError as error:
+            errors[party.name] = str(error)
+            raise
+
+    monkeypatch.setattr(Collector, "broadcast", again)
+    with pytest.raises(TreatyError):
+        train(
+            parts, options_of(epsilon_total=5.0, dropout="accept", **QUICK), classes, timeout=4.0,
+            roles=dict.fromkeys(("p1", "p2", "p3", "p4"), kept),
+        )  # fmt: skip
+    assert all("the search restarts although noise is for one search" in errors[name] for name in ("p1", "p3", "p4"))
 
 
 def test_options_of_a_job_reach_the_system():

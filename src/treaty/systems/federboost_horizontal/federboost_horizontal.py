@@ -286,7 +286,8 @@ def answer_search(
         if isinstance(asked, quantiles.Count):
             # the budget of noise is for one search
             if sums.member.present == cohort or (cohort and noise.budget is not None):
-                raise PeerProtocolError(leader, f"the search restarts although no member was lost - from {leader}")
+                why = "no member was lost" if noise.budget is None else "noise is for one search"
+                raise PeerProtocolError(leader, f"the search restarts although {why} - from {leader}")
             cohort = sums.member.present
         sums.give(answers.vector(asked)())
     bins = quantiles.unpack_bins(asked, setup.schema, inputs.common.bin_limits, leader)
