@@ -70,6 +70,15 @@ def test_metrics_are_those_of_the_rows_kept_back_and_trees_those_of_the_others(t
             assert found["auc"] == pytest.approx(metrics.roc_auc_score(kept_y, p[:, 1]), abs=0.01)
 
 
+def test_weights_stay_with_their_rows():
+    X, y = real_table("binary", rows=300)
+    weight = np.random.default_rng(0).choice([0.25, 1.0, 3.0], len(y))
+    rows = {name: (X[k::3], y[k::3], weight[k::3]) for k, name in enumerate(NAMES)}
+    left = {name: tuple(part[~back_of(rows, 0.3)[name]] for part in of) for name, of in rows.items()}
+    model, other = estimator("binary", validation_fraction=0.3).fit(rows), estimator("binary").fit(left)
+    np.testing.assert_array_equal(model.predict_proba(X), other.predict_proba(X))
+
+
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 255)), min_size=2, max_size=60))
 def test_metrics_of_counts_are_those_of_scores_in_the_middle_of_their_bins(rows):
     y, bins = np.array(rows).T
