@@ -59,6 +59,12 @@ def test_what_a_person_pays_is_what_the_ledger_will_say():
     assert forecast(treaty.FedXGBoostLDP(mechanism="duchi"), 0.5, classes=3).epsilon == {"bank": 30.0}
     assert forecast(treaty.FederBoostVertical(), 2.0, columns=(1, 7)).epsilon == {"shop": 14.0}
     assert forecast(treaty.FederBoostVertical(epsilon_person=3.0)).epsilon == {"shop": pytest.approx(3.0)}
+    single = {"shop.age": 0.5, "shop.city": 8.0}
+    own = treaty.FederBoostVertical(epsilon=2.0, column_epsilon=single)
+    assert forecast(own, columns=(1, 7)).epsilon == forecast(own, 2.0, columns=(1, 7)).epsilon == {"shop": 18.5}
+    assert forecast(treaty.FederBoostVertical(epsilon_person=10.0, column_epsilon=single)).epsilon == {
+        "shop": pytest.approx(10.0)
+    }
     more = forecast(treaty.FedXGBoostLDP(mechanism="duchi"), 1.0).lost, forecast(treaty.FedXGBoostLDP(), 1.0).lost
     assert more[0] < more[1]
 

@@ -90,10 +90,12 @@ def forecast(
     paid, unknown, columns = dict[str, float](), 0.0, sum(shape.columns.values())
     for peer in roles.owners:
         if peer != roles.active:
-            of_peer = shape.columns[peer]
-            each = own.value_epsilon if own.epsilon_person is None else own.epsilon_person / max(1, of_peer)
-            paid[peer] = each * of_peer
-            unknown += of_peer / max(1, columns) * (1.0 - chances(own.most_buckets(each), each)[1])
+            # names are known of columns with an epsilon of their own alone
+            named = [name.removeprefix(f"{peer}.") for name in own.column_epsilon or () if name.startswith(f"{peer}.")]
+            names = [*named, *map(str, range(shape.columns[peer] - len(named)))]
+            each = own.epsilons(names, peer, roles.owners).values()
+            paid[peer] = math.fsum(each)
+            unknown += sum(1.0 - chances(own.most_buckets(of), of)[1] for of in each) / max(1, columns)
     # how much of what can be learned is in the noisy columns is not known beforehand
     return Forecast(paid, _USUAL_SHARE * unknown, (0.0, unknown))
 
