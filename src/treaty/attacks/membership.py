@@ -1,29 +1,18 @@
-"""Attacks on membership: by the losses and answers of the finished model, and by repeated alignments.
+"""Attacks on a finished model: membership by its losses, and copies from its answers.
 
 References: Yeom et al., "Privacy Risk in Machine Learning: Analyzing the Connection to Overfitting", 2018 (arXiv
 1709.01604), section 3.1, on rows of small loss. Tramèr et al., "Stealing Machine Learning Models via Prediction APIs",
-2016 (arXiv 1609.02943), section 4, on copies trained on a model's answers. Guo et al., "Birds of a Feather Flock
-Together: How Set Bias Helps to Deanonymize You via Revealed Intersection Sizes", USENIX Security 2022. Jiang, Du, Yan,
-"AnonPSI: An Anonymity Assessment Framework for PSI", NDSS 2024.
+2016 (arXiv 1609.02943), section 4, on copies trained on a model's answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
-
 import numpy as np
-import pyarrow as pa
 from sklearn.ensemble import HistGradientBoostingClassifier
 
 from treaty.attacks.views import Finding, auc_error
-from treaty.errors import ConfigError
-from treaty.estimators.files import align
 from treaty.machine.arrays import Flags, Floats
 from treaty.privacy.leaks import attack_auc
-from treaty.privacy.ledger import MAX_RUNS
-from treaty.systems.alignment.alignment import ResultTo
 
 
 def membership(held: Floats, held_labels: Flags, other: Floats, other_labels: Flags) -> Finding:
@@ -64,55 +53,3 @@ def _trained(x: Floats, labels: Flags) -> HistGradientBoostingClassifier:
         labels = labels.copy()
         labels[0] = ~labels[0]
     return HistGradientBoostingClassifier(random_state=0).fit(x, labels)
-
-
-ATTACKER, PARTNER = "attacker", "partner"
-
-
-def membership_by_alignment(
-    own: Sequence[Any],
-    partners: Sequence[Any],
-    asked: Sequence[Any],
-    *,
-    at_once: int = 1,
-    active: bool = True,
-    result_to: ResultTo = "both",
-    log: Path | None = None,
-    max_runs: int = MAX_RUNS,
-) -> Finding:
-    """Align again and again with some of the ids asked about, and decide for each whether the partner holds it.
-
-    Both parties are played in this process, with the real protocol. The attacker has the list `own`, its partner the
-    list `partners`, with some ids in common; none of the ids `asked` about, so many `at_once`, is in `own`. The
-    attacker is the `active` party, or not; `result_to` says which parties learn the common ids. Both keep run logs in
-    the folder `log`, if there is one, which allow `max_runs` alignments; after the partner refuses, the attacker
-    guesses.
-
-    Return the share of right answers; the baseline is the better of two guesses: that the partner holds all ids, or
-    none. Raise what `treaty.align` raises at the first alignment.
-    """
-    held = np.isin(np.array(asked), np.array(partners))
-    guess = max(held.mean(), 1.0 - held.mean())
-    right = np.full(len(asked), guess)
-    order = [ATTACKER, PARTNER] if active else [PARTNER, ATTACKER]
-    for first in range(0, len(asked), at_once):
-        part = slice(first, first + at_once)
-        lists = {ATTACKER: [*own, *asked[part]], PARTNER: list(partners)}
-        try:
-            common = align(
-                {name: pa.table({"id": lists[name]}) for name in order}, drop_id=False, result_to=result_to, log=log,
-                max_runs=max_runs, n_jobs=1, progress=lambda done, steps: None,
-            )  # fmt: skip
-        except ConfigError:
-            if not first:
-                raise
-            # the partner refuses, as it will the next time
-            break
-        if ATTACKER not in common:
-            # the attacker does not learn the result
-            break
-        right[part] = np.isin(np.array(asked[part]), np.array(common[ATTACKER]["id"].to_pylist())) == held[part]
-    return Finding(
-        attack="repeated alignment (Guo 2022)", party=ATTACKER, target=f"ids of {PARTNER}", measure="share right",
-        score=float(right.mean()), baseline=float(guess), error=float(np.sqrt(guess * (1.0 - guess) / len(asked))),
-    )  # fmt: skip
