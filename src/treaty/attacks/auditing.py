@@ -250,6 +250,48 @@ def compare(
     are scored on the rows `held_back`. `megabytes` is as in `audit`, for each system. `begin` is called with each title
     before its system is played.
     """
+
+    def played(one: Entrant) -> Standing:
+        def rows_of(rows: Rows) -> Any:
+            taken = columns.take(rows)
+            return taken if one.by_row else {party: taken.select(names) for party, names in cut.items()}
+
+        model: Any
+        if one.model == "logistic":
+            model = LogisticRegression(one.options, random_state=0)
+        else:
+            model = GBDTClassifier(one.options, n_estimators=trees, random_state=0)
+        train = np.sort(np.concatenate(list(apart)))
+        started = time.perf_counter()
+        given: tuple[Any, ...] = (rows_of(train), y[train])
+        if one.by_row:
+            parts = [part for rows in apart for part in (np.array_split(rows, _USERS) if one.among_users else [rows])]
+            given = ({f"participant{k + 1}": (columns.take(rows), y[rows]) for k, rows in enumerate(parts)},)
+        done = audit(model, *given, megabytes=megabytes)
+        seconds = min(time.perf_counter() - started, done.model.timings_["total"])
+        sent = done.model.communication_.values()
+        chances, seen = (done.model.predict_proba(rows_of(rows)) for rows in (held_back, train))
+        classes = done.model.classes_
+        right, of_seen = (np.searchsorted(classes, y[rows]) for rows in (held_back, train))
+        found = [
+            *done.findings,
+            membership(
+                seen[np.arange(len(seen)), of_seen], np.ones(len(seen), np.bool_),
+                chances[np.arange(len(chances)), right], np.ones(len(chances), np.bool_),
+            ),
+        ]  # fmt: skip
+        if len(classes) == 2:
+            x, half = to_table(columns.take(held_back)).matrix().astype(np.float64), len(held_back) // 2
+            answers = chances[:, 1]
+            found.append(extraction(x[:half], answers[:half], x[half:], answers[half:], right[:half] == 1))
+        return Standing(
+            title=one.title,
+            auc=float(roc_auc_score(right, chances[:, 1] if len(classes) == 2 else chances, multi_class="ovr")),
+            log_loss=float(log_loss(right, chances, labels=np.arange(len(classes)))), seconds=seconds,
+            megabytes=sum(of["bytes"] for of in sent) / 1e6, messages=sum(of["messages"] for of in sent),
+            findings=sorted(found, key=lambda finding: -finding.advantage),
+        )  # fmt: skip
+
     standings = []
     for one in entrants:
         begin(one.title)
@@ -257,61 +299,10 @@ def compare(
             with warnings.catch_warnings():
                 # the model is trained to be attacked, so warnings about its use do not matter
                 warnings.simplefilter("ignore")
-                standings.append(_played(one, columns, y, cut, apart, held_back, trees, megabytes))
+                standings.append(played(one))
         except TreatyError as error:
             standings.append(Standing(title=one.title, error=str(error)))
     return standings
-
-
-def _played(
-    one: Entrant,
-    columns: Any,
-    y: NDArray[Any],
-    cut: Mapping[str, Sequence[str]],
-    apart: Sequence[Rows],
-    held_back: Rows,
-    trees: int,
-    megabytes: float,
-) -> Standing:
-    def rows_of(rows: Rows) -> Any:
-        taken = columns.take(rows)
-        return taken if one.by_row else {party: taken.select(names) for party, names in cut.items()}
-
-    model: Any
-    if one.model == "logistic":
-        model = LogisticRegression(one.options, random_state=0)
-    else:
-        model = GBDTClassifier(one.options, n_estimators=trees, random_state=0)
-    train = np.sort(np.concatenate(list(apart)))
-    started = time.perf_counter()
-    given: tuple[Any, ...] = (rows_of(train), y[train])
-    if one.by_row:
-        parts = [part for rows in apart for part in (np.array_split(rows, _USERS) if one.among_users else [rows])]
-        given = ({f"participant{k + 1}": (columns.take(rows), y[rows]) for k, rows in enumerate(parts)},)
-    done = audit(model, *given, megabytes=megabytes)
-    seconds = min(time.perf_counter() - started, done.model.timings_["total"])
-    sent = done.model.communication_.values()
-    chances, seen = (done.model.predict_proba(rows_of(rows)) for rows in (held_back, train))
-    classes = done.model.classes_
-    right, of_seen = (np.searchsorted(classes, y[rows]) for rows in (held_back, train))
-    found = [
-        *done.findings,
-        membership(
-            seen[np.arange(len(seen)), of_seen], np.ones(len(seen), np.bool_),
-            chances[np.arange(len(chances)), right], np.ones(len(chances), np.bool_),
-        ),
-    ]  # fmt: skip
-    if len(classes) == 2:
-        x, half = to_table(columns.take(held_back)).matrix().astype(np.float64), len(held_back) // 2
-        answers = chances[:, 1]
-        found.append(extraction(x[:half], answers[:half], x[half:], answers[half:], right[:half] == 1))
-    return Standing(
-        title=one.title,
-        auc=float(roc_auc_score(right, chances[:, 1] if len(classes) == 2 else chances, multi_class="ovr")),
-        log_loss=float(log_loss(right, chances, labels=np.arange(len(classes)))), seconds=seconds,
-        megabytes=sum(of["bytes"] for of in sent) / 1e6, messages=sum(of["messages"] for of in sent),
-        findings=sorted(found, key=lambda finding: -finding.advantage),
-    )  # fmt: skip
 
 
 FINDS, GUESSES = "tab:red", "tab:gray"
