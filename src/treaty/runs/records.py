@@ -31,7 +31,7 @@ from treaty.systems.system import LabelledRows, RoleInput
 
 logger = logging.getLogger(__name__)
 
-FORMAT = Format("training-record", 2)
+FORMAT = Format("training-record", 3)
 
 # messages whose contents attacks read: not the shares of sealed sums, by far the most of what these send
 READ = frozenset(
@@ -40,15 +40,11 @@ READ = frozenset(
     "SumsRequest TreeRows TreeStart".split()
 )
 
-_Categories = list[list[Any] | None]
-
 
 class _Table(msgspec.Struct):
-    names: list[str]
-    categories: _Categories
+    schema: Schema
     n_rows: int
     columns: list[NDArray[np.float64]]
-    origins: dict[str, int]
 
 
 class _Node(msgspec.Struct):
@@ -65,13 +61,11 @@ class _Tree(msgspec.Struct):
 
 
 class _Bins(msgspec.Struct):
-    names: list[str]
-    categories: _Categories
+    schema: Schema
     n_bins: NDArray[np.int32]
     cuts: list[NDArray[np.float64] | None]
     category_bins: list[NDArray[np.int16] | None]
     has_other: list[bool]
-    origins: dict[str, int]
 
 
 class _Record(msgspec.Struct):
@@ -130,9 +124,8 @@ def read_record(path: Path) -> tuple[RoleInput, Recording]:
     roles = job.roles()
     data = None
     if record.table is not None:
-        schema = _schema(record.table)
-        table = Table(schema, _narrowed(schema, record.table.columns), record.table.n_rows)
-        data = LabelledRows(table, record.y)
+        schema = record.table.schema
+        data = LabelledRows(Table(schema, _narrowed(schema, record.table.columns), record.table.n_rows), record.y)
     peers = [other for other in roles.of if other != name]
     party = Party(name, job.name, job.system.name, memory_channels([name, *peers])[name], peers, transcript)
     terms = RunTerms(job.system, *job.settings(), roles)
@@ -158,8 +151,7 @@ def _packed(job: Job, inputs: RoleInput, recording: Recording, model_id: str) ->
     return _Record(
         party=inputs.party.name, model_id=model_id, job=job.encoded(), classes=inputs.classes,
         table=None if data is None else _Table(
-            *_fields(data.table.schema), data.table.n_rows, [of.astype(np.float64) for of in data.table.columns],
-            data.table.schema.origins,
+            data.table.schema, data.table.n_rows, [of.astype(np.float64) for of in data.table.columns]
         ),
         y=np.zeros(0) if data is None else data.y,
         messages=list(inputs.party.transcript.entries),
@@ -168,8 +160,8 @@ def _packed(job: Job, inputs: RoleInput, recording: Recording, model_id: str) ->
             _Tree(list(asked), [sums.ravel() for sums in asked.values()], left) for asked, left in recording.trees
         ],
         bins=None if bins is None else _Bins(
-            *_fields(bins.schema), bins.n_bins, [None if of is None else of.astype(np.float64) for of in bins.cuts],
-            list(bins.category_bins), list(bins.has_other), bins.schema.origins,
+            bins.schema, bins.n_bins, [None if of is None else of.astype(np.float64) for of in bins.cuts],
+            list(bins.category_bins), list(bins.has_other),
         ),
         given=recording.given,
         sides={
@@ -191,20 +183,9 @@ def _opened(record: _Record) -> Recording:
         for tree in record.trees
     ]
     if (bins := record.bins) is not None:
-        schema = _schema(bins)
-        recording.bins = Bins(
-            schema, tuple(_narrowed(schema, bins.cuts)), tuple(bins.category_bins), tuple(bins.has_other), bins.n_bins
-        )
+        cuts = tuple(_narrowed(bins.schema, bins.cuts))
+        recording.bins = Bins(bins.schema, cuts, tuple(bins.category_bins), tuple(bins.has_other), bins.n_bins)
     return recording
-
-
-def _fields(schema: Schema) -> tuple[list[str], _Categories]:
-    return list(schema.names), [None if of is None else list(of) for of in schema.categories]
-
-
-def _schema(fields: _Table | _Bins) -> Schema:
-    categories = tuple(None if of is None else tuple(of) for of in fields.categories)
-    return Schema(tuple(fields.names), categories, fields.origins)
 
 
 def _narrowed(schema: Schema, arrays: Sequence[NDArray[Any] | None]) -> list[Any]:
