@@ -6,6 +6,7 @@ import time
 import pytest
 
 from pace import within
+from transcripts import by_pair, by_type
 from treaty.errors import LocalProtocolError, PeerAborted, PeerLost, PeerProtocolError, PeerTimeout
 from treaty.messaging.channel import memory_channels
 from treaty.messaging.conversation import Conversation
@@ -249,7 +250,7 @@ def test_late_message_of_a_missed_round_is_dropped_by_receive_too(quick):
     late.round = 1
     late.send("clinic", Count(1))
     assert clinic.receive("a", Count).n == 1
-    assert clinic.transcript.by_type("received") == {"Count": clinic.transcript.by_pair("received")[("a", "clinic")]}
+    assert by_type(clinic.transcript, "received") == {"Count": by_pair(clinic.transcript, "received")[("a", "clinic")]}
     assert len(clinic.transcript.entries) == 2  # what was dropped has reached the house
 
 
@@ -413,8 +414,8 @@ def test_send_each_names_those_reached(quick):
     quick["c"].abort("no")
     assert quick["clinic"].send_each(dict.fromkeys("abcd", Count(7))) == ["d"]
     assert quick["d"].receive("clinic", Count).n == 7
-    assert quick["clinic"].transcript.by_pair("sent") == {
-        ("clinic", "d"): quick["d"].transcript.by_pair()["clinic", "d"]
+    assert by_pair(quick["clinic"].transcript, "sent") == {
+        ("clinic", "d"): by_pair(quick["d"].transcript)["clinic", "d"]
     }
 
 

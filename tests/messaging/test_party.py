@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pace import within
+from transcripts import by_pair, by_type
 from treaty.errors import (
     CryptoError,
     DataError,
@@ -312,7 +313,7 @@ def test_transcripts_of_both_sides_agree_and_memory_counts_as_grpc_does(parties)
     clinic.send("lab", Rows(Array.of(np.zeros(1000, np.uint8))))
     lab.receive("clinic", Rows)
     clinic.close()
-    assert clinic.transcript.by_pair() == lab.transcript.by_pair() == {("clinic", "lab"): (1, 1124)}
+    assert by_pair(clinic.transcript) == by_pair(lab.transcript) == {("clinic", "lab"): (1, 1124)}
     (entry,) = lab.transcript.entries
     assert (entry.direction, entry.peer, entry.step, entry.round) == ("received", "clinic", "Rows", 2)
 
@@ -331,9 +332,9 @@ def test_abort_is_part_of_the_transcript_and_goodbye_is_not(quick):
     quick["shop"].abort("no")
     with pytest.raises(PeerAborted):
         quick["clinic"].receive("lab", Count)
-    assert list(quick["clinic"].transcript.by_type()) == ["Abort"]
-    assert list(quick["shop"].transcript.by_type()) == ["Abort"]
-    assert quick["lab"].transcript.by_type() == {}
+    assert list(by_type(quick["clinic"].transcript)) == ["Abort"]
+    assert list(by_type(quick["shop"].transcript)) == ["Abort"]
+    assert by_type(quick["lab"].transcript) == {}
 
 
 def test_several_threads_may_send(parties):

@@ -6,9 +6,9 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -17,21 +17,6 @@ from treaty.errors import ConfigError
 from treaty.messaging.messages import M, decode_body
 
 Direction = Literal["sent", "received"]
-Key = TypeVar("Key", bound=Hashable)
-
-
-class Pair(NamedTuple):
-    """An ordered pair of parties."""
-
-    sender: str
-    receiver: str
-
-
-class Total(NamedTuple):
-    """Messages and bytes that went over the wire."""
-
-    messages: int
-    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,27 +109,13 @@ class Transcript:
         with self._lock:
             return tuple(self._entries)
 
-    def by_pair(self, direction: Direction | None = None) -> dict[Pair, Total]:
-        """Return messages and bytes per ordered pair of parties, sent, received or both (None).
-
-        The "sent" totals of all parties together cover every message of a job once.
-        """
-        return self._totals(
-            direction,
-            lambda entry: Pair(*((self.party, entry.peer) if entry.direction == "sent" else (entry.peer, self.party))),
-        )
-
-    def by_type(self, direction: Direction | None = None) -> dict[str, Total]:
-        """Return messages and bytes per message class name; `direction` as in `by_pair`."""
-        return self._totals(direction, lambda entry: entry.step)
-
-    def _totals(self, direction: Direction | None, key: Callable[[TranscriptEntry], Key]) -> dict[Key, Total]:
-        totals: dict[Key, Total] = {}
+    def bytes_by_peer(self, direction: Direction) -> dict[str, int]:
+        """Return the bytes of messages to each peer, or from each."""
+        totals = Counter[str]()
         for entry in self.entries:
-            if direction in (None, entry.direction):
-                messages, nbytes = totals.get(key(entry), Total(0, 0))
-                totals[key(entry)] = Total(messages + 1, nbytes + entry.nbytes)
-        return totals
+            if entry.direction == direction:
+                totals[entry.peer] += entry.nbytes
+        return dict(totals)
 
 
 _MOST_STEPS = 60
@@ -175,12 +146,8 @@ def timeline_of(transcripts: Iterable[Transcript], *directions: Direction) -> Ti
     events = []
     for transcript in transcripts:
         for direction in directions:
-            entries = [entry for entry in transcript.entries if entry.direction == direction]
-            totals = Counter[str]()
-            for entry in entries:
-                totals[entry.peer] += entry.nbytes
-            shown = dict(totals.most_common(_MOST_PEERS))
-            for entry in entries:
+            shown = dict(Counter(transcript.bytes_by_peer(direction)).most_common(_MOST_PEERS))
+            for entry in [entry for entry in transcript.entries if entry.direction == direction]:
                 ends = transcript.party, entry.peer if entry.peer in shown else OTHERS
                 sender, receiver = ends if direction == "sent" else reversed(ends)
                 events.append(_Event(f"{sender} -> {receiver}", transcript.began + entry.seconds, entry.nbytes))

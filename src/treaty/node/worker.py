@@ -45,7 +45,7 @@ from treaty.runs.party import train_party
 from treaty.runs.prediction import explain_party, find_part, predict_party, serve_online
 from treaty.runs.processes import line_of_parent
 from treaty.runs.progress import TrainingBar
-from treaty.runs.report import FORMAT, Report, received_by, report_file
+from treaty.runs.report import FORMAT, Report, report_file
 from treaty.systems.vertical.prediction import Asked
 
 logger = logging.getLogger("treaty.node.worker")  # it runs as __main__
@@ -174,8 +174,8 @@ def _play(order: WorkerOrder, job: Job, write: _EventWriter) -> Transcript | Non
 def _success(order: WorkerOrder, job: Job, transcript: Transcript | None) -> WorkerEvent:
     """Return the last event: traffic, and for a training what was learned and spent, from its report."""
     if transcript is not None:
-        sent = {pair.receiver: total.nbytes for pair, total in transcript.by_pair("sent").items()}
-        return WorkerEvent(end="done", sent=sent, received=received_by(transcript))
+        bytes_of = transcript.bytes_by_peer
+        return WorkerEvent(end="done", sent=bytes_of("sent"), received=bytes_of("received"))
     file = report_file(job, order.name)
     if order.verb != "train" or not file.exists():
         return WorkerEvent(end="done")

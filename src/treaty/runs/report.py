@@ -23,7 +23,7 @@ from treaty.files import Format, read_json, write_json
 from treaty.machine.process import trust
 from treaty.messaging.messages import Abort, Goodbye, Part
 from treaty.messaging.party import Party
-from treaty.messaging.transcript import Timeline, Transcript, timeline_of
+from treaty.messaging.transcript import Timeline, timeline_of
 from treaty.models.interpretation import own_importances
 from treaty.models.linear import LinearPart
 from treaty.models.statistics import StatisticsPart
@@ -298,7 +298,7 @@ def write_report(
 
 def _psi_used(roles: Roles, party: Party) -> Psi | None:
     """Return how rows were aligned in this run, as far as a party's messages show it: it sees none of other pairs."""
-    steps = party.transcript.by_type()
+    steps = {entry.step for entry in party.transcript.entries}
     if OprfOffer.__name__ in steps:
         return "kkrt"
     sees_all = party.name == roles.active or len(roles.owners) == 2
@@ -323,7 +323,7 @@ def _of_run(job: Job, party: Party, role: str) -> dict[str, Any]:
         "options": {name: "inf" if value == float("inf") else value for name, value in options.items()},
         "waited": {peer: round(seconds, 3) for peer, seconds in party.waited.items()},
         "sent": {pair.partition(" -> ")[2]: of_pair for pair, of_pair in totals.items()},
-        "received": received_by(party.transcript),
+        "received": party.transcript.bytes_by_peer("received"),
         "timeline": timeline_of([party.transcript], "sent", "received"),
     }  # fmt: skip
 
@@ -398,8 +398,3 @@ def importances_of(part: Any) -> dict[str, dict[str, float]]:
         labels = part.classes or range(len(part.of_classes))
         parts = {f"weight, {label}": of for label, of in zip(labels, part.of_classes, strict=True)}
     return {kind: dict(zip(of.column_names(), of.coef.tolist(), strict=True)) for kind, of in parts.items()}
-
-
-def received_by(transcript: Transcript) -> dict[str, int]:
-    """Return the bytes that a party received, by peer."""
-    return {pair.sender: total.nbytes for pair, total in transcript.by_pair("received").items()}

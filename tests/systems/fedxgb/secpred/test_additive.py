@@ -23,6 +23,7 @@ from systems.fedxgb.playing import (
     user_program,
 )
 from systems.fedxgb.secpred.hidden_models import assert_plain, layout, play_prediction, predict, rules, shards, trained
+from transcripts import by_type
 from treaty.crypto.keystream import FreshShares
 from treaty.crypto.sharing.additive_routing import open_integers
 from treaty.data.table import Table, to_table
@@ -97,7 +98,7 @@ def test_small_pieces_of_rows_and_trees_give_the_same():
     tables = shards(part, new.iloc[:20])
     with patch.object(secpred, "_AT_ONCE", 20), patch.object(secpred, "_NUMBERS", 400):
         played = play_prediction(part, tables, **ADDITIVE)
-    assert played.transcripts["server"].by_type("received")["TreesRequest"].messages == 2 * 5
+    assert by_type(played.transcripts["server"], "received")["TreesRequest"][0] == 2 * 5
     assert_plain(part, tables, played.results)
 
 
@@ -157,7 +158,7 @@ def test_everybody_receives_only_what_the_text_says(prediction):
     part, tables, played = prediction
 
     def steps(name):
-        return set(played.transcripts[name].by_type("received"))
+        return set(by_type(played.transcripts[name], "received"))
 
     terms = {"PredictionTerms", "ModelSize"}
     computing = terms | {"SplitShares", "LeafShares", "RowShares", "RowCounts", "SharedNumbers", "DealtCorrections"}

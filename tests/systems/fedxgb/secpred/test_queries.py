@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from systems.fedxgb.secpred.hidden_models import assert_plain, layout, play_prediction, predict, rules, shards, trained
+from transcripts import by_type
 from treaty.crypto.sharing.shamir_routing import share_integers
 from treaty.errors import ConfigError, DataError, PeerError, PeerLost, PeerProtocolError
 from treaty.machine.database import kept_file, set_aside
@@ -126,7 +127,7 @@ def test_who_asks_for_more_than_is_left_gets_nothing_and_is_not_counted_and_othe
     played = play_prediction(part, tables, roles={"ann": lying(part, 4)}, records=records, max_queries=10, patience=5.0)
     del tables["ann"]
     assert_plain(part, tables, played.results)
-    assert "ValueShares" not in played.transcripts["ann"].by_type("received")
+    assert "ValueShares" not in by_type(played.transcripts["ann"], "received")
     assert [records[edge].asked("m").get("ann", 0) for edge in EDGES] == [7, 7, 7]  # the largest number at any of them
     assert all(records[edge].asked("m")["cat"] == 4 for edge in EDGES)
 

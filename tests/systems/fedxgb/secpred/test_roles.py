@@ -11,6 +11,7 @@ import pytest
 
 from systems.fedxgb.playing import crowd_rows, options_of, play_crowd, uniform
 from systems.fedxgb.secpred.hidden_models import assert_plain, layout, play_prediction, predict, shards, trained
+from transcripts import by_type
 from treaty.crypto.sharing.shamir_routing import open_integers, share_integers
 from treaty.data.table import Table, to_table
 from treaty.errors import ConfigError, DataError, PeerError, PeerLost, PeerProtocolError
@@ -51,7 +52,7 @@ def test_small_pieces_of_rows_and_trees_give_the_same():
     tables = shards(part, new.iloc[:20])
     with patch.object(secpred, "_AT_ONCE", 20), patch.object(secpred, "_NUMBERS", 400):
         played = play_prediction(part, tables)
-    asked = played.transcripts["server"].by_type("received")["TreesRequest"].messages
+    asked = by_type(played.transcripts["server"], "received")["TreesRequest"][0]
     assert asked == 3 * 5  # by three edge servers, for two of nine trees at once: less than a round
     assert_plain(part, tables, played.results)
 
@@ -180,7 +181,7 @@ def test_more_rows_than_allowed_are_refused_by_the_user_and_by_edge_servers():
     tables["ann"] = tables["ben"]
     greedy = says(lambda k: RowShares(rows_of(part, 9)[k], 9))
     played = play_prediction(part, tables, roles={"ann": greedy}, max_queries=8, patience=2.0)
-    assert "ValueShares" not in played.transcripts["ann"].by_type("received")
+    assert "ValueShares" not in by_type(played.transcripts["ann"], "received")
     assert_plain(part, honest, played.results)
 
 
@@ -225,7 +226,7 @@ def test_everybody_receives_only_what_the_text_says():
     played = play_prediction(part, tables, record_content=True)
 
     def steps(name):
-        return set(played.transcripts[name].by_type("received"))
+        return set(by_type(played.transcripts[name], "received"))
 
     assert steps("server") == {"TreesRequest"}
     assert all(steps(name) <= {"PredictionTerms", "QueriesLeft", "RowsTaken", "ValueShares"} for name in tables)
