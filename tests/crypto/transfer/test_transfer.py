@@ -90,8 +90,10 @@ def test_hash_is_the_one_of_the_paper() -> None:
     def pi(block: bytes) -> bytes:
         return Cipher(algorithms.AES(key), modes.ECB()).encryptor().update(block)
 
+    permuted = aes.permuted(key, rows.reshape(50, 100, 2)).reshape(5000, 2)
     for row in (0, 1, 4095, 4096, 4999):
         inner = int.from_bytes(pi(rows[row].tobytes()), "little")
+        assert int.from_bytes(permuted[row].tobytes(), "little") == inner
         for block in (0, 1):
             tweaked = inner ^ (7 + row) ^ (block << 64)
             outer = int.from_bytes(pi(tweaked.to_bytes(16, "little")), "little") ^ inner
@@ -116,7 +118,7 @@ def test_the_processors_aes_gives_what_openssl_gives(monkeypatch: pytest.MonkeyP
         own = aes.Hash(b"k" * 16)
         hashes = [own.rows(rows[:n], 1 << 40, blocks, rows[0]) for n in some for blocks in (1, 3)]
         hashes += [own.low_bits(rows[:n], 1 << 40, rows[:k], 2) for n in some for k in (1, 16)]
-        return [aes.Streams(seeds).next_words(130), aes.permuted(b"k" * 16, rows.reshape(7, 111, 2)), *hashes]
+        return [aes.Streams(seeds).next_words(130), *hashes]
 
     fast = everything()
     monkeypatch.setattr(aes, "HAS_AES", False)

@@ -147,11 +147,7 @@ class Streams:
 
 def permuted(key: bytes, rows: Words) -> Words:
     """Apply AES under a key of 16 bytes to every row, uint64 (..., 2)."""
-    if not HAS_AES:
-        return _permute(_permutation(key), rows)
-    out = np.array(rows, np.uint64, order="C")
-    _encrypt_all(_expanded(np.frombuffer(key, np.uint8)[None]), out.reshape(-1))
-    return out
+    return _permute(_permutation(key), rows)
 
 
 class Hash:
@@ -207,21 +203,6 @@ def _expanded(seeds: NDArray[np.uint8]) -> Words:
     keys = np.empty(len(seeds) * KEY_WORDS, np.uint64)
     _expand_all(np.frombuffer(seeds.tobytes(), np.uint64), keys)
     return keys
-
-
-@kernel
-def _encrypt_all(keys: Words, words: Words) -> None:
-    whole = words.size - words.size % (2 * BLOCKS)
-    for at in range(0, whole, 2 * BLOCKS):
-        encrypt(keys, 0, words, at)
-    # the rest, padded with zeros, in a block of its own
-    rest = np.zeros(2 * BLOCKS, np.uint64)
-    # not by slices, which would take seconds to compile
-    for at in range(whole, words.size):
-        rest[at - whole] = words[at]
-    encrypt(keys, 0, rest, 0)
-    for at in range(whole, words.size):
-        words[at] = rest[at - whole]
 
 
 @kernel
