@@ -65,8 +65,8 @@ _CHUNK, _WORDS = 1 << 15, 32
 def discrete_gaussian(sigma: Floats, key: bytes | None = None) -> Integers:
     """Draw independent numbers from N_Z(0, sigma^2), int64 (length,); beyond 10 sigma with a probability below 2^-71.
 
-    Each `sigma` is from 0.5 to 2^40, rounded up to 41 significant bits; others raise ConfigError. Only tests give a
-    key, of 32 bytes; by default it is from the operating system's generator.
+    Each `sigma` is from 0.5 to 2^40, rounded up to 41 significant bits; others raise ConfigError. The key,
+    of 32 bytes, is by default from the operating system's generator.
     """
     if sigma.ndim != 1 or not np.all((sigma >= LEAST_SIGMA) & (sigma <= MOST_SIGMA)):
         raise ConfigError("expected standard deviations from 0.5 to 2^40 in one dimension - at the noise")

@@ -33,10 +33,11 @@ def agree_all(this_round, absent=()):
 class Sum:
     """One round up to the masked inputs; `seeds` and `advertised` of a job or, by default, made for it."""
 
-    def __init__(self, this_round, values, absent=(), mute=(), lost=(), keys=None):
+    def __init__(self, this_round, values, absent=(), mute=(), lost=(), keys=None, surplus=None):
         self.round = this_round
         seeds, advertised = keys or agree_all(this_round, absent)
-        self.members = {u: Participant(this_round, seeds[u], signing_key(u)) for u in seeds}
+        secrets = surplus or {}
+        self.members = {u: Participant(this_round, seeds[u], signing_key(u), secrets.get(u, ())) for u in seeds}
         self.aggregator = Aggregator(this_round, advertised)
         self.boxes = self.aggregator.pass_shares({u: p.share() for u, p in self.members.items() if u not in mute})
         self.inputs = {u: self.members[u].masked_input(values[u], self.boxes[u]) for u in self.boxes}

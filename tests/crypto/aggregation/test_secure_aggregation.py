@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from crypto.aggregation.summing import Sum, agree_all, make_round, signing_key
 from treaty.crypto.sharing.secure_aggregation import Aggregator, Participant, RoundVoid, survival
-from treaty.crypto.sharing.shamir import open_bytes
+from treaty.crypto.sharing.shamir import open_bytes, share_length
 from treaty.errors import CryptoError
 
 MODES = pytest.mark.parametrize("dropout", ["share", "reveal"])
@@ -393,3 +393,41 @@ def test_rounds_without_dropout_have_no_double_masks():
         Participant(this_round, seeds["p0"], signing_key("p0"))
     with pytest.raises(CryptoError, match="use open_pairwise"):
         Aggregator(this_round, advertised)
+
+
+# ---------------------------------------------------------------- secrets of surplus noise
+
+
+def surplus_of(this_round):
+    return {u: [bytes([k, int(u[1:])]) * 16 for k in range(len(this_round.counts) - 1)] for u in this_round.roster}
+
+
+@MODES
+@pytest.mark.parametrize("lost", [0, 1, 2, 3])
+def test_of_each_survivor_the_one_secret_for_so_many_survivors_is_opened(dropout, lost):
+    this_round = make_round(9, dropout=dropout, surplus_parts=8)
+    assert this_round.counts == (6, 7, 8, 9)
+    values, gone = inputs_of(this_round), sorted(this_round.roster)[:lost]
+    secrets = surplus_of(this_round)
+    # a survivor that is lost before it answers is missed only where each must answer
+    silent = sorted(this_round.roster)[-1:] if dropout == "share" and lost < 3 else ()
+    played = Sum(this_round, values, lost=gone, surplus=secrets)
+    answers = played.answers(silent=silent)
+    assert np.array_equal(played.aggregator.open(answers), plain(values, played.survivors))
+    removed = 3 - lost
+    expected = {u: secrets[u][removed - 1] for u in played.survivors} if removed else {}
+    assert played.aggregator.surplus == expected
+    # shares of no other secret go out, and of lost members none
+    for answer in answers.values():
+        assert {len(share) for share in answer.survivors.values()} == {share_length(32) * (1 + bool(removed))}
+        assert len({len(share) for share in answer.lost.values()}) <= 1
+
+
+def test_members_with_another_number_of_secrets_or_steps_do_not_fit():
+    this_round = make_round(6, surplus_parts=8)
+    seeds, _ = agree_all(this_round)
+    for wrong in ((), (bytes(32),) * 3):
+        with pytest.raises(CryptoError, match="secrets of noise"):
+            Participant(this_round, seeds["p0"], signing_key("p0"), wrong)
+    # what is sealed in a round without parts is not read in one with them
+    assert make_round(6).context != this_round.context

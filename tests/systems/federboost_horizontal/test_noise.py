@@ -26,7 +26,7 @@ from treaty.privacy.discrete_gaussian import epsilon_of, rho_for
 from treaty.systems.federboost_horizontal import federboost_horizontal as roles
 from treaty.systems.federboost_horizontal.options import honest_members
 from treaty.systems.federboost_horizontal.trees import StepSender, TreeStep
-from treaty.systems.horizontal import noisy_rounds, random_trees
+from treaty.systems.horizontal import random_trees
 from treaty.systems.horizontal.members import Collector
 from treaty.systems.horizontal.noisy_rounds import LeafMember, RandomStep
 from treaty.systems.horizontal.quantiles import CommonBins, Count, ProbeRequest
@@ -110,24 +110,19 @@ def test_rounds_trees_and_rate_are_chosen_unless_they_are_given():
 
 def sent(monkeypatch, parts, options, classes):
     """Train, and return by member the exact leaf sums of each round, and what was given in their place."""
-    exact, given = {}, {}
-    vector, sums = noisy_rounds._given, LeafShard.leaf_sums
+    exact, given, on = {}, {}, LeafNoise.on
 
-    def note(self, trees, limit):
-        found = sums(self, trees, limit)
-        exact.setdefault(len(self.margins[0]), []).append(found.ravel())
-        return found
-
-    def take(own, trees, noise):
-        found = vector(own, trees, noise)
-        given.setdefault(own.part.party, []).append(found)
+    def note(self, sums, objective):
+        found = on(self, sums, objective)
+        name = next(name for name in parts if name in threading.current_thread().name)
+        exact.setdefault(name, []).append(sums)
+        given.setdefault(name, []).append(found)
         return found
 
     with monkeypatch.context() as patched:
-        patched.setattr(LeafShard, "leaf_sums", note)
-        patched.setattr(noisy_rounds, "_given", take)
+        patched.setattr(LeafNoise, "on", note)
         train(parts, options, classes)
-    return {name: (exact[len(parts[name].y)], of) for name, of in given.items()}
+    return {name: (exact[name], of) for name, of in given.items()}
 
 
 def wrong_noise(seen, plan, objective):

@@ -19,6 +19,10 @@ step  call                                    content
 open  `Aggregator.open`                       sum_{u in U2} x_u
 ====  ======================================  ===============================================================
 
+With `surplus_parts` every u has a chain of further secrets besides b_u, from which it drew parts of the noise in its
+vector. It shares them in step 1, too. In step 4, one of each member of U2 is opened: the one that gives the parts that
+are too much for so many survivors, and no others (`privacy.surplus_noise`).
+
 `dropout` says how the masks of a participant lost between steps 1 and 2 are recovered:
 
 * ``"share"``: from shares of its mask key, any t of them. All keys are new in every round: if a key served in
@@ -49,6 +53,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from itertools import islice
@@ -77,7 +82,7 @@ class RoundVoid(CryptoError):
 class Unmasking(NamedTuple):
     """A participant's answer at step 4, by member."""
 
-    survivors: dict[str, bytes]  # of those in U2: its share of their self-mask seed
+    survivors: dict[str, bytes]  # of those in U2: its share of their self-mask seed, and of a secret of surplus noise
     lost: dict[str, bytes]  # of those lost from U1: its share of their mask key, or the key of its one mask with them
 
 
@@ -87,13 +92,15 @@ class Round:
     The roster has the Ed25519 public keys (32 bytes) of the round's n members; an absent member still counts for t.
     `vector_id` distinguishes vectors of one round. `threshold` is t, how many members must answer: more than n/2, by
     default ceil(2n/3). `min_cohort` is the fewest members whose sum may be opened, 3 or more; with `allow_two` also 2,
-    each of whom sees the other's input in the sum: only where noise protects inputs. CryptoError if out of range.
+    each of whom sees the other's input in the sum: only where noise protects inputs. `surplus_parts` is the most parts
+    of noise that are removed if more than the fewest survive; `counts` are then the numbers of survivors, ascending
+    from the fewest to n, at which one part more is removed. CryptoError if out of range.
     """
 
     def __init__(
         self, *, job_id: str, protocol: str, round_id: int, roster: Mapping[str, bytes], length: int,
         dropout: Dropout = "share", vector_id: str = "", threshold: int | None = None, min_cohort: int = 3,
-        allow_two: bool = False,
+        allow_two: bool = False, surplus_parts: int = 0,
     ) -> None:  # fmt: skip
         n = len(roster)
         threshold = -(-2 * n // 3) if threshold is None else threshold
@@ -105,6 +112,8 @@ class Round:
             raise CryptoError(f"expected a threshold above half of {n} members and at most {n}, got {threshold}")
         self.job_id, self.roster, self.length, self.dropout = job_id, dict(roster), length, dropout
         self.threshold, self.least = threshold, max(threshold, min_cohort)  # `least` members whose sum is opened
+        steps = min(surplus_parts, n - self.least)
+        self.counts = tuple(self.least + (n - self.least) * k // max(steps, 1) for k in range(steps + 1))
         self.nonce = mask_nonce(job_id, protocol, round_id, 0, vector_id)  # names the vector's masks
         names = sorted(roster)
         self._protocol, self._round_id, self._vector_id, self._min_cohort = protocol, round_id, vector_id, min_cohort
@@ -123,10 +132,14 @@ class Round:
         """Return this round's repetition number `attempt`, from 1, which has new masks; 0 is the round itself."""
         return self.another(self._round_id, self.length, self._vector_id, attempt)
 
+    def removed(self, survivors: int) -> int:
+        """Return how many parts of each survivor's noise are too much if so many survive."""
+        return bisect_right(self.counts, survivors) - 1
+
     @property
     def context(self) -> bytes:
         """Digest of all that the members agree on, 32 bytes."""
-        parts = (self.nonce, self.length, self.dropout, self.threshold, self._min_cohort, self._listed)
+        parts = (self.nonce, self.length, self.dropout, self.threshold, self._min_cohort, *self.counts, self._listed)
         return hashlib.sha256(length_prefixed("treaty round", *parts)).digest()
 
     @property
@@ -203,17 +216,24 @@ class Participant:
     """A member's part in one round: `share`, `masked_input`, `sign_survivors`, `unmask`, each once and in this order.
 
     A step that refuses its arguments ends the round for this participant: all later calls are refused, too. `seeds`
-    come from keys made for ``this_round.key_scope``; the roster has the public key of `signing_key`. CryptoError with
-    `dropout` "none", for seeds of other keys, or if fewer than t members advertised keys.
+    come from keys made for ``this_round.key_scope``; the roster has the public key of `signing_key`. `surplus` are the
+    secrets of the parts of its noise that may be removed. CryptoError with `dropout` "none", for seeds of other keys,
+    if fewer than t members advertised keys, or for another number of secrets than the round has parts.
     """
 
-    def __init__(self, this_round: Round, seeds: key_agreement.PairSeeds, signing_key: Ed25519PrivateKey) -> None:
+    def __init__(
+        self, this_round: Round, seeds: key_agreement.PairSeeds, signing_key: Ed25519PrivateKey,
+        surplus: Sequence[bytes] = (),
+    ) -> None:  # fmt: skip
         if this_round.dropout == "none":
             raise CryptoError('expected a round with dropout "share" or "reveal", got "none"; use pairwise_input')
         this_round.check_seeds(seeds)
         if len(seeds.mask) + 1 < this_round.threshold:
             raise CryptoError(f"expected keys of {this_round.threshold} members or more, got {len(seeds.mask) + 1}")
+        if len(surplus) != len(this_round.counts) - 1:
+            raise CryptoError(f"expected {len(this_round.counts) - 1} secrets of noise, got {len(surplus)}")
         self._round, self._seeds, self._signing_key = this_round, seeds, signing_key
+        self._surplus = list(surplus)
         self._session = this_round.session(seeds.transcript)
         self._next: str | None = "share"
         self._self_seed = secrets.token_bytes(SECRET_BYTES)
@@ -225,10 +245,12 @@ class Participant:
         self._begin("share")
         names = sorted([*self._seeds.mask, self._seeds.name])
         points, threshold = self._round.points(names), self._round.threshold
-        shares = share_bytes(self._self_seed, points, threshold)
-        if self._round.dropout == "share":
-            of_key = share_bytes(self._seeds.mask_secret, points, threshold)
-            shares = [one + other for one, other in zip(shares, of_key, strict=True)]
+        secret = [
+            self._self_seed,
+            *([self._seeds.mask_secret] if self._round.dropout == "share" else []),
+            *self._surplus,
+        ]
+        shares = [b"".join(of) for of in zip(*(share_bytes(of, points, threshold) for of in secret), strict=True)]
         own, by_name = self._seeds.name, dict(zip(names, shares, strict=True))
         self._shares[own] = by_name.pop(own)
         self._next = "masked_input"
@@ -302,10 +324,14 @@ class Participant:
         # never both kinds of share of one member
         lost = sorted(self._shares.keys() - set(self._survivors))
         if self._round.dropout == "share":
-            of_lost = {name: self._shares[name][_SHARE:] for name in lost}
+            of_lost = {name: self._shares[name][_SHARE : 2 * _SHARE] for name in lost}
         else:
             of_lost = {name: mask_key(self._seeds.mask[name], self._round.nonce) for name in lost}
-        return Unmasking({name: self._shares[name][:_SHARE] for name in self._survivors}, of_lost)
+        # the secret of the last part that is too much gives all before it, and none after it
+        removed = self._round.removed(len(self._survivors))
+        end = len(self._shares[self._seeds.name]) - _SHARE * (len(self._surplus) - removed)
+        noise = slice(end - _SHARE, end) if removed else slice(0)
+        return Unmasking({n: self._shares[n][:_SHARE] + self._shares[n][noise] for n in self._survivors}, of_lost)
 
     def _begin(self, step: str) -> None:
         if self._next != step:
@@ -324,7 +350,7 @@ class Aggregator:
 
     `signed` False is for `RoundKeys`, which the members check among themselves. All methods raise RoundVoid if fewer
     than t members (max(t, min_cohort) for inputs) are left. CryptoError with `dropout` "none", or if an advertisement
-    is not what its sender signed for this round.
+    is not what its sender signed for this round. After `open`, `surplus` has each survivor's secret of surplus noise.
     """
 
     def __init__(
@@ -341,6 +367,7 @@ class Aggregator:
         self._shared: set[str] = set()
         self._came: set[str] = set()
         self._survivors: list[str] | None = None
+        self.surplus: dict[str, bytes] = {}
 
     def pass_shares(self, sent: Mapping[str, Mapping[str, bytes]]) -> dict[str, dict[str, bytes]]:
         """Turn sealed shares, by sender and receiver, into those of each receiver, by sender; the senders are U1.
@@ -406,7 +433,10 @@ class Aggregator:
                 raise CryptoError(f"expected an answer for the signed list of survivors - in the answer of {name}")
         by_key = self._round.dropout == "share"
         enough(len(answers), self._round.threshold if by_key or not lost else len(survivors), "answers")
-        of_seeds = self._opened({name: answer.survivors for name, answer in answers.items()}, survivors)
+        shared = {name: answer.survivors for name, answer in answers.items()}
+        of_seeds = self._opened(shared, survivors, slice(_SHARE))
+        if self._round.removed(len(survivors)):
+            self.surplus = self._opened(shared, survivors, slice(_SHARE, None))
         if by_key:
             rebuilt = self._opened({name: answer.lost for name, answer in answers.items()}, lost)
             keys = {v: self._keys_with(v, rebuilt[v], survivors) for v in lost}
@@ -422,10 +452,12 @@ class Aggregator:
         add_masks(total, added, subtracted)
         return total.view(np.int64)
 
-    def _opened(self, shares: Mapping[str, Mapping[str, bytes]], owners: Sequence[str]) -> dict[str, bytes]:
+    def _opened(
+        self, shares: Mapping[str, Mapping[str, bytes]], owners: Sequence[str], part: slice = slice(None)
+    ) -> dict[str, bytes]:
         # the first t holders' shares rebuild the secrets of all owners
         holders = sorted(shares)[: self._round.threshold]
-        held = [[shares[holder][owner] for owner in owners] for holder in holders]
+        held = [[shares[holder][owner][part] for owner in owners] for holder in holders]
         return dict(zip(owners, open_bytes(self._round.points(holders), held, SECRET_BYTES), strict=True))
 
     def _keys_with(self, lost: str, secret: bytes, survivors: Sequence[str]) -> dict[str, bytes]:

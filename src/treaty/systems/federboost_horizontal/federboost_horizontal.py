@@ -326,7 +326,7 @@ def follow_rounds(
                 before = forest.rounds
                 vector = trees.take(step)  # type: ignore[arg-type] # `order` permits one of both
                 if vector is not None:
-                    sums.give(vector)
+                    sums.give(vector if noise.leaves is None else noise.leaves.on(vector, forest.objective))
                 if forest.rounds > before:
                     inputs.observers.round_finished(forest.rounds, own.part)
             case HeldOutRequest() as asked:

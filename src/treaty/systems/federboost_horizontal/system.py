@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from treaty.data.noisy_quantiles import ROUNDS
 from treaty.errors import ConfigError
 from treaty.models.trees import ModelPart
 from treaty.privacy.ledger import DEFAULT_DELTA
@@ -15,7 +14,6 @@ from treaty.systems.federboost_horizontal.setup import check_members
 from treaty.systems.federboost_horizontal.trees import ModelEnd, TreeStep
 from treaty.systems.horizontal.held_out import NOISY_ODDS, HeldOutRequest
 from treaty.systems.horizontal.leakage import (
-    SumsOfRows,
     input_routes,
     kept_back,
     keys_routes,
@@ -104,21 +102,12 @@ def _of_leader(roles: Roles, options: FederBoostHorizontal, common: BoostingOpti
 # ---------------------------------------------------------------- what a training is expected to take
 
 
-# Of a column in a round of the noisy search, one for each power of two at first
-_CELLS = 250
-
-
 def expected(roles: Roles, options: FederBoostHorizontal, common: BoostingOptions, shape: Shape) -> Expected:
     """Return traffic, memory and time, with as many rows at every participant."""
     found, lead = Expected(), roles.active
     trees = Trees.of(common, shape, shape.rows * len(roles.owners))
-    sums = sums_of_rows(common, shape, trees, exact=options.exact_bins)
-    computing = trees.growing(shape.rows, max(shape.columns.values())) / shape.threads
-    if options.adds_noise:
-        # a sum of each leaf of all trees of a round; splits and the last round's sums come back
-        numbers, probes = trees.count * 2.0 * (1 << common.depth), _CELLS * max(shape.columns.values()) * ROUNDS
-        sums = SumsOfRows(numbers + probes, ROUNDS + 1 + common.most_rounds, 8.0 * numbers + 4.0 * probes)
-        computing = trees.count * shape.rows * common.depth * 5e-9
+    sums = sums_of_rows(options, common, shape, trees)
+    computing = sums.growing(trees, shape)
     watched = len(looks(options, common)) if options.holds_out_rows else 0
     cells = 2 * (NOISY_ODDS[0] if options.adds_noise else 256)
     for owner in roles.owners:

@@ -219,6 +219,10 @@ class Cohorts:
             self._deal(sorted(cohort), ())
         return self.opened.add(cohort)
 
+    def may_come(self, there: Collection[str]) -> frozenset[str]:
+        """Return who may take part in the next tree."""
+        return frozenset(there if self.users is None else self.users)
+
     def _span(self) -> tuple[NDArray[np.float64], list[str]]:
         """Return a basis of the span of groups and earlier cohorts, and its users."""
         state = self.epochs, len(self.opened.independent)
@@ -286,6 +290,23 @@ class Cohorts:
         dealt = [*self._rng.permutation(list(there)).tolist(), *self._rng.permutation(list(away)).tolist()]
         parts = np.array_split(np.arange(len(dealt)), max(1, len(dealt) // self._rules.least_change))
         self.groups = [frozenset(dealt[k] for k in part) for part in parts]
+
+
+class AnyCohorts(Cohorts):
+    """A domain's cohorts where sums have noise: any that are large enough, whatever was opened before."""
+
+    def _begin(self, ordered: Sequence[str], away: Collection[str]) -> list[str]:
+        taken = list(ordered[: self._rules.most])
+        return taken if len(taken) >= self._rules.least_change else []
+
+    def keep(self, came: Collection[str]) -> list[str] | None:
+        return sorted(came) if len(came) >= self._rules.least_change else None
+
+    def open(self, cohort: Collection[str]) -> bool:
+        return False
+
+    def may_come(self, there: Collection[str]) -> frozenset[str]:
+        return frozenset(there)
 
 
 _DOMAIN, _ROWS = Format("cohorts", 3), Format("row-digest", 1)

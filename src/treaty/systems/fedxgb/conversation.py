@@ -28,7 +28,7 @@ from treaty.messaging.messages import Message, decode_body, view
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import Checkpoint
 from treaty.models.trees import ModelPart, keep_records, records_used
-from treaty.systems.fedxgb.cohorts import DomainFile, Rules, UserStanding, seed_of_rows
+from treaty.systems.fedxgb.cohorts import AnyCohorts, DomainFile, Rules, UserStanding, seed_of_rows
 from treaty.systems.fedxgb.domain import Credentials, authority_of, gather_sound, patience_of, send_each_or_leave_out
 from treaty.systems.fedxgb.messages import (
     MOST_VOID,
@@ -55,6 +55,7 @@ from treaty.systems.fedxgb.paper import HiddenThresholds, PaperDomainSums, Paper
 from treaty.systems.fedxgb.secfind import ATTEMPTS, Crowd, DomainSums, UserSums
 from treaty.systems.horizontal.held_out import HeldOutRequest
 from treaty.systems.horizontal.members import Membership, SumRules, TranscriptDigest
+from treaty.systems.horizontal.noisy_rounds import RandomStep
 from treaty.systems.horizontal.quantiles import CommonBins, Count, FoundBins, ProbeRequest, unpack_bins
 from treaty.systems.horizontal.rows import (
     LabelUnits,
@@ -64,6 +65,7 @@ from treaty.systems.horizontal.rows import (
     printed_rows,
     schema_of,
 )
+from treaty.systems.horizontal.sum_noise import within_declared
 from treaty.systems.observers import Observer, VectorGiven
 from treaty.systems.system import LabelledRows, RoleInput
 from treaty.trees.boosting import RoundState
@@ -78,11 +80,24 @@ _SEARCH: Table = {
     "labels": {TrainingStart: "search"},
     "search": {ProbeRequest: "search", CommonBins: "bins"},
 }
+_UNDER_NOISE: Table = {
+    "domain": {Count: "counted"},
+    **_SEARCH,
+    "bins": {RandomStep: "trees", TrainingEnd: "over"},
+    "trees": {RandomStep: "trees", TrainingEnd: "over"},
+}
 _IN_VAIN: dict[type[Message], str] = {RoundStart: "tree", TrainingEnd: "over"}  # no sum of the round was opened
 
 
 def user_order(options: FedXGB) -> Table:
     """Return which messages a user may receive from its edge server, from state "begun" to "over"."""
+    if options.adds_noise:
+        # users may come late to the domain at any time
+        known: list[type[Message]] = [Domain, Cohort, Call]
+        return {
+            "begun": {Domain: "domain"},
+            **{state: {**dict.fromkeys(known, state), **after} for state, after in _UNDER_NOISE.items()},
+        }
     sums: dict[type[Message], str | tuple[str, str]] = {**_IN_VAIN, Cohort: "tree", Call: "tree"}
     trees: dict[str, Table] = {
         "model": {"tree": {**sums, KnownSplits: "tree", Values: "between trees"}},
@@ -100,6 +115,8 @@ def user_order(options: FedXGB) -> Table:
 
 def edge_order(options: FedXGB) -> Table:
     """Return which messages an edge server may receive from the server, from state "domain" to "over"."""
+    if options.adds_noise:
+        return {state: {Sum: state, **after} for state, after in _UNDER_NOISE.items()}
     sums: dict[type[Message], str | tuple[str, str]] = {**_IN_VAIN, Sum: "tree"}
     trees: dict[str, Table] = {
         "model": {"tree": {**sums, KnownSplits: "tree", Values: "between trees"}},
@@ -180,6 +197,12 @@ class ServerLimits:
                 self.probes += 1
                 self._check(self.probes <= self._most_probes, f"{self._most_probes} requests for probes at most")
                 self.sums.due()
+            case RandomStep():
+                # the last round is followed by its sums
+                self.rounds += 1
+                self._check(self.rounds <= self._n_estimators + 1, f"{self._n_estimators} rounds at most")
+                self.sums.due(one=self.rounds <= self._n_estimators)
+                self._observers.round_finished(self.rounds - 1, None)
             case RoundStart():
                 # no level came: the round begins again
                 again, self._levels = self._levels == 0, 0
@@ -243,12 +266,14 @@ class Instructions:
                     return message
                 case _:
                     self._limit.due()
-                    if isinstance(message, RoundStart):
+                    if isinstance(message, RoundStart | RandomStep):
                         self._chosen = False
                         # users who missed a tree must have the masks of the next one
                         sums.transcript = TranscriptDigest(self._at_start)
                     sums.transcript.update(message)
-                    if isinstance(message, RowSummary | RowOwners):
+                    if isinstance(message, RowSummary | RowOwners) or (
+                        isinstance(message, CommonBins) and sums.deviations
+                    ):
                         self._at_start = sums.transcript.digest
                     return message
 
@@ -358,6 +383,7 @@ def known_bins(inputs: RoleInput, crowd: Crowd, kept: Checkpoint) -> FoundBins:
 class OpenDomain:
     """An edge server's domain, ready for sums; `edges` is its membership in masks among edge servers."""
 
+    credentials: Credentials
     task: Task
     schema: Schema
     sums: DomainSums
@@ -371,7 +397,7 @@ def open_domain(inputs: RoleInput[FedXGB]) -> OpenDomain:
     server, edges, paper = roles.active, roles.having("edge"), paper_mode(options)
     party.may_lose([name for name in party.peers if name not in (server, *edges)])
     credentials = Credentials(party, authority_of(roles), "edge")
-    offers = _offers(party, credentials, domains(roles)[party.name], options.group, patience)
+    offers = _offers(party, credentials, domains(roles)[party.name], options, patience)
     party.send(server, Users({name: offer.keys for name, offer in offers.items()}))
     task = receive_task(inputs, server, credentials)
     # masks among edge servers, of which two are enough: the domains' sums are masked already
@@ -383,17 +409,19 @@ def open_domain(inputs: RoleInput[FedXGB]) -> OpenDomain:
     rules = Rules(most=options.max_users, least_change=options.group, whole=options.group_size is not None)
     # cohorts whose sums the first run opened count in this one
     known = file.read(rules, np.random.default_rng()) if task.rounds else None
+    if options.adds_noise:
+        known = AnyCohorts(rules, np.random.default_rng())
     domain = (PaperDomainSums if paper else DomainSums)(party, keys, standings, rules, patience, known, file.write)
     domain.transcript.update(task)
-    if known is None:
+    if not task.rounds:
         domain.choose(domain.there, everybody=True)  # a user that misses the first sum takes no part later
-    return OpenDomain(task, schema_of(task.names, task.categories, task.origins), domain, membership, file)
+    return OpenDomain(credentials, task, schema_of(task.names, task.categories, task.origins), domain, membership, file)
 
 
 def _offers(
-    party: Party, credentials: Credentials, users: Sequence[str], least: int, patience: float
+    party: Party, credentials: Credentials, users: Sequence[str], options: FedXGB, patience: float
 ) -> dict[str, UserOffer]:
-    # users without keys that the authority certified are left out
+    # users without keys that the authority certified are left out; under noise they may come late
     offers = gather_sound(party, users, UserOffer, timeout=patience)
     for name in users:
         try:
@@ -401,12 +429,16 @@ def _offers(
                 credentials.check(name, "user", offers[name].keys, name)
                 continue
             logger.warning("%s begins without %s, which has sent no keys", party.name, name)
+            if options.adds_noise:
+                continue
         except PeerProtocolError as error:
             logger.warning("%s: %s", party.name, error)
             del offers[name]
         party.leave_out(name)
-    if len(offers) < least:
-        raise RoundVoid(f"expected {least} users or more to come to the domain of {party.name}, got {len(offers)}")
+    if len(offers) < options.group:
+        raise RoundVoid(
+            f"expected {options.group} users or more to come to the domain of {party.name}, got {len(offers)}"
+        )
     return offers
 
 
@@ -428,7 +460,8 @@ def join_domain(inputs: RoleInput[FedXGB], edge: str) -> JoinedUser:
     party.send(edge, UserOffer(credentials.certified))
     task = receive_task(inputs, edge, credentials)
     schema = schema_of(task.names, task.categories, task.origins)
-    rows = common_rows(inputs.rows, schema, inputs.classes, task.classes, name)
+    data = within_declared(inputs.options, inputs.rows, inputs.classes, name)
+    rows = common_rows(data, schema, inputs.classes, task.classes, name)
     printed = printed_rows([rows], task.classes)
     # holders of shares know a user's rows again by their shares, which depend on this seed
     seed = seed_of_rows(inputs.keeper, name, task.model_id, printed, resumed=task.rounds > 0)

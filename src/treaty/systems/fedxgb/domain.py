@@ -19,12 +19,21 @@ from numpy.typing import NDArray
 from treaty.crypto.keystream import length_prefixed
 from treaty.crypto.sharing.key_agreement import agree, verifies
 from treaty.crypto.sharing.secure_aggregation import Aggregator, Round, RoundVoid, enough
-from treaty.errors import PeerProtocolError
+from treaty.errors import PeerProtocolError, PeerTimeout
+from treaty.machine.arrays import Floats
 from treaty.machine.process import stay_on_one_core
 from treaty.messaging.messages import M, Message
 from treaty.messaging.party import Party
 from treaty.systems.fedxgb.cohorts import Cohorts, Opened, Rules, UserStanding, select
-from treaty.systems.fedxgb.messages import AbsenceNotice, CertifiedKeys, Cohort, Domain, KeyCertificate, KeyRequest
+from treaty.systems.fedxgb.messages import (
+    AbsenceNotice,
+    CertifiedKeys,
+    Cohort,
+    Domain,
+    KeyCertificate,
+    KeyRequest,
+    TrainingEnd,
+)
 from treaty.systems.fedxgb.options import Leaves, Stage
 from treaty.systems.horizontal.masked_sums import SumAggregator
 from treaty.systems.horizontal.members import TranscriptDigest
@@ -37,6 +46,7 @@ _CERTIFICATE, _CHANNEL = "treaty crowd certificate", "treaty crowd channel"
 PATIENCE = 60.0  # seconds; a tenth of the job's timeout if that is less
 MOST_SILENCES = 3  # in a row, after which a user is no longer waited for: all others would wait each time
 _MOMENT = 0.05  # seconds given to such users once all others have answered
+LATE_POLL = 0.5  # seconds between two looks whether users came late
 FIRST_PATIENCE = 3  # times `patience` a user has for a step of a job's first sum
 MOST_PATIENCE = 4  # times `patience` a sum waits for users lost one after another; others wait for the edge server
 
@@ -53,7 +63,7 @@ def authority(inputs: RoleInput) -> None:
     if not inputs.alone:
         stay_on_one_core()
     roles = {name: role for name, role in inputs.roles.of.items() if role != "authority"}
-    certify(inputs.party, roles, 2 * patience_of(inputs))
+    certify(inputs.party, roles, 2 * patience_of(inputs), inputs.roles.active if inputs.options.adds_noise else "")
 
 
 def authority_of(roles: Roles) -> str:
@@ -69,8 +79,11 @@ def patience_of(inputs: RoleInput) -> float:
     return min(PATIENCE, inputs.party.timeout / 10) if inputs.patience is None else inputs.patience
 
 
-def certify(party: Party, roles: Mapping[str, str], patience: float) -> None:
-    """Certify parties' keys for their roles; wait `patience` seconds for users, the party's `timeout` for others."""
+def certify(party: Party, roles: Mapping[str, str], patience: float, until: str = "") -> None:
+    """Certify parties' keys for their roles; wait `patience` seconds for users, the party's `timeout` for others.
+
+    Users may come late if it is given a server `until` whose end of training to wait.
+    """
     party.may_lose(roles)
     # a key for this run alone: certificates of another run are worth nothing here
     key = Ed25519PrivateKey.generate()
@@ -79,12 +92,22 @@ def certify(party: Party, roles: Mapping[str, str], patience: float) -> None:
     users = [name for name, role in roles.items() if role == "user"]
     requests = gather_sound(party, roles.keys() - set(users), KeyRequest, timeout=party.timeout)
     requests |= gather_sound(party, users, KeyRequest, timeout=patience)
-    certified = {
-        name: KeyCertificate(public, key.sign(length_prefixed(_CERTIFICATE, party.job, name, roles[name], request.key)))
-        for name, request in requests.items()
-        if request.role == roles[name]
-    }
-    reached = party.send_each(certified, timeout=patience)
+    reached: set[str] = set()
+    while True:
+        certified = {
+            name: KeyCertificate(
+                public, key.sign(length_prefixed(_CERTIFICATE, party.job, name, roles[name], request.key))
+            )
+            for name, request in requests.items()
+            if request.role == roles[name]
+        }
+        reached |= set(party.send_each(certified, timeout=patience))
+        late = [name for name in users if name not in reached and name not in requests]
+        try:
+            if not until or party.receive(until, TrainingEnd, timeout=LATE_POLL, follow=True):
+                break
+        except PeerTimeout:
+            requests = gather_sound(party, late, KeyRequest, timeout=0.0)
     for name in roles:
         if name not in reached:
             logger.warning("%s does not certify %s, which did not ask as %s", party.name, name, roles[name])
@@ -148,6 +171,10 @@ def send_each_or_leave_out(party: Party, messages: Mapping[str, Message], timeou
         party.leave_out(name)
 
 
+# Returns the standard deviations of the noise on a vector of so many numbers
+Deviations = Callable[[int], Floats]
+
+
 # ---------------------------------------------------------------- edge server
 
 
@@ -172,7 +199,7 @@ class DomainCohort(SumAggregator):
     ) -> None:
         self.transcript = TranscriptDigest(b"")
         self.there = list(users)
-        self._party, self._users, self._standings = party, users, standings
+        self._party, self._users, self._standings = party, dict(users), standings
         self._rules, self._patience = rules, patience
         self._rng = np.random.default_rng()
         self._cohorts, self._keep = cohorts or Cohorts(rules, self._rng), keep
@@ -181,12 +208,22 @@ class DomainCohort(SumAggregator):
         self._silent: dict[str, int] = {}
         self._idle = False  # gave nothing to the last sum
         self._until = float("inf")  # monotonic time at which the sum under way is given up
-        self.send(dict.fromkeys(self.there, Domain(dict(users), rules.least_change)))
+        self.introduce(self.there)
+
+    def add(self, users: Mapping[str, CertifiedKeys]) -> None:
+        """Let users in who came late, whose keys are checked."""
+        self._users |= users
+        self.there += users
+        self._standings |= {name: UserStanding() for name in users}
+
+    def introduce(self, users: Collection[str]) -> None:
+        """Send users the keys of all."""
+        self.send(dict.fromkeys(users, Domain(self._users, self._rules.least_change)))
 
     def choose(self, answered: Sequence[str], *, everybody: bool = False) -> None:
         """Choose the cohort of a tree among the users who answered, `everybody` all of them, and send it to them."""
         # bounds and bins hold for rows in the first sum alone
-        counted = frozenset(self.there if self._cohorts.users is None else self._cohorts.users)
+        counted = self._cohorts.may_come(self.there)
         standings = {name: self._standings[name] for name in answered if name in counted}
         ordered = select(standings, self._running, self._rng)
         away = sorted(counted.intersection(self.there).difference(answered))
@@ -305,8 +342,11 @@ class UserCohort:
     """A user's knowledge of its domain, and whether it takes part; `leaves` says when to drop out.
 
     `transcript` digests what the server sent to all users, on which masks depend. `awake` is False once the user has
-    dropped out of a tree; it is set again when the next one begins.
+    dropped out of a tree; it is set again when the next one begins. In a job with noise `deviations` is that of the
+    domain's next sum.
     """
+
+    deviations: Deviations | None = None
 
     def __init__(self, party: Party, edge: str, credentials: Credentials, leaves: Leaves | None) -> None:
         self.transcript = TranscriptDigest(b"")
@@ -339,6 +379,8 @@ class UserCohort:
 
     def permit(self, survivors: Sequence[str]) -> None:
         """Record whose sum is opened; PeerProtocolError if this sum and earlier ones would isolate a few users."""
+        if self.deviations is not None:  # noise protects
+            return
         if not self._agreed_to.permits(survivors):
             raise PeerProtocolError(
                 self._edge,

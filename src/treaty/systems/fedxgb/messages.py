@@ -162,10 +162,14 @@ class AbsenceNotice(Message):
 
 @leaks("whose vectors are in the domain's sum", "control", guard="group_size")
 class SurvivorReport(Message):
-    """Whose vectors are in the domain's sum, none where it could not be opened, and the attempt that opened it."""
+    """Whose vectors are in the domain's sum, none where it could not be opened, and the attempt that opened it.
+
+    `joined` has the keys of users who came late, once.
+    """
 
     users: list[str]
     attempt: Annotated[int, msgspec.Meta(ge=0)]
+    joined: dict[str, CertifiedKeys] = msgspec.field(default_factory=dict)
 
 
 @leaks("a level's splits", "aggregated", guard='expose="nothing"')

@@ -11,8 +11,10 @@ import msgspec
 import numpy as np
 
 from treaty.errors import ConfigError
+from treaty.systems.horizontal.random_trees import NOISY_PARALLEL, NOISY_TREES
 from treaty.systems.horizontal.rows import refuse_objectives
-from treaty.systems.options import AtLeastOne, SystemOptions
+from treaty.systems.horizontal.sum_noise import check_noise
+from treaty.systems.options import AtLeastOne, Positive, SystemOptions
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import PartySpec, Roles
 
@@ -76,6 +78,19 @@ class FedXGB(SystemOptions):
         With ``expose="nothing"``: how many edge servers compute together on a user's rows: the user's own and the next
         ones, in the job's order. So an edge server's work falls with the number of edge servers. None: 3 under
         "additive", which takes no other number, and all edge servers under "shamir".
+    epsilon_total : float or None, default None
+        Noise on all sums, so that the whole training is (epsilon_total, delta) differentially private for every row, or
+        for every user (`user_rows`). As in `FederBoostHorizontal`, splits are drawn at random, and the sums of leaves
+        alone are opened. Each user adds noise for the case that a third of its domain is lost; what is too much is
+        removed again. Users learn the model, which is private. Sums may then differ by one user: lost users come back
+        at once, and users may join late. None: no noise.
+    delta : float or None, default None
+        See `epsilon_total`; None is 1e-6.
+    user_rows : int or None, default None
+        With `epsilon_total`: protect whole users, whose part of a sum is limited to what so many rows can add. Users
+        with more rows count some that are drawn at random, and scale their sums of leaves down. None: protect rows.
+    target_range, weight_bound
+        As in `FederBoostHorizontal`.
     max_queries : int or None, default None
         With ``expose="nothing"``: how many rows of each user the finished model predicts on shares, over all runs, as
         edge servers count them. None is 100.
@@ -111,10 +126,28 @@ class FedXGB(SystemOptions):
         # which rows a user keeps back is drawn: it may be more than its share
         return trained if self.validation_fraction is None else 100 + int(2 * trained / (1 - self.validation_fraction))
 
+    epsilon_total: Positive | None = None
+    delta: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
+    user_rows: AtLeastOne | None = None
+    target_range: Annotated[Sequence[float], msgspec.Meta(min_length=2, max_length=2)] | None = None
+    weight_bound: Positive | None = None
+
+    @property
+    def adds_noise(self) -> bool:
+        return self.epsilon_total is not None
+
+    @property
+    def default_trees(self) -> tuple[int, int, float]:
+        return NOISY_TREES if self.adds_noise else super().default_trees
+
+    @property
+    def default_parallel(self) -> int:
+        return NOISY_PARALLEL if self.adds_noise else 1
+
     @property
     def exposes(self) -> Literal["nothing", "paper", "model"]:
         """`expose`, resolved."""
-        return self.expose or ("paper" if self.mode == "paper" else "nothing")
+        return self.expose or ("paper" if self.mode == "paper" else "model" if self.adds_noise else "nothing")
 
     @property
     def hides_model(self) -> bool:
@@ -154,7 +187,11 @@ class FedXGB(SystemOptions):
 
     def check(self, common: Any) -> None:
         refuse_objectives(common)
-        common.refuse_forests("FedXGB's users grow one tree for each class in a round")
+        check_noise(self, common, "user_rows")
+        if self.adds_noise:
+            self._check_noisy()
+        else:
+            common.refuse_forests("without epsilon_total FedXGB's users grow one tree for each class in a round")
         common.refuse_leaves("users add up the sums of all slots of a level")
         common.refuse_outputs("users grow one tree for each class in a round")
         check_consent(self)
@@ -184,6 +221,18 @@ class FedXGB(SystemOptions):
             raise ConfigError(
                 f'{named[0]} is about rows that follow a hidden model, and expose="{self.exposes}" shows it to users; '
                 "leave one of them out"
+            )
+
+    def _check_noisy(self) -> None:
+        if self.exposes != "model":
+            raise ConfigError(
+                f'epsilon_total makes the model private, and all users get it: leave expose="{self.exposes}" out'
+                if self.mode == "safe"
+                else 'the published aggregation, mode="paper", has no noise; leave epsilon_total out'
+            )
+        if self.group_size is not None:
+            raise ConfigError(
+                "under epsilon_total sums may differ by one user, and there are no groups: leave out either"
             )
 
 

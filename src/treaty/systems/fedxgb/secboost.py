@@ -35,7 +35,9 @@ in `paper`.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -45,15 +47,17 @@ from treaty.machine.process import stay_on_one_core
 from treaty.messaging.conversation import MessageOrder
 from treaty.messaging.messages import Array, encode
 from treaty.models.trees import ModelPart, record_split
-from treaty.systems.fedxgb import conversation, messages
+from treaty.systems.fedxgb import conversation, messages, noisy
 from treaty.systems.fedxgb.cohorts import drop_earlier_files
 from treaty.systems.fedxgb.domain import Credentials, authority_of, patience_of
+from treaty.systems.fedxgb.noisy import CrowdNoise
 from treaty.systems.fedxgb.options import FedXGB, check_edges
 from treaty.systems.fedxgb.paper import HiddenThresholds, Sides, paper_mode
 from treaty.systems.fedxgb.rows import EdgeRows, Model, UserRows, resend_trees, server_model, watched_by_server
 from treaty.systems.fedxgb.secfind import Crowd, find_splits, give_domain_sum
 from treaty.systems.horizontal.held_out import chosen, drawn_back
 from treaty.systems.horizontal.members import TranscriptDigest
+from treaty.systems.horizontal.noisy_rounds import RandomStep
 from treaty.systems.horizontal.quantiles import (
     MOST_ROUNDS,
     CommonBins,
@@ -111,7 +115,15 @@ def server(inputs: RoleInput[FedXGB]) -> ModelPart:
     task = conversation.new_task(inputs, credentials, kept)
     for edge in edges:
         party.send(edge, task)
-    crowd = Crowd(party, credentials, users, inputs.vouching, task, masked=inputs.options.mode != "paper")
+    noise = CrowdNoise.plan(inputs, task)
+    crowd = Crowd(
+        party, credentials, users, inputs.vouching, task, masked=inputs.options.mode != "paper",
+        homes=None if noise is None else inputs.roles.edges,
+    )  # fmt: skip
+    if noise is not None:
+        part = noisy.lead(inputs, crowd, task, noise, evals)
+        party.send(authority_of(inputs.roles), messages.TrainingEnd())
+        return part
     # [SecBoost, step 4] bins from secure quantiles; how many rows there are, and where values are missing
     if kept is not None:
         found = conversation.known_bins(inputs, crowd, kept)
@@ -231,6 +243,7 @@ def edge(inputs: RoleInput[FedXGB]) -> None:
     limits = conversation.ServerLimits(
         server, inputs.common.most_rounds, inputs.common.depth, searches, inputs.observers
     )
+    noise, late = CrowdNoise.plan(inputs, task), noisy.LateUsers(inputs, here, patience)
     inputs.observers.round_finished(0, None)
     while order.state != "over":
         message = party.receive(server, *order.allowed, follow=True)
@@ -238,7 +251,8 @@ def edge(inputs: RoleInput[FedXGB]) -> None:
         limits.take(message)
         if isinstance(message, messages.Sum):  # SecFind
             limits.sums.take(message.number)
-            opened = give_domain_sum(party, server, domain, message, None if paper_mode(options) else here.edges)
+            masks = None if paper_mode(options) else here.edges
+            opened = give_domain_sum(party, server, domain, message, masks, late.joined())
             inputs.observers.event(VectorGiven(opened))
             continue
         # SecPred
@@ -249,11 +263,16 @@ def edge(inputs: RoleInput[FedXGB]) -> None:
         users = [name for name in party.peers if name not in (server, authority, *edges)]
         here.edges.member.received.update(message)
         # what was late for the last round is dropped unread
-        if isinstance(message, messages.RowSummary | messages.RoundStart):
+        if isinstance(message, messages.RowSummary | messages.RoundStart | RandomStep):
             party.drop_earlier(users)
-        if isinstance(message, messages.RoundStart):
+        if isinstance(message, messages.RoundStart | RandomStep):
             domain.transcript = TranscriptDigest(at_start)
         domain.transcript.update(message)
+        if noise is not None:
+            domain.deviations = partial(noise.deviations, message)
+            if isinstance(message, RandomStep):
+                late.let_in()
+            late.note(message)
         domain.send(dict.fromkeys(domain.there, message))
         match message:
             case ProbeRequest():
@@ -261,6 +280,10 @@ def edge(inputs: RoleInput[FedXGB]) -> None:
                 inputs.observers.set_up("searching for bins", limits.probes, usual)
             case CommonBins():
                 bins = message
+                if noise is not None:
+                    at_start = domain.transcript.digest
+            case RandomStep() if math.prod(message.features.shape):
+                domain.choose(domain.attending(messages.Attendance))
             case messages.RowSummary():
                 assert bins is not None  # by the order of messages
                 rows.receive(users, bins, message, here.schema, resumed=task.rounds > 0)
@@ -296,6 +319,9 @@ def user(inputs: RoleInput[FedXGB]) -> Floats:
     trained = chosen(rows, ~back)
     labels = OwnLabels(inputs, trained, joined.task.classes, edge)
     instructions = conversation.Instructions(inputs, edge, sums)
+    noise = CrowdNoise.plan(inputs, joined.task)
+    if noise is not None:
+        return noisy.follow(inputs, joined, instructions, noise)
     answers = SearchAnswers(inputs, trained, labels, edge, exact=inputs.options.exact_bins)
     while not isinstance(bins := instructions.next(), CommonBins):
         instructions.vector = answers.vector(bins)

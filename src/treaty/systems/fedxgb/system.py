@@ -7,6 +7,7 @@ from itertools import permutations, product
 from typing import Any
 
 from treaty.models.trees import ModelPart, RowPredictions
+from treaty.privacy.ledger import DEFAULT_DELTA
 from treaty.systems.expected import ROUND_TRIP, Expected, Shape, Trees, not_expected
 from treaty.systems.fedxgb import messages, paper, pieces, prediction, shares
 from treaty.systems.fedxgb.domain import authority, patience_of
@@ -29,6 +30,7 @@ from treaty.systems.fedxgb.secboost import edge, server, user
 from treaty.systems.horizontal import leakage
 from treaty.systems.horizontal.held_out import HeldOutRequest
 from treaty.systems.horizontal.masked_sums import MaskedInput, PassedShares, SealedShares
+from treaty.systems.horizontal.noisy_rounds import RandomStep
 from treaty.systems.leakage import Route, Routes, Stage, When, between, routes
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import RoleInput, Roles, Service, System
@@ -44,8 +46,10 @@ _SAFE = When('mode="safe"', lambda options, common: options.mode != "paper")
 _PAPER = When('mode="paper"', lambda options, common: options.mode == "paper")
 _NOTHING = When('expose="nothing"', lambda options, common: options.exposes == "nothing")
 _SHOWN = When('expose="paper"', lambda options, common: options.exposes == "paper")
-_MODEL = When('expose="model"', lambda options, common: options.exposes == "model")
-_NOT_HIDDEN = When('expose="model" or "paper"', lambda options, common: options.exposes != "nothing")
+_NOISY = When("epsilon_total", lambda options, common: options.adds_noise)
+_PLAIN = When("without epsilon_total", lambda options, common: not options.adds_noise)
+_MODEL = _PLAIN & When('expose="model"', lambda options, common: options.exposes == "model")
+_NOT_HIDDEN = _PLAIN & When('expose="model" or "paper"', lambda options, common: options.exposes != "nothing")
 _KEPT_BACK = When("validation_fraction", lambda options, common: options.holds_out_rows)
 _NONE_KEPT_BACK = When("without validation_fraction", lambda options, common: not options.holds_out_rows)
 _ROW_SHARES = Route(pieces.RowShares, _USER, _EDGE, reference=_COLLUDE)
@@ -91,8 +95,11 @@ _SUMS = routes(
         when=_SAFE,
     ),
     Route(messages.AbsenceNotice, _USER, _EDGE),
-    leakage.input_routes(_EDGE, _SERVER, "group_size, min_child_samples", _SAFE & _NONE_KEPT_BACK),
+    leakage.input_routes(
+        _EDGE, _SERVER, "epsilon_total, group_size, min_child_samples", _SAFE & _PLAIN & _NONE_KEPT_BACK
+    ),
     leakage.input_routes(_EDGE, _SERVER, "group_size, validation_fraction", _KEPT_BACK, "held_out"),
+    leakage.input_routes(_EDGE, _SERVER, "epsilon_total", _NOISY, "noisy"),
     Route(MaskedInput, _EDGE, _SERVER, "paper", when=_PAPER),
     Route(messages.SurvivorReport, _EDGE, _SERVER),
     reference="Liu et al., ICDCS 2020, SecBoost; docs/fedxgb.md, How a sum is opened",
@@ -115,7 +122,8 @@ def _to_all(sender: tuple[str, ...], receiver: tuple[str, ...]) -> Routes:
     return routes(
         Route(messages.Task, sender, receiver),
         leakage.search_routes(sender, receiver),
-        between(sender, receiver, messages.RowSummary, messages.RoundStart),
+        routes(between(sender, receiver, messages.RowSummary, messages.RoundStart), when=_PLAIN),
+        Route(RandomStep, sender, receiver, when=_NOISY),
         Route(paper.ShownSplits, sender, receiver, when=_SHOWN),
         Route(messages.KnownSplits, sender, receiver, when=_MODEL),
         Route(messages.Values, sender, receiver, when=_NOT_HIDDEN),
@@ -152,7 +160,15 @@ _SHOWN_MODEL = routes(
 
 ROUTES: dict[Stage, Routes] = {
     "train": routes(
-        _KEYS, _to_all(_SERVER, _EDGE), _to_all(_EDGE, _USER), _SUMS, _PAPERS_SUMS, _HIDDEN_MODEL, _SHOWN_MODEL
+        # so long the authority waits for users who come late
+        Route(messages.TrainingEnd, _SERVER, _AUTHORITY, when=_NOISY, reference="docs/fedxgb.md, Under noise"),
+        _KEYS,
+        _to_all(_SERVER, _EDGE),
+        _to_all(_EDGE, _USER),
+        _SUMS,
+        _PAPERS_SUMS,
+        _HIDDEN_MODEL,
+        _SHOWN_MODEL,
     )
 }
 
@@ -269,7 +285,16 @@ def conclusions(roles: Roles, options: FedXGB, common: BoostingOptions, part: Mo
         learned["server"].insert(1, leakage.kept_back(options, "after each round", 256))
     for role in ("edge", "user"):
         learned[role] += found_by_others
-    if common.fewest_rows < 20:
+    if options.adds_noise:
+        whom = "of any user" if options.user_rows else "of any single row"
+        for role in ("server", "edge", "user"):
+            learned[role].append(
+                f"{whom} no more, from sums and model together, than ({options.epsilon_total:g}, "
+                f"{options.delta or DEFAULT_DELTA:g}) differential privacy lets through, if at most one user of each "
+                "domain tells the server its noise and no edge server helps it (sent without noise: names of columns, "
+                "their categories, classes)"
+            )
+    elif common.fewest_rows < 20:
         for role in ("server", "edge", "user") if options.exposes in ("model", "paper") else ("server", "user"):
             learned[role].append(
                 f"leaves of as few as {common.fewest_rows} training rows (min_child_samples is below 20), so that "
@@ -286,6 +311,12 @@ def _of_server(options: FedXGB, spent: str) -> list[str]:
     """`spent` states how small the groups of rows were that the search for quantiles parted."""
     published, group = options.mode == "paper", options.group
     learned = ["the model, whole, with the gains of its splits and the sums of its nodes"]
+    if options.adds_noise:
+        return [
+            *learned,
+            f"how many rows lie between points that were tried in search of quantiles, under noise ({spent})",
+            "with the help of an edge server, the sums of that domain's users alone, under its part of the noise",
+        ]
     if spent:
         learned.append(f"in search of quantiles, {spent}, whose values are known to lie between two points tried")
     learned.append(
@@ -314,6 +345,13 @@ _COUNTS_OF_LEAVES = (
 )
 
 
+def _shown(options: FedXGB) -> list[str]:
+    """Return what the model shows to those who have it besides the server."""
+    return (
+        ["the model, and the noisy sums of its leaves (epsilon_total)"] if options.adds_noise else [_COUNTS_OF_LEAVES]
+    )
+
+
 def _of_edge(options: FedXGB, edges: int) -> list[str]:
     """Return what an edge server can work out; of a hidden model, that depends on how many of the `edges` collude."""
     learned = [
@@ -322,7 +360,7 @@ def _of_edge(options: FedXGB, edges: int) -> list[str]:
         else "no sum: those that it opens lie under masks that only the server can remove"
     ]
     if options.exposes == "model":
-        return [*learned, _COUNTS_OF_LEAVES]
+        return [*learned, *_shown(options)]
     if options.exposes == "paper":
         bound = (edges - 1) // 2
         return [
@@ -346,7 +384,7 @@ def _of_edge(options: FedXGB, edges: int) -> list[str]:
 def _of_user(options: FedXGB) -> list[str]:
     learned = [] if options.mode == "paper" else ["no sum, and nothing of any other user alone"]
     if options.exposes == "model":
-        return [*learned, _COUNTS_OF_LEAVES]
+        return [*learned, *_shown(options)]
     if options.exposes == "paper":
         return [*learned, "of its own rows, the slot at each level; with rows made up for that, all thresholds"]
     return [
@@ -369,7 +407,7 @@ def expected(roles: Roles, options: FedXGB, common: BoostingOptions, shape: Shap
         raise not_expected("the published form")
     found, server, edges = Expected(), roles.active, roles.having("edge")
     trees = Trees.of(common, shape, shape.rows * len(roles.owners))
-    sums = leakage.sums_of_rows(common, shape, trees, exact=options.exact_bins)
+    sums = leakage.sums_of_rows(options, common, shape, trees)
     if options.holds_out_rows:
         # two labels by bins of scores
         sums = replace(sums, numbers=sums.numbers + 512.0 * common.most_rounds, sums=sums.sums + common.most_rounds)
@@ -385,7 +423,7 @@ def expected(roles: Roles, options: FedXGB, common: BoostingOptions, shape: Shap
             found.memory[owner] = 100.0 * shape.rows
     most = max(map(len, users_of.values()))
     masks = most * sums.numbers * 10e-9
-    found.seconds = masks * 2 + trees.growing(shape.rows, max(shape.columns.values())) + sums.sums * 8 * ROUND_TRIP
+    found.seconds = masks * 2 + sums.growing(trees, shape) + sums.sums * 8 * ROUND_TRIP
     if options.exposes == "nothing":
         found.seconds += _route(found, roles, options, trees, shape, edges)
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from treaty.data.noisy_quantiles import ROUNDS
 from treaty.systems.expected import Shape, Trees
 from treaty.systems.horizontal.masked_sums import MaskedInput, MaskShares, PassedShares, SealedShares, Survivors
 from treaty.systems.horizontal.members import (
@@ -106,6 +107,10 @@ def kept_back(options: Any, when: str, bins: int) -> str:
 _PROBES, _SEARCHES, _OPENING, STEP_BYTES = (8, 50), (14, 70), 1000, 400
 
 
+# Of a column in a round of the noisy search, one for each power of two at first
+_CELLS = 250
+
+
 @dataclass(frozen=True, slots=True)
 class SumsOfRows:
     """Of one owner of rows: numbers that it adds to all sums, how many sums there are, and bytes that it receives."""
@@ -113,11 +118,23 @@ class SumsOfRows:
     numbers: float
     sums: int
     received: float
+    # seconds of one core to go down a level of a random tree, for each row; None: trees grow on histograms
+    a_level: float | None = None
+
+    def growing(self, trees: Trees, shape: Shape) -> float:
+        """Return the seconds in which an owner computes its sums."""
+        if self.a_level is not None:
+            return trees.count * shape.rows * trees.depth * self.a_level
+        return trees.growing(shape.rows, max(shape.columns.values())) / shape.threads
 
 
-def sums_of_rows(common: BoostingOptions, shape: Shape, trees: Trees, *, exact: bool) -> SumsOfRows:
-    """Return what sums of histograms cost, and the search for bins before them."""
-    columns, slots = max(shape.columns.values()), max(shape.slots.values())
+def sums_of_rows(options: Any, common: BoostingOptions, shape: Shape, trees: Trees) -> SumsOfRows:
+    """Return what sums of histograms, or of the leaves of random trees, cost, and the search for bins before them."""
+    columns, slots, exact = max(shape.columns.values()), max(shape.slots.values()), options.exact_bins
+    if options.adds_noise:
+        # splits and the last round's sums come back
+        numbers, cells = trees.count * 2.0 * (1 << common.depth), _CELLS * columns * ROUNDS
+        return SumsOfRows(numbers + cells, ROUNDS + 1 + common.most_rounds, 8.0 * numbers + 4.0 * cells, a_level=5e-9)
     probes = _PROBES[exact] * common.most_bins * columns
     received = 4.0 * (probes + slots) + trees.count * (trees.rounds * STEP_BYTES + trees.splits * 120)
     numbers = probes + _OPENING + trees.count * trees.asked * 3.0 * slots

@@ -89,7 +89,10 @@ class Survivors(Message):
 
 @leaks("what removes the masks from this sum, and from no vector in it", "masked")
 class MaskShares(Message):
-    """What removes masks: by survivor a share of its seed; by lost contributor a share of its key, or one mask."""
+    """What removes masks: by survivor a share of its seed; by lost contributor a share of its key, or one mask.
+
+    In sums with noise, shares of secrets of surplus noise follow those of seeds.
+    """
 
     survivors: dict[str, bytes]
     lost: dict[str, bytes]
@@ -234,8 +237,9 @@ class SumAggregator(ABC):
 
         # a survivor's self-mask is removed by its seed, what a lost one left in others' vectors by its key or masks
         lost = sorted(set(sharers) - set(survivors))
-        of_seed = share_length(SECRET_BYTES)
-        of_lost = of_seed if this_round.dropout == "share" else KEY_BYTES
+        of_key = share_length(SECRET_BYTES)
+        of_seed = 2 * of_key if this_round.removed(len(survivors)) else of_key
+        of_lost = of_key if this_round.dropout == "share" else KEY_BYTES
         shares = self._checked(
             self._gather(MaskShares),
             lambda m, _: _of_length(m.survivors, survivors, of_seed) and _of_length(m.lost, lost, of_lost),

@@ -16,9 +16,9 @@ from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Integers
 from treaty.messaging.messages import Array, Message, leaks, view
 from treaty.models.trees import record_split
-from treaty.systems.horizontal.members import Collector
 from treaty.systems.horizontal.own_rows import OwnRows
 from treaty.systems.horizontal.random_trees import LeafNoise, LeafShard, RandomTrees, column_sets, draw_trees
+from treaty.systems.horizontal.rows import SumOpener
 from treaty.systems.system import RoleInput
 from treaty.trees.ensemble import Tree
 from treaty.trees.histograms import width_of
@@ -48,7 +48,7 @@ class RandomStep(Message):
 class LeafSender:
     """The leader's end of `RandomStep`: `sums` of a finished round travel with the trees of the next one."""
 
-    def __init__(self, collector: Collector, width: int) -> None:
+    def __init__(self, collector: SumOpener, width: int) -> None:
         self._collector, self.sums = collector, _NO_SUMS
         self._none = RandomTrees(np.empty((0, 0), np.int32), np.empty((0, 0, width), np.bool_))
 
@@ -66,7 +66,7 @@ class LeafSender:
 
 def random_round(
     inputs: RoleInput,
-    collector: Collector,
+    collector: SumOpener,
     steps: LeafSender,
     own: OwnRows,
     rules: SplitRules,
@@ -82,16 +82,15 @@ def random_round(
     trees = draw_trees(rng, own.bins, depth, allowed)
     steps.send(trees)
     vector = _given(own, trees, noise)
-    opened = collector.total(vector.size, None if inputs.data is None else vector)
+    opened = collector.total(len(vector), None if inputs.data is None else noise.on(vector, objective))
     steps.sums = opened.reshape(len(trees.features), trees.leaves, 2)
     return _finished(own, trees, steps.sums, noise.rules(rules, objective))
 
 
 def _given(own: OwnRows, trees: RandomTrees, noise: LeafNoise) -> Integers:
-    """Return a participant's vector of noisy leaf sums."""
+    """Return a participant's vector of leaf sums."""
     assert isinstance(own.shard, LeafShard)
-    objective = own.forest.objective
-    return noise.on(own.shard.leaf_sums(trees, noise.limit(objective)), objective)
+    return own.shard.leaf_sums(trees, noise.limit(own.forest.objective)).ravel()
 
 
 def _finished(own: OwnRows, trees: RandomTrees, sums: Integers, rules: SplitRules) -> list[Tree]:
@@ -117,7 +116,7 @@ class LeafMember:
         self._growing: RandomTrees | None = None
 
     def take(self, step: RandomStep) -> Integers | None:
-        """Finish the last round, and return the noisy vector of the next one, int64, or None.
+        """Finish the last round, and return the vector of the next one, int64, which lacks its noise, or None.
 
         Raises PeerProtocolError if the step does not fit the trees so far.
         """

@@ -213,10 +213,13 @@ class LeafNoise:
     rate: float
     half_range: float | None = None
 
-    def releases(self, rho: float, outputs: int, norm: float, steps: float) -> Releases:
-        """Return the releases of all rounds, with the least noise that costs at most `rho`, in `steps` to a unit."""
+    def releases(self, rho: float, outputs: int, norm: float, steps: float, rows: int = 1) -> Releases:
+        """Return the releases of all rounds, with the least noise that costs at most `rho`, in `steps` to a unit.
+
+        `norm` is of one row; whoever is protected changes a sum by what `rows` of them do at most.
+        """
         # a row is in one leaf of each tree of a round
-        coordinates, norm = 2 * self.parallel * outputs, math.sqrt(self.parallel) * norm * steps
+        coordinates, norm = 2 * self.parallel * outputs * rows, math.sqrt(self.parallel) * norm * steps * rows
         return noise_for(rho, count=self.rounds, coordinates=coordinates, norm=norm, honest=self.honest)
 
     @property
@@ -236,10 +239,13 @@ class LeafNoise:
         share = (_TWO_CLASSES if objective.n_outputs == 1 else _CLASSES) if classes else _NUMBERS
         return np.array([self.limit(objective), objective.hess_bound / share])
 
+    def deviations(self, length: int, objective: Objective) -> Floats:
+        """Return the standard deviations of the noise on a vector of leaf sums, float64 (length,)."""
+        return np.tile(self.units(objective) * self.sigma, length // 2)
+
     def on(self, sums: Integers, objective: Objective) -> Integers:
-        """Return leaf sums (..., 2) as a vector with the own share of noise."""
-        flat = sums.ravel()
-        return flat + noise_share(np.tile(self.units(objective) * self.sigma, len(flat) // 2), self.honest)
+        """Return a vector of leaf sums with the own share of noise."""
+        return sums + noise_share(self.deviations(len(sums), objective), self.honest)
 
     def rules(self, rules: SplitRules, objective: Objective) -> SplitRules:
         """Return rules whose denominators grow by the noise that all trees together leave in a grad.

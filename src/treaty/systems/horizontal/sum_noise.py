@@ -91,10 +91,13 @@ def plan_noise(
     *,
     honest: int,
     search: bool = True,
+    unit: int = 1,
+    rows: int = 1,
 ) -> SumNoise:
     """Divide a training's budget among what it opens; ConfigError when `epsilon_total` and `delta` are out of reach.
 
-    `honest` is `noise_share`'s.
+    `honest` is `noise_share`'s. Counts are multiplied by `unit`, and one row, or one user, changes a sum by what `rows`
+    rows do at most.
     Without a `search` for bins, which an earlier training has paid for, the trees have their part of the budget alone,
     so that search and trees together cost `epsilon_total` in either case.
     """
@@ -112,12 +115,17 @@ def plan_noise(
     units = leaves.units(objective)
     # zCDP composes by adding up, so parts of rho are parts of the budget
     rho = rho_for(options.epsilon_total, delta)
-    opening = noise_for(OF_OPENING * rho, count=1, coordinates=1 + n_features, honest=honest)
-    # a row is between two neighbouring probes of each column
-    counts = noise_for(OF_SEARCH * rho, count=ROUNDS, coordinates=max(1, numeric), honest=honest)
+    # a row is counted once in each column, also between neighbouring probes
+    opening, counts = (
+        noise_for(
+            part * rho, count=count, coordinates=rows * changed, honest=honest, norm=unit * rows * math.sqrt(changed)
+        )
+        for part, count, changed in ((OF_OPENING, 1, 1 + n_features), (OF_SEARCH, ROUNDS, max(1, numeric)))
+    )
     norm = row_norm(objective.n_outputs, classes=classes is not None, fractional_bits=common.fractional_bits)
-    trees = leaves.releases((1.0 - OF_OPENING - OF_SEARCH) * rho, objective.n_outputs, norm, float(units.min()))
-    leaves = replace(leaves, sigma=trees.sigma / units.min())
+    steps, of_trees = float(units.min()), (1.0 - OF_OPENING - OF_SEARCH) * rho
+    trees = leaves.releases(of_trees, objective.n_outputs, norm, steps, rows)
+    leaves = replace(leaves, sigma=trees.sigma / steps)
     if leaves.sigma * units.max() > MOST_SIGMA:
         raise ConfigError(
             f"epsilon_total={options.epsilon_total:g} needs more noise than fits at fractional_bits="
@@ -197,11 +205,11 @@ def within_declared(options: Any, data: LabelledRows, classes: object, party: st
     return replace(data, y=y, weight=weight)
 
 
-def check_noise(options: Any, common: Any) -> None:
-    """Refuse options of noise without noise; under noise, bounds that are none, and what noisy sums cannot do."""
+def check_noise(options: Any, common: Any, *also: str) -> None:
+    """Refuse options of noise (`also` these) without noise; under noise, bounds that are none, and other options."""
     ends = options.target_range
     if not options.adds_noise:
-        for name in ("delta", "target_range", "weight_bound"):
+        for name in ("delta", "target_range", "weight_bound", *also):
             if getattr(options, name) is not None:
                 raise ConfigError(f"{name} goes with epsilon_total; give both or leave {name} out")
         return

@@ -1,0 +1,272 @@
+"""FedXGB with `epsilon_total`: trees are drawn at random, and all users' sums of their leaves are opened under noise.
+
+The steps are those of `secboost`, but for these:
+
+* Bins are searched with noisy counts (`data.noisy_quantiles`). The server draws the trees of a round; users take their
+  own rows down, and add up grad and hess by leaf (`horizontal.random_trees`). One sum is opened for a round.
+* Every user adds noise for the case that a third of its domain is lost; what is too much is removed from the domain's
+  sum (`privacy.surplus_noise`). Each domain's noise is of sigma / sqrt(domains). An edge server that opens no sum sends
+  its domain's noise alone.
+* Sums may differ by one user (`cohorts.AnyCohorts`), so that a lost user is back with the next round. Users may come
+  late: their edge server sends them what they have missed, and lets the server know their keys.
+
+The noise holds against the server with one user of each domain. With an edge server's help the server sees the sum of
+that domain alone, under its part of the noise.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from treaty.crypto.sharing.secure_aggregation import RoundVoid
+from treaty.data.noisy_quantiles import SearchNoise
+from treaty.errors import PeerProtocolError
+from treaty.machine.arrays import Floats, Integers
+from treaty.messaging.messages import Message, encode
+from treaty.messaging.party import Party
+from treaty.models.trees import ModelPart
+from treaty.privacy.ledger import model_job
+from treaty.privacy.surplus_noise import least_share
+from treaty.systems.fedxgb.conversation import Instructions, JoinedUser, OpenDomain
+from treaty.systems.fedxgb.domain import gather_sound, send_each_or_leave_out
+from treaty.systems.fedxgb.messages import Attendance, CertifiedKeys, Task, TrainingEnd, UserOffer
+from treaty.systems.fedxgb.options import FedXGB, domains
+from treaty.systems.fedxgb.secfind import Crowd
+from treaty.systems.horizontal.held_out import chosen
+from treaty.systems.horizontal.noisy_rounds import LeafMember, LeafSender, RandomStep, random_round
+from treaty.systems.horizontal.own_rows import Draws, OwnRows
+from treaty.systems.horizontal.quantiles import (
+    CommonBins,
+    Count,
+    SearchAnswers,
+    agreed_objective,
+    lead_search,
+    unpack_bins,
+)
+from treaty.systems.horizontal.random_trees import row_norm
+from treaty.systems.horizontal.rows import OwnLabels, no_rows, schema_of
+from treaty.systems.horizontal.sum_noise import SumNoise, pay, plan_noise
+from treaty.systems.pooled.constraints import constraints_of
+from treaty.systems.pooled.system import watched
+from treaty.systems.system import LabelledRows, RoleInput
+from treaty.trees.boosting import Forest, Rounds
+from treaty.trees.ensemble import SplitTable, Tree
+from treaty.trees.histograms import width_of
+from treaty.trees.objectives import Objective
+
+logger = logging.getLogger(__name__)
+
+# Counts are multiplied by it: many users' parts of their noise are finer than whole rows
+_COUNT_UNIT = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class CrowdNoise:
+    """The noise of a training with so many `domains`; `rows` is the most of a user's that count, None: all."""
+
+    whole: SumNoise
+    objective: Objective
+    domains: int
+    rows: int | None
+    norm: float
+
+    @classmethod
+    def plan(cls, inputs: RoleInput[FedXGB], task: Task) -> CrowdNoise | None:
+        """Plan a training's noise, None without any; ConfigError if it is out of reach."""
+        options, common, schema = inputs.options, inputs.common, schema_of(task.names, task.categories, task.origins)
+        if not options.adds_noise:
+            return None
+        sizes, rows = [len(users) for users in domains(inputs.roles).values()], options.user_rows or 1
+        honest = len(sizes) * least_share(max(sizes))
+        whole = plan_noise(options, common, schema, task.classes, honest=honest, unit=_COUNT_UNIT, rows=rows)
+        objective = OwnLabels(inputs, no_rows(schema), task.classes, inputs.roles.active).given
+        one = row_norm(objective.n_outputs, classes=task.classes is not None, fractional_bits=common.fractional_bits)
+        norm = rows * one * math.sqrt(common.num_parallel_tree)
+        return cls(whole, objective, len(sizes), options.user_rows, norm)
+
+    def deviations(self, asked: Message, length: int) -> Floats:
+        """Return the standard deviations of a domain's noise on the vector that `asked` asks for, (length,)."""
+        if isinstance(asked, RandomStep):
+            assert self.whole.leaves is not None
+            return self.whole.leaves.deviations(length, self.objective) / math.sqrt(self.domains)
+        sigma = self.whole.opening if isinstance(asked, Count) else self.whole.search
+        return np.full(length, sigma / math.sqrt(self.domains))
+
+    @property
+    def of_search(self) -> SearchNoise:
+        """The search as all see it; noise is added as a user's vector goes out (`UserSums.give`)."""
+        return SearchNoise(np.asarray, np.asarray, self.whole.search / _COUNT_UNIT)
+
+    def counted(self, rows: LabelledRows) -> LabelledRows:
+        """Return the rows of a user that are counted, drawn anew if it has too many."""
+        n_rows = len(rows.y)
+        if self.rows is None or n_rows <= self.rows:
+            return rows
+        return chosen(rows, np.random.default_rng().permutation(n_rows) < self.rows)
+
+    def limited(self, sums: Integers) -> Integers:
+        """Return a user's sums of leaves, scaled down if they are longer than its part of a sum may be."""
+        if self.rows is None:
+            return sums
+        assert self.whole.leaves is not None
+        units = np.tile(self.whole.leaves.units(self.objective), len(sums) // 2)
+        length = float(np.linalg.norm(sums / units))
+        # towards zero, which makes no vector longer
+        return sums if length <= self.norm else np.trunc(sums * (self.norm / length)).astype(np.int64)
+
+
+# ---------------------------------------------------------------- server
+
+
+def lead(
+    inputs: RoleInput[FedXGB], crowd: Crowd, task: Task, noise: CrowdNoise, evals: Sequence[LabelledRows]
+) -> ModelPart:
+    """Search for bins and grow trees as the server; return the model, with a warning that of fewer rounds."""
+    name, common, classes, schema = inputs.party.name, inputs.common, inputs.classes, inputs.rows.table.schema
+    assert noise.whole.leaves is not None
+    crowd.unit = _COUNT_UNIT
+    found = lead_search(inputs, crowd, schema, classes, None, noise.of_search, exact=False)
+    crowd.unit = 1
+    crowd.settle()
+    inputs.party.round += 1
+    part = ModelPart(
+        model_id=task.model_id, party=name, schema=schema, splits=SplitTable(),
+        forest=Forest(found.objective, (name,), classes, parallel=common.num_parallel_tree),
+        spent=str(noise.whole.budget), bins=encode(found.message),
+    )  # fmt: skip
+    own = OwnRows.of(inputs, no_rows(schema), part, found.bins, Draws.fresh(inputs))
+    steps = LeafSender(crowd, width_of(found.bins.offsets))
+    rules = common.rules(found.objective, constraints_of(common, schema))
+    inputs.observers.round_finished(0, part)
+    rounds = Rounds(
+        own.forest, common.most_rounds, eval_sets=[watched(of, part.splits, inputs.threads) for of in evals],
+        early_stopping_rounds=common.early_stopping_rounds, early_stopping_min_delta=common.early_stopping_min_delta,
+        metrics=common.metrics, after_round=lambda done: inputs.observers.round_finished(done, part),
+    )  # fmt: skip
+    for trees in rounds:
+        trees += _round(inputs, crowd, steps, own, rules, noise, found.n_rows)
+        if not trees:
+            rounds.stop()
+    steps.flush()
+    crowd.broadcast(TrainingEnd())
+    return part
+
+
+def _round(
+    inputs: RoleInput[FedXGB], crowd: Crowd, steps: LeafSender, own: OwnRows, rules: Any, noise: CrowdNoise, n_rows: int
+) -> list[Tree]:
+    """Grow a round's trees; none if no user is left."""
+    assert noise.whole.leaves is not None
+    try:
+        return random_round(inputs, crowd, steps, own, rules, noise.whole.leaves, n_rows)
+    except RoundVoid as error:
+        if not own.forest.trees:
+            raise
+        logger.warning("training ends after %d of %d rounds: %s", own.forest.rounds, inputs.common.most_rounds, error)
+        return []
+
+
+# ---------------------------------------------------------------- edge server
+
+
+class LateUsers:
+    """Users of a domain who may come while trees grow, and all messages that they have missed, by round."""
+
+    def __init__(self, inputs: RoleInput[FedXGB], here: OpenDomain, patience: float) -> None:
+        self._party, self._here, self._patience = inputs.party, here, patience
+        self._awaited = [name for name in domains(inputs.roles)[inputs.party.name] if name not in here.sums.there]
+        self._missed: list[tuple[int, Message]] = []
+        self._joined: dict[str, CertifiedKeys] = {}
+
+    def note(self, message: Message) -> None:
+        """Keep a message to all users for those who come later."""
+        self._missed.append((self._party.round, message))
+
+    def let_in(self) -> None:
+        """Let users in who have come by now, with certified keys."""
+        party, here = self._party, self._here
+        offers = _at_round(party, 0, partial(gather_sound, party, self._awaited, UserOffer, timeout=0.0))
+        self._awaited = [name for name in self._awaited if name in party.peers and name not in offers]
+        came = {}
+        for name, offer in offers.items():
+            try:
+                here.credentials.check(name, "user", offer.keys, name)
+                came[name] = offer.keys
+            except PeerProtocolError as error:
+                logger.warning("%s: %s", party.name, error)
+                party.leave_out(name)
+        if not came:
+            return
+        logger.info("%s lets in %s, who came late", party.name, ", ".join(came))
+        others = list(here.sums.there)
+        tasks = dict.fromkeys(came, here.task)
+        _at_round(party, 0, partial(send_each_or_leave_out, party, tasks, self._patience))
+        came = {name: keys for name, keys in came.items() if name in party.peers}
+        here.sums.add(came)
+        here.sums.introduce(others)
+        _at_round(party, 0, partial(here.sums.introduce, list(came)))
+        for number, message in self._missed:
+            _at_round(party, number, partial(here.sums.send, dict.fromkeys(came, message)))
+        self._joined |= came
+
+    def joined(self) -> dict[str, CertifiedKeys]:
+        """Return the users who have come since the last call."""
+        joined, self._joined = self._joined, {}
+        return joined
+
+
+def _at_round(party: Party, number: int, act: Any) -> Any:
+    """Do something as in an earlier round: a user who comes late counts rounds by what it receives."""
+    party.round, now = number, party.round
+    try:
+        return act()
+    finally:
+        party.round = now
+
+
+# ---------------------------------------------------------------- user
+
+
+def follow(inputs: RoleInput[FedXGB], joined: JoinedUser, instructions: Instructions, noise: CrowdNoise) -> Floats:
+    """Take part as a user; return the model's margins of own rows, float64 (n_outputs, n_rows)."""
+    party, common, task, edge = inputs.party, inputs.common, joined.task, instructions.edge
+    assert noise.whole.leaves is not None
+    spent = pay(noise.whole, inputs.store, party.name, model_job(party.job, task.model_id), inputs.epsilon_limits)
+    schema = joined.rows.table.schema
+    labels = OwnLabels(inputs, joined.rows, task.classes, edge)
+    answers = SearchAnswers(inputs, noise.counted(joined.rows), labels, edge, noise.of_search, exact=False)
+    while not isinstance(asked := instructions.next(), CommonBins):
+        instructions.vector = partial(_scaled, answers.vector(asked))
+        joined.sums.deviations = partial(noise.deviations, asked)
+    bins = unpack_bins(asked, schema, common.bin_limits, edge)
+    objective = agreed_objective(asked, labels.starting(asked.start, "CommonBins"), noise=True, peer=edge)
+    forest = Forest(objective, (party.name,), task.classes, parallel=common.num_parallel_tree)
+    part = ModelPart(
+        model_id=task.model_id, party=party.name, schema=schema, splits=SplitTable(), forest=forest, spent=spent
+    )
+    own = OwnRows.of(inputs, joined.rows, part, bins, Draws.fresh(inputs))
+    rules = common.rules(objective, constraints_of(common, schema))
+    trees = LeafMember(own, edge, rules, noise.whole.leaves, most_rounds=common.most_rounds, max_depth=common.depth)
+    inputs.observers.round_finished(0, None)
+    while not isinstance(step := instructions.next(), TrainingEnd):
+        assert isinstance(step, RandomStep)  # by the order of messages
+        given = trees.take(step)
+        joined.sums.awake = True
+        if given is not None:
+            instructions.vector = partial(noise.limited, given)
+            joined.sums.deviations = partial(noise.deviations, step)
+            if not joined.sums.absent("call"):
+                party.send(edge, Attendance())
+        inputs.observers.round_finished(forest.rounds, None)
+    return own.shard.margins
+
+
+def _scaled(counts: Any) -> Integers:
+    return np.asarray(counts() * _COUNT_UNIT, np.int64)

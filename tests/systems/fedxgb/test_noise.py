@@ -1,0 +1,236 @@
+"""FedXGB with `epsilon_total`: how much noise is in each sum, whoever is lost, returns or comes late."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from systems.fedxgb.playing import Options, crowd_rows, laid_out, once, options_of, play_crowd, role_input
+from treaty.errors import ConfigError
+from treaty.models.checkpoints import noise_folder
+from treaty.models.trees import walk_tables
+from treaty.privacy.ledger import Ledger
+from treaty.systems.fedxgb import noisy, secfind
+from treaty.systems.fedxgb.cohorts import AnyCohorts, Rules
+from treaty.systems.fedxgb.messages import Task, UserOffer
+from treaty.systems.fedxgb.noisy import CrowdNoise
+from treaty.systems.fedxgb.system import SYSTEM
+from treaty.systems.horizontal.rows import describe
+from treaty.systems.observers import Observer, Observers
+from treaty.trees.ensemble import Walk, join_splits
+
+QUICK = {"n_estimators": 3, "num_parallel_tree": 80, "max_depth": 2}
+
+
+@pytest.fixture(scope="module")
+def binary():
+    return crowd_rows("binary", 12, 600)
+
+
+def noisy_options(**chosen) -> Options:
+    return options_of(**{"epsilon_total": 4.0, **QUICK, **chosen})
+
+
+def noise_of(parts, options, classes, layout):
+    """Return the planned noise, as every party plans it."""
+    described = describe(next(iter(parts.values())), classes)
+    task = Task("m", described.names, described.categories, classes, b"", None, origins=described.origins)
+    return CrowdNoise.plan(role_input(None, options, layout, classes=classes), task)
+
+
+def noise_in(crowded, noise, layout):
+    """Return the noise in each sum of leaves, over what is planned for its cohort."""
+    found = []
+    for sums in crowded.opened[-QUICK["n_estimators"] :]:
+        exact = crowded.expected(sums) if sums.cohort else 0
+        of_edges = [sum(layout.edges[name] == edge for name in sums.cohort) for edge in layout.having("edge")]
+        # of six users, of whom the server may know the noise of one, each number of survivors is a step
+        planned = np.mean([1.0 if count == 0 else count / (count - 1) for count in of_edges])
+        sigma = noise.whole.leaves.deviations(len(sums.total), noise.objective) * np.sqrt(planned)
+        found.append((sums.total - exact) / sigma)
+    return np.array(found)
+
+
+def as_planned(found):
+    """Tell whether numbers have a deviation of 1, but for six standard errors."""
+    return abs(np.sqrt((found**2).mean()) - 1) < 6 / np.sqrt(2 * found.size)
+
+
+def test_sums_have_the_noise_that_is_planned_whoever_is_lost(binary):
+    parts, _, classes = binary
+    options, layout = noisy_options(n_estimators=3), laid_out(list(parts))
+    noise = noise_of(parts, options, classes, layout)
+    all_there = play_crowd(parts, options, classes, layout=layout)
+    assert not all_there.failures
+    assert all(len(sums.cohort) == 12 for sums in all_there.opened)
+    assert as_planned(noise_in(all_there, noise, layout))
+    # two of six users of each domain are lost in the second round, after they have sent their vectors and before
+    leaves = {name: once(2, stage) for name, stage in zip(parts, ("masked", "shared", "shared", "setup"), strict=False)}
+    lost = play_crowd(parts, options, classes, layout=layout, leaves=leaves)
+    assert not lost.failures
+    sizes = [len(sums.cohort) for sums in lost.opened[-3:]]
+    assert sizes[0] == sizes[2] == 12  # back at once
+    assert 8 <= sizes[1] < 12
+    assert as_planned(noise_in(lost, noise, layout))
+
+
+@pytest.mark.parametrize("plant", ["noise of survivors kept", "too much removed", "no noise", "noise of half"])
+def test_planted_faults_of_noise_are_found(monkeypatch, binary, plant):
+    parts, _, classes = binary
+    options, layout = noisy_options(), laid_out(list(parts))
+    noise = noise_of(parts, options, classes, layout)
+    removable, draw = secfind.removable_noise, secfind.draw_noise
+    match plant:
+        case "noise of survivors kept":
+            monkeypatch.setattr(secfind, "removable_noise", lambda sigma, *of: np.zeros(len(sigma), np.int64))
+        case "too much removed":
+            monkeypatch.setattr(secfind, "removable_noise", lambda *of: 3 * removable(*of))
+        case "no noise":
+            monkeypatch.setattr(secfind, "draw_noise", lambda sigma, *of: (0, draw(sigma, *of)[1]))
+        case "noise of half":
+            planned = CrowdNoise.deviations
+            monkeypatch.setattr(CrowdNoise, "deviations", lambda *of: planned(*of) / 2)
+    assert not as_planned(noise_in(play_crowd(parts, options, classes, layout=layout), noise, layout))
+
+
+def test_an_edge_server_without_a_sum_sends_its_domains_noise(monkeypatch, binary):
+    parts, _, classes = binary
+    options, layout = noisy_options(), laid_out(list(parts))
+    noise = noise_of(parts, options, classes, layout)
+
+    def play():
+        # all users of one domain leave in the second round
+        gone = {name: once(2, "shared") for name, edge in layout.edges.items() if edge == "edge1"}
+        return play_crowd(parts, options, classes, layout=layout, leaves=gone)
+
+    crowded = play()
+    assert [len(sums.cohort) for sums in crowded.opened[-3:]] == [12, 6, 12]
+    assert as_planned(noise_in(crowded, noise, layout))
+    monkeypatch.setattr(secfind, "discrete_gaussian", lambda sigma: np.zeros(len(sigma), np.int64))
+    assert noise_in(play(), noise, layout)[1].std() < 0.9
+
+
+def test_training_ends_with_the_rounds_so_far_when_nobody_is_left(binary, caplog):
+    parts, _, classes = binary
+    crowded = play_crowd(parts, noisy_options(), classes, leaves={name: once(2, "shared") for name in parts})
+    assert crowded.model.forest.rounds == 1
+    assert "training ends after 1 of 3 rounds" in caplog.text
+
+
+def test_users_who_come_late_take_part_and_have_the_same_model(binary):
+    parts, _, classes = binary
+    options, layout = noisy_options(), laid_out(list(parts))
+    name, begun, came = list(parts)[3], threading.Event(), threading.Event()
+
+    class Waiting(Observer):
+        def round_finished(self, done, part):
+            if done == 1:
+                begun.set()
+                assert came.wait(60)
+
+    def late(party):
+        send = party.send
+
+        def sent(to, message):
+            send(to, message)
+            if isinstance(message, UserOffer):
+                came.set()
+
+        party.send = sent
+        assert begun.wait(60)
+        return SYSTEM.train["user"](role_input(party, options, layout, data=parts[name], classes=classes))
+
+    def lead(party):
+        watched = {"observers": Observers([Waiting()])}
+        return SYSTEM.train["server"](role_input(party, options, layout, data=parts["p0"], classes=classes, **watched))
+
+    crowded = play_crowd(parts, options, classes, layout=layout, roles={name: late, "server": lead}, patience=1.0)
+    assert not crowded.failures
+    assert [name in sums.cohort for sums in crowded.opened[-3:]] == [False, True, True]
+    # it has seen the first round, too
+    model, table = crowded.model, parts[name].table
+    margins = np.repeat(np.array([model.forest.objective.base_margins]), table.n_rows, axis=0)
+    walk_tables(Walk(model.forest.trees, join_splits([model.splits], [len(table.columns)])), [table], margins, 1)
+    np.testing.assert_array_equal(crowded.results[name].T, margins)
+
+
+def test_a_whole_users_part_of_a_sum_is_limited(binary):
+    parts, _, classes = binary
+    options, layout = noisy_options(user_rows=3), laid_out(list(parts))
+    noise, of_rows = (noise_of(parts, of, classes, layout) for of in (options, noisy_options()))
+    # as many times the noise as rows
+    assert noise.whole.leaves.sigma == pytest.approx(3 * of_rows.whole.leaves.sigma, rel=1e-3)
+    assert noise.whole.search == pytest.approx(3 * of_rows.whole.search, rel=1e-3)
+    crowded = play_crowd(parts, options, classes, layout=layout)
+    units = noise.whole.leaves.units(noise.objective)
+    for sums in crowded.opened[-3:]:
+        for given in crowded.given[sums.number].values():
+            assert np.linalg.norm(given.reshape(-1, 2) / units) <= noise.norm
+    # of all rows, at most three of each user are counted
+    counts = crowded.given[crowded.opened[0].number]
+    assert {name: of[0] >> 16 for name, of in counts.items()} == dict.fromkeys(parts, 3)
+    long = np.full(80, 10**9)
+    assert np.linalg.norm(noise.limited(long).reshape(-1, 2) / units) == pytest.approx(noise.norm, rel=1e-4)
+    assert noise.limited(np.array([5, -5])).tolist() == [5, -5]
+    assert of_rows.limited(long) is long
+
+
+def test_each_user_pays_before_its_vectors_go_out(binary, tmp_path):
+    parts, _, classes = binary
+    options, layout = noisy_options(), laid_out(list(parts))
+
+    def paying(party):
+        return SYSTEM.train["user"](
+            role_input(party, options, layout, data=parts["p0"], classes=classes, store=tmp_path)
+        )
+
+    play_crowd(parts, options, classes, layout=layout, roles={"p0": paying})
+    entries = Ledger(noise_folder(tmp_path, "p0")).entries()
+    assert {entry.mechanism for entry in entries} == {"discrete Gaussian"}
+    noise = noise_of(parts, options, classes, layout)
+    assert sum(entry.rho for entry in entries) == pytest.approx(noise.whole.budget.rho)
+    assert noise.whole.budget.epsilon <= 4.0
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({"expose": "nothing"}, "all users get it"),
+        ({"mode": "paper", "allow_insecure": True}, "has no noise"),
+        ({"group_size": 4}, "there are no groups"),
+        ({"bins": "exact"}, "counts have noise"),
+        ({"epsilon_total": None, "num_parallel_tree": 1, "delta": 1e-5}, "delta goes with epsilon_total"),
+        ({"epsilon_total": None, "num_parallel_tree": 1, "user_rows": 3}, "user_rows goes with epsilon_total"),
+    ],
+)
+def test_options_that_do_not_fit_noise_are_refused(chosen, message):
+    with pytest.raises(ConfigError, match=message):
+        noisy_options(**chosen)
+
+
+def test_a_user_answers_no_more_rounds_than_are_paid_for(binary):
+    parts, _, classes = binary
+
+    def greedy(party):
+        with pytest.MonkeyPatch.context() as patched:
+            rounds = noisy.Rounds
+            patched.setattr(noisy, "Rounds", lambda forest, most, **given: rounds(forest, most + 1, **given))
+            first = next(iter(parts.values()))
+            return SYSTEM.train["server"](role_input(party, options, layout, data=first, classes=classes))
+
+    options, layout = noisy_options(), laid_out(list(parts))
+    crowded = play_crowd(parts, options, classes, layout=layout, roles={"server": greedy}, tolerate=list(layout.of))
+    assert any("3 rounds at most" in str(error) for error in crowded.failures.values())
+    assert len({sums.number for sums in crowded.opened}) == len(crowded.opened)
+    assert sum(sums.round > 1 for sums in crowded.opened) == 3
+
+
+def test_cohorts_under_noise_are_any_that_are_large_enough():
+    cohorts = AnyCohorts(Rules(most=5), np.random.default_rng(0))
+    users = [f"u{k}" for k in range(7)]
+    assert cohorts.begin(users) == users[:5]
+    assert cohorts.begin(users[:2]) is None
+    assert cohorts.keep(users[:4]) == users[:4]
+    assert cohorts.keep(users[:2]) is None
+    assert cohorts.may_come(users) == set(users)
+    assert not cohorts.open(users)
