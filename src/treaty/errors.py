@@ -112,6 +112,10 @@ class PeerLost(PeerError):
     """The peer's process or connection is gone."""
 
 
+class PeerAbsent(PeerLost):
+    """The peer has not come in time; it may still come."""
+
+
 class PeerTimeout(PeerError):
     """The peer is connected but did not send what was awaited in time."""
 

@@ -508,3 +508,19 @@ def test_transport_offence_of_a_party_left_out_is_ignored(grpc_end, connect):
         lab.send("clinic", bytes(20_000), 5)
     parties["shop"].send("clinic", Count(1))
     assert parties["clinic"].receive("shop", Count).n == 1
+
+
+def test_a_peer_that_comes_after_the_others_began_takes_part(grpc_end):
+    clinic, lab = grpc_end("clinic", ["lab"]), grpc_end("lab", ["clinic"])
+    address = lab.address
+    clinic.connect(0.3, {"lab": address}, may_lose=["lab"])
+    party = Party("clinic", "j", "p", clinic, ["lab"], timeout=PATIENCE)
+    party.may_lose(["lab"])
+    assert party.gather(["lab"], Count, timeout=0) == {}
+    assert party.send_each({"lab": Count(1)}, timeout=0.1) == []
+    lab.connect(10, {"clinic": clinic.address})
+    other = Party("lab", "j", "p", lab, ["clinic"], timeout=PATIENCE)
+    other.send("clinic", Count(2))
+    assert party.gather(["lab"], Count)["lab"].n == 2
+    assert party.send_each({"lab": Count(3)}) == ["lab"]
+    assert other.receive("clinic", Count).n == 3

@@ -135,6 +135,8 @@ CASES: dict[str, list[Case]] = {
         Case({"expose": "paper", "allow_insecure": True}, CROWD),
         Case({"mode": "paper", "allow_insecure": True}, CROWD),
         Case({"mode": "paper", "allow_insecure": True, "expose": "nothing"}, CROWD),
+        Case({"epsilon_total": 2.0}, CROWD, {"spent": "epsilon 2"}),
+        Case({"epsilon_total": 2.0, "delta": 1e-7, "user_rows": 5}, CROWD),
     ],
     "quasi-newton": [
         Case(roles=COORDINATED),

@@ -31,7 +31,7 @@ SILENT = {
     "fedxgboost-ldp": {"delta", "split_score", "clip", "clip_hess"},
     "federboost-vertical": {"allow_insecure", "buckets"},
     "federboost-horizontal": {"allow_insecure", "target_range", "weight_bound"},
-    "fedxgb": {"dropout", "dropout_period", "edges", "max_users", "feature_sample"},
+    "fedxgb": {"dropout", "dropout_period", "edges", "max_users", "feature_sample", "target_range", "weight_bound"},
     "quasi-newton": {"key_bits", "allow_exact_sums"},
     "sgd": {
         "mode",

@@ -78,6 +78,7 @@ JOBS: dict[str, list[Played]] = {
         Played({"expose": "model"}),
         Played({"expose": "paper", "allow_insecure": True}),
         Played({**PAPER, "expose": "model"}),
+        Played({"epsilon_total": 2.0}),
     ],
     "quasi-newton": [
         Played(owners=3, evals=False),

@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from treaty.errors import ConfigError, LocalProtocolError, PeerError, PeerLost, PeerProtocolError
+from treaty.errors import ConfigError, LocalProtocolError, PeerAbsent, PeerError, PeerLost, PeerProtocolError
 from treaty.machine.process import concurrently
 from treaty.messaging.certificates import Identity, check_certificate, check_identity
 from treaty.messaging.channel import INBOX_LIMIT, Arrival, Credit, Inbox
@@ -151,7 +151,7 @@ class GrpcChannel(AbstractContextManager["GrpcChannel", None]):
                 ending, deadline = True, min(deadline, now + LATE_PATIENCE)
             if now > deadline and missing.keys() <= set(may_lose):
                 for peer in missing:
-                    self._inbox.put(PeerLost(peer, f"{peer} did not come within {timeout:g} s"))
+                    self._inbox.put(PeerAbsent(peer, f"{peer} did not come within {timeout:g} s"))
                 break
             left = {gone.peer} if gone is not None else set()
             if ending and (now > deadline or all(self._links[peer].lost or peer in left for peer in missing)):

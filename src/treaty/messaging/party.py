@@ -14,7 +14,15 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 from functools import partial
 from typing import Protocol, TypeVar
 
-from treaty.errors import LocalProtocolError, PeerAborted, PeerLost, PeerProtocolError, PeerTimeout, TreatyError
+from treaty.errors import (
+    LocalProtocolError,
+    PeerAborted,
+    PeerAbsent,
+    PeerLost,
+    PeerProtocolError,
+    PeerTimeout,
+    TreatyError,
+)
 from treaty.machine.process import concurrently
 from treaty.messaging.channel import Arrival, Channel
 from treaty.messaging.conversation import Conversation
@@ -375,6 +383,8 @@ class Party:
         if peer not in self._talks:
             raise PeerProtocolError(peer, f"expected messages of {', '.join(self._heard)} alone, got one from {peer}")
         talk = self._talks[peer]
+        if isinstance(self._lost.get(peer), PeerAbsent):
+            del self._lost[peer]
         taken = talk.take_in(arrival.frame)
         if talk.abort_reason is not None:
             self._aborted.setdefault(peer, PeerAborted(peer, f"{peer} stopped the job: {talk.abort_reason}"))

@@ -26,7 +26,7 @@ from treaty.privacy.discrete_gaussian import epsilon_of, rho_for
 from treaty.systems.federboost_horizontal import federboost_horizontal as roles
 from treaty.systems.federboost_horizontal.options import honest_members
 from treaty.systems.federboost_horizontal.trees import StepSender, TreeStep
-from treaty.systems.horizontal import random_trees
+from treaty.systems.horizontal import noisy_rounds, random_trees
 from treaty.systems.horizontal.members import Collector
 from treaty.systems.horizontal.noisy_rounds import LeafMember, RandomStep
 from treaty.systems.horizontal.quantiles import CommonBins, Count, ProbeRequest

@@ -89,8 +89,10 @@ class FedXGB(SystemOptions):
     user_rows : int or None, default None
         With `epsilon_total`: protect whole users, whose part of a sum is limited to what so many rows can add. Users
         with more rows count some that are drawn at random, and scale their sums of leaves down. None: protect rows.
-    target_range, weight_bound
-        As in `FederBoostHorizontal`.
+    target_range : sequence of two floats or None, default None
+        With `epsilon_total`, for a regression: the least and the largest target that users may have.
+    weight_bound : float or None, default None
+        With `epsilon_total`, for rows with weights: the largest weight that users may give a row.
     max_queries : int or None, default None
         With ``expose="nothing"``: how many rows of each user the finished model predicts on shares, over all runs, as
         edge servers count them. None is 100.

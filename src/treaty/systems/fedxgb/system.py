@@ -314,7 +314,8 @@ def _of_server(options: FedXGB, spent: str) -> list[str]:
     if options.adds_noise:
         return [
             *learned,
-            f"how many rows lie between points that were tried in search of quantiles, under noise ({spent})",
+            "how many rows lie between points that were tried in search of quantiles, under noise"
+            + (f" ({spent})" if spent else ""),
             "with the help of an edge server, the sums of that domain's users alone, under its part of the noise",
         ]
     if spent:
