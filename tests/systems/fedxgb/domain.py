@@ -90,8 +90,8 @@ def play_domain(sums=DomainSums, script=lambda domain: [domain.total(1, LENGTH)]
     played = RunRecord([f"u{k:02}" for k in range(count)])
 
     class Noted(Participant):
-        def __init__(self, this_round, seeds, signing_key):
-            super().__init__(this_round, seeds, signing_key)
+        def __init__(self, this_round, seeds, signing_key, surplus=()):
+            super().__init__(this_round, seeds, signing_key, surplus)
             played.members[seeds.name].append(self)
 
     def member(party):

@@ -249,7 +249,7 @@ def test_fitted_attributes_tell_what_happened():
         ({"dropout": 0.4}, "can lose 0.4 of their users, got 3 in the largest"),
         ({"dropout": 0.2, "transport": "grpc"}, "leave it out with transport='grpc'"),
         ({"dropout_period": 2}, "dropout_period says how often dropout loses users"),
-        ({"delta": 1e-6}, "FedXGB has no option 'delta'"),
+        ({"buckets": 4}, "FedXGB has no option 'buckets'"),
         ({"early_stopping_rounds": 2}, "eval_set"),
     ],
     ids=str,
