@@ -302,7 +302,7 @@ ROWS = {
 @pytest.mark.parametrize("fault", ROWS)
 def test_who_shares_no_rows_is_left_out_for_good(crowd, fault):
     parts, classes, layout = crowd
-    options = options_of(n_estimators=3)
+    options = options_of(n_estimators=3, comparison="shamir")
     program = spoiling(user_program(parts, options, classes, layout, "p4"), RowShares, ROWS[fault], tree=None)
     crowded = play_crowd(parts, options, classes, layout=layout, roles={"p4": program})
     assert_went_on_without(crowded, parts, ["p4"], since=0)
