@@ -92,7 +92,7 @@ def forecast(
         if peer != roles.active:
             # names are known of columns with an epsilon of their own alone
             named = [name.removeprefix(f"{peer}.") for name in own.column_epsilon or () if name.startswith(f"{peer}.")]
-            names = [*named, *map(str, range(shape.columns[peer] - len(named)))]
+            names = [*named, *map("\0{}".format, range(shape.columns[peer] - len(named)))]
             each = own.epsilons(names, peer, roles.owners).values()
             paid[peer] = math.fsum(each)
             unknown += sum(1.0 - chances(own.most_buckets(of), of)[1] for of in each) / max(1, columns)

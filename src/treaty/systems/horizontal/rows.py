@@ -66,6 +66,12 @@ class RowsDescription(Message):
     bins: bytes = b""
     origins: Origins = msgspec.field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        filled = {name for name, empty in zip(self.names, self.empty, strict=False) if not empty}
+        alike = len(set(self.names)) == len(self.names) == len(self.categories) == len(self.empty)
+        if not alike or not self.origins.keys() <= filled:
+            raise ValueError("expected the kind of each column, and origins of columns with values")
+
 
 @leaks(
     "the model's number, names of the first participant's columns, all participants' categories and classes, and "
