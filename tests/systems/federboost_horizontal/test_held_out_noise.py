@@ -161,8 +161,9 @@ def large(monkeypatch, task):
         y, given, classes = (y > 1).astype(float), {}, [0, 1]
     divide, of = setup.divided, Opening.of
 
-    def divided_(rows, share, name, **given):
-        seen[name] = divide(rows, share, name, **given)
+    def divided_(rows, share, name, *, noisy):
+        assert noisy
+        seen[name] = divide(rows, share, name, noisy=noisy)
         return seen[name]
 
     def counting(self, table, bounds):
