@@ -141,7 +141,8 @@ def leader(inputs: RoleInput[FederBoostHorizontal]) -> ModelPart:
     back, of_all = None if held_out is None else own.held_back(inputs, held_out, noise), None
     if back is not None:
         mine = None if inputs.data is None else back
-        of_all = SummedMetrics(collector, back.cells, back.looks, mine, steps.flush, noise.scores)
+        sigma = noise.scores * np.sqrt(len(inputs.roles.owners) / noise.honest)
+        of_all = SummedMetrics(collector, back.cells, back.looks, mine, steps.flush, sigma)
     # early stopping goes by the last of them
     evals: list[WatchedRows] = [] if of_all is None else [of_all]
     evals += [watched(of, own.part.splits, threads) for of in watching]

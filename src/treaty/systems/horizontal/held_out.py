@@ -47,7 +47,7 @@ _ODDS, _ERRORS = (256, 8.0), (320, 2.0**40)
 NOISY_ODDS, NOISY_ERRORS = (24, 6.0), 32
 _AN_OCTAVE = 4
 # deviations of a number of rows' noise that it must exceed
-_CLEAR = 3.0
+_CLEAR = 4.0
 _ALL, _OTHER, _MISSING = "all", "other", "missing"
 
 
