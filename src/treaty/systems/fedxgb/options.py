@@ -98,7 +98,8 @@ class FedXGB(SystemOptions):
         edge servers count them. None is 100.
     validation_fraction : float or None, default None
         Share of its rows, more than 0 and less than 1, that each user keeps out of training, as in
-        `FederBoostHorizontal`: the server watches metrics of their counts by score and label. Not in paper mode.
+        `FederBoostHorizontal`: the server watches metrics of their counts by score and label. Not in
+        paper mode, and not with `epsilon_total`.
     validation_group : str or None, default None
         Column of categories by which rows kept back are counted, too. Needs `validation_fraction`.
     """
@@ -231,6 +232,11 @@ class FedXGB(SystemOptions):
                 f'epsilon_total makes the model private, and all users get it: leave expose="{self.exposes}" out'
                 if self.mode == "safe"
                 else 'the published aggregation, mode="paper", has no noise; leave epsilon_total out'
+            )
+        if self.holds_out_rows:
+            raise ConfigError(
+                "FedXGB counts rows kept back without noise, so that epsilon_total would not hold for them: leave out "
+                "either"
             )
         if self.group_size is not None:
             raise ConfigError(
