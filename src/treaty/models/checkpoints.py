@@ -25,12 +25,13 @@ import numpy as np
 
 from treaty.data.table import Table
 from treaty.errors import ConfigError
-from treaty.files import Format, read_file, write_file
+from treaty.files import Format, kind_of, read_file, write_file
 from treaty.linear.lbfgs import EpochState
 from treaty.machine.arrays import Floats
 from treaty.machine.database import Mark, mark_of
 from treaty.models.linear import FORMAT as LINEAR_PART
 from treaty.models.linear import LinearPart
+from treaty.models.statistics import FORMAT as STATISTICS_PART
 from treaty.models.statistics import StatisticsPart
 from treaty.models.trees import FORMAT as PART
 from treaty.models.trees import ModelPart, check_part
@@ -225,18 +226,15 @@ def _marks_of(model: Path) -> dict[str, Mark]:
     """Return the marks in a party's model; none if there is no model, or it cannot be read."""
     if not model.exists():
         return {}
-    faults = []
-    kinds: list[tuple[type[_Marked | _MarkedCheckpoint], Format]] = [
-        (_Marked, PART), (_Marked, LINEAR_PART), (_MarkedCheckpoint, FORMAT), (_Marked, LINEAR),
-    ]  # fmt: skip
-    for content, form in kinds:
-        try:
-            found = read_file(model, content, form)
-            return found.kept if isinstance(found, _Marked) else found.part.kept
-        except ConfigError as error:
-            faults.append(str(error))
-    logger.warning("cannot check ledgers against an earlier model: %s", faults[0])
-    return {}
+    try:
+        kind = kind_of(model)
+        if kind == FORMAT.kind:
+            return read_file(model, _MarkedCheckpoint, FORMAT).part.kept
+        others = {form.kind: form for form in (PART, LINEAR_PART, STATISTICS_PART, LINEAR)}
+        return read_file(model, _Marked, others.get(kind, PART)).kept
+    except ConfigError as error:
+        logger.warning("cannot check ledgers against an earlier model: %s", error)
+        return {}
 
 
 @dataclass(slots=True)
