@@ -321,7 +321,7 @@ def test_texts_of_a_peer_are_shown_as_they_are_and_do_nothing(shop):
 def test_a_database_takes_texts_as_texts(shop):
     for text in TEXTS:
         job = shop.proposed({**JOB, "name": text})
-        assert shop.store.events_of(job)[0]["name"] == text
+        assert shop.store.audit(job=job)[0].event["name"] == text
     with pytest.raises(ValueError, match="no such job"):
         shop.store.job("' OR 1=1 --")
     with pytest.raises(ValueError, match="no such job"):

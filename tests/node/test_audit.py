@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import given
@@ -15,17 +16,11 @@ from treaty.cli.main import app
 from treaty.node.cards import fingerprint_of
 from treaty.node.identity import load_own, make_keys, rotate, sign, trust
 from treaty.node.store import (
-    AUDIT_TABLES,
     EMPTY_HEAD,
     Store,
-    append_event,
-    audit_entries,
-    audit_faults,
-    audit_head,
     canonical,
     digest_of,
     head_statement,
-    holds_head,
 )
 
 EVENTS = [
@@ -40,14 +35,24 @@ EVENTS = [
 COLUMNS = ("seq", "time", "event", "previous", "digest", "job")
 
 
-def written() -> sqlite3.Connection:
-    db = sqlite3.connect(":memory:", isolation_level=None)
-    for sql in AUDIT_TABLES:
-        db.execute(sql)
+@pytest.fixture(scope="module")
+def log(tmp_path_factory) -> Store:
+    store = Store(tmp_path_factory.mktemp("node"))
     for event in EVENTS:
-        append_event(db, event)
-    assert audit_faults(db) == []
-    return db
+        store.note(event)
+    assert store.verify_audit() == []
+    return store
+
+
+@contextmanager
+def undone(log: Store) -> Iterator[sqlite3.Connection]:
+    """Yield a log's connection; what is written meanwhile is undone."""
+    with log.reading() as db:
+        db.execute("BEGIN")
+        try:
+            yield db
+        finally:
+            db.execute("ROLLBACK")
 
 
 values = st.one_of(
@@ -57,18 +62,18 @@ values = st.one_of(
 
 
 @given(st.integers(1, len(EVENTS)), st.sampled_from(COLUMNS), values)
-def test_any_single_change_of_any_value_is_found(row, column, value):
-    with closing(written()) as db:
+def test_any_single_change_of_any_value_is_found(log, row, column, value):
+    with undone(log) as db:
         before = db.execute("SELECT * FROM audit").fetchall()
         if column == "seq" and (not isinstance(value, int) or 1 <= value <= len(EVENTS)):
             return  # no number, or another row's: SQLite itself takes neither
         db.execute(f"UPDATE audit SET {column} = ? WHERE seq = ?", (value, row))
-        assert audit_faults(db) or db.execute("SELECT * FROM audit").fetchall() == before
+        assert log.verify_audit() or db.execute("SELECT * FROM audit").fetchall() == before
 
 
 @given(st.integers(1, len(EVENTS)), st.sampled_from(COLUMNS[1:]), st.data())
-def test_any_flipped_bit_is_found(row, column, data):
-    with closing(written()) as db:
+def test_any_flipped_bit_is_found(log, row, column, data):
+    with undone(log) as db:
         kind, value = db.execute(
             f"SELECT typeof({column}), CAST({column} AS BLOB) FROM audit WHERE seq = ?", (row,)
         ).fetchone()
@@ -77,81 +82,80 @@ def test_any_flipped_bit_is_found(row, column, data):
         changed, bit = bytearray(value), data.draw(st.integers(0, 8 * len(value) - 1))
         changed[bit // 8] ^= 1 << bit % 8
         db.execute(f"UPDATE audit SET {column} = CAST(? AS {kind}) WHERE seq = ?", (bytes(changed), row))
-        assert audit_faults(db)
-        assert len(list(audit_entries(db))) == len(EVENTS) if column in ("previous", "digest") else True
+        assert log.verify_audit()
+        assert len(log.audit()) == len(EVENTS) if column in ("previous", "digest") else True
 
 
 @pytest.mark.parametrize("job", ["a1b2c3d4e5f6a7b8", "", "ffff", "a1b2"])
-def test_a_jobs_entries_are_those_that_name_it_and_no_others_are_read(job):
-    with closing(written()) as db:
-        found = [entry.event for entry in audit_entries(db, job=job)]
+def test_a_jobs_entries_are_those_that_name_it_and_no_others_are_read(log, job):
+    with undone(log) as db:
+        found = [entry.event for entry in log.audit(job=job)]
         assert found == [event for event in EVENTS if event.get("job", "") == job]
         (plan,) = db.execute("EXPLAIN QUERY PLAN SELECT * FROM audit WHERE seq > 0 AND job = ? ORDER BY seq", (job,))
         assert "audit_job (job=?" in plan[-1]
         db.execute("UPDATE audit SET job = 'ffff' WHERE seq = 2")
-        assert audit_faults(db) == ["entry 2 was assigned to another job"]
+        assert log.verify_audit() == ["entry 2 was assigned to another job"]
         db.execute(
             "UPDATE audit SET job = CAST('a1b2c3d4e5f6a7b8' AS BLOB) WHERE seq = 2"
         )  # which is not found as text
-        assert audit_faults(db) == ["entry 2 was changed"]
+        assert log.verify_audit() == ["entry 2 was changed"]
 
 
 @given(st.integers(1, len(EVENTS) - 1), st.integers(1, len(EVENTS) - 1))
-def test_entries_that_are_removed_are_named(first, count):
+def test_entries_that_are_removed_are_named(log, first, count):
     last = min(first + count - 1, len(EVENTS) - 1)
-    with closing(written()) as db:
+    with undone(log) as db:
         db.execute("DELETE FROM audit WHERE seq BETWEEN ? AND ?", (first, last))
         gap = f"entry {first} is" if first == last else f"entries {first} to {last} are"
-        assert audit_faults(db) == [f"{gap} missing"]
+        assert log.verify_audit() == [f"{gap} missing"]
 
 
 @given(st.permutations(range(1, len(EVENTS) + 1)))
-def test_entries_in_another_order_are_found(order):
-    with closing(written()) as db:
+def test_entries_in_another_order_are_found(log, order):
+    with undone(log) as db:
         db.executemany("UPDATE audit SET seq = ? WHERE seq = ?", [(100 + new, old) for old, new in enumerate(order, 1)])
         db.execute("UPDATE audit SET seq = seq - 100")
-        assert bool(audit_faults(db)) == (order != sorted(order))
+        assert bool(log.verify_audit()) == (order != sorted(order))
 
 
 @given(st.integers(1, len(EVENTS)), st.dictionaries(st.text(max_size=5), st.integers(), max_size=2))
-def test_one_entry_written_anew_with_its_digest_does_not_fit_the_next(row, event):
-    with closing(written()) as db:
+def test_one_entry_written_anew_with_its_digest_does_not_fit_the_next(log, row, event):
+    with undone(log) as db:
         time, previous = db.execute("SELECT time, previous FROM audit WHERE seq = ?", (row,)).fetchone()
-        noted, text = audit_head(db), canonical(event)
+        noted, text = log.head(), canonical(event)
         digest = digest_of(previous, row, time.encode(), text.encode())
         db.execute("UPDATE audit SET event = ?, digest = ?, job = '' WHERE seq = ?", (text, digest, row))
         if row < len(EVENTS):
-            assert audit_faults(db) == [
+            assert log.verify_audit() == [
                 f"entry {row + 1} does not follow the entry before it: one of them was changed or moved"
             ]
         else:  # what the chain alone does not show
-            assert audit_faults(db) == []
-            assert not holds_head(db, noted)
+            assert log.verify_audit() == []
+            assert not log.holds(noted)
 
 
-def test_only_a_head_noted_elsewhere_shows_that_the_newest_entries_are_gone():
-    with closing(written()) as db:
-        noted = audit_head(db)
+def test_only_a_head_noted_elsewhere_shows_that_the_newest_entries_are_gone(log):
+    with undone(log) as db:
+        noted = log.head()
         assert noted.seq == len(EVENTS)
-        assert holds_head(db, noted)
+        assert log.holds(noted)
         db.execute("DELETE FROM audit WHERE seq > 4")
-        assert audit_faults(db) == []
-        assert not holds_head(db, noted)
-        assert holds_head(db, audit_head(db))
-        assert holds_head(db, EMPTY_HEAD)
+        assert log.verify_audit() == []
+        assert not log.holds(noted)
+        assert log.holds(log.head())
+        assert log.holds(EMPTY_HEAD)
 
 
-def test_the_digest_is_the_one_that_is_documented():
+def test_the_digest_is_the_one_that_is_documented(log):
     import hashlib
     import json
 
-    with closing(written()) as db:
-        before = bytes(32)
-        for entry in audit_entries(db):
-            whole = {"seq": entry.seq, "time": entry.time, "event": entry.event}
-            text = json.dumps(whole, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-            assert entry.digest == hashlib.sha256(before + text.encode()).digest()
-            before = entry.digest
+    before = bytes(32)
+    for entry in log.audit():
+        whole = {"seq": entry.seq, "time": entry.time, "event": entry.event}
+        text = json.dumps(whole, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        assert entry.digest == hashlib.sha256(before + text.encode()).digest()
+        before = entry.digest
 
 
 @pytest.fixture

@@ -152,7 +152,7 @@ def test_five_attempts_under_a_budget_of_one_spend_at_most_one(led, monkeypatch,
     assert begun == 1
     assert shop.row.state == "failed"
     assert shop.row.reason == f"shop: {BudgetSpent.public}"
-    assert "and epsilon 1 " in [event["why"] for event in shop.node.store.events_of(shop.job) if "why" in event][-1]
+    assert "and epsilon 1 " in [e.event["why"] for e in shop.node.store.audit(job=shop.job) if "why" in e.event][-1]
 
 
 def test_a_leader_cannot_have_its_attempts_counted_as_other_jobs(led, monkeypatch):

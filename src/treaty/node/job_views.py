@@ -142,7 +142,7 @@ def describe(store: Store, settings: Settings, row: JobRow, verdict: PolicyVerdi
     for party, view in store.views(row.id).items():
         if party != settings.name:
             states[party] = msgspec.msgpack.decode(view, type=JobStatus).state
-    events = store.events_of(row.id) if row.state == "finished" else []
+    events = [entry.event for entry in store.audit(job=row.id)] if row.state == "finished" else []
     played: dict[str, Any] = next((event for event in reversed(events) if event["what"] == "played"), {})
     progress = None
     if row.total and row.state in ("queued", "running", "waiting"):

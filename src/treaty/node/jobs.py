@@ -367,7 +367,7 @@ def trained(store: Store, model: str) -> Job:
     proposal = None if row is None else msgspec.json.decode(row.proposal, type=proposals.Proposal)
     if row is None or proposal is None or row.verb != "train" or row.state != "finished":
         raise _refused(f"expected the id of a finished training, got {model[:12]}")
-    if any(event.get("what") == "forgotten" for event in store.events_of(model)):
+    if any(entry.event.get("what") == "forgotten" for entry in store.audit(job=model)):
         raise _refused(f"the model of job {model[:12]} was forgotten (treaty forget): train another")
     return proposal.described()
 

@@ -6,11 +6,11 @@ of SQLite's own log is damaged, the newest transactions are lost without an erro
 
 The audit log records what the node did and why. An entry's digest is SHA-256 over the digest before it and the
 canonical JSON (sorted keys, no spaces) of its number, time and event. An entry that was changed, removed or moved no
-longer fits the next one, and `audit_faults` names it.
+longer fits the next one, and `Store.verify_audit` names it.
 
 A chain of digests has limits. The owner can rewrite the file from any entry on, or remove its newest entries. Only
 heads that others hold bind the owner: an entry's number and digest stand for that entry and all before it
-(`holds_head`), and the owner cannot deny a signed one (`head_statement`). Entries may still be untrue.
+(`Store.holds`), and the owner cannot deny a signed one (`head_statement`). Entries may still be untrue.
 
 The file may be restored from a copy: jobs are then as they were. The ledgers in the folder ``stores`` must not be.
 """
@@ -34,11 +34,6 @@ from treaty.machine.database import Database
 FILE = "node.db"
 VERSION = 4
 
-AUDIT_TABLES = (
-    """CREATE TABLE audit (seq INTEGER PRIMARY KEY, time TEXT NOT NULL, event TEXT NOT NULL,
-    previous BLOB NOT NULL, digest BLOB NOT NULL, job TEXT NOT NULL)""",
-    "CREATE INDEX audit_job ON audit (job)",
-)
 _TABLES = (
     """CREATE TABLE jobs (id TEXT PRIMARY KEY, proposal BLOB NOT NULL, signature BLOB NOT NULL,
     submitter TEXT NOT NULL, verb TEXT NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL,
@@ -52,7 +47,9 @@ _TABLES = (
     "CREATE TABLE seen (party TEXT PRIMARY KEY, up INTEGER NOT NULL, since REAL NOT NULL, said TEXT NOT NULL)",
     """CREATE TABLE heads (party TEXT PRIMARY KEY, seq INTEGER NOT NULL, digest BLOB NOT NULL,
     signature BLOB NOT NULL, time REAL NOT NULL)""",
-    *AUDIT_TABLES,
+    """CREATE TABLE audit (seq INTEGER PRIMARY KEY, time TEXT NOT NULL, event TEXT NOT NULL,
+    previous BLOB NOT NULL, digest BLOB NOT NULL, job TEXT NOT NULL)""",
+    "CREATE INDEX audit_job ON audit (job)",
 )
 
 FINAL = frozenset({"rejected", "cancelled", "finished", "failed"})
@@ -192,7 +189,7 @@ class Store(Database):
             if not db.execute(f"INSERT OR IGNORE INTO jobs VALUES ({marks})", row).rowcount:  # noqa: S608
                 return False
             if event is not None:
-                append_event(db, {"job": job.id, **event})
+                _append_event(db, {"job": job.id, **event})
         return True
 
     def jobs(self, states: Collection[str] | None = None, newest: int | None = None) -> list[JobRow]:
@@ -243,7 +240,7 @@ class Store(Database):
                 raise LocalProtocolError(f"a job that is {old.state!r} cannot take {wanted} - at job {id}, {self.path}")
             db.execute(f"UPDATE jobs SET {' = ?, '.join(values)} = ? WHERE id = ?", (*values.values(), id))  # noqa: S608
             if event is not None:
-                append_event(db, {"job": id, **event})
+                _append_event(db, {"job": id, **event})
         return replace(old, **values)
 
     def put_view(self, job: str, party: str, view: bytes) -> None:
@@ -287,32 +284,53 @@ class Store(Database):
     def note(self, event: Mapping[str, Any]) -> None:
         """Append an event to the audit log."""
         with self.transaction() as db:
-            append_event(db, event)
+            _append_event(db, event)
 
-    def audit(self, since: int = 0) -> list[AuditEntry]:
-        """Return the audit log's entries after number `since`, oldest first; they are not verified."""
-        with self.reading() as db:
-            return list(audit_entries(db, since))
-
-    def events_of(self, job: str) -> list[dict[str, Any]]:
-        """Return the audit log's events of a job, oldest first; they are not verified."""
-        with self.reading() as db:
-            return [entry.event for entry in audit_entries(db, job=job)]
+    def audit(self, since: int = 0, job: str | None = None) -> list[AuditEntry]:
+        """Return entries after number `since`, of one job or of all, oldest first, as stored, not verified."""
+        about, given = ("", (since,)) if job is None else (" AND job = ?", (since, job))
+        sql = f"SELECT seq, time, event, digest FROM audit WHERE seq > ?{about} ORDER BY seq"  # noqa: S608
+        return [
+            AuditEntry(seq, str(when), _decoded(event) or {"what": "an entry that cannot be read"}, digest)
+            for seq, when, event, digest in self.read(sql, given)
+        ]
 
     def verify_audit(self) -> list[str]:
-        """Return the faults of the audit log; none if it is whole."""
-        with self.reading() as db:
-            return audit_faults(db)
+        """Return the entries that are not as they were written, in sentences; none if the log is whole."""
+        found: list[str] = []
+        expected, before = 1, EMPTY_HEAD.digest
+        rows = self.read(
+            "SELECT seq, typeof(time), CAST(time AS BLOB), typeof(event), CAST(event AS BLOB), typeof(previous),"
+            " previous, typeof(digest), digest, typeof(job), CAST(job AS BLOB) FROM audit ORDER BY seq"
+        )
+        for seq, *columns in rows:
+            kinds, (time, event, previous, digest, job) = columns[::2], columns[1::2]
+            if seq < expected:
+                found.append(f"entry {seq} has an invalid number")
+                continue
+            if seq > expected:
+                lost = f"entry {expected} is" if seq == expected + 1 else f"entries {expected} to {seq - 1} are"
+                found.append(f"{lost} missing")
+            elif previous != before:
+                found.append(f"entry {seq} does not follow the entry before it: one of them was changed or moved")
+            if kinds != ["text", "text", "blob", "blob", "text"] or digest != digest_of(previous, seq, time, event):
+                found.append(f"entry {seq} was changed")
+            # The column repeats the event's job, so that a job's entries are found without reading all.
+            elif job != _job_of(_decoded(event) or {}).encode():
+                found.append(f"entry {seq} was assigned to another job")
+            # The next entry is compared with the stored digest, so that one fault is not reported for all that follow.
+            expected, before = seq + 1, digest
+        return found
 
     def head(self) -> AuditHead:
         """Return the head of the audit log, which peers receive."""
         with self.reading() as db:
-            return audit_head(db)
+            return _head(db)
 
     def holds(self, noted: AuditHead) -> bool:
-        """Return whether a head of this audit log that was noted elsewhere is one of its entries."""
-        with self.reading() as db:
-            return holds_head(db, noted)
+        """Return whether a head that was noted elsewhere is an entry of this log."""
+        found = self.read("SELECT digest FROM audit WHERE seq = ?", (noted.seq,))
+        return bool(found[0][0] == noted.digest if found else noted == EMPTY_HEAD)
 
     def note_head(self, party: str, seq: int, digest: bytes, signature: bytes) -> str:
         """Store the newest head of a peer's audit log; its signature was checked.
@@ -353,12 +371,9 @@ class Store(Database):
         return {party: PeerState(bool(up), since, said) for party, up, since, said in rows}
 
 
-# The audit log as a table: in the caller's transaction, or lock.
-
-
-def append_event(db: sqlite3.Connection, event: Mapping[str, Any]) -> None:
+def _append_event(db: sqlite3.Connection, event: Mapping[str, Any]) -> None:
     """Append an event to the audit log; ValueError or TypeError if it has no JSON text."""
-    last, text = audit_head(db), canonical(event)
+    last, text = _head(db), canonical(event)
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     digest = digest_of(last.digest, last.seq + 1, now.encode(), text.encode())
     row = last.seq + 1, now, text, last.digest, digest, _job_of(event)
@@ -390,53 +405,9 @@ def _decoded(event: str | bytes) -> dict[str, Any] | None:
     return read if isinstance(read, dict) else None
 
 
-def audit_head(db: sqlite3.Connection) -> AuditHead:
+def _head(db: sqlite3.Connection) -> AuditHead:
     row = db.execute("SELECT seq, digest FROM audit ORDER BY seq DESC LIMIT 1").fetchone()
     return AuditHead(*row) if row else EMPTY_HEAD
-
-
-def audit_entries(db: sqlite3.Connection, since: int = 0, job: str | None = None) -> Iterator[AuditEntry]:
-    """Yield entries after number `since`, of one job or of all, oldest first, as stored, not verified."""
-    about, given = ("", (since,)) if job is None else (" AND job = ?", (since, job))
-    sql = f"SELECT seq, time, event, digest FROM audit WHERE seq > ?{about} ORDER BY seq"  # noqa: S608
-    for seq, when, event, digest in db.execute(sql, given):
-        yield AuditEntry(seq, str(when), _decoded(event) or {"what": "an entry that cannot be read"}, digest)
-
-
-def audit_faults(db: sqlite3.Connection) -> list[str]:
-    """Return the entries that are not as they were written, in sentences; none if the log is whole."""
-    found: list[str] = []
-    expected, before = 1, EMPTY_HEAD.digest
-    rows = db.execute(
-        "SELECT seq, typeof(time), CAST(time AS BLOB), typeof(event), CAST(event AS BLOB), typeof(previous), previous,"
-        " typeof(digest), digest, typeof(job), CAST(job AS BLOB) FROM audit ORDER BY seq"
-    )
-    for seq, *columns in rows:
-        kinds, (time, event, previous, digest, job) = columns[::2], columns[1::2]
-        if seq < expected:
-            found.append(f"entry {seq} has an invalid number")
-            continue
-        if seq > expected:
-            lost = f"entry {expected} is" if seq == expected + 1 else f"entries {expected} to {seq - 1} are"
-            found.append(f"{lost} missing")
-        elif previous != before:
-            found.append(f"entry {seq} does not follow the entry before it: one of them was changed or moved")
-        if kinds != ["text", "text", "blob", "blob", "text"] or digest != digest_of(previous, seq, time, event):
-            found.append(f"entry {seq} was changed")
-        # The column repeats the event's job, so that a job's entries are found without reading all.
-        elif job != _job_of(_decoded(event) or {}).encode():
-            found.append(f"entry {seq} was assigned to another job")
-        # The next entry is compared with the stored digest, so that one fault is not reported for all that follow.
-        expected, before = seq + 1, digest
-    return found
-
-
-def holds_head(db: sqlite3.Connection, noted: AuditHead) -> bool:
-    """Return whether a head that was noted elsewhere is an entry of this log."""
-    row = db.execute("SELECT digest FROM audit WHERE seq = ?", (noted.seq,)).fetchone()
-    return bool(
-        (noted.seq, noted.digest) == (EMPTY_HEAD.seq, EMPTY_HEAD.digest) if row is None else row[0] == noted.digest
-    )
 
 
 def head_statement(owner: str, seq: int, digest: bytes) -> bytes:
