@@ -141,7 +141,7 @@ class _OfUser(_CacheLocator):  # type: ignore[misc]
             _delete_unused(self._folder.parent)
             self._folder.mkdir(mode=0o700, exist_ok=True)
         found = self._folder.stat()
-        if hasattr(os, "geteuid") and (found.st_uid != os.geteuid() or found.st_mode & 0o022):
+        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
             raise PermissionError("code that others may have written is not loaded")
         if time.time() - found.st_mtime > _UNUSED / 10:
             os.utime(self._folder)

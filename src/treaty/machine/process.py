@@ -79,7 +79,7 @@ def ended_by_signals() -> Iterator[None]:
 
     Signals that the program handles or ignores, and threads other than the main one, are left alone.
     """
-    numbers = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+    numbers = [signal.SIGTERM, signal.SIGHUP]
     here = threading.current_thread() is threading.main_thread()
     changed = [number for number in numbers if here and signal.getsignal(number) == signal.SIG_DFL]
     for number in changed:

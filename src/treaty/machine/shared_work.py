@@ -212,9 +212,8 @@ def _forget_helpers() -> None:
     _MADE.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    # a child has none of these threads
-    os.register_at_fork(after_in_child=_forget_helpers)
+# a child has none of these threads
+os.register_at_fork(after_in_child=_forget_helpers)
 
 
 def _call(found: list[_Helper], count: int) -> None:

@@ -116,12 +116,12 @@ def read_secret(file: Path) -> bytes:
         with file.open("rb") as stream:
             # of the open file, not of its name, which may be another file by now
             found = os.fstat(stream.fileno())
-            if os.name == "posix" and found.st_uid != os.geteuid():
+            if found.st_uid != os.geteuid():
                 raise ConfigError(
                     f"expected a key file of this user, got one of another: {file}; take a copy of your own and run "
                     "chmod 600 on it"
                 )
-            if os.name == "posix" and stat.S_IMODE(found.st_mode) & 0o077:
+            if stat.S_IMODE(found.st_mode) & 0o077:
                 raise ConfigError(f"expected a key file only its owner can read, got {file}; run chmod 600 on it")
             return stream.read()
     except OSError as error:

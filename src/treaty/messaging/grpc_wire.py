@@ -22,6 +22,7 @@ import os
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import queue
+import resource
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -138,11 +139,6 @@ def ping_options(time: float, timeout: float = BULK_PING_TIMEOUT) -> list[tuple[
     ]
 
 
-try:
-    import resource
-except ImportError:  # Windows has no such limit
-    resource = None  # type: ignore[assignment]
-
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds a connection may take to show its certificate; the C library's own default is two minutes."""
 
@@ -158,8 +154,6 @@ _OF_A_PEER = 4
 
 def raise_descriptors() -> int:
     """Raise this process's limit of open files to what the system allows; return it."""
-    if resource is None:
-        return _DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
