@@ -72,6 +72,9 @@ def test_digests_are_of_this_model_alone():
     assert not set(one.values.tolist()) & set(other.values.tolist())
     assert not set(one.ids.tolist()) & set(other.ids.tolist())
     assert not set(one.ids.tolist()) & set(one.values.tolist())
+    # a row and an id of the same bytes
+    alike = known(np.frombuffer(b"abcd", np.float32)[None], ["abcd"])
+    assert alike.values[0] != alike.ids[0]
 
 
 def test_known_persons_get_stand_ins_and_others_keep_their_values():

@@ -15,7 +15,7 @@ from tables import cut, real_table
 from treaty.errors import ConfigError, DataError, TreatyError
 from treaty.models.checkpoints import Keeper
 from treaty.privacy.ledger import Ledger, per_person, read_ledger
-from treaty.privacy.mechanisms import stored_noisy_target
+from treaty.privacy.mechanisms import best_for_numbers, stored_noisy_target, variance
 from treaty.runs import processes
 from treaty.runs.job import Job, Member
 from treaty.systems.fedxgboost_ldp.options import FedXGBoostLDP
@@ -191,6 +191,9 @@ def test_noisy_numbers_are_right_on_average_and_drawn_once(tmp_path):
             of = noisy[y == label]
             expected = min(max(label, ends[0]), ends[1])
             assert abs(of.mean() - expected) < 6.5 * of.std() / math.sqrt(len(of))  # false alarm: 10^-10
+            # the noise of this epsilon, and no less; with twice as much it would be half or less
+            noise = variance(best_for_numbers(epsilon), np.array([(expected - 5.0) / 10.0]), epsilon)[0]
+            assert of.std() == pytest.approx(10.0 * math.sqrt(noise), rel=0.1)
 
 
 def test_what_does_not_suit_the_labels_is_refused_with_what_to_do(tmp_path):
