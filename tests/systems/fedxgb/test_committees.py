@@ -16,8 +16,9 @@ from treaty.crypto.sharing.additive_routing import open_integers
 from treaty.messaging.messages import view
 from treaty.models.trees import predict_pooled
 from treaty.systems.fedxgb import shares as of_committees
-from treaty.systems.fedxgb.messages import SplitShares
+from treaty.systems.fedxgb.messages import LeafShares, SplitShares
 from treaty.systems.fedxgb.options import FedXGB, committee_of, committees_of, holders_of, links
+from treaty.trees.slots import VALUE_BITS
 
 SIZES = st.sampled_from([("additive", None), ("shamir", None), ("shamir", 3), ("shamir", 5)])
 
@@ -77,7 +78,7 @@ def test_trees_and_margins_do_not_depend_on_committees(crowd, own):
 
 
 @pytest.mark.parametrize("alike", [False, True], ids=["shared anew", "shared once"])
-def test_an_edge_server_of_two_committees_has_nothing_of_the_splits(crowd, alike):
+def test_an_edge_server_of_two_committees_has_nothing_of_splits_and_leaf_values(crowd, alike):
     """Its shares are of two sharings; were these one, it would have both of its shares (the planted fault)."""
     parts, _, classes = crowd
     share = additive_routing.share_integers
@@ -96,6 +97,10 @@ def test_an_edge_server_of_two_committees_has_nothing_of_the_splits(crowd, alike
             opened = open_integers(np.stack([one, other]))
             assert bool(np.all(np.abs(opened) < 1 << 20)) == alike
         assert alike or uniform(*weights)
+        values = [view(m.values, np.uint64, m.values.shape, peer="", what="")
+                  for m in crowded.received(edge, LeafShares)]  # fmt: skip
+        # and so is a leaf value of log odds, in the fixed point
+        assert bool(np.all(np.abs(open_integers(np.stack(values))) < 11 << VALUE_BITS)) == alike
 
 
 def test_an_edge_servers_bytes_fall_with_the_number_of_edge_servers():
