@@ -321,6 +321,7 @@ NOTHING = "no noisy release of this table, so no epsilon is paid"
         ),
         (by_row(), "bank", 0.0, NOTHING),
         (by_row(own={"epsilon_total": 3.0}), "bank", 3.0, "epsilon 3 for noise on sums (epsilon_total)"),
+        (by_row("fedxgb", own={"epsilon_total": 3.0}), "bank", 3.0, "epsilon 3 for noise on sums (epsilon_total)"),
         (
             by_row(own={"epsilon_total": 0.1, "delta": 0.99}), "bank", epsilon_of(rho_for(0.1, 0.99), 1e-6),
             "epsilon 19.3699 for noise on sums (epsilon_total)",

@@ -149,7 +149,7 @@ _FIRST = ("peers", "systems", "losses", "verbs")
 # Ten times 0.1 must not exceed 1.
 _ROUNDED = 1.0 + 1e-9
 # Systems that make no noisy release.
-_WITHOUT_EPSILON = ("fedxgboost-smm", "fedxgb", "quasi-newton", "sgd", "statistics")
+_WITHOUT_EPSILON = ("fedxgboost-smm", "quasi-newton", "sgd", "statistics")
 _CONSENTS = ("allow_insecure", "allow_exact_sums", "show_weights", "show_eval_margins")
 
 
@@ -418,7 +418,7 @@ def _cost(case: Case) -> tuple[float, str]:
             if own.epsilon_total is not None and own.delta is None:
                 paid = min(paid, own.epsilon_total)
             return paid, f"epsilon {paid:g} for noise on gradients of {trees} trees"
-        case "federboost-horizontal":
+        case "federboost-horizontal" | "fedxgb":
             total, delta = own.epsilon_total, own.delta or DEFAULT_DELTA
             if total is None:
                 return nothing
