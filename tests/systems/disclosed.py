@@ -136,6 +136,7 @@ CASES: dict[str, list[Case]] = {
         Case({"mode": "paper", "allow_insecure": True}, CROWD),
         Case({"mode": "paper", "allow_insecure": True, "expose": "nothing"}, CROWD),
         Case({"epsilon_total": 2.0}, CROWD, {"spent": "epsilon 2"}),
+        Case({"epsilon_total": 2.0, "validation_fraction": 0.2}, CROWD),
         Case({"epsilon_total": 2.0, "delta": 1e-7, "user_rows": 5}, CROWD),
     ],
     "quasi-newton": [

@@ -192,7 +192,6 @@ def test_a_resumed_training_watches_the_same_rows(tmp_path):
     [
         ({"validation_group": "sex"}, "goes with validation_fraction"),
         ({"validation_fraction": 0.2, "mode": "paper", "allow_insecure": True}, "keeps no rows back"),
-        ({"validation_fraction": 0.2, "epsilon_total": 1.0}, "without noise"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(given, words):

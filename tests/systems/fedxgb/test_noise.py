@@ -198,6 +198,7 @@ def test_each_user_pays_before_its_vectors_go_out(binary, tmp_path):
         ({"expose": "nothing"}, "all users get it"),
         ({"mode": "paper", "allow_insecure": True}, "has no noise"),
         ({"group_size": 4}, "there are no groups"),
+        ({"user_rows": 3, "validation_fraction": 0.2}, "would not hold for whole users"),
         ({"bins": "exact"}, "counts have noise"),
         ({"epsilon_total": None, "num_parallel_tree": 1, "delta": 1e-5}, "delta goes with epsilon_total"),
         ({"epsilon_total": None, "num_parallel_tree": 1, "user_rows": 3}, "user_rows goes with epsilon_total"),
@@ -234,3 +235,26 @@ def test_cohorts_under_noise_are_any_that_are_large_enough():
     assert cohorts.keep(users[:2]) is None
     assert cohorts.may_come(users) == set(users)
     assert not cohorts.open(users)
+
+
+def test_rows_kept_back_are_counted_under_noise(binary):
+    parts, _, classes = binary
+    options = noisy_options(n_estimators=5, validation_fraction=0.3, epsilon_total=200.0)
+    layout = laid_out(list(parts))
+    noise = noise_of(parts, options, classes, layout)
+    crowded = play_crowd(parts, options, classes, layout=layout)
+    assert not crowded.failures
+    held_out = crowded.model.held_out
+    n_rows = sum(len(rows.y) for rows in parts.values())
+    # 24 bins by label, each with noise
+    assert held_out.groups["all"]["rows"] == pytest.approx(0.3 * n_rows, abs=60)
+    assert held_out.groups["all"]["auc"] > 0.6
+    counted = [sums for sums in crowded.opened if len(sums.total) == 48]
+    assert [sorted(sums.cohort) for sums in counted] == [sorted(parts)] * 5
+    spread = [(sums.total - crowded.expected(sums)) / noise.whole.scores / np.sqrt(6 / 5) for sums in counted]
+    assert as_planned(np.array(spread))
+    # a row is trained on or counted: the whole costs no more
+    without = noise_of(parts, noisy_options(n_estimators=5, epsilon_total=200.0), classes, layout)
+    assert noise.whole.budget.epsilon == without.whole.budget.epsilon
+    first = crowded.given[crowded.opened[0].number]
+    assert sum(of[0] for of in first.values()) >> 16 == pytest.approx(0.7 * n_rows, abs=60)

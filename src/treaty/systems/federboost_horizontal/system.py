@@ -83,8 +83,7 @@ def _of_leader(roles: Roles, options: FederBoostHorizontal, common: BoostingOpti
             else "sums of two participants alone: with the help of one, those of the other"
         )
     if options.holds_out_rows:
-        when = f"under noise, after {len(looks(options, common))} rounds" if noisy else "after each round"
-        learned.append(kept_back(options, when, NOISY_ODDS[0] if noisy else 256))
+        learned.append(kept_back(options, common))
     if spent:
         learned.append(
             f"how many rows lie between points that were tried in search of quantiles, under noise ({spent})"

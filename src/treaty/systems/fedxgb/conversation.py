@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -84,7 +85,7 @@ _UNDER_NOISE: Table = {
     "domain": {Count: "counted"},
     **_SEARCH,
     "bins": {RandomStep: "trees", TrainingEnd: "over"},
-    "trees": {RandomStep: "trees", TrainingEnd: "over"},
+    "trees": {RandomStep: "trees", HeldOutRequest: "trees", TrainingEnd: "over"},
 }
 _IN_VAIN: dict[type[Message], str] = {RoundStart: "tree", TrainingEnd: "over"}  # no sum of the round was opened
 
@@ -198,11 +199,13 @@ class ServerLimits:
                 self._check(self.probes <= self._most_probes, f"{self._most_probes} requests for probes at most")
                 self.sums.due()
             case RandomStep():
-                # the last round is followed by its sums
-                self.rounds += 1
-                self._check(self.rounds <= self._n_estimators + 1, f"{self._n_estimators} rounds at most")
-                self.sums.due(one=self.rounds <= self._n_estimators)
-                self._observers.round_finished(self.rounds - 1, None)
+                # the last sums follow without trees, as they do before rows kept back are counted
+                grows = math.prod(message.features.shape) > 0
+                self.rounds, self._void = self.rounds + grows, self._void + (not grows)
+                most = max(self.rounds, self._void - 1)
+                self._check(most <= self._n_estimators, f"{self._n_estimators} rounds at most")
+                self.sums.due(one=grows)
+                self._observers.round_finished(self.rounds - grows, None)
             case RoundStart():
                 # no level came: the round begins again
                 again, self._levels = self._levels == 0, 0

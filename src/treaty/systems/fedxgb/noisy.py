@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -38,13 +38,15 @@ from treaty.systems.fedxgb.conversation import Instructions, JoinedUser, OpenDom
 from treaty.systems.fedxgb.domain import gather_sound, send_each_or_leave_out
 from treaty.systems.fedxgb.messages import Attendance, CertifiedKeys, Task, TrainingEnd, UserOffer
 from treaty.systems.fedxgb.options import FedXGB, domains
+from treaty.systems.fedxgb.rows import CrowdMetrics
 from treaty.systems.fedxgb.secfind import Crowd
-from treaty.systems.horizontal.held_out import chosen
+from treaty.systems.horizontal.held_out import HeldOutRequest, chosen, divided
 from treaty.systems.horizontal.noisy_rounds import LeafMember, LeafSender, RandomStep, random_round
 from treaty.systems.horizontal.own_rows import Draws, OwnRows
 from treaty.systems.horizontal.quantiles import (
     CommonBins,
     Count,
+    ProbeRequest,
     SearchAnswers,
     agreed_objective,
     lead_search,
@@ -52,11 +54,11 @@ from treaty.systems.horizontal.quantiles import (
 )
 from treaty.systems.horizontal.random_trees import row_norm
 from treaty.systems.horizontal.rows import OwnLabels, no_rows, schema_of
-from treaty.systems.horizontal.sum_noise import SumNoise, pay, plan_noise
+from treaty.systems.horizontal.sum_noise import SumNoise, looks, pay, plan_noise
 from treaty.systems.pooled.constraints import constraints_of
 from treaty.systems.pooled.system import watched
 from treaty.systems.system import LabelledRows, RoleInput
-from treaty.trees.boosting import Forest, Rounds
+from treaty.trees.boosting import Forest, Rounds, WatchedRows
 from treaty.trees.ensemble import SplitTable, Tree
 from treaty.trees.histograms import width_of
 from treaty.trees.objectives import Objective
@@ -96,8 +98,8 @@ class CrowdNoise:
         if isinstance(asked, RandomStep):
             assert self.whole.leaves is not None
             return self.whole.leaves.deviations(length, self.objective) / math.sqrt(self.domains)
-        sigma = self.whole.opening if isinstance(asked, Count) else self.whole.search
-        return np.full(length, sigma / math.sqrt(self.domains))
+        of = {Count: self.whole.opening, ProbeRequest: self.whole.search, HeldOutRequest: self.whole.scores}
+        return np.full(length, of[type(asked)] / math.sqrt(self.domains))
 
     @property
     def of_search(self) -> SearchNoise:
@@ -131,9 +133,8 @@ def lead(
     """Search for bins and grow trees as the server; return the model, with a warning that of fewer rounds."""
     name, common, classes, schema = inputs.party.name, inputs.common, inputs.classes, inputs.rows.table.schema
     assert noise.whole.leaves is not None
-    crowd.unit = _COUNT_UNIT
-    found = lead_search(inputs, crowd, schema, classes, None, noise.of_search, exact=False)
-    crowd.unit = 1
+    counts = _Counts(crowd)
+    found = lead_search(inputs, counts, schema, classes, None, noise.of_search, exact=False)
     crowd.settle()
     inputs.party.round += 1
     part = ModelPart(
@@ -144,9 +145,16 @@ def lead(
     own = OwnRows.of(inputs, no_rows(schema), part, found.bins, Draws.fresh(inputs))
     steps = LeafSender(crowd, width_of(found.bins.offsets))
     rules = common.rules(found.objective, constraints_of(common, schema))
+    watching: list[WatchedRows] = [watched(of, part.splits, inputs.threads) for of in evals]
+    back = None
+    if inputs.options.holds_out_rows:
+        # early stopping goes by the last of them
+        cells, sigma = own.cells(inputs, noise.whole), noise.whole.scores / _COUNT_UNIT
+        back = CrowdMetrics(counts, cells, looks(inputs.options, common), None, steps.flush, sigma)
+        watching = [back, *watching]
     inputs.observers.round_finished(0, part)
     rounds = Rounds(
-        own.forest, common.most_rounds, eval_sets=[watched(of, part.splits, inputs.threads) for of in evals],
+        own.forest, common.most_rounds, eval_sets=watching,
         early_stopping_rounds=common.early_stopping_rounds, early_stopping_min_delta=common.early_stopping_min_delta,
         metrics=common.metrics, after_round=lambda done: inputs.observers.round_finished(done, part),
     )  # fmt: skip
@@ -156,7 +164,18 @@ def lead(
             rounds.stop()
     steps.flush()
     crowd.broadcast(TrainingEnd())
+    part.held_out = None if back is None else back.result(own.forest.rounds)
     return part
+
+
+class _Counts:
+    """Sums of all users' counts, which are sent in units."""
+
+    def __init__(self, crowd: Crowd) -> None:
+        self.summed, self.broadcast, self._total = crowd.summed, crowd.broadcast, crowd.total
+
+    def total(self, length: int, own: Integers | None = None) -> Integers:
+        return np.rint(self._total(length) / _COUNT_UNIT).astype(np.int64)
 
 
 def _round(
@@ -235,36 +254,43 @@ def _at_round(party: Party, number: int, act: Any) -> Any:
 
 
 def follow(inputs: RoleInput[FedXGB], joined: JoinedUser, instructions: Instructions, noise: CrowdNoise) -> Floats:
-    """Take part as a user; return the model's margins of own rows, float64 (n_outputs, n_rows)."""
+    """Take part as a user; return the model's margins of the rows trained on, float64 (n_outputs, n_rows)."""
     party, common, task, edge = inputs.party, inputs.common, joined.task, instructions.edge
     assert noise.whole.leaves is not None
     spent = pay(noise.whole, inputs.store, party.name, model_job(party.job, task.model_id), inputs.epsilon_limits)
-    schema = joined.rows.table.schema
-    labels = OwnLabels(inputs, joined.rows, task.classes, edge)
-    answers = SearchAnswers(inputs, noise.counted(joined.rows), labels, edge, noise.of_search, exact=False)
+    schema, sums = joined.rows.table.schema, joined.sums
+    rows, kept_back = divided(joined.rows, inputs.options.validation_fraction, party.name, noisy=True)
+    labels = OwnLabels(inputs, rows, task.classes, edge)
+    answers = SearchAnswers(inputs, noise.counted(rows), labels, edge, noise.of_search, exact=False)
     while not isinstance(asked := instructions.next(), CommonBins):
         instructions.vector = partial(_scaled, answers.vector(asked))
-        joined.sums.deviations = partial(noise.deviations, asked)
+        sums.deviations = partial(noise.deviations, asked)
     bins = unpack_bins(asked, schema, common.bin_limits, edge)
     objective = agreed_objective(asked, labels.starting(asked.start, "CommonBins"), noise=True, peer=edge)
     forest = Forest(objective, (party.name,), task.classes, parallel=common.num_parallel_tree)
     part = ModelPart(
         model_id=task.model_id, party=party.name, schema=schema, splits=SplitTable(), forest=forest, spent=spent
     )
-    own = OwnRows.of(inputs, joined.rows, part, bins, Draws.fresh(inputs))
+    own = OwnRows.of(inputs, rows, part, bins, Draws.fresh(inputs))
+    # noise is added as the counts go out
+    back = None if kept_back is None else own.held_back(inputs, kept_back, replace(noise.whole, scores=0.0))
     rules = common.rules(objective, constraints_of(common, schema))
     trees = LeafMember(own, edge, rules, noise.whole.leaves, most_rounds=common.most_rounds, max_depth=common.depth)
     inputs.observers.round_finished(0, None)
     while not isinstance(step := instructions.next(), TrainingEnd):
-        assert isinstance(step, RandomStep)  # by the order of messages
-        given = trees.take(step)
-        joined.sums.awake = True
-        if given is not None:
-            instructions.vector = partial(noise.limited, given)
-            joined.sums.deviations = partial(noise.deviations, step)
-            if not joined.sums.absent("call"):
+        if isinstance(step, HeldOutRequest):
+            assert back is not None  # by the order of messages
+            instructions.vector = partial(_scaled, partial(np.asarray, back.answer(step, edge)))
+        else:
+            assert isinstance(step, RandomStep)
+            given = trees.take(step)
+            instructions.vector = partial(noise.limited, np.empty(0, np.int64) if given is None else given)
+            sums.awake = True
+            # also for what follows a round, such as counts of rows kept back
+            if not sums.absent("call"):
                 party.send(edge, Attendance())
-        inputs.observers.round_finished(forest.rounds, None)
+            inputs.observers.round_finished(forest.rounds, None)
+        sums.deviations = partial(noise.deviations, step)
     return own.shard.margins
 
 

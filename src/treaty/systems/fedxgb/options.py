@@ -98,8 +98,8 @@ class FedXGB(SystemOptions):
         edge servers count them. None is 100.
     validation_fraction : float or None, default None
         Share of its rows, more than 0 and less than 1, that each user keeps out of training, as in
-        `FederBoostHorizontal`: the server watches metrics of their counts by score and label. Not in
-        paper mode, and not with `epsilon_total`.
+        `FederBoostHorizontal`: the server watches metrics of their counts by score and label. Not in paper mode, and
+        not with `user_rows`.
     validation_group : str or None, default None
         Column of categories by which rows kept back are counted, too. Needs `validation_fraction`.
     """
@@ -233,10 +233,10 @@ class FedXGB(SystemOptions):
                 if self.mode == "safe"
                 else 'the published aggregation, mode="paper", has no noise; leave epsilon_total out'
             )
-        if self.holds_out_rows:
+        if self.holds_out_rows and self.user_rows is not None:
             raise ConfigError(
-                "FedXGB counts rows kept back without noise, so that epsilon_total would not hold for them: leave out "
-                "either"
+                "a user's rows are trained on and counted, so that epsilon_total would not hold for whole users: leave "
+                "out user_rows, or validation_fraction"
             )
         if self.group_size is not None:
             raise ConfigError(

@@ -35,7 +35,6 @@ in `paper`.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -282,7 +281,7 @@ def edge(inputs: RoleInput[FedXGB]) -> None:
                 bins = message
                 if noise is not None:
                     at_start = domain.transcript.digest
-            case RandomStep() if math.prod(message.features.shape):
+            case RandomStep():
                 domain.choose(domain.attending(messages.Attendance))
             case messages.RowSummary():
                 assert bins is not None  # by the order of messages

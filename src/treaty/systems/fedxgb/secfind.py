@@ -287,7 +287,7 @@ class Crowd:
     `users` are their checked keys, by edge server and name; `vouching` is for masks among edge servers; `first` is the
     first message to all; `masked` whether domains' sums lie under masks shared with their users (not in paper mode);
     `homes` has the edge server of each user who may come late.
-    `cohort` has the users whose vectors are in the last total, `summed` the edge servers. Totals are divided by `unit`.
+    `cohort` has the users whose vectors are in the last total, `summed` the edge servers.
     """
 
     def __init__(
@@ -302,7 +302,7 @@ class Crowd:
         homes: Mapping[str, str] | None = None,
     ) -> None:
         self.cohort: list[str] = []
-        self.summed, self.unit = list(users), 1
+        self.summed = list(users)
         self._party, self._edges, self._credentials = party, list(users), credentials
         self._domains = {edge: set(of) for edge, of in users.items()}
         self._seeds = {
@@ -359,8 +359,7 @@ class Crowd:
                 "no domain has enough users left to open a sum: one of its groups, of three users or a few more, must "
                 "be there"
             )
-        opened = total.view(np.int64)
-        return opened if self.unit == 1 else np.rint(opened / self.unit).astype(np.int64)
+        return total.view(np.int64)
 
     def _let_in(self, edge: str, joined: Mapping[str, CertifiedKeys]) -> None:
         """Take users who came late to a domain, if the job has them there."""

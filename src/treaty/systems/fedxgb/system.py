@@ -98,7 +98,7 @@ _SUMS = routes(
     leakage.input_routes(
         _EDGE, _SERVER, "epsilon_total, group_size, min_child_samples", _SAFE & _PLAIN & _NONE_KEPT_BACK
     ),
-    leakage.input_routes(_EDGE, _SERVER, "group_size, validation_fraction", _KEPT_BACK, "held_out"),
+    leakage.input_routes(_EDGE, _SERVER, "group_size, validation_fraction", _PLAIN & _KEPT_BACK, "held_out"),
     leakage.input_routes(_EDGE, _SERVER, "epsilon_total", _NOISY, "noisy"),
     Route(MaskedInput, _EDGE, _SERVER, "paper", when=_PAPER),
     Route(messages.SurvivorReport, _EDGE, _SERVER),
@@ -282,7 +282,7 @@ def conclusions(roles: Roles, options: FedXGB, common: BoostingOptions, part: Mo
     found_by_server, found_by_others = leakage.learned_in_search(options, common)
     learned["server"][1:1] = found_by_server
     if options.holds_out_rows:
-        learned["server"].insert(1, leakage.kept_back(options, "after each round", 256))
+        learned["server"].insert(1, leakage.kept_back(options, common))
     for role in ("edge", "user"):
         learned[role] += found_by_others
     if options.adds_noise:

@@ -7,6 +7,7 @@ from typing import Any
 
 from treaty.data.noisy_quantiles import ROUNDS
 from treaty.systems.expected import Shape, Trees
+from treaty.systems.horizontal.held_out import NOISY_ODDS
 from treaty.systems.horizontal.masked_sums import MaskedInput, MaskShares, PassedShares, SealedShares, Survivors
 from treaty.systems.horizontal.members import (
     MaskKeyPair,
@@ -20,6 +21,7 @@ from treaty.systems.horizontal.members import (
 )
 from treaty.systems.horizontal.quantiles import CommonBins, Count, ProbeRequest
 from treaty.systems.horizontal.rows import LabelUnits, TrainingStart, starts_from_sums
+from treaty.systems.horizontal.sum_noise import looks
 from treaty.systems.leakage import Route, Routes, When, between, routes
 from treaty.systems.pooled.options import BoostingOptions
 
@@ -92,8 +94,11 @@ def learned_in_search(options: Any, common: BoostingOptions) -> tuple[list[str],
     return lead, others
 
 
-def kept_back(options: Any, when: str, bins: int) -> str:
+def kept_back(options: Any, common: BoostingOptions) -> str:
     """Return in words what the party that opens sums can work out of rows that owners keep back."""
+    when, bins = "after each round", 256
+    if options.adds_noise:
+        when, bins = f"under noise, after {len(looks(options, common))} rounds", NOISY_ODDS[0]
     groups = "" if options.validation_group is None else f", of each category of {options.validation_group}"
     return (
         f"{when}, how many of the rows that are kept back ({options.validation_fraction:g} of all) have a label and a "

@@ -135,7 +135,9 @@ def plan_noise(
     scores = 0.0
     if options.holds_out_rows:
         # of a row that is kept back, which is in no other sum
-        scores = noise_for(trees.rho, count=len(looks(options, common)), coordinates=1, honest=honest).sigma
+        scores = noise_for(
+            trees.rho, count=len(looks(options, common)), coordinates=1, honest=honest, norm=float(unit)
+        ).sigma
     return SumNoise(opening.sigma, counts.sigma, honest, leaves, spent, scores)
 
 
