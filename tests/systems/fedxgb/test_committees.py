@@ -18,6 +18,7 @@ from treaty.models.trees import predict_pooled
 from treaty.systems.fedxgb import shares as of_committees
 from treaty.systems.fedxgb.messages import LeafShares, SplitShares
 from treaty.systems.fedxgb.options import FedXGB, committee_of, committees_of, holders_of, links
+from treaty.systems.fedxgb.secpred import HolderRows
 from treaty.trees.slots import VALUE_BITS
 
 SIZES = st.sampled_from([("additive", None), ("shamir", None), ("shamir", 3), ("shamir", 5)])
@@ -101,6 +102,20 @@ def test_an_edge_server_of_two_committees_has_nothing_of_splits_and_leaf_values(
                   for m in crowded.received(edge, LeafShares)]  # fmt: skip
         # and so is a leaf value of log odds, in the fixed point
         assert bool(np.all(np.abs(open_integers(np.stack(values))) < 11 << VALUE_BITS)) == alike
+
+
+def test_a_user_of_whom_holders_have_different_numbers_of_rows_takes_no_part(crowd, monkeypatch):
+    parts, _, classes = crowd
+    take = HolderRows.take
+
+    def one_more(self, users):
+        found = take(self, users)
+        return {name: rows + (name == "p0" and self._party.name == "edge1") for name, rows in found.items()}
+
+    monkeypatch.setattr(HolderRows, "take", one_more)
+    crowded = play_crowd(parts, options_of(n_estimators=1), classes, edges=4)
+    assert "expected p0 among the users whose rows all holders of shares have" in str(crowded.failures.pop("p0"))
+    assert not crowded.failures
 
 
 def test_an_edge_servers_bytes_fall_with_the_number_of_edge_servers():
