@@ -52,7 +52,7 @@ def two_inputs():
 @pytest.mark.slow
 def test_users_of_a_hidden_model_are_told_the_way_and_the_value_of_their_own_rows_alone():
     parts, _, classes = crowd_rows("multiclass", users=9, rows=120)
-    options = options_of(max_depth=3)
+    options = options_of(max_depth=3, comparison="shamir")
     crowded = play_crowd(parts, options, classes, edges=3, record_content=True)
     assert_follow(crowded, parts, parts)
     for name, rows in parts.items():
