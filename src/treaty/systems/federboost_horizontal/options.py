@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-import msgspec
-
-from treaty.errors import ConfigError
-from treaty.systems.horizontal.random_trees import NOISY_PARALLEL, NOISY_TREES
-from treaty.systems.horizontal.rows import refuse_objectives
-from treaty.systems.horizontal.sum_noise import check_noise
-from treaty.systems.options import Positive, SystemOptions
+from treaty.systems.horizontal.sum_noise import RowOptions
 
 
 @dataclass(kw_only=True, repr=False)
-class FederBoostHorizontal(SystemOptions):
+class FederBoostHorizontal(RowOptions):
     """Boosting between holders of rows, on securely summed histograms (FederBoost, Tian et al. 2020, arXiv 2011.02796).
 
     Parameters
@@ -59,17 +52,6 @@ class FederBoostHorizontal(SystemOptions):
     system: ClassVar[str] = "federboost-horizontal"
     paper_bins: ClassVar[int | None] = 24  # of two of its three data sets; 26 for the third
     dropout: Literal["accept"] | None = None
-    bins: Literal["exact", "approximate"] | None = None
-    epsilon_total: Positive | None = None
-    delta: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
-    target_range: Annotated[Sequence[float], msgspec.Meta(min_length=2, max_length=2)] | None = None
-    weight_bound: Positive | None = None
-    validation_fraction: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
-    validation_group: str | None = None
-
-    @property
-    def adds_noise(self) -> bool:
-        return self.epsilon_total is not None
 
     @property
     def exact_bins(self) -> bool:
@@ -77,27 +59,8 @@ class FederBoostHorizontal(SystemOptions):
         return self.bins != "approximate" and not self.adds_noise
 
     @property
-    def holds_out_rows(self) -> bool:
-        return self.validation_fraction is not None
-
-    @property
-    def default_trees(self) -> tuple[int, int, float]:
-        return NOISY_TREES if self.adds_noise else super().default_trees
-
-    @property
-    def default_parallel(self) -> int:
-        return NOISY_PARALLEL if self.adds_noise else 1
-
-    @property
     def limits_categories(self) -> bool:
         return self.adds_noise
-
-    def check(self, common: Any) -> None:
-        refuse_objectives(common)
-        common.refuse_outputs("participants grow one tree for each class in a round")
-        check_noise(self, common)
-        if self.validation_group is not None and self.validation_fraction is None:
-            raise ConfigError("validation_group goes with validation_fraction; give both or leave the group out")
 
 
 def honest_members(options: FederBoostHorizontal, members: int) -> int:

@@ -11,10 +11,8 @@ import msgspec
 import numpy as np
 
 from treaty.errors import ConfigError
-from treaty.systems.horizontal.random_trees import NOISY_PARALLEL, NOISY_TREES
-from treaty.systems.horizontal.rows import refuse_objectives
-from treaty.systems.horizontal.sum_noise import check_noise
-from treaty.systems.options import AtLeastOne, Positive, SystemOptions
+from treaty.systems.horizontal.sum_noise import RowOptions
+from treaty.systems.options import AtLeastOne
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import PartySpec, Roles
 
@@ -36,7 +34,7 @@ PAPER_LEAKS = (
 
 
 @dataclass(kw_only=True, repr=False)
-class FedXGB(SystemOptions):
+class FedXGB(RowOptions):
     """Boosting among hundreds of users, by way of edge servers, for a server that keeps the model (Liu et al. 2020).
 
     Parameters
@@ -105,6 +103,7 @@ class FedXGB(SystemOptions):
     """
 
     system: ClassVar[str] = "fedxgb"
+    of_noise: ClassVar[tuple[str, ...]] = ("user_rows",)
     limits_categories = True
     dropout: Annotated[float, msgspec.Meta(ge=0, lt=1)] | None = None
     dropout_period: AtLeastOne | None = None
@@ -112,40 +111,16 @@ class FedXGB(SystemOptions):
     max_users: Annotated[int, msgspec.Meta(ge=3)] | None = None
     group_size: Annotated[int, msgspec.Meta(ge=3, le=1000)] | None = None
     feature_sample: AtLeastOne | None = None
-    bins: Literal["exact", "approximate"] | None = None
     expose: Literal["nothing", "paper", "model"] | None = None
     comparison: Comparison | None = None
     committee: Annotated[int, msgspec.Meta(ge=3)] | None = None
     max_queries: AtLeastOne | None = None
-    validation_fraction: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
-    validation_group: str | None = None
-
-    @property
-    def holds_out_rows(self) -> bool:
-        return self.validation_fraction is not None
+    user_rows: AtLeastOne | None = None
 
     def most_rows(self, trained: int) -> int:
         """Return how many rows a user may have, if all users train on so many."""
         # which rows a user keeps back is drawn: it may be more than its share
         return trained if self.validation_fraction is None else 100 + int(2 * trained / (1 - self.validation_fraction))
-
-    epsilon_total: Positive | None = None
-    delta: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
-    user_rows: AtLeastOne | None = None
-    target_range: Annotated[Sequence[float], msgspec.Meta(min_length=2, max_length=2)] | None = None
-    weight_bound: Positive | None = None
-
-    @property
-    def adds_noise(self) -> bool:
-        return self.epsilon_total is not None
-
-    @property
-    def default_trees(self) -> tuple[int, int, float]:
-        return NOISY_TREES if self.adds_noise else super().default_trees
-
-    @property
-    def default_parallel(self) -> int:
-        return NOISY_PARALLEL if self.adds_noise else 1
 
     @property
     def exposes(self) -> Literal["nothing", "paper", "model"]:
@@ -189,17 +164,13 @@ class FedXGB(SystemOptions):
         return self.feature_sample / n_columns
 
     def check(self, common: Any) -> None:
-        refuse_objectives(common)
-        check_noise(self, common, "user_rows")
+        super().check(common)
         if self.adds_noise:
             self._check_noisy()
         else:
             common.refuse_forests("without epsilon_total FedXGB's users grow one tree for each class in a round")
         common.refuse_leaves("users add up the sums of all slots of a level")
-        common.refuse_outputs("users grow one tree for each class in a round")
         check_consent(self)
-        if self.validation_group is not None and self.validation_fraction is None:
-            raise ConfigError("validation_group goes with validation_fraction; give both or leave the group out")
         if self.holds_out_rows and self.mode == "paper":
             raise ConfigError('the published form, mode="paper", keeps no rows back; leave validation_fraction out')
         if self.dropout_period is not None and self.dropout is None:

@@ -416,22 +416,3 @@ def agreed_start(sums: SumOpener, own: OwnLabels, opened: OpenedCounts, *, has_r
 def clips_in_unary(objective: Objective) -> Integers:
     """Return the loss's `clips`, one `in_unary` after the other."""
     return np.concatenate([in_unary(clip) for clip in objective.clips])
-
-
-# ---------------------------------------------------------------- options
-
-
-def refuse_objectives(common: Any) -> None:
-    """Refuse options and objectives that need gradients, bounds or leaf values which participants cannot know."""
-    if common.goss:
-        raise ConfigError("goss ranks rows by gradient, which participants cannot do together; use subsample")
-    if common.loss_class.takes == "groups":
-        raise ConfigError(
-            f"objective={common.objective!r} ranks rows within groups, and rows of a group may be with several "
-            "participants: take a system split by column"
-        )
-    if common.loss_class.refreshes_leaves:
-        raise ConfigError(
-            f"objective={common.objective!r} has leaf values that are quantiles of the residuals of all participants' "
-            'rows, which sums of gradients do not contain: take "huber", or a system split by column'
-        )

@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
@@ -28,7 +28,8 @@ from treaty.machine.arrays import Floats, Integers
 from treaty.models.checkpoints import noise_folder
 from treaty.privacy.discrete_gaussian import MOST_SIGMA, NoiseBudget, budget, noise_for, noise_share, rho_for
 from treaty.privacy.ledger import DEFAULT_DELTA, EpsilonLimits, Ledger, LedgerEntry, cost
-from treaty.systems.horizontal.random_trees import MOST_DEPTH, LeafNoise, row_norm
+from treaty.systems.horizontal.random_trees import MOST_DEPTH, NOISY_PARALLEL, NOISY_TREES, LeafNoise, row_norm
+from treaty.systems.options import Positive, SystemOptions
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.system import loss_of
 from treaty.systems.system import LabelledRows
@@ -207,37 +208,90 @@ def within_declared(options: Any, data: LabelledRows, classes: object, party: st
     return replace(data, y=y, weight=weight)
 
 
-def check_noise(options: Any, common: Any, *also: str) -> None:
-    """Refuse options of noise (`also` these) without noise; under noise, bounds that are none, and other options."""
-    ends = options.target_range
-    if not options.adds_noise:
-        for name in ("delta", "target_range", "weight_bound", *also):
-            if getattr(options, name) is not None:
+# ---------------------------------------------------------------- options
+
+
+@dataclass(kw_only=True, repr=False)
+class RowOptions(SystemOptions):
+    """What systems split by row have in common: bins, noise, and rows kept back; each documents them itself.
+
+    `of_noise` names further options that need `epsilon_total`.
+    """
+
+    of_noise: ClassVar[tuple[str, ...]] = ()
+    bins: Literal["exact", "approximate"] | None = None
+    epsilon_total: Positive | None = None
+    delta: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
+    target_range: Annotated[Sequence[float], msgspec.Meta(min_length=2, max_length=2)] | None = None
+    weight_bound: Positive | None = None
+    validation_fraction: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
+    validation_group: str | None = None
+
+    @property
+    def adds_noise(self) -> bool:
+        return self.epsilon_total is not None
+
+    @property
+    def holds_out_rows(self) -> bool:
+        return self.validation_fraction is not None
+
+    @property
+    def default_trees(self) -> tuple[int, int, float]:
+        return NOISY_TREES if self.adds_noise else super().default_trees
+
+    @property
+    def default_parallel(self) -> int:
+        return NOISY_PARALLEL if self.adds_noise else 1
+
+    def check(self, common: Any) -> None:
+        # what needs gradients, bounds or leaf values that owners of rows cannot know
+        if common.goss:
+            raise ConfigError("goss ranks rows by gradient, which participants cannot do together; use subsample")
+        if common.loss_class.takes == "groups":
+            raise ConfigError(
+                f"objective={common.objective!r} ranks rows within groups, and rows of a group may be with several "
+                "participants: take a system split by column"
+            )
+        if common.loss_class.refreshes_leaves:
+            raise ConfigError(
+                f"objective={common.objective!r} has leaf values that are quantiles of the residuals of all "
+                'participants\' rows, which sums of gradients do not contain: take "huber", or a system split by column'
+            )
+        common.refuse_outputs("owners of rows grow one tree for each class in a round")
+        if self.validation_group is not None and self.validation_fraction is None:
+            raise ConfigError("validation_group goes with validation_fraction; give both or leave the group out")
+        for name in ("delta", "target_range", "weight_bound", *self.of_noise):
+            if not self.adds_noise and getattr(self, name) is not None:
                 raise ConfigError(f"{name} goes with epsilon_total; give both or leave {name} out")
-        return
-    if ends is not None and (len(ends) != 2 or not np.all(np.isfinite(ends)) or not ends[0] < ends[1]):
-        raise ConfigError(f"expected target_range as two numbers, the least and the largest target, got {ends}")
-    if common.objective not in (None, "squared_error", "logistic", "softmax"):
-        raise ConfigError(f"epsilon_total needs the squared error, or classes, got objective={common.objective!r}")
-    patience, apart = common.early_stopping_rounds, max(np.diff(sorted(looks(options, common))), default=0)
-    if options.holds_out_rows and patience is not None and patience < apart:
-        raise ConfigError(
-            "under epsilon_total rows kept back are counted after a few rounds: expected early_stopping_rounds of at "
-            f"least {apart}, the rounds from one count to the next, got {patience}"
-        )
-    if common.subsample < 1.0:
-        raise ConfigError(
-            "epsilon_total needs every row to change its own part of a sum alone, and a sample of fixed size "
-            "depends on all rows: leave subsample at 1"
-        )
-    if options.bins == "exact":
-        raise ConfigError(
-            "bins='exact' needs the number of rows below each probe, and under epsilon_total counts have noise: "
-            "leave bins out, or take 'approximate'"
-        )
-    common.refuse_leaves("under epsilon_total all leaves of a tree are summed at once")
-    if common.max_depth > MOST_DEPTH:
-        raise ConfigError(
-            f"epsilon_total sums 2^max_depth leaves of each tree: expected max_depth of at most {MOST_DEPTH}, "
-            f"got {common.max_depth}"
-        )
+        if self.adds_noise:
+            self._check_noise(common)
+
+    def _check_noise(self, common: Any) -> None:
+        """Refuse bounds that are none, and what noisy sums cannot do."""
+        ends = self.target_range
+        if ends is not None and (len(ends) != 2 or not np.all(np.isfinite(ends)) or not ends[0] < ends[1]):
+            raise ConfigError(f"expected target_range as two numbers, the least and the largest target, got {ends}")
+        if common.objective not in (None, "squared_error", "logistic", "softmax"):
+            raise ConfigError(f"epsilon_total needs the squared error, or classes, got objective={common.objective!r}")
+        patience, apart = common.early_stopping_rounds, max(np.diff(sorted(looks(self, common))), default=0)
+        if self.holds_out_rows and patience is not None and patience < apart:
+            raise ConfigError(
+                "under epsilon_total rows kept back are counted after a few rounds: expected early_stopping_rounds of "
+                f"at least {apart}, the rounds from one count to the next, got {patience}"
+            )
+        if common.subsample < 1.0:
+            raise ConfigError(
+                "epsilon_total needs every row to change its own part of a sum alone, and a sample of fixed size "
+                "depends on all rows: leave subsample at 1"
+            )
+        if self.bins == "exact":
+            raise ConfigError(
+                "bins='exact' needs the number of rows below each probe, and under epsilon_total counts have noise: "
+                "leave bins out, or take 'approximate'"
+            )
+        common.refuse_leaves("under epsilon_total all leaves of a tree are summed at once")
+        if common.max_depth > MOST_DEPTH:
+            raise ConfigError(
+                f"epsilon_total sums 2^max_depth leaves of each tree: expected max_depth of at most {MOST_DEPTH}, "
+                f"got {common.max_depth}"
+            )
