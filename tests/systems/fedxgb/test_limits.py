@@ -11,10 +11,13 @@ from systems.fedxgb.playing import Crowded, crowd_rows, laid_out, options_of, pl
 from treaty.errors import PeerProtocolError, TreatyError
 from treaty.messaging.messages import Array
 from treaty.systems.fedxgb import conversation
-from treaty.systems.fedxgb.conversation import ServerLimits, SumLimit, terms_of
+from treaty.systems.fedxgb.conversation import ServerLimits, SumLimit, edge_order, terms_of, user_order
 from treaty.systems.fedxgb.messages import MOST_VOID, KnownSplits, LeafShares, RoundStart, RowSummary, SplitShares, Sum
+from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.secfind import ATTEMPTS, DomainSums
 from treaty.systems.fedxgb.system import SYSTEM
+from treaty.systems.horizontal.held_out import HeldOutRequest
+from treaty.systems.horizontal.noisy_rounds import RandomStep
 from treaty.systems.horizontal.quantiles import MOST_ROUNDS, Count, ProbeRequest
 from treaty.systems.horizontal.rows import LabelUnits, TrainingStart
 
@@ -191,3 +194,17 @@ def test_a_round_begins_again_before_its_first_level_alone_and_so_often_in_a_job
         counted.take(RoundStart(NONE, NONE))
     with pytest.raises(PeerProtocolError, match="10 rounds at most that begin again, got more - from server"):
         counted.take(RoundStart(NONE, NONE))
+
+
+@pytest.mark.parametrize("order", [user_order, edge_order])
+def test_under_noise_nothing_may_come_that_has_no_part_of_the_budget(order):
+    def states_with(kind, **options):
+        return {state for state, of in order(FedXGB(epsilon_total=1.0, **options)).items() if kind in of}
+
+    assert not states_with(LabelUnits)
+    assert not states_with(TrainingStart)
+    assert not states_with(HeldOutRequest)
+    assert states_with(HeldOutRequest, validation_fraction=0.2) == {"trees"}
+    assert states_with(Count) == {"domain"}
+    assert states_with(ProbeRequest) == {"search"}
+    assert states_with(RandomStep) == {"bins", "trees"}

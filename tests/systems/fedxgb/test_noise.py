@@ -5,19 +5,22 @@ import threading
 import numpy as np
 import pytest
 
-from systems.fedxgb.playing import Options, crowd_rows, laid_out, once, options_of, play_crowd, role_input
-from treaty.errors import ConfigError
+from systems.fedxgb.playing import Options, crowd_rows, laid_out, once, options_of, play_crowd, role_input, spoiling
+from treaty.errors import ConfigError, TreatyError
 from treaty.models.checkpoints import noise_folder
 from treaty.models.trees import walk_tables
 from treaty.privacy.ledger import Ledger
 from treaty.systems.fedxgb import noisy, secfind
 from treaty.systems.fedxgb.cohorts import AnyCohorts, Rules
-from treaty.systems.fedxgb.messages import Task, UserOffer
+from treaty.systems.fedxgb.messages import CertifiedKeys, SurvivorReport, Task, UserOffer, Users
 from treaty.systems.fedxgb.noisy import CrowdNoise
 from treaty.systems.fedxgb.system import SYSTEM
+from treaty.systems.horizontal import noisy_rounds
+from treaty.systems.horizontal.random_trees import RandomTrees
 from treaty.systems.horizontal.rows import describe
 from treaty.systems.observers import Observer, Observers
 from treaty.trees.ensemble import Walk, join_splits
+from treaty.trees.histograms import width_of
 
 QUICK = {"n_estimators": 3, "num_parallel_tree": 80, "max_depth": 2}
 
@@ -190,6 +193,104 @@ def test_each_user_pays_before_its_vectors_go_out(binary, tmp_path):
     noise = noise_of(parts, options, classes, layout)
     assert sum(entry.rho for entry in entries) == pytest.approx(noise.whole.budget.rho)
     assert noise.whole.budget.epsilon <= 4.0
+
+
+def test_a_whole_users_sums_may_be_in_all_leaves(binary):
+    # scaled down, they are no longer those of a few rows, of which each is in one leaf of a tree
+    parts, _, classes = binary
+    options, layout = noisy_options(user_rows=1, max_depth=4), laid_out(list(parts))
+    trees = noise_of(parts, options, classes, layout).whole.budget.releases[-1]
+    assert trees.coordinates >= 80 * 2**4 * 2
+
+
+def test_trees_without_a_column_to_draw_are_leaves(monkeypatch, binary):
+    # of tables that are empty, or whose noise says so
+    parts, _, classes = binary
+    monkeypatch.setattr(noisy_rounds, "draw_trees", lambda rng, bins, depth, allowed: all_in_one(bins, len(allowed)))
+    crowded = play_crowd(parts, noisy_options(num_parallel_tree=2), classes)
+    assert not crowded.failures
+    assert [len(sums.cohort) for sums in crowded.opened[-3:]] == [12, 12, 12]
+    assert [len(tree.left) for tree in crowded.model.forest.trees] == [1] * 6
+
+
+def all_in_one(bins, n_trees):
+    """Return trees that keep all rows together."""
+    width = width_of(bins.offsets)
+    return RandomTrees(np.zeros((n_trees, 0), np.int32), np.ones((n_trees, 0, width), np.bool_))
+
+
+def test_each_tree_is_drawn_among_a_sample_of_columns(binary):
+    parts, _, classes = binary
+    options = noisy_options(epsilon_total=1e4, feature_sample=1, num_parallel_tree=10)
+    model = play_crowd(parts, options, classes).model
+    assert any(len(tree.left) > 3 for tree in model.forest.trees)
+    of_records = [model.splits.feature[record] for tree in model.forest.trees for record in tree.record if record >= 0]
+    assert len(set(of_records)) > 1
+    for tree in model.forest.trees:
+        assert len({model.splits.feature[record] for record in tree.record if record >= 0}) == 1
+
+
+@pytest.mark.parametrize("whose", ["another domain's", "there already", "nobody's", "false keys"])
+def test_an_edge_server_lets_in_nobody_else(binary, whose):
+    parts, _, classes = binary
+    options, layout = noisy_options(), laid_out(list(parts))
+
+    def change(party, message):
+        # keys that the server knows, as p2 has sent them
+        keys = party.known["p2"]
+        name = {"another domain's": "p1", "there already": "p2", "nobody's": "eve", "false keys": "late"}[whose]
+        return SurvivorReport(message.users, message.attempt, {name: keys})
+
+    def edge(party):
+        send = party.send
+
+        def sent(to, message):
+            if isinstance(message, Users):
+                party.known = message.of
+            send(to, message)
+
+        party.send = sent
+        return SYSTEM.train["edge"](role_input(party, options, layout, classes=classes))
+
+    if whose == "false keys":  # the job has this user, who is away
+        layout = laid_out([*parts, "late"])
+        assert layout.edges["late"] == "edge0"
+    roles = {"edge0": spoiling(edge, SurvivorReport, change, tree=None)}
+    if whose == "false keys":
+        roles["late"] = lambda party: party.channel.close()
+    crowded = play_crowd(parts, options, classes, layout=layout, roles=roles, tolerate=[*layout.of], patience=2.0)
+    expected = (
+        "as user that the authority certified" if whose == "false keys" else "expected users of edge0 who came late"
+    )
+    assert expected in str(crowded.failures["server"])
+
+
+def test_a_late_user_with_false_keys_is_left_out(binary):
+    parts, _, classes = binary
+    options, layout = noisy_options(), laid_out(list(parts))
+    name, begun, came = list(parts)[3], threading.Event(), threading.Event()
+    edge = layout.edges[name]
+
+    class Waiting(Observer):
+        def round_finished(self, done, part):
+            if done == 1:
+                begun.set()
+                assert came.wait(60)
+
+    def late(party):
+        assert begun.wait(60)
+        party.send(edge, UserOffer(CertifiedKeys(bytes(32), bytes(64), bytes(32), bytes(64))))
+        came.set()
+        with pytest.raises(TreatyError):
+            party.receive(edge, Task)
+
+    def lead(party):
+        watched = {"observers": Observers([Waiting()])}
+        return SYSTEM.train["server"](role_input(party, options, layout, data=parts["p0"], classes=classes, **watched))
+
+    crowded = play_crowd(parts, options, classes, layout=layout, roles={name: late, "server": lead}, patience=1.0)
+    assert not crowded.failures
+    assert [len(sums.cohort) for sums in crowded.opened[-3:]] == [11, 11, 11]
 
 
 @pytest.mark.parametrize(

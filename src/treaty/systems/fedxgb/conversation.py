@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -81,12 +80,6 @@ _SEARCH: Table = {
     "labels": {TrainingStart: "search"},
     "search": {ProbeRequest: "search", CommonBins: "bins"},
 }
-_UNDER_NOISE: Table = {
-    "domain": {Count: "counted"},
-    **_SEARCH,
-    "bins": {RandomStep: "trees", TrainingEnd: "over"},
-    "trees": {RandomStep: "trees", HeldOutRequest: "trees", TrainingEnd: "over"},
-}
 _IN_VAIN: dict[type[Message], str] = {RoundStart: "tree", TrainingEnd: "over"}  # no sum of the round was opened
 
 
@@ -97,7 +90,7 @@ def user_order(options: FedXGB) -> Table:
         known: list[type[Message]] = [Domain, Cohort, Call]
         return {
             "begun": {Domain: "domain"},
-            **{state: {**dict.fromkeys(known, state), **after} for state, after in _UNDER_NOISE.items()},
+            **{state: {**dict.fromkeys(known, state), **after} for state, after in _under_noise(options).items()},
         }
     sums: dict[type[Message], str | tuple[str, str]] = {**_IN_VAIN, Cohort: "tree", Call: "tree"}
     trees: dict[str, Table] = {
@@ -117,7 +110,7 @@ def user_order(options: FedXGB) -> Table:
 def edge_order(options: FedXGB) -> Table:
     """Return which messages an edge server may receive from the server, from state "domain" to "over"."""
     if options.adds_noise:
-        return {state: {Sum: state, **after} for state, after in _UNDER_NOISE.items()}
+        return {state: {Sum: state, **after} for state, after in _under_noise(options).items()}
     sums: dict[type[Message], str | tuple[str, str]] = {**_IN_VAIN, Sum: "tree"}
     trees: dict[str, Table] = {
         "model": {"tree": {**sums, KnownSplits: "tree", Values: "between trees"}},
@@ -132,6 +125,17 @@ def edge_order(options: FedXGB) -> Table:
         **{state: {Sum: state, **after} for state, after in _SEARCH.items()},
         **_between(options, Sum),
         **trees[options.exposes],
+    }
+
+
+def _under_noise(options: FedXGB) -> Table:
+    """Return what the server sends to all if sums have noise, without those that it asks for."""
+    counts: dict[type[Message], str] = {HeldOutRequest: "trees"} if options.holds_out_rows else {}
+    return {
+        "domain": {Count: "search"},
+        "search": _SEARCH["search"],
+        "bins": {RandomStep: "trees", TrainingEnd: "over"},
+        "trees": {RandomStep: "trees", TrainingEnd: "over", **counts},
     }
 
 
@@ -199,8 +203,8 @@ class ServerLimits:
                 self._check(self.probes <= self._most_probes, f"{self._most_probes} requests for probes at most")
                 self.sums.due()
             case RandomStep():
-                # the last sums follow without trees, as they do before rows kept back are counted
-                grows = math.prod(message.features.shape) > 0
+                # sums of the last trees follow without new ones; a tree may have no split
+                grows = message.features.shape[:1] > (0,)
                 self.rounds, self._void = self.rounds + grows, self._void + (not grows)
                 most = max(self.rounds, self._void - 1)
                 self._check(most <= self._n_estimators, f"{self._n_estimators} rounds at most")

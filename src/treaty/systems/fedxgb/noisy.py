@@ -85,13 +85,13 @@ class CrowdNoise:
         options, common, schema = inputs.options, inputs.common, schema_of(task.names, task.categories, task.origins)
         if not options.adds_noise:
             return None
-        sizes, rows = [len(users) for users in domains(inputs.roles).values()], options.user_rows or 1
+        sizes, rows = [len(users) for users in domains(inputs.roles).values()], options.user_rows
         honest = len(sizes) * least_share(max(sizes))
         whole = plan_noise(options, common, schema, task.classes, honest=honest, unit=_COUNT_UNIT, rows=rows)
         objective = OwnLabels(inputs, no_rows(schema), task.classes, inputs.roles.active).given
         one = row_norm(objective.n_outputs, classes=task.classes is not None, fractional_bits=common.fractional_bits)
-        norm = rows * one * math.sqrt(common.num_parallel_tree)
-        return cls(whole, objective, len(sizes), options.user_rows, norm)
+        norm = (rows or 1) * one * math.sqrt(common.num_parallel_tree)
+        return cls(whole, objective, len(sizes), rows, norm)
 
     def deviations(self, asked: Message, length: int) -> Floats:
         """Return the standard deviations of a domain's noise on the vector that `asked` asks for, (length,)."""

@@ -36,8 +36,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
+import msgspec
 import numpy as np
 
 from treaty.crypto.sharing.secure_aggregation import RoundVoid
@@ -120,7 +122,8 @@ def server(inputs: RoleInput[FedXGB]) -> ModelPart:
         homes=None if noise is None else inputs.roles.edges,
     )  # fmt: skip
     if noise is not None:
-        part = noisy.lead(inputs, crowd, task, noise, evals)
+        drawn = msgspec.structs.replace(common, colsample_bytree=column_share)
+        part = noisy.lead(replace(inputs, common=drawn), crowd, task, noise, evals)
         party.send(authority_of(inputs.roles), messages.TrainingEnd())
         return part
     # [SecBoost, step 4] bins from secure quantiles; how many rows there are, and where values are missing

@@ -213,13 +213,15 @@ class LeafNoise:
     rate: float
     half_range: float | None = None
 
-    def releases(self, rho: float, outputs: int, norm: float, steps: float, rows: int = 1) -> Releases:
+    def releases(self, rho: float, outputs: int, norm: float, steps: float, rows: int | None = None) -> Releases:
         """Return the releases of all rounds, with the least noise that costs at most `rho`, in `steps` to a unit.
 
-        `norm` is of one row; whoever is protected changes a sum by what `rows` of them do at most.
+        `norm` is of one row; a whole user changes a sum by what `rows` of them do at most, None where rows are
+        protected.
         """
-        # a row is in one leaf of each tree of a round
-        coordinates, norm = 2 * self.parallel * outputs * rows, math.sqrt(self.parallel) * norm * steps * rows
+        # a row is in one leaf of each tree of a round, a user's sums, scaled down, may be in all
+        coordinates = 2 * self.parallel * outputs * (1 if rows is None else 1 << MOST_DEPTH)
+        norm = math.sqrt(self.parallel) * norm * steps * (rows or 1)
         return noise_for(rho, count=self.rounds, coordinates=coordinates, norm=norm, honest=self.honest)
 
     @property

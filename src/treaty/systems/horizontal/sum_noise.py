@@ -93,12 +93,12 @@ def plan_noise(
     honest: int,
     search: bool = True,
     unit: int = 1,
-    rows: int = 1,
+    rows: int | None = None,
 ) -> SumNoise:
     """Divide a training's budget among what it opens; ConfigError when `epsilon_total` and `delta` are out of reach.
 
-    `honest` is `noise_share`'s. Counts are multiplied by `unit`, and one row, or one user, changes a sum by what `rows`
-    rows do at most.
+    `honest` is `noise_share`'s. Counts are multiplied by `unit`. A whole user changes a sum by what `rows` rows do at
+    most; None where rows are protected.
     Without a `search` for bins, which an earlier training has paid for, the trees have their part of the budget alone,
     so that search and trees together cost `epsilon_total` in either case.
     """
@@ -117,9 +117,10 @@ def plan_noise(
     # zCDP composes by adding up, so parts of rho are parts of the budget
     rho = rho_for(options.epsilon_total, delta)
     # a row is counted once in each column, also between neighbouring probes
+    most = rows or 1
     opening, counts = (
         noise_for(
-            part * rho, count=count, coordinates=rows * changed, honest=honest, norm=unit * rows * math.sqrt(changed)
+            part * rho, count=count, coordinates=most * changed, honest=honest, norm=unit * most * math.sqrt(changed)
         )
         for part, count, changed in ((OF_OPENING, 1, 1 + n_features), (OF_SEARCH, ROUNDS, max(1, numeric)))
     )
