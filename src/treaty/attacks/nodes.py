@@ -133,7 +133,7 @@ def set_purity(view: View, truth: Truth) -> Iterator[Finding]:
     label.
 
     References: Cheng et al., "SecureBoost", IEEE Intelligent Systems 2021 (arXiv 1901.08755), section 6, which counts a
-    row's own label as well; without it a set of one row reveals nothing (`privacy.purity.held_out_purity`).
+    row's own label as well; without it a set of one row reveals nothing (`privacy.leaks.held_out_purity`).
     """
     if view.is_active or not view.steps(TreeStart):
         return

@@ -219,7 +219,9 @@ def _find(
     faults: list[PeerProtocolError] = []
     if by_ecdh:
         own = ecdh.OwnList(ids, met.domain, options.threads, scratch)
-        pairs = ecdh.find_by_points(party, by_ecdh, own, sizes, len(ids), options.batch, scratch, advance)
+        mine, theirs = ecdh.exchange(party, by_ecdh, own, sizes, options.batch, scratch, advance)
+        own.listed.close()
+        pairs = {peer: ecdh.matched(mine[peer], theirs[peer], len(ids), peer, scratch) for peer in by_ecdh}
     if by_kkrt:
         found, faults = find_by_values(party, by_kkrt, ids, sizes, options.threads, scratch, advance)
         pairs |= found

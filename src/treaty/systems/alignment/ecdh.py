@@ -169,26 +169,6 @@ def counting(progress: Progress | None, total: int) -> Advance:
     return advance
 
 
-def find_by_points(
-    party: Party,
-    peers: Sequence[str],
-    own: OwnList,
-    sizes: dict[str, int],
-    n_ids: int,
-    batch: int,
-    scratch: Scratch,
-    advance: Advance,
-) -> dict[str, SortedRecords]:
-    """Run steps 2 to 5 with some peers; return the common ids with each, of type `PAIR`, by number.
-
-    `sizes` are buckets of the peers' lists; the own list is closed. Raises PeerProtocolError if a peer sends something
-    that is not a point, or a point twice.
-    """
-    mine, theirs = exchange(party, peers, own, sizes, batch, scratch, advance)
-    own.listed.close()
-    return {peer: _matched(mine[peer], theirs[peer], n_ids, peer, scratch) for peer in peers}
-
-
 def exchange(
     party: Party,
     peers: Sequence[str],
@@ -200,7 +180,8 @@ def exchange(
 ) -> tuple[dict[str, SortedRecords], dict[str, SortedRecords]]:
     """Run steps 2 to 4 with some peers at once; return, by peer, both double-encrypted lists, its own and this party's.
 
-    The next batch is sent before the answer to the last is awaited, so that both sides compute at the same time.
+    `sizes` are buckets of the peers' lists. The next batch is sent before the answer to the last is awaited, so that
+    both sides compute at the same time. Raises PeerProtocolError if a peer sends something that is not a point.
     """
     # sorted by value, so that the lists can be compared part by part
     mine, theirs = (
@@ -273,8 +254,11 @@ def in_both(left: NDArray[np.uint64], right: NDArray[np.uint64], peer: str) -> t
     return first, second - len(left)
 
 
-def _matched(mine: SortedRecords, theirs: SortedRecords, n_ids: int, peer: str, scratch: Scratch) -> SortedRecords:
-    """Step 5: return own ids that are also in a peer's list, of type `PAIR`, by number; both lists are closed."""
+def matched(mine: SortedRecords, theirs: SortedRecords, n_ids: int, peer: str, scratch: Scratch) -> SortedRecords:
+    """Step 5: return own ids that are also in a peer's list, of type `PAIR`, by number; both lists are closed.
+
+    Raises PeerProtocolError if the peer sent a point twice.
+    """
     pairs = scratch.sorted(PAIR, "number", n_ids, n_ids)
     for left, right in zip(mine.parts(), theirs.parts(), strict=True):
         at, other = in_both(left["value"], right["value"], peer)
