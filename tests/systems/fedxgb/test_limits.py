@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from marks import all_but_first_slow
@@ -208,3 +209,18 @@ def test_under_noise_nothing_may_come_that_has_no_part_of_the_budget(order):
     assert states_with(Count) == {"domain"}
     assert states_with(ProbeRequest) == {"search"}
     assert states_with(RandomStep) == {"bins", "trees"}
+
+
+@pytest.mark.parametrize(("trees", "most"), [(1, 2), (0, 3)])
+def test_edge_servers_count_rounds_under_noise(trees, most):
+    # sums of the last trees come without new ones, and before rows kept back are counted
+    limits, none = ServerLimits("server", 2, 2, 5), np.zeros((trees, 0), np.int32)
+    step = RandomStep(Array.of(none), Array.of(none), Array.of(none))
+    for number in range(most):
+        limits.take(step)
+        if trees:
+            limits.sums.take(number)
+    with pytest.raises(PeerProtocolError, match="one sum for each level"):
+        limits.sums.take(most)
+    with pytest.raises(PeerProtocolError, match="2 rounds at most"):
+        limits.take(step)

@@ -1,12 +1,25 @@
 """FedXGB with `epsilon_total`: how much noise is in each sum, whoever is lost, returns or comes late."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from systems.fedxgb.playing import Options, crowd_rows, laid_out, once, options_of, play_crowd, role_input, spoiling
+from systems.fedxgb.playing import (
+    Options,
+    crowd_rows,
+    laid_out,
+    once,
+    options_of,
+    play_crowd,
+    role_input,
+    roles_with,
+    spoiling,
+)
+from treaty.crypto.sharing.secure_aggregation import RoundVoid
 from treaty.errors import ConfigError, TreatyError
+from treaty.messaging.messages import Array
 from treaty.models.checkpoints import noise_folder
 from treaty.models.trees import walk_tables
 from treaty.privacy.ledger import Ledger
@@ -14,10 +27,13 @@ from treaty.systems.fedxgb import noisy, secfind
 from treaty.systems.fedxgb.cohorts import AnyCohorts, Rules
 from treaty.systems.fedxgb.messages import CertifiedKeys, SurvivorReport, Task, UserOffer, Users
 from treaty.systems.fedxgb.noisy import CrowdNoise
+from treaty.systems.fedxgb.secfind import DomainSums, UserSums
 from treaty.systems.fedxgb.system import SYSTEM
 from treaty.systems.horizontal import noisy_rounds
+from treaty.systems.horizontal.quantiles import Count, ProbeRequest
 from treaty.systems.horizontal.random_trees import RandomTrees
 from treaty.systems.horizontal.rows import describe
+from treaty.systems.horizontal.sum_noise import plan_noise
 from treaty.systems.observers import Observer, Observers
 from treaty.trees.ensemble import Walk, join_splits
 from treaty.trees.histograms import width_of
@@ -164,6 +180,7 @@ def test_a_whole_users_part_of_a_sum_is_limited(binary):
     # as many times the noise as rows
     assert noise.whole.leaves.sigma == pytest.approx(3 * of_rows.whole.leaves.sigma, rel=1e-3)
     assert noise.whole.search == pytest.approx(3 * of_rows.whole.search, rel=1e-3)
+    assert noise.norm == pytest.approx(3 * np.sqrt(80), rel=1e-3)
     crowded = play_crowd(parts, options, classes, layout=layout)
     units = noise.whole.leaves.units(noise.objective)
     for sums in crowded.opened[-3:]:
@@ -176,6 +193,64 @@ def test_a_whole_users_part_of_a_sum_is_limited(binary):
     assert np.linalg.norm(noise.limited(long).reshape(-1, 2) / units) == pytest.approx(noise.norm, rel=1e-4)
     assert noise.limited(np.array([5, -5])).tolist() == [5, -5]
     assert of_rows.limited(long) is long
+
+
+def test_noise_is_drawn_anew_for_each_attempt_at_a_sum(monkeypatch, binary):
+    # two sums under the same noise would show their difference
+    parts, _, classes = binary
+    attempt, hide, hidden = DomainSums._attempt, UserSums.hide, {}
+
+    def void_once(self, this_round, call):
+        found = attempt(self, this_round, call)
+        if call.attempt == 0:
+            raise RoundVoid("again")
+        return found
+
+    def note(self, call, values):
+        hidden.setdefault((self._party.name, call.number), []).append(values)
+        return hide(self, call, values)
+
+    monkeypatch.setattr(DomainSums, "_attempt", void_once)
+    monkeypatch.setattr(UserSums, "hide", note)
+    options, layout = noisy_options(n_estimators=1), laid_out(list(parts))
+    crowded = play_crowd(parts, options, classes, layout=layout)
+    assert not crowded.failures
+    last = crowded.opened[-1].number
+    for name in parts:
+        first, second = (given - crowded.given[last][name] for given in hidden[name, last])
+        assert np.mean(first != second) > 0.99
+        assert np.abs(np.corrcoef(first, second)[0, 1]) < 6 / np.sqrt(len(first))
+
+
+def test_noise_of_counts_and_accounts_are_for_all_domains(binary):
+    parts, whole, classes = binary
+    users = list(parts)
+    options, layout = noisy_options(), roles_with({"edge0": users[:3], "edge1": users[3:]})
+    noise = noise_of(parts, options, classes, layout)
+    # nine users, as many parts of noise as may be drawn for one, and none finer than so many of them
+    assert noise.whole.honest == 2 * 9 * 9
+    one = plan_noise(*options, whole.table.schema, classes, honest=1)
+    # counts are sent in units
+    assert noise.whole.opening / 2**16 == pytest.approx(one.opening, rel=1e-6)
+    assert noise.whole.search / 2**16 == pytest.approx(one.search, rel=1e-6)
+    none = Array.of(np.empty(0, np.uint32))
+    for asked, sigma in ((Count(), noise.whole.opening), (ProbeRequest(none, none), noise.whole.search)):
+        assert noise.deviations(asked, 2).tolist() == [sigma / np.sqrt(2)] * 2
+    # of each domain the server may know the noise of one user
+    crowded = play_crowd(parts, options, classes, layout=layout)
+    spread = [(sums.total - crowded.expected(sums)) / noise.whole.search for sums in crowded.opened[1:-3]]
+    assert as_planned(np.concatenate(spread) / np.sqrt(np.mean([3 / 2, 9 / 8])))
+
+
+def test_a_user_whose_rows_are_beyond_what_is_declared_takes_no_part(binary):
+    parts, _, classes = binary
+    weighted = {**parts, "p0": replace(parts["p0"], weight=np.full(len(parts["p0"].y), 5.0))}
+    crowded = play_crowd(weighted, noisy_options(n_estimators=1), classes)
+    assert list(crowded.failures) == ["p0"]
+    assert "give weight_bound" in str(crowded.failures["p0"])
+    assert [len(sums.cohort) for sums in crowded.opened] == [11] * len(crowded.opened)
+    bounded = play_crowd(weighted, noisy_options(n_estimators=1, weight_bound=2.0), classes)
+    assert not bounded.failures
 
 
 def test_each_user_pays_before_its_vectors_go_out(binary, tmp_path):

@@ -36,6 +36,7 @@ from treaty.runs.processes import free_ports
 from treaty.runs.report import load_reports
 from treaty.runs.warm_up import compile_kernels
 from treaty.systems import find_system
+from treaty.systems.fedxgb import noisy
 
 EDGES = ("berlin", "tokyo")
 USERS = [f"user{k}" for k in range(6)]
@@ -262,6 +263,34 @@ def test_a_user_with_a_wrong_table_is_left_out_and_says_why(tmp_path, columns, w
     assert words in said["user0"].lower()
     rest = 150 - len(rows_of_each(users)["user0"])
     assert [tree.count[0] for tree in find_part(load_job(path), "owner").forest.trees] == [rest] * 3
+
+
+@pytest.mark.slow
+def test_a_user_that_is_started_after_training_has_begun_takes_part(tmp_path, monkeypatch):
+    users, options = [f"user{k}" for k in range(8)], {"epsilon_total": 8.0, "num_parallel_tree": 3}
+    path = write_job(tmp_path, users=users, trees=60, **options)
+    path.write_text(path.read_text().replace("reconnect", "wait = 2\nreconnect", 1))
+    grow, cohorts = noisy._round, []
+
+    def noted(inputs, crowd, *given):
+        if len(cohorts) > 2:  # else it would be over before the user is there
+            time.sleep(0.3)
+        trees = grow(inputs, crowd, *given)
+        cohorts.append(list(crowd.cohort))
+        return trees
+
+    monkeypatch.setattr(noisy, "_round", noted)
+    threads, said = play(path, without=["user3"])
+    until = time.monotonic() + within(60)
+    while len(cohorts) < 2 and time.monotonic() < until:
+        time.sleep(0.05)
+    late, of_late = play(path, without=set(load_job(path).parties) - {"user3"})
+    for thread in [*threads, *late]:
+        thread.join(within(60))
+    assert (said, of_late) == ({}, {})
+    assert len(cohorts) == 60
+    assert "user3" not in cohorts[1]
+    assert "user3" in cohorts[-1]
 
 
 # ---------------------------------------------------------------- killed
