@@ -269,9 +269,13 @@ class FixedPointLoss(msgspec.Struct, frozen=True, tag_field="name"):
             shape = np.ones((self.n_outputs, n_rows), np.int64)
             return np.stack([-shape, shape]) * self.grad_bound, np.stack([0 * shape, shape]) * self.hess_bound
         heaviest = np.full(n_rows, self.weight_bound) if weighted else None
-        (grad, hess_low, _), (grad_low, hess_high, _) = (
-            self.gradients(margins, np.full(n_rows, y), heaviest, threads) for y in self.label_ends
-        )
+        # of two classes the gradients of one label give those of the other
+        once = self.takes == "classes" and self.n_outputs == 1
+        found = [
+            self.gradients(margins, np.full(n_rows, y), heaviest, threads)
+            for y in self.label_ends[: 1 if once else None]
+        ]
+        (grad, hess_low, _), (grad_low, hess_high, _) = found[0], found[-1]
         grad_high = np.maximum(grad, grad_low)
         if self.takes == "classes":
             # p of every class, and p less 1: where there are more than two, neither label above is of most classes
