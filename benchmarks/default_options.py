@@ -164,7 +164,9 @@ def peers(kind: str) -> dict[str, Callable[[], Any]]:
 def ours(kind: str, federated: list[str], columns: list[str]) -> dict[str, Callable[[], Any]]:
     """Return the makers of our models: on one table, and between parties for the systems named."""
     estimator = GBDTRegressor if kind == "numbers" else GBDTClassifier
-    chosen = {"shipped": OURS["shipped"]} if federated else OURS
+    # FederBoost by row has at most 32 bins, and is compared with one table that has
+    named = ["shipped", *(["shipped, 32 bins"] if "FederBoost by row" in federated else [])]
+    chosen = {name: OURS[name] for name in named} if federated else OURS
     found = {name: partial(estimator, n_jobs=1, random_state=0, **options) for name, options in chosen.items()}
     parties = {"a": columns[::2], "b": columns[1::2]}
     for name in federated:
@@ -212,8 +214,8 @@ def main() -> None:
                 model = trained(make(), known, y)
                 taken = time.perf_counter() - start
                 found.setdefault(name, []).append((score(model, known_test, y_test, task.kind), taken))
-        of_rows = found.get("FederBoost by row", found["shipped, 32 bins"])
-        if [of[0] for of in of_rows] != [of[0] for of in found["shipped, 32 bins"]]:
+        of_rows = found.get("FederBoost by row", [])
+        if of_rows and [of[0] for of in of_rows] != [of[0] for of in found["shipped, 32 bins"]]:
             raise SystemExit(f"{task.title}: FederBoost by row has other scores than one table with as many bins")
         means = {name: np.mean(values, axis=0) for name, values in found.items()}
         best = max(means[name][0] for name in peers(task.kind))

@@ -162,7 +162,8 @@ def train(x: Rows, y: Labels, who: NDArray[np.int64], options: Options, threads:
         users.append(len(crowd.cohort))
         return opened
 
-    def mark(_: int, __: ModelPart) -> None:
+    def mark(done: int, __: ModelPart) -> None:
+        del marks[done:]  # rounds may be reported again
         marks.append((time.perf_counter() - start, time.thread_time()))
 
     classes = np.unique(y).tolist()
