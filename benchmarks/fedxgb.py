@@ -162,8 +162,9 @@ def train(x: Rows, y: Labels, who: NDArray[np.int64], options: Options, threads:
         users.append(len(crowd.cohort))
         return opened
 
-    def mark(done: int, __: ModelPart) -> None:
-        del marks[done:]  # rounds may be reported again
+    def mark(_: int, part: ModelPart | None) -> None:
+        if part is None:  # of a user or an edge server
+            return
         marks.append((time.perf_counter() - start, time.thread_time()))
 
     classes = np.unique(y).tolist()
