@@ -21,9 +21,9 @@ of 10 edge servers, of whom 20 of each domain's 30 take part in a tree and the o
 rounds on Adult, beside everybody taking part. Bar: at most 0.01 less accuracy than pooled.
 
 `--noise` (`fedxgb_noise.csv`): AUC with `epsilon_total`, 60 users of 3 edge servers. 30 % of them are lost in every
-round, each at some message. Beside them stands the same crowd without noise and loss. The tables are made-up customers of a
-telephone company (7,000 rows, 19 columns) and Default of Credit Card Clients. The last lines protect whole users. Bar:
-at epsilon 4 a row, at most 0.03 less. About 15 minutes.
+round, each at some message. Beside them stands the same crowd without noise and loss. The tables are made-up customers
+of a telephone company (7,000 rows, 19 columns) and Default of Credit Card Clients. The last lines protect whole users.
+Bar: at epsilon 4 a row, at most 0.03 less. About 15 minutes.
 
 `--bytes` (`fedxgb_bytes.csv`): Fig. 4 of the paper. One tree of a hidden model on 50,000 rows of 100 columns in all,
 by 100 to 500 users and by 5 to 20 edge servers (on both kinds of shares), with nobody and with 30 % of users lost as
