@@ -219,7 +219,8 @@ def test_a_hidden_model_of_parties_apart_is_the_estimators_at_the_server_alone(t
     assert not list((trained.parent / "model").glob("*.checkpoint"))
     reports = load_reports(job)
     assert set(reports) == set(job.parties)
-    assert set(reports["user3"].sent) == {*EDGES, "oslo", "notary"}
+    # the third edge server deals random numbers, and has no shares of rows
+    assert set(reports["user3"].sent) == {*EDGES, "notary"}
     assert "MaskedInput" in reports["user3"].sent["berlin"]["by_type"]
     assert "MaskedInput" not in reports["user3"].sent["tokyo"]["by_type"]
     assert set(reports["user3"].learned) == {"server", "edge", "user", "authority"}
@@ -330,7 +331,7 @@ def test_a_stopped_user_whose_connection_is_alive_ends_nothing(tmp_path, monkeyp
 @pytest.mark.slow
 def test_a_killed_edge_server_ends_the_job_and_leaves_a_model(tmp_path):
     path = write_job(tmp_path, trees=200)
-    said = play_and_kill(path, "tokyo", "SurvivorReport", 60)
+    said = play_and_kill(path, "tokyo", "SurvivorReport", 110)  # after the search for exact bins
     assert set(said) == {"owner", "berlin", *USERS}  # the authority has gone by then
     assert "tokyo" in said["owner"]
     assert "tokyo" in said["user1"]
@@ -346,7 +347,8 @@ def test_a_killed_edge_server_ends_the_job_and_leaves_a_model(tmp_path):
 @pytest.mark.parametrize(("victim", "kind"), [("tokyo", "SurvivorReport"), ("owner", "KnownSplits")])
 def test_a_job_goes_on_to_the_same_model_after_an_edge_server_or_the_server_was_killed(victim, kind, tmp_path):
     path = write_job(tmp_path, trees=20)
-    assert play_and_kill(path, victim, kind, 60)
+    # the search for exact bins has some eighty sums
+    assert play_and_kill(path, victim, kind, 110 if kind == "SurvivorReport" else 60)
     assert 1 <= load_checkpoint(tmp_path / "model" / "owner.checkpoint").rounds < 20
     kept = {path.name.rpartition("-")[0] for path in (tmp_path / "model").iterdir()}
     assert kept >= {"berlin", "tokyo", *USERS}

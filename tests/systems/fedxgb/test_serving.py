@@ -377,7 +377,7 @@ def test_processes_of_all_roles_predict_and_count_and_a_killed_user_ends_nothing
     ended = run()
     assert (ended["ann"][0], ended["ben"], ended["cat"]) == (2, (0, ""), (0, ""))
     assert "ann: expected at most 8 rows to predict, got 12" in ended["ann"][1]
-    asked = QueryRecord(queries_folder(tmp_path / "model", "oslo")).asked(model.parts_["pooled"].model_id)
+    asked = QueryRecord(queries_folder(tmp_path / "model", "tokyo")).asked(model.parts_["pooled"].model_id)
     assert asked == {"ann": 12, "ben": 7, "cat": 10}  # those of ben that not all edge servers got count nowhere
 
 
