@@ -199,6 +199,24 @@ def test_version_2_shrinks_and_then_makes_a_leaf(caplog):
     assert np.any((widths > 0) & (widths < 32))
 
 
+@pytest.mark.parametrize("unlucky", [1, 8])
+def test_null_vectors_that_single_a_row_out_are_drawn_again(monkeypatch, unlucky):
+    """By chance no random column of a small node has a row; an active party would refuse what is sent."""
+    tables, y = tables_and_labels(2)
+    plain = play_training(tables, y, version=2).results["p0"].forest
+    calls, single = [], smm.single_entries
+
+    def at_first(vectors):
+        calls.append(len(vectors))
+        return np.ones(len(vectors), np.bool_) if len(calls) <= unlucky else single(vectors)
+
+    monkeypatch.setattr(smm, "single_entries", at_first)
+    again = play_training(tables, y, version=2).results["p0"].forest
+    # after eight draws a column of a node gets no split
+    assert (repr(again.trees) == repr(plain.trees)) or unlucky == 8
+    assert calls[: unlucky + (unlucky < 8)] == [len(y)] * (unlucky + (unlucky < 8))
+
+
 def test_all_rows_on_one_side_is_no_split():
     y = np.repeat([0.0, 1.0], 30)
     frame = pd.DataFrame({"constant": np.ones(60), "one": (np.arange(60) == 0).astype(float)})

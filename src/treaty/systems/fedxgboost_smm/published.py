@@ -150,6 +150,9 @@ class _HiddenNode:
     vectors: Matrix
 
 
+_DRAWS = 8  # of random columns
+
+
 def _hide_candidates(
     party: Party, rows: Sequence[Rows], columns: OwnColumns, features: Int32s, sizes: Sizes
 ) -> list[_HiddenNode | None]:
@@ -163,14 +166,22 @@ def _hide_candidates(
             nodes.append(None)
             continue
         bits, normal, count = fitting
-        # [SMM 2, step 2] M* = [M M' Y], columns shuffled; U: r null vectors of M*
-        mixed, places = disguised(candidates.matrix, bits, normal, random)
-        nodes.append(_HiddenNode(candidates, mixed, places, null_vectors(mixed, count, random)))
+        for _ in range(_DRAWS):
+            # [SMM 2, step 2] M* = [M M' Y], columns shuffled; U: r null vectors of M*
+            mixed, places = disguised(candidates.matrix, bits, normal, random)
+            vectors = null_vectors(mixed, count, random)
+            # the active party refuses a row that no column has, which may be so by chance in a small node
+            if not single_entries(vectors).any():
+                nodes.append(_HiddenNode(candidates, mixed, places, vectors))
+                break
+        else:
+            short += 1
+            nodes.append(None)
     if short:
         logger.info("%d columns of nodes have too many candidates for their rows, and get no split here", short)
-    vectors = [node.vectors for node in nodes if node is not None]
+    sent = [node.vectors for node in nodes if node is not None]
     widths = Array.of(np.array([0 if node is None else node.vectors.shape[1] for node in nodes], np.int32))
-    send_matrices(party, party.peers, vectors, lambda values: CandidateVectors(widths, values))  # [SMM 2, step 3] U
+    send_matrices(party, party.peers, sent, lambda values: CandidateVectors(widths, values))  # [SMM 2, step 3] U
     return nodes
 
 
