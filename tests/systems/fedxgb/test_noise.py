@@ -23,11 +23,12 @@ from treaty.messaging.messages import Array
 from treaty.models.checkpoints import noise_folder
 from treaty.models.trees import walk_tables
 from treaty.privacy.ledger import Ledger
-from treaty.systems.fedxgb import noisy, secfind
+from treaty.systems.fedxgb import noisy, noisy_sums
 from treaty.systems.fedxgb.cohorts import AnyCohorts, Rules
 from treaty.systems.fedxgb.messages import CertifiedKeys, SurvivorReport, Task, UserOffer, Users
 from treaty.systems.fedxgb.noisy import CrowdNoise
-from treaty.systems.fedxgb.secfind import DomainSums, UserSums
+from treaty.systems.fedxgb.noisy_sums import NoisyDomainSums
+from treaty.systems.fedxgb.secfind import UserSums
 from treaty.systems.fedxgb.system import SYSTEM
 from treaty.systems.horizontal import noisy_rounds
 from treaty.systems.horizontal.quantiles import Count, ProbeRequest
@@ -98,14 +99,14 @@ def test_planted_faults_of_noise_are_found(monkeypatch, binary, plant):
     parts, _, classes = binary
     options, layout = noisy_options(), laid_out(list(parts))
     noise = noise_of(parts, options, classes, layout)
-    removable, draw = secfind.removable_noise, secfind.draw_noise
+    removable, draw = noisy_sums.removable_noise, noisy_sums.draw_noise
     match plant:
         case "noise of survivors kept":
-            monkeypatch.setattr(secfind, "removable_noise", lambda sigma, *of: np.zeros(len(sigma), np.int64))
+            monkeypatch.setattr(noisy_sums, "removable_noise", lambda sigma, *of: np.zeros(len(sigma), np.int64))
         case "too much removed":
-            monkeypatch.setattr(secfind, "removable_noise", lambda *of: 3 * removable(*of))
+            monkeypatch.setattr(noisy_sums, "removable_noise", lambda *of: 3 * removable(*of))
         case "no noise":
-            monkeypatch.setattr(secfind, "draw_noise", lambda sigma, *of: (0, draw(sigma, *of)[1]))
+            monkeypatch.setattr(noisy_sums, "draw_noise", lambda sigma, *of: (0, draw(sigma, *of)[1]))
         case "noise of half":
             planned = CrowdNoise.deviations
             monkeypatch.setattr(CrowdNoise, "deviations", lambda *of: planned(*of) / 2)
@@ -125,7 +126,7 @@ def test_an_edge_server_without_a_sum_sends_its_domains_noise(monkeypatch, binar
     crowded = play()
     assert [len(sums.cohort) for sums in crowded.opened[-3:]] == [12, 6, 12]
     assert as_planned(noise_in(crowded, noise, layout))
-    monkeypatch.setattr(secfind, "discrete_gaussian", lambda sigma: np.zeros(len(sigma), np.int64))
+    monkeypatch.setattr(noisy_sums, "discrete_gaussian", lambda sigma: np.zeros(len(sigma), np.int64))
     assert noise_in(play(), noise, layout)[1].std() < 0.9
 
 
@@ -198,7 +199,7 @@ def test_a_whole_users_part_of_a_sum_is_limited(binary):
 def test_noise_is_drawn_anew_for_each_attempt_at_a_sum(monkeypatch, binary):
     # two sums under the same noise would show their difference
     parts, _, classes = binary
-    attempt, hide, hidden = DomainSums._attempt, UserSums.hide, {}
+    attempt, hide, hidden = NoisyDomainSums._attempt, UserSums.hide, {}
 
     def void_once(self, this_round, call):
         found = attempt(self, this_round, call)
@@ -210,7 +211,7 @@ def test_noise_is_drawn_anew_for_each_attempt_at_a_sum(monkeypatch, binary):
         hidden.setdefault((self._party.name, call.number), []).append(values)
         return hide(self, call, values)
 
-    monkeypatch.setattr(DomainSums, "_attempt", void_once)
+    monkeypatch.setattr(NoisyDomainSums, "_attempt", void_once)
     monkeypatch.setattr(UserSums, "hide", note)
     options, layout = noisy_options(n_estimators=1), laid_out(list(parts))
     crowded = play_crowd(parts, options, classes, layout=layout)

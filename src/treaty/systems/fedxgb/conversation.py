@@ -50,6 +50,7 @@ from treaty.systems.fedxgb.messages import (
     Values,
     ValueShares,
 )
+from treaty.systems.fedxgb.noisy_sums import NoisyDomainSums, NoisyUserSums
 from treaty.systems.fedxgb.options import PAPER_LEAKS, FedXGB, check_edges, domains
 from treaty.systems.fedxgb.paper import HiddenThresholds, PaperDomainSums, PaperUserSums, ShownSplits, Sides, paper_mode
 from treaty.systems.fedxgb.secfind import ATTEMPTS, Crowd, DomainSums, UserSums
@@ -279,7 +280,7 @@ class Instructions:
                         sums.transcript = TranscriptDigest(self._at_start)
                     sums.transcript.update(message)
                     if isinstance(message, RowSummary | RowOwners) or (
-                        isinstance(message, CommonBins) and sums.deviations
+                        isinstance(message, CommonBins) and isinstance(sums, NoisyUserSums)
                     ):
                         self._at_start = sums.transcript.digest
                     return message
@@ -418,7 +419,8 @@ def open_domain(inputs: RoleInput[FedXGB]) -> OpenDomain:
     known = file.read(rules, np.random.default_rng()) if task.rounds else None
     if options.adds_noise:
         known = AnyCohorts(rules, np.random.default_rng())
-    domain = (PaperDomainSums if paper else DomainSums)(party, keys, standings, rules, patience, known, file.write)
+    sums_as = NoisyDomainSums if options.adds_noise else PaperDomainSums if paper else DomainSums
+    domain = sums_as(party, keys, standings, rules, patience, known, file.write)
     domain.transcript.update(task)
     if not task.rounds:
         domain.choose(domain.there, everybody=True)  # a user that misses the first sum takes no part later
@@ -462,7 +464,8 @@ class JoinedUser:
 def join_domain(inputs: RoleInput[FedXGB], edge: str) -> JoinedUser:
     """Send the edge server certified keys, receive the task, and fit own rows to its columns and classes."""
     party, name = inputs.party, inputs.party.name
-    sums_as = PaperUserSums if paper_mode(inputs.options) else UserSums
+    published, noisy = paper_mode(inputs.options), inputs.options.adds_noise
+    sums_as = NoisyUserSums if noisy else PaperUserSums if published else UserSums
     credentials = Credentials(party, authority_of(inputs.roles), "user")
     party.send(edge, UserOffer(credentials.certified))
     task = receive_task(inputs, edge, credentials)

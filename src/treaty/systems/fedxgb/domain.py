@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
-from treaty.crypto.keystream import length_prefixed
+from treaty.crypto.keystream import length_prefixed, mask_nonce
 from treaty.crypto.sharing.key_agreement import agree, verifies
 from treaty.crypto.sharing.secure_aggregation import Aggregator, Round, RoundVoid, enough
 from treaty.errors import PeerProtocolError, PeerTimeout
@@ -27,6 +27,7 @@ from treaty.messaging.party import Party
 from treaty.systems.fedxgb.cohorts import Cohorts, Opened, Rules, UserStanding, select
 from treaty.systems.fedxgb.messages import (
     AbsenceNotice,
+    Call,
     CertifiedKeys,
     Cohort,
     Domain,
@@ -171,6 +172,21 @@ def send_each_or_leave_out(party: Party, messages: Mapping[str, Message], timeou
         party.leave_out(name)
 
 
+def server_mask(party: Party, number: int, attempt: int, transcript: bytes) -> bytes:
+    """Return the nonce of the mask that a user and the server share for one attempt at a sum."""
+    return mask_nonce(party.job, party.protocol, number, attempt, f"server {transcript.hex()}")
+
+
+def sum_round(
+    party: Party, call: Call, roster: Mapping[str, bytes], length: int, digest: TranscriptDigest, surplus_parts: int
+) -> Round:
+    """Return the round of secure aggregation that edge server and users of `roster` agree on for a call."""
+    return Round(
+        job_id=party.job, protocol=party.protocol, round_id=call.number, roster=roster, length=length,
+        vector_id=digest.digest.hex(), surplus_parts=surplus_parts,
+    ).repeated(call.attempt)  # fmt: skip
+
+
 # Returns the standard deviations of the noise on a vector of so many numbers
 Deviations = Callable[[int], Floats]
 
@@ -206,6 +222,7 @@ class DomainCohort(SumAggregator):
         self._cohort: list[str] = []  # as the tree began, or as it continued with fewer
         self._running: list[str] = sorted(self._cohorts.running)  # those of them still there
         self._silent: dict[str, int] = {}
+        self._joined: dict[str, CertifiedKeys] = {}
         self._idle = False  # gave nothing to the last sum
         self._until = float("inf")  # monotonic time at which the sum under way is given up
         self.introduce(self.there)
@@ -215,6 +232,12 @@ class DomainCohort(SumAggregator):
         self._users |= users
         self.there += users
         self._standings |= {name: UserStanding() for name in users}
+        self._joined |= users
+
+    def joined(self) -> dict[str, CertifiedKeys]:
+        """Return the users who have come since the last call."""
+        joined, self._joined = self._joined, {}
+        return joined
 
     def introduce(self, users: Collection[str]) -> None:
         """Send users the keys of all."""
@@ -342,11 +365,8 @@ class UserCohort:
     """A user's knowledge of its domain, and whether it takes part; `leaves` says when to drop out.
 
     `transcript` digests what the server sent to all users, on which masks depend. `awake` is False once the user has
-    dropped out of a tree; it is set again when the next one begins. In a job with noise `deviations` is that of the
-    domain's next sum.
+    dropped out of a tree; it is set again when the next one begins.
     """
-
-    deviations: Deviations | None = None
 
     def __init__(self, party: Party, edge: str, credentials: Credentials, leaves: Leaves | None) -> None:
         self.transcript = TranscriptDigest(b"")
@@ -379,8 +399,6 @@ class UserCohort:
 
     def permit(self, survivors: Sequence[str]) -> None:
         """Record whose sum is opened; PeerProtocolError if this sum and earlier ones would isolate a few users."""
-        if self.deviations is not None:  # noise protects
-            return
         if not self._agreed_to.permits(survivors):
             raise PeerProtocolError(
                 self._edge,

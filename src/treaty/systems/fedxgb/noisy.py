@@ -36,7 +36,8 @@ from treaty.privacy.ledger import model_job
 from treaty.privacy.surplus_noise import least_share
 from treaty.systems.fedxgb.conversation import Instructions, JoinedUser, OpenDomain
 from treaty.systems.fedxgb.domain import gather_sound, send_each_or_leave_out
-from treaty.systems.fedxgb.messages import Attendance, CertifiedKeys, Task, TrainingEnd, UserOffer
+from treaty.systems.fedxgb.messages import Attendance, Task, TrainingEnd, UserOffer
+from treaty.systems.fedxgb.noisy_sums import NoisyUserSums
 from treaty.systems.fedxgb.options import FedXGB, domains
 from treaty.systems.fedxgb.rows import CrowdMetrics
 from treaty.systems.fedxgb.secfind import Crowd
@@ -202,7 +203,6 @@ class LateUsers:
         self._party, self._here, self._patience = inputs.party, here, patience
         self._awaited = [name for name in domains(inputs.roles)[inputs.party.name] if name not in here.sums.there]
         self._missed: list[tuple[int, Message]] = []
-        self._joined: dict[str, CertifiedKeys] = {}
 
     def note(self, message: Message) -> None:
         """Keep a message to all users for those who come later."""
@@ -233,12 +233,6 @@ class LateUsers:
         _at_round(party, 0, partial(here.sums.introduce, list(came)))
         for number, message in self._missed:
             _at_round(party, number, partial(here.sums.send, dict.fromkeys(came, message)))
-        self._joined |= came
-
-    def joined(self) -> dict[str, CertifiedKeys]:
-        """Return the users who have come since the last call."""
-        joined, self._joined = self._joined, {}
-        return joined
 
 
 def _at_round(party: Party, number: int, act: Any) -> Any:
@@ -259,6 +253,7 @@ def follow(inputs: RoleInput[FedXGB], joined: JoinedUser, instructions: Instruct
     assert noise.whole.leaves is not None
     spent = pay(noise.whole, inputs.store, party.name, model_job(party.job, task.model_id), inputs.epsilon_limits)
     schema, sums = joined.rows.table.schema, joined.sums
+    assert isinstance(sums, NoisyUserSums)
     rows, kept_back = divided(joined.rows, inputs.options.validation_fraction, party.name, noisy=True)
     labels = OwnLabels(inputs, rows, task.classes, edge)
     answers = SearchAnswers(inputs, noise.counted(rows), labels, edge, noise.of_search, exact=False)

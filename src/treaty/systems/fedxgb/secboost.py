@@ -52,6 +52,7 @@ from treaty.systems.fedxgb import conversation, messages, noisy
 from treaty.systems.fedxgb.cohorts import drop_earlier_files
 from treaty.systems.fedxgb.domain import Credentials, authority_of, patience_of
 from treaty.systems.fedxgb.noisy import CrowdNoise
+from treaty.systems.fedxgb.noisy_sums import NoisyCrowd, NoisyDomainSums
 from treaty.systems.fedxgb.options import FedXGB, check_edges
 from treaty.systems.fedxgb.paper import HiddenThresholds, Sides, paper_mode
 from treaty.systems.fedxgb.rows import EdgeRows, Model, UserRows, resend_trees, server_model, watched_by_server
@@ -117,15 +118,13 @@ def server(inputs: RoleInput[FedXGB]) -> ModelPart:
     for edge in edges:
         party.send(edge, task)
     noise = CrowdNoise.plan(inputs, task)
-    crowd = Crowd(
-        party, credentials, users, inputs.vouching, task, masked=inputs.options.mode != "paper",
-        homes=None if noise is None else inputs.roles.edges,
-    )  # fmt: skip
     if noise is not None:
+        crowd: Crowd = NoisyCrowd(inputs.roles.edges, party, credentials, users, inputs.vouching, task)
         drawn = msgspec.structs.replace(common, colsample_bytree=column_share)
         part = noisy.lead(replace(inputs, common=drawn), crowd, task, noise, evals)
         party.send(authority_of(inputs.roles), messages.TrainingEnd())
         return part
+    crowd = Crowd(party, credentials, users, inputs.vouching, task, masked=inputs.options.mode != "paper")
     # [SecBoost, step 4] bins from secure quantiles; how many rows there are, and where values are missing
     if kept is not None:
         found = conversation.known_bins(inputs, crowd, kept)
@@ -254,7 +253,7 @@ def edge(inputs: RoleInput[FedXGB]) -> None:
         if isinstance(message, messages.Sum):  # SecFind
             limits.sums.take(message.number)
             masks = None if paper_mode(options) else here.edges
-            opened = give_domain_sum(party, server, domain, message, masks, late.joined())
+            opened = give_domain_sum(party, server, domain, message, masks)
             inputs.observers.event(VectorGiven(opened))
             continue
         # SecPred
@@ -271,6 +270,7 @@ def edge(inputs: RoleInput[FedXGB]) -> None:
             domain.transcript = TranscriptDigest(at_start)
         domain.transcript.update(message)
         if noise is not None:
+            assert isinstance(domain, NoisyDomainSums)
             domain.deviations = partial(noise.deviations, message)
             if isinstance(message, RandomStep):
                 late.let_in()

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.keystream import UsedNonces, add_masks, mask_key, mask_nonce
+from treaty.crypto.keystream import UsedNonces, add_masks, mask_key
 from treaty.crypto.sharing.key_agreement import RoundKeys, is_mask_key, unsigned
 from treaty.crypto.sharing.secure_aggregation import Aggregator, Participant, Round, RoundVoid, Unmasking, enough
 from treaty.errors import CryptoError, PeerProtocolError
@@ -35,10 +35,8 @@ from treaty.machine.arrays import Integers
 from treaty.messaging.certificates import Signer
 from treaty.messaging.messages import Array, M, Message
 from treaty.messaging.party import Party
-from treaty.privacy.discrete_gaussian import discrete_gaussian
-from treaty.privacy.surplus_noise import MOST_PARTS, draw_noise, removable_noise
 from treaty.systems.fedxgb.cohorts import LEAST
-from treaty.systems.fedxgb.domain import MOST_PATIENCE, Credentials, Deviations, DomainCohort, UserCohort
+from treaty.systems.fedxgb.domain import MOST_PATIENCE, Credentials, DomainCohort, UserCohort, server_mask, sum_round
 from treaty.systems.fedxgb.messages import (
     Agreement,
     Agreements,
@@ -52,31 +50,12 @@ from treaty.systems.fedxgb.messages import (
 from treaty.systems.fedxgb.options import Leaves
 from treaty.systems.horizontal.masked_sums import MaskedInput, OwnInput, contribute
 from treaty.systems.horizontal.members import Collector, Membership, SumRules, TranscriptDigest
-from treaty.systems.horizontal.noisy_rounds import RandomStep
 from treaty.trees.slots import SlotSplits, SlotTree
 
 logger = logging.getLogger(__name__)
 
-# Users of a domain who may tell the server their noise
-MAY_HELP = LEAST - 2
-
 # At one sum: each may lose users that were there in the one before, and continue with fewer
 ATTEMPTS = 6
-
-
-def server_mask(party: Party, number: int, attempt: int, transcript: bytes) -> bytes:
-    """Return the nonce of the mask that a user and the server share for one attempt at a sum."""
-    return mask_nonce(party.job, party.protocol, number, attempt, f"server {transcript.hex()}")
-
-
-def sum_round(
-    party: Party, call: Call, roster: Mapping[str, bytes], length: int, digest: TranscriptDigest, *, noisy: bool = False
-) -> Round:
-    """Return the round of secure aggregation that edge server and users of `roster` agree on for a call."""
-    return Round(
-        job_id=party.job, protocol=party.protocol, round_id=call.number, roster=roster, length=length,
-        vector_id=digest.digest.hex(), surplus_parts=MOST_PARTS if noisy else 0,
-    ).repeated(call.attempt)  # fmt: skip
 
 
 # ---------------------------------------------------------------- edge server
@@ -93,18 +72,15 @@ class SumSetup:
 
 
 class DomainSums(DomainCohort):
-    """An edge server's part: sums over its domain, which look uniformly random to it, as S has a mask on each.
+    """An edge server's part: sums over its domain, which look uniformly random to it, as S has a mask on each."""
 
-    In a job with noise `deviations` returns the standard deviations of the domain's part of it, float64 (length,).
-    """
-
-    deviations: Deviations | None = None
+    surplus_parts = 0
 
     def total(self, number: int, length: int) -> tuple[Integers, list[str], int]:
         """Open sum `number` of the cohort's next vectors, of `length` numbers.
 
-        Returns the sum int64 (length,), or zeros if none could be opened (under noise the domain's part of the noise);
-        whose vectors are in it, sorted; and the attempt at which it was opened.
+        Returns the sum int64 (length,), zeros if none could be opened; whose vectors are in it, sorted; and the attempt
+        at which it was opened.
         """
         why = ""
         self._until = time.monotonic() + MOST_PATIENCE * self._patience
@@ -128,16 +104,16 @@ class DomainSums(DomainCohort):
         self._skip_rest_of_tree(why)
         self._running = []
         self._counted([])
-        # other domains' noise is not enough for all
-        missing = np.zeros(length, np.int64) if self.deviations is None else discrete_gaussian(self.deviations(length))
-        return missing, [], 0
+        return self._nothing(length), [], 0
+
+    def _nothing(self, length: int) -> Integers:
+        return np.zeros(length, np.int64)
 
     def _round(self, call: Call, length: int) -> Round:
         if len(self._cohort) < LEAST:
             raise RoundVoid(f"the round is void: expected {LEAST} users or more, got {len(self._cohort)}")
         roster = {name: self._users[name].key for name in self._cohort}
-        noisy = self.deviations is not None
-        return sum_round(self._party, call, roster, length, self.transcript, noisy=noisy)
+        return sum_round(self._party, call, roster, length, self.transcript, self.surplus_parts)
 
     def _begin(self, this_round: Round, call: Call) -> SumSetup:
         # [SecFind, step 1] e -> u: the next sum is wanted
@@ -157,12 +133,7 @@ class DomainSums(DomainCohort):
         # open the sum of the running cohort's vectors, once; return also whose they are
         setup = self._begin(this_round, call)
         # [SecFind, steps 4-6] masked vectors; survivors, whose proofs `_pass_proofs` passes on; what removes the masks
-        opened, users = self.open_sum(this_round, setup.aggregator, setup.sealed)
-        if self.deviations is not None:
-            sigma, removed = self.deviations(this_round.length), this_round.removed(len(users))
-            for secret in setup.aggregator.surplus.values():
-                opened -= removable_noise(sigma, this_round.counts, MAY_HELP, removed, secret)
-        return opened, users
+        return self.open_sum(this_round, setup.aggregator, setup.sealed)
 
     def _pass_proofs(
         self, this_round: Round, aggregator: Aggregator, survivors: Sequence[str], own: OwnInput | None
@@ -172,18 +143,10 @@ class DomainSums(DomainCohort):
         self.send({to: Agreements({u: tags[to] for u, tags in agreed.items() if to in tags}) for to in agreed})
 
 
-def give_domain_sum(
-    party: Party,
-    server: str,
-    domain: DomainSums,
-    wanted: Sum,
-    edges: Membership | None,
-    joined: Mapping[str, CertifiedKeys],
-) -> Integers:
+def give_domain_sum(party: Party, server: str, domain: DomainSums, wanted: Sum, edges: Membership | None) -> Integers:
     """Open the domain's next sum, send it to the server and return it.
 
-    Masks among the `edges` cancel over all domains; None in paper mode, which has none. `joined` are users who have
-    come since the last sum.
+    Masks among the `edges` cancel over all domains; None in paper mode, which has none.
     """
     # uniform to the edge server: every vector in it has the server's mask
     opened, survivors, attempt = domain.total(wanted.number, wanted.length)
@@ -192,7 +155,7 @@ def give_domain_sum(
         party.send(server, MaskedInput(Array.of(opened.view(np.uint64))))
     else:
         edges.give(opened)
-    party.send(server, SurvivorReport(survivors, attempt, dict(joined)))
+    party.send(server, SurvivorReport(survivors, attempt, domain.joined()))
     return opened
 
 
@@ -201,6 +164,8 @@ def give_domain_sum(
 
 class UserSums(UserCohort):
     """A user's part in its domain's sums; `server_seed` is shared with the server."""
+
+    surplus_parts = 0
 
     def __init__(
         self, party: Party, edge: str, credentials: Credentials, server_seed: bytes, leaves: Leaves | None = None
@@ -225,14 +190,14 @@ class UserSums(UserCohort):
         passed: Message = party.receive(edge, MaskKeys, *others, follow=True)
         if not isinstance(passed, MaskKeys):
             return passed  # type: ignore[return-value]
-        secret: list[bytes] = []
-        if self.deviations is not None:
-            # anew for each attempt: two sums under the same noise would show their difference
-            noise, secret = draw_noise(self.deviations(len(values)), this_round.counts, MAY_HELP)
-            values = values + noise
+        values, secret = self._outgoing(values, this_round)
         mine = Participant(this_round, keys.agree(passed.public, passed.tags), self._credentials.signing_key, secret)
         contribution = _TaggedContribution(self, call, keys, mine, values)
         return contribute(party, edge, mine, contribution, Agreements, *others, absent=self.absent, follow=True)
+
+    def _outgoing(self, values: Integers, this_round: Round) -> tuple[Integers, list[bytes]]:
+        # a vector as it is hidden, and secrets of noise in it (`noisy_sums`)
+        return values, []
 
     def hide(self, call: Call, values: Integers) -> Integers:
         """Put the server's mask of this attempt on a vector; CryptoError if it was made before."""
@@ -246,7 +211,7 @@ class UserSums(UserCohort):
 
     def _round(self, call: Call, length: int) -> Round:
         roster = {name: self._keys[name] for name in self._cohort}
-        return sum_round(self._party, call, roster, length, self.transcript, noisy=self.deviations is not None)
+        return sum_round(self._party, call, roster, length, self.transcript, self.surplus_parts)
 
     def _round_keys(self, this_round: Round) -> RoundKeys:
         me = self._party.name
@@ -285,8 +250,7 @@ class Crowd:
     """All users, as the server reaches them through their edge servers.
 
     `users` are their checked keys, by edge server and name; `vouching` is for masks among edge servers; `first` is the
-    first message to all; `masked` whether domains' sums lie under masks shared with their users (not in paper mode);
-    `homes` has the edge server of each user who may come late.
+    first message to all; `masked` whether domains' sums lie under masks shared with their users (not in paper mode).
     `cohort` has the users whose vectors are in the last total, `summed` the edge servers.
     """
 
@@ -299,26 +263,22 @@ class Crowd:
         first: Message,
         *,
         masked: bool = True,
-        homes: Mapping[str, str] | None = None,
     ) -> None:
         self.cohort: list[str] = []
         self.summed = list(users)
-        self._party, self._edges, self._credentials = party, list(users), credentials
+        self._party, self._edges = party, list(users)
         self._domains = {edge: set(of) for edge, of in users.items()}
         self._seeds = {
             name: credentials.seed_with(name, offered) for of in users.values() for name, offered in of.items()
         }
         self._collector = Collector(party, self._edges, vouching, b"fedxgb edges", SumRules(allow_two=True))
-        self._number, self._masked, self._homes = 0, masked, homes or {}
+        self._number, self._masked = 0, masked
         self._transcript = TranscriptDigest(b"")
         self._transcript.update(first)
         self._at_start = self._transcript.digest
 
     def broadcast(self, message: Message) -> None:
         """Send to all edge servers and users; masks depend on it from now on."""
-        if isinstance(message, RandomStep):  # begins trees
-            self._party.round += 1
-            self._transcript = TranscriptDigest(self._at_start)
         self._transcript.update(message)
         self._collector.broadcast(message)
 
@@ -362,13 +322,8 @@ class Crowd:
         return total.view(np.int64)
 
     def _let_in(self, edge: str, joined: Mapping[str, CertifiedKeys]) -> None:
-        """Take users who came late to a domain, if the job has them there."""
-        for name, keys in joined.items():
-            if self._homes.get(name) != edge or name in self._seeds:
-                raise PeerProtocolError(edge, f"expected users of {edge} who came late", at="SurvivorReport")
-            self._credentials.check(name, "user", keys, edge)
-            self._seeds[name] = self._credentials.seed_with(name, keys)
-            self._domains[edge].add(name)
+        if joined:
+            raise PeerProtocolError(edge, "expected no users who came late", at="SurvivorReport")
 
 
 def find_splits(crowd: Crowd, trees: Sequence[SlotTree], lengths: Sequence[int], depth: int) -> list[SlotSplits]:

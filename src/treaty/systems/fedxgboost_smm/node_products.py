@@ -65,6 +65,9 @@ def null_vectors(matrix: Matrix, count: int, random: Keystream) -> Matrix:
     return vectors
 
 
+_DRAWS = 8  # of random columns
+
+
 def disguised(matrix: Matrix, bits: int, normal: int, random: Keystream) -> tuple[Matrix, NDArray[np.intp]]:
     """Mix a matrix's columns with `bits` columns of random 0 and 1 and `normal` ones of normal numbers.
 
@@ -76,6 +79,23 @@ def disguised(matrix: Matrix, bits: int, normal: int, random: Keystream) -> tupl
     # shuffled: places would tell the matrix's own columns from the random ones
     order = np.argsort(random.bits(64, whole.shape[1])[:, 0])
     return whole[:, order], np.argsort(order)[:columns]
+
+
+def hidden_among(
+    matrix: Matrix, fitting: tuple[int, int, int], random: Keystream
+) -> tuple[Matrix, NDArray[np.intp], Matrix] | None:
+    """Return a disguised matrix, the places of the own columns and its null vectors; None if B would refuse these.
+
+    `fitting` are how many columns of bits and of normal numbers there are, and how many null vectors.
+    """
+    bits, normal, count = fitting
+    for _ in range(_DRAWS):
+        mixed, places = disguised(matrix, bits, normal, random)
+        vectors = null_vectors(mixed, count, random)
+        # by chance no column of a small node has a row, which a null vector singles out
+        if not single_entries(vectors).any():
+            return mixed, places, vectors
+    return None
 
 
 def chosen(vectors: Matrix, random: Keystream) -> Matrix:

@@ -65,10 +65,10 @@ from treaty.systems.fedxgboost_smm.node_products import (
     WonNodes,
     check_gains,
     chosen,
-    disguised,
     empty_rows,
     every_column,
     every_node,
+    hidden_among,
     named_rows,
     null_vectors,
     own_splits,
@@ -150,9 +150,6 @@ class _HiddenNode:
     vectors: Matrix
 
 
-_DRAWS = 8  # of random columns
-
-
 def _hide_candidates(
     party: Party, rows: Sequence[Rows], columns: OwnColumns, features: Int32s, sizes: Sizes
 ) -> list[_HiddenNode | None]:
@@ -165,18 +162,10 @@ def _hide_candidates(
             short += fitting is None
             nodes.append(None)
             continue
-        bits, normal, count = fitting
-        for _ in range(_DRAWS):
-            # [SMM 2, step 2] M* = [M M' Y], columns shuffled; U: r null vectors of M*
-            mixed, places = disguised(candidates.matrix, bits, normal, random)
-            vectors = null_vectors(mixed, count, random)
-            # the active party refuses a row that no column has, which may be so by chance in a small node
-            if not single_entries(vectors).any():
-                nodes.append(_HiddenNode(candidates, mixed, places, vectors))
-                break
-        else:
-            short += 1
-            nodes.append(None)
+        # [SMM 2, step 2] M* = [M M' Y], columns shuffled; U: r null vectors of M*
+        hidden = hidden_among(candidates.matrix, fitting, random)
+        short += hidden is None
+        nodes.append(None if hidden is None else _HiddenNode(candidates, *hidden))
     if short:
         logger.info("%d columns of nodes have too many candidates for their rows, and get no split here", short)
     sent = [node.vectors for node in nodes if node is not None]
