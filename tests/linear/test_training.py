@@ -53,7 +53,8 @@ def test_taylor_optimum_is_the_least_squares_solution(method):
 def test_quasi_newton_alone_gets_there_on_columns_that_nearly_repeat():
     X, y = table()
     best = np.linalg.lstsq(X / 2, y, rcond=None)[0]
-    options = {"batch_size": 240, "learning_rate": 0.4, "max_iter": 400, "tol": 0.0}
+    # when it gets there depends on rounding, which differs between processors: after 400 epochs on some
+    options = {"batch_size": 240, "learning_rate": 0.4, "max_iter": 3000, "tol": 0.0}
     quasi_newton = np.abs(fit(X, y, period=1, **options).weights - best).max()
     descent = np.abs(fit(X, y, memory=0, **options).weights - best).max()
     assert quasi_newton < 1e-6 < 0.1 < descent
