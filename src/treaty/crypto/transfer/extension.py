@@ -45,7 +45,7 @@ from treaty.crypto.transfer.aes import Hash, Streams
 from treaty.crypto.transfer.sodium import GENERATOR, multiples, multiply, random_scalar, shifted
 from treaty.errors import CryptoError
 from treaty.machine.arrays import Flags, Words, pieces
-from treaty.machine.kernels import kernel
+from treaty.machine.kernels import kernel, new_array
 
 PLANE_WORDS = 8  # planes are a multiple of it long: they are turned in blocks of 64 planes by 8 words, 4 kB
 KAPPA = 128  # base transfers, and bits of a row
@@ -122,23 +122,6 @@ def add_where(rows: Words, bits: Words, delta: Words, out: Words) -> None:
         mask = np.uint64(0) - ((bits[row >> 6] >> np.uint64(row & 63)) & np.uint64(1))
         out[row, 0] = rows[row, 0] ^ (mask & delta[0])
         out[row, 1] = rows[row, 1] ^ (mask & delta[1])
-
-
-@kernel
-def combine_rows(rows: Words, count: int, out: Words) -> None:
-    """Sum `count` rows each, times 1, x, x^2, ... in GF(2^128): (n * count, 2) to (n, 2)."""
-    one, top = np.uint64(1), np.uint64(63)
-    # Horner's rule. The field is that of polynomials modulo x^128 + x^7 + x^2 + x + 1, lowest coefficient first.
-    for row in range(out.shape[0]):
-        low, high = np.uint64(0), np.uint64(0)
-        for k in range(count - 1, -1, -1):
-            carry = np.uint64(0) - (high >> top)
-            high = (high << one) | (low >> top)
-            low = (low << one) ^ (carry & np.uint64(0x87))
-            low ^= rows[row * count + k, 0]
-            high ^= rows[row * count + k, 1]
-        out[row, 0] = low
-        out[row, 1] = high
 
 
 def base_offer() -> tuple[Bytes, Bytes]:
@@ -326,6 +309,7 @@ def chosen(q: Words, delta: Words, flips: Words) -> Words:
     return out
 
 
+@kernel
 def joined(rows: Words, count: int) -> Words:
     """Join `count` rows each to one of a transfer of 1 of 2^count, either end's: uint64 (n * count, 2) to (n, 2).
 
@@ -334,8 +318,19 @@ def joined(rows: Words, count: int) -> Words:
     """
     # with weights 1, x, x^2, ... in GF(2^128) a sender's row less the receiver's is the number, as an element of the
     # field, times Delta
-    out = np.empty((len(rows) // count, 2), np.uint64)
-    combine_rows(rows, count, out)
+    out: Words = new_array((rows.shape[0] // count, 2), np.uint64)
+    one, top = np.uint64(1), np.uint64(63)
+    # Horner's rule. The field is that of polynomials modulo x^128 + x^7 + x^2 + x + 1, lowest coefficient first.
+    for row in range(out.shape[0]):
+        low, high = np.uint64(0), np.uint64(0)
+        for k in range(count - 1, -1, -1):
+            carry = np.uint64(0) - (high >> top)
+            high = (high << one) | (low >> top)
+            low = (low << one) ^ (carry & np.uint64(0x87))
+            low ^= rows[row * count + k, 0]
+            high ^= rows[row * count + k, 1]
+        out[row, 0] = low
+        out[row, 1] = high
     return out
 
 

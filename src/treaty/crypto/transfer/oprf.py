@@ -44,7 +44,7 @@ from treaty.crypto.transfer.aes import Streams, permuted
 from treaty.crypto.transfer.extension import PLANE_WORDS, base_choose, base_offer, base_pairs, transpose
 from treaty.crypto.transfer.sodium import row_digests
 from treaty.machine.arrays import Int32s, Integers, Words
-from treaty.machine.kernels import kernel
+from treaty.machine.kernels import kernel, new_array
 from treaty.machine.shared_work import share
 
 TABLES = 3
@@ -56,13 +56,6 @@ _STEPS = 5000  # items that one insertion may push out: some tens are usual
 def bins_for(items: int, multiple: int) -> int:
     """Return the bins of all three tables for some items, each table's a multiple of `multiple`."""
     return TABLES * multiple * -(-13 * items // (10 * TABLES * multiple))
-
-
-def places(digests: Words, bins: int) -> Int32s:
-    """Return the three bins of every item, int32 (n, 3), by its uniform digest, uint64 (n, 2)."""
-    out = np.empty((len(digests), TABLES), np.int32)
-    _places(digests, bins // TABLES, out)
-    return out
 
 
 def placed(digests: Words, bins: int) -> Int32s | None:
@@ -86,10 +79,13 @@ def _place(low: Any, high: Any, which: Any, length: int) -> Any:
 
 
 @kernel
-def _places(digests: Words, length: int, out: Int32s) -> None:
+def places(digests: Words, bins: int) -> Int32s:
+    """Return the three bins of every item, int32 (n, 3), by its uniform digest, uint64 (n, 2)."""
+    out: Int32s = new_array((digests.shape[0], TABLES), np.int32)
     for row in range(out.shape[0]):
-        for which in range(3):
-            out[row, which] = _place(digests[row, 0], digests[row, 1], which, length)
+        for which in range(TABLES):
+            out[row, which] = _place(digests[row, 0], digests[row, 1], which, bins // TABLES)
+    return out
 
 
 @kernel

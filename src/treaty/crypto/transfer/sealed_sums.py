@@ -177,13 +177,13 @@ def best_of_shared(
     words, shape = widths.words, (nodes, candidates)
     # no more words than numbers need: messages grow with them
     of_top, of_below = (-(-bits // 64) for bits in (widths.top, widths.below))
-    a = _left_hess(sums, known).reshape(-1, WORDS)
+    left_hess = add(sums[:, :, 1], from_ints([known.ridge], WORDS))
     whole = np.broadcast_to((known.totals[:, 1] + 2 * known.ridge)[:, None], shape).reshape(-1)
-    a = cut(resized(a, of_below), widths.hess)
+    a = cut(resized(left_hess.reshape(-1, WORDS), of_below), widths.hess)
     rest = cut(subtract(wide(whole, of_below), a), widths.hess)
     # numerators, denominators and whether both children are large enough, in the same steps
     (top, fit_direction), below, fit_hess, fit_count = yield from together(
-        _tops(transfers, sums, known, widths, role, directions),
+        _tops(transfers, sums[:, :, 0], left_hess, known, widths, role, directions),
         products(transfers, a, rest[:, None], widths.hess, widths.hess, widths.below),
         _within(transfers, sums[:, :, 1], known.hess, widths.hess, role),
         _within(transfers, sums[:, :, 2], known.count, widths.count, role),
@@ -280,23 +280,18 @@ def steps_of(size: int, bits: int) -> int:
     return 2 + comparison_steps(bits) + (size - 2).bit_length()
 
 
-def _left_hess(sums: Wide, known: Known) -> Wide:
-    """Return shares of a, (n, candidates, 2)."""
-    return add(sums[:, :, 1], from_ints([known.ridge], WORDS))
-
-
 def _tops(
-    transfers: Transfers, sums: Wide, known: Known, widths: Widths, role: int, directions: Bits | None
+    transfers: Transfers, grad: Wide, a: Wide, known: Known, widths: Widths, role: int, directions: Bits | None
 ) -> Steps[tuple[Wide, Bits | None]]:
     """Return shares of V^2 modulo 2^top, (n * candidates, words of it), and of whether directions hold."""
-    v = yield from linear(transfers, sums[:, :, 0], _left_hess(sums, known), known, widths, role)
+    v = yield from linear(transfers, grad, a, known, widths, role)
     v = v.reshape(-1, v.shape[-1])
     top = squares(transfers, resized(v, -(-widths.top // 64)), widths.grad, widths.top, role)
     if directions is None:
         return (yield from top), None
     # weights are -G_L / a and -(G - G_L) / (T - a): they fall from left to right where V is negative
     top, falls = yield from together(top, negatives(transfers, v, widths.grad, role))
-    has, falling = np.tile(directions, len(sums))
+    has, falling = np.tile(directions, len(a))
     (against,) = yield from conjunctions(transfers, falls ^ falling, has[None], role)
     return top, against ^ np.uint8(1 - role)
 

@@ -109,18 +109,11 @@ def map_each(function: int, uniform: NDArray[np.uint8], out: NDArray[np.uint8], 
 def digest_each(
     function: int, strings: Strings, key: NDArray[np.uint8], out: NDArray[np.uint8], start: int, stop: int
 ) -> None:
-    data, offsets, rows = strings
+    (data, offsets, rows), size = strings, out.shape[1]
     for k in range(start, stop):
         begin = offsets[rows[k]]
-        length = offsets[rows[k] + 1] - begin
-        _call(function, (out.ctypes.data + 16 * k, 16, data.ctypes.data + begin, length, key.ctypes.data, key.shape[0]))
-
-
-@kernel
-def hash_rows(function: int, rows: NDArray[np.uint8], out: NDArray[np.uint8], start: int, stop: int) -> None:
-    for row in range(start, stop):
-        at = rows.ctypes.data + rows.shape[1] * row
-        _call(function, (out.ctypes.data + out.shape[1] * row, out.shape[1], at, rows.shape[1], 0, 0))
+        found, length = out.ctypes.data + size * k, offsets[rows[k] + 1] - begin
+        _call(function, (found, size, data.ctypes.data + begin, length, key.ctypes.data, key.shape[0]))
 
 
 NODES = 256  # parts of a set with a commitment each: after a change, one of them differs
@@ -153,20 +146,19 @@ def digests(
     """Hash strings `rows` with BLAKE2b under a 32-byte key (RFC 7693), a pseudorandom function: uint64 (n, 2)."""
     if len(key) != 32:
         raise CryptoError(f"expected a key of 32 bytes, got {len(key)}")
-    out = np.empty((len(rows), DIGEST), np.uint8)
-    secret = np.frombuffer(key, np.uint8).copy()
-    function = address("crypto_generichash")
-    strings = data, offsets, rows
-    share(lambda a, b: digest_each(function, strings, secret, out, a, b), len(rows), threads, _LEAST_STRINGS)
-    return out.view("<u8").astype(np.uint64, copy=False)
+    return _digests((data, offsets, rows), np.frombuffer(key, np.uint8).copy(), DIGEST, threads)
 
 
 def row_digests(rows: NDArray[np.uint64], words: int, threads: int = 1) -> NDArray[np.uint64]:
     """Hash rows, uint64 (n, w), with BLAKE2b (RFC 7693) to so many words each, uint64 (n, words)."""
-    data = np.ascontiguousarray(rows, "<u8").view(np.uint8)
-    out = np.empty((len(rows), 8 * words), np.uint8)
-    function = address("crypto_generichash")
-    share(lambda a, b: hash_rows(function, data, out, a, b), len(rows), threads, _LEAST_STRINGS)
+    data, numbers = np.ascontiguousarray(rows, "<u8").view(np.uint8), np.arange(len(rows) + 1)
+    strings = data.reshape(-1), data.shape[1] * numbers, numbers[:-1]
+    return _digests(strings, np.empty(0, np.uint8), 8 * words, threads)
+
+
+def _digests(strings: Strings, key: NDArray[np.uint8], size: int, threads: int) -> NDArray[np.uint64]:
+    out, function = np.empty((len(strings[2]), size), np.uint8), address("crypto_generichash")
+    share(lambda a, b: digest_each(function, strings, key, out, a, b), len(out), threads, _LEAST_STRINGS)
     return out.view("<u8").astype(np.uint64, copy=False)
 
 
