@@ -65,7 +65,8 @@ from treaty.runs.threads import Run, RunRecord, train_in_threads
 from treaty.runs.warm_up import compile_kernels
 from treaty.systems.fedxgb import domain
 from treaty.systems.fedxgb.messages import RoundStart
-from treaty.systems.fedxgb.options import SERVER, FedXGB
+from treaty.systems.fedxgb.options import FedXGB
+from treaty.systems.fedxgb.roles import SERVER
 from treaty.systems.fedxgb.secfind import Crowd, DomainSums, UserSums
 from treaty.systems.fedxgb.secpred import HiddenModel, HolderRows, SharedRows
 from treaty.systems.fedxgb.shares import Dealer

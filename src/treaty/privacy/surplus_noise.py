@@ -1,12 +1,12 @@
 """Noise on a sum of which contributors may be lost, without the noise that is too much if few are lost.
 
 Jiang, Wang, Chen, "Dordis: Efficient Federated Learning with Dropout-Resilient Differential Privacy", EuroSys 2024
-(arXiv 2209.12528), XNoise. Of n contributors at least m survive, and whoever sees the sum may know the noise of `known`
-of them. Each survivor of s has to add a variance of sigma^2 / (s - known), and s is unknown when it adds its noise.
-So it adds as much as for m survivors, in parts: one for n survivors, and one for each step of `counts` from n down to
-m. Part k makes up the difference between `counts[k]` survivors and `counts[k - 1]`, which are fewer. Once s is known,
-parts 1 to r are removed from the sum, where r is the largest k with ``counts[k] <= s``. The others stay: together they
-are of a variance of sigma^2 / (counts[r] - known) a survivor, so that the sum's is sigma^2 or more.
+(arXiv 2209.12528), XNoise. Of n contributors at least m survive, and the party that sees the sum may know the noise of
+`known` of them. Each survivor of s has to add a variance of sigma^2 / (s - known), and s is unknown when it adds its
+noise. So it adds as much as for m survivors, in parts: one for n survivors, and one for each step of `counts` from n
+down to m. Part k makes up the difference between `counts[k]` survivors and `counts[k - 1]`, which are fewer. Once s is
+known, parts 1 to r are removed from the sum, where r is the largest k with ``counts[k] <= s``. The others stay:
+together they are of a variance of sigma^2 / (counts[r] - known) a survivor, so that the sum's is sigma^2 or more.
 
 A part is drawn from a secret, and each secret is the hash of the next part's. The secret of part r thus gives all parts
 that are removed, and none that stays. What stays in any case is drawn from the operating system's generator.

@@ -257,7 +257,7 @@ class Rounds:
         early_stopping_rounds: int | None = None, early_stopping_min_delta: float = 0.0, metrics: Sequence[str] = (),
         after_round: Callable[[int], None] = lambda rounds: None,
     ) -> None:  # fmt: skip
-        self.forest, self._n_estimators, self._eval_sets = forest, n_estimators, eval_sets
+        self.forest, self.n_estimators, self._eval_sets = forest, n_estimators, eval_sets
         self._patience, self._min_delta = early_stopping_rounds if eval_sets else None, early_stopping_min_delta
         self._metrics, self._after_round = metrics, after_round
         self._stopped = False
@@ -270,7 +270,7 @@ class Rounds:
         forest = self.forest
         for e in self._eval_sets:
             forest.history.setdefault(e.name, {name: [] for name in e.begin(forest, self._metrics)})
-        for done in range(forest.rounds + 1, self._n_estimators + 1):
+        for done in range(forest.rounds + 1, self.n_estimators + 1):
             if self._patience is not None and done > forest.before + 1:
                 forest.best_round = forest.best_of(self._eval_sets[-1].name, self._min_delta)
                 if done - 1 - forest.best_round >= self._patience:

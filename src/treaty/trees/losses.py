@@ -270,11 +270,8 @@ class FixedPointLoss(msgspec.Struct, frozen=True, tag_field="name"):
             return np.stack([-shape, shape]) * self.grad_bound, np.stack([0 * shape, shape]) * self.hess_bound
         heaviest = np.full(n_rows, self.weight_bound) if weighted else None
         # of two classes the gradients of one label give those of the other
-        once = self.takes == "classes" and self.n_outputs == 1
-        found = [
-            self.gradients(margins, np.full(n_rows, y), heaviest, threads)
-            for y in self.label_ends[: 1 if once else None]
-        ]
+        ends = self.label_ends[:1] if self.takes == "classes" and self.n_outputs == 1 else self.label_ends
+        found = [self.gradients(margins, np.full(n_rows, y), heaviest, threads) for y in ends]
         (grad, hess_low, _), (grad_low, hess_high, _) = found[0], found[-1]
         grad_high = np.maximum(grad, grad_low)
         if self.takes == "classes":

@@ -2,8 +2,9 @@
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from treaty.crypto.sharing.aggregator import Aggregator
 from treaty.crypto.sharing.key_agreement import EphemeralKeys
-from treaty.crypto.sharing.secure_aggregation import Aggregator, Participant, Round
+from treaty.crypto.sharing.secure_aggregation import Participant, Round
 
 SIGNING = [Ed25519PrivateKey.generate() for _ in range(12)]
 ROSTER = {f"p{i}": key.public_key().public_bytes_raw() for i, key in enumerate(SIGNING)}

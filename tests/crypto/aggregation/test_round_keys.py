@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from crypto.aggregation.summing import make_round
+from treaty.crypto.sharing.aggregator import Aggregator
 from treaty.crypto.sharing.key_agreement import RoundKeys, unsigned
-from treaty.crypto.sharing.secure_aggregation import Aggregator, Participant, Unmasking
+from treaty.crypto.sharing.secure_aggregation import Participant, Unmasking
 from treaty.errors import CryptoError
 
 NAMES = ["p0", "p1", "p2", "p3"]

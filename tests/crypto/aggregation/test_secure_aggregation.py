@@ -4,7 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crypto.aggregation.summing import Sum, agree_all, make_round, signing_key
-from treaty.crypto.sharing.secure_aggregation import Aggregator, Participant, RoundVoid, survival
+from treaty.crypto.sharing.aggregator import Aggregator
+from treaty.crypto.sharing.secure_aggregation import Participant, RoundVoid, survival
 from treaty.crypto.sharing.shamir import open_bytes, share_length
 from treaty.errors import CryptoError
 

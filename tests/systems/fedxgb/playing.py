@@ -20,7 +20,8 @@ from treaty.messaging.party import Party
 from treaty.messaging.transcript import Transcript
 from treaty.models.trees import ModelPart
 from treaty.runs.threads import play
-from treaty.systems.fedxgb.options import FedXGB, Leaves
+from treaty.systems.fedxgb.options import FedXGB
+from treaty.systems.fedxgb.roles import Leaves
 from treaty.systems.fedxgb.secboost import user
 from treaty.systems.fedxgb.secfind import Crowd, DomainSums, UserSums
 from treaty.systems.fedxgb.system import SYSTEM

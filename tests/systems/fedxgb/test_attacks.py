@@ -32,7 +32,6 @@ from treaty.messaging.transcript import Transcript
 from treaty.systems.fedxgb import secfind as crowd_users
 from treaty.systems.fedxgb.cohorts import Cohorts
 from treaty.systems.fedxgb.messages import Agreements, Call, Cohort, MaskKey
-from treaty.systems.fedxgb.options import domains
 from treaty.systems.fedxgb.paper import (
     KEY_BYTES,
     NUMBER_BYTES,
@@ -43,6 +42,7 @@ from treaty.systems.fedxgb.paper import (
     pairs_of,
     rebuilt,
 )
+from treaty.systems.fedxgb.roles import domains
 from treaty.systems.fedxgb.secfind import Crowd, DomainSums, UserSums, server_mask
 from treaty.systems.fedxgb.system import SYSTEM
 from treaty.systems.horizontal.masked_sums import MaskedInput, MaskShares, Survivors

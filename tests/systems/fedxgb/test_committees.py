@@ -17,7 +17,8 @@ from treaty.messaging.messages import view
 from treaty.models.trees import predict_pooled
 from treaty.systems.fedxgb import shares as of_committees
 from treaty.systems.fedxgb.messages import LeafShares, SplitShares
-from treaty.systems.fedxgb.options import FedXGB, committee_of, committees_of, holders_of, links
+from treaty.systems.fedxgb.options import FedXGB
+from treaty.systems.fedxgb.roles import committee_of, committees_of, holders_of, links
 from treaty.systems.fedxgb.secpred import HolderRows
 from treaty.trees.slots import VALUE_BITS
 

@@ -34,8 +34,8 @@ from treaty.runs.threads import play
 from treaty.systems.fedxgb import domain, secfind
 from treaty.systems.fedxgb.domain import Credentials, certify
 from treaty.systems.fedxgb.messages import Agreement, Attendance, KeyCertificate, KeyRequest, MaskKey, UserOffer
-from treaty.systems.fedxgb.options import domains
 from treaty.systems.fedxgb.pieces import RowShares
+from treaty.systems.fedxgb.roles import domains
 from treaty.systems.fedxgb.secboost import edge
 from treaty.systems.fedxgb.secfind import DomainSums
 from treaty.systems.horizontal.masked_sums import MaskedInput, MaskShares, SealedShares

@@ -9,7 +9,8 @@ import pytest
 
 from systems.fedxgb.playing import laid_out, options_of, roles_with
 from treaty.errors import ConfigError
-from treaty.systems.fedxgb.options import FedXGB, domains
+from treaty.systems.fedxgb.options import FedXGB
+from treaty.systems.fedxgb.roles import domains
 from treaty.systems.fedxgb.system import SYSTEM
 from treaty.systems.system import PartySpec
 

@@ -12,9 +12,10 @@ from systems.fedxgb.playing import Crowded, crowd_rows, laid_out, options_of, pl
 from treaty.errors import PeerProtocolError, TreatyError
 from treaty.messaging.messages import Array
 from treaty.systems.fedxgb import conversation
-from treaty.systems.fedxgb.conversation import ServerLimits, SumLimit, edge_order, terms_of, user_order
+from treaty.systems.fedxgb.conversation import terms_of
 from treaty.systems.fedxgb.messages import MOST_VOID, KnownSplits, LeafShares, RoundStart, RowSummary, SplitShares, Sum
 from treaty.systems.fedxgb.options import FedXGB
+from treaty.systems.fedxgb.order import ServerLimits, SumLimit, edge_order, user_order
 from treaty.systems.fedxgb.secfind import ATTEMPTS, DomainSums
 from treaty.systems.fedxgb.system import SYSTEM
 from treaty.systems.horizontal.held_out import HeldOutRequest

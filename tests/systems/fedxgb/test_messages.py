@@ -8,9 +8,9 @@ import pytest
 from systems.fedxgb.playing import crowd_rows, laid_out, options_of, play_crowd
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array
-from treaty.systems.fedxgb.conversation import edge_order, user_order
 from treaty.systems.fedxgb.messages import KnownSplits, Values
 from treaty.systems.fedxgb.options import FedXGB
+from treaty.systems.fedxgb.order import edge_order, user_order
 from treaty.systems.fedxgb.secfind import Crowd
 
 ORDERS = {

@@ -137,16 +137,23 @@ def test_training_ends_with_the_rounds_so_far_when_nobody_is_left(binary, caplog
     assert "training ends after 1 of 3 rounds" in caplog.text
 
 
+class Waiting(Observer):
+    """After the first round, waits until somebody has come."""
+
+    def __init__(self):
+        self.begun, self.came = threading.Event(), threading.Event()
+
+    def round_finished(self, done, part):
+        if done == 1:
+            self.begun.set()
+            assert self.came.wait(60)
+
+
 def test_users_who_come_late_take_part_and_have_the_same_model(binary):
     parts, _, classes = binary
     options, layout = noisy_options(), laid_out(list(parts))
-    name, begun, came = list(parts)[3], threading.Event(), threading.Event()
-
-    class Waiting(Observer):
-        def round_finished(self, done, part):
-            if done == 1:
-                begun.set()
-                assert came.wait(60)
+    name, waiting = list(parts)[3], Waiting()
+    begun, came = waiting.begun, waiting.came
 
     def late(party):
         send = party.send
@@ -161,7 +168,7 @@ def test_users_who_come_late_take_part_and_have_the_same_model(binary):
         return SYSTEM.train["user"](role_input(party, options, layout, data=parts[name], classes=classes))
 
     def lead(party):
-        watched = {"observers": Observers([Waiting()])}
+        watched = {"observers": Observers([waiting])}
         return SYSTEM.train["server"](role_input(party, options, layout, data=parts["p0"], classes=classes, **watched))
 
     crowded = play_crowd(parts, options, classes, layout=layout, roles={name: late, "server": lead}, patience=1.0)
@@ -344,14 +351,8 @@ def test_an_edge_server_lets_in_nobody_else(binary, whose):
 def test_a_late_user_with_false_keys_is_left_out(binary):
     parts, _, classes = binary
     options, layout = noisy_options(), laid_out(list(parts))
-    name, begun, came = list(parts)[3], threading.Event(), threading.Event()
-    edge = layout.edges[name]
-
-    class Waiting(Observer):
-        def round_finished(self, done, part):
-            if done == 1:
-                begun.set()
-                assert came.wait(60)
+    name, waiting = list(parts)[3], Waiting()
+    edge, begun, came = layout.edges[name], waiting.begun, waiting.came
 
     def late(party):
         assert begun.wait(60)
@@ -361,7 +362,7 @@ def test_a_late_user_with_false_keys_is_left_out(binary):
             party.receive(edge, Task)
 
     def lead(party):
-        watched = {"observers": Observers([Waiting()])}
+        watched = {"observers": Observers([waiting])}
         return SYSTEM.train["server"](role_input(party, options, layout, data=parts["p0"], classes=classes, **watched))
 
     crowded = play_crowd(parts, options, classes, layout=layout, roles={name: late, "server": lead}, patience=1.0)

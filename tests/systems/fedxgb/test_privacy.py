@@ -18,8 +18,8 @@ from treaty.data.table import Table
 from treaty.messaging.messages import Array
 from treaty.systems.fedxgb import secfind as crowd_users
 from treaty.systems.fedxgb.messages import KnownSplits, RoundStart, SideShares, SplitShares, Values, ValueShares
-from treaty.systems.fedxgb.options import domains
 from treaty.systems.fedxgb.pieces import RowShares
+from treaty.systems.fedxgb.roles import domains
 from treaty.systems.fedxgb.secboost import edge
 from treaty.systems.horizontal.masked_sums import MaskedInput
 from treaty.systems.horizontal.members import TranscriptDigest

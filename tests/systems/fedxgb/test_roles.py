@@ -34,7 +34,7 @@ from treaty.errors import ConfigError, TreatyError
 from treaty.messaging.party import Party
 from treaty.models.trees import predict_pooled, record_split
 from treaty.systems.fedxgb.messages import Attendance, MaskKey
-from treaty.systems.fedxgb.options import domains
+from treaty.systems.fedxgb.roles import domains
 from treaty.systems.fedxgb.secboost import edge
 from treaty.systems.horizontal.masked_sums import MaskedInput
 from treaty.systems.system import LabelledRows
@@ -358,12 +358,14 @@ def test_a_tree_ends_at_the_level_at_which_nobody_is_left(shown):
 def test_training_ends_with_the_model_so_far_where_users_stay_away(shown, caplog):
     parts, _, classes = crowd_rows(users=9)
     leaves = {name: (lambda n, s: n > 2 and s == "call") for name in parts if name != "p5"}
-    with caplog.at_level(logging.WARNING, "treaty.systems.fedxgb.secboost"):
+    with caplog.at_level(logging.WARNING, "treaty.systems.fedxgb.conversation"):
         crowded = play_crowd(parts, options_of(n_estimators=5, **shown), classes, edges=3, leaves=leaves)
     assert not crowded.failures
     assert len(crowded.model.forest.trees) == 2
     assert_follow(crowded, parts, parts)
-    assert [record.getMessage() for record in caplog.records if record.name == "treaty.systems.fedxgb.secboost"] == [
+    assert [
+        record.getMessage() for record in caplog.records if record.name == "treaty.systems.fedxgb.conversation"
+    ] == [
         "training ends after 2 of 5 rounds: no domain has enough users left to open a sum: one of its groups, of three "
         "users or a few more, must be there"
     ]

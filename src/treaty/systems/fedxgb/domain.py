@@ -17,8 +17,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from treaty.crypto.keystream import length_prefixed, mask_nonce
+from treaty.crypto.sharing.aggregator import Aggregator
 from treaty.crypto.sharing.key_agreement import agree, verifies
-from treaty.crypto.sharing.secure_aggregation import Aggregator, Round, RoundVoid, enough
+from treaty.crypto.sharing.secure_aggregation import Round, RoundVoid, enough
 from treaty.errors import PeerProtocolError, PeerTimeout
 from treaty.machine.arrays import Floats
 from treaty.machine.process import stay_on_one_core
@@ -35,7 +36,7 @@ from treaty.systems.fedxgb.messages import (
     KeyRequest,
     TrainingEnd,
 )
-from treaty.systems.fedxgb.options import Leaves, Stage
+from treaty.systems.fedxgb.roles import Leaves, Stage
 from treaty.systems.horizontal.masked_sums import SumAggregator
 from treaty.systems.horizontal.members import TranscriptDigest
 from treaty.systems.system import RoleInput, Roles

@@ -23,9 +23,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from treaty.crypto.sharing.secure_aggregation import RoundVoid
 from treaty.data.noisy_quantiles import SearchNoise
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Floats, Integers
@@ -34,11 +34,12 @@ from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart
 from treaty.privacy.ledger import model_job
 from treaty.privacy.surplus_noise import least_share
-from treaty.systems.fedxgb.conversation import Instructions, JoinedUser, OpenDomain
-from treaty.systems.fedxgb.domain import gather_sound, send_each_or_leave_out
+from treaty.systems.fedxgb.conversation import Instructions, JoinedUser, OpenDomain, grow_all
+from treaty.systems.fedxgb.domain import authority_of, gather_sound, send_each_or_leave_out
 from treaty.systems.fedxgb.messages import Attendance, Task, TrainingEnd, UserOffer
 from treaty.systems.fedxgb.noisy_sums import NoisyUserSums
-from treaty.systems.fedxgb.options import FedXGB, domains
+from treaty.systems.fedxgb.options import FedXGB
+from treaty.systems.fedxgb.roles import domains
 from treaty.systems.fedxgb.rows import CrowdMetrics
 from treaty.systems.fedxgb.secfind import Crowd
 from treaty.systems.horizontal.held_out import HeldOutRequest, chosen, divided
@@ -53,14 +54,14 @@ from treaty.systems.horizontal.quantiles import (
     lead_search,
     unpack_bins,
 )
-from treaty.systems.horizontal.random_trees import row_norm
+from treaty.systems.horizontal.random_trees import LeafNoise, row_norm
 from treaty.systems.horizontal.rows import OwnLabels, no_rows, schema_of
 from treaty.systems.horizontal.sum_noise import SumNoise, looks, pay, plan_noise
 from treaty.systems.pooled.constraints import constraints_of
 from treaty.systems.pooled.system import watched
 from treaty.systems.system import LabelledRows, RoleInput
 from treaty.trees.boosting import Forest, Rounds, WatchedRows
-from treaty.trees.ensemble import SplitTable, Tree
+from treaty.trees.ensemble import SplitTable
 from treaty.trees.histograms import width_of
 from treaty.trees.objectives import Objective
 
@@ -75,6 +76,7 @@ class CrowdNoise:
     """The noise of a training with so many `domains`; `rows` is the most of a user's that count, None: all."""
 
     whole: SumNoise
+    leaves: LeafNoise
     objective: Objective
     domains: int
     rows: int | None
@@ -92,13 +94,13 @@ class CrowdNoise:
         objective = OwnLabels(inputs, no_rows(schema), task.classes, inputs.roles.active).given
         one = row_norm(objective.n_outputs, classes=task.classes is not None, fractional_bits=common.fractional_bits)
         norm = (rows or 1) * one * math.sqrt(common.num_parallel_tree)
-        return cls(whole, objective, len(sizes), rows, norm)
+        assert whole.leaves is not None
+        return cls(whole, whole.leaves, objective, len(sizes), rows, norm)
 
     def deviations(self, asked: Message, length: int) -> Floats:
         """Return the standard deviations of a domain's noise on the vector that `asked` asks for, (length,)."""
         if isinstance(asked, RandomStep):
-            assert self.whole.leaves is not None
-            return self.whole.leaves.deviations(length, self.objective) / math.sqrt(self.domains)
+            return self.leaves.deviations(length, self.objective) / math.sqrt(self.domains)
         of = {Count: self.whole.opening, ProbeRequest: self.whole.search, HeldOutRequest: self.whole.scores}
         return np.full(length, of[type(asked)] / math.sqrt(self.domains))
 
@@ -118,8 +120,7 @@ class CrowdNoise:
         """Return a user's sums of leaves, scaled down if they are longer than its part of a sum may be."""
         if self.rows is None:
             return sums
-        assert self.whole.leaves is not None
-        units = np.tile(self.whole.leaves.units(self.objective), len(sums) // 2)
+        units = np.tile(self.leaves.units(self.objective), len(sums) // 2)
         length = float(np.linalg.norm(sums / units))
         # towards zero, which makes no vector longer
         return sums if length <= self.norm else np.trunc(sums * (self.norm / length)).astype(np.int64)
@@ -129,11 +130,16 @@ class CrowdNoise:
 
 
 def lead(
-    inputs: RoleInput[FedXGB], crowd: Crowd, task: Task, noise: CrowdNoise, evals: Sequence[LabelledRows]
+    inputs: RoleInput[FedXGB],
+    crowd: Crowd,
+    task: Task,
+    noise: CrowdNoise,
+    evals: Sequence[LabelledRows],
+    column_share: float,
 ) -> ModelPart:
     """Search for bins and grow trees as the server; return the model, with a warning that of fewer rounds."""
+    inputs = replace(inputs, common=msgspec.structs.replace(inputs.common, colsample_bytree=column_share))
     name, common, classes, schema = inputs.party.name, inputs.common, inputs.classes, inputs.rows.table.schema
-    assert noise.whole.leaves is not None
     counts = _Counts(crowd)
     found = lead_search(inputs, counts, schema, classes, None, noise.of_search, exact=False)
     crowd.settle()
@@ -159,12 +165,12 @@ def lead(
         early_stopping_rounds=common.early_stopping_rounds, early_stopping_min_delta=common.early_stopping_min_delta,
         metrics=common.metrics, after_round=lambda done: inputs.observers.round_finished(done, part),
     )  # fmt: skip
-    for trees in rounds:
-        trees += _round(inputs, crowd, steps, own, rules, noise, found.n_rows)
-        if not trees:
-            rounds.stop()
+    # a sum that was asked for is not asked for again
+    grow = partial(random_round, inputs, crowd, steps, own, rules, noise.leaves, found.n_rows)
+    grow_all(rounds, grow, iter(()))
     steps.flush()
     crowd.broadcast(TrainingEnd())
+    inputs.party.send(authority_of(inputs.roles), TrainingEnd())
     part.held_out = None if back is None else back.result(own.forest.rounds)
     return part
 
@@ -177,20 +183,6 @@ class _Counts:
 
     def total(self, length: int, own: Integers | None = None) -> Integers:
         return np.rint(self._total(length) / _COUNT_UNIT).astype(np.int64)
-
-
-def _round(
-    inputs: RoleInput[FedXGB], crowd: Crowd, steps: LeafSender, own: OwnRows, rules: Any, noise: CrowdNoise, n_rows: int
-) -> list[Tree]:
-    """Grow a round's trees; none if no user is left."""
-    assert noise.whole.leaves is not None
-    try:
-        return random_round(inputs, crowd, steps, own, rules, noise.whole.leaves, n_rows)
-    except RoundVoid as error:
-        if not own.forest.trees:
-            raise
-        logger.warning("training ends after %d of %d rounds: %s", own.forest.rounds, inputs.common.most_rounds, error)
-        return []
 
 
 # ---------------------------------------------------------------- edge server
@@ -250,7 +242,6 @@ def _at_round(party: Party, number: int, act: Any) -> Any:
 def follow(inputs: RoleInput[FedXGB], joined: JoinedUser, instructions: Instructions, noise: CrowdNoise) -> Floats:
     """Take part as a user; return the model's margins of the rows trained on, float64 (n_outputs, n_rows)."""
     party, common, task, edge = inputs.party, inputs.common, joined.task, instructions.edge
-    assert noise.whole.leaves is not None
     spent = pay(noise.whole, inputs.store, party.name, model_job(party.job, task.model_id), inputs.epsilon_limits)
     schema, sums = joined.rows.table.schema, joined.sums
     assert isinstance(sums, NoisyUserSums)
@@ -270,7 +261,7 @@ def follow(inputs: RoleInput[FedXGB], joined: JoinedUser, instructions: Instruct
     # noise is added as the counts go out
     back = None if kept_back is None else own.held_back(inputs, kept_back, replace(noise.whole, scores=0.0))
     rules = common.rules(objective, constraints_of(common, schema))
-    trees = LeafMember(own, edge, rules, noise.whole.leaves, most_rounds=common.most_rounds, max_depth=common.depth)
+    trees = LeafMember(own, edge, rules, noise.leaves, most_rounds=common.most_rounds, max_depth=common.depth)
     inputs.observers.round_finished(0, None)
     while not isinstance(step := instructions.next(), TrainingEnd):
         if isinstance(step, HeldOutRequest):

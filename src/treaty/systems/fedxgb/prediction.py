@@ -42,8 +42,9 @@ from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, RowPredictions
 from treaty.systems.fedxgb import messages
 from treaty.systems.fedxgb.domain import PATIENCE
-from treaty.systems.fedxgb.options import Comparison, check_holders, holders_of
+from treaty.systems.fedxgb.options import Comparison
 from treaty.systems.fedxgb.pieces import Layout, exchange_counts, pieces_of, send_pieces_or_leave_out
+from treaty.systems.fedxgb.roles import check_holders, holders_of
 from treaty.systems.fedxgb.rows import depth_of, take_down
 from treaty.systems.fedxgb.secpred import HiddenModel, HolderRows, SharedRows, layout_of, view_splits
 from treaty.systems.fedxgb.shares import Dealer, Routing, Shares, shares_of

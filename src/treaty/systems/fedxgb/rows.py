@@ -24,9 +24,10 @@ from treaty.models.checkpoints import Checkpoint
 from treaty.systems.fedxgb import messages
 from treaty.systems.fedxgb.cohorts import DomainFile, drop_earlier_files
 from treaty.systems.fedxgb.domain import DomainCohort
-from treaty.systems.fedxgb.options import Committee, FedXGB, committee_of, committees_of
+from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.paper import ComparedRows, HiddenThresholds, PaperModel, SeenRows, ShownSplits, Sides
 from treaty.systems.fedxgb.pieces import send_pieces_or_leave_out
+from treaty.systems.fedxgb.roles import Committee, committee_of, committees_of
 from treaty.systems.fedxgb.secfind import Crowd
 from treaty.systems.fedxgb.secpred import HiddenModel, HolderRows, SharedRows, layout_of
 from treaty.systems.fedxgb.shares import Dealer, shares_of

@@ -36,13 +36,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
-import msgspec
 import numpy as np
 
-from treaty.crypto.sharing.secure_aggregation import RoundVoid
 from treaty.machine.arrays import Floats, Int32s, Integers
 from treaty.machine.process import stay_on_one_core
 from treaty.messaging.conversation import MessageOrder
@@ -53,8 +50,10 @@ from treaty.systems.fedxgb.cohorts import drop_earlier_files
 from treaty.systems.fedxgb.domain import Credentials, authority_of, patience_of
 from treaty.systems.fedxgb.noisy import CrowdNoise
 from treaty.systems.fedxgb.noisy_sums import NoisyCrowd, NoisyDomainSums
-from treaty.systems.fedxgb.options import FedXGB, check_edges
+from treaty.systems.fedxgb.options import FedXGB
+from treaty.systems.fedxgb.order import ServerLimits, edge_order
 from treaty.systems.fedxgb.paper import HiddenThresholds, Sides, paper_mode
+from treaty.systems.fedxgb.roles import check_edges
 from treaty.systems.fedxgb.rows import EdgeRows, Model, UserRows, resend_trees, server_model, watched_by_server
 from treaty.systems.fedxgb.secfind import Crowd, find_splits, give_domain_sum
 from treaty.systems.horizontal.held_out import chosen, drawn_back
@@ -119,11 +118,8 @@ def server(inputs: RoleInput[FedXGB]) -> ModelPart:
         party.send(edge, task)
     noise = CrowdNoise.plan(inputs, task)
     if noise is not None:
-        crowd: Crowd = NoisyCrowd(inputs.roles.edges, party, credentials, users, inputs.vouching, task)
-        drawn = msgspec.structs.replace(common, colsample_bytree=column_share)
-        part = noisy.lead(replace(inputs, common=drawn), crowd, task, noise, evals)
-        party.send(authority_of(inputs.roles), messages.TrainingEnd())
-        return part
+        everybody = NoisyCrowd(inputs.roles.edges, party, credentials, users, inputs.vouching, task)
+        return noisy.lead(inputs, everybody, task, noise, evals, column_share)
     crowd = Crowd(party, credentials, users, inputs.vouching, task, masked=inputs.options.mode != "paper")
     # [SecBoost, step 4] bins from secure quantiles; how many rows there are, and where values are missing
     if kept is not None:
@@ -155,7 +151,7 @@ def server(inputs: RoleInput[FedXGB]) -> ModelPart:
         inputs.observers.round_finished(done, part)
 
     inputs.observers.round_finished(forest.rounds, part)
-    back, void = watched_by_server(inputs, crowd, found.objective, schema), 0
+    back = watched_by_server(inputs, crowd, found.objective, schema)
     # early stopping goes by the last of them
     watching: list[WatchedRows] = [] if back is None else [back]
     watching += [watched(e, part.splits, inputs.threads) for e in evals]
@@ -163,19 +159,12 @@ def server(inputs: RoleInput[FedXGB]) -> ModelPart:
         forest, common.most_rounds, eval_sets=watching, early_stopping_rounds=common.early_stopping_rounds,
         early_stopping_min_delta=common.early_stopping_min_delta, metrics=common.metrics, after_round=after_round,
     )  # fmt: skip
-    for trees in rounds:
-        while not trees:
-            columns = [plan.draw_columns(rng) for _ in range(found.objective.n_outputs)]
-            try:
-                trees += grow_round(inputs, crowd, model, part, found, columns)
-            except RoundVoid as error:  # begin the round again while no domain has enough users, but not for ever
-                void += 1
-                if void > messages.MOST_VOID:
-                    if not forest.trees:
-                        raise
-                    logger.warning("training ends after %d of %d rounds: %s", forest.rounds, common.most_rounds, error)
-                    rounds.stop()
-                    break
+
+    def grow() -> list[Tree]:
+        columns = [plan.draw_columns(rng) for _ in range(found.objective.n_outputs)]
+        return grow_round(inputs, crowd, model, part, found, columns)
+
+    conversation.grow_all(rounds, grow, iter(range(messages.MOST_VOID)))
     crowd.broadcast(messages.TrainingEnd())
     part.held_out = None if back is None else back.result(forest.rounds)
     return part
@@ -239,11 +228,9 @@ def edge(inputs: RoleInput[FedXGB]) -> None:
     task, domain = here.task, here.sums
     at_start, bins = domain.transcript.digest, None
     rows = EdgeRows(inputs, domain, here.file, patience)
-    order = MessageOrder(conversation.edge_order(options), "domain")
+    order = MessageOrder(edge_order(options), "domain")
     searches = most_rounds(task.origins, inputs.common.most_bins, exact=options.exact_bins)
-    limits = conversation.ServerLimits(
-        server, inputs.common.most_rounds, inputs.common.depth, searches, inputs.observers
-    )
+    limits = ServerLimits(server, inputs.common.most_rounds, inputs.common.depth, searches, inputs.observers)
     noise, late = CrowdNoise.plan(inputs, task), noisy.LateUsers(inputs, here, patience)
     inputs.observers.round_finished(0, None)
     while order.state != "over":

@@ -28,8 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.keystream import UsedNonces, add_masks, mask_key
+from treaty.crypto.sharing.aggregator import Aggregator
 from treaty.crypto.sharing.key_agreement import RoundKeys, is_mask_key, unsigned
-from treaty.crypto.sharing.secure_aggregation import Aggregator, Participant, Round, RoundVoid, Unmasking, enough
+from treaty.crypto.sharing.secure_aggregation import Participant, Round, RoundVoid, Unmasking, enough
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.machine.arrays import Integers
 from treaty.messaging.certificates import Signer
@@ -47,7 +48,7 @@ from treaty.systems.fedxgb.messages import (
     Sum,
     SurvivorReport,
 )
-from treaty.systems.fedxgb.options import Leaves
+from treaty.systems.fedxgb.roles import Leaves
 from treaty.systems.horizontal.masked_sums import MaskedInput, OwnInput, contribute
 from treaty.systems.horizontal.members import Collector, Membership, SumRules, TranscriptDigest
 from treaty.trees.slots import SlotSplits, SlotTree

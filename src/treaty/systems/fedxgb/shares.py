@@ -58,8 +58,9 @@ from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Integers
 from treaty.messaging.messages import Array, Message, leaks, row_pieces, view
 from treaty.messaging.party import Party
-from treaty.systems.fedxgb.options import Comparison, holders_of
+from treaty.systems.fedxgb.options import Comparison
 from treaty.systems.fedxgb.pieces import Layout
+from treaty.systems.fedxgb.roles import holders_of
 
 Bits = NDArray[Any]  # shares of bits: of `Shares.bit`, uint64 or uint8
 Result = TypeVar("Result")

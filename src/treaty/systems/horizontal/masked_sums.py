@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.keystream import KEY_BYTES
-from treaty.crypto.sharing.secure_aggregation import SECRET_BYTES, Aggregator, Participant, Round, Unmasking
-from treaty.crypto.sharing.shamir import share_length
+from treaty.crypto.sharing.aggregator import Aggregator
+from treaty.crypto.sharing.secure_aggregation import SHARE_BYTES, Participant, Round, Unmasking
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Integers
 from treaty.messaging.messages import Array, M, Message, leaks, leaks_by, view
@@ -237,9 +237,8 @@ class SumAggregator(ABC):
 
         # a survivor's self-mask is removed by its seed, what a lost one left in others' vectors by its key or masks
         lost = sorted(set(sharers) - set(survivors))
-        of_key = share_length(SECRET_BYTES)
-        of_seed = 2 * of_key if this_round.removed(len(survivors)) else of_key
-        of_lost = of_key if this_round.dropout == "share" else KEY_BYTES
+        of_seed = 2 * SHARE_BYTES if this_round.removed(len(survivors)) else SHARE_BYTES
+        of_lost = SHARE_BYTES if this_round.dropout == "share" else KEY_BYTES
         shares = self._checked(
             self._gather(MaskShares),
             lambda m, _: _of_length(m.survivors, survivors, of_seed) and _of_length(m.lost, lost, of_lost),

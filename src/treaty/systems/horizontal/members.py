@@ -29,9 +29,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from treaty.crypto.keystream import length_prefixed
+from treaty.crypto.sharing.aggregator import Aggregator
 from treaty.crypto.sharing.key_agreement import Advertisement, EphemeralKeys, PairSeeds
 from treaty.crypto.sharing.secure_aggregation import (
-    Aggregator,
     Participant,
     Round,
     RoundVoid,

@@ -49,8 +49,8 @@ EXPONENTS = range(-128, 96)
 class SumNoise:
     """A training's noise; none without a `budget`.
 
-    `opening`, `search` and `scores` are standard deviations of counts, the last one of rows kept back; `honest` is how
-    many members' shares noise is made of, and `leaves` is the noise on sums of leaves.
+    `opening`, `search` and `scores` are standard deviations of counts, the last one of rows kept back, of which each
+    row is `unit`; `honest` is how many members' shares noise is made of, and `leaves` is the noise on sums of leaves.
     """
 
     opening: float = 0.0
@@ -59,6 +59,7 @@ class SumNoise:
     leaves: LeafNoise | None = None
     budget: NoiseBudget | None = None
     scores: float = 0.0
+    unit: int = 1
 
     @property
     def of_search(self) -> SearchNoise | None:
@@ -140,7 +141,7 @@ def plan_noise(
         scores = noise_for(
             trees.rho, count=len(looks(options, common)), coordinates=1, honest=honest, norm=float(unit)
         ).sigma
-    return SumNoise(opening.sigma, counts.sigma, honest, leaves, spent, scores)
+    return SumNoise(opening.sigma, counts.sigma, honest, leaves, spent, scores, unit)
 
 
 def pay(noise: SumNoise, store: Path | None, name: str, job: str, limits: EpsilonLimits | None) -> str:
@@ -155,7 +156,8 @@ def pay(noise: SumNoise, store: Path | None, name: str, job: str, limits: Epsilo
     *search, trees = noise.budget.releases
     paid = f"{noise.budget}" + ("" if search else ", with bins of an earlier training, which paid for them")
     if noise.scores:
-        paid += f"; rows kept back cost no more, with noise of a standard deviation of {noise.scores:.3g} on counts"
+        paid += "; rows kept back cost no more, with noise of a standard deviation of "
+        paid += f"{noise.scores / noise.unit:.3g} on counts"
     if store is None:
         return paid
     # entered before anything is opened: an aborted training has cost the same

@@ -44,9 +44,10 @@ from treaty.systems.fedxgb.messages import (
     SplitShares,
     ValueShares,
 )
-from treaty.systems.fedxgb.options import FedXGB, check_edges
+from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.pieces import RowShares
 from treaty.systems.fedxgb.prediction import QueryRecord
+from treaty.systems.fedxgb.roles import check_edges
 from treaty.systems.fedxgb.secpred import HiddenModel
 from treaty.systems.fedxgb.shares import (
     AdditiveRouting,
