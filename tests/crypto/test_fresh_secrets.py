@@ -264,8 +264,8 @@ NOT_SECRET = {
     "sharing/key_agreement.is_mask_key: generate": "thrown away: it tries another's public key",
     "transfer/oprf.placed: randbits": "which items push others out: nobody else sees the table",
     "transfer/extension.Receiver.__init__: Streams": "none yet",
-    "sharing/secure_aggregation.Aggregator.open: mask_key": "a mask made before, to be taken off",
-    "sharing/secure_aggregation.Aggregator._keys_with: mask_key": "a mask made before, to be taken off",
+    "sharing/aggregator.Aggregator.open: mask_key": "a mask made before, to be taken off",
+    "sharing/aggregator.Aggregator._keys_with: mask_key": "a mask made before, to be taken off",
     "sharing/secure_aggregation.Participant.unmask_for: mask_key": "the key of a mask made before, to be taken off",
 }
 
