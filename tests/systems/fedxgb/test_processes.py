@@ -271,7 +271,7 @@ def test_a_user_that_is_started_after_training_has_begun_takes_part(tmp_path, mo
     users, options = [f"user{k}" for k in range(8)], {"epsilon_total": 8.0, "num_parallel_tree": 3}
     path = write_job(tmp_path, users=users, trees=60, **options)
     path.write_text(path.read_text().replace("reconnect", "wait = 2\nreconnect", 1))
-    grow, cohorts = noisy._round, []
+    grow, cohorts = noisy.random_round, []
 
     def noted(inputs, crowd, *given):
         if len(cohorts) > 2:  # else it would be over before the user is there
@@ -280,7 +280,7 @@ def test_a_user_that_is_started_after_training_has_begun_takes_part(tmp_path, mo
         cohorts.append(list(crowd.cohort))
         return trees
 
-    monkeypatch.setattr(noisy, "_round", noted)
+    monkeypatch.setattr(noisy, "random_round", noted)
     threads, said = play(path, without=["user3"])
     until = time.monotonic() + within(60)
     while len(cohorts) < 2 and time.monotonic() < until:
