@@ -20,7 +20,7 @@ import pytest
 from cluster.local_shards import LocalShards
 from runs import small_jobs
 from runs.small_jobs import model, played, write_job
-from treaty.cluster.shards import Cluster, RayShards, opened
+from treaty.cluster.shards import Cluster, Shards, opened
 from treaty.errors import ClusterLost, ConfigError, CryptoError
 from treaty.runs import party as runs
 from treaty.runs.job_files import check_training
@@ -144,7 +144,7 @@ def ray():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 def test_workers_killed_in_a_tree_change_no_model(play, ray, monkeypatch, name):
-    each, killed = RayShards.each, []
+    each, killed = Shards.each, []
 
     def killing(shards, step, *args):
         if not killed and step.__name__ in ("bin_sums", "vector_products", "bin_products_of"):
@@ -152,7 +152,7 @@ def test_workers_killed_in_a_tree_change_no_model(play, ray, monkeypatch, name):
             os.kill(shards.processes()[1], signal.SIGKILL)
         return each(shards, step, *args)
 
-    monkeypatch.setattr(RayShards, "each", killing)
+    monkeypatch.setattr(Shards, "each", killing)
     alone, together = play(name, workers=3)
     assert alone == together
     assert killed[0].replaced == 1
@@ -215,7 +215,7 @@ def test_an_error_in_a_step_is_as_on_one_machine_and_names_no_machine(ray):
 
 
 class OwnRay:
-    """What `RayShards` uses of Ray, in this process; `lost` names the workers that the next calls of a step lose."""
+    """What `Shards` uses of Ray, in this process; `lost` names the workers that the next calls of a step lose."""
 
     class exceptions:
         class RayError(Exception):
@@ -254,7 +254,7 @@ class OwnRay:
 
 def test_workers_are_replaced_three_times_in_a_step_and_then_given_up():
     ray, rows = OwnRay(), np.arange(50_000)
-    shards = RayShards(ray, 2, 1)
+    shards = Shards(ray, 2, 1)
     shards.keep("rows", rows)
 
     def total(shard):

@@ -23,7 +23,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,25 +144,6 @@ def rows_before(number: int, count: int, first: int) -> int:
     return rows + within if begun % count == number else rows
 
 
-class Shards(Protocol):
-    """A party's workers, as the protocols use them."""
-
-    @property
-    def count(self) -> int: ...
-
-    def keep(self, name: str, array: NDArray[Any], places: Sequence[Integers] | None = None, first: int = 0) -> None:
-        """Give workers their rows of an array (rows, ...), until `drop` or another array of this name.
-
-        The array must not change: a worker that replaces a lost one gets it again. `places` and `first` as in `ByRows`.
-        """
-
-    def drop(self, name: str) -> None:
-        """Drop an array at all workers."""
-
-    def each(self, step: Callable[..., Any], *args: Any) -> list[Any]:
-        """Return ``step(shard, *args)`` of each worker, in order; each gets its rows of `ByRows` arguments."""
-
-
 def places(rows: Int32s, count: int) -> list[Integers]:
     """Return, for each of `count` workers, the positions in `rows` (row numbers) of its own rows."""
     owner = rows // STRIPE % count
@@ -188,7 +169,7 @@ def added_up(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
     return total
 
 
-# -------------- `Shards` on Ray: each worker is an actor of the party's own cluster, or of one started on this machine
+# ----------------- workers on Ray: each is an actor of the party's own cluster, or of one started on this machine
 #
 # Ray runs any code that reaches its ports: keep a cluster within the party's own network, with its token on
 # (``RAY_AUTH_MODE=token``, the default here). Actors get no data when they are created, as Ray would keep it; rows
@@ -229,7 +210,7 @@ class _NotWhole(Exception):
 
 
 class _Actor:
-    """Runs steps on its shard; `RayShards` makes it a Ray actor."""
+    """Runs steps on its shard; `Shards` makes it a Ray actor."""
 
     def __init__(self, number: int, count: int, threads: int) -> None:
         self._shard = Shard(number, count, threads)
@@ -249,7 +230,7 @@ class _Actor:
 
 
 @contextmanager
-def opened(cluster: Cluster | None) -> Iterator[RayShards | None]:
+def opened(cluster: Cluster | None) -> Iterator[Shards | None]:
     """Connect to a party's cluster and start workers; end them on exit. None yields None.
 
     Raises ConfigError if Ray is not installed, the cluster cannot be reached, or its token is missing.
@@ -264,7 +245,7 @@ def opened(cluster: Cluster | None) -> Iterator[RayShards | None]:
                 held.callback(ray.shutdown)
             nodes = 2 if cluster.address == "ray" else sum(node["Alive"] for node in ray.nodes())
             count = cluster.workers or nodes
-            shards = RayShards(ray, count, max(1, int(ray.cluster_resources().get("CPU", 1)) // count))
+            shards = Shards(ray, count, max(1, int(ray.cluster_resources().get("CPU", 1)) // count))
             held.callback(shards.close)
             shards.wait_for_all(_START)
         except TreatyError:
@@ -310,8 +291,8 @@ def _connected(cluster: Cluster) -> tuple[Any, bool]:
     return ray, True
 
 
-class RayShards:
-    """`Shards` on Ray actors; `replaced` counts the workers that were lost and replaced."""
+class Shards:
+    """A party's workers, `count` Ray actors; `replaced` counts those that were lost and replaced."""
 
     def __init__(self, ray: Any, count: int, threads: int) -> None:
         self.count, self.replaced = count, 0
@@ -349,15 +330,23 @@ class RayShards:
         return [number for number, _ in self._ray.get([actor.process.remote() for actor in self._actors])]
 
     def keep(self, name: str, array: NDArray[Any], places: Sequence[Integers] | None = None, first: int = 0) -> None:
+        """Give workers their rows of an array (rows, ...), until `drop` or another array of this name.
+
+        The array must not change: a worker that replaces a lost one gets it again. `places` and `first` as in `ByRows`.
+        """
         self._kept[name] = ByRows(array, 0, first, places)
         self._of_all(lambda number: self._give(number, name))
 
     def drop(self, name: str) -> None:
+        """Drop an array at all workers."""
         self._kept.pop(name, None)
         self._of_all(lambda number: self._actors[number].call.remote("drop", name))
 
     def each(self, step: Callable[..., Any], *args: Any) -> list[Any]:
-        """Run a step at each worker; raise what it raises, or ClusterLost if workers are lost again and again."""
+        """Return ``step(shard, *args)`` of each worker, in order; each gets its rows of `ByRows` arguments.
+
+        Raises what the step raises, or ClusterLost if workers are lost again and again.
+        """
         return self._of_all(
             lambda number: self._actors[number].run.remote(step, *cut_arguments(args, number, self.count))
         )

@@ -191,28 +191,24 @@ class ClusterMapClient(LinearMapClient):
         self, shards: Shards, parameters: Parameters, fields: Sequence[Field], seed: bytes, length: int, threads: int
     ) -> None:
         super().__init__(parameters, fields, seed, length, threads=threads)
-        self._shards, self._given = shards, (parameters, fields, seed, length)
+        self.shards, self.given = shards, (parameters, fields, seed, length)
 
     def query_of(self, secrets: NDArray[np.int8], key: bytes | None) -> EncryptedQuery:
-        return _ClusterQuery(self, self._shards, self._given, secrets, key)
+        return _ClusterQuery(self, secrets, key)
 
 
 class _ClusterQuery(EncryptedQuery):
     """A query whose entries the workers encrypt, with its secrets and its key; b_0 is made here."""
 
-    def __init__(
-        self, client: LinearMapClient, shards: Shards, given: _Client, secrets: NDArray[np.int8], key: bytes | None
-    ) -> None:
-        super().__init__(client, secrets, key)
-        self._shards, self._given = shards, given
+    _client: ClusterMapClient
 
     def encrypt_from(self, before: int, vectors: Sequence[Int32s]) -> Residues:
         if before == 0:
             super().encrypt_from(0, [vector[:, :0] for vector in vectors])
         stacked = np.stack(vectors)
-        count, shards = stacked.shape[2], self._shards
+        count, shards = stacked.shape[2], self._client.shards
         entries = ByRows(stacked, axis=2, first=before)
-        made = shards.each(encrypted_rows, self._given, self.secrets, self._key, before, count, entries)
+        made = shards.each(encrypted_rows, self._client.given, self.secrets, self._key, before, count, entries)
         words = np.empty((len(vectors), made[0].shape[1], count), np.uint32)
         for number, of_worker in enumerate(made):
             done = 0

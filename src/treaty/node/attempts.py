@@ -341,7 +341,7 @@ class Process:
         """Ask the process to end, and kill it after `LAST_WORDS` seconds; returns at once."""
         if self._process.poll() is None:
             self._process.terminate()
-            killing = threading.Timer(LAST_WORDS, self._kill)
+            killing = threading.Timer(LAST_WORDS, self._process.kill)
             killing.daemon = True
             killing.start()
 
@@ -349,12 +349,8 @@ class Process:
         """Wait until the last event was handled; kill the process after `timeout` seconds."""
         self._reader.join(timeout)
         if self._reader.is_alive():
-            self._kill()
-            self._reader.join(5.0)
-
-    def _kill(self) -> None:
-        if self._process.poll() is None:
             self._process.kill()
+            self._reader.join(5.0)
 
     def _read(self) -> None:
         decoder, ended = msgspec.json.Decoder(WorkerEvent), False

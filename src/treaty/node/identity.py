@@ -13,12 +13,12 @@ All functions raise ConfigError for files, names, keys or cards that cannot be u
 from __future__ import annotations
 
 import base64
-import datetime
 import fcntl
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,7 +60,7 @@ class PeerCard(NamedTuple):
 
     name: str
     card: Card | None  # None: it is damaged or revoked
-    since: datetime.datetime
+    since: datetime
     wrong: str
 
 
@@ -116,7 +116,7 @@ def rotate(folder: str | Path, name: str) -> Card:
         signing, card = _signing_key(folder, name), _own_card(folder, name)
         old = folder / "old"
         old.mkdir(mode=0o700, exist_ok=True)
-        label = f"{_now():%Y-%m-%dT%H%M%SZ}.{digits(fingerprint_of(card))[:8]}"
+        label = f"{datetime.now(UTC):%Y-%m-%dT%H%M%SZ}.{digits(fingerprint_of(card))[:8]}"
         for end in (*_PRIVATE, *_PUBLIC):
             file = folder / f"{name}.{end}"
             data = certificates.read_secret(file) if end in _PRIVATE else read_small(file)
@@ -189,7 +189,7 @@ def peers(folder: str | Path) -> list[PeerCard]:
                 certificates.check_certificate(card.certificate.encode(), card.name)
         except ConfigError as error:
             wrong = str(error)
-        found.append(PeerCard(file.stem, card, datetime.datetime.fromtimestamp(since, datetime.UTC), wrong))
+        found.append(PeerCard(file.stem, card, datetime.fromtimestamp(since, UTC), wrong))
     return found
 
 
@@ -210,7 +210,7 @@ def revoke(folder: str | Path, name: str) -> None:
             target = _revoked(folder, fingerprint_of(read_card(file, today=False)))
         except ConfigError:
             # Unreadable, so its fingerprint is unknown.
-            target = folder / "peers" / "revoked" / f"{name}.{_now():%Y-%m-%dT%H%M%SZ}.damaged"
+            target = folder / "peers" / "revoked" / f"{name}.{datetime.now(UTC):%Y-%m-%dT%H%M%SZ}.damaged"
         _make_folder(target.parent)
         file.replace(target)
         sync_folder(target.parent)
@@ -324,7 +324,3 @@ def _make_folder(folder: Path) -> None:
     with explained(f"cannot make the folder {folder}"):
         folder.parent.mkdir(mode=0o700, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
-
-
-def _now() -> datetime.datetime:
-    return datetime.datetime.now(datetime.UTC)

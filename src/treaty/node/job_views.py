@@ -138,10 +138,8 @@ def describe(store: Store, settings: Settings, row: JobRow, verdict: PolicyVerdi
     if known is None:
         return JobView(title=title_of(row), states={settings.name: row.state}, hash=row.id)
     proposal, job = known
-    states = {party: "unknown yet" for party in job.parties} | {settings.name: row.state}
-    for party, view in store.views(row.id).items():
-        if party != settings.name:
-            states[party] = msgspec.msgpack.decode(view, type=JobStatus).state
+    views = {party: msgspec.msgpack.decode(view, type=JobStatus).state for party, view in store.views(row.id).items()}
+    states = dict.fromkeys(job.parties, "unknown yet") | views | {settings.name: row.state}
     events = [entry.event for entry in store.audit(job=row.id)] if row.state == "finished" else []
     played: dict[str, Any] = next((event for event in reversed(events) if event["what"] == "played"), {})
     progress = None

@@ -91,16 +91,13 @@ class Jobs:
             at = self.standings.get(job)
             row = self.store.job(job) if at is None else at.row
             reason = row.reason if row.state in FINAL or (at is not None and at.proposal.trial) else ""
-            if at is None:
-                return proposals.JobStatus(
-                    job=job, state=row.state, reason=reason, ended=row.attempt, kept=row.kept, done=row.done,
-                    count=self._sent,
-                )  # fmt: skip
+            of_open: dict[str, Any] = {"ended": row.attempt}
+            if at is not None:
+                of_open = {name: getattr(at, name) for name in ("asks", "ready", "runs", "ended")}
+                of_open |= {"rounds": row.rounds, "total": row.total, "signed": dict(at.approvals)}
             return proposals.JobStatus(
-                job=job, state=row.state, reason=reason, asks=at.asks, ready=at.ready, runs=at.runs, ended=at.ended,
-                kept=at.row.kept, done=at.row.done, rounds=row.rounds, total=row.total, signed=dict(at.approvals),
-                count=self._sent,
-            )  # fmt: skip
+                job=job, state=row.state, reason=reason, kept=row.kept, done=row.done, count=self._sent, **of_open
+            )
 
     def load(self, *, all_states: bool) -> None:
         """Load jobs from the database: all at the start, later the proposed ones that commands have added."""
@@ -322,11 +319,9 @@ class Jobs:
 
     def check_budgets(self, at: OpenJob) -> None:
         """Raise BudgetSpent for an attempt that would exceed the budget that other jobs and attempts have left."""
-        job, verb = at.job, at.proposal.verb
+        job, verb, in_ledger = at.job, at.proposal.verb, proposals.name_of(at.job, at.row.id)
         for of in proposals.data_sets(job, self.name, verb):
-            if over := over_budget(
-                job, verb, self.name, self.settings.data_set(of), proposals.name_of(at.job, at.row.id)
-            ):
+            if over := over_budget(job, verb, self.name, self.settings.data_set(of), in_ledger):
                 raise BudgetSpent(f"{of}: {over}")
 
     def _budgets(self, at: OpenJob) -> set[str]:

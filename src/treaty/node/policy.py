@@ -29,7 +29,7 @@ from treaty.machine.process import is_code
 from treaty.models.checkpoints import noise_folder
 from treaty.node.proposals import Verb
 from treaty.privacy.discrete_gaussian import epsilon_of, rho_for
-from treaty.privacy.ledger import DEFAULT_DELTA, FILE, job_of, per_person, read_ledger
+from treaty.privacy.ledger import DEFAULT_DELTA, FILE, ROUNDED, job_of, per_person, read_ledger
 from treaty.runs.job import Job, Member, id_column
 from treaty.runs.local_checks import CheckFinding
 from treaty.systems import SYSTEMS
@@ -146,10 +146,11 @@ class DataSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 # Rules that need no look at the table.
 _FIRST = ("peers", "systems", "losses", "verbs")
-# Ten times 0.1 must not exceed 1.
-_ROUNDED = 1.0 + 1e-9
-# Systems that make no noisy release.
-_WITHOUT_EPSILON = ("fedxgboost-smm", "quasi-newton", "sgd", "statistics")
+# Systems that make no noisy release, or only under some options and about some tables.
+_MAY_BE_FREE = (
+    *("fedxgboost-smm", "quasi-newton", "sgd", "statistics"),
+    *("secureboost", "fedxgboost-ldp", "federboost-horizontal", "fedxgb", "federboost-vertical"),
+)
 _CONSENTS = ("allow_insecure", "allow_exact_sums", "show_weights", "show_eval_margins")
 
 
@@ -370,7 +371,7 @@ def _epsilon(case: Case) -> _Found:
     paid, why = _cost(case)
     own = _spent(case)[0] if paid and case.name_in_ledger else 0.0
     earlier = f", and epsilon {own:g} in earlier attempts" if own else ""
-    return _in_all(case, own, paid) <= most * _ROUNDED, f"{why}{earlier}; allowed: epsilon {most:g}"
+    return _in_all(case, own, paid) <= most * ROUNDED, f"{why}{earlier}; allowed: epsilon {most:g}"
 
 
 def _epsilon_total(case: Case) -> _Found:
@@ -379,7 +380,7 @@ def _epsilon_total(case: Case) -> _Found:
         return None
     paid, why = _cost(case)
     own, others = _spent(case)
-    fine = paid == 0.0 or others + _in_all(case, own, paid) <= most * _ROUNDED
+    fine = paid == 0.0 or others + _in_all(case, own, paid) <= most * ROUNDED
     return fine, f"{why}, and epsilon {own + others:g} so far; allowed: epsilon {most:g} together"
 
 
@@ -401,36 +402,29 @@ def _cost(case: Case) -> tuple[float, str]:
     """Return the maximum that a job's noisy releases of the party's table cost a person, and what they are."""
     own, common = case.settings
     protocol, active = case.job.protocol, case.party == case.job.active
-    nothing = 0.0, "no noisy release of this table, so no epsilon is paid"
-    if protocol in _WITHOUT_EPSILON or (protocol in ("secureboost", "fedxgboost-ldp") and not active):
-        return nothing
-    if protocol in ("secureboost", "fedxgboost-ldp") and (labels := own.label_epsilon) is not None:
-        return labels, f"epsilon {labels:g} for labels randomised once"
     match protocol:
-        case "secureboost":
-            return nothing
-        case "fedxgboost-ldp" if own.mode == "paper":
+        case "secureboost" | "fedxgboost-ldp" if active and own.label_epsilon is not None:
+            return own.label_epsilon, f"epsilon {own.label_epsilon:g} for labels randomised once"
+        case "fedxgboost-ldp" if active and own.mode == "paper":
             return math.inf, "exact sums in addition to the noise, so no epsilon holds (mode='paper')"
-        case "fedxgboost-ldp":
+        case "fedxgboost-ldp" if active:
             trees = common.most_rounds * case.trees_a_round
             paid = trees * own.noise_epsilon
             # With a delta, it limits the accountant's result.
             if own.epsilon_total is not None and own.delta is None:
                 paid = min(paid, own.epsilon_total)
             return paid, f"epsilon {paid:g} for noise on gradients of {trees} trees"
-        case "federboost-horizontal" | "fedxgb":
+        case "federboost-horizontal" | "fedxgb" if own.epsilon_total is not None:
             total, delta = own.epsilon_total, own.delta or DEFAULT_DELTA
-            if total is None:
-                return nothing
             # At a delta near 1 any noise costs nothing: the ledger's delta counts.
             paid = total if delta <= DEFAULT_DELTA else epsilon_of(rho_for(total, delta), DEFAULT_DELTA)
             return paid, f"epsilon {paid:g} for noise on sums (epsilon_total)"
-        case "federboost-vertical" if active:
-            return nothing
-        case "federboost-vertical":
+        case "federboost-vertical" if not active:
             costs = own.epsilons(case.features(), case.party, list(case.job.parties))
             paid = math.fsum(costs.values())
             return paid, f"epsilon {paid:g} for randomised buckets of {len(costs)} columns"
+    if protocol in _MAY_BE_FREE:
+        return 0.0, "no noisy release of this table, so no epsilon is paid"
     return math.inf, f"cannot be decided: the cost of system {protocol!r} is unknown"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import fcntl
 import logging
 import queue
 import shutil
@@ -28,7 +27,7 @@ from treaty.node.exchange import Exchange, NodeConversation
 from treaty.node.identity import load_own, sign
 from treaty.node.jobs import Jobs
 from treaty.node.proposals import Back, HeadNote, Hello, JobStatus, Note, Proposed, Wanted
-from treaty.node.settings import JobFiles, Settings, clear_checkpoints
+from treaty.node.settings import JobFiles, Settings, alone, clear_checkpoints
 from treaty.node.store import FINAL, AuditHead, Store, head_statement
 from treaty.node.worker import WorkerEvent
 
@@ -64,7 +63,8 @@ class Node:
         # By job: when its rounds were last stored.
         self._noted: dict[str, float] = {}
         with ExitStack() as held:
-            held.enter_context(_alone(self.folder))
+            busy = ConfigError(f"another node's process uses the folder {self.folder}: stop it first")
+            held.enter_context(alone(self.folder / ".lock", busy))
             self.store = held.enter_context(Store(self.folder))
             self.jobs = Jobs(
                 settings, own, self.store, lambda peer, job: self.exchange.send_status(peer, job), self._over,
@@ -353,17 +353,6 @@ class Node:
     def _clear(self, job: str) -> None:
         """Remove an ended job's checkpoints in another thread, as its process may still hold them."""
         threading.Thread(target=clear_checkpoints, args=(self.folder, job), name="treaty-clear", daemon=True).start()
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Refuse a folder that another node's process uses."""
-    with (folder / ".lock").open("w") as held:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"another node's process uses the folder {folder}: stop it first") from None
-        yield
 
 
 @contextmanager

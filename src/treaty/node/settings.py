@@ -21,7 +21,7 @@ import msgspec
 
 from treaty.data.reading import ending_of
 from treaty.data.sql import check_query, check_source
-from treaty.errors import ConfigError, DataError, LocalProtocolError
+from treaty.errors import ConfigError, DataError, LocalProtocolError, TreatyError
 from treaty.files import placed, without_mark
 from treaty.machine.process import is_code, trust
 from treaty.messaging.certificates import check_names
@@ -326,17 +326,21 @@ class JobFiles:
 
 
 @contextmanager
-def alone(lock: Path) -> Iterator[None]:
-    """Wait until no other process runs the job here: one that was asked to end may still write its checkpoint."""
+def alone(lock: Path, busy: TreatyError | None = None) -> Iterator[None]:
+    """Lock a file against other processes; raise `busy` if one has locked it.
+
+    By default wait: the process of a job that was asked to end may still write its checkpoint.
+    """
     with lock.open("w") as held:
-        deadline = time.monotonic() + LOCK_TIMEOUT
+        deadline = time.monotonic() + (LOCK_TIMEOUT if busy is None else 0.0)
         while True:
             try:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise LocalProtocolError(f"an earlier process of this job has not ended - at {lock}") from None
+                    late = LocalProtocolError(f"an earlier process of this job has not ended - at {lock}")
+                    raise busy or late from None
                 time.sleep(0.05)
         yield
 

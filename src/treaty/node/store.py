@@ -26,7 +26,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import astuple, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 from treaty.errors import ConfigError, LocalProtocolError
 from treaty.machine.database import Database
@@ -90,20 +90,8 @@ class JobRow:
     changed: float = 0.0
 
 
-class JobChange(TypedDict, total=False):
-    """The columns of a job that change after it was added."""
-
-    state: str
-    reason: str
-    attempt: int
-    rounds: int
-    total: int
-    kept: int
-    done: int
-    tries: int
-    answered: int
-
-
+# The columns of a job that stay, and the one that each change sets.
+_FIXED = frozenset({"id", "proposal", "signature", "submitter", "verb", "created", "changed"})
 _JOB = "SELECT {} FROM jobs".format(", ".join(field.name for field in fields(JobRow)))  # noqa: S608
 
 
@@ -221,13 +209,14 @@ class Store(Database):
             raise ConfigError(f"several jobs have ids like {prefix!r}: {ids} - at {self.path}; give more letters")
         return JobRow(*rows[0])
 
-    def change(self, id: str, *, event: Mapping[str, Any] | None = None, **to: Unpack[JobChange]) -> JobRow:
+    def change(self, id: str, *, event: Mapping[str, Any] | None = None, **to: Any) -> JobRow:
         """Change columns of a job, append `event` with the job's id to the audit log, and return the job.
 
         It is one transaction: there is no change without its entry. If the job's state is final, or the new state may
         not follow it, nothing is written and LocalProtocolError is raised.
         """
-        if unknown := to.keys() - JobChange.__annotations__.keys():  # names become part of the statement below
+        # names become part of the statement below
+        if unknown := to.keys() - ({field.name for field in fields(JobRow)} - _FIXED):
             raise LocalProtocolError(f"{', '.join(sorted(unknown))} of a job cannot change")
         values: dict[str, Any] = {**to, "changed": time.time()}
         with self.transaction() as db:

@@ -53,7 +53,7 @@ _TABLE = """CREATE TABLE entries (draw TEXT PRIMARY KEY, job TEXT NOT NULL, mech
     epsilon REAL NOT NULL CHECK (typeof(epsilon) = 'real' AND epsilon >= 0),
     rho REAL NOT NULL CHECK (typeof(rho) = 'real' AND rho >= 0), delta REAL NOT NULL)"""
 _COLUMNS = "draw, job, mechanism, what, epsilon, rho, delta"
-_ROUNDED = 1.0 + 1e-9  # ten times 0.1 must not exceed 1
+ROUNDED = 1.0 + 1e-9  # ten times 0.1 must not exceed 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,8 @@ class Ledger:
             lost="what people have paid: they may then pay all of it once more",
         )  # fmt: skip
         self._where = self._db.where
-        self._key = secrets.token_bytes(KEY_BYTES) if folder is None else self._read_key(folder)
+        # what noise is computed from, so that a draw has the same noise in a later job
+        self.key = secrets.token_bytes(KEY_BYTES) if folder is None else self._read_key(folder)
 
     def _read_key(self, folder: Path) -> bytes:
         """Return the noise's key, made with the first opening of a ledger."""
@@ -173,11 +174,6 @@ class Ledger:
         if found.ledger != name or len(found.key) != KEY_BYTES:
             raise self._db.refuse(f"the key of the noise, {KEY_FILE}, is of another ledger")
         return found.key
-
-    @property
-    def key(self) -> bytes:
-        """The 32 bytes that noise is computed from, so that a draw has the same noise in a later job."""
-        return self._key
 
     def entries(self) -> list[LedgerEntry]:
         """Return all entries, the oldest first."""
@@ -232,7 +228,7 @@ class Ledger:
             (before, own.total, None, " here (most_epsilon_total)"),
             (of_jobs, own.job, None, " in one job (most_epsilon)"),
         ):
-            if limit is not None and not per_person(total := [*paid, *new], at) <= limit * _ROUNDED:
+            if limit is not None and not per_person(total := [*paid, *new], at) <= limit * ROUNDED:
                 raise BudgetSpent(
                     f"a person may pay epsilon {limit:g}{where}, has paid {per_person(paid, at):g} and would pay "
                     f"{per_person(total, at):g} with {summary(new)} - at {self._where}"
