@@ -59,7 +59,7 @@ from federboost_horizontal import RATE, at_random, crossings, slowest_bytes
 from treaty import GBDTClassifier
 from treaty.messaging.channel import LinkSpeed
 from treaty.messaging.transcript import Transcript
-from treaty.models.checkpoints import noise_folder
+from treaty.models.checkpoints import ledger_folder
 from treaty.privacy.ledger import per_person, read_ledger
 from treaty.runs import threads as simulation
 from treaty.runs.threads import RunRecord, play
@@ -111,7 +111,7 @@ def again(quick: bool) -> list[dict[str, object]]:
                     for kind, nbytes in pair["by_type"].items():
                         by_type[kind] = by_type.get(kind, 0) + nbytes
                 about = ("Buckets",) if protocol == VERTICAL else ("Count", "ProbeRequest", "CommonBins")
-                noise = noise_folder(folder, "p1")
+                noise = ledger_folder(folder, "p1", "noise")
                 rows.append({
                     "data": data.title,
                     "job": title,

@@ -33,7 +33,7 @@ from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.trees.boosting import Boosting, Forest
 from treaty.trees.columns import ColumnSource, grow_trees
-from treaty.trees.ensemble import SplitTable, join_splits, margins_from_values
+from treaty.trees.ensemble import SplitTable, Walk, join_splits
 from treaty.trees.growth import RowPartition
 from treaty.trees.objectives import make_objective
 from treaty.trees.splits import Level
@@ -99,7 +99,7 @@ def train(data: Data, options: BoostingOptions, rows: NDArray[np.intp], rest: ND
     forest = Forest(objective, ("all",))
     grow_trees(Boosting(y, None, forest, options.rules(objective), options.plan(n_columns)), [source])
     margins = np.zeros((len(rest), 1))
-    margins_from_values(forest.trees, join_splits([splits], [n_columns]), data.x[rest].astype(np.float32), margins)
+    Walk(forest.trees, join_splits([splits], [n_columns])).add_to(margins, data.x[rest].astype(np.float32))
     trees = [OpenedTree(asked, tree.left) for asked, tree in zip(source.opened, forest.trees, strict=True)]
     return TrainingOutcome(trees, bins.offsets, source.codes, float(roc_auc_score(data.y[rest], margins[:, 0])))
 

@@ -18,7 +18,7 @@ from treaty.attacks.auditing import audit
 from treaty.attacks.nodes import grouped, known_share
 from treaty.data.binning import fit_bins
 from treaty.errors import ConfigError, TreatyError
-from treaty.models.checkpoints import sides_folder
+from treaty.models.checkpoints import ledger_folder
 from treaty.systems.secureboost import secureboost
 from treaty.systems.vertical.exact_sums import RevealedSides
 from treaty.systems.vertical.messages import TreeEnd
@@ -113,7 +113,7 @@ def test_a_tree_that_is_broken_off_is_counted(tmp_path: Path) -> None:
     play_training(tables, y, replace={"p1": passive("whole")}, **options)
     bins = fit_bins(tables["p1"], 6, 1)
     shares = [
-        RevealedSides(sides_folder(tmp_path / store, "p1"), bins, bins.transform(tables["p1"], 1)).share
+        RevealedSides(ledger_folder(tmp_path / store, "p1", "sides"), bins, bins.transform(tables["p1"], 1)).share
         for store in ("whole", "broken off")
     ]
     assert 0.0 < shares[0] < 2 * shares[1] < 0.1

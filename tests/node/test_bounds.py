@@ -16,7 +16,7 @@ from node.shop import Talk
 from systems.federboost_horizontal.playing import dealt
 from treaty.errors import BudgetSpent, PeerLost
 from treaty.messaging.certificates import Signer
-from treaty.models.checkpoints import noise_folder
+from treaty.models.checkpoints import ledger_folder
 from treaty.node import worker
 from treaty.node.attempts import MOST_TRIES
 from treaty.node.identity import load_own, revoke, sign
@@ -147,7 +147,7 @@ def test_five_attempts_under_a_budget_of_one_spend_at_most_one(led, monkeypatch,
     shop = led(NOISY, policy=f"approve = true\n{rule} = 1.0")
     shop.playing = play_with_a_leader_that_leaves
     begun = shop.attempts(5)
-    paid = per_person(Ledger(noise_folder(shop.settings.data["rows"].store, "shop")).entries())
+    paid = per_person(Ledger(ledger_folder(shop.settings.data["rows"].store, "shop", "noise")).entries())
     assert 0.9 < paid <= 1.0
     assert begun == 1
     assert shop.row.state == "failed"
@@ -164,7 +164,7 @@ def test_a_leader_cannot_have_its_attempts_counted_as_other_jobs(led, monkeypatc
     token = "treaty.systems.federboost_horizontal.setup.secrets.token_hex"
     monkeypatch.setattr(token, lambda count: next(made))
     shop.attempts(5)
-    ledger = noise_folder(shop.settings.data["rows"].store, "shop")
+    ledger = ledger_folder(shop.settings.data["rows"].store, "shop", "noise")
     assert not ledger.exists() or per_person(Ledger(ledger).entries()) <= 1.0
 
 
@@ -175,7 +175,7 @@ def test_a_budget_holds_within_an_attempt_whatever_was_asked_before_it(led, monk
     monkeypatch.setattr("treaty.runs.party._signer", lambda *_: Signer())
     monkeypatch.setattr(shop.node.jobs, "check_budgets", lambda at: None)
     shop.attempts(5)
-    assert per_person(Ledger(noise_folder(shop.settings.data["rows"].store, "shop")).entries()) <= 1.0
+    assert per_person(Ledger(ledger_folder(shop.settings.data["rows"].store, "shop", "noise")).entries()) <= 1.0
     assert shop.row.reason == f"shop: {BudgetSpent.public}"
 
 

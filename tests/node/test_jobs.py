@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from node.hostile import JOB
 from treaty.cli.main import app
 from treaty.errors import BudgetSpent
-from treaty.models.checkpoints import noise_folder
+from treaty.models.checkpoints import ledger_folder
 from treaty.node.attempts import order_of
 from treaty.node.identity import trusted
 from treaty.node.job_views import describe, kept_for, verdict_on
@@ -39,7 +39,7 @@ def test_an_attempt_is_refused_where_others_have_spent_unless_an_earlier_one_has
     with_policy(shop, most_epsilon_total=1.0)
     at = shop.jobs.standings[shop.proposed(NOISY)]
     shop.jobs.check_budgets(at)  # nothing is spent yet: 0.75 of 1
-    ledger = Ledger(noise_folder(shop.jobs.settings.data["rows"].store, "shop"))
+    ledger = Ledger(ledger_folder(shop.jobs.settings.data["rows"].store, "shop", "noise"))
     ledger.spend([LedgerEntry("draw 1", "another job", "bucket_rr", "a column", 0.2)])
     shop.jobs.check_budgets(at)
     ledger.spend([LedgerEntry("draw 2", "another job", "bucket_rr", "a column", 0.05)])
@@ -65,7 +65,7 @@ def test_an_attempt_that_pays_again_is_refused_where_it_cannot(shop, rule):
     at = shop.jobs.standings[shop.proposed(by_row)]
     with_policy(shop, **{rule: 1.0})
     shop.jobs.check_budgets(at)
-    ledger = Ledger(noise_folder(shop.jobs.settings.data["rows"].store, "shop"))
+    ledger = Ledger(ledger_folder(shop.jobs.settings.data["rows"].store, "shop", "noise"))
     ledger.spend([LedgerEntry("a draw", model_job(name_of(at.job, at.row.id), "0123456789"), "any", "sums", 0.6)])
     with pytest.raises(BudgetSpent, match=r"epsilon 0\.6 (so far|in earlier attempts)"):
         shop.jobs.check_budgets(at)

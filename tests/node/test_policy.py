@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treaty.machine.process import trust
-from treaty.models.checkpoints import noise_folder
+from treaty.models.checkpoints import ledger_folder
 from treaty.node import policy as policies
 from treaty.node.policy import Case, CheckFinding, DataSet, Policy, PolicyVerdict, verdict
 from treaty.privacy.discrete_gaussian import epsilon_of, rho_for
@@ -368,7 +368,7 @@ def test_where_no_epsilon_holds_none_is_enough(folder: Path, proposed: Job, part
 def test_the_ledger_counts(folder: Path) -> None:
     proposed = job(own={"mechanism": "label_rr", "epsilon": 0.1})
     rule: dict[str, Any] = {"party": "clinic", "most_epsilon_total": 1.0}
-    ledger = noise_folder(folder / "state" / "stores" / "t", "clinic")
+    ledger = ledger_folder(folder / "state" / "stores" / "t", "clinic", "noise")
     Ledger(ledger).spend([LedgerEntry(str(k), "earlier", "label_rr", "labels", 0.1) for k in range(9)])
     check(True, "epsilon 0.1 for labels randomised once, and epsilon 0.9 so far; allowed: epsilon 1 together",
           "most_epsilon_total", folder, proposed, **rule)  # fmt: skip

@@ -23,7 +23,7 @@ from pace import within
 from runs.small_jobs import EPOCHS, SYSTEMS, TREES, model, write_job
 from treaty.data.table import Table
 from treaty.errors import PeerLost
-from treaty.models.checkpoints import noise_folder
+from treaty.models.checkpoints import ledger_folder
 from treaty.models.trees import load_part
 from treaty.runs.job import Job
 from treaty.runs.job_files import load_job
@@ -105,7 +105,7 @@ def same_noise(folder: Path, nodes: dict[str, Organisation]) -> None:
     """Have a party draw the same noise with and without nodes."""
     for name, node in nodes.items():
         for store in (folder, node.state / "stores" / "rows"):
-            keep_key(noise_folder(store, name), hashlib.sha256(name.encode()).digest())
+            keep_key(ledger_folder(store, name, "noise"), hashlib.sha256(name.encode()).digest())
 
 
 def played(nodes: dict[str, Organisation], lead: str, file: Path, *more: str) -> str:

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import treaty
-from treaty.trees.ensemble import margins_from_values
+from treaty.trees.ensemble import Walk
 from treaty.trees.splits import MIN_GAIN
 from trees.oracle import gain_of
 from trees.plain import Codes, TrainingOutcome, random_codes, random_labels, train
@@ -133,7 +133,7 @@ class Pair:
         objective = self.ours.objective
         margins = self.ours.start(len(self.y))
         trees = self.ours.trees[: done * objective.n_outputs]
-        margins_from_values(trees, self.ours.joined(), self.table.matrix, margins)
+        Walk(trees, self.ours.joined()).add_to(margins, self.table.matrix)
         return objective.gradients(margins, self.y, self.weight)[:2]
 
 

@@ -16,7 +16,7 @@ from tables import real_table
 from treaty import files
 from treaty.errors import ConfigError
 from treaty.machine.database import kept_file, set_aside
-from treaty.models.checkpoints import Keeper, load_checkpoint, noise_folder
+from treaty.models.checkpoints import Keeper, ledger_folder, load_checkpoint
 from treaty.models.linear import load_linear_part
 from treaty.models.trees import load_part
 from treaty.privacy import randomised_response
@@ -59,12 +59,12 @@ def folder(tmp_path):
 def spent(folder, monkeypatch):
     """Return the folder of a job that has spent epsilon 20 of 25."""
     assert run(job_of(folder), monkeypatch) == {}
-    assert per_person(read_ledger(noise_folder(folder / "store", "bank"))) == 20.0
+    assert per_person(read_ledger(ledger_folder(folder / "store", "bank", "noise"))) == 20.0
     return folder
 
 
 def test_a_model_says_how_far_its_ledger_was(spent):
-    noise = noise_folder(spent / "store", "bank")
+    noise = ledger_folder(spent / "store", "bank", "noise")
     assert [(folder, mark.changes) for folder, mark in load_part(spent / "model" / "bank.part").kept.items()] == [
         (str(noise), 2)
     ]
@@ -83,7 +83,7 @@ def test_a_model_says_how_far_its_ledger_was(spent):
     ids=["ledger", "key", "file-beside", "ledger-and-key", "all-but-the-model"],
 )
 def test_a_lost_ledger_is_not_begun_anew_in_silence(spent, monkeypatch, lost, output, text):
-    noise = noise_folder(spent / "store", "bank")
+    noise = ledger_folder(spent / "store", "bank", "noise")
     for name in lost:
         (kept_file(noise) if name == "kept" else noise / name).unlink()
     before = sorted(path for path in spent.rglob("*") if "store" in path.parts)
@@ -123,21 +123,21 @@ def test_a_partys_own_limits_hold_in_a_job_without_a_node(folder, monkeypatch, l
     said = run(job, monkeypatch)
     assert "a person may pay epsilon 20" in said["bank"]
     assert limit in said["bank"]
-    assert per_person(read_ledger(noise_folder(folder / "store", "bank"))) <= 20.0
+    assert per_person(read_ledger(ledger_folder(folder / "store", "bank", "noise"))) <= 20.0
 
 
 def test_another_store_has_a_ledger_of_its_own(spent, monkeypatch):
     assert run(job_of(spent, store="other"), monkeypatch) == {}  # over the same model, whose ledger is another one
-    assert per_person(read_ledger(noise_folder(spent / "other", "bank"))) == 20.0
+    assert per_person(read_ledger(ledger_folder(spent / "other", "bank", "noise"))) == 20.0
     assert "may pay epsilon 25, has paid 20 and would pay 30" in run(job_of(spent), monkeypatch)["bank"]
 
 
 def test_a_ledger_is_begun_anew_where_somebody_says_so(spent, monkeypatch):
-    set_aside(noise_folder(spent / "store", "bank"))
+    set_aside(ledger_folder(spent / "store", "bank", "noise"))
     assert "bank.part was trained with the ledger" in run(job_of(spent), monkeypatch)["bank"]
     (spent / "model" / "bank.part").unlink()  # as the error has it
     assert run(job_of(spent), monkeypatch) == {}
-    assert per_person(read_ledger(noise_folder(spent / "store", "bank"))) == 20.0
+    assert per_person(read_ledger(ledger_folder(spent / "store", "bank", "noise"))) == 20.0
 
 
 # ---------------------------------------------------------------- damage

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from treaty.trees.boosting import Boosting, BoostingPlan, Forest, TreeSample
 from treaty.trees.columns import ColumnSource, grow_trees
-from treaty.trees.ensemble import JoinedSplits, SplitTable, Tree, join_splits, margins_from_values
+from treaty.trees.ensemble import JoinedSplits, SplitTable, Tree, Walk, join_splits
 from treaty.trees.objectives import LOSSES, Objective, make_objective
 from treaty.trees.splits import SplitRules
 
@@ -97,7 +97,7 @@ class TrainingOutcome:
 
     def walk(self, matrix: NDArray[np.float32], threads: int = 1) -> NDArray[np.float64]:
         margins = self.start(len(matrix))
-        margins_from_values(self.trees, self.joined(), matrix, margins, threads)
+        Walk(self.trees, self.joined()).add_to(margins, matrix, threads)
         return margins
 
 
@@ -135,7 +135,7 @@ def leaves_from_values(trees: Sequence[Tree], splits: JoinedSplits, matrix: NDAr
     """The leaf of each row in each tree, (n_rows, n_trees): margins of trees in which a node's value is its number."""
     numbers = np.zeros((len(matrix), len(trees)))  # an output for each tree
     numbered = [replace(tree, value=np.arange(len(tree.value), dtype=float)) for tree in trees]
-    margins_from_values(numbered, splits, matrix, numbers)
+    Walk(numbered, splits).add_to(numbers, matrix)
     return numbers.astype(np.int32)
 
 

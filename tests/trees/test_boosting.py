@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from treaty.errors import ConfigError
 from treaty.trees.boosting import Boosting, BoostingPlan, EvalSet, Forest, OneSide, draw
 from treaty.trees.columns import SplitSearch, grow_tree, grow_trees
-from treaty.trees.ensemble import join_splits, margins_from_values
+from treaty.trees.ensemble import Walk, join_splits
 from treaty.trees.objectives import SquaredError, make_objective
 from treaty.trees.splits import SplitRules
 from trees.plain import random_codes, random_labels, train
@@ -27,7 +27,7 @@ def _watch(table, matrix, y, weight=None, name="valid"):
     """An eval set walked by the splits of one table."""
 
     def add_trees(trees, margins):
-        margins_from_values(trees, join_splits([table.splits], [len(table.n_bins)]), matrix, margins)
+        Walk(trees, join_splits([table.splits], [len(table.n_bins)])).add_to(margins, matrix)
 
     return EvalSet(name, y, weight, add_trees)
 

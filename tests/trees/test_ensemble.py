@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from treaty.trees.ensemble import (
     SplitTable,
     Tree,
+    Walk,
     join_splits,
     leaves_from_bits,
     margins_from_bits,
-    margins_from_values,
 )
 from trees.plain import random_codes, random_labels, train
 
@@ -114,7 +114,7 @@ def test_walking_by_values_and_by_bits_equals_a_recursive_walk(
     expected = _naive_margins(trees, tables, parts, n_outputs)
     splits = join_splits(tables, [part.shape[1] for part in parts])
     by_values, by_bits = (np.full((n_rows, n_outputs), 0.25) for _ in range(2))
-    margins_from_values(trees, splits, np.hstack(parts), by_values, threads)
+    Walk(trees, splits).add_to(by_values, np.hstack(parts), threads)
     bits = [table.decide(part, threads=threads) for table, part in zip(tables, parts, strict=True)]
     margins_from_bits(trees, splits.base, np.vstack(bits), by_bits, threads)
     np.testing.assert_array_equal(by_values, expected)
@@ -132,7 +132,7 @@ def test_walking_many_rows_is_the_same_with_any_number_of_threads(n_rows):
     results = []
     for threads in (1, 2, 3):
         by_values, by_bits = np.zeros((n_rows, 2)), np.zeros((n_rows, 2))
-        margins_from_values(trees, splits, np.hstack(parts), by_values, threads)
+        Walk(trees, splits).add_to(by_values, np.hstack(parts), threads)
         bits = np.vstack([table.decide(part, threads=threads) for table, part in zip(tables, parts, strict=True)])
         margins_from_bits(trees, splits.base, bits, by_bits, threads)
         results += [by_values, by_bits]

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 from urllib.parse import quote
 
 import msgspec
@@ -165,24 +165,14 @@ def checkpoint_file(folder: str | os.PathLike[str], party: str) -> Path:
     return Path(folder) / f"{quote(party, safe=' ')}.checkpoint"
 
 
-def hints_folder(folder: str | os.PathLike[str], party: str) -> Path:
-    """Return the folder of a party's hints of the lattice map, and their ledger, which outlive checkpoints."""
-    return checkpoint_file(folder, party).with_suffix(".hints")
+# what a party counts over all jobs on its table: the cost of noise, with its key; hints of the lattice map, which are
+# there, too; what sides of splits have revealed; and sums over its columns that statistics have revealed
+Counted = Literal["noise", "hints", "sides", "answers"]
 
 
-def noise_folder(folder: str | os.PathLike[str], party: str) -> Path:
-    """Return the folder of a party's privacy ledger and the key of its noise, which outlive checkpoints."""
-    return checkpoint_file(folder, party).with_suffix(".noise")
-
-
-def sides_folder(folder: str | os.PathLike[str], party: str) -> Path:
-    """Return the folder where a party counts what sides of splits have revealed about its table, over all jobs."""
-    return checkpoint_file(folder, party).with_suffix(".sides")
-
-
-def answers_folder(folder: str | os.PathLike[str], party: str) -> Path:
-    """Return the folder where a party counts the sums over its columns that statistics have revealed, over all jobs."""
-    return checkpoint_file(folder, party).with_suffix(".answers")
+def ledger_folder(folder: str | os.PathLike[str], party: str, counted: Counted) -> Path:
+    """Return the folder of a party's ledger, which outlives checkpoints."""
+    return checkpoint_file(folder, party).with_suffix(f".{counted}")
 
 
 def marked(part: AnyPart, store: Path | None, party: str) -> AnyPart:
@@ -209,9 +199,7 @@ def check_ledgers(models: Iterable[Path], store: Path | None, party: str) -> Non
 
 
 def _ledgers(store: Path | None, party: str) -> list[Path]:
-    return (
-        [] if store is None else [of(store, party) for of in (noise_folder, hints_folder, sides_folder, answers_folder)]
-    )
+    return [] if store is None else [ledger_folder(store, party, counted) for counted in get_args(Counted)]
 
 
 class _Marked(msgspec.Struct):

@@ -110,17 +110,12 @@ class LinearPart(msgspec.Struct, kw_only=True):
 
     def predictions(self, margins: Floats) -> dict[str, NDArray[Any]]:
         """Return predictions, and each class's probability, as columns of a file, from all parts' margins."""
-        if self.of_classes:
-            several = self.probabilities(margins)
-            found = np.array(self.classes or [])[np.argmax(several, axis=1)]
-            named = zip(self.classes or [], several.T, strict=True)
-            return {"prediction": found} | {f"probability_{name}": of for name, of in named}
-        if self.family != "logistic":
+        if self.family != "logistic" and not self.of_classes:
             return {"prediction": np.exp(margins) if self.family == "poisson" else margins}
-        classes, log_odds = self.classes or [], self.log_odds(margins)
-        p = probabilities(log_odds)
-        columns: dict[str, NDArray[Any]] = {"prediction": np.array(classes)[(log_odds > 0.0).astype(np.intp)]}
-        columns |= {f"probability_{name}": of for name, of in zip(classes, (1.0 - p, p), strict=True)}
+        classes, log_odds, p = self.classes or [], self.log_odds(margins), self.probabilities(margins)
+        best = np.argmax(p, axis=1) if self.of_classes else (log_odds > 0.0).astype(np.intp)
+        columns: dict[str, NDArray[Any]] = {"prediction": np.array(classes)[best]}
+        columns |= {f"probability_{name}": of for name, of in zip(classes, p.T, strict=True)}
         return columns if self.card is None else {"points": self.card.score(log_odds), **columns}
 
     def probabilities(self, margins: Floats) -> Floats:
@@ -128,11 +123,8 @@ class LinearPart(msgspec.Struct, kw_only=True):
 
         Of more than two classes they are those of each class against the rest, divided by their sum.
         """
-        if not self.of_classes:
-            p = probabilities(self.log_odds(margins))
-            return np.column_stack([1.0 - p, p])
-        several = probabilities(self.log_odds(margins))
-        shares: Floats = several / several.sum(axis=1, keepdims=True)
+        p = probabilities(self.log_odds(margins))
+        shares: Floats = p / p.sum(axis=1, keepdims=True) if self.of_classes else np.column_stack([1.0 - p, p])
         return shares
 
     def caution(self, margins: Floats) -> str | None:

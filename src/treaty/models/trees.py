@@ -198,11 +198,7 @@ def record_split(splits: SplitTable, bins: Bins, feature: int, left_bins: Flags)
 
 def records_used(trees: Sequence[Tree], n_sources: int) -> list[int]:
     """Return how many records of each source the trees use; they are numbered in the order of the trees."""
-    used = [0] * n_sources
-    for tree in trees:
-        for source in range(n_sources):
-            used[source] = max(used[source], int(tree.record[tree.source == source].max(initial=-1)) + 1)
-    return used
+    return [int(records.max(initial=-1)) + 1 for records in used_records(trees, n_sources)]
 
 
 def cut_to_records(parts: Sequence[ModelPart]) -> None:

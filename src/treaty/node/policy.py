@@ -26,7 +26,7 @@ from treaty.data.table import to_table
 from treaty.errors import TreatyError
 from treaty.machine.arrays import Codes
 from treaty.machine.process import is_code
-from treaty.models.checkpoints import noise_folder
+from treaty.models.checkpoints import ledger_folder
 from treaty.node.proposals import Verb
 from treaty.privacy.discrete_gaussian import epsilon_of, rho_for
 from treaty.privacy.ledger import DEFAULT_DELTA, FILE, ROUNDED, job_of, per_person, read_ledger
@@ -386,7 +386,7 @@ def _epsilon_total(case: Case) -> _Found:
 
 def _spent(case: Case) -> tuple[float, float]:
     """Return what a person of the data set has paid so far: in earlier attempts at the job, and in other jobs."""
-    folder = noise_folder(case.data_set.store, case.party)
+    folder = ledger_folder(case.data_set.store, case.party, "noise")
     entries = read_ledger(folder) if (folder / FILE).exists() else []
     own = [entry for entry in entries if job_of(entry) == case.name_in_ledger]
     return per_person(own), per_person([entry for entry in entries if job_of(entry) != case.name_in_ledger])

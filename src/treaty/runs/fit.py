@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError
 from treaty.machine.process import cores
-from treaty.models.checkpoints import Keeper, check_ledgers, checkpoint_file, noise_folder
+from treaty.models.checkpoints import Keeper, check_ledgers, checkpoint_file, ledger_folder
 from treaty.models.interpretation import Contributions, explain_pooled, rows_first
 from treaty.models.linear import pooled_margins
 from treaty.models.trees import ModelPart, RowDecisions, cut_to_records, predict_pooled, row_decisions
@@ -76,7 +76,7 @@ def train(
             noisy = (checkpoint or Path(held.enter_context(TemporaryDirectory()))) / "noisy_labels"
             if transport == "memory":
                 own = run.data[roles.active]
-                ledger = Ledger(None if checkpoint is None else noise_folder(checkpoint, roles.active))
+                ledger = Ledger(None if checkpoint is None else ledger_folder(checkpoint, roles.active, "noise"))
                 own = replace(own, y=noisy_labels(noisy, own.y, run.classes, run.options, ledger, "fit"))
                 run = replace(run, data={**run.data, roles.active: own})
         if system.split == "none":

@@ -29,7 +29,7 @@ from treaty.errors import NOTED, ConfigError, DataError
 from treaty.files import Format, read_file, write_file
 from treaty.messaging.messages import Message, leaks
 from treaty.messaging.party import Party
-from treaty.models.checkpoints import noise_folder
+from treaty.models.checkpoints import ledger_folder
 from treaty.models.trees import ModelPart, load_part
 from treaty.privacy.ledger import EpsilonLimits, Ledger, RunLog
 from treaty.runs.job import Job, TableRules, store_of
@@ -212,7 +212,8 @@ def read_by_column(
     if name == job.active and own.label_epsilon is not None:
         noisy, store = member.noisy_labels or f"{path}.noisy_labels", store_of(job, name)
         assert store is not None, "a party with labels has a table"
-        ledger = Ledger(noise_folder(store, name), EpsilonLimits(member.most_epsilon, member.most_epsilon_total))
+        limits = EpsilonLimits(member.most_epsilon, member.most_epsilon_total)
+        ledger = Ledger(ledger_folder(store, name, "noise"), limits)
         data, classes = with_noisy_labels(data, rows, rules, noisy, own, ledger, job.name)
     data = replace(data, numbers=rows.order, digest=rows.digest)
     evals = []

@@ -29,7 +29,7 @@ from treaty.systems.federboost_vertical.options import FederBoostVertical
 from treaty.systems.observers import observing
 from treaty.systems.options import SystemOptions
 from treaty.systems.system import LabelledRows, System
-from treaty.trees.ensemble import SplitTable, join_splits, margins_from_bits, margins_from_values
+from treaty.trees.ensemble import SplitTable, Walk, join_splits, margins_from_bits
 from treaty.trees.scanning import scan_splits
 
 _SMALL = {
@@ -63,7 +63,7 @@ def compile_trees() -> None:
     with _without_collecting():
         share(lambda first, last: None, 2, 2)
         _train(find_system("federboost-vertical"), FederBoostVertical())
-        margins_from_values([], join_splits([], []), np.zeros((1, 1), np.float32), np.zeros((1, 1)))
+        Walk([], join_splits([], [])).add_to(np.zeros((1, 1)), np.zeros((1, 1), np.float32))
 
 
 def compile_walks() -> None:

@@ -25,7 +25,7 @@ from treaty.errors import ConfigError
 from treaty.node.settings import asks_for
 from treaty.node.web import Impatient
 from treaty.report.page import templates
-from treaty.serving.service import Keys, PredictionResponse, PredictionService, Refused
+from treaty.serving.service import Keys, PredictionResponse, PredictionService, Refused, holder_of
 
 # The API's description, for programs (OpenAPI) and for people (``/docs``), is made from the model.
 
@@ -187,36 +187,27 @@ def make_app(service: PredictionService, keys: Keys | None = None, hosts: Collec
         pages.add_exception_handler(status, in_our_words)
     # FastAPI caches this dictionary, so the change is kept.
     pages.openapi()["paths"]["/predict"] = {"post": predict_operation(service)}
-    return _Front(pages, Predictions(service, metrics), keys, hosts)
+    predictions = Predictions(service, metrics)
 
-
-class _Front:
-    """Checks host and key, and passes requests on.
-
-    It handles predictions itself: FastAPI's routing takes longer than most predictions.
-    """
-
-    def __init__(
-        self, pages: FastAPI, predictions: Predictions, keys: Keys | None, hosts: Collection[str] | None
-    ) -> None:
-        self._pages, self._predictions, self._keys, self._hosts = pages, predictions, keys, hosts
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    # It handles predictions itself: FastAPI's routing takes longer than most predictions.
+    async def front(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
-            await self._pages(scope, receive, send)
-        elif not asks_for(_header(scope, b"host"), self._hosts):
+            await pages(scope, receive, send)
+        elif not asks_for(_header(scope, b"host"), hosts):
             said = "the header Host names another server; treaty serve --host NAME accepts a name"
             await _send(send, 400, json.encode({"error": said}))
-        elif self._keys is not None and scope["path"] != "/health" and self._keys.holder(_header(scope, _KEY)) is None:
+        elif keys is not None and scope["path"] != "/health" and holder_of(keys, _header(scope, _KEY)) is None:
             said = "expected a key that this server knows, in the header Authorization: Bearer KEY"
             await _send(send, 401, json.encode({"error": said}), _ASK_FOR_KEY)
         elif scope["path"] == "/predict" and scope["method"] == "POST":
-            await self._predictions(scope, receive, send)
+            await predictions(scope, receive, send)
         elif scope["path"] == "/predict":
             said = f"{scope['method']} is not for this path: there are {_PATHS}"
             await _send(send, 405, json.encode({"error": said}), [(b"allow", b"POST")])
         else:
-            await self._pages(scope, receive, partial(_with_usual_headers, send))
+            await pages(scope, receive, partial(_with_usual_headers, send))
+
+    return front
 
 
 class Predictions:
@@ -302,10 +293,7 @@ async def _with_usual_headers(send: Any, message: Any) -> None:
 
 
 def _header(scope: Any, wanted: bytes) -> str:
-    for name, value in scope["headers"]:
-        if name == wanted:
-            return str(value.decode("latin-1"))
-    return ""
+    return next((str(value.decode("latin-1")) for name, value in scope["headers"] if name == wanted), "")
 
 
 # Seconds for which a connection may be idle between requests; connections at a time, and those that wait for it.

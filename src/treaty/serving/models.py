@@ -9,7 +9,7 @@ docs/serving.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -98,7 +98,9 @@ def _expected(tree: Tree, own: int, weights: NDArray[np.float64], node: int) -> 
 
 def _flat(root: _ExpectedNode) -> Tree:
     # `Tree` stores nodes by level, with siblings side by side: a left child's number is enough.
-    nodes = list(_by_level(root))
+    nodes = [root]
+    for node in nodes:
+        nodes += node.children or ()
     # Of left children, in order.
     numbers = np.cumsum([1, *(2 for node in nodes if node.children)])[:-1].tolist()
     is_split = np.array([node.children is not None for node in nodes])
@@ -110,13 +112,6 @@ def _flat(root: _ExpectedNode) -> Tree:
         left=left, value=np.array([node.value for node in nodes]), gain=zeros, cover=zeros,
         count=np.zeros(len(nodes), np.int64),
     )  # fmt: skip
-
-
-def _by_level(root: _ExpectedNode) -> Iterator[_ExpectedNode]:
-    level: Sequence[_ExpectedNode] = [root]
-    while level:
-        yield from level
-        level = [child for node in level if node.children for child in node.children]
 
 
 Margins = NDArray[np.float64]

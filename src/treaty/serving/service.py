@@ -54,15 +54,9 @@ class Refused(Exception):
 
     def answer(self) -> dict[str, str | int]:
         """Return the body of the answer: "error", a sentence that names row and column, and both as fields."""
-        at_row = [] if self.row is None else [f"row {self.row}"]
-        at_column = [] if self.column is None else [f"column {self.column!r}"]
-        where = ", ".join([*at_row, *at_column])
-        body: dict[str, str | int] = {"error": f"{where}: {self}" if where else str(self)}
-        if self.row is not None:
-            body["row"] = self.row
-        if self.column is not None:
-            body["column"] = self.column
-        return body
+        place = {name: of for name, of in (("row", self.row), ("column", self.column)) if of is not None}
+        where = ", ".join(f"{name} {of!r}" for name, of in place.items())
+        return {"error": f"{where}: {self}" if where else str(self), **place}
 
 
 _IN_ROW = re.compile(r"^(?P<what>.*) - at `\$\.(?P<list>rows|ids)\[(?P<row>\d+)\](?:\.(?P<column>.*))?`$", re.DOTALL)
@@ -320,26 +314,21 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-class Keys:
-    """Names of callers, by the digests of their keys."""
+# Digests of keys, by the names of their holders.
+Keys = Mapping[str, bytes]
 
-    def __init__(self, digests: Mapping[str, bytes]) -> None:
-        self._digests = dict(digests)
 
-    def __len__(self) -> int:
-        return len(self._digests)
+def holder_of(keys: Keys, authorization: str) -> str | None:
+    """Return the holder of the key in an Authorization header (Bearer token or Basic password), or None.
 
-    def holder(self, authorization: str) -> str | None:
-        """Return the holder of the key in an Authorization header (Bearer token or Basic password), or None.
-
-        Time does not depend on which digest matches: all are compared, each in constant time.
-        """
-        given = hashlib.sha256(_key_in(authorization).encode()).digest()
-        found = None
-        for name, digest in self._digests.items():
-            if hmac.compare_digest(given, digest):
-                found = name
-        return found
+    Time does not depend on which digest matches: all are compared, each in constant time.
+    """
+    given = hashlib.sha256(_key_in(authorization).encode()).digest()
+    found = None
+    for name, digest in keys.items():
+        if hmac.compare_digest(given, digest):
+            found = name
+    return found
 
 
 def read_keys(path: Path) -> Keys:
@@ -359,7 +348,7 @@ def read_keys(path: Path) -> Keys:
         digests[words[0]] = bytes.fromhex(words[1])
     if not digests:
         raise ConfigError(f"expected at least one key, got none; make one with --new-key NAME - at {path}")
-    return Keys(digests)
+    return digests
 
 
 def new_key(name: str) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -260,21 +260,14 @@ class SplitSearch:
         members, starts = rows.rows(nodes, sampled=False)
         left, records = np.empty(len(members), np.bool_), np.empty(len(nodes), np.int32)
         mine = {k: of for k in self.sources if len(of := np.flatnonzero(splits.source == k))}
+        places: dict[int, Any] = dict.fromkeys(mine, slice(None))
         for k, own in mine.items():
-            own_rows, own_starts = members, starts
             if len(own) < len(nodes):
-                of_nodes = [members[starts[node] : starts[node + 1]] for node in own]
-                own_rows, own_starts = np.concatenate(of_nodes), np.cumsum([0, *map(len, of_nodes)])
-            self.sources[k].ask_left(splits.feature[own], splits.left_bins[own], own_rows, own_starts)
+                places[k] = np.concatenate([np.arange(starts[node], starts[node + 1]) for node in own])
+            own_starts = np.cumsum([0, *np.diff(starts)[own]])
+            self.sources[k].ask_left(splits.feature[own], splits.left_bins[own], members[places[k]], own_starts)
         for k, own in mine.items():
-            records[own], own_left = self.sources[k].left()
-            if len(own) == len(nodes):
-                return records, own_left
-            at = 0
-            for node in own:
-                size = starts[node + 1] - starts[node]
-                left[starts[node] : starts[node + 1]] = own_left[at : at + size]
-                at += size
+            records[own], left[places[k]] = self.sources[k].left()
         return records, left
 
     def end(self) -> None:

@@ -288,15 +288,8 @@ class Walk:
         share(lambda a, b: walk_values(matrix, nodes, splits, a, b, margins), len(matrix), threads, least=256)
 
 
-def margins_from_values(
-    trees: Sequence[Tree], splits: JoinedSplits, matrix: NDArray[Any], margins: Floats, threads: int = 1
-) -> None:
-    """Walk rows down trees whose splits are all known, and add leaf values to `margins` in place, as `Walk` does."""
-    Walk(trees, splits).add_to(margins, matrix, threads)
-
-
 def margins_from_bits(trees: Sequence[Tree], base: Integers, packed: Bytes, margins: Floats, threads: int = 1) -> None:
-    """Walk rows down trees by the owners' decisions, and add leaf values to `margins` as `margins_from_values` does.
+    """Walk rows down trees by the owners' decisions, and add leaf values to `margins` as `Walk.add_to` does.
 
     `packed` holds the lines of `SplitTable.decide`, owners one after another; ``base[s]`` is the line of owner s's
     first record.

@@ -194,14 +194,13 @@ class RowPartition:
 
         The rows may be a view, valid until the division after next.
         """
-        self._move()
-        firsts, lasts = self._bounds[nodes, 0], self._bounds[nodes, 1 if sampled else 2]
-        starts = _one_after_another(lasts - firsts)
+        rows, starts, firsts = self.places(nodes, sampled=sampled)
+        lasts = firsts + np.diff(starts)
         if len(nodes) == 0:
-            return self._rows[:0], starts
+            return rows[:0], starts
         if (firsts[1:] == lasts[:-1]).all():
-            return self._rows[firsts[0] : lasts[-1]], starts
-        return np.concatenate([self._rows[a:b] for a, b in zip(firsts.tolist(), lasts.tolist(), strict=True)]), starts
+            return rows[firsts[0] : lasts[-1]], starts
+        return np.concatenate([rows[a:b] for a, b in zip(firsts.tolist(), lasts.tolist(), strict=True)]), starts
 
     def places(self, nodes: Int32s, *, sampled: bool) -> tuple[Int32s, Integers, Integers]:
         """Return the same as `rows` without a copy: rows of all nodes, `starts`, and where each node's rows begin.

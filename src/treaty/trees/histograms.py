@@ -263,42 +263,25 @@ def add_histograms(
     `columns` is (n_features, n_rows); node k holds ``rows[starts[k]:starts[k + 1]]``, whose grad and hess are in
     the same lines of `pairs`, int64 (m, 2).
     """
-    position = np.uint64(first)
-    stop = np.uint64(last)
-    one = np.uint64(1)
-    while position < stop:
-        feature = np.uint64(features[position])
-        column = columns[feature]
-        offset = np.uint64(offsets[feature])
-        # two features at a time share the loads of row number and gradient
-        if position + one < stop:
-            feature2 = np.uint64(features[position + one])
-            column2 = columns[feature2]
-            offset2 = np.uint64(offsets[feature2])
-            for node in range(starts.shape[0] - 1):
-                slots = sums[node]
-                for i in range(np.uint64(starts[node]), np.uint64(starts[node + 1])):
-                    row = np.uint64(rows[i])
-                    slot = offset + np.uint64(column[row])
-                    slot2 = offset2 + np.uint64(column2[row])
-                    grad = pairs[i, 0]
-                    hess = pairs[i, 1]
-                    slots[slot, 0] += grad
-                    slots[slot, 1] += hess
-                    slots[slot, 2] += 1
-                    slots[slot2, 0] += grad
-                    slots[slot2, 1] += hess
-                    slots[slot2, 2] += 1
-            position += one + one
-        else:
-            for node in range(starts.shape[0] - 1):
-                slots = sums[node]
-                for i in range(np.uint64(starts[node]), np.uint64(starts[node + 1])):
-                    slot = offset + np.uint64(column[np.uint64(rows[i])])
-                    slots[slot, 0] += pairs[i, 0]
-                    slots[slot, 1] += pairs[i, 1]
-                    slots[slot, 2] += 1
-            position += one
+    for position in range(first, last, 2):
+        # two features at a time share the loads of row number and gradient; the last one may be alone
+        both = np.int64(position + 1 < last)
+        feature, feature2 = features[position], features[position + both]
+        column, column2 = columns[feature], columns[feature2]
+        offset, offset2 = np.uint64(offsets[feature]), np.uint64(offsets[feature2])
+        for node in range(starts.shape[0] - 1):
+            slots = sums[node]
+            for i in range(np.uint64(starts[node]), np.uint64(starts[node + 1])):
+                row = np.uint64(rows[i])
+                slot = offset + np.uint64(column[row])
+                slot2 = offset2 + np.uint64(column2[row])
+                grad, hess = pairs[i, 0], pairs[i, 1]
+                slots[slot, 0] += grad
+                slots[slot, 1] += hess
+                slots[slot, 2] += 1
+                slots[slot2, 0] += both * grad
+                slots[slot2, 1] += both * hess
+                slots[slot2, 2] += both
 
 
 # -------------------------------------------- candidates as columns of 0 and 1, and bin sums recovered from their sums

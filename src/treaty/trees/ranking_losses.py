@@ -127,8 +127,7 @@ def mean_ndcg(scores: Floats, y: Floats, weight: Floats | None, most: int) -> fl
     place = np.arange(starts[-1]) - np.repeat(starts[:-1], np.diff(starts))
     discount = np.where(place < most, 1.0 / np.log2(place + 2.0), 0.0)
     reached, best = (np.add.reduceat(gains[order] * discount, starts[:-1]) for order in (ranked, ideal))
-    ndcg = np.divide(reached, best, out=np.ones_like(best), where=best > 0.0)
-    return _mean_of_groups(ndcg, weight, ranked, starts)
+    return _mean_share(reached, best, weight, ranked, starts)
 
 
 def mean_average_precision(scores: Floats, y: Floats, weight: Floats | None, most: int) -> float:
@@ -145,11 +144,12 @@ def mean_average_precision(scores: Floats, y: Floats, weight: Floats | None, mos
     precision = (so_far - np.repeat(before, np.diff(starts))) / (place + 1.0)
     reached = np.add.reduceat(np.where(place < most, precision * relevant, 0.0), starts[:-1])
     best = np.minimum(np.add.reduceat(relevant, starts[:-1]), most)
-    return _mean_of_groups(np.divide(reached, best, out=np.ones_like(best), where=best > 0.0), weight, ranked, starts)
+    return _mean_share(reached, best, weight, ranked, starts)
 
 
-def _mean_of_groups(values: Floats, weight: Floats | None, ranked: Integers, starts: Integers) -> float:
-    return float(np.average(values, weights=None if weight is None else weight[ranked][starts[:-1]]))
+def _mean_share(reached: Floats, best: Floats, weight: Floats | None, ranked: Integers, starts: Integers) -> float:
+    shares = np.divide(reached, best, out=np.ones_like(best), where=best > 0.0)
+    return float(np.average(shares, weights=None if weight is None else weight[ranked][starts[:-1]]))
 
 
 def _groups(group: Floats) -> tuple[Integers, Integers]:

@@ -21,7 +21,7 @@ from treaty.data.table import to_table
 from treaty.errors import PeerProtocolError
 from treaty.estimators.trees import GBDTClassifier, GBDTRegressor
 from treaty.files import read_file
-from treaty.models.checkpoints import noise_folder
+from treaty.models.checkpoints import ledger_folder
 from treaty.privacy.discrete_gaussian import rho_for
 from treaty.privacy.ledger import DEFAULT_DELTA, read_ledger
 from treaty.runs.threads import play
@@ -216,7 +216,7 @@ def test_under_noise_the_search_is_paid_once_and_the_trees_each_time(monkeypatch
     # the noisy number of rows is kept with the bins
     assert len(set(seen)) == 1
     for name in NAMES:
-        paid = [(entry.what, entry.rho) for entry in read_ledger(noise_folder(tmp_path, name))]
+        paid = [(entry.what, entry.rho) for entry in read_ledger(ledger_folder(tmp_path, name, "noise"))]
         trees = [rho for what, rho in paid if what == "sums of leaves"]
         (search,) = (rho for what, rho in paid if what == "search for bins")
         assert len(trees) == 3

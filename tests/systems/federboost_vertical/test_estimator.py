@@ -17,7 +17,7 @@ from systems.role_inputs import split_options
 from tables import assert_same_trees, cut, real_table, with_categories, with_gaps
 from treaty.errors import ConfigError, TreatyError
 from treaty.messaging.party import Party
-from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint, noise_folder
+from treaty.models.checkpoints import Keeper, checkpoint_file, ledger_folder, load_checkpoint
 from treaty.privacy.ledger import read_ledger
 from treaty.privacy.randomised_response import BucketLedger
 from treaty.runs.job import Align, Job, Member
@@ -64,7 +64,7 @@ def drawn(monkeypatch):
 def folder(tmp_path):
     """Return a folder with keys of two parties' noise: the same noise in every run."""
     for name in ("p1", "p2"):
-        keep_key(noise_folder(tmp_path, name), name.encode() * 16)
+        keep_key(ledger_folder(tmp_path, name, "noise"), name.encode() * 16)
     return tmp_path
 
 

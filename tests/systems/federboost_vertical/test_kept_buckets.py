@@ -24,7 +24,7 @@ from treaty.data.table import to_table
 from treaty.errors import PeerProtocolError
 from treaty.files import read_file
 from treaty.messaging.messages import encode
-from treaty.models.checkpoints import noise_folder
+from treaty.models.checkpoints import ledger_folder
 from treaty.privacy.ledger import per_person, read_ledger
 from treaty.systems.federboost_vertical import buckets
 from treaty.systems.federboost_vertical.buckets import FORMAT, MOST_KEPT, Buckets, HeldBuckets, SameBuckets, kept_file
@@ -43,7 +43,7 @@ def table():
 def folder(tmp_path):
     """Return a folder with keys of two parties' noise: the same noise in every run."""
     for name in OTHERS:
-        keep_key(noise_folder(tmp_path, name), name.encode() * 16)
+        keep_key(ledger_folder(tmp_path, name, "noise"), name.encode() * 16)
     return tmp_path
 
 
@@ -58,7 +58,7 @@ def bucket_bytes(model: GBDTClassifier) -> list[int]:
 
 
 def paid(folder) -> list[float]:
-    return [per_person(read_ledger(noise_folder(folder, name))) for name in OTHERS]
+    return [per_person(read_ledger(ledger_folder(folder, name, "noise"))) for name in OTHERS]
 
 
 def test_a_second_fit_in_the_same_folder_sends_no_bucket_and_pays_nothing(table, folder):
@@ -148,7 +148,7 @@ def test_whose_value_has_changed_does_not_show(table, folder):
     differ = first != second
     assert not np.delete(differ, column, axis=1).any()
     assert differ[~moved, column].mean() > 0.1  # it was less than none before
-    entries = read_ledger(noise_folder(folder, "p1"))
+    entries = read_ledger(ledger_folder(folder, "p1", "noise"))
     assert sorted(e.what for e in entries) == sorted([*tables["p1"].columns, name])
 
 
@@ -229,7 +229,7 @@ def test_a_passive_party_whose_key_is_another_sends_and_pays_anew(table, folder)
     tables, y = table
     fit(tables, y, folder)
     cost = paid(folder)
-    for path in (noise_folder(folder, "p1"), noise_folder(folder, "p1").with_name("p1.noise.kept")):
+    for path in (ledger_folder(folder, "p1", "noise"), ledger_folder(folder, "p1", "noise").with_name("p1.noise.kept")):
         (shutil.rmtree if path.is_dir() else type(path).unlink)(path)
     unchanged = fit(tables, y, folder)
     assert bucket_bytes(unchanged)[0] > 500

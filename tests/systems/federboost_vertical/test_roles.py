@@ -27,7 +27,7 @@ from treaty.data.table import Table, to_table
 from treaty.errors import ConfigError, PeerError, PeerProtocolError, TreatyError
 from treaty.messaging.exchanges import Terms, Verdict
 from treaty.messaging.messages import Array
-from treaty.models.checkpoints import Keeper, load_checkpoint, noise_folder
+from treaty.models.checkpoints import Keeper, ledger_folder, load_checkpoint
 from treaty.runs.threads import RunRecord, play
 from treaty.systems.federboost_vertical import buckets as packing
 from treaty.systems.federboost_vertical import federboost_vertical
@@ -40,7 +40,7 @@ from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import LabelledRows, Roles
 from treaty.systems.vertical import prediction
 from treaty.systems.vertical import training as leading
-from treaty.trees.ensemble import join_splits, margins_from_values
+from treaty.trees.ensemble import Walk, join_splits
 from trees import plain
 
 GROWTH = {"base_score": 0.5, "n_estimators": 3, "max_depth": 3, "min_child_samples": 1, "max_bin": 16}
@@ -75,7 +75,7 @@ def checked(**given: Any) -> FederBoostVertical:
 
 def store_of(folder: Path, name: str) -> Path:
     """Return a folder whose key of the party's noise is always the same."""
-    keep_key(noise_folder(folder, name), hashlib.sha256(name.encode()).digest())
+    keep_key(ledger_folder(folder, name, "noise"), hashlib.sha256(name.encode()).digest())
     return folder
 
 
@@ -257,7 +257,7 @@ def test_splits_are_recorded_in_terms_of_true_values_and_decided_by_them(varied)
     splits = join_splits([part.splits for part in parts], [len(part.schema.names) for part in parts])
     matrix = np.concatenate([table.matrix() for table in tables.values()], axis=1)
     margins = np.full((len(y), 1), forest.objective.base_margins)
-    margins_from_values(forest.trees, splits, matrix, margins)
+    Walk(forest.trees, splits).add_to(margins, matrix)
     loss = forest.objective.loss(margins, y, None)
     assert forest.history["again"][forest.objective.metric][-1] == loss
     expected = grown_on_buckets(tables, played, y)

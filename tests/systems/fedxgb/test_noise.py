@@ -20,7 +20,7 @@ from systems.fedxgb.playing import (
 from treaty.crypto.sharing.secure_aggregation import RoundVoid
 from treaty.errors import ConfigError, TreatyError
 from treaty.messaging.messages import Array
-from treaty.models.checkpoints import noise_folder
+from treaty.models.checkpoints import ledger_folder
 from treaty.models.trees import walk_tables
 from treaty.privacy.ledger import Ledger
 from treaty.systems.fedxgb import noisy, noisy_sums
@@ -271,7 +271,7 @@ def test_each_user_pays_before_its_vectors_go_out(binary, tmp_path):
         )
 
     play_crowd(parts, options, classes, layout=layout, roles={"p0": paying})
-    entries = Ledger(noise_folder(tmp_path, "p0")).entries()
+    entries = Ledger(ledger_folder(tmp_path, "p0", "noise")).entries()
     assert {entry.mechanism for entry in entries} == {"discrete Gaussian"}
     noise = noise_of(parts, options, classes, layout)
     assert sum(entry.rho for entry in entries) == pytest.approx(noise.whole.budget.rho)

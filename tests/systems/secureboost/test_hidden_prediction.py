@@ -39,7 +39,7 @@ from treaty.systems.secureboost.hidden_sums import (
 )
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.vertical.prediction import Decisions, RecordCount, collect, predict_active, predict_passive
-from treaty.trees.ensemble import SplitTable, Tree, join_splits, margins_from_values
+from treaty.trees.ensemble import SplitTable, Tree, Walk, join_splits
 from trees.plain import leaves_from_values
 from trees.test_ensemble import _random_forest
 
@@ -67,7 +67,7 @@ def pooled(parts, tables):
     matrix = np.concatenate([table.matrix() for table in tables.values()], axis=1)
     n_outputs, base = forest.objective.n_outputs, forest.objective.base_margins
     plain = np.full((len(matrix), n_outputs), base)
-    margins_from_values(forest.trees, splits, matrix, plain)
+    Walk(forest.trees, splits).add_to(plain, matrix)
     largest = max(np.abs(tree.value).max() for tree in forest.trees)
     unit = 2.0 ** (np.frexp(largest)[1] - PRECISION_BITS)
     exact = np.zeros(plain.shape)

@@ -17,7 +17,7 @@ from treaty.systems.options import public_terms
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.vertical import column_owner, encrypted_columns, messages, prediction, setup
-from treaty.trees.ensemble import join_splits, margins_from_values
+from treaty.trees.ensemble import Walk, join_splits
 from treaty.trees.objectives import make_objective
 
 # Everything that may reach each role, with what each array may be.
@@ -80,7 +80,7 @@ def secrets_of_active(tables: dict, y: np.ndarray, trees: int = 0, parts: Any = 
         forest = forest_of(whole)
         splits = join_splits([part.splits for part in whole], [len(part.schema.names) for part in whole])
         matrix = np.concatenate([table.matrix() for table in tables.values()], axis=1)
-        margins_from_values(forest.trees[:trees], splits, matrix, margins)
+        Walk(forest.trees[:trees], splits).add_to(margins, matrix)
     grad, hess, _ = loss.gradients(margins, y, None)
     g, h = grad[0], hess[0]
     return {

@@ -21,7 +21,7 @@ from treaty.systems.vertical.prediction import (
     predict_active,
     predict_passive,
 )
-from treaty.trees.ensemble import join_splits, margins_from_values
+from treaty.trees.ensemble import Walk, join_splits
 from trees.plain import leaves_from_values
 
 
@@ -94,7 +94,7 @@ def test_margins_leaves_and_stages_of_one_round_equal_those_from_values(task):
     assert len(stages) == 5
     for rounds, stage in enumerate(stages, start=1):
         expected = np.full((len(y), n_outputs), forest.objective.base_margins)
-        margins_from_values(forest.trees[: rounds * n_outputs], splits, matrix, expected)
+        Walk(forest.trees[: rounds * n_outputs], splits).add_to(expected, matrix)
         np.testing.assert_array_equal(stage, expected)
     np.testing.assert_array_equal(margins(decided, forest.objective), stages[-1])
     ends = leaves(decided)
@@ -144,7 +144,7 @@ def test_trees_added_all_at_once_give_the_margins_of_one_round_at_a_time():
     ]
     splits, matrix = joined(parts, tables)
     expected = np.full((len(y), 3), forest.objective.base_margins)
-    margins_from_values(forest.trees, splits, matrix, expected)
+    Walk(forest.trees, splits).add_to(expected, matrix)
     for total in found:
         np.testing.assert_array_equal(total, expected)
 

@@ -32,7 +32,7 @@ from treaty.cluster.sums import ClusterHistograms
 from treaty.data.binning import Bins, fit_bins
 from treaty.errors import PeerProtocolError
 from treaty.messaging.conversation import MessageOrder, Table
-from treaty.models.checkpoints import noise_folder
+from treaty.models.checkpoints import ledger_folder
 from treaty.models.trees import ModelPart
 from treaty.privacy.randomised_response import BucketCost, BucketLedger, KnownRows, RandomisedRows
 from treaty.systems.federboost_vertical import buckets
@@ -76,7 +76,7 @@ def _release(
         # before anything about training rows is sent
         for rows in inputs.eval_sets:
             check_unknown(inputs, known, rows)
-    kept = None if inputs.store is None else noise_folder(inputs.store, party.name)
+    kept = None if inputs.store is None else ledger_folder(inputs.store, party.name, "noise")
     ledger = BucketLedger(kept, inputs.epsilon_limits)
     # [Vertical, step 2] keep a bucket with probability e^epsilon / (e^epsilon + k - 1), else draw another one
     pieces, noisy, cost = buckets.noisy_buckets(

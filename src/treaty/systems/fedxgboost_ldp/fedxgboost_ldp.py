@@ -37,7 +37,7 @@ from treaty.errors import BudgetSpent, PeerProtocolError
 from treaty.machine.arrays import Floats, Int32s, Integers
 from treaty.messaging.conversation import MessageOrder
 from treaty.messaging.messages import Array, row_pieces
-from treaty.models.checkpoints import noise_folder
+from treaty.models.checkpoints import ledger_folder
 from treaty.models.trees import ModelPart, leaves
 from treaty.privacy.ledger import Ledger
 from treaty.systems.fedxgboost_ldp.noise import NoisyGradients, scoring_rules
@@ -155,7 +155,7 @@ def active(inputs: RoleInput[FedXGBoostLDP]) -> ModelPart:
 
 def _noise(inputs: RoleInput[FedXGBoostLDP], training: Training) -> NoisyGradients:
     """Return the noise on this training's gradients, which is paid for in the party's ledger."""
-    folder = None if inputs.store is None else noise_folder(inputs.store, inputs.party.name)
+    folder = None if inputs.store is None else ledger_folder(inputs.store, inputs.party.name, "noise")
     return NoisyGradients(
         Ledger(folder, inputs.epsilon_limits), inputs.options, training.forest.objective, inputs.rows.table.n_rows,
         weighted=inputs.rows.weight is not None, model_id=training.part.model_id, job=inputs.party.job,

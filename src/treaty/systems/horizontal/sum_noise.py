@@ -25,7 +25,7 @@ from treaty.data.noisy_quantiles import ROUNDS, SearchNoise
 from treaty.data.table import Schema
 from treaty.errors import ConfigError
 from treaty.machine.arrays import Floats, Integers
-from treaty.models.checkpoints import noise_folder
+from treaty.models.checkpoints import ledger_folder
 from treaty.privacy.discrete_gaussian import MOST_SIGMA, NoiseBudget, budget, noise_for, noise_share, rho_for
 from treaty.privacy.ledger import DEFAULT_DELTA, EpsilonLimits, Ledger, LedgerEntry, cost
 from treaty.systems.horizontal.random_trees import MOST_DEPTH, NOISY_PARALLEL, NOISY_TREES, LeafNoise, row_norm
@@ -161,7 +161,7 @@ def pay(noise: SumNoise, store: Path | None, name: str, job: str, limits: Epsilo
     if store is None:
         return paid
     # entered before anything is opened: an aborted training has cost the same
-    ledger, delta = Ledger(noise_folder(store, name), limits), noise.budget.delta
+    ledger, delta = Ledger(ledger_folder(store, name, "noise"), limits), noise.budget.delta
     costs = {"sums of leaves": trees.rho}
     if search:
         costs["search for bins"] = math.fsum(each.rho for each in search)

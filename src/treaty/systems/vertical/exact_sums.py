@@ -21,7 +21,7 @@ from treaty.machine.arrays import Codes, Flags, Floats, Integers
 from treaty.machine.database import SealedDatabase
 from treaty.messaging.messages import Array, M, view
 from treaty.messaging.transcript import Transcript, TranscriptEntry
-from treaty.models.checkpoints import answers_folder
+from treaty.models.checkpoints import ledger_folder
 from treaty.privacy.exact_sums import estimated_share
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import RoleInput
@@ -237,8 +237,9 @@ class AnsweredVectors:
 
     def __init__(self, inputs: RoleInput[Any, Any]) -> None:
         self._inputs, name = inputs, inputs.party.name
+        folder = None if inputs.store is None else ledger_folder(inputs.store, name, "answers")
         self._db = SealedDatabase(
-            None if inputs.store is None else answers_folder(inputs.store, name), "answers", Format("answers", 1),
+            folder, "answers", Format("answers", 1),
             {"answers": "CREATE TABLE answers (name TEXT PRIMARY KEY, vectors INTEGER NOT NULL)"},
             what="count of answered statistics", lost="how many sums over columns or labels others have received",
         )  # fmt: skip

@@ -30,7 +30,7 @@ from treaty.errors import ConfigError, PeerProtocolError
 from treaty.machine.arrays import Codes
 from treaty.messaging.messages import Message, leaks, pack, unpack
 from treaty.messaging.party import Party
-from treaty.models.checkpoints import hints_folder, sides_folder
+from treaty.models.checkpoints import ledger_folder
 from treaty.models.trees import ModelPart
 from treaty.systems.observers import ColumnsLearned, Observers, TreeStarted
 from treaty.systems.pooled.system import Training, own_columns
@@ -227,7 +227,8 @@ def set_up_passive(
                 blind=options.hides_nodes(setup.encryption), sealed=options.sealed,
                 ends=ALONE if inputs.shards is None else over_cluster(inputs.shards),
             )  # fmt: skip
-        revealed = RevealedSides(None if inputs.store is None else sides_folder(inputs.store, party.name), bins, codes)
+        folder = None if inputs.store is None else ledger_folder(inputs.store, party.name, "sides")
+        revealed = RevealedSides(folder, bins, codes)
         if inputs.part is not None and not setup.resumed:
             # the active party walks all training rows down the earlier model's trees
             sides = ((record, 1.0, 1.0) for record in range(len(part.splits)))
@@ -253,7 +254,7 @@ def _hint_store(inputs: RoleInput) -> HintStore:
     """Open the store of the lattice map's hints and of what answers leaked; without a folder it lasts for this job."""
     if inputs.store is None or not inputs.options.ciphers.may_hint:
         return HintStore(None)
-    return HintStore(hints_folder(inputs.store, inputs.party.name))
+    return HintStore(ledger_folder(inputs.store, inputs.party.name, "hints"))
 
 
 def _take_setup(party: Party, options: CipherOptions, left: float) -> Setup:
