@@ -9,7 +9,7 @@ import pytest
 
 from treaty.data import file_formats, reading
 from treaty.data.arrow_tables import FileTable
-from treaty.data.file_formats import csv_facts, lines_of, opened_text, parse_csv, write_csv_columns
+from treaty.data.file_formats import csv_facts, lines_of, opened_text, read_csv, write_csv_columns
 from treaty.data.reading import open_table, read_table, table_facts
 from treaty.data.table import to_table
 from treaty.errors import DataError
@@ -43,7 +43,7 @@ def test_pieces_of_a_file_have_the_types_and_values_of_the_whole(tmp_path, seed,
     path = tmp_path / ("t.csv.gz" if seed % 4 == 0 else "t.csv")
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
     monkeypatch.setattr(file_formats, "PIECE", int(rng.integers(40, 400)))
-    whole = parse_csv(content, ["truth"])
+    whole = read_csv(path, ["truth"])
     n_rows, schema = csv_facts(path, ["truth"])
     assert (n_rows, schema) == (whole.num_rows, whole.schema)
     assert write_csv_columns(path, schema, tmp_path).equals(whole)

@@ -232,45 +232,28 @@ def fit_bins(
         if isinstance(q, bool) or not isinstance(q, (int, np.integer)) or not 2 <= q <= MOST_BINS:
             raise ConfigError(f"expected max_bin between 2 and {MOST_BINS}, got {q!r}")
 
-    def fit_one(feature: int) -> _FeatureBins:
+    def fit_one(feature: int) -> tuple[NDArray[Any] | None, NDArray[np.int16] | None, bool, int]:
         values, categories = table.columns[feature], table.schema.categories[feature]
         if categories is None:
-            found = _fit_numbers(values, int(most[feature]))
-        else:
-            codes = values[~np.isnan(values)].astype(np.intp)
-            counts = np.bincount(codes, minlength=len(categories) + 1)
-            of_category, has_other, n_bins = category_bins_of(counts, max_categories)
-            found = _FeatureBins(n_bins, category_bins=of_category, has_other=has_other)
+            # NaN comes last
+            ordered = np.sort(values)
+            n_present = int(np.searchsorted(ordered, np.float32(np.nan)))
+            cuts = tie_aware_cuts(ordered[:n_present], int(most[feature])) if n_present else np.empty(0, values.dtype)
+            forget(values)
+            return cuts, None, False, len(cuts) + bool(n_present)
+        counts = np.bincount(values[~np.isnan(values)].astype(np.intp), minlength=len(categories) + 1)
         forget(values)
-        return found
+        return None, *category_bins_of(counts, max_categories)
 
     few = table.n_rows * len(table.columns) < _SMALL
     fitted = concurrently(fit_one, range(len(table.columns)), 1 if few else cores(threads))
     return Bins(
         table.schema,
-        tuple(one.cuts for one in fitted),
-        tuple(one.category_bins for one in fitted),
-        tuple(one.has_other for one in fitted),
-        np.array([one.n_bins for one in fitted], dtype=np.int32),
+        tuple(cuts for cuts, *_ in fitted),
+        tuple(of_category for _, of_category, *_ in fitted),
+        tuple(has_other for *_, has_other, _ in fitted),
+        np.array([n_bins for *_, n_bins in fitted], dtype=np.int32),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _FeatureBins:
-    n_bins: int
-    cuts: NDArray[Any] | None = None
-    category_bins: NDArray[np.int16] | None = None
-    has_other: bool = False
-
-
-def _fit_numbers(values: NDArray[Any], max_bin: int) -> _FeatureBins:
-    # NaN comes last
-    ordered = np.sort(values)
-    n_present = int(np.searchsorted(ordered, np.float32(np.nan)))
-    if n_present == 0:
-        return _FeatureBins(0, cuts=np.empty(0, dtype=values.dtype))
-    cuts = tie_aware_cuts(ordered[:n_present], max_bin)
-    return _FeatureBins(len(cuts) + 1, cuts=cuts)
 
 
 def category_bins_of(counts: Integers, max_categories: int) -> tuple[NDArray[np.int16], bool, int]:

@@ -53,8 +53,12 @@ class FileProblem(ValueError):
     """Why a file or folder is no table; without its name and the party, which the caller adds."""
 
 
-def parse_csv(content: bytes, text: Sequence[str]) -> Any:
-    """Parse a file's content into an arrow table, with the columns `text` as text; raise FileProblem."""
+def read_csv(path: Path, text: Sequence[str]) -> Any:
+    """Read a CSV file into an arrow table, with the columns `text` as text; raise FileProblem, and the system's."""
+    with _opened(path) as file:
+        content = file.read()
+    if not content.strip():
+        raise FileProblem("expected a table, got an empty file")
     content = beginning_of(content)
     try:
         return parse(content, dict.fromkeys(text, pa.string()))
@@ -157,7 +161,7 @@ _ORDER = (
 
 
 def csv_facts(path: Path, text: Sequence[str]) -> tuple[int, pa.Schema]:
-    """Return the number of rows of a CSV file, and its schema; errors are those of `parse_csv`, and the system's."""
+    """Return the number of rows of a CSV file, and its schema; errors are those of `read_csv`."""
     names: list[str] = []
     found: dict[int, set[pa.DataType]] = {}
     rows = 0

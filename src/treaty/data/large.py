@@ -184,7 +184,6 @@ def _deal(
 
 
 def _stable_order(key: NDArray[Any]) -> arrays.Integers:
-    """Return the stable order of a key."""
     # sorting numbers with their places in the lower half takes a fifth of the time
     if key.dtype == np.int32:
         placed = key.astype(np.uint64) << np.uint64(32) | np.arange(len(key), dtype=np.uint64)

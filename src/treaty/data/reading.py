@@ -78,7 +78,7 @@ def read_table(
     path = Path(path)
     ending = checked_ending(path, party)
     readers = {".parquet": file_formats.read_parquet, ".arrow": lambda path: pa.ipc.open_file(path).read_all()}
-    table = _readable(readers.get(ending, partial(_read_csv, text=text)), path, ending, party)
+    table = _readable(readers.get(ending, partial(file_formats.read_csv, text=text)), path, ending, party)
     kept = table.select(kept_names(table.schema, path, columns, drop, drop_all, party))
     if table.num_rows == 0:
         raise DataError(f"{party}: expected at least one row, got only column names - at {path}")
@@ -242,13 +242,6 @@ def _damaged(path: Path, ending: str, party: str, error: Exception) -> DataError
         except UnicodeDecodeError:
             got = "one that is damaged, cut off or of another kind"
     return DataError(f"{party}: expected {_CALLED[ending]}, got {got} - at {path}")
-
-
-def _read_csv(path: Path, text: Sequence[str]) -> Any:
-    content = gzip.decompress(path.read_bytes()) if path.name.lower().endswith(".gz") else path.read_bytes()
-    if not content.strip():
-        raise file_formats.FileProblem("expected a table, got an empty file")
-    return file_formats.parse_csv(content, text)
 
 
 def refuse_strays(

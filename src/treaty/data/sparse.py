@@ -6,7 +6,7 @@ model. Missing values are stored as NaN.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, overload
 
@@ -39,9 +39,6 @@ class SparseColumns(Sequence[NDArray[Any]]):
         # raises IndexError behind the last, which ends an iteration
         origin = self.origins[place]
         return column_from_array(dense_column(self.by_column, place), origin=origin).values
-
-    def __iter__(self) -> Iterator[NDArray[Any]]:
-        return (self[place] for place in range(len(self)))
 
     @cached_property
     def _by_row(self) -> Any:

@@ -10,12 +10,11 @@ import msgspec
 import numpy as np
 
 from treaty.errors import BudgetSpent, ConfigError
-from treaty.machine.arrays import Floats, Integers, pieces
+from treaty.machine.arrays import Floats, Int32s, Integers, pieces
 from treaty.machine.shared_work import share
 from treaty.privacy.ledger import Ledger, LedgerEntry, cost, model_job
 from treaty.privacy.mechanisms import MECHANISMS, STEPS, clip_to_steps, keystream, largest, to_sent
 from treaty.systems.fedxgboost_ldp.options import FedXGBoostLDP
-from treaty.systems.vertical.encrypted_columns import Int32, Int64
 from treaty.trees.boosting import TreeSample
 from treaty.trees.objectives import Objective
 from treaty.trees.splits import SplitRules
@@ -154,7 +153,7 @@ class NoisyGradients:
         grad, hess = objective.ranges(margins.T, self._weighted, self._threads)
         return np.clip(grad, -most_grad, most_grad), np.minimum(hess, most_hess)
 
-    def _draw(self, grad: Int64, hess: Int64, rows: Int32 | None) -> tuple[Int64, Int64]:
+    def _draw(self, grad: Integers, hess: Integers, rows: Int32s | None) -> tuple[Integers, Integers]:
         """Round gradients, and hessians that get noise, to the grid; pay; return them without and with noise."""
         # block by block, so that a block stays in the cache; each has its own stream under the noise's key
         of_rows, output = slice(None) if rows is None else rows, self._tree % self._objective.n_outputs
@@ -243,7 +242,7 @@ def scoring_rules(rules: SplitRules, *, first_order: bool, noisy_hess: bool) -> 
     return replace(rules, hess_floor=rules.reg_lambda / 2.0 if noisy_hess else 0.0)
 
 
-def _spread(values: Int64, kept: Int32 | None, like: Int64) -> Int64:
+def _spread(values: Integers, kept: Int32s | None, like: Integers) -> Integers:
     """Return an array like `like` with values at the kept rows, 0 elsewhere."""
     if kept is None:
         return values

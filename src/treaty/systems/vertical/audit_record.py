@@ -17,7 +17,6 @@ import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 import numpy as np
@@ -182,40 +181,35 @@ def read_parts(path: Path, *, unfinished: bool = False) -> Iterator[Message]:
 
     ConfigError if the file is no record, is damaged, or, unless `unfinished`, ends early.
     """
-    with explained(f"cannot read {path}"):
-        with path.open("rb") as file:
-            yield from _parts(file, path, unfinished)
-
-
-def _parts(file: BinaryIO, path: Path, unfinished: bool) -> Iterator[Message]:
-    if file.read(len(FORMAT)) != FORMAT:
-        raise ConfigError(f"this is not a record for an audit - at {path}")
-    size, digest, number = path.stat().st_size, hashlib.sha256(FORMAT).digest(), 0
-    while True:
-        started = file.tell()
-        length = int.from_bytes(file.read(8), "little")
-        if started + 8 + length + _DIGEST_BYTES > size:
-            if unfinished and number:
+    with explained(f"cannot read {path}"), path.open("rb") as file:
+        if file.read(len(FORMAT)) != FORMAT:
+            raise ConfigError(f"this is not a record for an audit - at {path}")
+        size, digest, number = path.stat().st_size, hashlib.sha256(FORMAT).digest(), 0
+        while True:
+            started = file.tell()
+            length = int.from_bytes(file.read(8), "little")
+            if started + 8 + length + _DIGEST_BYTES > size:
+                if unfinished and number:
+                    return
+                raise ConfigError(
+                    f"the record breaks off after {number} whole parts, as where training was killed or the file was "
+                    f"damaged - at {path}; --unfinished audits what is whole"
+                )
+            content = file.read(length)
+            digest = hashlib.sha256(digest + content).digest()
+            if file.read(_DIGEST_BYTES) != digest:
+                raise ConfigError(f"the record is damaged: part {number + 1} is not what was written - at {path}")
+            number += 1
+            try:
+                part = decoder_of(_Part).decode(content)
+                message: Message = decoder_of(PARTS[part.kind]).decode(part.content)
+            except (msgspec.MsgspecError, ValueError, KeyError) as error:
+                raise ConfigError(f"expected a record of this release, got another ({error}) - at {path}") from None
+            if isinstance(message, End):
+                if file.read(1):
+                    raise ConfigError(f"the record is damaged: something follows its end - at {path}")
                 return
-            raise ConfigError(
-                f"the record breaks off after {number} whole parts, as where training was killed or the file was "
-                f"damaged - at {path}; --unfinished audits what is whole"
-            )
-        content = file.read(length)
-        digest = hashlib.sha256(digest + content).digest()
-        if file.read(_DIGEST_BYTES) != digest:
-            raise ConfigError(f"the record is damaged: part {number + 1} is not what was written - at {path}")
-        number += 1
-        try:
-            part = decoder_of(_Part).decode(content)
-            message: Message = decoder_of(PARTS[part.kind]).decode(part.content)
-        except (msgspec.MsgspecError, ValueError, KeyError) as error:
-            raise ConfigError(f"expected a record of this release, got another ({error}) - at {path}") from None
-        if isinstance(message, End):
-            if file.read(1):
-                raise ConfigError(f"the record is damaged: something follows its end - at {path}")
-            return
-        yield message
+            yield message
 
 
 class Sent:

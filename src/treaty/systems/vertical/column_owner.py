@@ -164,7 +164,7 @@ class SplitOwner:
         if self.revealed is not None:
             # the sides of a node's rows reveal a share of the table's rows in the same bins, on each side of the cut
             shares = []
-            for record, feature, going, rows in zip(_numbers(records), features, left_bins, seen, strict=True):
+            for record, feature, going, rows in zip(records.tolist(), features, left_bins, seen, strict=True):
                 of_table = self.revealed.counts[feature]
                 there = rows[: len(of_table)]
                 may = of_table * (there > 0)
@@ -173,7 +173,7 @@ class SplitOwner:
                 shares.append((record, below, above))
             self.count_revealed(shares)
         for of in row_pieces(len(left), 1):
-            yield messages.SplitAnswer(records, Array.of(np.packbits(left[of])))
+            yield messages.SplitAnswer(Array.of(records), Array.of(np.packbits(left[of])))
 
     def asked(self, request: NamedSplits) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
         """Return features int32 (k,) and bins going left, bool (k, width), of a request; reject impossible splits."""
@@ -195,15 +195,13 @@ class SplitOwner:
                 raise PeerProtocolError(active, "expected the lowest bins to go left", at=f"{what}.left_bins")
         return features, left_bins
 
-    def record(self, features: NDArray[np.int32], left_bins: NDArray[np.bool_]) -> Array:
+    def record(self, features: NDArray[np.int32], left_bins: NDArray[np.bool_]) -> NDArray[np.int32]:
         """Record splits; return their record numbers, int32 (k,)."""
-        records = [
-            record_split(self._splits, self.bins, int(feature), going)
-            for feature, going in zip(features, left_bins, strict=True)
-        ]
-        for record, feature, going in zip(records, features, left_bins, strict=True):
-            self._left[record] = int(feature), going[: int(self.bins.n_bins[feature]) + 1]
-        return Array.of(np.array(records, np.int32))
+        records = []
+        for feature, going in zip(features.tolist(), left_bins, strict=True):
+            records.append(record_split(self._splits, self.bins, feature, going))
+            self._left[records[-1]] = feature, going[: int(self.bins.n_bins[feature]) + 1]
+        return np.array(records, np.int32)
 
     def may_divide(self, record: int, above: Sequence[int]) -> tuple[float, float]:
         """Return how many rows of the table may go left at a split, and right, as own splits above leave them."""
@@ -240,14 +238,10 @@ class SplitOwner:
                 new.append(number)
             numbers.append(self._sent[key])
         records, columns = self.record(features, left_bins), Array.of(np.array(numbers, np.int32))
-        self.count_revealed((record, 1.0, 1.0) for record in _numbers(records))
+        self.count_revealed((record, 1.0, 1.0) for record in records.tolist())
         for of in row_pieces(len(self._codes), len(features)):
-            yield messages.SplitColumns(records, columns, Array.of(self.sides(features[new], left_bins[new], of)))
-
-
-def _numbers(records: Array) -> list[int]:
-    numbers: list[int] = np.frombuffer(records.data, np.int32).tolist()
-    return numbers
+            sides = Array.of(self.sides(features[new], left_bins[new], of))
+            yield messages.SplitColumns(Array.of(records), columns, sides)
 
 
 def send_hint(party: Party, hint: Iterator[Payload]) -> None:
@@ -331,8 +325,9 @@ class ColumnOwner:
     def divide(self, request: messages.SplitRequest) -> Iterator[Message]:
         """Record splits; yield which rows go left."""
         self._limits.split(request)
-        if self._by_column:
-            return self._splits.divide_table(request)
+        return self._splits.divide_table(request) if self._by_column else self._divide_nodes(request)
+
+    def _divide_nodes(self, request: messages.SplitRequest) -> Iterator[Message]:
         named = take_nodes(self._party, self._active, request.features.shape[0], self._n_rows)
         return self._splits.divide_nodes(request, named, self._limits.node_sizes)
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TypedDict
 
 import numpy as np
@@ -102,12 +101,12 @@ def explain_active(inputs: RoleInput) -> ActiveContributions:
     )  # fmt: skip
     others = {peer: values[:, :, first[peer] : last[peer]] for peer in party.peers}
     for peer, theirs in others.items():
-        send_rows(party, peer, found.n_rows, 64 * len(theirs) * theirs.shape[2], partial(_of_rows, theirs))
+
+        def piece(rows: slice, values: NDArray[np.float64] = theirs) -> OwnContributions:
+            return OwnContributions(Array.of(values[:, rows].transpose(0, 2, 1)))
+
+        send_rows(party, peer, found.n_rows, 64 * len(theirs) * theirs.shape[2], piece)
     return ActiveContributions(party.name, values[:, :, :n_own], others, values[:, 0, -1])
-
-
-def _of_rows(values: NDArray[np.float64], rows: slice) -> OwnContributions:
-    return OwnContributions(Array.of(values[:, rows].transpose(0, 2, 1)))
 
 
 def _numbers(array: Array, n_records: int, peer: str) -> NDArray[np.int32]:

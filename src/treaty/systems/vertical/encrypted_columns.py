@@ -19,7 +19,7 @@ from treaty.crypto.payload import Payload, SumsBounds
 from treaty.crypto.sums.encrypted_sums import SumsClient
 from treaty.data.binning import MOST_BINS, MOST_CATEGORIES
 from treaty.errors import CryptoError, PeerProtocolError
-from treaty.machine.arrays import pieces
+from treaty.machine.arrays import Flags, Int32s, Integers, pieces
 from treaty.messaging.exchanges import take_columns, take_rows
 from treaty.messaging.messages import MOST_COLUMNS, MOST_SLOTS, Array, Message, bits_of, pack, unpack, view
 from treaty.messaging.party import Party
@@ -33,10 +33,6 @@ from treaty.trees.histograms import width_of
 from treaty.trees.objectives import Objective
 from treaty.trees.outputs import join_outputs, of_output
 from treaty.trees.splits import Level
-
-Int32 = NDArray[np.int32]
-Int64 = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +55,13 @@ class EncryptedGradients:
         self.client, self.party, self.observers = client, party, observers or Observers()
         self._next_tree, self._n_rows = first_tree, n_rows
         self._ready = 0  # peers whose columns of the tree are known
-        self._tree: Int64 | None = None
-        self._sampled: tuple[Int64, Int64] | None = None
-        self._outputs: list[tuple[Int64, Int64]] = []
-        self._columns: dict[str, Int32] = {}
+        self._tree: Integers | None = None
+        self._sampled: tuple[Integers, Integers] | None = None
+        self._outputs: list[tuple[Integers, Integers]] = []
+        self._columns: dict[str, Int32s] = {}
         self._level: Level | None = None
 
-    def start_tree(self, peer: str, grad: Int64, hess: Int64, rows: Int32 | None, columns: Int32) -> None:
+    def start_tree(self, peer: str, grad: Integers, hess: Integers, rows: Int32s | None, columns: Int32s) -> None:
         """Send one peer the tree's samples and the cipher's payload; a round begins when all peers have theirs."""
         blind = self.client.blind
         if self._tree is not grad:
@@ -91,7 +87,7 @@ class EncryptedGradients:
                 error.public = "its gradients cannot be encrypted; it has the details"
                 raise
 
-    def _start(self, rows: Int32 | None) -> None:
+    def _start(self, rows: Int32s | None) -> None:
         """Send all peers the tree's start: each piece is encrypted once and goes to all of them."""
         sampled, self._sampled, sent = self._sampled, None, 0
         assert sampled is not None
@@ -155,7 +151,7 @@ class EncryptedGradients:
         totals = of_output(self._level.asked_totals[piece], output)
         self._sums[peer].append(self._open(peer, unpack(answer.payload, peer, "Sums"), totals))
 
-    def _open(self, peer: str, answer: Payload, totals: Int64) -> NDArray[Any]:
+    def _open(self, peer: str, answer: Payload, totals: Integers) -> NDArray[Any]:
         """Return the sums of a piece of the level's nodes."""
         return self.client.open(peer, answer, totals, self._columns[peer])
 
@@ -190,7 +186,7 @@ class PassiveColumns:
         if self.offsets[-1] > MOST_SLOTS:
             raise PeerProtocolError(peer, f"expected at most {MOST_SLOTS} slots", at="BinLayout.offsets")
 
-    def start_tree(self, grad: Int64, hess: Int64, rows: Int32 | None, columns: Int32) -> None:
+    def start_tree(self, grad: Integers, hess: Integers, rows: Int32s | None, columns: Int32s) -> None:
         self.gradients.start_tree(self.peer, grad, hess, rows, columns)
 
     def end_tree(self) -> None:
@@ -200,23 +196,23 @@ class PassiveColumns:
         self._level = level, rows
         self.gradients.ask(level, rows)
 
-    def sums(self) -> Int64:
+    def sums(self) -> Integers:
         """Return the decrypted sums, int64 (nodes, slots, 3)."""
         found = self.gradients.sums(self.peer)
         self.observers.event(SumsOpened(self.peer, *self._level, found))
         return found
 
-    def ask_left(self, features: Int32, left_bins: Bools, rows: Int32, starts: Int64) -> None:
+    def ask_left(self, features: Int32s, left_bins: Flags, rows: Int32s, starts: Integers) -> None:
         self._asked = rows, starts
         packed = np.packbits(left_bins[:, : width_of(self.offsets)], axis=1)
         self._party.send(self.peer, messages.SplitRequest(Array.of(features), Array.of(packed)))
         if not self.by_column:
             send_nodes(self._party, self.peer, rows, starts, self._n_rows)
 
-    def left(self) -> tuple[Int32, Bools]:
+    def left(self) -> tuple[Int32s, Flags]:
         return self._left_of_columns() if self.by_column else self._left_of_nodes()
 
-    def _left_of_nodes(self) -> tuple[Int32, Bools]:
+    def _left_of_nodes(self) -> tuple[Int32s, Flags]:
         rows, starts = self._asked
         bits, records = np.empty(len(rows), np.bool_), np.empty(0, np.int32)
         for of, answer in take_rows(self._party, self.peer, len(rows), 1, messages.SplitAnswer):
@@ -229,13 +225,12 @@ class PassiveColumns:
         self._report_sides(going[rows])
         return records, going[rows]
 
-    def _report_sides(self, left: Bools) -> None:
-        """Report the sides of the rows of the nodes asked about."""
+    def _report_sides(self, left: Flags) -> None:
         rows, starts = self._asked
         for first, last in pairwise(starts):
             self.observers.event(SidesLearned(self.peer, rows[first:last], left[first:last]))
 
-    def _left_of_columns(self) -> tuple[Int32, Bools]:
+    def _left_of_columns(self) -> tuple[Int32s, Flags]:
         (rows, starts), peer = self._asked, self.peer
         count = len(starts) - 1
         records, numbers = np.empty(0, np.int32), np.empty(0, np.int32)
@@ -261,7 +256,7 @@ class PassiveColumns:
 
     def _records(
         self, answer: messages.SplitAnswer | messages.SplitColumns | messages.SplitSides, count: int | None
-    ) -> Int32:
+    ) -> Int32s:
         what = f"{type(answer).__name__}.records"
         records = view(answer.records, np.int32, (count,), peer=self.peer, what=what)
         if np.any(records < 0):
@@ -269,7 +264,7 @@ class PassiveColumns:
         return records
 
 
-def bits_at(columns: Sequence[NDArray[np.uint8]], rows: Int32, starts: Int64) -> Bools:
+def bits_at(columns: Sequence[NDArray[np.uint8]], rows: Int32s, starts: Integers) -> Flags:
     """Return the bits of each node's rows in its column of packed bits; node k has rows[starts[k] : starts[k + 1]]."""
     found = np.empty(len(rows), np.bool_)
     for column, (first, last) in zip(columns, pairwise(starts), strict=True):

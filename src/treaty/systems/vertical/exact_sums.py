@@ -108,16 +108,15 @@ class RevealedSides:
                 self._class[feature] = np.unique(parted, return_inverse=True)[1]
             of_class = np.bincount(self._class[feature], counts > 0)[self._class[feature]]
             self._known[feature] = float(counts[of_class == 1].sum())
-            self.share = sum(self._known.values()) / self._size
-            return
-        # apart[a, b]: the share of the rows in bin a that were seen on another side of a cut than bin b
-        apart = self._apart.setdefault(feature, np.eye(len(counts)))
-        for left in self._left(feature, threshold, categories):
-            left[-1] = missing
-            seen = _together(apart, np.where(left, below, above)[:, None])
-            np.copyto(apart, seen, where=left[:, None] != left)
-        least = apart.min(axis=1, where=counts > 0, initial=1.0)
-        self._known[feature] = float(counts @ least) if np.count_nonzero(counts) > 1 else 0.0
+        else:
+            # apart[a, b]: the share of the rows in bin a that were seen on another side of a cut than bin b
+            apart = self._apart.setdefault(feature, np.eye(len(counts)))
+            for left in self._left(feature, threshold, categories):
+                left[-1] = missing
+                seen = _together(apart, np.where(left, below, above)[:, None])
+                np.copyto(apart, seen, where=left[:, None] != left)
+            least = apart.min(axis=1, where=counts > 0, initial=1.0)
+            self._known[feature] = float(counts @ least) if np.count_nonzero(counts) > 1 else 0.0
         self.share = sum(self._known.values()) / self._size
 
     def _left(self, feature: int, threshold: float, categories: bytes) -> list[Flags]:
@@ -292,10 +291,7 @@ def node_sets_from_transcript(transcript: Transcript, n_rows: int) -> list[list[
             case "TreeRows" if (more := content_of(entry, messages.TreeRows).rows) is not None:
                 rows = np.append(rows, array_of(entry, more, "rows", None))
             case "SumsPiece" | "SumsRequest":
-                kind: type[messages.SumsPiece | messages.SumsRequest] = (
-                    messages.SumsPiece if entry.step == "SumsPiece" else messages.SumsRequest
-                )
-                query = content_of(entry, kind).payload
+                query = content_of(entry, getattr(messages, entry.step)).payload
                 if query and len(query[0].shape) > 1:  # vectors of nodes under the cipher, which name no rows
                     continue
                 pieces += query[:1]

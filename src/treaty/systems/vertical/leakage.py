@@ -97,17 +97,6 @@ NODES_OF_SPLITS = Route(messages.NamedRows, ACTIVE, PASSIVE, "own_splits")
 SPLIT_ANSWER = Route(messages.SplitAnswer, PASSIVE, ACTIVE)
 
 
-def public_seed(reference: str) -> Routes:
-    return routes(
-        Route(setup.SeedOffer, ACTIVE, PASSIVE),
-        Route(setup.SeedCommitment, PASSIVE, ACTIVE),
-        Route(setup.SeedCommitments, ACTIVE, PASSIVE),
-        Route(setup.SeedShare, PASSIVE, ACTIVE),
-        Route(setup.SeedShares, ACTIVE, PASSIVE),
-        reference=reference,
-    )
-
-
 def encrypted(seal: str, hide: str, guards: str, *, blind: bool = False) -> Routes:
     """Return the routes of a training over sums under a cipher, open or sealed.
 
@@ -116,18 +105,19 @@ def encrypted(seal: str, hide: str, guards: str, *, blind: bool = False) -> Rout
     """
     set_up = routes(
         routes(CONSTRAINTS, when=OPEN),
-        Route(
-            messages.ColumnConstraints,
-            PASSIVE,
-            ACTIVE,
-            "sealed",
-            reference="docs/growth.md, Constraints",
-            when=SEALED & _CONSTRAINED,
-        ),
+        routes(replace(CONSTRAINTS, variant="sealed"), when=SEALED),
         LAYOUT,
         Route(messages.Setup, ACTIVE, PASSIVE),
         routes(Route(messages.LinkProbe, ACTIVE, PASSIVE), Route(messages.LinkEcho, PASSIVE, ACTIVE), when=PROBED),
-        routes(public_seed("docs/lattice.md, For the cryptographer"), when=LATTICE),
+        routes(
+            Route(setup.SeedOffer, ACTIVE, PASSIVE),
+            Route(setup.SeedCommitment, PASSIVE, ACTIVE),
+            Route(setup.SeedCommitments, ACTIVE, PASSIVE),
+            Route(setup.SeedShare, PASSIVE, ACTIVE),
+            Route(setup.SeedShares, ACTIVE, PASSIVE),
+            reference="docs/lattice.md, For the cryptographer",
+            when=LATTICE,
+        ),
         Route(messages.Hint, PASSIVE, ACTIVE, "keyed", guard=hide, when=KEYED),
         Route(messages.Hint, PASSIVE, ACTIVE, "lattice", when=LATTICE),
         Route(messages.HintReceipt, ACTIVE, PASSIVE),

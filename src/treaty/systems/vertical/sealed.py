@@ -31,7 +31,7 @@ from treaty.errors import CryptoError, PeerProtocolError
 from treaty.machine.arrays import Int32s, pieces
 from treaty.messaging.certificates import Signer
 from treaty.messaging.exchanges import take_rows
-from treaty.messaging.messages import Array, Message, column_pieces, pack, row_pieces, unpack, view
+from treaty.messaging.messages import Array, column_pieces, pack, row_pieces, unpack, view
 from treaty.messaging.party import Party
 from treaty.systems.observers import SidesLearned
 from treaty.systems.pooled.constraints import own_constraints
@@ -339,14 +339,7 @@ class SealedOwner(ColumnOwner):
         self._used.won(nodes, columns)
         return messages.SplitRequest(Array.of(columns), Array.of(np.packbits(left_bins, axis=1)))
 
-    def divide(self, request: messages.SplitRequest) -> Iterator[Message]:
-        """Record splits; yield which rows go left: of the whole table in the clear, or of nodes under pads."""
-        if self._by_column:
-            return super().divide(request)
-        self._limits.split(request)
-        return self._offer(request)
-
-    def _offer(self, request: messages.SplitRequest) -> Iterator[messages.SplitSides]:
+    def _divide_nodes(self, request: messages.SplitRequest) -> Iterator[messages.SplitSides]:
         """Record the splits that candidates won; offer the sides of all rows, of which the other end can open some."""
         party, active, paths, n_rows = self._party, self._active, self._paths, self._n_rows
         # every row's way through the tree is transferred bit by bit: pads of sides are opened by the bits alone
@@ -359,7 +352,7 @@ class SealedOwner(ColumnOwner):
             paths.levels += 1
         features, left_bins = self._splits.asked(request)
         records, first = self._splits.record(features, left_bins), paths.next_level()
-        for place, record in zip(self._won, np.frombuffer(records.data, np.int32).tolist(), strict=True):
+        for place, record in zip(self._won, records.tolist(), strict=True):
             self._divided.append((record, *self._splits.may_divide(record, self._trails[place]), paths.levels + 1))
             self._trails[place] = [*self._trails[place], record]
         for part in column_pieces(len(features), n_rows):
@@ -369,7 +362,7 @@ class SealedOwner(ColumnOwner):
                 rows = np.arange(of.start, of.stop, dtype=np.int32)
                 for left in np.unpackbits(sides, axis=1, count=len(rows)).view(np.bool_):
                     self._inputs.observers.event(SidesLearned(party.name, rows, left))
-                yield messages.SplitSides(records, Array.of(paths.hide(sides, nodes, first, of)))
+                yield messages.SplitSides(Array.of(records), Array.of(paths.hide(sides, nodes, first, of)))
 
     def end_tree(self, end: messages.TreeEnd) -> None:
         if not self._by_column:
