@@ -13,7 +13,7 @@ from treaty.data.table import to_table
 from treaty.errors import NOTED, ConfigError, DataError
 from treaty.privacy.ledger import Ledger, RunLog
 from treaty.runs.job import Align, Job, Member
-from treaty.runs.rows import alignment_of, open_rows
+from treaty.runs.rows import open_rows
 from treaty.runs.table_files import FileRows, labelled, read_ahead, read_rows, read_to_predict, with_noisy_labels
 from treaty.runs.threads import play, star
 from treaty.systems.secureboost.options import SecureBoost
@@ -23,8 +23,7 @@ from treaty.systems.system import LabelledRows
 def opened_rows(party, job, **given):
     """Open the rows of a party's training table, aligned with the others'."""
     path = job.parties[party.name].table
-    alignment = alignment_of(job, party.name, path, threads=1)
-    return open_rows(party, job.table_rules(party.name), path, None, alignment, **given)
+    return open_rows(party, job, job.roles(), path, None, **given)
 
 
 def test_labels_randomised_once_serve_every_alignment(tmp_path):

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
@@ -92,27 +92,25 @@ def logged(
     terminal shows warnings, and records of level `NOTED` as plain text. Raises ConfigError if the file cannot be
     written.
     """
-    timed = _timed()
-    shown = _shown(logging.INFO if verbose else logging.WARNING)
+    shown, kept = _shown(logging.INFO if verbose else logging.WARNING), None if file is None else _opened(file)
     if verbose:
-        shown.setFormatter(timed)
-    kept = None if file is None else _opened(file)
-    noted = None if verbose else _Noted(NOTED)
-    # only Treaty's own records: libraries log on their own
+        shown.setFormatter(_timed())
+    handlers = [shown, None if verbose else _Noted(NOTED), kept]
+    with _handled_by(handler for handler in handlers if handler is not None), _log_end(kept, party, resume_hint):
+        yield
+
+
+@contextmanager
+def _handled_by(handlers: Iterable[logging.Handler]) -> Iterator[None]:
+    """Give handlers the records of Treaty alone, as libraries log on their own; close them at the end."""
     package = logging.getLogger("treaty")
     package.setLevel(logging.INFO)
-    handlers = [handler for handler in (shown, noted, kept) if handler is not None]
-    for handler in handlers:
-        package.addHandler(handler)
-    if kept is not None:
-        kept.setFormatter(timed)
-    try:
-        with _log_end(kept, party, resume_hint):
-            yield
-    finally:
+    with ExitStack() as held:
         for handler in handlers:
-            package.removeHandler(handler)
-            handler.close()
+            package.addHandler(handler)
+            held.callback(handler.close)
+            held.callback(package.removeHandler, handler)
+        yield
 
 
 @contextmanager
@@ -175,9 +173,11 @@ def _opened(file: Path) -> logging.Handler:
         # of an existing file, too: errors may show cells of a table
         os.fchmod(handle, 0o600)
         os.close(handle)
-        return _LogFile(file, encoding="utf-8")
+        kept = _LogFile(file, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write the log {file}: {error.strerror}") from None
+    kept.setFormatter(_timed())
+    return kept
 
 
 @contextmanager
@@ -186,17 +186,12 @@ def log_of_all(verbose: bool, file: Path | None, resume_hint: Callable[[], str] 
 
     The command's own last line comes last. `resume_hint` as in `logged`.
     """
-    package = logging.getLogger("treaty")
-    package.setLevel(logging.INFO)
     with ExitStack() as held:
-        for handler in (_shown(logging.WARNING), _Noted(NOTED)):
-            package.addHandler(handler)
-            held.callback(package.removeHandler, handler)
+        held.enter_context(_handled_by((_shown(logging.WARNING), _Noted(NOTED))))
         if verbose and file is None:
             file = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="treaty-"))) / "log"
         kept = None if file is None else _opened(file)
         if kept is not None:
-            kept.setFormatter(_timed())
             held.callback(kept.close)
         held.enter_context(_log_end(kept, "", resume_hint))
         if file is None:

@@ -363,7 +363,6 @@ class BoostedTrees(TrainedTrees):
         return check_margins(given, whose, n_rows, len(classes) if classes is not None and len(classes) > 2 else 1)
 
     def _label_columns(self, y: Any) -> dict[str, Any]:
-        """Return the columns of labels, by name."""
         return {"y": y}
 
     def _finished(self, parts: dict[str, ModelPart]) -> None:

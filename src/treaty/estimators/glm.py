@@ -17,7 +17,7 @@ from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
 from treaty.data.columns import check_targets, check_weights
-from treaty.data.table import Table, match_rows
+from treaty.data.table import match_rows
 from treaty.errors import ConfigError, warn_user
 from treaty.estimators.base import Scored, TableEstimator, Tables, one_column, refuse_misplaced
 from treaty.estimators.files import framed
@@ -123,7 +123,10 @@ class LinearModel(TableEstimator):
         # Rows of weight 0 must not count in medians and standard deviations either.
         tables, target, weight = rows_with_weight(tables, target, weight)
         if self.missing == "drop":
-            tables, target, weight = self._without_gaps(tables, target, weight)
+            whole = ~np.logical_or.reduce([np.isnan(of) for table in tables.values() for of in table.columns])
+            self.n_dropped_ = int(np.count_nonzero(~whole))
+            tables = {name: table.rows(whole) for name, table in tables.items()}
+            target, weight = target[whole], None if weight is None else weight[whole]
         changed: dict[str, Any] = self._penalty(len(target) if weight is None else float(weight.sum()))
         changed |= {"family": "multiclass"} if len(classes or ()) > 2 else {}
         # Checked once more, with the seed that the first check drew.
@@ -139,15 +142,6 @@ class LinearModel(TableEstimator):
         if unsettled:
             warn_user(unsettled, ConvergenceWarning)
         return self
-
-    def _without_gaps(
-        self, tables: dict[str, Table], target: NDArray[np.float64], weight: NDArray[np.float64] | None
-    ) -> tuple[dict[str, Table], NDArray[np.float64], NDArray[np.float64] | None]:
-        """Return tables, labels and weights of the rows without missing values."""
-        whole = ~np.logical_or.reduce([np.isnan(of) for table in tables.values() for of in table.columns])
-        self.n_dropped_ = int(np.count_nonzero(~whole))
-        tables = {name: table.rows(whole) for name, table in tables.items()}
-        return tables, target[whole], None if weight is None else weight[whole]
 
     def _labels(self, y: Any, active: str, n_rows: int) -> tuple[list[Any] | None, NDArray[np.float64]]:
         """Return classes (None for a regression of numbers), and labels (n_rows,)."""

@@ -228,7 +228,11 @@ def _with_shap(
         found = model.predict_contributions(X)
     except ConfigError as error:
         return replace(contents, absent={**contents.absent, "shap": f"Not for this model: {error}."})
-    values = found.values if isinstance(found, Contributions) else _by_party(found[..., :-1], rows)
+    if isinstance(found, Contributions):
+        values = found.values
+    else:  # of joined columns
+        ends = np.cumsum([len(table.schema.names) for table in rows.values()])
+        values = dict(zip(rows, np.split(found[..., :-1], ends[:-1], axis=-1), strict=True))
     several = next(iter(values.values())).ndim == 3
     # The mean over classes of the absolute contribution of a column.
     if several:
@@ -246,12 +250,6 @@ def _with_shap(
             spreads.append(_spread(f"all of {party}", of.sum(axis=1), None))
     of_what = "adds to the margin" if not several else "moves margins by (mean over classes)"
     return replace(contents, shap=[spread for spread in spreads if spread.mean > 0.0], shap_of=of_what)
-
-
-def _by_party(values: NDArray[np.float64], rows: Mapping[str, Table]) -> dict[str, NDArray[np.float64]]:
-    """Split contributions to joined columns by party."""
-    ends = np.cumsum([len(table.schema.names) for table in rows.values()])
-    return dict(zip(rows, np.split(values, ends[:-1], axis=-1), strict=True))
 
 
 def _spread(name: str, contributions: NDArray[np.float64], column: NDArray[Any] | None) -> Spread:

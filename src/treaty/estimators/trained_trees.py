@@ -130,13 +130,12 @@ class TrainedTrees(TableEstimator):
     @property
     def best_score(self) -> float:
         """The metric that decided early stopping, after the last kept round; AttributeError without early stopping."""
-        return float(self._of_early_stopping("best_score_"))
+        return self._of_early_stopping("best_score_")
 
     def _of_early_stopping(self, name: str) -> float:
         if not hasattr(self, name):
             raise AttributeError(f"{name.removesuffix('_')} needs a fit with early_stopping_rounds")
-        value: float = getattr(self, name)
-        return value
+        return float(getattr(self, name))
 
     def _stages(self, X: Tables, base_margin: Any = None) -> Iterator[NDArray[np.float64]]:
         """Yield probabilities or means (n_rows, n_outputs) after each round, from one batch of decisions."""

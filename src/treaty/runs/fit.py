@@ -118,23 +118,19 @@ class _Progress:
         """Take a party's state after so many rounds: its part, epochs' losses by set, or None."""
         if part is None:
             return
-        if not isinstance(part, ModelPart):
-            self.begun.append(time.perf_counter())
-            self.bar(done, part)
-            self._watch(done, part)
-            return
-        by_row = self._run.system.split == "rows"
-        if by_row and part.party != self._run.roles.active:
-            return
-        if part.is_active:
-            self.begun.append(time.perf_counter())
-            self.bar(done, part)
-        self._kept[ALONE if by_row else part.party], self._rounds = part, max(self._rounds, done)
-        # the last party to begin may be behind the others by a round
-        if self._rounds and len(self._kept) == len(self._owners):
-            self._finished({name: whole(part) if by_row else self._kept[name] for name in self._owners})
-        if part.is_active:
-            self._watch(done, part)
+        if isinstance(part, ModelPart):
+            by_row = self._run.system.split == "rows"
+            if by_row and part.party != self._run.roles.active:
+                return
+            self._kept[ALONE if by_row else part.party], self._rounds = part, max(self._rounds, done)
+            # the last party to begin may be behind the others by a round
+            if self._rounds and len(self._kept) == len(self._owners):
+                self._finished({name: whole(part) if by_row else self._kept[name] for name in self._owners})
+            if not part.is_active:
+                return
+        self.begun.append(time.perf_counter())
+        self.bar(done, part)
+        self._watch(done, part)
 
     def cut(self) -> None:
         """Drop rounds that not every owner has recorded."""
@@ -217,7 +213,7 @@ class TrainedModel:
         if self.in_one_place:
             return predict_pooled(list(self.parts.values()), [side_by_side(tables)], cores(self.n_jobs))
         if transport == "grpc":
-            return predict_in_processes(self.system, self.parts, tables, self.settings, self.n_jobs)
+            return predict_in_processes(self.parts, tables, self.settings, self.n_jobs)
         with steps_bar("predicting") as steps:
             found = predict_in_threads(
                 self.system, self.system.predict, self.parts, tables, self.settings, self.n_jobs,

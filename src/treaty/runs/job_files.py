@@ -93,16 +93,18 @@ def _choices(hint: Any) -> list[str]:
 def load_job(path: str | Path) -> Job:
     """Read a job from a TOML (or JSON) file as `read_job` does, and make its paths absolute."""
     job, here = read_job(path), Path(path).resolve().parent
-    parties = {}
-    for name, member in job.parties.items():
-        changes: dict[str, Any] = {"eval_tables": [placed(here, table) for table in member.eval_tables]}
-        for field in _PATHS_OF_MEMBER:
-            given = getattr(member, field)
-            changes[field] = None if given is None else placed(here, given)
-        parties[name] = msgspec.structs.replace(member, **changes)
+
+    def placed_in(of: Job | Member, fields: Sequence[str], **more: Any) -> Any:
+        named = {field: placed(here, given) for field in fields if (given := getattr(of, field)) is not None}
+        return msgspec.structs.replace(of, **named, **more)
+
+    parties = {
+        name: placed_in(member, _PATHS_OF_MEMBER, eval_tables=[placed(here, table) for table in member.eval_tables])
+        for name, member in job.parties.items()
+    }
     align = job.align and msgspec.structs.replace(job.align, log=job.align.log and placed(here, job.align.log))
-    named = {field: placed(here, given) for field in _PATHS_OF_JOB if (given := getattr(job, field)) is not None}
-    return msgspec.structs.replace(job, parties=parties, align=align, **named)
+    found: Job = placed_in(job, _PATHS_OF_JOB, parties=parties, align=align)
+    return found
 
 
 def read_job(path: str | Path) -> Job:

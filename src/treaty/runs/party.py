@@ -93,7 +93,7 @@ def train_party(
             raise unready
         # a file alone: its rows are still to be aligned
         if isinstance(ahead, FileRead):
-            tables = read_by_column(party, job, roles, ahead, threads=cores(job.n_jobs), resume=resume, phase=phase)
+            tables = read_by_column(party, job, roles, ahead, resume=resume, phase=phase)
         else:
             tables = ahead or TrainingTables()
         # large, and not needed any more

@@ -31,7 +31,7 @@ from treaty.runs.connecting import check_writable, connected
 from treaty.runs.job import Job, id_column, store_of
 from treaty.runs.party import attempted, part_file
 from treaty.runs.report import trained_model, write_service_report
-from treaty.runs.rows import alignment_of, among_owners, open_rows
+from treaty.runs.rows import open_rows
 from treaty.runs.table_files import FileRead, margins_of, read_rows, read_to_predict
 from treaty.runs.threads import Role, RunTerms, play, predicting_roles
 from treaty.systems import find_system
@@ -203,7 +203,7 @@ def _alone(job: Job, name: str) -> tuple[Any, Table]:
 
 def _with_rows(job: Job, name: str, verb: str, phase: Phase | None, noted: Noted | None) -> tuple[Any, Any]:
     """Run a role with the party's saved part and its rows to predict; return their ids, too, if they were aligned."""
-    roles, threads, path = predicting(job), cores(job.n_jobs), to_predict(job, name)
+    roles, path = predicting(job), to_predict(job, name)
     programs = job.system.predict if verb == "predict" else job.system.explain
     if not programs:
         raise ConfigError(f"protocol {job.protocol!r} trains no model: there is nothing to {verb}")
@@ -222,9 +222,7 @@ def _with_rows(job: Job, name: str, verb: str, phase: Phase | None, noted: Noted
         if unready is not None or ahead is None:
             raise unready or AssertionError("rows are read, or there is an error")
         (part, of_file), ahead = ahead, None
-        with among_owners(party, roles):
-            alignment = alignment_of(job, name, path, threads=threads)
-            rows = open_rows(party, job.table_rules(name), path, part.schema, alignment, phase=phase, read=of_file)
+        rows = open_rows(party, job, roles, path, part.schema, phase=phase, read=of_file)
         data = LabelledRows(rows.features, np.zeros(0), ids=rows.canonical)
         inputs = _inputs(party, job, roles, phase, part=part, data=data)
         found = play_role(programs[roles.of[name]], inputs)
@@ -343,9 +341,7 @@ def serve_online(job: Job, name: str, ready: Ready, phase: Phase | None = None) 
     check_there(path, name)
 
     def role(party: Party) -> None:
-        with among_owners(party, roles):
-            alignment = alignment_of(job, name, path, threads=cores(job.n_jobs))
-            rows = open_rows(party, job.table_rules(name), path, part.schema, alignment, phase=phase, in_order=True)
+        rows = open_rows(party, job, roles, path, part.schema, phase=phase, in_order=True)
         assert rows.canonical is not None
         data = LabelledRows(rows.features, np.zeros(0), ids=rows.canonical)
         requests = None

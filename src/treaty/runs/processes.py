@@ -45,7 +45,7 @@ from treaty.runs.report import expendable, load_reports
 from treaty.runs.threads import Run, Traffic, active_of
 from treaty.runs.warm_up import compile_kernels, trees_compiled_beside
 from treaty.systems.options import given
-from treaty.systems.system import LabelledRows, Roles, System
+from treaty.systems.system import LabelledRows, Roles
 
 logger = logging.getLogger(__name__)
 
@@ -357,7 +357,7 @@ def _written_job(run: Run, folder: Path, weighted: bool, checkpoints: Path | Non
         from_model=str(folder / "earlier") if run.earlier else None,
         group=_GROUP if ranks else None, classes=max(2, len(run.classes or ())),
         output=str(folder / "model"), checkpoints=kept, store=kept, n_jobs=run.n_jobs,
-        inbox_limit=len(members) * _SHARE, **_settings(run.system, (run.options, run.common)),
+        inbox_limit=len(members) * _SHARE, **_settings(run.options, run.common),
     )  # fmt: skip
 
 
@@ -369,9 +369,8 @@ def _labels(run: Run, data: LabelledRows) -> dict[str, NDArray[Any]]:
     return {LABEL: data.y if run.classes is None else np.array(run.classes)[data.y.astype(np.intp)], **starts}
 
 
-def _settings(system: System, settings: tuple[Any, Any]) -> dict[str, Any]:
+def _settings(own: Any, common: Any) -> dict[str, Any]:
     """Return a job's fields for these options."""
-    own, common = settings
     plain = given(own, common)
     return {
         "protocol": type(own).system,
@@ -389,7 +388,7 @@ def _with_classes(part: Any, run: Run) -> Any:
 
 
 def predict_in_processes(
-    system: System, parts: Mapping[str, Any], tables: Mapping[str, Table], settings: tuple[Any, Any], n_jobs: int | None
+    parts: Mapping[str, Any], tables: Mapping[str, Table], settings: tuple[Any, Any], n_jobs: int | None
 ) -> NDArray[np.float64]:
     """Predict with every owner of the model in a process of its own; return the active party's margins."""
     # names of files are made of them
@@ -405,7 +404,7 @@ def predict_in_processes(
         members = {party: Member(predict_table=str(folder / f"{party}.arrow")) for party in parts}
         job = Job(
             name="predict", active=active_of(parts), label=LABEL, parties=members, output=str(folder), n_jobs=n_jobs,
-            inbox_limit=len(members) * _SHARE, **_settings(system, settings),
+            inbox_limit=len(members) * _SHARE, **_settings(*settings),
         )  # fmt: skip
         margins = folder / "margins.npy"
         run_all(job, "predict", arguments={job.active: ["--margins", str(margins)]})

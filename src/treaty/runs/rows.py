@@ -8,8 +8,6 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from logging import getLogger
@@ -27,6 +25,7 @@ from treaty.data.ids import by_id, canonical_ids, read_ids
 from treaty.data.table import Schema, Table
 from treaty.errors import NOTED, ConfigError, DataError
 from treaty.files import Format, read_file, write_file
+from treaty.machine.process import cores
 from treaty.messaging.messages import Message, leaks
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import ledger_folder
@@ -68,7 +67,7 @@ class KeptRows(msgspec.Struct):
     rows: NDArray[np.int64]
 
 
-def alignment_of(job: Job, name: str, path: str, *, threads: int) -> AlignmentOptions | None:
+def alignment_of(job: Job, name: str, path: str) -> AlignmentOptions | None:
     """Return how the rows of a party's file are aligned; None: they are in the same order in all tables."""
     align = job.align
     if align is None:
@@ -77,15 +76,15 @@ def alignment_of(job: Job, name: str, path: str, *, threads: int) -> AlignmentOp
     counted = (store_of(job, name) or Path(path).parent) / f"{name}.runs"
     file = Path(align.log) / f"{name}.runs" if align.log else counted
     log = RunLog(file, max_runs=align.max_runs)
-    return AlignmentOptions(psi=align.psi, log=log, commits=align.log is not None, threads=threads)
+    return AlignmentOptions(psi=align.psi, log=log, commits=align.log is not None, threads=cores(job.n_jobs))
 
 
 def open_rows(
     party: Party,
-    rules: TableRules,
+    job: Job,
+    roles: Roles,
     path: str,
     schema: Schema | None,
-    alignment: AlignmentOptions | None,
     *,
     kept: Path | None = None,
     again: bool = False,
@@ -93,19 +92,26 @@ def open_rows(
     phase: Phase | None = None,
     read: FileRead | None = None,
 ) -> FileRows:
-    """Read a party's file, unless it is `read` already, and align its rows with the other parties' rows.
+    """Read a party's file, unless it is `read` already, and align its rows with the other owners' rows.
 
-    The other parties do the same at the same time. `schema` is that of training; None in training. `kept` is the file
+    The other owners do the same at the same time. `schema` is that of training; None in training. `kept` is the file
     of the common order, for a later run: if the active party has `again` set, all take that order instead of aligning
     once more. With `in_order`, aligned rows are sorted by their ids, so that every job on them has the same order.
     """
+    rules, alignment = job.table_rules(party.name), alignment_of(job, party.name, path)
     arrow, checked = read or read_table_file(rules, path, schema)
     if checked is not None:
         return FileRows(arrow, checked, arrow)
     if alignment is None or rules.id is None:
         return FileRows(arrow, features_of(arrow, rules, path, schema), arrow)
     column, whole, digest = arrow[rules.id], arrow, None
+    everyone = party.peers
+    # rows are aligned by the active party and the other owners, in pairs with it
+    for peer in everyone:
+        if peer not in roles.owners or roles.active not in (party.name, peer):
+            party.set_aside(peer)
     order = _common_rows(party, rules, column, alignment, kept, again, phase)
+    party.peers = everyone
     if in_order:
         place, digest = by_id(column.take(pa.array(order)), party=party.name, normalise=rules.normalise)
         order = order[place]
@@ -187,18 +193,17 @@ def earlier_part(job: Job, name: str) -> ModelPart | None:
 
 
 def read_by_column(
-    party: Party, job: Job, roles: Roles, read: FileRead, *, threads: int, resume: bool, phase: Phase | None
+    party: Party, job: Job, roles: Roles, read: FileRead, *, resume: bool, phase: Phase | None
 ) -> TrainingTables:
     """Align the rows of a connected owner, which has `read` its table, as the job says; add labels and eval sets."""
     began, name, system, earlier = time.perf_counter(), party.name, job.system, earlier_part(job, party.name)
     own, member, rules = job.settings()[0], job.parties[name], job.table_rules(name)
-    path, alignment = str(member.table), alignment_of(job, name, str(member.table), threads=threads)
-    with among_owners(party, roles):
-        rows = open_rows(
-            party, rules, path, None if earlier is None else earlier.schema, alignment,
-            kept=None if "resume" in system.cannot else order_file(job, name),
-            again=resume, in_order=system.orders_by_id, phase=phase, read=read,
-        )  # fmt: skip
+    path = str(member.table)
+    rows = open_rows(
+        party, job, roles, path, None if earlier is None else earlier.schema,
+        kept=None if "resume" in system.cannot else order_file(job, name),
+        again=resume, in_order=system.orders_by_id, phase=phase, read=read,
+    )  # fmt: skip
     known = None if earlier is None or earlier.forest is None else earlier.forest.classes
     seconds = {} if job.align is None else {"alignment": time.perf_counter() - began}
     data, classes = labelled(rows, rules, path, known, rules.weight)
@@ -218,23 +223,10 @@ def read_by_column(
     data = replace(data, numbers=rows.order, digest=rows.digest)
     evals = []
     for number, of_set in enumerate(member.eval_tables):
-        with among_owners(party, roles):
-            alignment = alignment_of(job, name, of_set, threads=threads)
-            watched = open_rows(party, rules, of_set, data.table.schema, alignment, phase=phase)
+        watched = open_rows(party, job, roles, of_set, data.table.schema, phase=phase)
         evals.append(replace(labelled(watched, rules, of_set, classes, rules.eval_weight)[0], name=f"eval_{number}"))
     n_rows = None if job.align is None else int(rows.whole.num_rows)
     return TrainingTables(data, classes, evals, n_rows, seconds)
-
-
-@contextmanager
-def among_owners(party: Party, roles: Roles) -> Iterator[None]:
-    """Restrict `party.peers` to those that align rows: the active party and the other owners, in pairs with it."""
-    everyone = party.peers
-    for peer in everyone:
-        if peer not in roles.owners or roles.active not in (party.name, peer):
-            party.set_aside(peer)
-    yield
-    party.peers = everyone
 
 
 def read_by_row(job: Job, name: str, roles: Roles) -> TrainingTables:

@@ -29,7 +29,7 @@ class Growth:
     """One tree while it grows, without its rows: the nodes to split next, and the totals of all others.
 
     `totals` (3,) are the root's sum of grad, sum of hess and number of sampled rows; with K outputs (2 K + 1,), see
-    `trees.outputs`. `level` holds the nodes to split next; None when the tree is complete.
+    `trees.outputs`. `level` holds the nodes to split next; None when the tree is complete. `depths` are those of nodes.
     """
 
     def __init__(self, totals: Integers, rules: SplitRules) -> None:
@@ -41,7 +41,7 @@ class Growth:
         self._n_nodes = 1
         # nodes of a level, their left children, records and splits
         self._divided: list[tuple[Int32s, Int32s, Int32s, Splits]] = []
-        self._depths = np.zeros(1, np.int64)
+        self.depths = np.zeros(1, np.int64)
         # by best gain: leaves that are not divided yet, their positions among the kept sums, and their splits
         self._waiting = np.empty(0, np.int32), np.empty(0, np.int32), Splits.none(0, numbers=len(totals))
         self.level: Level | None = None
@@ -73,8 +73,8 @@ class Growth:
         of_pairs[:, 0] = chosen.left_totals
         np.subtract(totals, chosen.left_totals, out=of_pairs[:, 1])
         self._totals.append(of_pairs.reshape(-1, totals.shape[1]))
-        growing = self._depths[nodes] + 1 < self._rules.max_depth
-        self._depths = np.append(self._depths, np.repeat(self._depths[nodes] + 1, 2))
+        growing = self.depths[nodes] + 1 < self._rules.max_depth
+        self.depths = np.append(self.depths, np.repeat(self.depths[nodes] + 1, 2))
         self._n_nodes += 2 * len(nodes)
         limits = None if not self._limits else limits_below(self._rules, self._limits, nodes, chosen, of_pairs)
         self._limits += [] if limits is None else [limits]
@@ -99,7 +99,7 @@ class Growth:
         order = np.lexsort((nodes, -splits.gain))
         left = splits.left_totals[order]
         right = np.concatenate(self._totals)[nodes[order]] - left
-        levels = np.minimum(self._rules.max_depth - self._depths[nodes[order]] - 1, 40)
+        levels = np.minimum(self._rules.max_depth - self.depths[nodes[order]] - 1, 40)
         most = np.ones(len(order), np.int64)
         for child in (left, right):
             by_rows = child[:, -1] // self._rules.min_child_samples - 1

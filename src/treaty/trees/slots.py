@@ -159,7 +159,6 @@ class SlotTree:
         self._growth: Growth | None = None
         # of each node of the tree
         self._slot_of = np.zeros(1, np.int64)
-        self._depth_of = np.zeros(1, np.int64)
 
     def split(self, opened: Integers | None, depth: int) -> SlotSplits:
         """Choose the splits of a level on the opened sums of its slots, int64 (n,).
@@ -196,12 +195,11 @@ class SlotTree:
         taken = growth.take(found)
         if taken is None:
             return chosen
-        nodes, children, splits = taken
+        nodes, _, splits = taken
         records = [self._record(int(f), left) for f, left in zip(splits.feature, splits.left_bins, strict=True)]
         growth.divided(np.array(records, np.int32))
         of_nodes = self._slot_of[nodes]
         self._slot_of = np.concatenate([self._slot_of, np.stack([2 * of_nodes, 2 * of_nodes + 1], axis=1).ravel()])
-        self._depth_of = np.concatenate([self._depth_of, np.full(2 * len(children), depth + 1)])
         chosen.features[of_nodes], chosen.left_bins[of_nodes] = splits.feature, splits.left_bins
         return chosen
 
@@ -217,7 +215,7 @@ class SlotTree:
         tree.value[:] = np.rint(tree.value * 2.0**VALUE_BITS) / 2.0**VALUE_BITS
         values = np.zeros(1 << depth)
         leaves = np.flatnonzero(tree.left < 0)
-        values[((self._slot_of[leaves] + 1) << (depth - self._depth_of[leaves])) - 1] = tree.value[leaves]
+        values[((self._slot_of[leaves] + 1) << (depth - self._growth.depths[leaves])) - 1] = tree.value[leaves]
         return tree, values
 
 
