@@ -10,7 +10,7 @@ from typing import Any
 import gmpy2
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata  # type: ignore[import-untyped]
+from scipy.stats import rankdata, zscore  # type: ignore[import-untyped]
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
@@ -29,8 +29,9 @@ from treaty.messaging.transcript import TranscriptEntry
 from treaty.privacy.exact_sums import OpenedNode
 from treaty.systems.fedxgb.paper import InputAndShares
 from treaty.systems.horizontal.masked_sums import MaskedInput
+from treaty.systems.vertical import messages as vertical
 from treaty.systems.vertical.exact_sums import content_of
-from treaty.systems.vertical.messages import SealedSumsRequest, Setup, Sums, SumsPiece, SumsRequest, TreeRows, TreeStart
+from treaty.systems.vertical.messages import Setup, Sums, SumsRequest, TreeRows, TreeStart
 
 MOST = 4096
 """The most combinations tried for each half of the bins of a ciphertext."""
@@ -237,9 +238,6 @@ def multiplied(rows: Sequence[int], sent: Numbers, place: dict[int, int], modulu
     return value
 
 
-QUERIES: dict[str, type[SumsRequest] | type[SumsPiece]] = {
-    kind.__name__: kind for kind in (SumsRequest, SealedSumsRequest, SumsPiece)
-}
 MOST_ROWS = 10_000
 MOST_NUMBERS = 512
 """The most numbers of a row that are attacked, from the first tree on."""
@@ -310,7 +308,7 @@ def of_messages(view: View, n_rows: int) -> Iterator[tuple[Int32s, Floats]]:
                 features = [ciphertexts / 255.0, np.array(symbols, np.float64).reshape(-1, 1)]
                 yield rows[: len(ciphertexts)], np.concatenate(features, axis=1)
             case "SumsRequest" | "SealedSumsRequest" | "SumsPiece" if cipher is None:
-                payload = content_of(entry, QUERIES[entry.step]).payload
+                payload = content_of(entry, getattr(vertical, entry.step)).payload
                 numbers = of_vectors(unpack(payload, entry.peer, entry.step), parameters, n_rows)
                 if len(numbers):
                     yield every[: len(numbers)], numbers
@@ -408,7 +406,7 @@ def correlation(plain: Vectors, seen: Vectors) -> tuple[float, float]:
     Vectors of equal numbers have no ranks and are left out; if there are no others, both are 0.
     """
     ranks = [
-        (standard_ranks(a), standard_ranks(b))
+        (zscore(rankdata(a)), zscore(rankdata(b)))
         for a, b in zip(plain, seen, strict=True)
         if np.any(a != a[:1]) and np.any(b != b[:1])
     ]
@@ -418,9 +416,3 @@ def correlation(plain: Vectors, seen: Vectors) -> tuple[float, float]:
     total = sum(float(own @ other) for own, other in ranks)
     # neighbouring differences share a vector, so they are not independent: hence the factor
     return total / count, float(np.sqrt(1.5 / count))
-
-
-def standard_ranks(values: Integers) -> Floats:
-    """Return ranks (n,) with a mean of 0 and a standard deviation of 1."""
-    ranks = rankdata(values)
-    return np.asarray((ranks - ranks.mean()) / ranks.std())

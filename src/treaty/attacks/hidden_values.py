@@ -33,8 +33,6 @@ from treaty.systems.vertical.exact_sums import NamedNodes, array_of, content_of
 from treaty.systems.vertical.messages import BinLayout, NamedRows
 from treaty.trees.histograms import candidate_columns, candidate_slots
 
-Matrix = NDArray[np.float64]
-
 MOST_SOLVED = 2000
 """The most rows of a system of equations: solving takes their cube."""
 
@@ -57,19 +55,19 @@ class NodeExchange:
     # the node's rows; int (n,)
     rows: NDArray[np.intp]
     # all null vectors that were sent, U; float64 (n, r)
-    vectors: Matrix
+    vectors: Floats
     # the answer, W; float64 (n, c)
-    masked: Matrix
+    masked: Floats
 
     @property
-    def used(self) -> Matrix:
+    def used(self) -> Floats:
         """Z, the vectors that the answer was made with, float64 (n, r'): according to the paper, secret."""
         # those orthogonal to W
         seen = np.abs(self.vectors.T @ self.masked).max(axis=1, initial=0.0)
         return self.vectors[:, seen <= _ZERO * np.abs(self.masked).max(initial=0.0) * np.sqrt(len(self.masked))]
 
 
-def rounded(answered: NodeExchange, values: tuple[float, float] = (0.0, 1.0), steps: int = 1) -> Matrix:
+def rounded(answered: NodeExchange, values: tuple[float, float] = (0.0, 1.0), steps: int = 1) -> Floats:
     """Guess a matrix of two known values by rounding W, float64 (n, c).
 
     `values` are 0 and 1 for candidates, and the two gradients for a first tree. With 0 `steps`, W alone is rounded.
@@ -83,7 +81,7 @@ def rounded(answered: NodeExchange, values: tuple[float, float] = (0.0, 1.0), st
     return guess
 
 
-def solved(answers: Sequence[NodeExchange], n_rows: int) -> tuple[Matrix, NDArray[np.bool_]]:
+def solved(answers: Sequence[NodeExchange], n_rows: int) -> tuple[Floats, Flags]:
     """Solve for a matrix that is the same in several answers: candidates over trees, gradients over levels.
 
     Each answer states (I - Z Z^T) D = W for its rows. The sum of the equations has n_rows unknowns; with random Z of a
@@ -105,17 +103,17 @@ def solved(answers: Sequence[NodeExchange], n_rows: int) -> tuple[Matrix, NDArra
     return found[:, :-1], np.abs(found[:, -1] - probe[:, 0]) <= _KNOWN
 
 
-def left_over(vectors: Matrix, seed: int = 0) -> Matrix:
+def left_over(vectors: Floats, seed: int = 0) -> Floats:
     """Return an orthonormal basis of the columns that null vectors are orthogonal to, float64 (n, n - r)."""
     rng, (n_rows, sent) = np.random.default_rng(seed), vectors.shape
-    basis: Matrix = rng.normal(size=(n_rows, n_rows - sent))
+    basis: Floats = rng.normal(size=(n_rows, n_rows - sent))
     # twice: one pass loses half the digits if there are many vectors
     for _ in range(2):
         basis = np.linalg.qr(basis - vectors @ (vectors.T @ basis)).Q
     return basis
 
 
-def two_valued(basis: Matrix, tries: int = 60, steps: int = 200, seed: int = 0) -> NDArray[np.float64]:
+def two_valued(basis: Floats, tries: int = 60, steps: int = 200, seed: int = 0) -> Floats:
     """Find a column of two values, float64 (n,) up to its sign, in the span of an orthonormal `basis` (n, dimensions).
 
     In the first tree gradients have two values, one per class, and are orthogonal to the null vectors that a passive
@@ -132,18 +130,18 @@ def two_valued(basis: Matrix, tries: int = 60, steps: int = 200, seed: int = 0) 
     )
     # two-valued columns alone have a kurtosis of 1 plus the square of skewness
     more = (found**4).mean(axis=0) - (found**3).mean(axis=0) ** 2
-    best: NDArray[np.float64] = found[:, np.argmin(more)]
+    best: Floats = found[:, np.argmin(more)]
     return best
 
 
-def _turned(basis: Matrix, directions: Matrix, power: int, steps: int) -> Matrix:
+def _turned(basis: Floats, directions: Floats, power: int, steps: int) -> Floats:
     """Turn directions, a column each, towards skewness (power 2) or kurtosis (3) by fixed-point iteration."""
     for _ in range(steps):
         directions = directions / np.linalg.norm(directions, axis=0)
         columns = basis @ directions
         moved = basis.T @ (columns * columns if power == 2 else columns * columns * columns) / len(basis)
         directions = moved if power == 2 else moved - 3.0 * directions
-    turned: Matrix = directions / np.linalg.norm(directions, axis=0)
+    turned: Floats = directions / np.linalg.norm(directions, axis=0)
     return turned
 
 
@@ -155,7 +153,7 @@ class SmmNode:
     # version 1: the slot of each column of the answer; int (columns,)
     slots: NDArray[np.int32]
     # version 2: sums of grad and of hess, sent with the answer; float64 (2,)
-    totals: NDArray[np.float64]
+    totals: Floats
 
 
 def products_from_transcript(transcript: Transcript, peer: str, n_rows: int) -> list[list[list[SmmNode]]]:
@@ -165,10 +163,10 @@ def products_from_transcript(transcript: Transcript, peer: str, n_rows: int) -> 
     """
     trees: list[list[list[SmmNode]]] = []
     offsets = features = np.empty(0, np.int32)
-    rows, vectors, pending = list[node_products.Rows](), list[Matrix](), np.empty(0)
+    rows, vectors, pending = list[node_products.Rows](), list[Floats](), np.empty(0)
     named, count = NamedNodes(n_rows, 0), 0
 
-    def whole(step: str, more: Array, widths: Sequence[int]) -> list[Matrix] | None:
+    def whole(step: str, more: Array, widths: Sequence[int]) -> list[Floats] | None:
         """Add a message's numbers; return the level's matrices once the last one is there."""
         nonlocal pending
         pending = np.append(pending, array_view(more, np.float64, (None,), peer=peer, what=step))
@@ -177,7 +175,7 @@ def products_from_transcript(transcript: Transcript, peer: str, n_rows: int) -> 
         found, pending = node_products.cut_matrices(pending, rows, widths, peer, step), pending[:0]
         return found
 
-    def add(masked: list[Matrix] | None, slots: list[NDArray[np.int32]], totals: NDArray[np.int64]) -> None:
+    def add(masked: list[Floats] | None, slots: list[NDArray[np.int32]], totals: NDArray[np.int64]) -> None:
         if masked is not None:
             nodes = [k for k in range(len(rows)) if vectors[k].shape[1]]
             trees[-1].append([
@@ -200,9 +198,7 @@ def products_from_transcript(transcript: Transcript, peer: str, n_rows: int) -> 
             case "NamedRows" if not rows:
                 named.add(content_of(entry, NamedRows), peer)
             case "NullVectors" | "CandidateVectors":
-                sent = content_of(
-                    entry, node_products.NullVectors if entry.step == "NullVectors" else node_products.CandidateVectors
-                )
+                sent = content_of(entry, getattr(node_products, entry.step))
                 rows = rows or node_products.rows_of_nodes(named.rows, named.nodes, count)
                 if entry.step == "CandidateVectors" and len(rows) == count:
                     rows = node_products.every_column(rows, features)

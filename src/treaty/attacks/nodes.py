@@ -98,7 +98,7 @@ def communities(trees: Partitions, rows: NDArray[np.intp]) -> Floats:
     """
     # of each tree the finest, as in the paper
     partitions = [tree[-1][rows] for tree in trees if tree]
-    nodes = [of_partition(partition) for partition in partitions if partition.max(initial=-1) > 0]
+    nodes = [leaks.of_partition(partition) for partition in partitions if partition.max(initial=-1) > 0]
     if not nodes:
         return np.zeros((len(rows), 0))
     # so that rows of unknown nodes are joined to something
@@ -106,13 +106,6 @@ def communities(trees: Partitions, rows: NDArray[np.intp]) -> Floats:
     joined = hstack([everything, *nodes]).tocsr()
     found = SpectralCoclustering(min(COMMUNITIES, joined.shape[1]), random_state=0).fit(joined).row_labels_
     return np.asarray(np.eye(found.max() + 1)[found])
-
-
-def of_partition(partition: NDArray[np.int32]) -> csr_matrix:
-    """Return which rows are in which of a partition's nodes, without empty nodes."""
-    known = np.flatnonzero(partition >= 0)
-    numbers, columns = np.unique(partition[known], return_inverse=True)
-    return csr_matrix((np.ones(len(known)), (known, columns)), shape=(len(partition), len(numbers)))
 
 
 def two_clusters(values: Floats) -> Floats:

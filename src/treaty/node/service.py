@@ -276,7 +276,6 @@ class Node:
                 self.jobs.end(at.row.id, "finished", "the job finished without this party")
 
     def _begin(self, at: attempts.OpenJob, changes: dict[str, Any]) -> None:
-        """Start the process of an attempt."""
         job_id, attempt = at.row.id, at.runs
         # The attempt counts before it can send anything.
         self.jobs.change(at, **changes)
@@ -299,7 +298,6 @@ class Node:
         self.jobs.change(at, event=event)
 
     def _happened(self, job_id: str, attempt: int, event: WorkerEvent) -> None:
-        """Process an event of a process."""
         at = self.jobs.standings.get(job_id)
         if at is None or at.runs != attempt:
             return

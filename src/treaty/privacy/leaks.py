@@ -24,6 +24,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
+from scipy.sparse import csr_matrix, hstack  # type: ignore[import-untyped]
 from sklearn.metrics import roc_auc_score
 
 from treaty.machine.arrays import Flags, Floats, Int32s, Integers
@@ -86,11 +87,15 @@ def cluster_scores(trees: NodeSets, n_rows: int) -> Floats:
     (`node_sets_from_transcript` of `treaty.systems.vertical.exact_sums`). Scores have mean 0 and standard deviation 1
     and are high for the smaller group, mostly the rarer class; all are 0 if nothing was seen.
     """
-    seen = _Nodes.of(trees, n_rows)
+    nodes_of_row = _all_nodes(trees, n_rows)
+    rows_of_node, seen = nodes_of_row.T.tocsr(), nodes_of_row.getnnz(axis=1) > 0
     # any start leads to the same end
     scores = np.random.default_rng(0).normal(size=n_rows)
     for _ in range(ROUNDS):
-        before, scores = scores, seen.centred(seen.rows_from_nodes(seen.nodes_from_rows(scores)))
+        before, scores = scores, _means(nodes_of_row, _means(rows_of_node, scores))
+        # equal scores are the trivial solution
+        scores = np.where(seen, scores - scores.sum(where=seen) / max(np.count_nonzero(seen), 1), 0.0)
+        scores /= float(scores.std()) or 1.0
         if np.abs(scores - before).max(initial=0.0) < CLOSE_ENOUGH:
             break
     return scores * (1.0 if np.mean(scores**3) >= 0.0 else -1.0)
@@ -101,11 +106,9 @@ def known_label_scores(trees: NodeSets, n_rows: int, known: NDArray[np.intp], la
 
     A score is the mean over a row's nodes of the log odds of label 1 in each, with one row of either label added.
     """
-    seen = _Nodes.of(trees, n_rows)
-    nodes, ones = seen.node[known].ravel(), np.repeat(labels, seen.node.shape[1])
-    n = len(seen.size)
-    odds = (np.bincount(nodes[ones == 1], minlength=n) + 1.0) / (np.bincount(nodes[ones == 0], minlength=n) + 1.0)
-    return seen.rows_from_nodes(np.log(odds))
+    nodes_of_row = _all_nodes(trees, n_rows)
+    none, one = (nodes_of_row[known[labels == label]].getnnz(axis=0) + 1.0 for label in (0, 1))
+    return _means(nodes_of_row, np.log(one / none))
 
 
 def attack_auc(scores: Floats, y: NDArray[np.integer] | NDArray[np.floating]) -> float:
@@ -114,45 +117,22 @@ def attack_auc(scores: Floats, y: NDArray[np.integer] | NDArray[np.floating]) ->
     return max(auc, 1.0 - auc)
 
 
-@dataclass(frozen=True, slots=True)
-class _Nodes:
-    """All nodes of all partitions under one numbering; the last means "not known" and is left out of all means.
+def of_partition(partition: NDArray[np.int32]) -> csr_matrix:
+    """Return which rows are in which of a partition's nodes, without empty nodes."""
+    known = np.flatnonzero(partition >= 0)
+    numbers, columns = np.unique(partition[known], return_inverse=True)
+    return csr_matrix((np.ones(len(known)), (known, columns)), shape=(len(partition), len(numbers)))
 
-    `node` is (n_rows, n_partitions), `size` (n_nodes + 1,); `seen`, (n_rows,), counts the nodes a row was seen in.
-    """
 
-    node: NDArray[np.intp]
-    size: Floats
-    seen: Floats
+def _all_nodes(trees: NodeSets, n_rows: int) -> csr_matrix:
+    """Return which rows are in which nodes of all partitions."""
+    found = [of_partition(partition) for tree in trees for partition in tree]
+    return hstack([csr_matrix((n_rows, 0)), *found], format="csr")
 
-    @classmethod
-    def of(cls, trees: NodeSets, n_rows: int) -> _Nodes:
-        partitions = [partition for tree in trees for partition in tree]
-        counts = [int(partition.max(initial=-1)) + 1 for partition in partitions]
-        first = np.cumsum([0, *counts])
-        node = np.full((n_rows, len(partitions)), first[-1], np.intp)
-        for k, partition in enumerate(partitions):
-            node[:, k] = np.where(partition >= 0, first[k] + partition, first[-1])
-        size = np.bincount(node.ravel(), minlength=int(first[-1]) + 1).astype(np.float64)
-        return cls(node, np.maximum(size, 1.0), np.count_nonzero(node < first[-1], axis=1).astype(np.float64))
 
-    def nodes_from_rows(self, scores: Floats) -> Floats:
-        """Return the mean score of each node's rows."""
-        totals = np.bincount(self.node.ravel(), np.repeat(scores, self.node.shape[1]), len(self.size))
-        return np.asarray(totals / self.size)
-
-    def rows_from_nodes(self, scores: Floats) -> Floats:
-        """Return the mean score of each row's nodes."""
-        known = scores.copy()
-        known[-1] = 0.0
-        return np.asarray(known[self.node].sum(axis=1) / np.maximum(self.seen, 1.0))
-
-    def centred(self, scores: Floats) -> Floats:
-        """Remove the mean (equal scores are the trivial solution) and scale to standard deviation 1."""
-        seen = self.seen > 0.0
-        scores = np.where(seen, scores - scores.sum(where=seen) / max(np.count_nonzero(seen), 1), 0.0)
-        spread = float(scores.std())
-        return scores / spread if spread > 0.0 else scores
+def _means(members: csr_matrix, values: Floats) -> Floats:
+    """Return the mean value over the members of each row, 0 where there are none."""
+    return np.asarray(members @ values / np.maximum(members.getnnz(axis=1), 1))
 
 
 # --------------------------------------------------- histogram inversion: rebuild training rows from opened histograms

@@ -192,7 +192,6 @@ def largest(mechanism: str, epsilon: float) -> float:
 
 
 def _check_epsilon(epsilon: float) -> None:
-    """Raise ConfigError unless `epsilon` is finite and at least 2^-20."""
     if not LEAST_EPSILON <= epsilon < math.inf:
         raise ConfigError(f"expected a finite epsilon of at least {LEAST_EPSILON:.1e}, got {epsilon}")
 

@@ -61,7 +61,6 @@ def removable_noise(sigma: Floats, counts: Sequence[int], known: int, removed: i
 
 
 def _before(secret: bytes) -> bytes:
-    """Return the secret of the part before."""
     return hashlib.sha256(b"treaty noise part" + secret).digest()
 
 
