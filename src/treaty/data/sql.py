@@ -45,9 +45,7 @@ _SIGN = re.compile(
 def check_source(source: str) -> None:
     """Raise ConfigError unless `source` says where the URI of a database is; the error does not show it."""
     kind, _, where = source.partition(":")
-    if kind == "env" and re.fullmatch(r"[A-Za-z_]\w*", where, re.ASCII):
-        return
-    if kind == "file" and where:
+    if (kind == "env" and re.fullmatch(r"[A-Za-z_]\w*", where, re.ASCII)) or (kind == "file" and where):
         return
     plain = "://" in source or "=" in source
     got = "a URI, whose password would stand in the file" if plain else "something else"

@@ -373,15 +373,13 @@ def check_names(schema: Schema, names: Sequence[str], party: str, place: str = "
 
 def _positions(source: _Source, schema: Schema | None, party: str, place: str) -> list[int]:
     """Return the position in the data of every feature, in the schema's order."""
-    if schema is None:
-        return list(range(source.n_columns))
-    if source.names is None:
-        if source.n_columns != len(schema.names):
-            # scikit-learn's words
-            raise DataError(
-                f"X has {source.n_columns} features, but Schema is expecting {len(schema.names)} features as input "
-                f"- at {party}"
-            )
+    if schema is not None and source.names is None and source.n_columns != len(schema.names):
+        # scikit-learn's words
+        raise DataError(
+            f"X has {source.n_columns} features, but Schema is expecting {len(schema.names)} features as input "
+            f"- at {party}"
+        )
+    if schema is None or source.names is None:
         return list(range(source.n_columns))
     position = {name: i for i, name in enumerate(source.names)}
     check_names(schema, source.names, party, place)

@@ -99,11 +99,9 @@ _JOB = "SELECT {} FROM jobs".format(", ".join(field.name for field in fields(Job
 class Command:
     """A command of this node's user on the command line; `job` is empty if it is about none."""
 
-    seq: int
     job: str
     command: str
     argument: bytes
-    time: float
 
 
 @dataclass(frozen=True)
@@ -257,10 +255,10 @@ class Store(Database):
         A command is marked as done when the next one is requested. If handling it was interrupted, it is yielded again,
         so handling a command twice must do no harm.
         """
-        for row in self.read("SELECT seq, job, command, argument, time FROM commands WHERE NOT done ORDER BY seq"):
+        for seq, *row in self.read("SELECT seq, job, command, argument FROM commands WHERE NOT done ORDER BY seq"):
             yield Command(*row)
             with self.transaction() as db:
-                db.execute("UPDATE commands SET done = 1 WHERE seq = ?", row[:1])
+                db.execute("UPDATE commands SET done = 1 WHERE seq = ?", (seq,))
 
     def changed(self) -> bool:
         """Return whether another process has changed the database since the last call; costs microseconds."""

@@ -16,6 +16,7 @@ from asyncio import BaseTransport
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
+from itertools import product
 from typing import Any, get_args
 from urllib.parse import quote
 
@@ -218,26 +219,18 @@ class _StoreCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         info = GaugeMetricFamily("treaty_node_info", "The node and its version; always 1.", labels=["node", "version"])
-        info.add_metric([self._name, treaty.__version__], 1)
-        yield info
+        yield _with(info, {(self._name, treaty.__version__): 1})
         states = self._store.states()
         jobs = GaugeMetricFamily("treaty_jobs", "Jobs by kind and state.", labels=["kind", "state"])
         counts = Counter(states.values())
-        for kind in (*get_args(Verb), "check"):
-            for state in TRANSITIONS:
-                jobs.add_metric([kind, state], counts[kind, state])
-        yield jobs
+        yield _with(jobs, {of: counts[of] for of in product((*get_args(Verb), "check"), TRANSITIONS)})
         done = GaugeMetricFamily("treaty_job_rounds_done", "Rounds done of each running job.", labels=["job"])
         planned = GaugeMetricFamily("treaty_job_rounds_planned", "Rounds of each running job in all.", labels=["job"])
-        for job in self._store.jobs({"running"}):
-            done.add_metric([job.id], job.rounds)
-            planned.add_metric([job.id], job.total)
-        yield done
-        yield planned
+        running = self._store.jobs({"running"})
+        yield _with(done, {(job.id,): job.rounds for job in running})
+        yield _with(planned, {(job.id,): job.total for job in running})
         up = GaugeMetricFamily("treaty_peer_up", "Whether a peer's node is connected.", labels=["peer"])
-        for party, peer in self._store.peers().items():
-            up.add_metric([party], peer.up)
-        yield up
+        yield _with(up, {(party,): peer.up for party, peer in self._store.peers().items()})
         entries = "Entries of the audit log; if there are fewer than before, it was cut."
         yield CounterMetricFamily("treaty_audit_entries", entries, self._store.head().seq)
         yield self._messages(states)
@@ -255,6 +248,11 @@ class _StoreCollector(Collector):
                 if state in FINAL:
                     self._ended[id] = counted
             sums.update(counted)
-        for (peer, direction), count in sorted(sums.items()):
-            messages.add_metric([peer, direction], count)
-        return messages
+        return _with(messages, dict(sorted(sums.items())))
+
+
+def _with(metric: GaugeMetricFamily | CounterMetricFamily, values: Mapping[tuple[str, ...], float]) -> Metric:
+    """Add values, by their labels, to a metric."""
+    for labels, value in values.items():
+        metric.add_metric(labels, value)
+    return metric

@@ -41,7 +41,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -60,6 +60,18 @@ LEAST_SHARE = 1.0
 _PRECISION = 41
 # random words at a time, which stay in the cache, and for each of the last numbers: one to two times the mean need
 _CHUNK, _WORDS = 1 << 15, 32
+_ZEROS = memoryview(bytes(8 * _CHUNK))
+
+
+def keystream(key: bytes | None = None, stream: int = 0) -> Callable[[int], bytes]:
+    """Return a source of random bytes: AES-256-CTR under `key`, by default one from the operating system's generator.
+
+    Streams of different numbers, from 0 to 2^64 - 1, share no byte below 2^68.
+    """
+    start = modes.CTR(stream.to_bytes(8, "big") + bytes(8))
+    cipher = Cipher(algorithms.AES(secrets.token_bytes(32) if key is None else key), start).encryptor()
+    # encrypting zeros gives the keystream itself
+    return lambda count: cipher.update(_ZEROS[:count] if count <= len(_ZEROS) else bytes(count))
 
 
 def discrete_gaussian(sigma: Floats, key: bytes | None = None) -> Integers:
@@ -71,12 +83,10 @@ def discrete_gaussian(sigma: Floats, key: bytes | None = None) -> Integers:
     if sigma.ndim != 1 or not np.all((sigma >= LEAST_SIGMA) & (sigma <= MOST_SIGMA)):
         raise ConfigError("expected standard deviations from 0.5 to 2^40 in one dimension - at the noise")
     scaled, fractional = _fractions(sigma)
-    stream = Cipher(algorithms.AES(secrets.token_bytes(32) if key is None else key), modes.CTR(bytes(16))).encryptor()
-    out = np.empty(len(sigma), np.int64)
+    draw, out = keystream(key), np.empty(len(sigma), np.int64)
     done, words = 0, np.empty(0, np.uint64)
     while done < len(out):
-        # encrypting zeros gives the keystream itself
-        fresh = np.frombuffer(stream.update(bytes(8 * min(_CHUNK, _WORDS * (len(out) - done)))), np.dtype("<u8"))
+        fresh = np.frombuffer(draw(8 * min(_CHUNK, _WORDS * (len(out) - done))), np.dtype("<u8"))
         words = np.concatenate([words, fresh])
         drawn, used = _fill(out[done:], scaled[done:], fractional[done:], words)
         done, words = done + drawn, words[used:]

@@ -52,7 +52,6 @@ _KEY_FORM = Format("noise-key", 1)
 _TABLE = """CREATE TABLE entries (draw TEXT PRIMARY KEY, job TEXT NOT NULL, mechanism TEXT NOT NULL, what TEXT NOT NULL,
     epsilon REAL NOT NULL CHECK (typeof(epsilon) = 'real' AND epsilon >= 0),
     rho REAL NOT NULL CHECK (typeof(rho) = 'real' AND rho >= 0), delta REAL NOT NULL)"""
-_COLUMNS = "draw, job, mechanism, what, epsilon, rho, delta"
 ROUNDED = 1.0 + 1e-9  # ten times 0.1 must not exceed 1
 
 
@@ -190,8 +189,7 @@ class Ledger:
         """
         with self._db.transaction() as db:
             new = self._affordable(db, entries, most, delta)
-            rows = [(e.draw, e.job, e.mechanism, e.what, e.epsilon, e.rho, e.delta) for e in new]
-            db.executemany(f"INSERT INTO entries ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)", rows)  # noqa: S608
+            db.executemany("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)", map(astuple, new))
 
     def check(self, entries: Sequence[LedgerEntry], *, most: float | None = None, delta: float | None = None) -> None:
         """Refuse releases that would cost too much, as `spend` would, and enter nothing.
@@ -246,7 +244,7 @@ def read_ledger(path: Path) -> list[LedgerEntry]:
 
 
 def _entries(db: sqlite3.Connection) -> list[LedgerEntry]:
-    return [LedgerEntry(*row) for row in db.execute(f"SELECT {_COLUMNS} FROM entries ORDER BY rowid")]  # noqa: S608
+    return [LedgerEntry(*row) for row in db.execute("SELECT * FROM entries ORDER BY rowid")]
 
 
 # ------------------------------------------------ the log of alignments: who asked, with how many and how similar ids

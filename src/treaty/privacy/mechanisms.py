@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import math
 import os
-import secrets
 import struct
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from treaty.errors import ConfigError
 from treaty.machine.arrays import Floats, Int32s, Integers, Words, pieces
 from treaty.machine.kernels import kernel
+from treaty.privacy.discrete_gaussian import keystream
 from treaty.privacy.randomised_response import Randomness, stored, uniform64
 
 # steps of the grid from 0 to 1
@@ -36,22 +35,11 @@ LEAST_EPSILON = 2.0**-20
 _OF_VARIANCE = 64.0
 # random words at a time: they stay in the cache
 _CHUNK = 1 << 15
-_ZEROS = memoryview(bytes(8 * _CHUNK))
 # the curve 2^-x at x = 1/2, where its chords meet
 _ROOT = 0.5**0.5
 _TRAILING_ZEROS = np.array([10, *((k & -k).bit_length() - 1 for k in range(1, 1024))], np.uint8)
 # covers the error of a few float operations
 _ROUNDED = 1.0 + 2.0**-50
-
-
-def keystream(key: bytes | None = None, stream: int = 0) -> Randomness:
-    """Return a source of random bytes: AES-256-CTR under `key`, by default one from the operating system's generator.
-
-    Streams of different numbers, from 0 to 2^64 - 1, share no byte below 2^68.
-    """
-    start = modes.CTR(stream.to_bytes(8, "big") + bytes(8))
-    cipher = Cipher(algorithms.AES(secrets.token_bytes(32) if key is None else key), start).encryptor()
-    return lambda count: cipher.update(_ZEROS[:count] if count <= len(_ZEROS) else bytes(count))
 
 
 # ------------------------------------------------------ the mechanisms, for whole multiples of 2^-20, int32 (n,): steps

@@ -12,8 +12,9 @@ import numpy as np
 from treaty.errors import BudgetSpent, ConfigError
 from treaty.machine.arrays import Floats, Int32s, Integers, pieces
 from treaty.machine.shared_work import share
+from treaty.privacy.discrete_gaussian import keystream
 from treaty.privacy.ledger import Ledger, LedgerEntry, cost, model_job
-from treaty.privacy.mechanisms import MECHANISMS, STEPS, clip_to_steps, keystream, largest, to_sent
+from treaty.privacy.mechanisms import MECHANISMS, STEPS, clip_to_steps, largest, to_sent
 from treaty.systems.fedxgboost_ldp.options import FedXGBoostLDP
 from treaty.trees.boosting import TreeSample
 from treaty.trees.objectives import Objective
