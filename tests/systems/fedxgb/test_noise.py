@@ -23,11 +23,10 @@ from treaty.messaging.messages import Array
 from treaty.models.checkpoints import ledger_folder
 from treaty.models.trees import walk_tables
 from treaty.privacy.ledger import Ledger
-from treaty.systems.fedxgb import noisy, noisy_sums
+from treaty.systems.fedxgb import noisy
 from treaty.systems.fedxgb.cohorts import AnyCohorts, Rules
 from treaty.systems.fedxgb.messages import CertifiedKeys, SurvivorReport, Task, UserOffer, Users
-from treaty.systems.fedxgb.noisy import CrowdNoise
-from treaty.systems.fedxgb.noisy_sums import NoisyDomainSums
+from treaty.systems.fedxgb.noisy import CrowdNoise, NoisyDomainSums
 from treaty.systems.fedxgb.secfind import UserSums
 from treaty.systems.fedxgb.system import SYSTEM
 from treaty.systems.horizontal import noisy_rounds
@@ -99,14 +98,14 @@ def test_planted_faults_of_noise_are_found(monkeypatch, binary, plant):
     parts, _, classes = binary
     options, layout = noisy_options(), laid_out(list(parts))
     noise = noise_of(parts, options, classes, layout)
-    removable, draw = noisy_sums.removable_noise, noisy_sums.draw_noise
+    removable, draw = noisy.removable_noise, noisy.draw_noise
     match plant:
         case "noise of survivors kept":
-            monkeypatch.setattr(noisy_sums, "removable_noise", lambda sigma, *of: np.zeros(len(sigma), np.int64))
+            monkeypatch.setattr(noisy, "removable_noise", lambda sigma, *of: np.zeros(len(sigma), np.int64))
         case "too much removed":
-            monkeypatch.setattr(noisy_sums, "removable_noise", lambda *of: 3 * removable(*of))
+            monkeypatch.setattr(noisy, "removable_noise", lambda *of: 3 * removable(*of))
         case "no noise":
-            monkeypatch.setattr(noisy_sums, "draw_noise", lambda sigma, *of: (0, draw(sigma, *of)[1]))
+            monkeypatch.setattr(noisy, "draw_noise", lambda sigma, *of: (0, draw(sigma, *of)[1]))
         case "noise of half":
             planned = CrowdNoise.deviations
             monkeypatch.setattr(CrowdNoise, "deviations", lambda *of: planned(*of) / 2)
@@ -126,7 +125,7 @@ def test_an_edge_server_without_a_sum_sends_its_domains_noise(monkeypatch, binar
     crowded = play()
     assert [len(sums.cohort) for sums in crowded.opened[-3:]] == [12, 6, 12]
     assert as_planned(noise_in(crowded, noise, layout))
-    monkeypatch.setattr(noisy_sums, "discrete_gaussian", lambda sigma: np.zeros(len(sigma), np.int64))
+    monkeypatch.setattr(noisy, "discrete_gaussian", lambda sigma: np.zeros(len(sigma), np.int64))
     assert noise_in(play(), noise, layout)[1].std() < 0.9
 
 

@@ -66,15 +66,13 @@ from treaty.systems.horizontal import quantiles
 from treaty.systems.horizontal.held_out import HeldBack, HeldOutRequest, SummedMetrics
 from treaty.systems.horizontal.members import Collector, Membership
 from treaty.systems.horizontal.noisy_rounds import LeafMember, LeafSender, RandomStep, random_round
-from treaty.systems.horizontal.own_rows import OwnRows
+from treaty.systems.horizontal.own_rows import OwnRows, rounds_of
 from treaty.systems.horizontal.rows import OwnLabels
 from treaty.systems.horizontal.sum_noise import SumNoise
 from treaty.systems.observers import TreeOpened, VectorGiven
 from treaty.systems.pooled.constraints import constraints_of
 from treaty.systems.pooled.continuing import CheckpointRequest
-from treaty.systems.pooled.system import watched
 from treaty.systems.system import LabelledRows, RoleInput
-from treaty.trees.boosting import Rounds, WatchedRows
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import Growth
 from treaty.trees.histograms import width_of
@@ -95,7 +93,7 @@ def leader(inputs: RoleInput[FederBoostHorizontal]) -> ModelPart:
     """
     compare_terms(inputs)
     setup, found, kept = agree_on_model(inputs)
-    noise, common, classes, threads = setup.noise, inputs.common, setup.message.classes, inputs.threads
+    noise, classes = setup.noise, setup.message.classes
     collector = Collector(
         inputs.party, inputs.roles.owners, inputs.vouching, setup.first_message(inputs), sum_rules(inputs.options)
     )
@@ -122,7 +120,7 @@ def leader(inputs: RoleInput[FederBoostHorizontal]) -> ModelPart:
         own = fresh(inputs, setup, rows, search.bins, search.objective, setup.paid or shown)
 
     forest, shard, width = own.forest, own.shard, width_of(own.bins.offsets)
-    rules = common.rules(forest.objective, constraints_of(common, setup.schema))
+    rules = inputs.common.rules(forest.objective, constraints_of(inputs.common, setup.schema))
     steps: StepSender | LeafSender
     grow: Callable[[], list[Tree]]
     if noise.leaves is None:
@@ -132,25 +130,16 @@ def leader(inputs: RoleInput[FederBoostHorizontal]) -> ModelPart:
         steps = LeafSender(collector, width)
         grow = partial(random_round, inputs, collector, steps, own, rules, noise.leaves, n_rows)
 
-    def after_round(done: int) -> None:
+    def keep(done: int) -> None:
         forest.clipped_rows = max(forest.clipped_rows, shard.clipped)
         written.request(collector, steps, own, bins, done)
-        inputs.observers.round_finished(done, own.part)
 
-    inputs.observers.round_finished(forest.rounds, own.part)
     back, of_all = None if held_out is None else own.held_back(inputs, held_out, noise), None
     if back is not None:
         mine = None if inputs.data is None else back
         sigma = noise.scores * np.sqrt(len(inputs.roles.owners) / noise.honest)
         of_all = SummedMetrics(collector, back.cells, back.looks, mine, steps.flush, sigma)
-    # early stopping goes by the last of them
-    evals: list[WatchedRows] = [] if of_all is None else [of_all]
-    evals += [watched(of, own.part.splits, threads) for of in watching]
-    rounds = Rounds(
-        forest, common.most_rounds, eval_sets=evals, early_stopping_rounds=common.early_stopping_rounds,
-        early_stopping_min_delta=common.early_stopping_min_delta, metrics=common.metrics, after_round=after_round,
-    )  # fmt: skip
-    for new in rounds:
+    for new in rounds_of(inputs, own.part, of_all, watching, keep):
         new += grow()
     steps.flush()
     collector.broadcast(ModelEnd(forest.rounds))

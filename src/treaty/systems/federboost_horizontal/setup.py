@@ -32,14 +32,14 @@ from treaty.machine.process import stay_on_one_core
 from treaty.messaging.exchanges import Term, agree
 from treaty.messaging.messages import decode_body, digests_in, encode
 from treaty.models.checkpoints import ANEW, Checkpoint, Keeper, checkpoint_file, fingerprint
-from treaty.models.trees import ModelPart, keep_records, records_used
+from treaty.models.trees import keep_records, records_used
 from treaty.privacy.ledger import model_job
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal, honest_members
 from treaty.systems.federboost_horizontal.trees import StepSender
 from treaty.systems.horizontal.held_out import divided
 from treaty.systems.horizontal.members import Collector, SumRules
 from treaty.systems.horizontal.noisy_rounds import LeafSender
-from treaty.systems.horizontal.own_rows import Draws, OwnRows
+from treaty.systems.horizontal.own_rows import Draws, OwnRows, new_part
 from treaty.systems.horizontal.quantiles import CommonBins, agreed_objective, unpack_bins
 from treaty.systems.horizontal.rows import (
     ModelBegin,
@@ -58,9 +58,8 @@ from treaty.systems.horizontal.sum_noise import SumNoise, pay, plan_noise, withi
 from treaty.systems.observers import CheckpointReached
 from treaty.systems.pooled.continuing import CheckpointReceipt, CheckpointRequest
 from treaty.systems.system import LabelledRows, RoleInput
-from treaty.trees.boosting import Forest, RoundState
+from treaty.trees.boosting import RoundState
 from treaty.trees.custom_losses import Custom
-from treaty.trees.ensemble import SplitTable
 from treaty.trees.objectives import Objective
 
 logger = logging.getLogger(__name__)
@@ -204,11 +203,7 @@ def fresh(
     inputs: RoleInput, setup: ModelSetup, rows: LabelledRows, bins: Bins, objective: Objective, spent: str
 ) -> OwnRows:
     """Return a training without trees."""
-    message, name = setup.message, inputs.party.name
-    part = ModelPart(
-        model_id=message.model_id, party=name, schema=setup.schema, splits=SplitTable(),
-        forest=Forest(objective, (name,), message.classes, parallel=inputs.common.num_parallel_tree), spent=spent,
-    )  # fmt: skip
+    part = new_part(inputs, setup.message.model_id, setup.schema, setup.message.classes, objective, spent)
     return OwnRows.of(inputs, rows, part, bins, Draws.fresh(inputs))
 
 

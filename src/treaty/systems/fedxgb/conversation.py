@@ -26,9 +26,17 @@ from treaty.messaging.party import Party
 from treaty.models.checkpoints import Checkpoint
 from treaty.models.trees import ModelPart, keep_records, records_used
 from treaty.systems.fedxgb.cohorts import AnyCohorts, DomainFile, Rules, UserStanding, seed_of_rows
-from treaty.systems.fedxgb.domain import Credentials, authority_of, gather_sound, patience_of, send_each_or_leave_out
+from treaty.systems.fedxgb.domain import (
+    Credentials,
+    authority_of,
+    certified,
+    gather_sound,
+    patience_of,
+    send_each_or_leave_out,
+)
 from treaty.systems.fedxgb.messages import (
     Call,
+    CertifiedKeys,
     Cohort,
     Domain,
     RoundStart,
@@ -40,10 +48,9 @@ from treaty.systems.fedxgb.messages import (
     Users,
     ValueShares,
 )
-from treaty.systems.fedxgb.noisy_sums import NoisyDomainSums, NoisyUserSums
 from treaty.systems.fedxgb.options import PAPER_LEAKS, FedXGB
 from treaty.systems.fedxgb.order import SumLimit, user_order
-from treaty.systems.fedxgb.paper import PaperDomainSums, PaperUserSums, Sides, paper_mode
+from treaty.systems.fedxgb.paper import Sides, paper_mode
 from treaty.systems.fedxgb.roles import check_edges, domains
 from treaty.systems.fedxgb.secfind import Crowd, DomainSums, UserSums
 from treaty.systems.horizontal.members import Membership, SumRules, TranscriptDigest
@@ -112,7 +119,7 @@ class Instructions:
                         sums.transcript = TranscriptDigest(self._at_start)
                     sums.transcript.update(message)
                     if isinstance(message, RowSummary | RowOwners) or (
-                        isinstance(message, CommonBins) and isinstance(sums, NoisyUserSums)
+                        isinstance(message, CommonBins) and self._inputs.options.adds_noise
                     ):
                         self._at_start = sums.transcript.digest
                     return message
@@ -252,27 +259,26 @@ class OpenDomain:
     file: DomainFile
 
 
-def open_domain(inputs: RoleInput[FedXGB]) -> OpenDomain:
+def open_domain(inputs: RoleInput[FedXGB], sums_as: type[DomainSums]) -> OpenDomain:
     """Collect the users' keys, send them the task, and choose whose rows are in the first sum."""
     party, options, roles, patience = inputs.party, inputs.options, inputs.roles, patience_of(inputs)
-    server, edges, paper = roles.active, roles.having("edge"), paper_mode(options)
+    server, edges = roles.active, roles.having("edge")
     party.may_lose([name for name in party.peers if name not in (server, *edges)])
     credentials = Credentials(party, authority_of(roles), "edge")
-    offers = _offers(party, credentials, domains(roles)[party.name], options, patience)
-    party.send(server, Users({name: offer.keys for name, offer in offers.items()}))
+    keys = _keys_of_users(party, credentials, domains(roles)[party.name], options, patience)
+    party.send(server, Users(keys))
     task = receive_task(inputs, server, credentials)
     # masks among edge servers, of which two are enough: the domains' sums are masked already
     membership = Membership(party, server, edges, inputs.vouching, b"fedxgb edges", SumRules(allow_two=True))
-    standings = {name: UserStanding() for name in offers}
+    standings = {name: UserStanding() for name in keys}
     file = DomainFile(inputs.keeper, party.name, task.model_id, standings)
-    send_each_or_leave_out(party, dict.fromkeys(offers, task), patience)
-    keys = {name: offer.keys for name, offer in offers.items() if name in party.peers}
+    send_each_or_leave_out(party, dict.fromkeys(keys, task), patience)
+    keys = {name: of for name, of in keys.items() if name in party.peers}
     rules = Rules(most=options.max_users, least_change=options.group, whole=options.group_size is not None)
     # cohorts whose sums the first run opened count in this one
     known = file.read(rules, np.random.default_rng()) if task.rounds else None
     if options.adds_noise:
         known = AnyCohorts(rules, np.random.default_rng())
-    sums_as = NoisyDomainSums if options.adds_noise else PaperDomainSums if paper else DomainSums
     domain = sums_as(party, keys, standings, rules, patience, known, file.write)
     domain.transcript.update(task)
     if not task.rounds:
@@ -280,28 +286,22 @@ def open_domain(inputs: RoleInput[FedXGB]) -> OpenDomain:
     return OpenDomain(credentials, task, schema_of(task.names, task.categories, task.origins), domain, membership, file)
 
 
-def _offers(
+def _keys_of_users(
     party: Party, credentials: Credentials, users: Sequence[str], options: FedXGB, patience: float
-) -> dict[str, UserOffer]:
-    # users without keys that the authority certified are left out; under noise they may come late
+) -> dict[str, CertifiedKeys]:
     offers = gather_sound(party, users, UserOffer, timeout=patience)
     for name in users:
-        try:
-            if name in offers:
-                credentials.check(name, "user", offers[name].keys, name)
-                continue
+        if name not in offers:
             logger.warning("%s begins without %s, which has sent no keys", party.name, name)
-            if options.adds_noise:
-                continue
-        except PeerProtocolError as error:
-            logger.warning("%s: %s", party.name, error)
-            del offers[name]
-        party.leave_out(name)
-    if len(offers) < options.group:
+            # under noise it may come late
+            if not options.adds_noise:
+                party.leave_out(name)
+    keys = certified(party, credentials, offers)
+    if len(keys) < options.group:
         raise RoundVoid(
-            f"expected {options.group} users or more to come to the domain of {party.name}, got {len(offers)}"
+            f"expected {options.group} users or more to come to the domain of {party.name}, got {len(keys)}"
         )
-    return offers
+    return keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,11 +314,9 @@ class JoinedUser:
     sums: UserSums
 
 
-def join_domain(inputs: RoleInput[FedXGB], edge: str) -> JoinedUser:
+def join_domain(inputs: RoleInput[FedXGB], edge: str, sums_as: type[UserSums]) -> JoinedUser:
     """Send the edge server certified keys, receive the task, and fit own rows to its columns and classes."""
     party, name = inputs.party, inputs.party.name
-    published, noisy = paper_mode(inputs.options), inputs.options.adds_noise
-    sums_as = NoisyUserSums if noisy else PaperUserSums if published else UserSums
     credentials = Credentials(party, authority_of(inputs.roles), "user")
     party.send(edge, UserOffer(credentials.certified))
     task = receive_task(inputs, edge, credentials)

@@ -21,7 +21,6 @@ from treaty.crypto.sharing.aggregator import Aggregator
 from treaty.crypto.sharing.key_agreement import agree, verifies
 from treaty.crypto.sharing.secure_aggregation import Round, RoundVoid, enough
 from treaty.errors import PeerProtocolError, PeerTimeout
-from treaty.machine.arrays import Floats
 from treaty.machine.process import stay_on_one_core
 from treaty.messaging.messages import M, Message
 from treaty.messaging.party import Party
@@ -35,6 +34,7 @@ from treaty.systems.fedxgb.messages import (
     KeyCertificate,
     KeyRequest,
     TrainingEnd,
+    UserOffer,
 )
 from treaty.systems.fedxgb.roles import Leaves, Stage
 from treaty.systems.horizontal.masked_sums import SumAggregator
@@ -165,6 +165,19 @@ def gather_sound(party: Party, users: Iterable[str], *kinds: type[M], timeout: f
             waiting.remove(error.peer)
 
 
+def certified(party: Party, credentials: Credentials, offers: Mapping[str, UserOffer]) -> dict[str, CertifiedKeys]:
+    """Return the keys that users offer; leave out users whose keys are not certified."""
+    found = {}
+    for name, offer in offers.items():
+        try:
+            credentials.check(name, "user", offer.keys, name)
+            found[name] = offer.keys
+        except PeerProtocolError as error:
+            logger.warning("%s: %s", party.name, error)
+            party.leave_out(name)
+    return found
+
+
 def send_each_or_leave_out(party: Party, messages: Mapping[str, Message], timeout: float) -> None:
     """Send to users; leave out users who are gone, or do not take their message in time."""
     reached = party.send_each(messages, timeout=timeout)
@@ -186,10 +199,6 @@ def sum_round(
         job_id=party.job, protocol=party.protocol, round_id=call.number, roster=roster, length=length,
         vector_id=digest.digest.hex(), surplus_parts=surplus_parts,
     ).repeated(call.attempt)  # fmt: skip
-
-
-# Returns the standard deviations of the noise on a vector of so many numbers
-Deviations = Callable[[int], Floats]
 
 
 # ---------------------------------------------------------------- edge server

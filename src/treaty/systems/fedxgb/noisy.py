@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -26,25 +26,28 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from treaty.crypto.sharing.secure_aggregation import Round
 from treaty.data.noisy_quantiles import SearchNoise
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Floats, Integers
 from treaty.messaging.messages import Message, encode
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart
+from treaty.privacy.discrete_gaussian import discrete_gaussian
 from treaty.privacy.ledger import model_job
-from treaty.privacy.surplus_noise import least_share
+from treaty.privacy.surplus_noise import MOST_PARTS, draw_noise, least_share, removable_noise
+from treaty.systems.fedxgb.cohorts import LEAST
 from treaty.systems.fedxgb.conversation import Instructions, JoinedUser, OpenDomain, grow_all
-from treaty.systems.fedxgb.domain import authority_of, gather_sound, send_each_or_leave_out
-from treaty.systems.fedxgb.messages import Attendance, Task, TrainingEnd, UserOffer
-from treaty.systems.fedxgb.noisy_sums import NoisyUserSums
+from treaty.systems.fedxgb.domain import Credentials, authority_of, certified, gather_sound, send_each_or_leave_out
+from treaty.systems.fedxgb.messages import Attendance, Call, CertifiedKeys, Task, TrainingEnd, UserOffer
 from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.roles import domains
 from treaty.systems.fedxgb.rows import CrowdMetrics
-from treaty.systems.fedxgb.secfind import Crowd
+from treaty.systems.fedxgb.secfind import Crowd, DomainSums, UserSums
 from treaty.systems.horizontal.held_out import HeldOutRequest, chosen, divided
+from treaty.systems.horizontal.members import TranscriptDigest
 from treaty.systems.horizontal.noisy_rounds import LeafMember, LeafSender, RandomStep, random_round
-from treaty.systems.horizontal.own_rows import Draws, OwnRows
+from treaty.systems.horizontal.own_rows import Draws, OwnRows, new_part, rounds_of
 from treaty.systems.horizontal.quantiles import (
     CommonBins,
     Count,
@@ -58,15 +61,14 @@ from treaty.systems.horizontal.random_trees import LeafNoise, row_norm
 from treaty.systems.horizontal.rows import OwnLabels, no_rows, schema_of
 from treaty.systems.horizontal.sum_noise import SumNoise, looks, pay, plan_noise
 from treaty.systems.pooled.constraints import constraints_of
-from treaty.systems.pooled.system import watched
 from treaty.systems.system import LabelledRows, RoleInput
-from treaty.trees.boosting import Forest, Rounds, WatchedRows
-from treaty.trees.ensemble import SplitTable
 from treaty.trees.histograms import width_of
 from treaty.trees.objectives import Objective
 
 logger = logging.getLogger(__name__)
 
+# Users of a domain who may tell the server their noise
+MAY_HELP = LEAST - 2
 # Counts are multiplied by it: many users' parts of their noise are finer than whole rows
 _COUNT_UNIT = 1 << 16
 
@@ -126,6 +128,66 @@ class CrowdNoise:
         return sums if length <= self.norm else np.trunc(sums * (self.norm / length)).astype(np.int64)
 
 
+# ---------------------------------------------------------------- sums: noise that survives lost users, any cohort
+
+
+class NoisyDomainSums(DomainSums):
+    """An edge server's part; `deviations` returns those of the noise on the domain's next sum, float64 (length,)."""
+
+    surplus_parts = MOST_PARTS
+    deviations: Callable[[int], Floats]
+
+    def _attempt(self, this_round: Round, call: Call) -> tuple[Integers, list[str]]:
+        setup = self._begin(this_round, call)
+        opened, users = self.open_sum(this_round, setup.aggregator, setup.sealed)
+        sigma, removed = self.deviations(this_round.length), this_round.removed(len(users))
+        for secret in setup.aggregator.surplus.values():
+            opened -= removable_noise(sigma, this_round.counts, MAY_HELP, removed, secret)
+        return opened, users
+
+    def _nothing(self, length: int) -> Integers:
+        # other domains' noise is not enough for all
+        return discrete_gaussian(self.deviations(length))
+
+
+class NoisyUserSums(UserSums):
+    """A user's part, with the same `deviations`."""
+
+    surplus_parts = MOST_PARTS
+    deviations: Callable[[int], Floats]
+
+    def permit(self, survivors: Sequence[str]) -> None:
+        """Agree to any cohort: noise protects each user, or each row."""
+
+    def _outgoing(self, values: Integers, this_round: Round) -> tuple[Integers, list[bytes]]:
+        # anew for each attempt: two sums under the same noise would show their difference
+        noise, secret = draw_noise(self.deviations(len(values)), this_round.counts, MAY_HELP)
+        return values + noise, secret
+
+
+class NoisyCrowd(Crowd):
+    """All users, also those who come late; `homes` has the edge server of each user of the job."""
+
+    def __init__(self, homes: Mapping[str, str], party: Party, credentials: Credentials, *given: Any) -> None:
+        super().__init__(party, credentials, *given)
+        self._homes, self._credentials = homes, credentials
+
+    def broadcast(self, message: Message) -> None:
+        if isinstance(message, RandomStep):
+            # as `begin_tree`, for trees that are drawn
+            self._party.round += 1
+            self._transcript = TranscriptDigest(self._at_start)
+        super().broadcast(message)
+
+    def _let_in(self, edge: str, joined: Mapping[str, CertifiedKeys]) -> None:
+        for name, keys in joined.items():
+            if self._homes.get(name) != edge or name in self._seeds:
+                raise PeerProtocolError(edge, f"expected users of {edge} who came late", at="SurvivorReport")
+            self._credentials.check(name, "user", keys, edge)
+            self._seeds[name] = self._credentials.seed_with(name, keys)
+            self._domains[edge].add(name)
+
+
 # ---------------------------------------------------------------- server
 
 
@@ -139,35 +201,23 @@ def lead(
 ) -> ModelPart:
     """Search for bins and grow trees as the server; return the model, with a warning that of fewer rounds."""
     inputs = replace(inputs, common=msgspec.structs.replace(inputs.common, colsample_bytree=column_share))
-    name, common, classes, schema = inputs.party.name, inputs.common, inputs.classes, inputs.rows.table.schema
+    common, classes, schema = inputs.common, inputs.classes, inputs.rows.table.schema
     counts = _Counts(crowd)
     found = lead_search(inputs, counts, schema, classes, None, noise.of_search, exact=False)
     crowd.settle()
     inputs.party.round += 1
-    part = ModelPart(
-        model_id=task.model_id, party=name, schema=schema, splits=SplitTable(),
-        forest=Forest(found.objective, (name,), classes, parallel=common.num_parallel_tree),
-        spent=str(noise.whole.budget), bins=encode(found.message),
-    )  # fmt: skip
+    spent, bins = str(noise.whole.budget), encode(found.message)
+    part = new_part(inputs, task.model_id, schema, classes, found.objective, spent, bins)
     own = OwnRows.of(inputs, no_rows(schema), part, found.bins, Draws.fresh(inputs))
     steps = LeafSender(crowd, width_of(found.bins.offsets))
     rules = common.rules(found.objective, constraints_of(common, schema))
-    watching: list[WatchedRows] = [watched(of, part.splits, inputs.threads) for of in evals]
     back = None
     if inputs.options.holds_out_rows:
-        # early stopping goes by the last of them
         cells, sigma = own.cells(inputs, noise.whole), noise.whole.scores / _COUNT_UNIT
         back = CrowdMetrics(counts, cells, looks(inputs.options, common), None, steps.flush, sigma)
-        watching = [back, *watching]
-    inputs.observers.round_finished(0, part)
-    rounds = Rounds(
-        own.forest, common.most_rounds, eval_sets=watching,
-        early_stopping_rounds=common.early_stopping_rounds, early_stopping_min_delta=common.early_stopping_min_delta,
-        metrics=common.metrics, after_round=lambda done: inputs.observers.round_finished(done, part),
-    )  # fmt: skip
     # a sum that was asked for is not asked for again
     grow = partial(random_round, inputs, crowd, steps, own, rules, noise.leaves, found.n_rows)
-    grow_all(rounds, grow, iter(()))
+    grow_all(rounds_of(inputs, part, back, evals), grow, iter(()))
     steps.flush()
     crowd.broadcast(TrainingEnd())
     inputs.party.send(authority_of(inputs.roles), TrainingEnd())
@@ -205,14 +255,7 @@ class LateUsers:
         party, here = self._party, self._here
         offers = _at_round(party, 0, partial(gather_sound, party, self._awaited, UserOffer, timeout=0.0))
         self._awaited = [name for name in self._awaited if name in party.peers and name not in offers]
-        came = {}
-        for name, offer in offers.items():
-            try:
-                here.credentials.check(name, "user", offer.keys, name)
-                came[name] = offer.keys
-            except PeerProtocolError as error:
-                logger.warning("%s: %s", party.name, error)
-                party.leave_out(name)
+        came = certified(party, here.credentials, offers)
         if not came:
             return
         logger.info("%s lets in %s, who came late", party.name, ", ".join(came))
@@ -253,10 +296,7 @@ def follow(inputs: RoleInput[FedXGB], joined: JoinedUser, instructions: Instruct
         sums.deviations = partial(noise.deviations, asked)
     bins = unpack_bins(asked, schema, common.bin_limits, edge)
     objective = agreed_objective(asked, labels.starting(asked.start, "CommonBins"), noise=True, peer=edge)
-    forest = Forest(objective, (party.name,), task.classes, parallel=common.num_parallel_tree)
-    part = ModelPart(
-        model_id=task.model_id, party=party.name, schema=schema, splits=SplitTable(), forest=forest, spent=spent
-    )
+    part = new_part(inputs, task.model_id, schema, task.classes, objective, spent)
     own = OwnRows.of(inputs, rows, part, bins, Draws.fresh(inputs))
     # noise is added as the counts go out
     back = None if kept_back is None else own.held_back(inputs, kept_back, replace(noise.whole, scores=0.0))
@@ -275,7 +315,7 @@ def follow(inputs: RoleInput[FedXGB], joined: JoinedUser, instructions: Instruct
             # also for what follows a round, such as counts of rows kept back
             if not sums.absent("call"):
                 party.send(edge, Attendance())
-            inputs.observers.round_finished(forest.rounds, None)
+            inputs.observers.round_finished(own.forest.rounds, None)
         sums.deviations = partial(noise.deviations, step)
     return own.shard.margins
 

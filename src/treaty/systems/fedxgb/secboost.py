@@ -48,17 +48,17 @@ from treaty.models.trees import ModelPart, record_split
 from treaty.systems.fedxgb import conversation, messages, noisy
 from treaty.systems.fedxgb.cohorts import drop_earlier_files
 from treaty.systems.fedxgb.domain import Credentials, authority_of, patience_of
-from treaty.systems.fedxgb.noisy import CrowdNoise
-from treaty.systems.fedxgb.noisy_sums import NoisyCrowd, NoisyDomainSums
+from treaty.systems.fedxgb.noisy import CrowdNoise, NoisyCrowd, NoisyDomainSums, NoisyUserSums
 from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.order import ServerLimits, edge_order
-from treaty.systems.fedxgb.paper import HiddenThresholds, Sides, paper_mode
+from treaty.systems.fedxgb.paper import HiddenThresholds, PaperDomainSums, PaperUserSums, Sides, paper_mode
 from treaty.systems.fedxgb.roles import check_edges
 from treaty.systems.fedxgb.rows import EdgeRows, Model, UserRows, resend_trees, server_model, watched_by_server
-from treaty.systems.fedxgb.secfind import Crowd, find_splits, give_domain_sum
+from treaty.systems.fedxgb.secfind import Crowd, DomainSums, UserSums, find_splits, give_domain_sum
 from treaty.systems.horizontal.held_out import chosen, drawn_back
 from treaty.systems.horizontal.members import TranscriptDigest
 from treaty.systems.horizontal.noisy_rounds import RandomStep
+from treaty.systems.horizontal.own_rows import new_part, rounds_of
 from treaty.systems.horizontal.quantiles import (
     MOST_ROUNDS,
     CommonBins,
@@ -72,10 +72,9 @@ from treaty.systems.horizontal.quantiles import (
 from treaty.systems.horizontal.rows import OwnLabels, common_rows
 from treaty.systems.observers import TreeOpened, VectorGiven
 from treaty.systems.pooled.constraints import constraints_of
-from treaty.systems.pooled.system import watched
 from treaty.systems.system import RoleInput
-from treaty.trees.boosting import BoostingPlan, Forest, Rounds, WatchedRows
-from treaty.trees.ensemble import SplitTable, Tree
+from treaty.trees.boosting import BoostingPlan
+from treaty.trees.ensemble import Tree
 from treaty.trees.slots import Cells, SlotTree
 
 logger = logging.getLogger(__name__)
@@ -138,27 +137,10 @@ def server(inputs: RoleInput[FedXGB]) -> ModelPart:
         part = kept.part
         resend_trees(inputs, crowd, model, found.bins, kept, rng)
     else:
-        part = ModelPart(
-            model_id=task.model_id, party=party.name, schema=schema, splits=SplitTable(),
-            forest=Forest(found.objective, (party.name,), classes), spent=shown_by_search(found.fewest),
-            bins=encode(found.message),
-        )  # fmt: skip
-    forest = part.forest
-    assert forest is not None
-
-    def after_round(done: int) -> None:
-        written.write(part, rng, summary, done)
-        inputs.observers.round_finished(done, part)
-
-    inputs.observers.round_finished(forest.rounds, part)
+        spent, bins = shown_by_search(found.fewest), encode(found.message)
+        part = new_part(inputs, task.model_id, schema, classes, found.objective, spent, bins)
     back = watched_by_server(inputs, crowd, found.objective, schema)
-    # early stopping goes by the last of them
-    watching: list[WatchedRows] = [] if back is None else [back]
-    watching += [watched(e, part.splits, inputs.threads) for e in evals]
-    rounds = Rounds(
-        forest, common.most_rounds, eval_sets=watching, early_stopping_rounds=common.early_stopping_rounds,
-        early_stopping_min_delta=common.early_stopping_min_delta, metrics=common.metrics, after_round=after_round,
-    )  # fmt: skip
+    rounds = rounds_of(inputs, part, back, evals, partial(written.write, part, rng, summary))
 
     def grow() -> list[Tree]:
         columns = [plan.draw_columns(rng) for _ in range(found.objective.n_outputs)]
@@ -166,7 +148,7 @@ def server(inputs: RoleInput[FedXGB]) -> ModelPart:
 
     conversation.grow_all(rounds, grow, iter(range(messages.MOST_VOID)))
     crowd.broadcast(messages.TrainingEnd())
-    part.held_out = None if back is None else back.result(forest.rounds)
+    part.held_out = None if back is None else back.result(rounds.forest.rounds)
     return part
 
 
@@ -224,7 +206,8 @@ def edge(inputs: RoleInput[FedXGB]) -> None:
     if not (inputs.alone or options.hides_model):  # else edge servers compute, on the rows of all users
         stay_on_one_core()
     check_edges(options, len(edges))
-    here = conversation.open_domain(inputs)  # steps 1 to 3
+    sums_as = NoisyDomainSums if options.adds_noise else PaperDomainSums if paper_mode(options) else DomainSums
+    here = conversation.open_domain(inputs, sums_as)  # steps 1 to 3
     task, domain = here.task, here.sums
     at_start, bins = domain.transcript.digest, None
     rows = EdgeRows(inputs, domain, here.file, patience)
@@ -301,17 +284,18 @@ def user(inputs: RoleInput[FedXGB]) -> Floats:
     """
     if not inputs.alone:
         stay_on_one_core()
-    party, edge = inputs.party, inputs.roles.edges[inputs.party.name]
-    joined = conversation.join_domain(inputs, edge)  # steps 1 to 3
+    party, options, edge = inputs.party, inputs.options, inputs.roles.edges[inputs.party.name]
+    sums_as = NoisyUserSums if options.adds_noise else PaperUserSums if paper_mode(options) else UserSums
+    joined = conversation.join_domain(inputs, edge, sums_as)  # steps 1 to 3
     rows, sums = joined.rows, joined.sums
-    back = drawn_back(len(rows.y), inputs.options.validation_fraction or 0.0, party.name)
+    back = drawn_back(len(rows.y), options.validation_fraction or 0.0, party.name)
     trained = chosen(rows, ~back)
     labels = OwnLabels(inputs, trained, joined.task.classes, edge)
     instructions = conversation.Instructions(inputs, edge, sums)
     noise = CrowdNoise.plan(inputs, joined.task)
     if noise is not None:
         return noisy.follow(inputs, joined, instructions, noise)
-    answers = SearchAnswers(inputs, trained, labels, edge, exact=inputs.options.exact_bins)
+    answers = SearchAnswers(inputs, trained, labels, edge, exact=options.exact_bins)
     while not isinstance(bins := instructions.next(), CommonBins):
         instructions.vector = answers.vector(bins)
     summary = instructions.next()

@@ -197,7 +197,7 @@ class UserSums(UserCohort):
         return contribute(party, edge, mine, contribution, Agreements, *others, absent=self.absent, follow=True)
 
     def _outgoing(self, values: Integers, this_round: Round) -> tuple[Integers, list[bytes]]:
-        # a vector as it is hidden, and secrets of noise in it (`noisy_sums`)
+        # a vector as it is hidden, and secrets of noise in it (`noisy`)
         return values, []
 
     def hide(self, call: Call, values: Integers) -> Integers:

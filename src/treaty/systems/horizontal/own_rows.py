@@ -1,9 +1,9 @@
-"""One party's rows in a training by row, with its part of the model and its random draws."""
+"""One party's rows in a training by row, with its part of the model and its random draws; a leader's rounds."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,16 +11,57 @@ import numpy as np
 
 from treaty.cluster.sums import ClusterHistograms
 from treaty.data.binning import Bins
+from treaty.data.columns import Category
+from treaty.data.table import Schema
 from treaty.machine.arrays import Floats, Int32s
 from treaty.models.trees import ModelPart, record_split, walk_tables
-from treaty.systems.horizontal.held_out import NOISY_ERRORS, NOISY_ODDS, HeldBack, ScoreCells
+from treaty.systems.horizontal.held_out import NOISY_ERRORS, NOISY_ODDS, HeldBack, ScoreCells, SummedMetrics
 from treaty.systems.horizontal.random_trees import LeafShard
 from treaty.systems.horizontal.rows import own_seed
 from treaty.systems.horizontal.sum_noise import SumNoise, looks
+from treaty.systems.pooled.system import watched
 from treaty.systems.system import LabelledRows, RoleInput
-from treaty.trees.boosting import Forest, draw
-from treaty.trees.ensemble import Tree, Walk, join_splits
+from treaty.trees.boosting import Forest, Rounds, WatchedRows, draw
+from treaty.trees.ensemble import SplitTable, Tree, Walk, join_splits
+from treaty.trees.objectives import Objective
 from treaty.trees.slots import RowShard
+
+
+def new_part(
+    inputs: RoleInput, model_id: str, schema: Schema, classes: list[Category] | None, objective: Objective, spent: str,
+    bins: bytes = b"",
+) -> ModelPart:  # fmt: skip
+    """Return a part without trees."""
+    name = inputs.party.name
+    forest = Forest(objective, (name,), classes, parallel=inputs.common.num_parallel_tree)
+    return ModelPart(
+        model_id=model_id, party=name, schema=schema, splits=SplitTable(), forest=forest, spent=spent, bins=bins
+    )
+
+
+def rounds_of(
+    inputs: RoleInput, part: ModelPart, back: SummedMetrics | None, evals: Sequence[LabelledRows],
+    keep: Callable[[int], None] = lambda done: None,
+) -> Rounds:  # fmt: skip
+    """Return the rounds that a leader grows, which watch rows kept `back` and eval sets, and are reported.
+
+    ``keep(done)`` is called after each round.
+    """
+    assert part.forest is not None
+    common = inputs.common
+
+    def after_round(done: int) -> None:
+        keep(done)
+        inputs.observers.round_finished(done, part)
+
+    inputs.observers.round_finished(part.forest.rounds, part)
+    # early stopping goes by the last of them
+    watching: list[WatchedRows] = [] if back is None else [back]
+    watching += [watched(of, part.splits, inputs.threads) for of in evals]
+    return Rounds(
+        part.forest, common.most_rounds, eval_sets=watching, early_stopping_rounds=common.early_stopping_rounds,
+        early_stopping_min_delta=common.early_stopping_min_delta, metrics=common.metrics, after_round=after_round,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
