@@ -23,10 +23,9 @@ from treaty.messaging.messages import Array
 from treaty.models.checkpoints import Keeper
 from treaty.models.trees import predict_pooled
 from treaty.privacy.discrete_gaussian import epsilon_of, rho_for
-from treaty.systems.federboost_horizontal import federboost_horizontal as roles
 from treaty.systems.federboost_horizontal.options import honest_members
 from treaty.systems.federboost_horizontal.trees import StepSender, TreeStep
-from treaty.systems.horizontal import noisy_rounds, random_trees
+from treaty.systems.horizontal import noisy_rounds, own_rows, random_trees
 from treaty.systems.horizontal.members import Collector
 from treaty.systems.horizontal.noisy_rounds import LeafMember, RandomStep
 from treaty.systems.horizontal.quantiles import CommonBins, Count, ProbeRequest
@@ -398,8 +397,8 @@ def test_a_member_takes_no_bounds_but_those_of_the_job(monkeypatch, binary):
 
 def test_a_member_answers_no_round_that_is_not_paid_for(monkeypatch, binary):
     parts, _, classes = binary
-    longer = roles.Rounds
-    monkeypatch.setattr(roles, "Rounds", lambda forest, most, **given: longer(forest, most + 1, **given))
+    longer = own_rows.Rounds
+    monkeypatch.setattr(own_rows, "Rounds", lambda forest, most, **given: longer(forest, most + 1, **given))
     with pytest.raises(PeerProtocolError, match="expected 12 rounds at most"):
         train(parts, options_of(epsilon_total=5.0, **QUICK), classes)
 

@@ -29,7 +29,7 @@ from treaty.systems.fedxgb.messages import CertifiedKeys, SurvivorReport, Task, 
 from treaty.systems.fedxgb.noisy import CrowdNoise, NoisyDomainSums
 from treaty.systems.fedxgb.secfind import UserSums
 from treaty.systems.fedxgb.system import SYSTEM
-from treaty.systems.horizontal import noisy_rounds
+from treaty.systems.horizontal import noisy_rounds, own_rows
 from treaty.systems.horizontal.quantiles import Count, ProbeRequest
 from treaty.systems.horizontal.random_trees import RandomTrees
 from treaty.systems.horizontal.rows import describe
@@ -391,8 +391,8 @@ def test_a_user_answers_no_more_rounds_than_are_paid_for(binary):
 
     def greedy(party):
         with pytest.MonkeyPatch.context() as patched:
-            rounds = noisy.Rounds
-            patched.setattr(noisy, "Rounds", lambda forest, most, **given: rounds(forest, most + 1, **given))
+            rounds = own_rows.Rounds
+            patched.setattr(own_rows, "Rounds", lambda forest, most, **given: rounds(forest, most + 1, **given))
             first = next(iter(parts.values()))
             return SYSTEM.train["server"](role_input(party, options, layout, data=first, classes=classes))
 

@@ -12,20 +12,13 @@ from treaty.systems.federboost_horizontal.federboost_horizontal import leader, m
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
 from treaty.systems.federboost_horizontal.setup import check_members
 from treaty.systems.federboost_horizontal.trees import ModelEnd, TreeStep
+from treaty.systems.horizontal import leakage, members
 from treaty.systems.horizontal.held_out import NOISY_ODDS, HeldOutRequest
-from treaty.systems.horizontal.leakage import (
-    input_routes,
-    kept_back,
-    keys_routes,
-    learned_in_search,
-    lost_routes,
-    search_routes,
-    sums_of_rows,
-)
+from treaty.systems.horizontal.masked_sums import MaskedInput
 from treaty.systems.horizontal.noisy_rounds import RandomStep
 from treaty.systems.horizontal.rows import ModelBegin, RowsDescription
 from treaty.systems.horizontal.sum_noise import looks
-from treaty.systems.leakage import AGREEMENT, Route, Routes, Stage, When, routes
+from treaty.systems.leakage import AGREEMENT, Route, Routes, Stage, When, between, routes
 from treaty.systems.pooled.continuing import checkpoints_routes
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import PartySpec, Roles, System
@@ -40,7 +33,7 @@ def conclusions(
     of_all = _of_all(options, common)
     of_leader = _of_leader(roles, options, common, "" if part is None else part.spent)
     of_member = ["no sum; with three participants or more, nothing that can be attributed to one of them"]
-    found_by_leader, found_by_member = learned_in_search(options, common)
+    found_by_leader, found_by_member = leakage.learned_in_search(options, common)
     learned = {roles.active: [*of_leader, *found_by_leader, *of_all]}
     of_member += found_by_member
     return learned | {name: [*of_member, *of_all] for name in roles.owners if name != roles.active}
@@ -83,7 +76,7 @@ def _of_leader(roles: Roles, options: FederBoostHorizontal, common: BoostingOpti
             else "sums of two participants alone: with the help of one, those of the other"
         )
     if options.holds_out_rows:
-        learned.append(kept_back(options, common))
+        learned.append(leakage.kept_back(options, common))
     if spent:
         learned.append(
             f"how many rows lie between points that were tried in search of quantiles, under noise ({spent})"
@@ -105,7 +98,7 @@ def expected(roles: Roles, options: FederBoostHorizontal, common: BoostingOption
     """Return traffic, memory and time, with as many rows at every participant."""
     found, lead = Expected(), roles.active
     trees = Trees.of(common, shape, shape.rows * len(roles.owners))
-    sums = sums_of_rows(options, common, shape, trees)
+    sums = leakage.sums_of_rows(options, common, shape, trees)
     computing = sums.growing(trees, shape)
     watched = len(looks(options, common)) if options.holds_out_rows else 0
     cells = 2 * (NOISY_ODDS[0] if options.adds_noise else 256)
@@ -132,6 +125,7 @@ _NONE_KEPT_BACK = When(
     lambda options, common: options.epsilon_total is None and options.validation_fraction is None,
 )
 _KEPT_BACK = When("validation_fraction", lambda options, common: options.holds_out_rows)
+_COUNTED = _PLAIN & _KEPT_BACK
 _NOISY = When("epsilon_total", lambda options, common: options.epsilon_total is not None)
 
 ROUTES: dict[Stage, Routes] = {
@@ -139,13 +133,15 @@ ROUTES: dict[Stage, Routes] = {
         AGREEMENT,
         Route(RowsDescription, _MEMBER, _LEADER),
         Route(ModelBegin, _LEADER, _MEMBER),
-        routes(keys_routes(_LEADER, _MEMBER), reference="docs/federboost.md, Masks"),
-        search_routes(_LEADER, _MEMBER),
-        input_routes(_MEMBER, _LEADER, "epsilon_total, min_child_samples", _NONE_KEPT_BACK),
-        input_routes(_MEMBER, _LEADER, "min_child_samples, validation_fraction", _PLAIN & _KEPT_BACK, "held_out"),
-        input_routes(_MEMBER, _LEADER, "epsilon_total", _NOISY, "noisy"),
+        routes(leakage.keys_routes(_LEADER, _MEMBER), reference="docs/federboost.md, Masks"),
+        leakage.search_routes(_LEADER, _MEMBER),
+        Route(MaskedInput, _MEMBER, _LEADER, "sum", when=_NONE_KEPT_BACK, guard="epsilon_total, min_child_samples"),
+        Route(MaskedInput, _MEMBER, _LEADER, "held_out", when=_COUNTED, guard="min_child_samples, validation_fraction"),
+        Route(MaskedInput, _MEMBER, _LEADER, "noisy", when=_NOISY, guard="epsilon_total"),
         routes(
-            lost_routes(_LEADER, _MEMBER),
+            leakage.survivors_routes(_LEADER, _MEMBER),
+            Route(members.SurvivorSignature, _MEMBER, _LEADER),
+            between(_LEADER, _MEMBER, members.SurvivorSignatures, members.OpenedSum, members.SumVoid),
             when=When('dropout="accept"', lambda options, common: options.dropout == "accept"),
             reference="docs/federboost.md, When a participant is lost",
         ),

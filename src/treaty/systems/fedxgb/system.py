@@ -52,6 +52,7 @@ _MODEL = _PLAIN & When('expose="model"', lambda options, common: options.exposes
 _NOT_HIDDEN = _PLAIN & When('expose="model" or "paper"', lambda options, common: options.exposes != "nothing")
 _KEPT_BACK = When("validation_fraction", lambda options, common: options.holds_out_rows)
 _NONE_KEPT_BACK = When("without validation_fraction", lambda options, common: not options.holds_out_rows)
+_ALL_TRAINED = _SAFE & _PLAIN & _NONE_KEPT_BACK
 _ROW_SHARES = Route(pieces.RowShares, _USER, _EDGE, reference=_COLLUDE)
 _ROW_COUNTS = Route(messages.RowCounts, _EDGE, _EDGE)
 _SHARED = Route(shares.SharedNumbers, _EDGE, _EDGE, reference=_COLLUDE)
@@ -95,11 +96,9 @@ _SUMS = routes(
         when=_SAFE,
     ),
     Route(messages.AbsenceNotice, _USER, _EDGE),
-    leakage.input_routes(
-        _EDGE, _SERVER, "epsilon_total, group_size, min_child_samples", _SAFE & _PLAIN & _NONE_KEPT_BACK
-    ),
-    leakage.input_routes(_EDGE, _SERVER, "group_size, validation_fraction", _PLAIN & _KEPT_BACK, "held_out"),
-    leakage.input_routes(_EDGE, _SERVER, "epsilon_total", _NOISY, "noisy"),
+    Route(MaskedInput, _EDGE, _SERVER, "sum", when=_ALL_TRAINED, guard="epsilon_total, group_size, min_child_samples"),
+    Route(MaskedInput, _EDGE, _SERVER, "held_out", when=_PLAIN & _KEPT_BACK, guard="group_size, validation_fraction"),
+    Route(MaskedInput, _EDGE, _SERVER, "noisy", when=_NOISY, guard="epsilon_total"),
     Route(MaskedInput, _EDGE, _SERVER, "paper", when=_PAPER),
     Route(messages.SurvivorReport, _EDGE, _SERVER),
     reference="Liu et al., ICDCS 2020, SecBoost; docs/fedxgb.md, How a sum is opened",

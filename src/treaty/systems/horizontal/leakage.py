@@ -8,17 +8,8 @@ from typing import Any
 from treaty.data.noisy_quantiles import ROUNDS
 from treaty.systems.expected import Shape, Trees
 from treaty.systems.horizontal.held_out import NOISY_ODDS
-from treaty.systems.horizontal.masked_sums import MaskedInput, MaskShares, PassedShares, SealedShares, Survivors
-from treaty.systems.horizontal.members import (
-    MaskKeyPair,
-    MaskKeyPairs,
-    MemberKey,
-    OpenedSum,
-    Roster,
-    SumVoid,
-    SurvivorSignature,
-    SurvivorSignatures,
-)
+from treaty.systems.horizontal.masked_sums import MaskShares, PassedShares, SealedShares, Survivors
+from treaty.systems.horizontal.members import MaskKeyPair, MaskKeyPairs, MemberKey, Roster
 from treaty.systems.horizontal.quantiles import CommonBins, Count, ProbeRequest
 from treaty.systems.horizontal.rows import LabelUnits, TrainingStart, starts_from_sums
 from treaty.systems.horizontal.sum_noise import looks
@@ -43,20 +34,6 @@ def survivors_routes(aggregator: tuple[str, ...], members: tuple[str, ...]) -> R
         Route(Survivors, aggregator, members),
         Route(MaskShares, members, aggregator),
     )
-
-
-def lost_routes(collector: tuple[str, ...], members: tuple[str, ...]) -> Routes:
-    return routes(
-        survivors_routes(collector, members),
-        Route(SurvivorSignature, members, collector),
-        between(collector, members, SurvivorSignatures, OpenedSum, SumVoid),
-    )
-
-
-def input_routes(
-    sender: tuple[str, ...], receiver: tuple[str, ...], guard: str = "", when: When | None = None, variant: str = "sum"
-) -> Route:
-    return Route(MaskedInput, sender, receiver, variant, guard=guard, when=when)
 
 
 _ESTIMATED_START = When("base_score=None without epsilon_total", starts_from_sums)
