@@ -305,8 +305,6 @@ LINES: dict[str, Line] = {
     "sharing/additive_routing.deal: token_bytes token_bytes": Line(triples),
     "sharing/additive_routing._DealerNumbers.__init__: token_bytes token_bytes": Line(routing),
     "sharing/additive_routing._ServerNumbers.__init__: Keystream": Line(lambda: [*triples(), *routing()]),
-    "sharing/additive_routing._share_of_mask: Keystream": Line(routing),
-    "sharing/additive_routing.deal_mask: token_bytes token_bytes": Line(routing),
     "sharing/additive_routing.mask_rows: token_bytes": Line(routing),
     "sharing/additive_routing.share_integers: Keystream": Line(shares_of_zeros),
     "keystream.FreshShares._stream: Keystream mask_key": Line(fresh_shares),

@@ -13,7 +13,7 @@ ROSTER = {f"p{i}": key.public_key().public_bytes_raw() for i, key in enumerate(S
 def make_round(members, length=4, attempt=0, **options):
     roster = dict(list(ROSTER.items())[:members])
     terms = {"job_id": "job", "protocol": "sum", "round_id": 0, "roster": roster, "length": length, **options}
-    return Round(**terms).repeated(attempt)
+    return Round(**terms, attempt=attempt)
 
 
 def signing_key(name):

@@ -218,8 +218,8 @@ def deal_mask(rows: int, columns: int) -> tuple[Words, Keys]:
 
     The mask stays with the dealer and serves all levels of all trees.
     """
-    keys = secrets.token_bytes(32), secrets.token_bytes(32)
-    return _share_of_mask(keys[0], rows, columns) + _share_of_mask(keys[1], rows, columns), keys
+    numbers = _DealerNumbers()
+    return numbers.drawn(rows, columns), numbers.keys
 
 
 def deal_level(mask: Words, trees: int, nodes: int, bits: int) -> tuple[Keys, Words]:
@@ -258,7 +258,7 @@ def mask_rows(own: int, rows: Words, key: bytes) -> Program[tuple[MaskedRows, by
     The 32-byte seed is for `FreshShares`: each server contributes to it and the dealer does not see it. `key` is the
     dealer's. CryptoError if the other server's message is malformed, as in all programs here.
     """
-    mask = _share_of_mask(key, *rows.shape)
+    mask = _ServerNumbers(own, key, np.empty(0, np.uint64)).numbers(*rows.shape)
     given = np.frombuffer(secrets.token_bytes(32), "<u8").astype(np.uint64)
     opened, seed = yield from _open(own, [rows - mask, given])
     return MaskedRows(opened, mask), seed.astype("<u8").tobytes()
@@ -391,10 +391,6 @@ class _DealerNumbers:
     def corrected(self, products: Words) -> Words:
         # server 1's shares, which make up for the random ones of server 0
         return products - self.first.products(*products.shape)
-
-
-def _share_of_mask(key: bytes, rows: int, columns: int) -> Words:
-    return Keystream(key).bits(64, rows * columns).reshape(rows, columns)
 
 
 def _values(splits: Words, rows: Words) -> Words:

@@ -89,17 +89,18 @@ class Round:
     """What all members agree on before one vector is summed; an aggregator cannot give two members different versions.
 
     The roster has the Ed25519 public keys (32 bytes) of the round's n members; an absent member still counts for t.
-    `vector_id` distinguishes vectors of one round. `threshold` is t, how many members must answer: more than n/2, by
-    default ceil(2n/3). `min_cohort` is the fewest members whose sum may be opened, 3 or more; with `allow_two` also 2,
-    each of whom sees the other's input in the sum: only where noise protects inputs. `surplus_parts` is the most parts
-    of noise that are removed if more than the fewest survive; `counts` are then the numbers of survivors, ascending
-    from the fewest to n, at which one part more is removed. CryptoError if out of range.
+    `vector_id` distinguishes vectors of one round, `attempt` its repetitions, which have new masks. `threshold` is t,
+    how many members must answer: more than n/2, by default ceil(2n/3). `min_cohort` is the fewest members whose sum may
+    be opened, 3 or more; with `allow_two` also 2, each of whom sees the other's input in the sum: only where noise
+    protects inputs. `surplus_parts` is the most parts of noise that are removed if more than the fewest survive;
+    `counts` are then the numbers of survivors, ascending from the fewest to n, at which one part more is removed.
+    CryptoError if out of range.
     """
 
     def __init__(
         self, *, job_id: str, protocol: str, round_id: int, roster: Mapping[str, bytes], length: int,
         dropout: Dropout = "share", vector_id: str = "", threshold: int | None = None, min_cohort: int = 3,
-        allow_two: bool = False, surplus_parts: int = 0,
+        allow_two: bool = False, surplus_parts: int = 0, attempt: int = 0,
     ) -> None:  # fmt: skip
         n = len(roster)
         threshold = -(-2 * n // 3) if threshold is None else threshold
@@ -113,9 +114,9 @@ class Round:
         self.threshold, self.least = threshold, max(threshold, min_cohort)  # `least` members whose sum is opened
         steps = min(surplus_parts, n - self.least)
         self.counts = tuple(self.least + (n - self.least) * k // max(steps, 1) for k in range(steps + 1))
-        self.nonce = mask_nonce(job_id, protocol, round_id, 0, vector_id)  # names the vector's masks
+        self.nonce = mask_nonce(job_id, protocol, round_id, attempt, vector_id)  # names the vector's masks
         names = sorted(roster)
-        self._protocol, self._round_id, self._vector_id, self._min_cohort = protocol, round_id, vector_id, min_cohort
+        self._protocol, self._min_cohort = protocol, min_cohort
         self._points = {name: place for place, name in enumerate(names, 1)}
         self._listed = length_prefixed(*(part for name in names for part in (name, roster[name])))
         self._job = hashlib.sha256(length_prefixed("treaty job", job_id, protocol, self._listed)).digest()
@@ -123,13 +124,9 @@ class Round:
     def another(self, round_id: int, length: int, vector_id: str, attempt: int = 0) -> Round:
         # the same members under the same rules: cheaper than a new round, which digests the roster
         other = copy(self)
-        other.length, other._round_id, other._vector_id = length, round_id, vector_id
+        other.length = length
         other.nonce = mask_nonce(self.job_id, self._protocol, round_id, attempt, vector_id)
         return other
-
-    def repeated(self, attempt: int) -> Round:
-        """Return this round's repetition number `attempt`, from 1, which has new masks; 0 is the round itself."""
-        return self.another(self._round_id, self.length, self._vector_id, attempt)
 
     def removed(self, survivors: int) -> int:
         """Return how many parts of each survivor's noise are too much if so many survive."""

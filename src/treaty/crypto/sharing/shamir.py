@@ -34,6 +34,7 @@ Words = NDArray[np.uint64]
 _BLOCK = 16  # numbers raised to a power side by side: one alone would wait for its own products
 _LEAST_ROWS = 256  # of inner products worth a thread of their own
 _TOP = np.uint64((1 << 63) - 1)
+_BITS = np.array([(1 << 64) - 1, _TOP], np.uint64)  # of a number
 _ZERO, _ONE, _LAST, _LOW6 = np.uint64(0), np.uint64(1), np.uint64(63), np.uint64(63)
 
 
@@ -42,7 +43,8 @@ def add(a: Words, b: Words) -> Words:
 
 
 def subtract(a: Words, b: Words) -> Words:
-    return _apply(_subtract_all, a, b)
+    # p - b is b with its 127 bits turned over
+    return _apply(_add_all, a, b ^ _BITS)
 
 
 def multiply(a: Words, b: Words) -> Words:
@@ -218,12 +220,6 @@ def _multiply(a0: np.uint64, a1: np.uint64, b0: np.uint64, b1: np.uint64) -> tup
 def _add_all(a: Words, b: Words, out: Words) -> None:
     for j in range(len(a)):
         out[j, 0], out[j, 1] = _add(a[j, 0], a[j, 1], b[j, 0], b[j, 1])
-
-
-@kernel
-def _subtract_all(a: Words, b: Words, out: Words) -> None:
-    for j in range(len(a)):
-        out[j, 0], out[j, 1] = _subtract(a[j, 0], a[j, 1], b[j, 0], b[j, 1])
 
 
 @kernel

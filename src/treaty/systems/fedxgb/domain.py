@@ -197,8 +197,8 @@ def sum_round(
     """Return the round of secure aggregation that edge server and users of `roster` agree on for a call."""
     return Round(
         job_id=party.job, protocol=party.protocol, round_id=call.number, roster=roster, length=length,
-        vector_id=digest.digest.hex(), surplus_parts=surplus_parts,
-    ).repeated(call.attempt)  # fmt: skip
+        vector_id=digest.digest.hex(), surplus_parts=surplus_parts, attempt=call.attempt,
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------- edge server

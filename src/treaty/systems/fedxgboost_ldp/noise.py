@@ -130,14 +130,10 @@ class NoisyGradients:
             except BudgetSpent as spent:
                 self.stopped = str(spent)
                 return None
-            counted = sent = replace(sample, grad=_spread(noisy[0], rows, sample.grad))
-            if self.noisy_hess:
-                counted = sent = replace(sent, hess=_spread(noisy[1], rows, sample.hess))
+            sent = counted = _with(sample, noisy)
             # the published form has exact sums next to the noise
             if self._paper:
-                counted = replace(sample, grad=_spread(exact[0], rows, sample.grad))
-                if self.noisy_hess:
-                    counted = replace(counted, hess=_spread(exact[1], rows, sample.hess))
+                counted = _with(sample, exact)
         self._tree += 1
         return sent, counted
 
@@ -243,10 +239,9 @@ def scoring_rules(rules: SplitRules, *, first_order: bool, noisy_hess: bool) -> 
     return replace(rules, hess_floor=rules.reg_lambda / 2.0 if noisy_hess else 0.0)
 
 
-def _spread(values: Integers, kept: Int32s | None, like: Integers) -> Integers:
-    """Return an array like `like` with values at the kept rows, 0 elsewhere."""
-    if kept is None:
-        return values
-    spread = np.zeros_like(like)
-    spread[kept] = values
-    return spread
+def _with(sample: TreeSample, values: Integers) -> TreeSample:
+    """Return a sample with other gradients, and hessians if `values` has two rows; 0 outside the sampled rows."""
+    if sample.rows is not None:
+        of_rows, values = values, np.zeros((len(values), len(sample.grad)), np.int64)
+        values[:, sample.rows] = of_rows
+    return replace(sample, grad=values[0], hess=values[1] if len(values) > 1 else sample.hess)

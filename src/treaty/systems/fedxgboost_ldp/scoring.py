@@ -6,7 +6,7 @@ it receives only how the last one was divided.
 
 from __future__ import annotations
 
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 import numpy as np
@@ -282,14 +282,11 @@ class TreeReader:
             raise PeerProtocolError(self.active, "expected sums below 2^62", at=what)
         return totals
 
-    def _values(self, sent: Array, of: slice, size: int, name: str) -> NDArray[np.int32] | Integers:
+    def _values(self, sent: Array, of: slice, size: int, name: str) -> Integers:
         """Return the values of a piece of a tree of `size` rows."""
         shape, what = (of.stop - of.start,), f"NoisyTree.{name}"
-        values: NDArray[np.int32] | Integers
-        if sent.dtype == "int32":
-            values = view(sent, np.int32, shape, peer=self.active, what=what)
-        else:
-            values = view(sent, np.int64, shape, peer=self.active, what=what)
+        kind: type[Any] = np.int32 if sent.dtype == "int32" else np.int64
+        values: Integers = view(sent, kind, shape, peer=self.active, what=what)
         most = MOST_SUM // max(1, size)
         self.expect(not len(values) or (values.min() > -most and values.max() < most), "sums below 2^62", name)
         return values

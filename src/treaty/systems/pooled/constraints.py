@@ -64,13 +64,10 @@ def constraints_of(common: BoostingOptions, schema: Schema) -> Constraints | Non
     names, given = list(schema.names), common.monotone_constraints
     if given is True:
         raise ConfigError(f"{MONOTONE}=True is for parties that hold columns: name the columns and their directions")
-    directions = np.zeros(len(names), np.int8)
     if isinstance(given, list):
         _check_length(given, len(names))
-        directions[:] = given
-    for name, direction in given.items() if isinstance(given, dict) else ():
-        directions[_position(name, names, MONOTONE)] = direction
-    _refuse_categories(directions, schema, "")
+        given = dict(zip(names, given, strict=True))
+    directions = _directions(given or {}, schema, "")
     groups = np.zeros((len(common.interaction_constraints or ()), len(names)), np.bool_)
     for group, columns in zip(groups, common.interaction_constraints or (), strict=True):
         group[[_position(column, names, INTERACTION) for column in columns]] = True
@@ -85,10 +82,7 @@ def own_constraints(
     `given` are the directions that the party states of its own columns. A name "party.column" belongs to the owner with
     the longest name that fits.
     """
-    directions, names = np.zeros(len(schema.names), np.int8), list(schema.names)
-    for name, direction in given.items():
-        directions[_position(name, names, f"{party}: {MONOTONE}")] = direction
-    _refuse_categories(directions, schema, f"{party}: ")
+    directions, names = _directions(given, schema, f"{party}: "), list(schema.names)
     groups = np.zeros((len(common.interaction_constraints or ()), len(names)), np.bool_)
     for group, columns in zip(groups, common.interaction_constraints or (), strict=True):
         for column in columns:
@@ -165,10 +159,14 @@ def _check_length(given: Sequence[int], n_columns: int) -> None:
         raise ConfigError(f"{MONOTONE}: expected a direction of each of {n_columns} columns, got {len(given)}")
 
 
-def _refuse_categories(directions: Directions, schema: Schema, whose: str) -> None:
+def _directions(given: Mapping[str, int], schema: Schema, whose: str) -> Directions:
+    directions, names = np.zeros(len(schema.names), np.int8), list(schema.names)
+    for column, asked in given.items():
+        directions[_position(column, names, f"{whose}{MONOTONE}")] = asked
     for name, direction, categories in zip(schema.names, directions, schema.categories, strict=True):
         if direction and categories is not None:
             raise ConfigError(
                 f"{whose}{MONOTONE}: column {name!r} has categories, which have no order: leave it out, or give it as "
                 "numbers"
             )
+    return directions

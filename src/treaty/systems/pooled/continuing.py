@@ -20,8 +20,13 @@ from treaty.trees.boosting import Forest
 from treaty.trees.objectives import Objective
 
 
-def refuse_continuing(system: System, own: SystemOptions) -> None:
-    """Raise ConfigError where training cannot go on from a finished model."""
+def check_start(system: System, own: SystemOptions, common: CommonOptions, *, goes_on: bool) -> None:
+    """Raise ConfigError where training cannot go on from a finished model, or has none whose leaves to refresh."""
+    if not goes_on and getattr(common, "refreshes", False):
+        raise ConfigError(
+            "process_type='update' refreshes the leaves of a finished model: name it by fit(..., xgb_model=MODEL), or "
+            "from_model in a job file"
+        )
     why = ""
     if system.common.table != "boosting":
         why = "only models of trees can"
@@ -33,19 +38,8 @@ def refuse_continuing(system: System, own: SystemOptions) -> None:
         why = "he_inference hides sides of rows, from which the margins of the earlier model follow"
     elif own.mode == "paper" and system.split == "columns":
         why = "the paper has no such training"
-    if why:
+    if goes_on and why:
         raise ConfigError(f"cannot go on from a finished model with protocol {own.system!r}: {why}")
-
-
-def check_start(system: System, own: SystemOptions, common: CommonOptions, *, goes_on: bool) -> None:
-    """Raise ConfigError where training cannot go on from a finished model, or has none whose leaves to refresh."""
-    if goes_on:
-        refuse_continuing(system, own)
-    elif getattr(common, "refreshes", False):
-        raise ConfigError(
-            "process_type='update' refreshes the leaves of a finished model: name it by fit(..., xgb_model=MODEL), or "
-            "from_model in a job file"
-        )
 
 
 def after_model(

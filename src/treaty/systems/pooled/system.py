@@ -264,8 +264,7 @@ class Training:
         """Report this party's checkpoint, which its runner writes."""
         # a copy: the next rounds change the margins while the checkpoint is being written
         kept = replace(progressed, margins=copied(progressed.margins))
-        given = inputs.given
-        current = partial(checkpoint_of, self.part, given, self.rows, kept)
+        current = partial(checkpoint_of, self.part, inputs.given, self.rows, kept)
         inputs.observers.event(CheckpointReached(current, began))
 
 

@@ -336,11 +336,8 @@ def _joined(
     # of each pair of parties, the first to come; of pairs with this one, its own
     held = {(party.name, peer): [share >> less for share in of_peer] for peer, of_peer in shares.items()}
     for place, peer in enumerate(order[1:], 1):
-        sent, others, k = (
-            party.receive(peer, CorrelationShares),
-            order[:place] + order[place + 1 :],
-            sizes[peer].n_numeric,
-        )
+        sent, k = party.receive(peer, CorrelationShares), sizes[peer].n_numeric
+        others = order[:place] + order[place + 1 :]
         within = view(sent.own, np.float64, (k, k), peer=peer, what="CorrelationShares.own")
         if len(sent.shares) != len(others) or not np.isfinite(within).all():
             raise PeerProtocolError(peer, f"expected correlations with {len(others)} parties", at=what)
