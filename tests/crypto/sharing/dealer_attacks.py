@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from treaty.crypto.sharing.additive_routing import _levels, _ServerNumbers, _share_of_mask, open_bits
+from treaty.crypto.sharing.additive_routing import _levels, _ServerNumbers, open_bits
 
 NONE = np.empty(0, np.uint64)
 BITS, CODES = 6, 32  # of the comparison, and of a column
@@ -79,7 +79,7 @@ def splits_left(root):
         of.coins(1, n), of.products(n)
     summed = [of.products(n) for of in dealt]
     triples = [triples_dealt(i, compared[i], n) for i in range(2)]
-    masks = [_share_of_mask(key, n, columns) for key in root.masks]
+    masks = [_ServerNumbers(0, key, NONE).numbers(n, columns) for key in root.masks]
     opened, sides = root.rows.astype(np.uint64) - masks[0] - masks[1], open_bits(root.told)
     agree = [(f, t) for f in range(columns) for t in range(1, CODES) if np.array_equal(root.rows[:, f] < t, sides)]
     shares, left = np.arange(1 << BITS, dtype=np.uint64)[:, None], []
