@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from systems.fedxgb.playing import crowd_rows, laid_out, options_of, play_crowd, user_program
-from systems.fedxgb.secpred.hidden_models import assert_plain, layout, play_prediction, rules, shards, trained
+from systems.fedxgb.secpred.hidden_models import assert_plain, layout, play_prediction, role_of, shards, trained
 from treaty.errors import PeerError, PeerLost
 from treaty.messaging.exchanges import take_rows
 from treaty.messaging.messages import MOST_ROWS, Array, Message
@@ -178,7 +178,7 @@ def test_others_get_their_predictions_when_a_users_second_piece(fault):
             spoiling(honest, FAULTS[fault])(party)
 
     def honest(party: Party) -> object:
-        return secpred.user(party, lambda schema: tables["cat"], edges=EDGES, rules=rules())
+        return secpred.user(role_of(party, rows=tables["cat"]))
 
     played = play_prediction(part, tables, roles={"cat": lies}, patience=BRIEF if fault == "never comes" else 10.0)
     assert played.results.pop("cat") is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from treaty.models.trees import ModelPart
 from treaty.privacy.ledger import DEFAULT_DELTA
-from treaty.systems.fedxgb.options import MAX_QUERIES, FedXGB
+from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.roles import refused
 from treaty.systems.horizontal import leakage
 from treaty.systems.pooled.options import BoostingOptions
@@ -139,7 +139,7 @@ def _of_user(options: FedXGB) -> list[str]:
 
 def conclusions_of_prediction(roles: Roles, options: FedXGB) -> dict[str, list[str]]:
     """Return what the roles "server", "edge" and "user" can work out from a prediction, and from all together."""
-    edges, most = len(roles.having("edge")), options.max_queries or MAX_QUERIES
+    edges, most = len(roles.having("edge")), options.queries
     together = (
         f"at most {options.may_collude(edges)} of the first {options.committee_size(edges)} edge servers combine their "
         "shares"

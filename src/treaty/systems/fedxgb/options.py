@@ -149,6 +149,11 @@ class FedXGB(RowOptions):
         return 1 if self.compares == "additive" else (self.committee_size(edges) - 1) // 2
 
     @property
+    def queries(self) -> int:
+        """`max_queries`, resolved."""
+        return self.max_queries or MAX_QUERIES
+
+    @property
     def group(self) -> int:
         """Fewest users of a domain whose sum is opened."""
         return self.group_size or GROUP

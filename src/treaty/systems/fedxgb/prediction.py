@@ -23,8 +23,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -33,7 +32,6 @@ from numpy.typing import NDArray
 
 from treaty.crypto.sharing.shamir import Words
 from treaty.data.binning import MOST_BINS, Bins
-from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, DataError, PeerError, PeerProtocolError
 from treaty.files import Format
 from treaty.machine.database import SealedDatabase
@@ -41,8 +39,8 @@ from treaty.messaging.messages import Array, decode_body, view
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, RowPredictions
 from treaty.systems.fedxgb import messages
-from treaty.systems.fedxgb.domain import PATIENCE
-from treaty.systems.fedxgb.options import Comparison
+from treaty.systems.fedxgb.domain import patience_of
+from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.pieces import Layout, exchange_counts, pieces_of, send_pieces_or_leave_out
 from treaty.systems.fedxgb.roles import check_holders, holders_of
 from treaty.systems.fedxgb.rows import depth_of, take_down
@@ -50,6 +48,7 @@ from treaty.systems.fedxgb.secpred import HiddenModel, HolderRows, SharedRows, l
 from treaty.systems.fedxgb.shares import Dealer, Routing, Shares, shares_of
 from treaty.systems.horizontal.quantiles import CommonBins, unpack_bins
 from treaty.systems.horizontal.rows import schema_of
+from treaty.systems.system import RoleInput
 
 logger = logging.getLogger(__name__)
 
@@ -58,36 +57,25 @@ _AT_ONCE = 1 << 16  # comparisons: their random numbers take a kilobyte each
 _NUMBERS = 1 << 19  # of the splits of a level that are sent at once
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PredictionRules:
-    """What server, edge servers and users have agreed to: the model's size, and rows of each user over all runs.
-
-    `model_id` is that of the job's training, if this party took part in it; empty if that is not known.
-    """
-
-    comparison: Comparison
-    max_queries: int
-    n_estimators: int
-    max_depth: int
-    model_id: str = ""
-
-
-def server(party: Party, part: ModelPart, *, edges: Sequence[str], rules: PredictionRules) -> None:
+def server(inputs: RoleInput[FedXGB]) -> None:
     """Have rows predicted by a FedXGB model, without learning whose.
 
     Raises ConfigError when edge servers are too few or, for "additive", other than three; when the model has no bins or
-    trees, more or deeper ones than `rules` say, splits elsewhere than at cuts of the bins, or values above 2^30.
+    trees, more or deeper ones than the options say, splits elsewhere than at cuts of the bins, or values above 2^30.
     """
-    check_holders(rules.comparison, len(edges))
+    party, options, edges = inputs.party, inputs.options, inputs.roles.having("edge")
+    part: ModelPart = inputs.part
+    most_rounds, most_depth = inputs.common.most_rounds, inputs.common.depth
+    check_holders(options.compares, len(edges))
     forest, n_features = part.forest, len(part.schema.names)
     if forest is None or not forest.trees or not part.bins:
         raise ConfigError('expected a model of protocol "fedxgb" with its bins and some trees, got another one')
     agreed = decode_body(part.bins, CommonBins, peer=party.name)
     bins = unpack_bins(agreed, part.schema, (MOST_BINS, MOST_BINS), party.name)
     depths = [depth_of(tree) for tree in forest.trees]
-    if forest.rounds > rules.n_estimators or max(depths) > rules.max_depth:
+    if forest.rounds > most_rounds or max(depths) > most_depth:
         raise ConfigError(
-            f"expected a model of at most {rules.n_estimators} rounds and depth {rules.max_depth}, as the options say, "
+            f"expected a model of at most {most_rounds} rounds and depth {most_depth}, as the options say, "
             f"got one of {forest.rounds} rounds and depth {max(depths)}: it is another job's, or of other options"
         )
     if sum(float(np.abs(tree.value).max()) for tree in forest.trees) >= MOST_VALUE:
@@ -100,19 +88,19 @@ def server(party: Party, part: ModelPart, *, edges: Sequence[str], rules: Predic
         bins=msgspec.structs.replace(agreed, clips=Array.of(np.empty(0)), weight_bound=0.0),
         objective=forest.objective.agreed([1.0 for _ in forest.objective.clips], 1.0),
         classes=forest.classes,
-        max_queries=rules.max_queries,
-        comparison=rules.comparison,
+        max_queries=options.queries,
+        comparison=options.compares,
         origins=part.schema.origins,
     )
     depth = max(depths)
     layout = layout_of(bins, np.ones(n_features, np.bool_))
     # so many trees at a time that the shares of a level stay within a message
     at_once = max(1, _NUMBERS // (layout.columns << max(depth - 1, 0)))
-    shares = shares_of(rules.comparison, layout, edges)
+    shares = shares_of(options.compares, layout, edges)
     model = HiddenModel(party, [shares])
     for_dealer = messages.DealerTerms(
-        part.model_id, list(layout.n_bins), list(layout.categorical), forest.objective.n_outputs, rules.max_queries,
-        rules.comparison,
+        part.model_id, list(layout.n_bins), list(layout.categorical), forest.objective.n_outputs, options.queries,
+        options.compares,
     )  # fmt: skip
     for edge in edges:
         party.send(edge, terms if edge in shares.holders else for_dealer)
@@ -123,32 +111,26 @@ def server(party: Party, part: ModelPart, *, edges: Sequence[str], rules: Predic
         take_down(model, forest.trees[start : start + at_once], part.splits, bins, depth)
 
 
-def edge(
-    party: Party,
-    *,
-    server: str,
-    edges: Sequence[str],
-    users: Sequence[str],
-    rules: PredictionRules,
-    record: QueryRecord,
-    patience: float = PATIENCE,
-    threads: int = 1,
-) -> None:
-    """Predict the rows of `users` with the other edge servers; `edges` are all of them, in the job's order.
+def edge(inputs: RoleInput[FedXGB], record: QueryRecord) -> None:
+    """Predict users' rows with the other edge servers.
 
     A user that has not shared its rows, or taken a message, within `patience` seconds gets nothing, as does one that
-    asks for more rows than `record` leaves it. Raises ConfigError if the server's rules are not `rules`, to which this
-    edge server consents, and PeerProtocolError if its model has more or deeper trees.
+    asks for more rows than `record` leaves it. Raises ConfigError if the server's rules are not the options, to which
+    this edge server consents, and PeerProtocolError if its model has more or deeper trees.
     """
+    party, options, roles, patience = inputs.party, inputs.options, inputs.roles, patience_of(inputs)
+    server, edges = roles.active, roles.having("edge")
+    most_rounds, most_depth = inputs.common.most_rounds, inputs.common.depth
+    deals = party.name not in holders_of(options.compares, edges)
+    users = [] if deals else roles.owners
     party.may_lose(users)
-    deals = party.name not in holders_of(rules.comparison, edges)
     kinds: tuple[type[messages.PredictionTerms] | type[messages.DealerTerms], ...] = (
         messages.PredictionTerms,
         messages.DealerTerms,
     )
     terms = party.receive(server, *kinds)
     grown = party.receive(server, messages.ModelSize)
-    _check_terms(rules, terms, party.name, consents=True)
+    _check_terms(inputs, terms, consents=True)
     if isinstance(terms, messages.DealerTerms) != deals:
         expected, got = kinds[deals].__name__, type(terms).__name__
         raise PeerProtocolError(server, f"expected {expected}, got {got} - from {server}")
@@ -157,11 +139,11 @@ def edge(
         layout = Layout(n_bins=terms.n_bins, categorical=terms.categorical, may_miss=[True] * len(terms.n_bins))
     else:
         n_outputs, _, layout = _columns(terms, server)
-    most_trees = rules.n_estimators * n_outputs
-    if grown.trees > most_trees or grown.depth > rules.max_depth:
+    most_trees = most_rounds * n_outputs
+    if grown.trees > most_trees or grown.depth > most_depth:
         raise PeerProtocolError(
             server,
-            f"expected at most {most_trees} trees of depth {rules.max_depth}, as the options say, got {grown.trees} of "
+            f"expected at most {most_trees} trees of depth {most_depth}, as the options say, got {grown.trees} of "
             f"depth {grown.depth}",
             at="ModelSize",
         )
@@ -173,13 +155,13 @@ def edge(
     # one edge server speaks to users; all of them compare the terms with their own
     if party.name == edges[0]:
         party.send_each(dict.fromkeys(users, terms), timeout=patience)
-    shares = shares_of(rules.comparison, layout, edges)
+    shares = shares_of(options.compares, layout, edges)
     counted = record.asked(terms.model_id)
     asked = {name: counted.get(name, 0) for name in users}
-    left = {name: max(0, rules.max_queries - rows) for name, rows in asked.items()}
+    left = {name: max(0, options.queries - rows) for name, rows in asked.items()}
     party.send_each({name: messages.QueriesLeft(rows) for name, rows in left.items()}, timeout=patience)
-    held = HolderRows(party, server, shares, threads)
-    counts = held.take(held.receive(users, rules.max_queries, patience))
+    held = HolderRows(party, server, shares, inputs.threads)
+    counts = held.take(held.receive(users, options.queries, patience))
     answered = _counted(party, shares.holders, record, terms, counts, asked)
     taken = {name: messages.RowsTaken(name in answered) for name in users if name in party.peers}
     party.send_each(taken, timeout=patience)
@@ -274,22 +256,22 @@ def _values(
     return found
 
 
-def user(
-    party: Party, read: Callable[[Schema], Table], *, edges: Sequence[str], rules: PredictionRules
-) -> RowPredictions:
+def user(inputs: RoleInput[FedXGB]) -> RowPredictions:
     """Return the predictions of own rows, whose margins, float64 (n_rows, n_outputs), are those of the plain model.
 
-    They agree bit for bit where the base margin is a multiple of 2^-32, as leaf values are. `read` returns own rows,
-    given the model's columns. Raises ConfigError when the server says another comparison, DataError when the table has
-    another schema, or more rows than are left to this user, PeerError if edge servers continue without it.
+    They agree bit for bit where the base margin is a multiple of 2^-32, as leaf values are. Raises ConfigError when the
+    server says another comparison, DataError when the table has another schema, or more rows than are left to this
+    user, PeerError if edge servers continue without it.
     """
+    party, compares, edges = inputs.party, inputs.options.compares, inputs.roles.having("edge")
     first = edges[0]
     terms = party.receive(first, messages.PredictionTerms)
-    _check_terms(rules, terms, party.name, consents=False)
+    _check_terms(inputs, terms, consents=False)
     n_outputs, bins, layout = _columns(terms, first)
-    holders = holders_of(rules.comparison, edges)
+    holders = holders_of(compares, edges)
     left = min(party.receive(edge, messages.QueriesLeft).rows for edge in holders)
-    table = read(bins.schema)
+    assert inputs.read is not None
+    table = inputs.read(bins.schema)
     if table.n_rows > left:
         raise DataError(
             f"{party.name}: expected at most {left} rows to predict, got {table.n_rows}: {terms.max_queries} rows of a "
@@ -297,7 +279,7 @@ def user(
             "fewer, or have all parties agree on a higher max_queries",
             public="it asks for more rows than are left to it",
         )
-    shared = SharedRows(party, shares_of(rules.comparison, layout, edges), bins.transform(table, threads=1))
+    shared = SharedRows(party, shares_of(compares, layout, edges), bins.transform(table, threads=1))
     for edge in holders:
         if not party.receive(edge, messages.RowsTaken).taken:
             raise PeerError(
@@ -309,31 +291,32 @@ def user(
 
 
 def _check_terms(
-    own: PredictionRules, terms: messages.PredictionTerms | messages.DealerTerms, name: str, *, consents: bool
+    inputs: RoleInput[FedXGB], terms: messages.PredictionTerms | messages.DealerTerms, *, consents: bool
 ) -> None:
     """Raise ConfigError unless the server's terms are a party's own; an edge server `consents` to more of them."""
-    if terms.comparison != own.comparison:
+    name, own, trained = inputs.party.name, inputs.options, inputs.model_id
+    if terms.comparison != own.compares:
         raise ConfigError(
-            f'expected comparison="{own.comparison}", to which {name} consents, got "{terms.comparison}" of the '
+            f'expected comparison="{own.compares}", to which {name} consents, got "{terms.comparison}" of the '
             "server; agree on one of them"
         )
-    if own.model_id and own.model_id != terms.model_id:
+    if trained and trained != terms.model_id:
         raise ConfigError(
-            f"expected model {own.model_id[:8]}, in whose training {name} took part by its report, got "
+            f"expected model {trained[:8]}, in whose training {name} took part by its report, got "
             f"{terms.model_id[:8]} of the server: it is another job's, or this job was trained again without {name}; "
             f"if it is the right one, move {name}.report.json away",
             public="its report is of the training of another model",
         )
     if not consents:
         return
-    if not own.model_id:
+    if not trained:
         logger.warning(
             "%s has no report of the job's training: check that model %s of the server is the job's",
             name, terms.model_id[:8],
         )  # fmt: skip
-    if terms.max_queries != own.max_queries:
+    if terms.max_queries != own.queries:
         raise ConfigError(
-            f"expected max_queries={own.max_queries}, to which {name} consents, got {terms.max_queries} of the server; "
+            f"expected max_queries={own.queries}, to which {name} consents, got {terms.max_queries} of the server; "
             "agree on one of them"
         )
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import permutations, product
-from typing import Any
 
-from treaty.models.trees import RowPredictions
 from treaty.systems.expected import ROUND_TRIP, Expected, Shape, Trees, not_expected
 from treaty.systems.fedxgb import messages, paper, pieces, prediction, shares
 from treaty.systems.fedxgb.conclusions import conclusions, conclusions_of_prediction
-from treaty.systems.fedxgb.domain import authority, patience_of
-from treaty.systems.fedxgb.options import MAX_QUERIES, FedXGB
+from treaty.systems.fedxgb.domain import authority
+from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.prediction import QueryRecord, queries_folder
 from treaty.systems.fedxgb.roles import (
     committees_of,
@@ -193,42 +191,15 @@ PREDICTION: Routes = routes(
 # ---------------------------------------------------------------- prediction of users' rows by a hidden model
 
 
-def _rules(inputs: RoleInput) -> prediction.PredictionRules:
-    options: Any = inputs.options
-    return prediction.PredictionRules(
-        comparison=options.compares,
-        max_queries=options.max_queries or MAX_QUERIES,
-        n_estimators=inputs.common.most_rounds,
-        max_depth=inputs.common.depth,
-        model_id=inputs.model_id,
-    )
-
-
 def _edge(inputs: RoleInput[FedXGB]) -> None:
     """Play an edge server of a prediction; its count of queries is in the role's `store`."""
-    roles, party = inputs.roles, inputs.party
-    edges = roles.having("edge")
-    counts = party.name in holders_of(inputs.options.compares, edges)
-    record = QueryRecord(queries_folder(inputs.store, party.name) if inputs.store is not None and counts else None)
-    prediction.edge(
-        party, server=roles.active, edges=edges, users=roles.owners if counts else [], rules=_rules(inputs),
-        record=record, patience=patience_of(inputs), threads=inputs.threads,
-    )  # fmt: skip
-
-
-def _user(inputs: RoleInput) -> RowPredictions:
-    assert inputs.read is not None
-    return prediction.user(inputs.party, inputs.read, edges=inputs.roles.having("edge"), rules=_rules(inputs))
+    counts = inputs.party.name in holders_of(inputs.options.compares, inputs.roles.having("edge"))
+    folder = queries_folder(inputs.store, inputs.party.name) if inputs.store is not None and counts else None
+    prediction.edge(inputs, QueryRecord(folder))
 
 
 SERVICE = Service(
-    programs={
-        "server": lambda inputs: prediction.server(
-            inputs.party, inputs.part, edges=inputs.roles.having("edge"), rules=_rules(inputs)
-        ),
-        "edge": _edge,
-        "user": _user,
-    },
+    programs={"server": prediction.server, "edge": _edge, "user": prediction.user},
     assign=roles_of_prediction,
     links=links_of_prediction,
     conclusions=conclusions_of_prediction,

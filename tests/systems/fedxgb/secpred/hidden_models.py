@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from systems.federboost_horizontal.playing import pooled_on
-from systems.fedxgb.playing import options_of
+from systems.fedxgb.playing import options_of, role_input
 from tables import real_table, with_categories, with_gaps
 from treaty.data.binning import fit_bins
 from treaty.data.table import Table, to_table
@@ -26,7 +26,7 @@ from treaty.systems.fedxgb.pieces import Layout
 from treaty.systems.fedxgb.prediction import QueryRecord
 from treaty.systems.fedxgb.secpred import layout_of
 from treaty.systems.horizontal.quantiles import pack_bins
-from treaty.systems.system import LabelledRows
+from treaty.systems.system import LabelledRows, RoleInput, Roles
 from treaty.trees.slots import VALUE_BITS
 
 USERS = ["ann", "ben", "cat"]
@@ -62,11 +62,15 @@ def shards(part: ModelPart, new: pd.DataFrame) -> dict[str, Table]:
     }
 
 
-def rules(**changes: Any) -> secpred.PredictionRules:
-    """Return what roles of a prediction agree to, of models as `trained` makes them."""
-    return secpred.PredictionRules(
-        **{"comparison": "shamir", "max_queries": 1000, "n_estimators": 20, "max_depth": 4, **changes}
-    )
+def role_of(
+    party: Party, *, edges: int = 3, users: Iterable[str] = USERS, patience: float = 10.0,
+    part: ModelPart | None = None, rows: Table | None = None, **options: Any,
+) -> RoleInput[FedXGB]:  # fmt: skip
+    """Return what a role is given in a prediction by models as `trained` makes them; `rows` are a user's."""
+    chosen = {"comparison": "shamir", "max_queries": 1000, "n_estimators": 20, "max_depth": 4, **options}
+    roles = {"server": "server", **{f"edge{k}": "edge" for k in range(edges)}, **dict.fromkeys(users, "user")}
+    who = Roles("server", roles, list(users))
+    return role_input(party, options_of(**chosen), who, patience=patience, part=part, read=lambda schema: rows)
 
 
 def play_prediction(
@@ -80,27 +84,16 @@ def play_prediction(
     records: Mapping[str, QueryRecord] | None = None,
     **agreed: Any,
 ) -> RunRecord:
-    """Play a prediction; `roles` play in place of the honest ones, `agreed` are rules other than those of `rules`."""
-    names, own = [f"edge{k}" for k in range(edges)], rules(**agreed)
+    """Play a prediction; `roles` play in place of the honest ones, `agreed` are options besides those of `role_of`."""
+    names, given = [f"edge{k}" for k in range(edges)], {"edges": edges, "users": tables, "patience": patience, **agreed}
     programs: dict[str, Callable[[Party], object]] = {
-        "server": lambda party: secpred.server(party, part, edges=names, rules=own)
+        "server": lambda party: secpred.server(role_of(party, part=part, **given))
     }
     programs |= {
-        name: lambda party: secpred.edge(
-            party,
-            server="server",
-            edges=names,
-            users=list(tables),
-            patience=patience,
-            rules=own,
-            record=(records or {}).get(party.name) or QueryRecord(None),
-        )
+        name: lambda party: secpred.edge(role_of(party, **given), (records or {}).get(party.name) or QueryRecord(None))
         for name in names
     }
-    programs |= {
-        name: lambda party: secpred.user(party, lambda schema: tables[party.name], edges=names, rules=own)
-        for name in tables
-    }
+    programs |= {name: lambda party: secpred.user(role_of(party, rows=tables[party.name], **given)) for name in tables}
     links = {"server": names, **dict.fromkeys(tables, names)}
     links |= {name: ["server", *(e for e in names if e != name), *tables] for name in names}
     return play(

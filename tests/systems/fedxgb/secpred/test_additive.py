@@ -22,7 +22,15 @@ from systems.fedxgb.playing import (
     uniform,
     user_program,
 )
-from systems.fedxgb.secpred.hidden_models import assert_plain, layout, play_prediction, predict, rules, shards, trained
+from systems.fedxgb.secpred.hidden_models import (
+    assert_plain,
+    layout,
+    play_prediction,
+    predict,
+    role_of,
+    shards,
+    trained,
+)
 from transcripts import by_type
 from treaty.crypto.keystream import FreshShares
 from treaty.crypto.sharing.additive_routing import open_integers
@@ -65,7 +73,6 @@ pytestmark = pytest.mark.slow
 
 ADDITIVE = {"comparison": "additive"}
 EDGES = ["edge0", "edge1", "edge2"]
-AGREED = {"rules": rules(**ADDITIVE), "record": QueryRecord(None)}
 
 
 def numbers(array: Array) -> np.ndarray:
@@ -398,7 +405,7 @@ def test_others_get_theirs_when_a_user_sends_one_server(fault, edge):
 
         party.send = spoiled
         with pytest.raises(PeerError, match=r"left|continues without ben"):
-            secpred.user(party, lambda schema: tables["ben"], edges=EDGES, rules=AGREED["rules"])
+            secpred.user(role_of(party, rows=tables["ben"], **ADDITIVE))
 
     played = play_prediction(part, tables, roles={"ben": lies}, patience=2.5, **ADDITIVE)
     del tables["ben"]
@@ -472,7 +479,7 @@ def test_a_lost_edge_server_ends_the_prediction_for_all(edge, kind):
 
         party.send, party.receive = says, hears
         try:
-            secpred.edge(party, server="server", edges=EDGES, users=["ann", "ben", "cat"], **AGREED)
+            secpred.edge(role_of(party, **ADDITIVE), QueryRecord(None))
         except SystemError:
             party.channel.close()
 
@@ -530,7 +537,7 @@ def test_what_edge_servers_send_each_other_is_checked(edge, change, words):
         party.send = lambda to, message: send(
             to, msgspec.structs.replace(message, **change) if isinstance(message, kind) else message
         )
-        secpred.edge(party, server="server", edges=EDGES, users=["ann", "ben", "cat"], **AGREED)
+        secpred.edge(role_of(party, **ADDITIVE), QueryRecord(None))
 
     with pytest.raises((PeerProtocolError, CryptoError), match=words):
         play_prediction(part, shards(part, new), roles={edge: wrong}, **ADDITIVE)
@@ -561,16 +568,14 @@ def test_who_is_told_another_comparison_than_its_own_does_not_share_rows():
         play_prediction(
             part,
             tables,
-            roles={"ann": lambda party: secpred.user(party, lambda schema: tables["ann"], edges=EDGES, rules=rules())},
+            roles={"ann": lambda party: secpred.user(role_of(party, rows=tables["ann"]))},
             **ADDITIVE,
         )
     with pytest.raises(ConfigError, match='comparison="additive", to which edge1 consents, got "shamir"'):
         play_prediction(
             part,
             tables,
-            roles={
-                "edge1": lambda party: secpred.edge(party, server="server", edges=EDGES, users=list(tables), **AGREED)
-            },
+            roles={"edge1": lambda party: secpred.edge(role_of(party, **ADDITIVE), QueryRecord(None))},
         )
 
 

@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from systems.fedxgb.secpred.hidden_models import assert_plain, layout, play_prediction, predict, rules, shards, trained
+from systems.fedxgb.secpred.hidden_models import (
+    assert_plain,
+    layout,
+    play_prediction,
+    predict,
+    role_of,
+    shards,
+    trained,
+)
 from transcripts import by_type
 from treaty.crypto.sharing.shamir_routing import share_integers
 from treaty.errors import ConfigError, DataError, PeerError, PeerLost, PeerProtocolError
@@ -148,7 +156,7 @@ def test_a_user_that_asks_in_two_runs_at_once_ends_nobody_elses_prediction():
 
     def ann(party: Party) -> None:
         with pytest.raises(PeerError, match="continues without ann") as told["ann"]:
-            secpred.user(party, lambda schema: tables["ann"], edges=EDGES, rules=rules(max_queries=100))
+            secpred.user(role_of(party, rows=tables["ann"], max_queries=100))
 
     played = play_prediction(part, tables, roles={"ann": ann}, records=records, max_queries=100)
     assert "ann" in told
@@ -263,10 +271,7 @@ def test_an_edge_server_refuses_another_limit_than_its_own():
     tables = shards(part, new.iloc[:14])
 
     def stricter(party: Party) -> None:
-        secpred.edge(
-            party, server="server", edges=EDGES, users=list(tables), rules=rules(max_queries=5),
-            record=QueryRecord(None),
-        )  # fmt: skip
+        secpred.edge(role_of(party, max_queries=5), QueryRecord(None))
 
     with pytest.raises(ConfigError, match="max_queries=5, to which edge1 consents, got 1000 of the server"):
         play_prediction(part, tables, roles={"edge1": stricter})
@@ -280,7 +285,7 @@ def test_a_model_of_more_or_deeper_trees_than_the_options_is_refused_by_server_a
         predict_hidden(part, tables, FedXGB(), n_jobs=1, **bound)
 
     def generous(party: Party) -> None:
-        secpred.server(party, part, edges=EDGES, rules=rules())
+        secpred.server(role_of(party, part=part))
 
     with pytest.raises(PeerProtocolError, match=r"as the options say, got 3 of depth 3 - at ModelSize from server"):
         play_prediction(part, tables, roles={"server": generous}, **bound)
@@ -342,7 +347,7 @@ def test_a_user_whose_rows_come_to_one_edge_server_alone_is_told_that_others_go_
         send = party.send
         party.send = lambda to, message: send(to, message) if to == "edge0" else None
         with pytest.raises(PeerError, match="edge0 continues without ann: expected its rows at all edge servers"):
-            secpred.user(party, lambda schema: tables["ann"], edges=EDGES, rules=rules())
+            secpred.user(role_of(party, rows=tables["ann"]))
 
     records = {name: QueryRecord(None) for name in EDGES}
     played = play_prediction(part, tables, roles={"ann": half}, records=records, patience=1.0)
