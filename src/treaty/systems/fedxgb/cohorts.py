@@ -157,24 +157,6 @@ class Cohorts:
         self.running = frozenset[str]()  # the tree's cohort as it began
         self._poor = 0  # trees in a row that had whole groups of less than half of the users there
 
-    @classmethod
-    def known(
-        cls,
-        rules: Rules,
-        rng: np.random.Generator,
-        users: Collection[str],
-        opened: Iterable[Collection[str]],
-        groups: Iterable[Collection[str]],
-        running: Collection[str] = (),
-    ) -> Cohorts:
-        """Return the cohorts of a job that resumes."""
-        cohorts = cls(rules, rng)
-        cohorts.users, cohorts.groups = frozenset(users), [frozenset(group) for group in groups]
-        cohorts.running = frozenset(running)
-        for cohort in opened:
-            cohorts.opened.add(cohort)
-        return cohorts
-
     def begin(self, ordered: Sequence[str], away: Collection[str] = ()) -> list[str] | None:
         """Return the cohort of a new tree, sorted; None if none is permitted.
 
@@ -374,7 +356,12 @@ class DomainFile:
         for name, (called, lost) in kept.called.items():
             if name in self._standings:
                 self._standings[name].called, self._standings[name].lost = called, lost
-        return Cohorts.known(rules, rng, kept.users, kept.opened, kept.groups, kept.running)
+        cohorts = Cohorts(rules, rng)
+        cohorts.users, cohorts.running = frozenset(kept.users), frozenset(kept.running)
+        cohorts.groups = [frozenset(group) for group in kept.groups]
+        for cohort in kept.opened:
+            cohorts.opened.add(cohort)
+        return cohorts
 
 
 class _KeptRows(msgspec.Struct):

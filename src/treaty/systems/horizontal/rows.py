@@ -152,18 +152,17 @@ def schema_of(names: Sequence[str], categories: Categories, origins: Origins) ->
 def all_columns(described: Sequence[RowsDescription]) -> tuple[list[str], Categories, Origins]:
     """Return names of the first participant's columns; categories and origins of the pooled rows."""
     # an empty column fits any kind: the first participant with values in it decides
-    filled_at = [{name for name, empty in zip(one.names, one.empty, strict=True) if not empty} for one in described]
+    filled_at = [
+        {name: kind for name, kind, empty in zip(one.names, one.categories, one.empty, strict=True) if not empty}
+        for one in described
+    ]
     origins = {
         name: max(one.origins.get(name, 0) for one, filled in zip(described, filled_at, strict=True) if name in filled)
         for name in sorted({name for one in described for name in one.origins})
     }
     kinds = []
     for place, name in enumerate(described[0].names):
-        filled = [
-            one.categories[one.names.index(name)]
-            for one in described
-            if name in one.names and not one.empty[one.names.index(name)]
-        ]
+        filled = [of[name] for of in filled_at if name in of]
         kinds.append(_all_categories(filled) if filled else described[0].categories[place])
     return described[0].names, kinds, origins
 
