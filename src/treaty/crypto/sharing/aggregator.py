@@ -10,13 +10,7 @@ from numpy.typing import NDArray
 
 from treaty.crypto.keystream import KEY_BYTES, add_masks, mask_key
 from treaty.crypto.sharing import key_agreement
-from treaty.crypto.sharing.secure_aggregation import (
-    SECRET_BYTES,
-    SHARE_BYTES,
-    Round,
-    Unmasking,
-    enough,
-)
+from treaty.crypto.sharing.secure_aggregation import SECRET_BYTES, SHARE_BYTES, Round, Unmasking, enough
 from treaty.crypto.sharing.shamir import open_bytes
 from treaty.errors import CryptoError
 from treaty.machine.arrays import Integers

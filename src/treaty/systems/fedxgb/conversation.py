@@ -25,6 +25,7 @@ from treaty.messaging.messages import Message, decode_body, view
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import Checkpoint
 from treaty.models.trees import ModelPart, keep_records, records_used
+from treaty.systems.fedxgb import messages
 from treaty.systems.fedxgb.cohorts import AnyCohorts, DomainFile, Rules, UserStanding, seed_of_rows
 from treaty.systems.fedxgb.domain import (
     Credentials,
@@ -34,20 +35,6 @@ from treaty.systems.fedxgb.domain import (
     patience_of,
     send_each_or_leave_out,
 )
-from treaty.systems.fedxgb.messages import (
-    Call,
-    CertifiedKeys,
-    Cohort,
-    Domain,
-    RoundStart,
-    RowOwners,
-    RowSummary,
-    SideShares,
-    Task,
-    UserOffer,
-    Users,
-    ValueShares,
-)
 from treaty.systems.fedxgb.options import PAPER_LEAKS, FedXGB
 from treaty.systems.fedxgb.order import SumLimit, user_order
 from treaty.systems.fedxgb.paper import Sides, paper_mode
@@ -56,12 +43,7 @@ from treaty.systems.fedxgb.secfind import Crowd, DomainSums, UserSums
 from treaty.systems.horizontal.members import Membership, SumRules, TranscriptDigest
 from treaty.systems.horizontal.noisy_rounds import RandomStep
 from treaty.systems.horizontal.quantiles import CommonBins, Count, FoundBins, unpack_bins
-from treaty.systems.horizontal.rows import (
-    checkpoint_with,
-    common_rows,
-    printed_rows,
-    schema_of,
-)
+from treaty.systems.horizontal.rows import checkpoint_with, common_rows, printed_rows, schema_of
 from treaty.systems.horizontal.sum_noise import within_declared
 from treaty.systems.observers import VectorGiven
 from treaty.systems.system import LabelledRows, RoleInput
@@ -95,12 +77,12 @@ class Instructions:
             self._held = None
             self._order.take(message)
             match message:
-                case Domain():
+                case messages.Domain():
                     sums.meet(message)
-                case Cohort():
+                case messages.Cohort():
                     sums.join(message)
                     self._chosen = True
-                case Call():
+                case messages.Call():
                     if not self._chosen:
                         raise PeerProtocolError(
                             self.edge, f"sum requested although {self._party.name} is not in the tree's cohort"
@@ -108,23 +90,23 @@ class Instructions:
                     self._limit.take(message.number, message.attempt)
                     # the edge server may move on while this user waits for a sum's next step
                     self._held = self._give(message)
-                case SideShares() | Sides() | ValueShares():  # for this user alone
+                case messages.SideShares() | Sides() | messages.ValueShares():  # for this user alone
                     self._limit.due()
                     return message
                 case _:
                     self._limit.due()
-                    if isinstance(message, RoundStart | RandomStep):
+                    if isinstance(message, messages.RoundStart | RandomStep):
                         self._chosen = False
                         # users who missed a tree must have the masks of the next one
                         sums.transcript = TranscriptDigest(self._at_start)
                     sums.transcript.update(message)
-                    if isinstance(message, RowSummary | RowOwners) or (
+                    if isinstance(message, messages.RowSummary | messages.RowOwners) or (
                         isinstance(message, CommonBins) and self._inputs.options.adds_noise
                     ):
                         self._at_start = sums.transcript.digest
                     return message
 
-    def _give(self, call: Call) -> Message | None:
+    def _give(self, call: messages.Call) -> Message | None:
         # the message that came in place of the sum's next step, if one did
         try:
             values = self.vector()
@@ -165,13 +147,13 @@ def terms_of(inputs: RoleInput) -> bytes:
     return msgspec.json.encode(inputs.public_terms, order="sorted")
 
 
-def receive_task(inputs: RoleInput, sender: str, credentials: Credentials) -> Task:
+def receive_task(inputs: RoleInput, sender: str, credentials: Credentials) -> messages.Task:
     """Receive the task from the server, or from the edge server that passes it on.
 
     Raises ConfigError if it has other options, PeerProtocolError if the server's keys are not certified.
     """
     party, server = inputs.party, inputs.roles.active
-    task = party.receive(sender, Task)
+    task = party.receive(sender, messages.Task)
     credentials.check(server, "server", task.server, sender)
     if task.options != terms_of(inputs):
         raise ConfigError(f"expected the options of {server}, got others at {party.name}; compare the job files")
@@ -210,7 +192,7 @@ class ServerCheckpoints:
         if self.found is not None:
             self.found.check(inputs.given, inputs.may_change, (inputs.party.name,), self._printed)
 
-    def write(self, part: ModelPart, rng: np.random.Generator, summary: RowSummary, rounds: int) -> None:
+    def write(self, part: ModelPart, rng: np.random.Generator, summary: messages.RowSummary, rounds: int) -> None:
         """Write a checkpoint if one is due."""
         if self._keeper is not None and self._keeper.due:
             assert part.forest is not None
@@ -220,10 +202,10 @@ class ServerCheckpoints:
             self._keeper.keep(lambda: checkpoint_with(part, given, self._printed, state, summary), time.perf_counter())
 
 
-def new_task(inputs: RoleInput, credentials: Credentials, kept: Checkpoint | None) -> Task:
+def new_task(inputs: RoleInput, credentials: Credentials, kept: Checkpoint | None) -> messages.Task:
     """Return the task of a new training, or of the one of a checkpoint."""
     schema = inputs.rows.table.schema
-    return Task(
+    return messages.Task(
         kept.part.model_id if kept else secrets.token_hex(16), list(schema.names),
         [None if c is None else list(c) for c in schema.categories], inputs.classes, terms_of(inputs),
         credentials.certified, kept.rounds if kept else 0, schema.origins,
@@ -237,7 +219,8 @@ def known_bins(inputs: RoleInput, crowd: Crowd, kept: Checkpoint) -> FoundBins:
     """
     part, name, forest = kept.part, inputs.party.name, kept.part.forest
     assert forest is not None
-    summary, message = decode_body(kept.bins, RowSummary, peer=name), decode_body(part.bins, CommonBins, peer=name)
+    summary = decode_body(kept.bins, messages.RowSummary, peer=name)
+    message = decode_body(part.bins, CommonBins, peer=name)
     bins = unpack_bins(message, part.schema, inputs.common.bin_limits, name)
     may_miss = view(summary.may_miss, np.bool_, (len(bins.n_bins),), peer=name, what="RowSummary.may_miss")
     crowd.broadcast(Count())
@@ -252,7 +235,7 @@ class OpenDomain:
     """An edge server's domain, ready for sums; `edges` is its membership in masks among edge servers."""
 
     credentials: Credentials
-    task: Task
+    task: messages.Task
     schema: Schema
     sums: DomainSums
     edges: Membership
@@ -266,7 +249,7 @@ def open_domain(inputs: RoleInput[FedXGB], sums_as: type[DomainSums]) -> OpenDom
     party.may_lose([name for name in party.peers if name not in (server, *edges)])
     credentials = Credentials(party, authority_of(roles), "edge")
     keys = _keys_of_users(party, credentials, domains(roles)[party.name], options, patience)
-    party.send(server, Users(keys))
+    party.send(server, messages.Users(keys))
     task = receive_task(inputs, server, credentials)
     # masks among edge servers, of which two are enough: the domains' sums are masked already
     membership = Membership(party, server, edges, inputs.vouching, b"fedxgb edges", SumRules(allow_two=True))
@@ -288,8 +271,8 @@ def open_domain(inputs: RoleInput[FedXGB], sums_as: type[DomainSums]) -> OpenDom
 
 def _keys_of_users(
     party: Party, credentials: Credentials, users: Sequence[str], options: FedXGB, patience: float
-) -> dict[str, CertifiedKeys]:
-    offers = gather_sound(party, users, UserOffer, timeout=patience)
+) -> dict[str, messages.CertifiedKeys]:
+    offers = gather_sound(party, users, messages.UserOffer, timeout=patience)
     for name in users:
         if name not in offers:
             logger.warning("%s begins without %s, which has sent no keys", party.name, name)
@@ -308,7 +291,7 @@ def _keys_of_users(
 class JoinedUser:
     """A user's rows in the common columns and classes, the seed of their shares, and its part in sums."""
 
-    task: Task
+    task: messages.Task
     rows: LabelledRows
     seed: bytes
     sums: UserSums
@@ -318,7 +301,7 @@ def join_domain(inputs: RoleInput[FedXGB], edge: str, sums_as: type[UserSums]) -
     """Send the edge server certified keys, receive the task, and fit own rows to its columns and classes."""
     party, name = inputs.party, inputs.party.name
     credentials = Credentials(party, authority_of(inputs.roles), "user")
-    party.send(edge, UserOffer(credentials.certified))
+    party.send(edge, messages.UserOffer(credentials.certified))
     task = receive_task(inputs, edge, credentials)
     schema = schema_of(task.names, task.categories, task.origins)
     data = within_declared(inputs.options, inputs.rows, inputs.classes, name)

@@ -44,19 +44,11 @@ from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.roles import domains
 from treaty.systems.fedxgb.rows import CrowdMetrics
 from treaty.systems.fedxgb.secfind import Crowd, DomainSums, UserSums
+from treaty.systems.horizontal import quantiles
 from treaty.systems.horizontal.held_out import HeldOutRequest, chosen, divided
 from treaty.systems.horizontal.members import TranscriptDigest
 from treaty.systems.horizontal.noisy_rounds import LeafMember, LeafSender, RandomStep, random_round
 from treaty.systems.horizontal.own_rows import Draws, OwnRows, new_part, rounds_of
-from treaty.systems.horizontal.quantiles import (
-    CommonBins,
-    Count,
-    ProbeRequest,
-    SearchAnswers,
-    agreed_objective,
-    lead_search,
-    unpack_bins,
-)
 from treaty.systems.horizontal.random_trees import LeafNoise, row_norm
 from treaty.systems.horizontal.rows import OwnLabels, no_rows, schema_of
 from treaty.systems.horizontal.sum_noise import SumNoise, looks, pay, plan_noise
@@ -103,7 +95,11 @@ class CrowdNoise:
         """Return the standard deviations of a domain's noise on the vector that `asked` asks for, (length,)."""
         if isinstance(asked, RandomStep):
             return self.leaves.deviations(length, self.objective) / math.sqrt(self.domains)
-        of = {Count: self.whole.opening, ProbeRequest: self.whole.search, HeldOutRequest: self.whole.scores}
+        of = {
+            quantiles.Count: self.whole.opening,
+            quantiles.ProbeRequest: self.whole.search,
+            HeldOutRequest: self.whole.scores,
+        }
         return np.full(length, of[type(asked)] / math.sqrt(self.domains))
 
     @property
@@ -203,7 +199,7 @@ def lead(
     inputs = replace(inputs, common=msgspec.structs.replace(inputs.common, colsample_bytree=column_share))
     common, classes, schema = inputs.common, inputs.classes, inputs.rows.table.schema
     counts = _Counts(crowd)
-    found = lead_search(inputs, counts, schema, classes, None, noise.of_search, exact=False)
+    found = quantiles.lead_search(inputs, counts, schema, classes, None, noise.of_search, exact=False)
     crowd.settle()
     inputs.party.round += 1
     spent, bins = str(noise.whole.budget), encode(found.message)
@@ -290,12 +286,12 @@ def follow(inputs: RoleInput[FedXGB], joined: JoinedUser, instructions: Instruct
     assert isinstance(sums, NoisyUserSums)
     rows, kept_back = divided(joined.rows, inputs.options.validation_fraction, party.name, noisy=True)
     labels = OwnLabels(inputs, rows, task.classes, edge)
-    answers = SearchAnswers(inputs, noise.counted(rows), labels, edge, noise.of_search, exact=False)
-    while not isinstance(asked := instructions.next(), CommonBins):
+    answers = quantiles.SearchAnswers(inputs, noise.counted(rows), labels, edge, noise.of_search, exact=False)
+    while not isinstance(asked := instructions.next(), quantiles.CommonBins):
         instructions.vector = partial(_scaled, answers.vector(asked))
         sums.deviations = partial(noise.deviations, asked)
-    bins = unpack_bins(asked, schema, common.bin_limits, edge)
-    objective = agreed_objective(asked, labels.starting(asked.start, "CommonBins"), noise=True, peer=edge)
+    bins = quantiles.unpack_bins(asked, schema, common.bin_limits, edge)
+    objective = quantiles.agreed_objective(asked, labels.starting(asked.start, "CommonBins"), noise=True, peer=edge)
     part = new_part(inputs, task.model_id, schema, task.classes, objective, spent)
     own = OwnRows.of(inputs, rows, part, bins, Draws.fresh(inputs))
     # noise is added as the counts go out

@@ -32,10 +32,7 @@ from treaty.systems.fedxgb.secfind import ATTEMPTS
 from treaty.systems.horizontal.held_out import HeldOutRequest
 from treaty.systems.horizontal.noisy_rounds import RandomStep
 from treaty.systems.horizontal.quantiles import CommonBins, Count, ProbeRequest
-from treaty.systems.horizontal.rows import (
-    LabelUnits,
-    TrainingStart,
-)
+from treaty.systems.horizontal.rows import LabelUnits, TrainingStart
 from treaty.systems.observers import Observer
 
 # ---------------------------------------------------------------- what may come when

@@ -55,20 +55,12 @@ from treaty.systems.fedxgb.paper import HiddenThresholds, PaperDomainSums, Paper
 from treaty.systems.fedxgb.roles import check_edges
 from treaty.systems.fedxgb.rows import EdgeRows, Model, UserRows, resend_trees, server_model, watched_by_server
 from treaty.systems.fedxgb.secfind import Crowd, DomainSums, UserSums, find_splits, give_domain_sum
+from treaty.systems.horizontal import quantiles
 from treaty.systems.horizontal.held_out import chosen, drawn_back
 from treaty.systems.horizontal.members import TranscriptDigest
 from treaty.systems.horizontal.noisy_rounds import RandomStep
 from treaty.systems.horizontal.own_rows import new_part, rounds_of
-from treaty.systems.horizontal.quantiles import (
-    MOST_ROUNDS,
-    CommonBins,
-    FoundBins,
-    ProbeRequest,
-    SearchAnswers,
-    lead_search,
-    most_rounds,
-    shown_by_search,
-)
+from treaty.systems.horizontal.quantiles import FoundBins
 from treaty.systems.horizontal.rows import OwnLabels, common_rows
 from treaty.systems.observers import TreeOpened, VectorGiven
 from treaty.systems.pooled.constraints import constraints_of
@@ -124,7 +116,7 @@ def server(inputs: RoleInput[FedXGB]) -> ModelPart:
     if kept is not None:
         found = conversation.known_bins(inputs, crowd, kept)
     else:
-        found = lead_search(inputs, crowd, schema, classes, None, exact=inputs.options.exact_bins)
+        found = quantiles.lead_search(inputs, crowd, schema, classes, None, exact=inputs.options.exact_bins)
     summary = messages.RowSummary(found.n_rows, Array.of(found.may_miss))
     party.round += 1
     crowd.broadcast(summary)
@@ -137,7 +129,7 @@ def server(inputs: RoleInput[FedXGB]) -> ModelPart:
         part = kept.part
         resend_trees(inputs, crowd, model, found.bins, kept, rng)
     else:
-        spent, bins = shown_by_search(found.fewest), encode(found.message)
+        spent, bins = quantiles.shown_by_search(found.fewest), encode(found.message)
         part = new_part(inputs, task.model_id, schema, classes, found.objective, spent, bins)
     back = watched_by_server(inputs, crowd, found.objective, schema)
     rounds = rounds_of(inputs, part, back, evals, partial(written.write, part, rng, summary))
@@ -212,7 +204,7 @@ def edge(inputs: RoleInput[FedXGB]) -> None:
     at_start, bins = domain.transcript.digest, None
     rows = EdgeRows(inputs, domain, here.file, patience)
     order = MessageOrder(edge_order(options), "domain")
-    searches = most_rounds(task.origins, inputs.common.most_bins, exact=options.exact_bins)
+    searches = quantiles.most_rounds(task.origins, inputs.common.most_bins, exact=options.exact_bins)
     limits = ServerLimits(server, inputs.common.most_rounds, inputs.common.depth, searches, inputs.observers)
     noise, late = CrowdNoise.plan(inputs, task), noisy.LateUsers(inputs, here, patience)
     inputs.observers.round_finished(0, None)
@@ -247,10 +239,10 @@ def edge(inputs: RoleInput[FedXGB]) -> None:
             late.note(message)
         domain.send(dict.fromkeys(domain.there, message))
         match message:
-            case ProbeRequest():
-                usual = MOST_ROUNDS * (1 + options.exact_bins)
+            case quantiles.ProbeRequest():
+                usual = quantiles.MOST_ROUNDS * (1 + options.exact_bins)
                 inputs.observers.set_up("searching for bins", limits.probes, usual)
-            case CommonBins():
+            case quantiles.CommonBins():
                 bins = message
                 if noise is not None:
                     at_start = domain.transcript.digest
@@ -295,8 +287,8 @@ def user(inputs: RoleInput[FedXGB]) -> Floats:
     noise = CrowdNoise.plan(inputs, joined.task)
     if noise is not None:
         return noisy.follow(inputs, joined, instructions, noise)
-    answers = SearchAnswers(inputs, trained, labels, edge, exact=options.exact_bins)
-    while not isinstance(bins := instructions.next(), CommonBins):
+    answers = quantiles.SearchAnswers(inputs, trained, labels, edge, exact=options.exact_bins)
+    while not isinstance(bins := instructions.next(), quantiles.CommonBins):
         instructions.vector = answers.vector(bins)
     summary = instructions.next()
     assert isinstance(summary, messages.RowSummary)

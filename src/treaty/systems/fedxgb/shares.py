@@ -41,17 +41,6 @@ from numpy.typing import NDArray
 from treaty.crypto.keystream import FreshShares
 from treaty.crypto.sharing import additive_routing, shamir_routing
 from treaty.crypto.sharing import shamir as field
-from treaty.crypto.sharing.additive_routing import (
-    Keys,
-    MaskedRows,
-    deal_leaves,
-    deal_level,
-    deal_mask,
-    leaf_values,
-    mask_rows,
-    numbers_of_level,
-    route_level,
-)
 from treaty.crypto.sharing.shamir import Words
 from treaty.crypto.sharing.shamir_routing import Program, ServerSetting, prepare
 from treaty.errors import PeerProtocolError
@@ -259,7 +248,7 @@ class Dealer:
                 case WantedRows(rows=rows):
                     self._check(rows * self._layout.columns, _MOST_MASKS, "WantedRows")
                     # the dealer keeps the mask: it deals products with it, level by level
-                    self._mask, keys = deal_mask(rows, self._layout.columns)
+                    self._mask, keys = additive_routing.deal_mask(rows, self._layout.columns)
                     self._deal(keys, _NONE)
                 case WantedLevel(start=start, rows=rows, trees=trees, slots=slots):
                     if start + rows > len(self._mask):
@@ -268,10 +257,11 @@ class Dealer:
                     # what would be drawn, before anything is: a hostile request must not fill memory
                     drawn = trees * slots * (self._layout.columns + 2 * rows) + trees * rows * _OF_A_COMPARISON
                     self._check(drawn, _MOST_NUMBERS, "WantedLevel")
-                    self._deal(*deal_level(self._mask[start : start + rows], trees, slots, self._layout.bits))
+                    of_rows = self._mask[start : start + rows]
+                    self._deal(*additive_routing.deal_level(of_rows, trees, slots, self._layout.bits))
                 case WantedLeaves(rows=rows, leaves=leaves):
                     self._check(rows * leaves, _MOST_NUMBERS, "WantedLeaves")
-                    self._deal(*deal_leaves(rows, 1, leaves))
+                    self._deal(*additive_routing.deal_leaves(rows, 1, leaves))
                 case _:
                     return
 
@@ -280,7 +270,7 @@ class Dealer:
             first = self._edges[0]
             raise PeerProtocolError(first, f"expected at most {most} numbers at once", at=what)
 
-    def _deal(self, keys: Keys, corrections: Words) -> None:
+    def _deal(self, keys: additive_routing.Keys, corrections: Words) -> None:
         self._party.send(self._edges[0], DealtCorrections(keys[0], Array.of(_NONE)))
         self._party.send(self._edges[1], DealtCorrections(keys[1], Array.of(corrections)))
 
@@ -292,22 +282,23 @@ class AdditiveRouting:
         self._party, self._edges, self._dealer = party, shares.holders, shares.others[0]
         self._own, self._bits = self._edges.index(party.name), shares.layout.bits
         empty = np.empty((0, shares.layout.columns), np.uint64)
-        self._rows, self._fresh = MaskedRows(empty, empty), FreshShares(self._own, secrets.token_bytes(32))
+        self._rows = additive_routing.MaskedRows(empty, empty)
+        self._fresh = FreshShares(self._own, secrets.token_bytes(32))
         self._messages = count()  # numbers of messages to users, none used twice
         self.one = np.array(1 - self._own, np.uint64)
 
     def keep(self, rows: Words) -> None:
         key, _ = self._dealt(WantedRows(len(rows)), 0)
         # both computing servers open rows less a mask that neither knows
-        self._rows, seed = play_among(self._party, self._edges, mask_rows(self._own, rows, key))
+        self._rows, seed = play_among(self._party, self._edges, additive_routing.mask_rows(self._own, rows, key))
         self._fresh = FreshShares(self._own, seed)
 
     def level(self, part: slice, weights: Words, thresholds: Words, paths: Words | None) -> tuple[Bits, Words]:
         rows, (trees, slots) = self._rows.part(part), weights.shape[:2]
         wanted = WantedLevel(part.indices(len(self._rows))[0], len(rows), trees, slots)
         # random products of the third server, which learns how much is wanted, and nothing of rows or splits
-        dealt = self._dealt(wanted, numbers_of_level(len(rows), trees, slots, self._bits))
-        program = route_level(self._own, rows, weights, thresholds, paths, self._bits, *dealt)
+        dealt = self._dealt(wanted, additive_routing.numbers_of_level(len(rows), trees, slots, self._bits))
+        program = additive_routing.route_level(self._own, rows, weights, thresholds, paths, self._bits, *dealt)
         left, paths = play_among(self._party, self._edges, program)
         # as computed, shares depend on the dealer's numbers alone: users get fresh ones
         return self._fresh.bits(next(self._messages), left), paths
@@ -315,7 +306,8 @@ class AdditiveRouting:
     def leaves(self, paths: Words, values: Words) -> Words:
         leaves, rows = paths.shape
         dealt = self._dealt(WantedLeaves(rows, leaves), rows)
-        found = play_among(self._party, self._edges, leaf_values(self._own, paths[None], values[None], *dealt))[0]
+        program = additive_routing.leaf_values(self._own, paths[None], values[None], *dealt)
+        (found,) = play_among(self._party, self._edges, program)
         return self._fresh.numbers(next(self._messages), found)
 
     def end_batch(self) -> None:
