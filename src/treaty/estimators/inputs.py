@@ -406,8 +406,7 @@ class Watch:
         history: Mapping[str, Mapping[str, list[float]]]
         before = 0
         if isinstance(part, ModelPart):
-            assert part.forest is not None
-            done, history, before = part.forest.rounds, part.forest.history, part.forest.before
+            done, history, before = part.grown.rounds, part.grown.history, part.grown.before
         else:
             history = {name: {"loss": of} for name, of in (part or {}).items()}
         for at in range(max(self._shown, before), done):

@@ -91,6 +91,12 @@ class ModelPart(msgspec.Struct, kw_only=True):
         """Whether the part has the trees."""
         return self.forest is not None
 
+    @property
+    def grown(self) -> Forest:
+        """`forest`, of a part that must have it."""
+        assert self.forest is not None
+        return self.forest
+
     def summary(self) -> str:
         """Describe the part in a few words."""
         splits = f"{len(self.splits)} splits"
@@ -104,8 +110,7 @@ class ModelPart(msgspec.Struct, kw_only=True):
 
     def predictions(self, margins: Floats) -> dict[str, NDArray[Any]]:
         """Return predictions for margins (n_rows, n_outputs) as columns of a file."""
-        assert self.forest is not None
-        return RowPredictions(margins, self.forest.objective, self.forest.classes).columns()
+        return RowPredictions(margins, self.grown.objective, self.grown.classes).columns()
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,9 +297,8 @@ class RowDecisions:
 
 def row_decisions(part: ModelPart, table: Table, threads: int = 1) -> RowDecisions:
     """Decide rows at all splits of a model that is whole in one part."""
-    assert part.forest is not None
     return RowDecisions(
-        trees=part.forest.trees, base=np.array([0, len(part.splits)]),
+        trees=part.grown.trees, base=np.array([0, len(part.splits)]),
         packed=decide(part.splits, table, threads=threads), used=[np.arange(len(part.splits), dtype=np.int32)],
         n_rows=table.n_rows,
     )  # fmt: skip

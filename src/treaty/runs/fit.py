@@ -155,8 +155,7 @@ def _train_alone(run: Run, keepers: Mapping[str, Keeper]) -> dict[str, Any]:
 
 def whole(part: ModelPart) -> ModelPart:
     """Return a participant's part, which is a whole model, as the part of a plain table."""
-    assert part.forest is not None
-    return msgspec.structs.replace(part, party=ALONE, forest=replace(part.forest, sources=(ALONE,)))
+    return msgspec.structs.replace(part, party=ALONE, forest=replace(part.grown, sources=(ALONE,)))
 
 
 @contextmanager

@@ -35,9 +35,8 @@ from treaty.trees.shap import node_weights
 
 def forest_of_active(part: ModelPart) -> Forest:
     """Return the forest of an active party's part; ConfigError for one whose rows need margins of their own."""
-    assert part.forest is not None, "the active party's part holds the trees"
-    check_starts(part.forest, given=False)
-    return part.forest
+    check_starts(part.grown, given=False)
+    return part.grown
 
 
 @dataclass(frozen=True, slots=True)

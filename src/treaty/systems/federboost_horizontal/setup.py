@@ -422,10 +422,9 @@ def resumed(
     """
     name, part, leader = inputs.party.name, found.part, inputs.roles.active
     found.check(inputs.given, inputs.may_change, (name,), printed)
-    assert part.forest is not None
     # rounds that another party did not keep are grown again
-    part.forest.cut(rounds)
-    keep_records(part.splits, records_used(part.forest.trees, 1)[0])
+    part.grown.cut(rounds)
+    keep_records(part.splits, records_used(part.grown.trees, 1)[0])
     kept = unpack_bins(decode_body(found.bins, CommonBins, peer=name), part.schema, inputs.common.bin_limits, name)
     own = OwnRows.of(inputs, rows, part, kept, Draws.kept(found.random_state or ""))
     if bins is not None and found.bins != encode(bins):

@@ -195,9 +195,8 @@ class ServerCheckpoints:
     def write(self, part: ModelPart, rng: np.random.Generator, summary: messages.RowSummary, rounds: int) -> None:
         """Write a checkpoint if one is due."""
         if self._keeper is not None and self._keeper.due:
-            assert part.forest is not None
             # the server has no rows, hence no margins to keep
-            no_rows, given = np.zeros((part.forest.objective.n_outputs, 0)), self._inputs.given
+            no_rows, given = np.zeros((part.grown.objective.n_outputs, 0)), self._inputs.given
             state = RoundState(rounds, no_rows, json.dumps(rng.bit_generator.state))
             self._keeper.keep(lambda: checkpoint_with(part, given, self._printed, state, summary), time.perf_counter())
 
@@ -217,8 +216,7 @@ def known_bins(inputs: RoleInput, crowd: Crowd, kept: Checkpoint) -> FoundBins:
 
     The checkpoint's splits of later rounds are dropped: trees after it are grown again.
     """
-    part, name, forest = kept.part, inputs.party.name, kept.part.forest
-    assert forest is not None
+    part, name, forest = kept.part, inputs.party.name, kept.part.grown
     summary = decode_body(kept.bins, messages.RowSummary, peer=name)
     message = decode_body(part.bins, CommonBins, peer=name)
     bins = unpack_bins(message, part.schema, inputs.common.bin_limits, name)

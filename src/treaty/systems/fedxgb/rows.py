@@ -112,8 +112,7 @@ def resend_trees(
 
     `rng` continues from the checkpoint's state.
     """
-    forest = kept.part.forest
-    assert forest is not None
+    forest = kept.part.grown
     rng.bit_generator.state = json.loads(kept.random_state or "")
     trees, n_outputs = forest.trees, forest.objective.n_outputs
     # the columns drawn then are not kept; rows go down by the splits alone

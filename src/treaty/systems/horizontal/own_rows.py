@@ -47,19 +47,18 @@ def rounds_of(
 
     ``keep(done)`` is called after each round.
     """
-    assert part.forest is not None
-    common = inputs.common
+    common, forest = inputs.common, part.grown
 
     def after_round(done: int) -> None:
         keep(done)
         inputs.observers.round_finished(done, part)
 
-    inputs.observers.round_finished(part.forest.rounds, part)
+    inputs.observers.round_finished(forest.rounds, part)
     # early stopping goes by the last of them
     watching: list[WatchedRows] = [] if back is None else [back]
     watching += [watched(of, part.splits, inputs.threads) for of in evals]
     return Rounds(
-        part.forest, common.most_rounds, eval_sets=watching, early_stopping_rounds=common.early_stopping_rounds,
+        forest, common.most_rounds, eval_sets=watching, early_stopping_rounds=common.early_stopping_rounds,
         early_stopping_min_delta=common.early_stopping_min_delta, metrics=common.metrics, after_round=after_round,
     )  # fmt: skip
 
@@ -109,17 +108,16 @@ class OwnRows:
     @classmethod
     def of(cls, inputs: RoleInput, rows: LabelledRows, part: ModelPart, bins: Bins, draws: Draws) -> OwnRows:
         """Bin rows and take them down the trees of `part`."""
-        assert part.forest is not None
         codes, threads = bins.transform(rows.table, inputs.threads), inputs.threads
         histograms = ClusterHistograms.of_rows(inputs.shards, codes, bins.offsets)
         # under noise rows go down random trees
         kind = LeafShard if inputs.options.adds_noise else RowShard
-        shard = kind(codes, bins.offsets, rows.y, rows.weight, part.forest.objective, threads, histograms)
-        if part.forest.trees:
+        shard = kind(codes, bins.offsets, rows.y, rows.weight, part.grown.objective, threads, histograms)
+        if part.grown.trees:
             # margins after the trees so far, as if these had been grown now
             margins = np.ascontiguousarray(shard.margins.T)
             splits = join_splits([part.splits], [len(rows.table.columns)])
-            walk_tables(Walk(part.forest.trees, splits), [rows.table], margins, threads)
+            walk_tables(Walk(part.grown.trees, splits), [rows.table], margins, threads)
             shard.margins[:] = margins.T
         return cls(part, bins, shard, draws, inputs.common.subsample)
 
@@ -138,8 +136,7 @@ class OwnRows:
     @property
     def forest(self) -> Forest:
         """The trees so far."""
-        assert self.part.forest is not None
-        return self.part.forest
+        return self.part.grown
 
     def draw_columns(self, share: float) -> list[Int32s]:
         """Draw, as the leader, the columns of each tree of the next round."""

@@ -233,8 +233,7 @@ class Training:
     @property
     def forest(self) -> Forest:
         """The trees so far."""
-        assert self.part.forest is not None
-        return self.part.forest
+        return self.part.grown
 
     def state(
         self, inputs: RoleInput, add_trees: Callable[[Sequence[Tree], NDArray[np.float64]], None]
@@ -296,11 +295,11 @@ def begin(inputs: RoleInput, party: str, sources: tuple[str, ...]) -> Training:
         )  # fmt: skip
         return Training(part, dict.fromkeys(sources, 0), None, rows)
     found.check(inputs.given, inputs.may_change, sources, rows)
-    assert found.part.forest is not None
-    resume = found.progressed(found.part.forest.objective.n_outputs)
+    forest = found.part.grown
+    resume = found.progressed(forest.objective.n_outputs)
     # the job may ask for fewer rounds than the checkpoint has
-    found.part.forest.cut(min(resume.rounds, inputs.common.most_rounds))
-    records = dict(zip(sources, records_used(found.part.forest.trees, len(sources)), strict=True))
+    forest.cut(min(resume.rounds, inputs.common.most_rounds))
+    records = dict(zip(sources, records_used(forest.trees, len(sources)), strict=True))
     # splits of rounds that were not finished are dropped
     keep_records(found.part.splits, records[party])
     return Training(found.part, records, resume, rows)

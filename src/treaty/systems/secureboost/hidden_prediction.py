@@ -131,8 +131,7 @@ def hidden_active(inputs: RoleInput[SecureBoost]) -> NDArray[np.float64]:
     """
     party, part, table = inputs.party, inputs.part, inputs.rows.table
     steps = partial(inputs.observers.set_up, "predicting")
-    forest = part.forest
-    assert forest is not None, "the active party's part holds the trees"
+    forest = part.grown
     _agree(inputs)
     keys = {peer: party.receive(peer, ChainKey) for peer in party.peers}
     exchange = {

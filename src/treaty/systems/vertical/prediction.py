@@ -125,14 +125,13 @@ def ask_all(
     party: Party, part: ModelPart, trees: Sequence[Tree], table: Table, number: int, threads: int
 ) -> RowDecisions:
     """Decide `table`, row set `number` at all other parties, at every record that the trees use, in one round."""
-    assert part.forest is not None
-    n_rows = table.n_rows
-    used = used_records(trees, len(part.forest.sources))
-    theirs = [(name, of) for name, of in zip(part.forest.sources, used, strict=True) if name != party.name and len(of)]
+    n_rows, sources = table.n_rows, part.grown.sources
+    used = used_records(trees, len(sources))
+    theirs = [(name, of) for name, of in zip(sources, used, strict=True) if name != party.name and len(of)]
     for name, records in theirs:
         party.send(name, DecideRequest(number, Array.of(records)))
     # own rows are decided while the others decide theirs
-    packed = {party.name: decide(part.splits, table, used[part.forest.sources.index(party.name)], threads)}
+    packed = {party.name: decide(part.splits, table, used[sources.index(party.name)], threads)}
     for name, records in theirs:
         found = []
         for of in column_pieces(len(records), n_rows):
@@ -142,7 +141,7 @@ def ask_all(
     return RowDecisions(
         trees=[renumber(tree, used) for tree in trees],
         base=np.cumsum([0, *(len(records) for records in used)]),
-        packed=np.concatenate([packed[name] for name in part.forest.sources if name in packed]),
+        packed=np.concatenate([packed[name] for name in sources if name in packed]),
         used=used,
         n_rows=n_rows,
     )
@@ -198,8 +197,7 @@ def decidable(party: Party, part: ModelPart, held: Mapping[str, int]) -> list[Tr
 
     `held` is how many records each peer has.
     """
-    forest = part.forest
-    assert forest is not None
+    forest = part.grown
     of_round = forest.trees_a_round
     known = np.array([len(part.splits) if name == party.name else held.get(name, 0) for name in forest.sources])
     # the first tree with a lost record ends what can be predicted: rounds are used as a whole
