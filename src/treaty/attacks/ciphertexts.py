@@ -103,10 +103,8 @@ def recognised_ciphertexts(view: View, truth: Truth) -> Iterator[Finding]:
                 single, guessed = single + 1, guessed + guess
                 named += guess if found is None else float(one.slot in slots[found[0]])
         if single:
-            yield Finding(
-                attack="ciphertexts known again", party=view.party, target=f"bins of {owner}", measure="share right",
-                score=named / single, baseline=guessed / single,
-            )  # fmt: skip
+            score, baseline = named / single, guessed / single
+            yield view.finding("ciphertexts known again", f"bins of {owner}", "share right", score, baseline)
 
 
 def keyed_cipher(view: View, entries: Sequence[TranscriptEntry]) -> KeyedCipher | None:
@@ -267,10 +265,8 @@ def learned_from_ciphertexts(view: View, truth: Truth) -> Iterator[Finding]:
     known, asked = order[::2], order[1::2]
     model = make_pipeline(StandardScaler(), LogisticRegression(C=0.01, max_iter=1000))
     scores = model.fit(numbers[known], labels[known]).decision_function(numbers[asked])
-    yield Finding(
-        attack="ciphertexts told apart (Goldwasser 1984)", party=view.party, target="labels", measure="AUC",
-        score=float(roc_auc_score(labels[asked], scores)), baseline=0.5, error=auc_error(labels[asked]),
-    )  # fmt: skip
+    score, error = float(roc_auc_score(labels[asked], scores)), auc_error(labels[asked])
+    yield view.finding("ciphertexts told apart (Goldwasser 1984)", "labels", "AUC", score, 0.5, error)
 
 
 def hidden_numbers(view: View) -> tuple[Int32s, Floats]:
@@ -361,10 +357,8 @@ def repeated_masks(view: View, truth: Truth) -> Iterator[Finding]:
             continue
         found = [correlation(*both) for both in zip(compared(plain), compared(seen), strict=True)]
         rho, error = max(found, key=lambda of: of[0] / max(of[1], 1e-9))
-        yield Finding(
-            attack="differences of masked vectors (Bonawitz 2017)", party=view.party, target=f"sums of {peer}",
-            measure="rank correlation", score=max(0.0, rho), baseline=0.0, error=error_of_best(error, len(found)),
-        )  # fmt: skip
+        error, attack = error_of_best(error, len(found)), "differences of masked vectors (Bonawitz 2017)"
+        yield view.finding(attack, f"sums of {peer}", "rank correlation", max(0.0, rho), 0.0, error)
 
 
 def masked_from(view: View, peer: str) -> Vectors:

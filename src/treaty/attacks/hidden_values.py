@@ -281,10 +281,8 @@ def bins_finding(view: View, truth: Truth, owner: str, trees: Trees) -> Finding:
         wrong = candidates(roots, len(codes))[roots[0].answered.rows] != (true > 0)
         column = np.searchsorted(offsets, roots[0].slots, side="right") - 1
         score = float(np.mean([~wrong[:, column == k].any(axis=1) for k in np.unique(column)]))
-    return Finding(
-        attack="matrix products (Le 2021)", party=view.party, target=f"bins of {owner}", measure="share right",
-        score=score, baseline=baseline, error=float(0.5 / np.sqrt(max(1, len(codes)))),
-    )  # fmt: skip
+    error = float(0.5 / np.sqrt(max(1, len(codes))))
+    return view.finding("matrix products (Le 2021)", f"bins of {owner}", "share right", score, baseline, error)
 
 
 def candidates(roots: Sequence[SmmNode], n_rows: int) -> Flags:
@@ -356,11 +354,9 @@ def likeliest_buckets(view: View, truth: Truth) -> Iterator[Finding]:
         noisy = np.concatenate(before.pop(entry.peer))
         guessed = [likeliest(of[0], int(of[1]), float(of[2])) for of in zip(noisy.T, sizes, epsilons, strict=True)]
         common = [np.bincount(column).max() for column in codes.T]
-        yield Finding(
-            attack="likeliest buckets", party=view.party, target=f"buckets of {entry.peer}", measure="share right",
-            score=float((np.stack(guessed, axis=1) == codes).mean()), baseline=float(np.sum(common) / codes.size),
-            error=float(0.5 / np.sqrt(len(codes))),
-        )  # fmt: skip
+        score, baseline = float((np.stack(guessed, axis=1) == codes).mean()), float(np.sum(common) / codes.size)
+        error = float(0.5 / np.sqrt(len(codes)))
+        yield view.finding("likeliest buckets", f"buckets of {entry.peer}", "share right", score, baseline, error)
 
 
 def likeliest(noisy: NDArray[np.uint8], size: int, epsilon: float) -> NDArray[np.intp]:

@@ -84,11 +84,8 @@ def row_communities(view: View, truth: Truth) -> Iterator[Finding]:
     found = communities(seen_sets(view, n_rows), rows)
     joined = np.concatenate([own, found * WEIGHT * np.sqrt(max(1, own.shape[1]))], axis=1)
     baseline = leaks.attack_auc(two_clusters(own), labels.astype(int))
-    yield Finding(
-        attack="communities of rows (ID2Graph, Takahashi 2023)", party=view.party, target="labels", measure="AUC",
-        score=leaks.attack_auc(two_clusters(joined), labels.astype(int)), baseline=baseline,
-        error=auc_error(labels, baseline),
-    )  # fmt: skip
+    score, error = leaks.attack_auc(two_clusters(joined), labels.astype(int)), auc_error(labels, baseline)
+    yield view.finding("communities of rows (ID2Graph, Takahashi 2023)", "labels", "AUC", score, baseline, error)
 
 
 def communities(trees: Partitions, rows: NDArray[np.intp]) -> Floats:
@@ -140,11 +137,8 @@ def set_purity(view: View, truth: Truth) -> Iterator[Finding]:
         score = float(purity.max())
         leaves = len(np.unique(finest[int(purity.argmax())]))
         baseline = max(majority, purity_of_own_columns(truth.codes(view.party)[0], labels, leaves))
-    error = float(np.sqrt(baseline * (1.0 - baseline) / max(1, len(labels))))
-    yield Finding(
-        attack="purity of the finest row sets (Cheng 2021)", party=view.party, target="labels", measure="share right",
-        score=score, baseline=baseline, error=error_of_best(error, len(finest)),
-    )  # fmt: skip
+    error = error_of_best(float(np.sqrt(baseline * (1.0 - baseline) / max(1, len(labels)))), len(finest))
+    yield view.finding("purity of the finest row sets (Cheng 2021)", "labels", "share right", score, baseline, error)
 
 
 def purity_of_own_columns(codes: NDArray[np.uint8], labels: NDArray[np.int64], leaves: int) -> float:
@@ -169,10 +163,8 @@ def exact_sums(view: View, truth: Truth) -> Iterator[Finding]:
         codes, _ = truth.codes(owner)
         nodes = recording.nodes.get(owner, [])
         found = known_bins(nodes, recording.offsets[owner], len(codes)) if nodes else np.full(codes.shape, -1)
-        yield Finding(
-            attack="exact sums", party=view.party, target=f"bins of {owner}", measure="share known",
-            score=float(((found >= 0) & (found == codes)).mean()), baseline=0.0,
-        )  # fmt: skip
+        score = float(((found >= 0) & (found == codes)).mean())
+        yield view.finding("exact sums", f"bins of {owner}", "share known", score, baseline=0.0)
 
 
 MOST_GROUPED = 1000
@@ -201,10 +193,8 @@ def nested_sides(view: View, truth: Truth) -> Iterator[Finding]:
     for owner in [name for name in truth.owners if name != view.party]:
         codes, offsets = truth.codes(owner)
         sides = sorted(view.recording.sides.get(owner, []), key=lambda split: -len(split[0]))[:MOST_GROUPED]
-        yield Finding(
-            attack="nested sides", party=view.party, target=f"bins of {owner}", measure="share known",
-            score=known_share(sides, codes, np.diff(offsets) - 1), baseline=0.0,
-        )  # fmt: skip
+        score = known_share(sides, codes, np.diff(offsets) - 1)
+        yield view.finding("nested sides", f"bins of {owner}", "share known", score, baseline=0.0)
 
 
 def known_share(sides: Sides, codes: NDArray[np.uint8], n_bins: Integers) -> float:
@@ -288,7 +278,5 @@ def inverted_histograms(view: View, truth: Truth) -> Iterator[Finding]:
     found = leaks.invert(trees, offsets)
     nothing = leaks.RebuiltRows(found.possible[:0], found.labels[:0])
     base, got = (leaks.agreement(*leaks.rebuild(of, by_class, offsets), codes, y) for of in (nothing, found))
-    yield Finding(
-        attack="histogram inversion", party=view.party, target="bins of all rows", measure="share right",
-        score=got.mean, baseline=base.mean, error=float(0.5 / np.sqrt(len(codes))),
-    )  # fmt: skip
+    error = float(0.5 / np.sqrt(len(codes)))
+    yield view.finding("histogram inversion", "bins of all rows", "share right", got.mean, base.mean, error)

@@ -49,6 +49,14 @@ class View:
         names = {kind.__name__ for kind in kinds}
         return any(entry.step in names for entry in self.transcript.entries)
 
+    def finding(
+        self, attack: str, target: str, measure: str, score: float, baseline: float, error: float = 0.0
+    ) -> Finding:
+        """Return a finding of this party."""
+        return Finding(
+            attack=attack, party=self.party, target=target, measure=measure, score=score, baseline=baseline, error=error
+        )
+
     def stated(self) -> tuple[list[str], list[str]]:
         """Compare the messages that the party received in the training with what is stated about them.
 
@@ -224,10 +232,8 @@ def label_finding(attack: str, view: View, truth: Truth, scores: Floats) -> Find
     if codes.shape[1]:
         own = PCA(1, random_state=0).fit_transform(standardised(codes))[:, 0]
         baseline = attack_auc(own, truth.labels.astype(int))
-    return Finding(
-        attack=attack, party=view.party, target="labels", measure="AUC",
-        score=attack_auc(scores, truth.labels.astype(int)), baseline=baseline, error=auc_error(truth.labels, baseline),
-    )  # fmt: skip
+    score = attack_auc(scores, truth.labels.astype(int))
+    return view.finding(attack, "labels", "AUC", score, baseline, auc_error(truth.labels, baseline))
 
 
 def standardised(codes: NDArray[np.uint8]) -> Floats:

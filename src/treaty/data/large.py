@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -199,24 +198,18 @@ def _stable_order(key: NDArray[Any]) -> arrays.Integers:
     return np.lexsort((key[:, 1], key[:, 0])) if key.ndim == 2 else np.argsort(key, kind="stable")
 
 
-class Scratch(AbstractContextManager["Scratch", None]):
+class Scratch(ExitStack):
     """The sorted lists of one piece of work, all closed at its end, also after an error."""
 
     def __init__(self, in_memory: int = IN_MEMORY) -> None:
+        super().__init__()
         if in_memory < 1:
             raise ConfigError(f"expected in_memory of at least 1 record, got {in_memory}")
         self.in_memory = in_memory
         self.part = part_of(in_memory)
-        self._made: list[SortedRecords] = []
 
     def sorted(self, dtype: DTypeLike, key: str, span: int, rows: int) -> SortedRecords:
-        made = SortedRecords(dtype, key, span, rows, self.in_memory)
-        self._made.append(made)
-        return made
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for made in self._made:
-            made.close()
+        return self.enter_context(closing(SortedRecords(dtype, key, span, rows, self.in_memory)))
 
 
 _SEEN = np.dtype([("hash", np.uint64, (2,)), ("place", np.int64), ("row", np.int64)])
@@ -270,9 +263,8 @@ def group_rows_in_files(
     every: bool,
 ) -> RowGroups | None:
     """Group as `group_rows` does `n_rows` rows that come as chunks (rows, texts), holding one chunk at a time."""
-    with ExitStack() as stack:
-        scratch = stack.enter_context(Scratch(in_memory))
-        data, offsets, rows, starts = _columns(stack)
+    with Scratch(in_memory) as scratch:
+        data, offsets, rows, starts = _columns(scratch)
         seen = scratch.sorted(_SEEN, "hash", WORDS, n_rows)
         key = secrets.token_bytes(KEY)
         for row, texts in chunks:
@@ -290,7 +282,7 @@ def group_rows_in_files(
         if repeated:
             refuse(repeated)
             first = _by_first(seen, rows.length, scratch)
-            return _distinct(first, data.mapped(), offsets.mapped(), rows.length, every, stack)
+            return _distinct(first, data.mapped(), offsets.mapped(), rows.length, every, scratch)
         for part in arrays.pieces(rows.length, scratch.part):
             starts.append(np.arange(part.start + 1, part.stop + 1))
         return RowGroups(data.mapped(), offsets.mapped(), rows.mapped(), starts.mapped(), rows.length)

@@ -225,10 +225,8 @@ def conclusions_from_sums(
             learned[name].append(
                 f"together with {roles.active}, who must not help it: how good the best split of the parties before it "
                 "is at every node, as a fraction"
-                + (
-                    ", and which groups have the columns that each other party used"
-                    * bool(common.interaction_constraints)
-                )
+                + ", and which groups have the columns that each other party used"
+                * bool(common.interaction_constraints)
             )
         if part is not None and part.forest is not None and part.forest.objective.weight_bound > 1.0:
             most = f"{part.forest.objective.weight_bound:g}"

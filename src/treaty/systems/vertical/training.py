@@ -119,7 +119,8 @@ def boosting_of(
     than the objective's.
     """
     party, data, keeper = inputs.party, inputs.rows, inputs.keeper
-    part, forest = training.part, training.forest
+    part, forest, threads = training.part, training.forest, inputs.threads
+    last = len(inputs.eval_sets)  # training rows come after the eval sets
     if training.constraints is not None:
         widths = zip(inputs.roles.owners, np.diff(training.constraints.first), sources, strict=True)
         for name in [name for name, width, source in widths if width != len(source.categorical)]:
@@ -142,19 +143,14 @@ def boosting_of(
         base_margin=data.base_margin,
         eval_sets=[
             EvalSet(
-                rows.name, rows.y, rows.weight, decided_by_all(party, part, rows.table, number, inputs.threads),
+                rows.name, rows.y, rows.weight, decided_by_all(party, part, rows.table, number, threads),
                 rows.base_margin,
             )
             for number, rows in enumerate(inputs.eval_sets)
         ],
-        on_round=on_round, threads=inputs.threads,
-        # training rows come after the eval sets
-        resume=training.state(
-            inputs, decided_by_all(party, part, data.table, len(inputs.eval_sets), inputs.threads)
-        ),
-        earlier=training.earlier(
-            inputs, lambda trees: ask_all(party, part, trees, data.table, len(inputs.eval_sets), inputs.threads)
-        ),
+        on_round=on_round, threads=threads,
+        resume=training.state(inputs, decided_by_all(party, part, data.table, last, threads)),
+        earlier=training.earlier(inputs, lambda trees: ask_all(party, part, trees, data.table, last, threads)),
     )  # fmt: skip
     inputs.observers.event(BoostingBegins(part, boosting.state))
     return boosting
