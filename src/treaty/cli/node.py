@@ -58,7 +58,7 @@ def node(
         def view(row: JobRow) -> JobView:
             return describe(running.store, described, row, running.jobs.verdicts.there(row.id))
 
-        running.before_end(Serving(running.store, running.name, view, described.web.listen).stop)
+        running.held.callback(Serving(running.store, running.name, view, described.web.listen).stop)
     running.run()
 
 

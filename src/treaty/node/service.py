@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,8 @@ class Node:
                 own, self.jobs.trusted, self._put, self.jobs.view, self.head, self.door.node_socket, dialled,
                 treaty.__version__,
             )  # fmt: skip
-            self._held = held.pop_all()
+            # closed when the node stops, the last one first: what uses the database comes after it
+            self.held = held.pop_all()
 
     def head(self) -> HeadNote:
         """Return the newest entry of the audit log, signed."""
@@ -118,10 +119,6 @@ class Node:
         self._stopping.set()
         self._wake.set()
 
-    def before_end(self, call: Callable[[], None]) -> None:
-        """Register a function to call when the node stops, before its database is closed."""
-        self._held.callback(call)
-
     def _shut(self) -> None:
         with self.jobs.lock:
             playing = [at for at in self.jobs.standings.values() if at.process is not None]
@@ -131,7 +128,7 @@ class Node:
         for at in playing:
             at.process.wait(attempts.LAST_WORDS + 5.0)
         # Closes everything, even if the database cannot be written any more.
-        with self._held:
+        with self.held:
             with self.jobs.lock:
                 self._read_inbox()
             self.exchange.close()

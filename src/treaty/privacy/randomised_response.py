@@ -55,7 +55,7 @@ Randomness = Callable[[int], bytes]
 
 
 def randomise_labels(
-    y: NDArray[np.integer] | NDArray[np.floating], n_classes: int, epsilon: float, randomness: Randomness | None = None
+    y: NDArray[np.integer] | NDArray[np.floating], n_classes: int, epsilon: float, draw: Randomness = os.urandom
 ) -> Integers:
     """Send class numbers (n_rows,) below `n_classes` (K >= 2) through K-ary randomised response, `epsilon` per label.
 
@@ -64,7 +64,6 @@ def randomise_labels(
     and above 0 and there are two classes, DataError for a label that is no class number.
     """
     noisy = _class_numbers(y, n_classes, epsilon)
-    draw = os.urandom if randomness is None else randomness
     others = n_classes - 1
     # exact, without floats
     changed = np.flatnonzero(uniform64(draw, len(noisy)) < change_limit(others, epsilon))

@@ -84,9 +84,8 @@ class MovingKey:
         """Return the next masks of bits that move to another passive party, and of those that come from it."""
         # both ends draw in the order of the senders' names
         drawn = {
-            sender: self.mask(other, shape, sending=sender != other)
-            for sender in sorted([other, self._party.name])
-        }  # fmt: skip
+            sender: self.mask(other, shape, sending=sender != other) for sender in sorted([other, self._party.name])
+        }
         mine, theirs = ((drawn[name] & np.uint64(1)).astype(np.uint8) for name in (self._party.name, other))
         return mine, theirs
 

@@ -94,9 +94,7 @@ class TrainingColumns:
     def search(self, sample: TreeSample, *, alone: bool = False, may_show: MayShow | None = None) -> SplitSearch:
         """Begin a tree's search for splits: passive parties get its encrypted gradients, unless it is grown `alone`."""
         self.observers.event(TreeStarted(sample.grad, sample.hess, sample.rows))
-        return self.kind(
-            self.sources, sample, self.rules, self.threads, own=self.own, alone=alone, may_show=may_show
-        )  # fmt: skip
+        return self.kind(self.sources, sample, self.rules, self.threads, own=self.own, alone=alone, may_show=may_show)
 
 
 @contextmanager
