@@ -183,8 +183,7 @@ def write_predictions(path: str | Path, columns: Mapping[str, ArrayLike]) -> Non
 
 def write_columns(path: str | Path, table: Table, extra: Mapping[str, NDArray[Any]]) -> None:
     """Write a checked table and further columns to an arrow file for another process (`checked_columns`)."""
-    names = [f"c{k}" for k in range(len(table.columns))]
-    arrays = dict(zip(names, table.columns, strict=True)) | dict(extra)
+    arrays = {f"c{k}": column for k, column in enumerate(table.columns)} | dict(extra)
     if not arrays:
         # a table without columns still has rows
         arrays = {"rows": np.zeros(table.n_rows)}

@@ -179,12 +179,9 @@ def _others_stopped(at: OpenJob) -> bool:
     # A process that ended early at the lead ends all others. At the lead, any needed party counts.
     if not at.leads:
         lead = at.views.get(at.job.active)
-        return (
-            lead is not None
-            and lead.state != "finished"
-            and lead.runs != at.runs
-            and at.runs > max(lead.kept, lead.done)
-        )
+        if lead is None or lead.state == "finished":
+            return False
+        return lead.runs != at.runs and at.runs > max(lead.kept, lead.done)
     views = [at.views.get(party) for party in at.needed if party not in at.spared]
     return any(view is not None and view.ended >= at.runs > max(view.kept, view.done) for view in views)
 

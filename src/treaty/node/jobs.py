@@ -245,8 +245,11 @@ class Jobs:
 
     def bring_on(self, at: OpenJob) -> bool:
         """Advance a job as far as possible without running it; return whether it may run."""
-        hours, stopped = self.settings.limits.job_hours, stopped_by(at)
-        all_approved = at.approvals.keys() >= at.job.parties.keys()
+        hours, stopped, lead = self.settings.limits.job_hours, stopped_by(at), at.views.get(at.job.active)
+        all_approved, finished = (
+            at.approvals.keys() >= at.job.parties.keys(),
+            lead is not None and lead.state == "finished",
+        )
         if stopped is not None:
             self.end(at.row.id, *stopped)
         elif time.time() - at.row.created > 3600.0 * hours and not (at.lasts and at.row.state in STAGES):
@@ -255,15 +258,13 @@ class Jobs:
             self._judge(at)
         elif at.proposal.trial:
             # A trial ends once all nodes have passed it.
-            lead = at.views.get(at.job.active)
-            if all_approved if at.leads else lead is not None and lead.state == "finished":
+            if all_approved if at.leads else finished:
                 self.end(at.row.id, "finished", at.row.reason)
             return False
         elif at.row.state == "approved":
-            lead = at.views.get(at.job.active)
             if all_approved:
                 self.change(at, state="queued")
-            elif lead is not None and lead.state == "finished":
+            elif finished:
                 self.end(at.row.id, "finished", "the job finished without this party")
         return at.row.state in STAGES
 
@@ -359,12 +360,11 @@ class Jobs:
 def trained(store: Store, model: str) -> Job:
     """Return the job of a training that has finished here; ConfigError if there is none of that id."""
     row = store.job(model) if store.has(model) else None
-    proposal = None if row is None else msgspec.json.decode(row.proposal, type=proposals.Proposal)
-    if row is None or proposal is None or row.verb != "train" or row.state != "finished":
+    if row is None or row.verb != "train" or row.state != "finished":
         raise _refused(f"expected the id of a finished training, got {model[:12]}")
     if any(entry.event.get("what") == "forgotten" for entry in store.audit(job=model)):
         raise _refused(f"the model of job {model[:12]} was forgotten (treaty forget): train another")
-    return proposal.described()
+    return msgspec.json.decode(row.proposal, type=proposals.Proposal).described()
 
 
 def _refused(why: str) -> ConfigError:

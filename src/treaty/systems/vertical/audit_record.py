@@ -36,7 +36,6 @@ from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import AuditFolder, RoleInput
 from treaty.systems.vertical import messages
 from treaty.systems.vertical.encrypted_columns import GradientsCommitted
-from treaty.systems.vertical.messages import node_type
 from treaty.systems.vertical.setup import ClientReady, ServerReady
 from treaty.systems.vertical.training import BoostingBegins
 from treaty.trees.constraints import Directions
@@ -357,7 +356,7 @@ class PassiveRecord(_Recorder):
         blind = ciphers.hides_nodes(setup.encryption)
         one = message_bytes(setup.encryption, unpack(setup.payload, active, "Setup"))
         vectors = _most_vectors(common, n_rows) if blind else 1
-        of_splits = node_type(1 << min(common.depth, 31)).itemsize
+        of_splits = messages.node_type(1 << min(common.depth, 31)).itemsize
         of_splits *= not ciphers.reveals_columns(setup.encryption)
         named = (0 if blind else 4 + 2 * common.depth) * n_rows  # sample, nodes of sums
         named += of_splits * n_rows * common.depth

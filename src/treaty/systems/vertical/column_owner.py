@@ -21,7 +21,6 @@ from treaty.privacy.exact_sums import COMMITMENT_BYTES
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical import messages
 from treaty.systems.vertical.exact_sums import RevealedSides, check_sides
-from treaty.systems.vertical.messages import take_nodes
 from treaty.systems.vertical.training import (
     Follower,
     Handlers,
@@ -328,7 +327,7 @@ class ColumnOwner:
         return self._splits.divide_table(request) if self._by_column else self._divide_nodes(request)
 
     def _divide_nodes(self, request: messages.SplitRequest) -> Iterator[Message]:
-        named = take_nodes(self._party, self._active, request.features.shape[0], self._n_rows)
+        named = messages.take_nodes(self._party, self._active, request.features.shape[0], self._n_rows)
         return self._splits.divide_nodes(request, named, self._limits.node_sizes)
 
     def end_tree(self, _: messages.TreeEnd) -> None:

@@ -27,7 +27,6 @@ from treaty.privacy.exact_sums import commit
 from treaty.systems.observers import Evidence, Observers, SidesLearned, SumsOpened
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.vertical import messages
-from treaty.systems.vertical.messages import send_nodes
 from treaty.trees.growth import RowPartition
 from treaty.trees.histograms import width_of
 from treaty.trees.objectives import Objective
@@ -207,7 +206,7 @@ class PassiveColumns:
         packed = np.packbits(left_bins[:, : width_of(self.offsets)], axis=1)
         self._party.send(self.peer, messages.SplitRequest(Array.of(features), Array.of(packed)))
         if not self.by_column:
-            send_nodes(self._party, self.peer, rows, starts, self._n_rows)
+            messages.send_nodes(self._party, self.peer, rows, starts, self._n_rows)
 
     def left(self) -> tuple[Int32s, Flags]:
         return self._left_of_columns() if self.by_column else self._left_of_nodes()

@@ -37,7 +37,6 @@ from treaty.systems.observers import SidesLearned
 from treaty.systems.pooled.constraints import own_constraints
 from treaty.systems.vertical import messages
 from treaty.systems.vertical.column_owner import ColumnOwner
-from treaty.systems.vertical.messages import CHOICE_BITS
 from treaty.systems.vertical.sealed_candidates import Candidates, ColumnGroups, GroupsLeft, allowed_columns
 
 # ------------------ shares that pass from one passive party to the next, by way of the active party and hidden from it
@@ -343,7 +342,7 @@ class SealedOwner(ColumnOwner):
         party, active, paths, n_rows = self._party, self._active, self._paths, self._n_rows
         # every row's way through the tree is transferred bit by bit: pads of sides are opened by the bits alone
         while paths.levels < self._paths_of_nodes.shape[1]:
-            for of, choices in take_rows(party, active, n_rows, CHOICE_BITS, messages.SideChoices):
+            for of, choices in take_rows(party, active, n_rows, messages.CHOICE_BITS, messages.SideChoices):
                 message = view(choices.message, np.uint64, (None, None), peer=active, what="SideChoices.message")
                 words = (-(-(of.stop - of.start) // 64),)
                 flips = view(choices.flips, np.uint64, words, peer=active, what="SideChoices.flips")

@@ -35,7 +35,6 @@ from treaty.messaging.party import Party
 from treaty.systems.vertical import messages
 from treaty.systems.vertical.cipher_choice import Link, comparisons_of_a_step
 from treaty.systems.vertical.encrypted_columns import EncryptedGradients, PassiveColumns, bits_at
-from treaty.systems.vertical.messages import CHOICE_BITS
 from treaty.systems.vertical.sealed import LevelResult, SealedEnd, find_best, places_of, take_steps
 from treaty.systems.vertical.sealed_candidates import Candidates, ColumnGroups, share_groups
 from treaty.trees.columns import SplitSearch
@@ -169,7 +168,7 @@ class SealedPeer(PassiveColumns):
     def choose_sides(self) -> None:
         """Choose sides of the nodes' rows, unless the party decides all rows."""
         for turns in () if self.by_column else self.gradients.turns[self._paths.levels :]:
-            for of in row_pieces(self._n_rows, CHOICE_BITS):
+            for of in row_pieces(self._n_rows, messages.CHOICE_BITS):
                 message, flips = self._paths.choose(turns[of], of)
                 self._party.send(self.peer, messages.SideChoices(Array.of(message), Array.of(flips)))
             self._paths.levels += 1
