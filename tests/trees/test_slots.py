@@ -108,7 +108,7 @@ def grown(table: Codes, y, weight, parts, objective, *, rounds=3, depth_always=F
             depth += 1
         finished = [tree.finish(depth) for tree in growing]
         for shard in shards:
-            shard.finish(np.stack([v[s] for (_, v), s in zip(finished, shard.slots, strict=True)]))
+            shard.margins += np.stack([v[s] for (_, v), s in zip(finished, shard.slots, strict=True)])
         trees += [tree for tree, _ in finished]
     return trees, splits, shards
 

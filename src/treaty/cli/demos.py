@@ -178,10 +178,8 @@ def add_scores(grid: Grid, title: str, y: NDArray[Any], probabilities: NDArray[n
         error = np.sqrt(np.mean((y - probabilities) ** 2))
         grid.add_row(title, f"{r2_score(y, probabilities):.4f}", f"{error:.4g}")
         return
-    if probabilities.shape[1] == 2:
-        auc = roc_auc_score(y, probabilities[:, 1])
-    else:
-        auc = roc_auc_score(y, probabilities, multi_class="ovr")
+    of_second = probabilities[:, 1] if probabilities.shape[1] == 2 else probabilities
+    auc = roc_auc_score(y, of_second, multi_class="ovr")
     grid.add_row(title, f"{auc:.4f}", f"{log_loss(y, probabilities):.4f}")
 
 

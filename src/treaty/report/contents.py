@@ -137,7 +137,7 @@ def scores_of_classes(
         found = {"log-loss": float(metrics.log_loss(y, p, labels=numbers))}
         if len(np.unique(y)) == len(classes):
             of_second = p if several else p[:, 1]
-            found |= {"AUC": float(metrics.roc_auc_score(y, of_second, **({"multi_class": "ovr"} if several else {})))}
+            found |= {"AUC": float(metrics.roc_auc_score(y, of_second, multi_class="ovr"))}
         found["accuracy"] = float(metrics.accuracy_score(y, np.argmax(p, axis=1)))
         if not several:
             found["Brier score"] = float(metrics.brier_score_loss(y, p[:, 1]))

@@ -248,23 +248,18 @@ def check_writable(folders: Iterable[Path]) -> None:
 
     The ConfigError names the folder; other parties only learn that files cannot be written.
     """
-    public = "its files cannot be written; it has the details"
     for folder in folders:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=folder, prefix=".treaty-") as trial:
                 trial.write(bytes(1 << 12))
                 trial.flush()
-        except (FileExistsError, NotADirectoryError):
-            raise ConfigError(
-                f"cannot write in {folder}: it, or a folder above it, is a file; move it, or name another folder",
-                public=public,
-            ) from None
         except OSError as error:
-            raise ConfigError(
-                f"cannot write in {folder}: {error.strerror}; make room, change its permissions or name another folder",
-                public=public,
-            ) from None
+            wrong = f"{error.strerror}; make room, change its permissions or name another folder"
+            if isinstance(error, FileExistsError | NotADirectoryError):
+                wrong = "it, or a folder above it, is a file; move it, or name another folder"
+            public = "its files cannot be written; it has the details"
+            raise ConfigError(f"cannot write in {folder}: {wrong}", public=public) from None
 
 
 def staged_file(path: Path) -> Path:

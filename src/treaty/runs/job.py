@@ -117,34 +117,22 @@ class Align(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRules:
-    """Which columns of a party's tables a job uses, and for what; fields without a comment as in `Job` or `Member`."""
+    """Which columns of a party's tables a job uses, and for what; `member` and `align` are the job's for the party."""
 
     party: str
-    active: str
-    # tables are split by row: every party has labels
-    by_row: bool
-    label: str
-    weight: str | None
-    eval_weight: str | None
+    job: Job
+    member: Member
+    align: Align
+    # columns of margins; none at a party without labels
     base_margin: list[str]
-    group: str | None
-    task: str
     # own columns of labels, weights and groups, which are no features
     labels: list[str]
     # the loss: some labels do not fit it
     objective: str | None
-    # the column of ids and how it is read; None: rows are not aligned
+    # the column of ids; None: rows are not aligned
     id: str | None
-    id_as_text: bool
-    normalise: tuple[Normalisation, ...]
-    on_duplicate: OnDuplicate
-    columns: list[str] | None
-    drop: list[str]
-    categorical: list[str]
     # training table, then eval sets; the first must have all columns that the job names
     own_tables: list[str]
-    # folder for a table that is too large for memory; None: the machine's own
-    scratch: Path | None
 
 
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -262,14 +250,10 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         margins = [self.base_margin] if isinstance(self.base_margin, str) else self.base_margin or []
         labels = dict.fromkeys(of for of in (self.label, self.weight, self.eval_weight, self.group, *margins) if of)
         return TableRules(
-            party=name, active=self.active, by_row=self.by_row, label=self.label, weight=self.weight,
-            eval_weight=self.eval_weight, base_margin=margins if labelled else [], group=self.group,
-            task=self.task, labels=list(labels) if labelled else [],
-            objective=self.common.get("objective"), id=None if self.align is None else member.id or align.on,
-            id_as_text=align.text, normalise=align.normalise, on_duplicate=align.on_duplicate,
-            columns=member.columns, drop=member.drop, categorical=member.categorical,
+            party=name, job=self, member=member, align=align, base_margin=margins if labelled else [],
+            labels=list(labels) if labelled else [], objective=self.common.get("objective"),
+            id=None if self.align is None else member.id or align.on,
             own_tables=[*([] if member.table is None else [member.table]), *member.eval_tables],
-            scratch=None if self.store is None else Path(self.store) / "scratch",
         )  # fmt: skip
 
     def encoded(self) -> bytes:

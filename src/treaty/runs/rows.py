@@ -113,10 +113,10 @@ def open_rows(
     order = _common_rows(party, rules, column, alignment, kept, again, phase)
     party.peers = everyone
     if in_order:
-        place, digest = by_id(column.take(pa.array(order)), party=party.name, normalise=rules.normalise)
+        place, digest = by_id(column.take(pa.array(order)), party=party.name, normalise=rules.align.normalise)
         order = order[place]
     ids = column.take(pa.array(order))
-    canonical = partial(canonical_ids, ids, party=party.name, normalise=rules.normalise)
+    canonical = partial(canonical_ids, ids, party=party.name, normalise=rules.align.normalise)
     arrow = arrow.drop_columns([rules.id]).take(pa.array(order))
     return FileRows(arrow, features_of(arrow, rules, path, schema), whole, order, ids, digest, canonical)
 
@@ -135,7 +135,7 @@ def _common_rows(
     sink, table = pa.BufferOutputStream(), pa.table({"ids": column}).combine_chunks()
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)
-    digest, leads = hashlib.sha256(sink.getvalue()).digest(), party.name == rules.active
+    digest, leads = hashlib.sha256(sink.getvalue()).digest(), party.name == rules.job.active
     found = read_file(kept, KeptRows, FORMAT, party.name) if kept is not None and kept.exists() else None
     if found is not None and found.ids != digest:
         found = None
@@ -145,7 +145,7 @@ def _common_rows(
         for peer in party.peers:
             party.send(peer, order)
     else:
-        order = party.receive(rules.active, RowOrder)
+        order = party.receive(rules.job.active, RowOrder)
     if order.again:
         if found is None or found.number != order.number:
             raise ConfigError(
@@ -154,7 +154,7 @@ def _common_rows(
                 public="it cannot resume: it has not kept the alignment, or its ids have changed",
             )
         return found.rows
-    ids = read_ids(column, party=party.name, normalise=rules.normalise, on_duplicate=rules.on_duplicate)
+    ids = read_ids(column, party=party.name, normalise=rules.align.normalise, on_duplicate=rules.align.on_duplicate)
     if phase is not None:
         alignment = replace(alignment, progress=partial(phase, f"aligning {len(ids)} ids in padded lists"))
     aligned = (align_active if leads else align_passive)(party, ids, alignment)
@@ -206,7 +206,7 @@ def read_by_column(
     )  # fmt: skip
     known = None if earlier is None or earlier.forest is None else earlier.forest.classes
     seconds = {} if job.align is None else {"alignment": time.perf_counter() - began}
-    data, classes = labelled(rows, rules, path, known, rules.weight)
+    data, classes = labelled(rows, rules, path, known, job.weight)
     classifies = system.common.table in ("regression", "columns") and job.task == "classification"
     if name == job.active and classifies and len(classes or ()) != job.classes:
         expected = "two" if job.classes == 2 else job.classes
@@ -224,7 +224,7 @@ def read_by_column(
     evals = []
     for number, of_set in enumerate(member.eval_tables):
         watched = open_rows(party, job, roles, of_set, data.table.schema, phase=phase)
-        evals.append(replace(labelled(watched, rules, of_set, classes, rules.eval_weight)[0], name=f"eval_{number}"))
+        evals.append(replace(labelled(watched, rules, of_set, classes, job.eval_weight)[0], name=f"eval_{number}"))
     n_rows = None if job.align is None else int(rows.whole.num_rows)
     return TrainingTables(data, classes, evals, n_rows, seconds)
 
@@ -244,7 +244,7 @@ def read_by_row(job: Job, name: str, roles: Roles) -> TrainingTables:
 
     def read(path: str, text: list[str] | None = None) -> tuple[LabelledRows, Any]:
         examples_only = path == member.table and not trains
-        weight = None if examples_only else rules.weight if path == member.table else rules.eval_weight
+        weight = None if examples_only else job.weight if path == member.table else job.eval_weight
         return labelled(read_rows(rules, path, text=text or ()), rules, path, None, weight)
 
     # the first table defines which columns are text, so that categories of all tables are of one kind

@@ -57,8 +57,8 @@ class FileRead(NamedTuple):
 
 def read_alone(rules: TableRules, path: str, *, training: bool) -> tuple[FileRows, list[Any] | None]:
     """Read and check a file's rows in their own order, with ids and, in training, labels; return the classes, too."""
-    rows = read_rows(rules, path) if rules.by_row else _checked_alone(read_file(rules, path, None), rules, path)
-    return rows, labelled(rows, rules, path, None, rules.weight)[1] if training else None
+    rows = read_rows(rules, path) if rules.job.by_row else _checked_alone(read_file(rules, path, None), rules, path)
+    return rows, labelled(rows, rules, path, None, rules.job.weight)[1] if training else None
 
 
 def read_ahead(rules: TableRules, path: str) -> FileRead:
@@ -69,9 +69,9 @@ def read_ahead(rules: TableRules, path: str) -> FileRead:
     read = read_file(rules, path, None)
     rows = _checked_alone(read, rules, path)
     if rules.id is None:
-        labelled(rows, rules, path, None, rules.weight)
+        labelled(rows, rules, path, None, rules.job.weight)
     else:
-        _refuse_absent_labels(rows.arrow, rules, path, rules.weight)
+        _refuse_absent_labels(rows.arrow, rules, path, rules.job.weight)
     return read
 
 
@@ -87,7 +87,8 @@ def _checked_alone(read: FileRead, rules: TableRules, path: str) -> FileRows:
     """Check ids and columns of a file, whose rows stay in their own order."""
     arrow, checked = read
     if checked is None and rules.id is not None:
-        read_ids(arrow[rules.id], party=rules.party, normalise=rules.normalise, on_duplicate=rules.on_duplicate)
+        how = rules.align
+        read_ids(arrow[rules.id], party=rules.party, normalise=how.normalise, on_duplicate=how.on_duplicate)
         arrow = arrow.drop_columns([rules.id])
     return FileRows(arrow, features_of(arrow, rules, path, None) if checked is None else checked, arrow)
 
@@ -98,9 +99,11 @@ def read_file(rules: TableRules, path: str, schema: Schema | None, text: Sequenc
     Without a schema, the columns `text` are text even if they look like numbers.
     """
     ids = [] if rules.id is None else [rules.id]
-    text = [*(text if schema is None else text_columns(schema)), *ids, *rules.categorical]
+    text = [*(text if schema is None else text_columns(schema)), *ids, *rules.member.categorical]
+    # for a table that is too large for memory
+    scratch = None if rules.job.store is None else Path(rules.job.store) / "scratch"
     arrow = open_table(
-        path, folder=rules.scratch, drop=[column for column in rules.drop if column not in ids],
+        path, folder=scratch, drop=[column for column in rules.member.drop if column not in ids],
         drop_all=path == next(iter(rules.own_tables), None), text=list(dict.fromkeys(text)), party=rules.party,
     )  # fmt: skip
     checked = checked_columns(arrow)
@@ -137,7 +140,7 @@ def read_rows(rules: TableRules, path: str, schema: Schema | None = None, *, tex
 
 def _kinds_checked(arrow: Any, rules: TableRules, path: str, schema: Schema | None) -> Any:
     """Refuse cells that are no numbers in columns of numbers; return the table, its declared categories as text."""
-    name, categorical, there = rules.party, rules.categorical, set(arrow.column_names)
+    name, categorical, there = rules.party, rules.member.categorical, set(arrow.column_names)
     # rows to predict have none
     labels = rules.labels if str(path) in rules.own_tables else []
     # the first table must have all columns that the job names, others may lack some
@@ -150,17 +153,17 @@ def _kinds_checked(arrow: Any, rules: TableRules, path: str, schema: Schema | No
             raise DataError(
                 f"{name}: expected text, numbers or truth values as categories in {column!r}, got {kind} - at {path}"
             )
-    not_numeric = {rules.group, *([rules.label] if rules.task == "classification" else [])}
+    not_numeric = {rules.job.group, *([rules.job.label] if rules.job.task == "classification" else [])}
     numeric = [of for of in labels if of not in not_numeric]
     if schema is None:
         others = (rules.id, *labels, *categorical)
-        features = [of for of in rules.columns or arrow.column_names if of not in others]
+        features = [of for of in rules.member.columns or arrow.column_names if of not in others]
     else:
         features = []
         numeric += [of for of, kind in zip(schema.names, schema.kinds, strict=True) if kind == "numeric"]
-    if rules.label in labels and rules.label not in (*numeric, *categorical):
+    if rules.job.label in labels and rules.job.label not in (*numeric, *categorical):
         # a label of classes may be text, but not a mixture of numbers and stray text
-        features = [*features, rules.label]
+        features = [*features, rules.job.label]
     refuse_strays(
         arrow, path, name, features=[of for of in features if of in there],
         numeric=[of for of in numeric if of in there], remedy=f"name it in parties.{name}.categorical of the job",
@@ -181,10 +184,10 @@ def features_of(arrow: Any, rules: TableRules, path: str, schema: Schema | None)
         schema=schema,
         text_as_categories=True,
         # the active party may have labels and nothing else
-        allow_no_features=rules.party == rules.active and not rules.by_row,
+        allow_no_features=rules.party == rules.job.active and not rules.job.by_row,
         on_unseen=logger.warning,
         place=str(path),
-        doubles=rules.by_row,
+        doubles=rules.job.by_row,
     )
     logger.info("%s: %s: %s", rules.party, Path(path).name, describe(table.schema, table.n_rows))
     return table
@@ -192,11 +195,11 @@ def features_of(arrow: Any, rules: TableRules, path: str, schema: Schema | None)
 
 def _feature_names(arrow: Any, rules: TableRules, path: str) -> list[str]:
     name, without = rules.party, (rules.id, *rules.labels)
-    wanted = [column for column in rules.columns or arrow.column_names if column not in without]
+    wanted = [column for column in rules.member.columns or arrow.column_names if column not in without]
     absent = [column for column in wanted if column not in arrow.column_names]
-    if rules.label in wanted and rules.columns is None:
+    if rules.job.label in wanted and rules.member.columns is None:
         raise DataError(
-            f"{name}: column {rules.label!r} has the name of the label of {rules.active}: drop it "
+            f"{name}: column {rules.job.label!r} has the name of the label of {rules.job.active}: drop it "
             f"(parties.{name}.drop) or, if it is not the label, name all columns to use (parties.{name}.columns) "
             f"- at {path}"
         )
@@ -221,7 +224,7 @@ def describe(schema: Schema, n_rows: int) -> str:
 
 def _note_columns(arrow: Any, rules: TableRules, path: str) -> None:
     """Log how many columns are numbers or categories, and warn of those without any value."""
-    features = [of for of in rules.columns or arrow.column_names if of not in (rules.id, *rules.labels)]
+    features = [of for of in rules.member.columns or arrow.column_names if of not in (rules.id, *rules.labels)]
     there = {of: arrow.schema.field(of).type for of in features if of in arrow.column_names}
     categorical = [of for of, kind in there.items() if _is_categorical(kind)]
     found = counted(arrow.num_rows, len(there) - len(categorical), categorical)
@@ -244,7 +247,7 @@ def counted(n_rows: int, n_numeric: int, categorical: Sequence[str]) -> str:
 def _with_ids(arrow: Any, column: str, rules: TableRules, path: str) -> Any:
     """Return a table whose ids keep every digit of the file: as text, if numbers would lose one."""
     ids = arrow[column]
-    if rules.id_as_text:
+    if rules.align.text:
         ids = ids.cast(pa.string()) if pa.types.is_integer(ids.type) else ids
     elif is_csv(path):
         ids = typed_ids(ids)
@@ -264,25 +267,25 @@ def labelled(
     Without a `weight_column`, all rows weigh the same. Without `classes`, those of the labels are taken: at least two,
     unless tables are split by row, where all rows of a party may be of one class.
     """
-    name, arrow, n_rows = rules.party, rows.arrow, rows.features.n_rows
+    name, job, arrow, n_rows = rules.party, rules.job, rows.arrow, rows.features.n_rows
     if not rules.labels:
         return LabelledRows(rows.features, np.zeros(0), ids=rows.canonical), None
     _refuse_absent_labels(arrow, rules, path, weight_column)
     weight = None
     if weight_column is not None:
         weight = check_weights(arrow[weight_column], n_rows, f"{name}: column {weight_column!r}")
-    margins, whose = margins_of(rows, rules, path), f"{name}: column {rules.label!r}"
-    if rules.task == "ranking":
-        groups = numbers(arrow[rules.group])
-        target = check_relevance(arrow[rules.label], groups, whose, n_rows, rules.objective)
+    margins, whose = margins_of(rows, rules, path), f"{name}: column {job.label!r}"
+    if job.task == "ranking":
+        groups = numbers(arrow[job.group])
+        target = check_relevance(arrow[job.label], groups, whose, n_rows, rules.objective)
         return LabelledRows(rows.features, target, weight, base_margin=margins), None
-    if rules.task == "regression":
-        target = check_numbers(arrow[rules.label], whose, n_rows, rules.objective)
+    if job.task == "regression":
+        target = check_numbers(arrow[job.label], whose, n_rows, rules.objective)
         return LabelledRows(rows.features, target, weight, base_margin=margins), None
-    y = check_labels(numbers(arrow[rules.label]), whose, n_rows)
+    y = check_labels(numbers(arrow[job.label]), whose, n_rows)
     if classes is None:
         classes = np.unique(y).tolist()
-        if len(classes) < 2 and not rules.by_row:
+        if len(classes) < 2 and not job.by_row:
             raise DataError(f"{name}: expected labels of at least two classes, got one class in all {len(y)} rows")
     unseen = set(np.unique(y).tolist()) - set(classes)
     if unseen:
@@ -303,7 +306,7 @@ def margins_of(rows: FileRows, rules: TableRules, path: str) -> NDArray[np.float
 
 def _refuse_absent_labels(arrow: Any, rules: TableRules, path: str, weight_column: str | None) -> None:
     """Raise DataError if the file of a party with labels lacks a column of labels, groups, weights or margins."""
-    wanted = (rules.label, rules.group, weight_column, *rules.base_margin) if rules.labels else ()
+    wanted = (rules.job.label, rules.job.group, weight_column, *rules.base_margin) if rules.labels else ()
     _refuse_absent([column for column in wanted if column is not None], arrow, rules, path)
 
 
@@ -322,9 +325,9 @@ def with_noisy_labels(
     They are drawn for the file's rows in its own order. The order after an alignment differs each time, but labels must
     not be drawn twice: the noise of two draws would average out.
     """
-    whose, column = f"{rules.active}: column {rules.label!r}", rows.whole[rules.label]
+    whose, column = f"{rules.job.active}: column {rules.job.label!r}", rows.whole[rules.job.label]
     classes: list[Any] | None = None
-    if rules.task == "regression":
+    if rules.job.task == "regression":
         y = check_numbers(column, whose, rows.whole.num_rows, rules.objective)
     else:
         labels = check_labels(column.to_numpy(zero_copy_only=False), whose, rows.whole.num_rows)

@@ -130,10 +130,6 @@ class SlotShard:
         codes = self._codes[np.arange(len(feature)), np.maximum(feature, 0)]
         self.divide(output, left_bins[self.slots[output], codes] & (feature >= 0))
 
-    def finish(self, values: Floats) -> None:
-        """Add the leaf values of each tree's rows, float64 (n_outputs, n_rows), to the margins."""
-        self.margins += values
-
 
 @dataclass(frozen=True, slots=True)
 class SlotSplits:
