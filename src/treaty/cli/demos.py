@@ -85,7 +85,15 @@ def run_demo(
             compile_kernels(system, options, aligns=None)
     _play(scenario, system)
     if report is not None:
-        _write_report(report, scenario, system)
+        from treaty.estimators.reporting import contents_of
+        from treaty.report.page import write_page
+
+        # on the held-back rows, compared with the pooled model that `_scores` has trained
+        test, pooled = scenario.test, None if system.split == "none" else scenario.pooled
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*rows have a margin beyond 4")
+            contents = contents_of(scenario.model, scenario.rows_of(test), scenario.y[test], pooled, (), None)
+        write_page(report, replace(contents, learned=_learned(scenario)))
         say(f"wrote {report}")
 
 
@@ -145,19 +153,6 @@ def _play(scenario: Scenario, system: System) -> None:
     for party, facts in _learned(scenario).items():
         for fact in facts:
             console.print(f"  {party:<12} {fact}", soft_wrap=True)
-
-
-def _write_report(path: Path, scenario: Scenario, system: System) -> None:
-    """Write a report on the held-back rows, compared with the pooled model that `_scores` has trained."""
-    from treaty.estimators.reporting import contents_of
-    from treaty.report.page import write_page
-
-    model, test = scenario.model, scenario.test
-    pooled = None if system.split == "none" else scenario.pooled
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*rows have a margin beyond 4")
-        contents = contents_of(model, scenario.rows_of(test), scenario.y[test], pooled, (), None)
-    write_page(path, replace(contents, learned=_learned(scenario)))
 
 
 def _learned(scenario: Scenario) -> dict[str, list[str]]:

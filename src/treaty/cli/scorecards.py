@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.table import Table
 
 from treaty.cli.logs import console, say, warn
 from treaty.errors import ConfigError
-
-if TYPE_CHECKING:
-    from treaty.models.linear import LinearPart
 
 
 def scorecard(
@@ -67,7 +64,18 @@ def scorecard(
         if file.card.caution:
             warn(f"{file.party}: {file.card.caution}")
     if rows is not None:
-        _write_reasons(found, rows, id_column, reasons, most, against)
+        from treaty.data.reading import write_predictions
+        from treaty.data.table import to_table
+        from treaty.errors import warn_user
+        from treaty.estimators.files import read_table
+        from treaty.models.scorecard import reasons_of
+
+        names = list(found.schema.names)
+        table = read_table(rows, columns=[*([] if id_column is None else [id_column]), *names])
+        of_party = to_table(table.select(names), party=name, schema=found.schema, on_unseen=warn_user)
+        named = {} if id_column is None else {id_column: table[id_column].to_numpy()}
+        write_predictions(reasons, {**named, **reasons_of(own.card.losses(of_party, against), names, most)})
+        say(f"{name}: wrote {reasons}, {table.num_rows} rows")
     if output is not None:
         write_card(output, files)
         say(f"wrote {output}: SHA-256 {own.digest} of the part of {name}{', signed' if sign else ''}")
@@ -81,22 +89,3 @@ def scorecard(
             )
             table.add_row(row["variable"], row["bin"] or "every row", *numbers, f"{row['points']:g}")
         console.print(table)
-
-
-def _write_reasons(
-    part: LinearPart, rows: Path, ids: str | None, path: Path, most: int, against: Literal["best", "neutral"]
-) -> None:
-    """Write the columns of the party that cost its rows most points."""
-    from treaty.data.reading import write_predictions
-    from treaty.data.table import to_table
-    from treaty.errors import warn_user
-    from treaty.estimators.files import read_table
-    from treaty.models.scorecard import reasons_of
-
-    assert part.card is not None
-    table = read_table(rows, columns=[*([] if ids is None else [ids]), *part.schema.names])
-    own = table.select(list(part.schema.names))
-    losses = part.card.losses(to_table(own, party=part.party, schema=part.schema, on_unseen=warn_user), against)
-    named = {} if ids is None else {ids: table[ids].to_numpy()}
-    write_predictions(path, {**named, **reasons_of(losses, part.schema.names, most)})
-    say(f"{part.party}: wrote {path}, {table.num_rows} rows")

@@ -316,10 +316,10 @@ class BoostedTrees(TrainedTrees):
             server = f"protocol {system.name!r} has a server, {roles.active!r}, which fit plays"
             raise ConfigError(f"{server}: expected active=None, got {self.active!r}")
         validate_data(self, shown(X[next(iter(rows))][0]), reset=True, skip_check_array=True)
-        described = [describe(LabelledRows(of.table, of.y), None) for of in rows.values()]
+        described = [describe(of, None) for of in rows.values()]
         # The schema that the parties agree on in the protocol.
         self.schemas_ = {ALONE: schema_of(*all_columns(described))}
-        labels = {name: of.y for name, of in rows.items()}
+        labels: dict[str, Any] = {name: of.y for name, of in rows.items()}
         if is_classifier(self):
             inputs.check_one_kind(labels)
         else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numbers
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from numbers import Real
 from pathlib import Path
@@ -28,7 +27,7 @@ from treaty.machine.kernels import KernelCache
 from treaty.models.trees import ModelPart
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.system import ALONE
-from treaty.systems.system import System
+from treaty.systems.system import LabelledRows, System
 from treaty.trees.boosting import NoMoreTrees
 
 
@@ -74,24 +73,18 @@ def _equal(column: NDArray[Any], values: Sequence[Any] | None, labels: NDArray[A
     return np.array_equal(np.array([*values, None], object)[np.nan_to_num(column, nan=-1.0).astype(np.intp)], labels)
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """The rows of a participant of a horizontal training; `y` are its labels, none of them missing."""
+def participants(X: Any, protocol: str) -> dict[str, LabelledRows]:
+    """Convert a mapping of party to (X, y) or (X, y, sample_weight); DataError names a party with anything else.
 
-    table: Table
-    y: NDArray[Any]
-    weight: NDArray[np.float64] | None
-
-
-def participants(X: Any, protocol: str) -> dict[str, Rows]:
-    """Convert a mapping of party to (X, y) or (X, y, sample_weight); DataError names a party with anything else."""
+    Labels may be of any kind, and none is missing.
+    """
     expected = f"protocol {protocol!r} expects a mapping of party to (X, y) or (X, y, sample_weight)"
     # A sparse matrix in the DOK format is a mapping, too.
     if not isinstance(X, Mapping) or hasattr(X, "nnz"):
         raise DataError(f"{expected}, got {type(X).__name__}")
     if not X or not all(isinstance(name, str) and name for name in X):
         raise DataError(f"{expected}, got {'parties that are not named by text' if X else 'no party'}")
-    found: dict[str, Rows] = {}
+    found: dict[str, LabelledRows] = {}
     unnamed: dict[str, int] = {}
     for name, given in X.items():
         if not isinstance(given, tuple) or len(given) not in (2, 3):
@@ -100,7 +93,7 @@ def participants(X: Any, protocol: str) -> dict[str, Rows]:
         check_row_labels([(f"{name}'s {what}", of) for what, of in zip(("X", "y", "weights"), given, strict=False)])
         table = to_table(given[0], party=name, doubles=True)
         weight = given[2] if len(given) == 3 else None
-        found[name] = Rows(
+        found[name] = LabelledRows(
             table,
             check_labels(given[1], name, table.n_rows),
             None if weight is None else check_weights(weight, n_rows=table.n_rows, party=name),

@@ -23,6 +23,7 @@ from treaty.models.interpretation import Contributions, explain_pooled, rows_fir
 from treaty.models.linear import pooled_margins
 from treaty.models.trees import ModelPart, RowDecisions, cut_to_records, predict_pooled, row_decisions
 from treaty.privacy.ledger import Ledger
+from treaty.runs.party import TrainingClock
 from treaty.runs.processes import predict_in_processes, train_in_processes
 from treaty.runs.progress import TrainingBar, steps_bar
 from treaty.runs.threads import Run, Traffic, active_of, predict_in_threads, traffic_of, train_in_threads
@@ -95,11 +96,8 @@ def train(
     if system.split == "rows":
         parts = {ALONE: whole(part)}
     learned = system.disclosures(roles, run.options, run.common, part)
-    ended = time.perf_counter()
-    first = progress.begun[0] if progress.begun else ended
-    training = "boosting" if system.common.table == "boosting" else "training"
-    seconds = traffic.seconds or {"setup": first - started, training: ended - first}
-    return TrainingOutcome(parts, traffic, {**seconds, "total": ended - started}, learned)
+    seconds = traffic.seconds or progress.clock.seconds(system)
+    return TrainingOutcome(parts, traffic, {**seconds, "total": time.perf_counter() - started}, learned)
 
 
 class _Progress:
@@ -108,7 +106,7 @@ class _Progress:
     bar: TrainingBar
 
     def __init__(self, run: Run, finished: Callable[[dict[str, Any]], None], watch: Callable[[int, Any], None]) -> None:
-        self.begun: list[float] = []
+        self.clock = TrainingClock()
         self._run, self._finished, self._watch = run, finished, watch
         self._kept: dict[str, ModelPart] = {}
         self._owners = run.roles.owners if run.system.split == "columns" else [ALONE]
@@ -128,7 +126,7 @@ class _Progress:
                 self._finished({name: whole(part) if by_row else self._kept[name] for name in self._owners})
             if not part.is_active:
                 return
-        self.begun.append(time.perf_counter())
+        self.clock.round_finished(done, part)
         self.bar(done, part)
         self._watch(done, part)
 

@@ -31,7 +31,7 @@ from treaty.runs.table_files import FileRead, read_ahead, read_to_predict
 from treaty.runs.threads import RunTerms
 from treaty.systems.observers import Observer, play_role
 from treaty.systems.pooled.system import why_no_split
-from treaty.systems.system import AuditFolder, Phase, Progress, RoleInput, Roles
+from treaty.systems.system import AuditFolder, Phase, Progress, RoleInput, Roles, System
 from treaty.systems.vertical.audit_record import keep_for_audit
 
 logger = logging.getLogger(__name__)
@@ -50,11 +50,12 @@ class TrainingClock(Observer):
         if self._first is None:
             self._first = time.perf_counter()
 
-    def seconds(self, training: str, before: Mapping[str, float]) -> dict[str, float]:
-        """Return the seconds of each phase: those `before` set-up, set-up, and `training`, the name of the last."""
-        ended = time.perf_counter()
+    def seconds(self, system: System, before: Mapping[str, float] | None = None) -> dict[str, float]:
+        """Return the seconds of each phase of a system's training: those `before` set-up, set-up, and training."""
+        ended, earlier = time.perf_counter(), before or {}
         first = self._first or ended
-        return {**before, "setup": first - self._started - sum(before.values()), training: ended - first}
+        training = "boosting" if system.common.table == "boosting" else "training"
+        return {**earlier, "setup": first - self._started - sum(earlier.values()), training: ended - first}
 
 
 def train_party(
@@ -203,8 +204,7 @@ def _keep_result(job: Job, inputs: RoleInput, result: Any, tables: TrainingTable
         marked(part, inputs.store, name).save(own)
     for path, columns in zip(tables_at, _tables_of(part), strict=False):
         write_predictions(path, columns)
-    seconds = clock.seconds("boosting" if system.common.table == "boosting" else "training", tables.seconds)
-    write_report(report, job, inputs, part, tables.n_rows, seconds)
+    write_report(report, job, inputs, part, tables.n_rows, clock.seconds(system, tables.seconds))
 
     def keep() -> None:
         put_in_place(name, files)
