@@ -50,6 +50,10 @@ class When:
         )
 
 
+SAFE = When('mode="safe"', lambda options, common: options.mode != "paper")
+PAPER = When('mode="paper"', lambda options, common: options.mode == "paper")
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """That one class of message goes from one role to another."""

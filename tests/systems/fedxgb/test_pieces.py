@@ -22,13 +22,14 @@ from treaty.messaging.transcript import Transcript
 from treaty.models.trees import predict_pooled
 from treaty.runs.threads import play
 from treaty.systems.fedxgb import prediction as secpred
+from treaty.systems.fedxgb.domain import gather_sound
 from treaty.systems.fedxgb.messages import Attendance, PredictionTerms, QueriesLeft, RowsTaken, ValueShares
 from treaty.systems.fedxgb.pieces import (
     ComparedShares,
     PieceForm,
     RowPiece,
     RowShares,
-    gather_rows,
+    gather_rest,
     pieces_of,
     send_pieces_or_leave_out,
     send_shares,
@@ -251,7 +252,8 @@ def test_a_silent_user_holds_up_nobodys_pieces_and_no_longer_than_allowed():
 
     def gathers(party: Party) -> tuple[dict[str, list], float]:
         began = time.monotonic()
-        came = gather_rows(party, ["u0", "u1", "u2"], RowShares, FORM, 2.5)
+        first = gather_sound(party, ["u0", "u1", "u2"], RowShares, timeout=2.5)
+        came = gather_rest(party, RowShares, first, FORM, 2.5)
         return came, time.monotonic() - began
 
     came, seconds = between(gathers, {"u0": stops, "u1": sends, "u2": sends})["edge"]

@@ -14,6 +14,7 @@ from treaty.systems.federboost_horizontal.setup import check_members
 from treaty.systems.federboost_horizontal.trees import ModelEnd, TreeStep
 from treaty.systems.horizontal import leakage, members
 from treaty.systems.horizontal.held_out import NOISY_ODDS, HeldOutRequest
+from treaty.systems.horizontal.leakage import KEPT_BACK, NOISY, PLAIN
 from treaty.systems.horizontal.masked_sums import MaskedInput
 from treaty.systems.horizontal.noisy_rounds import RandomStep
 from treaty.systems.horizontal.rows import ModelBegin, RowsDescription
@@ -119,14 +120,11 @@ def expected(roles: Roles, options: FederBoostHorizontal, common: BoostingOption
 
 
 _LEADER, _MEMBER = ("leader",), ("member",)
-_PLAIN = When("without epsilon_total", lambda options, common: options.epsilon_total is None)
 _NONE_KEPT_BACK = When(
     "without epsilon_total and validation_fraction",
     lambda options, common: options.epsilon_total is None and options.validation_fraction is None,
 )
-_KEPT_BACK = When("validation_fraction", lambda options, common: options.holds_out_rows)
-_COUNTED = _PLAIN & _KEPT_BACK
-_NOISY = When("epsilon_total", lambda options, common: options.epsilon_total is not None)
+_COUNTED = PLAIN & KEPT_BACK
 
 ROUTES: dict[Stage, Routes] = {
     "train": routes(
@@ -137,7 +135,7 @@ ROUTES: dict[Stage, Routes] = {
         leakage.search_routes(_LEADER, _MEMBER),
         Route(MaskedInput, _MEMBER, _LEADER, "sum", when=_NONE_KEPT_BACK, guard="epsilon_total, min_child_samples"),
         Route(MaskedInput, _MEMBER, _LEADER, "held_out", when=_COUNTED, guard="min_child_samples, validation_fraction"),
-        Route(MaskedInput, _MEMBER, _LEADER, "noisy", when=_NOISY, guard="epsilon_total"),
+        Route(MaskedInput, _MEMBER, _LEADER, "noisy", when=NOISY, guard="epsilon_total"),
         routes(
             leakage.survivors_routes(_LEADER, _MEMBER),
             Route(members.SurvivorSignature, _MEMBER, _LEADER),
@@ -145,9 +143,9 @@ ROUTES: dict[Stage, Routes] = {
             when=When('dropout="accept"', lambda options, common: options.dropout == "accept"),
             reference="docs/federboost.md, When a participant is lost",
         ),
-        Route(HeldOutRequest, _LEADER, _MEMBER, when=_KEPT_BACK),
-        Route(TreeStep, _LEADER, _MEMBER, when=_PLAIN),
-        Route(RandomStep, _LEADER, _MEMBER, when=_NOISY),
+        Route(HeldOutRequest, _LEADER, _MEMBER, when=KEPT_BACK),
+        Route(TreeStep, _LEADER, _MEMBER, when=PLAIN),
+        Route(RandomStep, _LEADER, _MEMBER, when=NOISY),
         checkpoints_routes("leader", _MEMBER),
         Route(ModelEnd, _LEADER, _MEMBER),
         reference="arXiv 2011.02796; docs/federboost.md, Who learns what by row",
@@ -179,11 +177,6 @@ def roles(places: Mapping[str, PartySpec], active: str, options: FederBoostHoriz
     return Roles(active, dict.fromkeys(places, "member") | {active: "leader"}, owners)
 
 
-def may_lose(roles: Roles, options: FederBoostHorizontal) -> list[str]:
-    """Return the members that training can continue without."""
-    return [name for name in roles.owners if name != roles.active] if options.dropout == "accept" else []
-
-
 SYSTEM = System(
     name="federboost-horizontal",
     options=FederBoostHorizontal,
@@ -196,7 +189,9 @@ SYSTEM = System(
     expected=expected,
     on_clusters=lambda options: frozenset({"leader", "member"}),
     has_model=frozenset({"leader", "member"}),
-    may_lose=may_lose,
+    may_lose=lambda roles, options: [
+        name for name in roles.owners if name != roles.active and options.dropout == "accept"
+    ],
     # members also check the keys of parties that they are not connected with
     vouched=lambda roles, options, name: roles.owners,
     cannot={

@@ -93,7 +93,14 @@ def active(inputs: RoleInput[FederBoostVertical]) -> ModelPart:
     options.epsilons((), party.name, inputs.roles.owners)  # its own columns carry no noise, and must have no epsilon
     training = open_training(inputs)
     part, forest, n_rows = training.part, training.forest, data.table.n_rows
-    noisy = _columns_of_others(inputs, n_rows)
+    noisy, store = dict[str, buckets.NoisyColumns](), inputs.store
+    held = {peer: buckets.offer_held(party, peer, store) for peer in party.peers}
+    for peer, of_peer in held.items():  # sent now, or in an earlier training
+        sent = None if store is None else list[bytes]()
+        pieces = buckets.take_buckets(party, peer, of_peer, sent)
+        noisy[peer] = buckets.NoisyColumns(party, peer, pieces, n_rows, threads)
+        if store is not None and sent:
+            buckets.keep_buckets(party, peer, store, of_peer, sent)
     for peer, columns in noisy.items():
         columns.records = training.records[peer]
         party.send(peer, Start(*start_of(training, peer)))
@@ -123,19 +130,6 @@ def active(inputs: RoleInput[FederBoostVertical]) -> ModelPart:
             expected = f"expected {columns.records} records, got {recorded}"
             raise PeerProtocolError(peer, expected, at="RecordCount")
     return part
-
-
-def _columns_of_others(inputs: RoleInput[FederBoostVertical], n_rows: int) -> dict[str, buckets.NoisyColumns]:
-    """Return every passive party's columns: sent now, or in an earlier training."""
-    party, store, noisy = inputs.party, inputs.store, {}
-    held = {peer: buckets.offer_held(party, peer, store) for peer in party.peers}
-    for peer, of_peer in held.items():
-        sent = None if store is None else list[bytes]()
-        pieces = buckets.take_buckets(party, peer, of_peer, sent)
-        noisy[peer] = buckets.NoisyColumns(party, peer, pieces, n_rows, inputs.threads)
-        if store is not None and sent:
-            buckets.keep_buckets(party, peer, store, of_peer, sent)
-    return noisy
 
 
 def passive(inputs: RoleInput[FederBoostVertical]) -> ModelPart:

@@ -22,7 +22,6 @@ from treaty.errors import ConfigError, CryptoError, PeerProtocolError
 from treaty.machine.arrays import Integers
 from treaty.messaging.conversation import MessageOrder
 from treaty.messaging.messages import Message, decode_body, view
-from treaty.messaging.party import Party
 from treaty.models.checkpoints import Checkpoint
 from treaty.models.trees import ModelPart, keep_records, records_used
 from treaty.systems.fedxgb import messages
@@ -246,7 +245,19 @@ def open_domain(inputs: RoleInput[FedXGB], sums_as: type[DomainSums]) -> OpenDom
     server, edges = roles.active, roles.having("edge")
     party.may_lose([name for name in party.peers if name not in (server, *edges)])
     credentials = Credentials(party, authority_of(roles), "edge")
-    keys = _keys_of_users(party, credentials, domains(roles)[party.name], options, patience)
+    users = domains(roles)[party.name]
+    offers = gather_sound(party, users, messages.UserOffer, timeout=patience)
+    for name in users:
+        if name not in offers:
+            logger.warning("%s begins without %s, which has sent no keys", party.name, name)
+            # under noise it may come late
+            if not options.adds_noise:
+                party.leave_out(name)
+    keys = certified(party, credentials, offers)
+    if len(keys) < options.group:
+        raise RoundVoid(
+            f"expected {options.group} users or more to come to the domain of {party.name}, got {len(keys)}"
+        )
     party.send(server, messages.Users(keys))
     task = receive_task(inputs, server, credentials)
     # masks among edge servers, of which two are enough: the domains' sums are masked already
@@ -265,24 +276,6 @@ def open_domain(inputs: RoleInput[FedXGB], sums_as: type[DomainSums]) -> OpenDom
     if not task.rounds:
         domain.choose(domain.there, everybody=True)  # a user that misses the first sum takes no part later
     return OpenDomain(credentials, task, schema_of(task.names, task.categories, task.origins), domain, membership, file)
-
-
-def _keys_of_users(
-    party: Party, credentials: Credentials, users: Sequence[str], options: FedXGB, patience: float
-) -> dict[str, messages.CertifiedKeys]:
-    offers = gather_sound(party, users, messages.UserOffer, timeout=patience)
-    for name in users:
-        if name not in offers:
-            logger.warning("%s begins without %s, which has sent no keys", party.name, name)
-            # under noise it may come late
-            if not options.adds_noise:
-                party.leave_out(name)
-    keys = certified(party, credentials, offers)
-    if len(keys) < options.group:
-        raise RoundVoid(
-            f"expected {options.group} users or more to come to the domain of {party.name}, got {len(keys)}"
-        )
-    return keys
 
 
 @dataclass(frozen=True, slots=True)

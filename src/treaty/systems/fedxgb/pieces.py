@@ -235,13 +235,6 @@ def send_shares(party: Party, kind: type[RowPiece], shares: Mapping[str, Words],
             party.send(edge, kind(Array.of(np.ascontiguousarray(own[(*before, of)])), n_rows))
 
 
-def gather_rows(
-    party: Party, users: Iterable[str], kind: type[P], form: PieceForm, patience: float
-) -> dict[str, list[Words]]:
-    """Receive all pieces that users send with `send_shares`; the first ones have `patience` seconds for themselves."""
-    return gather_rest(party, kind, gather_sound(party, users, kind, timeout=patience), form, patience)
-
-
 def gather_rest(
     party: Party, kind: type[P], first: Mapping[str, P], form: PieceForm, patience: float
 ) -> dict[str, list[Words]]:

@@ -36,8 +36,9 @@ from treaty.errors import DataError, PeerProtocolError
 from treaty.messaging.exchanges import take_rows
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
+from treaty.systems.fedxgb.domain import gather_sound
 from treaty.systems.fedxgb.messages import HeldRows, LeafShares, SideShares, SplitShares, ValueShares
-from treaty.systems.fedxgb.pieces import Layout, PieceForm, RowShares, gather_rows, pieces_of, send_shares
+from treaty.systems.fedxgb.pieces import Layout, PieceForm, RowShares, gather_rest, pieces_of, send_shares
 from treaty.systems.fedxgb.shares import Shares, routing_of
 from treaty.trees.slots import VALUE_BITS, SlotSplits
 
@@ -194,7 +195,8 @@ class HolderRows:
         """Receive users' rows, in pieces, at most `most` of each; users who send others, or are late, are left out."""
         shape = None, self._shares.layout.columns, *self._shares.number
         form = PieceForm(shape, self._shares.check, lambda name, n_rows: n_rows <= most)
-        return gather_rows(self._party, users, RowShares, form, patience)
+        first = gather_sound(self._party, users, RowShares, timeout=patience)
+        return gather_rest(self._party, RowShares, first, form, patience)
 
     def take(self, users: Mapping[str, list[Words]]) -> dict[str, int]:
         """Take users' rows as they were received; return how many each has."""

@@ -27,9 +27,10 @@ from treaty.systems.fedxgb.roles import (
 from treaty.systems.fedxgb.secboost import edge, server, user
 from treaty.systems.horizontal import leakage
 from treaty.systems.horizontal.held_out import HeldOutRequest
+from treaty.systems.horizontal.leakage import KEPT_BACK, NOISY, PLAIN
 from treaty.systems.horizontal.masked_sums import MaskedInput, PassedShares, SealedShares
 from treaty.systems.horizontal.noisy_rounds import RandomStep
-from treaty.systems.leakage import Route, Routes, Stage, When, between, routes
+from treaty.systems.leakage import PAPER, SAFE, Route, Routes, Stage, When, between, routes
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import RoleInput, Roles, Service, System
 
@@ -40,17 +41,12 @@ _SERVER, _EDGE, _USER = ("server",), ("edge",), ("user",)
 _ALL, _AUTHORITY = ("server", "edge", "user"), ("authority",)
 _COLLUDE = "docs/fedxgb.md, Who compares: `comparison`"
 _ADDITIVE = When('comparison="additive"', lambda options, common: options.compares == "additive")
-_SAFE = When('mode="safe"', lambda options, common: options.mode != "paper")
-_PAPER = When('mode="paper"', lambda options, common: options.mode == "paper")
 _NOTHING = When('expose="nothing"', lambda options, common: options.exposes == "nothing")
 _SHOWN = When('expose="paper"', lambda options, common: options.exposes == "paper")
-_NOISY = When("epsilon_total", lambda options, common: options.adds_noise)
-_PLAIN = When("without epsilon_total", lambda options, common: not options.adds_noise)
-_MODEL = _PLAIN & When('expose="model"', lambda options, common: options.exposes == "model")
-_NOT_HIDDEN = _PLAIN & When('expose="model" or "paper"', lambda options, common: options.exposes != "nothing")
-_KEPT_BACK = When("validation_fraction", lambda options, common: options.holds_out_rows)
+_MODEL = PLAIN & When('expose="model"', lambda options, common: options.exposes == "model")
+_NOT_HIDDEN = PLAIN & When('expose="model" or "paper"', lambda options, common: options.exposes != "nothing")
 _NONE_KEPT_BACK = When("without validation_fraction", lambda options, common: not options.holds_out_rows)
-_ALL_TRAINED = _SAFE & _PLAIN & _NONE_KEPT_BACK
+_ALL_TRAINED = SAFE & PLAIN & _NONE_KEPT_BACK
 _ROW_SHARES = Route(pieces.RowShares, _USER, _EDGE, reference=_COLLUDE)
 _ROW_COUNTS = Route(messages.RowCounts, _EDGE, _EDGE)
 _SHARED = Route(shares.SharedNumbers, _EDGE, _EDGE, reference=_COLLUDE)
@@ -91,13 +87,13 @@ _SUMS = routes(
         Route(MaskedInput, _USER, _EDGE, "domain"),
         Route(messages.Agreement, _USER, _EDGE),
         Route(messages.Agreements, _EDGE, _USER),
-        when=_SAFE,
+        when=SAFE,
     ),
     Route(messages.AbsenceNotice, _USER, _EDGE),
     Route(MaskedInput, _EDGE, _SERVER, "sum", when=_ALL_TRAINED, guard="epsilon_total, group_size, min_child_samples"),
-    Route(MaskedInput, _EDGE, _SERVER, "held_out", when=_PLAIN & _KEPT_BACK, guard="group_size, validation_fraction"),
-    Route(MaskedInput, _EDGE, _SERVER, "noisy", when=_NOISY, guard="epsilon_total"),
-    Route(MaskedInput, _EDGE, _SERVER, "paper", when=_PAPER),
+    Route(MaskedInput, _EDGE, _SERVER, "held_out", when=PLAIN & KEPT_BACK, guard="group_size, validation_fraction"),
+    Route(MaskedInput, _EDGE, _SERVER, "noisy", when=NOISY, guard="epsilon_total"),
+    Route(MaskedInput, _EDGE, _SERVER, "paper", when=PAPER),
     Route(messages.SurvivorReport, _EDGE, _SERVER),
     reference="Liu et al., ICDCS 2020, SecBoost; docs/fedxgb.md, How a sum is opened",
 )
@@ -108,7 +104,7 @@ _PAPERS_SUMS = routes(
     Route(paper.InputAndShares, _USER, _EDGE),
     Route(paper.LostUsers, _EDGE, _USER),
     Route(paper.KeyShares, _USER, _EDGE),
-    when=_PAPER,
+    when=PAPER,
     guard='mode="safe"',
     reference="Liu et al., ICDCS 2020; docs/fedxgb.md, Paper mode",
 )
@@ -119,12 +115,12 @@ def _to_all(sender: tuple[str, ...], receiver: tuple[str, ...]) -> Routes:
     return routes(
         Route(messages.Task, sender, receiver),
         leakage.search_routes(sender, receiver),
-        routes(between(sender, receiver, messages.RowSummary, messages.RoundStart), when=_PLAIN),
-        Route(RandomStep, sender, receiver, when=_NOISY),
+        routes(between(sender, receiver, messages.RowSummary, messages.RoundStart), when=PLAIN),
+        Route(RandomStep, sender, receiver, when=NOISY),
         Route(paper.ShownSplits, sender, receiver, when=_SHOWN),
         Route(messages.KnownSplits, sender, receiver, when=_MODEL),
         Route(messages.Values, sender, receiver, when=_NOT_HIDDEN),
-        Route(HeldOutRequest, sender, receiver, when=_KEPT_BACK),
+        Route(HeldOutRequest, sender, receiver, when=KEPT_BACK),
         Route(messages.TrainingEnd, sender, receiver),
         reference="docs/fedxgb.md, What users learn of the model",
     )
@@ -158,7 +154,7 @@ _SHOWN_MODEL = routes(
 ROUTES: dict[Stage, Routes] = {
     "train": routes(
         # so long the authority waits for users who come late
-        Route(messages.TrainingEnd, _SERVER, _AUTHORITY, when=_NOISY, reference="docs/fedxgb.md, Under noise"),
+        Route(messages.TrainingEnd, _SERVER, _AUTHORITY, when=NOISY, reference="docs/fedxgb.md, Under noise"),
         _KEYS,
         _to_all(_SERVER, _EDGE),
         _to_all(_EDGE, _USER),

@@ -13,7 +13,7 @@ from treaty.systems.expected import ROUND_TRIP, Expected, Forecast, Shape, Trees
 from treaty.systems.fedxgboost_ldp import scoring
 from treaty.systems.fedxgboost_ldp.fedxgboost_ldp import active, passive
 from treaty.systems.fedxgboost_ldp.options import FedXGBoostLDP
-from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, When, routes
+from treaty.systems.leakage import ACTIVE, AGREEMENT, PAPER, PASSIVE, SAFE, Route, routes
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Roles, System
 from treaty.systems.vertical.contributions import IN_THE_CLEAR
@@ -102,21 +102,18 @@ def forecast(
     return Forecast({roles.active: trees * own.noise_epsilon}, lost, (lost / 3.0, min(1.0, 3.0 * lost)))
 
 
-_PAPER = When('mode="paper"', lambda options, common: options.mode == "paper")
-_SAFE = When('mode="safe"', lambda options, common: options.mode != "paper")
-
 ROUTES = by_stage(
     routes(
         AGREEMENT,
         Route(scoring.NoiseSetup, ACTIVE, PASSIVE),
         Route(scoring.ColumnCount, PASSIVE, ACTIVE),
-        Route(scoring.NoisyTree, ACTIVE, PASSIVE, "safe", when=_SAFE),
-        Route(scoring.NoisyTree, ACTIVE, PASSIVE, "paper", when=_PAPER),
+        Route(scoring.NoisyTree, ACTIVE, PASSIVE, "safe", when=SAFE),
+        Route(scoring.NoisyTree, ACTIVE, PASSIVE, "paper", when=PAPER),
         Route(scoring.Scores, PASSIVE, ACTIVE),
         Route(scoring.ScoredSplitRequest, ACTIVE, PASSIVE),
         Route(scoring.ScoredSplitAnswer, PASSIVE, ACTIVE),
-        Route(scoring.LevelDivision, ACTIVE, PASSIVE, "safe", when=_SAFE),
-        Route(scoring.LevelDivision, ACTIVE, PASSIVE, "paper", when=_PAPER),
+        Route(scoring.LevelDivision, ACTIVE, PASSIVE, "safe", when=SAFE),
+        Route(scoring.LevelDivision, ACTIVE, PASSIVE, "paper", when=PAPER),
         CHECKPOINTS,
         DECISIONS,
         FINISH,

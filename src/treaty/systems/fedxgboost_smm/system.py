@@ -22,7 +22,7 @@ from treaty.systems.fedxgboost_smm.fedxgboost_smm import (
     passive,
 )
 from treaty.systems.fedxgboost_smm.options import PAPER_LEAKS, FedXGBoostSMM
-from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, When, between, routes
+from treaty.systems.leakage import ACTIVE, AGREEMENT, PAPER, PASSIVE, SAFE, Route, When, between, routes
 from treaty.systems.options import learned_from_test_key
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import PartySpec, Roles, System
@@ -100,8 +100,6 @@ def expected(roles: Roles, options: FedXGBoostSMM, common: BoostingOptions, shap
 
 
 _DEALER = ("dealer",)
-_SAFE = When('mode="safe"', lambda options, common: options.mode != "paper")
-_PAPER = When('mode="paper"', lambda options, common: options.mode == "paper")
 _FIRST = When("version=1", lambda options, common: options.version != 2)
 _SECOND = When("version=2", lambda options, common: options.version == 2)
 
@@ -157,7 +155,7 @@ _SAFELY = routes(
     _DEALT,
 )
 
-ROUTES = leakage.by_stage(routes(routes(_SAFELY, when=_SAFE), routes(_PUBLISHED, when=_PAPER)))
+ROUTES = leakage.by_stage(routes(routes(_SAFELY, when=SAFE), routes(_PUBLISHED, when=PAPER)))
 
 
 def cast_roles(places: Mapping[str, PartySpec], active: str, options: FedXGBoostSMM) -> Roles:

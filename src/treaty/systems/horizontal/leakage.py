@@ -36,6 +36,9 @@ def survivors_routes(aggregator: tuple[str, ...], members: tuple[str, ...]) -> R
     )
 
 
+NOISY = When("epsilon_total", lambda options, common: options.adds_noise)
+PLAIN = When("without epsilon_total", lambda options, common: not options.adds_noise)
+KEPT_BACK = When("validation_fraction", lambda options, common: options.holds_out_rows)
 _ESTIMATED_START = When("base_score=None without epsilon_total", starts_from_sums)
 
 

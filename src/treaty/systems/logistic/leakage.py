@@ -8,7 +8,7 @@ import msgspec
 
 from treaty.messaging.exchanges import JointSeedCommitment, JointSeedShare
 from treaty.models.linear import LinearPart
-from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, Stage, When, between, routes
+from treaty.systems.leakage import ACTIVE, AGREEMENT, PAPER, PASSIVE, SAFE, Route, Routes, Stage, When, between, routes
 from treaty.systems.logistic import (
     batches,
     coordinated,
@@ -29,8 +29,6 @@ from treaty.systems.vertical.exact_sums import ROWS_PER_VECTOR
 from treaty.systems.vertical.prediction import Finish, OnlineRows
 
 _DATA, _COORDINATOR, _OTHERS = ("active", "passive"), ("coordinator",), ("passive", "coordinator")
-_SAFE = When('mode="safe"', lambda options, common: options.mode != "paper")
-_PAPER = When('mode="paper"', lambda options, common: options.mode == "paper")
 _POISSON = When('family="poisson"', lambda options, common: common.family == "poisson")
 _LATTICE = When("the lattice map", lambda options, common: _cipher(options, common) == "lattice")
 _KEYED = When("a cipher with keys", lambda options, common: _cipher(options, common) != "lattice")
@@ -62,12 +60,12 @@ _SET_UP = routes(
         between(_DATA, _DATA, batches.KnownBatches, batches.KeptBatches, JointSeedCommitment, JointSeedShare),
         reference="docs/logistic.md, One partition into batches",
     ),
-    Route(batches.LoneRows, _DATA, _DATA, reference="docs/logistic.md, Rows that stand alone", when=_SAFE),
+    Route(batches.LoneRows, _DATA, _DATA, reference="docs/logistic.md, Rows that stand alone", when=SAFE),
     Route(batches.RowWeights, ACTIVE, PASSIVE, reference="docs/logistic.md, Weights of rows", when=_WEIGHTS_SHOWN),
     routes(
         Route(steps.KeptEpochs, _OTHERS, ACTIVE),
         Route(steps.NextEpoch, ACTIVE, _OTHERS),
-        when=_SAFE,
+        when=SAFE,
         reference="docs/logistic.md, Interruptions",
     ),
     reference="docs/logistic.md, What is computed",
@@ -142,7 +140,7 @@ _PUBLISHED = routes(
     Route(paper.Gradient, _DATA, _COORDINATOR),
     Route(paper.StepPart, _COORDINATOR, _DATA),
     Route(paper.EpochLoss, _COORDINATOR, ACTIVE),
-    when=_PAPER,
+    when=PAPER,
     guard='mode="safe"',
     reference="arXiv 1912.00513; docs/logistic.md, What each party learns",
 )
@@ -160,7 +158,7 @@ _POINTS = routes(
 ROUTES: dict[Stage, Routes] = {
     "train": routes(
         _SET_UP,
-        routes(_COORDINATED, _OWN_KEYS, _BY_LATTICE, _RATES, _STEPS, _WHOLE_TABLE, when=_SAFE),
+        routes(_COORDINATED, _OWN_KEYS, _BY_LATTICE, _RATES, _STEPS, _WHOLE_TABLE, when=SAFE),
         _PUBLISHED,
         _EPOCHS,
         _POINTS,
