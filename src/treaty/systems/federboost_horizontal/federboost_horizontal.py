@@ -149,11 +149,7 @@ def leader(inputs: RoleInput[FederBoostHorizontal]) -> ModelPart:
 
 
 def grow_round(
-    inputs: RoleInput[FederBoostHorizontal],
-    collector: Collector,
-    steps: StepSender,
-    own: OwnRows,
-    rules: SplitRules,
+    inputs: RoleInput[FederBoostHorizontal], collector: Collector, steps: StepSender, own: OwnRows, rules: SplitRules
 ) -> list[Tree]:
     """Grow the trees of a round on sums over all participants; restart if one of them is lost meanwhile."""
     columns = own.draw_columns(inputs.common.colsample_bytree)

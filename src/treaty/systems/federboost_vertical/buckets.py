@@ -290,14 +290,7 @@ class NoisyColumns(ColumnSource):
     Raises PeerProtocolError if the messages do not have `n_rows` rows, or do not fit the sizes that they state.
     """
 
-    def __init__(
-        self,
-        party: Party,
-        peer: str,
-        pieces: Iterator[Buckets],
-        n_rows: int,
-        threads: int,
-    ) -> None:
+    def __init__(self, party: Party, peer: str, pieces: Iterator[Buckets], n_rows: int, threads: int) -> None:
         message = next(pieces)
         present = view(message.present, np.int32, (None,), peer=peer, what="Buckets.present")
         flags = [

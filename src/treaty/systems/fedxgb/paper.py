@@ -26,7 +26,7 @@ the training: an edge server cannot find out whose they were.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,7 +43,7 @@ from treaty.messaging.exchanges import take_rows
 from treaty.messaging.messages import Array, M, Message, leaks, view
 from treaty.messaging.party import Party
 from treaty.systems.fedxgb.domain import gather_sound
-from treaty.systems.fedxgb.messages import AbsenceNotice, Call, Cohort, MaskKey, MaskKeys, RowCounts
+from treaty.systems.fedxgb.messages import AbsenceNotice, Call, Cohort, MaskKey, MaskKeys, RowCounts, Values
 from treaty.systems.fedxgb.options import FedXGB, check_consent
 from treaty.systems.fedxgb.pieces import (
     ComparedShares,
@@ -54,7 +54,7 @@ from treaty.systems.fedxgb.pieces import (
     pieces_of,
     send_shares,
 )
-from treaty.systems.fedxgb.secfind import DomainSums, SumSetup, UserSums
+from treaty.systems.fedxgb.secfind import Crowd, DomainSums, SumSetup, UserSums
 from treaty.systems.fedxgb.shares import play_among, setting_of
 from treaty.systems.horizontal.masked_sums import PassedShares, SealedShares
 from treaty.trees.slots import SlotSplits
@@ -287,23 +287,11 @@ class Sides(Message):
 
 
 class PaperModel:
-    """The server's part: shares thresholds among the edge servers.
+    """The server's part: shares thresholds among the edge servers, and sends all else to all users."""
 
-    ``broadcast(message)`` sends the columns of splits to all parties, ``finish(values)`` the leaf values, float64
-    (trees, slots).
-    """
-
-    def __init__(
-        self,
-        party: Party,
-        edges: Sequence[str],
-        layout: Layout,
-        broadcast: Callable[[Message], None],
-        finish: Callable[[NDArray[np.float64]], None],
-    ) -> None:
-        self._party, self._edges, self._layout, self._broadcast = party, edges, layout, broadcast
+    def __init__(self, party: Party, crowd: Crowd, edges: Sequence[str], layout: Layout) -> None:
+        self._party, self._crowd, self._edges, self._layout = party, crowd, edges, layout
         self._setting = setting_of(layout.shown_bits, len(edges))
-        self.finish = finish
 
     def split(self, chosen: Sequence[SlotSplits]) -> None:
         """Take all rows down a level, by the splits of each tree."""
@@ -311,13 +299,16 @@ class PaperModel:
         n_bins = np.array(self._layout.n_bins)[features]
         left_bins = np.stack([of.left_bins for of in chosen])
         missing_left = np.take_along_axis(left_bins, n_bins[..., None], axis=2)[..., 0] & (features >= 0)
-        self._broadcast(ShownSplits(Array.of(features), Array.of(missing_left)))
+        self._crowd.broadcast(ShownSplits(Array.of(features), Array.of(missing_left)))
         thresholds = np.array([
             [self._layout.shown_threshold(int(f), left) for f, left in zip(of.features, of.left_bins, strict=True)]
             for of in chosen
         ])  # fmt: skip
         for edge, shares in zip(self._edges, share_integers(self._setting, thresholds), strict=True):
             self._party.send(edge, HiddenThresholds(Array.of(shares)))
+
+    def finish(self, values: NDArray[np.float64]) -> None:
+        self._crowd.broadcast(Values(Array.of(values)))
 
 
 class SeenRows:

@@ -70,12 +70,12 @@ Model = HiddenModel | PaperModel | ShownModel
 
 def server_model(inputs: RoleInput[FedXGB], crowd: Crowd, found: FoundBins) -> Model:
     """Return what takes all rows down the trees; `expose` says how much users and edge servers learn of them."""
-    shown, options, edges = ShownModel(crowd), inputs.options, inputs.roles.having("edge")
+    options, edges = inputs.options, inputs.roles.having("edge")
     if not options.hides_model:
-        return shown
+        return ShownModel(crowd)
     layout = layout_of(found.bins, found.may_miss)
     if options.exposes == "paper":
-        return PaperModel(inputs.party, edges, layout, crowd.broadcast, shown.finish)
+        return PaperModel(inputs.party, crowd, edges, layout)
     committees = committees_of(options, edges)
     hidden = HiddenModel(inputs.party, [shares_of(options.compares, layout, of.edges) for of in committees])
     users = [[name for name, edge in inputs.roles.edges.items() if edge in of.domains] for of in committees]
