@@ -31,37 +31,30 @@ def conclusions(
     roles: Roles, options: FederBoostHorizontal, common: BoostingOptions, part: ModelPart | None
 ) -> dict[str, list[str]]:
     """Return what each party can work out; the leader's `part` has what the search parted, or what noise cost."""
-    of_all = _of_all(options, common)
     of_leader = _of_leader(roles, options, common, "" if part is None else part.spent)
     of_member = ["no sum; with three participants or more, nothing that can be attributed to one of them"]
     found_by_leader, found_by_member = leakage.learned_in_search(options, common)
-    learned = {roles.active: [*of_leader, *found_by_leader, *of_all]}
-    of_member += found_by_member
-    return learned | {name: [*of_member, *of_all] for name in roles.owners if name != roles.active}
-
-
-def _of_all(options: FederBoostHorizontal, common: BoostingOptions) -> list[str]:
-    """Return what the leader and members alike can work out about single rows."""
-    learned = []
+    of_all = []  # what leader and members alike can work out about single rows
     if common.fewest_rows < 20 and options.epsilon_total is None:
-        learned.append(
+        of_all.append(
             f"leaves of as few as {common.fewest_rows} training rows (min_child_samples is below 20), so that splits "
             "and leaf values may describe single rows"
         )
     if options.epsilon_total is None:
-        learned.append(
+        of_all.append(
             "from the model's first round, for most leaves, how many rows of each class they have (of later rounds and "
             "inner nodes the model has no counts)"
         )
     else:
-        learned.append(
+        of_all.append(
             f"of any single row no more, from sums and model together, than ({options.epsilon_total:g}, "
             f"{options.delta or DEFAULT_DELTA:g}) differential privacy lets through (sent without noise: names "
             "of columns, their categories, which are empty or have numbers beyond float32, classes, and whether rows "
             "are those of an earlier training)"
             + ("; each row is trained on or counted, whatever other rows there are" if options.holds_out_rows else "")
         )
-    return learned
+    others = {name: [*of_member, *found_by_member, *of_all] for name in roles.owners if name != roles.active}
+    return {roles.active: [*of_leader, *found_by_leader, *of_all], **others}
 
 
 def _of_leader(roles: Roles, options: FederBoostHorizontal, common: BoostingOptions, spent: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
@@ -263,15 +264,12 @@ def dropouts(roles: Roles, options: FedXGB, common: BoostingOptions) -> dict[str
             # at a random stage of the tree, so that all ways to vanish are played
             stages |= {(users[k], first): _DROPS[rng.integers(len(_DROPS))] for k in drawn.tolist()}
 
-    def leaves_of(name: str) -> Leaves:
-        def leaves(number: int, stage: Stage) -> bool:
-            first = number - number % period
-            at = stages.get((name, first))
-            return at is not None and (stage == at if number == first else stage == "call")
+    def leaves(name: str, number: int, stage: Stage) -> bool:
+        first = number - number % period
+        at = stages.get((name, first))
+        return at is not None and (stage == at if number == first else stage == "call")
 
-        return leaves
-
-    return {name: leaves_of(name) for name in {user for user, _ in stages}}
+    return {name: partial(leaves, name) for name, _ in stages}
 
 
 def _check_losses(share: float, sizes: Mapping[str, int], lost: Mapping[str, int], least: int) -> None:

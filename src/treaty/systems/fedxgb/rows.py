@@ -267,22 +267,20 @@ class EdgeRows:
             sides = self._seen.route(message)
             domain.only(self._seen.users)
             send_pieces_or_leave_out(party, {name: sides[name] for name in domain.there}, self._patience)
-        else:
-            self._move_on_shares(message)
-        domain.only(party.peers)
-
-    def _move_on_shares(self, message: messages.SplitShares | messages.LeafShares) -> None:
-        """Play all own committees; `message` has the shares of the first in which this edge server has any."""
+            domain.only(party.peers)
+            return
+        # of the committees, the message has the shares of the first in which this edge server has any
         current: messages.SplitShares | messages.LeafShares | None = message
         for _, part in self._parts:
             if isinstance(part, Dealer):
                 part.serve()
                 continue
-            of = current or self._party.receive(self._inputs.roles.active, type(message))
+            of = current or party.receive(self._inputs.roles.active, type(message))
             results = part.route(of) if isinstance(of, messages.SplitShares) else part.value(of)
-            there = {name: pieces for name, pieces in results.items() if name in self._party.peers}
-            send_pieces_or_leave_out(self._party, there, self._patience)
+            there = {name: pieces for name, pieces in results.items() if name in party.peers}
+            send_pieces_or_leave_out(party, there, self._patience)
             current = None
+        domain.only(party.peers)
 
 
 # ---------------------------------------------------------------- user

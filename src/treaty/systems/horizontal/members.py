@@ -306,10 +306,7 @@ class Collector(SumAggregator):
         self._senders = ThreadPoolExecutor(len(members), thread_name_prefix="treaty-send") if waits else None
         self._sent = TranscriptDigest(first_message)
         self._own = SumMember(party, vouching, self._sent, rules) if party.name in members else None
-        self._introduce(rules)
-
-    def _introduce(self, rules: SumRules) -> None:
-        party, own, others = self._party, self._own, self._others()
+        own, others = self._own, self._others()
         introduced = {name: party.receive(name, MemberKey) for name in others}
         if own is not None:
             introduced[party.name] = own.key

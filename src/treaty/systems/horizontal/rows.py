@@ -131,8 +131,7 @@ def conform(table: Table, schema: Schema, party: str) -> Table:
 
 def describe(data: LabelledRows, classes: list[Category] | None, bins: bytes = b"") -> RowsDescription:
     """Return the description of a participant's rows; `bins` are those of `RowsDescription`."""
-    schema = data.table.schema
-    columns = data.table.columns
+    schema, columns = data.table.schema, data.table.columns
     empty = [bool(np.isnan(column).all()) for column in columns]
     origins = {
         name: origin

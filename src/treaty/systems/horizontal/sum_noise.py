@@ -266,11 +266,9 @@ class RowOptions(SystemOptions):
         for name in ("delta", "target_range", "weight_bound", *self.of_noise):
             if not self.adds_noise and getattr(self, name) is not None:
                 raise ConfigError(f"{name} goes with epsilon_total; give both or leave {name} out")
-        if self.adds_noise:
-            self._check_noise(common)
-
-    def _check_noise(self, common: Any) -> None:
-        """Refuse bounds that are none, and what noisy sums cannot do."""
+        if not self.adds_noise:
+            return
+        # bounds that are none, and what noisy sums cannot do
         ends = self.target_range
         if ends is not None and (len(ends) != 2 or not np.all(np.isfinite(ends)) or not ends[0] < ends[1]):
             raise ConfigError(f"expected target_range as two numbers, the least and the largest target, got {ends}")

@@ -95,13 +95,26 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
             self.refuse_outputs("category_sets='sorted' sorts categories by the gradients of one class")
         if self.monotone_constraints:
             self.refuse_outputs("monotone_constraints bound leaves of one weight")
-        self._check_update()
+        # what refreshing the leaves of a finished model does without
+        if self.refreshes and (self.goss or self.subsample < 1.0):
+            raise ConfigError("process_type='update' takes all rows for every leaf: leave subsample at 1, and goss out")
+        if self.refreshes and self.monotone_constraints:
+            raise ConfigError(
+                "process_type='update' keeps the splits of the finished model, which need not be monotone on other "
+                "rows: leave monotone_constraints out, or train anew"
+            )
         paper = own.mode == "paper"
         rounds, usual, rate = own.default_trees
         depth = (0 if self.max_leaves else usual) if self.max_depth is None else self.max_depth
         # 1 stands for the default, unless rounds are counted
         parallel = self.num_parallel_tree if self.n_estimators else max(self.num_parallel_tree, own.default_parallel)
-        self._check_depth(depth)
+        if depth == 0 and self.max_leaves is None:
+            raise ConfigError("max_depth=0 sets no limit: name max_leaves, the most leaves of a tree, or a depth")
+        if depth and self.max_leaves and self.max_leaves > 1 << depth:
+            raise ConfigError(
+                f"max_leaves={self.max_leaves} is more than the {1 << depth} leaves that max_depth={depth} allows: "
+                "raise max_depth, or leave it out for no limit"
+            )
         # paper mode lets leaves hold single rows
         fewest = self.min_child_samples or (1 if paper else 20)
         bins = self.max_bin or (own.paper_bins if paper else None) or own.default_bins
@@ -119,26 +132,6 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
             learning_rate=self.learning_rate or rate,
             reg_lambda=own.default_lambda if self.reg_lambda is None else self.reg_lambda,
         ))  # fmt: skip
-
-    def _check_update(self) -> None:
-        """Refuse what refreshing the leaves of a finished model does without."""
-        if self.refreshes and (self.goss or self.subsample < 1.0):
-            raise ConfigError("process_type='update' takes all rows for every leaf: leave subsample at 1, and goss out")
-        if self.refreshes and self.monotone_constraints:
-            raise ConfigError(
-                "process_type='update' keeps the splits of the finished model, which need not be monotone on other "
-                "rows: leave monotone_constraints out, or train anew"
-            )
-
-    def _check_depth(self, depth: int) -> None:
-        """Refuse trees without a limit, and a limit of leaves that the depth does not reach."""
-        if depth == 0 and self.max_leaves is None:
-            raise ConfigError("max_depth=0 sets no limit: name max_leaves, the most leaves of a tree, or a depth")
-        if depth and self.max_leaves and self.max_leaves > 1 << depth:
-            raise ConfigError(
-                f"max_leaves={self.max_leaves} is more than the {1 << depth} leaves that max_depth={depth} allows: "
-                "raise max_depth, or leave it out for no limit"
-            )
 
     def refuse_forests(self, why: str) -> None:
         """Refuse rounds of several trees for an output, with the reason."""

@@ -178,9 +178,7 @@ def noisy_labels(
             "mechanism='target' randomises numbers, and the labels are classes: leave target_range out, and take "
             "mechanism='label_rr'"
         )
-    limit: dict[str, Any] = {
-        name: getattr(options, of, None) for name, of in (("most", "epsilon_total"), ("delta", "delta"))
-    }
+    limit: dict[str, Any] = {"most": getattr(options, "epsilon_total", None), "delta": getattr(options, "delta", None)}
     mechanism = "label_rr" if ends is None else "target"
     entry = partial(LedgerEntry, job=job, mechanism=mechanism, what="labels", epsilon=epsilon)
     if not Path(path).exists():
