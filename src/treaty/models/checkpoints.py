@@ -305,3 +305,18 @@ class Keeper:
         for path in self.path.parent.iterdir():
             if name.fullmatch(path.name):
                 path.unlink(missing_ok=True)
+
+
+def checkpoint_of_model(
+    keeper: Keeper | None, model_id: str, least: int, what: str, has: Callable[[Checkpoint], int]
+) -> Checkpoint:
+    """Return the checkpoint of a model that others resume; ConfigError unless it `has` as many rounds, or splits."""
+    found = None if keeper is None else keeper.found()
+    if found is None or found.part.model_id != model_id or has(found) < least:
+        raise ConfigError(
+            f"cannot resume: expected a checkpoint of model {model_id[:8]} with {least} {what}, got "
+            + ("none" if found is None else f"one of model {found.part.model_id[:8]} with {has(found)}")
+            + f" - at {keeper.path if keeper else 'this party, which keeps none'}",
+            public="it has no checkpoint of the training to resume",
+        )
+    return found

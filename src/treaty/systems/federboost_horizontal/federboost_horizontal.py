@@ -37,6 +37,7 @@ import numpy as np
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Int32s, Integers
 from treaty.messaging.conversation import MessageOrder
+from treaty.models.checkpoints import checkpoint_of_model
 from treaty.models.trees import ModelPart
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
 from treaty.systems.federboost_horizontal.setup import (
@@ -48,7 +49,6 @@ from treaty.systems.federboost_horizontal.setup import (
     join_model,
     keep_bins,
     leaders_rows,
-    members_checkpoint,
     on_kept_bins,
     resumed,
     sum_rules,
@@ -243,7 +243,8 @@ def member(inputs: RoleInput[FederBoostHorizontal]) -> ModelPart:
         order = MessageOrder(conversation, "resumed")
         received = sums.next(order)
         assert isinstance(received, quantiles.CommonBins)
-        found, bins = members_checkpoint(inputs.keeper, setup.message.model_id, rounds), received
+        model_id, bins = setup.message.model_id, received
+        found = checkpoint_of_model(inputs.keeper, model_id, rounds, "rounds", lambda kept: kept.rounds)
         own = resumed(inputs, found, rows=rows, rounds=rounds, printed=written.printed, bins=bins)
     else:
         order = MessageOrder(conversation, "new")

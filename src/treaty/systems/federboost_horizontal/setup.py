@@ -394,19 +394,6 @@ def _leaders_checkpoint(keeper: Keeper | None, *, noisy: bool) -> Checkpoint | N
     return found
 
 
-def members_checkpoint(keeper: Keeper | None, model_id: str, rounds: int) -> Checkpoint:
-    """Return the own checkpoint of a model that the leader resumes; ConfigError if none has as many rounds."""
-    found = None if keeper is None else keeper.found()
-    if found is None or found.part.model_id != model_id or found.part.forest is None or found.rounds < rounds:
-        raise ConfigError(
-            f"cannot resume: expected a checkpoint of model {model_id[:8]} with {rounds} rounds, got "
-            + ("none" if found is None else f"one of model {found.part.model_id[:8]} with {found.rounds}")
-            + f" - at {keeper.path if keeper else 'this party, which keeps none'}",
-            public="it has no checkpoint of the training to resume",
-        )
-    return found
-
-
 def resumed(
     inputs: RoleInput,
     found: Checkpoint,

@@ -21,7 +21,7 @@ from treaty.messaging.conversation import MessageOrder
 from treaty.messaging.exchanges import Term, agree
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
-from treaty.models.checkpoints import Checkpoint, checkpoint_of, fingerprint
+from treaty.models.checkpoints import Checkpoint, checkpoint_of, checkpoint_of_model, fingerprint
 from treaty.models.trees import ModelPart, keep_records
 from treaty.privacy.randomised_response import RandomisedRows
 from treaty.systems.observers import CheckpointReached
@@ -414,15 +414,8 @@ class Follower:
             party.send(active, part)
 
     def _resumed(self, start: Start) -> ModelPart:
-        inputs, keeper = self._inputs, self._inputs.keeper
-        found = None if keeper is None else keeper.found()
-        if found is None or found.part.model_id != start.model_id or len(found.part.splits) < start.records:
-            raise ConfigError(
-                f"cannot resume: expected a checkpoint of model {start.model_id[:8]} with {start.records} splits, got "
-                + ("none" if found is None else f"one of model {found.part.model_id[:8]} with {len(found.part.splits)}")
-                + f" - at {keeper.path if keeper else 'this party, which keeps none'}",
-                public="it has no checkpoint of the training to resume",
-            )
+        inputs, model_id = self._inputs, start.model_id
+        found = checkpoint_of_model(inputs.keeper, model_id, start.records, "splits", lambda of: len(of.part.splits))
         found.check(inputs.given, inputs.may_change, (), self._fingerprint)
         keep_records(found.part.splits, start.records)
         return found.part
