@@ -428,7 +428,7 @@ def test_steps_that_do_not_fit_are_refused(change):
         model_id="m", party="p1", schema=whole.table.schema, splits=SplitTable(), forest=Forest(objective, ("p1",))
     )
     own = OwnRows(part, bins, shard, Draws(None, 0))
-    trees = TreeMember(own, "p0", most_rounds=3, max_depth=2, cohort=lambda: frozenset())
+    trees = TreeMember(own, "p0", options_of(n_estimators=3, max_depth=2).common, frozenset)
     n = len(bins.n_bins)
     empty = {
         **{k: np.empty(0, np.int32) for k in TreeStep.__struct_fields__},
@@ -458,9 +458,8 @@ def test_no_sums_of_a_tree_that_has_its_most_leaves():
     part = ModelPart(
         model_id="m", party="p1", schema=whole.table.schema, splits=SplitTable(), forest=Forest(objective, ("p1",))
     )
-    trees = TreeMember(
-        OwnRows(part, bins, shard, Draws(None, 0)), "p0", most_rounds=3, max_depth=9, most_leaves=2, cohort=frozenset
-    )
+    common = options_of(n_estimators=3, max_depth=0, max_leaves=2).common
+    trees = TreeMember(OwnRows(part, bins, shard, Draws(None, 0)), "p0", common, frozenset)
     # of a tree of two leaves only the root is summed
     trees._depths, trees._summed = [[0]], set()
     shard.start_round([np.arange(len(bins.n_bins), dtype=np.int32)], [None])

@@ -295,16 +295,12 @@ def follow_rounds(
     held_back: HeldBack | None,
 ) -> None:
     """Answer the leader's requests until the model is finished."""
-    leader, forest, common = inputs.roles.active, own.forest, inputs.common
+    leader, forest = inputs.roles.active, own.forest
     trees: TreeMember | LeafMember
     if noise.leaves is None:
-        trees = TreeMember(
-            own, leader, most_rounds=common.most_rounds, max_depth=common.depth,
-            most_leaves=common.max_leaves, cohort=lambda: sums.member.present,
-        )  # fmt: skip
+        trees = TreeMember(own, leader, inputs.common, lambda: sums.member.present)
     else:
-        rules = common.rules(forest.objective, constraints_of(common, own.bins.schema))
-        trees = LeafMember(own, leader, rules, noise.leaves, most_rounds=common.most_rounds, max_depth=common.depth)
+        trees = LeafMember(own, leader, inputs.common, noise.leaves)
     inputs.observers.round_finished(forest.rounds, own.part)
     while order.allowed:
         match sums.next(order):

@@ -20,6 +20,7 @@ from treaty.systems.horizontal.own_rows import OwnRows
 from treaty.systems.horizontal.quantiles import CommonBins, Count, ProbeRequest
 from treaty.systems.horizontal.rows import LabelUnits, TrainingStart
 from treaty.systems.pooled.continuing import CheckpointRequest
+from treaty.systems.pooled.options import BoostingOptions
 from treaty.trees.ensemble import Tree
 from treaty.trees.histograms import width_of
 from treaty.trees.slots import LevelSplits, RowShard
@@ -142,19 +143,19 @@ def _joined(parts: Sequence[Int32s]) -> Array:
 class TreeMember:
     """A participant's end: follows the leader's steps on its own rows, and refuses those that fit no tree.
 
-    It refuses more than `most_rounds` rounds, sums of nodes at `max_depth` or of a tree that has `most_leaves` (None:
-    any number), a second sum of a node, and a restart of an unfinished round if ``cohort()``, the members present, is
-    as before: differences of such sums show single members.
+    It refuses more rounds than the job has, sums of nodes at its `max_depth` or of a tree that has `max_leaves`, a
+    second sum of a node, and a restart of an unfinished round if ``cohort()``, the members present, is as before:
+    differences of such sums show single members.
     """
 
     def __init__(
-        self, own: OwnRows, leader: str, *, most_rounds: int, max_depth: int, most_leaves: int | None = None,
-        cohort: Callable[[], frozenset[str]],
-    ) -> None:  # fmt: skip
+        self, own: OwnRows, leader: str, common: BoostingOptions, cohort: Callable[[], frozenset[str]]
+    ) -> None:
         self._own, self._shard, self._bins, self._forest = own, own.shard, own.bins, own.forest
-        self._leader, self._most_rounds, self._max_depth, self._cohort = leader, most_rounds, max_depth, cohort
+        self._leader, self._most_rounds, self._max_depth = leader, common.most_rounds, common.depth
+        self._cohort, leaves = cohort, common.max_leaves
         # a tree of n leaves has 2n - 1 nodes
-        self._most_nodes = math.inf if most_leaves is None else 2 * most_leaves - 1
+        self._most_nodes = math.inf if leaves is None else 2 * leaves - 1
         self._began_with: frozenset[str] = frozenset()
         # of the nodes of each tree of the round that grows
         self._depths: list[list[int]] = []

@@ -296,8 +296,7 @@ def follow(inputs: RoleInput[FedXGB], joined: JoinedUser, instructions: Instruct
     own = OwnRows.of(inputs, rows, part, bins, Draws.fresh(inputs))
     # noise is added as the counts go out
     back = None if kept_back is None else own.held_back(inputs, kept_back, replace(noise.whole, scores=0.0))
-    rules = common.rules(objective, constraints_of(common, schema))
-    trees = LeafMember(own, edge, rules, noise.leaves, most_rounds=common.most_rounds, max_depth=common.depth)
+    trees = LeafMember(own, edge, common, noise.leaves)
     inputs.observers.round_finished(0, None)
     while not isinstance(step := instructions.next(), TrainingEnd):
         if isinstance(step, HeldOutRequest):

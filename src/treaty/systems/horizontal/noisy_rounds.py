@@ -19,6 +19,8 @@ from treaty.models.trees import record_split
 from treaty.systems.horizontal.own_rows import OwnRows
 from treaty.systems.horizontal.random_trees import LeafNoise, LeafShard, RandomTrees, column_sets, draw_trees
 from treaty.systems.horizontal.rows import SumOpener
+from treaty.systems.pooled.constraints import constraints_of
+from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import RoleInput
 from treaty.trees.ensemble import Tree
 from treaty.trees.histograms import width_of
@@ -105,14 +107,12 @@ def _finished(own: OwnRows, trees: RandomTrees, sums: Integers, rules: SplitRule
 
 
 class LeafMember:
-    """A participant's end: answers at most `most_rounds` rounds of trees of at most `max_depth` levels."""
+    """A participant's end: answers no more rounds, of no deeper trees, than the job has."""
 
-    def __init__(
-        self, own: OwnRows, leader: str, rules: SplitRules, noise: LeafNoise, *, most_rounds: int, max_depth: int
-    ) -> None:
-        self._own, self._leader, self._noise = own, leader, noise
-        self._rules = noise.rules(rules, own.forest.objective)
-        self._most_rounds, self._most_inner = most_rounds, (1 << max_depth) - 1
+    def __init__(self, own: OwnRows, leader: str, common: BoostingOptions, noise: LeafNoise) -> None:
+        self._own, self._leader, self._noise, objective = own, leader, noise, own.forest.objective
+        self._rules = noise.rules(common.rules(objective, constraints_of(common, own.bins.schema)), objective)
+        self._most_rounds, self._most_inner = common.most_rounds, (1 << common.depth) - 1
         self._growing: RandomTrees | None = None
 
     def take(self, step: RandomStep) -> Integers | None:
