@@ -109,9 +109,8 @@ def leader(inputs: RoleInput[FederBoostHorizontal]) -> ModelPart:
         collector.broadcast(bins)
     else:
         search = quantiles.lead_search(
-            inputs, collector, setup.schema, classes, None if inputs.data is None else rows, noise.of_search,
-            exact=inputs.options.exact_bins,
-        )  # fmt: skip
+            inputs, collector, setup.schema, classes, None if inputs.data is None else rows, noise.of_search
+        )
         shown = quantiles.shown_by_search(search.fewest) if noise.budget is None else str(noise.budget)
         bins, n_rows = search.message, search.n_rows
         # bins found without a lost participant's rows are of no use to a later training with it
@@ -265,9 +264,7 @@ def answer_search(
     """Take part in the search for a start and for bins; return a training without trees, and the message about bins."""
     leader, noise = inputs.roles.active, setup.noise
     labels = OwnLabels(inputs, rows, setup.message.classes, leader)
-    answers = quantiles.SearchAnswers(
-        inputs, rows, labels, leader, noise.of_search, inputs.threads, exact=inputs.options.exact_bins
-    )
+    answers = quantiles.SearchAnswers(inputs, rows, labels, leader, noise.of_search, inputs.threads)
     cohort = frozenset[str]()
     while not isinstance(asked := sums.next(order), quantiles.CommonBins):
         if isinstance(asked, quantiles.Count):

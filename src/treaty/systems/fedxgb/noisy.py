@@ -199,7 +199,7 @@ def lead(
     inputs = replace(inputs, common=msgspec.structs.replace(inputs.common, colsample_bytree=column_share))
     common, classes, schema = inputs.common, inputs.classes, inputs.rows.table.schema
     counts = _Counts(crowd)
-    found = quantiles.lead_search(inputs, counts, schema, classes, None, noise.of_search, exact=False)
+    found = quantiles.lead_search(inputs, counts, schema, classes, None, noise.of_search)
     crowd.settle()
     inputs.party.round += 1
     spent, bins = str(noise.whole.budget), encode(found.message)
@@ -286,7 +286,7 @@ def follow(inputs: RoleInput[FedXGB], joined: JoinedUser, instructions: Instruct
     assert isinstance(sums, NoisyUserSums)
     rows, kept_back = divided(joined.rows, inputs.options.validation_fraction, party.name, noisy=True)
     labels = OwnLabels(inputs, rows, task.classes, edge)
-    answers = quantiles.SearchAnswers(inputs, noise.counted(rows), labels, edge, noise.of_search, exact=False)
+    answers = quantiles.SearchAnswers(inputs, noise.counted(rows), labels, edge, noise.of_search)
     while not isinstance(asked := instructions.next(), quantiles.CommonBins):
         instructions.vector = partial(_scaled, answers.vector(asked))
         sums.deviations = partial(noise.deviations, asked)

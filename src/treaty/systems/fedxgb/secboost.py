@@ -116,7 +116,7 @@ def server(inputs: RoleInput[FedXGB]) -> ModelPart:
     if kept is not None:
         found = conversation.known_bins(inputs, crowd, kept)
     else:
-        found = quantiles.lead_search(inputs, crowd, schema, classes, None, exact=inputs.options.exact_bins)
+        found = quantiles.lead_search(inputs, crowd, schema, classes, None)
     summary = messages.RowSummary(found.n_rows, Array.of(found.may_miss))
     party.round += 1
     crowd.broadcast(summary)
@@ -287,7 +287,7 @@ def user(inputs: RoleInput[FedXGB]) -> Floats:
     noise = CrowdNoise.plan(inputs, joined.task)
     if noise is not None:
         return noisy.follow(inputs, joined, instructions, noise)
-    answers = quantiles.SearchAnswers(inputs, trained, labels, edge, exact=options.exact_bins)
+    answers = quantiles.SearchAnswers(inputs, trained, labels, edge)
     while not isinstance(bins := instructions.next(), quantiles.CommonBins):
         instructions.vector = answers.vector(bins)
     summary = instructions.next()

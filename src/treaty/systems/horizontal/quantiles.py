@@ -124,20 +124,15 @@ class FoundBins:
 
 
 def lead_search(
-    inputs: RoleInput,
+    inputs: RoleInput[Any],
     sums: SumOpener,
     schema: Schema,
     classes: list[Category] | None,
     own: LabelledRows | None,
     noise: SearchNoise | None = None,
-    *,
-    exact: bool,
 ) -> FoundBins:
-    """Search for a start and for bins as the leader, with `own` rows or none; all participants have the result.
-
-    With `exact` bins are those of the pooled table.
-    """
-    common, rows, threads = inputs.common, own or no_rows(schema), inputs.threads
+    """Search for a start and for bins as the leader, with `own` rows or none; all participants have the result."""
+    common, rows, threads, exact = inputs.common, own or no_rows(schema), inputs.threads, inputs.options.exact_bins
     labels = OwnLabels(inputs, rows, classes, inputs.party.name)
     opening = Opening(schema, bounds=labels.n_bounds if noise is None else 0)
     # columns beyond float32 are searched among float64 numbers, which takes twice as many rounds
@@ -213,20 +208,18 @@ class SearchAnswers:
 
     def __init__(
         self,
-        inputs: RoleInput,
+        inputs: RoleInput[Any],
         rows: LabelledRows,
         labels: OwnLabels,
         leader: str,
         noise: SearchNoise | None = None,
         threads: int = 1,
-        *,
-        exact: bool,
     ) -> None:
         self._inputs, self._table, self._labels = inputs, rows.table, labels
         self._leader, self._noise, self._threads = leader, noise, threads
         self._opening = Opening(self._table.schema, bounds=labels.n_bounds if noise is None else 0)
         self._ordered = sorted_keys([self._table.columns[f] for f in self._opening.numeric], threads)
-        max_bin, origins = inputs.common.most_bins, self._table.schema.origins
+        max_bin, origins, exact = inputs.common.most_bins, self._table.schema.origins, inputs.options.exact_bins
         self._limit = most_rounds(origins, max_bin, exact=exact) if noise is None else ROUNDS
         self._most = most_probes(max_bin, exact=exact) if noise is None else MOST_PROBES
         self._usual, self._rounds = MOST_ROUNDS * (1 + exact), 0
