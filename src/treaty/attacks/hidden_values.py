@@ -130,8 +130,7 @@ def two_valued(basis: Floats, tries: int = 60, steps: int = 200, seed: int = 0) 
     )
     # two-valued columns alone have a kurtosis of 1 plus the square of skewness
     more = (found**4).mean(axis=0) - (found**3).mean(axis=0) ** 2
-    best: Floats = found[:, np.argmin(more)]
-    return best
+    return found[:, np.argmin(more)]
 
 
 def _turned(basis: Floats, directions: Floats, power: int, steps: int) -> Floats:

@@ -397,8 +397,7 @@ def _roundest(low: Integers, high: Integers) -> Integers:
     # float64 may have rounded up to the next power of two
     differing -= (different >> np.clip(differing, 0, 63)) == 0
     differing = np.where(different < 0, 63, differing)
-    roundest: Integers = (high - 1) >> differing << differing
-    return roundest
+    return (high - 1) >> differing << differing
 
 
 def _between(lower: NDArray[Any], upper: NDArray[Any]) -> NDArray[Any]:

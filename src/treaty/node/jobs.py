@@ -246,10 +246,8 @@ class Jobs:
     def bring_on(self, at: OpenJob) -> bool:
         """Advance a job as far as possible without running it; return whether it may run."""
         hours, stopped, lead = self.settings.limits.job_hours, stopped_by(at), at.views.get(at.job.active)
-        all_approved, finished = (
-            at.approvals.keys() >= at.job.parties.keys(),
-            lead is not None and lead.state == "finished",
-        )
+        all_approved = at.approvals.keys() >= at.job.parties.keys()
+        finished = lead is not None and lead.state == "finished"
         if stopped is not None:
             self.end(at.row.id, *stopped)
         elif time.time() - at.row.created > 3600.0 * hours and not (at.lasts and at.row.state in STAGES):

@@ -159,8 +159,7 @@ def allowed_columns(transfers: Transfers, given: ColumnGroups, role: int) -> Ste
     # no group fits if all of them do not
     one = np.uint8(1 - role)
     none = yield from all_of(transfers, fits.reshape(shape) ^ one, role)
-    allowed: Bits = none ^ one ^ given.alone
-    return allowed
+    return none ^ one ^ given.alone
 
 
 class GroupsLeft:
