@@ -87,9 +87,8 @@ def solved(answers: Sequence[NodeExchange], n_rows: int) -> tuple[Floats, Flags]
     Each answer states (I - Z Z^T) D = W for its rows. The sum of the equations has n_rows unknowns; with random Z of a
     share s of the rows, 1 / (1 - s) answers determine them. Returns float64 (n_rows, c) and which rows are determined.
     """
-    columns = answers[0].masked.shape[1]
     # normal equations: I - Z Z^T is a projection, so its sum over answers is positive once every direction was seen
-    left, right = np.zeros((n_rows, n_rows)), np.zeros((n_rows, columns))
+    left, right = np.zeros((n_rows, n_rows)), np.zeros((n_rows, answers[0].masked.shape[1]))
     for answered in answers:
         used = answered.used
         left[np.ix_(answered.rows, answered.rows)] -= used @ used.T

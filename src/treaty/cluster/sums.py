@@ -368,8 +368,7 @@ def bin_products_of(
     modulus: Modulus = shard.made_of(f"modulus {bins.modulus}", [], lambda: Modulus(bins.modulus))
     positions, starts = members(nodes, count)
     kept, source = shard.arrays[_ROWS], shard.arrays[_CIPHERTEXTS]
-    items = Items(source, positions, kept[positions], starts, np.arange(count))
-    held = items.of_range(part.start, part.stop)
+    held = Items(source, positions, kept[positions], starts, np.arange(count)).of_range(part.start, part.stop)
     groups = [group for block in _blocks(shard, bins, features) for group in block.groups]
     return bin_products(modulus, groups, bins.offsets, held, shard.threads)
 

@@ -391,8 +391,7 @@ def check_targets(y: Any, party: str, n_rows: int | None = None) -> Floats:
 
 def check_weights(weights: Any, n_rows: int, party: str) -> Floats:
     """Return sample weights, float64 (n_rows,), finite, >= 0 and not all 0; raise DataError for any others."""
-    given = _one_dimensional(weights, party, "sample weights", n_rows)
-    checked = _finite(given, party, "sample weights")
+    checked = _finite(_one_dimensional(weights, party, "sample weights", n_rows), party, "sample weights")
     n_negative = int(np.count_nonzero(checked < 0))
     if n_negative:
         raise DataError(f"{party}: expected sample weights >= 0, got {n_negative} negative ones")

@@ -174,8 +174,7 @@ def canonical_ids(
 ) -> list[str]:
     """Return each row's id in canonical form, with its kind in front; every row has an id."""
     kind, texts = _canonical(_whole_array(_to_arrow(column, party)), frozenset(normalise), party)
-    values = texts.to_pylist()
-    return [f"{kind} {value.hex() if isinstance(value, bytes) else value}" for value in values]
+    return [f"{kind} {value.hex() if isinstance(value, bytes) else value}" for value in texts.to_pylist()]
 
 
 def _to_arrow(column: Any, party: str) -> Any:

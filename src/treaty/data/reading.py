@@ -123,8 +123,7 @@ def kept_names(
 def table_facts(path: str | Path, *, text: Sequence[str] = (), party: str = "the table") -> tuple[int, Any]:
     """Return the number of rows and the schema of what `read_table` reads; no row of a Parquet file is read for it."""
     path = Path(path)
-    ending = checked_ending(path, party)
-    rows, schema = facts_of(path, ending, party, text)
+    rows, schema = facts_of(path, checked_ending(path, party), party, text)
     return rows, pa.schema([schema.field(schema.names.index(name)) for name in _usual(schema)])
 
 

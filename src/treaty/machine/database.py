@@ -317,8 +317,7 @@ class SealedDatabase(Database):
     def _seal(self, more: int) -> None:
         name, changes, _ = self._state()
         changes += more
-        seal = self._digest(name, changes)
-        self.connection.execute("UPDATE state SET changes = ?, seal = ?", (changes, seal))
+        self.connection.execute("UPDATE state SET changes = ?, seal = ?", (changes, self._digest(name, changes)))
 
     def _digest(self, name: str, changes: int) -> bytes:
         """Return SHA-256 over every value of the tables, and the kind of each."""

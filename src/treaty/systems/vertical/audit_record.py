@@ -138,8 +138,7 @@ class RecordFile:
         self._party, self._keeping, self._size = party, keeping, 0
         try:
             keeping.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            self._file = os.fdopen(handle, "wb")
+            self._file = os.fdopen(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
         except OSError as error:
             raise self._failed(error) from None
         self._digest = hashlib.sha256(FORMAT).digest()
@@ -330,8 +329,7 @@ class ActiveRecord(_Recorder, Evidence):
         source, record, left = (Array.of(of.astype(np.int32)) for of in (tree.source, tree.record, tree.left))
         of_rows = Array.of(leaf.astype(np.uint8 if len(tree.left) <= 256 else np.int32))
         assert self._file is not None
-        signs = Array.of(directions)
-        self._file.add(KeptTree(self._nonce, source, record, left, of_rows, self._secrets, signs))
+        self._file.add(KeptTree(self._nonce, source, record, left, of_rows, self._secrets, Array.of(directions)))
         self._nonce, self._secrets = b"", []
 
 

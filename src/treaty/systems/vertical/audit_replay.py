@@ -202,8 +202,7 @@ class _RunAudit:
     def _begun(self, passed: dict[int, RoundState]) -> RoundState:
         """Return what the run began with; Unsound unless that is the first margins, or those of an earlier run."""
         active, n_rows = self._run.active, len(self._y)
-        shape = self._loss.n_outputs, n_rows
-        margins = view(active.margins, np.float64, shape, peer=active.party, what="margins")
+        margins = view(active.margins, np.float64, (self._loss.n_outputs, n_rows), peer=active.party, what="margins")
         if active.rounds == 0:
             fits = bool((margins == self._loss.base_margins[:, None]).all())
         else:

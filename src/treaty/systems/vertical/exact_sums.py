@@ -365,8 +365,7 @@ class NamedNodes:
         """Take the next piece; PeerProtocolError if it has more rows than are left."""
         length = named.nodes.shape[0] if len(named.nodes.shape) == 1 else 0
         if not 0 < length <= self._left:
-            expected = f"expected 1 to {self._left} rows, got {length}"
-            raise PeerProtocolError(active, expected, at="NamedRows.nodes")
+            raise PeerProtocolError(active, f"expected 1 to {self._left} rows, got {length}", at="NamedRows.nodes")
         rows, nodes = messages.read_nodes(named, self._count, length, active)
         self.rows = np.append(self.rows, rows + self._n_rows - self._left)
         self.nodes = np.append(self.nodes, nodes)

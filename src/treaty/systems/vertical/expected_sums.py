@@ -114,8 +114,7 @@ def _seal(
 ) -> cipher_choice.Estimate:
     """Count what sealing one passive party's sums takes; return an estimate of its seconds."""
     features, slots = shape.columns[peer], shape.slots[peer]
-    halved = shape.halved.get(peer, (0, 0))
-    candidates = cipher_choice.candidates_of(common, features, slots - features, *halved)
+    candidates = cipher_choice.candidates_of(common, features, slots - features, *shape.halved.get(peer, (0, 0)))
     step = cipher_choice.comparisons_of_a_step(NEAR, Widths.of(job.bounds, job.rules.ridge))
     cost = cipher_choice.cost_of_sealing({peer: NEAR}, {peer: candidates}, job, step)
     for sender, receiver in ((active, peer), (peer, active)):

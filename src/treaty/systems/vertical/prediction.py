@@ -251,8 +251,7 @@ def _open_active(inputs: RoleInput, rows: str) -> list[Tree]:
     assert part.forest is not None, "the active party's part holds the trees"
     check_present(party, part, inputs.rows.table)
     agree(party, {"model": part.model_id, rows: inputs.rows.table.n_rows}, remedy=OF_ONE_MODEL)
-    held = {peer: party.receive(peer, RecordCount).records for peer in party.peers}
-    return decidable(party, part, held)
+    return decidable(party, part, {peer: party.receive(peer, RecordCount).records for peer in party.peers})
 
 
 def _open_passive(inputs: RoleInput, rows: str) -> Shown:

@@ -225,8 +225,7 @@ class SealedOwner(ColumnOwner):
             raise PeerProtocolError(active, str(error), at="TournamentTerms") from None
         transfers = take_steps(party, {active: open_transfers()})[active]
         places, widths = places_of(server.bounds), sealed_sums.Widths.of(server.bounds, terms.ridge)
-        monotone = bool(inputs.common.monotone_constraints)
-        self._end = SealedEnd(1, transfers, places, widths, terms.step, monotone)
+        self._end = SealedEnd(1, transfers, places, widths, terms.step, bool(inputs.common.monotone_constraints))
 
     def start_tree(self, start: messages.TreeStart) -> None:
         super().start_tree(start)
@@ -364,8 +363,7 @@ class SealedOwner(ColumnOwner):
 
     def end_tree(self, end: messages.TreeEnd) -> None:
         if not self._by_column:
-            empty = Array.of(np.empty((0, 2), np.uint8))
-            sent = empty if end.rows is None else end.rows
+            sent = Array.of(np.empty((0, 2), np.uint8)) if end.rows is None else end.rows
             self._count(view(sent, np.uint8, (len(self._divided), 2), peer=self._active, what="TreeEnd.rows"))
         super().end_tree(end)
 

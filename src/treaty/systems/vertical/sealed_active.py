@@ -145,8 +145,7 @@ class SealedPeer(PassiveColumns):
 
     def start_tree(self, grad: Integers, hess: Integers, rows: Int32s | None, columns: Int32s) -> None:
         super().start_tree(grad, hess, rows, columns)
-        onehot_below = self.onehot_below
-        self.candidates = Candidates(self.offsets, self.categorical, self.missing, columns, onehot_below)
+        self.candidates = Candidates(self.offsets, self.categorical, self.missing, columns, self.onehot_below)
         self.slots: Wide | None = None
         self._paths = Paths(self.end.transfers, self._n_rows)
         self._sizes: list[Integers] = []

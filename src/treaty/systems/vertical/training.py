@@ -306,8 +306,7 @@ class TreeLimits(_Limits):
 
     def split(self, request: SplitRequest) -> None:
         """Reject splits of other columns than the tree's, or of too many nodes."""
-        active = self._active
-        features = view(request.features, np.int32, (None,), peer=active, what="SplitRequest.features")
+        features = view(request.features, np.int32, (None,), peer=self._active, what="SplitRequest.features")
         most = self._leaves - 1 - self._split if self._leaves else 1 << (self._levels - 1)
         self._check(len(features) <= most, "no more splits than the level may have nodes")
         self._split += len(features)
