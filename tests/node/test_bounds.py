@@ -28,7 +28,7 @@ from treaty.privacy.ledger import Ledger, per_person
 from treaty.runs.job_files import decoded_job
 from treaty.runs.party import _training_inputs
 from treaty.runs.rows import TrainingTables
-from treaty.runs.threads import play
+from treaty.runs.threads import RunTerms, play
 
 BOTH = ("bank", "shop")
 NOISY = {
@@ -130,7 +130,9 @@ def play_with_a_leader_that_leaves(order, on_event):
     def role(name):
         def run(party):
             tables = TrainingTables(rows[name], classes)
-            inputs = _training_inputs(party, job, roles, tables, None, leave if name == "bank" else None, None)
+            terms = RunTerms(job.system, *job.settings(), roles)
+            inputs = terms.inputs(party, 2, progress=leave if name == "bank" else None)
+            inputs = _training_inputs(inputs, job, tables, None)
             if name == "bank":  # its own ledger is its own business
                 inputs.store = None
             inputs.alone = False

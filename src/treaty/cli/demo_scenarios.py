@@ -278,11 +278,8 @@ def _aligned(columns: Any, y: NDArray[Any], cut: dict[str, list[str]]) -> tuple[
     sizes = ", ".join(f"{party} {table.num_rows}" for party, table in tables.items())
     whole = pa.table({name: found[party][name] for party, names in cut.items() for name in names})
     y = found[lead][_LABEL].to_numpy()
-    console.print(
-        f"private set intersection: {len(y)} rows that all hold, of {sizes}; {seconds:.1f} s",
-        style="bold",
-        soft_wrap=True,
-    )
+    found_rows = f"private set intersection: {len(y)} rows that all hold, of {sizes}; {seconds:.1f} s"
+    console.print(found_rows, style="bold", soft_wrap=True)
     return whole, y
 
 

@@ -92,12 +92,9 @@ def participants(X: Any, protocol: str) -> dict[str, LabelledRows]:
             raise DataError(f"{expected}, got {got} - at {name}")
         check_row_labels([(f"{name}'s {what}", of) for what, of in zip(("X", "y", "weights"), given, strict=False)])
         table = to_table(given[0], party=name, doubles=True)
-        weight = given[2] if len(given) == 3 else None
-        found[name] = LabelledRows(
-            table,
-            check_labels(given[1], name, table.n_rows),
-            None if weight is None else check_weights(weight, n_rows=table.n_rows, party=name),
-        )
+        y, weight = check_labels(given[1], name, table.n_rows), given[2] if len(given) == 3 else None
+        weight = None if weight is None else check_weights(weight, n_rows=table.n_rows, party=name)
+        found[name] = LabelledRows(table, y, weight)
         # Columns of arrays have no names, so all participants need the same number.
         if not hasattr(given[0], "columns") and not isinstance(given[0], FileTable):
             unnamed[name] = len(table.schema.names)

@@ -186,13 +186,7 @@ class AllKept(Message):
 
 
 def wait_until_all_kept(
-    party: Party,
-    roles: Roles,
-    owners: list[str],
-    may_lose: Iterable[str],
-    patience: float | None = None,
-    *,
-    keep: Callable[[], None],
+    party: Party, roles: Roles, owners: list[str], may_lose: Iterable[str], patience: float, keep: Callable[[], None]
 ) -> None:
     """Return once every party with a part of the model has written it; call it when this one has written its own.
 

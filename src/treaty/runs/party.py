@@ -31,7 +31,7 @@ from treaty.runs.table_files import FileRead, read_ahead, read_to_predict
 from treaty.runs.threads import RunTerms
 from treaty.systems.observers import Observer, play_role
 from treaty.systems.pooled.system import why_no_split
-from treaty.systems.system import AuditFolder, Phase, Progress, RoleInput, Roles, System
+from treaty.systems.system import AuditFolder, Phase, Progress, RoleInput, System
 from treaty.systems.vertical.audit_record import keep_for_audit
 
 logger = logging.getLogger(__name__)
@@ -99,7 +99,9 @@ def train_party(
             tables = ahead or TrainingTables()
         # large, and not needed any more
         ahead = None
-        inputs = _training_inputs(party, job, roles, tables, keeper, progress, phase)
+        terms = RunTerms(job.system, *job.settings(), roles)
+        inputs = terms.inputs(party, cores(job.n_jobs), progress=progress, phase=phase)
+        inputs = _training_inputs(inputs, job, tables, keeper)
         inputs.observers.add(clock)
         inputs.shards, recording = shards, begin_record(job, party)
         if recording is not None:
@@ -148,23 +150,13 @@ def attempted(name: str, attempt: Callable[[], R]) -> tuple[R | None, ConfigErro
         return None, error
 
 
-def _training_inputs(
-    party: Party,
-    job: Job,
-    roles: Roles,
-    tables: TrainingTables,
-    keeper: Keeper,
-    progress: Progress | None,
-    phase: Phase | None,
-) -> RoleInput:
-    """Turn the job into the plain values that a role's training program is given."""
-    name, (own, common), member = party.name, job.settings(), job.parties[party.name]
+def _training_inputs(inputs: RoleInput, job: Job, tables: TrainingTables, keeper: Keeper) -> RoleInput:
+    """Add to a role's input what a party's job and tables say."""
+    name, roles, member = inputs.party.name, inputs.roles, job.parties[inputs.party.name]
     keeps = bool(member.keep_for_audit)
-    vouched = [*([roles.active, name] if keeps else []), *job.system.vouched(roles, own, name)]
-    terms = RunTerms(job.system, own, common, roles)
+    vouched = [*([roles.active, name] if keeps else []), *job.system.vouched(roles, inputs.options, name)]
     inputs = replace(
-        terms.inputs(party, cores(job.n_jobs), progress=progress, phase=phase), data=tables.data,
-        classes=tables.classes, n_classes=job.classes, varied=job.varied,
+        inputs, data=tables.data, classes=tables.classes, n_classes=job.classes, varied=job.varied,
         eval_sets=tables.eval_sets, keeper=keeper, store=store_of(job, name),
         epsilon_limits=EpsilonLimits(member.most_epsilon, member.most_epsilon_total),
         vouching=_signer(job, name, vouched) if vouched else Signer(), patience=job.patience,
@@ -211,7 +203,7 @@ def _keep_result(job: Job, inputs: RoleInput, result: Any, tables: TrainingTable
 
     try:
         waiting = roles.having(*system.has_model, *system.until_kept)
-        wait_until_all_kept(party, roles, waiting, system.may_lose(roles, inputs.options), job.patience, keep=keep)
+        wait_until_all_kept(party, roles, waiting, system.may_lose(roles, inputs.options), job.patience, keep)
     except (PeerLost, PeerTimeout):
         # the others may have ended well
         if name != job.active:

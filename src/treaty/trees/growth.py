@@ -239,51 +239,38 @@ class RowPartition:
         bounds[: len(self._bounds)] = self._bounds
         blocks = np.empty((4, 2 * len(nodes) + len(left) // BLOCK), np.int64)
         blocks = blocks[:, : _cut_blocks(bounds, nodes, BLOCK, blocks)]
-        sources, masks, sizes = blocks[1], blocks[2], blocks[3]
+        _, sources, masks, sizes = blocks
         counts = np.empty(len(sizes), np.int64)
         share(lambda a, b: count_left(left, masks, masks + sizes, a, b, counts), len(counts), self._threads, 64)
-        lefts, rights = _place_blocks(blocks, counts, nodes, children, bounds)
-        out = self._spare
-        share(
-            lambda a, b: scatter_rows(self._rows, left, sources, masks, sizes, lefts, rights, a, b, out),
-            len(counts),
-            self._threads,
-            least=1 + _SMALL * len(counts) // (len(left) + 1),
-        )
+        moves = sources, masks, sizes, *_place_blocks(blocks, counts, nodes, children, bounds)
+        rows, out, least = self._rows, self._spare, 1 + _SMALL * len(counts) // (len(left) + 1)
+        share(lambda a, b: scatter_rows(rows, left, *moves, a, b, out), len(counts), self._threads, least)
         # copy the rows of nodes that were not divided, then swap the two arrays
         at = 0
         for first, last in sorted(self._bounds[nodes][:, [0, 2]].tolist()):
             if at < first:
-                out[at:first] = self._rows[at:first]
+                out[at:first] = rows[at:first]
             at = last
-        out[at:] = self._rows[at:]
-        self._rows, self._spare, self._bounds = out, self._rows, bounds
+        out[at:] = rows[at:]
+        self._rows, self._spare, self._bounds = out, rows, bounds
 
     def add_to(self, margins: Floats, leaves: Int32s, values: Floats) -> None:
         """Add each leaf's value to the margins (n_rows,) of its rows."""
+        rows, threads = self._rows, self._threads
         if self._waiting is not None:
             # rows of a pending division get their values by side, without being moved
             nodes, children, left = self._waiting
             of_node = np.zeros(max(int(leaves.max()), int(children.max()) + 1) + 1)
             of_node[leaves] = values
             sides = np.stack([of_node[children + 1], of_node[children]], axis=1)
-            firsts, masks = self._bounds[nodes, 0], _one_after_another(self._bounds[nodes, 2] - self._bounds[nodes, 0])
-            share(
-                lambda a, b: _add_by_side(self._rows, firsts, masks, left, sides, a, b, margins),
-                len(left),
-                self._threads,
-                least=_SMALL,
-            )
+            where = self._bounds[nodes, 0], _one_after_another(self._bounds[nodes, 2] - self._bounds[nodes, 0])
+            share(lambda a, b: _add_by_side(rows, *where, left, sides, a, b, margins), len(left), threads, _SMALL)
             others = np.ones(len(of_node), np.bool_)
             others[children] = others[children + 1] = False
             values, leaves = values[others[leaves]], leaves[others[leaves]]
         starts, stops = self._bounds[leaves, 0], self._bounds[leaves, 2]
-        share(
-            lambda a, b: add_leaf_values(self._rows, starts, stops, values, a, b, margins),
-            len(leaves),
-            self._threads,
-            least=1 + _SMALL * len(leaves) // (len(self._rows) + 1),
-        )
+        least = 1 + _SMALL * len(leaves) // (len(rows) + 1)
+        share(lambda a, b: add_leaf_values(rows, starts, stops, values, a, b, margins), len(leaves), threads, least)
 
 
 def _one_after_another(sizes: Integers) -> Integers:

@@ -80,12 +80,8 @@ class Histograms:
             rows = np.concatenate([rows[:0], *(rows[a:b] for a, b in zip(firsts, stops, strict=True))])
         pairs = np.empty((len(rows), 2), np.int64)
         share(lambda a, b: gather_pairs(self._grad, self._hess, rows, a, b, pairs), len(pairs), self._threads, 1 << 15)
-        share(
-            lambda a, b: add_histograms(self._columns, pairs, rows, starts, features, offsets, a, b, sums),
-            len(features),
-            self._threads,
-            least=1 + _SMALL // (len(rows) + 1),
-        )
+        where, least = (pairs, rows, starts, features, offsets), 1 + _SMALL // (len(rows) + 1)
+        share(lambda a, b: add_histograms(self._columns, *where, a, b, sums), len(features), self._threads, least)
         return sums
 
     def _add_words(self, rows: Int32s, starts: Integers, firsts: Integers, sums: Integers) -> None:

@@ -334,18 +334,9 @@ class RowShard:
                 source[level.nodes], left[level.nodes] = 0, level.children
                 record[level.nodes] = first_record + np.arange(k)
                 first_record += k
-            is_leaf = left < 0
-            trees.append(
-                Tree(
-                    source=source,
-                    record=record,
-                    left=left,
-                    value=np.where(is_leaf, value, 0.0),
-                    gain=np.where(is_leaf, 0.0, gain),
-                    cover=np.zeros(tree.n_nodes),
-                    count=np.zeros(tree.n_nodes, np.int64),
-                )
-            )
+            is_leaf, no_count = left < 0, np.zeros(tree.n_nodes, np.int64)
+            of_leaves, of_splits = np.where(is_leaf, value, 0.0), np.where(is_leaf, 0.0, gain)
+            trees.append(Tree(source, record, left, of_leaves, of_splits, np.zeros(tree.n_nodes), no_count))
             leaves = np.flatnonzero(is_leaf).astype(np.int32)
             tree.rows.add_to(self.margins[number % len(self.margins)], leaves, trees[-1].value[leaves])
         self._forget()

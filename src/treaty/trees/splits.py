@@ -243,13 +243,9 @@ def complete_sums(
     if parents is None:
         return asked[asked_index] if len(asked_index) != len(asked) else asked
     sums = np.empty((len(asked_index), *asked.shape[1:]), np.int64)
-    flat = [array.reshape(len(array), -1) for array in (asked, parents, sums)]
-    share(
-        lambda a, b: subtract_siblings(flat[0], flat[1], asked_index, parent_index, a, b, flat[2]),
-        len(sums),
-        threads,
-        least=1 + _SMALL // (sums[0].size + 1),
-    )
+    own, whole, out = (array.reshape(len(array), -1) for array in (asked, parents, sums))
+    least = 1 + _SMALL // (sums[0].size + 1)
+    share(lambda a, b: subtract_siblings(own, whole, asked_index, parent_index, a, b, out), len(sums), threads, least)
     return sums
 
 
