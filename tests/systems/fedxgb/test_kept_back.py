@@ -15,6 +15,7 @@ from systems.fedxgb.test_resume import interrupted, model, rows_of_nine
 from treaty.crypto.sharing.secure_aggregation import RoundVoid
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.models.trees import predict_pooled
+from treaty.systems.fedxgb.messages import RoundStart
 from treaty.systems.fedxgb.rows import CrowdMetrics
 from treaty.systems.fedxgb.secfind import Crowd
 from treaty.systems.horizontal.held_out import HeldOutRequest, chosen, drawn_back
@@ -139,13 +140,14 @@ def test_a_user_counts_rows_after_the_round_that_is_finished_and_only_if_it_keep
         options = options_of(expose="model", validation_fraction=0.3)
         failures = play_crowd(parts, options, classes, edges=3, patience=5.0, tolerate=tolerate).failures
     assert all("expected counts after round" in str(failures[name]) for name in parts)
-    begin = Crowd.begin_tree
+    send = Crowd.broadcast
 
     def asking(self, message):
-        self.broadcast(HeldOutRequest(1))
-        begin(self, message)
+        if isinstance(message, RoundStart):
+            send(self, HeldOutRequest(1))
+        send(self, message)
 
-    monkeypatch.setattr(Crowd, "begin_tree", asking)
+    monkeypatch.setattr(Crowd, "broadcast", asking)
     failures = play_crowd(parts, options_of(expose="model"), classes, edges=3, patience=5.0, tolerate=tolerate).failures
     assert any("HeldOutRequest" in str(failures.get(name)) for name in tolerate[1:])
 

@@ -46,7 +46,6 @@ from treaty.systems.fedxgb.rows import CrowdMetrics
 from treaty.systems.fedxgb.secfind import Crowd, DomainSums, UserSums
 from treaty.systems.horizontal import quantiles
 from treaty.systems.horizontal.held_out import HeldOutRequest, chosen, divided
-from treaty.systems.horizontal.members import TranscriptDigest
 from treaty.systems.horizontal.noisy_rounds import LeafMember, LeafSender, RandomStep, random_round
 from treaty.systems.horizontal.own_rows import Draws, OwnRows, new_part, rounds_of
 from treaty.systems.horizontal.random_trees import LeafNoise, row_norm
@@ -167,13 +166,6 @@ class NoisyCrowd(Crowd):
     def __init__(self, homes: Mapping[str, str], party: Party, credentials: Credentials, *given: Any) -> None:
         super().__init__(party, credentials, *given)
         self._homes, self._credentials = homes, credentials
-
-    def broadcast(self, message: Message) -> None:
-        if isinstance(message, RandomStep):
-            # as `begin_tree`, for trees that are drawn
-            self._party.round += 1
-            self._transcript = TranscriptDigest(self._at_start)
-        super().broadcast(message)
 
     def _let_in(self, edge: str, joined: Mapping[str, CertifiedKeys]) -> None:
         for name, keys in joined.items():

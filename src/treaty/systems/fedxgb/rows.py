@@ -119,7 +119,7 @@ def resend_trees(
     columns = np.arange(len(bins.n_bins), dtype=np.int32)
     ends = len(columns) * np.arange(1, n_outputs + 1, dtype=np.int32)
     for first in range(0, len(trees), n_outputs):
-        crowd.begin_tree(messages.RoundStart(Array.of(np.tile(columns, n_outputs)), Array.of(ends)))
+        crowd.broadcast(messages.RoundStart(Array.of(np.tile(columns, n_outputs)), Array.of(ends)))
         of_round = trees[first : first + n_outputs]
         depth = inputs.common.depth if inputs.options.hides_model else max(1, *map(depth_of, of_round))
         take_down(model, of_round, kept.part.splits, bins, depth)

@@ -165,7 +165,7 @@ def grow_round(
     # [SecBoost, step 5] S -> e -> u: a round begins; users answer if they are there, and e chooses among them
     # trees of a round, one for each output, have columns of their own
     ends = np.cumsum([len(of) for of in columns], dtype=np.int32)
-    crowd.begin_tree(messages.RoundStart(Array.of(np.concatenate(columns)), Array.of(ends)))
+    crowd.broadcast(messages.RoundStart(Array.of(np.concatenate(columns)), Array.of(ends)))
     depth = 0
     while depth < rules.max_depth and (inputs.options.hides_model or any(tree.growing for tree in trees)):
         # [SecBoost, step 6] SecFind: sums of all slots of the level over all users, and the best splits

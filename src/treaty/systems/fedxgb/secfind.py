@@ -45,12 +45,14 @@ from treaty.systems.fedxgb.messages import (
     CertifiedKeys,
     MaskKey,
     MaskKeys,
+    RoundStart,
     Sum,
     SurvivorReport,
 )
 from treaty.systems.fedxgb.roles import Leaves
 from treaty.systems.horizontal.masked_sums import MaskedInput, OwnInput, contribute
 from treaty.systems.horizontal.members import Collector, Membership, SumRules, TranscriptDigest
+from treaty.systems.horizontal.noisy_rounds import RandomStep
 from treaty.trees.slots import SlotSplits, SlotTree
 
 logger = logging.getLogger(__name__)
@@ -279,19 +281,16 @@ class Crowd:
         self._at_start = self._transcript.digest
 
     def broadcast(self, message: Message) -> None:
-        """Send to all edge servers and users; masks depend on it from now on."""
+        """Send to all edge servers and users; masks depend on it from now on, and on no message of the last tree."""
+        if isinstance(message, RoundStart | RandomStep):
+            self._party.round += 1
+            self._transcript = TranscriptDigest(self._at_start)
         self._transcript.update(message)
         self._collector.broadcast(message)
 
     def settle(self) -> None:
         """Take all messages so far as known to all users, also to those who miss a tree."""
         self._at_start = self._transcript.digest
-
-    def begin_tree(self, message: Message) -> None:
-        """Send to all that a tree begins; masks no longer depend on messages of the last one."""
-        self._party.round += 1
-        self._transcript = TranscriptDigest(self._at_start)
-        self.broadcast(message)
 
     def total(self, length: int, own: Integers | None = None) -> Integers:
         """Open the sum of the next vectors of all who are there, int64 (length,); the server has no vector of its own.
