@@ -164,7 +164,11 @@ def check_options(inputs: RoleInput[FedXGB]) -> float:
     """Refuse options that do not fit the server's columns; return the share of columns drawn for each tree."""
     options, schema = inputs.options, inputs.rows.table.schema
     check_edges(options, len(inputs.roles.having("edge")))
-    share = options.column_share(len(schema.names), inputs.common.colsample_bytree)
+    share, sample, n_columns = inputs.common.colsample_bytree, options.feature_sample, len(schema.names)
+    if sample is not None:
+        if sample > n_columns:
+            raise ConfigError(f"expected feature_sample of at most {n_columns} columns, got {sample}")
+        share = sample / n_columns
     categorical = [name for name, of in zip(schema.names, schema.categories, strict=True) if of is not None]
     # the splits of categories have no threshold
     if options.exposes == "paper" and categorical:

@@ -158,14 +158,6 @@ class FedXGB(RowOptions):
         """Fewest users of a domain whose sum is opened."""
         return self.group_size or GROUP
 
-    def column_share(self, n_columns: int, colsample_bytree: float) -> float:
-        """Return the share of columns drawn for each tree; refuse a `feature_sample` of more than there are."""
-        if self.feature_sample is None:
-            return colsample_bytree
-        if self.feature_sample > n_columns:
-            raise ConfigError(f"expected feature_sample of at most {n_columns} columns, got {self.feature_sample}")
-        return self.feature_sample / n_columns
-
     def check(self, common: Any) -> None:
         super().check(common)
         if self.adds_noise:

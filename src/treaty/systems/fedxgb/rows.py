@@ -95,16 +95,6 @@ class CrowdMetrics(SummedMetrics):
             return self._known
 
 
-def watched_by_server(
-    inputs: RoleInput[FedXGB], crowd: Crowd, objective: Objective, schema: Schema
-) -> CrowdMetrics | None:
-    """Return the eval set of rows that users keep back; None if they keep none."""
-    if not inputs.options.holds_out_rows:
-        return None
-    cells = ScoreCells.of(objective, schema, inputs.options.validation_group)
-    return CrowdMetrics(crowd, cells, range(1, inputs.common.most_rounds + 1))
-
-
 def resend_trees(
     inputs: RoleInput[FedXGB], crowd: Crowd, model: Model, bins: Bins, kept: Checkpoint, rng: np.random.Generator
 ) -> None:

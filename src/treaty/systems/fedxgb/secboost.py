@@ -53,15 +53,16 @@ from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.order import ServerLimits, edge_order
 from treaty.systems.fedxgb.paper import HiddenThresholds, PaperDomainSums, PaperUserSums, Sides, paper_mode
 from treaty.systems.fedxgb.roles import check_edges
-from treaty.systems.fedxgb.rows import EdgeRows, Model, UserRows, resend_trees, server_model, watched_by_server
+from treaty.systems.fedxgb.rows import CrowdMetrics, EdgeRows, Model, UserRows, resend_trees, server_model
 from treaty.systems.fedxgb.secfind import Crowd, DomainSums, UserSums, find_splits, give_domain_sum
 from treaty.systems.horizontal import quantiles
-from treaty.systems.horizontal.held_out import chosen, drawn_back
+from treaty.systems.horizontal.held_out import ScoreCells, chosen, drawn_back
 from treaty.systems.horizontal.members import TranscriptDigest
 from treaty.systems.horizontal.noisy_rounds import RandomStep
 from treaty.systems.horizontal.own_rows import new_part, rounds_of
 from treaty.systems.horizontal.quantiles import FoundBins
 from treaty.systems.horizontal.rows import OwnLabels, common_rows
+from treaty.systems.horizontal.sum_noise import looks
 from treaty.systems.observers import TreeOpened, VectorGiven
 from treaty.systems.pooled.constraints import constraints_of
 from treaty.systems.system import RoleInput
@@ -131,7 +132,10 @@ def server(inputs: RoleInput[FedXGB]) -> ModelPart:
     else:
         spent, bins = quantiles.shown_by_search(found.fewest), encode(found.message)
         part = new_part(inputs, task.model_id, schema, classes, found.objective, spent, bins)
-    back = watched_by_server(inputs, crowd, found.objective, schema)
+    back = None
+    if inputs.options.holds_out_rows:
+        cells = ScoreCells.of(found.objective, schema, inputs.options.validation_group)
+        back = CrowdMetrics(crowd, cells, looks(inputs.options, common))
     rounds = rounds_of(inputs, part, back, evals, partial(written.write, part, rng, summary))
 
     def grow() -> list[Tree]:
