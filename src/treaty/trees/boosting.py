@@ -197,12 +197,6 @@ class BoostingPlan:
     metrics: Sequence[str] = ()
     multi_output: bool = False
 
-    def draw_columns(self, rng: np.random.Generator) -> Int32s:
-        """Draw a tree's columns, ascending."""
-        if self.colsample_bytree >= 1.0:
-            return np.arange(self.n_columns, dtype=np.int32)
-        return draw(rng, self.n_columns, self.colsample_bytree)
-
 
 @dataclass(frozen=True, slots=True)
 class TreeSample:
@@ -318,7 +312,7 @@ class BoostingRound:
                 rows, g, h = of.plan.one_side.draw(of.rng, g, h)
             elif of.plan.subsample < 1.0:
                 rows = draw(of.rng, n_rows, of.plan.subsample)
-            yield TreeSample(g, h, rows, of.plan.draw_columns(of.rng))
+            yield TreeSample(g, h, rows, draw(of.rng, of.plan.n_columns, of.plan.colsample_bytree))
 
     def add(self, tree: Tree, leaves: RowsOfLeaves) -> None:
         """Add a grown tree, of many outputs one for each, to the round, and its leaf values to the margins of rows."""
@@ -428,6 +422,8 @@ class Boosting:
 
 
 def draw(rng: np.random.Generator, total: int, share: float) -> Int32s:
-    """Draw a share of `total` rows or columns, at least one; ascending."""
+    """Draw a share of `total` rows or columns, at least one; ascending. All of them take nothing of `rng`."""
+    if share >= 1.0:
+        return np.arange(total, dtype=np.int32)
     size = max(1, round(share * total)) if total else 0
     return np.sort(rng.choice(total, size, replace=False)).astype(np.int32)

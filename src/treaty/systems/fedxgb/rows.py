@@ -378,10 +378,8 @@ class UserRows:
         if any(np.any(np.diff(c) <= 0) or c[0] < 0 or c[-1] >= self._n_features for c in of_trees):
             raise self._wrong("ascending numbers of existing columns")
         # drawn by each user for itself, the same again if the round is repeated
-        samples, of_all = [self._trained] * len(of_trees), len(self._trained)
-        if common.subsample < 1.0 and of_all > 0:
-            rngs = [np.random.default_rng([self._seed, self.rounds - 1, output]) for output in range(len(of_trees))]
-            samples = [self._trained[draw(rng, of_all, common.subsample)] for rng in rngs]
+        rngs = [np.random.default_rng([self._seed, self.rounds - 1, output]) for output in range(len(of_trees))]
+        samples = [self._trained[draw(rng, len(self._trained), common.subsample)] for rng in rngs]
         shard.start_round(of_trees, samples)
         self._depth, self._counts = 0, None
         drop_earlier_files(self._inputs.keeper, self._inputs.model_id, self.rounds)

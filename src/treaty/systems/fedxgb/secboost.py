@@ -66,7 +66,7 @@ from treaty.systems.horizontal.sum_noise import looks
 from treaty.systems.observers import TreeOpened, VectorGiven
 from treaty.systems.pooled.constraints import constraints_of
 from treaty.systems.system import RoleInput
-from treaty.trees.boosting import BoostingPlan
+from treaty.trees.boosting import draw
 from treaty.trees.ensemble import Tree
 from treaty.trees.slots import Cells, SlotTree
 
@@ -125,7 +125,6 @@ def server(inputs: RoleInput[FedXGB]) -> ModelPart:
     crowd.settle()
 
     rng = np.random.default_rng(common.random_state)
-    plan = BoostingPlan(n_columns=len(schema.names), colsample_bytree=column_share)
     if kept is not None:
         part = kept.part
         resend_trees(inputs, crowd, model, found.bins, kept, rng)
@@ -139,7 +138,7 @@ def server(inputs: RoleInput[FedXGB]) -> ModelPart:
     rounds = rounds_of(inputs, part, back, evals, partial(written.write, part, rng, summary))
 
     def grow() -> list[Tree]:
-        columns = [plan.draw_columns(rng) for _ in range(found.objective.n_outputs)]
+        columns = [draw(rng, len(schema.names), column_share) for _ in range(found.objective.n_outputs)]
         return grow_round(inputs, crowd, model, part, found, columns)
 
     conversation.grow_all(rounds, grow, iter(range(messages.MOST_VOID)))

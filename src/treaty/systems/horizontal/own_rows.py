@@ -140,9 +140,9 @@ class OwnRows:
 
     def draw_columns(self, share: float) -> list[Int32s]:
         """Draw, as the leader, the columns of each tree of the next round."""
-        every, rng = np.arange(len(self.bins.n_bins), dtype=np.int32), self.draws.rng
+        rng = self.draws.rng
         assert rng is not None, "the leader draws columns"
-        return [every if share >= 1.0 else draw(rng, len(every), share) for _ in range(self.forest.trees_a_round)]
+        return [draw(rng, len(self.bins.n_bins), share) for _ in range(self.forest.trees_a_round)]
 
     def sample(self) -> list[Int32s | None]:
         """Draw the own rows of each tree of the next round; None is all of them."""
