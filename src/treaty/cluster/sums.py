@@ -116,10 +116,10 @@ def bin_sums(
 
 
 class _OverWorkers:
-    """What servers and clients over workers share: the workers, given before all other arguments."""
+    """What servers and clients over workers share: the workers, given before all other arguments, and these."""
 
     def __init__(self, shards: Shards, *given: Any, **options: Any) -> None:
-        self._shards = shards
+        self._shards, self._given = shards, given
         super().__init__(*given, **options)
 
 
@@ -184,14 +184,8 @@ class ClusterLatticeClient(_OverWorkers, LatticeSumsClient):
         self._map = ClusterMapClient(self._shards, *given, threads=self._threads)
 
 
-class ClusterMapClient(LinearMapClient):
+class ClusterMapClient(_OverWorkers, LinearMapClient):
     """`LinearMapClient` over workers."""
-
-    def __init__(
-        self, shards: Shards, parameters: Parameters, fields: Sequence[Field], seed: bytes, length: int, threads: int
-    ) -> None:
-        super().__init__(parameters, fields, seed, length, threads=threads)
-        self.shards, self.given = shards, (parameters, fields, seed, length)
 
     def query_of(self, secrets: NDArray[np.int8], key: bytes | None) -> EncryptedQuery:
         return _ClusterQuery(self, secrets, key)
@@ -206,9 +200,9 @@ class _ClusterQuery(EncryptedQuery):
         if before == 0:
             super().encrypt_from(0, [vector[:, :0] for vector in vectors])
         stacked = np.stack(vectors)
-        count, shards = stacked.shape[2], self._client.shards
+        count, shards = stacked.shape[2], self._client._shards
         entries = ByRows(stacked, axis=2, first=before)
-        made = shards.each(encrypted_rows, self._client.given, self.secrets, self._key, before, count, entries)
+        made = shards.each(encrypted_rows, self._client._given, self.secrets, self._key, before, count, entries)
         words = np.empty((len(vectors), made[0].shape[1], count), np.uint32)
         for number, of_worker in enumerate(made):
             done = 0
