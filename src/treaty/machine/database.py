@@ -23,7 +23,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
@@ -67,11 +67,9 @@ class Database:
             if file is not None:
                 file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._before_making(file)
-                try:
+                # SQLite alone opens an existing file: closing it here would drop this process's locks on it
+                with suppress(FileExistsError):
                     os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-                except FileExistsError:
-                    # SQLite alone opens an existing file: closing it here would drop this process's locks on it
-                    pass
             self.connection = sqlite3.connect(
                 file or ":memory:", timeout=_WAIT, isolation_level=None, check_same_thread=False
             )

@@ -109,9 +109,8 @@ def encode_card(card: Card) -> bytes:
 
 def read_small(file: str | Path) -> bytes:
     """Read a file that is at most as large as a card may be."""
-    with explained(f"cannot read {file}"):
-        with Path(file).open("rb") as stream:
-            data = stream.read(LARGEST_CARD + 1)
+    with explained(f"cannot read {file}"), Path(file).open("rb") as stream:
+        data = stream.read(LARGEST_CARD + 1)
     if len(data) > LARGEST_CARD:
         raise ConfigError(f"expected a file of at most {LARGEST_CARD} bytes, got a larger one - at {file}")
     return without_mark(data)
