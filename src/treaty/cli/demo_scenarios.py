@@ -41,7 +41,11 @@ _EPOCHS = 60
 ORGANISATIONS = ("north", "south", "east", "west", *(f"hospital{i}" for i in range(5, 11)))
 
 
-def load_data(data: str, label: str | None, ids: str | None) -> tuple[Any, NDArray[Any]]:
+# the columns, an arrow table, and the labels
+Data = tuple[Any, NDArray[Any]]
+
+
+def load_data(data: str, label: str | None, ids: str | None) -> Data:
     """Return the columns (an arrow table) and the labels of "breast", scikit-learn's data set, or of a file.
 
     The file's columns `ids`, separated by commas, are left out. A label with more than `MOST_CLASSES` numbers, or with
@@ -164,12 +168,7 @@ def _split(y: NDArray[Any], held_back: float = 1 / 3) -> tuple[NDArray[np.intp],
 
 
 def by_column(
-    options: SystemOptions,
-    parties: int,
-    data: tuple[Any, NDArray[Any]],
-    split: str | None,
-    trees: int,
-    played: dict[str, Any],
+    options: SystemOptions, parties: int, data: Data, split: str | None, trees: int, played: dict[str, Any]
 ) -> Scenario:
     """Organisations with different columns of the same rows; each lacks some rows."""
     cut = cut_columns(data[0].column_names, parties, split)
@@ -184,12 +183,7 @@ def by_column(
 
 
 def by_row(
-    system: System,
-    options: SystemOptions,
-    parties: int,
-    data: tuple[Any, NDArray[Any]],
-    trees: int,
-    played: dict[str, Any],
+    system: System, options: SystemOptions, parties: int, data: Data, trees: int, played: dict[str, Any]
 ) -> Scenario:
     """Hospitals with different patients, or users with a few rows each, at edge servers."""
     columns, y = data
@@ -222,9 +216,7 @@ def by_row(
     )  # fmt: skip
 
 
-def regression(
-    options: SystemOptions, parties: int, data: tuple[Any, NDArray[Any]], split: str | None, played: dict[str, Any]
-) -> Scenario:
+def regression(options: SystemOptions, parties: int, data: Data, split: str | None, played: dict[str, Any]) -> Scenario:
     """Organisations with different columns fit one logistic regression."""
     classes = np.unique(data[1])
     if len(classes) != 2:
@@ -260,7 +252,7 @@ def _tables_of(columns: Any, cut: Mapping[str, list[str]]) -> Rows:
     return lambda index: {party: columns.select(names).take(index) for party, names in cut.items()}
 
 
-def _aligned(columns: Any, y: NDArray[Any], cut: dict[str, list[str]]) -> tuple[Any, NDArray[Any]]:
+def _aligned(columns: Any, y: NDArray[Any], cut: dict[str, list[str]]) -> Data:
     """Give each party a random 95 % of the rows, with ids, in random order; return the rows that all hold."""
     ids = np.array([f"person-{number:07d}" for number in range(len(y))])
     rng = np.random.default_rng(0)

@@ -281,7 +281,7 @@ def audit(
     from treaty.attacks.auditing import draw_findings, draw_standings, findings_of_records
 
     if compare is not None:
-        standings = _compared(compare, data, label, ids, parties, split, trees, rows, megabytes)
+        standings = _compared(compare, (data, label, ids), parties, split, trees, rows, megabytes)
         console.print(_grid_of_standings(standings))
         for standing in standings:
             if standing.error:
@@ -302,15 +302,7 @@ def audit(
 
 
 def _compared(
-    compare: str,
-    data: str,
-    label: str | None,
-    ids: str | None,
-    parties: int,
-    split: str | None,
-    trees: int,
-    rows: int | None,
-    megabytes: float,
+    compare: str, source: Sequence[Any], parties: int, split: str | None, trees: int, rows: int | None, megabytes: float
 ) -> list[Standing]:
     import numpy as np
     from rich.status import Status
@@ -321,7 +313,7 @@ def _compared(
     from treaty.cli.demo_scenarios import cut_columns, load_data, rows_apart
 
     entrants = [entrant(title.strip()) for title in compare.split(",") if title.strip()]
-    columns, y = load_data(data, label, ids)
+    columns, y = load_data(*source)
     if rows is not None and rows < len(y):
         kept = train_test_split(np.arange(len(y)), train_size=rows, stratify=y, random_state=0)[0]
         columns, y = columns.take(kept), y[kept]

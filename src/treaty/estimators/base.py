@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
@@ -23,6 +23,7 @@ from treaty.estimators.files import opened, shown
 from treaty.estimators.inputs import check_one_kind, check_row_order, known_tables, split_by_party, training_tables
 from treaty.estimators.reporting import SavedEstimator, write_model
 from treaty.files import as_path
+from treaty.machine.arrays import Floats
 from treaty.machine.process import trust
 from treaty.runs.fit import TrainedModel, TrainingOutcome
 from treaty.runs.threads import Run
@@ -36,6 +37,8 @@ _SUFFIXES_OF_FILES = {".json", ".ubj", ".pkl", ".pickle", ".joblib", ".bin", ".t
 
 # One table (any dataframe or array), or {party: table}.
 Tables = Any
+# A system, its own options and the common ones.
+Settings = tuple[System, Any, Any]
 
 
 def one_column(y: Any) -> Any:
@@ -158,7 +161,7 @@ class TableEstimator(BaseEstimator):
             raise ConfigError(f"{type(given).__name__} is a system of {owner}, not of {type(self).__name__}")
         return system, given
 
-    def _settings(self, **changed: Any) -> tuple[System, Any, Any]:
+    def _settings(self, **changed: Any) -> Settings:
         """Return the system, its own options and the common ones, all checked; `changed` hold for this call."""
         system, given = self._chosen()
         own = converted(given.get_params(), type(given), type(given).__name__)
@@ -268,7 +271,7 @@ class TableEstimator(BaseEstimator):
 
     def _class_numbers(
         self, y: Any, party: str, n_rows: int, classes: list[Any] | None = None
-    ) -> tuple[list[Any], NDArray[np.float64]]:
+    ) -> tuple[list[Any], Floats]:
         """Check labels; return the classes, which a training sets, and each row's number among them."""
         y = check_labels(y, party, n_rows)
         check_one_kind({party: y})
@@ -290,23 +293,17 @@ class TableEstimator(BaseEstimator):
     # ------------------------------------------------------------ runs
 
     def _run_on_columns(
-        self,
-        settings: tuple[System, Any, Any],
-        tables: Mapping[str, Table],
-        active: str,
-        labels: NDArray[np.float64],
-        weight: NDArray[np.float64] | None,
-        classes: list[Any] | None,
+        self, settings: Settings, tables: dict[str, Table], active: str, y: Floats, weight: Floats | None, **more: Any
     ) -> Run:
-        """Return the run of a training on one table, or between owners of columns of the same rows."""
+        """Return the run of a training on one table, or between owners of columns; `more` are further fields of it."""
         system, own, common = settings
         # Only the active party has labels and weights.
         none = np.zeros(0)
-        data = {name: LabelledRows(table, labels if name == active else none) for name, table in tables.items()}
-        data[active] = LabelledRows(tables[active], labels, weight)
+        data = {name: LabelledRows(table, y if name == active else none) for name, table in tables.items()}
+        data[active] = LabelledRows(tables[active], y, weight)
         return Run(
             system=system, options=own, common=common, roles=roles_of(system, list(tables), active, own), data=data,
-            classes=classes, n_jobs=self.n_jobs,
+            n_jobs=self.n_jobs, **more,
         )  # fmt: skip
 
     def _keep_training(self, trained: TrainingOutcome, started: float) -> None:

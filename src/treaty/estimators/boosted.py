@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 import msgspec
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin, is_classifier
 from sklearn.utils.validation import validate_data
 
@@ -20,10 +20,11 @@ from treaty.data.columns import check_weights
 from treaty.data.table import match_rows
 from treaty.errors import ConfigError, DataError, warn_user
 from treaty.estimators import inputs
-from treaty.estimators.base import Tables, one_column, refuse_misplaced
+from treaty.estimators.base import Settings, Tables, one_column, refuse_misplaced
 from treaty.estimators.files import opened_by_participant, shown
 from treaty.estimators.trained_trees import TrainedTrees
 from treaty.files import as_path
+from treaty.machine.arrays import Floats
 from treaty.models.trees import ModelPart, forest_of
 from treaty.runs.fit import no_rows, train
 from treaty.runs.threads import Run, Watched
@@ -34,7 +35,7 @@ from treaty.systems.pooled.constraints import by_owner
 from treaty.systems.pooled.continuing import check_start
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.system import ALONE, check_margins, refuse_margins, why_no_split
-from treaty.systems.system import LabelledRows, System, roles_of
+from treaty.systems.system import LabelledRows, roles_of
 from treaty.trees.boosting import Forest
 from treaty.trees.objectives import check_watched
 
@@ -200,7 +201,7 @@ class BoostedTrees(TrainedTrees):
         return self
 
     def _run(
-        self, settings: tuple[System, Any, Any], given: inputs.GivenRows, watched: Sequence[inputs.GivenRows],
+        self, settings: Settings, given: inputs.GivenRows, watched: Sequence[inputs.GivenRows],
         earlier: BoostedTrees | None,
     ) -> Run:  # fmt: skip
         """Return the run of a training, after the `earlier` model if there is one; refuse or warn of what is given."""
@@ -256,9 +257,7 @@ class BoostedTrees(TrainedTrees):
         self.warnings_.append(sentence)
         warn_user(sentence)
 
-    def _on_columns(
-        self, settings: tuple[System, Any, Any], given: inputs.GivenRows, watched: Sequence[inputs.GivenRows]
-    ) -> Run:
+    def _on_columns(self, settings: Settings, given: inputs.GivenRows, watched: Sequence[inputs.GivenRows]) -> Run:
         """Return the run of a training on one table, or between parties that hold columns of the same rows."""
         X, y, sample_weight, base_margin = given
         if y is None and inputs.are_labelled(X):
@@ -290,14 +289,12 @@ class BoostedTrees(TrainedTrees):
             # each party states its own
             common = msgspec.structs.replace(common, monotone_constraints=True)
         settings = *settings[:2], common
-        run = self._run_on_columns(settings, tables, active, target, weight, classes)
+        run = self._run_on_columns(settings, tables, active, target, weight, classes=classes)
         data = {**run.data, active: replace(run.data[active], base_margin=margins)}
         evals = self._eval_sets(watched, active, classes, common.metrics)
         return replace(run, data=data, directions=directions, eval_sets=evals)
 
-    def _on_rows(
-        self, settings: tuple[System, Any, Any], rows_of_all: inputs.GivenRows, watched: Sequence[inputs.GivenRows]
-    ) -> Run:
+    def _on_rows(self, settings: Settings, rows_of_all: inputs.GivenRows, watched: Sequence[inputs.GivenRows]) -> Run:
         """Return the run of a training between participants that hold labelled rows of the same columns."""
         (system, own, common), (X, y, sample_weight, _) = settings, rows_of_all
         if self.parties is not None:
@@ -347,9 +344,7 @@ class BoostedTrees(TrainedTrees):
             n_jobs=self.n_jobs,
         )  # fmt: skip
 
-    def _class_weights(
-        self, settings: tuple[System, Any, Any], target: NDArray[np.float64], weight: NDArray[np.float64] | None
-    ) -> NDArray[np.float64] | None:
+    def _class_weights(self, settings: Settings, target: Floats, weight: Floats | None) -> Floats | None:
         """Return the weights of rows times those of their classes; ConfigError if these would reveal labels."""
         if self.scale_pos_weight is None and self.class_weight is None:
             return weight
@@ -359,7 +354,7 @@ class BoostedTrees(TrainedTrees):
         inputs.refuse_revealing_weights(settings[0], settings[1], self.class_weight)
         return inputs.weights_of_classes(target, self.classes_, self.scale_pos_weight, self.class_weight, weight)
 
-    def _margins_of(self, given: Any, whose: str, n_rows: int, classes: list[Any] | None) -> NDArray[np.float64]:
+    def _margins_of(self, given: Any, whose: str, n_rows: int, classes: list[Any] | None) -> Floats:
         return check_margins(given, whose, n_rows, len(classes) if classes is not None and len(classes) > 2 else 1)
 
     def _label_columns(self, y: Any) -> dict[str, Any]:

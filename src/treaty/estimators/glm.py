@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import d2_tweedie_score
@@ -19,10 +19,11 @@ from sklearn.utils.validation import check_is_fitted
 from treaty.data.columns import check_targets, check_weights
 from treaty.data.table import match_rows
 from treaty.errors import ConfigError, warn_user
-from treaty.estimators.base import Scored, TableEstimator, Tables, one_column, refuse_misplaced
+from treaty.estimators.base import Scored, Settings, TableEstimator, Tables, one_column, refuse_misplaced
 from treaty.estimators.files import framed
 from treaty.estimators.inputs import Watch, check_row_order, eval_sets_of, refuse_labels, rows_with_weight
 from treaty.files import as_path
+from treaty.machine.arrays import Floats
 from treaty.models.linear import LinearPart, label_holder
 from treaty.runs.fit import train
 from treaty.runs.threads import Watched
@@ -133,7 +134,7 @@ class LinearModel(TableEstimator):
         if changed:
             settings = self._settings(**changed, random_state=settings[2].random_state)
         self.schemas_ = {name: table.schema for name, table in tables.items()}
-        run = self._run_on_columns(settings, tables, active, target, weight, classes)
+        run = self._run_on_columns(settings, tables, active, target, weight, classes=classes)
         run = replace(run, eval_sets=self._eval_sets(eval_set, settings, active))
         folder = None if checkpoint is None else as_path(checkpoint, "checkpoint")
         trained = train(run, transport=self.transport, checkpoint=folder, weighted=weight is not None, watch=watch)
@@ -143,11 +144,11 @@ class LinearModel(TableEstimator):
             warn_user(unsettled, ConvergenceWarning)
         return self
 
-    def _labels(self, y: Any, active: str, n_rows: int) -> tuple[list[Any] | None, NDArray[np.float64]]:
+    def _labels(self, y: Any, active: str, n_rows: int) -> tuple[list[Any] | None, Floats]:
         """Return classes (None for a regression of numbers), and labels (n_rows,)."""
         raise NotImplementedError
 
-    def _eval_sets(self, eval_set: Any, settings: tuple[System, Any, Any], active: str) -> list[Watched]:
+    def _eval_sets(self, eval_set: Any, settings: Settings, active: str) -> list[Watched]:
         """Check eval sets against the training tables and the options; return tables and labels of each."""
         _, own, common = settings
         given = eval_sets_of(eval_set)
@@ -170,9 +171,7 @@ class LinearModel(TableEstimator):
         """Return `l2` if another parameter sets it; `weighed` is the sum of rows' weights, or the number of rows."""
         return {}
 
-    def _class_weights(
-        self, system: System, target: NDArray[np.float64], weight: NDArray[np.float64] | None
-    ) -> NDArray[np.float64] | None:
+    def _class_weights(self, system: System, target: Floats, weight: Floats | None) -> Floats | None:
         """Return the weights of rows times those of their classes, if there are any."""
         return weight
 
@@ -234,7 +233,7 @@ class LinearModel(TableEstimator):
                     found.setdefault(column, []).extend(values)
         return framed(found)
 
-    def _margins(self, X: Tables) -> NDArray[np.float64]:
+    def _margins(self, X: Tables) -> Floats:
         """Return the rows' margins (n_rows,)."""
         return self._predicting().margins(self._matched(X), self.transport)
 
@@ -251,10 +250,10 @@ class _Regression(Scored, RegressorMixin, LinearModel):
     # The inverse of the link: the mean, as a function of margins.
     _mean: ClassVar[Any]
 
-    def _labels(self, y: Any, active: str, n_rows: int) -> tuple[None, NDArray[np.float64]]:
+    def _labels(self, y: Any, active: str, n_rows: int) -> tuple[None, Floats]:
         return None, check_targets(one_column(y), active, n_rows)
 
-    def predict(self, X: Tables) -> NDArray[np.float64]:
+    def predict(self, X: Tables) -> Floats:
         """Return predicted means: numbers, or expected counts.
 
         Parameters

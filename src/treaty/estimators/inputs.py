@@ -23,6 +23,7 @@ from treaty.data.sparse import is_sparse
 from treaty.data.table import Schema, Table, to_table
 from treaty.errors import ConfigError, DataError, warn_user
 from treaty.estimators.files import opened
+from treaty.machine.arrays import Floats
 from treaty.machine.kernels import KernelCache
 from treaty.models.trees import ModelPart
 from treaty.systems.options import SystemOptions
@@ -202,9 +203,7 @@ def known_tables(
     }
 
 
-def rows_with_weight(
-    tables: dict[str, Table], target: NDArray[np.float64], weight: NDArray[np.float64] | None, *more: Any
-) -> tuple[Any, ...]:
+def rows_with_weight(tables: dict[str, Table], target: Floats, weight: Floats | None, *more: Any) -> tuple[Any, ...]:
     """Return one table, its labels, weights and `more` columns (arrays or None) without rows of weight 0.
 
     Tables of several parties are unchanged: rows are matched by position, and other parties do not learn weights.
@@ -329,12 +328,8 @@ def refuse_revealing_weights(system: System, own: SystemOptions, class_weight: A
 
 
 def weights_of_classes(
-    target: NDArray[np.float64],
-    classes: NDArray[Any],
-    scale_pos_weight: float | None,
-    class_weight: Any,
-    weight: NDArray[np.float64] | None,
-) -> NDArray[np.float64]:
+    target: Floats, classes: NDArray[Any], scale_pos_weight: float | None, class_weight: Any, weight: Floats | None
+) -> Floats:
     """Return each row's weight times that of its class; `target` has the numbers of `classes`.
 
     `scale_pos_weight` is the weight of the second class of two, as in XGBoost; `class_weight` has weights by label, or

@@ -16,6 +16,7 @@ from treaty.estimators.base import Scored, Tables, one_column
 from treaty.estimators.glm import LinearModel
 from treaty.estimators.inputs import weights_of_classes
 from treaty.linear.preparation import Calibration
+from treaty.machine.arrays import Floats
 from treaty.models.linear import LinearPart, label_holder
 from treaty.systems.pooled.system import ALONE
 from treaty.systems.system import System
@@ -160,7 +161,7 @@ class LogisticRegression(Scored, ClassifierMixin, LinearModel):
     C: float | None = None
     class_weight: Mapping[Any, float] | Literal["balanced"] | None = None
 
-    def _labels(self, y: Any, active: str, n_rows: int) -> tuple[list[Any], NDArray[np.float64]]:
+    def _labels(self, y: Any, active: str, n_rows: int) -> tuple[list[Any], Floats]:
         return self._class_numbers(one_column(y), active, n_rows)
 
     def _penalty(self, weighed: float) -> dict[str, float]:
@@ -171,9 +172,7 @@ class LogisticRegression(Scored, ClassifierMixin, LinearModel):
             raise ConfigError(f"expected a number C above 0 with l2=0, as C sets l2 = 1 / (C * sum of weights); {got}")
         return {"l2": 1.0 / (float(self.C) * weighed)}
 
-    def _class_weights(
-        self, system: System, target: NDArray[np.float64], weight: NDArray[np.float64] | None
-    ) -> NDArray[np.float64] | None:
+    def _class_weights(self, system: System, target: Floats, weight: Floats | None) -> Floats | None:
         if self.class_weight is None:
             return weight
         if system.split != "none":
@@ -216,7 +215,7 @@ class LogisticRegression(Scored, ClassifierMixin, LinearModel):
         self.standardized_intercept_ = np.array([model.intercept for model in holder.of_classes])
         self.intercept_ = np.array([by.log_odds(zero) for by, zero in zip(made, zeros, strict=True)])
 
-    def decision_function(self, X: Tables) -> NDArray[np.float64]:
+    def decision_function(self, X: Tables) -> Floats:
         """Return log-odds of the second class, calibrated if the model is; above 0, this class is predicted.
 
         With more than two classes: the log-odds of each class against the rest; the highest is predicted.
@@ -238,7 +237,7 @@ class LogisticRegression(Scored, ClassifierMixin, LinearModel):
         margins = self._checked_margins(X)
         return label_holder(self.parts_.values()).log_odds(margins)
 
-    def _checked_margins(self, X: Tables) -> NDArray[np.float64]:
+    def _checked_margins(self, X: Tables) -> Floats:
         margins = self._margins(X)
         # Between parties, no training can warn: no party has seen margins.
         caution = label_holder(self.parts_.values()).caution(margins)
@@ -246,7 +245,7 @@ class LogisticRegression(Scored, ClassifierMixin, LinearModel):
             warn_user(caution)
         return margins
 
-    def predict_proba(self, X: Tables) -> NDArray[np.float64]:
+    def predict_proba(self, X: Tables) -> Floats:
         """Return class probabilities (n_rows, n_classes); X and errors as in `decision_function`.
 
         With more than two classes, they are those of each class against the rest, divided by their sum.

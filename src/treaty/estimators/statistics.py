@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Literal, Self
 
 import narwhals as nw
@@ -142,8 +142,7 @@ class ColumnStatistics(TableEstimator):
         for of in eval_sets_of(eval_set):
             watched = self._tables(of.X, reset=False, y=of.y)
             evals.append(Watched(watched, np.zeros(match_rows(watched, np.asarray(of.y)))))
-        run = self._run_on_columns(settings, tables, active, target, None, classes)
-        run = replace(run, eval_sets=evals)
+        run = self._run_on_columns(settings, tables, active, target, None, classes=classes, eval_sets=evals)
         trained = train(run, transport=self.transport, checkpoint=None)
         self._keep_training(trained, started)
         return self

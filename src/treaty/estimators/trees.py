@@ -12,7 +12,7 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 
 from treaty.data.columns import check_weights
 from treaty.errors import ConfigError
-from treaty.estimators.base import Scored, Tables, one_column
+from treaty.estimators.base import Scored, Settings, Tables, one_column
 from treaty.estimators.boosted import BoostedTrees
 from treaty.estimators.glm import LinearRegression, PoissonRegressor
 from treaty.estimators.inputs import check_row_order, eval_sets_of
@@ -21,9 +21,9 @@ from treaty.estimators.reporting import params_of, read_parts, read_saved
 from treaty.estimators.scorecard import Scorecard
 from treaty.estimators.statistics import ColumnStatistics
 from treaty.files import as_path
+from treaty.machine.arrays import Floats
 from treaty.models.trees import of_classes
 from treaty.systems.pooled.system import check_numbers, check_relevance
-from treaty.systems.system import System
 from treaty.trees.ranking_losses import mean_ndcg
 
 
@@ -194,7 +194,7 @@ class GBDTClassifier(Scored, ClassifierMixin, BoostedTrees):
         What each party (under "fedxgb" each role) learned beyond its own data, in sentences.
     """
 
-    def decision_function(self, X: Tables, *, base_margin: Any = None) -> NDArray[np.float64]:
+    def decision_function(self, X: Tables, *, base_margin: Any = None) -> Floats:
         """Return margins: log-odds of the second class (n_rows,), or (n_rows, n_classes) with more than two.
 
         Parameters and errors are as in `predict`.
@@ -202,20 +202,20 @@ class GBDTClassifier(Scored, ClassifierMixin, BoostedTrees):
         margins = self._margins(X, base_margin)
         return margins[:, 0] if margins.shape[1] == 1 else margins
 
-    def predict_proba(self, X: Tables, *, base_margin: Any = None) -> NDArray[np.float64]:
+    def predict_proba(self, X: Tables, *, base_margin: Any = None) -> Floats:
         """Return class probabilities (n_rows, n_classes); parameters and errors as in `predict`."""
         return of_classes(self._predictions(X, base_margin))
 
-    def staged_predict_proba(self, X: Tables, *, base_margin: Any = None) -> Iterator[NDArray[np.float64]]:
+    def staged_predict_proba(self, X: Tables, *, base_margin: Any = None) -> Iterator[Floats]:
         """Yield class probabilities (n_rows, n_classes) after each round; parameters as in `staged_predict`."""
         return map(of_classes, self._stages(X, base_margin))
 
-    def _decide(self, outputs: NDArray[np.float64]) -> NDArray[Any]:
+    def _decide(self, outputs: Floats) -> NDArray[Any]:
         return np.asarray(self.classes_[np.argmax(of_classes(outputs), axis=1)])
 
     def _target(
         self, y: NDArray[Any] | None, party: str, n_rows: int, classes: list[Any] | None = None
-    ) -> tuple[list[Any], NDArray[np.float64]]:
+    ) -> tuple[list[Any], Floats]:
         return self._class_numbers(one_column(y), party, n_rows, classes)
 
 
@@ -230,7 +230,7 @@ class GBDTRegressor(Scored, RegressorMixin, BoostedTrees):
 
     def _target(
         self, y: NDArray[Any] | None, party: str, n_rows: int, classes: list[Any] | None = None
-    ) -> tuple[None, NDArray[np.float64]]:
+    ) -> tuple[None, Floats]:
         return None, check_numbers(one_column(y), party, n_rows, self.objective)
 
 
@@ -285,15 +285,13 @@ class GBDTRanker(BoostedTrees):
         weight = None if sample_weight is None else check_weights(sample_weight, n_rows=len(predicted), party="y")
         return mean_ndcg(predicted, target, weight, len(predicted))
 
-    def _settings(self, **changed: Any) -> tuple[System, Any, Any]:
+    def _settings(self, **changed: Any) -> Settings:
         return super()._settings(**{"objective": self.objective or "ndcg", **changed})
 
     def _label_columns(self, y: Any) -> dict[str, Any]:
         return {"y": y.relevance, "qid": y.group}
 
-    def _target(
-        self, y: Any, party: str, n_rows: int, classes: list[Any] | None = None
-    ) -> tuple[None, NDArray[np.float64]]:
+    def _target(self, y: Any, party: str, n_rows: int, classes: list[Any] | None = None) -> tuple[None, Floats]:
         relevance, group = one_column(y.relevance), one_column(y.group)
         return None, check_relevance(relevance, group, party, n_rows, self.objective or "ndcg")
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from treaty.data.reading import read_table
 from treaty.errors import ConfigError, DataError
 from treaty.files import kind_of, read_json
+from treaty.machine.arrays import Floats
 from treaty.messaging.transcript import Timeline, joined
 from treaty.models.trees import FORMAT as TREES
 from treaty.models.trees import load_part
@@ -122,7 +123,7 @@ class Contents:
 
 
 def scores_of_classes(
-    of: str, y: NDArray[np.intp], by_model: Mapping[str, NDArray[np.float64]], classes: Sequence[Any], pooled: str = ""
+    of: str, y: NDArray[np.intp], by_model: Mapping[str, Floats], classes: Sequence[Any], pooled: str = ""
 ) -> ModelScores:
     """Return scores of class probabilities, for class numbers `y`.
 
@@ -155,12 +156,7 @@ def scores_of_classes(
 
 
 def scores_of_numbers(
-    of: str,
-    y: NDArray[np.float64],
-    by_model: Mapping[str, NDArray[np.float64]],
-    pooled: str = "",
-    *,
-    means: bool = True,
+    of: str, y: Floats, by_model: Mapping[str, Floats], pooled: str = "", *, means: bool = True
 ) -> ModelScores:
     """Return scores of predicted numbers, float64 (n_rows,), by model; `means`: whether the models predict means."""
     from sklearn import metrics
@@ -184,7 +180,7 @@ def _line(name: str, by_model: Mapping[str, Any], pooled: str) -> str:
     return next(iter(by_model)) if name == pooled else name
 
 
-def _tenths(name: str, predicted: NDArray[np.float64], so: NDArray[np.float64], pooled: bool) -> Points:
+def _tenths(name: str, predicted: Floats, so: Floats, pooled: bool) -> Points:
     """Return mean prediction and mean outcome of rows, in tenths by prediction; equal predictions stay together."""
     edges = np.unique(np.quantile(predicted, np.linspace(0.0, 1.0, _TENTHS + 1)[1:-1]))
     tenth = np.searchsorted(edges, predicted, side="left")

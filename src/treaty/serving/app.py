@@ -332,12 +332,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def run(
-    app: Any,
-    listening: socket.socket,
-    *,
-    certificate: Path | None = None,
-    key: Path | None = None,
-    ready: Callable[[], None] = lambda: None,
+    app: Any, listening: socket.socket, *, certificate: Path | None, key: Path | None, ready: Callable[[], None]
 ) -> None:
     """Serve an application until a signal; requests under way are answered first.
 
