@@ -42,7 +42,7 @@ from treaty.errors import CryptoError, PeerProtocolError
 from treaty.messaging.exchanges import take_rows
 from treaty.messaging.messages import Array, M, Message, leaks, view
 from treaty.messaging.party import Party
-from treaty.systems.fedxgb.domain import gather_sound
+from treaty.systems.fedxgb.domain import gather_sound, patience_of
 from treaty.systems.fedxgb.messages import AbsenceNotice, Call, Cohort, MaskKey, MaskKeys, RowCounts, Values
 from treaty.systems.fedxgb.options import FedXGB, check_consent
 from treaty.systems.fedxgb.pieces import (
@@ -57,6 +57,7 @@ from treaty.systems.fedxgb.pieces import (
 from treaty.systems.fedxgb.secfind import Crowd, DomainSums, SumSetup, UserSums
 from treaty.systems.fedxgb.shares import play_among, setting_of
 from treaty.systems.horizontal.masked_sums import PassedShares, SealedShares
+from treaty.systems.system import RoleInput
 from treaty.trees.slots import SlotSplits
 
 KEY_BYTES, NUMBER_BYTES = 32, 8
@@ -314,22 +315,14 @@ class PaperModel:
 class SeenRows:
     """An edge server's part: where the rows of all domains' `users` are in the trees of a round.
 
-    A user that is silent for `patience` seconds, or says that it has more than `most` rows, is lost.
+    A user that is silent for the role's `patience`, or says that it has more than `most` rows, is lost.
     """
 
-    def __init__(
-        self,
-        party: Party,
-        edges: Sequence[str],
-        server: str,
-        users: Sequence[str],
-        layout: Layout,
-        most: int,
-        patience: float,
-    ) -> None:
-        self.users, self._most = list(users), most
-        self._party, self._edges, self._server, self._patience = party, list(edges), server, patience
-        self._own, self._setting = self._edges.index(party.name), setting_of(layout.shown_bits, len(edges))
+    def __init__(self, inputs: RoleInput[FedXGB], users: Sequence[str], layout: Layout, most: int) -> None:
+        self.users, self._most, edges = list(users), most, inputs.roles.having("edge")
+        self._party, self._server, self._patience = inputs.party, inputs.roles.active, patience_of(inputs)
+        self._edges, self._setting = edges, setting_of(layout.shown_bits, len(edges))
+        self._own = edges.index(inputs.party.name)
         self._n_slots = 1
         self._slots: dict[str, NDArray[np.intp]] = {}
 

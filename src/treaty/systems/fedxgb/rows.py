@@ -197,7 +197,7 @@ class EdgeRows:
         may_miss = view(summary.may_miss, np.bool_, (len(found.n_bins),), peer=server, what="RowSummary.may_miss")
         layout, most = layout_of(found, may_miss), options.most_rows(summary.n_rows)
         if options.exposes == "paper":
-            self._seen = SeenRows(party, edges, server, users, layout, most, self._patience)
+            self._seen = SeenRows(inputs, users, layout, most)
             return
         held: dict[str, int] = {}
         for of in [of for of in committees_of(options, edges) if party.name in of.edges]:
