@@ -6,6 +6,7 @@ Every organisation uses the same file, and fills in only its own `table` and `ke
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -221,15 +222,10 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         system = self.system
         check_names(f"[{system.name}]", self.own, system.options, system)
         check_names(f"[{system.common.table}]", self.common, system.common, system)
-        own = converted(self.own, system.options, f"[{system.name}]")
         given = self.common
         if system.common.table == "regression" and self.classes > 2 and given.get("family", "logistic") == "logistic":
             given = {**given, "family": "multiclass"}
-        common = converted(given, system.common, f"[{system.common.table}]")
-        own = own.settled(common)
-        common = common.checked(own)
-        own.check(common)
-        return own, common
+        return checked_options(system, self.own, given)
 
     def roles(self) -> Roles:
         """Assign roles; raise ConfigError for wrong roles, or for so few parties that nothing would be hidden."""
@@ -262,6 +258,16 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         for field, table in (("own", self.system.name), ("common", self.system.common.table)):
             plain[table] = {name: "inf" if value == math.inf else value for name, value in plain.pop(field).items()}
         return msgspec.json.encode(plain)
+
+
+def checked_options(system: System, own: Any, common: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the checked options of a system, its own (given as such, or by name), and the common ones."""
+    own = converted(own, system.options, f"[{system.name}]") if isinstance(own, Mapping) else own
+    options = converted(common, system.common, f"[{system.common.table}]")
+    own = own.settled(options)
+    options = options.checked(own)
+    own.check(options)
+    return own, options
 
 
 def between_parties(protocol: str) -> System:

@@ -50,13 +50,11 @@ Ready = Callable[[dict[str, int]], Requests]
 def find_part(job: Job, name: str) -> Any:
     """Read a party's part: that of the last finished training, or else what an unfinished one has left."""
     finished, unfinished = part_file(job.output, name), checkpoint_file(job.checkpoints or job.output, name)
-    if job.system.common.table == "regression":
-        return load_linear_part(finished, name)
-    if job.system.common.table == "columns":
-        return load_statistics_part(finished, name)
-    if unfinished.exists() and not finished.exists():
+    readers: dict[str, Any] = {"regression": load_linear_part, "columns": load_statistics_part}
+    read = readers.get(job.system.common.table, load_part)
+    if read is load_part and unfinished.exists() and not finished.exists():
         return load_checkpoint(unfinished, name).part
-    return load_part(finished, name)
+    return read(finished, name)
 
 
 def to_predict(job: Job, name: str) -> str:

@@ -29,7 +29,7 @@ from treaty.models.linear import LinearPart
 from treaty.models.statistics import StatisticsPart
 from treaty.models.trees import HeldOut
 from treaty.runs.connecting import AllKept, PartKept
-from treaty.runs.job import Align, Job
+from treaty.runs.job import Align, Job, checked_options
 from treaty.runs.rows import RowOrder, joined_in
 from treaty.runs.table_files import counted
 from treaty.runs.threads import fewest_roles, traffic_of
@@ -154,19 +154,11 @@ def _settings(system: System, of: SystemOptions | str, options: Mapping[str, Any
     """Return checked options: the system's own, and the common ones."""
     of_common = {name: value for name, value in options.items() if name in names_of(system.common)}
     of_own = {name: value for name, value in options.items() if name not in of_common}
-    if isinstance(of, str):
-        own = converted(of_own, system.options, f"[{system.name}]")
-    elif of_own:
+    if of_own and not isinstance(of, str):
         raise ConfigError(
             f"expected only options of the estimator with {type(of).__name__}, got {next(iter(of_own))!r}"
         )
-    else:
-        own = of
-    common = converted(of_common, system.common, f"[{system.common.table}]")
-    own = own.settled(common)
-    common = common.checked(own)
-    own.check(common)
-    return own, common
+    return checked_options(system, of_own if isinstance(of, str) else of, of_common)
 
 
 def table_of(table: Routes, *, conditions: bool = False) -> str:

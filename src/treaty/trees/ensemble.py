@@ -267,15 +267,11 @@ class Walk:
     # preparing takes thirty times as long as one row's walk down a hundred trees
     def __init__(self, trees: Sequence[Tree], splits: JoinedSplits) -> None:
         self._nodes = _stack(trees, splits.base)
-        n_nodes = len(self._nodes.left)
-        feature, threshold = np.zeros(n_nodes, np.uint32), np.zeros(n_nodes, splits.threshold.dtype)
-        missing_left = np.zeros(n_nodes, np.bool_)
-        start, stop = np.zeros((2, n_nodes), np.int64)
-        inner = ~self._nodes.leaf
-        split = self._nodes.split[inner]
-        feature[inner], threshold[inner] = splits.feature[split], splits.threshold[split]
-        missing_left[inner] = splits.missing_left[split]
-        start[inner], stop[inner] = splits.category_start[split], splits.category_start[split + 1]
+        # leaves have zeros
+        at = np.where(self._nodes.leaf, len(splits.feature), self._nodes.split)
+        start, stop = splits.category_start[:-1], splits.category_start[1:]
+        of_records = splits.feature.astype(np.uint32), splits.threshold, splits.missing_left, start, stop
+        feature, threshold, missing_left, start, stop = (np.append(of, np.zeros(1, of.dtype))[at] for of in of_records)
         self._splits = NodeSplits(feature, threshold, missing_left, start, stop, splits.category_left)
 
     def add_to(self, margins: Floats, matrix: NDArray[Any], threads: int = 1) -> None:
