@@ -200,6 +200,12 @@ class Hider:
         concurrently(work, pieces(rows, _CHUNK), self._threads)
         return out
 
+    def product(self, ciphertexts: Words) -> Words:
+        """Multiply ciphertexts (n, words) into one, of the sum of their plaintexts (1, words)."""
+        product, index = np.empty((1, self.modulus.words), np.uint64), np.arange(len(ciphertexts), dtype=np.int32)
+        self.modulus.segment_products(ciphertexts, index, np.array([0, len(index)]), product)
+        return product
+
     def weigh(self, ciphertexts: Words, weights: Integers, bits: int) -> Words:
         """Return ciphertexts (columns, words) of sum_i v_i x_ij, of ciphertexts of v and weights x (rows, columns).
 
@@ -213,10 +219,8 @@ class Hider:
         pairs = np.stack([np.zeros(columns, np.int64), np.arange(columns)], axis=1)
         bases = modulus.unpack(ciphertexts)[:, np.newaxis]
         products = modulus.bucket_products(bases, shifted, pairs, bits, self._threads)
-        whole = np.empty((1, modulus.words), np.uint64)  # sum v
-        index = np.arange(len(ciphertexts), dtype=np.int32)
-        modulus.segment_products(ciphertexts, index, np.array([0, len(ciphertexts)]), whole)
-        return modulus.pack(modulus.multiply(products, modulus.montgomery([self._inverse(whole, offset)])))
+        inverse = self._inverse(self.product(ciphertexts), offset)
+        return modulus.pack(modulus.multiply(products, modulus.montgomery([inverse])))
 
     def subtract(self, minuend: Words, subtrahend: Words) -> Words:
         """Return the ciphertext of a difference, of one ciphertext (1, words) each."""

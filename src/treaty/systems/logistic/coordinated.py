@@ -130,13 +130,6 @@ def take_vectors(party: Party, peers: Sequence[str], n_rows: int, hider: Hider) 
     return added
 
 
-def product_of_all(rows: Words, hider: Hider) -> Words:
-    """Multiply ciphertexts (n, words) into one, of the sum of their plaintexts (1, words)."""
-    product = np.empty((1, rows.shape[1]), np.uint64)
-    hider.modulus.segment_products(rows, np.arange(len(rows), dtype=np.int32), np.array([0, len(rows)]), product)
-    return product
-
-
 def cover(hider: Hider, products: Words, fields: Fields) -> tuple[Array, list[int]]:
     """Pack encrypted products under fresh masks; return also the masks."""
     masks, half = fields.masks(len(products)), 1 << (fields.bits - 1)
@@ -228,7 +221,7 @@ class CoordinatedProducts:
         for label, found in self._of_class.items():
             mine = of_passives[self._labels[rows] == label]
             if len(mine):
-                found.append(product_of_all(mine, self._hider))
+                found.append(self._hider.product(mine))
                 each = len(self._setting.passives) << (self._setting.vector_bits - 1)
                 self._offsets += label * len(mine) * each
 

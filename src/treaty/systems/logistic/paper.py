@@ -190,7 +190,7 @@ class _Batch:
         weights = np.array(factors, np.int64)[:, np.newaxis]
         sums = self._hider.weigh(of_passives, weights, setting.vector_bits + 2)
         if squares is not None:
-            sums = self._hider.multiply([sums, coordinated.product_of_all(squares, self._hider)])
+            sums = self._hider.multiply([sums, self._hider.product(squares)])
         offset = len(setting.passives) << (setting.vector_bits - 1)
         added = (1 << (self._loss_fields.bits - 1)) + constant - offset * int(sum(factors))
         return self._hider.cover(sums, [added], self._loss_fields)

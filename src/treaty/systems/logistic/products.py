@@ -229,18 +229,17 @@ class ProductShares(Message):
     numbers: Array
 
 
-def blocks_of(batches: Integers) -> list[Integers]:
-    """Cut batches of row numbers (n_batches, batch_size) into blocks, each the rows of some whole batches."""
-    return [batches[part].reshape(-1) for part in pieces(len(batches), max(1, DEGREE // batches.shape[1]))]
-
-
 class LatticeProducts:
-    """A data party's part; `blocks` are of row numbers, `masks` cancel in sums over data parties."""
+    """A data party's part; `masks` cancel in sums over data parties, `batches` as of `steps.products_of`."""
 
     def __init__(
-        self, inputs: GlmInput, setting: Setting, own: OwnData, blocks: Sequence[Integers], masks: CancellingMasks
+        self, inputs: GlmInput, setting: Setting, own: OwnData, masks: CancellingMasks, batches: Integers | None
     ) -> None:
         party, threads = inputs.party, inputs.threads
+        # the ring has room for a part of the table: a block is some whole batches, or rows where there are none
+        batches = np.arange(setting.n_rows)[:, np.newaxis] if batches is None else batches
+        parts = pieces(len(batches), max(1, DEGREE // batches.shape[1]))
+        blocks = [batches[part].reshape(-1) for part in parts]
         self._party, self._setting, self._columns, self._masks = party, setting, own.columns, masks
         # whose labels are among its columns: on the whole table the loss needs none
         self._labelled = None if setting.whole else setting.active
@@ -252,7 +251,7 @@ class LatticeProducts:
         matrix = own.columns.T if own.labels is None else np.vstack([own.columns.T, -own.labels])
         self._block, self._position = (np.full(setting.n_rows, -1, np.int64) for _ in range(2))
         self._servers = []
-        # the ring has room for one block: a map of the columns for each
+        # a map of the columns for each block
         for number, rows in enumerate(blocks):
             self._block[rows], self._position[rows] = number, np.arange(len(rows))
             # the last block may be shorter

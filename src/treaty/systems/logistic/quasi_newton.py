@@ -42,8 +42,6 @@ from treaty.systems.logistic.batches import (
 from treaty.systems.logistic.coordinated import Opener
 from treaty.systems.logistic.inference import invert_blocks
 from treaty.systems.logistic.prediction import calibrate
-from treaty.systems.logistic.products import blocks_of
-from treaty.systems.logistic.scorecard import help_counting
 from treaty.systems.logistic.steps import Checkpoints, Decider, Epochs, products_of
 
 # ---------------------------------------------------------------- data parties
@@ -135,7 +133,7 @@ def _train_slice(
     seeds = setup.pair_seeds(party, setting.others(party.name))
     masks = CancellingMasks(party.job, party.protocol, party.name, seeds)
     # step 0 of the paper: keys
-    sums = products_of(inputs, setting, own, blocks_of(batches), masks)
+    sums = products_of(inputs, setting, own, masks, batches)
     decider = Decider(party, setting, masks, seeds)
     slice_ = setting.solver.slice(columns.shape[1], intercept=labels is not None)
     epochs = Epochs(inputs, setting, slice_, decider.coordinator, evals)
@@ -191,7 +189,10 @@ def coordinator(inputs: setup.GlmInput) -> None:
     agree(inputs.party, setup.terms(inputs))
     kept = Checkpoints(inputs)
     if inputs.common.pdo is not None:
-        help_counting(inputs)
+        # the coordinator's part in `scorecard.on_bins`: it opens the masked counts, where it has the key
+        setting = setup.begin(inputs, None, None)
+        if setting.cipher != "lattice":
+            Opener(inputs.party, setting, inputs.threads).open()
     setting = setup.begin(inputs, None, None)
     kept.resume(setting)
     if inputs.options.mode == "paper":

@@ -16,7 +16,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from treaty.crypto.keystream import CancellingMasks
 from treaty.data.table import Schema, Table
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.linear.preparation import COLUMN_FRACTION, Calibration
@@ -25,10 +24,8 @@ from treaty.messaging.messages import Message, leaks
 from treaty.models.linear import LinearPart
 from treaty.models.scorecard import ScorecardPart, as_woe
 from treaty.statistics import ColumnBins, bads_in, bins_of_columns, with_labels
-from treaty.systems.logistic.coordinated import Opener
 from treaty.systems.logistic.options import RegressionOptions
-from treaty.systems.logistic.products import blocks_of
-from treaty.systems.logistic.setup import GlmInput, OwnData, begin, fixed_columns, pair_seeds
+from treaty.systems.logistic.setup import GlmInput, OwnData, begin, fixed_columns, masks_of
 from treaty.systems.logistic.steps import products_of
 from treaty.systems.vertical.exact_sums import LABELS, AnsweredVectors
 
@@ -72,9 +69,7 @@ def on_bins(inputs: GlmInput) -> tuple[GlmInput, list[ColumnBins]]:
         AnsweredVectors(inputs).add(theirs, LABELS, "labels", "take fewer bins (max_bin) or columns", "a scorecard")
     # labels of rows, not their weights, are counted
     own = OwnData(fixed_columns(indicators), None, None)
-    seeds = pair_seeds(party, setting.others(party.name))
-    masks = CancellingMasks(party.job, f"{party.protocol} bins", party.name, seeds)
-    products = products_of(inputs, setting, own, blocks_of(np.arange(n_rows)[:, np.newaxis]), masks)
+    products = products_of(inputs, setting, own, masks_of(party, setting, "bins"))
     labels = (data.y > 0.5).astype(np.float64) if is_active else np.zeros(n_rows)
     found = products.times(np.arange(n_rows), setting.fixed(labels), counted=False)
     if is_active:
@@ -99,13 +94,6 @@ def _counted(
     if not fits or len(found) > 1 or not 0 < bads < n_rows or any(number % (1 << fraction) for number in products):
         raise CryptoError("counts of events in bins contradict each other or the rows: malformed contribution")
     return [with_labels(of, own, (n_rows - bads, bads), common.monotone) for of, own in zip(bins, each, strict=True)]
-
-
-def help_counting(inputs: GlmInput) -> None:
-    """Take the coordinator's part in `on_bins`: open the masked counts, where it has the key."""
-    setting = begin(inputs, None, None)
-    if setting.cipher != "lattice":
-        Opener(inputs.party, setting, inputs.threads).open()
 
 
 def give_points(inputs: GlmInput, part: LinearPart, schema: Schema, bins: Sequence[ColumnBins]) -> None:

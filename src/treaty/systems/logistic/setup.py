@@ -16,6 +16,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from treaty.crypto import parameters
+from treaty.crypto.keystream import CancellingMasks
 from treaty.crypto.sharing.key_agreement import agree_with
 from treaty.data.table import Table
 from treaty.errors import ConfigError, DataError, PeerProtocolError
@@ -336,3 +337,9 @@ def pair_seeds(party: Party, others: Sequence[str]) -> dict[str, bytes]:
     own = X25519PrivateKey.generate()
     keys = exchange(party, others, PairKey(own.public_key().public_bytes_raw()))
     return agree_with(own, {peer: keys[peer].key for peer in others}, party.job, party.name)
+
+
+def masks_of(party: Party, setting: Setting, purpose: str = "") -> CancellingMasks:
+    """Return fresh masks that cancel in sums over all data parties."""
+    seeds = pair_seeds(party, setting.others(party.name))
+    return CancellingMasks(party.job, f"{party.protocol} {purpose}".rstrip(), party.name, seeds)

@@ -13,7 +13,7 @@ they have differs by one epoch at most. Paper mode keeps nothing, and neither do
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
@@ -61,14 +61,14 @@ Products = LatticeProducts | CoordinatedProducts | OwnKeyProducts
 
 
 def products_of(
-    inputs: GlmInput, setting: Setting, own: OwnData, blocks: Sequence[Integers], masks: CancellingMasks
+    inputs: GlmInput, setting: Setting, own: OwnData, masks: CancellingMasks, batches: Integers | None = None
 ) -> Products:
     """Return a data party's end of the products, by cipher and coordinator.
 
-    Every product is over rows of one of the `blocks` (each of row numbers), or of several.
+    `batches` are row numbers (n_batches, batch_size), None where products are over all rows.
     """
     if setting.cipher == "lattice":
-        return LatticeProducts(inputs, setting, own, blocks, masks)
+        return LatticeProducts(inputs, setting, own, masks, batches)
     if setting.coordinator is not None:
         return CoordinatedProducts(inputs.party, setting, own, masks, inputs.threads)
     return OwnKeyProducts(inputs.party, setting, own, masks, inputs.threads)

@@ -41,7 +41,6 @@ from treaty.systems.logistic.batches import count_lone_rows, share_weights
 from treaty.systems.logistic.inference import standard_errors
 from treaty.systems.logistic.poisson import RateGradients, RateProducts, check_pairs
 from treaty.systems.logistic.prediction import calibrate
-from treaty.systems.logistic.products import blocks_of
 from treaty.systems.logistic.scorecard import give_points, on_bins
 from treaty.systems.logistic.steps import Decider, Epochs, Products, products_of
 
@@ -172,13 +171,9 @@ def _fit(
 
 def _products(inputs: setup.GlmInput, setting: setup.Setting, own: setup.OwnData) -> Products | RateProducts:
     """Return a party's end of the products that gradients are made with."""
-    party = inputs.party
     if setting.family == "poisson":
-        return RateProducts(party, setting, inputs.threads)
-    seeds = setup.pair_seeds(party, setting.others(party.name))
-    masks = CancellingMasks(party.job, party.protocol, party.name, seeds)
-    # the ring has room for a part of the table: blocks are cut as of batches of one row
-    return products_of(inputs, setting, own, blocks_of(np.arange(setting.n_rows)[:, np.newaxis]), masks)
+        return RateProducts(inputs.party, setting, inputs.threads)
+    return products_of(inputs, setting, own, setup.masks_of(inputs.party, setting))
 
 
 class QuadraticGradients:
