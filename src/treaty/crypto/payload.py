@@ -116,11 +116,7 @@ class Packing:
         out[:, 0] = 1
         shifted = (grad + bounds.grad_bound).astype(np.uint64)
         for bit, values in ((self.count_bits, hess.astype(np.uint64)), (self.count_bits + self.hess_bits, shifted)):
-            word, shift = divmod(bit, 64)
-            out[:, word] |= values << np.uint64(shift)
-            # a field may straddle two words
-            if shift and word + 1 < out.shape[1]:
-                out[:, word + 1] |= values >> np.uint64(64 - shift)
+            put_field(out, bit, values)
         return out
 
     def unpack_sums(self, plaintexts: Words, sums: int) -> Integers:
@@ -154,6 +150,15 @@ def group_starts(numbers: int, per_plaintext: int) -> Integers:
     return np.minimum(np.arange(-(-numbers // per_plaintext) + 1) * per_plaintext, numbers).astype(np.int64)
 
 
+def put_field(rows: Words, bit: int, values: Words) -> None:
+    """Write numbers (rows,) at a bit of each row, (rows, limbs), that is zero from there on."""
+    word, shift = divmod(bit, 64)
+    rows[:, word] |= values << np.uint64(shift)
+    # a field may straddle two words
+    if shift and word + 1 < rows.shape[1]:
+        rows[:, word + 1] |= values >> np.uint64(64 - shift)
+
+
 def _take(rows: Words, row: Integers, bit: Integers, width: int) -> Words:
     """Read the field of `width` <= 64 bits at `bit` of the number in each named row; zero beyond the row's end."""
     padded = np.concatenate([rows, np.zeros((len(rows), 2), np.uint64)], axis=1)
@@ -165,10 +170,10 @@ def _take(rows: Words, row: Integers, bit: Integers, width: int) -> Words:
     return taken
 
 
-def nodes_of_rows(positions: Int32s, starts: Int32s, n_rows: int) -> NDArray[np.int16]:
-    """Return the number of each row's node in a query, -1 for none, int16 (n_rows,); as of `SumsClient.query`."""
-    nodes = np.full(n_rows, -1, np.int16)
-    nodes[positions[starts[0] : starts[-1]]] = np.repeat(np.arange(len(starts) - 1, dtype=np.int16), np.diff(starts))
+def nodes_of_rows(positions: Int32s, starts: Int32s, n_rows: int) -> Int32s:
+    """Return the number of each row's node in a query, -1 for none, int32 (n_rows,); as of `SumsClient.query`."""
+    nodes = np.full(n_rows, -1, np.int32)
+    nodes[positions[starts[0] : starts[-1]]] = np.repeat(np.arange(len(starts) - 1, dtype=np.int32), np.diff(starts))
     return nodes
 
 

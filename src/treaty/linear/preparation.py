@@ -179,11 +179,8 @@ def with_sums(T: Floats, known: Flags, sums: Floats) -> tuple[Floats, Flags]:
 
 def random_rotation(size: int) -> Floats:
     """Return a uniformly random orthogonal matrix (size, size), from the system's generator."""
-    drawn = np.frombuffer(secrets.token_bytes(8 * size * size), np.uint64) >> np.uint64(11)
-    from scipy.special import ndtri  # type: ignore[import-untyped]  # late: takes 0.15 s
-
-    normal = ndtri((drawn.astype(np.float64) + 0.5) * 2.0**-53).reshape(size, size)
-    q, r = np.linalg.qr(normal)
+    system = secrets.SystemRandom()
+    q, r = np.linalg.qr(np.array([system.gauss() for _ in range(size * size)]).reshape(size, size))
     rotation: Floats = q * np.sign(np.diag(r))
     return rotation
 
@@ -204,14 +201,9 @@ class Loss:
     least: float | None = None  # of a quadratic loss: its values are this and half a squared residual of y
 
 
-def _logistic_curvatures(u: Floats, x_s: Floats) -> Floats:
-    p = probabilities(u)
-    return p * (1.0 - p) * x_s
-
-
 def _poisson_values(u: Floats, y: Floats) -> Floats:
     """Return half the deviance of each row."""
-    from scipy.special import xlogy  # late: takes 0.15 s
+    from scipy.special import xlogy  # type: ignore[import-untyped]  # late: takes 0.15 s
 
     values: Floats = np.exp(u) - y * u + xlogy(y, y) - y
     return values
@@ -228,7 +220,7 @@ LOGISTIC = Loss(
     "logistic",
     values=lambda u, y: np.logaddexp(0.0, -y * u),
     residuals=lambda u, y: -y * probabilities(-y * u),
-    curvatures=_logistic_curvatures,
+    curvatures=lambda u, x_s: probabilities(u) * (1.0 - probabilities(u)) * x_s,
 )
 SQUARED = Loss(
     "squared",

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -174,27 +174,29 @@ def packed_words(parameters: Parameters, count: int) -> int:
     return sum(blocks * whole + last for whole, last in sizes)
 
 
-def _planes(parameters: Parameters, first: int, stop: int) -> Iterator[tuple[int, int, slice]]:
-    """Return number, width and words of each prime's plane of a block's entries."""
-    start = packed_words(parameters, first)
-    for p, width in enumerate(parameters.widths):
-        end = start + -(-(stop - first) * width // WORD_BITS)
-        yield p, width, slice(start, end)
-        start = end
+_Plane = Callable[[tuple[int, int, slice], int, tuple[int, slice]], None]
+
+
+def _each_plane(parameters: Parameters, vectors: int, count: int, threads: int, work: _Plane) -> None:
+    """Call ``work`` with the place of the residues of a vector's block modulo each prime, their width, and words."""
+    blocks = pieces(count, parameters.degree)
+
+    def some(first: int, stop: int) -> None:
+        for v, block in ((v, blocks[j]) for v, j in (divmod(task, len(blocks)) for task in range(first, stop))):
+            start = packed_words(parameters, block.start)
+            for p, width in enumerate(parameters.widths):
+                end = start + -(-(block.stop - block.start) * width // WORD_BITS)
+                work((v, p, block), width, (v, slice(start, end)))
+                start = end
+
+    share(some, vectors * len(blocks), threads)
 
 
 def pack(parameters: Parameters, residues: Residues, threads: int = 1) -> Packed:
     """Pack residues, uint32 (vectors, primes, m), to uint32 (vectors, words)."""
     vectors, _, count = residues.shape
-    blocks = pieces(count, parameters.degree)
     out = np.empty((vectors, packed_words(parameters, count)), np.uint32)
-
-    def work(first: int, stop: int) -> None:
-        for v, block in ((v, blocks[j]) for v, j in (divmod(task, len(blocks)) for task in range(first, stop))):
-            for p, width, words in _planes(parameters, block.start, block.stop):
-                pack_plane(residues[v, p, block], width, out[v, words])
-
-    share(work, vectors * len(blocks), threads)
+    _each_plane(parameters, vectors, count, threads, lambda of, width, at: pack_plane(residues[of], width, out[at]))
     return out
 
 
@@ -214,15 +216,8 @@ def unpack(parameters: Parameters, packed: Packed, most: int, threads: int = 1) 
             f"expected words of {most} entries, or of fewer in whole blocks of {parameters.degree}, got {given} words "
             "- in a query"
         )
-    blocks = pieces(count, parameters.degree)
     out = np.empty((vectors, len(parameters.primes), count), np.uint32)
-
-    def work(first: int, stop: int) -> None:
-        for v, block in ((v, blocks[j]) for v, j in (divmod(task, len(blocks)) for task in range(first, stop))):
-            for p, width, words in _planes(parameters, block.start, block.stop):
-                unpack_plane(packed[v, words], width, out[v, p, block])
-
-    share(work, vectors * len(blocks), threads)
+    _each_plane(parameters, vectors, count, threads, lambda of, width, at: unpack_plane(packed[at], width, out[of]))
     return out
 
 

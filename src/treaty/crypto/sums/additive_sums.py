@@ -116,9 +116,7 @@ class AdditiveSumsClient:
             raise CryptoError("a node holds a row that was not sampled - at query")
         # one byte a row if the numbers fit; the largest is for rows in no node
         dtype = np.uint8 if nodes <= _MOST_NODES_UINT8 else np.uint16
-        slots = np.full(self._rows, np.iinfo(dtype).max, dtype)
-        selected = positions[starts[0] : starts[-1]] if nodes else positions[:0]
-        slots[selected] = np.repeat(np.arange(nodes), np.diff(starts)).astype(dtype)
+        slots = nodes_of_rows(positions, starts, self._rows).astype(dtype)
         self._nodes = nodes
         number = np.array([nodes], np.int32)
         parts = pieces(self._rows, PIECE_BYTES // slots.itemsize) or [slice(0, 0)]
@@ -338,7 +336,7 @@ class BlindSumsClient(AdditiveSumsClient):
         node_of_row = nodes_of_rows(positions, starts, self._rows)
 
         def piece(rows: slice) -> Payload:
-            held = node_of_row[rows] == np.arange(nodes, dtype=np.int16)[:, np.newaxis]
+            held = node_of_row[rows] == np.arange(nodes)[:, np.newaxis]
             # zeros outside the node, encrypted afresh like the rest: the server cannot tell them apart
             vectors = plaintexts[rows] * held[:, :, np.newaxis].astype(np.uint64)
             made = self._key.encrypt(vectors.reshape(-1, plaintexts.shape[1]), self._threads)

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,8 +49,7 @@ class Group:
     parts: tuple[Group, ...]  # the two groups inside, or none
 
 
-@dataclass(frozen=True, slots=True)
-class SortedCells:
+class SortedCells(NamedTuple):
     """Items of several nodes sorted by node and cell: cell k, of label labels[k], holds items[starts[k]:starts[k + 1]].
 
     No cell is empty; node i has the cells node_starts[i]..node_starts[i + 1] - 1.
@@ -167,17 +167,13 @@ def _count_joint(a: Labels, b: Labels, b_cells: int, stamps: Labels) -> tuple[in
     return either, both, joint, in_a, in_b
 
 
+@kernel
 def sort_cells(labels: Labels, node_starts: Integers, cells: int) -> SortedCells:
     """Sort the items of several nodes by cell, within a node in order of first appearance.
 
     `labels` (items,) give the cell, below `cells`, of each item, node after node; -1 takes no part. Node i has the
     items node_starts[i]..node_starts[i + 1] - 1.
     """
-    return SortedCells(*_sort_cells(labels, node_starts, cells))
-
-
-@kernel
-def _sort_cells(labels: Labels, node_starts: Integers, cells: int) -> tuple[Labels, Integers, Labels, Integers]:
     nodes, taking = node_starts.size - 1, 0
     for label in labels:
         taking += label >= 0
@@ -205,7 +201,7 @@ def _sort_cells(labels: Labels, node_starts: Integers, cells: int) -> tuple[Labe
             position[used[k]] = 0
         cell_starts[node + 1] = count
     starts[count] = done
-    return items, starts[: count + 1].copy(), used[:count].copy(), cell_starts
+    return SortedCells(items, starts[: count + 1].copy(), used[:count].copy(), cell_starts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,18 +163,16 @@ def make_client(
     """
     if encryption == "lattice":
         return ends.lattice_client(bounds, store or HintStore(None), threads=threads, sealed=sealed, nodes=nodes)
-    key: ciphers.PrivateKey
+    generate: Callable[..., ciphers.PrivateKey]
     if encryption == "ou":
-        bits = key_bits or parameters.OU_DEFAULT_KEY_BITS
-        # raises before a key is made if the sums do not fit
-        Packing(bounds, (insecure_test_key_bits or bits) // 3)
-        key = ciphers.generate_key(bits, insecure_test_key_bits=insecure_test_key_bits)
+        generate, bits, share = ciphers.generate_key, key_bits or parameters.OU_DEFAULT_KEY_BITS, 3
     elif encryption == "paillier":
-        bits = key_bits or parameters.PAILLIER_DEFAULT_KEY_BITS
-        Packing(bounds, insecure_test_key_bits or bits)
-        key = ciphers.generate_paillier_key(bits, insecure_test_key_bits=insecure_test_key_bits)
+        generate, bits, share = ciphers.generate_paillier_key, key_bits or parameters.PAILLIER_DEFAULT_KEY_BITS, 1
     else:
         raise ConfigError(_UNKNOWN.format(encryption))
+    # raises before a key is made if the sums do not fit
+    Packing(bounds, (insecure_test_key_bits or bits) // share)
+    key = generate(bits, insecure_test_key_bits=insecure_test_key_bits)
     return (BlindSumsClient if blind else AdditiveSumsClient)(key, bounds, threads=threads)
 
 

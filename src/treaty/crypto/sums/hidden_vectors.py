@@ -57,7 +57,7 @@ from treaty.crypto.parameters import (
     check_fields,
     choose_masked,
 )
-from treaty.crypto.payload import Payload, check_payload, from_words, group_starts, to_words
+from treaty.crypto.payload import Payload, check_payload, from_words, group_starts, put_field, to_words
 from treaty.errors import CryptoError
 from treaty.machine.arrays import Integers, Words, pieces
 from treaty.machine.process import concurrently
@@ -302,14 +302,10 @@ def hide_rows(key: PrivateKey, matrix: Integers, bits: int, fields: Fields, thre
     limbs = -(-key.public.plaintext_bits // 64)
     out = np.empty((len(matrix), len(starts) - 1, key.public.modulus.words), np.uint64)
     for number, (first, stop) in enumerate(pairwise(starts.tolist())):
-        messages = np.zeros((len(matrix), limbs + 1), np.uint64)
+        messages = np.zeros((len(matrix), limbs), np.uint64)
         for column in range(first, stop):
-            # a number may straddle two words; shifting twice, as a shift by 64 is undefined
-            word, shift = divmod(fields.width * (stop - 1 - column), 64)
-            values = shifted[:, column].astype(np.uint64)
-            messages[:, word] |= values << np.uint64(shift)
-            messages[:, word + 1] |= (values >> np.uint64(1)) >> np.uint64(63 - shift)
-        out[:, number] = key.encrypt(np.ascontiguousarray(messages[:, :limbs]), threads)
+            put_field(messages, fields.width * (stop - 1 - column), shifted[:, column].astype(np.uint64))
+        out[:, number] = key.encrypt(messages, threads)
     return out
 
 

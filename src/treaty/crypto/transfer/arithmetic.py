@@ -63,11 +63,8 @@ def negative(a: Wide) -> Wide:
 
 def _with(kernel: Callable[[Wide, Wide], None], a: Wide, b: Wide) -> Wide:
     """Apply a kernel that changes its first number to a copy of a, and b, of any shapes that fit."""
-    if a.shape == b.shape:
-        out, other = np.array(a, order="C"), np.ascontiguousarray(b)
-    else:
-        shape: tuple[int, ...] = np.broadcast_shapes(a.shape, b.shape)
-        out, other = (np.array(np.broadcast_to(each, shape), order="C") for each in (a, b))
+    a, b = np.broadcast_arrays(a, b)
+    out, other = np.array(a, order="C"), np.ascontiguousarray(b)
     words = out.shape[-1]
     kernel(out.reshape(-1, words), other.reshape(-1, words))
     return out

@@ -115,12 +115,18 @@ def find_by_values(
     # first, so that peers hash their ids while this party places its own
     for peer, end in ends.items():
         party.send(peer, OprfOffer(array_of(key), Array.of(end.offer)))
-    digests, table = _table(ids, key, threads, scratch)
+    size, stream, done = bucket(len(ids)), Keystream(), 0
+    digests = np.empty((size, 2), np.uint64)  # of ids and padding
+    for part in pieces(size, scratch.part):
+        digests[part] = _digests(ids, part, key, threads)
+    # every id lies in one of its three bins
+    table = oprf.placed(digests, oprf.bins_for(size, oprf.STEP))
+    if table is None:
+        raise CryptoError(f"{size} ids do not fit into a cuckoo table, which happens by chance: start the job again")
     for peer, end in ends.items():
         answer = party.receive(peer, OprfChoices)
         points = view(answer.points, np.uint8, (oprf.WIDTH, 32), peer=peer, what="OprfChoices.points")
         valid(peer, "OprfChoices.points", partial(end.accept, points))
-    size, stream, done = bucket(len(ids)), Keystream(), 0
     own = {peer: scratch.sorted(_OWN, "tag", WORDS, size) for peer in peers}
     for sent, part in enumerate(pieces(len(table), BINS)):
         number = table[part]
@@ -151,19 +157,6 @@ def find_by_values(
         if not fine
     ]
     return {peer: pairs for peer, (pairs, _) in found.items()}, faults
-
-
-def _table(ids: Ids, key: bytes, threads: int, scratch: Scratch) -> tuple[Words, Int32s]:
-    """Return the digests of ids and padding, uint64 (n, 2), and the number of the id in each bin, or -1."""
-    size = bucket(len(ids))
-    digests = np.empty((size, 2), np.uint64)
-    for part in pieces(size, scratch.part):
-        digests[part] = _digests(ids, part, key, threads)
-    # every id lies in one of its three bins
-    table = oprf.placed(digests, oprf.bins_for(size, oprf.STEP))
-    if table is None:
-        raise CryptoError(f"{size} ids do not fit into a cuckoo table, which happens by chance: start the job again")
-    return digests, table
 
 
 def _found(
