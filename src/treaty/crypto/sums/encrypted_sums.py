@@ -163,16 +163,16 @@ def make_client(
     """
     if encryption == "lattice":
         return ends.lattice_client(bounds, store or HintStore(None), threads=threads, sealed=sealed, nodes=nodes)
-    generate: Callable[..., ciphers.PrivateKey]
+    make: Callable[..., ciphers.PrivateKey]
     if encryption == "ou":
-        generate, bits, share = ciphers.generate_key, key_bits or parameters.OU_DEFAULT_KEY_BITS, 3
+        make, bits, share = ciphers.generate_key, key_bits or parameters.OU_DEFAULT_KEY_BITS, 3
     elif encryption == "paillier":
-        generate, bits, share = ciphers.generate_paillier_key, key_bits or parameters.PAILLIER_DEFAULT_KEY_BITS, 1
+        make, bits, share = ciphers.generate_paillier_key, key_bits or parameters.PAILLIER_DEFAULT_KEY_BITS, 1
     else:
         raise ConfigError(_UNKNOWN.format(encryption))
     # raises before a key is made if the sums do not fit
     Packing(bounds, (insecure_test_key_bits or bits) // share)
-    key = generate(bits, insecure_test_key_bits=insecure_test_key_bits)
+    key = make(bits, insecure_test_key_bits=insecure_test_key_bits)
     return (BlindSumsClient if blind else AdditiveSumsClient)(key, bounds, threads=threads)
 
 
