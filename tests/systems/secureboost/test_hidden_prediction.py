@@ -12,10 +12,11 @@ from msgspec.structs import replace
 
 from marks import all_but_first_slow
 from systems.vertical.trained_models import at, grow, predict, split_table, take
+from treaty.crypto.additive.ciphers import OUPublicKey
 from treaty.crypto.payload import from_words, to_words
 from treaty.errors import ConfigError, DataError, PeerProtocolError, TreatyError
 from treaty.messaging.exchanges import Terms, Verdict
-from treaty.messaging.messages import Array, decode_body
+from treaty.messaging.messages import Array, decode_body, unpack
 from treaty.models.trees import leaves
 from treaty.systems.observers import Observers, ProgressCalls
 from treaty.systems.secureboost import hidden_prediction, hidden_sums
@@ -195,7 +196,7 @@ def products_of_kept(played, parts, tables):
     (key,), (station,) = received(played, "p1", "PredictionKey"), received(played, "p1", "Station")
     words = key.payload[0].shape[1]
     n, g, *_ = from_words(np.frombuffer(key.payload[0].data, np.uint64).reshape(-1, words))
-    radix = hidden_sums.Adder(hidden_prediction._read_key(key, "p0", BITS), 1)._key.modulus.radix
+    radix = OUPublicKey.from_payload(unpack(key.payload, "p0", "key"), BITS).modulus.radix
     (gains,), (totals,) = received(played, "p1", "EncryptedGains"), received(played, "p0", "EncryptedTotals")
     terms = np.frombuffer(gains.ciphertexts.data, np.uint64).reshape(*gains.ciphertexts.shape)
     term, record = (np.frombuffer(array.data, np.int32) for array in (station.term, station.record))

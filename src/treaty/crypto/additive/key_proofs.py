@@ -49,10 +49,10 @@ import gmpy2
 import numpy as np
 
 from treaty.crypto import parameters
-from treaty.crypto.additive.montgomery import FixedBase, FixedBases
+from treaty.crypto.additive.montgomery import FixedBase, FixedBases, Modulus
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.parameters import RANDOMISER_SPARE
-from treaty.crypto.payload import from_words
+from treaty.crypto.payload import from_words, group_starts
 from treaty.errors import CryptoError
 from treaty.machine.arrays import Words, pieces
 from treaty.machine.process import concurrently
@@ -68,6 +68,7 @@ _SIGNS = (1, -1, 2, -2)
 _LEAST_TEST_BITS = 96
 _WINDOW = 6  # bits per table look-up
 _BASES_AT_A_TIME = 16
+_MERGED_AT_A_TIME = 32  # ciphertexts that a thread makes
 
 
 def prove_okamoto_uchiyama(n: int, g: int, h: int, p: int, q: int, a: int) -> list[int]:
@@ -247,6 +248,28 @@ class Randomiser(RandomPowers):
         units, parts = modulus.montgomery(_units(key.n, count)), pieces(count, _BASES_AT_A_TIME)
         bases = np.concatenate(concurrently(lambda part: modulus.power(units[part], key.n), parts, threads))
         super().__init__(FixedBases(modulus, bases, of_each, _WINDOW), of_each * count * _WINDOW)
+
+
+def merged(
+    modulus: Modulus, ciphertexts: Words, together: int, bits: int, randomness: RandomPowers | None, threads: int
+) -> Words:
+    """Put every `together` ciphertexts, (n, words), into one (SecureBoost+, section 4), times a random power each.
+
+    Plaintexts lie `bits` apart, the first highest.
+    """
+    starts = group_starts(len(ciphertexts), together)
+    count = len(starts) - 1
+    exponents = np.empty((count, 0), np.uint64) if randomness is None else randomness.exponents(count)
+
+    def some(part: slice) -> Words:
+        if randomness is None:
+            factors = np.repeat(modulus.one[np.newaxis], part.stop - part.start, axis=0)
+        else:
+            factors = randomness.factors(exponents[part])
+        return modulus.horner(ciphertexts, starts[part.start : part.stop + 1], bits, factors)
+
+    made = concurrently(some, pieces(count, _MERGED_AT_A_TIME), threads)
+    return np.concatenate([np.empty((0, modulus.words), np.uint64), *made])
 
 
 def _table_size(n_bits: int) -> tuple[int, int]:

@@ -45,7 +45,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.additive.ciphers import PrivateKey, PublicKey
-from treaty.crypto.additive.key_proofs import Randomiser
+from treaty.crypto.additive.key_proofs import Randomiser, merged
 from treaty.crypto.additive.montgomery import Modulus
 from treaty.crypto.payload import (
     LEAST_ROWS,
@@ -60,11 +60,9 @@ from treaty.crypto.payload import (
 from treaty.crypto.sums.bin_products import Block, Items, bin_products, keep_features, level_pieces, plan_blocks
 from treaty.errors import CryptoError
 from treaty.machine.arrays import PIECE_BYTES, Codes, Int32s, Integers, Words, pieces
-from treaty.machine.process import concurrently
 
 _MOST_NODES_UINT8 = 254
 _MOST_NODES = 65534
-_ANSWERS_AT_A_TIME = 32  # answer ciphertexts a thread makes at a time
 _OPENED_AT_A_TIME = 4096  # ciphertexts decrypted and split at a time
 PRODUCT_BYTES = 64 << 20  # products made at a time, so that memory does not grow with the number of columns
 
@@ -292,20 +290,8 @@ class AdditiveSumsServer:
         pass  # nothing outlives the job
 
     def _compress(self, products: Words) -> Words:
-        """Put k sums into each ciphertext (SecureBoost+, section 4), times a random n-th power each."""
-        starts, modulus = group_starts(len(products), self._packing.per_plaintext), self._modulus
-        count, bits, randomiser = len(starts) - 1, self._packing.sum_bits, self._randomiser
-        exponents = np.empty((count, 0), np.uint64) if randomiser is None else randomiser.exponents(count)
-
-        def make(part: slice) -> Words:
-            if randomiser is None:
-                factors = np.repeat(modulus.one[np.newaxis], part.stop - part.start, axis=0)
-            else:
-                factors = randomiser.factors(exponents[part])
-            return modulus.horner(products, starts[part.start : part.stop + 1], bits, factors)
-
-        made = concurrently(make, pieces(count, _ANSWERS_AT_A_TIME), self._threads)
-        return np.concatenate([np.empty((0, modulus.words), np.uint64), *made])
+        together, bits = self._packing.per_plaintext, self._packing.sum_bits
+        return merged(self._modulus, products, together, bits, self._randomiser, self._threads)
 
 
 _MOST_BLIND_NODES = 254  # so that a node's number fits a byte

@@ -336,9 +336,7 @@ def _gains(group: Group, items: Items, cells: SortedCells) -> Integers:
 
 
 def _per_node(mask: Flags, starts: Integers) -> Integers:
-    total = np.concatenate([[0], np.cumsum(mask)])
-    counts: Integers = total[starts[1:]] - total[starts[:-1]]
-    return counts
+    return np.diff(np.concatenate([[0], np.cumsum(mask)])[starts])
 
 
 def _products(modulus: Modulus, items: Items, cells: SortedCells, threads: int) -> Words:

@@ -34,7 +34,7 @@ from treaty.crypto.transfer import aes, oprf, sodium
 from treaty.data.ids import Ids
 from treaty.data.large import WORDS, Scratch, SortedRecords, records
 from treaty.errors import CryptoError, PeerProtocolError
-from treaty.machine.arrays import Int32s, Integers, pieces
+from treaty.machine.arrays import Int32s, pieces
 from treaty.messaging.messages import Array, Message, leaks, view
 from treaty.messaging.party import Party
 from treaty.systems.alignment.ecdh import PAIR, Advance, SecretList, array_of, bucket, bytes_of, valid
@@ -115,7 +115,7 @@ def find_by_values(
     # first, so that peers hash their ids while this party places its own
     for peer, end in ends.items():
         party.send(peer, OprfOffer(array_of(key), Array.of(end.offer)))
-    size, stream, done = bucket(len(ids)), Keystream(), 0
+    size, stream = bucket(len(ids)), Keystream()
     digests = np.empty((size, 2), np.uint64)  # of ids and padding
     for part in pieces(size, scratch.part):
         digests[part] = _digests(ids, part, key, threads)
@@ -141,8 +141,7 @@ def find_by_values(
             party.send(peer, MaskedCodes(Array.of(message)))
             mine = values[full]
             own[peer].add(records(_OWN, tag=mine[:, 0], rest=mine[:, 1:], number=number[full]))
-        advance(size * part.stop // len(table) - done)
-        done = size * part.stop // len(table)
+        advance(size * part.stop // len(table) - size * part.start // len(table))
     for peer in peers:
         for _ in pieces(min(len(table), AHEAD * BINS), BINS):
             party.receive(peer, OprfUsed)
@@ -243,9 +242,15 @@ def answer_values(
     party.send(active, OprfChoices(Array.of(end.points)))
     # a fresh secret order in each run: places show nothing of the table's order
     own, bins = SecretOrder(ids, key, threads, scratch), oprf.bins_for(size, oprf.STEP)
-    asked, counts = _asked(own, bins, scratch)
+    # each place's digest at its three bins, by bin, and how many fall to each message of bins
+    asked, counts = scratch.sorted(_ASKED, "bin", bins, oprf.TABLES * own.size), np.zeros(-(-bins // BINS), np.int64)
+    for part in pieces(own.size, scratch.part):
+        digest, place = own.listed[part]["digest"], np.arange(part.start, part.stop)
+        for bin in oprf.places(digest, bins).T:
+            counts += np.bincount(bin // BINS, minlength=len(counts))
+            asked.add(records(_ASKED, bin=bin, digest=digest, place=place))
     edges = np.append(0, np.cumsum(counts))
-    made, done = scratch.sorted(_TAGGED, "tag", WORDS, oprf.TABLES * own.size), 0
+    made = scratch.sorted(_TAGGED, "tag", WORDS, oprf.TABLES * own.size)
     for number, part in enumerate(pieces(bins, BINS)):
         shape = (part.stop - part.start, oprf.WORDS)
         sent = view(party.receive(active, MaskedCodes).rows, np.uint64, shape, peer=active, what="MaskedCodes.rows")
@@ -260,8 +265,7 @@ def answer_values(
             values[:, 2] ^= token
             made.add(records(_TAGGED, tag=values[:, 0], rest=values[:, 1:]))
         party.send(active, OprfUsed())
-        advance(size * part.stop // bins - done)
-        done = size * part.stop // bins
+        advance(size * part.stop // bins - size * part.start // bins)
     asked.close()
     for number, (part, tagged) in enumerate(zip(pieces(len(made), VALUES), made.pieces(VALUES), strict=True)):
         if number >= AHEAD:
@@ -272,18 +276,6 @@ def answer_values(
         party.receive(active, OprfUsed)
     made.close()
     return own
-
-
-def _asked(own: SecretOrder, bins: int, scratch: Scratch) -> tuple[SortedRecords, Integers]:
-    """Return each place's digest at its three bins, `_ASKED` by bin, and how many fall to each message of bins."""
-    asked = scratch.sorted(_ASKED, "bin", bins, oprf.TABLES * own.size)
-    counts = np.zeros(-(-bins // BINS), np.int64)
-    for part in pieces(own.size, scratch.part):
-        digest, place = own.listed[part]["digest"], np.arange(part.start, part.stop)
-        for bin in oprf.places(digest, bins).T:
-            counts += np.bincount(bin // BINS, minlength=len(counts))
-            asked.add(records(_ASKED, bin=bin, digest=digest, place=place))
-    return asked, counts
 
 
 def confirm(named: SortedRecords, own: SecretOrder, active: str) -> None:

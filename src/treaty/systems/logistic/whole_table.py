@@ -93,7 +93,12 @@ def train(inputs: setup.GlmInput) -> LinearPart:
         left, right = np.triu_indices(X.shape[1])
         shown = replace(own, columns=np.hstack([own.columns, setup.fixed_columns(X[:, left] * X[:, right])]))
     alone = count_lone_rows(party, setting, shown, all_rows)
-    products, parts = _products(inputs, setting, own), []
+    products: Products | RateProducts
+    if common.family == "poisson":
+        products = RateProducts(party, setting, inputs.threads)
+    else:
+        products = products_of(inputs, setting, own, setup.masks_of(party, setting))
+    parts = []
     for number, target in enumerate(targets):
         part = LinearPart(
             model_id=setting.model_id, party=party.name, schema=inputs.rows.table.schema, preparation=preparation,
@@ -167,13 +172,6 @@ def _fit(
     if target is not None:
         part.coef, part.intercept, part.loss = part.coef[:-1], float(part.coef[-1]) + target.shift, target.loss.name
         part.losses, part.eval_losses, part.settled = schedule.losses, schedule.eval_losses, schedule.settled
-
-
-def _products(inputs: setup.GlmInput, setting: setup.Setting, own: setup.OwnData) -> Products | RateProducts:
-    """Return a party's end of the products that gradients are made with."""
-    if setting.family == "poisson":
-        return RateProducts(inputs.party, setting, inputs.threads)
-    return products_of(inputs, setting, own, setup.masks_of(inputs.party, setting))
 
 
 class QuadraticGradients:

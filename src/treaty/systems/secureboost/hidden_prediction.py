@@ -300,8 +300,13 @@ def hidden_passive(inputs: RoleInput[SecureBoost]) -> None:
     last, outputs = -1, 0
     while True:
         match party.receive(active, Station if adder else PredictionKey, Finish):
-            case PredictionKey() as key:
-                adder = hidden_sums.Adder(_read_key(key, active, inputs.options.insecure_test_key_bits), inputs.threads)
+            case PredictionKey() as sent:
+                payload = unpack(sent.payload, active, "PredictionKey")
+                try:
+                    key = OUPublicKey.from_payload(payload, inputs.options.insecure_test_key_bits)
+                    adder = hidden_sums.Adder(key, inputs.threads)
+                except CryptoError as error:
+                    raise PeerProtocolError(active, str(error), at="PredictionKey") from None
             case Station() as station:
                 assert adder is not None
                 outputs += station.outputs
@@ -312,16 +317,6 @@ def hidden_passive(inputs: RoleInput[SecureBoost]) -> None:
                 _StationWork(station, active, adder, part.splits, exchange).do(party, part.splits, table)
             case Finish():
                 return
-
-
-def _read_key(message: PredictionKey, active: str, insecure_test_key_bits: int | None) -> OUPublicKey:
-    payload = unpack(message.payload, active, "PredictionKey")
-    try:
-        key = OUPublicKey.from_payload(payload, insecure_test_key_bits)
-        hidden_sums.fields_of(key)
-    except CryptoError as error:
-        raise PeerProtocolError(active, str(error), at="PredictionKey") from None
-    return key
 
 
 class _StationWork:

@@ -11,8 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from treaty.crypto.additive.ciphers import OUPublicKey
-from treaty.crypto.additive.key_proofs import KeyRandomness, Randomiser
-from treaty.crypto.payload import group_starts
+from treaty.crypto.additive.key_proofs import KeyRandomness, Randomiser, merged
 from treaty.crypto.sharing.key_agreement import agree, seal, unseal
 from treaty.errors import CryptoError
 from treaty.machine.arrays import pieces
@@ -208,7 +207,7 @@ def make_route(conditions: Conditions, n_terms: int) -> list[Stop]:
 Words = NDArray[np.uint64]
 
 EXCHANGE_BYTES = 32
-_ROWS, _FACTORS = 64, 32  # how many a thread takes at a time
+_ROWS = 64  # how many a thread takes at a time
 
 
 class Adder:
@@ -264,15 +263,7 @@ class Adder:
         first highest. `full` is for parties without the key: by full h^r, if h is drawn well.
         """
         randomness = self._key_randomness if full else self._randomiser
-        starts = group_starts(len(ciphertexts), together)
-        exponents = randomness.exponents(len(starts) - 1)
-
-        def some(part: slice) -> Words:
-            factors = randomness.factors(exponents[part])
-            return self._key.modulus.horner(ciphertexts, starts[part.start : part.stop + 1], bits, factors)
-
-        made = concurrently(some, pieces(len(exponents), _FACTORS), self.threads)
-        return np.concatenate([np.empty((0, self.words), np.uint64), *made])
+        return merged(self._key.modulus, ciphertexts, together, bits, randomness, self.threads)
 
     def _packed(self, residue: int) -> Words:
         modulus = self._key.modulus
