@@ -76,12 +76,8 @@ class NewHint(AbstractContextManager["NewHint", None]):
                 ) from None
         self.array[first : first + len(rows)] = rows
 
-    def drop(self) -> None:
-        """Discard the array, unless it was kept."""
-        self._discard()
-
     def __exit__(self, *_: object) -> None:
-        self.drop()
+        self._discard()
 
     def finish(self) -> tuple[NDArray[Any], bytes]:
         """Return the array, read-only and on the disk, and its file's digest."""
@@ -181,7 +177,7 @@ class HintStore(AbstractContextManager["HintStore", None]):
     def keep_hint(self, peer: str, binding: bytes, seed: bytes, terms: bytes, new: NewHint) -> NDArray[np.int16]:
         """Keep a hint, replacing one of the same peer and terms; return it, read-only."""
         array, digest = new.finish()
-        with self._transaction() as db:
+        with new, self._transaction() as db:
             gone = db.execute("SELECT name FROM hints WHERE peer = ? AND terms = ?", (peer, terms)).fetchall()
             # before the new one is entered: no two may have the same peer and terms
             self._forget(db, gone)
@@ -195,7 +191,6 @@ class HintStore(AbstractContextManager["HintStore", None]):
             gone += kept[max(1, min(KEPT, within)) :]
             self._forget(db, gone)
         self._remove(gone)
-        new.drop()
         return array
 
     def hint(self, peer: str, binding: bytes) -> NDArray[np.int16]:

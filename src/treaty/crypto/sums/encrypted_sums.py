@@ -204,12 +204,8 @@ def make_server(
         raise CryptoError(f"expected three bounds, got {len(setup[1])} - in the set-up")
     # the key's statements follow the bounds
     stated, sent = SumsBounds(*(int(x) for x in setup[1][:3])), [setup[0], setup[1][3:]]
-    key: ciphers.PublicKey
-    if encryption == "ou":
-        key = ciphers.OUPublicKey.from_payload(sent, insecure_test_key_bits)
-    else:
-        key = ciphers.PaillierPublicKey.from_payload(sent, insecure_test_key_bits)
-    kind = ends.blind if blind else ends.additive
+    of_key = ciphers.OUPublicKey if encryption == "ou" else ciphers.PaillierPublicKey
+    key, kind = of_key.from_payload(sent, insecure_test_key_bits), ends.blind if blind else ends.additive
     return kind(key, stated, codes, offsets, threads=threads, rerandomise=rerandomise)
 
 

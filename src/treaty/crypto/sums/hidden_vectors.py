@@ -33,7 +33,7 @@ Homomorphic Encryption, arXiv 1711.10677, section 4. Pippenger, On the Evaluatio
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -141,12 +141,13 @@ class Hider:
         self._threads, self.limbs = threads, -(-message_bits // 64)
         self._randomiser = Randomiser(key, threads)
         self._key_randomness = KeyRandomness(key)
-        # g^m takes a table; 1 + n m is one product
+        # g^m, which takes a table, or 1 + n m, one product: working Montgomery forms without randomness
+        self._message: Callable[[Words], Words]
         if isinstance(key, OUPublicKey):
-            self._powers: FixedBase | None = FixedBase(key.modulus, key.g, message_bits, _WINDOW)
+            self._message = FixedBase(key.modulus, key.g, message_bits, _WINDOW).power
         else:
-            self._powers = None
-            self._linear = key.modulus.montgomery([key.n * key.modulus.radix])
+            modulus, n = key.modulus, key.modulus.montgomery([key.n * key.modulus.radix])
+            self._message = lambda m: modulus.add(modulus.multiply(modulus.unpack(m), n), modulus.one[None].copy())
 
     def hide(self, values: Integers, bits: int) -> Words:
         """Encrypt signed numbers (n,) one by one, as x + 2^(bits - 1) so that sums need no sign: (n, words)."""
@@ -176,14 +177,6 @@ class Hider:
 
         concurrently(chunk, pieces(len(messages), _CHUNK), self._threads)
         return out
-
-    def _message(self, messages: Words) -> Words:
-        # g^m, or 1 + n m: working Montgomery forms without randomness
-        modulus = self.modulus
-        if self._powers is not None:
-            return self._powers.power(messages)
-        scaled = modulus.multiply(modulus.unpack(messages), self._linear)
-        return modulus.add(scaled, modulus.one[np.newaxis].copy())
 
     def multiply(self, factors: Sequence[Words]) -> Words:
         """Add up messages: the product, row by row, of several arrays of ciphertexts (n, words)."""
