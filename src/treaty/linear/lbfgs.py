@@ -111,8 +111,7 @@ class Slice:
 
     def __init__(self, n_columns: int, *, memory: int, period: int, l2: float = 0.0, intercept: bool = False) -> None:
         self.weights = np.zeros(n_columns)
-        self._period = period
-        self._memory = memory
+        self._memory, self._period = memory, period
         self._l2 = np.full(n_columns, l2)
         if intercept:
             self._l2[-1] = 0.0
@@ -200,10 +199,8 @@ class Coordinator:
     """
 
     def __init__(self, *, memory: int, learning_rate: float, whole_table: bool = False, quadratic: bool = True) -> None:
-        self._learning_rate = learning_rate
-        self._whole_table = whole_table
+        self._memory, self._learning_rate, self._whole_table = memory, learning_rate, whole_table
         self._least = LEAST_CURVATURE if quadratic else LEAST_AGREED
-        self._memory = memory
         self._pairs = 0
         self._norms: deque[float] = deque(maxlen=STEPS_REMEMBERED)
 

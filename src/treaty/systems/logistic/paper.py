@@ -85,7 +85,7 @@ def train_slice(inputs: GlmInput, setting: Setting, own: OwnData) -> tuple[Float
     # the coordinator adds l2
     slice_ = replace(setting.solver, l2=0.0).slice(columns.shape[1], intercept=False)
     epochs = Epochs(inputs, setting, slice_, None)
-    epochs.begin()
+    epochs.report()
     X = columns * 2.0**-COLUMN_FRACTION
     while True:
         party.round += 1

@@ -138,7 +138,7 @@ def _train_slice(
     slice_ = setting.solver.slice(columns.shape[1], intercept=labels is not None)
     epochs = Epochs(inputs, setting, slice_, decider.coordinator, evals)
     kept.restore(epochs)
-    epochs.begin()
+    epochs.report()
     X = columns * 2.0**-COLUMN_FRACTION
     # 2 y of every row, times its weight
     pull = None

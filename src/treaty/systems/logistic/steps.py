@@ -174,8 +174,8 @@ class Epochs:
         self._inputs, self._party, self._setting, self._evals = inputs, inputs.party, setting, evals or {}
         self.schedule = setting.solver.schedule(self._evals, inputs.common.early_stopping_rounds)
 
-    def begin(self) -> None:
-        """Report that training begins, after the epochs that there are."""
+    def report(self) -> None:
+        """Report the losses of the epochs that there are, also before the first."""
         losses = {"train": self.schedule.losses, **self.schedule.eval_losses}
         self._inputs.observers.round_finished(self._party.round, losses)
 
@@ -215,8 +215,7 @@ class Epochs:
         end = EpochEnd(schedule.learning_rate, back, schedule.finished, schedule.best)
         for peer in self._party.peers:
             self._party.send(peer, end)
-        losses = {"train": schedule.losses, **schedule.eval_losses}
-        self._inputs.observers.round_finished(self._party.round, losses)
+        self.report()
         return end
 
     def _receive(self) -> EpochEnd:

@@ -233,7 +233,7 @@ def _minimise(
     # the penalty is on w, not on z
     slice_ = replace(setting.solver, l2=0.0).slice(local.shape[1], intercept=False)
     epochs = Epochs(inputs, setting, slice_, decider.coordinator, setup.eval_data(inputs, part.preparation))
-    epochs.begin()
+    epochs.report()
     before = np.zeros(0)
     while True:
         party.round += 1
