@@ -2,7 +2,7 @@
 
 Claims under KKRT: 100 000 ids with 100 000 in at most 2 s, both sides on one core; 1 000 000 with 1 000 000 in at most
 8 s on two cores, each process below 500 MB; 10 000 000 with 10 000 000 in at most 100 s, each below 1 GB. Under ECDH:
-100 000 in at most 30 s on one core; 1 000 000 in at most 3 minutes, below 500 MB. Between two processes over gRPC with
+100 000 in at most 30 s on one core; 1 000 000 in at most 3 minutes, below 500 MB. Between two processes over
 mutual TLS; half of the ids are common; reading the ids counts, and so does loading kernels, but not what numba loads
 before its first one, which jobs do while parties wait for each other. Linux only: memory is the peak of the whole
 process, libraries included. About five minutes; what is measured takes the place of its rows in the results, others
@@ -30,8 +30,8 @@ import pyarrow.compute as pc
 from treaty.data.ids import Psi, read_ids
 from treaty.machine.arrays import pieces
 from treaty.messaging.certificates import load_certificate
-from treaty.messaging.grpc_channel import GrpcChannel, Peer
 from treaty.messaging.party import Party, run_role
+from treaty.messaging.tls_channel import Peer, TlsChannel
 from treaty.node.identity import make_keys
 from treaty.systems.alignment.alignment import AlignmentOptions, align_active, align_passive
 
@@ -43,7 +43,7 @@ def play(name: str, folder: Path, count: int, threads: int, ports: list[int], ps
     first = 0 if name == "active" else count // 2
     peer = SIDES[1 - SIDES.index(name)]
     own_port, peer_port = ports if name == "active" else ports[::-1]
-    channel = GrpcChannel(
+    channel = TlsChannel(
         name,
         f"127.0.0.1:{own_port}",
         key=(folder / f"{name}.key.pem").read_bytes(),

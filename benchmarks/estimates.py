@@ -1,6 +1,6 @@
 """What `treaty check` expects of a job beside what the job takes: bytes, seconds, and memory of a process.
 
-Every system and cipher on made-up tables, each party a process of its own, over gRPC, `n_jobs=1`, on the cores of this
+Every system and cipher on made-up tables, each party a process of its own, over TLS, `n_jobs=1`, on the cores of this
 machine; where columns are split, two parties with 10 columns each whose rows are aligned by ids. Claims: bytes within
 30 % of all that is sent, seconds within a factor of 3 of the processor seconds of the busiest party, as if each had a
 machine of its own, and memory within a factor of 2. `estimates.csv` has a line for each job and kind of party; what all

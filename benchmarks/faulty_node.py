@@ -10,7 +10,7 @@ The file FOLDER/plan, FOLDER being that of NODE.toml, says in three words what h
 
 Without a plan a worker's messages are listed in FOLDER/messages. Variables of the environment: FAULTS_VERSION, the
 version of nodes' language that it speaks; FAULTS_SKEW, seconds by which its clock is ahead; FAULTS_TWICE, if every note
-and frame is sent twice.
+is sent twice, and the connection breaks after every frame of a job.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Plan:
 
 
 def ahead(seconds: float) -> None:
-    """Set the clock of Treaty's modules in this process; gRPC compares Python's clock with its own."""
+    """Set the clock of Treaty's modules in this process; TLS goes by the system's."""
     from treaty.node import proposals
 
     shown = types.SimpleNamespace(**{**vars(time), "time": lambda: time.time() + seconds})
@@ -94,7 +94,7 @@ def node(settings: str) -> None:
     ahead(float(os.environ.get("FAULTS_SKEW", "0")))
     exchange.VERSION = int(os.environ.get("FAULTS_VERSION", exchange.VERSION))
     if "FAULTS_TWICE" in os.environ:
-        exchange.NodeConversation.to_send = _twice(exchange.NodeConversation.to_send)  # type: ignore[method-assign]
+        exchange.NodeConversation._to_send = _twice(exchange.NodeConversation._to_send)  # type: ignore[method-assign]
 
     class Popen(subprocess.Popen[bytes]):
         def __init__(self, words: list[str], **given: Any) -> None:
@@ -117,13 +117,14 @@ def node(settings: str) -> None:
 
 def worker(folder: str) -> None:
     """Play a party."""
-    from treaty.messaging.grpc_link import PeerLink
     from treaty.messaging.party import Party
+    from treaty.messaging.tls import Line
+    from treaty.messaging.units import FRAME
     from treaty.node.worker import main
 
     ahead(float(os.environ.get("FAULTS_SKEW", "0")))
     plan, count, lock = Plan(Path(folder), "worker"), [0], threading.Lock()
-    write, hand_over = Party._write, PeerLink._hand_over
+    write, send = Party._write, Line.send
     listed = None if plan.there else (plan.folder / "messages").open("w", buffering=1)
 
     def counted(party: Party, talk: Any, message: Any, *given: Any) -> None:
@@ -136,13 +137,14 @@ def worker(folder: str) -> None:
         plan.at(type(message).__name__)
         write(party, talk, message, *given)
 
-    def handed_over(*given: Any) -> Any:
-        hand_over(*given)
-        return hand_over(*given)
+    def sent(line: Line, unit: bytes, *given: Any, **named: Any) -> None:
+        send(line, unit, *given, **named)
+        if unit[0] == FRAME:
+            line.break_off()
 
     Party._write = counted  # type: ignore[method-assign]
     if "FAULTS_TWICE" in os.environ:
-        PeerLink._hand_over = handed_over  # type: ignore[method-assign]
+        Line.send = sent  # type: ignore[method-assign]
     plan.at("begin")
     main()
 

@@ -13,7 +13,7 @@ random; that eight who hold ranges of the first column get the very same model i
 tables that defaults were chosen on and on three that were kept back; errors of a regression. About 15 minutes.
 
 `--speed` (`_speed.csv`, `_scaling.csv`, `_fits.csv`, and a figure): 200 trees of depth 4 on 8,192 x 11 (HIGGS) between
-three, in threads (bar 2.5 s) and between processes over gRPC (bar 6 s; set-up and the start of processes apart); 60
+three, in threads (bar 2.5 s) and between processes over TLS (bar 6 s; set-up and the start of processes apart); 60
 trees of depth 4 on 300,000 x 18 (flights) between 2 (mode="paper") to 32, and whether time and bytes grow at most
 linearly. All participants share this machine: every pair of them adds masks, so the work of all together grows with the
 square, that of each is linear, which is measured by the processor time of each party's thread, also where all have as
@@ -23,7 +23,7 @@ it from one to the other costs as much as the work, so every job is timed on one
 `--link` (`_link.csv`): lines of 20 Mbit/s and a round trip of 100 ms (and of 200, should the paper mean one way),
 simulated by the channel, beside what rounds and bytes predict. About 3 minutes.
 
-`--namespaces` (`_namespaces.csv`): the same between processes over gRPC, each in a network namespace of its own; root
+`--namespaces` (`_namespaces.csv`): the same between processes over TLS, each in a network namespace of its own; root
 on Linux, else it says what is missing. About a minute.
 """
 
@@ -288,7 +288,7 @@ def small_jobs(quick: bool) -> list[dict]:
     rows = at_random(x, y, 3)
     vertical = GBDTClassifier("federboost-vertical", **common)
     horizontal = GBDTClassifier(PROTOCOL, **common)
-    processes = GBDTClassifier(PROTOCOL, transport="grpc", **common)
+    processes = GBDTClassifier(PROTOCOL, transport="tls", **common)
     found = []
     jobs = [
         ("federboost-vertical, threads", vertical, lambda: vertical.fit(columns, y), None),
@@ -320,7 +320,7 @@ def small_jobs(quick: bool) -> list[dict]:
     took = undisturbed(between_processes, 1 if quick else 4)
     inside = took["setup"] + took["boosting"]
     found.append({
-        "job": f"{PROTOCOL}, processes over gRPC",
+        "job": f"{PROTOCOL}, processes",
         "s": took["total"],
         "start of processes s": took["total"] - inside,
         "set-up s": took["setup"],

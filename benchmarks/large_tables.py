@@ -29,7 +29,7 @@ import pyarrow.parquet as parquet
 from data import arguments, cpu_of_others, report, verdict
 from treaty import GBDTClassifier
 from treaty.data import reading
-from treaty.messaging.grpc_channel import GrpcChannel
+from treaty.messaging.tls_channel import TlsChannel
 from treaty.runs import party as jobs
 from treaty.runs import processes
 from treaty.runs.job import Job, Member
@@ -76,13 +76,13 @@ def play(folder: Path, name: str, limit: int) -> None:
         trees = [tree.value.tolist() for tree in model.parts_["pooled"].forest.trees]
     else:
         job = decoded_job((folder / "job.json").read_bytes())
-        sent, send = [0], GrpcChannel.send
+        sent, send = [0], TlsChannel.send
 
-        def noted(channel: GrpcChannel, to: str, frame: bytes, timeout: float) -> None:
+        def noted(channel: TlsChannel, to: str, frame: bytes, timeout: float, *, receipt: bool = False) -> None:
             sent.append(len(frame))
-            send(channel, to, frame, timeout)
+            send(channel, to, frame, timeout, receipt=receipt)
 
-        GrpcChannel.send = noted  # type: ignore[method-assign]
+        TlsChannel.send = noted  # type: ignore[method-assign]
         with Peak() as peak:
             part = jobs.train_party(job, name)
         trees = repr(part.splits)

@@ -77,7 +77,7 @@ def cells(name: str, setup: Setup, messages: dict[str, list[str]]) -> Iterator[C
         yield Cell("process's writes fail, last message", party, f"worker {last} full")
         yield Cell(f"disk full for {AWAY:g} s, mid-training", party, f"worker {mid} tell", fill)
         yield Cell(f"disk full for {AWAY:g} s, after-queued", party, "node after-queued tell", fill)
-        yield Cell("every note and frame twice", party, environment={"FAULTS_TWICE": "1"})
+        yield Cell("every note twice, a break after every frame", party, environment={"FAULTS_TWICE": "1"})
         yield Cell("clock two hours ahead", party, environment={"FAULTS_SKEW": "7200"})
         yield Cell("older version", party, environment={"FAULTS_VERSION": "0"}, apart="version")
     for seconds, reconnect in ((1, 12), (30, 60), (30, 5)):

@@ -1,6 +1,6 @@
 """Time, bytes and message rounds of a SecureBoost tree under sealed sums, beside open ones and XGBoost.
 
-Both parties on two cores, `n_jobs=1` each, threads of one process unless said ("grpc": a process each, over mutual
+Both parties on two cores, `n_jobs=1` each, threads of one process unless said ("tls": a process each, over mutual
 TLS). A tree is the difference between trainings of 2 and of more trees, so that set-up, which is its own column, is not
 in it. Lattice map, 3072-bit class. Each part can be run alone, and writes its own file:
 
@@ -90,7 +90,7 @@ def tree(quick: bool) -> list[dict]:
     tables, y = tables_of_clients()
     theirs = xgboost_tree(tables, y)
     rows = []
-    for sums, transport in (("open", "memory"), ("sealed", "memory"), ("open", "grpc"), ("sealed", "grpc")):
+    for sums, transport in (("open", "memory"), ("sealed", "memory"), ("open", "tls"), ("sealed", "tls")):
         found = one_tree(tables, y, sums, 2 if quick else 20, transport)
         rows.append({
             "sums": sums,

@@ -14,7 +14,7 @@ features took 796 MB where the sum above is 623 MB. In one run with 2,000 featur
 with MALLOC_MMAP_THRESHOLD_=1048576 took 139 MB instead of 216.
 Bins are counted as if all were filled; a level asks for at most 2^(depth - 2) nodes.
 Default of Credit Card Clients, 20 000 rows, Okamoto-Uchiyama with 3072 bits, depth 3; every party a process of its own
-over gRPC. Columns beyond the 23 are copies of random ones with noise of a tenth of their deviation, so that they fill
+over TLS. Columns beyond the 23 are copies of random ones with noise of a tenth of their deviation, so that they fill
 all bins. Linux only: peaks are read from, and reset in, /proc/self. `--setting NAME` measures one and leaves the
 others' results as they are. About 15 minutes on two cores; `--quick`: 500 features, 3 parties and 5000 rows.
 """

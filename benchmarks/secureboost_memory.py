@@ -1,4 +1,4 @@
-"""Memory that SecureBoost training adds to each party's process, between separate processes over gRPC.
+"""Memory that SecureBoost training adds to each party's process, between separate processes over TLS.
 
 Claim: from just before training (tables read, kernels compiled) a party's peak grows by at most three times the
 encrypted gradients (rows x 384 bytes at 3072 bits) plus its binned table (rows x columns bytes).

@@ -1,6 +1,6 @@
 """Wide tables: time, bytes and memory of a SecureBoost tree, open and sealed, and what `treaty check` expected of it.
 
-Drawn numbers, 32 bins, the lattice map. Each party is a process of its own over gRPC with two threads, on the cores of
+Drawn numbers, 32 bins, the lattice map. Each party is a process of its own over TLS with two threads, on the cores of
 this machine together. A tree is the mean of those after the first; set-up is all before the first, hints included. CPU
 seconds are those of both parties. Memory is the peak of a process: what is no file's, and with mapped files. Expected
 figures are the active party's, once it knows the passive one's size, and as if each party had its own machine.

@@ -81,7 +81,7 @@ print(
     "Parameters of `GBDTClassifier`, `GBDTRegressor`, `GBDTRanker`, and of the linear models `LogisticRegression`, "
     "`LinearRegression` and `PoissonRegressor`, whose systems are `Pooled`, `QuasiNewton` and `SGD`, and of "
     "`ColumnStatistics`, whose systems are `Pooled` and `Statistics`. In a job file "
-    "`protocol`, `active` and `n_jobs` stand at the top; `transport` does not: the parties always talk over gRPC.\n"
+    "`protocol`, `active` and `n_jobs` stand at the top; `transport` does not: the parties always talk over TLS.\n"
 )
 print_table(GBDTClassifier, alone)
 print("\n## Of the estimators of boosted trees alone\n")

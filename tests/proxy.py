@@ -26,6 +26,8 @@ class Proxy:
         self.cut_after: int | None = None
         self.bytes_per_second: float | None = None
         self.hangs_up = False
+        self.swallowed: set[socket.socket] = set()
+        self.stalled: set[socket.socket] = set()
         threading.Thread(target=self.accept, args=(self.listener,), daemon=True).start()
 
     def accept(self, listener: socket.socket) -> None:
@@ -50,7 +52,11 @@ class Proxy:
                 self.flowing.wait()
                 if self.bytes_per_second is not None:
                     time.sleep(len(data) / self.bytes_per_second)
+                while one in self.stalled:
+                    time.sleep(0.01)
                 self.carried += len(data)
+                if one in self.swallowed:
+                    continue
                 if self.cut_after is not None and self.carried > self.cut_after:
                     self.cut_after = None
                     self.cut()
@@ -80,6 +86,11 @@ class Proxy:
             time.sleep(seconds)
             self.take_again()
 
+    def ends(self, port: int) -> list[socket.socket]:
+        """Return both ends of the connection that a caller has from a port."""
+        at = next(k for k, end in enumerate(self.open) if k % 2 == 0 and end.getpeername()[1] == port)
+        return self.open[at : at + 2]
+
     def refuse(self) -> None:
         self.hang_up([self.listener])
 
@@ -92,6 +103,8 @@ class Proxy:
             for connection in self.open:
                 with contextlib.suppress(OSError):
                     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    # else the thread that reads it would keep it open
+                    connection.shutdown(socket.SHUT_RD)
                 connection.close()
         self.hang_up(self.open)
         self.open = []
@@ -106,3 +119,35 @@ class Proxy:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
             connection.close()
+
+
+class HttpProxy(Proxy):
+    """An HTTP proxy: opens a connection to the address that CONNECT names, for callers with the password, if any."""
+
+    def __init__(self, authorisation: str | None = None) -> None:
+        self.authorisation = authorisation
+        self.asked: list[str] = []
+        super().__init__("127.0.0.1:0")
+
+    def accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=self.answer, args=(listener.accept()[0],), daemon=True).start()
+
+    def answer(self, taken: socket.socket) -> None:
+        request = b""
+        while not request.endswith(b"\r\n\r\n"):
+            request += taken.recv(1)
+        first, *headers = request.decode().split("\r\n")
+        if self.authorisation is not None and f"Proxy-Authorization: {self.authorisation}" not in headers:
+            taken.sendall(b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n")
+            taken.close()
+            return
+        address = first.split(" ")[1]
+        self.asked.append(address)
+        host, _, port = address.rpartition(":")
+        other = socket.create_connection((host.strip("[]"), int(port)))
+        taken.sendall(b"HTTP/1.1 200 Connection established\r\nVia: 1.1 proxy\r\n\r\n")
+        self.open.extend((taken, other))
+        for one, to in ((taken, other), (other, taken)):
+            threading.Thread(target=self.carry, args=(one, to), daemon=True).start()

@@ -14,7 +14,7 @@ REQUIREMENTS = [
     *PROJECT["dependencies"],
     *(each for extra in PROJECT["optional-dependencies"].values() for each in extra),
 ]
-IMPORTED_AS = {"scikit-learn": "sklearn", "grpcio": "grpc"}
+IMPORTED_AS = {"scikit-learn": "sklearn"}
 OF_ANOTHER = {"llvmlite": "numba", "markupsafe": "jinja2"}  # modules that come with a dependency, which pins them
 FOR_TYPE_CHECKERS = {"typing_extensions"}  # which bring its stubs; it is never imported when anything runs
 TEXTS = [*ROOT.glob("src/**/*.py"), *ROOT.glob("docs/*.md"), *ROOT.glob("*.md")]
@@ -44,7 +44,6 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None
 
 
 KNOWN = {
-    "grpcio": (1, 66, 2),  # CVE-2024-7246, CVE-2024-11407
     "cryptography": (46, 0, 7),  # CVE-2024-12797, CVE-2026-26007, CVE-2026-34073, CVE-2026-39892
     "starlette": (1, 3, 1),  # CVE-2024-47874, CVE-2025-54121, CVE-2025-62727, CVE-2026-48710, limits of forms
     "h11": (0, 16),  # CVE-2025-43859

@@ -29,7 +29,7 @@ rng = np.random.default_rng(0)
 x = rng.normal(size=(300, 4))
 y = (x.sum(axis=1) > 0).astype(int)
 tables = {"bank": x[:, :2], "shop": x[:, 2:]}
-model = treaty.GBDTClassifier(treaty.SecureBoost(allow_exact_sums=True), n_estimators=2, transport="grpc")
+model = treaty.GBDTClassifier(treaty.SecureBoost(allow_exact_sums=True), n_estimators=2, transport="tls")
 model.fit(tables, y).save("model.treaty")
 again = treaty.load("model.treaty")
 assert (again.predict(tables) == model.predict(tables)).all()

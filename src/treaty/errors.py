@@ -96,16 +96,16 @@ class PeerError(TreatyError):
         Name of the party at fault.
     """
 
-    def __init__(self, peer: str, message: str) -> None:
-        super().__init__(message)
+    def __init__(self, peer: str, message: str, *, public: str | None = None) -> None:
+        super().__init__(message, public=public)
         self.peer = peer
 
 
 class PeerProtocolError(PeerError):
     """The peer sent a message that is malformed, repeated, out of order or oversized; `at` names it, or its field."""
 
-    def __init__(self, peer: str, message: str, at: str = "") -> None:
-        super().__init__(peer, f"{message} - at {at} from {peer}" if at else message)
+    def __init__(self, peer: str, message: str, at: str = "", *, public: str | None = None) -> None:
+        super().__init__(peer, f"{message} - at {at} from {peer}" if at else message, public=public)
 
 
 class PeerLost(PeerError):

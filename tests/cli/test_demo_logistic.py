@@ -62,7 +62,7 @@ def test_a_cipher_that_there_is_not_is_refused_before_any_data_is_read(model, mo
     ("options", "words"),
     [
         ("--model logistic --trees 5", "^--model logistic has no trees: leave --trees out$"),
-        ("--protocol pooled --transport grpc", "^protocol 'pooled' sends nothing: leave --transport out$"),
+        ("--protocol pooled --transport tls", "^protocol 'pooled' sends nothing: leave --transport out$"),
         ("--model logistic --protocol pooled --transport memory", "leave --transport out"),
         ("--split a/b --parties 2", "^--split says how many parties there are: leave --parties out$"),
         ("--protocol federboost-horizontal --split a/b", "splits rows: use --parties in place of --split$"),

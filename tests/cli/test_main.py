@@ -12,7 +12,7 @@ from runs.job_files import TREATY
 from treaty.cli import main
 from treaty.cli.main import app
 
-SLOW = ("numba", "pyarrow", "sklearn", "grpc")
+SLOW = ("numba", "pyarrow", "sklearn")
 
 
 @pytest.mark.parametrize("words", [["--version"], ["demo", "--help"]], ids=" ".join)

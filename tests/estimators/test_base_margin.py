@@ -117,7 +117,7 @@ def test_parties_in_processes_start_from_the_same_margins():
         treaty.GBDTClassifier(treaty.SecureBoost(**own), n_estimators=2, n_jobs=1, transport=transport).fit(
             cut(X, 2), Y, base_margin=MARGIN
         )
-        for transport in ("memory", "grpc")
+        for transport in ("memory", "tls")
     ]
     ours, theirs = (model.decision_function(cut(X, 2), base_margin=MARGIN) for model in found)
     np.testing.assert_array_equal(ours, theirs)

@@ -67,7 +67,7 @@ def test_every_way_of_splitting_a_table_weighs_eval_rows(protocol):
 
 @pytest.mark.slow
 def test_parties_in_processes_weigh_eval_rows():
-    how = [{"transport": of} for of in ("memory", "grpc")]
+    how = [{"transport": of} for of in ("memory", "tls")]
     found = [
         treaty.GBDTClassifier(
             treaty.FederBoostVertical(epsilon=float("inf"), mode="paper"), n_estimators=2, n_jobs=1, **of

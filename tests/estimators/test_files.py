@@ -132,7 +132,7 @@ def test_processes_of_tables_on_disk_train_the_same_model(tmp_path, monkeypatch)
     files = {name: named(tmp_path, TABLE.select(SPLIT[name]), name, "parquet") for name in "ac"}
     one, other = (
         treaty.GBDTClassifier(VERTICAL["lattice"], transport=transport, **OPTIONS).fit(files, Y)
-        for transport in ("memory", "grpc")
+        for transport in ("memory", "tls")
     )
     assert_same_trees(one, other)
 

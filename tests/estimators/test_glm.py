@@ -233,7 +233,7 @@ def test_fit_between_processes_gives_the_pooled_model():
     tables = cut_for_active(X, 2)
     given = {"standard_errors": True, "tol": 1e-6}
     alone = treaty.LinearRegression(**given).fit(tables, y)
-    model = treaty.LinearRegression("quasi-newton", transport="grpc", **given).fit(tables, y)
+    model = treaty.LinearRegression("quasi-newton", transport="tls", **given).fit(tables, y)
     np.testing.assert_allclose(whole(model.standard_errors_), whole(alone.standard_errors_), rtol=1e-6)
     np.testing.assert_allclose(model.predict(tables), alone.predict(tables), rtol=1e-5)
 

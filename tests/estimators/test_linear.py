@@ -400,7 +400,7 @@ def test_the_solver_decides_how_weights_are_found():
         ({"protocol": "sgd", "solver": "sgd"}, "SGD has no option 'solver'; solver is an option of Pooled"),
         ({"protocol": "quasi-newton", "key_bits": 1024}, "key_bits=1024"),
         ({"transport": "pigeon"}, "transport"),
-        ({"transport": "grpc"}, "transport"),
+        ({"transport": "tls"}, "transport"),
         ({"n_jobs": 0}, "n_jobs"),
         ({"random_state": -1}, "random_state"),
         ({"random_state": 2**130}, f"random_state={2**130}: expected"),

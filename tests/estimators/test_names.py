@@ -226,7 +226,7 @@ def test_a_function_that_is_no_metric_of_probabilities_is_named():
         with pytest.raises(treaty.ConfigError, match=said):
             treaty.GBDTClassifier(n_estimators=1, eval_metric=metric).fit(X, y, eval_set=(X, y))
     parties = {"bank": list(X.columns[:5]), "shop": list(X.columns[5:])}
-    apart = treaty.GBDTClassifier("secureboost", parties=parties, transport="grpc", eval_metric=brier_score_loss)
+    apart = treaty.GBDTClassifier("secureboost", parties=parties, transport="tls", eval_metric=brier_score_loss)
     with pytest.raises(treaty.ConfigError, match="cannot go to other processes: take transport='memory'"):
         apart.fit(X, y, eval_set=(X, y))
 

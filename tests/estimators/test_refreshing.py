@@ -199,7 +199,7 @@ def test_a_forest_that_went_on_between_parties_is_explained():
     np.testing.assert_allclose(added.sum(axis=2), more.decision_function(tables), atol=1e-10)
 
 
-@pytest.mark.parametrize("transport", [pytest.param("grpc", marks=pytest.mark.slow), "files"])
+@pytest.mark.parametrize("transport", [pytest.param("tls", marks=pytest.mark.slow), "files"])
 def test_processes_take_the_parts_of_the_finished_model(transport, monkeypatch):
     kind, options, X, y = of_loss("binary", rows=100)
     tables, options = cut(X, 2), {**options, "n_estimators": 1}
@@ -213,10 +213,10 @@ def test_processes_take_the_parts_of_the_finished_model(transport, monkeypatch):
 
         monkeypatch.setattr(processes, "run_all", run_all)
         with pytest.raises(ConfigError, match="enough"):
-            kind(OPEN, **options, transport="grpc").fit(tables, y, xgb_model=first)
+            kind(OPEN, **options, transport="tls").fit(tables, y, xgb_model=first)
         assert {name: part.model_id for name, part in found.items()} == dict.fromkeys(
             tables, first.parts_["p0"].model_id
         )
         return
-    more = kind(OPEN, **options, transport="grpc").fit(tables, y, xgb_model=first)
+    more = kind(OPEN, **options, transport="tls").fit(tables, y, xgb_model=first)
     assert_same_trees(more, kind(OPEN, **options).fit(tables, y, xgb_model=first))

@@ -315,7 +315,7 @@ def test_names_that_processes_cannot_have_are_refused_before_anything_is_written
     if protocol == "quasi-newton":
         kind, options = treaty.LogisticRegression, {"batch_size": 120}
     with pytest.raises(treaty.ConfigError, match=f"letters, digits, .* got '{re.escape(name)}'"):
-        flat(kind, protocol, transport="grpc", **options).fit(tables, *labels)
+        flat(kind, protocol, transport="tls", **options).fit(tables, *labels)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -325,7 +325,7 @@ def test_predicting_by_processes_writes_nothing_under_names_they_cannot_have(mon
     tables = {"../outside": X.iloc[:, :6], "b": X.iloc[:, 6:]}
     model = flat(treaty.GBDTClassifier, n_estimators=1, **FAST_KEY).fit(tables, y)
     with pytest.raises(treaty.ConfigError, match="letters, digits"):
-        model.set_params(transport="grpc").predict(tables)
+        model.set_params(transport="tls").predict(tables)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -473,7 +473,7 @@ def test_margins_are_the_log_odds_of_the_probabilities():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", all_but_first_slow("memory", "grpc"))
+@pytest.mark.parametrize("transport", all_but_first_slow("memory", "tls"))
 def test_hidden_inference_predicts_the_same(transport):
     X, y = real_table("binary")
     tables = cut(with_gaps(X), 3)

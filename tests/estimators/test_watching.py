@@ -190,7 +190,7 @@ def test_processes_give_the_same_metrics_and_print_them_at_the_end(capsys):
     model = treaty.GBDTClassifier(FAST, n_estimators=3, parties=parties, eval_metric=["auc", "logloss"], verbose=True)
     threads = model.fit(X, y, eval_set=(X_valid, y_valid)).evals_result_
     printed = capsys.readouterr().out
-    model.set_params(transport="grpc").fit(X, y, eval_set=(X_valid, y_valid))
+    model.set_params(transport="tls").fit(X, y, eval_set=(X_valid, y_valid))
     assert model.evals_result_ == threads
     assert capsys.readouterr().out == printed
 
@@ -230,7 +230,7 @@ def test_callbacks_that_cannot_be_called_are_refused():
     with pytest.raises(treaty.ConfigError, match="after_iteration"):
         treaty.GBDTClassifier(callbacks=[print]).fit(X, y)
     with pytest.raises(treaty.ConfigError, match="need transport='memory'"):
-        treaty.GBDTClassifier("secureboost", callbacks=[StopAfter(1)], transport="grpc").fit({"a": X}, y)
+        treaty.GBDTClassifier("secureboost", callbacks=[StopAfter(1)], transport="tls").fit({"a": X}, y)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ import pytest
 from pace import within
 from treaty.messaging.certificates import make_identity
 from treaty.messaging.channel import memory_channels
-from treaty.messaging.grpc_channel import GrpcChannel, Peer
-from treaty.messaging.grpc_server import Server
+from treaty.messaging.tls_channel import Peer, TlsChannel
 
 QUICK = {"keepalive_time": 1.0, "keepalive_timeout": 1.0, "reconnect": 1.0}
 
@@ -24,14 +23,14 @@ def identities():
 
 
 @pytest.fixture
-def grpc_end(identities):
-    """Make gRPC ends that are closed after the test: grpc_end("clinic", ["lab"], **options)."""
+def tls_end(identities):
+    """Make TLS ends that are closed after the test: tls_end("clinic", ["lab"], **options)."""
     with contextlib.ExitStack() as stack:
 
         def make(name, peers, *, identity=None, pins=None, **options):
             identity = identity or identities[name]
             pins = {peer: identities[peer].certificate for peer in peers} | (pins or {})
-            channel = GrpcChannel(
+            channel = TlsChannel(
                 name,
                 "127.0.0.1:0",
                 key=identity.key,
@@ -45,21 +44,8 @@ def grpc_end(identities):
 
 
 @pytest.fixture
-def calls(monkeypatch):
-    """Return the list of the deliveries that have reached a listening end, as gRPC's contexts, as it grows."""
-    reached, take = [], Server._take
-
-    def noted(server, peer, announced, pieces, context):
-        reached.append(context)
-        return take(server, peer, announced, pieces, context)
-
-    monkeypatch.setattr(Server, "_take", noted)
-    return reached
-
-
-@pytest.fixture
 def connect():
-    """Connect gRPC ends with each other, each in its thread, and return what each raised (or None) by name."""
+    """Connect TLS ends with each other, each in its thread, and return what each raised (or None) by name."""
 
     def connect(ends, addresses=None, timeout=10):
         addresses = addresses or {end.name: end.address for end in ends}
@@ -92,13 +78,13 @@ def together_fixture():
     return together
 
 
-@pytest.fixture(params=["memory", "grpc"])
-def ends(request, grpc_end, connect):
+@pytest.fixture(params=["memory", "tls"])
+def ends(request, tls_end, connect):
     """Channels of clinic, lab and shop, clinic being connected to both, by name."""
     if request.param == "memory":
         yield memory_channels(["clinic", "lab", "shop"])
         return
-    made = [grpc_end("clinic", ["lab", "shop"]), grpc_end("lab", ["clinic"]), grpc_end("shop", ["clinic"])]
+    made = [tls_end("clinic", ["lab", "shop"]), tls_end("lab", ["clinic"]), tls_end("shop", ["clinic"])]
     assert set(connect(made).values()) == {None}
     yield {end.name: end for end in made}
 

@@ -8,9 +8,9 @@ import sys
 import time
 from pathlib import Path
 
-from treaty.messaging.grpc_channel import GrpcChannel, Peer
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party, run_role
+from treaty.messaging.tls_channel import Peer, TlsChannel
 
 
 class Rows(Message):
@@ -29,7 +29,7 @@ def main():
     if "descriptors" in spec["options"]:
         files = spec["options"].pop("descriptors")
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-    channel = GrpcChannel(
+    channel = TlsChannel(
         spec["name"],
         "127.0.0.1:0",
         key=spec["key"].encode(),

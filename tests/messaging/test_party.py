@@ -39,7 +39,7 @@ def star(ends, **options):
 
 @pytest.fixture
 def parties(ends):
-    """Three parties over memory channels, then over gRPC."""
+    """Three parties over memory channels, then over TLS."""
     return star(ends)
 
 
@@ -307,7 +307,7 @@ def test_failure_of_one_party_ends_the_whole_star(parties, together):
     assert str(outcome["shop"]) == "clinic stopped the job: lab stopped the job: no key"
 
 
-def test_transcripts_of_both_sides_agree_and_memory_counts_as_grpc_does(parties):
+def test_transcripts_of_both_sides_agree_and_memory_counts_as_tls_does(parties):
     clinic, lab = parties["clinic"], parties["lab"]
     clinic.round = lab.round = 2
     clinic.send("lab", Rows(Array.of(np.zeros(1000, np.uint8))))

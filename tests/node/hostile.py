@@ -19,10 +19,11 @@ import msgspec
 
 from treaty import systems
 from treaty.machine import process
-from treaty.messaging.grpc_wire import grpc
+from treaty.messaging import units
+from treaty.messaging.tls import Line, dial, tls_context
 from treaty.node.cards import read_card
 from treaty.node.door import Door
-from treaty.node.exchange import TALK, VERSION
+from treaty.node.exchange import VERSION, _der
 from treaty.node.identity import Own, load_own, sign
 from treaty.node.proposals import Hello, Note, id_of, statement
 
@@ -119,47 +120,61 @@ class Peer:
         folder.mkdir(exist_ok=True)
         self._door = None if door is None else Door(None, folder, {self.card.name: door}, lambda *_: False)
         self._socket = at if self._door is None else self._door.peer_socket(self.card.name)
-        self._channels: list[Any] = []
+        self._lines: list[Line] = []
+        self._talks: list[Talk] = []
 
     def close(self) -> None:
-        for channel in self._channels:
-            channel.close()
+        for line in self._lines:
+            line.break_off()
+        for talk in self._talks:
+            talk.end()
+            for thread in talk.threads:
+                thread.join()
+        for line in self._lines:
+            line.close()
         if self._door is not None:
             self._door.close()
 
-    def channel(self, *options: tuple[str, Any], compression: Any = None) -> Any:
-        identity = self.own.identity
-        credentials = grpc.ssl_channel_credentials(self.card.certificate.encode(), identity.key, identity.certificate)
-        target = [("grpc.ssl_target_name_override", self.card.name), ("grpc.use_local_subchannel_pool", 1), *options]
-        channel = grpc.secure_channel(f"unix:{self._socket}", credentials, target, compression=compression)
-        self._channels.append(channel)
-        return channel
+    def line(self) -> Line:
+        """Open a connection, on which nothing is said yet."""
+        certificate = self.card.certificate.encode()
+        context = tls_context(self.own.identity, [certificate], listens=False)
+        self._lines.append(dial(f"unix:{self._socket}", context, _der(certificate), time.monotonic() + 10.0))
+        return self._lines[-1]
 
-    def talk(self, *, hello: bool = True, channel: Any = None, reads: bool = True, **options: Any) -> Talk:
-        """Open a conversation."""
-        talk = Talk(channel or self.channel(), reads=reads, **options)
-        if hello:
-            talk.say(Hello(VERSION, self.own.name, "1", secrets.token_bytes(16)))
-        return talk
+    def talk(self, hello: Any = None, *, reads: bool = True) -> Talk:
+        """Open a conversation; `hello` is a note, or bytes as they are, in place of the one expected."""
+        first = hello or Hello(VERSION, self.own.name, "1", secrets.token_bytes(16))
+        self._talks.append(Talk(self, first, reads=reads))
+        return self._talks[-1]
 
 
 class Talk:
     """One conversation as an attacker has it: what it says is up to it, what it hears is kept."""
 
-    def __init__(self, channel: Any, *, reads: bool = True, **options: Any) -> None:
+    def __init__(self, peer: Peer, hello: Any, *, reads: bool = True) -> None:
         self.heard: list[Any] = []
-        self.error: Any = None
+        self.error: OSError | None = None
         self.over = threading.Event()
+        self.threads: list[threading.Thread] = []
         self._out: deque[bytes | None] = deque()
         self._there = threading.Condition()
-        self.call = channel.stream_stream(f"/{TALK}/Talk")(self._sent(), **options)
-        if reads:
-            threading.Thread(target=self._read, daemon=True).start()
+        try:
+            self.line = peer.line()
+            content = _encoded(hello)
+            self.line.send(units.header(units.HELLO, len(content)), content)
+        except OSError as error:
+            self.error = error
+            self.over.set()
+            return
+        for work in [self._write, self._read] if reads else [self._write]:
+            self.threads.append(threading.Thread(target=work, daemon=True))
+            self.threads[-1].start()
 
     def say(self, *notes: Any) -> None:
         """Send notes, or bytes as they are."""
         with self._there:
-            self._out += [note if isinstance(note, bytes) else msgspec.msgpack.encode(note) for note in notes]
+            self._out += [_encoded(note) for note in notes]
             self._there.notify()
 
     def end(self) -> None:
@@ -181,24 +196,31 @@ class Talk:
             assert time.monotonic() < deadline, f"no {kind} in {seconds:g} s, but {self.heard}, {self.error}"
             time.sleep(0.02)
 
-    def _sent(self) -> Iterator[bytes]:
-        while not self.over.is_set():
-            with self._there:
-                self._there.wait_for(lambda: self._out, 0.5)
-                data = self._out.popleft() if self._out else b""
-            if data is None:
-                return
-            if data:
-                yield data
+    def _write(self) -> None:
+        with suppress(OSError):
+            while not self.over.is_set():
+                with self._there:
+                    self._there.wait_for(lambda: self._out, 0.5)
+                    data = self._out.popleft() if self._out else b""
+                if data is None:
+                    return self.line.break_off()
+                if data:
+                    self.line.send(units.header(units.FRAME, len(data)), data)
 
     def _read(self) -> None:
         try:
-            for data in self.call:
-                self.heard.append(msgspec.msgpack.decode(data, type=Note))
-        except grpc.RpcError as error:
+            while True:
+                found = self.line.header()
+                assert found.kind == units.FRAME, found
+                self.heard.append(msgspec.msgpack.decode(self.line.content(found), type=Note))
+        except OSError as error:
             self.error = error
         finally:
             self.over.set()
+
+
+def _encoded(note: Any) -> bytes:
+    return note if isinstance(note, bytes) else msgspec.msgpack.encode(note)
 
 
 def dialled(address: str, first: bytes = b"") -> socket.socket:

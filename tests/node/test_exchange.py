@@ -1,21 +1,27 @@
 """Conversations between nodes, with peers that are not who they say, say what they may not, or too much of it."""
 
 import os
+import socket
+import ssl
 import threading
 import time
+import tracemalloc
 from collections import Counter
+from contextlib import ExitStack, suppress
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.hostile import Peer, mutated, rss
+from node.hostile import Peer, is_hung_up, mutated, rss
 from pace import wait_until
-from treaty.messaging.grpc_wire import CHUNK, grpc
+from treaty.messaging import tls, units
+from treaty.messaging.tls import MOST_YOUNG, Listener, Refused, tls_context
+from treaty.messaging.units import header
 from treaty.node import exchange as exchanges
 from treaty.node.cards import fingerprint_of, read_card
-from treaty.node.exchange import MOST_CONVERSATIONS, VERSION, Exchange
+from treaty.node.exchange import CALLS_A_MINUTE, MOST_BYTES, MOST_CONVERSATIONS, VERSION, Exchange
 from treaty.node.identity import load_own, make_keys, revoke, trust, trusted
 from treaty.node.proposals import Back, HeadNote, Heartbeat, Hello, JobStatus, Note, Proposed, Wanted
 
@@ -100,11 +106,48 @@ def standing(tmp_path_factory):
         made.close()
 
 
-def begun(bank, name="shop", **options):
+def begun(bank, name="shop"):
     """Open a conversation, and wait until it has begun."""
-    talk = bank.peer(name).talk(**options)
+    talk = bank.peer(name).talk()
     talk.next(HeadNote)
     return talk
+
+
+def assert_heard(bank, talk):
+    """The node hears another peer all the while."""
+    talk.say(Wanted(OTHER))
+    wait_until(lambda: bank.desk.notes[-1:] == [("lab", Wanted(OTHER))])
+
+
+def is_ended(line, seconds=5.0):
+    """Whether the other end hangs up on a connection."""
+    try:
+        found = line.header(time.monotonic() + seconds)
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+    raise AssertionError(found)
+
+
+def drip(line):
+    with suppress(OSError):  # hung up on meanwhile
+        line.send(b"\0")
+
+
+def raw(bank):
+    """Open a connection to where the node's conversations are."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(str(bank.socket))
+    return connection
+
+
+def client_hello():
+    """Return the bytes with which TLS begins."""
+    context, out = ssl.create_default_context(), ssl.MemoryBIO()
+    with suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), out, server_hostname="bank").do_handshake()
+    return out.read()
 
 
 def threads():
@@ -123,7 +166,6 @@ def test_a_trusted_peer_is_met_and_heard(bank):
 def test_a_key_that_nobody_trusts_gets_no_further_than_the_handshake(bank):
     talk = bank.peer("stranger").talk()
     talk.wait_over(15.0)
-    assert talk.error.code() is grpc.StatusCode.UNAVAILABLE
     assert talk.heard == []
     assert bank.desk.met_peers == []
 
@@ -131,15 +173,16 @@ def test_a_key_that_nobody_trusts_gets_no_further_than_the_handshake(bank):
 def test_a_certificate_that_a_peer_has_signed_for_itself_is_not_its_card(bank, tmp_path):
     """Another key under a trusted name: the handshake takes none but the pinned certificates."""
     make_keys(tmp_path / "forged", "shop")
-    talk = Peer(tmp_path / "forged", "shop", bank.keys["bank"] / "bank.card", tmp_path / "q", None, bank.socket).talk()
-    talk.wait_over(15.0)
+    forger = Peer(tmp_path / "forged", "shop", bank.keys["bank"] / "bank.card", tmp_path / "q", None, bank.socket)
+    bank.peers.append(forger)
+    forger.talk().wait_over(15.0)
     assert bank.desk.met_peers == []
 
 
 @pytest.mark.parametrize("name", ["lab", "bank", "stranger", "", "shop ", "SHOP"])
 def test_a_trusted_peer_cannot_be_another(bank, name):
-    talk = bank.peer("shop").talk(hello=False)
-    talk.say(Hello(VERSION, name, "1", bytes(16)), Wanted(ID))
+    talk = bank.peer("shop").talk(Hello(VERSION, name, "1", bytes(16)))
+    talk.say(Wanted(ID))
     talk.wait_over(5.0)
     assert bank.desk.met_peers == []
     assert bank.desk.notes == []
@@ -150,25 +193,22 @@ def test_a_trusted_peer_cannot_be_another(bank, name):
     "first", [note for note in EVERY if not isinstance(note, Hello)], ids=lambda n: type(n).__name__
 )
 def test_nothing_is_heard_before_hello(bank, first):
-    talk = bank.peer("shop").talk(hello=False)
-    talk.say(first, EVERY[0], first)
+    talk = bank.peer("shop").talk(first)
+    talk.say(EVERY[0], first)
     talk.wait_over(5.0)
     assert bank.desk.notes == []
 
 
 def test_another_version_is_told_apart(bank):
-    talk = bank.peer("shop").talk(hello=False)
-    talk.say(Hello(VERSION + 1, "shop", "1", bytes(16)))
+    talk = bank.peer("shop").talk(Hello(VERSION + 1, "shop", "1", bytes(16)))
     talk.wait_over(5.0)
     assert bank.desk.met_peers == []
 
 
 def test_a_peer_that_never_says_hello_is_hung_up_on(bank, monkeypatch):
-    monkeypatch.setattr(exchanges, "HELLO_TIMEOUT", 1.0)
-    talk = bank.peer("shop").talk(hello=False)
-    talk.wait_over(5.0)
-    # on a busy machine the end of what it hears may come before that of the call
-    assert talk.error is None or talk.error.code() is grpc.StatusCode.CANCELLED
+    monkeypatch.setattr(tls, "HANDSHAKE_TIMEOUT", 1.0)
+    assert is_ended(bank.peer("shop").line())
+    assert bank.exchange._all() == []
 
 
 def test_a_peer_that_says_nothing_more_is_hung_up_on(bank, monkeypatch):
@@ -194,8 +234,7 @@ def test_a_revoked_peer_is_hung_up_on_within_seconds_also_where_it_only_listens(
     assert bank.desk.notes == []
     wait_until(lambda: bank.desk.gone == [("shop", "it is not trusted any more, or has another key")])
     assert not other.over.is_set()
-    again = bank.peer("shop").talk()  # a new handshake is refused, and so is a new call on a connection that stands
-    again.wait_over(15.0)
+    bank.peer("shop").talk().wait_over(15.0)  # its next handshake is refused
     assert len(bank.desk.met_peers) == 2
 
 
@@ -253,44 +292,158 @@ def test_whatever_nodes_do_not_say_ends_the_conversation_and_is_logged(bank, dat
     begun(bank)  # it may come again
 
 
-def test_a_message_beyond_the_limit_is_not_taken_in(bank):
-    before = rss(os.getpid())
-    talk = begun(bank)
-    talk.say(bytes(2 * CHUNK + 1))
+@pytest.mark.parametrize("size", [MOST_BYTES + 1, 1 << 30, 1 << 40, (1 << 64) - 1])
+def test_a_note_beyond_the_limit_is_refused_before_memory_is_taken(bank, size, caplog):
+    talk, other = begun(bank), begun(bank, "lab")
+    tracemalloc.start()
+    talk.line.send(header(units.FRAME, size), bytes(1000))
     talk.wait_over(10.0)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < MOST_BYTES
+    wait_until(lambda: "it sent an invalid note" in caplog.text)
+    assert_heard(bank, other)
+
+
+@pytest.mark.parametrize("size", [MOST_BYTES, 1 << 30, 1 << 40, (1 << 64) - 1])
+def test_a_connection_that_begins_with_a_frame_takes_no_memory(bank, size):
+    other, line = begun(bank, "lab"), bank.peer("shop").line()
+    tracemalloc.start()
+    line.send(header(units.FRAME, size), bytes(1000))
+    assert is_ended(line)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < MOST_BYTES
+    assert_heard(bank, other)
+
+
+@pytest.mark.parametrize("size", [(4 << 10) + 1, 1 << 40])
+def test_an_introduction_beyond_its_limit_is_not_taken_in(bank, size):
+    other, line = begun(bank, "lab"), bank.peer("shop").line()
+    line.send(header(units.HELLO, size), bytes(1000))
+    assert is_ended(line)
+    assert [peer for peer, _ in bank.desk.met_peers] == ["lab"]
+    assert_heard(bank, other)
+
+
+@pytest.mark.parametrize("kind", [units.WELCOME, units.REFUSED, units.ASK, units.PING, units.CLOSING, 9, 255])
+def test_a_connection_that_begins_with_another_unit_is_hung_up_on(bank, kind):
+    other, line = begun(bank, "lab"), bank.peer("shop").line()
+    line.send(header(kind))
+    assert is_ended(line)
+    assert_heard(bank, other)
+
+
+@pytest.mark.parametrize("kind", [*sorted(set(range(10)) - {units.FRAME}), 255])
+def test_a_unit_that_is_no_note_ends_the_conversation(bank, kind):
+    talk, other = begun(bank), begun(bank, "lab")
+    talk.line.send(header(kind))
+    talk.say(Wanted(ID))
+    talk.wait_over(5.0)
     assert bank.desk.notes == []
-    assert rss(os.getpid()) - before < 64
+    assert_heard(bank, other)
 
 
-@pytest.mark.parametrize("algorithm", [grpc.Compression.Gzip, grpc.Compression.Deflate])
-def test_a_compressed_message_is_refused_before_it_is_unpacked(bank, algorithm):
-    """Under the limit as it comes, and a thousand times as large as it goes."""
+@pytest.mark.parametrize("sent", [header(units.FRAME, 1000)[:10], header(units.FRAME, 1000) + bytes(500)])
+@pytest.mark.parametrize("drips", [False, True])
+def test_a_note_half_sent_is_silence(bank, monkeypatch, sent, drips):
+    """Also where more of it comes, byte by byte."""
+    talk, beating = begun(bank), begun(bank, "lab")
+    monkeypatch.setattr(exchanges, "SILENCE", 1.0)
+    talk.line.send(sent)
+    began = time.monotonic()
+    while not talk.over.wait(0.2):
+        assert time.monotonic() - began < 5.0
+        beating.say(Heartbeat())
+        if drips:
+            drip(talk.line)
+    wait_until(lambda: not bank.exchange.is_up("shop"))
+    assert bank.desk.notes == [("lab", Heartbeat())] * len(bank.desk.notes)
+    assert_heard(bank, beating)
+
+
+@pytest.mark.parametrize("sent", [b"", header(units.HELLO, 100)[:10], header(units.HELLO, 100) + bytes(50)])
+def test_an_introduction_that_drips_is_hung_up_on(bank, monkeypatch, sent):
+    other = begun(bank, "lab")
+    monkeypatch.setattr(tls, "HANDSHAKE_TIMEOUT", 1.0)
+    line, began = bank.peer("shop").line(), time.monotonic()
+    line.send(sent)
+    while not is_ended(line, 0.2):
+        assert time.monotonic() - began < 5.0
+        drip(line)
+    assert_heard(bank, other)
+
+
+def test_a_handshake_that_drips_is_hung_up_on(bank, monkeypatch):
+    other = begun(bank, "lab")
+    monkeypatch.setattr(tls, "HANDSHAKE_TIMEOUT", 1.0)
+    hello, began = client_hello(), time.monotonic()
+    with raw(bank) as connection:
+        for number in range(len(hello)):
+            with suppress(OSError):
+                connection.send(hello[number : number + 1])
+            if is_hung_up(connection, 0.2):
+                break
+            assert time.monotonic() - began < 5.0
+    assert number > 1
+    assert_heard(bank, other)
+
+
+def test_connections_that_never_introduce_themselves_leave_room_for_others(bank, monkeypatch):
+    before, other = threads(), begun(bank, "lab")
     peer = bank.peer("shop")
-    talk = peer.talk(channel=peer.channel(compression=algorithm), hello=False)
-    talk.say(Hello(VERSION, "shop", "1" * 40, bytes(16)), bytes(100 << 20))
-    before = rss(os.getpid())  # with the attacker's own copy
-    talk.wait_over(20.0)
-    assert bank.desk.met_peers == []
-    assert rss(os.getpid()) - before < 120
+    lines = [peer.line() for _ in range(20)]
+    with ExitStack() as stack:
+        strangers = [stack.enter_context(raw(bank)) for _ in range(3 * MOST_YOUNG)]
+        strangers[-1].sendall(client_hello()[:20])
+        assert all(is_ended(line) for line in lines)  # the oldest go
+        begun(bank)
+        more = threads() - before
+        assert more["treaty-caller"] <= MOST_YOUNG + 8
+        assert_heard(bank, other)
+    wait_until(lambda: (threads() - before)["treaty-caller"] <= 2)
+    assert len(bank.exchange._all()) == 2
 
 
-def test_more_metadata_than_anybody_needs_is_refused(bank):
-    talk = bank.peer("shop").talk(metadata=[(f"x-{number}", "y" * 1000) for number in range(100)])
-    talk.wait_over(10.0)
-    assert bank.desk.met_peers == []
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"x" * 100, header(units.FRAME, 1 << 40), header(units.WELCOME, 1 << 20), header(units.FRAME, 1) + b"\xc1"],
+    ids=["silence", "garbage", "terabyte", "welcome", "no note"],
+)
+def test_a_node_that_is_dialled_and_answers_what_it_likes_is_hung_up_on(bank, monkeypatch, answer):
+    """The next attempt to open a conversation follows, and others are talked with meanwhile."""
+    monkeypatch.setattr(exchanges, "HELLO_TIMEOUT", 1.0)
+    lab, own, ended = begun(bank, "lab"), load_own(bank.keys["shop"], "shop"), []
 
+    def serve(line, hello):
+        assert msgspec.msgpack.decode(hello, type=Note).name == "bank"
+        line.send(answer)
+        ended.append(is_ended(line))
 
-def test_another_method_is_none(bank):
-    with pytest.raises(grpc.RpcError) as refused:
-        bank.peer("shop").channel().unary_unary("/treaty.Mail/Watch")(b"", timeout=10.0)
-    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    context = tls_context(own.identity, [read_card(bank.keys["bank"] / "bank.card").certificate.encode()], listens=True)
+    listener = Listener("shop", f"unix:{bank.folder / 'shop.s'}", lambda: context, serve)
+    dialling = Exchange(
+        bank.own, lambda: trusted(bank.keys["bank"]), bank.desk.notify, bank.desk.status, bank.desk.head,
+        bank.folder / "s2", {"shop": bank.folder / "shop.s"}, "1",
+    )  # fmt: skip
+    dialling.start()
+    try:
+        wait_until(lambda: len(ended) >= 2)
+        assert all(ended)
+        assert [peer for peer, _ in bank.desk.met_peers] == ["lab"]
+        assert {peer for peer, _ in bank.desk.gone} == {"shop"}
+        assert not dialling.is_up("shop")
+        assert_heard(bank, lab)
+    finally:
+        dialling.close()
+        listener.close()
 
 
 # how much it says
 
 
 def test_a_flood_of_notes_is_slowed_down(bank):
-    """What is heard keeps to the rate, and memory to what gRPC takes in of a stream that is not read."""
+    """What is heard keeps to the rate, and memory to what sockets hold."""
     talk = begun(bank)
     before, began = rss(os.getpid()), time.monotonic()
     for _ in range(20_000):
@@ -339,27 +492,26 @@ def test_who_does_not_read_is_hung_up_on(bank, caplog):
 
 def test_a_peer_has_its_share_of_conversations_and_no_more_threads(bank):
     before = threads()
-    talks = [bank.peer("shop").talk(hello=number % 2 == 0) for number in range(5)]
-    peer = bank.peer("shop")
-    channel = peer.channel()
-    talks += [peer.talk(hello=False, channel=channel) for _ in range(8)]
+    talks = [bank.peer("shop").talk() for _ in range(12)]
     other = begun(bank, "lab")
     wait_until(lambda: sum(talk.over.is_set() for talk in talks) >= len(talks) - MOST_CONVERSATIONS)
     wait_until(lambda: len(bank.exchange._all()) <= MOST_CONVERSATIONS + 1)
     assert not other.over.is_set()
     more = threads() - before
-    assert more["treaty-grpc-call"] <= 20
+    assert more["treaty-caller"] <= MOST_CONVERSATIONS + 1
+    assert more["treaty-notes"] <= MOST_CONVERSATIONS + 1
 
 
 def test_a_peer_that_comes_and_goes_is_refused_after_a_while(bank):
     """Each coming and going is an entry in the audit log."""
     peer = bank.peer("shop")
-    for _ in range(exchanges.CALLS_A_MINUTE + 20):
+    for _ in range(CALLS_A_MINUTE + 20):
         talk = peer.talk()
         talk.say(b"\xc1")
         talk.wait_over(5.0)
-    assert talk.error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert len(bank.desk.met_peers) <= exchanges.CALLS_A_MINUTE + 2
+    assert isinstance(talk.error, Refused)
+    assert str(talk.error) == "too many conversations were opened"
+    assert len(bank.desk.met_peers) <= CALLS_A_MINUTE + 2
     begun(bank, "lab")
 
 

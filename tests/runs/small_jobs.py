@@ -1,4 +1,4 @@
-"""The smallest job of each system, and its parties played in threads of this process, over gRPC."""
+"""The smallest job of each system, and its parties played in threads of this process, over TLS."""
 
 from __future__ import annotations
 

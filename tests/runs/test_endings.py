@@ -14,7 +14,7 @@ from runs.job_files import finish, start
 from runs.small_jobs import SYSTEMS, model, played, write_job
 from treaty import files
 from treaty.errors import ConfigError, TreatyError
-from treaty.messaging.grpc_channel import GrpcChannel
+from treaty.messaging.tls_channel import TlsChannel
 from treaty.runs import local_checks
 from treaty.runs import party as runs
 from treaty.runs.connecting import check_writable
@@ -89,15 +89,15 @@ def test_a_party_that_cannot_keep_its_part_ends_all_with_its_error(tmp_path, mon
 def test_nobody_leaves_before_everybody_has_kept_its_part(tmp_path, monkeypatch, system):
     job = write_job(tmp_path, system)
     compile_kernels(job.system, job.settings()[0])
-    owners, close, seen = owners_of_model(job), GrpcChannel.close, {}
+    owners, close, seen = owners_of_model(job), TlsChannel.close, {}
 
-    def closing(channel: GrpcChannel) -> None:
+    def closing(channel: TlsChannel) -> None:
         # "staged" first: a part is renamed from it, and one renamed between the two looks would be seen in neither
         kept = {file.stem for ending in ("staged", "part") for file in (tmp_path / "model").glob(f"*.{ending}")}
         seen[channel.name] = kept.issuperset(owners)
         close(channel)
 
-    monkeypatch.setattr(GrpcChannel, "close", closing)
+    monkeypatch.setattr(TlsChannel, "close", closing)
     assert played(dict.fromkeys(job.parties, job)) == {}
     assert all(seen[owner] for owner in owners)
     assert set(model(job)) == set(owners)

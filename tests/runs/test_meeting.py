@@ -10,7 +10,7 @@ import pytest
 from pace import within
 from runs.small_jobs import played, write_job
 from treaty.errors import ConfigError, TreatyError
-from treaty.messaging import grpc_channel
+from treaty.messaging import tls_channel
 from treaty.runs import connecting as compared
 from treaty.runs.job import Align
 from treaty.runs.job_files import load_job
@@ -63,7 +63,7 @@ def test_all_differences_of_job_files_are_told_at_once(tmp_path, changes, words)
 
 def test_a_party_that_dials_one_that_has_ended_learns_why(tmp_path, monkeypatch):
     """c has a's reason in its mailbox: it need not wait for a connection with a, which has ended."""
-    ended, connect, close = threading.Event(), grpc_channel.GrpcChannel.connect, grpc_channel.GrpcChannel.close
+    ended, connect, close = threading.Event(), tls_channel.TlsChannel.connect, tls_channel.TlsChannel.close
 
     def dialling_late(channel, *args, **options):
         assert channel.name != "c" or ended.wait(within(60))
@@ -74,9 +74,9 @@ def test_a_party_that_dials_one_that_has_ended_learns_why(tmp_path, monkeypatch)
         if channel.name == "a":
             ended.set()
 
-    monkeypatch.setattr(grpc_channel.GrpcChannel, "connect", dialling_late)
-    monkeypatch.setattr(grpc_channel.GrpcChannel, "close", closing)
-    monkeypatch.setattr(grpc_channel, "LATE_PATIENCE", 0.5)
+    monkeypatch.setattr(tls_channel.TlsChannel, "connect", dialling_late)
+    monkeypatch.setattr(tls_channel.TlsChannel, "close", closing)
+    monkeypatch.setattr(tls_channel, "LATE_PATIENCE", 0.5)
     jobs = differing(tmp_path, ("n_estimators = 2", "n_estimators = 3"))
     said = played({name: msgspec.structs.replace(job, wait=10_000) for name, job in jobs.items()})
     assert "n_estimators = 2 at a, 3 at b" in said["c"]

@@ -17,7 +17,7 @@ import pytest
 from marks import slow
 from proxy import Proxy
 from runs.small_jobs import SYSTEMS, model, played, write_job
-from treaty.messaging.grpc_channel import GrpcChannel
+from treaty.messaging.tls_channel import TlsChannel
 from treaty.runs.job import Job
 from treaty.runs.warm_up import compile_kernels
 from treaty.systems.pooled import system as training
@@ -25,15 +25,15 @@ from treaty.systems.pooled import system as training
 
 def counting_sends(monkeypatch: pytest.MonkeyPatch, at: int = -1, then: Any = None) -> Any:
     """Count what all parties send; at one number call a function first. Return a function that tells the count."""
-    send, count, begun = GrpcChannel.send, itertools.count(), [0]
+    send, count, begun = TlsChannel.send, itertools.count(), [0]
 
-    def counted(channel: GrpcChannel, to: str, frame: bytes, timeout: float) -> None:
+    def counted(channel: TlsChannel, to: str, frame: bytes, timeout: float, *, receipt: bool = False) -> None:
         begun[0] = next(count)
         if begun[0] == at:
             then()
-        send(channel, to, frame, timeout)
+        send(channel, to, frame, timeout, receipt=receipt)
 
-    monkeypatch.setattr(GrpcChannel, "send", counted)
+    monkeypatch.setattr(TlsChannel, "send", counted)
     return lambda: begun[0]
 
 

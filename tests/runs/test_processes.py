@@ -1,4 +1,4 @@
-"""Whole jobs between processes over gRPC with mutual TLS, from the command line."""
+"""Whole jobs between processes over mutual TLS, from the command line."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_three_processes_explain_what_pooled_training_gives(trained, pooled):
 
 
 @pytest.mark.slow
-def test_an_estimator_over_grpc_equals_the_pooled_one():
+def test_an_estimator_over_tls_equals_the_pooled_one():
     """One of numbers: `test_processes_give_the_pooled_trees` in `test_objectives`."""
     X, y = real_table("multiclass", rows=150)
     X = with_gaps(with_categories(X))
@@ -148,7 +148,7 @@ def test_an_estimator_over_grpc_equals_the_pooled_one():
     options = {"n_estimators": 2, "min_child_samples": 3, "max_bin": 32}
     watched = [(tables, y)]
     pooled = treaty.GBDTClassifier(**options).fit(tables, y, sample_weight=weight, eval_set=watched)
-    federated = flat(treaty.GBDTClassifier, transport="grpc", **options, **FAST_KEY).fit(
+    federated = flat(treaty.GBDTClassifier, transport="tls", **options, **FAST_KEY).fit(
         tables, y, sample_weight=weight, eval_set=watched
     )
     assert_same_trees(federated, pooled)
@@ -433,7 +433,7 @@ def test_finished_trees_survive_a_killed_process_of_fit(monkeypatch):
     X, y = real_table("binary")
     tables = cut(X, 2)
     started_to_die(monkeypatch, "p1", ("", 6, "CheckpointReceipt"))
-    model = flat(treaty.GBDTClassifier, transport="grpc", n_estimators=5000, **FAST_KEY)
+    model = flat(treaty.GBDTClassifier, transport="tls", n_estimators=5000, **FAST_KEY)
     with pytest.raises(treaty.TreatyError, match=r"p1: killed by signal 9|p1 is lost"):
         model.fit(tables, y)
     assert 1 <= len(model.parts_["p0"].forest.trees) < 5000
@@ -445,7 +445,7 @@ def test_a_party_that_crashes_says_where(monkeypatch):
     X, y = real_table("binary")
     started_to_die(monkeypatch, "p1", ("", 2, ""), by=signal.SIGSEGV)
     with pytest.raises(treaty.TreatyError, match=r"p1: killed by signal 11, after\n(.*\n)*.*dying_party\.py"):
-        flat(treaty.GBDTClassifier, transport="grpc", n_estimators=2, **FAST_KEY).fit(cut(X, 2), y)
+        flat(treaty.GBDTClassifier, transport="tls", n_estimators=2, **FAST_KEY).fit(cut(X, 2), y)
 
 
 @pytest.mark.slow

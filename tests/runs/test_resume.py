@@ -194,7 +194,7 @@ def stopped(monkeypatch, tmp_path):
 def test_processes_go_on_from_what_threads_left(stopped):
     tables, y, folder = stopped
     begun = load_checkpoint(checkpoint_file(folder, "p0")).part.model_id
-    resumed = fit(tables, y, folder, transport="grpc")
+    resumed = fit(tables, y, folder, transport="tls")
     same(resumed, fit(tables, y))
     assert resumed.parts_["p0"].model_id == begun
 

@@ -407,5 +407,5 @@ def test_processes_give_the_pooled_trees():
     X, y = codes()
     tables = {"bank": X[["a", "b"]], "shop": X[["c", "d"]]}
     options = {**OPTIONS, "monotone_constraints": {"bank.a": 1, "shop.d": 1}, "interaction_constraints": [["a", "c"]]}
-    model = treaty.GBDTRegressor(BY_COLUMN["secureboost"], transport="grpc", **options).fit(tables, y)
+    model = treaty.GBDTRegressor(BY_COLUMN["secureboost"], transport="tls", **options).fit(tables, y)
     assert_same_trees(model, treaty.GBDTRegressor(**options).fit(tables, y))

@@ -207,7 +207,7 @@ def test_a_loss_that_treaty_has_gives_the_same_trees(table):
     np.testing.assert_allclose(brought.predict(tables), classes.predict_proba(tables)[:, 1], rtol=1e-12)
 
 
-@pytest.mark.parametrize("transport", ["memory", slow("grpc")])
+@pytest.mark.parametrize("transport", ["memory", slow("tls")])
 @pytest.mark.parametrize("loss", [Squared, Gamma])
 def test_trees_between_owners_of_columns_are_the_pooled_ones(table, loss, transport, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # the parties' processes import the class from here
@@ -336,7 +336,7 @@ def test_processes_of_owners_of_rows_import_the_class(monkeypatch):
     rows = by_label(3)
     apart, threads = (
         treaty.GBDTRegressor("federboost-horizontal", objective=Spread, transport=transport, **OPTIONS).fit(rows)
-        for transport in ("grpc", "memory")
+        for transport in ("tls", "memory")
     )
     assert_same_trees(apart, threads)
 

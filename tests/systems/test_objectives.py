@@ -170,7 +170,7 @@ def test_saved_models_predict_the_same(loss, tmp_path):
 def test_processes_give_the_pooled_trees(loss):
     X, y = counts()
     tables, options = cut(X, 2), {**OPTIONS, **LOSSES[loss]}
-    model = treaty.GBDTRegressor(OF_SYSTEMS["secureboost"], transport="grpc", **options).fit(tables, y)
+    model = treaty.GBDTRegressor(OF_SYSTEMS["secureboost"], transport="tls", **options).fit(tables, y)
     assert_same_trees(model, treaty.GBDTRegressor(**options).fit(tables, y))
 
 

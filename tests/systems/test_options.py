@@ -431,7 +431,7 @@ def test_a_job_file_with_an_option_in_the_wrong_table_says_which_is_right(tmp_pa
             with pytest.raises(ConfigError, match=rf"\[{place}\] has no option '{of.split()[0]}'; it belongs {right}"):
                 load_job(written(tmp_path, job_text(name, **line)))
     with pytest.raises(ConfigError, match=rf"\[{table}\] has no option 'transport'; .*\(a job file has none: its par"):
-        load_job(written(tmp_path, job_text(name, common='transport = "grpc"')))
+        load_job(written(tmp_path, job_text(name, common='transport = "tls"')))
     for field in ("own", "common"):  # what the tables are called inside
         with pytest.raises(ConfigError, match=f"the job has no field '{field}'"):
             load_job(written(tmp_path, job_text(name) + f'\n[{field}]\nmode = "paper"'))
@@ -447,7 +447,7 @@ def test_a_job_file_with_an_option_in_the_wrong_table_says_which_is_right(tmp_pa
         ("max_depth = 3", r"it belongs in \[boosting\]"),
         ("timeout = 5", "it belongs at the top of the job"),
         ('tabel = "a.csv"', "did you mean 'table'"),
-        ('colour = "red"', "it has address, listen, certificate, key, id, table, "),
+        ('colour = "red"', "it has address, listen, proxy, certificate, key, id, table, "),
     ],
 )
 def test_a_field_that_a_party_or_the_alignment_lacks_is_refused_with_its_place(tmp_path, line, right):

@@ -76,7 +76,7 @@ def test_processes_give_the_pooled_trees():
     X, y, qid = queries()
     tables = cut(X, 2)
     options = {"qid": qid, "eval_set": (tables, y), "eval_qid": [qid]}
-    model = ranker(OF_SYSTEMS["secureboost"], transport="grpc").fit(tables, y, **options)
+    model = ranker(OF_SYSTEMS["secureboost"], transport="tls").fit(tables, y, **options)
     pooled = ranker().fit(tables, y, **options)
     assert_same_trees(model, pooled)
     assert model.evals_result_ == pooled.evals_result_

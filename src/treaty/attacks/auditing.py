@@ -88,7 +88,7 @@ def audit(model: Any, X: Any, y: Any = None, sample_weight: Any = None, *, megab
     Raises
     ------
     ConfigError
-        If the protocol has no messages (``"pooled"``), if ``transport="grpc"``, if parties see more than `megabytes`,
+        If the protocol has no messages (``"pooled"``), if ``transport="tls"``, if parties see more than `megabytes`,
         which ends the training, and as `fit`.
     DataError
         As `fit`.

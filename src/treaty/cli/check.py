@@ -251,9 +251,9 @@ def demo(
         ),
     ] = None,
     transport: Annotated[
-        Literal["grpc", "memory"] | None,
+        Literal["tls", "memory"] | None,
         typer.Option(
-            help="memory: parties are threads of this process; grpc: one process each, mutual TLS (default memory)."
+            help="memory: parties are threads of this process; tls: one process each, mutual TLS (default memory)."
         ),
     ] = None,
     trees: Annotated[int | None, typer.Option(min=1, help="Boosting rounds. Default 20.")] = None,

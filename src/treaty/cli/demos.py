@@ -116,7 +116,7 @@ def _play(scenario: Scenario, system: System) -> None:
     batches = f", batches of {model.batch_size}" if regression else ""
     console.print(f"{len(train)} rows to train on, {len(test)} held back; {system.name}{batches}", style="bold")
     if system.split != "none" and model.transport == "memory":
-        console.print("all parties are threads of this process; --transport grpc: a process each, connected by TLS")
+        console.print("all parties are threads of this process; --transport tls: a process each, connected by TLS")
     if getattr(model.protocol, "allow_exact_sums", False):
         console.print(
             "allow_exact_sums: exact sums reveal bins of so few rows; parties of a real job must accept that"

@@ -109,7 +109,7 @@ def main() -> NoReturn:
             party = re.search(r" --as[ =](\S+)", " ".join(sys.argv))
             usual = Ended(int(ended.code), f"{BY_SIGNAL[int(ended.code)]}{f' at {party[1]}' if party else ''}")
             print(last_line(ended if isinstance(ended, Ended) else usual), file=sys.stderr)
-            # at once: a gRPC call that was interrupted can keep the interpreter from ending
+            # at once: a thread that still sends to a peer would be waited for
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(int(ended.code))

@@ -169,7 +169,7 @@ class TableEstimator(BaseEstimator):
         params = {name: getattr(self, name) for name in names} | self._fixed | changed
         trust([plain(params.get("objective"))])
         if "eval_metric" in params:
-            params["eval_metric"] = as_text(params["eval_metric"], in_processes=self.transport == "grpc")
+            params["eval_metric"] = as_text(params["eval_metric"], in_processes=self.transport == "tls")
         state = params.get("random_state")
         if not (state is None or state is np.random or isinstance(state, int | np.integer | np.random.RandomState)):
             raise ConfigError(f"expected random_state to be a whole number, a numpy RandomState or None, got {state!r}")
@@ -182,9 +182,9 @@ class TableEstimator(BaseEstimator):
         own.check(common)
         if self.n_jobs is not None and (not isinstance(self.n_jobs, (int, np.integer)) or self.n_jobs == 0):
             raise ConfigError(f"expected n_jobs to be a number of threads, -1 or None for all, got {self.n_jobs!r}")
-        if self.transport not in ("memory", "grpc"):
-            raise ConfigError(f"expected transport 'memory' or 'grpc', got {self.transport!r}")
-        if self.transport == "grpc" and system.split == "none":
+        if self.transport not in ("memory", "tls"):
+            raise ConfigError(f"expected transport 'memory' or 'tls', got {self.transport!r}")
+        if self.transport == "tls" and system.split == "none":
             raise ConfigError(f"protocol {system.name!r} has one party and no transport; leave transport='memory'")
         return system, own, common
 

@@ -89,7 +89,7 @@ class BoostedTrees(TrainedTrees):
     random_state: int | np.random.RandomState | None = None
     n_jobs: int | None = None
     active: str | None = None
-    transport: Literal["memory", "grpc"] = "memory"
+    transport: Literal["memory", "tls"] = "memory"
     parties: Mapping[str, Iterable[Any]] | None = None
     scale_pos_weight: float | None = None
     class_weight: Mapping[Any, float] | Literal["balanced"] | None = None

@@ -57,7 +57,7 @@ class LinearModel(TableEstimator):
     fractional_bits: int = 32
     n_jobs: int | None = None
     active: str | None = None
-    transport: Literal["memory", "grpc"] = "memory"
+    transport: Literal["memory", "tls"] = "memory"
     parties: Mapping[str, Iterable[Any]] | None = None
     verbose: bool | int = False
     missing: Literal["median", "raise", "drop"] | None = None

@@ -377,7 +377,7 @@ class Watch:
             raise ConfigError(f"expected verbose to be a bool, or the number of rounds between lines, got {verbose!r}")
         if any(not callable(getattr(callback, "after_iteration", None)) for callback in self._callbacks):
             raise ConfigError("expected callbacks with a method after_iteration(model, epoch, evals_log)")
-        if self._callbacks and model.transport == "grpc":
+        if self._callbacks and model.transport == "tls":
             raise ConfigError("callbacks are called in this process: they need transport='memory'")
         self._every, self._shown, self._begun = int(verbose), 0, False
         KernelCache.printed = self._every > 0

@@ -81,8 +81,8 @@ class LogisticRegression(Scored, ClassifierMixin, LinearModel):
         Threads; None for all cores.
     active : str or None, default None
         The party with the labels; None for the first.
-    transport : {"memory", "grpc"}, default "memory"
-        How `fit` runs the parties: in threads, or in a process each over gRPC with mutual TLS on this machine.
+    transport : {"memory", "tls"}, default "memory"
+        How `fit` runs the parties: in threads, or in a process each, connected by mutual TLS on this machine.
     parties : dict of str to (list of str or int), or None, default None
         The columns of each party in one table, as for `GBDTClassifier`.
     verbose : bool or int, default False

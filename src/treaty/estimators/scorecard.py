@@ -95,7 +95,7 @@ class Scorecard(LogisticRegression):
         l2: float = 0.0,
         n_jobs: int | None = None,
         active: str | None = None,
-        transport: Literal["memory", "grpc"] = "memory",
+        transport: Literal["memory", "tls"] = "memory",
         parties: Mapping[str, Iterable[Any]] | None = None,
         verbose: bool | int = False,
     ) -> None:

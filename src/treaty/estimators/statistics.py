@@ -52,8 +52,8 @@ class ColumnStatistics(TableEstimator):
         Threads; None for all cores.
     active : str or None, default None
         The party with the labels; None for the first.
-    transport : {"memory", "grpc"}, default "memory"
-        How `fit` runs the parties: in threads, or in a process each over gRPC with mutual TLS on this machine.
+    transport : {"memory", "tls"}, default "memory"
+        How `fit` runs the parties: in threads, or in a process each, connected by mutual TLS on this machine.
     parties : dict of str to (list of str or int), or None, default None
         The columns of each party in one table, by name or position. `fit` then takes one dataframe, or with positions
         one array, instead of a mapping of tables: ``{"bank": ["age", "income"], "shop": ["visits"]}``.
@@ -98,7 +98,7 @@ class ColumnStatistics(TableEstimator):
     correlation: Correlation = "pearson"
     n_jobs: int | None = None
     active: str | None = None
-    transport: Literal["memory", "grpc"] = "memory"
+    transport: Literal["memory", "tls"] = "memory"
     parties: Mapping[str, Iterable[Any]] | None = None
 
     def fit(

@@ -133,7 +133,7 @@ class GBDTClassifier(Scored, ClassifierMixin, BoostedTrees):
         The last metric decides early stopping. Only the party with the labels computes them. A function
         ``metric(y_true, y_pred)``, as in scikit-learn, gets the same arguments as in XGBoost: labels (numbers of
         classes) and predictions (two classes: the probability of the second; more: a column for each); lower is better.
-        It is called only in this process (not with ``transport="grpc"``), and neither sent nor saved.
+        It is called only in this process (not with ``transport="tls"``), and neither sent nor saved.
     early_stopping_rounds : int or None, default None
         Stop when the last eval set's last metric has not improved for so many rounds.
     early_stopping_min_delta : float, default 0
@@ -146,8 +146,8 @@ class GBDTClassifier(Scored, ClassifierMixin, BoostedTrees):
     active : str or None, default None
         The party with the labels; None for the first. `FederBoostHorizontal`: the participant that leads; with another
         name, a party without data leads. `FedXGB`: None.
-    transport : {"memory", "grpc"}, default "memory"
-        How `fit` runs the parties: in threads, or in a process each over gRPC with mutual TLS on this machine.
+    transport : {"memory", "tls"}, default "memory"
+        How `fit` runs the parties: in threads, or in a process each, connected by mutual TLS on this machine.
     parties : dict of str to (list of str or int), or None, default None
         The columns of each party in one table. With ``{"bank": ["age", "income"], "shop": ["visits"]}``, all methods
         take one dataframe (or with positions, one array) instead of a mapping of tables, so that `cross_val_score`,

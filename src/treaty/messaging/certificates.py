@@ -1,6 +1,6 @@
 """Who a party is on the network: a private key and a self-signed certificate that its peers pin.
 
-Certificates are ECDSA P-256 (gRPC's TLS accepts no Ed25519) with the party's name as the only subject alternative
+Certificates are ECDSA P-256, with the party's name as the only subject alternative
 name. There is no authority: organisations exchange certificates and compare fingerprints.
 
 All functions raise ConfigError for files, names, keys or certificates that cannot be used.

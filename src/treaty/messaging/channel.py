@@ -30,8 +30,8 @@ class Channel(Protocol):
     """One party's end of the transport: authenticated, in order per pair, and it notices a peer's death.
 
     A channel knows nothing of jobs, goodbyes or message types; those are the business of `Party`. `name` is the party
-    this end belongs to. `waits` says whether sending takes a round trip to the peer, so that sending to several peers
-    at once pays. `frame_bytes` are the most of a frame, None for any length; longer messages are sent in parts.
+    this end belongs to. `waits` says whether sending may have to wait for the peer, so that sending to several peers at
+    once pays. `frame_bytes` are the most of a frame, None for any length; longer messages are sent in parts.
     """
 
     name: str
@@ -41,13 +41,13 @@ class Channel(Protocol):
     def refusal(self, sender: str, nbytes: int, frames: int) -> str | None:
         """Return why a peer's message of so many bytes and frames can never be received, None if it can."""
 
-    def send(self, to: str, frame: bytes, timeout: float) -> None:
-        """Deliver an encoded envelope to a peer's mailbox; returns when it is there.
+    def send(self, to: str, frame: bytes, timeout: float, *, receipt: bool = False) -> None:
+        """Send an encoded envelope to a peer's mailbox, where it arrives once; with `receipt`, wait until it has.
 
         Waits while too much that was sent to the peer is unread. Raises PeerLost if the peer is gone, PeerTimeout if it
         took nothing for `timeout` seconds (the text says whether its connection stood), PeerProtocolError if it refuses
-        the connection, and LocalProtocolError if `to` is unknown, the frame is larger than the peer accepts, or this
-        channel is closed.
+        the connection or has refused a frame, as one larger than it accepts, and LocalProtocolError if `to` is unknown
+        or this channel is closed.
         """
 
     def receive(self, timeout: float) -> Arrival | None:
@@ -238,8 +238,7 @@ class LinkSpeed:
     A frame of n bytes waits until the frames sent before it, to any peer, have left; takes ``8 n / bits_per_second``
     to leave; and arrives `delay` seconds after that (a round trip of 100 ms has ``delay=0.05``), all in real time.
     The downlink, losses, TCP's slow start and the bytes of TLS and TCP are not modelled. `send` does not wait for the
-    line, as if a socket's buffer had much room; `GrpcChannel.send` waits for an acknowledgment, one round trip a
-    message.
+    line, as if a socket's buffer had much room.
     """
 
     bits_per_second: float
@@ -291,7 +290,7 @@ class MemoryChannel:
     def refusal(self, sender: str, nbytes: int, frames: int) -> None:
         return None
 
-    def send(self, to: str, frame: bytes, timeout: float) -> None:
+    def send(self, to: str, frame: bytes, timeout: float, *, receipt: bool = False) -> None:
         """Put the frame into the peer's inbox, for the time it arrives; waits only for `_UNREAD` bytes to be read."""
         if to not in self._names or to == self.name:
             raise LocalProtocolError(f"expected a peer of {self.name}, got {to!r} - at send")

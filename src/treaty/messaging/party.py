@@ -99,11 +99,11 @@ class Party:
         self._over = False
 
     def send(self, to: str, message: Message) -> None:
-        """Send a message to one of `peers`; returns when it is in the peer's mailbox.
+        """Send a message to one of `peers`; returns when it is on its way.
 
         Raises PeerAborted if any peer has stopped the job, PeerLost if `to` is gone or has left, PeerTimeout if it
         takes nothing for `timeout` seconds, PeerProtocolError if a peer has sent something wrong meanwhile or `to`
-        refuses the connection, and LocalProtocolError if the message cannot be encoded or is too large for `to`.
+        refuses the connection or a message that is too large, and LocalProtocolError if the message cannot be encoded.
         """
         talk, doing = self._outgoing(to, message)
         with self._sending[to]:
@@ -295,7 +295,7 @@ class Party:
                 return
             try:
                 (frame,) = talk.write(message, self.round)
-                self.channel.send(peer, frame, patience)
+                self.channel.send(peer, frame, patience, receipt=True)
                 if isinstance(message, Abort):
                     self._record_sent(peer, message, len(frame))
             except TreatyError as error:
@@ -316,7 +316,7 @@ class Party:
 
     def _write(self, talk: Conversation, message: Message, timeout: float | None = None) -> None:
         nbytes = 0
-        # a long message is sent as several frames, each after the one before is in the peer's mailbox
+        # a long message is sent as several frames
         for frame in talk.write(message, self.round, self.channel.frame_bytes):
             self.channel.send(talk.peer, frame, self.timeout if timeout is None else timeout)
             talk.wrote()
@@ -343,10 +343,8 @@ class Party:
         for peer in needed:
             if peer in self._lost:
                 lost = self._lost[peer]
-                error = PeerLost(peer, f"{lost}; {doing}")
-                # without the peer's address
-                error.public = f"{lost.public or lost}; {doing}"
-                raise error
+                # in public without the peer's address
+                raise PeerLost(peer, f"{lost}; {doing}", public=f"{lost.public or lost}; {doing}")
 
     def _raise_if_left(self, talk: Conversation, doing: str) -> None:
         if talk.left:

@@ -18,11 +18,12 @@ import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable, Container, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from treaty.files import explained
-from treaty.messaging.grpc_wire import HANDSHAKE_TIMEOUT
+from treaty.messaging.tls import HANDSHAKE_TIMEOUT, connected
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ MOST_OF_A_HOST = 400
 MOST_YOUNG = 200
 # Seconds after which a connection is trusted: without a pinned certificate it has been closed by then.
 YOUTH = PATIENCE + HANDSHAKE_TIMEOUT + 1.0
-# Seconds after which an idle connection is closed, at most twice as many; gRPC's ends ping each other every ten.
+# Seconds after which an idle connection is closed, at most twice as many; both ends ping each other every ten.
 IDLE = 120.0
 # Maximum simultaneous requests of a peer to be dialled back; further ones are ignored.
 MOST_BACKS = 16
@@ -55,16 +56,27 @@ class Door:
 
     `addresses` has the peers' addresses, if they have one. The door runs in its own thread until `close`. `jobs` may be
     set to the ids of open jobs: a peer that dials the process of one before it listens is refused without a warning,
-    as it will retry. Raises ConfigError if it cannot listen at the address.
+    as it will retry. `proxy`, ``http://[user:password@]host:port``, is an HTTP proxy through which peers are dialled.
+    Raises ConfigError if it cannot listen at the address.
     """
 
-    def __init__(self, listen: str | None, folder: Path, addresses: Mapping[str, str], ask_back: AskBack) -> None:
+    def __init__(
+        self,
+        listen: str | None,
+        folder: Path,
+        addresses: Mapping[str, str],
+        ask_back: AskBack,
+        proxy: str | None = None,
+    ) -> None:
         self.address: str | None = None
         self.jobs: Container[str] = ()
         self._listen, self.folder, self._addresses, self._ask_back = listen, folder, addresses, ask_back
+        self._proxy = proxy
         # The socket at which the node itself listens for conversations.
         self.node_socket = folder / "node"
         self._loop = asyncio.new_event_loop()
+        # Peers that do not answer keep a thread each; with few, others would not be dialled.
+        self._loop.set_default_executor(ThreadPoolExecutor(100, "treaty-dial"))
         # By token: the connection that comes back.
         self._awaited: dict[str, asyncio.Future[_End]] = {}
         # Of the open port, and for conversations with peers; and by job, one for each peer.
@@ -258,9 +270,9 @@ class Door:
         join(end, outer)
 
     async def _dial(self, peer: str, wanted: str) -> _End:
-        host, _, port = self._addresses[peer].rpartition(":")
-        opened = self._loop.create_connection(lambda: _End(self._ends), host.strip("[]"), int(port))
-        _, outer = await asyncio.wait_for(opened, DIAL_TIMEOUT)
+        to = self._addresses[peer], DIAL_TIMEOUT, self._proxy
+        connection = await self._loop.run_in_executor(None, connected, *to)
+        _, outer = await self._loop.create_connection(lambda: _End(self._ends), sock=connection)
         outer.transport.write(f"TREATY/1 {wanted}\n".encode())
         return outer
 

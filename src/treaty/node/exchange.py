@@ -1,8 +1,8 @@
 """Conversations between nodes: one between each two, kept open while both run.
 
-A conversation is one bidirectional gRPC stream under mutual TLS. The node that knows the other's address opens it, and
-retries with growing pauses. It carries proposals, and each node's status of the jobs of both. A status is complete, so
-losing one or sending it twice does no harm: after an interruption both nodes send theirs again.
+A conversation is one connection under mutual TLS, with a note in each unit. The node that knows the other's address
+opens it, and retries with growing pauses. It carries proposals, and each node's status of the jobs of both. A status is
+complete, so losing one or sending it twice does no harm: after an interruption both nodes send theirs again.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 import random
 import secrets
+import ssl
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from cryptography import x509
@@ -23,8 +24,9 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from treaty.errors import TreatyError
 from treaty.files import decoder_of
-from treaty.messaging.grpc_wire import DaemonThreads, grpc, limiting_options, ping_options
+from treaty.messaging import units
 from treaty.messaging.messages import clean
+from treaty.messaging.tls import HANDSHAKE_TIMEOUT, Line, Listener, dial, reason_of, tls_context
 from treaty.node.cards import Card
 from treaty.node.identity import Own
 from treaty.node.proposals import Back, HeadNote, Heartbeat, Hello, JobStatus, Note, Proposed, Wanted
@@ -32,8 +34,9 @@ from treaty.node.proposals import Back, HeadNote, Heartbeat, Hello, JobStatus, N
 logger = logging.getLogger(__name__)
 
 # Version of the notes; both nodes must have the same.
-VERSION = 2
-TALK = "treaty.Node"
+VERSION = 3
+# Maximum bytes of a note.
+MOST_BYTES = 512 << 10
 # Maximum seconds between two attempts to open a conversation.
 LONGEST_PAUSE = 15.0
 # Sustained rate of a peer's notes; a faster peer is slowed down. Costly or long notes count as several.
@@ -45,7 +48,7 @@ MOST_CONVERSATIONS = 4
 # Seconds for a peer to send Hello.
 HELLO_TIMEOUT = 10.0
 # Seconds without any note after which a conversation ends; nodes send `Heartbeat` every five.
-SILENCE = 60.0
+SILENCE = 20.0
 # Maximum unread notes for a peer; then the conversation ends.
 MOST_UNSENT = 1000
 # A longer note counts as several.
@@ -65,13 +68,12 @@ class NodeConversation:
     """One end of a conversation: notes to send, and jobs whose status has changed.
 
     `peer` is the name to whose card the certificate of the other end belongs, `incarnation` identifies its process
-    (empty before Hello), `received` is the time of its last note, and `call` is the gRPC call, which can be cancelled.
+    (empty before Hello), and `received` is the time of its last note.
     """
 
-    def __init__(self, peer: str, certificate: bytes) -> None:
-        self.peer, self.certificate, self.received = peer, certificate, time.monotonic()
+    def __init__(self, peer: str, line: Line) -> None:
+        self.peer, self.line, self.received = peer, line, time.monotonic()
         self.incarnation = b""
-        self.call: Any = None
         self._changed = threading.Condition()
         self._notes: deque[Note] = deque()
         self._jobs: dict[str, None] = {}
@@ -105,26 +107,28 @@ class NodeConversation:
             self._notes.clear()
             self._jobs.clear()
         self.end()
-        if self.call is not None:
-            self.call.cancel()
+        self.line.break_off()
 
-    def to_send(self, view: Callable[[str], JobStatus]) -> Iterator[bytes]:
-        """Yield encoded notes until the end, each taken from the queue only when it can be sent."""
-        while True:
-            note: Note | None = None
-            job = ""
-            with self._changed:
-                if not (self._notes or self._jobs or self._ended):
-                    self._changed.wait(_HEARTBEAT)
-                if self._notes:
-                    note = self._notes.popleft()
-                elif self._jobs:
-                    job = next(iter(self._jobs))
-                    del self._jobs[job]
-                elif self._ended:
-                    return
-            # A status is read only now, so that the newest one is sent; outside the lock, as it reads the database.
-            yield msgspec.msgpack.encode(note or (view(job) if job else Heartbeat()))
+    def write(self, view: Callable[[str], JobStatus]) -> None:
+        """Send notes until the end, each taken from the queue only when it can be sent."""
+        with suppress(OSError):
+            while True:
+                note: Note | None = None
+                job = ""
+                with self._changed:
+                    if not (self._notes or self._jobs or self._ended):
+                        self._changed.wait(_HEARTBEAT)
+                    if self._notes:
+                        note = self._notes.popleft()
+                    elif self._jobs:
+                        job = next(iter(self._jobs))
+                        del self._jobs[job]
+                    elif self._ended:
+                        break
+                # A status is read only now, so that the newest one is sent; outside the lock, as it reads the database.
+                content = msgspec.msgpack.encode(note or (view(job) if job else Heartbeat()))
+                self.line.send(units.header(units.FRAME, len(content)), content)
+        self.line.break_off()
 
 
 class _TokenBucket:
@@ -176,18 +180,10 @@ class Exchange:
         # All conversations, oldest first.
         self._open: list[NodeConversation] = []
         self._closing = threading.Event()
-        self._served: dict[str, Card] = {}
-        self._threads = DaemonThreads()
-        handler = grpc.stream_stream_rpc_method_handler(self._answer)
-        self._server = grpc.server(
-            self._threads,
-            handlers=[grpc.method_handlers_generic_handler(TALK, {"Talk": handler})],
-            options=[*_options(), *limiting_options(max(1, len(self._trusted())))],
-        )
-        credentials = grpc.dynamic_ssl_server_credentials(
-            self._configuration(self._trusted()), self._reconfigured, require_client_authentication=True
-        )
-        self._server.add_secure_port(f"unix:{listen}", credentials)
+        # the cards that the present TLS context admits
+        self._admitted: tuple[dict[str, Card], ssl.SSLContext] | None = None
+        self._listen_at = f"unix:{listen}"
+        self._listener: Listener | None = None
         self._callers = [
             threading.Thread(target=self._call, args=(peer, path), name=f"treaty-call-{peer}", daemon=True)
             for peer, path in dial.items()
@@ -196,7 +192,7 @@ class Exchange:
 
     def start(self) -> None:
         """Start to answer and to dial."""
-        self._server.start()
+        self._listener = Listener(self._own.name, self._listen_at, self._context, self._answer)
         for caller in self._callers:
             caller.start()
 
@@ -204,8 +200,11 @@ class Exchange:
         self._closing.set()
         for talk in self._all():
             talk.end()
-        self._server.stop(grace=1.0).wait()
-        self._threads.shutdown()
+        if self._listener is not None:
+            self._listener.close()
+        deadline = time.monotonic() + 1.0
+        while self._all() and time.monotonic() < deadline:
+            time.sleep(0.01)
         for talk in self._all():
             talk.break_off()
 
@@ -240,48 +239,52 @@ class Exchange:
 
     def _trusts(self, talk: NodeConversation) -> bool:
         card = self._trusted().get(talk.peer)
-        return card is not None and _der(card.certificate.encode()) == talk.certificate
+        return card is not None and _der(card.certificate.encode()) == talk.line.certificate
 
     def _newest(self, peer: str) -> NodeConversation | None:
         with self._lock:
             return next(reversed(self._talks.get(peer, [])), None)
 
-    def _configuration(self, trusted: Mapping[str, Card]) -> Any:
-        self._served = dict(trusted)
-        roots = [card.certificate for card in trusted.values()] or [self._own.card.certificate]
-        identity = self._own.identity
-        return grpc.ssl_server_certificate_configuration(
-            [(identity.key, identity.certificate)], root_certificates="".join(roots).encode()
-        )
-
-    def _reconfigured(self) -> Any:
-        """Return the new TLS configuration if trusted cards have changed; called before each handshake."""
+    def _context(self) -> ssl.SSLContext:
+        """Return the TLS context for the next handshake, which admits the cards that are trusted now."""
         try:
             trusted = dict(self._trusted())
         except TreatyError as error:
             logger.warning("cannot read the keys of peers: %s", error)
-            return None
-        return None if trusted == self._served else self._configuration(trusted)
+            trusted = {} if self._admitted is None else self._admitted[0]
+        if self._admitted is None or trusted != self._admitted[0]:
+            pinned = [card.certificate.encode() for card in trusted.values()]
+            context = tls_context(self._own.identity, pinned or [self._own.identity.certificate], listens=True)
+            self._admitted = trusted, context
+        return self._admitted[1]
 
-    def _answer(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+    def _answer(self, line: Line, hello: memoryview) -> None:
         """Run a conversation that a peer has opened."""
         # TLS has checked the certificate; which peer it belongs to is decided by the trusted cards.
-        presented = _der(context.auth_context()["x509_pem_cert"][0])
-        owners = (name for name, card in self._trusted().items() if _der(card.certificate.encode()) == presented)
-        peer = next(owners, "")
+        certificates = {name: _der(card.certificate.encode()) for name, card in self._trusted().items()}
+        peer = next((name for name, certificate in certificates.items() if certificate == line.certificate), "")
         if not peer:
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, "the certificate presented is not trusted here")
+            line.refuse("the certificate presented is not trusted here")
+            return
         with self._lock:
             welcome = self._arrivals.setdefault(peer, _TokenBucket(CALLS_A_MINUTE, 60.0)).has(1.0)
         if not welcome:
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many conversations were opened")
-        talk = NodeConversation(peer, presented)
-        talk.call = context
-        context.add_callback(talk.end)
+            line.refuse("too many conversations were opened")
+            return
+        talk = NodeConversation(peer, line)
+        talk.send(self._hello)
+        self._run(talk, hello)
+
+    def _run(self, talk: NodeConversation, first: memoryview | None = None) -> str:
+        """Run a conversation until it ends; return why it did."""
         self._opened(talk)
-        threading.Thread(target=self._listen, args=(talk, requests), daemon=True).start()
-        yield msgspec.msgpack.encode(self._hello)
-        yield from talk.to_send(self._status)
+        writing = threading.Thread(target=talk.write, args=(self._status,), name="treaty-notes", daemon=True)
+        writing.start()
+        try:
+            return self._listen(talk, _notes(talk.line, first))
+        finally:
+            writing.join(1.0)
+            talk.line.break_off()
 
     def _call(self, peer: str, path: Path) -> None:
         """Open a conversation with a peer again and again, until `close`."""
@@ -301,18 +304,15 @@ class Exchange:
 
     def _converse(self, peer: str, path: Path, card: Card) -> str:
         """Run one conversation with a peer; return why it ended."""
-        identity = self._own.identity
-        credentials = grpc.ssl_channel_credentials(card.certificate.encode(), identity.key, identity.certificate)
-        target = ("grpc.ssl_target_name_override", peer)
-        with grpc.secure_channel(f"unix:{path}", credentials, [*_options(), target]) as channel:
-            talk = NodeConversation(peer, _der(card.certificate.encode()))
-            talk.send(self._hello)
-            talk.call = channel.stream_stream(f"/{TALK}/Talk")(talk.to_send(self._status))
-            self._opened(talk)
-            try:
-                return self._listen(talk, talk.call)
-            finally:
-                talk.call.cancel()
+        certificate, deadline = card.certificate.encode(), time.monotonic() + HANDSHAKE_TIMEOUT
+        try:
+            context = tls_context(self._own.identity, [certificate], listens=False)
+            with closing(dial(f"unix:{path}", context, _der(certificate), deadline)) as line:
+                hello = msgspec.msgpack.encode(self._hello)
+                line.send(units.header(units.HELLO, len(hello)), hello, deadline)
+                return self._run(NodeConversation(peer, line))
+        except OSError as error:
+            return reason_of(error)
 
     def _opened(self, talk: NodeConversation) -> None:
         with self._lock:
@@ -322,14 +322,13 @@ class Exchange:
         for old in of_peer[:-MOST_CONVERSATIONS]:
             old.break_off()
 
-    def _listen(self, talk: NodeConversation, notes: Iterator[bytes]) -> str:
+    def _listen(self, talk: NodeConversation, notes: Iterator[memoryview]) -> str:
         """Handle all notes of one conversation; return why it ended."""
         why, peer = "", talk.peer
         try:
             why = self._handle_all(talk, notes)
-        except grpc.RpcError as error:
-            error.__traceback__ = None
-            why = clean(error.details() or "", 300) if isinstance(error, grpc.Call) else "its connection broke"
+        except OSError as error:
+            why = reason_of(error)
         except (ValueError, RecursionError, TreatyError) as error:
             why = f"it sent an invalid note: {clean(str(error), 300)}"
             logger.warning("%s: %s", peer, why)
@@ -348,7 +347,7 @@ class Exchange:
                 self._notify("lost", peer, why or "it has ended the conversation")
         return why
 
-    def _handle_all(self, talk: NodeConversation, notes: Iterator[bytes]) -> str:
+    def _handle_all(self, talk: NodeConversation, notes: Iterator[memoryview]) -> str:
         allowance, decoder = _TokenBucket(NOTES_A_SECOND, 1.0), decoder_of(Note)
         for data in notes:
             note: Note = decoder.decode(data)
@@ -372,15 +371,15 @@ class Exchange:
         return ""
 
 
-def _options() -> list[tuple[str, Any]]:
-    return [
-        *ping_options(10.0, 8.0),
-        ("grpc.enable_http_proxy", 0),
-        ("grpc.use_local_subchannel_pool", 1),
-        # No compression: the size after decompression is not bounded.
-        ("grpc.compression_enabled_algorithms_bitset", 1),
-        ("grpc.max_metadata_size", 8 << 10),
-    ]
+def _notes(line: Line, first: memoryview | None) -> Iterator[memoryview]:
+    """Yield the encoded notes that come; `first` has been read before."""
+    if first is not None:
+        yield first
+    while True:
+        found = line.header()
+        if found.kind != units.FRAME or found.size > MOST_BYTES:
+            raise ValueError(f"expected a note of at most {MOST_BYTES} bytes, got unit {found.kind} of {found.size}")
+        yield line.content(found)
 
 
 def _der(pem: bytes) -> bytes:

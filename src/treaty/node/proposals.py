@@ -50,7 +50,7 @@ MOST_CLASSES = 10_000
 # Fields that each node decides for itself; they are no part of a proposal.
 _OF_NODES = ("from_model", "output", "checkpoints", "store", "wait", "n_jobs", "inbox_limit")
 _OF_MEMBERS = (
-    "address", "listen", "certificate", "key", "id", "noisy_labels", "keep_for_audit", "audit_gigabytes",
+    "address", "listen", "proxy", "certificate", "key", "id", "noisy_labels", "keep_for_audit", "audit_gigabytes",
     "cluster", "cluster_workers", "record", "record_megabytes", "most_recoverable", "most_epsilon",
     "most_epsilon_total",
 )  # fmt: skip

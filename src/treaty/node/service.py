@@ -74,7 +74,7 @@ class Node:
             sockets = held.enter_context(_sockets(self.folder))
             self.door = Door(
                 settings.listen, sockets, settings.dialled,
-                lambda peer, token, job: bool(job) and self.exchange.send(peer, Back(token, job)),
+                lambda peer, token, job: bool(job) and self.exchange.send(peer, Back(token, job)), settings.proxy,
             )  # fmt: skip
             self.door.jobs = self.jobs.standings
             held.callback(self.door.close)

@@ -26,6 +26,7 @@ from treaty.files import placed, without_mark
 from treaty.machine.process import is_code, trust
 from treaty.messaging.certificates import check_names
 from treaty.node.policy import AtLeastOne, DataSet, Policy, Positive
+from treaty.runs.job import ProxyAddress
 from treaty.runs.job_files import Places, fault_of, struct_of
 from treaty.systems import SYSTEMS, find_system
 
@@ -90,6 +91,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     name: str
     # ``host:port`` of the node's only port. None: no port is opened, and this node dials its peers.
     listen: HostPort | None = None
+    # ``http://[user:password@]host:port`` of an HTTP proxy through which the node dials its peers (CONNECT).
+    proxy: ProxyAddress | None = None
     # Where the node stores its jobs, models and ledgers; and its keys and its peers' cards.
     folder: str = "state"
     keys: str = "keys"

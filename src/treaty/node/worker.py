@@ -115,7 +115,7 @@ def main() -> None:
         with suppress(BrokenPipeError):  # the node was killed
             write(failure)
             sys.stdout.flush()
-        # A gRPC call that was interrupted can keep the interpreter from ending.
+        # At once: a thread that still sends to a peer would be waited for.
         os._exit(1)
     success = _success(order, job, transcript)
     sent, received = success.sent, success.received

@@ -18,9 +18,9 @@ from typing import TypeVar
 
 from treaty.errors import ConfigError, PeerLost
 from treaty.messaging.certificates import load_certificate, load_identity
-from treaty.messaging.grpc_channel import GrpcChannel, Peer
 from treaty.messaging.messages import Message, leaks
 from treaty.messaging.party import Party, run_role
+from treaty.messaging.tls_channel import Peer, TlsChannel
 from treaty.runs.job import Job
 from treaty.systems.options import public_terms
 from treaty.systems.system import Phase, Roles, Service
@@ -146,15 +146,13 @@ def connected(
         channel.close()
 
 
-def listening(job: Job, name: str) -> GrpcChannel:
+def listening(job: Job, name: str) -> TlsChannel:
     """Return a party's end as in a training, which listens but connects to no peer."""
     roles, own, system = job.roles(), job.settings()[0], job.system
     return _channel(job, name, system.links(roles, own)[name], system.vouched(roles, own, name), {})
 
 
-def _channel(
-    job: Job, name: str, peers: Sequence[str], vouched: Sequence[str], terms: Mapping[str, str]
-) -> GrpcChannel:
+def _channel(job: Job, name: str, peers: Sequence[str], vouched: Sequence[str], terms: Mapping[str, str]) -> TlsChannel:
     """Return the party's end, which listens; ConfigError if the job lacks an address, key or certificate."""
     me = job.parties[name]
     needed = [(who, "address") for who in (name, *peers)] + [(name, "key")]
@@ -167,9 +165,9 @@ def _channel(
         for peer in peers
     }
     identity = load_identity(me.key, me.certificate, name)
-    return GrpcChannel(
+    return TlsChannel(
         name, me.listen or me.address, key=identity.key, certificate=identity.certificate, peers=pinned,
-        reconnect=job.reconnect, inbox_limit=job.inbox_limit << 20, terms=terms,
+        reconnect=job.reconnect, inbox_limit=job.inbox_limit << 20, terms=terms, proxy=me.proxy,
         # a unix socket is a node's: its jobs' names are unique, for they contain their ids
         job=job.name if me.address.startswith("unix:") else "",
     )  # fmt: skip

@@ -54,12 +54,12 @@ def train(
     finished: Callable[[dict[str, Any]], None] = lambda parts: None,
     watch: Callable[[int, Any], None] = lambda done, part: None,
 ) -> TrainingOutcome:
-    """Train with every party on this machine, by `transport` "memory" or "grpc".
+    """Train with every party on this machine, by `transport` "memory" or "tls".
 
     `checkpoint` is the folder for checkpoints, and for files that later fits on the same rows need. `weighted` says
     whether rows have weights. `finished` is called with all parties' parts after every round, so that finished rounds
     survive an error; `watch` after every round or epoch with their number and the active party's part, or epochs'
-    losses by set. For boosted trees `watch` may raise `NoMoreTrees`, which ends the training. Under "grpc" it is called
+    losses by set. For boosted trees `watch` may raise `NoMoreTrees`, which ends the training. Under "tls" it is called
     once, at the end.
     """
     started = time.perf_counter()
@@ -82,7 +82,7 @@ def train(
                 run = replace(run, data={**run.data, roles.active: own})
         if system.split == "none":
             parts, traffic = _train_alone(run, keepers), Traffic()
-        elif transport == "grpc":
+        elif transport == "tls":
             parts, traffic = train_in_processes(run, weighted=weighted, checkpoints=checkpoint, noisy_labels=noisy)
         else:
             try:
@@ -209,7 +209,7 @@ class TrainedModel:
             return pooled_margins(self.parts, tables)
         if self.in_one_place:
             return predict_pooled(list(self.parts.values()), [side_by_side(tables)], cores(self.n_jobs))
-        if transport == "grpc":
+        if transport == "tls":
             return predict_in_processes(self.parts, tables, self.settings, self.n_jobs)
         with steps_bar("predicting") as steps:
             found = predict_in_threads(

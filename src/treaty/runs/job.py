@@ -25,6 +25,7 @@ from treaty.systems.system import PartySpec, Roles, System
 PATIENCE = 60.0
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
 Address = Annotated[str, msgspec.Meta(pattern=r"^(.+:\d{1,5}|unix:/.+)$")]
+ProxyAddress = Annotated[str, msgspec.Meta(pattern=r"^http://([^@/\s]+@)?[^@/:\s]+:\d{1,5}$")]
 # stands in a certificate
 Name = Annotated[str, msgspec.Meta(pattern=NAME)]
 
@@ -38,6 +39,9 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     # ``host:port`` of its own machine where it listens, if that is not `address`: behind a firewall or forwarder. Only
     # the party's own copy is read
     listen: Address | None = None
+    # ``http://[user:password@]host:port`` of an HTTP proxy through which it dials the others (CONNECT). Only the
+    # party's own copy is read
+    proxy: ProxyAddress | None = None
     # path of its certificate, which the others pin. None: as for `address`
     certificate: str | None = None
     # path of its private key; only its own copy of the job names it

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +21,8 @@ from treaty.data.reading import check_there
 from treaty.data.table import Table
 from treaty.errors import ConfigError, TreatyError
 from treaty.messaging.certificates import check_certificate, fingerprint, load_certificate, load_identity
+from treaty.messaging.tls import Refused, dial, tls_context
+from treaty.messaging.units import HELLO, header
 from treaty.models.checkpoints import check_ledgers, checkpoint_file
 from treaty.models.linear import preparation_of
 from treaty.runs.connecting import check_writable, output_folders
@@ -395,36 +396,35 @@ def _expected(job: Job, name: str, table: Table | None, stated: Sizes | None) ->
 
 
 def probe(job: Job, name: str, peer: str) -> CheckFinding:
-    """Find out who answers at a peer's address, over TLS with both parties' certificates; nothing else is sent."""
+    """Find out who answers at a peer's address, over TLS with both parties' certificates; no data is sent."""
     me, other = job.parties[name], job.parties[peer]
     wrong = partial(CheckFinding, f"{peer} at {other.address}", False)
     if other.address is None or other.certificate is None or me.key is None or me.certificate is None:
         return wrong(f"the job must name its address and certificate, and the key of {name}")
-    host, _, port = other.address.rpartition(":")
+    line, deadline = None, time.monotonic() + PROBE_TIMEOUT
     try:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        # certificates are pinned, not issued for hosts: below, the one shown is compared byte by byte
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.set_alpn_protocols(["h2"])
-        context.load_cert_chain(me.certificate, me.key)
-        with socket.create_connection((host.strip("[]"), int(port)), PROBE_TIMEOUT) as plain:
-            plain.settimeout(PROBE_TIMEOUT)
-            with context.wrap_socket(plain, server_hostname=peer) as secured:
-                shown = secured.getpeercert(binary_form=True) or b""
-                pinned = load_certificate(other.certificate)
-                if shown != check_certificate(pinned, peer).public_bytes(Encoding.DER):
-                    mine = f"pinned for {peer} is {fingerprint(pinned)}"
-                    return wrong(f"answers with another certificate than {other.certificate}; {mine}")
-                # under TLS 1.3, the peer's refusal of our certificate shows only here
-                accepted = secured.recv(1)
+        pinned = load_certificate(other.certificate)
+        expected = check_certificate(pinned, peer).public_bytes(Encoding.DER)
+        identity = load_identity(me.key, me.certificate, name)
+        line = dial(other.address, tls_context(identity, [pinned], listens=False), expected, deadline, me.proxy)
+        # under TLS 1.3, the peer's refusal of our certificate shows only here; it takes no empty introduction
+        line.send(header(HELLO), deadline=deadline)
+        line.header(deadline)
+    except Refused:
+        # of the introduction alone, once it has accepted the certificate
+        pass
+    except ssl.SSLCertVerificationError:
+        mine = f"pinned for {peer} is {fingerprint(load_certificate(other.certificate))}"
+        return wrong(f"answers with another certificate than {other.certificate}; {mine}")
     except ssl.SSLError as error:
         return wrong(f"TLS failed ({error.reason or error}): it pins another certificate of {name}, or is none of us")
     except TreatyError as error:
         return wrong(str(error))
     except OSError as error:
+        if line is not None and not isinstance(error, TimeoutError):
+            return wrong(f"hung up: it pins another certificate of {name} than {me.certificate}")
         return wrong(f"no answer ({error.strerror or error}): start it, or see docs/network.md")
-    if not accepted:
-        return wrong(f"hung up: it pins another certificate of {name} than {me.certificate}")
+    finally:
+        if line is not None:
+            line.close()
     return CheckFinding(f"{peer} at {other.address}", True, "answers, with the certificate that is pinned")

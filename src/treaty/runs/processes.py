@@ -1,10 +1,10 @@
-"""All parties of a job on this machine, each in its own process, connected by gRPC with mutual TLS on loopback.
+"""All parties of a job on this machine, each in its own process, connected by mutual TLS on loopback.
 
-Processes are started, never forked: gRPC and threads do not survive a fork, and the user's script needs no guard. Each
+Processes are started, never forked: threads do not survive a fork, and the user's script needs no guard. Each
 gets its job on standard input, with the key that was generated for it, so that no key is ever written to a disk. It
 keeps reading there, and ends when the process that started it ends, for whatever reason.
 
-Estimators with ``transport="grpc"`` write their tables to a temporary folder, and run a job of such processes there.
+Estimators with ``transport="tls"`` write their tables to a temporary folder, and run a job of such processes there.
 """
 
 from __future__ import annotations

@@ -354,7 +354,7 @@ def trained_model(job: Job, name: str) -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of Treaty, of Python and of the libraries that a model depends on most."""
-    libraries = ("treaty-learn", "numpy", "pyarrow", "grpcio", "cryptography")
+    libraries = ("treaty-learn", "numpy", "pyarrow", "cryptography")
     return {"python": platform.python_version()} | {name: version(name) for name in libraries}
 
 

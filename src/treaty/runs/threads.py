@@ -168,7 +168,7 @@ class _ChannelInTurns:
         self.refusal, self.is_up, self.mark_read = channel.refusal, channel.is_up, channel.mark_read
         self.close = channel.close
 
-    def send(self, to: str, frame: bytes, timeout: float) -> None:
+    def send(self, to: str, frame: bytes, timeout: float, *, receipt: bool = False) -> None:
         """Deliver a frame, as `Channel.send` does."""
         deadline = time.monotonic() + timeout
         while True:

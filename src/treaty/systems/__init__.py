@@ -60,7 +60,7 @@ _COMMON = {
 # further options of every estimator, and where a job file has them
 _OF_ESTIMATORS = {
     **dict.fromkeys(("protocol", "active", "n_jobs"), "at the top of a job file"),
-    "transport": "a job file has none: its parties talk over gRPC",
+    "transport": "a job file has none: its parties talk over TLS",
 }
 
 

@@ -760,7 +760,7 @@ def test_processes_go_on_from_what_threads_left(monkeypatch, tmp_path, rows):
         with pytest.raises(Interrupted):
             estimator("binary").fit(rows, checkpoint=tmp_path)
     begun = load_checkpoint(checkpoint_file(tmp_path, "north")).part.model_id
-    resumed = estimator("binary", transport="grpc").fit(rows, checkpoint=tmp_path).parts_["pooled"]
+    resumed = estimator("binary", transport="tls").fit(rows, checkpoint=tmp_path).parts_["pooled"]
     assert resumed.model_id == begun
     assert resumed.forest.classes == ["ill", "well"]
     assert resumed.forest.trees == estimator("binary").fit(rows).parts_["pooled"].forest.trees

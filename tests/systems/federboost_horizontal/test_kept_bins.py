@@ -315,7 +315,7 @@ def test_a_leader_that_names_bins_of_other_terms_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_a_second_fit_between_processes_searches_for_no_bins(rows, tmp_path):
-    first, again = (fit(rows, tmp_path, transport="grpc", active="server") for _ in range(2))
+    first, again = (fit(rows, tmp_path, transport="tls", active="server") for _ in range(2))
     assert searched(first)
     assert not searched(again)
     table = real_table("binary", rows=240)[0]

@@ -218,7 +218,7 @@ def test_contributions_of_a_model_that_all_have_are_refused(trained):
 
 
 @pytest.mark.slow
-def test_an_estimator_over_grpc_equals_the_one_in_threads():
+def test_an_estimator_over_tls_equals_the_one_in_threads():
     X, y = real_table("multiclass", rows=120)
     weight = np.random.default_rng(0).random(len(y)) + 0.5
     parts = np.array_split(np.arange(len(y)), 3)
@@ -226,7 +226,7 @@ def test_an_estimator_over_grpc_equals_the_one_in_threads():
     options = {"n_estimators": 2, "n_jobs": 1, **OPTIONS}
     threads, processes = (
         treaty.GBDTClassifier("federboost-horizontal", transport=transport, **options).fit(rows, eval_set=(X, y + 7))
-        for transport in ("memory", "grpc")
+        for transport in ("memory", "tls")
     )
     ours, theirs = threads.parts_["pooled"], processes.parts_["pooled"]
     assert any(len(tree.left) > 1 for tree in ours.forest.trees)
@@ -243,7 +243,7 @@ def test_a_training_in_processes_goes_on_without_one_that_is_killed(monkeypatch,
     rows = {f"p{k}": (X.iloc[index], y[index]) for k, index in enumerate(parts)}
     started_to_die(monkeypatch, "p2", ("MaskedInput", 30, ""))
     model = treaty.GBDTClassifier(
-        treaty.FederBoostHorizontal(dropout="accept"), transport="grpc", n_estimators=3, n_jobs=1, **OPTIONS
+        treaty.FederBoostHorizontal(dropout="accept"), transport="tls", n_estimators=3, n_jobs=1, **OPTIONS
     ).fit(rows)
     assert model.n_iter_ == 3
     assert np.mean(model.predict(X) == y) > 0.9

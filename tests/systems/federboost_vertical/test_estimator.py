@@ -218,7 +218,7 @@ def test_trees_whose_splits_an_owner_has_not_heard_of_are_left_out(monkeypatch, 
 @pytest.mark.slow
 def test_fits_between_processes_without_noise_equal_the_pooled_ones(table, tmp_path):
     tables, y = {name: table[0][name] for name in ("p0", "p1")}, table[1]
-    model = fit(tables, y, tmp_path, transport="grpc", epsilon=math.inf, mode="paper", n_estimators=2)
+    model = fit(tables, y, tmp_path, transport="tls", epsilon=math.inf, mode="paper", n_estimators=2)
     pooled = treaty.GBDTClassifier(**{**OPTIONS, "n_estimators": 2}).fit(tables, y, eval_set=(tables, y))
     assert_same_trees(model, pooled)
     assert model.evals_result_ == pooled.evals_result_

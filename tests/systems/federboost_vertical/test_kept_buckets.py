@@ -280,7 +280,7 @@ def test_an_offer_and_its_answer_hold_digests_alone(tmp_path):
 @pytest.mark.slow
 def test_a_second_fit_between_processes_sends_no_bucket(table, folder):
     tables, y = table
-    first, again = (fit(tables, y, folder, transport="grpc") for _ in range(2))
+    first, again = (fit(tables, y, folder, transport="tls") for _ in range(2))
     assert min(bucket_bytes(first)) > 500
     assert bucket_bytes(again) == [0, 0]
     same(first, again)

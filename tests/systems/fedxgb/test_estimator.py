@@ -247,7 +247,7 @@ def test_fitted_attributes_tell_what_happened():
         ({"comparison": "additive", "edges": 2, "expose": None}, "expected 3 edge servers or more, got 2"),
         ({"dropout": 0.3}, "to lose a user, got 0.3 of domains of 3 users or fewer, which rounds down to none"),
         ({"dropout": 0.4}, "can lose 0.4 of their users, got 3 in the largest"),
-        ({"dropout": 0.2, "transport": "grpc"}, "leave it out with transport='grpc'"),
+        ({"dropout": 0.2, "transport": "tls"}, "leave it out with transport='tls'"),
         ({"dropout_period": 2}, "dropout_period says how often dropout loses users"),
         ({"buckets": 4}, "FedXGB has no option 'buckets'"),
         ({"early_stopping_rounds": 2}, "eval_set"),

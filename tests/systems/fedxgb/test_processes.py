@@ -1,4 +1,4 @@
-"""Jobs of users, edge servers, server and authority: apart over gRPC, some of them killed, wrong files, prediction."""
+"""Jobs of users, edge servers, server and authority: apart over TLS, some of them killed, wrong files, prediction."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def fitted(**options: object) -> treaty.GBDTClassifier:
 def play(
     path: Path, *, without: Collection[str] = (), resume: bool = False
 ) -> tuple[list[threading.Thread], dict[str, str]]:
-    """Start every party, but some, in a thread of this process, over gRPC; return threads, and what failed ones say."""
+    """Start every party, but some, in a thread of this process, over TLS; return threads, and what failed ones say."""
     job, said = load_job(path), {}
 
     def train(name: str) -> None:
@@ -155,14 +155,14 @@ def test_parties_apart_have_the_estimators_model(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_estimator_over_grpc_equals_the_one_in_threads():
+def test_an_estimator_over_tls_equals_the_one_in_threads():
     X, y = real_table("multiclass", rows=120)
     weight = np.random.default_rng(0).random(len(y)) + 0.5
     given = {f"user{k}": (X.iloc[k::6], y[k::6] + 7, weight[k::6]) for k in range(6)}
     options = {"n_estimators": 2, "n_jobs": 1, "edges": 2, **OPTIONS}
     threads, apart = (
         flat(treaty.GBDTClassifier, "fedxgb", transport=transport, **options).fit(given, eval_set=(X, y + 7))
-        for transport in ("memory", "grpc")
+        for transport in ("memory", "tls")
     )
     ours, theirs = threads.parts_["pooled"], apart.parts_["pooled"]
     assert any(len(tree.left) > 1 for tree in ours.forest.trees)

@@ -73,7 +73,7 @@ def test_labels_randomised_once_pay_once_whatever_the_trees(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["memory", "grpc"])
+@pytest.mark.parametrize("transport", ["memory", "tls"])
 def test_labels_that_cost_too_much_are_not_drawn(tmp_path, transport):
     X, y = real_table("binary")
     options = {"mechanism": "label_rr", "epsilon_total": 1.0, "n_estimators": 1}
@@ -144,15 +144,15 @@ def test_a_spent_budget_is_what_processes_say_first(monkeypatch):
     wait = processes._wait
     monkeypatch.setattr(processes, "_wait", lambda *started: sorted(wait(*started)))  # whoever is seen to end first
     X, y = real_table("binary", rows=150)
-    model = model_of(epsilon_total=0.5, active="p1", transport="grpc")
+    model = model_of(epsilon_total=0.5, active="p1", transport="tls")
     with pytest.raises(TreatyError, match=r"^p1: no round can be paid for: .*\np0: p1 stopped"):
         model.fit(cut(X, 2), y)
 
 
 @pytest.mark.slow
-def test_processes_over_grpc_train_predict_and_keep_the_ledger(tmp_path):
+def test_processes_over_tls_train_predict_and_keep_the_ledger(tmp_path):
     X, y = real_table("binary", rows=150)
-    model = model_of(n_estimators=2, epsilon=4.0, transport="grpc")
+    model = model_of(n_estimators=2, epsilon=4.0, transport="tls")
     model.fit(cut(X, 2), y, checkpoint=tmp_path)
     assert "8 per person over 2 releases" in model.parts_["p0"].spent
     assert len(read_ledger(tmp_path / "p0.noise")) == 2

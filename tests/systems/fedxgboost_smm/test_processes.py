@@ -1,4 +1,4 @@
-"""A job with a dealer between processes over gRPC: aligned, trained, predicted and explained without its help."""
+"""A job with a dealer between processes over TLS: aligned, trained, predicted and explained without its help."""
 
 from __future__ import annotations
 

@@ -286,7 +286,7 @@ def test_an_interrupted_fit_goes_on_to_the_same_model(monkeypatch, tmp_path, ver
 def test_parties_in_processes_give_the_same_trees():
     X, y = real_table("binary", rows=120)
     tables, options = cut(X, 2), {"n_estimators": 1, "max_depth": 2, "n_jobs": 1, "min_child_samples": 5, "max_bin": 8}
-    federated = treaty.GBDTClassifier(FedXGBoostSMM(**CONSENT), transport="grpc", **options).fit(tables, y)
+    federated = treaty.GBDTClassifier(FedXGBoostSMM(**CONSENT), transport="tls", **options).fit(tables, y)
     assert_lossless(federated, treaty.GBDTClassifier(**options).fit(tables, y), tables)
 
 

@@ -189,7 +189,7 @@ def test_parties_without_consent_or_with_other_eval_rows_are_refused():
 def test_fit_between_processes_watches_too():
     training, watched = halves()
     system = treaty.QuasiNewton(coordinator=False, encryption="lattice", show_eval_margins=True)
-    model = treaty.LogisticRegression(system, transport="grpc", **GIVEN).fit(*training, eval_set=watched)
+    model = treaty.LogisticRegression(system, transport="tls", **GIVEN).fit(*training, eval_set=watched)
     alone = treaty.LogisticRegression("pooled", **GIVEN).fit(*training, eval_set=watched)
     np.testing.assert_allclose(
         model.evals_result_["eval_0"]["taylor"], alone.evals_result_["eval_0"]["taylor"], atol=1e-8

@@ -92,7 +92,7 @@ def test_disclosures_name_what_is_worse_in_paper_mode_and_without_a_coordinator(
 def test_fit_between_processes_gives_the_pooled_model(split, pooled):
     X, y = split
     model = treaty.LogisticRegression(
-        treaty.QuasiNewton(coordinator=False, encryption="lattice"), transport="grpc", **GIVEN
+        treaty.QuasiNewton(coordinator=False, encryption="lattice"), transport="tls", **GIVEN
     ).fit(X, y)
     model.transport = "memory"
     np.testing.assert_allclose(model.predict_proba(X), pooled.predict_proba(X), atol=1e-6)

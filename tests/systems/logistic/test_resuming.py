@@ -122,7 +122,7 @@ def test_more_epochs_may_be_asked_for_and_paper_mode_keeps_nothing(tmp_path):
     assert not (tmp_path / "paper").exists()
 
 
-@pytest.mark.parametrize("transport", ["memory", pytest.param("grpc", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("transport", ["memory", pytest.param("tls", marks=pytest.mark.slow)])
 def test_fit_goes_on_from_its_folder_and_leaves_no_checkpoint(transport, tmp_path, monkeypatch):
     """Whatever transport it was interrupted under."""
     X, y = real_table("binary", rows=260)

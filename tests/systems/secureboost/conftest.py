@@ -1,5 +1,5 @@
-"""Connected gRPC ends, for `test_lattice_resend`, which breaks a connection in the midst of a query."""
+"""Connected TLS ends, for `test_lattice_resend`, which breaks a connection in the midst of a query."""
 
-from messaging.conftest import connect, grpc_end, identities, together_fixture
+from messaging.conftest import connect, identities, tls_end, together_fixture
 
-__all__ = ["connect", "grpc_end", "identities", "together_fixture"]
+__all__ = ["connect", "identities", "tls_end", "together_fixture"]

@@ -12,9 +12,9 @@ from pace import within
 from systems.vertical.playing import OPTIONS, play_training, role_input, star_of, tables_and_labels
 from treaty.errors import ConfigError, CryptoError, PeerAborted, PeerError, PeerProtocolError, TreatyError
 from treaty.messaging.certificates import make_identity
-from treaty.messaging.grpc_channel import GrpcChannel, Peer
 from treaty.messaging.messages import Array, pack
 from treaty.messaging.party import Party, run_role
+from treaty.messaging.tls_channel import Peer, TlsChannel
 from treaty.systems.secureboost import secureboost
 from treaty.systems.vertical import column_owner
 from treaty.systems.vertical.messages import (
@@ -214,7 +214,7 @@ def test_an_oversized_message_is_one_error_at_every_party():
     identities = {name: make_identity(name) for name in names}
     links = star_of(tables)
     channels = {
-        name: GrpcChannel(
+        name: TlsChannel(
             name, "127.0.0.1:0", key=identities[name].key, certificate=identities[name].certificate,
             peers={peer: Peer(None, identities[peer].certificate) for peer in links[name]},
             inbox_limit=8192 if name == "p2" else 1 << 30,

@@ -13,7 +13,7 @@ from systems.vertical.playing import play_training
 from tables import assert_same_trees
 from treaty.data.table import to_table
 from treaty.messaging.certificates import make_identity
-from treaty.messaging.grpc_channel import GrpcChannel, Peer
+from treaty.messaging.tls_channel import Peer, TlsChannel
 from treaty.runs import threads as simulation
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.trees import columns
@@ -43,11 +43,11 @@ def assert_lossless(tables: dict[str, np.ndarray], y: np.ndarray, **options) -> 
     return federated
 
 
-def grpc_channels(names, _link):
-    """Connect two parties over gRPC instead of in memory."""
+def tls_channels(names, _link):
+    """Connect two parties over TLS instead of in memory."""
     identities = {name: make_identity(name) for name in names}
     channels = {
-        name: GrpcChannel(
+        name: TlsChannel(
             name, "127.0.0.1:0", key=identities[name].key, certificate=identities[name].certificate,
             peers={peer: Peer(None, identities[peer].certificate) for peer in names if peer != name},
         )
@@ -61,11 +61,11 @@ def grpc_channels(names, _link):
 
 def test_hundreds_of_columns_in_255_bins_give_the_pooled_trees_in_messages_of_many_megabytes(monkeypatch):
     x, y = wide_table(320, 720)
-    monkeypatch.setattr(simulation, "memory_channels", grpc_channels)
+    monkeypatch.setattr(simulation, "memory_channels", tls_channels)
     options = {"n_estimators": 1, "max_depth": 2, "max_bin": 255, "min_child_samples": 1}
     model = assert_lossless({"bank": x[:, :2], "shop": x[:, 2:]}, y, **options)
     answers = model.communication_["shop -> bank"]["by_type"]["Sums"]
-    assert answers > 2 * (4 << 20)  # two of them: one is larger than gRPC's own limit
+    assert answers > 2 * (4 << 20)  # two of them: each frame in a piece
 
 
 def test_twelve_parties_give_the_pooled_trees():

@@ -333,11 +333,11 @@ class StopAfter:
             raise Stopped
 
 
-def test_processes_over_grpc_give_the_same_trees():
+def test_processes_over_tls_give_the_same_trees():
     X, y = real_table("binary")
     tables, options = cut(with_gaps(X), 3), {**SMALL, "n_estimators": 2, "n_jobs": 1, "max_depth": 2}
     whole = treaty.GBDTClassifier("pooled", **options).fit(tables, y)
-    sealed = treaty.GBDTClassifier("secureboost", transport="grpc", **options).fit(tables, y)
+    sealed = treaty.GBDTClassifier("secureboost", transport="tls", **options).fit(tables, y)
     assert "SealedStep" in sealed.communication_["p1 -> p0"]["by_type"]
     assert_lossless(sealed, whole, tables)
 

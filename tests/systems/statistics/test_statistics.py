@@ -456,7 +456,7 @@ def test_processes_find_the_same_as_threads():
     options = {"min_bin_rows": 10}
     one, other = (
         ColumnStatistics("statistics", transport=transport, n_jobs=1, **options).fit(tables, y, eval_set=(tables, y))
-        for transport in ("memory", "grpc")
+        for transport in ("memory", "tls")
     )
     pd.testing.assert_frame_equal(one.columns_, other.columns_)
     pd.testing.assert_frame_equal(one.bins_, other.bins_)

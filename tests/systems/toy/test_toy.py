@@ -105,11 +105,11 @@ def test_an_observers_error_ends_the_training_everywhere(split):
     assert Full.closed == len(tables)
 
 
-@pytest.mark.parametrize("transport", all_but_first_slow("memory", "grpc"))
+@pytest.mark.parametrize("transport", all_but_first_slow("memory", "tls"))
 @pytest.mark.parametrize("protocol", [Toy(), Toy.system], ids=["options", "name"])
 def test_an_estimator_trains_and_predicts_with_it(split, protocol, transport):
     tables, y = split
-    if transport == "grpc":
+    if transport == "tls":
         tables = {"p0": tables["p0"], "p1": tables["p1"]}
     model = treaty.GBDTClassifier(protocol, transport=transport, **OPTIONS).fit(tables, y)
     pooled = treaty.GBDTClassifier(**OPTIONS).fit(tables, y)

@@ -256,14 +256,13 @@ class HintStore(AbstractContextManager["HintStore", None]):
             # the comparison is exact; entries are rounded by 2^-94 at most, as they stay below 2^-40, so that after a
             # billion entries a sum is off by 2^-64
             if math.fsum([*before.values(), *leaks.values(), -LEAK_LIMIT]) > 0:
-                error = CryptoError(
+                raise CryptoError(
                     "the answers about this table have reached the limit of what they may leak together (2^-40): "
                     f"{past / LEAK_LIMIT:.1%} of it so far, {total / LEAK_LIMIT:.1%} with these; "
                     'keep on with encryption="ou", whose sums are open - fewer fractional_bits make later answers leak '
-                    "less, but take nothing back"
+                    "less, but take nothing back",
+                    public="its answer budget for the lattice map is used up",
                 )
-                error.public = "its answer budget for the lattice map is used up"
-                raise error
             db.executemany(_ENTER, {name: before[name] + leak for name, leak in leaks.items()}.items())
 
     def give_back(self, leaks: Mapping[str, float]) -> None:

@@ -236,7 +236,7 @@ def only_simulated(options: FedXGB) -> str:
     if options.dropout is None:
         return ""
     return (
-        "dropout has simulations in threads lose users; leave it out with transport='grpc', and leave it out of a job: "
+        "dropout has simulations in threads lose users; leave it out with transport='tls', and leave it out of a job: "
         "there users may always vanish"
     )
 
