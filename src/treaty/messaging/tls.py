@@ -252,8 +252,8 @@ def connected(address: str, timeout: float, proxy: str | None = None) -> socket.
         tunnel = HTTPConnection(where, timeout=timeout)
         user = f"{unquote(through.username or '')}:{unquote(through.password or '')}".encode()
         basic = {"Proxy-Authorization": f"Basic {b64encode(user).decode()}"} if through.username else {}
-        tunnel.set_tunnel(host, int(port), basic)
         try:
+            tunnel.set_tunnel(host, int(port), basic)
             tunnel.connect()
         except (OSError, HTTPException, UnicodeError) as error:
             tunnel.close()
