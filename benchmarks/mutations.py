@@ -84,7 +84,7 @@ def one_changed(number: int, change: Callable[[bytes], list[bytes]]) -> Iterator
     """Send the message of that number, over all parties, as what `change` makes of it; yields the running count."""
     send, count = MemoryChannel.send, [0]
 
-    def sending(channel: MemoryChannel, to: str, frame: bytes, timeout: float) -> None:
+    def sending(channel: MemoryChannel, to: str, frame: bytes, timeout: float, *, receipt: bool = False) -> None:
         count[0] += 1
         for one in change(bytes(frame)) if count[0] == number else [frame]:
             send(channel, to, one, timeout)

@@ -105,7 +105,7 @@ class Wire:
 @pytest.fixture
 def wire(monkeypatch):
     """Watch the frames of clinic, and break the query in the midst or, once it has come, before it has a receipt."""
-    wire, send, content, resume = Wire(), Line.send, Server._content, PeerLink._resume
+    wire, send, content, carry = Wire(), Line.send, Server._content, PeerLink._carry
 
     def sending(line, unit, frame=b"", deadline=None):
         envelope = decode_envelope(frame, peer="test") if unit[0] == units.FRAME else None
@@ -142,12 +142,12 @@ def wire(monkeypatch):
             wire.cut()
         return frame
 
-    def resuming(link, line, received):
-        resume(link, line, received)
+    def carrying(link, line, received):
         if link.peer == "lab" and wire.broken:
             wire.dialled_again.set()
+        carry(link, line, received)
 
-    monkeypatch.setattr(PeerLink, "_resume", resuming)
+    monkeypatch.setattr(PeerLink, "_carry", carrying)
     monkeypatch.setattr(Server, "_content", taking)
     monkeypatch.setattr(Line, "send", sending)
     return wire
