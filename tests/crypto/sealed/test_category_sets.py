@@ -133,7 +133,8 @@ def test_offered_halves_are_uniform_to_who_did_not_pick_them_and_picks_to_the_kn
         assert len(np.unique(hidden)) == hidden.size  # no pad twice
         flips = np.unpackbits(by_owner[-1].view(np.uint8), bitorder="little")[: 3 * nodes]
         assert not unlikely(flips)
-        found.append([(of.dtype, of.shape) for of in by_owner])
+        # without what fills up the stock of transfers, which comes when earlier tests have used it up
+        found.append([(of.dtype, of.shape) for of in by_owner if of.ndim == 1])
     assert found[0] == found[1] == found[2]
     (spread,) = [of for of in messages_of(ends, members + 1, np.zeros(nodes, np.int64))[0] if of.ndim == 3]
     assert not unlikely(np.unpackbits(spread.view(np.uint8)))
