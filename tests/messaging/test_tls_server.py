@@ -16,7 +16,7 @@ from pace import wait_until, within
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging import tls, units
 from treaty.messaging.channel import OVERHEAD
-from treaty.messaging.tls import Refused, dial, tls_context
+from treaty.messaging.tls import LineRefused, dial, tls_context
 from treaty.messaging.units import (
     ASK,
     FRAME,
@@ -112,7 +112,7 @@ def test_a_frame_repeated_or_left_out_is_an_offence(clinic, call, number):
     lab.introduce("lab")
     lab.frame(0, b"abc")
     lab.frame(number, b"def")
-    with pytest.raises(Refused, match=f"expected frame number 1, got unit {FRAME} with number {number}"):
+    with pytest.raises(LineRefused, match=f"expected frame number 1, got unit {FRAME} with number {number}"):
         lab.next()
     assert bytes(clinic.receive(0).frame) == b"abc"
     with pytest.raises(PeerProtocolError, match="expected frame number 1"):
@@ -136,7 +136,7 @@ def test_a_frame_that_breaks_off_leaves_nothing(clinic, call):
 
 def test_valid_certificate_of_another_party_does_not_give_its_name(clinic, call):
     for purpose in ("frames", "watch"):
-        with pytest.raises(Refused, match="got 'lab' under the certificate of shop"):
+        with pytest.raises(LineRefused, match="got 'lab' under the certificate of shop"):
             call("shop").introduce("lab", purpose=purpose)
     with pytest.raises(PeerProtocolError, match="expected shop to call itself so, got 'lab'") as caught:
         clinic.receive(5)
@@ -149,7 +149,7 @@ def test_an_oversized_frame_is_refused_before_it_is_sent(clinic, call, size):
     lab = call("lab")
     lab.introduce("lab")
     lab.frame(0, b"", size=size)
-    with pytest.raises(Refused, match=f"got a message of {size} bytes announced by lab"):
+    with pytest.raises(LineRefused, match=f"got a message of {size} bytes announced by lab"):
         lab.next()
     with pytest.raises(PeerProtocolError, match=r"expected at most 5000000 bytes, the share of lab .* of clinic"):
         clinic.receive(5)
@@ -182,7 +182,7 @@ def test_the_pieces_in_which_a_frame_comes_do_not_matter(clinic, call):
     "content", [b"", b"\x91" * 4000, b"\x80\x04\x95.", encode(Introduction(VERSION, "lab", bytes(16)))[:-1]], ids=str
 )
 def test_malformed_introduction_is_refused(clinic, call, content):
-    with pytest.raises(Refused, match="expected Introduction"):
+    with pytest.raises(LineRefused, match="expected Introduction"):
         call("lab").introduce_with(content)
     assert clinic.receive(0) is None
     assert call("lab").introduce("lab") == 0
@@ -196,7 +196,7 @@ def test_malformed_introduction_is_refused(clinic, call, content):
 def test_whatever_comes_before_an_introduction_ends_the_connection(clinic, call, unit):
     lab = call("lab")
     lab.line.send(unit)
-    with pytest.raises(OSError, match=r"hung up|reset|Refused|expected"):
+    with pytest.raises(OSError, match=r"hung up|reset|LineRefused|expected"):
         lab.next()
     assert clinic.receive(0) is None
 
@@ -214,14 +214,14 @@ def test_units_that_no_sender_of_frames_sends_end_the_connection(clinic, call, u
 
 
 def test_other_release_is_refused(clinic, call):
-    with pytest.raises(Refused, match=f"expected transport version {VERSION}, got 99"):
+    with pytest.raises(LineRefused, match=f"expected transport version {VERSION}, got 99"):
         call("lab").introduce("lab", version=99)
 
 
 @pytest.mark.parametrize("purpose", ["frames", "watch"])
 def test_a_connection_that_was_led_to_another_job_is_refused(call, purpose):
     """A door knows a connection's job by a line in clear, which somebody on the way may change."""
-    with pytest.raises(Refused, match="got one for another: its first line was changed on the way"):
+    with pytest.raises(LineRefused, match="got one for another: its first line was changed on the way"):
         call("lab").introduce("lab", job="another job", purpose=purpose)
     assert call("lab").introduce("lab") == 0  # nothing of it is held against lab
 
@@ -235,7 +235,7 @@ def test_parties_of_one_job_meet_and_of_two_do_not(tls_end, connect):
 
 def test_restarted_sender_is_refused(call):
     call("lab").introduce("lab")
-    with pytest.raises(Refused, match="already talked to another process of lab"):
+    with pytest.raises(LineRefused, match="already talked to another process of lab"):
         call("lab").introduce("lab", incarnation=b"x" * 16)
 
 
@@ -318,7 +318,7 @@ def test_a_certificate_that_openssl_admits_and_nobody_has_pinned_is_refused(clin
     der = x509.load_pem_x509_certificate(identities["clinic"].certificate).public_bytes(Encoding.DER)
     line = dial(clinic.address, context, der, time.monotonic() + 5)
     line.send(header(HELLO))
-    with pytest.raises(Refused, match="the certificate presented is not pinned here"):
+    with pytest.raises(LineRefused, match="the certificate presented is not pinned here"):
         line.header(time.monotonic() + 5)
     line.close()
 

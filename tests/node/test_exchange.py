@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from node.hostile import Peer, is_hung_up, mutated, rss
 from pace import wait_until
 from treaty.messaging import tls, units
-from treaty.messaging.tls import MOST_YOUNG, Listener, Refused, tls_context
+from treaty.messaging.tls import MOST_YOUNG, LineRefused, Listener, tls_context
 from treaty.messaging.units import header
 from treaty.node import exchange as exchanges
 from treaty.node.cards import fingerprint_of, read_card
@@ -509,7 +509,7 @@ def test_a_peer_that_comes_and_goes_is_refused_after_a_while(bank):
         talk = peer.talk()
         talk.say(b"\xc1")
         talk.wait_over(5.0)
-    assert isinstance(talk.error, Refused)
+    assert isinstance(talk.error, LineRefused)
     assert str(talk.error) == "too many conversations were opened"
     assert len(bank.desk.met_peers) <= CALLS_A_MINUTE + 2
     begun(bank, "lab")

@@ -38,7 +38,7 @@ _READ, _WRITE, _RECORD = 1 << 16, 1 << 18, 1 << 14
 _DESCRIPTORS = 1 << 16
 
 
-class Refused(ConnectionError):
+class LineRefused(ConnectionError):
     """The other end refuses the connection, in its own words."""
 
 
@@ -112,11 +112,11 @@ class Line:
             self._transmit(deadline)
 
     def header(self, deadline: float | None = None) -> Header:
-        """Wait for the next unit, and return its header; raise `Refused` if the other end refuses the connection."""
+        """Wait for the next unit, and return its header; `LineRefused` if the other end refuses the connection."""
         while (found := self._units.header()) is None:
             self._read(deadline)
         if found.kind == REFUSED:
-            raise Refused(clean(bytes(self.content(found, deadline)).decode(errors="replace"), 600))
+            raise LineRefused(clean(bytes(self.content(found, deadline)).decode(errors="replace"), 600))
         return found
 
     def content(self, of: Header, deadline: float | None = None) -> memoryview:

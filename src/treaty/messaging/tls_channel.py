@@ -8,7 +8,7 @@ presented; a client trusts only the certificate pinned for the peer it dials.
 
 **Delivery.** Frames are numbered, and the sender keeps those without a receipt. Receipts ride on frames of the other
 direction, or are asked for. When a broken connection is dialled again, the receiver says how many frames it has, and
-the sender goes on with the next: a frame arrives once, or the peer is lost. (`Party` refuses repeated messages on top
+the sender continues with the next: a frame arrives once, or the peer is lost. (`Party` refuses repeated messages on top
 of that, whatever carried them.)
 
 **Death.** Each party watches each peer on a connection of its own, where pings do not queue behind frames. A killed

@@ -18,7 +18,7 @@ from treaty.errors import LocalProtocolError, PeerError, PeerLost, PeerProtocolE
 from treaty.messaging import units
 from treaty.messaging.certificates import Identity, fingerprint
 from treaty.messaging.exchanges import differences
-from treaty.messaging.tls import HANDSHAKE_TIMEOUT, Line, Refused, dial, reason_of, tls_context
+from treaty.messaging.tls import HANDSHAKE_TIMEOUT, Line, LineRefused, dial, reason_of, tls_context
 
 RETRY_PAUSE = 0.25
 """Most seconds between attempts to dial; the first ones follow sooner."""
@@ -265,7 +265,7 @@ class PeerLink:
             while not self._ended.is_set():
                 self.receipted(line.header().received)
                 self._heard = time.monotonic()
-        except Refused as refused:
+        except LineRefused as refused:
             self._lose(PeerProtocolError(self.peer, f"{self.peer} refused a message: {refused}"))
         finally:
             self._broken(line)
@@ -376,7 +376,7 @@ class PeerLink:
                 f"TLS handshake with {where} failed: it did not present the certificate pinned for "
                 f"{self.peer}; {self._fingerprints}"
             )
-        elif isinstance(error, Refused):
+        elif isinstance(error, LineRefused):
             self.trouble = f"{where} refuses us: {error}"
         elif not encrypted and isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
             self.trouble = f"TLS handshake with {where} failed: it does not speak TLS; check the address"

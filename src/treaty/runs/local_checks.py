@@ -21,7 +21,7 @@ from treaty.data.reading import check_there
 from treaty.data.table import Table
 from treaty.errors import ConfigError, TreatyError
 from treaty.messaging.certificates import check_certificate, fingerprint, load_certificate, load_identity
-from treaty.messaging.tls import Refused, dial, tls_context
+from treaty.messaging.tls import LineRefused, dial, tls_context
 from treaty.messaging.units import HELLO, header
 from treaty.models.checkpoints import check_ledgers, checkpoint_file
 from treaty.models.linear import preparation_of
@@ -410,7 +410,7 @@ def probe(job: Job, name: str, peer: str) -> CheckFinding:
         # under TLS 1.3, the peer's refusal of our certificate shows only here; it takes no empty introduction
         line.send(header(HELLO), deadline=deadline)
         line.header(deadline)
-    except Refused:
+    except LineRefused:
         # of the introduction alone, once it has accepted the certificate
         pass
     except ssl.SSLCertVerificationError:

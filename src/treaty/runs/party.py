@@ -106,9 +106,8 @@ def train_party(
         inputs.shards, recording = shards, begin_record(job, party)
         if recording is not None:
             inputs.observers.add(recording)
-        if tables.data is not None:
-            for joined in joined_in(inputs.common, tables.data.table):
-                logger.warning("%s: %s", name, joined)
+        for joined in () if tables.data is None else joined_in(inputs.common, tables.data.table):
+            logger.warning("%s: %s", name, joined)
         result = play_role(job.system.train[roles.of[name]], inputs)
         write_record(job, inputs, recording, getattr(result, "model_id", inputs.model_id))
         return _keep_result(job, inputs, result, tables, clock)
