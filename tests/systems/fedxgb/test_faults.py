@@ -115,11 +115,11 @@ def test_a_user_that_takes_nothing_has_no_more_time_than_one_that_sends_nothing(
             return over.wait(60)
         return False
 
-    def waiting(self, to, frame, timeout):
+    def waiting(self, to, frame, timeout, **receipt):
         if to == "p4" and stopped.is_set():
             given.add(timeout)
             raise PeerTimeout(to, "p4 took no message")
-        send(self, to, frame, timeout)
+        send(self, to, frame, timeout, **receipt)
 
     def noted(self):
         close(self)
