@@ -23,7 +23,7 @@ from treaty.systems.horizontal import sum_noise as planning
 from treaty.systems.horizontal.held_out import NOISY_ODDS, HeldBack, HeldOutRequest, ScoreCells, divided, plausible
 from treaty.systems.horizontal.members import Collector
 from treaty.systems.horizontal.rows import Opening
-from treaty.systems.horizontal.sum_noise import looks, plan_noise
+from treaty.systems.horizontal.sum_noise import looks, pay, plan_noise
 from treaty.systems.system import LabelledRows
 
 QUICK = {"n_estimators": 12, "num_parallel_tree": 5, "learning_rate": 0.6, "max_depth": 2}
@@ -49,6 +49,20 @@ def test_counts_cost_a_row_what_the_trees_do_and_a_training_what_it_costs_withou
     assert len(LOOKS) / (2 * plan.scores**2) == pytest.approx(plan.budget.releases[-1].rho, rel=1e-6)
     assert len(LOOKS) / (2 * plan.scores**2) <= plan.budget.releases[-1].rho
     assert plain.scores == 0.0
+
+
+@pytest.mark.parametrize("unit", [1, 1 << 16])
+def test_what_is_paid_states_the_noise_on_counts_in_rows(tmp_path, binary, unit):
+    _, whole, classes = binary
+    plan = plan_noise(*noisy(1.0), whole.table.schema, classes, honest=3, unit=unit)
+    # a row changes one count of each look by one, whatever counts are multiplied by
+    deviation = np.sqrt(len(LOOKS) / (2 * plan.budget.releases[-1].rho))
+    stated = "; rows kept back cost no more, with noise of a standard deviation of "
+    assert pay(plan, None, "p0", "a job", None) == f"{plan.budget}{stated}{deviation:.3g} on counts"
+    entered = pay(plan, tmp_path, "p0", "a job", None)
+    assert entered.startswith(f"{plan.budget}{stated}{deviation:.3g} on counts. In the ledger: rho ")
+    plain = plan_noise(*options_of(epsilon_total=1.0, **QUICK), whole.table.schema, classes, honest=3, unit=unit)
+    assert pay(plain, None, "p0", "a job", None) == str(plain.budget)
 
 
 def test_rounds_with_counts_are_five_and_the_last_is_among_them():
