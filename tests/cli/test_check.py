@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import threading
 import time
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,17 +15,23 @@ import pytest
 from msgspec.structs import replace as replaced
 from typer.testing import CliRunner, Result
 
+from pace import within
 from runs.small_jobs import SYSTEMS, write_job
 from treaty.cli.main import app
 from treaty.errors import ConfigError
+from treaty.messaging.certificates import load_certificate, load_identity
+from treaty.messaging.tls import Line, tls_context
+from treaty.messaging.units import ECHO, WELCOME, header
 from treaty.node.identity import make_keys
-from treaty.runs import local_checks
+from treaty.runs import link_checks, local_checks
 from treaty.runs.connecting import listening
 from treaty.runs.job import Job
 from treaty.runs.job_files import load_job
-from treaty.runs.local_checks import check_cheaply, check_own, probe
+from treaty.runs.link_checks import over_links, probe
+from treaty.runs.local_checks import check_cheaply, check_own
 from treaty.runs.party import train_party
 from treaty.runs.table_files import read_alone
+from treaty.systems.vertical.cipher_choice import Link
 
 
 def check(folder: Path, name: str = "a", *more: str) -> Result:
@@ -76,8 +84,8 @@ def test_another_certificate_is_told_at_both_sides(job, tmp_path):
     (tmp_path / "b.toml").write_text(text)
     theirs = load_job(tmp_path / "b.toml")  # b has another key than a pins
     with listening(theirs, "b"), listening(job, "a"):
-        said = probe(job, "a", "b")
-        back = probe(theirs, "b", "a")
+        said, _ = probe(job.parties, "a", "b")
+        back, _ = probe(theirs.parties, "b", "a")
     assert not said.fine
     assert "another certificate than" in said.said
     assert not back.fine
@@ -85,8 +93,6 @@ def test_another_certificate_is_told_at_both_sides(job, tmp_path):
 
 
 def test_another_program_at_the_port_is_told(job):
-    import socket
-
     host, _, port = job.parties["b"].address.rpartition(":")
     with socket.create_server((host, int(port))) as server:
 
@@ -97,9 +103,102 @@ def test_another_program_at_the_port_is_told(job):
                 connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
         threading.Thread(target=answer, daemon=True).start()
-        said = probe(job, "a", "b")
+        said, _ = probe(job.parties, "a", "b")
     assert not said.fine
     assert "TLS failed" in said.said
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (header(ECHO, 5) + b"12345", "does not answer as a party does (expected an echo of 0 bytes, got unit 10 of 5)"),
+        (header(WELCOME), "does not answer as a party does (expected an echo"),
+        (header(ECHO, 1 << 40), "does not answer as a party does (expected at most 1048576 bytes"),
+        (b"\xff" * 25, "does not answer as a party does (expected a unit, got one of kind 255)"),
+        (b"", "no answer"),
+    ],
+    ids=["size", "kind", "terabyte", "noise", "silence"],
+)
+def test_a_peer_that_answers_otherwise_than_a_party_is_told(job, answer, words, monkeypatch):
+    monkeypatch.setattr(link_checks, "HANDSHAKE_TIMEOUT", 10.0 if answer else 0.2)
+    a, b = (job.parties[name] for name in "ab")
+    host, _, port = b.address.rpartition(":")
+    pinned = [load_certificate(a.certificate)]
+    context = tls_context(load_identity(b.key, b.certificate, "b"), pinned, listens=True)
+    with socket.create_server((host, int(port))) as server:
+
+        def lie() -> None:
+            taken, _ = server.accept()
+            with closing(Line(taken, context, time.monotonic() + within(10), listens=True)) as line, suppress(OSError):
+                line.header()
+                line.send(answer)
+                line.header()  # until the other end hangs up
+
+        liar = threading.Thread(target=lie, daemon=True)
+        liar.start()
+        said, link = probe(job.parties, "a", "b")
+        liar.join(within(10))
+    assert not said.fine
+    assert link is None
+    assert said.said.startswith(words)
+
+
+def over(job: Job, link: Link, name: str = "a", **options) -> dict[str, str]:
+    job = replaced(job, common=job.common | options)
+    peers = [peer for peer in "abc" if peer != name]
+    return {of.what: of.said for of in over_links(job, check_own(job, name), dict.fromkeys(peers, link))}
+
+
+def seconds_of(said: dict[str, str]) -> dict[str, float]:
+    found = re.findall(
+        r"(open sums|sealed sums|Okamoto-Uchiyama)(?: \(this job\))? ([\d.e+-]+)", said["expected seconds a tree"]
+    )
+    return {kind: float(seconds) for kind, seconds in found}
+
+
+def test_what_a_tree_takes_over_the_links_is_said_and_what_takes_less(tmp_path):
+    job = replaced(write_job(tmp_path, "secureboost"), own={})
+    near, far, thin = (over(job, link) for link in (Link(1e-5, 1e-10), Link(0.05, 1e-10), Link(1e-5, 1e-5)))
+    assert seconds_of(near).keys() == {"open sums", "sealed sums", "Okamoto-Uchiyama"}
+    # three levels: five ways there and back
+    assert 0.5 <= seconds_of(far)["open sums"] <= 1.0
+    assert seconds_of(far)["sealed sums"] > 3 * seconds_of(far)["open sums"]
+    assert seconds_of(thin)["sealed sums"] > 10 * seconds_of(near)["sealed sums"]
+    assert "sealed sums (this job)" in near["expected seconds a tree"]
+    assert "for waiting for messages: a nearer site" in far["expected advice"]
+    assert "for sending: a faster line" in thin["expected advice"]
+    for said in (near, far, thin):
+        assert "open sums show a the sums of every bin in every node" in said["expected advice"]
+    assert over(job, Link(0.05, 1e-10), "b").keys() == far.keys()
+
+
+def test_sums_that_the_options_do_not_allow_are_left_out(tmp_path):
+    job = write_job(tmp_path, "secureboost")
+    assert seconds_of(over(job, Link(1e-3, 1e-8), reg_alpha=1.0)).keys() == {"open sums", "Okamoto-Uchiyama"}
+    assert seconds_of(over(job, Link(1e-3, 1e-8), max_depth=2)) != seconds_of(over(job, Link(1e-3, 1e-8)))
+
+
+def test_paillier_is_not_advised_upon(tmp_path):
+    job = replaced(write_job(tmp_path, "secureboost"), own={"encryption": "paillier", "allow_exact_sums": True})
+    said = over(job, Link(1e-3, 1e-8))
+    assert "this job" not in said["expected seconds a tree"] + said["expected advice"]
+    assert said["expected advice"].startswith("In training, open sums show a")
+
+
+def test_of_other_systems_and_unknown_links_nothing_more_is_said(job, tmp_path):
+    assert over(job, Link(1e-3, 1e-8)) == {}
+    (tmp_path / "trees").mkdir()
+    trees = write_job(tmp_path / "trees", "secureboost")
+    assert over_links(trees, check_own(trees, "a"), {}) == []
+
+
+def test_the_links_are_in_the_output(tmp_path):
+    job = write_job(tmp_path, "secureboost")
+    with listening(job, "b"), listening(job, "c"):
+        done = check(tmp_path)
+    assert done.exit_code == 0, done.output
+    assert len(re.findall(r" pinned; [\d.]+ ms there and back, [\d.,]+ Mbit/s", done.stdout)) == 2
+    assert "expected seconds a tree: open sums" in done.stdout
 
 
 def test_a_check_disturbs_no_party_that_waits_to_train(job):
@@ -115,7 +214,7 @@ def test_a_check_disturbs_no_party_that_waits_to_train(job):
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + 60
-    while not all(probe(job, "a", peer).fine for peer in "bc"):
+    while not all(probe(job.parties, "a", peer)[0].fine for peer in "bc"):
         assert time.monotonic() < deadline
     train("a")
     for thread in threads:

@@ -13,14 +13,18 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from pace import wait_until, within
+from proxy import Proxy
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging import tls, units
 from treaty.messaging.channel import OVERHEAD
-from treaty.messaging.tls import LineRefused, dial, tls_context
+from treaty.messaging.tls import LineRefused, dial, measured, tls_context
 from treaty.messaging.units import (
     ASK,
+    ECHO,
     FRAME,
     HELLO,
+    LOAD,
+    LOAD_BYTES,
     PING,
     PONG,
     RECEIPT,
@@ -458,3 +462,40 @@ def test_both_ends_of_a_connection_read_and_send_at_once(identities):
     done.set()
     line.close()
     listener.close()
+
+
+def test_a_link_is_measured_before_its_caller_is_introduced(clinic, call):
+    lab = call("lab")
+    round_trip, byte = measured(lab.line, time.monotonic() + within(30))
+    assert round_trip > 0.0
+    assert byte < 1.0
+    assert clinic._server.callers == set()
+    assert lab.introduce("lab") == 0
+    lab.frame(0, b"abc")
+    assert lab.receipt() == 1
+
+
+def test_a_slow_link_is_measured_as_slow(clinic, identities):
+    relay = Proxy(clinic.address)
+    relay.bytes_per_second = 2e6
+    context = tls_context(identities["lab"], [identities["clinic"].certificate], listens=False)
+    certificate = x509.load_pem_x509_certificate(identities["clinic"].certificate).public_bytes(Encoding.DER)
+    with contextlib.closing(relay):
+        line = dial(relay.address, context, certificate, time.monotonic() + 10)
+        with contextlib.closing(line):
+            assert measured(line, time.monotonic() + within(30))[1] >= 0.8 / relay.bytes_per_second
+
+
+def test_loads_are_limited_in_size_and_number(call):
+    lab = call("lab")
+    for _ in range(tls._MOST_LOADS):
+        lab.line.send(header(LOAD, 10), bytes(10))
+        found = lab.next()
+        assert (found.kind, bytes(lab.line.content(found))) == (ECHO, bytes(10))
+    lab.line.send(header(LOAD, 10), bytes(10))
+    with pytest.raises(ConnectionError):
+        lab.next()
+    lab = call("lab")
+    lab.line.send(header(LOAD, LOAD_BYTES + 1))
+    with pytest.raises(ConnectionError):
+        lab.next()

@@ -143,7 +143,7 @@ def test_no_memory_is_taken_for_a_content_before_it_is_asked_for():
 @pytest.mark.parametrize(
     ("unit", "text"),
     [
-        (header(units.CLOSING + 1), "expected a unit, got one of kind 9"),
+        (header(units.ECHO + 1), "expected a unit, got one of kind 11"),
         (header(255), "got one of kind 255"),
         (header(HELLO, (4 << 10) + 1), "expected at most 4096 bytes, got 4097 announced"),
         (header(WELCOME, 1 << 60), "expected at most 2097152 bytes"),

@@ -326,7 +326,7 @@ def test_an_introduction_beyond_its_limit_is_not_taken_in(bank, size):
     assert_heard(bank, other)
 
 
-@pytest.mark.parametrize("kind", [units.WELCOME, units.REFUSED, units.ASK, units.PING, units.CLOSING, 9, 255])
+@pytest.mark.parametrize("kind", [units.WELCOME, units.REFUSED, units.ASK, units.PING, units.CLOSING, units.ECHO, 255])
 def test_a_connection_that_begins_with_another_unit_is_hung_up_on(bank, kind):
     other, line = begun(bank, "lab"), bank.peer("shop").line()
     line.send(header(kind))
@@ -334,7 +334,7 @@ def test_a_connection_that_begins_with_another_unit_is_hung_up_on(bank, kind):
     assert_heard(bank, other)
 
 
-@pytest.mark.parametrize("kind", [*sorted(set(range(10)) - {units.FRAME}), 255])
+@pytest.mark.parametrize("kind", [*sorted(set(range(12)) - {units.FRAME}), 255])
 def test_a_unit_that_is_no_note_ends_the_conversation(bank, kind):
     talk, other = begun(bank), begun(bank, "lab")
     talk.line.send(header(kind))

@@ -216,6 +216,8 @@ def test_a_job_is_checked_at_all_nodes_before_it_is_submitted(made, tmp_path):
     )
     assert told is not None, shop
     assert "as shop says, about 3 columns in" in said.partition("shop: could take part")[2]
+    assert re.search(r"ok +shop at \S+: answers, .* ms there and back, .* Mbit/s", said)
+    assert re.search(r"expected seconds a tree: open sums .*, sealed sums \(this job\) .*, Okamoto-Uchiyama", said)
     assert all(re.fullmatch(r"0?\.?[1-9][0,]*(\.0)?", number) for number in told.groups())  # one digit each
     assert not nodes["shop"].treaty("models")
     (nodes["shop"].folder / "rows.csv").write_text("id,shop_0\n1,one\n1,2\n")

@@ -34,16 +34,23 @@ def check(
         typer.Option(help="How long to try to reach the other parties: 90s, 10m, 1h. Default: 0s; between nodes, 1m."),
     ] = "",
     with_peers: Annotated[
-        bool, typer.Option("--with-peers", help="Ask the nodes of all parties to check, too. No data is exchanged.")
+        bool,
+        typer.Option(
+            "--with-peers",
+            help="Ask the nodes of all parties to check, too, and measure the links with them. No data is exchanged.",
+        ),
     ] = False,
     node: NodeFile = NODE_FILE,
     trust: Trust = None,
 ) -> None:
-    """Check a party's tables, folders, disk space, key, certificates and clock; then whether its peers answer.
+    """Check a party's tables, folders, disk space, key, certificates and clock; then its peers and links.
 
     Nothing is trained, and no row is sent. With --as, this party listens during the check, so that parties that check
     at the same time reach each other: with --wait 10m, they may start within ten minutes. Without --as, the job is for
     nodes: this node's policy is checked, too, and its peers are those connected with the running node.
+
+    With --as, or --with-peers, the latency and bandwidth of each link are measured, and for SecureBoost the output says
+    how many seconds a tree takes over them with open sums, sealed sums and Okamoto-Uchiyama.
 
     Each line says ok, or WRONG and what to do. The output also says what each party would learn; `treaty disclosures`
     lists the messages.
@@ -53,8 +60,10 @@ def check(
     from treaty.cli.node import check_as_node
     from treaty.runs.connecting import listening
     from treaty.runs.job_files import load_job, seconds_of
-    from treaty.runs.local_checks import CheckFinding, check_own, probe
+    from treaty.runs.link_checks import over_links, probe
+    from treaty.runs.local_checks import CheckFinding, check_own
     from treaty.runs.report import learned_by
+    from treaty.systems.vertical.cipher_choice import Link
 
     if party is None and node == NODE_FILE and not node.exists():
         names = ", ".join(load_job(job).parties)
@@ -79,7 +88,7 @@ def check(
     if not own[0].fine:
         raise typer.Exit(2)
     say_learned(learned_by(described, described.roles()))
-    others = []
+    others, links = [], dict[str, Link]()
     with ExitStack() as held:
         # as in a training, so that peers that check reach this party
         try:
@@ -91,12 +100,15 @@ def check(
         deadline = time.monotonic() + patience
         for peer in described.system.links(described.roles(), described.settings()[0])[party]:
             # a peer that is not up yet may start its own check within the time given
-            finding = probe(described, party, peer)
-            while not finding.fine and time.monotonic() < deadline:
+            finding, link = probe(described.parties, party, peer)
+            while link is None and time.monotonic() < deadline:
                 time.sleep(RETRY_INTERVAL)
-                finding = probe(described, party, peer)
+                finding, link = probe(described.parties, party, peer)
             say(str(finding))
             others.append(finding)
+            links |= {} if link is None else {peer: link}
+        for finding in over_links(described, own, links):
+            say(str(finding))
         if patience:
             time.sleep(LINGER)
     if not all(finding.fine for finding in own):

@@ -25,8 +25,12 @@ from treaty.node.jobs import trained
 from treaty.node.proposals import JobStatus, Proposal, Verb, check_same, id_of, in_words, proposed, rounds_of, statement
 from treaty.node.settings import Settings, load_settings
 from treaty.node.store import FINAL, JobRow, Store
-from treaty.runs.job import Job
+from treaty.runs.job import Job, Member
+from treaty.runs.link_checks import over_links, probe
 from treaty.runs.local_checks import EXPECTED, CheckFinding, Size, stated_sizes
+
+# the first line of a connection to a node; see `node.door`
+TO_NODE = b"TREATY/1 node\n"
 
 JobPrefix = Annotated[str, typer.Argument(metavar="JOB", help="The first letters of a job's id.")]
 Reason = Annotated[str, typer.Option(help="Sent to the other parties.")]
@@ -153,15 +157,26 @@ def check_as_node(file: Path, node: Path, *, with_peers: bool, patience: float) 
     say_learned(learned(job, "train"))
     with Store(Path(settings.folder)) as store:
         up = _print_peers(store, settings, job)
-        own = all(finding.fine for finding in findings)
-        if not (with_peers and own and up):
-            return own, up
+        fine = all(finding.fine for finding in findings)
+        if not (with_peers and fine and up):
+            return fine, up
         _check_active(job, settings, node)
         passed, sizes = _tried(store, _propose(store, settings, content), patience)
+    own = load_own(settings.keys, settings.name)
     if sizes:
-        again = checked(load_own(settings.keys, settings.name), cards, settings, job, "train", sizes)
-        _print_findings(finding for finding in again if finding.what.startswith(EXPECTED))
-    return own, passed
+        findings = checked(own, cards, settings, job, "train", sizes)
+        _print_findings(finding for finding in findings if finding.what.startswith(EXPECTED))
+    # peers without an address here measure the link from their side
+    parties = {
+        peer: Member(address=settings.dialled[peer], certificate=card.certificate)
+        for peer, card in cards.items()
+        if peer in settings.dialled and peer in job.parties
+    }
+    me = Member(key=own.identity.key.decode(), certificate=own.card.certificate, proxy=settings.proxy)
+    answers = {peer: probe({**parties, settings.name: me}, settings.name, peer, TO_NODE) for peer in parties}
+    links = {peer: link for peer, (_, link) in answers.items() if link is not None}
+    _print_findings([*(finding for finding, _ in answers.values()), *over_links(job, findings, links)])
+    return True, passed and links.keys() == parties.keys()
 
 
 def _print_peers(store: Store, settings: Settings, job: Job) -> bool:

@@ -6,6 +6,7 @@ socket of `ssl`, each record of 16 kB takes a system call at one end and two at 
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import select
@@ -24,12 +25,14 @@ from urllib.parse import unquote, urlsplit
 from treaty.errors import ConfigError
 from treaty.messaging.certificates import Identity
 from treaty.messaging.messages import clean
-from treaty.messaging.units import HELLO, REFUSED, Header, UnitReader, header
+from treaty.messaging.units import ECHO, HELLO, LOAD, LOAD_BYTES, REFUSED, Header, UnitReader, header
 
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds in which a connection must show a pinned certificate and introduce itself."""
 MOST_YOUNG = 64
 """Connections that may be without a pinned certificate at a time, besides two for each peer; the oldest is closed."""
+# loads that a caller may send to measure a connection, and those it sends until one takes so many seconds
+_MOST_LOADS, _LOADS, _LONG = 16, (0, 0, 0, 1 << 14, 1 << 16, 1 << 18, *[LOAD_BYTES] * 3), 1.0
 # seconds for which a refused connection is read, so that the reason is not lost by a reset
 _LINGER = 1.0
 # bytes read at once, and the most that are put together with a unit's header; bytes sent at once; of a record of TLS
@@ -213,12 +216,41 @@ def _wait(polled: select.poll, deadline: float | None) -> None:
         raise TimeoutError("no answer in time")
 
 
-def dial(address: str, context: ssl.SSLContext, certificate: bytes, deadline: float, proxy: str | None = None) -> Line:
+def measured(line: Line, deadline: float) -> tuple[float, float]:
+    """Return the seconds of a way there and back, and those of each byte one way, on a connection just dialled.
+
+    Loads grow until one takes a second, as a connection sends little at once when it is new. ConnectionError if the
+    other end sends anything else than echoes.
+    """
+    empty, byte = math.inf, math.inf
+    for nbytes in _LOADS:
+        started = time.perf_counter()
+        line.send(header(LOAD, nbytes), bytes(nbytes), deadline)
+        found = line.header(deadline)
+        if found.kind != ECHO or found.size != nbytes:
+            raise ConnectionError(f"expected an echo of {nbytes} bytes, got unit {found.kind} of {found.size}")
+        line.content(found, deadline)
+        took = time.perf_counter() - started
+        if not nbytes:
+            empty = min(empty, took)
+            continue
+        byte = min(byte, max(0.0, took - empty) / (2 * nbytes))
+        if took > _LONG:
+            break
+    return empty, byte
+
+
+def dial(
+    address: str, context: ssl.SSLContext, certificate: bytes, deadline: float, proxy: str | None = None,
+    first: bytes = b"",
+) -> Line:  # fmt: skip
     """Open a connection to ``host:port`` or ``unix:path``, where this certificate, DER, must be presented.
 
-    OSError if it cannot be opened in time, or its other end is another; see `connected`.
+    `first` is sent in clear before the handshake. OSError if the connection cannot be opened in time, or its other end
+    is another; see `connected`.
     """
     connection = connected(address, max(0.1, deadline - time.monotonic()), proxy)
+    connection.sendall(first)
     line = Line(connection, context, deadline, listens=False)
     if line.certificate != certificate:
         line.close()
@@ -367,6 +399,10 @@ class Listener:
         with suppress(OSError):
             line = Line(connection, self._context(), deadline, listens=True)
             first = line.header(deadline)
+            for _ in range(_MOST_LOADS):
+                if first.kind == LOAD:
+                    line.send(header(ECHO, first.size), line.content(first, deadline), deadline)
+                    first = line.header(deadline)
             # of another unit, a frame of any size, no content is read
             hello = line.content(first, deadline) if first.kind == HELLO else None
         with self._lock:

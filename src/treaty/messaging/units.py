@@ -17,6 +17,8 @@ kind       sent by        content and numbers
 `PING`     who dials      asks for a `PONG`
 `PONG`     who listens    the answer
 `CLOSING`  who listens    it leaves
+`LOAD`     who dials      any bytes, before `HELLO`: the time until they are back measures the link
+`ECHO`     who listens    as many bytes as the `LOAD` had
 ========== ============== =================================================================================
 
 A connection carries frames (`HELLO`, then `FRAME` and `ASK` one way, `RECEIPT` the other way), or it is watched
@@ -34,10 +36,13 @@ import numpy as np
 from treaty.files import decoder_of
 
 VERSION = 6
-HELLO, WELCOME, REFUSED, FRAME, ASK, RECEIPT, PING, PONG, CLOSING = range(9)
+HELLO, WELCOME, REFUSED, FRAME, ASK, RECEIPT, PING, PONG, CLOSING, LOAD, ECHO = range(11)
+
+LOAD_BYTES = 1 << 20
+"""Most bytes of a `LOAD`."""
 
 # most bytes of the content of units other than frames, whose size the receiver's credit bounds
-_MOST = {HELLO: 4 << 10, WELCOME: 2 << 20, REFUSED: 4 << 10}
+_MOST = {HELLO: 4 << 10, WELCOME: 2 << 20, REFUSED: 4 << 10, LOAD: LOAD_BYTES, ECHO: LOAD_BYTES}
 _HEADER = struct.Struct("!BQQQ")
 # bytes read at once; a longer content is read into its own array
 _READ = 1 << 16
@@ -146,7 +151,7 @@ class UnitReader:
         if self._end - self._start < _HEADER.size:
             return None
         found = Header._make(_HEADER.unpack_from(self._buffer, self._start))
-        if found.kind > CLOSING:
+        if found.kind > ECHO:
             raise ConnectionError(f"expected a unit, got one of kind {found.kind}")
         if found.kind != FRAME and found.size > _MOST.get(found.kind, 0):
             raise ConnectionError(f"expected at most {_MOST.get(found.kind, 0)} bytes, got {found.size} announced")

@@ -1,11 +1,10 @@
-"""What one party can find out before a job begins: whether its own part will work, what the job takes, who answers."""
+"""What one party can find out alone before a job begins: whether its own part will work, and what the job takes."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
-import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -14,15 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cryptography.hazmat.primitives.serialization import Encoding
-
 from treaty.data.binning import fit_bins
 from treaty.data.reading import check_there
 from treaty.data.table import Table
 from treaty.errors import ConfigError, TreatyError
 from treaty.messaging.certificates import check_certificate, fingerprint, load_certificate, load_identity
-from treaty.messaging.tls import LineRefused, dial, tls_context
-from treaty.messaging.units import HELLO, header
 from treaty.models.checkpoints import check_ledgers, checkpoint_file
 from treaty.models.linear import preparation_of
 from treaty.runs.connecting import check_writable, output_folders
@@ -68,10 +63,11 @@ class Expectation:
     """What is expected of a job at one party: for which sizes (`taken`), in seconds and bytes.
 
     `in_all` are the bytes between all parties, and `span` their range if other parties have few or many columns. `own`
-    is the size of the party's own table.
+    is the size of the party's own table, `shape` those of all.
     """
 
     taken: str
+    shape: Shape
     seconds: float
     sent: float
     received: float
@@ -107,8 +103,8 @@ class Expectation:
                 f"{MOST[0]} columns of as many bins as there may be"
             )
         said = {EXPECTED: self.taken, f"{EXPECTED} time": seconds, f"{EXPECTED} bytes": nbytes}
-        public = self.in_public()
-        return [CheckFinding(what, True, text, public if what == EXPECTED else "") for what, text in said.items()]
+        first = CheckFinding(EXPECTED, True, said.pop(EXPECTED), self.in_public(), self.shape)
+        return [first, *(CheckFinding(what, True, text) for what, text in said.items())]
 
 
 def expect(job: Job, roles: Roles, name: str, table: Table | None, stated: Sizes | None = None) -> Expectation:
@@ -145,7 +141,7 @@ def expect(job: Job, roles: Roles, name: str, table: Table | None, stated: Sizes
             span = sum(ends[0][0].sent.values()), sum(ends[1][0].sent.values())
     values = 0 if table is None else table.n_rows * (2 + (len(table.schema.names) if table.folder is None else 0))
     return Expectation(
-        taken, START + found.seconds * slowness(), sent, received, sum(found.sent.values()),
+        taken, shape, START + found.seconds * slowness(), sent, received, sum(found.sent.values()),
         PROCESS + CELL * values + found.memory.get(name, 0.0), found.kept.get(name, 0.0),
         (shape.columns[name], shape.slots[name], *shape.halved[name]) if apart and name in shape.slots else None, span,
     )  # fmt: skip
@@ -243,8 +239,6 @@ def _gb(nbytes: float) -> str:
 ROOM = 100 << 20
 # seconds by which the time of a file may be in the future
 CLOCK_SLACK = 300.0
-# seconds for a peer to answer
-PROBE_TIMEOUT = 5.0
 # the first word of each finding about what a job takes
 EXPECTED = "expected"
 
@@ -253,13 +247,15 @@ EXPECTED = "expected"
 class CheckFinding:
     """What one check found: of `what`, whether it is `fine`, and what was found or should be done.
 
-    `public` is what a node sends the other parties of a job: only what the job is expected to take.
+    `public` is what a node sends the other parties of a job: only what the job is expected to take. `shape` are the
+    sizes that this is about.
     """
 
     what: str
     fine: bool
     said: str
     public: str = ""
+    shape: Shape | None = None
 
     def __str__(self) -> str:
         """Return the line that a command prints."""
@@ -390,41 +386,3 @@ def _expected(job: Job, name: str, table: Table | None, stated: Sizes | None) ->
         said = f"sides of splits will tell {job.active} some {share:.2g} of the bins here for certain (docs/sealed.md)"
         found.append(CheckFinding(f"{EXPECTED} sides", True, said, "counts what sides of its splits tell"))
     return found + ([_tried(f"{EXPECTED} store", partial(check_store, job, name, expected))] if expected.kept else [])
-
-
-# ---------------------------------------------------------------- who answers
-
-
-def probe(job: Job, name: str, peer: str) -> CheckFinding:
-    """Find out who answers at a peer's address, over TLS with both parties' certificates; no data is sent."""
-    me, other = job.parties[name], job.parties[peer]
-    wrong = partial(CheckFinding, f"{peer} at {other.address}", False)
-    if other.address is None or other.certificate is None or me.key is None or me.certificate is None:
-        return wrong(f"the job must name its address and certificate, and the key of {name}")
-    line, deadline = None, time.monotonic() + PROBE_TIMEOUT
-    try:
-        pinned = load_certificate(other.certificate)
-        expected = check_certificate(pinned, peer).public_bytes(Encoding.DER)
-        identity = load_identity(me.key, me.certificate, name)
-        line = dial(other.address, tls_context(identity, [pinned], listens=False), expected, deadline, me.proxy)
-        # under TLS 1.3, the peer's refusal of our certificate shows only here; it takes no empty introduction
-        line.send(header(HELLO), deadline=deadline)
-        line.header(deadline)
-    except LineRefused:
-        # of the introduction alone, once it has accepted the certificate
-        pass
-    except ssl.SSLCertVerificationError:
-        mine = f"pinned for {peer} is {fingerprint(load_certificate(other.certificate))}"
-        return wrong(f"answers with another certificate than {other.certificate}; {mine}")
-    except ssl.SSLError as error:
-        return wrong(f"TLS failed ({error.reason or error}): it pins another certificate of {name}, or is none of us")
-    except TreatyError as error:
-        return wrong(str(error))
-    except OSError as error:
-        if line is not None and not isinstance(error, TimeoutError):
-            return wrong(f"hung up: it pins another certificate of {name} than {me.certificate}")
-        return wrong(f"no answer ({error.strerror or error}): start it, or see docs/network.md")
-    finally:
-        if line is not None:
-            line.close()
-    return CheckFinding(f"{peer} at {other.address}", True, "answers, with the certificate that is pinned")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -11,14 +13,16 @@ from treaty.crypto.parameters import OU_DEFAULT_KEY_BITS, PAILLIER_DEFAULT_KEY_B
 from treaty.crypto.payload import Packing, SumsBounds
 from treaty.crypto.sums.lattice_sums import sums_parameters, vector_bytes
 from treaty.crypto.transfer.sealed_sums import Widths
+from treaty.errors import CryptoError
 from treaty.systems.expected import KEY_BYTES, ROUND_TRIP, Expected, Shape, Trees
 from treaty.systems.system import Roles
 from treaty.systems.vertical import cipher_choice
-from treaty.systems.vertical.cipher_options import CipherOptions
+from treaty.systems.vertical.cipher_choice import Link
+from treaty.systems.vertical.cipher_options import CipherOptions, why_unsealed
 from treaty.systems.vertical.messages import CHOICE_BITS, node_type
 
 # A link as it is taken to be before any is measured
-NEAR = cipher_choice.Link(step=0.5e-3, byte=1e-9)
+NEAR = Link(step=0.5e-3, byte=1e-9)
 _PAILLIER = 8.0  # times the time of Okamoto-Uchiyama, both with the keys that are the default
 _HINT_PIECES = 128e6  # bytes of a hint, as it is made and sent
 _TRANSFER_BYTES = 1_100_000  # to make the transfers of sealed sums
@@ -32,9 +36,7 @@ def expected_of_sums(roles: Roles, options: CipherOptions, common: Any, shape: S
     found, active, n = Expected(), roles.active, shape.rows
     others = [name for name in roles.owners if name != active]
     trees = Trees.of(common, shape, n, alone)
-    unit = 2.0**-common.fractional_bits
-    bounds = SumsBounds(n, round(1 / unit), round(0.25 / unit))
-    job = cipher_choice.JobSize(bounds, common.rules_of(unit, unit), trees.count, shape.threads)
+    job = _job_of(common, shape, trees.count)
     sizes = {peer: (shape.columns[peer], shape.slots[peer]) for peer in others}
     cipher = options.cipher
     if cipher == "auto":
@@ -66,6 +68,53 @@ def expected_of_sums(roles: Roles, options: CipherOptions, common: Any, shape: S
             slowest += _seal(found, common, job, active, peer, shape).seconds
     found.seconds += slowest
     return found
+
+
+def seconds_of_a_tree(common: Any, shape: Shape, links: Mapping[str, Link]) -> dict[str, list[float]]:
+    """Return what a tree after the first takes over links with passive parties, by what hides sums.
+
+    These are seconds of computing, of waiting for messages and of sending, by "open", "sealed" and "ou"; what the
+    options do not allow is left out.
+    """
+    trees, job = Trees.of(common, shape, shape.rows), _job_of(common, shape, 1)
+    growing = trees.growing(shape.rows, sum(shape.columns.values())) / max(1, trees.count) + ROUND_TRIP * trees.rounds
+    widths = Widths.of(job.bounds, job.rules.ridge)
+    step = max(cipher_choice.comparisons_of_a_step(link, widths) for link in links.values())
+    candidates = {peer: _candidates(common, shape, peer) for peer in links}
+
+    def seconds(kind: str, waits: float, sends: float) -> float:
+        over = {peer: Link(waits * link.step, sends * link.byte) for peer, link in links.items()}
+        parameters = None if kind == "ou" else sums_parameters(job.bounds, kind == "sealed")
+        computing, sending = 0.0, 0.0
+        for peer, link in over.items():
+            size = shape.columns[peer], shape.slots[peer]
+            cost = cipher_choice.cost_of_ou(job, *size)
+            if parameters is not None:
+                cost = cipher_choice.cost_of_lattice(parameters, job, *size, kept=True)
+            computing, sending = max(computing, cost.seconds), sending + cost.nbytes * link.byte
+        waiting = (2 * trees.rounds - 1) * 2 * max(link.step for link in over.values())
+        sealing = cipher_choice.cost_of_sealing(over, candidates, job, step).seconds if kind == "sealed" else 0.0
+        return growing + computing + sending + waiting + sealing
+
+    found = {}
+    unfit = {"sealed": bool(why_unsealed("auto", common)), "ou": common.multi_output}
+    for kind in ("open", "sealed", "ou"):
+        if not unfit.get(kind):
+            with suppress(CryptoError):  # too many rows for the lattice map
+                alone = seconds(kind, 0.0, 0.0)
+                found[kind] = [alone, seconds(kind, 1.0, 0.0) - alone, seconds(kind, 0.0, 1.0) - alone]
+    return found
+
+
+def _candidates(common: Any, shape: Shape, peer: str) -> tuple[float, float]:
+    features, slots = shape.columns[peer], shape.slots[peer]
+    return cipher_choice.candidates_of(common, features, slots - features, *shape.halved.get(peer, (0, 0)))
+
+
+def _job_of(common: Any, shape: Shape, trees: int) -> cipher_choice.JobSize:
+    unit = 2.0**-common.fractional_bits
+    bounds = SumsBounds(shape.rows, round(1 / unit), round(0.25 / unit))
+    return cipher_choice.JobSize(bounds, common.rules_of(unit, unit), trees, shape.threads)
 
 
 def _of_cipher(
@@ -113,8 +162,7 @@ def _seal(
     found: Expected, common: Any, job: cipher_choice.JobSize, active: str, peer: str, shape: Shape
 ) -> cipher_choice.Estimate:
     """Count what sealing one passive party's sums takes; return an estimate of its seconds."""
-    features, slots = shape.columns[peer], shape.slots[peer]
-    candidates = cipher_choice.candidates_of(common, features, slots - features, *shape.halved.get(peer, (0, 0)))
+    candidates = _candidates(common, shape, peer)
     step = cipher_choice.comparisons_of_a_step(NEAR, Widths.of(job.bounds, job.rules.ridge))
     cost = cipher_choice.cost_of_sealing({peer: NEAR}, {peer: candidates}, job, step)
     for sender, receiver in ((active, peer), (peer, active)):
