@@ -71,6 +71,9 @@ def namespaces(names: list[str]) -> Iterator[dict[str, str]]:
             command("ip", "netns", "add", space)
             held.callback(subprocess.run, ["ip", "netns", "del", space], check=False)
             command("ip", "-n", space, "link", "set", "lo", "up")
+            # it does not pace, as cubic, which namespaces may not choose; BBR, the default of some systems, takes a
+            # part of a round trip longer for what fits into few packets
+            command("ip", "netns", "exec", space, "sysctl", "-q", "-w", "net.ipv4.tcp_congestion_control=reno")
         yield made
 
 
@@ -205,13 +208,16 @@ def network(
 
 
 def train_in_namespaces(
-    rows: Mapping[str, tuple[NDArray[np.float32], NDArray[np.int64]]],
+    rows: Mapping[str, tuple[NDArray[np.float32], NDArray[np.int64] | None]],
     protocol: str,
     common: dict[str, Any],
     rate: float | None,
     delay: float,
+    **more: Any,
 ) -> Took:
     """Train between the holders of rows, the first one leading, each a process in a namespace of its own.
+
+    Each has columns of its own if only the first one has labels. `more` is what the job says besides.
 
     Raises
     ------
@@ -222,7 +228,9 @@ def train_in_namespaces(
         folder = Path(place)
         parties = {}
         for k, (name, (x, y)) in enumerate(rows.items()):
-            table = pa.table({f"f{j}": column for j, column in enumerate(x.T)} | {"label": y})
+            prefix = name if rows[names[-1]][1] is None else "f"
+            columns = {f"{prefix}{j}": column for j, column in enumerate(x.T)}
+            table = pa.table(columns | ({} if y is None else {"label": y}))
             parquet.write_table(table, folder / f"{name}.parquet")
             make_keys(folder, name)
             parties[name] = Member(
@@ -231,7 +239,7 @@ def train_in_namespaces(
             )  # fmt: skip
         job = Job(
             name="namespaces", active=names[0], label="label", parties=parties, protocol=protocol, common=common,
-            output=str(folder / "model"),
+            output=str(folder / "model"), **more,
         )  # fmt: skip
         (folder / "job.json").write_bytes(job.encoded())
         before, start = cpu_of_others(), time.perf_counter()

@@ -16,12 +16,18 @@ USENIX Security 2023) were not at hand: 10 + 10 columns and 8, 16 and 32 bins ar
 `--links` (`sealed_links.csv`): the first table's tree on played links of 0.2, 20 and 100 ms round trip (100 Mbit/s), by
 how many comparisons are taken to cost as much as a step: as measured when the job begins, and others. Rounds are
 messages that wait for each other. 10 minutes.
+
+`--shaped` (`sealed_shaped.csv`): the first table's tree, open and sealed, at 20 and 100 ms round trip (100 Mbit/s), by
+threads on a played link, and between two processes in network namespaces. Bar: the same seconds within 10 %. Needs
+root. 5 minutes.
 """
 
 from __future__ import annotations
 
 import resource
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import product
 from typing import Any
 from unittest.mock import patch
 
@@ -30,13 +36,18 @@ import xgboost
 from numpy.typing import NDArray
 
 from data import arguments, cpu_of_others, default_of_credit_card_clients, report, seconds, verdict
+from namespaces import NotPermitted, train_in_namespaces
 from treaty import GBDTClassifier, SecureBoost
+from treaty.messaging.channel import LinkSpeed
+from treaty.runs import threads
 from treaty.runs.warm_up import compile_kernels
 from treaty.systems.vertical.cipher_choice import comparisons_of_a_step
 
-PARTS = ("tree", "rows", "squirrel", "links")
+PARTS = ("tree", "rows", "squirrel", "links", "shaped")
 SLOWEST, LARGEST, MORE_THAN_OPEN, SLOWEST_DEEP = 0.6, 60.0, 0.6, 1.5
+RATE, APART = 100e6, 0.1  # bits per second, and how far a played link may be from a real one
 FEW = 2
+SETTINGS = {"max_depth": 3, "learning_rate": 0.3, "max_bin": 32, "base_score": 0.5}
 
 Tables = dict[str, NDArray[np.float32]]
 
@@ -57,7 +68,7 @@ def drawn(n_rows: int, columns: int) -> tuple[Tables, NDArray[np.int64]]:
 
 def one_tree(tables: Tables, y: NDArray[np.int64], sums: str, trees: int, transport: str, **options: Any) -> dict:
     """Return seconds, megabytes and messages of a tree, and the seconds of set-up."""
-    settings = {"max_depth": 3, "learning_rate": 0.3, "max_bin": 32, "base_score": 0.5, **options}
+    settings = SETTINGS | options
     system = SecureBoost(encryption="lattice", sums=sums, allow_exact_sums=True)
     took, moved, messages = {}, {}, {}
     before = cpu_of_others()
@@ -133,19 +144,23 @@ def squirrel(quick: bool) -> list[dict]:
     return rows
 
 
-def links(quick: bool) -> list[dict]:
-    from treaty.messaging.channel import LinkSpeed
-    from treaty.runs import threads
+@contextmanager
+def played(round_trip: float) -> Iterator[None]:
+    """Have threads of this process talk over a line of `RATE`."""
+    play, line = threads.play, LinkSpeed(bits_per_second=RATE, delay=round_trip / 2)
 
+    def slowly(*given: Any, **named: Any) -> Any:
+        return play(*given, **{**named, "link": line})
+
+    with patch("treaty.runs.threads.play", slowly):
+        yield
+
+
+def links(quick: bool) -> list[dict]:
     tables, y = tables_of_clients()
-    rows, play = [], threads.play
+    rows = []
     for round_trip in (0.2e-3,) if quick else (0.2e-3, 20e-3, 100e-3):
         for step in (0, 1) if quick else (0, 1, 20, 100, 500):  # 0: as measured
-            link = LinkSpeed(bits_per_second=100e6, delay=round_trip / 2)
-
-            def slowly(*given: Any, line: LinkSpeed = link, **named: Any) -> Any:
-                return play(*given, **{**named, "link": line})
-
             said: list[int] = []
 
             def taken(*given: Any, step: int = step, said: list[int] = said) -> int:
@@ -153,7 +168,7 @@ def links(quick: bool) -> list[dict]:
                 return said[-1]
 
             with (
-                patch("treaty.runs.threads.play", slowly),
+                played(round_trip),
                 patch("treaty.systems.vertical.sealed_active.comparisons_of_a_step", taken),
             ):
                 found = one_tree(tables, y, "sealed", 1 if quick else 2, "memory")
@@ -167,6 +182,38 @@ def links(quick: bool) -> list[dict]:
     return rows
 
 
+def shaped(quick: bool) -> list[dict]:
+    tables, y = tables_of_clients()
+    columns = {"active": (tables["active"], y), "passive": (tables["passive"], None)}
+    rows = []
+    for sums, round_trip in product(("open", "sealed"), (20e-3,) if quick else (20e-3, 100e-3)):
+        # open trees are short
+        trees = 20 if sums == "open" else 1 if quick else 2
+        with played(round_trip):
+            in_threads = one_tree(tables, y, sums, trees, "memory")
+        own = {"encryption": "lattice", "sums": sums, "allow_exact_sums": True}
+        try:
+            few, many = (
+                train_in_namespaces(
+                    columns, "secureboost", SETTINGS | {"n_estimators": count}, RATE, round_trip / 2, own=own, n_jobs=1
+                )
+                for count in (FEW, FEW + trees)
+            )
+        except NotPermitted as error:
+            print(f"skipped: {error}")
+            break
+        took = (many.boosting - few.boosting) / trees
+        ratio = in_threads["s a tree"] / took
+        rows.append({
+            "sums": sums, "round trip ms": 1e3 * round_trip, "s a tree, played": in_threads["s a tree"],
+            "s a tree, namespaces": took, "ratio": ratio, f"within {APART:.0%}": verdict(abs(ratio - 1.0), APART),
+            "set-up s, played": in_threads["set-up s"], "set-up s, namespaces": many.setup, "by": many.by,
+            "others' cores": max(in_threads["others' cores"], few.others, many.others),
+        })  # fmt: skip
+        print(rows[-1], flush=True)
+    return rows
+
+
 def main(given: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__)
     for part in PARTS:
@@ -174,7 +221,7 @@ def main(given: Sequence[str] | None = None) -> None:
     options = parser.parse_args(given)
     compile_kernels()
     chosen = [part for part in PARTS if vars(options)[part]] or PARTS
-    for part, measure in zip(PARTS, (tree, many_rows, squirrel, links), strict=True):
+    for part, measure in zip(PARTS, (tree, many_rows, squirrel, links, shaped), strict=True):
         if part in chosen:
             report(f"sealed_{part}", measure(options.quick), quick=options.quick)
 
