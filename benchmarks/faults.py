@@ -10,8 +10,9 @@ the network between all of them, which goes through relays of this script. A cel
 - the model is that of the undisturbed run: of the run itself where the fault is one to survive, else, where the job
   ended with an error, of the same job started again, with `--resume`, after the fault is gone.
 
-An hour on two cores; `--quick` plays a few faults of one system, which `make test-rest` does, too; names of systems and
-faults as arguments play these alone.
+`--trees N` has the boosted jobs grow so many trees, so that connections are reset for minutes; no results are written
+then. An hour on two cores; `--quick` plays a few faults of one system, which `make test-rest` does, too; names of
+systems and faults as arguments play these alone.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +41,7 @@ import pandas as pd
 from sklearn.datasets import load_breast_cancer
 
 from data import replace
-from relays import Relays, outage
+from relays import Relays, crowd, outage, resets
 from treaty.node.identity import make_keys
 from treaty.runs.processes import free_ports
 
@@ -51,6 +54,7 @@ WELL = "well"
 # fields of a part that two runs do not share: `sides` are counted over all jobs on a table
 OF_THE_RUN = ("model_id", "choice", "kept", "sides")
 BAD_WORDS = ("Traceback", "internal error", "Fatal Python")
+MORE = 100  # MiB that a party may take more than in the undisturbed run
 AWAY = 8.0  # seconds a stopped party or a frozen network is away
 
 
@@ -70,7 +74,7 @@ class Setup:
         return list(dict.fromkeys([*self.roles, *self.tables]))
 
 
-def setups() -> dict[str, Setup]:
+def setups(n_estimators: int = 6) -> dict[str, Setup]:
     """Return every system with tables of the breast cancer data."""
     x, y = load_breast_cancer(return_X_y=True, as_frame=True)
     ids = pd.DataFrame({"id": np.arange(len(x))})
@@ -84,13 +88,14 @@ def setups() -> dict[str, Setup]:
         whole = pd.concat([ids, x.iloc[:, :8]], axis=1).assign(y=y).head(300)
         return {f"p{k}": whole.iloc[k::count] for k in range(count)}
 
-    trees = {"n_estimators": 6, "max_depth": 3, "min_child_samples": 5}
+    trees = {"n_estimators": n_estimators, "max_depth": 3, "min_child_samples": 5}
     short = {"insecure_test_key_bits": 1024, "allow_insecure": True}
     exact = {"allow_exact_sums": True}
     lr = {"max_iter": 6, "batch_size": 280, "tol": 0.0, "random_state": 3}
     edges = {"owner": "server", "edge0": "edge", "edge1": "edge", "notary": "authority"}
     return {
         "secureboost, lattice": _columns("secureboost", {"encryption": "lattice", **exact}, trees, by_column(3)),
+        "secureboost, sealed": _columns("secureboost", {}, trees, by_column(2)),
         "secureboost, ou": _columns("secureboost", {"encryption": "ou", **exact, **short}, trees, by_column(3)),
         "fedxgboost-smm": _columns("fedxgboost-smm", exact, trees, by_column(2)),
         "fedxgboost-smm, dealer": _columns(
@@ -154,7 +159,10 @@ def _toml(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to whom and when; `survived` if the job is to go on by itself."""
+    """What happens to whom and when; `survived` if the job is to go on by itself.
+
+    `throughout`: `act` gets the relays when the job is started, and an event that is set at its end.
+    """
 
     name: str
     victims: str  # "data", "lead" or "both"
@@ -163,6 +171,7 @@ class Fault:
     survived: bool = False
     reconnect: int = RECONNECT
     timeout: int | None = None  # of the job, where not its system's
+    throughout: bool = False
 
 
 def no_output(folder: Path) -> Callable[[], None]:
@@ -185,6 +194,9 @@ FAULTS = [
     Fault("connections broken for 2 s", "data", (0.2, 0.8), outage(2), survived=True),
     Fault(f"network silent for {AWAY:.0f} s", "data", (0.5,), outage(AWAY, frozen=True), survived=True),
     Fault("network away for 60 s", "data", (0.5,), outage(60), survived=True, reconnect=60, timeout=150),
+    Fault("network silent for 60 s", "data", (0.5,), outage(60, frozen=True), survived=True, reconnect=60, timeout=150),
+    Fault("connections reset every 2 s", "data", (), resets, survived=True, throughout=True),
+    Fault("10,000 idle connections", "data", (), crowd, survived=True, throughout=True),
     Fault("disk full", "both", (0.1, 1.0), "full"),
     Fault("output cannot be written", "both", (), no_output),
     Fault("key missing", "data", (), no_key),
@@ -193,10 +205,11 @@ FAULTS = [
 
 @dataclass
 class Party:
-    """A running party and what it says."""
+    """A running party, what it says, and the most memory that it has taken."""
 
     process: subprocess.Popen[str]
     said: list[str]
+    mib: int = 0
 
     def wait(self, until: float) -> bool:
         """Return whether it ended in time; one that did not is killed."""
@@ -227,26 +240,32 @@ def start(folder: Path, name: str, moment: int, fault: str, *, resume: bool) -> 
 
 def play(
     setup: Setup, folder: Path, *, victim: str = "", moment: int = 0, fault: str = "none", resume: bool = False,
-    network: Callable[[], None] | None = None,
+    network: Callable[[], None] | None = None, throughout: Callable[[threading.Event], None] | None = None,
+    patience: float = PATIENCE,
 ) -> tuple[dict[str, Party], list[str]]:  # fmt: skip
     """Play a job to its end; returned are the parties, and complaints about how they ended."""
-    notes = folder / victim / "notes"
+    notes, over = folder / victim / "notes", threading.Event()
+    if throughout is not None:
+        threading.Thread(target=throughout, args=(over,), daemon=True).start()
     parties = {
         name: start(
             folder, name, *((moment, fault) if name == victim else (0, "none")), resume=resume and name == setup.active
         )
         for name in setup.names
     }
-    until, back = time.monotonic() + PATIENCE, 0.0
+    until, back = time.monotonic() + patience, 0.0
     while any(party.process.poll() is None for party in parties.values()) and time.monotonic() < until:
         if network is not None and notes.exists():
             network()
-            network, until = None, time.monotonic() + PATIENCE
+            network, until = None, time.monotonic() + patience
         if fault == "SIGSTOP" and _stopped(parties[victim].process.pid):
             back = back or time.monotonic() + AWAY
             if time.monotonic() > back:
                 parties[victim].process.send_signal(signal.SIGCONT)
+        for party in parties.values():
+            party.mib = max(party.mib, peak_mib(party.process.pid))
         time.sleep(0.05)
+    over.set()
     late = [name for name, party in parties.items() if not party.wait(until)]
     time.sleep(0.1)
     complaints = [f"{name} did not end" for name in late]
@@ -259,6 +278,15 @@ def play(
         longest = max((len(line) for line in party.said), default=0)
         complaints += [f"{name}: a line of {longest} characters"] if longest > LONGEST else []
     return parties, complaints
+
+
+def peak_mib(pid: int) -> int:
+    """Return the most memory that a process has taken; 0 if it has ended."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM"):
+                return int(line.split()[1]) >> 10
+    return 0
 
 
 def _stopped(pid: int) -> bool:
@@ -288,8 +316,11 @@ def left_over(folder: Path) -> list[str]:
 class Arena:
     """One system's template folder, its undisturbed model and its parties' numbers of messages."""
 
-    def __init__(self, name: str, setup: Setup, folder: Path, *, quick: bool) -> None:
-        self.name, self.setup, self.folder = name, setup, folder
+    def __init__(self, name: str, setup: Setup, folder: Path, *, quick: bool, patience: float = PATIENCE) -> None:
+        self.name, self.setup, self.folder, self.patience = name, setup, folder, patience
+        # of undisturbed parties, and of those of the last cell
+        self.mib: dict[str, int] = {}
+        self.took: dict[str, int] = {}
         ports = free_ports(2 * len(setup.names))
         self.real = dict(zip(setup.names, ports, strict=False))
         self.relays = Relays(self.real, relayed := dict(zip(setup.names, ports[len(setup.names) :], strict=True)))
@@ -307,7 +338,8 @@ class Arena:
 
     def _undisturbed(self, name: str) -> dict[str, int]:
         folder = self.copy(name)
-        parties, complaints = play(self.setup, folder)
+        parties, complaints = play(self.setup, folder, patience=self.patience)
+        self.mib = {name: max(party.mib, self.mib.get(name, 0)) for name, party in parties.items()}
         failed = {name: "".join(party.said) for name, party in parties.items() if party.process.returncode}
         if failed or complaints:
             sys.exit(f"{self.name}: undisturbed run failed: {failed} {complaints}")
@@ -324,17 +356,21 @@ class Arena:
             job.write_text(text.replace(f"timeout = {TIMEOUT}\n", f"timeout = {fault.timeout or TIMEOUT}\n"))
         number = max(1, min(round(moment * self.messages[victim]), self.messages[victim] - 1))
         undo: Callable[[], None] = lambda: None  # noqa: E731
-        how: dict[str, Any] = {"victim": victim, "moment": number}
+        how: dict[str, Any] = {"victim": victim, "moment": number, "patience": self.patience}
         if isinstance(fault.act, str):
             how["fault"] = fault.act
+        elif fault.throughout:
+            how = {"throughout": partial(fault.act, self.relays), "patience": self.patience}
         elif fault.moments:
-            act = fault.act
-            how |= {"fault": "tell", "network": lambda: act(self.relays)}
+            how |= {"fault": "tell", "network": partial(fault.act, self.relays)}
         else:
             undo = fault.act(folder / victim)
         parties, complaints = play(self.setup, folder, **how)
         ended = {name: party.process.returncode for name, party in parties.items()}
         complaints += [f"left {name}" for name in left_over(folder)]
+        self.took = {name: party.mib for name, party in parties.items()}
+        more = {name: mib for name, mib in self.took.items() if mib > self.mib[name] + MORE}
+        complaints += [f"{name} took {mib} MiB of memory, not {self.mib[name]}" for name, mib in more.items()]
         if fault.survived and any(ended.values()):
             said = {name: "".join(parties[name].said)[-300:] for name, code in ended.items() if code}
             complaints.append(f"not survived: {said}")
@@ -345,9 +381,9 @@ class Arena:
             undo()
             resume = (folder / self.setup.active / "model" / f"{self.setup.active}.checkpoint").exists()
             outcome = "resumed" if resume else "begun anew"
-            parties, more = play(self.setup, folder, resume=resume)
+            parties, again = play(self.setup, folder, resume=resume, patience=self.patience)
             failed = {name: "".join(party.said)[-300:] for name, party in parties.items() if party.process.returncode}
-            complaints += [*more, *([f"afterwards: {failed}"] if failed else [])]
+            complaints += [*again, *([f"afterwards: {failed}"] if failed else [])]
         if outcome != "went on without it" and model_of(folder, self.setup) != self.model:
             complaints.append("another model")
         shutil.rmtree(folder)
@@ -364,6 +400,10 @@ def cells(arena: Arena, faults: list[Fault], *, quick: bool) -> Iterator[dict[st
         for victim, moment in played[-1:] if quick else played:
             begun = time.monotonic()
             outcome, complaints = arena.play(fault, victim, moment)
+            print(
+                *(f"{party} took {mib} MiB, undisturbed {arena.mib[party]}" for party, mib in arena.took.items()),
+                sep="; ",
+            )
             yield {
                 "system": arena.name,
                 "fault": fault.name,
@@ -379,20 +419,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("only", nargs="*", help="names of systems and faults, or parts of them")
     parser.add_argument("--quick", action="store_true", help="one system, a few faults")
+    parser.add_argument("--trees", type=int, default=6, help="of boosted jobs; with more, nothing is written")
     given = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # parties would ignore what a shell lets this ignore
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     only = given.only or (["secureboost, lattice", "killed", "broken"] if given.quick else [])
-    systems, rows = setups(), []
+    systems, rows = setups(given.trees), []
     for name in _asked(list(systems), only):
         with tempfile.TemporaryDirectory(prefix="faults-") as folder:
-            arena = Arena(name, systems[name], Path(folder), quick=given.quick)
+            patience = PATIENCE + 2.0 * given.trees
+            arena = Arena(name, systems[name], Path(folder), quick=given.quick, patience=patience)
             named = _asked([fault.name for fault in FAULTS], only)
             played = []
             for row in cells(arena, [fault for fault in FAULTS if fault.name in named], quick=given.quick):
                 print(*row.values(), sep=" | ", flush=True)
                 played.append(row)
-            if not given.quick:
+            if not given.quick and given.trees == 6:
                 replace("faults", played, "system", "fault")
             rows += played
     wrong = sum(row["judged"] != WELL for row in rows)

@@ -116,8 +116,8 @@ def bridged(spaces: Mapping[str, str], slow: list[str]) -> Iterator[None]:
 
 
 @contextmanager
-def carried(spaces: Mapping[str, str], rate: float, delay: float, loss: float = 0.0) -> Iterator[None]:
-    """Connect namespaces by a thread that carries packets between TUN devices; netem's rate, delay and loss."""
+def carried(spaces: Mapping[str, str], rate: float, delay: float, loss: float, jitter: float) -> Iterator[None]:
+    """Connect namespaces by a thread that carries packets between TUN devices; netem's rate, delay, loss and jitter."""
     devices: list[int] = []
     with ExitStack() as held:
         for k, space in enumerate(spaces.values()):
@@ -134,7 +134,7 @@ def carried(spaces: Mapping[str, str], rate: float, delay: float, loss: float = 
             command("ip", "-n", space, "link", "set", name, "mtu", str(MTU), "txqueuelen", "10000", "up")
             command("ip", "-n", space, "addr", "add", f"{address(k)}/24", "dev", name)
         ended = threading.Event()
-        carrier = threading.Thread(target=carry, args=(devices, rate, delay, loss, ended), daemon=True)
+        carrier = threading.Thread(target=carry, args=(devices, rate, delay, loss, jitter, ended), daemon=True)
         carrier.start()
         try:
             yield
@@ -143,7 +143,9 @@ def carried(spaces: Mapping[str, str], rate: float, delay: float, loss: float = 
             carrier.join()
 
 
-def carry(devices: list[int], rate: float, delay: float, loss: float, ended: threading.Event) -> None:
+def carry(
+    devices: list[int], rate: float, delay: float, loss: float, jitter: float, ended: threading.Event
+) -> None:  # fmt: skip
     """Take packets from devices and hand them over when they are due, but for a share `loss` of them, until `ended`."""
     chance = random.Random(1)
     free = [0.0] * len(devices)  # when each sender's line is free again
@@ -172,14 +174,17 @@ def carry(devices: list[int], rate: float, delay: float, loss: float, ended: thr
                 if 0 <= to < len(devices) and chance.random() >= loss:
                     free[k] = max(free[k], time.monotonic()) + 8 * len(packet) / rate
                     number += 1
-                    heapq.heappush(under_way, (free[k] + delay, number, to, packet))
+                    late = delay + jitter * chance.random()
+                    heapq.heappush(under_way, (free[k] + late, number, to, packet))
 
 
 @contextmanager
 def network(
-    names: list[str], rate: float | None, delay: float, loss: float = 0.0
+    names: list[str], rate: float | None, delay: float, loss: float = 0.0, jitter: float = 0.0
 ) -> Iterator[tuple[dict[str, str], str]]:
     """Make namespaces and links (bits per second or None for all there is, seconds one way, share of packets lost).
+
+    Packets take up to `jitter` seconds longer, by chance, and overtake each other.
 
     Yields
     ------
@@ -199,11 +204,13 @@ def network(
             with bridged(spaces, []):
                 yield spaces, ""
         elif has_netem():
-            slow = ["delay", f"{1000 * delay:g}ms", "loss", f"{100 * loss:g}%", "rate", f"{rate:.0f}bit"]
+            # netem's are deviations both ways
+            late = [f"{1000 * (delay + jitter / 2):g}ms", f"{500 * jitter:g}ms"]
+            slow = ["delay", *late, "loss", f"{100 * loss:g}%", "rate", f"{rate:.0f}bit"]
             with bridged(spaces, ["netem", *slow, "limit", "100000"]):
                 yield spaces, "tc netem"
         else:
-            with carried(spaces, rate, delay, loss):
+            with carried(spaces, rate, delay, loss, jitter):
                 yield spaces, "TUN devices (no netem in this kernel)"
 
 

@@ -345,6 +345,23 @@ def cut(seconds: float) -> Callable[[Arena, FaultyNode], object]:
     return lambda arena, _: arena.relays is not None and outage(seconds)(arena.relays)
 
 
+def silent(seconds: float) -> Callable[[Arena, FaultyNode], object]:
+    """Return what carries nothing between nodes for so long; connections stay."""
+    return lambda arena, _: arena.relays is not None and outage(seconds, frozen=True)(arena.relays)
+
+
+def during(seconds: float, what: Callable[[Relays, threading.Event], None]) -> Callable[[Arena, FaultyNode], object]:
+    """Return what goes on for so long."""
+
+    def act(arena: Arena, _: FaultyNode) -> None:
+        over = threading.Event()
+        threading.Timer(seconds, over.set).start()
+        if arena.relays is not None:
+            what(arena.relays, over)
+
+    return act
+
+
 def fill(arena: Arena, victim: FaultyNode) -> None:
     """Leave no room in a node's folder for a while."""
     filler = victim.state / "filler"

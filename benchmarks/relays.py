@@ -6,14 +6,20 @@ import select
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+
+from treaty.messaging.tls import raise_descriptors
+
+CROWD = 10_000  # idle connections
 
 
 class Relays:
     """What stands before each party's port: forwards, or does not, as told."""
 
     def __init__(self, real: dict[str, int], relayed: dict[str, int]) -> None:
-        self._real, self._relayed = real, relayed
+        self.real, self._relayed = real, relayed
         self._frozen, self._listening, self._connections = False, [], []
         self._lock = threading.Lock()
         self.refuse(False)
@@ -79,7 +85,7 @@ class Relays:
             self._listening.clear()
         else:
             for name, port in self._relayed.items():
-                self._listen(port, self._real[name])
+                self._listen(port, self.real[name])
 
 
 def outage(seconds: float, *, frozen: bool = False) -> Callable[[Relays], None]:
@@ -96,3 +102,26 @@ def outage(seconds: float, *, frozen: bool = False) -> Callable[[Relays], None]:
             relays.refuse(False)
 
     return away
+
+
+def resets(relays: Relays, over: threading.Event) -> None:
+    """Break all connections every two seconds."""
+    while not over.wait(2.0):
+        relays.reset()
+
+
+def crowd(relays: Relays, over: threading.Event) -> None:
+    """Hold `CROWD` idle connections to the first party's own port: 1,000 more a second, the oldest ones closed."""
+    raise_descriptors()
+    port, held, opened = next(iter(relays.real.values())), deque[socket.socket](), 0
+    while not over.wait(0.05):
+        for _ in range(50):
+            # from many addresses, none of them a party's
+            source = f"127.1.{len(held) // 200}.1", 0
+            with suppress(OSError):
+                held.append(socket.create_connection(("127.0.0.1", port), 1.0, source_address=source))
+        while len(held) > CROWD:
+            held.popleft().close()
+    print(f"{opened:,} connections were opened, {len(held):,} held at the end")
+    for connection in held:
+        connection.close()

@@ -231,14 +231,18 @@ _UNREAD = 256 << 20
 _SMALL = 4096
 
 
+# bytes of a packet by those of frames in it
+_PACKET = 1500 / 1448
+
+
 @dataclass(frozen=True, slots=True)
 class LinkSpeed:
     """The uplink of every party, shared by what it sends to all peers, as at a home or an office.
 
-    A frame of n bytes waits until the frames sent before it, to any peer, have left; takes ``8 n / bits_per_second``
-    to leave; and arrives `delay` seconds after that (a round trip of 100 ms has ``delay=0.05``), all in real time.
-    The downlink, losses, TCP's slow start and the bytes of TLS and TCP are not modelled. `send` does not wait for the
-    line, as if a socket's buffer had much room.
+    A frame of n bytes waits until the frames sent before it, to any peer, have left; takes ``8.3 n / bits_per_second``
+    to leave, as packets have headers; and arrives `delay` seconds after that (a round trip of 100 ms has
+    ``delay=0.05``), all in real time. The downlink, losses and TCP's slow start are not modelled. `send` does not wait
+    for the line, as if a socket's buffer had much room.
     """
 
     bits_per_second: float
@@ -327,5 +331,5 @@ class MemoryChannel:
     def _due(self, nbytes: int, link: LinkSpeed) -> float:
         """Queue a frame at the uplink; return its time of arrival."""
         with self._queueing:
-            self._uplink_free = max(self._uplink_free, time.monotonic()) + 8 * nbytes / link.bits_per_second
+            self._uplink_free = max(self._uplink_free, time.monotonic()) + 8 * nbytes * _PACKET / link.bits_per_second
             return self._uplink_free + link.delay
