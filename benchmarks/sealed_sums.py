@@ -188,7 +188,7 @@ def shaped(quick: bool) -> list[dict]:
     rows = []
     for sums, round_trip in product(("open", "sealed"), (20e-3,) if quick else (20e-3, 100e-3)):
         # open trees are short
-        trees = 20 if sums == "open" else 1 if quick else 2
+        trees = 10 if sums == "open" else 1 if quick else 2
         with played(round_trip):
             in_threads = one_tree(tables, y, sums, trees, "memory")
         own = {"encryption": "lattice", "sums": sums, "allow_exact_sums": True}

@@ -29,7 +29,7 @@ _LESS = (
 # how sums may be hidden, and what that shows in training
 _KINDS = {
     "open": ("open sums", "show {active} the sums of every bin in every node (docs/secureboost.md)"),
-    "sealed": ("sealed sums", "show {active} only which splits are best"),
+    "sealed": ("sealed sums", "show {active} the best splits alone, and which rows they send left"),
     "ou": ("Okamoto-Uchiyama", "shows what open sums do, and the others which rows are in a node"),
 }
 
@@ -87,11 +87,7 @@ def over_links(job: Job, found: Iterable[CheckFinding], links: Mapping[str, Link
     of_all = {peer: links.get(peer, slowest) for peer in job.roles().owners if peer != job.active}
     slow, said, shown, advice = slowness(), [], [], ""
     # Paillier is none of them
-    mine = (
-        "sealed"
-        if own.ciphers.sealed
-        else {"auto": "open", "lattice": "open"}.get(own.ciphers.cipher, own.ciphers.cipher)
-    )
+    mine = "sealed" if own.ciphers.sealed else "open" if own.ciphers.may_hint else own.ciphers.cipher
     for kind, (computing, *others) in seconds_of_a_tree(common, shape, of_all).items():
         parts = slow * computing, *others
         named, shows = _KINDS[kind]
