@@ -245,8 +245,8 @@ def play(
 ) -> tuple[dict[str, Party], list[str]]:  # fmt: skip
     """Play a job to its end; returned are the parties, and complaints about how they ended."""
     notes, over = folder / victim / "notes", threading.Event()
-    if throughout is not None:
-        threading.Thread(target=throughout, args=(over,), daemon=True).start()
+    weather = threading.Thread(target=throughout or (lambda over: None), args=(over,), daemon=True)
+    weather.start()
     parties = {
         name: start(
             folder, name, *((moment, fault) if name == victim else (0, "none")), resume=resume and name == setup.active
@@ -266,6 +266,7 @@ def play(
             party.mib = max(party.mib, peak_mib(party.process.pid))
         time.sleep(0.05)
     over.set()
+    weather.join(5.0)
     late = [name for name, party in parties.items() if not party.wait(until)]
     time.sleep(0.1)
     complaints = [f"{name} did not end" for name in late]

@@ -111,15 +111,16 @@ def resets(relays: Relays, over: threading.Event) -> None:
 
 
 def crowd(relays: Relays, over: threading.Event) -> None:
-    """Hold `CROWD` idle connections to the first party's own port: 1,000 more a second, the oldest ones closed."""
+    """Hold `CROWD` idle connections to the first party's port: always new ones, and the oldest are closed."""
     raise_descriptors()
     port, held, opened = next(iter(relays.real.values())), deque[socket.socket](), 0
     while not over.wait(0.05):
-        for _ in range(50):
+        for _ in range(200):
             # from many addresses, none of them a party's
             source = f"127.1.{len(held) // 200}.1", 0
             with suppress(OSError):
                 held.append(socket.create_connection(("127.0.0.1", port), 1.0, source_address=source))
+                opened += 1
         while len(held) > CROWD:
             held.popleft().close()
     print(f"{opened:,} connections were opened, {len(held):,} held at the end")
