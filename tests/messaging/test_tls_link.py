@@ -173,6 +173,23 @@ def test_a_frame_that_came_and_whose_receipt_is_lost_is_not_sent_again(monkeypat
     proxy.close()
 
 
+def test_a_peer_that_leaves_once_it_has_the_last_frame_has_got_it(monkeypatch, tls_end, connect):
+    clinic, lab = tls_end("clinic", ["lab"]), tls_end("lab", ["clinic"])
+    connect([clinic, lab], {"lab": lab.address, "clinic": clinic.address})
+    link, write = clinic._links["lab"], tls_link.PeerLink._write_next
+
+    def left(of, deadline):
+        write(of, deadline)
+        assert of is link
+        assert bytes(lab.receive(10).frame) == b"the last"
+        lab.close()
+        wait_until(lambda: link.lost is not None)
+
+    wait_until(lambda: link._line is not None)
+    monkeypatch.setattr(tls_link.PeerLink, "_write_next", left)
+    clinic.send("lab", b"the last", 10)
+
+
 def watched(monkeypatch, end):
     """Return the list of numbers of the frames that a party sends, as it grows."""
     written, send = [], tls.Line.send

@@ -156,6 +156,9 @@ class PeerLink:
         """Write all frames that are not yet written, on `only` this connection; return whether there was time."""
         while True:
             with self._lock:
+                # a peer may have left since it got the last frame: that is no error
+                if self._unwritten >= self._next:
+                    return True
                 if not self._wait(lambda: self._unwritten >= self._next or self._line is not None, deadline):
                     return False
                 if self._unwritten >= self._next or only not in (None, self._line):

@@ -172,6 +172,7 @@ def write_job(folder: Path, tables: dict, y: np.ndarray, *, alone: bool = False)
             make_keys(folder, name)
             lines += [f'address = "127.0.0.1:{port}"', f'certificate = "{name}.cert.pem"', f'key = "{name}.key.pem"']
     lines += ["[toy]", "most_columns = 2", "[boosting]", "n_estimators = 3", "min_child_samples = 5"]
+    lines += ["learning_rate = 0.3", "max_depth = 3"]
     (folder / "job.toml").write_text("\n".join(lines))
     return folder / "job.toml"
 
@@ -189,7 +190,7 @@ def test_a_job_file_names_its_record_and_parties_train_apart(tmp_path, split, mo
     assert load_job(path).system is SYSTEM
     ended = finish({name: start(path, name, more=["--trust", Toy.system]) for name in tables}, 60)
     assert {name: code for name, (code, _) in ended.items()} == dict.fromkeys(tables, 0), ended
-    pooled = treaty.GBDTClassifier(**OPTIONS)
+    pooled = treaty.GBDTClassifier(learning_rate=0.3, max_depth=3, **OPTIONS)
     pooled.fit({name: table if name == "p0" else table.iloc[:, :2] for name, table in tables.items()}, y)
     parts = {name: load_part(tmp_path / "model" / f"{name}.part") for name in tables}
     assert [t.value.tolist() for t in parts["p0"].forest.trees] == [
