@@ -157,7 +157,7 @@ class PeerLink:
         while True:
             with self._lock:
                 # a peer may have left since it got the last frame: that is no error
-                if self._unwritten >= self._next:
+                if self._unwritten >= self._next and self.lost is not None:
                     return True
                 if not self._wait(lambda: self._unwritten >= self._next or self._line is not None, deadline):
                     return False
