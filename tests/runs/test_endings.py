@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -13,11 +14,13 @@ from pace import within
 from runs.job_files import finish, start
 from runs.small_jobs import SYSTEMS, model, played, write_job
 from treaty import files
-from treaty.errors import ConfigError, TreatyError
+from treaty.errors import ConfigError, PeerLost, TreatyError
+from treaty.messaging.channel import memory_channels
+from treaty.messaging.party import Party
 from treaty.messaging.tls_channel import TlsChannel
 from treaty.runs import local_checks
 from treaty.runs import party as runs
-from treaty.runs.connecting import check_writable
+from treaty.runs.connecting import check_writable, wait_until_all_kept
 from treaty.runs.job import Job
 from treaty.runs.party import part_file
 from treaty.runs.prediction import owners_of_model, predict_party
@@ -150,3 +153,39 @@ def test_a_party_without_its_part_of_the_model_says_so_before_a_prediction(tmp_p
         thread.join(within(60))
     assert "b.part" in said["b"]
     assert said["a"] == "b stopped the job: its job file, options or model cannot be used; it has the details"
+
+
+@pytest.mark.parametrize("came", [True, False])
+def test_a_last_message_whose_connection_broke_may_have_come(came):
+    """Then the active party has answered and left."""
+    channels = memory_channels("ab")
+    a, b = (Party(name, "job", "p", channels[name], [peer], timeout=20) for name, peer in ("ab", "ba"))
+    roles, kept = SimpleNamespace(active="a", edges={}), []
+    send, ended = channels["b"].send, threading.Event()
+
+    def breaking(to, frame, timeout):
+        if came:
+            send(to, frame, timeout)
+        else:
+            channels["a"].close()
+        ended.wait(20)
+        raise PeerLost("a", "a is lost: it has closed its channel")
+
+    def lead():
+        if came:
+            wait_until_all_kept(a, roles, ["a", "b"], [], 20, lambda: kept.append("a"))
+            a.close()
+            channels["a"].close()
+        ended.set()
+
+    leading = threading.Thread(target=lead)
+    leading.start()
+    channels["b"].send = breaking
+    if came:
+        wait_until_all_kept(b, roles, ["a", "b"], [], 20, lambda: kept.append("b"))
+        assert kept == ["a", "b"]
+    else:
+        with pytest.raises(PeerLost):
+            wait_until_all_kept(b, roles, ["a", "b"], [], 20, lambda: kept.append("b"))
+        assert kept == []
+    leading.join()

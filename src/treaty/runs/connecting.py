@@ -11,6 +11,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from logging import getLogger
 from pathlib import Path
@@ -205,7 +206,9 @@ def wait_until_all_kept(
         keep()
         return
     if party.name != roles.active:
-        party.send(roles.active, PartKept())
+        # it may have come although the connection broke: then the answer has come, too, before the other end left
+        with suppress(PeerLost):
+            party.send(roles.active, PartKept())
         party.receive(roles.active, AllKept)
         keep()
         users = [user for user in party.peers if roles.edges.get(user) == party.name]
