@@ -169,7 +169,7 @@ def vector_answers() -> Rows:
 
 def comparisons() -> Rows:
     """Return shares of whether digits exceed others, and of the bits under which they are joined."""
-    ends = play(open_transfers(), open_transfers())
+    ends = play(open_transfers(0), open_transfers(1))
     shares = play(*(carries(ends[k], np.full((2048, 4), k, np.uint8), k) for k in (0, 1)))
     quads = play(*(draw_quads(end, 2048) for end in ends))
     bits = [of >> np.uint32(place) & np.uint32(1) for of in quads for place in range(1, 8)]

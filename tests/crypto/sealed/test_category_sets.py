@@ -23,7 +23,7 @@ Ends = tuple[Transfers, Transfers]
 
 @pytest.fixture(scope="module")
 def ends() -> Ends:
-    return play(open_transfers(), open_transfers())
+    return play(open_transfers(0), open_transfers(1))
 
 
 def node_sums(rng: np.random.Generator, shape: tuple[int, int], bounds: SumsBounds, *, tied: bool) -> np.ndarray:

@@ -16,7 +16,7 @@ from treaty.systems.vertical.sealed_candidates import ColumnGroups, allowed_colu
 
 @pytest.fixture(scope="module")
 def ends() -> tuple[Transfers, Transfers]:
-    return play(open_transfers(), open_transfers())
+    return play(open_transfers(0), open_transfers(1))
 
 
 @given(

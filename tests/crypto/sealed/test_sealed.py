@@ -49,11 +49,11 @@ def play(one: Steps[Any], other: Steps[Any]) -> tuple[Any, Any]:
 
 @pytest.fixture(scope="module")
 def ends() -> tuple[Transfers, Transfers]:
-    return play(open_transfers(), open_transfers())
+    return play(open_transfers(0), open_transfers(1))
 
 
 def test_transfers_made_ahead_take_31_bits_each() -> None:
-    sent = next(play(open_transfers(), open_transfers())[0].reserve(1))
+    sent = next(play(open_transfers(0), open_transfers(1))[0].reserve(1))
     assert sum(array.nbytes for array in sent) * 8 == 31 * (1 << 15)
 
 
@@ -252,7 +252,7 @@ def test_a_bound_beyond_all_numbers_is_passed_by_none(ends: tuple[Transfers, Tra
 
 
 def test_protocols_that_step_together_do_not_take_each_others_transfers(ends: tuple[Transfers, Transfers]) -> None:
-    many = ends[0]._left + (1 << 19)  # as many more are made as these lack
+    many = ends[0].rows.left + (1 << 19)  # as many more are made as these lack
 
     def both(end: Transfers) -> Steps[Any]:
         return (yield from together(end.choose(np.zeros(many, np.uint8)), end.choose(np.ones(100, np.uint8))))
@@ -277,7 +277,7 @@ def test_sizes_of_a_step_that_are_none_are_refused(sizes: np.ndarray) -> None:
 
 def test_no_transfer_is_drawn_twice() -> None:
     """Neither of a piece of the stock that is drawn in parts nor of the next piece."""
-    ends = play(open_transfers(), open_transfers())
+    ends = play(open_transfers(0), open_transfers(1))
     parts = [play(*(end.draw_for(np.zeros(count, np.uint8)) for end in ends)) for count in (700, 700, 40_000, 300)]
     for end in (0, 1):
         for rows in ([part[end].q for part in parts], [part[end].t for part in parts]):
@@ -285,7 +285,7 @@ def test_no_transfer_is_drawn_twice() -> None:
 
 
 def test_no_quad_is_drawn_twice() -> None:
-    ends = play(open_transfers(), open_transfers())
+    ends = play(open_transfers(0), open_transfers(1))
     parts = [play(*(comparison.draw_quads(end, count) for end in ends)) for count in (700, 700, 5000, 300)]
     for end in (0, 1):
         blocks = np.concatenate([part[end] for part in parts]).reshape(-1, 50)

@@ -16,7 +16,7 @@ N = 1003
 
 @pytest.fixture
 def ends() -> tuple[Transfers, Transfers]:
-    return play(open_transfers(), open_transfers())
+    return play(open_transfers(0), open_transfers(1))
 
 
 def read_level(paths: tuple[Paths, Paths], nodes: np.ndarray, sides: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
@@ -95,7 +95,7 @@ def test_no_tweak_is_used_twice(ends: tuple[Transfers, Transfers], monkeypatch: 
 
 
 def deltas(count: int) -> set[bytes]:
-    return {end.sender.delta.tobytes() for _ in range(count) for end in play(open_transfers(), open_transfers())}
+    return {end.sender.delta.tobytes() for _ in range(count) for end in play(open_transfers(0), open_transfers(1))}
 
 
 def test_every_end_has_a_delta_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

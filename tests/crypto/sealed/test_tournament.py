@@ -7,6 +7,7 @@ from itertools import count
 import numpy as np
 import pytest
 
+from treaty.crypto.transfer.ahead import Ahead
 from treaty.crypto.transfer.comparison import comparison_steps, draw_quads, negatives
 from treaty.crypto.transfer.sealed_sums import Widths, rounds_of, steps_of, winner_of
 from treaty.crypto.transfer.stock import Steps, Transfers, open_transfers
@@ -32,12 +33,22 @@ def play(one: Steps, other: Steps) -> tuple[list, int]:
 
 @pytest.fixture(scope="module")
 def ends() -> list[Transfers]:
-    found, _ = play(open_transfers(), open_transfers())
+    found, _ = play(open_transfers(0), open_transfers(1))
     for end in found:
-        end.quads.next = 1 << 17
+        end.quads.few = 1 << 17
     play(*(draw_quads(end, 1) for end in found))
     play(*(end.reserve(1 << 19) for end in found))  # both stocks are full: no step goes to filling them
     return found
+
+
+def make_ahead(both: list[Ahead], nbytes: int = 1 << 30) -> None:
+    """Make all that was drawn since stocks were last made ahead."""
+    for end in both:
+        end.begin_tree()
+        end.nbytes = nbytes
+    while (sent := [end.message() for end in both]) != [None, None]:
+        for end, came in zip(both, reversed(sent), strict=True):
+            end.take(came)
 
 
 def cost(rounds: list[tuple[int, int]], nodes: int, bits: int, step: int) -> int:
@@ -92,7 +103,13 @@ def test_a_tournament_takes_as_many_steps_as_planned_and_finds_the_largest(
     numbers = rng.integers(1, 1 << 30, (3, entries, 2))
     values = [np.zeros((3, entries, 4, WIDTHS.words), np.uint64) for _ in range(2)]
     values[0][:, :, :2, 0], values[0][:, :, 2, 0] = numbers, np.arange(entries)
-    shares, steps = play(*(winner_of(ends[role], values[role], WIDTHS, role, step) for role in (0, 1)))
+
+    def found() -> tuple[list[np.ndarray], int]:
+        return play(*(winner_of(ends[role], values[role], WIDTHS, role, step) for role in (0, 1)))
+
+    found()
+    make_ahead([Ahead(end) for end in ends])
+    shares, steps = found()
     best = sum(share[:, 2, 0] for share in shares)
     assert best.tolist() == np.argmax(numbers[:, :, 0] / numbers[:, :, 1], axis=1).tolist()
     bits = WIDTHS.difference

@@ -120,13 +120,13 @@ _LEAST = 16  # streams worth a thread of their own
 
 
 class Streams:
-    """Key streams of AES-128 under seeds, uint8 (n, 16); a seed must serve one stream alone."""
+    """Key streams of AES-128 under seeds, uint8 (n, 16), from block `first` on; a seed makes no block twice."""
 
-    def __init__(self, seeds: NDArray[np.uint8]) -> None:
-        self._count, self._blocks = len(seeds), 0
+    def __init__(self, seeds: NDArray[np.uint8], first: int = 0) -> None:
+        self._count, self._blocks = len(seeds), first
         self._keys = _expanded(seeds) if HAS_AES else np.empty(0, np.uint64)
         self._portable = [] if HAS_AES else [
-            Cipher(algorithms.AES(seed.tobytes()), modes.CTR(bytes(16))).encryptor() for seed in seeds
+            Cipher(algorithms.AES(seed.tobytes()), modes.CTR(first.to_bytes(16, "big"))).encryptor() for seed in seeds
         ]  # fmt: skip
 
     def next_words(self, words: int, threads: int = 1) -> Words:

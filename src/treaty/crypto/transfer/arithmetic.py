@@ -4,11 +4,9 @@ Numbers are modulo 2^(64 words): uint64 (..., words), lowest word first.
 
 A *guarded* sharing of x in m bits is x0 + x1 = x + w 2^m with 0 <= x < 2^(m-1): then w, whether the shares wrap around,
 is the disjunction of their top bits. Products of guarded numbers are sums of one party's bits times the other's
-numbers, each a correlated transfer (Gilboa, "Two Party RSA Key Generation", CRYPTO 1999).
+numbers, each a correlated transfer (`correlations`).
 
-Every function of `Steps` here is one step. A transfer's receiver has a random bit r, and needs the number y for its bit
-x: it sends whether they differ, f, while the sender sends what makes shares of r y. As x y is r y or y - r y, by f,
-both ends correct their shares without another message.
+Every function of `Steps` here is one step, but for what `correlations.draw` has to make first.
 """
 
 from __future__ import annotations
@@ -19,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.payload import to_words
-from treaty.crypto.transfer.extension import packed, random_pairs, unpacked
-from treaty.crypto.transfer.stock import Bits, Drawn, Steps, Transfers, take
-from treaty.machine.arrays import Words, pieces
+from treaty.crypto.transfer.correlations import Correlated, draw
+from treaty.crypto.transfer.extension import packed, unpacked
+from treaty.crypto.transfer.stock import Arrays, Bits, Correlation, Steps, Transfers, take, together
 from treaty.machine.kernels import kernel
 
 Wide = NDArray[np.uint64]
@@ -169,9 +167,6 @@ def signed(bits: Bits, a: Wide) -> Wide:
     return add(a ^ flip, one)
 
 
-_AT_ONCE = 1 << 16  # blocks of 16 bytes of pads in memory
-
-
 def products(transfers: Transfers, x: Wide, y: Wide, x_bits: int, y_bits: int, bits: int) -> Steps[Wide]:
     """Return shares modulo 2^bits of x y_v, (n, v, words), from guarded shares of x (n, words) and y (n, v, words).
 
@@ -180,27 +175,21 @@ def products(transfers: Transfers, x: Wide, y: Wide, x_bits: int, y_bits: int, b
     # x y = (x0 + x1) (y0 + y1) - v 2^n (x0 + x1) - w 2^m (y0 + y1), where w (s0 + s1) = w0 s0 + w1 s1 +
     # w0 (1 - w1) s1 + w1 (1 - w0) s0 for shares s0 + s1 of any number and the top bits w0 and w1.
     n, v, words = y.shape
-    own, top = bits_of(x, x_bits), bit(x, x_bits - 1)
-    wraps = bit(y, y_bits - 1)
-    drawn = yield from transfers.draw_for(np.concatenate([own.reshape(-1), wraps.reshape(-1)]))
-    low, high = drawn.only(slice(0, n * x_bits)), drawn.only(slice(n * x_bits, None))
-    # Those of w share the transfer of a factor's top bit, which offers minus 2^(m-1) y and 2^m (1 - w) y at once.
-    sent = _Sent(low, y, 1 - top, x_bits)
-    other = shifted(only(1 - wraps, np.broadcast_to(x[:, None], y.shape)), y_bits).reshape(n * v, 1, words)
-    sent_top = _Sent(high, other, np.zeros(n * v, np.uint8), 1)
-    flips = packed(drawn.flips)
-    came, message, message_top = take(
-        (yield [flips, sent.message, sent_top.message]),
-        *((np.uint64, array.shape) for array in (flips, sent.message, sent_top.message)),
+    top, wraps = bit(x, x_bits - 1), bit(y, y_bits - 1)
+    low, high = yield from together(
+        draw(transfers, Correlation(x_bits, v, words), n), draw(transfers, Correlation(1, 1, words), n * v)
     )
-    theirs, split = unpacked(came, len(drawn.flips)), n * x_bits
-    cross = add(_received(low, message, y.shape, x_bits), sent.share(theirs[:split]))
-    cross_top = add(_received(high, message_top, other.shape, 1), sent_top.share(theirs[split:]))
+    # Those of w share the transfer of a factor's top bit, which offers minus 2^(m-1) y and 2^m (1 - w) y at once.
+    of_all = np.broadcast_to(x[:, None], y.shape)
+    other = shifted(only(1 - wraps, of_all), y_bits).reshape(n * v, 1, words)
+    (received, given), (received_top, given_top) = yield from multiplied(
+        (low, x, y, 1 - top), (high, wraps.reshape(-1, 1).astype(np.uint64), other, np.zeros(n * v, np.uint8))
+    )
     # own shares' product, and what wraps around
-    out = add(times(x[:, None], y), cross)
+    out = add(times(x[:, None], y), add(received, given))
     out = subtract(out, shifted(only(np.broadcast_to(top[:, None], wraps.shape), y), x_bits))
-    both = cross_top.reshape(y.shape)
-    out = subtract(out, add(both, shifted(only(wraps, np.broadcast_to(x[:, None], y.shape)), y_bits)))
+    both = add(received_top, given_top).reshape(y.shape)
+    out = subtract(out, add(both, shifted(only(wraps, of_all), y_bits)))
     return cut(out, bits)
 
 
@@ -224,8 +213,9 @@ def selected(transfers: Transfers, bits: Bits, values: Wide) -> Steps[Wide]:
     Shares of bits, (n,), are exclusive: their sum modulo 2 is the bit.
     """
     of_all = np.broadcast_to(bits[:, None], values.shape[:2])
-    drawn = yield from transfers.draw_for(bits)
-    received, given = yield from _swapped(drawn, signed(of_all, values))
+    drawn = yield from draw(transfers, Correlation(1, *values.shape[1:]), len(bits))
+    # a bit that is shared as 1 and 1 is 0: the other's bit then counts with a minus
+    ((received, given),) = yield from multiplied((drawn, bits[:, None].astype(np.uint64), values, bits))
     return add(add(only(of_all, values), received), given)
 
 
@@ -235,12 +225,15 @@ def both_of(transfers: Transfers, bits: Bits, words: int, role: int) -> Steps[Wi
     half = len(bits) // 2
     mine, theirs = (bits[:half], bits[half:]) if role == 0 else (bits[half:], bits[:half])
     longest = len(bits) - half
-    drawn = yield from transfers.draw_for(np.pad(mine, (0, longest - len(mine))))
-    offered = np.zeros((longest, 1, words), np.uint64)
-    offered[: len(theirs), 0, 0] = theirs
-    received, given = yield from _swapped(drawn, offered)
+    x, y = np.zeros((longest, 1), np.uint64), np.zeros((longest, 1, words), np.uint64)
+    x[: len(mine), 0], y[: len(theirs), 0, 0] = mine, theirs
+    drawn = yield from draw(transfers, Correlation(1, 1, words), longest)
+    ((received, given),) = yield from multiplied((drawn, x, y, np.zeros(longest, np.uint8)))
     parts = received[: len(mine), 0], given[: len(theirs), 0]
     return np.concatenate(parts if role == 0 else parts[::-1])
+
+
+_COLUMNS = 16  # numbers times one that is known, in one product: so many take little more than one
 
 
 def times_known(transfers: Transfers, known: Sequence[int], bits: int, y: Wide, role: int) -> Steps[Wide]:
@@ -250,135 +243,54 @@ def times_known(transfers: Transfers, known: Sequence[int], bits: int, y: Wide, 
     """
     n, v, words = y.shape
     # of a number that one party knows in full, only products with the other's shares need transfers
-    own = bits_of(from_ints(known, -(-bits // 64)), bits).reshape(-1)
-    drawn = yield from transfers.draw_for(own)
-    flips = packed(drawn.flips)
+    groups = -(-v // _COLUMNS)
+    kind = Correlation(bits, _COLUMNS, words, one_way=True)
+    drawn = yield from draw(transfers, kind, n * groups)
+    x = np.repeat(from_ints(known, max(words, -(-bits // 64))), groups, axis=0)
+    padded = np.zeros((n, groups * _COLUMNS, words), np.uint64)
+    padded[:, :v] = y
+    in_groups = padded.reshape(n * groups, _COLUMNS, words)
+    # the top bit of a number that may be negative counts with a minus
+    message = multiplied((drawn, x, in_groups, np.ones(len(x), np.uint8)), sends=role == 1, receives=role == 0)
+    ((received, given),) = yield from message
     if role == 1:
-        sent = _Sent(drawn, y, np.ones(n, np.uint8), bits)
-        (came,) = take((yield [sent.message]), (np.uint64, flips.shape))
-        return sent.share(unpacked(came, len(own)))
-    (message,) = take((yield [flips]), (np.uint64, (n * bits, v * words)))
-    return add(times(from_ints(known, words)[:, None], y), _received(drawn, message, y.shape, bits))
+        return given.reshape(padded.shape)[:, :v]
+    return add(times(x[:, None, :words], in_groups), received).reshape(padded.shape)[:, :v]
 
 
-def _swapped(drawn: Drawn, offered: Wide) -> Steps[tuple[Wide, Wide]]:
-    """Return shares of own bits times what the other offers, and of the other's times what is `offered`."""
-    sent, flips = _Sent(drawn, offered, np.zeros(len(offered), np.uint8), 1), packed(drawn.flips)
-    came, message = take((yield [flips, sent.message]), *((np.uint64, of.shape) for of in (flips, sent.message)))
-    return _received(drawn, message, offered.shape, 1), sent.share(unpacked(came, len(offered)))
+_Product = tuple[Correlated, Wide, Wide, Bits]
 
 
-class _Sent:
-    """A sender's end of sums over a receiver's `bits` bits, of weights 1, 2, ..., times y (n, v, words).
+def multiplied(*given: _Product, sends: bool = True, receives: bool = True) -> Steps[list[tuple[Wide, Wide]]]:
+    """Return shares of own numbers times the other's, and of the other's times own ones, (n, v, words) each.
 
-    The top bit counts with a negative weight where `minus`, (n,), is 1. `message` is (n * bits, v * words).
+    Of each product `given` are what was drawn for it, own numbers by whose bits the other's are multiplied, (n, words),
+    own numbers that the other multiplies, (n, v, words), and where, (n,), the top bit of the other's number counts with
+    a minus.
     """
-
-    def __init__(self, drawn: Drawn, y: Wide, minus: Bits, bits: int) -> None:
-        n, v, words = y.shape
-        self._y = np.ascontiguousarray(y)
-        self._last = signed(np.broadcast_to(minus[:, None], y.shape[:2]), y)
-        blocks = -(-v * words // 2)
-        self._pads = np.empty((n * bits, v * words), np.uint64)
-        self.message = np.empty((n * bits, v * words), np.uint64)
-        for part in pieces(n, max(1, _AT_ONCE // (bits * blocks))):
-            rows = slice(part.start * bits, part.stop * bits)
-            pads = random_pairs(drawn.sender, drawn.q[rows], drawn.first + rows.start, blocks)
-            _correlate(*pads, self._y[part], self._last[part], bits, self._pads[rows], self.message[rows])
-
-    def share(self, flips: Bits) -> Wide:
-        """Return the own shares, (n, v, words), by the receiver's flips, (n * bits,)."""
-        out = np.zeros(self._y.shape, np.uint64)
-        _turn(self._pads, self._y, self._last, flips, out)
-        return out
-
-
-def _received(drawn: Drawn, message: Words, shape: tuple[int, ...], bits: int) -> Wide:
-    """Return the receiver's shares, (n, v, words), for the bits that it drew for."""
-    n, v, words = shape
-    out, blocks = np.zeros((n, v, words), np.uint64), -(-v * words // 2)
-    for part in pieces(n, max(1, _AT_ONCE // (bits * blocks))):
-        rows = slice(part.start * bits, part.stop * bits)
-        pads = drawn.receiver.hash.rows(drawn.t[rows], drawn.first + rows.start, blocks)
-        _add_up(pads, drawn.random[rows], drawn.flips[rows], np.ascontiguousarray(message[rows]), out[part])
+    flips = [bits_of(x, of.bits).reshape(-1) ^ of.random for of, x, _, _ in given]
+    of_bits = packed(np.concatenate(flips))
+    apart: Arrays = []
+    for of, _, y, minus in given if sends else ():
+        apart.append(subtract(signed(np.broadcast_to(minus[:, None], y.shape[:2]), y), of.last))
+        apart += [subtract(y, of.numbers)] if of.bits > 1 else []
+    shapes = [of.numbers.shape for of, *_ in given for _ in range(2 if of.bits > 1 else 1)]
+    came = yield [*([of_bits] if receives else []), *apart]
+    came = take(came, *([(np.uint64, of_bits.shape)] * sends), *((np.uint64, shape) for shape in shapes if receives))
+    theirs = iter(np.split(unpacked(came[0], sum(map(len, flips))), np.cumsum([*map(len, flips)])) if sends else ())
+    differ = iter(came[1:] if sends else came)
+    out = []
+    for (of, x, _, _), own in zip(given, flips, strict=True):
+        received = given_away = np.zeros(of.numbers.shape, np.uint64)
+        if receives:
+            last = shifted(
+                only(np.broadcast_to(bit(x, of.bits - 1)[:, None], of.numbers.shape[:2]), next(differ)), of.bits - 1
+            )
+            received = add(of.receiver_share(own), last)
+            if of.bits > 1:
+                below = resized(cut(x, of.bits - 1), of.numbers.shape[2])
+                received = add(received, times(below[:, None], next(differ)))
+        if sends:
+            given_away = of.sender_share(next(theirs))
+        out.append((received, given_away))
     return out
-
-
-@kernel
-def _correlate(zero: Words, one: Words, y: Wide, last: Wide, bits: int, pads: Words, message: Words) -> None:
-    words = y.shape[2]
-    for n in range(y.shape[0]):
-        for i in range(bits):
-            row = n * bits + i
-            for v in range(y.shape[1]):
-                carry, borrow = np.uint64(0), np.uint64(0)
-                for word in range(words):
-                    at = v * words + word
-                    number = last[n, v, word] if i == bits - 1 else y[n, v, word]
-                    pads[row, at] = zero[row, at]
-                    # y + pad_0 - pad_1, word by word: a receiver of bit 1 adds its pad_1 and has y + pad_0, one of bit
-                    # 0 has pad_0
-                    total = zero[row, at] + number
-                    over = np.uint64(total < number)
-                    summed = total + carry
-                    carry = over | np.uint64(summed < total)
-                    less = summed - one[row, at]
-                    under = np.uint64(summed < one[row, at])
-                    message[row, at] = less - borrow
-                    borrow = under | np.uint64(less < borrow)
-
-
-@kernel
-def _turn(pads: Words, y: Wide, last: Wide, flips: Bits, out: Wide) -> None:
-    """Write sums of -pad, or of y + pad where flipped, doubled from the top bit down."""
-    # without a branch: -pad is 1 + not pad
-    words, bits = y.shape[2], flips.size // y.shape[0]
-    for n in range(y.shape[0]):
-        for i in range(bits - 1, -1, -1):
-            row = n * bits + i
-            flip = np.uint64(0) - np.uint64(flips[row])
-            for v in range(y.shape[1]):
-                carry, lower, over = np.uint64(1) & ~flip, np.uint64(0), np.uint64(0)
-                for word in range(words):
-                    number = (last[n, v, word] if i == bits - 1 else y[n, v, word]) & flip
-                    total = (pads[row, v * words + word] ^ ~flip) + number
-                    above = np.uint64(total < number)
-                    summed = total + carry
-                    carry = above | np.uint64(summed < total)
-                    lower, over = _double_and_add(out, n, v, word, summed, lower, over)
-
-
-@kernel
-def _add_up(pads: Words, random: Bits, flips: Bits, message: Words, out: Wide) -> None:
-    """Write sums of pads, plus the message where the random bit is 1, negative where flipped."""
-    words, bits = out.shape[2], flips.size // out.shape[0]
-    for n in range(out.shape[0]):
-        for i in range(bits - 1, -1, -1):
-            row = n * bits + i
-            mask, flip = np.uint64(0) - np.uint64(random[row]), np.uint64(0) - np.uint64(flips[row])
-            for v in range(out.shape[1]):
-                carry, less = np.uint64(0), np.uint64(1) & flip
-                lower, over = np.uint64(0), np.uint64(0)
-                for word in range(words):
-                    at = v * words + word
-                    given = message[row, at] & mask
-                    total = pads[row, at] + given
-                    above = np.uint64(total < given)
-                    summed = total + carry
-                    carry = above | np.uint64(summed < total)
-                    turned = (summed ^ flip) + less
-                    less = np.uint64(turned < less)
-                    lower, over = _double_and_add(out, n, v, word, turned, lower, over)
-
-
-@kernel
-def _double_and_add(
-    out: Wide, n: int, v: int, word: int, number: np.uint64, lower: np.uint64, carry: np.uint64
-) -> tuple[np.uint64, np.uint64]:
-    """Double a word of a number of `out` and add one; return `lower` and `carry` for the word above."""
-    before = out[n, v, word]
-    doubled = (before << np.uint64(1)) | lower
-    total = doubled + number
-    over = np.uint64(total < number)
-    out[n, v, word] = total + carry
-    return before >> np.uint64(63), over | np.uint64(out[n, v, word] < carry)

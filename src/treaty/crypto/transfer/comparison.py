@@ -18,6 +18,7 @@ in one word: what is opened says which of them count, and the result is their pa
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from itertools import combinations, product
 
@@ -54,7 +55,6 @@ _PRODUCTS: list[frozenset[int]] = [
         key=lambda part: (len(part), sorted(part)),
     ),
 ]
-_MOST_QUADS = 1 << 17  # made at a time
 
 QuadWords = NDArray[np.uint32]
 
@@ -73,17 +73,9 @@ def _counting() -> QuadWords:
 
 def draw_quads(transfers: Transfers, count: int) -> Steps[QuadWords]:
     """Draw quads, uint32 (count,); if fewer are left, more are made of transfers first, in some steps."""
-    stock = transfers.quads
-    if len(stock.words) - stock.promised < count:
-        # protocols that run together with this one draw their own meanwhile
-        stock.promised += count
-        more = max(count, stock.next)
-        stock.next = min(2 * stock.next, _MOST_QUADS)
-        made = yield from _made(transfers, more)
-        stock.words = np.concatenate([stock.words, made])
-        stock.promised -= count
-    drawn, stock.words = stock.words[:count], stock.words[count:]
-    return drawn
+    yield from transfers.quads.reserve(count, lambda missing: make_quads(transfers, missing))
+    parts = transfers.quads.draw(count)
+    return np.concatenate(parts) if parts else np.empty(0, np.uint32)
 
 
 def join(transfers: Transfers, greater: Bits, equal: Bits, role: int) -> Steps[Bits]:
@@ -106,10 +98,10 @@ def join(transfers: Transfers, greater: Bits, equal: Bits, role: int) -> Steps[B
     return carry
 
 
-def _made(transfers: Transfers, count: int) -> Steps[QuadWords]:
-    """Make quads, uint32 (count,), of six transfers each."""
-    yield from transfers.reserve(3 * count)
-    drawn = transfers.drawn(3 * count)
+def make_quads(transfers: Transfers, count: int) -> Steps[None]:
+    """Make quads for the stock, of six transfers each, in two steps or three."""
+    yield from transfers.reserve(6 * count)
+    drawn, others = transfers.drawn(3 * count), transfers.drawn(3 * count)
     # e1, e2 and e3 are random bits of the first three transfers; the others are drawn
     noise = np.frombuffer(Keystream().raw(count), np.uint8)
     shares: dict[frozenset[int], Bits] = {
@@ -118,11 +110,11 @@ def _made(transfers: Transfers, count: int) -> Steps[QuadWords]:
     shares |= {frozenset(factor): bits for factor, bits in zip(_FIRST, np.split(drawn.random, 3), strict=True)}
     yield from _multiply(shares, _FIRST, drawn, turned=False)
     chosen = np.concatenate([shares[frozenset(factor)] for factor in _SECOND])
-    yield from _multiply(shares, _SECOND, (yield from transfers.draw_for(chosen)), turned=True)
+    yield from _multiply(shares, _SECOND, replace(others, flips=chosen ^ others.random), turned=True)
     out = np.zeros(count, np.uint32)
     for place, part in enumerate(_PRODUCTS[1:], 1):
         out |= shares[part].astype(np.uint32) << np.uint32(place)
-    return out
+    transfers.quads.add(out)
 
 
 def _multiply(

@@ -174,7 +174,7 @@ class Receiver:
 
     def __init__(self) -> None:
         self._secret, self.offer = base_offer()
-        self._streams = Streams(np.empty((0, KEY), np.uint8))
+        self._streams: list[Streams] = []
 
     def prepare(self, points: Bytes) -> Bytes:
         """Take the sender's points, uint8 (128, 32); return the corrections of its seeds, (128, 2, 16).
@@ -192,19 +192,20 @@ class Receiver:
                 for side in (0, 1):
                     out[tree, level, 1 - side] = np.bitwise_xor.reduce(nodes[1 - side :: 2]) ^ pad[level, side]
             seeds.append(nodes)
-        self._streams = Streams(np.concatenate(seeds))
+        self._streams = _lanes(np.concatenate(seeds))
         return out.reshape(KAPPA, 2, KEY)
 
-    def extend(self, count: int) -> tuple[Words, Words, Words]:
+    def extend(self, count: int, lane: int = 0) -> tuple[Words, Words, Words]:
         """Make transfers, `count` a multiple of `STEP`: return the message, the bits and the rows.
 
+        The sender takes messages of one lane, of two, in the order in which they were made.
         The message is uint64 (31, count / 64); bits are packed, (count / 64,); rows are (count, 2).
         """
         words = _whole(count) // 64
         message, chosen = np.empty((TREES - 1, words), np.uint64), np.empty(words, np.uint64)
         rows = np.empty((count, 2), np.uint64)
         for part in pieces(count, _PIECE):
-            at, planes, leaves = _leaves(self._streams, part)
+            at, planes, leaves = _leaves(self._streams[lane], part)
             # leaf 0 becomes the sum of all, which are the tree's random bits
             fold_trees(leaves, planes)
             chosen[at] = leaves[0, 0]
@@ -228,7 +229,7 @@ class Sender:
         choices = self._bits[:, ::-1]
         self._pads, self.points = base_choose(offer, choices.reshape(-1).astype(np.bool_))
         self.hash = _hash_of(offer, self.points)
-        self._streams = Streams(np.empty((0, KEY), np.uint8))
+        self._streams: list[Streams] = []
 
     def prepare(self, corrections: Bytes) -> None:
         """Take what the receiver's `prepare` has returned, uint8 (128, 2, 16)."""
@@ -247,9 +248,9 @@ class Sender:
                 gap = 2 * gap + choice
             # slot s has leaf s xor gap; the unknown one is the first, which counts in no plane
             seeds += [nodes[slot ^ gap] for slot in range(len(nodes))]
-        self._streams = Streams(np.stack(seeds))
+        self._streams = _lanes(np.stack(seeds))
 
-    def extend(self, count: int, message: Words) -> Words:
+    def extend(self, count: int, message: Words, lane: int = 0) -> Words:
         """Make the transfers of a receiver's message, uint64 (31, count / 64); return rows (count, 2).
 
         CryptoError for a message of another shape.
@@ -259,12 +260,16 @@ class Sender:
         # masks of all ones where delta has a 1
         rows, masks = np.empty((count, 2), np.uint64), np.uint64(0) - self._bits.astype(np.uint64)
         for part in pieces(count, _PIECE):
-            at, planes, leaves = _leaves(self._streams, part)
+            at, planes, leaves = _leaves(self._streams[lane], part)
             # with slots shifted by the gap, a plane is the receiver's plus delta's bit times the tree's random bits
             fold_trees(leaves, planes)
             planes[1:] ^= masks[1:, :, None] & message[:, None, at]
             transpose(planes.reshape(KAPPA, -1), rows[part], 0, planes.shape[2] // PLANE_WORDS)
         return rows
+
+
+def _lanes(seeds: Bytes) -> list[Streams]:
+    return [Streams(seeds), Streams(seeds, 1 << 60)]
 
 
 def _leaves(streams: Streams, part: slice) -> tuple[slice, Words, Words]:

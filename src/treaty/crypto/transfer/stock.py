@@ -1,10 +1,11 @@
-"""What two parties compute with transfers alike: steps taken together, a stock of transfers, and sides of rows by path.
+"""What two parties compute with transfers alike: steps taken together, stocks of transfers, and sides of rows by path.
 
 *Steps*: at each, both parties send arrays at the same time, and continue with the other's. A computation is a
 generator, the same at both ends: it yields what its party sends and is given what the other has sent.
 
-*The stock* (`Transfers`): each party is the sender of as many random transfers as it is the receiver of. Everything
-drawn from it is drawn by both at once, so that rows and their numbers agree; nothing is used twice.
+*Stocks* (`Transfers`): each party is the sender of as many random transfers as it is the receiver of. Everything drawn
+from them, and from the stocks of what is made of transfers, is drawn by both at once, so that rows and their numbers
+agree; nothing is used twice.
 
 *Sides* (`Paths`): one party knows each row's node, the other the sides at all nodes. A node's path has a bit for each
 level above it. For each row and bit the first party, the receiver, gets one correlated transfer, q = t xor bit Delta.
@@ -17,7 +18,9 @@ table has a bit for each row and each node that the sender splits, however long 
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections import defaultdict, deque
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -49,16 +52,21 @@ def together(*protocols: Steps[Any]) -> Steps[list[Any]]:
         # the first array says how many arrays each protocol sends
         sizes = np.array([len(waiting.get(k, ())) for k in range(len(protocols))], np.int64)
         came = yield [sizes, *(array for k in sorted(waiting) for array in waiting[k])]
-        given, at = {}, 1
-        fine = bool(came) and came[0].dtype == np.int64 and came[0].shape == (len(protocols),)
-        counts = came[0].tolist() if fine else []
-        if not fine or min(counts) < 0 or sum(counts) != len(came) - 1:
-            raise CryptoError("expected a step of as many protocols as this end's")
+        given, at, counts = {}, 1, sizes_of(came, len(protocols))
         for k in sorted(waiting):
             given[k] = came[at : at + counts[k]]
             at += counts[k]
         waiting = {}
     return results
+
+
+def sizes_of(came: Arrays, protocols: int) -> list[int]:
+    """Return how many arrays of a message each protocol has sent, as its first array says."""
+    fine = bool(came) and came[0].dtype == np.int64 and came[0].shape == (protocols,)
+    counts: list[int] = came[0].tolist() if fine else []
+    if not fine or min(counts) < 0 or sum(counts) != len(came) - 1:
+        raise CryptoError("expected a step of as many protocols as this end's")
+    return counts
 
 
 def take(came: Arrays, *expected: tuple[type[np.generic], tuple[int, ...]]) -> Arrays:
@@ -75,59 +83,138 @@ def take(came: Arrays, *expected: tuple[type[np.generic], tuple[int, ...]]) -> A
 _FEW, _MANY = 1 << 15, 1 << 19  # transfers that are made when the stock is empty, twice as many each time
 
 Bits = NDArray[np.uint8]
-_Piece = tuple[Words, Words, Bits]
 
-_NOTHING: _Piece = np.empty((0, 2), np.uint64), np.empty((0, 2), np.uint64), np.empty(0, np.uint8)
+
+@dataclass(frozen=True, slots=True)
+class Correlation:
+    """A kind of products (`correlations`): of a receiver's number of some bits with `values` of a sender's of `words`.
+
+    With `one_way` role 1 is the sender alone, and role 0 the receiver.
+    """
+
+    bits: int
+    values: int
+    words: int
+    one_way: bool = False
 
 
 @dataclass(slots=True)
-class QuadStock:
-    """Quads that were made of transfers and are left to draw (`comparison.draw_quads`)."""
+class Stock:
+    """What is left of things made of transfers, what is being made ahead, and what the tree and the last one drew.
 
-    words: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
-    next: int = 1 << 12  # how many are made when there are none, twice as many each time
-    promised: int = 0
+    Where nothing is made ahead, at least `few` are made at once, twice as many each time up to `many`. `left` does not
+    count what protocols wait with that draw more than there was.
+    """
+
+    few: int = 0
+    many: int = 0
+    left: int = 0
+    coming: int = 0
+    drawn: int = 0
+    wanted: int = 0
+    _made: deque[Any] = field(default_factory=deque)
+
+    def reserve(self, count: int, make: Callable[[int], Steps[None]]) -> Steps[None]:
+        """Make more where fewer than `count` are left; the caller draws them at once."""
+        if self.left < count:
+            # protocols that run together with this one must not draw what it waits with
+            claimed, self.left = self.left, 0
+            more = count - claimed
+            if not self.wanted:
+                more, self.few = max(more, self.few), min(2 * self.few, self.many)
+            yield from make(more)
+            self.left += claimed
+
+    def add(self, made: Any) -> None:
+        self._made.append(made)
+        self.left += len(made)
+
+    def draw(self, count: int) -> list[Any]:
+        """Draw things that are left, in parts."""
+        assert self.left >= count
+        self.left, self.drawn = self.left - count, self.drawn + count
+        parts = []
+        while count:
+            part = self._made.popleft()
+            if len(part) > count:
+                self._made.appendleft(part[count:])
+                part = part[:count]
+            parts.append(part)
+            count -= len(part)
+        return parts
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Transfers: the sender's rows q (n, 2), the receiver's t (n, 2), and its random bits (n,)."""
+
+    q: Words
+    t: Words
+    random: Bits
+
+    def __len__(self) -> int:
+        return len(self.random)
+
+    def __getitem__(self, part: slice) -> _Rows:
+        return _Rows(self.q[part], self.t[part], self.random[part])
+
+
+_NOTHING = _Rows(np.empty((0, 2), np.uint64), np.empty((0, 2), np.uint64), np.empty(0, np.uint8))
 
 
 class Transfers:
-    """The stock, made by `open_transfers`; `used` is the number of the next transfer."""
+    """The stocks, made by `open_transfers`; `used` is the number of the next transfer, `role` 0 or 1.
 
-    def __init__(self, sender: extension.Sender, receiver: extension.Receiver) -> None:
-        self.sender, self.receiver = sender, receiver
-        self._stock: list[_Piece] = []
-        self._left = self.used = self._promised = 0
-        self._next = _FEW
-        self.quads = QuadStock()
+    `rows` is the stock of transfers, `quads` that of `comparison.draw_quads`, `products` are those of `correlations`.
+    """
+
+    def __init__(self, sender: extension.Sender, receiver: extension.Receiver, role: int) -> None:
+        self.sender, self.receiver, self.role, self.used = sender, receiver, role, 0
+        self.rows, self.quads = Stock(_FEW, _MANY), Stock(1 << 12, 1 << 17)
+        self.products: defaultdict[Correlation, Stock] = defaultdict(Stock)
+        self._lane = 0
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Extend transfers in a lane of their own: their messages pass those of steps that are due."""
+        self._lane = 1
+        try:
+            yield
+        finally:
+            self._lane = 0
 
     def reserve(self, count: int) -> Steps[None]:
         """Make more where fewer than `count` are left: a step, or none. The caller draws them at once."""
-        # less what other protocols wait for that run together with this one
-        left = self._left - self._promised
-        if left >= count:
-            return
-        self._promised += count
-        more = -(-max(count - left, self._next) // extension.STEP) * extension.STEP
-        self._next = min(2 * self._next, _MANY)
-        message, bits, rows = self.receiver.extend(more)
+        yield from self.rows.reserve(count, self.extend)
+
+    def extend(self, count: int) -> Steps[None]:
+        """Make transfers for the stock: a step."""
+        self.rows.add((yield from self._extended(count)))
+
+    def fresh(self, count: int) -> Steps[Drawn]:
+        """Make transfers for random bits, apart from the stock: a step."""
+        rows = yield from self._extended(count)
+        if len(rows) > count:
+            self.rows.add(rows[count:])
+        return self._numbered(rows[:count])
+
+    def _extended(self, count: int) -> Steps[_Rows]:
+        count, lane = count + -count % extension.STEP, self._lane
+        message, bits, rows = self.receiver.extend(count, lane)
         (came,) = take((yield [message]), (np.uint64, message.shape))
         # q of the own end as the sender, t and its bits as the receiver: rows of both directions have the same number
-        self._stock.append((self.sender.extend(more, came), rows, extension.unpacked(bits, more)))
-        self._left += more
-        self._promised -= count
+        return _Rows(self.sender.extend(count, came, lane), rows, extension.unpacked(bits, count))
 
     def drawn(self, count: int, choices: Bits | None = None) -> Drawn:
         """Draw transfers that were reserved, for own choice bits, (count,), or for random ones."""
-        assert self._left >= count
-        first, wanted, parts = self.used, count, [_NOTHING]
-        while wanted:
-            piece = self._stock[0]
-            taken = min(wanted, len(piece[0]))
-            parts.append(_part(piece, slice(0, taken)))
-            self._stock[:1] = [_part(piece, slice(taken, None))] if taken < len(piece[0]) else []
-            wanted -= taken
-        self._left, self.used = self._left - count, first + count
-        q, t, r = parts[1] if len(parts) == 2 else (np.concatenate(of) for of in zip(*parts, strict=True))
-        return Drawn(first, q, t, r, np.zeros_like(r) if choices is None else choices ^ r, self.sender, self.receiver)
+        parts = [_NOTHING, *self.rows.draw(count)]
+        joined = (np.concatenate([getattr(part, name) for part in parts]) for name in _Rows.__slots__)
+        return self._numbered(parts[1] if len(parts) == 2 else _Rows(*joined), choices)
+
+    def _numbered(self, rows: _Rows, choices: Bits | None = None) -> Drawn:
+        first, self.used = self.used, self.used + len(rows)
+        flips = np.zeros_like(rows.random) if choices is None else choices ^ rows.random
+        return Drawn(first, rows.q, rows.t, rows.random, flips, self.sender, self.receiver)
 
     def draw_for(self, choices: Bits) -> Steps[Drawn]:
         """Draw a transfer for each own choice bit, (n,), and as many for the other party; a step, or none."""
@@ -162,19 +249,15 @@ class Drawn:
         return Drawn(self.first + part.start, *rows, self.sender, self.receiver)
 
 
-def _part(piece: _Piece, rows: slice) -> _Piece:
-    return piece[0][rows], piece[1][rows], piece[2][rows]
-
-
-def open_transfers() -> Steps[Transfers]:
-    """Exchange base transfers in both directions: three steps."""
+def open_transfers(role: int) -> Steps[Transfers]:
+    """Exchange base transfers in both directions: three steps; `role` is 0 at one party and 1 at the other."""
     receiver = extension.Receiver()
     (offer,) = take((yield [receiver.offer]), (np.uint8, receiver.offer.shape))
     sender = extension.Sender(offer)
     (points,) = take((yield [sender.points]), (np.uint8, sender.points.shape))
     (corrections,) = take((yield [receiver.prepare(points)]), (np.uint8, (extension.KAPPA, 2, extension.KEY)))
     sender.prepare(corrections)
-    return Transfers(sender, receiver)
+    return Transfers(sender, receiver, role)
 
 
 def triples(transfers: Transfers, count: int) -> tuple[Bits, Bits, Bits]:

@@ -51,6 +51,7 @@ TWO_NODES = "; each vector is about two nodes"
 # Seconds of computing: of a step, however little it compares, and for each byte sent
 TO_MAKE_A_STEP, TO_MAKE_A_BYTE = 0.25e-3, 11e-9
 _OF_PRODUCTS = 1.2  # bytes of a comparison by those of its products
+FAR = 1e-3  # seconds on the way from which a step waits for the wire rather than for computing
 # Of a level under seal: its steps before the tournament, and a candidate's bytes then by those of a comparison
 _STEPS_BEFORE, _BYTES_BEFORE = 10, 1.0
 # What a category of a column that is split by halves takes, by what a candidate does

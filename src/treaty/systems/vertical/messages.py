@@ -273,6 +273,8 @@ class SplitColumns(Message):
 
 
 MOST_STEP = 1 << 13
+# Bytes sent at a step for later ones
+MOST_AHEAD = 1 << 22
 # Entries of the active party's own in a tournament, one for each run of its columns that are in the same groups
 MOST_ENTRIES = 1 << 14
 # Bits of a row in `SideChoices`
@@ -308,11 +310,13 @@ class SealedSumsRequest(SumsRequest):
 
     `parents`, int32 (nodes,): the place of each node's parent among the last level's nodes, -1 at the root. `chain` are
     the passive parties whose bests are compared, in this order. So many entries of the active party's come before the
-    receiver's candidates, `own_before`, and after them, `own_after`.
+    receiver's candidates, `own_before`, and after them, `own_after`. At each step of the level about `ahead` bytes are
+    sent either way for later ones.
     """
 
     parents: Array
     chain: list[str]
+    ahead: Annotated[int, msgspec.Meta(ge=0, le=MOST_AHEAD)]
     own_before: Annotated[int, msgspec.Meta(ge=0, le=MOST_ENTRIES)]
     own_after: Annotated[int, msgspec.Meta(ge=0, le=MOST_ENTRIES)]
 

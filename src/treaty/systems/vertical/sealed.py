@@ -23,6 +23,7 @@ from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sharing.key_agreement import agree_with
 from treaty.crypto.sums.lattice_sums import LatticeSumsServer, sealed_places
 from treaty.crypto.transfer import sealed_sums
+from treaty.crypto.transfer.ahead import Ahead
 from treaty.crypto.transfer.arithmetic import Wide, subtract
 from treaty.crypto.transfer.category_sets import half_that_won, halves_of
 from treaty.crypto.transfer.stock import Arrays as StepArrays
@@ -109,11 +110,12 @@ _AT_A_TIME = 1 << 14
 class SealedEnd:
     """One end of computing on shares with one other party, for a whole job; `role` is 0 at the active party.
 
-    With `monotone`, candidates keep to directions.
+    `ahead` makes the stocks of `transfers`. With `monotone`, candidates keep to directions.
     """
 
     role: int
     transfers: Transfers
+    ahead: Ahead
     places: sealed_sums.Places
     widths: sealed_sums.Widths
     step: int
@@ -171,10 +173,18 @@ def find_best(
     return LevelResult(slots, np.concatenate(found), members)
 
 
-def take_steps(party: Party, ends: Mapping[str, Steps[Any]]) -> dict[str, Any]:
-    """Compute with several parties at once, one step with each after another; return what each computation gives."""
+def take_steps(party: Party, ends: Mapping[str, Steps[Any]], ahead: Mapping[str, Ahead]) -> dict[str, Any]:
+    """Compute with several parties at once, one step with each after another; return what each computation gives.
+
+    While a step is on its way, what `ahead` makes for later ones is made, and sent behind it.
+    """
     results: dict[str, Any] = {}
     given: dict[str, StepArrays | None] = dict.fromkeys(ends)
+    earlier: dict[str, list[StepArrays]] = {peer: [] for peer in ends}
+
+    def received(peer: str) -> StepArrays:
+        return unpack(party.receive(peer, messages.SealedStep).payload, peer, "SealedStep")
+
     while given:
         waiting = []
         for peer, came in given.items():
@@ -185,7 +195,18 @@ def take_steps(party: Party, ends: Mapping[str, Steps[Any]]) -> dict[str, Any]:
                 continue
             party.send(peer, messages.SealedStep(pack(sent)))
             waiting.append(peer)
-        given = {peer: unpack(party.receive(peer, messages.SealedStep).payload, peer, "SealedStep") for peer in waiting}
+        for peer in [peer for peer in given if peer in ahead]:
+            for message in earlier[peer]:
+                ahead[peer].take(message)
+            if peer not in waiting:
+                while ahead[peer].under_way:
+                    ahead[peer].take(received(peer))
+            elif (made := ahead[peer].message()) is not None:
+                party.send(peer, messages.SealedStep(pack(made)))
+        given = {}
+        for peer in waiting:
+            earlier[peer] = [received(peer) for _ in range(ahead[peer].due if peer in ahead else 0)]
+            given[peer] = received(peer)
     return results
 
 
@@ -223,12 +244,15 @@ class SealedOwner(ColumnOwner):
             self._key.meet(terms.keys)
         except CryptoError as error:
             raise PeerProtocolError(active, str(error), at="TournamentTerms") from None
-        transfers = take_steps(party, {active: open_transfers()})[active]
+        transfers = take_steps(party, {active: open_transfers(1)}, {})[active]
         places, widths = places_of(server.bounds), sealed_sums.Widths.of(server.bounds, terms.ridge)
-        self._end = SealedEnd(1, transfers, places, widths, terms.step, bool(inputs.common.monotone_constraints))
+        self._end = SealedEnd(
+            1, transfers, Ahead(transfers), places, widths, terms.step, bool(inputs.common.monotone_constraints)
+        )
 
     def start_tree(self, start: messages.TreeStart) -> None:
         super().start_tree(start)
+        self._end.ahead.begin_tree()
         columns = view(start.columns, np.int32, (None,), peer=self._active, what="TreeStart.columns")
         self._candidates = Candidates(*self._columns, columns, self._inputs.common.onehot_below, self._directions)
         self._before: Wide | None = None
@@ -276,13 +300,16 @@ class SealedOwner(ColumnOwner):
             self._paths_of_nodes = np.concatenate(below)
         nodes = len(parts) if self._before is None else 2 * len(parts)
         at, chain = request.chain.index(self._party.name), request.chain
+        self._end.ahead.nbytes = request.ahead
         groups = None
         if self._before is not None and len(self._groups):
             groups = self._share_groups([*chain[:at], *chain[at + 1 :]], request.own_before + request.own_after)
         known = sealed_sums.Known.nothing(nodes, request.own_before, request.own_after)
         end, active = self._end, self._active
         found: LevelResult = take_steps(
-            self._party, {active: find_best(end, parts, parents, self._before, self._candidates, known, groups)}
+            self._party,
+            {active: find_best(end, parts, parents, self._before, self._candidates, known, groups)},
+            {active: end.ahead},
         )[active]
         self._before, self._numbers, self._members = found.slots, found.best[:, sealed_sums.NUMBER, 0], found.members
         best = found.best
@@ -292,7 +319,7 @@ class SealedOwner(ColumnOwner):
             steps = sealed_sums.winner_of(
                 end.transfers, np.stack([so_far, best], axis=1), end.widths, end.role, end.step
             )
-            best = take_steps(self._party, {active: steps})[active]
+            best = take_steps(self._party, {active: steps}, {active: end.ahead})[active]
         if at + 1 < len(chain):
             moved = subtract(best, self._key.mask(chain[at + 1], best.shape, sending=True))
             self._party.send(active, messages.MovedShares(Array.of(moved)))
@@ -331,7 +358,7 @@ class SealedOwner(ColumnOwner):
         if len(starts := self._candidates.halved_starts):
             picks = self._candidates.halves(won)
             steps = half_that_won(self._end.transfers, self._members[nodes], starts, picks, self._end.role)
-            members = take_steps(self._party, {active: steps})[active]
+            members = take_steps(self._party, {active: steps}, {active: self._end.ahead})[active]
         columns, left_bins = self._candidates.splits(won, members.astype(np.bool_))
         self._used.won(nodes, columns)
         return messages.SplitRequest(Array.of(columns), Array.of(np.packbits(left_bins, axis=1)))

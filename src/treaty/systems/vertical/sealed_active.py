@@ -13,7 +13,7 @@ Level by level, for all passive parties that have columns in the tree, in the jo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from treaty.crypto.payload import Payload, SumsBounds
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient
+from treaty.crypto.transfer.ahead import Ahead
 from treaty.crypto.transfer.arithmetic import Wide, add
 from treaty.crypto.transfer.category_sets import half_that_won
 from treaty.crypto.transfer.sealed_sums import NUMBER, OWNER, Known, KnownEntry, Widths, fitted, winner_of
@@ -91,7 +92,8 @@ class SealedGradients(EncryptedGradients):
 
     `order` is that of the level's nodes, `chain` are the passive parties with columns in the tree; `own_place` is how
     many of these come before the active party's columns, of which `entries` take part. `turns` has, of each level below
-    the root, uint8 (n_rows,) whether rows are in the sibling of a node asked about.
+    the root, uint8 (n_rows,) whether rows are in the sibling of a node asked about. `ends` are those of computing with
+    each party, of which `far` ones have slow links. After `last_tree` nothing is made ahead.
     """
 
     client: LatticeSumsClient
@@ -100,10 +102,16 @@ class SealedGradients(EncryptedGradients):
     own_place: int
     entries: int
     turns: list[Bits]
+    ends: Mapping[str, SealedEnd]
+    far: Set[str]
+    last_tree: int
 
     def _request(self, peer: str, query: Payload, piece: slice, *, last: bool) -> Message:
-        parents, chain = Array.of(self.order.parents[piece]), list(self.chain)
-        return messages.SealedSumsRequest(pack(query), last, parents, chain, *self.counts(peer))
+        parents, chain, ahead = Array.of(self.order.parents[piece]), list(self.chain), self.ends[peer].ahead
+        # on a near link few large messages cost least; the wire of a far one is best never idle
+        ahead.nbytes = min(messages.MOST_AHEAD, ahead.evenly) if peer in self.far else messages.MOST_AHEAD
+        ahead.nbytes *= self._next_tree < self.last_tree
+        return messages.SealedSumsRequest(pack(query), last, parents, chain, ahead.nbytes, *self.counts(peer))
 
     def counts(self, peer: str) -> tuple[int, int]:
         """Return how many own entries come before a party's candidates, and after them."""
@@ -145,6 +153,7 @@ class SealedPeer(PassiveColumns):
 
     def start_tree(self, grad: Integers, hess: Integers, rows: Int32s | None, columns: Int32s) -> None:
         super().start_tree(grad, hess, rows, columns)
+        self.end.ahead.begin_tree()
         self.candidates = Candidates(self.offsets, self.categorical, self.missing, columns, self.onehot_below)
         self.slots: Wide | None = None
         self._paths = Paths(self.end.transfers, self._n_rows)
@@ -229,10 +238,10 @@ def make_ends(
     for name in peers:
         others = {other: key for other, key in keys.items() if other != name}
         party.send(name, messages.TournamentTerms(rules.ridge, step, others))
-    made = take_steps(party, {name: open_transfers() for name in peers})
+    made = take_steps(party, {name: open_transfers(0) for name in peers}, {})
     for name, peer in peers.items():
         peer.onehot_below = rules.onehot_below
-        peer.end = SealedEnd(0, made[name], places_of(bounds), widths, step, monotone)
+        peer.end = SealedEnd(0, made[name], Ahead(made[name]), places_of(bounds), widths, step, monotone)
 
 
 class SealedSearch(SplitSearch):
@@ -325,7 +334,7 @@ class SealedSearch(SplitSearch):
             opening = self._peers[k].ask_won(level.nodes[won], place[won], numbers[k][place[won]], *asked)
             if opening is not None:
                 openings[self._peers[k].peer] = opening
-        take_steps(self.gradients.party, openings)
+        take_steps(self.gradients.party, openings, self._ahead)
         for k in won_by:
             self._peers[k].choose_sides()
         for k, won in won_by.items():
@@ -368,7 +377,7 @@ class SealedSearch(SplitSearch):
             ends[peer.peer] = find_best(
                 peer.end, parts[k], order.parents, peer.slots, peer.candidates, known, groups.get(peer.peer)
             )
-        found: dict[str, LevelResult] = take_steps(party, ends)
+        found: dict[str, LevelResult] = take_steps(party, ends, self._ahead)
         best = {k: found[name].best for k, name in names.items()}
         for k, name in names.items():
             self._peers[k].slots, self._peers[k].members = found[name].slots, found[name].members
@@ -381,7 +390,7 @@ class SealedSearch(SplitSearch):
             so_far = fitted(add(so_far, added), self._peers[k].end.widths)
             end, entries = self._peers[after_k].end, np.stack([so_far, best[after_k]], axis=1)
             steps = winner_of(end.transfers, entries, end.widths, end.role, end.step)
-            so_far = take_steps(party, {names[after_k]: steps})[names[after_k]]
+            so_far = take_steps(party, {names[after_k]: steps}, self._ahead)[names[after_k]]
         shares, came = so_far[:, OWNER, 0], party.receive(names[last], messages.OwnerShares).shares
         theirs = view(came, np.uint64, shares.shape, peer=names[last], what="OwnerShares.shares")
         owners = (shares + theirs).astype(np.int64)
@@ -390,6 +399,10 @@ class SealedSearch(SplitSearch):
             name = names[last]
             raise PeerProtocolError(name, "expected shares of whose splits are best", at="OwnerShares")
         return owners, numbers
+
+    @property
+    def _ahead(self) -> dict[str, Ahead]:
+        return {peer.peer: peer.end.ahead for peer in self._peers.values()}
 
     @property
     def _first_own(self) -> int:

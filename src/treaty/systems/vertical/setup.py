@@ -35,7 +35,14 @@ from treaty.models.trees import ModelPart
 from treaty.systems.observers import ColumnsLearned, Observers, TreeStarted
 from treaty.systems.pooled.system import Training, own_columns
 from treaty.systems.system import RoleInput
-from treaty.systems.vertical.cipher_choice import PROBES, JobSize, beyond_lattice, choose_cipher, tell_cost_of_sealing
+from treaty.systems.vertical.cipher_choice import (
+    FAR,
+    PROBES,
+    JobSize,
+    beyond_lattice,
+    choose_cipher,
+    tell_cost_of_sealing,
+)
 from treaty.systems.vertical.cipher_options import CipherOptions
 from treaty.systems.vertical.column_owner import ColumnOwner, SplitOwner, send_hint, show_layout
 from treaty.systems.vertical.encrypted_columns import EncryptedGradients, PassiveColumns, sums_bounds, take_hints
@@ -180,6 +187,12 @@ def _columns_of_others(
         step = next(iter(sealed.values())).end.step
         part.choice = tell_cost_of_sealing(party.name, choice.links, of_a_tree, job, step, options.to_open)
     gradients = (SealedGradients if sealed else EncryptedGradients)(party, client, n_rows, first_tree, inputs.observers)
+    if isinstance(gradients, SealedGradients):
+        gradients.ends, gradients.last_tree = (
+            {name: columns.end for name, columns in sealed.items()},
+            first_tree + trees,
+        )
+        gradients.far = {name for name, link in choice.links.items() if link.step > FAR}
     for columns in others.values():
         columns.gradients, columns.by_column = gradients, options.reveals_columns(choice.cipher)
         columns.evidence = inputs.evidence
