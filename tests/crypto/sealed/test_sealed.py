@@ -110,7 +110,9 @@ def test_digits_are_joined_to_whether_a_number_is_greater(ends: tuple[Transfers,
     masks = rng.integers(0, 2, (2, count, 300), dtype=np.uint8)
     shares = [masks, np.stack(plain) ^ masks]
     one, other = play(*(comparison.join(ends[k], *shares[k], k) for k in (0, 1)))
-    assert (one ^ other).tolist() == [int(x > y) for x, y in zip(numbers[:300], numbers[300:], strict=True)]
+    both = list(zip(numbers[:300], numbers[300:], strict=True))
+    assert (one[0] ^ other[0]).tolist() == [int(x > y) for x, y in both]
+    assert (one[1] ^ other[1]).tolist() == [int(x == y) for x, y in both]
 
 
 def test_selection_and_conjunction(ends: tuple[Transfers, Transfers]) -> None:

@@ -1,9 +1,10 @@
-"""Which of shared numbers are negative: the carry of two parties' shares, by digits of four bits.
+"""Which of shared numbers are negative: the carry of two parties' shares, by digits of three bits.
 
 The top bit of z0 + z1 is the xor of the shares' top bits and of a carry, which is 1 if one party's low bits exceed the
-complement of the other's. Digits are compared by a transfer of 1 of 16 each, and joined in a tree, four at a time: the
+complement of the other's. Digits are compared by a transfer of 1 of 8 each, and joined in a tree, four at a time: the
 millionaires' protocol of Rathee et al., "CrypTFlow2", CCS 2020 (section 3), whose tree joins two. Bits are shared
-exclusively.
+exclusively. A digit takes one step, not two: the receiver has the pad of a random number, and sends its digit's
+difference from that while the sender sends, under each number's pad, the results for all eight differences.
 
 Of two digits the upper decides unless it is equal: with shared bits g (greater) and e (equal) of four digits, the third
 the uppermost,
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.transfer.arithmetic import Wide, bit, bits_of
-from treaty.crypto.transfer.extension import joined, message_bits, packed, random_pairs, unpacked
+from treaty.crypto.transfer.extension import joined, message_words, packed, random_pairs, unpacked
 from treaty.crypto.transfer.stock import Bits, Drawn, Steps, Transfers, take, triples
 
 _E0, _E1, _E2, _E3, _G0, _G1, _G2 = range(7)
@@ -78,8 +79,8 @@ def draw_quads(transfers: Transfers, count: int) -> Steps[QuadWords]:
     return np.concatenate(parts) if parts else np.empty(0, np.uint32)
 
 
-def join(transfers: Transfers, greater: Bits, equal: Bits, role: int) -> Steps[Bits]:
-    """Return shares of whether numbers are greater, (n,), from those of their digits, (digits, n), the lowest first."""
+def join(transfers: Transfers, greater: Bits, equal: Bits, role: int) -> Steps[tuple[Bits, Bits]]:
+    """Return shares of whether numbers are greater, and equal, (n,), of digits (digits, n), lowest first."""
     n = greater.shape[1]
     while len(greater) > 1:
         missing = -len(greater) % 4  # digits that are equal, below all others
@@ -94,8 +95,7 @@ def join(transfers: Transfers, greater: Bits, equal: Bits, role: int) -> Steps[B
         counting = (quads | np.uint32(1 - role)) & np.take(_counting(), (masked ^ came) & np.uint8(127), axis=1)
         found = np.bitwise_count(counting) & np.uint8(1)
         greater, equal = found[0] ^ greater[:, 3], found[1]
-    carry: Bits = greater[0]
-    return carry
+    return greater[0], equal[0]
 
 
 def make_quads(transfers: Transfers, count: int) -> Steps[None]:
@@ -150,7 +150,7 @@ def _only(bits: Bits, values: Bits) -> Bits:
     return values & (np.uint8(0) - bits)
 
 
-_DIGIT = 4
+_DIGIT = 3
 
 
 def negatives(transfers: Transfers, z: Wide, bits: int, role: int) -> Steps[Bits]:
@@ -160,7 +160,11 @@ def negatives(transfers: Transfers, z: Wide, bits: int, role: int) -> Steps[Bits
 
 def comparison_steps(bits: int) -> int:
     """Return the steps of `negatives`, without those that fill the stocks."""
-    digits, steps = -(-(bits - 1) // _DIGIT), 2
+    return 1 + _joins(-(-(bits - 1) // _DIGIT))
+
+
+def _joins(digits: int) -> int:
+    steps = 0
     while digits > 1:
         digits, steps = -(-digits // 4), steps + 1
     return steps
@@ -174,7 +178,8 @@ def carries(transfers: Transfers, low: Bits, role: int) -> Steps[Bits]:
     greater, equal = yield from _digits(transfers, _whole(1 - mine), _whole(theirs))
     if role == 1:
         greater, equal = (np.concatenate([x[len(mine) :], x[: len(mine)]]) for x in (greater, equal))
-    return (yield from join(transfers, np.ascontiguousarray(greater.T), np.ascontiguousarray(equal.T), role))
+    carry, _ = yield from join(transfers, np.ascontiguousarray(greater.T), np.ascontiguousarray(equal.T), role)
+    return carry
 
 
 def conjunctions(transfers: Transfers, x: Bits, ys: Bits, role: int) -> Steps[Bits]:
@@ -193,13 +198,19 @@ def conjunctions(transfers: Transfers, x: Bits, ys: Bits, role: int) -> Steps[Bi
 
 
 def all_of(transfers: Transfers, bits: Bits, role: int) -> Steps[Bits]:
-    """Return shares of the conjunction of bits along their first axis: a step for each halving of it."""
-    while len(bits) > 1:
-        half = len(bits) // 2
-        (both,) = yield from conjunctions(transfers, bits[:half].ravel(), bits[half : 2 * half].reshape(1, -1), role)
-        bits = np.concatenate([both.reshape(half, *bits.shape[1:]), bits[2 * half :]])
-    first: Bits = bits[0]
-    return first
+    """Return shares of the conjunction of bits along their first axis: a step where there are up to four, and so on."""
+    if len(bits) == 2:
+        (both,) = yield from conjunctions(transfers, bits[0].ravel(), bits[1].reshape(1, -1), role)
+        return both.reshape(bits.shape[1:])
+    # all digits are equal
+    flat = bits.reshape(len(bits), -1)
+    _, equal = yield from join(transfers, np.zeros_like(flat), flat, role)
+    return equal.reshape(bits.shape[1:])
+
+
+def steps_of_all(count: int) -> int:
+    """Return the steps of `all_of`, without those that fill the stocks."""
+    return _joins(count)
 
 
 def _whole(bits: Bits) -> Bits:
@@ -209,35 +220,43 @@ def _whole(bits: Bits) -> Bits:
     return out
 
 
-def _numbers(bits: Bits, longest: int) -> Bits:
-    """Return the digits of bits (n, 4 digits) in one row, with zeros for `longest` - n numbers more."""
-    raw = np.packbits(bits.reshape(-1), bitorder="little")  # two digits in a byte
-    out = np.zeros((max(len(raw), longest * bits.shape[1] // (2 * _DIGIT) + 1), 2), np.uint8)
-    out[: len(raw), 0], out[: len(raw), 1] = raw & np.uint8(15), raw >> np.uint8(4)
-    return out.reshape(-1)[: longest * bits.shape[1] // _DIGIT]
+def _numbers(bits: Bits) -> Bits:
+    """Return the digits that bits, (3 n,), are of, the first the lowest."""
+    of = bits.reshape(-1, _DIGIT)
+    return of[:, 0] | of[:, 1] << np.uint8(1) | of[:, 2] << np.uint8(2)
+
+
+@cache
+def _results() -> NDArray[np.uint16]:
+    """Return for a digit x and a number r, (8, 8), eight times two bits: whether x is above, and is, r xor 0, 1, ..."""
+    x, r, flip = np.ix_(*[np.arange(8)] * 3)
+    each = (x > (r ^ flip)) | (x == (r ^ flip)) << 1
+    results: NDArray[np.uint16] = (each << 2 * flip).sum(axis=2).astype(np.uint16)
+    return results
 
 
 def _digits(transfers: Transfers, y: Bits, x: Bits) -> Steps[tuple[Bits, Bits]]:
-    """Return shares of whether x > y and x = y, digit by digit, (n + m, digits).
+    """Return shares of whether x > y and x = y, digit by digit, (n + m, digits): one step.
 
-    `y`, bits (n, 4 digits), are compared with the other party's x, whose shares come first, and `x` (m, 4 digits) with
+    `y`, bits (n, 3 digits), are compared with the other party's x, whose shares come first, and `x` (m, 3 digits) with
     its y.
     """
-    longest, digits = -(-(len(x) + len(y)) // 2), y.shape[1] // _DIGIT
-    choices = np.zeros((longest, y.shape[1]), np.uint8)
-    choices[: len(y)] = y
-    first, q, t = yield from transfers.choose(choices.reshape(-1))
-    # the sender's shares of greater and equal are random, and xored into every entry of its tables
-    shares = np.frombuffer(Keystream().raw(longest * digits), np.uint8) & np.uint8(3)
-    # for each digit two bits per number, xor the share's: 1 for numbers below the digit, 2 for the digit itself
-    one, even = np.uint32(1), np.uint32(0x55555555)
-    digit = one << (2 * _numbers(x, longest)).astype(np.uint32)
-    table = (((digit - one) & even) | (digit << one)) ^ (shares * even)
-    # a transfer of 1 of 16: each entry is under the pad of its number; the receiver has the pad of its own digit
-    table ^= message_bits(transfers.sender, joined(q, _DIGIT), first, _DIGIT, 2)
-    (came,) = take((yield [table]), (np.uint32, table.shape))
-    # its entry less its pad: greater and equal, each xor the sender's share
-    mine = (came >> (2 * _numbers(y, longest)).astype(np.uint32)).astype(np.uint8)
-    mine = (mine ^ transfers.receiver.hash.rows(joined(t, _DIGIT), first)[:, 0].astype(np.uint8)) & np.uint8(3)
-    both: Bits = np.concatenate([mine.reshape(longest, digits)[: len(y)], shares.reshape(longest, digits)[: len(x)]])
-    return both & np.uint8(1), both >> np.uint8(1)
+    longest, width = -(-(len(x) + len(y)) // 2), y.shape[1]
+    own, offered = np.zeros((2, longest, width), np.uint8)
+    own[: len(y)], offered[: len(x)] = y, x
+    drawn = yield from transfers.draw_for(own.reshape(-1))
+    # a transfer of 1 of 8: each entry is under the pad of its number, of which the receiver has a random one
+    table, count = np.take(_results(), _numbers(offered.reshape(-1)), axis=0), longest * width // _DIGIT
+    # the sender's shares of greater and equal, for each difference, are random, and xored into every entry
+    shares = np.frombuffer(Keystream().raw(2 * count), np.uint16)
+    table ^= shares[:, None] ^ message_words(transfers.sender, joined(drawn.q, _DIGIT), drawn.first, _DIGIT)
+    flips = packed(drawn.flips)
+    came, entries = take((yield [flips, table]), (np.uint64, flips.shape), (np.uint16, table.shape))
+    pads = transfers.receiver.hash.rows(joined(drawn.t, _DIGIT), drawn.first)[:, 0].astype(np.uint16)
+    opened = np.take_along_axis(entries, _numbers(drawn.random)[:, None].astype(np.intp), axis=1)[:, 0] ^ pads
+    both = [
+        (of >> (2 * _numbers(differ)).astype(np.uint16)).astype(np.uint8).reshape(longest, -1)
+        for of, differ in ((opened, drawn.flips), (shares, unpacked(came, len(drawn.flips))))
+    ]
+    found = np.concatenate([both[0][: len(y)], both[1][: len(x)]])
+    return found & np.uint8(1), found >> np.uint8(1) & np.uint8(1)

@@ -319,7 +319,7 @@ def joined(rows: Words, count: int) -> Words:
     """Join `count` rows each to one of a transfer of 1 of 2^count, either end's: uint64 (n * count, 2) to (n, 2).
 
     The receiver's number has its `count` bits, the first lowest. Its row, hashed, is the sender's message of that
-    number: see `message_bits`.
+    number: see `message_words`.
     """
     # with weights 1, x, x^2, ... in GF(2^128) a sender's row less the receiver's is the number, as an element of the
     # field, times Delta
@@ -339,13 +339,14 @@ def joined(rows: Words, count: int) -> Words:
     return out
 
 
-def message_bits(sender: Sender, q: Words, first: int, count: int, width: int) -> NDArray[np.uint32]:
-    """Return the sender's random messages of transfers of 1 of 2^count: of each transfer all of them, uint32 (n,).
+def message_words(sender: Sender, q: Words, first: int, count: int) -> NDArray[np.uint16]:
+    """Return the sender's random messages of transfers of 1 of 2^count, 16 bits each: uint16 (n, 2^count).
 
-    A message has `width` bits, and that of number 0 is the lowest; 2^count * width is at most 32. `q` are `joined`
-    rows, (n, 2). The receiver has the lowest bits of ``hash.rows(t, first)[:, 0]`` of its joined rows.
+    `q` are `joined` rows, (n, 2). The receiver has the lowest bits of ``hash.rows(t, first)[:, 0]`` of its joined rows.
     """
     numbers = np.arange(1 << count, dtype=np.uint64)[:, None]
     choices = (numbers >> np.arange(count, dtype=np.uint64)) & np.uint64(1)  # (2^count, count)
     deltas = joined((choices[:, :, None] * sender.delta).reshape(-1, 2), count)
-    return sender.hash.low_bits(q, first, deltas, width)
+    # of two numbers at a time, the first the lowest
+    found = [sender.hash.low_bits(q, first, deltas[k : k + 2], 16) for k in range(0, 1 << count, 2)]
+    return np.stack(found, axis=1).astype("<u4").view("<u2").astype(np.uint16, copy=False)

@@ -44,7 +44,7 @@ from treaty.crypto.transfer.arithmetic import (
     times_known,
     wide,
 )
-from treaty.crypto.transfer.comparison import all_of, comparison_steps, conjunctions, negatives
+from treaty.crypto.transfer.comparison import all_of, comparison_steps, conjunctions, negatives, steps_of_all
 from treaty.crypto.transfer.stock import Bits, Steps, Transfers, together
 from treaty.machine.arrays import Integers
 
@@ -174,41 +174,68 @@ def best_of_shared(
     candidates), are the owner's, and zeros the knower's: which candidates have one, and which of these are falling.
     """
     nodes, candidates = sums.shape[:2]
-    words, shape = widths.words, (nodes, candidates)
+    entries = [entry_of(entry, widths) for entry in (*known.before, *known.after)]
+    rounds = rounds_of(len(entries) + candidates, nodes, widths.difference, step)
+    size, groups = rounds[0] if rounds else (1, 1)
+    left_hess = add(sums[:, :, 1], from_ints([known.ridge], WORDS))
+    v = yield from linear(transfers, sums[:, :, 0], left_hess, known, widths, role)
+
+    def first_round() -> Steps[tuple[Wide, Bits]]:
+        of_candidates = yield from _fractions(transfers, v, left_hess, known, widths, role)
+        before, after = entries[: len(known.before)], entries[len(known.before) :]
+        values = _padded(np.concatenate([*before, of_candidates, *after], axis=1), size * groups, role)
+        return values, (yield from _later(transfers, _grouped(values, size, groups), widths, role))
+
+    # which candidates may win at all is not needed before the first pairs are compared
+    (values, later), fit = yield from together(
+        first_round(), _fit(transfers, sums, v, known, widths, role, directions, allowed)
+    )
+    may = np.pad(fit, ((0, 0), (0, values.shape[1] - fit.shape[1])))
+    values = yield from _picked(transfers, values, size, groups, later, widths, role, may)
+    return (yield from _played(transfers, values, rounds[1:], widths, role))
+
+
+def _fractions(transfers: Transfers, v: Wide, a: Wide, known: Known, widths: Widths, role: int) -> Steps[Wide]:
+    """Return the candidates' entries, (n, candidates, 4, words): one step."""
+    nodes, candidates = v.shape[:2]
     # no more words than numbers need: messages grow with them
     of_top, of_below = (-(-bits // 64) for bits in (widths.top, widths.below))
-    left_hess = add(sums[:, :, 1], from_ints([known.ridge], WORDS))
-    whole = np.broadcast_to((known.totals[:, 1] + 2 * known.ridge)[:, None], shape).reshape(-1)
-    a = cut(resized(left_hess.reshape(-1, WORDS), of_below), widths.hess)
-    rest = cut(subtract(wide(whole, of_below), a), widths.hess)
-    # numerators, denominators and whether both children are large enough, in the same steps
-    (top, fit_direction), below, fit_hess, fit_count = yield from together(
-        _tops(transfers, sums[:, :, 0], left_hess, known, widths, role, directions),
-        products(transfers, a, rest[:, None], widths.hess, widths.hess, widths.below),
-        _within(transfers, sums[:, :, 1], known.hess, widths.hess, role),
-        _within(transfers, sums[:, :, 2], known.count, widths.count, role),
+    whole = np.broadcast_to((known.totals[:, 1] + 2 * known.ridge)[:, None], v.shape[:2]).reshape(-1)
+    left = cut(resized(a.reshape(-1, WORDS), of_below), widths.hess)
+    right = cut(subtract(wide(whole, of_below), left), widths.hess)
+    top, below = yield from together(
+        squares(transfers, resized(v.reshape(-1, v.shape[-1]), of_top), widths.grad, widths.top, role),
+        products(transfers, left, right[:, None], widths.hess, widths.hess, widths.below),
     )
-    (fit,) = yield from conjunctions(transfers, fit_hess, fit_count[None], role)
-    entries = [entry_of(entry, widths) for entry in (*known.before, *known.after)]
-    given = np.concatenate([np.zeros((nodes, 0, 4, words), np.uint64), *entries], axis=1)
-    for more in (fit_direction, None if allowed is None else allowed[:, len(entries) :]):
-        if more is not None:
-            (fit,) = yield from conjunctions(transfers, fit, more.reshape(1, -1), role)
-    if allowed is not None:
-        fit = np.append(fit, allowed[:, : len(entries)])
-        top = np.concatenate([top, resized(given[:, :, TOP].reshape(-1, words), of_top)])
-    # a candidate that does not fit has numerator 0, and loses
-    top = cut((yield from selected(transfers, fit, top[:, None]))[:, 0], widths.top)
-    if allowed is not None:
-        given[:, :, TOP, :of_top] = top[nodes * candidates :].reshape(nodes, -1, of_top)
-    values = np.zeros((nodes, candidates, 4, words), np.uint64)
-    values[:, :, TOP, :of_top] = top[: nodes * candidates].reshape(*shape, of_top)
-    values[:, :, BELOW, :of_below] = below.reshape(*shape, of_below)
+    values = np.zeros((nodes, candidates, 4, widths.words), np.uint64)
+    values[:, :, TOP, :of_top] = top.reshape(nodes, candidates, of_top)
+    values[:, :, BELOW, :of_below] = below.reshape(nodes, candidates, of_below)
     if role == 0:
         values[:, :, NUMBER, 0], values[:, :, OWNER, 0] = np.arange(candidates), known.owner
-    first = len(known.before)
-    values = np.concatenate([given[:, :first], values, given[:, first:]], axis=1)
-    return (yield from winner_of(transfers, values, widths, role, step))
+    return values
+
+
+def _fit(
+    transfers: Transfers, sums: Wide, v: Wide, known: Known, widths: Widths, role: int, directions: Bits | None,
+    allowed: Bits | None,
+) -> Steps[Bits]:  # fmt: skip
+    """Return shares of which entries may win, (n, entries): whose children are large enough, and other conditions."""
+    nodes, candidates = sums.shape[:2]
+    conditions = [
+        _within(transfers, sums[:, :, 1], known.hess, widths.hess, role),
+        _within(transfers, sums[:, :, 2], known.count, widths.count, role),
+    ]
+    if directions is not None:
+        conditions.append(_in_direction(transfers, v, widths, role, directions))
+    hold = np.stack((yield from together(*conditions)))
+    first, after = len(known.before), len(known.after)
+    if allowed is not None:
+        hold = np.concatenate([hold, allowed[None, :, first : first + candidates].reshape(1, -1)])
+    of_candidates = (yield from all_of(transfers, hold, role)).reshape(nodes, candidates)
+    # known entries may win wherever columns may
+    before = np.full((nodes, first), 1 - role, np.uint8) if allowed is None else allowed[:, :first]
+    behind = np.full((nodes, after), 1 - role, np.uint8) if allowed is None else allowed[:, first + candidates :]
+    return np.concatenate([before, of_candidates, behind], axis=1)
 
 
 def entry_of(entry: KnownEntry, widths: Widths) -> Wide:
@@ -229,19 +256,31 @@ def winner_of(transfers: Transfers, values: Wide, widths: Widths, role: int, ste
 
     `step` says how many comparisons take as long as a step does, see `rounds_of`.
     """
-    nodes = len(values)
     # the same rounds at both parties, from public numbers alone
-    for size, groups in rounds_of(values.shape[1], nodes, widths.difference, step):
-        missing = max(0, size * groups - values.shape[1])
-        if missing:
-            # 0 / 1 beats no entry before it
-            padding = np.zeros((nodes, missing, *values.shape[2:]), np.uint64)
-            padding[:, :, BELOW, 0] = 1 - role
-            values = np.concatenate([values, padding], axis=1)
-        playing = np.ascontiguousarray(values[:, : size * groups]).reshape(nodes * groups, size, *values.shape[2:])
-        won = (yield from _winners(transfers, playing, widths, role)).reshape(nodes, groups, *values.shape[2:])
-        values = np.concatenate([won, values[:, size * groups :]], axis=1)
+    rounds = rounds_of(values.shape[1], len(values), widths.difference, step)
+    return (yield from _played(transfers, values, rounds, widths, role))
+
+
+def _played(
+    transfers: Transfers, values: Wide, rounds: Sequence[tuple[int, int]], widths: Widths, role: int
+) -> Steps[Wide]:
+    for size, groups in rounds:
+        values = _padded(values, size * groups, role)
+        later = yield from _later(transfers, _grouped(values, size, groups), widths, role)
+        values = yield from _picked(transfers, values, size, groups, later, widths, role)
     return values[:, 0]
+
+
+def _padded(values: Wide, entries: int, role: int) -> Wide:
+    """Return values with so many entries at least: 0 / 1 beats no entry before it."""
+    padding = np.zeros((len(values), max(0, entries - values.shape[1]), *values.shape[2:]), np.uint64)
+    padding[:, :, BELOW, 0] = 1 - role
+    return np.concatenate([values, padding], axis=1)
+
+
+def _grouped(values: Wide, size: int, groups: int) -> Wide:
+    """Return the entries that play a round, (nodes * groups, size, 4, words)."""
+    return np.ascontiguousarray(values[:, : size * groups]).reshape(len(values) * groups, size, *values.shape[2:])
 
 
 @cache
@@ -277,23 +316,17 @@ def rounds_of(entries: int, nodes: int, bits: int, step: int) -> tuple[tuple[int
 
 def steps_of(size: int, bits: int) -> int:
     """Return the steps of a round whose groups have this size: products, a comparison, conjunctions, a selection."""
-    return 2 + comparison_steps(bits) + (size - 2).bit_length()
+    return 2 + comparison_steps(bits) + steps_of_all(size - 1)
 
 
-def _tops(
-    transfers: Transfers, grad: Wide, a: Wide, known: Known, widths: Widths, role: int, directions: Bits | None
-) -> Steps[tuple[Wide, Bits | None]]:
-    """Return shares of V^2 modulo 2^top, (n * candidates, words of it), and of whether directions hold."""
-    v = yield from linear(transfers, grad, a, known, widths, role)
-    v = v.reshape(-1, v.shape[-1])
-    top = squares(transfers, resized(v, -(-widths.top // 64)), widths.grad, widths.top, role)
-    if directions is None:
-        return (yield from top), None
+def _in_direction(transfers: Transfers, v: Wide, widths: Widths, role: int, directions: Bits) -> Steps[Bits]:
+    """Return shares of whether candidates keep to their directions, (n * candidates,)."""
     # weights are -G_L / a and -(G - G_L) / (T - a): they fall from left to right where V is negative
-    top, falls = yield from together(top, negatives(transfers, v, widths.grad, role))
-    has, falling = np.tile(directions, len(a))
+    falls = yield from negatives(transfers, v.reshape(-1, v.shape[-1]), widths.grad, role)
+    has, falling = np.tile(directions, len(v))
+    against: Bits
     (against,) = yield from conjunctions(transfers, falls ^ falling, has[None], role)
-    return top, against ^ np.uint8(1 - role)
+    return against ^ np.uint8(1 - role)
 
 
 def linear(transfers: Transfers, grad: Wide, hess: Wide, known: Known, widths: Widths, role: int) -> Steps[Wide]:
@@ -315,37 +348,67 @@ def _within(transfers: Transfers, shares: Wide, limits: Integers, bits: int, rol
     return found[:half] ^ found[half:]
 
 
-def _winners(transfers: Transfers, values: Wide, widths: Widths, role: int) -> Steps[Wide]:
-    """Return shares of the winner of each group, (n, 4, words), from `values`, (n, size, 4, words)."""
-    n, size, parts, words = values.shape
+def _later(transfers: Transfers, playing: Wide, widths: Widths, role: int) -> Steps[Bits]:
+    """Return shares of whether the later of two entries is larger, for all pairs of each group, (pairs, groups)."""
+    n, size, _, words = playing.shape
+    if size == 1:
+        return np.zeros((0, n), np.uint8)
     others = np.array([[j for j in range(size) if j != i] for i in range(size)])
-    tops = np.ascontiguousarray(values[:, :, TOP][:, others]).reshape(n * size, size - 1, words)
-    below = np.ascontiguousarray(values[:, :, BELOW]).reshape(n * size, words)
+    tops = np.ascontiguousarray(playing[:, :, TOP][:, others]).reshape(n * size, size - 1, words)
+    below = np.ascontiguousarray(playing[:, :, BELOW]).reshape(n * size, words)
     # x / y > z / w iff x w > z y, as denominators are positive
     cross = yield from products(transfers, below, tops, widths.below, widths.top, widths.difference)
     # [i, j]: the denominator of i times the numerator of others[i, j]
     cross = cross.reshape(n, size, size - 1, words)
-    pairs = list(combinations(range(size), 2))
-    apart = np.concatenate([subtract(cross[:, j, i], cross[:, i, j - 1]) for i, j in pairs])
-    later = (yield from negatives(transfers, cut(apart, widths.difference), widths.difference, role)).reshape(-1, n)
-    beats = dict(zip(pairs, later, strict=True))  # (i, j): j, the later one, is larger than i
-    # entry j wins the group if it is larger than all before it and not smaller than any after it
-    won = np.stack([
-        np.stack([beats[i, j] if i < j else beats[j, i] ^ np.uint8(1 - role) for i in range(size) if i != j])
-        for j in range(1, size)
-    ], axis=1)  # fmt: skip
-    winner = yield from all_of(transfers, won, role)
-    # the first entry plus the winner's difference from it, which is zero if the first wins
-    more = subtract(values[:, 1:], values[:, :1]).swapaxes(0, 1).reshape(-1, parts, words)
-    chosen = (yield from selected(transfers, winner.ravel(), more)).reshape(size - 1, n, parts, words)
-    out = values[:, 0]
-    for part in chosen:
+    apart = np.concatenate([subtract(cross[:, j, i], cross[:, i, j - 1]) for i, j in combinations(range(size), 2)])
+    found = yield from negatives(transfers, cut(apart, widths.difference), widths.difference, role)
+    return found.reshape(-1, n)
+
+
+def _picked(
+    transfers: Transfers, values: Wide, size: int, groups: int, later: Bits, widths: Widths, role: int,
+    may: Bits | None = None,
+) -> Steps[Wide]:  # fmt: skip
+    """Return shares of the winner of each group, and of the entries in no group, (nodes, left, 4, words).
+
+    Where shares are given of which entries may win, (nodes, entries), others lose, and 0 / 1 is there where none may.
+    """
+    nodes, one, playing = len(values), np.uint8(1 - role), _grouped(values, size, groups)
+    n, rest = len(playing), values[:, size * groups :]
+    not_smaller = np.zeros((size, size, n), np.uint8)  # [i, j]: j beats i, as it is larger, or equal and earlier
+    for (i, j), larger in zip(combinations(range(size), 2), later, strict=True):
+        not_smaller[i, j], not_smaller[j, i] = larger, larger ^ one
+    others = [[i for i in range(size) if i != j] for j in range(size)]
+    beaten = np.stack([not_smaller[of, j] for j, of in enumerate(others)], axis=1)  # (size - 1, size, n)
+    if may is None:
+        # the first entry plus the winner's difference from it, which is zero if the first wins
+        wins, start, choices = (yield from all_of(transfers, beaten[:, 1:], role)), playing[:, :1], playing[:, 1:]
+    else:
+        fit = np.moveaxis(may[:, : size * groups].reshape(n, size), 0, 1)
+        # an entry beats all that may not win
+        if size > 1:
+            of_others = np.stack([fit[of] for of in others], axis=1)
+            (lost,) = yield from conjunctions(transfers, of_others.ravel(), (beaten ^ one).reshape(1, -1), role)
+            beaten = lost.reshape(beaten.shape) ^ one
+        wins = yield from all_of(transfers, np.concatenate([fit[None], beaten]), role)
+        start, choices = _padded(np.zeros((n, 0, *values.shape[2:]), np.uint64), 1, role), playing
+    more = subtract(choices, start).swapaxes(0, 1).reshape(-1, *values.shape[2:])
+    bits, kept = wins.ravel(), rest
+    if may is not None and rest.shape[1]:
+        kept = _padded(np.zeros((nodes, 0, *values.shape[2:]), np.uint64), rest.shape[1], role)
+        more = np.concatenate([more, subtract(rest, kept).reshape(-1, *values.shape[2:])])
+        bits = np.concatenate([bits, may[:, size * groups :].ravel()])
+    chosen = yield from selected(transfers, bits, more)
+    out = start[:, 0]
+    for part in chosen[: wins.size].reshape(len(wins), n, *values.shape[2:]):
         out = add(out, part)
-    return fitted(out, widths)
+    if len(bits) > wins.size:
+        kept = fitted(add(kept, chosen[wins.size :].reshape(rest.shape)), widths)
+    return np.concatenate([fitted(out, widths).reshape(nodes, groups, *values.shape[2:]), kept], axis=1)
 
 
 def fitted(entries: Wide, widths: Widths) -> Wide:
-    """Return entries, (n, 4, words), whose shares of fractions are cut to their widths."""
+    """Return entries, (..., 4, words), whose shares of fractions are cut to their widths."""
     out = entries.copy()
-    out[:, TOP], out[:, BELOW] = cut(out[:, TOP], widths.top), cut(out[:, BELOW], widths.below)
+    out[..., TOP, :], out[..., BELOW, :] = cut(out[..., TOP, :], widths.top), cut(out[..., BELOW, :], widths.below)
     return out
