@@ -41,7 +41,7 @@ from treaty import GBDTClassifier, SecureBoost
 from treaty.messaging.channel import LinkSpeed
 from treaty.runs import threads
 from treaty.runs.warm_up import compile_kernels
-from treaty.systems.vertical.cipher_choice import comparisons_of_a_step
+from treaty.systems.vertical.cipher_choice import best_step
 
 PARTS = ("tree", "rows", "squirrel", "links", "shaped")
 SLOWEST, LARGEST, MORE_THAN_OPEN, SLOWEST_DEEP = 0.6, 60.0, 0.6, 1.5
@@ -164,12 +164,12 @@ def links(quick: bool) -> list[dict]:
             said: list[int] = []
 
             def taken(*given: Any, step: int = step, said: list[int] = said) -> int:
-                said.append(step or comparisons_of_a_step(*given))
+                said.append(step or best_step(*given))
                 return said[-1]
 
             with (
                 played(round_trip),
-                patch("treaty.systems.vertical.sealed_active.comparisons_of_a_step", taken),
+                patch("treaty.systems.vertical.sealed_active.best_step", taken),
             ):
                 found = one_tree(tables, y, "sealed", 1 if quick else 2, "memory")
             rows.append({

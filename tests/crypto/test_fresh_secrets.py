@@ -40,9 +40,10 @@ from treaty.crypto.sums import triple_sums
 from treaty.crypto.sums.hidden_vectors import Fields
 from treaty.crypto.transfer import extension, oprf, sodium
 from treaty.crypto.transfer.aes import Hash, Streams
-from treaty.crypto.transfer.comparison import carries, draw_quads
+from treaty.crypto.transfer.comparison import _digits, draw_quads
+from treaty.crypto.transfer.correlations import draw
 from treaty.crypto.transfer.extension import STEP
-from treaty.crypto.transfer.stock import open_transfers
+from treaty.crypto.transfer.stock import Correlation, Drawn, Steps, Transfers, open_transfers
 from treaty.errors import CryptoError
 
 CRYPTO = Path(treaty.__file__).parent / "crypto"
@@ -167,13 +168,27 @@ def vector_answers() -> Rows:
     return [x for _ in range(2) for x in server.answer(query)[1]]
 
 
-def comparisons() -> Rows:
-    """Return shares of whether digits exceed others, and of the bits under which they are joined."""
+def compared_digits() -> Rows:
+    """Return the sender's shares of digits whose differences from random ones are all 0: flips choose among eight."""
     ends = play(open_transfers(0), open_transfers(1))
-    shares = play(*(carries(ends[k], np.full((2048, 4), k, np.uint8), k) for k in (0, 1)))
-    quads = play(*(draw_quads(end, 2048) for end in ends))
-    bits = [of >> np.uint32(place) & np.uint32(1) for of in quads for place in range(1, 8)]
-    return [row for of in (shares[0], *bits) for row in np.packbits(of.astype(np.uint8)).reshape(-1, 32)]
+
+    def unflipped(end: Transfers, count: int) -> Steps[Drawn]:
+        yield from end.reserve(count)
+        return end.drawn(count)
+
+    for end in ends:
+        end.draw_for = lambda choices, end=end: unflipped(end, len(choices))
+    numbers = np.zeros((2048, 3), np.uint8)
+    shares = play(*(_digits(end, numbers, numbers) for end in ends))
+    return [row for of in shares for bits in of for row in np.packbits(bits[2048:]).reshape(-1, 32)]
+
+
+def quads() -> Rows:
+    """Return shares of the bits under which digits are joined."""
+    ends = play(open_transfers(0), open_transfers(1))
+    drawn = play(*(draw_quads(end, 2048) for end in ends))
+    bits = [of >> np.uint32(place) & np.uint32(1) for of in drawn for place in range(1, 8)]
+    return [row for of in bits for row in np.packbits(of.astype(np.uint8)).reshape(-1, 32)]
 
 
 def triples() -> Rows:
@@ -217,9 +232,16 @@ def extensions() -> Rows:
     sender = extension.Sender(receiver.offer)
     corrections = receiver.prepare(sender.points)
     sender.prepare(corrections)
-    made = [receiver.extend(STEP) for _ in range(2)]
-    own = sender.extend(STEP, np.zeros_like(made[0][0]))
-    return [own, *corrections.reshape(-1, 16), *_words(sender.delta, *(part for of in made for part in of))]
+    made = [receiver.extend(STEP, lane) for lane in (0, 1) for _ in range(2)]
+    own = [sender.extend(STEP, np.zeros_like(made[0][0]), lane) for lane in (0, 1)]
+    return [*own, *corrections.reshape(-1, 16), *_words(sender.delta, *(part for of in made for part in of))]
+
+
+def correlations() -> Rows:
+    """Return what senders offer in products that are made ahead."""
+    ends = play(open_transfers(0), open_transfers(1))
+    made = [play(*(draw(end, Correlation(3, 2, 2), 40) for end in ends)) for _ in range(2)]
+    return _words(*(array for pair in made for of in pair for array in (of.numbers, of.last)))
 
 
 def base_transfers() -> Rows:
@@ -263,7 +285,6 @@ NOT_SECRET = {
     "lattice/store.HintStore._place: token_hex": "the name of a file",
     "sharing/key_agreement.is_mask_key: generate": "thrown away: it tries another's public key",
     "transfer/oprf.placed: randbits": "which items push others out: nobody else sees the table",
-    "transfer/extension.Receiver.__init__: Streams": "none yet",
     "sharing/aggregator.Aggregator.open: mask_key": "a mask made before, to be taken off",
     "sharing/aggregator.Aggregator._keys_with: mask_key": "a mask made before, to be taken off",
     "sharing/secure_aggregation.Participant.unmask_for: mask_key": "the key of a mask made before, to be taken off",
@@ -300,8 +321,9 @@ LINES: dict[str, Line] = {
     "lattice/linear_map.LinearMapServer._hint_of: Keystream": Line(lattice, even=False),
     "lattice/linear_map.PartialSums.answer: Keystream": Line(lattice, even=False),
     "transfer/sodium.random_scalar: randbelow": Line(base_transfers, even=False),
-    "transfer/comparison._digits: Keystream": Line(comparisons),
-    "transfer/comparison._made: Keystream": Line(comparisons),
+    "transfer/comparison._digits: Keystream": Line(compared_digits),
+    "transfer/comparison.make_quads: Keystream": Line(quads),
+    "transfer/correlations.make: Keystream": Line(correlations),
     "sharing/additive_routing.deal: token_bytes token_bytes": Line(triples),
     "sharing/additive_routing._DealerNumbers.__init__: token_bytes token_bytes": Line(routing),
     "sharing/additive_routing._ServerNumbers.__init__: Keystream": Line(lambda: [*triples(), *routing()]),
@@ -315,9 +337,9 @@ LINES: dict[str, Line] = {
     "sums/lattice_sums.LatticeSumsServer.settle: token_bytes": Line(sealed_answers),
     "transfer/extension.base_choose: random_scalar": Line(base_transfers, even=False),
     "transfer/extension.base_offer: random_scalar": Line(base_transfers, even=False),
-    "transfer/extension.Receiver.prepare: Streams token_bytes": Line(extensions),
-    "transfer/extension.Sender.__init__: Streams token_bytes": Line(extensions),
-    "transfer/extension.Sender.prepare: Streams": Line(extensions),
+    "transfer/extension.Receiver.prepare: token_bytes": Line(extensions),
+    "transfer/extension.Sender.__init__: token_bytes": Line(extensions),
+    "transfer/extension._lanes: Streams Streams": Line(extensions),
     "transfer/oprf.OprfReceiver.accept: Streams Streams": Line(oblivious_values),
     "transfer/oprf.OprfSender.__init__: Streams token_bytes": Line(oblivious_values),
     "keystream.CancellingMasks.draw: Keystream": Line(cancelling, even=False),
@@ -386,7 +408,7 @@ ALIKE: dict[str, Callable[..., Any]] = {
     "randbelow": lambda bound: 12345 % bound,
     "randbits": lambda bits: (1 << bits) - 1,
     "Keystream": lambda key=None, number=0: Keystream(bytes(32), number),
-    "Streams": lambda seeds: Streams(np.zeros_like(seeds)),
+    "Streams": lambda seeds, first=0: Streams(np.zeros_like(seeds), first),
     "generate": lambda: ONE_KEY,
     "random_scalar": lambda: np.full(32, 1, np.uint8),
     "random_numbers": lambda *shape, key=None: np.zeros((*shape, 2), np.uint64),
@@ -435,10 +457,10 @@ def test_a_sealed_training_uses_nothing_twice(monkeypatch: pytest.MonkeyPatch) -
             streams.append(key + number.to_bytes(8, "big"))
         of_stream(self, key, number)
 
-    def of_trees(self: Streams, given: np.ndarray) -> None:
-        if sys._getframe(1).f_code.co_qualname == "Receiver.prepare":  # the sender has all but one of each tree, too
-            seeds.extend(seed.tobytes() for seed in given)
-        of_seeds(self, given)
+    def of_trees(self: Streams, given: np.ndarray, first: int = 0) -> None:
+        if sys._getframe(2).f_code.co_qualname == "Receiver.prepare":  # the sender has all but one of each tree, too
+            seeds.extend(seed.tobytes() + first.to_bytes(8, "big") for seed in given)
+        of_seeds(self, given, first)
 
     def note(of: Hash, rows: np.ndarray, first: int, offset: np.ndarray) -> None:
         kept.append(of)
@@ -462,7 +484,7 @@ def test_a_sealed_training_uses_nothing_twice(monkeypatch: pytest.MonkeyPatch) -
     rng = np.random.default_rng(3)
     X, y = rng.normal(size=(200, 3)), rng.integers(0, 2, 200)
     tables = {"a": pd.DataFrame(X[:, :1], columns=["x"]), "b": pd.DataFrame(X[:, 1:], columns=["y", "z"])}
-    GBDTClassifier("secureboost", n_estimators=2, max_depth=3, max_bin=4, min_child_samples=3).fit(tables, y)
+    GBDTClassifier("secureboost", n_estimators=3, max_depth=3, max_bin=4, min_child_samples=3).fit(tables, y)
     for drawn in (streams, seeds):
         assert len(set(drawn)) == len(drawn) > 9
     assert len(hashed) == 4  # a sender's and a receiver's at either party

@@ -463,7 +463,7 @@ def other_table(tables: dict, seed: int = 7) -> dict:
 
 def test_the_active_party_receives_as_much_whatever_the_passive_table_holds(monkeypatch):
     # as on two equally quick links
-    monkeypatch.setattr(sealed_active, "comparisons_of_a_step", lambda link, widths: 2)
+    monkeypatch.setattr(sealed_active, "best_step", lambda *given: 2)
     tables, y = tables_and_labels(parties=2)
     forms = []
     for seed in (7, 8):  # p1 has nothing but noise: p0 splits the root

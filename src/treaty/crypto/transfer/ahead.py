@@ -18,7 +18,7 @@ from treaty.crypto.transfer.comparison import make_quads
 from treaty.crypto.transfer.correlations import make
 from treaty.crypto.transfer.stock import Arrays, Steps, Stock, Transfers, sizes_of
 
-_OF_A_TRANSFER, _OF_A_QUAD = 4, 40  # bytes that are sent to make one
+_OF_A_TRANSFER, _OF_A_QUAD = 4, 30  # bytes that are sent to make one
 _MOST = 1 << 28  # bytes sent for what is kept
 
 

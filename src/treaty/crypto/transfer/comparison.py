@@ -199,6 +199,7 @@ def conjunctions(transfers: Transfers, x: Bits, ys: Bits, role: int) -> Steps[Bi
 
 def all_of(transfers: Transfers, bits: Bits, role: int) -> Steps[Bits]:
     """Return shares of the conjunction of bits along their first axis: a step where there are up to four, and so on."""
+    both: Bits
     if len(bits) == 2:
         (both,) = yield from conjunctions(transfers, bits[0].ravel(), bits[1].reshape(1, -1), role)
         return both.reshape(bits.shape[1:])
@@ -223,7 +224,8 @@ def _whole(bits: Bits) -> Bits:
 def _numbers(bits: Bits) -> Bits:
     """Return the digits that bits, (3 n,), are of, the first the lowest."""
     of = bits.reshape(-1, _DIGIT)
-    return of[:, 0] | of[:, 1] << np.uint8(1) | of[:, 2] << np.uint8(2)
+    numbers: Bits = of[:, 0] | of[:, 1] << np.uint8(1) | of[:, 2] << np.uint8(2)
+    return numbers
 
 
 @cache

@@ -114,7 +114,7 @@ def integer_shares(transfers: Transfers, parts: NDArray[np.uint64], places: Plac
 
 # -------------------------------------------------- the best split
 
-_LARGEST = 16  # a group: the work grows with its square
+_LARGEST = 24  # a group: the work grows with its square
 
 # what an entry of a tournament has: numerator, denominator, number of the candidate, number of its owner
 TOP, BELOW, NUMBER, OWNER = range(4)
@@ -228,14 +228,13 @@ def _fit(
     if directions is not None:
         conditions.append(_in_direction(transfers, v, widths, role, directions))
     hold = np.stack((yield from together(*conditions)))
-    first, after = len(known.before), len(known.after)
+    first, entries = len(known.before), len(known.before) + len(known.after)
+    of_entries = np.full((nodes, entries), 1 - role, np.uint8)  # may always win
     if allowed is not None:
-        hold = np.concatenate([hold, allowed[None, :, first : first + candidates].reshape(1, -1)])
+        of_entries = allowed[:, :entries]
+        hold = np.concatenate([hold, allowed[:, entries:].reshape(1, -1)])
     of_candidates = (yield from all_of(transfers, hold, role)).reshape(nodes, candidates)
-    # known entries may win wherever columns may
-    before = np.full((nodes, first), 1 - role, np.uint8) if allowed is None else allowed[:, :first]
-    behind = np.full((nodes, after), 1 - role, np.uint8) if allowed is None else allowed[:, first + candidates :]
-    return np.concatenate([before, of_candidates, behind], axis=1)
+    return np.concatenate([of_entries[:, :first], of_candidates, of_entries[:, first:]], axis=1)
 
 
 def entry_of(entry: KnownEntry, widths: Widths) -> Wide:

@@ -50,10 +50,10 @@ LONG = 60.0
 TWO_NODES = "; each vector is about two nodes"
 # Seconds of computing: of a step, however little it compares, and for each byte sent
 TO_MAKE_A_STEP, TO_MAKE_A_BYTE = 0.25e-3, 11e-9
-_OF_PRODUCTS = 1.2  # bytes of a comparison by those of its products
+_OF_PRODUCTS, _OF_A_DIGIT = 1.1, 24  # bytes of a comparison by those of its products, and for each digit
 FAR = 1e-3  # seconds on the way from which a step waits for the wire rather than for computing
 # Of a level under seal: its steps before the tournament, and a candidate's bytes then by those of a comparison
-_STEPS_BEFORE, _BYTES_BEFORE = 10, 1.0
+_STEPS_BEFORE, _BYTES_BEFORE = 8, 1.0
 # What a category of a column that is split by halves takes, by what a candidate does
 _OF_A_CATEGORY = 0.1
 
@@ -95,7 +95,7 @@ def measure(party: Party, peer: str) -> tuple[Link, float]:
 
 def bytes_of_a_comparison(widths: Widths) -> float:
     """Return what an end sends for a comparison, most of it for two products."""
-    return _OF_PRODUCTS * 2 * 8 * widths.below * widths.words
+    return _OF_PRODUCTS * 2 * 8 * widths.below * widths.words + _OF_A_DIGIT * widths.difference / 3
 
 
 def comparisons_of_a_step(link: Link, widths: Widths) -> int:
@@ -232,8 +232,7 @@ def _of_sealing(
         bins = np.diff(of_peer) - 1
         categories = bins[bins > common.most_bins]  # of numbers there are no more
         candidates[peer] = candidates_of(common, len(bins), int(bins.sum()), len(categories), int(categories.sum()))
-    widths = Widths.of(job.bounds, job.rules.ridge)
-    step = max((comparisons_of_a_step(link, widths) for link in links.values()), default=1)
+    step = best_step(links, candidates, job)
     return f"; sums under seal would take {cost_of_sealing(links, candidates, job, step)} more than under lattice"
 
 
@@ -338,16 +337,29 @@ def cost_of_ou(job: JobSize, features: int, slots: int) -> Estimate:
     return Estimate(job.trees * tree * MODULAR / job.threads, job.trees * nbytes)
 
 
+def best_step(links: Mapping[str, Link], candidates: OfTrees, job: JobSize) -> int:
+    """Return as how many comparisons a step is best counted when rounds are planned.
+
+    Most bytes are sent while steps are on their way: where these leave a link idle, more comparisons cost nothing.
+    """
+    widths = Widths.of(job.bounds, job.rules.ridge)
+    least = max((comparisons_of_a_step(link, widths) for link in links.values()), default=1)
+    counts = [min(least << k, MOST_STEP) for k in range(5)]
+    return min(counts, key=lambda step: cost_of_sealing(links, candidates, job, step).seconds)
+
+
 def cost_of_sealing(links: Mapping[str, Link], candidates: OfTrees, job: JobSize, step: int) -> Estimate:
     """Return what trees take under seal beyond open sums, by each peer's link and its candidates in a tree.
 
-    Trees are complete, but for levels of more nodes than rows allow. A step takes as long as `step` comparisons.
+    Trees are complete, but for levels of more nodes than rows allow. Rounds are planned as if a step took as long as
+    `step` comparisons.
     """
-    seconds, nbytes, widths = 0.0, 0.0, Widths.of(job.bounds, job.rules.ridge)
+    waiting, computing, moving, nbytes = 0.0, 0.0, 0.0, 0.0
+    widths = Widths.of(job.bounds, job.rules.ridge)
     slowest = max((link.step for link in links.values()), default=0.0) + TO_MAKE_A_STEP
     most_nodes = max(1, job.bounds.n_rows // job.rules.min_child_samples)
     for level in range(job.rules.max_depth):
-        nodes, steps, computing, moving = min(1 << level, most_nodes), 0, 0.0, 0.0
+        nodes, steps = min(1 << level, most_nodes), 0
         for peer, link in links.items():
             of_peer, categories = candidates[peer]
             work = of_peer + _OF_A_CATEGORY * categories
@@ -359,5 +371,5 @@ def cost_of_sealing(links: Mapping[str, Link], candidates: OfTrees, job: JobSize
             steps = max(steps, before + sum(steps_of(size, widths.difference) for size, _ in rounds))
             computing, moving = computing + sent * TO_MAKE_A_BYTE, moving + sent * link.byte
             nbytes += 2 * sent
-        seconds += steps * slowest + computing + moving
-    return Estimate(job.trees * seconds, job.trees * nbytes)
+        waiting += steps * slowest
+    return Estimate(job.trees * (max(waiting, moving) + computing), job.trees * nbytes)

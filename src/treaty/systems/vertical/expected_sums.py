@@ -12,7 +12,6 @@ from treaty.crypto.lattice.store import HintStore
 from treaty.crypto.parameters import OU_DEFAULT_KEY_BITS, PAILLIER_DEFAULT_KEY_BITS
 from treaty.crypto.payload import Packing, SumsBounds
 from treaty.crypto.sums.lattice_sums import sums_parameters, vector_bytes
-from treaty.crypto.transfer.sealed_sums import Widths
 from treaty.errors import CryptoError
 from treaty.systems.expected import KEY_BYTES, ROUND_TRIP, Expected, Shape, Trees
 from treaty.systems.system import Roles
@@ -78,9 +77,8 @@ def seconds_of_a_tree(common: Any, shape: Shape, links: Mapping[str, Link]) -> d
     """
     trees, job = Trees.of(common, shape, shape.rows), _job_of(common, shape, 1)
     growing = trees.growing(shape.rows, sum(shape.columns.values())) / max(1, trees.count) + ROUND_TRIP * trees.rounds
-    widths = Widths.of(job.bounds, job.rules.ridge)
-    step = max(cipher_choice.comparisons_of_a_step(link, widths) for link in links.values())
     candidates = {peer: _candidates(common, shape, peer) for peer in links}
+    step = cipher_choice.best_step(links, candidates, job)
 
     def seconds(kind: str, waits: float, sends: float) -> float:
         over = {peer: Link(waits * link.step, sends * link.byte) for peer, link in links.items()}
@@ -101,8 +99,9 @@ def seconds_of_a_tree(common: Any, shape: Shape, links: Mapping[str, Link]) -> d
     for kind in ("open", "sealed", "ou"):
         if not unfit.get(kind):
             with suppress(CryptoError):  # too many rows for the lattice map
-                alone = seconds(kind, 0.0, 0.0)
-                found[kind] = [alone, seconds(kind, 1.0, 0.0) - alone, seconds(kind, 0.0, 1.0) - alone]
+                # what is sent while steps are waited for takes no time of its own
+                alone, waited, whole = (seconds(kind, *each) for each in ((0.0, 0.0), (1.0, 0.0), (1.0, 1.0)))
+                found[kind] = [alone, waited - alone, whole - waited]
     return found
 
 
@@ -163,7 +162,7 @@ def _seal(
 ) -> cipher_choice.Estimate:
     """Count what sealing one passive party's sums takes; return an estimate of its seconds."""
     candidates = _candidates(common, shape, peer)
-    step = cipher_choice.comparisons_of_a_step(NEAR, Widths.of(job.bounds, job.rules.ridge))
+    step = cipher_choice.best_step({peer: NEAR}, {peer: candidates}, job)
     cost = cipher_choice.cost_of_sealing({peer: NEAR}, {peer: candidates}, job, step)
     for sender, receiver in ((active, peer), (peer, active)):
         found.send(sender, receiver, cost.nbytes / 2 + 2 * cipher_choice.PROBE_BYTES + _TRANSFER_BYTES, job.trees * 30)

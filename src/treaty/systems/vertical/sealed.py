@@ -176,15 +176,12 @@ def find_best(
 def take_steps(party: Party, ends: Mapping[str, Steps[Any]], ahead: Mapping[str, Ahead]) -> dict[str, Any]:
     """Compute with several parties at once, one step with each after another; return what each computation gives.
 
-    While a step is on its way, what `ahead` makes for later ones is made, and sent behind it.
+    What `ahead` makes for later steps is sent behind each step, and taken while the next one is on its way. What is
+    left of it is taken by `take_rest`, before anything else is received.
     """
     results: dict[str, Any] = {}
     given: dict[str, StepArrays | None] = dict.fromkeys(ends)
     earlier: dict[str, list[StepArrays]] = {peer: [] for peer in ends}
-
-    def received(peer: str) -> StepArrays:
-        return unpack(party.receive(peer, messages.SealedStep).payload, peer, "SealedStep")
-
     while given:
         waiting = []
         for peer, came in given.items():
@@ -198,16 +195,25 @@ def take_steps(party: Party, ends: Mapping[str, Steps[Any]], ahead: Mapping[str,
         for peer in [peer for peer in given if peer in ahead]:
             for message in earlier[peer]:
                 ahead[peer].take(message)
-            if peer not in waiting:
-                while ahead[peer].under_way:
-                    ahead[peer].take(received(peer))
-            elif (made := ahead[peer].message()) is not None:
+            if peer in waiting and (made := ahead[peer].message()) is not None:
                 party.send(peer, messages.SealedStep(pack(made)))
         given = {}
         for peer in waiting:
-            earlier[peer] = [received(peer) for _ in range(ahead[peer].due if peer in ahead else 0)]
-            given[peer] = received(peer)
+            # those of earlier steps come first
+            earlier[peer] = [_step(party, peer) for _ in range(ahead[peer].due if peer in ahead else 0)]
+            given[peer] = _step(party, peer)
     return results
+
+
+def take_rest(party: Party, ahead: Mapping[str, Ahead]) -> None:
+    """Take what the other parties have sent for later steps."""
+    for peer, of_peer in ahead.items():
+        while of_peer.under_way:
+            of_peer.take(_step(party, peer))
+
+
+def _step(party: Party, peer: str) -> StepArrays:
+    return unpack(party.receive(peer, messages.SealedStep).payload, peer, "SealedStep")
 
 
 # ---------------------------------------------------------------- passive party
@@ -319,12 +325,15 @@ class SealedOwner(ColumnOwner):
             steps = sealed_sums.winner_of(
                 end.transfers, np.stack([so_far, best], axis=1), end.widths, end.role, end.step
             )
+            take_rest(self._party, {active: end.ahead})
             best = take_steps(self._party, {active: steps}, {active: end.ahead})[active]
         if at + 1 < len(chain):
             moved = subtract(best, self._key.mask(chain[at + 1], best.shape, sending=True))
             self._party.send(active, messages.MovedShares(Array.of(moved)))
         else:
             self._party.send(active, messages.OwnerShares(Array.of(best[:, sealed_sums.OWNER, 0])))
+        # the active party does not wait for it
+        take_rest(self._party, {active: end.ahead})
 
     def _share_groups(self, others: list[str], entries: int) -> ColumnGroups:
         """Share with the other passive parties which groups own columns leave; return this end's part of all."""
@@ -359,6 +368,7 @@ class SealedOwner(ColumnOwner):
             picks = self._candidates.halves(won)
             steps = half_that_won(self._end.transfers, self._members[nodes], starts, picks, self._end.role)
             members = take_steps(self._party, {active: steps}, {active: self._end.ahead})[active]
+            take_rest(self._party, {active: self._end.ahead})
         columns, left_bins = self._candidates.splits(won, members.astype(np.bool_))
         self._used.won(nodes, columns)
         return messages.SplitRequest(Array.of(columns), Array.of(np.packbits(left_bins, axis=1)))

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.payload import Payload, SumsBounds
+from treaty.crypto.payload import Payload
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient
 from treaty.crypto.transfer.ahead import Ahead
 from treaty.crypto.transfer.arithmetic import Wide, add
@@ -33,14 +33,15 @@ from treaty.machine.arrays import Flags, Int32s, Integers
 from treaty.messaging.exchanges import take_columns
 from treaty.messaging.messages import Array, Message, column_pieces, pack, row_pieces, view
 from treaty.messaging.party import Party
+from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.vertical import messages
-from treaty.systems.vertical.cipher_choice import Link, comparisons_of_a_step
+from treaty.systems.vertical.cipher_choice import JobSize, Link, OfTrees, best_step
 from treaty.systems.vertical.encrypted_columns import EncryptedGradients, PassiveColumns, bits_at
-from treaty.systems.vertical.sealed import LevelResult, SealedEnd, find_best, places_of, take_steps
+from treaty.systems.vertical.sealed import LevelResult, SealedEnd, find_best, places_of, take_rest, take_steps
 from treaty.systems.vertical.sealed_candidates import Candidates, ColumnGroups, share_groups
 from treaty.trees.columns import SplitSearch
 from treaty.trees.growth import RowPartition
-from treaty.trees.splits import Level, SplitRules, Splits, best_of, bound, fraction, scan
+from treaty.trees.splits import Level, Splits, best_of, bound, fraction, scan
 
 # Numbers of owners: no split is good enough, that of party k - 1 is best; after all parties', the own entries' numbers
 _NOBODY, _FIRST_PEER = 0, 1
@@ -220,28 +221,33 @@ class SealedPeer(PassiveColumns):
 
 
 def make_ends(
-    party: Party, peers: Mapping[str, SealedPeer], links: Mapping[str, Link], bounds: SumsBounds, rules: SplitRules,
-    monotone: bool,
-) -> None:  # fmt: skip
-    """Introduce passive parties to each other, and make transfers with each; `monotone` jobs have directions.
+    party: Party, peers: Mapping[str, SealedPeer], links: Mapping[str, Link], job: JobSize, common: BoostingOptions
+) -> tuple[OfTrees, int]:
+    """Introduce passive parties to each other, and make transfers with each.
 
-    Raises ConfigError if `reg_lambda` is too large beside the units of hess for gains to be compared exactly.
+    Return the candidates that each has in a tree, and as how many comparisons a step is counted. Raises ConfigError if
+    `reg_lambda` is too large beside the units of hess for gains to be compared exactly.
     """
+    bounds, rules = job.bounds, job.rules
     if not rules.exact:
         raise ConfigError(
             f"comparing gains exactly, as sealed sums do, needs reg_lambda to be less, got {rules.reg_lambda:g}; "
             'or take sums="open"'
         )
     keys = {name: peer.introduce() for name, peer in peers.items()}
-    widths = Widths.of(bounds, rules.ridge)
-    step = max(comparisons_of_a_step(link, widths) for link in links.values())
+    share = common.colsample_bytree
+    counted = {name: peer.count_candidates(rules.onehot_below) for name, peer in peers.items()}
+    candidates = {name: (share * count, share * categories) for name, (count, categories) in counted.items()}
+    step = best_step(links, candidates, job)
     for name in peers:
         others = {other: key for other, key in keys.items() if other != name}
         party.send(name, messages.TournamentTerms(rules.ridge, step, others))
     made = take_steps(party, {name: open_transfers(0) for name in peers}, {})
+    places, widths, monotone = places_of(bounds), Widths.of(bounds, rules.ridge), bool(common.monotone_constraints)
     for name, peer in peers.items():
         peer.onehot_below = rules.onehot_below
-        peer.end = SealedEnd(0, made[name], Ahead(made[name]), places_of(bounds), widths, step, monotone)
+        peer.end = SealedEnd(0, made[name], Ahead(made[name]), places, widths, step, monotone)
+    return candidates, step
 
 
 class SealedSearch(SplitSearch):
@@ -334,7 +340,7 @@ class SealedSearch(SplitSearch):
             opening = self._peers[k].ask_won(level.nodes[won], place[won], numbers[k][place[won]], *asked)
             if opening is not None:
                 openings[self._peers[k].peer] = opening
-        take_steps(self.gradients.party, openings, self._ahead)
+        self._steps(openings)
         for k in won_by:
             self._peers[k].choose_sides()
         for k, won in won_by.items():
@@ -377,7 +383,7 @@ class SealedSearch(SplitSearch):
             ends[peer.peer] = find_best(
                 peer.end, parts[k], order.parents, peer.slots, peer.candidates, known, groups.get(peer.peer)
             )
-        found: dict[str, LevelResult] = take_steps(party, ends, self._ahead)
+        found: dict[str, LevelResult] = self._steps(ends)
         best = {k: found[name].best for k, name in names.items()}
         for k, name in names.items():
             self._peers[k].slots, self._peers[k].members = found[name].slots, found[name].members
@@ -390,7 +396,7 @@ class SealedSearch(SplitSearch):
             so_far = fitted(add(so_far, added), self._peers[k].end.widths)
             end, entries = self._peers[after_k].end, np.stack([so_far, best[after_k]], axis=1)
             steps = winner_of(end.transfers, entries, end.widths, end.role, end.step)
-            so_far = take_steps(party, {names[after_k]: steps}, self._ahead)[names[after_k]]
+            so_far = self._steps({names[after_k]: steps})[names[after_k]]
         shares, came = so_far[:, OWNER, 0], party.receive(names[last], messages.OwnerShares).shares
         theirs = view(came, np.uint64, shares.shape, peer=names[last], what="OwnerShares.shares")
         owners = (shares + theirs).astype(np.int64)
@@ -400,9 +406,11 @@ class SealedSearch(SplitSearch):
             raise PeerProtocolError(name, "expected shares of whose splits are best", at="OwnerShares")
         return owners, numbers
 
-    @property
-    def _ahead(self) -> dict[str, Ahead]:
-        return {peer.peer: peer.end.ahead for peer in self._peers.values()}
+    def _steps(self, ends: Mapping[str, Steps[Any]]) -> dict[str, Any]:
+        ahead, party = {peer: end.ahead for peer, end in self.gradients.ends.items()}, self.gradients.party
+        results = take_steps(party, ends, ahead)
+        take_rest(party, ahead)
+        return results
 
     @property
     def _first_own(self) -> int:

@@ -179,13 +179,9 @@ def _columns_of_others(
     take_hints(client, list(others.values()), party, partial(inputs.observers.set_up, "hints"))
     sealed = {name: columns for name, columns in others.items() if isinstance(columns, SealedPeer)}
     if sealed:
-        make_ends(party, sealed, choice.links, job.bounds, job.rules, bool(common.monotone_constraints))
-    if sealed and trees:
-        counted = {name: columns.count_candidates(job.rules.onehot_below) for name, columns in sealed.items()}
-        share = common.colsample_bytree
-        of_a_tree = {name: (share * count, share * categories) for name, (count, categories) in counted.items()}
-        step = next(iter(sealed.values())).end.step
-        part.choice = tell_cost_of_sealing(party.name, choice.links, of_a_tree, job, step, options.to_open)
+        candidates, step = make_ends(party, sealed, choice.links, job, common)
+        if trees:
+            part.choice = tell_cost_of_sealing(party.name, choice.links, candidates, job, step, options.to_open)
     gradients = (SealedGradients if sealed else EncryptedGradients)(party, client, n_rows, first_tree, inputs.observers)
     if isinstance(gradients, SealedGradients):
         gradients.ends, gradients.last_tree = (
