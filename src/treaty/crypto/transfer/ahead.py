@@ -31,13 +31,14 @@ class Ahead:
     def __init__(self, transfers: Transfers) -> None:
         self.transfers, self.nbytes = transfers, 0
         self._steps = self._last_steps = 0
+        self._begins = False
         self._making: list[_Making] = []
         self._sent: deque[list[_Making]] = deque()
         self.due = 0
 
     def begin_tree(self) -> None:
         """Expect of a tree what the last one took."""
-        self._last_steps, self._steps = self._steps, 0
+        self._last_steps, self._steps, self._begins = self._steps, 0, True
         for stock, _, _ in self._stocks():
             stock.wanted, stock.drawn = stock.drawn, 0
         if (total := self._total) > _MOST:
@@ -55,10 +56,14 @@ class Ahead:
         `due` is then how many of its messages of earlier steps come before the step's own.
         """
         self._steps, self.due, room = self._steps + 1, len(self._sent), self.nbytes
-        for stock, nbytes, make_more in self._stocks():
-            short = stock.wanted - stock.left - stock.coming
-            if short > 0 and room > 0:
-                count = min(short, -(-room // nbytes))
+        short = [(stock.short, nbytes, stock, more) for stock, nbytes, more in self._stocks() if stock.short > 0]
+        # a message costs something however little is in it: but for the rest at the beginning of a tree, it is full
+        if not self._begins and sum(count * nbytes for count, nbytes, _, _ in short) < room:
+            short = []
+        self._begins = False
+        for missing, nbytes, stock, make_more in short:
+            if room > 0:
+                count = min(missing, -(-room // nbytes))
                 room -= count * nbytes
                 stock.coming += count
                 steps = make_more(count)

@@ -125,6 +125,11 @@ class Stock:
             yield from make(more)
             self.left += claimed
 
+    @property
+    def short(self) -> int:
+        """How many are to be made ahead."""
+        return self.wanted - self.left - self.coming
+
     def add(self, made: Any) -> None:
         self._made.append(made)
         self.left += len(made)
