@@ -1,0 +1,404 @@
+"""Stocks made ahead while steps are on their way: both ends draw the same, nothing twice, and faults are refused."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from queue import Queue
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from crypto.sealed.test_sealed import opened, play, shared
+from treaty.crypto.transfer import ahead as ahead_module
+from treaty.crypto.transfer.aes import Hash
+from treaty.crypto.transfer.ahead import Ahead
+from treaty.crypto.transfer.arithmetic import both_of, products, selected, squares, times_known
+from treaty.crypto.transfer.category_sets import half_that_won
+from treaty.crypto.transfer.comparison import negatives
+from treaty.crypto.transfer.stock import Paths, Steps, Transfers, open_transfers, together
+from treaty.errors import CryptoError
+from treaty.systems.vertical.sealed import take_rest, take_steps
+
+
+class Wire:
+    """What parties send to each other, in order, by sender and receiver."""
+
+    def __init__(self) -> None:
+        self.queues: dict[tuple[str, str], Queue[Any]] = defaultdict(Queue)
+
+    def party(self, name: str) -> FakeParty:
+        return FakeParty(self, name)
+
+
+class FakeParty:
+    def __init__(self, wire: Wire, name: str) -> None:
+        self._wire, self.name = wire, name
+
+    def send(self, to: str, message: Any) -> None:
+        self._wire.queues[self.name, to].put(message)
+
+    def receive(self, peer: str, kind: type) -> Any:
+        message = self._wire.queues[peer, self.name].get(timeout=20)
+        assert isinstance(message, kind)
+        return message
+
+
+def at_once(*roles: Callable[[], Any]) -> list[Any]:
+    """Run functions in threads of their own; return their results, or raise the first one's error."""
+    results: list[Any] = [None] * len(roles)
+    errors: list[BaseException] = []
+
+    def run(k: int) -> None:
+        try:
+            results[k] = roles[k]()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [Thread(target=run, args=(k,)) for k in range(len(roles))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results
+
+
+class Pair:
+    """The ends of an active party and one passive party, `name`, on a wire, with stocks made ahead."""
+
+    def __init__(self, wire: Wire, name: str) -> None:
+        self.name, self.parties = name, (wire.party("active"), wire.party(name))
+        self.ends: tuple[Transfers, Transfers] = play(open_transfers(0), open_transfers(1))
+        self.ahead = [Ahead(end) for end in self.ends]
+
+    def both(self, make: Callable[[int, Transfers], Steps[Any]], *, rest: bool = True) -> list[Any]:
+        """Take the steps of both ends as parties do."""
+
+        def one(k: int) -> Any:
+            party, peer = self.parties[k], (self.name, "active")[k]
+            found = take_steps(party, {peer: make(k, self.ends[k])}, {peer: self.ahead[k]})[peer]
+            if rest:
+                take_rest(party, {peer: self.ahead[k]})
+            return found
+
+        return at_once(lambda: one(0), lambda: one(1))
+
+    def begin_tree(self, nbytes: int) -> None:
+        for each in self.ahead:
+            each.begin_tree()
+            each.nbytes = nbytes
+
+
+def multiply(pair: Pair, n: int) -> None:
+    x, y = ([random.randrange(1 << bits) for _ in range(n)] for bits in (56, 64))
+    xs, ys = shared(x, 57), shared(y, 65)
+    found = pair.both(lambda k, end: products(end, xs[k], ys[k][:, None], 57, 65, 121))
+    assert opened(found, 121) == [a * b % (1 << 121) for a, b in zip(x, y, strict=True)]
+
+
+def square(pair: Pair, n: int) -> None:
+    u = [random.randrange(1 - (1 << 32), 1 << 32) for _ in range(n)]
+    us = shared([a % (1 << 34) for a in u], 34)
+    assert opened(pair.both(lambda k, end: squares(end, us[k], 34, 65, k)), 65) == [a * a for a in u]
+
+
+def compare(pair: Pair, n: int) -> None:
+    z = [random.randrange(-(1 << 70), 1 << 70) for _ in range(n)]
+    zs = shared([x % (1 << 71) for x in z], 71)
+    one, other = pair.both(lambda k, end: negatives(end, zs[k], 71, k))
+    assert (one ^ other).tolist() == [int(x < 0) for x in z]
+
+
+def select(pair: Pair, n: int) -> None:
+    values, bits = [random.randrange(1 << 128) for _ in range(n)], np.random.default_rng().integers(0, 2, (2, n))
+    vs, bits = shared(values, 128), bits.astype(np.uint8)
+    found = pair.both(lambda k, end: selected(end, bits[k], vs[k][:, None]))
+    assert opened(found, 128) == [v * int(b) for v, b in zip(values, bits[0] ^ bits[1], strict=True)]
+
+
+def compare_and_multiply(pair: Pair, n: int) -> None:
+    """Draw on the same stocks in two protocols that run together."""
+    bits, known = np.random.default_rng().integers(0, 2, (2, n), np.uint8), [random.randrange(-99, 99)] * n
+    y = [random.randrange(1 << 128) for _ in range(n)]
+    ys, given = shared(y, 128), (known, [0] * n)
+
+    def each(k: int, end: Transfers) -> Steps[list[Any]]:
+        parts = (both_of(end, bits[k], 2, k) for _ in range(2))
+        return (yield from together(*parts, times_known(end, given[k], 8, ys[k][:, None], k)))
+
+    found = pair.both(each)
+    for part in (0, 1):
+        assert opened([of[part] for of in found], 128) == (bits[0] & bits[1]).tolist()
+    assert opened([of[2] for of in found], 128) == [known[0] * a % (1 << 128) for a in y]
+
+
+def open_half(pair: Pair, n: int) -> None:
+    members, starts = np.random.default_rng().integers(0, 2, (2, n, 2, 5), np.uint8), np.array([0, 3])
+    picks = np.arange(n) % 5 - 1
+    found = pair.both(lambda k, end: half_that_won(end, members[k], starts, picks * k - (1 - k), k))[1]
+    of = members[0] ^ members[1]
+    halves = [np.zeros(3), of[:, 0, :3], of[:, 1, :3], of[:, 0, 3:], of[:, 1, 3:]]
+    for node, pick in enumerate(picks):
+        expected = np.zeros(3) if pick < 0 else np.pad(halves[pick + 1][node], (0, 3))[:3]
+        assert found[node].tolist() == expected.tolist()
+
+
+def choose_paths(pair: Pair, n: int) -> None:
+    """Read a level's sides, without a step, between those of other computations."""
+    turns, paths = np.random.default_rng().integers(0, 2, n, np.uint8), [Paths(end, n) for end in pair.ends]
+    paths[1].accept(*paths[0].choose(turns, slice(0, n)), slice(0, n))
+    firsts = []
+    for path in paths:
+        path.levels += 1
+        firsts.append(path.next_level())
+    assert firsts[0] == firsts[1]
+    sides = np.random.default_rng().integers(0, 2, (2, n), np.uint8)
+    packed = paths[1].hide(np.packbits(sides, axis=1), np.array([[0], [1]], np.uint8), firsts[1], slice(0, n))
+    read = np.unpackbits(packed, axis=1, count=n)[turns, np.arange(n)] ^ paths[0].own_pads(firsts[0])
+    assert read.tolist() == sides[turns, np.arange(n)].tolist()
+
+
+COMPUTATIONS = [multiply, square, compare, select, compare_and_multiply, open_half, choose_paths]
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, list[np.ndarray]]]:
+    """Note tweaks and rows that are hashed, by the hash."""
+    found, kept = defaultdict[int, list[np.ndarray]](list), list[Hash]()
+    honest, honest_bits = Hash.rows, Hash.low_bits
+
+    def note(of: Hash, rows: np.ndarray, first: int, offset: np.ndarray) -> None:
+        kept.append(of)
+        numbers = np.arange(first, first + len(rows), dtype=np.uint64)
+        found[id(of)].append(np.column_stack([numbers, rows, rows ^ offset]))
+
+    def rows(self: Hash, rows: np.ndarray, first: int, blocks: int = 1, offset: np.ndarray | None = None) -> np.ndarray:
+        note(self, rows, first, np.zeros(2, np.uint64) if offset is None else offset)
+        return honest(self, rows, first, blocks, offset)
+
+    def low_bits(self: Hash, rows: np.ndarray, first: int, offsets: np.ndarray, width: int) -> np.ndarray:
+        for offset in offsets:
+            note(self, rows, first, offset)
+        return honest_bits(self, rows, first, offsets, width)
+
+    monkeypatch.setattr(Hash, "rows", rows)
+    monkeypatch.setattr(Hash, "low_bits", low_bits)
+    yield found
+
+
+def assert_nothing_twice(hashed: dict[int, list[np.ndarray]]) -> None:
+    for parts in hashed.values():
+        of = np.concatenate(parts)
+        assert len(np.unique(of[:, [0, 3, 4]], axis=0)) == len(of)
+        pairs, tweaks, rows = (len(np.unique(of[:, part], axis=0)) for part in (slice(0, 3), slice(0, 1), slice(1, 3)))
+        assert pairs == tweaks == rows
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(
+        st.lists(st.tuples(st.sampled_from(COMPUTATIONS), st.integers(1, 40), st.booleans()), max_size=5),
+        min_size=2,
+        max_size=4,
+    ),
+    st.sampled_from([0, 100, 3000, 1 << 22]),
+)
+def test_any_sequence_gives_right_results_and_uses_nothing_twice(
+    hashed: dict[int, list[np.ndarray]], trees: list[list[tuple[Any, int, bool]]], nbytes: int
+) -> None:
+    """Trees alike, unlike and empty ones; stocks that last, and that end in the middle of a tree."""
+    hashed.clear()
+    pair = Pair(Wire(), "p1")
+    for tree in trees:
+        pair.begin_tree(nbytes)
+        for computation, n, stop in tree:
+            computation(pair, n)
+            if stop:
+                for each in pair.ahead:
+                    each.nbytes = nbytes - each.nbytes
+    assert pair.ends[0].used == pair.ends[1].used
+    assert_nothing_twice(hashed)
+    for queue in pair.parties[0]._wire.queues.values():
+        assert queue.empty()
+
+
+def test_a_tree_like_the_last_one_takes_no_step_to_fill_stocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair, sent = Pair(Wire(), "p1"), [0, 0]
+    honest = FakeParty.send
+
+    def counting(party: FakeParty, to: str, message: Any) -> None:
+        sent[party.name == "p1"] += sum(len(array.data) for array in message.payload)
+        honest(party, to, message)
+
+    monkeypatch.setattr(FakeParty, "send", counting)
+    steps = []
+    for _ in range(3):
+        pair.begin_tree(1 << 22)
+        for _ in range(4):
+            for computation in COMPUTATIONS[:4]:
+                computation(pair, 30)
+        steps.append(pair.ahead[0]._steps)
+        assert pair.ahead[0]._steps == pair.ahead[1]._steps
+    assert steps[2] == 4 * (1 + 1 + (1 + 3) + 1) < steps[0]
+    assert sent[0] == sent[1]
+
+
+@pytest.mark.parametrize("nbytes", [1, 500, 40_000])
+def test_a_step_sends_about_as_many_bytes_ahead_as_asked_for(nbytes: int) -> None:
+    pair, made = Pair(Wire(), "p1"), []
+    pair.begin_tree(nbytes)
+    multiply(pair, 300)
+    compare(pair, 500)
+    pair.begin_tree(nbytes)
+    ends = pair.ahead
+    for _ in range(8):
+        sent = [end.message() for end in ends]
+        assert (sent[0] is None) == (sent[1] is None)
+        if sent[0] is None or sent[1] is None:
+            break
+        made += [sum(array.nbytes for array in of) for of in sent]
+        for end, came in zip(ends, reversed(sent), strict=True):
+            end.take(came)
+    # a step begins so much, which makes as many messages again at the steps that follow; transfers are of 512
+    assert max(made) < 3 * nbytes + 30_000
+
+
+def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead_module, "_MOST", 50_000)
+    pair = Pair(Wire(), "p1")
+    pair.begin_tree(0)
+    for _ in range(5):
+        multiply(pair, 300)
+    pair.begin_tree(1 << 22)
+    assert 40_000 < pair.ahead[0]._total <= 50_000
+    wanted = [stock.wanted for stock, *_ in pair.ahead[0]._stocks()]
+    assert wanted == [stock.wanted for stock, *_ in pair.ahead[1]._stocks()]
+    multiply(pair, 300)
+
+
+def test_two_messages_are_under_way_at_most() -> None:
+    pair, most = Pair(Wire(), "p1"), []
+    for tree in range(2):
+        pair.begin_tree(2000)
+        honest = pair.ahead[0].message
+
+        def watched(honest: Callable[[], Any] = honest) -> Any:
+            sent = honest()
+            most.append(pair.ahead[0].under_way)
+            return sent
+
+        pair.ahead[0].message = watched  # type: ignore[method-assign]
+        compare(pair, 100)
+        multiply(pair, 40)
+        assert pair.ahead[0].under_way == pair.ahead[1].under_way == 0
+    assert max(most) == 2
+
+
+def test_three_parties_and_a_chain_use_nothing_twice(hashed: dict[int, list[np.ndarray]]) -> None:
+    """The active party computes with both at once, then with one, as the winner so far passes on."""
+    wire = Wire()
+    pairs = [Pair(wire, name) for name in ("p1", "p2")]
+    rng = np.random.default_rng(4)
+    for nbytes in (0, 5000, 300):
+        for pair in pairs:
+            pair.begin_tree(nbytes)
+        for level in range(3):
+            bits = rng.integers(0, 2, (2, 2, 20 + 30 * level), np.uint8)
+
+            def active() -> dict[str, Any]:
+                ends = {p.name: both_of(p.ends[0], bits[0, k], 2, 0) for k, p in enumerate(pairs)}
+                makes = {p.name: p.ahead[0] for p in pairs}
+                party = pairs[0].parties[0]
+                found = [take_steps(party, ends, makes)]
+                take_rest(party, makes)
+                found.append(take_steps(party, {"p2": both_of(pairs[1].ends[0], bits[0, 0], 2, 0)}, makes))
+                take_rest(party, makes)
+                return found
+
+            def passive(k: int) -> list[Any]:
+                pair = pairs[k]
+                party, makes = pair.parties[1], {"active": pair.ahead[1]}
+                found = [take_steps(party, {"active": both_of(pair.ends[1], bits[1, k], 2, 1)}, makes)]
+                take_rest(party, makes)
+                if k:
+                    found.append(take_steps(party, {"active": both_of(pair.ends[1], bits[1, 0], 2, 1)}, makes))
+                    take_rest(party, makes)
+                return found
+
+            ours, first, second = at_once(active, lambda: passive(0), lambda: passive(1))
+            for k, theirs in enumerate((first, second)):
+                shares = ours[0][pairs[k].name], theirs[0]["active"]
+                assert opened(shares, 128) == (bits[0, k] & bits[1, k]).tolist()
+            assert opened((ours[1]["p2"], second[1]["active"]), 128) == (bits[0, 0] & bits[1, 0]).tolist()
+    assert_nothing_twice(hashed)
+    assert all(queue.empty() for queue in wire.queues.values())
+
+
+# ---------------------------------------------------------------- another end that is wrong
+
+
+def beginning() -> tuple[list[Ahead], list[list[np.ndarray]]]:
+    pair = Pair(Wire(), "p1")
+    pair.begin_tree(0)
+    multiply(pair, 5)
+    compare(pair, 5)
+    pair.begin_tree(1 << 20)
+    sent = [end.message() for end in pair.ahead]
+    assert sent[0] is not None
+    assert sent[1] is not None
+    return pair.ahead, sent
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda sent: [],
+        lambda sent: sent[1:],
+        lambda sent: sent[:-1],
+        lambda sent: [*sent, sent[-1]],
+        lambda sent: [sent[0][::-1] * 0, *sent[1:]],
+        lambda sent: [sent[0] * 2, *sent[1:], *sent[1:]],
+        lambda sent: [np.concatenate([sent[0], [0]]), *sent[1:]],
+        lambda sent: [np.array([-1] * len(sent[0])), *sent[1:]],
+        lambda sent: [np.array([1 << 62, *[0] * (len(sent[0]) - 1)]), *sent[1:]],
+        lambda sent: [sent[0], *(array[..., :-1] for array in sent[1:])],
+        lambda sent: [sent[0], *(array.astype(np.float64) for array in sent[1:])],
+        lambda sent: [sent[0], *(np.concatenate([array, array]) for array in sent[1:])],
+    ],
+)
+def test_messages_of_another_form_are_refused(change: Callable[[list[np.ndarray]], list[np.ndarray]]) -> None:
+    ends, sent = beginning()
+    with pytest.raises(CryptoError, match="expected"):
+        ends[0].take(change(sent[1]))
+
+
+@pytest.mark.parametrize("nbytes", [0, 700])
+def test_an_end_that_makes_something_else_ahead_ends_the_job(nbytes: int) -> None:
+    """The active party says `ahead`, and does otherwise: no results, and no waiting for one another."""
+    pair = Pair(Wire(), "p1")
+    for of_one in (1 << 22, nbytes):
+        pair.begin_tree(1 << 22)
+        pair.ahead[0].nbytes = of_one
+        if of_one == 1 << 22:
+            compare(pair, 200)
+    z = np.zeros((200, 2), np.uint64)
+    wire = pair.parties[0]._wire
+
+    def end(k: int) -> None:
+        try:
+            party, peer = pair.parties[k], ("p1", "active")[k]
+            take_steps(party, {peer: negatives(pair.ends[k], z, 71, k)}, {peer: pair.ahead[k]})
+            take_rest(party, {peer: pair.ahead[k]})
+        except CryptoError:
+            wire.queues[pair.parties[k].name, ("p1", "active")[k]].put(None)  # the job ends at the other party, too
+            raise
+
+    with pytest.raises((CryptoError, AssertionError)):
+        at_once(lambda: end(0), lambda: end(1))

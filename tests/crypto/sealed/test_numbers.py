@@ -1,0 +1,270 @@
+"""Products, selections and comparisons of numbers of any width against whole numbers, and what each end receives."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chi2
+
+from crypto.sealed.test_sealed import opened, play, shared
+from treaty.crypto.transfer.arithmetic import both_of, products, selected, squares, times_known
+from treaty.crypto.transfer.comparison import _digits, negatives
+from treaty.crypto.transfer.sealed_sums import (
+    BELOW,
+    NUMBER,
+    OWNER,
+    TOP,
+    Known,
+    KnownEntry,
+    Widths,
+    best_of_shared,
+    winner_of,
+)
+from treaty.crypto.transfer.stock import Arrays, Steps, Transfers, open_transfers
+
+Ends = tuple[Transfers, Transfers]
+WIDTHS_OF_NUMBERS = st.sampled_from([1, 2, 3, 63, 64, 65, 66, 121, 128]) | st.integers(1, 190)
+
+
+@pytest.fixture(scope="module")
+def ends() -> Ends:
+    return play(open_transfers(0), open_transfers(1))
+
+
+def numbers(data: Any, count: int, least: int, most: int) -> list[int]:
+    near = [x for x in (least, least + 1, -1, 0, 1, most - 1, most) if least <= x <= most]
+    return [data.draw(st.sampled_from(near) | st.integers(least, most)) for _ in range(count)]
+
+
+@settings(deadline=None)
+@given(WIDTHS_OF_NUMBERS, WIDTHS_OF_NUMBERS, st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.data())
+def test_products_of_any_widths(
+    ends: Ends, x_bits: int, y_bits: int, n: int, values: int, more_words: int, data: Any
+) -> None:
+    words = -(-max(x_bits, y_bits) // 64) + more_words - 1
+    bits = data.draw(st.integers(1, min(x_bits + y_bits, 64 * words)))
+    x = numbers(data, n, 0, (1 << x_bits - 1) - 1)
+    y = numbers(data, n * values, 0, (1 << y_bits - 1) - 1)
+    xs, ys = shared(x, x_bits, words), [of.reshape(n, values, words) for of in shared(y, y_bits, words)]
+    found = play(*(products(ends[k], xs[k], ys[k], x_bits, y_bits, bits) for k in (0, 1)))
+    assert opened(found, bits) == [x[k // values] * b % (1 << bits) for k, b in enumerate(y)]
+    assert all(int.from_bytes(row.tobytes(), "little") < 1 << bits for of in found for row in of.reshape(-1, words))
+
+
+@settings(deadline=None)
+@given(st.integers(3, 100), st.integers(1, 3), st.data())
+def test_squares_of_any_width(ends: Ends, u_bits: int, n: int, data: Any) -> None:
+    bits, most = 2 * u_bits - 3, (1 << u_bits - 2) - 1
+    u, words = numbers(data, n, -most, most), -(-bits // 64)
+    us = shared([a % (1 << u_bits) for a in u], u_bits, max(words, -(-u_bits // 64)))
+    assert opened(play(*(squares(ends[k], us[k], u_bits, bits, k) for k in (0, 1))), bits) == [
+        a * a % (1 << bits) for a in u
+    ]
+
+
+@settings(deadline=None)
+@given(
+    WIDTHS_OF_NUMBERS, st.integers(1, 3), st.sampled_from([1, 2, 15, 16, 17, 33]), st.integers(1, 3), st.data()
+)
+def test_numbers_that_one_party_knows_times_any(
+    ends: Ends, bits: int, n: int, values: int, words: int, data: Any
+) -> None:
+    known = numbers(data, n, min(0, 1 - (1 << bits - 1)), max(0, (1 << bits - 1) - 1))
+    y = numbers(data, n * values, 0, (1 << 64 * words) - 1)
+    ys, given_numbers = [of.reshape(n, values, words) for of in shared(y, 64 * words, words)], (known, [0] * n)
+    found = play(*(times_known(ends[k], given_numbers[k], bits, ys[k], k) for k in (0, 1)))
+    assert opened(found, 64 * words) == [known[k // values] * b % (1 << 64 * words) for k, b in enumerate(y)]
+
+
+@settings(deadline=None)
+@given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 3), st.data())
+def test_selections_and_conjunctions_of_any_shape(ends: Ends, n: int, values: int, words: int, data: Any) -> None:
+    bits = np.array(data.draw(st.lists(st.integers(0, 1), min_size=2 * n, max_size=2 * n)), np.uint8).reshape(2, n)
+    y = numbers(data, n * values, 0, (1 << 64 * words) - 1)
+    ys = [of.reshape(n, values, words) for of in shared(y, 64 * words, words)]
+    found = play(*(selected(ends[k], bits[k], ys[k]) for k in (0, 1)))
+    assert opened(found, 64 * words) == [b * int(bits[0, k // values] ^ bits[1, k // values]) for k, b in enumerate(y)]
+    found = play(*(both_of(ends[k], bits[k], words, k) for k in (0, 1)))
+    assert opened(found, 64 * words) == (bits[0] & bits[1]).tolist()
+
+
+@settings(deadline=None)
+@given(st.integers(2, 130), st.integers(1, 5), st.data())
+def test_signs_of_numbers_of_any_width(ends: Ends, bits: int, n: int, data: Any) -> None:
+    z = numbers(data, n, -(1 << bits - 1), (1 << bits - 1) - 1)
+    zs = shared([x % (1 << bits) for x in z], bits, 3)
+    one, other = play(*(negatives(ends[k], zs[k], bits, k) for k in (0, 1)))
+    assert (one ^ other).tolist() == [int(x < 0) for x in z]
+
+
+# ---------------------------------------------------------------- winners
+
+SMALL = Widths(count=9, hess=12, node_grad=10)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 3), st.integers(1, 12), st.integers(0, 2), st.integers(0, 2), st.integers(1, 300), st.data())
+def test_only_candidates_that_are_allowed_and_fit_win(
+    ends: Ends, nodes: int, candidates: int, before: int, after: int, step: int, data: Any
+) -> None:
+    """Many equal fractions, nodes where nothing fits, and entries in no group; without entries before, too."""
+    seed = data.draw(st.integers(0, 1 << 32))
+    rng, ridge = np.random.default_rng(seed), 2
+    totals = np.tile([int(rng.integers(-40, 40)), 30, 40], (nodes, 1))
+    hess = rng.integers(0, 31, (nodes, candidates))
+    # few values, so that fractions are equal; and G_L of V = 0 where there is one
+    grad, count = rng.integers(-2, 3, (nodes, candidates)) * hess, rng.integers(0, 41, (nodes, candidates))
+    repeated = rng.integers(0, candidates, candidates)
+    hess, grad = hess[:, repeated], grad[:, repeated]
+    share = data.draw(st.sampled_from([0.0, 0.2, 0.9]))
+    entries = before + after
+    allowed = np.array(rng.random((nodes, entries + candidates)) < share, np.uint8)
+    least = data.draw(st.sampled_from([0, 5, 20]))
+    limits = [np.stack([np.full(nodes, least), np.full(nodes, most - least + 1)]) for most in (30, 40)]
+    ours = [
+        KnownEntry([(int(rng.integers(0, 4)), int(rng.integers(1, 4))) for _ in range(nodes)], [50 + k] * nodes)
+        for k in range(entries)
+    ]
+    known = Known(totals, ridge, *limits, 9, ours[:before], ours[before:])
+    expected = []
+    for b in range(nodes):
+        whole, found = 30 + 2 * ridge, []
+        for k, of in enumerate(ours):
+            found.append((*of.fractions[b], 0, of.owners[b], bool(allowed[b, k])))
+        of_candidates = []
+        for j in range(candidates):
+            a = int(hess[b, j]) + ridge
+            v = whole * int(grad[b, j]) - int(totals[b, 0]) * a
+            fits = all(low <= x < high for x, (low, high) in (
+                (hess[b, j], limits[0][:, b]), (count[b, j], limits[1][:, b]),
+            )) and allowed[b, entries + j]  # fmt: skip
+            of_candidates.append((v * v, a * (whole - a), j, 9, bool(fits)))
+        best = None
+        for entry in (*found[:before], *of_candidates, *found[before:]):
+            if entry[4] and (best is None or entry[0] * best[1] > best[0] * entry[1]):
+                best = entry
+        # 0 / 1 where nothing fits; entries of no numerator are as good as it
+        expected.append((0, 1, 0, 0) if best is None else best[:4])
+    plain = [int(x) % (1 << 128) for x in np.stack([grad, hess, count], axis=-1).reshape(-1)]
+    sums = [of.reshape(nodes, candidates, 3, 2) for of in shared(plain, 128)]
+    masks = rng.integers(0, 2, allowed.shape, np.uint8)
+    shares, of_ends = (masks, masks ^ allowed), (known, Known.nothing(nodes, before, after))
+    found_shares = play(
+        *(best_of_shared(ends[k], sums[k], of_ends[k], SMALL, k, step, shares[k]) for k in (0, 1))
+    )
+    for of in found_shares:  # or products with them would be wrong
+        for part, bits in ((TOP, SMALL.top), (BELOW, SMALL.below)):
+            assert all(int.from_bytes(row.tobytes(), "little") < 1 << bits for row in of[:, part])
+    entries_found = zip(*(opened([x[:, part] for x in found_shares], bits) for part, bits in (
+        (TOP, SMALL.top), (BELOW, SMALL.below), (NUMBER, 64), (OWNER, 64),
+    )), strict=True)  # fmt: skip
+    for got, right in zip(entries_found, expected, strict=True):
+        assert got == right or (got[0] == right[0] == 0 and got[3] == 0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 3), st.integers(1, 30), st.integers(1, 300), st.integers(0, 1 << 32))
+def test_the_first_of_equal_entries_wins(ends: Ends, nodes: int, entries: int, step: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    tops, below = rng.integers(0, 3, (nodes, entries)), rng.integers(1, 3, (nodes, entries))
+    plain = np.stack([tops, below, *np.broadcast_arrays(np.arange(entries), tops)[:1], tops * 0 + 7], axis=-1)
+    shares = [np.zeros((nodes, entries, 4, SMALL.words), np.uint64) for _ in range(2)]
+    for part, bits in enumerate((SMALL.top, SMALL.below, 64, 64)):
+        for of, given_shares in zip(shares, shared(plain[:, :, part].ravel().tolist(), bits, SMALL.words), strict=True):
+            of[:, :, part] = given_shares.reshape(nodes, entries, SMALL.words)
+    found = play(*(winner_of(ends[k], shares[k], SMALL, k, step) for k in (0, 1)))
+    best = [min(range(entries), key=lambda j, b=b: (-tops[b, j] / below[b, j], j)) for b in range(nodes)]
+    assert opened([x[:, NUMBER] for x in found], 64) == best
+
+
+# ---------------------------------------------------------------- what each end receives
+
+N = 4096
+
+
+def received(make: Callable[[int], Steps[Any]]) -> list[tuple[Arrays, Any]]:
+    """Return what each end receives at the last step, and its result; what is drawn was made before."""
+    came: list[Arrays] = [[], []]
+
+    def noting(k: int) -> Steps[Any]:
+        steps, sent = make(k), None
+        while True:
+            try:
+                sent = steps.send(came[k]) if sent else next(steps)
+            except StopIteration as stop:
+                return stop.value
+            came[k] = yield sent
+
+    return list(zip(came, play(noting(0), noting(1)), strict=True))
+
+
+def uniform(array: np.ndarray) -> float:
+    """Return the probability of half bytes as uneven as these, if all are alike probable (chi-squared)."""
+    raw = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
+    found = np.bincount(np.concatenate([raw & 15, raw >> 4]), minlength=16)
+    expected = found.sum() / 16
+    assert expected > 5
+    return float(chi2.sf(((found - expected) ** 2).sum() / expected, 15))
+
+
+def ones(count: int) -> np.ndarray:
+    return np.full((count, 2), ~np.uint64(0))
+
+
+CASES: dict[str, Callable[[Ends, np.ndarray, np.ndarray], Callable[[int], Steps[Any]]]] = {
+    # of shares that are all zeros or all ones: a party's own are what it may know, the other's what it may not
+    "products": lambda ends, x, y: lambda k: products(
+        ends[k], (x, y)[k][:, :1], (x, y)[k][:, None, :1], 57, 60, 64
+    ),
+    "selected": lambda ends, x, y: lambda k: selected(
+        ends[k], ((x, y)[k][:, 0] & np.uint64(1)).astype(np.uint8), (x, y)[k][:, None]
+    ),
+    "both_of": lambda ends, x, y: lambda k: both_of(
+        ends[k], ((x, y)[k][:, 0] & np.uint64(1)).astype(np.uint8), 2, k
+    ),
+    "times_known": lambda ends, x, y: lambda k: times_known(
+        ends[k], [int(x[0, 0] & np.uint64((1 << 38) - 1))] * len(x) if k == 0 else [0] * len(x), 40, (x, y)[k][:, None], k
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mine", [0, 1])
+@pytest.mark.parametrize("theirs", [0, 1])
+@pytest.mark.parametrize("case", CASES)
+def test_what_an_end_receives_and_its_shares_are_uniform_whatever_the_numbers(
+    ends: Ends, case: str, mine: int, theirs: int
+) -> None:
+    x, y = (ones(N) * np.uint64(each) for each in (mine, theirs))
+    for came, result in received(CASES[case](ends, x, y)):
+        arrays = [array.reshape(-1) for array in came if array.size]
+        assert arrays or case == "times_known"
+        for array in arrays:
+            assert uniform(array) > 1e-6
+        # what hides a number hides no other
+        same = [array for array in arrays if array.size == arrays[-1].size and array.dtype == np.uint64]
+        for one, other in zip(same, same[1:], strict=False):
+            assert uniform(one - other) > 1e-6
+            assert uniform(one + other) > 1e-6
+        of_result = np.asarray(result).reshape(N, -1)
+        assert uniform(of_result) > 1e-6
+
+
+@pytest.mark.parametrize("digits", [(0, 0), (0, 7), (7, 0), (5, 5)])
+def test_tables_of_digits_are_uniform_whatever_the_digits(ends: Ends, digits: tuple[int, int]) -> None:
+    bits = [np.tile(np.array([of >> place & 1 for place in range(3)], np.uint8), (N, 1)) for of in digits]
+    for came, result in received(lambda k: _digits(ends[k], bits[k], bits[k])):
+        flips, table = came
+        # differences from random numbers, three bits each
+        assert uniform(flips) > 1e-6
+        assert uniform(table) > 1e-6
+        # entries of one digit are under pads of their own: no difference of two shows what is in them
+        assert all(uniform(table[:, a] ^ table[:, b]) > 1e-6 for a in range(8) for b in range(a))
+        for of in result:
+            for half in np.split(of, 2):  # as the receiver, and as the sender
+                assert uniform(np.packbits(half)) > 1e-6
