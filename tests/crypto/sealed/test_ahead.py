@@ -44,7 +44,7 @@ class FakeParty:
         self._wire.queues[self.name, to].put(message)
 
     def receive(self, peer: str, kind: type) -> Any:
-        message = self._wire.queues[peer, self.name].get(timeout=20)
+        message = self._wire.queues[peer, self.name].get(timeout=10)
         assert isinstance(message, kind)
         return message
 
@@ -168,8 +168,11 @@ def choose_paths(pair: Pair, n: int) -> None:
 COMPUTATIONS = [multiply, square, compare, select, compare_and_multiply, open_half, choose_paths]
 
 
+Hashed = dict[int, list[np.ndarray]]
+
+
 @pytest.fixture
-def hashed(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, list[np.ndarray]]]:
+def hashed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hashed]:
     """Note tweaks and rows that are hashed, by the hash."""
     found, kept = defaultdict[int, list[np.ndarray]](list), list[Hash]()
     honest, honest_bits = Hash.rows, Hash.low_bits
@@ -193,7 +196,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, list[np.ndarra
     yield found
 
 
-def assert_nothing_twice(hashed: dict[int, list[np.ndarray]]) -> None:
+def assert_nothing_twice(hashed: Hashed) -> None:
     for parts in hashed.values():
         of = np.concatenate(parts)
         assert len(np.unique(of[:, [0, 3, 4]], axis=0)) == len(of)
@@ -211,7 +214,7 @@ def assert_nothing_twice(hashed: dict[int, list[np.ndarray]]) -> None:
     st.sampled_from([0, 100, 3000, 1 << 22]),
 )
 def test_any_sequence_gives_right_results_and_uses_nothing_twice(
-    hashed: dict[int, list[np.ndarray]], trees: list[list[tuple[Any, int, bool]]], nbytes: int
+    hashed: Hashed, trees: list[list[tuple[Any, int, bool]]], nbytes: int
 ) -> None:
     """Trees alike, unlike and empty ones; stocks that last, and that end in the middle of a tree."""
     hashed.clear()
@@ -239,14 +242,15 @@ def test_a_tree_like_the_last_one_takes_no_step_to_fill_stocks(monkeypatch: pyte
 
     monkeypatch.setattr(FakeParty, "send", counting)
     steps = []
-    for _ in range(3):
+    for _ in range(4):
         pair.begin_tree(1 << 22)
         for _ in range(4):
             for computation in COMPUTATIONS[:4]:
                 computation(pair, 30)
         steps.append(pair.ahead[0]._steps)
         assert pair.ahead[0]._steps == pair.ahead[1]._steps
-    assert steps[2] == 4 * (1 + 1 + (1 + 3) + 1) < steps[0]
+    # the first trees fill the stocks
+    assert steps[3] == 4 * (1 + 1 + (1 + 3) + 1) < steps[1] < steps[0]
     assert sent[0] == sent[1]
 
 
@@ -283,6 +287,23 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     multiply(pair, 300)
 
 
+def test_what_no_tree_draws_any_more_is_not_kept_forever(monkeypatch: pytest.MonkeyPatch, hashed: Hashed) -> None:
+    """Trees of samples of columns multiply numbers in groups of other sizes, each a kind of its own."""
+    monkeypatch.setattr(ahead_module, "_MOST", 100_000)
+    pair, values = Pair(Wire(), "p1"), np.zeros((300, 12, 2), np.uint64)
+    for tree in range(12):
+        pair.begin_tree(1 << 22)
+        for _ in range(4):
+            of_tree, bits = values[:, : tree + 1], np.zeros(300, np.uint8)
+            pair.both(lambda k, end, of_tree=of_tree, bits=bits: selected(end, bits, of_tree))
+            multiply(pair, 5)
+        kept = [sum(nbytes * stock.left for stock, nbytes, _ in each._stocks()) for each in pair.ahead]
+        assert kept[0] == kept[1] < 400_000
+    kinds = [stock.left for stock in pair.ends[0].products.values()]
+    assert kinds == [stock.left for stock in pair.ends[1].products.values()]
+    assert_nothing_twice(hashed)
+
+
 def test_two_messages_are_under_way_at_most() -> None:
     pair, most = Pair(Wire(), "p1"), []
     for tree in range(2):
@@ -301,7 +322,7 @@ def test_two_messages_are_under_way_at_most() -> None:
     assert max(most) == 2
 
 
-def test_three_parties_and_a_chain_use_nothing_twice(hashed: dict[int, list[np.ndarray]]) -> None:
+def test_three_parties_and_a_chain_use_nothing_twice(hashed: Hashed) -> None:
     """The active party computes with both at once, then with one, as the winner so far passes on."""
     wire = Wire()
     pairs = [Pair(wire, name) for name in ("p1", "p2")]

@@ -617,12 +617,16 @@ def test_the_inversion_of_histograms_finds_nothing_in_what_is_opened_under_seal(
         ("p0", "SealedSumsRequest", lambda m: replace(m, parents=filled(m.parents, 5)), "nodes of the last level"),
         ("p0", "SealedSumsRequest", lambda m: replace(m, parents=alike(m.parents)), "each once"),
         ("p0", "SealedSumsRequest", lambda m: replace(m, chain=["nobody", "p1"]), "parties of the job"),
+        ("p0", "SealedSumsRequest", lambda m: replace(m, ahead=1 << 40), "SealedSumsRequest"),
+        ("p0", "SealedSumsRequest", lambda m: replace(m, ahead=77), "expected"),
+        ("p1", "SealedStep", lambda m: replace(m, payload=m.payload[::-1]), "expected"),
+        ("p0", "SealedStep", lambda m: replace(m, payload=[*m.payload, *m.payload]), "expected"),
         ("p0", "TournamentTerms", lambda m: replace(m, keys={"nobody": (bytes(32), b"")}), "keys of the job's other"),
     ],
 )  # fmt: skip
 def test_garbage_ends_the_job_with_one_clear_error(faulty, kind, change, message):
     tables, y = tables_and_labels(parties=2)
-    options = {**OPTIONS, **SMALL_JOB, "max_bin": 6, "max_depth": 3}
+    options = {**OPTIONS, **SMALL_JOB, "max_bin": 6, "max_depth": 3, "n_estimators": 3}
     honest = {"p0": secureboost.active, "p1": secureboost.passive}
 
     def role(party):

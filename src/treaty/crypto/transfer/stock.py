@@ -100,10 +100,10 @@ class Correlation:
 
 @dataclass(slots=True)
 class Stock:
-    """What is left of things made of transfers, what is being made ahead, and what the tree and the last one drew.
+    """Things made of transfers: how many are left, are `coming`, were `drawn` in this tree, are `wanted` in stock.
 
-    Where nothing is made ahead, at least `few` are made at once, twice as many each time up to `many`. `left` does not
-    count what protocols wait with that draw more than there was.
+    If none are wanted, at least `few` are made at once, twice as many each time up to `many`. `left` does not count
+    what a protocol holds back while it waits for more.
     """
 
     few: int = 0
@@ -147,6 +147,11 @@ class Stock:
             parts.append(part)
             count -= len(part)
         return parts
+
+    def drop(self, count: int) -> None:
+        """Discard things that are left."""
+        self.draw(count)
+        self.drawn -= count
 
 
 @dataclass(frozen=True, slots=True)
