@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from queue import Queue
 from threading import Thread
 from typing import Any
@@ -172,7 +172,7 @@ Hashed = dict[int, list[np.ndarray]]
 
 
 @pytest.fixture
-def hashed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hashed]:
+def hashed(monkeypatch: pytest.MonkeyPatch) -> Hashed:
     """Note tweaks and rows that are hashed, by the hash."""
     found, kept = defaultdict[int, list[np.ndarray]](list), list[Hash]()
     honest, honest_bits = Hash.rows, Hash.low_bits
@@ -193,7 +193,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hashed]:
 
     monkeypatch.setattr(Hash, "rows", rows)
     monkeypatch.setattr(Hash, "low_bits", low_bits)
-    yield found
+    return found
 
 
 def assert_nothing_twice(hashed: Hashed) -> None:
@@ -306,7 +306,7 @@ def test_what_no_tree_draws_any_more_is_not_kept_forever(monkeypatch: pytest.Mon
 
 def test_two_messages_are_under_way_at_most() -> None:
     pair, most = Pair(Wire(), "p1"), []
-    for tree in range(2):
+    for _ in range(2):
         pair.begin_tree(2000)
         honest = pair.ahead[0].message
 
@@ -327,37 +327,38 @@ def test_three_parties_and_a_chain_use_nothing_twice(hashed: Hashed) -> None:
     wire = Wire()
     pairs = [Pair(wire, name) for name in ("p1", "p2")]
     rng = np.random.default_rng(4)
+
+    def take(party: FakeParty, ends: dict[str, Steps[Any]], makes: dict[str, Ahead]) -> dict[str, Any]:
+        found = take_steps(party, ends, makes)
+        take_rest(party, makes)
+        return found
+
+    def active(bits: np.ndarray) -> list[dict[str, Any]]:
+        makes, party = {p.name: p.ahead[0] for p in pairs}, pairs[0].parties[0]
+        both = {p.name: both_of(p.ends[0], bits[k], 2, 0) for k, p in enumerate(pairs)}
+        found = take(party, both, makes)
+        return [found, take(party, {"p2": both_of(pairs[1].ends[0], bits[0], 2, 0)}, makes)]
+
+    def passive(pair: Pair, *own: np.ndarray) -> list[np.ndarray]:
+        makes, end = {"active": pair.ahead[1]}, pair.ends[1]
+        return [take(pair.parties[1], {"active": both_of(end, bits, 2, 1)}, makes)["active"] for bits in own]
+
+    def level(n: int) -> None:
+        bits = rng.integers(0, 2, (2, 2, n), np.uint8)
+        (both, last), first, second = at_once(
+            lambda: active(bits[0]),
+            lambda: passive(pairs[0], bits[1, 0]),
+            lambda: passive(pairs[1], bits[1, 1], bits[1, 0]),
+        )
+        for k, theirs in enumerate((first, second)):
+            assert opened((both[f"p{k + 1}"], theirs[0]), 128) == (bits[0, k] & bits[1, k]).tolist()
+        assert opened((last["p2"], second[1]), 128) == (bits[0, 0] & bits[1, 0]).tolist()
+
     for nbytes in (0, 5000, 300):
         for pair in pairs:
             pair.begin_tree(nbytes)
-        for level in range(3):
-            bits = rng.integers(0, 2, (2, 2, 20 + 30 * level), np.uint8)
-
-            def active() -> dict[str, Any]:
-                ends = {p.name: both_of(p.ends[0], bits[0, k], 2, 0) for k, p in enumerate(pairs)}
-                makes = {p.name: p.ahead[0] for p in pairs}
-                party = pairs[0].parties[0]
-                found = [take_steps(party, ends, makes)]
-                take_rest(party, makes)
-                found.append(take_steps(party, {"p2": both_of(pairs[1].ends[0], bits[0, 0], 2, 0)}, makes))
-                take_rest(party, makes)
-                return found
-
-            def passive(k: int) -> list[Any]:
-                pair = pairs[k]
-                party, makes = pair.parties[1], {"active": pair.ahead[1]}
-                found = [take_steps(party, {"active": both_of(pair.ends[1], bits[1, k], 2, 1)}, makes)]
-                take_rest(party, makes)
-                if k:
-                    found.append(take_steps(party, {"active": both_of(pair.ends[1], bits[1, 0], 2, 1)}, makes))
-                    take_rest(party, makes)
-                return found
-
-            ours, first, second = at_once(active, lambda: passive(0), lambda: passive(1))
-            for k, theirs in enumerate((first, second)):
-                shares = ours[0][pairs[k].name], theirs[0]["active"]
-                assert opened(shares, 128) == (bits[0, k] & bits[1, k]).tolist()
-            assert opened((ours[1]["p2"], second[1]["active"]), 128) == (bits[0, 0] & bits[1, 0]).tolist()
+        for n in (20, 50, 80):
+            level(n)
     assert_nothing_twice(hashed)
     assert all(queue.empty() for queue in wire.queues.values())
 

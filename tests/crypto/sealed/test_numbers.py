@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 
 from crypto.sealed.test_sealed import opened, play, shared
-from treaty.crypto.transfer.arithmetic import both_of, products, selected, squares, times_known
+from treaty.crypto.transfer.arithmetic import both_of, cut, products, selected, squares, times_known
 from treaty.crypto.transfer.comparison import _digits, negatives
 from treaty.crypto.transfer.sealed_sums import (
     BELOW,
@@ -69,9 +69,7 @@ def test_squares_of_any_width(ends: Ends, u_bits: int, n: int, data: Any) -> Non
 
 
 @settings(deadline=None)
-@given(
-    WIDTHS_OF_NUMBERS, st.integers(1, 3), st.sampled_from([1, 2, 15, 16, 17, 33]), st.integers(1, 3), st.data()
-)
+@given(WIDTHS_OF_NUMBERS, st.integers(1, 3), st.sampled_from([1, 2, 15, 16, 17, 33]), st.integers(1, 3), st.data())
 def test_numbers_that_one_party_knows_times_any(
     ends: Ends, bits: int, n: int, values: int, words: int, data: Any
 ) -> None:
@@ -155,9 +153,7 @@ def test_only_candidates_that_are_allowed_and_fit_win(
     sums = [of.reshape(nodes, candidates, 3, 2) for of in shared(plain, 128)]
     masks = rng.integers(0, 2, allowed.shape, np.uint8)
     shares, of_ends = (masks, masks ^ allowed), (known, Known.nothing(nodes, before, after))
-    found_shares = play(
-        *(best_of_shared(ends[k], sums[k], of_ends[k], SMALL, k, step, shares[k]) for k in (0, 1))
-    )
+    found_shares = play(*(best_of_shared(ends[k], sums[k], of_ends[k], SMALL, k, step, shares[k]) for k in (0, 1)))
     for of in found_shares:  # or products with them would be wrong
         for part, bits in ((TOP, SMALL.top), (BELOW, SMALL.below)):
             assert all(int.from_bytes(row.tobytes(), "little") < 1 << bits for row in of[:, part])
@@ -213,46 +209,40 @@ def uniform(array: np.ndarray) -> float:
     return float(chi2.sf(((found - expected) ** 2).sum() / expected, 15))
 
 
-def ones(count: int) -> np.ndarray:
-    return np.full((count, 2), ~np.uint64(0))
-
-
-CASES: dict[str, Callable[[Ends, np.ndarray, np.ndarray], Callable[[int], Steps[Any]]]] = {
-    # of shares that are all zeros or all ones: a party's own are what it may know, the other's what it may not
-    "products": lambda ends, x, y: lambda k: products(
-        ends[k], (x, y)[k][:, :1], (x, y)[k][:, None, :1], 57, 60, 64
-    ),
-    "selected": lambda ends, x, y: lambda k: selected(
-        ends[k], ((x, y)[k][:, 0] & np.uint64(1)).astype(np.uint8), (x, y)[k][:, None]
-    ),
-    "both_of": lambda ends, x, y: lambda k: both_of(
-        ends[k], ((x, y)[k][:, 0] & np.uint64(1)).astype(np.uint8), 2, k
-    ),
-    "times_known": lambda ends, x, y: lambda k: times_known(
-        ends[k], [int(x[0, 0] & np.uint64((1 << 38) - 1))] * len(x) if k == 0 else [0] * len(x), 40, (x, y)[k][:, None], k
-    ),
-}  # fmt: skip
+def computation(case: str, end: Transfers, own: np.ndarray, role: int) -> Steps[Any]:
+    """Compute on own shares, (N, 2), that are all zeros or all ones."""
+    bits = (own[:, 0] & np.uint64(1)).astype(np.uint8)
+    match case:
+        case "products":
+            return products(end, cut(own, 57), cut(own, 60)[:, None], 57, 60, 64)
+        case "selected":
+            return selected(end, bits, own[:, None])
+        case "both_of":
+            return both_of(end, bits, 2, role)
+        case "times_known":
+            known = [(1 << 38) * int(bits[0]) if role == 0 else 0] * N
+            return times_known(end, known, 40, own[:, None], role)
+    raise AssertionError
 
 
 @pytest.mark.parametrize("mine", [0, 1])
 @pytest.mark.parametrize("theirs", [0, 1])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["products", "selected", "both_of", "times_known"])
 def test_what_an_end_receives_and_its_shares_are_uniform_whatever_the_numbers(
     ends: Ends, case: str, mine: int, theirs: int
 ) -> None:
-    x, y = (ones(N) * np.uint64(each) for each in (mine, theirs))
-    for came, result in received(CASES[case](ends, x, y)):
+    shares = [np.full((N, 2), each * (2**64 - 1), np.uint64) for each in (mine, theirs)]
+    for came, result in received(lambda k: computation(case, ends[k], shares[k], k)):
         arrays = [array.reshape(-1) for array in came if array.size]
         assert arrays or case == "times_known"
         for array in arrays:
             assert uniform(array) > 1e-6
         # what hides a number hides no other
         same = [array for array in arrays if array.size == arrays[-1].size and array.dtype == np.uint64]
-        for one, other in zip(same, same[1:], strict=False):
+        for one, other in pairwise(same):
             assert uniform(one - other) > 1e-6
             assert uniform(one + other) > 1e-6
-        of_result = np.asarray(result).reshape(N, -1)
-        assert uniform(of_result) > 1e-6
+        assert uniform(np.asarray(result)[..., 0]) > 1e-6
 
 
 @pytest.mark.parametrize("digits", [(0, 0), (0, 7), (7, 0), (5, 5)])

@@ -485,7 +485,7 @@ def test_what_the_active_party_receives_and_opens_is_uniform_whatever_the_table(
     monkeypatch.setattr(LatticeSumsClient, "open_shares", watched)
     for of in (tables, other_table(tables)):
         opened.clear()
-        came = received_by_active(of, y, max_depth=3, min_child_samples=2)
+        came = received_by_active(of, y, max_depth=3, min_child_samples=2, n_estimators=3)  # the third's ahead, too
         steps = [array for step, array in came if step == "SealedStep" and array.dtype.kind == "u" and array.size > 64]
         content = np.concatenate([array.reshape(-1)[:-1].view(np.uint8) for array in steps if array.itemsize > 1])
         assert uniform(content) > 1e-6
@@ -495,6 +495,26 @@ def test_what_the_active_party_receives_and_opens_is_uniform_whatever_the_table(
             top = (fields[:, column] >> np.uint64(bits - 4)).astype(np.uint8)
             assert uniform(top, 16) > 1e-6
             assert uniform((fields[:, column] & np.uint64(15)).astype(np.uint8), 16) > 1e-6
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_the_last_tree_makes_nothing_ahead_and_a_far_link_carries_it_evenly(monkeypatch, far):
+    monkeypatch.setattr("treaty.systems.vertical.setup.FAR", -1.0 if far else 1e9)
+    tables, y = tables_and_labels(parties=2)
+    played = play_training(tables, y, **{**SMALL_JOB, "n_estimators": 4})
+    entries = [entry for entry in played.transcripts["p1"].entries if entry.step in ("TreeStart", "SealedSumsRequest")]
+    trees: list[list[int]] = []
+    for entry in entries:
+        if entry.step == "TreeStart":
+            trees.append([])
+        else:
+            trees[-1].append(entry.message(messages.SealedSumsRequest).ahead)
+    assert len(trees) == 4
+    assert set(trees[3]) == {0}
+    assert set(trees[0]) == {0 if far else messages.MOST_AHEAD}
+    for tree in trees[1:3]:
+        (nbytes,) = set(tree)
+        assert 1000 < nbytes < messages.MOST_AHEAD if far else nbytes == messages.MOST_AHEAD
 
 
 def test_passive_parties_are_not_told_which_siblings_are_left_ones():

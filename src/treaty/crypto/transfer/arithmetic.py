@@ -12,6 +12,7 @@ Every function of `Steps` here is one step, but for what `correlations.draw` has
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -270,27 +271,37 @@ def multiplied(*given: _Product, sends: bool = True, receives: bool = True) -> S
     """
     flips = [bits_of(x, of.bits).reshape(-1) ^ of.random for of, x, _, _ in given]
     of_bits = packed(np.concatenate(flips))
-    apart: Arrays = []
-    for of, _, y, minus in given if sends else ():
-        apart.append(subtract(signed(np.broadcast_to(minus[:, None], y.shape[:2]), y), of.last))
-        apart += [subtract(y, of.numbers)] if of.bits > 1 else []
-    shapes = [of.numbers.shape for of, *_ in given for _ in range(2 if of.bits > 1 else 1)]
-    came = yield [*([of_bits] if receives else []), *apart]
-    came = take(came, *([(np.uint64, of_bits.shape)] * sends), *((np.uint64, shape) for shape in shapes if receives))
+    differences = [array for product in given for array in _differences(*product)] if sends else []
+    came = yield [*([of_bits] if receives else []), *differences]
+    shapes = [of.numbers.shape for of, *_ in given for _ in range(_arrays_of(of))] if receives else []
+    came = take(came, *([(np.uint64, of_bits.shape)] * sends), *((np.uint64, shape) for shape in shapes))
     theirs = iter(np.split(unpacked(came[0], sum(map(len, flips))), np.cumsum([*map(len, flips)])) if sends else ())
     differ = iter(came[1:] if sends else came)
     out = []
     for (of, x, _, _), own in zip(given, flips, strict=True):
-        received = given_away = np.zeros(of.numbers.shape, np.uint64)
-        if receives:
-            last = shifted(
-                only(np.broadcast_to(bit(x, of.bits - 1)[:, None], of.numbers.shape[:2]), next(differ)), of.bits - 1
-            )
-            received = add(of.receiver_share(own), last)
-            if of.bits > 1:
-                below = resized(cut(x, of.bits - 1), of.numbers.shape[2])
-                received = add(received, times(below[:, None], next(differ)))
-        if sends:
-            given_away = of.sender_share(next(theirs))
-        out.append((received, given_away))
+        nothing = np.zeros(of.numbers.shape, np.uint64)
+        received = _received(of, x, own, list(islice(differ, _arrays_of(of)))) if receives else nothing
+        out.append((received, of.sender_share(next(theirs)) if sends else nothing))
     return out
+
+
+def _arrays_of(of: Correlated) -> int:
+    """Return how many arrays have a product's differences: one for the top bit, and one for the others, if any."""
+    return 2 if of.bits > 1 else 1
+
+
+def _differences(of: Correlated, _: Wide, y: Wide, minus: Bits) -> Arrays:
+    """Return own numbers less the random ones: those that the other's top bit multiplies, then those of other bits."""
+    top = subtract(signed(np.broadcast_to(minus[:, None], y.shape[:2]), y), of.last)
+    return [top, subtract(y, of.numbers)] if of.bits > 1 else [top]
+
+
+def _received(of: Correlated, x: Wide, flips: Bits, differences: Arrays) -> Wide:
+    """Return shares of own numbers x times the other's: its random ones, and the differences from these."""
+    shape, below = of.numbers.shape, of.bits - 1
+    top = only(np.broadcast_to(bit(x, below)[:, None], shape[:2]), differences[0])
+    out = add(of.receiver_share(flips), shifted(top, below))
+    if below == 0:
+        return out
+    lower_bits = resized(cut(x, below), shape[2])
+    return add(out, times(lower_bits[:, None], differences[1]))

@@ -272,9 +272,15 @@ def _played(
 
 def _padded(values: Wide, entries: int, role: int) -> Wide:
     """Return values with so many entries at least: 0 / 1 beats no entry before it."""
-    padding = np.zeros((len(values), max(0, entries - values.shape[1]), *values.shape[2:]), np.uint64)
-    padding[:, :, BELOW, 0] = 1 - role
+    padding = _nothing(values, len(values), max(0, entries - values.shape[1]), role)
     return np.concatenate([values, padding], axis=1)
+
+
+def _nothing(values: Wide, n: int, entries: int, role: int) -> Wide:
+    """Return entries 0 / 1 of nobody, (n, entries, 4, words), of as many words as `values` have."""
+    out = np.zeros((n, entries, *values.shape[2:]), np.uint64)
+    out[:, :, BELOW, 0] = 1 - role
+    return out
 
 
 def _grouped(values: Wide, size: int, groups: int) -> Wide:
@@ -372,13 +378,9 @@ def _picked(
 
     Where shares are given of which entries may win, (nodes, entries), others lose, and 0 / 1 is there where none may.
     """
-    nodes, one, playing = len(values), np.uint8(1 - role), _grouped(values, size, groups)
-    n, rest = len(playing), values[:, size * groups :]
-    not_smaller = np.zeros((size, size, n), np.uint8)  # [i, j]: j beats i, as it is larger, or equal and earlier
-    for (i, j), larger in zip(combinations(range(size), 2), later, strict=True):
-        not_smaller[i, j], not_smaller[j, i] = larger, larger ^ one
-    others = [[i for i in range(size) if i != j] for j in range(size)]
-    beaten = np.stack([not_smaller[of, j] for j, of in enumerate(others)], axis=1)  # (size - 1, size, n)
+    nodes, playing, rest = len(values), _grouped(values, size, groups), values[:, size * groups :]
+    n, others = len(playing), [[i for i in range(size) if i != j] for j in range(size)]
+    beaten = _beaten(later, others, n, role)
     if may is None:
         # the first entry plus the winner's difference from it, which is zero if the first wins
         wins, start, choices = (yield from all_of(transfers, beaten[:, 1:], role)), playing[:, :1], playing[:, 1:]
@@ -386,24 +388,32 @@ def _picked(
         fit = np.moveaxis(may[:, : size * groups].reshape(n, size), 0, 1)
         # an entry beats all that may not win
         if size > 1:
-            of_others = np.stack([fit[of] for of in others], axis=1)
+            one, of_others = np.uint8(1 - role), np.stack([fit[of] for of in others], axis=1)
             (lost,) = yield from conjunctions(transfers, of_others.ravel(), (beaten ^ one).reshape(1, -1), role)
             beaten = lost.reshape(beaten.shape) ^ one
         wins = yield from all_of(transfers, np.concatenate([fit[None], beaten]), role)
-        start, choices = _padded(np.zeros((n, 0, *values.shape[2:]), np.uint64), 1, role), playing
-    more = subtract(choices, start).swapaxes(0, 1).reshape(-1, *values.shape[2:])
-    bits, kept = wins.ravel(), rest
-    if may is not None and rest.shape[1]:
-        kept = _padded(np.zeros((nodes, 0, *values.shape[2:]), np.uint64), rest.shape[1], role)
+        start, choices = _nothing(values, n, 1, role), playing
+    bits, more, kept = wins.ravel(), subtract(choices, start).swapaxes(0, 1).reshape(-1, *values.shape[2:]), rest
+    if may is not None:
+        kept = _nothing(values, nodes, rest.shape[1], role)
         more = np.concatenate([more, subtract(rest, kept).reshape(-1, *values.shape[2:])])
         bits = np.concatenate([bits, may[:, size * groups :].ravel()])
     chosen = yield from selected(transfers, bits, more)
     out = start[:, 0]
     for part in chosen[: wins.size].reshape(len(wins), n, *values.shape[2:]):
         out = add(out, part)
-    if len(bits) > wins.size:
-        kept = fitted(add(kept, chosen[wins.size :].reshape(rest.shape)), widths)
-    return np.concatenate([fitted(out, widths).reshape(nodes, groups, *values.shape[2:]), kept], axis=1)
+    if may is not None:
+        kept = add(kept, chosen[wins.size :].reshape(rest.shape))
+    return fitted(np.concatenate([out.reshape(nodes, groups, *values.shape[2:]), kept], axis=1), widths)
+
+
+def _beaten(later: Bits, others: list[list[int]], n: int, role: int) -> Bits:
+    """Return shares of which of the `others` each entry of a group beats, (size - 1, size, n)."""
+    size, one = len(others), np.uint8(1 - role)
+    not_smaller = np.zeros((size, size, n), np.uint8)  # [i, j]: j beats i, as it is larger, or equal and earlier
+    for (i, j), larger in zip(combinations(range(size), 2), later, strict=True):
+        not_smaller[i, j], not_smaller[j, i] = larger, larger ^ one
+    return np.stack([not_smaller[of, j] for j, of in enumerate(others)], axis=1)
 
 
 def fitted(entries: Wide, widths: Widths) -> Wide:

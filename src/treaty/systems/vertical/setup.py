@@ -184,10 +184,8 @@ def _columns_of_others(
             part.choice = tell_cost_of_sealing(party.name, choice.links, candidates, job, step, options.to_open)
     gradients = (SealedGradients if sealed else EncryptedGradients)(party, client, n_rows, first_tree, inputs.observers)
     if isinstance(gradients, SealedGradients):
-        gradients.ends, gradients.last_tree = (
-            {name: columns.end for name, columns in sealed.items()},
-            first_tree + trees,
-        )
+        gradients.ends = {name: columns.end for name, columns in sealed.items()}
+        gradients.last_tree = first_tree + trees
         gradients.far = {name for name, link in choice.links.items() if link.step > FAR}
     for columns in others.values():
         columns.gradients, columns.by_column = gradients, options.reveals_columns(choice.cipher)
