@@ -240,7 +240,7 @@ def extensions() -> Rows:
 def correlations() -> Rows:
     """Return what senders offer in products that are made ahead."""
     ends = play(open_transfers(0), open_transfers(1))
-    made = [play(*(draw(end, Correlation(3, 2, 2), 40) for end in ends)) for _ in range(2)]
+    made = [play(*(draw(end, Correlation(3, 2, 2, 128), 40) for end in ends)) for _ in range(2)]
     return _words(*(array for pair in made for of in pair for array in (of.numbers, of.last)))
 
 

@@ -102,7 +102,7 @@ class Ahead:
         yield transfers.rows, _OF_A_TRANSFER, transfers.extend
         yield transfers.quads, _OF_A_QUAD, partial(make_quads, transfers)
         for kind, stock in transfers.products.items():
-            nbytes = kind.bits * (_OF_A_TRANSFER + 8 * kind.values * kind.words)
+            nbytes = kind.bits * _OF_A_TRANSFER + kind.values * int(kind.row_bytes.sum())
             yield stock, nbytes, partial(make, transfers, kind)
 
     @property

@@ -178,7 +178,7 @@ def products(transfers: Transfers, x: Wide, y: Wide, x_bits: int, y_bits: int, b
     n, v, words = y.shape
     top, wraps = bit(x, x_bits - 1), bit(y, y_bits - 1)
     low, high = yield from together(
-        draw(transfers, Correlation(x_bits, v, words), n), draw(transfers, Correlation(1, 1, words), n * v)
+        draw(transfers, Correlation(x_bits, v, words, bits), n), draw(transfers, Correlation(1, 1, words, bits), n * v)
     )
     # Those of w share the transfer of a factor's top bit, which offers minus 2^(m-1) y and 2^m (1 - w) y at once.
     of_all = np.broadcast_to(x[:, None], y.shape)
@@ -213,8 +213,8 @@ def selected(transfers: Transfers, bits: Bits, values: Wide) -> Steps[Wide]:
 
     Shares of bits, (n,), are exclusive: their sum modulo 2 is the bit.
     """
-    of_all = np.broadcast_to(bits[:, None], values.shape[:2])
-    drawn = yield from draw(transfers, Correlation(1, *values.shape[1:]), len(bits))
+    of_all, (n, v, words) = np.broadcast_to(bits[:, None], values.shape[:2]), values.shape
+    drawn = yield from draw(transfers, Correlation(1, v, words, 64 * words), n)
     # a bit that is shared as 1 and 1 is 0: the other's bit then counts with a minus
     ((received, given),) = yield from multiplied((drawn, bits[:, None].astype(np.uint64), values, bits))
     return add(add(only(of_all, values), received), given)
@@ -228,7 +228,7 @@ def both_of(transfers: Transfers, bits: Bits, words: int, role: int) -> Steps[Wi
     longest = len(bits) - half
     x, y = np.zeros((longest, 1), np.uint64), np.zeros((longest, 1, words), np.uint64)
     x[: len(mine), 0], y[: len(theirs), 0, 0] = mine, theirs
-    drawn = yield from draw(transfers, Correlation(1, 1, words), longest)
+    drawn = yield from draw(transfers, Correlation(1, 1, words, 64 * words), longest)
     ((received, given),) = yield from multiplied((drawn, x, y, np.zeros(longest, np.uint8)))
     parts = received[: len(mine), 0], given[: len(theirs), 0]
     return np.concatenate(parts if role == 0 else parts[::-1])
@@ -245,7 +245,7 @@ def times_known(transfers: Transfers, known: Sequence[int], bits: int, y: Wide, 
     n, v, words = y.shape
     # of a number that one party knows in full, only products with the other's shares need transfers
     groups = -(-v // _COLUMNS)
-    kind = Correlation(bits, _COLUMNS, words, one_way=True)
+    kind = Correlation(bits, _COLUMNS, words, 64 * words, one_way=True)
     drawn = yield from draw(transfers, kind, n * groups)
     x = np.repeat(from_ints(known, max(words, -(-bits // 64))), groups, axis=0)
     padded = np.zeros((n, groups * _COLUMNS, words), np.uint64)

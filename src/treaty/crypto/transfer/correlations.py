@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.transfer.extension import random_pairs
@@ -76,33 +77,37 @@ def draw(transfers: Transfers, kind: Correlation, count: int) -> Steps[Correlate
 
 def make(transfers: Transfers, kind: Correlation, count: int) -> Steps[None]:
     """Make products for the stock: a step for transfers, and one that correlates them."""
-    bits = kind.bits
+    bits, sizes = kind.bits, kind.row_bytes
     drawn = yield from transfers.fresh(count * bits)
     shape, rows = (count, kind.values, kind.words), (count * bits, kind.values * kind.words)
-    blocks = -(-rows[1] // 2)
+    length, blocks = kind.values * int(sizes.sum()), -(-rows[1] // 2)
     sends, receives = (not kind.one_way or transfers.role == role for role in (1, 0))
     numbers, last = np.zeros((2, *shape), np.uint64)
-    pads, message, held = (np.zeros(rows if used else (0, rows[1]), np.uint64) for used in (sends, sends, receives))
+    pads, held = (np.zeros(rows if used else (0, rows[1]), np.uint64) for used in (sends, receives))
+    message = np.empty((count if sends else 0, length), np.uint8)
     of = list(pieces(count, max(1, _AT_ONCE // (bits * blocks))))
     if sends:
         numbers, last = Keystream().bits(64, 2 * numbers.size).reshape(2, *shape)
         for part in of:
             at = slice(part.start * bits, part.stop * bits)
             pair = random_pairs(drawn.sender, drawn.q[at], drawn.first + at.start, blocks)
-            _correlate(*pair, numbers[part], last[part], bits, pads[at], message[at])
-    (came,) = take((yield [message]), (np.uint64, (len(held), rows[1])))
+            _correlate(*pair, numbers[part], last[part], sizes, pads[at], message[part])
+    (came,) = take((yield [message]), (np.uint8, (count if receives else 0, length)))
     if receives:
         for part in of:
             at = slice(part.start * bits, part.stop * bits)
             own = drawn.receiver.hash.rows(drawn.t[at], drawn.first + at.start, blocks)
-            _hold(own, drawn.random[at], np.ascontiguousarray(came[at]), kind.words, held[at])
+            _hold(own, drawn.random[at], np.ascontiguousarray(came[part]), sizes, kind.words, held[at])
     transfers.products[kind].add(Correlated(bits, numbers, last, pads, held, drawn.random))
 
 
 @kernel
-def _correlate(zero: Words, one: Words, y: Words, last: Words, bits: int, pads: Words, message: Words) -> None:
-    words = y.shape[2]
+def _correlate(
+    zero: Words, one: Words, y: Words, last: Words, sizes: NDArray[np.int64], pads: Words, message: NDArray[np.uint8]
+) -> None:
+    words, bits = y.shape[2], sizes.size
     for n in range(y.shape[0]):
+        place = 0
         for i in range(bits):
             row = n * bits + i
             for v in range(y.shape[1]):
@@ -119,23 +124,37 @@ def _correlate(zero: Words, one: Words, y: Words, last: Words, bits: int, pads: 
                     carry = over | np.uint64(summed < total)
                     less = summed - one[row, at]
                     under = np.uint64(summed < one[row, at])
-                    message[row, at] = less - borrow
+                    number = less - borrow
                     borrow = under | np.uint64(less < borrow)
+                    for byte in range(8 * word, min(8 * word + 8, sizes[i])):
+                        message[n, place + byte] = np.uint8(number & np.uint64(255))
+                        number >>= np.uint64(8)
+                place += sizes[i]
 
 
 @kernel
-def _hold(pads: Words, random: Bits, message: Words, words: int, held: Words) -> None:
+def _hold(
+    pads: Words, random: Bits, message: NDArray[np.uint8], sizes: NDArray[np.int64], words: int, held: Words
+) -> None:
     """Write pads, plus the message where the random bit is 1."""
-    for row in range(held.shape[0]):
-        mask = np.uint64(0) - np.uint64(random[row])
-        for v in range(held.shape[1] // words):
-            carry = np.uint64(0)
-            for at in range(v * words, (v + 1) * words):
-                given = message[row, at] & mask
-                total = pads[row, at] + given
-                above = np.uint64(total < given)
-                held[row, at] = total + carry
-                carry = above | np.uint64(held[row, at] < total)
+    bits = sizes.size
+    for n in range(message.shape[0]):
+        place = 0
+        for i in range(bits):
+            row = n * bits + i
+            mask = np.uint64(0) - np.uint64(random[row])
+            for v in range(held.shape[1] // words):
+                carry = np.uint64(0)
+                for word in range(words):
+                    given, at = np.uint64(0), v * words + word
+                    for byte in range(8 * word, min(8 * word + 8, sizes[i])):
+                        given |= np.uint64(message[n, place + byte]) << np.uint64(8 * (byte - 8 * word))
+                    given &= mask
+                    total = pads[row, at] + given
+                    above = np.uint64(total < given)
+                    held[row, at] = total + carry
+                    carry = above | np.uint64(held[row, at] < total)
+                place += sizes[i]
 
 
 @kernel

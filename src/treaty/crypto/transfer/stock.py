@@ -89,13 +89,20 @@ Bits = NDArray[np.uint8]
 class Correlation:
     """A kind of products (`correlations`): of a receiver's number of some bits with `values` of a sender's of `words`.
 
-    With `one_way` role 1 is the sender alone, and role 0 the receiver.
+    Shares of products are modulo 2^modulo, at most 2^(64 words). With `one_way` role 1 is the sender alone, and role 0
+    the receiver.
     """
 
     bits: int
     values: int
     words: int
+    modulo: int
     one_way: bool = False
+
+    @property
+    def row_bytes(self) -> NDArray[np.int64]:
+        """Bytes of each bit's number that are sent, (bits,): the bit of weight 2^i counts modulo 2^(modulo - i)."""
+        return -(-(self.modulo - np.arange(self.bits)) // 8)
 
 
 @dataclass(slots=True)
