@@ -229,7 +229,7 @@ def small_job(data: Any) -> tuple[str, dict, np.ndarray, np.ndarray | None, dict
     weight = rng.integers(0, 4, n).astype(float) + (np.arange(n) < 3) if data.draw(st.booleans()) else None
     options = {
         "max_depth": data.draw(st.integers(1, 4)),
-        "n_estimators": 2,
+        "n_estimators": data.draw(st.sampled_from([2, 4])),  # from the third on, what was made ahead is used
         "min_child_weight": data.draw(st.sampled_from([1e-3, 1.0])),
         "min_child_samples": data.draw(st.sampled_from([1, 3])),
         "min_split_loss": data.draw(st.sampled_from([0.0, 0.1])),
