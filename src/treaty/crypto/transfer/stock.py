@@ -102,7 +102,7 @@ class Correlation:
     @property
     def row_bytes(self) -> NDArray[np.int64]:
         """Bytes of each bit's number that are sent, (bits,): the bit of weight 2^i counts modulo 2^(modulo - i)."""
-        return -(-(self.modulo - np.arange(self.bits)) // 8)
+        return np.maximum(-(-(self.modulo - np.arange(self.bits)) // 8), 0)
 
 
 @dataclass(slots=True)
