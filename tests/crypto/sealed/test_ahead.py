@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from crypto.sealed.test_sealed import opened, play, shared
 from treaty.crypto.transfer import ahead as ahead_module
+from treaty.crypto.transfer import correlations
 from treaty.crypto.transfer.aes import Hash
 from treaty.crypto.transfer.ahead import Ahead
 from treaty.crypto.transfer.arithmetic import both_of, products, selected, squares, times_known
@@ -230,6 +231,17 @@ def test_any_sequence_gives_right_results_and_uses_nothing_twice(
     assert_nothing_twice(hashed)
     for queue in pair.parties[0]._wire.queues.values():
         assert queue.empty()
+
+
+@pytest.mark.parametrize("rows", [1, 200])
+def test_products_made_in_pieces_use_no_tweak_twice(monkeypatch: pytest.MonkeyPatch, hashed: Hashed, rows: int) -> None:
+    monkeypatch.setattr(correlations, "_AT_ONCE", rows)
+    pair = Pair(Wire(), "p1")
+    for _ in range(3):
+        pair.begin_tree(1 << 22)
+        multiply(pair, 12)
+        compare_and_multiply(pair, 40)
+    assert_nothing_twice(hashed)
 
 
 def test_a_tree_like_the_last_one_takes_no_step_to_fill_stocks(monkeypatch: pytest.MonkeyPatch) -> None:

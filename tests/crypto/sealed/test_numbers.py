@@ -15,6 +15,7 @@ from scipy.stats import chi2
 from crypto.sealed.test_sealed import opened, play, shared
 from treaty.crypto.transfer.arithmetic import both_of, cut, products, selected, squares, times_known
 from treaty.crypto.transfer.comparison import _digits, negatives
+from treaty.crypto.transfer.extension import joined
 from treaty.crypto.transfer.sealed_sums import (
     BELOW,
     NUMBER,
@@ -26,7 +27,7 @@ from treaty.crypto.transfer.sealed_sums import (
     best_of_shared,
     winner_of,
 )
-from treaty.crypto.transfer.stock import Arrays, Steps, Transfers, open_transfers
+from treaty.crypto.transfer.stock import Arrays, Drawn, Steps, Transfers, open_transfers
 
 Ends = tuple[Transfers, Transfers]
 WIDTHS_OF_NUMBERS = st.sampled_from([1, 2, 3, 63, 64, 65, 66, 121, 128]) | st.integers(1, 190)
@@ -258,3 +259,26 @@ def test_tables_of_digits_are_uniform_whatever_the_digits(ends: Ends, digits: tu
         for of in result:
             for half in np.split(of, 2):  # as the receiver, and as the sender
                 assert uniform(np.packbits(half)) > 1e-6
+
+
+def test_an_opened_entry_shows_nothing_of_the_digits(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has results for all eight differences, each under a share of its own."""
+    drawn, honest = dict[int, Drawn](), Transfers.draw_for
+
+    def noting(end: Transfers, choices: np.ndarray) -> Steps[Drawn]:
+        drawn[end.role] = yield from honest(end, choices)
+        return drawn[end.role]
+
+    monkeypatch.setattr(Transfers, "draw_for", noting)
+    bits = np.zeros((N, 3), np.uint8)
+    for k, ((_, table), _) in enumerate(received(lambda k: _digits(ends[k], bits, bits))):
+        pads = ends[k].receiver.hash.rows(joined(drawn[k].t, 3), drawn[k].first)[:, 0].astype(np.uint16)
+        numbers = drawn[k].random.reshape(-1, 3) @ np.array([1, 2, 4])
+        entry = table[np.arange(len(table)), numbers] ^ pads
+        assert uniform(entry) > 1e-6
+        results = np.stack([entry >> np.uint16(2 * place) & np.uint16(3) for place in range(8)]).astype(np.uint8)
+        # two bits of each of two results make a half byte
+        assert all(uniform(results[a] << 6 | results[b] << 4 | results[a] << 2 | results[b]) > 1e-6
+                   for a in range(8) for b in range(a))  # fmt: skip
+        others = np.arange(len(table)), (numbers + 1) % 8
+        assert uniform(table[others] ^ entry) > 1e-6

@@ -134,6 +134,14 @@ def test_the_active_party_may_stand_anywhere_in_the_order(active):
     assert_lossless(*sealed_both("binary", tables, y, active=active), tables)
 
 
+def test_far_links_carry_products_at_every_step_and_trees_are_the_pooled_ones(monkeypatch):
+    """Also while the best so far passes from party to party, and while halves are opened."""
+    monkeypatch.setattr("treaty.systems.vertical.setup.FAR", -1.0)
+    X, y = real_table("binary")
+    tables, options = cut(with_categories(with_gaps(X)), 3), {**HALVES, "min_child_samples": 1, "n_estimators": 4}
+    assert_lossless(*sealed_both("binary", tables, y, **options), tables)
+
+
 @pytest.mark.parametrize("case", ["no own features", slow("one column"), slow("constant and missing")])
 def test_sealed_sums_give_the_pooled_trees_of_unusual_tables(case):
     tables, (_, y) = unusual_tables()[case], real_table("binary")
