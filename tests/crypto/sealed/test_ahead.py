@@ -45,7 +45,7 @@ class FakeParty:
         self._wire.queues[self.name, to].put(message)
 
     def receive(self, peer: str, kind: type) -> Any:
-        message = self._wire.queues[peer, self.name].get(timeout=10)
+        message = self._wire.queues[peer, self.name].get(timeout=60)
         assert isinstance(message, kind)
         return message
 
