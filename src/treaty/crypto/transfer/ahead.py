@@ -40,7 +40,7 @@ class Ahead:
         """Expect of a tree what the last one took."""
         self._last_steps, self._steps, self._begins = self._steps, 0, True
         for stock, _, _ in self._stocks():
-            stock.wanted, stock.drawn = stock.drawn, 0
+            stock.wanted, stock.drawn = stock.drawn if self.nbytes else 0, 0
         if (total := self._total) > _MOST:
             for stock, _, _ in self._stocks():
                 stock.wanted = stock.wanted * _MOST // total
@@ -60,7 +60,8 @@ class Ahead:
         `due` is then how many of its messages of earlier steps come before the step's own.
         """
         self._steps, self.due, room = self._steps + 1, len(self._sent), self.nbytes
-        short = [(stock.short, nbytes, stock, more) for stock, nbytes, more in self._stocks() if stock.short > 0]
+        stocks = self._stocks() if room else ()
+        short = [(stock.short, nbytes, stock, more) for stock, nbytes, more in stocks if stock.short > 0]
         # a message costs something however little is in it: but for the rest at the beginning of a tree, it is full
         if not self._begins and sum(count * nbytes for count, nbytes, _, _ in short) < room:
             short = []

@@ -6,12 +6,13 @@ A *guarded* sharing of x in m bits is x0 + x1 = x + w 2^m with 0 <= x < 2^(m-1):
 is the disjunction of their top bits. Products of guarded numbers are sums of one party's bits times the other's
 numbers, each a correlated transfer (`correlations`).
 
-Every function of `Steps` here is one step, but for what `correlations.draw` has to make first.
+Every function of `Steps` here is one step, but for those that fill the stock of transfers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -270,17 +271,22 @@ def multiplied(*given: _Product, sends: bool = True, receives: bool = True) -> S
     a minus.
     """
     flips = [bits_of(x, of.bits).reshape(-1) ^ of.random for of, x, _, _ in given]
-    of_bits = packed(np.concatenate(flips))
+    of_bits, begun = packed(np.concatenate(flips)), [of.begun for of, *_ in given if of.begun is not None]
     differences = [array for product in given for array in _differences(*product)] if sends else []
-    came = yield [*([of_bits] if receives else []), *differences]
+    came = yield [*(of.message for of in begun), *([of_bits] if receives else []), *differences]
     shapes = [of.numbers.shape for of, *_ in given for _ in range(_arrays_of(of))] if receives else []
-    came = take(came, *([(np.uint64, of_bits.shape)] * sends), *((np.uint64, shape) for shape in shapes))
-    theirs = iter(np.split(unpacked(came[0], sum(map(len, flips))), np.cumsum([*map(len, flips)])) if sends else ())
-    differ = iter(came[1:] if sends else came)
+    of_each = iter(take(
+        came, *((np.uint64, of.expected) for of in begun), *([(np.uint64, of_bits.shape)] * sends),
+        *((np.uint64, shape) for shape in shapes),
+    ))  # fmt: skip
+    # what was not made ahead is correlated in this very step
+    held = [of if of.begun is None else replace(of, held=of.begun.held(next(of_each))) for of, *_ in given]
+    sizes = [len(each) for each in flips]
+    theirs = iter(np.split(unpacked(next(of_each), sum(sizes)), np.cumsum(sizes)) if sends else ())
     out = []
-    for (of, x, _, _), own in zip(given, flips, strict=True):
+    for of, (_, x, _, _), own in zip(held, given, flips, strict=True):
         nothing = np.zeros(of.numbers.shape, np.uint64)
-        received = _received(of, x, own, list(islice(differ, _arrays_of(of)))) if receives else nothing
+        received = _received(of, x, own, list(islice(of_each, _arrays_of(of)))) if receives else nothing
         out.append((received, of.sender_share(next(theirs)) if sends else nothing))
     return out
 

@@ -10,7 +10,8 @@ after this one step (`arithmetic.multiplied`), whose message is a small part of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.transfer.extension import random_pairs
-from treaty.crypto.transfer.stock import Bits, Correlation, Steps, Transfers, take
+from treaty.crypto.transfer.stock import Bits, Correlation, Drawn, Steps, Transfers, take
 from treaty.machine.arrays import Words, pieces
 from treaty.machine.kernels import kernel
 
@@ -31,7 +32,8 @@ class Correlated:
 
     `numbers` and `last`, (n, v, words), are the sender's y', and those of the top bit, whose y may have another sign.
     `pads` and `held`, (n * bits, v * words), are the sender's and the receiver's shares of each bit's product;
-    `random`, (n * bits,), are the receiver's bits.
+    `random`, (n * bits,), are the receiver's bits. What was not made ahead is `begun`: it is held once the other end's
+    message of the same step has come.
     """
 
     bits: int
@@ -40,6 +42,7 @@ class Correlated:
     pads: Words
     held: Words
     random: Bits
+    begun: Begun | None = None
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -64,50 +67,105 @@ class Correlated:
         return out
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What correlates products that were drawn and not made ahead: own message, and what opens the other end's."""
+
+    kind: Correlation
+    drawn: Drawn
+    message: Words
+    receives: bool
+
+    @property
+    def expected(self) -> tuple[int, int]:
+        """Shape of the other end's message, uint64."""
+        return len(self.drawn.random) if self.receives else 0, self.kind.values * self.kind.words
+
+    def held(self, came: Words) -> Words:
+        """Return the receiver's shares, by the sender's message."""
+        kind, drawn, held = self.kind, self.drawn, np.empty(came.shape, np.uint64)
+        for _, at in _parts(kind, len(came) // kind.bits):
+            own = drawn.receiver.hash.rows(drawn.t[at], drawn.first + at.start, -(-came.shape[1] // 2))
+            _hold(own, drawn.random[at], np.ascontiguousarray(came[at]), kind.words, held[at])
+        return held
+
+
 def draw(transfers: Transfers, kind: Correlation, count: int) -> Steps[Correlated]:
-    """Draw `count` products of a kind; if fewer are left, the others are made first, in two steps."""
+    """Draw `count` products of a kind; if fewer were made ahead, others are begun: a step for transfers, or none."""
     stock = transfers.products[kind]
-    yield from stock.reserve(count, lambda missing: make(transfers, kind, missing))
+    if stock.left < count:
+        drawn = yield from transfers.draw_for(np.zeros(count * kind.bits, np.uint8))
+        # later trees will have these made ahead, of transfers apart from the stock's
+        stock.drawn, transfers.rows.drawn = stock.drawn + count, transfers.rows.drawn - count * kind.bits
+        return _begin(transfers, kind, replace(drawn, flips=np.zeros_like(drawn.random)))
     parts = stock.draw(count)
     if len(parts) == 1:
         return cast(Correlated, parts[0])
-    arrays = ([getattr(part, name) for part in parts] for name in Correlated.__slots__[1:])
-    return Correlated(kind.bits, *map(np.concatenate, arrays))
+    arrays = ([getattr(part, name) for part in parts] for name in Correlated.__slots__[1:-1])
+    numbers, last, pads, held, random = map(np.concatenate, arrays)
+    return Correlated(kind.bits, numbers, last, pads, held, random)
 
 
 def make(transfers: Transfers, kind: Correlation, count: int) -> Steps[None]:
     """Make products for the stock: a step for transfers, and one that correlates them."""
-    bits, sizes = kind.bits, kind.row_bytes
-    drawn = yield from transfers.fresh(count * bits)
-    shape, rows = (count, kind.values, kind.words), (count * bits, kind.values * kind.words)
-    length, blocks = kind.values * int(sizes.sum()), -(-rows[1] // 2)
+    of = _begin(transfers, kind, (yield from transfers.fresh(count * kind.bits)))
+    begun = of.begun
+    assert begun is not None
+    sent = _cut_rows(begun.message, kind)
+    (came,) = take((yield [sent]), (np.uint8, (count if begun.receives else 0, _cut_length(kind))))
+    transfers.products[kind].add(replace(of, held=begun.held(_whole_rows(came, kind)), begun=None))
+
+
+def _cut_length(kind: Correlation) -> int:
+    return kind.values * int(kind.row_bytes.sum())
+
+
+def _cut_rows(message: Words, kind: Correlation) -> NDArray[np.uint8]:
+    """Return of each product's rows, uint64 (n * bits, v * words), the bytes that count, uint8 (n, bytes)."""
+    raw = message.astype("<u8", copy=False).view(np.uint8).reshape(-1, kind.bits, kind.values, 8 * kind.words)
+    # bit by bit: a bit's numbers have one length
+    rows = [raw[:, i, :, :size].reshape(len(raw), -1) for i, size in enumerate(kind.row_bytes.tolist())]
+    return np.concatenate(rows, axis=1)
+
+
+def _whole_rows(came: NDArray[np.uint8], kind: Correlation) -> Words:
+    """Return the rows whose bytes came, (n, bytes), uint64 (n * bits, v * words): zeros are where bytes do not count."""
+    raw, at = np.zeros((len(came), kind.bits, kind.values, 8 * kind.words), np.uint8), 0
+    for i, size in enumerate(kind.row_bytes.tolist()):
+        raw[:, i, :, :size] = came[:, at : at + kind.values * size].reshape(len(came), kind.values, size)
+        at += kind.values * size
+    whole: Words = raw.reshape(-1, 8 * kind.values * kind.words).view("<u8").astype(np.uint64, copy=False)
+    return whole
+
+
+def _begin(transfers: Transfers, kind: Correlation, drawn: Drawn) -> Correlated:
+    """Begin products of transfers for random bits."""
+    count = len(drawn.random) // kind.bits
+    shape, width = (count, kind.values, kind.words), kind.values * kind.words
     sends, receives = (not kind.one_way or transfers.role == role for role in (1, 0))
     numbers, last = np.zeros((2, *shape), np.uint64)
-    pads, held = (np.zeros(rows if used else (0, rows[1]), np.uint64) for used in (sends, receives))
-    message = np.empty((count if sends else 0, length), np.uint8)
-    of = list(pieces(count, max(1, _AT_ONCE // (bits * blocks))))
+    pads = np.zeros((len(drawn.random) if sends else 0, width), np.uint64)
+    message = np.empty_like(pads)
     if sends:
         numbers, last = Keystream().bits(64, 2 * numbers.size).reshape(2, *shape)
-        for part in of:
-            at = slice(part.start * bits, part.stop * bits)
-            pair = random_pairs(drawn.sender, drawn.q[at], drawn.first + at.start, blocks)
-            _correlate(*pair, numbers[part], last[part], sizes, pads[at], message[part])
-    (came,) = take((yield [message]), (np.uint8, (count if receives else 0, length)))
-    if receives:
-        for part in of:
-            at = slice(part.start * bits, part.stop * bits)
-            own = drawn.receiver.hash.rows(drawn.t[at], drawn.first + at.start, blocks)
-            _hold(own, drawn.random[at], np.ascontiguousarray(came[part]), sizes, kind.words, held[at])
-    transfers.products[kind].add(Correlated(bits, numbers, last, pads, held, drawn.random))
+    for part, at in _parts(kind, count if sends else 0):
+        pair = random_pairs(drawn.sender, drawn.q[at], drawn.first + at.start, -(-width // 2))
+        _correlate(*pair, numbers[part], last[part], kind.bits, pads[at], message[at])
+    begun = Begun(kind, drawn, message, receives)
+    return Correlated(kind.bits, numbers, last, pads, np.empty((0, width), np.uint64), drawn.random, begun)
+
+
+def _parts(kind: Correlation, count: int) -> Iterator[tuple[slice, slice]]:
+    """Yield some products at a time, and their transfers."""
+    blocks = kind.bits * -(-kind.values * kind.words // 2)
+    for part in pieces(count, max(1, _AT_ONCE // blocks)):
+        yield part, slice(part.start * kind.bits, part.stop * kind.bits)
 
 
 @kernel
-def _correlate(
-    zero: Words, one: Words, y: Words, last: Words, sizes: NDArray[np.int64], pads: Words, message: NDArray[np.uint8]
-) -> None:
-    words, bits = y.shape[2], sizes.size
+def _correlate(zero: Words, one: Words, y: Words, last: Words, bits: int, pads: Words, message: Words) -> None:
+    words = y.shape[2]
     for n in range(y.shape[0]):
-        place = 0
         for i in range(bits):
             row = n * bits + i
             for v in range(y.shape[1]):
@@ -124,37 +182,23 @@ def _correlate(
                     carry = over | np.uint64(summed < total)
                     less = summed - one[row, at]
                     under = np.uint64(summed < one[row, at])
-                    number = less - borrow
+                    message[row, at] = less - borrow
                     borrow = under | np.uint64(less < borrow)
-                    for byte in range(8 * word, min(8 * word + 8, sizes[i])):
-                        message[n, place + byte] = np.uint8(number & np.uint64(255))
-                        number >>= np.uint64(8)
-                place += sizes[i]
 
 
 @kernel
-def _hold(
-    pads: Words, random: Bits, message: NDArray[np.uint8], sizes: NDArray[np.int64], words: int, held: Words
-) -> None:
+def _hold(pads: Words, random: Bits, message: Words, words: int, held: Words) -> None:
     """Write pads, plus the message where the random bit is 1."""
-    bits = sizes.size
-    for n in range(message.shape[0]):
-        place = 0
-        for i in range(bits):
-            row = n * bits + i
-            mask = np.uint64(0) - np.uint64(random[row])
-            for v in range(held.shape[1] // words):
-                carry = np.uint64(0)
-                for word in range(words):
-                    given, at = np.uint64(0), v * words + word
-                    for byte in range(8 * word, min(8 * word + 8, sizes[i])):
-                        given |= np.uint64(message[n, place + byte]) << np.uint64(8 * (byte - 8 * word))
-                    given &= mask
-                    total = pads[row, at] + given
-                    above = np.uint64(total < given)
-                    held[row, at] = total + carry
-                    carry = above | np.uint64(held[row, at] < total)
-                place += sizes[i]
+    for row in range(held.shape[0]):
+        mask = np.uint64(0) - np.uint64(random[row])
+        for v in range(held.shape[1] // words):
+            carry = np.uint64(0)
+            for at in range(v * words, (v + 1) * words):
+                given = message[row, at] & mask
+                total = pads[row, at] + given
+                above = np.uint64(total < given)
+                held[row, at] = total + carry
+                carry = above | np.uint64(held[row, at] < total)
 
 
 @kernel

@@ -22,6 +22,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -102,7 +103,12 @@ class Correlation:
     @property
     def row_bytes(self) -> NDArray[np.int64]:
         """Bytes of each bit's number that are sent, (bits,): the bit of weight 2^i counts modulo 2^(modulo - i)."""
-        return np.maximum(-(-(self.modulo - np.arange(self.bits)) // 8), 0)
+        return _row_bytes(self.bits, self.modulo)
+
+
+@cache
+def _row_bytes(bits: int, modulo: int) -> NDArray[np.int64]:
+    return np.maximum(-(-(modulo - np.arange(bits)) // 8), 0)
 
 
 @dataclass(slots=True)

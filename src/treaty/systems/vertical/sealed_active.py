@@ -109,9 +109,9 @@ class SealedGradients(EncryptedGradients):
 
     def _request(self, peer: str, query: Payload, piece: slice, *, last: bool) -> Message:
         parents, chain, ahead = Array.of(self.order.parents[piece]), list(self.chain), self.ends[peer].ahead
-        # on a near link few large messages cost least; the wire of a far one is best never idle
-        ahead.nbytes = min(messages.MOST_AHEAD, ahead.evenly) if peer in self.far else messages.MOST_AHEAD
-        ahead.nbytes *= self._next_tree < self.last_tree
+        # on a near link each message costs more than it saves; before a first tree nobody knows what one takes
+        more = peer in self.far and self._next_tree < self.last_tree
+        ahead.nbytes = min(messages.MOST_AHEAD, max(1, ahead.evenly)) if more else 0
         return messages.SealedSumsRequest(pack(query), last, parents, chain, ahead.nbytes, *self.counts(peer))
 
     def counts(self, peer: str) -> tuple[int, int]:
