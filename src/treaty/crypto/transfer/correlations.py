@@ -124,12 +124,12 @@ def _cut_rows(message: Words, kind: Correlation) -> NDArray[np.uint8]:
     """Return of each product's rows, uint64 (n * bits, v * words), the bytes that count, uint8 (n, bytes)."""
     raw = message.astype("<u8", copy=False).view(np.uint8).reshape(-1, kind.bits, kind.values, 8 * kind.words)
     # bit by bit: a bit's numbers have one length
-    rows = [raw[:, i, :, :size].reshape(len(raw), -1) for i, size in enumerate(kind.row_bytes.tolist())]
+    rows = [raw[:, i, :, :size].reshape(len(raw), kind.values * size) for i, size in enumerate(kind.row_bytes.tolist())]
     return np.concatenate(rows, axis=1)
 
 
 def _whole_rows(came: NDArray[np.uint8], kind: Correlation) -> Words:
-    """Return the rows whose bytes came, (n, bytes), uint64 (n * bits, v * words): zeros are where bytes do not count."""
+    """Return the rows whose bytes came, (n, bytes), uint64 (n * bits, v * words); other bytes are zeros."""
     raw, at = np.zeros((len(came), kind.bits, kind.values, 8 * kind.words), np.uint8), 0
     for i, size in enumerate(kind.row_bytes.tolist()):
         raw[:, i, :, :size] = came[:, at : at + kind.values * size].reshape(len(came), kind.values, size)
