@@ -323,7 +323,7 @@ LINES: dict[str, Line] = {
     "transfer/sodium.random_scalar: randbelow": Line(base_transfers, even=False),
     "transfer/comparison._digits: Keystream": Line(compared_digits),
     "transfer/comparison.make_quads: Keystream": Line(quads),
-    "transfer/correlations.make: Keystream": Line(correlations),
+    "transfer/correlations._begin: Keystream": Line(correlations),
     "sharing/additive_routing.deal: token_bytes token_bytes": Line(triples),
     "sharing/additive_routing._DealerNumbers.__init__: token_bytes token_bytes": Line(routing),
     "sharing/additive_routing._ServerNumbers.__init__: Keystream": Line(lambda: [*triples(), *routing()]),

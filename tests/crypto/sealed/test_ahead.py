@@ -93,8 +93,8 @@ class Pair:
 
     def begin_tree(self, nbytes: int) -> None:
         for each in self.ahead:
-            each.begin_tree()
             each.nbytes = nbytes
+            each.begin_tree()
 
 
 def multiply(pair: Pair, n: int) -> None:

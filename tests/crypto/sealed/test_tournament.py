@@ -44,8 +44,8 @@ def ends() -> list[Transfers]:
 def make_ahead(both: list[Ahead], nbytes: int = 1 << 30) -> None:
     """Make all that was drawn since stocks were last made ahead."""
     for end in both:
-        end.begin_tree()
         end.nbytes = nbytes
+        end.begin_tree()
     while (sent := [end.message() for end in both]) != [None, None]:
         for end, came in zip(both, reversed(sent), strict=True):
             end.take(came)
