@@ -127,10 +127,7 @@ class SealedGradients(EncryptedGradients):
 
 
 class SealedPeer(PassiveColumns):
-    """The columns of a passive party, whose sums nobody opens.
-
-    Which rows go left is fetched when a level's splits are found, and kept until the search divides the nodes.
-    """
+    """The columns of a passive party, whose sums nobody opens; sides are fetched when a level's splits are found."""
 
     gradients: SealedGradients
     end: SealedEnd
@@ -235,9 +232,8 @@ def make_ends(
             'or take sums="open"'
         )
     keys = {name: peer.introduce() for name, peer in peers.items()}
-    share = common.colsample_bytree
-    counted = {name: peer.count_candidates(rules.onehot_below) for name, peer in peers.items()}
-    candidates = {name: (share * count, share * categories) for name, (count, categories) in counted.items()}
+    counted = {name: np.array(peer.count_candidates(rules.onehot_below)) for name, peer in peers.items()}
+    candidates = {name: tuple((common.colsample_bytree * of).tolist()) for name, of in counted.items()}
     step = best_step(links, candidates, job)
     for name in peers:
         others = {other: key for other, key in keys.items() if other != name}
