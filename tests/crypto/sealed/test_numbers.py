@@ -15,6 +15,7 @@ from scipy.stats import chi2
 from crypto.sealed.test_sealed import opened, play, shared
 from treaty.crypto.transfer.arithmetic import both_of, cut, products, selected, squares, times_known
 from treaty.crypto.transfer.comparison import _digits, negatives
+from treaty.crypto.transfer.correlations import Correlated, _correlate, _hold
 from treaty.crypto.transfer.extension import joined
 from treaty.crypto.transfer.sealed_sums import (
     BELOW,
@@ -283,3 +284,35 @@ def test_an_opened_entry_shows_nothing_of_the_digits(ends: Ends, monkeypatch: py
             assert uniform(both[::2] << 4 | both[1::2]) > 1e-6
         others = np.arange(len(table)), (numbers + 1) % 8
         assert uniform(table[others] ^ entry) > 1e-6
+
+
+def test_carries_pass_words_that_are_full() -> None:
+    """Random pads have such words once in 2^64."""
+    rng, (n, bits, values, words) = np.random.default_rng(0), (200, 3, 2, 3)
+
+    def full(*shape: int) -> np.ndarray:
+        return rng.choice(np.array([0, 1, 2**64 - 2, 2**64 - 1], np.uint64), shape)
+
+    def ints(array: np.ndarray) -> np.ndarray:
+        rows = np.ascontiguousarray(array).reshape(-1, words)
+        return np.array([int.from_bytes(row.tobytes(), "little") for row in rows], object)
+
+    y, last, pads, held, other = full(n, values, words), full(n, values, words), *full(3, n * bits, values * words)
+    flips = rng.integers(0, 2, n * bits, np.uint8)
+    of = Correlated(bits, y, last, pads, held, flips)
+    flip = flips.reshape(n, bits, 1).astype(object)
+    number = np.stack([ints(y).reshape(n, values)] * (bits - 1) + [ints(last).reshape(n, values)], axis=1)
+    weights = np.array([1, 2, 4], object)[None, :, None]
+    pad, mine = (ints(array).reshape(n, bits, values) for array in (pads, held))
+    expected = (weights * (flip * (number + pad) - (1 - flip) * pad)).sum(axis=1) % (1 << 64 * words)
+    assert ints(of.sender_share(flips)).tolist() == expected.ravel().tolist()
+    expected = (weights * (1 - 2 * flip) * mine).sum(axis=1) % (1 << 64 * words)
+    assert ints(of.receiver_share(flips)).tolist() == expected.ravel().tolist()
+    message, own = np.zeros_like(pads), np.zeros_like(pads)
+    _correlate(pads, other, y, last, bits, own, message)
+    assert np.array_equal(own, pads)
+    sent = (number + pad - ints(other).reshape(n, bits, values)) % (1 << 64 * words)
+    assert ints(message).tolist() == sent.ravel().tolist()
+    _hold(other, flips, message, words, own)
+    expected = (ints(other).reshape(n, bits, values) + flip * sent) % (1 << 64 * words)
+    assert ints(own).tolist() == expected.ravel().tolist()
