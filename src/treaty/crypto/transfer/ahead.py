@@ -19,7 +19,7 @@ from treaty.crypto.transfer.correlations import make
 from treaty.crypto.transfer.stock import Arrays, Steps, Stock, Transfers, sizes_of
 
 _OF_A_TRANSFER, _OF_A_QUAD = 4, 30  # bytes that are sent to make one
-_MOST = 1 << 28  # bytes sent for what is kept, which takes about three times as many in memory
+_MOST = 1 << 26  # bytes sent for what is kept, which takes several times as many in memory
 
 
 class Ahead:

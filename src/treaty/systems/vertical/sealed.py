@@ -102,7 +102,7 @@ class MovingKey:
 # ---------------------------------------------------------------- a level, at either end
 
 
-# Candidates of a level that are compared at once: some 3 kB each are in memory
+# Candidates of a level that are compared at once: some 26 kB each are in memory
 _AT_A_TIME = 1 << 14
 
 
@@ -276,6 +276,7 @@ class SealedOwner(ColumnOwner):
         assert answer is not None
         self._party.send(self._active, answer)
         shares = self._shares_of.shares
+        self._end.ahead.nbytes = request.ahead
         # without a column in the tree's sample the party takes no part in comparisons
         if not len(self._candidates):
             return
@@ -306,7 +307,6 @@ class SealedOwner(ColumnOwner):
             self._paths_of_nodes = np.concatenate(below)
         nodes = len(parts) if self._before is None else 2 * len(parts)
         at, chain = request.chain.index(self._party.name), request.chain
-        self._end.ahead.nbytes = request.ahead
         groups = None
         if self._before is not None and len(self._groups):
             groups = self._share_groups([*chain[:at], *chain[at + 1 :]], request.own_before + request.own_after)
