@@ -10,6 +10,7 @@ import pytest
 
 from proxy import HttpProxy
 from treaty.errors import ConfigError, LocalProtocolError, PeerAborted, PeerLost
+from treaty.messaging import tls
 from treaty.messaging.certificates import make_identity
 from treaty.messaging.messages import Array, Message
 from treaty.messaging.party import Party, run_role
@@ -306,3 +307,12 @@ def test_a_proxy_that_does_not_let_through_is_said(tls_end, answers, text):
     with pytest.raises(PeerLost, match=text):
         clinic.connect(1, {"lab": "127.0.0.1:1"})
     listener.close()
+
+
+def test_a_connection_that_breaks_before_the_handshake_is_closed(monkeypatch):
+    mine, other = socket.socketpair()
+    other.close()
+    monkeypatch.setattr(tls, "connected", lambda *given: mine)
+    with pytest.raises(BrokenPipeError):
+        tls.dial("unix:x", None, b"", time.monotonic() + 5, first=b"x")
+    assert mine.fileno() == -1

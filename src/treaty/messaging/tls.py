@@ -250,7 +250,11 @@ def dial(
     is another; see `connected`.
     """
     connection = connected(address, max(0.1, deadline - time.monotonic()), proxy)
-    connection.sendall(first)
+    try:
+        connection.sendall(first)
+    except OSError:
+        connection.close()
+        raise
     line = Line(connection, context, deadline, listens=False)
     if line.certificate != certificate:
         line.close()
