@@ -35,8 +35,9 @@ from treaty.trees.splits import SplitRules
 logger = logging.getLogger(__name__)
 
 # Probes by which a link is measured; no more are answered
-PROBES = 5
+PROBES = 8
 PROBE_BYTES = 1 << 18
+_LONG_LOAD = 2.0  # seconds
 _LEAST_BYTE = 1e-10  # seconds: links faster than 10 GB/s count as that fast
 
 MOST_HINT_BYTES = 16 << 30  # where the disk has twice as much room
@@ -88,8 +89,11 @@ def measure(party: Party, peer: str) -> tuple[Link, float]:
         return time.perf_counter() - started
 
     took(0)  # waits until the peer has finished other work
-    empty = min(took(0) for _ in range(2))
-    loaded = min(took(PROBE_BYTES) for _ in range(2))
+    empty, loads = min(took(0) for _ in range(2)), [took(PROBE_BYTES) for _ in range(2)]
+    # a new connection sends little at a time; how much grows with each load
+    while len(loads) < PROBES - 3 and loads[-1] < _LONG_LOAD:
+        loads.append(took(PROBE_BYTES))
+    loaded = min(loads)
     return Link(empty / 2, max(_LEAST_BYTE, (loaded - empty) / (2 * PROBE_BYTES))), left
 
 

@@ -165,6 +165,11 @@ def _seal(
     step = cipher_choice.best_step({peer: NEAR}, {peer: candidates}, job)
     cost = cipher_choice.cost_of_sealing({peer: NEAR}, {peer: candidates}, job, step)
     for sender, receiver in ((active, peer), (peer, active)):
-        found.send(sender, receiver, cost.nbytes / 2 + 2 * cipher_choice.PROBE_BYTES + _TRANSFER_BYTES, job.trees * 30)
+        found.send(
+            sender,
+            receiver,
+            cost.nbytes / 2 + (cipher_choice.PROBES - 3) * cipher_choice.PROBE_BYTES + _TRANSFER_BYTES,
+            job.trees * 30,
+        )
         found.hold(6e3 * min(1 << 14, sum(candidates) * (1 << job.rules.max_depth - 1)), sender)
     return cost
