@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 import treaty
 from crypto.aggregation import summing
 from crypto.lattice.oracle import SEED
+from crypto.sealed.hashing import assert_nothing_twice, noted
 from crypto.sealed.test_sealed import play
 from crypto.sharing.servers import Play
 from crypto.sums.test_sealed_answers import Attacker
@@ -39,7 +40,7 @@ from treaty.crypto.sharing.shamir import make_shares, open_shares, random_number
 from treaty.crypto.sums import triple_sums
 from treaty.crypto.sums.hidden_vectors import Fields
 from treaty.crypto.transfer import extension, oprf, sodium
-from treaty.crypto.transfer.aes import Hash, Streams
+from treaty.crypto.transfer.aes import Streams
 from treaty.crypto.transfer.comparison import _digits, draw_quads
 from treaty.crypto.transfer.correlations import draw
 from treaty.crypto.transfer.extension import STEP
@@ -447,9 +448,8 @@ def test_a_line_sees_draws_that_are_alike(place: str, monkeypatch: pytest.Monkey
 def test_a_sealed_training_uses_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a keystream nor a seed; nor, under a key of the hash, a tweak, a row or a pad."""
     streams, seeds = list[bytes](), list[bytes]()
-    hashed = defaultdict[int, list[np.ndarray]](list)
-    kept = list[Hash]()  # or another could have the number of one that is gone
-    of_stream, of_seeds, rows_of, low_bits_of = Keystream.__init__, Streams.__init__, Hash.rows, Hash.low_bits
+    hashed = noted(monkeypatch)
+    of_stream, of_seeds = Keystream.__init__, Streams.__init__
 
     def stream(self: Keystream, key: bytes | None = None, number: int = 0) -> None:
         key = secrets.token_bytes(32) if key is None else key
@@ -462,25 +462,8 @@ def test_a_sealed_training_uses_nothing_twice(monkeypatch: pytest.MonkeyPatch) -
             seeds.extend(seed.tobytes() + first.to_bytes(8, "big") for seed in given)
         of_seeds(self, given, first)
 
-    def note(of: Hash, rows: np.ndarray, first: int, offset: np.ndarray) -> None:
-        kept.append(of)
-        hashed[id(of)].append(
-            np.column_stack([np.arange(first, first + len(rows), dtype=np.uint64), rows, rows ^ offset])
-        )
-
-    def rows(self: Hash, rows: np.ndarray, first: int, blocks: int = 1, offset: np.ndarray | None = None) -> np.ndarray:
-        note(self, rows, first, np.zeros(2, np.uint64) if offset is None else offset)
-        return rows_of(self, rows, first, blocks, offset)
-
-    def low_bits(self: Hash, rows: np.ndarray, first: int, offsets: np.ndarray, width: int) -> np.ndarray:
-        for offset in offsets:
-            note(self, rows, first, offset)
-        return low_bits_of(self, rows, first, offsets, width)
-
     monkeypatch.setattr(Keystream, "__init__", stream)
     monkeypatch.setattr(Streams, "__init__", of_trees)
-    monkeypatch.setattr(Hash, "rows", rows)
-    monkeypatch.setattr(Hash, "low_bits", low_bits)
     rng = np.random.default_rng(3)
     X, y = rng.normal(size=(200, 3)), rng.integers(0, 2, 200)
     tables = {"a": pd.DataFrame(X[:, :1], columns=["x"]), "b": pd.DataFrame(X[:, 1:], columns=["y", "z"])}
@@ -488,8 +471,4 @@ def test_a_sealed_training_uses_nothing_twice(monkeypatch: pytest.MonkeyPatch) -
     for drawn in (streams, seeds):
         assert len(set(drawn)) == len(drawn) > 9
     assert len(hashed) == 4  # a sender's and a receiver's at either party
-    for parts in hashed.values():
-        of = np.concatenate(parts)
-        assert len(np.unique(of[:, [0, 3, 4]], axis=0)) == len(of)  # one pad, one use
-        pairs, tweaks, rows = (len(np.unique(of[:, part], axis=0)) for part in (slice(0, 3), slice(0, 1), slice(1, 3)))
-        assert pairs == tweaks == rows > 1 << 14  # a row of its own under each tweak
+    assert_nothing_twice(hashed, more_than=1 << 14)

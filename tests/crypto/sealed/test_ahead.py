@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from crypto.sealed.hashing import Hashed, assert_nothing_twice, noted
 from crypto.sealed.test_sealed import opened, play, shared
 from treaty.crypto.transfer import ahead as ahead_module
 from treaty.crypto.transfer import correlations
-from treaty.crypto.transfer.aes import Hash
 from treaty.crypto.transfer.ahead import Ahead
 from treaty.crypto.transfer.arithmetic import both_of, products, selected, squares, times_known
 from treaty.crypto.transfer.category_sets import half_that_won
@@ -169,40 +169,9 @@ def choose_paths(pair: Pair, n: int) -> None:
 COMPUTATIONS = [multiply, square, compare, select, compare_and_multiply, open_half, choose_paths]
 
 
-Hashed = dict[int, list[np.ndarray]]
-
-
 @pytest.fixture
 def hashed(monkeypatch: pytest.MonkeyPatch) -> Hashed:
-    """Note tweaks and rows that are hashed, by the hash."""
-    found, kept = defaultdict[int, list[np.ndarray]](list), list[Hash]()
-    honest, honest_bits = Hash.rows, Hash.low_bits
-
-    def note(of: Hash, rows: np.ndarray, first: int, offset: np.ndarray) -> None:
-        kept.append(of)
-        numbers = np.arange(first, first + len(rows), dtype=np.uint64)
-        found[id(of)].append(np.column_stack([numbers, rows, rows ^ offset]))
-
-    def rows(self: Hash, rows: np.ndarray, first: int, blocks: int = 1, offset: np.ndarray | None = None) -> np.ndarray:
-        note(self, rows, first, np.zeros(2, np.uint64) if offset is None else offset)
-        return honest(self, rows, first, blocks, offset)
-
-    def low_bits(self: Hash, rows: np.ndarray, first: int, offsets: np.ndarray, width: int) -> np.ndarray:
-        for offset in offsets:
-            note(self, rows, first, offset)
-        return honest_bits(self, rows, first, offsets, width)
-
-    monkeypatch.setattr(Hash, "rows", rows)
-    monkeypatch.setattr(Hash, "low_bits", low_bits)
-    return found
-
-
-def assert_nothing_twice(hashed: Hashed) -> None:
-    for parts in hashed.values():
-        of = np.concatenate(parts)
-        assert len(np.unique(of[:, [0, 3, 4]], axis=0)) == len(of)
-        pairs, tweaks, rows = (len(np.unique(of[:, part], axis=0)) for part in (slice(0, 3), slice(0, 1), slice(1, 3)))
-        assert pairs == tweaks == rows
+    return noted(monkeypatch)
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))

@@ -14,8 +14,9 @@ from crypto.sealed.test_sealed import opened, play, shared
 from treaty.crypto.payload import SumsBounds
 from treaty.crypto.transfer import category_sets
 from treaty.crypto.transfer.category_sets import half_that_won, halves_of
+from treaty.crypto.transfer.comparison import comparison_steps
 from treaty.crypto.transfer.sealed_sums import Known, Widths
-from treaty.crypto.transfer.stock import Transfers, open_transfers
+from treaty.crypto.transfer.stock import Steps, Transfers, open_transfers
 from treaty.errors import CryptoError
 
 Ends = tuple[Transfers, Transfers]
@@ -100,6 +101,33 @@ def test_the_owner_gets_the_half_that_it_picks_and_the_knower_nothing(ends: Ends
         plain = members[0, row, pick % 2, start:stop] ^ members[1, row, pick % 2, start:stop]
         np.testing.assert_array_equal(found[row, : stop - start], plain)
         assert not found[row, stop - start :].any()
+
+
+def test_halves_take_seven_steps_and_a_half_that_won_two(ends: Ends) -> None:
+    """As docs/sealed.md and estimates (`cipher_choice.cost_of_sealing`) have it, where transfers are in stock."""
+    for end in ends:
+        end.rows.few = 1 << 16
+    bounds, zeros, starts = SumsBounds(20_000, 1 << 16, 1 << 14), np.zeros((2, 2), np.int64), np.array([0, 5])
+    widths, members = Widths.of(bounds, 3), np.zeros((2, 2, 12), np.uint8)
+    known = [Known(np.ones((2, 3), np.int64), 3, zeros, zeros, 9), Known.nothing(2, 0, 0)]
+
+    def counted(steps: Steps[Any]) -> Steps[int]:
+        count, came = 0, None
+        while True:
+            try:
+                came = yield next(steps) if came is None else steps.send(came)
+            except StopIteration:
+                return count
+            count += 1
+
+    def played() -> tuple[list[int], list[int]]:
+        slots = np.zeros((2, 12, 3, 2), np.uint64)
+        halves = play(*(counted(halves_of(ends[k], slots, starts, known[k], widths, k)) for k in (0, 1)))
+        return halves, play(*(counted(half_that_won(ends[k], members, starts, zeros[0], k)) for k in (0, 1)))
+
+    played()  # fills the stocks
+    assert played() == ((7, 7), (2, 2))
+    assert 3 + comparison_steps(widths.grad) == 7
 
 
 def unlikely(bits: np.ndarray) -> bool:

@@ -11,7 +11,7 @@ import treaty
 from tables import cut, real_table
 from treaty.crypto.payload import SumsBounds
 from treaty.crypto.transfer.sealed_sums import Widths
-from treaty.errors import ConfigError
+from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.channel import LinkSpeed as PlayedLink
 from treaty.messaging.party import Party
 from treaty.runs import threads
@@ -56,6 +56,57 @@ def test_a_played_link_is_found_as_it_is() -> None:
 def test_a_link_costs_something_however_fast_it_seems(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cipher_choice.time, "perf_counter", lambda: 1.0)
     assert played(None) == Link(0.0, 1e-10)
+
+
+class ClockedParty:
+    """Has its probes echoed after given times, by a clock of its own; `change` makes the peer's echo another."""
+
+    def __init__(self, times: list[float], change: int = 0) -> None:
+        self.now, self.sent, self._times, self._change = 0.0, list[int](), times, change
+
+    def send(self, _: str, message: LinkProbe) -> None:
+        self.sent.append(len(message.filler))
+
+    def receive(self, _: str, kind: type[LinkEcho]) -> LinkEcho:
+        self.now += self._times[len(self.sent) - 1]
+        return kind(bytes(max(0, self.sent[-1] + self._change)), float(len(self.sent)))
+
+
+@pytest.mark.parametrize(
+    ("loads", "sent", "loaded"),
+    [
+        ([2.5, 2.0, 0.2, 0.2, 0.2], 2, 2.0),  # loads that take 2 s are long enough
+        ([2.5, 1.9, 2.0, 0.2, 0.2], 3, 1.9),
+        ([0.6, 0.5, 0.4, 2.1, 0.2], 4, 0.4),
+        ([1.9, 1.9, 1.9, 1.9, 0.3], 5, 0.3),  # the passive party answers no more
+    ],
+)
+def test_measuring_ends_after_a_load_that_took_long(
+    monkeypatch: pytest.MonkeyPatch, loads: list[float], sent: int, loaded: float
+) -> None:
+    """The first answer waits for other work of the peer, and does not count."""
+    party = ClockedParty([7.0, 0.2, 0.1, *loads])
+    monkeypatch.setattr(cipher_choice.time, "perf_counter", lambda: party.now)
+    link, left = measure(party, "b")  # type: ignore[arg-type]
+    assert party.sent == [0, 0, 0, *[cipher_choice.PROBE_BYTES] * sent]
+    assert link.step == pytest.approx(0.05)
+    assert link.byte == pytest.approx((loaded - 0.1) / (2 * cipher_choice.PROBE_BYTES))
+    assert left == 3 + sent  # as the last answer says
+    assert len(party.sent) <= cipher_choice.PROBES
+
+
+def test_a_load_that_comes_back_sooner_than_nothing_does_not_make_a_byte_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    party = ClockedParty([7.0, 3.0, 3.0, *[1.0] * 5])
+    monkeypatch.setattr(cipher_choice.time, "perf_counter", lambda: party.now)
+    assert measure(party, "b")[0] == Link(1.5, 1e-10)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("change", "probes"), [(1, 1), (1 << 20, 1), (-1, 4)])
+def test_an_echo_of_another_size_ends_the_job(change: int, probes: int) -> None:
+    party = ClockedParty([0.0] * cipher_choice.PROBES, change)
+    with pytest.raises(PeerProtocolError, match=r"expected \d+ bytes, got"):
+        measure(party, "b")  # type: ignore[arg-type]
+    assert len(party.sent) == probes
 
 
 def test_a_step_counts_for_more_comparisons_where_it_is_slow_and_for_fewer_where_bytes_are() -> None:
