@@ -50,9 +50,9 @@ def test_the_training_loss_falls_on_rare_classes_and_many_categories(mix: float,
 
 def test_leaf_weights_of_log_odds_are_limited_and_gains_are_not() -> None:
     # two classes mixed in one service, of which one seems impossible there: hess is 0.02 a row, grad nearly 1
-    rules = treaty.trees.splits.SplitRules(grad_unit=1.0, hess_unit=1.0, leaf_limit=10.0)
+    rules = treaty.trees.splits.SplitRules(grad_unit=1.0, hess_unit=1.0, learning_rate=1.0, leaf_limit=10.0)
     totals = np.array([[-500, 2, 500], [3, 2, 500]])
-    np.testing.assert_array_equal(rules.leaf_weight(totals), [10.0, -1.0])
+    np.testing.assert_array_equal(rules.leaf_value(totals), [10.0, -1.0])
     unlimited = treaty.trees.splits.SplitRules(grad_unit=1.0, hess_unit=1.0)
     np.testing.assert_array_equal(rules.gain(totals, totals // 2), unlimited.gain(totals, totals // 2))
 

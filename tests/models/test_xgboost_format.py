@@ -22,6 +22,7 @@ CASES = {
     "regression": {"objective": "squared_error"},
     "regression-base-score": {"objective": "squared_error", "base_score": -2.5},
     "base-score": {"base_score": 0.2},
+    "logistic-pieces": {"objective": "logistic_pieces", "base_score": 0.2},
     "poisson": {"objective": "poisson", "base_score": 1.3},
     "tweedie": {"objective": "tweedie", "base_score": 1.3, "tweedie_variance_power": 1.3, "fractional_bits": 20},
     "huber": {"objective": "huber", "huber_slope": 2.5},

@@ -253,8 +253,10 @@ def test_complete_sums_gives_each_node_its_own_sums(wanted, asked):
         pytest.param((-3, 2, 5), {"max_delta_step": 0.75}, 0.75, id="max-delta-step"),
         pytest.param((3, 2, 5), {"max_delta_step": 0.75}, -0.75, id="max-delta-step-below-zero"),
         pytest.param((-3, 2, 5), {"max_delta_step": 2.0}, 1.0, id="max-delta-step-not-reached"),
+        pytest.param((-4, 2, 5), {"leaf_unit": 0.25}, 1.25, id="leaf-unit"),
+        pytest.param((-4, 2, 5), {"leaf_unit": 0.25, "learning_rate": 0.3}, 0.5, id="leaf-unit-after-the-rate"),
     ],
 )
 def test_leaf_weight_follows_the_formula(total, rules, weight):
-    settings_ = {"grad_unit": 1.0, "hess_unit": 1.0, "min_child_weight": 0.0, **rules}
-    assert SplitRules(**settings_).leaf_weight(np.array([total])).tolist() == [weight]
+    settings_ = {"grad_unit": 1.0, "hess_unit": 1.0, "learning_rate": 1.0, "min_child_weight": 0.0, **rules}
+    assert SplitRules(**settings_).leaf_value(np.array([total])).tolist() == [weight]

@@ -23,6 +23,7 @@ from treaty.models.trees import ModelPart, decide, forest_of
 from treaty.trees.boosting import Forest
 from treaty.trees.custom_losses import Custom
 from treaty.trees.ensemble import JoinedSplits, SplitTable, Tree, join_splits
+from treaty.trees.logistic_pieces import LogisticPieces
 from treaty.trees.losses import Softmax
 from treaty.trees.number_losses import Poisson, PseudoHuber, Quantile, Tweedie
 from treaty.trees.objectives import Objective
@@ -59,6 +60,9 @@ def to_booster(
     n_features = len(feature_names)
     # XGBoost before 3.1 has one base score for all classes: their scores go into the leaves of the first round's trees
     scores = objective.class_scores if isinstance(objective, Softmax) else ()
+    start = objective.base_score
+    if isinstance(objective, LogisticPieces):  # starts from a rounded margin
+        start = float(objective.predictions(objective.base_margins)[0])
     first = [replace(tree, value=tree.value + score) for tree, score in zip(trees, scores, strict=False)]
     scored = [*first, *trees[len(first) :]]
     of_column = {name: list(of) for name, of in zip(feature_names, categories, strict=True) if of is not None}
@@ -78,7 +82,7 @@ def to_booster(
                 },
             },
             "learner_model_param": {
-                "base_score": repr(objective.base_score),
+                "base_score": repr(start),
                 "num_class": str(objective.n_outputs if isinstance(objective, Softmax) else 0),
                 "num_feature": str(n_features),
                 "num_target": "1",
@@ -97,6 +101,8 @@ def _xgboost_objective(objective: Objective) -> dict[str, Any]:
     """Return the objective as XGBoost's JSON format has it; a user's own loss becomes one with the same link."""
     name, parameters = objective.xgboost_name, {"reg_loss_param": {"scale_pos_weight": "1"}}
     match objective:
+        case LogisticPieces():
+            name = "binary:logistic"
         case Softmax():
             parameters = {"softmax_multiclass_param": {"num_class": str(objective.n_outputs)}}
         case Poisson():

@@ -364,6 +364,6 @@ def refreshed(tree: Tree, rows: LeafRows, grad: Integers, hess: Integers, rules:
     gain[inner] = term[tree.left[inner]] + term[tree.left[inner] + 1] - term[inner]
     return replace(
         tree,
-        value=np.where(inner, 0.0, rules.learning_rate * rules.leaf_weight(totals)), gain=gain,
+        value=np.where(inner, 0.0, rules.leaf_value(totals)), gain=gain,
         cover=(totals[:, 1] * rules.hess_unit).astype(np.float64), count=totals[:, 2],
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """What all losses share (derivatives in fixed point, base score, link), and the losses of classes.
 
-`number_losses`, `ranking_losses` and `custom_losses` have the other losses, `objectives` the table of all.
+`number_losses`, `ranking_losses`, `custom_losses` and `logistic_pieces` have the others, `objectives` the table of all.
 """
 
 from __future__ import annotations
@@ -90,6 +90,7 @@ class FixedPointLoss(msgspec.Struct, frozen=True, tag_field="name"):
     delta_step: ClassVar[float] = 0.0
     # the largest leaf weight before the learning rate; gains are without it
     leaf_limit: ClassVar[float] = math.inf
+    leaf_unit: ClassVar[float] = 0.0  # leaf values are whole multiples of it, unless it is 0
     # `largest_hess`, unless a loss computes it
     hess_limit: ClassVar[float] = 1.0
     # whether hessians, too, are divided by `grad_clip`
@@ -291,8 +292,7 @@ class FixedPointLoss(msgspec.Struct, frozen=True, tag_field="name"):
         if self.epsilon is None:
             return 1.0, 0.0
         others = max(self.n_outputs, 2) - 1
-        fade = math.exp(-self.epsilon)
-        rest = -math.expm1(-self.epsilon)
+        fade, rest = math.exp(-self.epsilon), -math.expm1(-self.epsilon)
         return (1.0 + others * fade) / rest, fade / rest
 
     @property

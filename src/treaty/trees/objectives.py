@@ -1,6 +1,6 @@
 """The table of all losses, how one is made for labels, and the metrics of eval sets.
 
-A new loss is a class in `losses`, `number_losses` or `ranking_losses`, and its name in the union `Objective`. A saved
+A new loss is a class in `losses` or another module of losses, and its name in the union `Objective`. A saved
 forest names the class by its tag, a job by its tag or by XGBoost's name.
 """
 
@@ -18,13 +18,15 @@ from treaty.errors import ConfigError, DataError
 from treaty.machine.arrays import Floats
 from treaty.machine.process import is_code
 from treaty.trees.custom_losses import Custom, loss_at
+from treaty.trees.logistic_pieces import LogisticPieces
 from treaty.trees.losses import Logistic, Softmax, bound_of_weights
 from treaty.trees.number_losses import Gamma, Poisson, PseudoHuber, Quantile, SquaredError, Tweedie
 from treaty.trees.ranking_losses import Ndcg, Pairwise, mean_average_precision, mean_ndcg
 
 Objective = (
-    Logistic | Softmax | SquaredError | Poisson | Tweedie | Gamma | PseudoHuber | Quantile | Pairwise | Ndcg | Custom
-)
+    Logistic | LogisticPieces | Softmax | SquaredError | Poisson | Tweedie | Gamma | PseudoHuber | Quantile | Pairwise
+    | Ndcg | Custom
+)  # fmt: skip
 
 
 def by_xgboost_name(kinds: Sequence[type[Objective]]) -> dict[str, str]:
@@ -74,7 +76,7 @@ def loss_class(name: str | None) -> type[Objective]:
     if own not in NAMED and own not in _THEIRS.values():
         raise ConfigError(
             f"expected objective to be one of {', '.join(NAMED)}, what XGBoost calls one of these, or a class of your "
-            f"own (treaty.CustomLoss), got {name!r}; for classes leave it out"
+            f"own (treaty.CustomLoss), got {name!r}; for classes leave it out, or take 'logistic_pieces' for two"
         )
     return LOSSES[own]
 

@@ -39,8 +39,8 @@ def join_outputs(found: Sequence[Integers]) -> Integers:
 def leaf_values(rules: SplitRules, totals: Integers, is_leaf: Flags, bounds: Floats | None) -> Floats:
     """Return leaf weights times the learning rate, 0 in inner nodes: (n_nodes,), of K > 1 outputs (n_nodes, K)."""
     outputs = [of_output(totals, output) for output in range(totals.shape[1] // 2)]
-    weights = np.stack([rules.leaf_weight(of, bounds) for of in outputs], axis=1)
-    value: Floats = np.where(is_leaf[:, None], rules.learning_rate * weights, 0.0)
+    values = np.stack([rules.leaf_value(of, bounds) for of in outputs], axis=1)
+    value: Floats = np.where(is_leaf[:, None], values, 0.0)
     return value if len(outputs) > 1 else value[:, 0].copy()
 
 

@@ -34,9 +34,10 @@ class SplitRules:
     others by sets: prefixes of the sorted categories, or (`halves`) those above the node's mean or those below, of
     categories with `fewest_of_category` rows in the node. With a `max_delta_step` above 0, leaf weights before the
     learning rate are at most that far from 0, and gains are those of such weights; `leaf_limit` bounds leaf weights
-    alone. `hess_floor` is for sums of hess that carry noise or are left out (0): it is the least divisor of a gain in
-    place of H + reg_lambda, and every H counts. At 0, sums are exact, and a gain's term with H <= 0 is 0. With
-    `max_leaves` above 0, trees grow by best gain to so many leaves. `constraints` are on the columns of all sources.
+    alone; leaf values are whole multiples of `leaf_unit`, unless it is 0. `hess_floor` is for sums of hess that carry
+    noise or are left out (0): it is the least divisor of a gain in place of H + reg_lambda, and every H counts. At 0,
+    sums are exact, and a gain's term with H <= 0 is 0. With `max_leaves` above 0, trees grow by best gain to so many
+    leaves. `constraints` are on the columns of all sources.
     """
 
     grad_unit: float
@@ -47,6 +48,7 @@ class SplitRules:
     min_child_weight: float = 1.0
     max_delta_step: float = 0.0
     leaf_limit: float = math.inf
+    leaf_unit: float = 0.0
     min_child_samples: int = 1
     max_depth: int = 3
     max_leaves: int = 0
@@ -120,9 +122,10 @@ class SplitRules:
         weight = np.clip(weight, -self.step, self.step)
         return weight if bounds is None else np.clip(weight, bounds[:, 0], bounds[:, 1])
 
-    def leaf_weight(self, totals: Integers, bounds: Floats | None = None) -> Floats:
-        """Return the `weight` of leaves, of which none is further than `leaf_limit` from 0."""
-        return np.clip(self.weight(totals, bounds), -self.leaf_limit, self.leaf_limit)
+    def leaf_value(self, totals: Integers, bounds: Floats | None = None) -> Floats:
+        """Return the learning rate times the `weight`, within `leaf_limit` of 0, of leaves; in whole `leaf_unit`s."""
+        value = self.learning_rate * np.clip(self.weight(totals, bounds), -self.leaf_limit, self.leaf_limit)
+        return np.rint(value / self.leaf_unit) * self.leaf_unit if self.leaf_unit else value
 
     @property
     def step(self) -> float:

@@ -283,6 +283,6 @@ def refit_leaves(
             tree, of_row = forest.trees[first + output], leaves[:, first + output]
             totals = np.zeros((len(tree.left), 3), np.int64)
             np.add.at(totals, of_row, np.stack([grad, hess, np.ones_like(grad)], axis=1))
-            value = np.where(tree.left < 0, rules.learning_rate * rules.leaf_weight(totals), 0.0)
+            value = np.where(tree.left < 0, rules.leaf_value(totals), 0.0)
             forest.trees[first + output] = replace(tree, value=value)
             margins[:, output] += value[of_row]

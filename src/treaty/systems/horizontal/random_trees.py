@@ -90,9 +90,7 @@ class RandomTrees:
         for node in reversed(range(inner)):
             totals[:, node] = totals[:, 2 * node + 1] + totals[:, 2 * node + 2]
         value = np.zeros(totals.shape[:2])
-        value[:, inner:] = rules.learning_rate * rules.leaf_weight(totals[:, inner:].reshape(-1, 3)).reshape(
-            n_trees, -1
-        )
+        value[:, inner:] = rules.leaf_value(totals[:, inner:].reshape(-1, 3)).reshape(n_trees, -1)
         gain = np.zeros(value.shape)
         heap = np.arange(2 * inner + 1)
         for node in range(inner):

@@ -261,6 +261,7 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
             min_split_loss=self.min_split_loss, min_child_weight=self.min_child_weight,
             max_delta_step=self.delta_step, min_child_samples=self.fewest_rows, max_depth=self.depth,
             max_leaves=self.max_leaves or 0, onehot_below=self.onehot_below, halves=self.category_sets == "halves",
+            leaf_unit=self.loss_class.leaf_unit,
             # the trees of a round are averaged
             learning_rate=self.rate / self.num_parallel_tree,
         )  # fmt: skip

@@ -50,6 +50,7 @@ from treaty.trees.boosting import Boosting, EvalSet, Forest, RoundState
 from treaty.trees.columns import ColumnSource, MakeSums, grow_trees
 from treaty.trees.constraints import Constraints
 from treaty.trees.ensemble import SplitTable, Tree, Walk, join_splits
+from treaty.trees.logistic_pieces import LogisticPieces
 from treaty.trees.objectives import Objective, check_metrics, loss_class, make_objective
 
 logger = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ def loss_of(
     y: NDArray[np.float64], weight: NDArray[np.float64] | None, n_classes: int | None, epsilon: float | None,
     common: BoostingOptions, start: Sequence[float] | None = None, base_margin: NDArray[np.float64] | None = None,
 ) -> Objective:  # fmt: skip
-    """Choose the loss: without classes (None) the objective, logistic for two classes, softmax for more.
+    """Choose the loss: without classes (None) the objective, logistic (or in pieces) for two, softmax for more.
 
     `epsilon` is that of labels that were randomised once, None of others.
     """
@@ -82,7 +83,13 @@ def loss_of(
             f"objective={common.objective!r} needs numbers, and the labels are classes: use GBDTRegressor, or "
             'task = "regression" in a job file'
         )
-    named = None if common.loss_class.takes == "classes" else common.objective
+    pieces = common.loss_class is LogisticPieces
+    if pieces and n_classes != 2:
+        raise ConfigError(
+            f"objective={common.objective!r} is for two classes, and the labels have {n_classes or 'none'}: leave "
+            "objective out"
+        )
+    named = None if common.loss_class.takes == "classes" and not pieces else common.objective
     loss = make_objective(
         named or ("squared_error" if n_classes is None else "logistic" if n_classes == 2 else "softmax"),
         y,
@@ -139,6 +146,11 @@ def refuse_margins(system: System, own: SystemOptions, common: BoostingOptions) 
         raise ConfigError(f"{refused}noise hides labels, and not margins, which derivatives would show")
     if common.base_score is not None:
         raise ConfigError("expected base_score or base_margin, got both: rows start from one or the other")
+    if common.loss_class.leaf_unit:
+        raise ConfigError(
+            f"expected no base_margin with objective={common.objective!r}: all its margins are multiples of "
+            f"{common.loss_class.leaf_unit:g}"
+        )
 
 
 def check_margins(margins: Any, whose: str, n_rows: int, n_outputs: int) -> NDArray[np.float64]:

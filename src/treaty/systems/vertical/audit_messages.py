@@ -142,7 +142,7 @@ class Replay(LeafRows):
             raise Unsound(_NOT_ALLOWED)
         return Tree(
             source=shape.source.astype(np.int16), record=shape.record, left=shape.left,
-            value=np.where(shape.left < 0, rules.learning_rate * rules.leaf_weight(totals), 0.0),
+            value=np.where(shape.left < 0, rules.leaf_value(totals), 0.0),
             gain=np.zeros(len(depths)), cover=(totals[:, 1] * rules.hess_unit).astype(np.float64), count=totals[:, 2],
         )  # fmt: skip
 

@@ -1,0 +1,128 @@
+"""The logistic loss in pieces: the whole numbers that its definition gives, near the true ones, within its bounds."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treaty.trees.logistic_pieces import LogisticPieces
+from treaty.trees.objectives import make_objective
+from treaty.trees.splits import SplitRules
+
+UNIT = 2.0**-12
+LIMIT = 8 << 12
+NEAR = sorted({8 * side * 4096 + by for side in (-1, 1) for by in (-1, 0, 1)} | {-1, 0, 1, -15, -16, 15, 16, 17})
+KNOTS = [knot * 4096 + by for knot in range(-7, 8) for by in (-1, 0, 1)]
+FAR = [sign * far for sign in (-1, 1) for far in (9 << 12, 10**6, 2**40)]
+
+
+@cache
+def curve(steps: int) -> tuple[Decimal, Decimal]:
+    """Return p and p (1 - p) at a margin in units of 2^-9."""
+    p = 1 / (1 + (Decimal(-steps) / 512).exp())
+    return p, p * (1 - p)
+
+
+@cache
+def table(bits: int) -> list[list[tuple[int, int]]]:
+    """Return (offset, slope) of the 16 pieces of p, and of those of h, from decimal numbers."""
+    found = []
+    for which in (0, 1):
+        at = [curve(512 * knot)[which] * 2**bits for knot in range(-8, 9)]
+        pieces = [(round(at[0]), 0)]
+        for piece in range(1, 15):
+            slope = round((at[piece + 1] - at[piece]) / 256)
+            places = [curve(512 * (piece - 8) + 2 * low + 1)[which] * 2**bits - slope * low for low in range(256)]
+            pieces.append((round((max(places) + min(places)) / 2), slope))
+        found.append([*pieces, (round(at[-1]), 0)])
+    return found
+
+
+def plainly(x: int, bits: int) -> list[int]:
+    """Return p and h of a margin in units of 2^-12."""
+    piece, low = min(max(x // 4096 + 8, 0), 15), x % 4096 // 16
+    return [offset + slope * low for offset, slope in (of[piece] for of in table(bits))]
+
+
+def derivatives(x, y, bits=16, weight=None):
+    margins = np.array(x, float)[:, None] * UNIT
+    loss = make_objective("logistic_pieces", np.array(y, float), weight, fractional_bits=bits)
+    grad, hess, clipped = loss.gradients(margins, np.array(y, float), weight)
+    assert clipped == 0
+    return loss, grad[0], hess[0]
+
+
+@pytest.mark.parametrize("bits", [4, 10, 16, 20])
+def test_derivatives_at_the_ends_of_pieces_are_those_of_the_definition(bits):
+    margins = [*NEAR, *KNOTS, *FAR]
+    for y in (0, 1):
+        _, grad, hess = derivatives(margins, [y] * len(margins), bits)
+        assert grad.tolist() == [plainly(x, bits)[0] - (y << bits) for x in margins]
+        assert hess.tolist() == [plainly(x, bits)[1] for x in margins]
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(-(2**17), 2**17), st.integers(0, 1)), min_size=1, max_size=40),
+    bits=st.integers(4, 24),
+)
+def test_derivatives_are_those_of_the_definition(rows, bits):
+    x, y = zip(*rows, strict=True)
+    _, grad, hess = derivatives(x, y, bits)
+    assert grad.tolist() == [plainly(m, bits)[0] - (label << bits) for m, label in rows]
+    assert hess.tolist() == [plainly(m, bits)[1] for m, _ in rows]
+
+
+def test_a_piece_has_its_margins_from_its_lower_end_on_and_the_ends_go_on():
+    steps = np.arange(-LIMIT - 5000, LIMIT + 5000)
+    _, p, h = derivatives(steps, np.zeros(len(steps)))
+    inside = (steps >= -LIMIT) & (steps < LIMIT)
+    assert set(p[steps < -LIMIT]) == set(p[steps == -LIMIT]) == {p[inside][0]}
+    assert set(p[steps >= LIMIT]) == set(p[steps == LIMIT - 1]) == {p[inside][-1]}
+    # the lowest four bits of a margin do not count
+    for of in (p, h):
+        assert np.all(np.ptp(of[inside].reshape(-1, 16), axis=1) == 0)
+
+
+def test_pieces_are_near_the_logistic_function_and_its_slope():
+    margins = np.arange(-12.0, 12.0, UNIT)
+    _, p, h = derivatives(margins / UNIT, np.zeros(len(margins)))
+    true = 1.0 / (1.0 + np.exp(-margins))
+    assert np.abs(p / 65536 - true).max() <= 0.0065
+    assert np.abs(h / 65536 - true * (1.0 - true)).max() <= 0.0063
+
+
+@pytest.mark.parametrize("bits", range(1, 41))
+def test_derivatives_stay_within_the_public_bounds(bits):
+    steps = np.arange(-LIMIT - 16, LIMIT + 17, 16)
+    loss, p, h = derivatives(steps, np.zeros(len(steps)), bits)
+    assert 0 <= p.min() <= p.max() <= 1 << bits == loss.grad_bound
+    assert 0 <= h.min() <= h.max() <= loss.hess_bound
+
+
+def test_whole_weights_multiply_whole_derivatives_and_others_are_rounded():
+    x, y = [*NEAR, *KNOTS], np.arange(len(NEAR) + len(KNOTS)) % 2
+    _, grad, hess = derivatives(x, y)
+    _, heavy, heavy_hess = derivatives(x, y, weight=np.full(len(x), 3.0))
+    np.testing.assert_array_equal(heavy, 3 * grad)
+    np.testing.assert_array_equal(heavy_hess, 3 * hess)
+    loss, light, light_hess = derivatives(x, y, weight=np.full(len(x), 0.3))
+    assert loss.weight_unit == 0.5
+    np.testing.assert_array_equal(light, np.rint(grad * 0.6))
+    np.testing.assert_array_equal(light_hess, np.rint(hess * 0.6))
+
+
+def test_the_start_and_leaf_values_are_multiples_of_a_unit():
+    for base_score in (0.5, 0.123, 0.999):
+        start = LogisticPieces(base_score=base_score).base_margins
+        assert np.array_equal(start, np.rint(start / UNIT) * UNIT)
+        assert start == pytest.approx(np.log(base_score / (1.0 - base_score)), abs=UNIT / 2)
+    totals = np.random.default_rng(0).integers(-(10**6), 10**6, (500, 3)) * [1, 0, 0] + [0, 10**6, 30]
+    rules = {"grad_unit": 2.0**-16, "hess_unit": 2.0**-16, "learning_rate": 0.1}
+    values = SplitRules(**rules, leaf_unit=UNIT).leaf_value(totals)
+    assert np.array_equal(values, np.rint(values / UNIT) * UNIT)
+    np.testing.assert_allclose(values, SplitRules(**rules).leaf_value(totals), rtol=0, atol=UNIT / 2)
