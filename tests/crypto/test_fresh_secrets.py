@@ -239,10 +239,10 @@ def extensions() -> Rows:
 
 
 def correlations() -> Rows:
-    """Return what senders offer in products that are made ahead."""
+    """Return what senders offer in products, and the pads that hide it: one for each word of each bit."""
     ends = play(open_transfers(0), open_transfers(1))
-    made = [play(*(draw(end, Correlation(3, 2, 2, 128), 40) for end in ends)) for _ in range(2)]
-    return _words(*(array for pair in made for of in pair for array in (of.numbers, of.last)))
+    made = [of for _ in range(2) for of in play(*(draw(end, Correlation(3, 2, 2, 128), 40) for end in ends))]
+    return _words(*(array for of in made for array in (of.numbers, of.last, of.pads, of.begun.message)))
 
 
 def base_transfers() -> Rows:
