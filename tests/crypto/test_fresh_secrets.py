@@ -23,8 +23,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 import treaty
 from crypto.aggregation import summing
 from crypto.lattice.oracle import SEED
-from crypto.sealed.hashing import assert_nothing_twice, noted
 from crypto.sealed.test_sealed import play
+from crypto.sealed.used import Used
 from crypto.sharing.servers import Play
 from crypto.sums.test_sealed_answers import Attacker
 from crypto.vectors.test_lattice_vectors import both
@@ -448,7 +448,7 @@ def test_a_line_sees_draws_that_are_alike(place: str, monkeypatch: pytest.Monkey
 def test_a_sealed_training_uses_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a keystream nor a seed; nor, under a key of the hash, a tweak, a row or a pad."""
     streams, seeds = list[bytes](), list[bytes]()
-    hashed = noted(monkeypatch)
+    used = Used(monkeypatch)
     of_stream, of_seeds = Keystream.__init__, Streams.__init__
 
     def stream(self: Keystream, key: bytes | None = None, number: int = 0) -> None:
@@ -470,5 +470,5 @@ def test_a_sealed_training_uses_nothing_twice(monkeypatch: pytest.MonkeyPatch) -
     GBDTClassifier("secureboost", n_estimators=3, max_depth=3, max_bin=4, min_child_samples=3).fit(tables, y)
     for drawn in (streams, seeds):
         assert len(set(drawn)) == len(drawn) > 9
-    assert len(hashed) == 4  # a sender's and a receiver's at either party
-    assert_nothing_twice(hashed, more_than=1 << 14)
+    assert len(used.hashed) == 4  # a sender's and a receiver's at either party
+    used.assert_nothing_twice(least=1 << 14)

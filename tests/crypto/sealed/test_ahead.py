@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from crypto.sealed.hashing import Hashed, assert_nothing_twice, noted
 from crypto.sealed.test_sealed import opened, play, shared
+from crypto.sealed.used import Used, use_all
 from treaty.crypto.transfer import ahead as ahead_module
 from treaty.crypto.transfer import correlations
 from treaty.crypto.transfer.ahead import Ahead
@@ -170,8 +170,8 @@ COMPUTATIONS = [multiply, square, compare, select, compare_and_multiply, open_ha
 
 
 @pytest.fixture
-def hashed(monkeypatch: pytest.MonkeyPatch) -> Hashed:
-    return noted(monkeypatch)
+def used(monkeypatch: pytest.MonkeyPatch) -> Used:
+    return Used(monkeypatch)
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
@@ -184,10 +184,10 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> Hashed:
     st.sampled_from([0, 100, 3000, 1 << 22]),
 )
 def test_any_sequence_gives_right_results_and_uses_nothing_twice(
-    hashed: Hashed, trees: list[list[tuple[Any, int, bool]]], nbytes: int
+    used: Used, trees: list[list[tuple[Any, int, bool]]], nbytes: int
 ) -> None:
     """Trees alike, unlike and empty ones; stocks that last, and that end in the middle of a tree."""
-    hashed.clear()
+    used.clear()
     pair = Pair(Wire(), "p1")
     for tree in trees:
         pair.begin_tree(nbytes)
@@ -197,20 +197,22 @@ def test_any_sequence_gives_right_results_and_uses_nothing_twice(
                 for each in pair.ahead:
                     each.nbytes = nbytes - each.nbytes
     assert pair.ends[0].used == pair.ends[1].used
-    assert_nothing_twice(hashed)
+    for end in pair.ends:
+        use_all(end)
+    used.assert_nothing_twice()
     for queue in pair.parties[0]._wire.queues.values():
         assert queue.empty()
 
 
 @pytest.mark.parametrize("rows", [1, 200])
-def test_products_made_in_pieces_use_no_tweak_twice(monkeypatch: pytest.MonkeyPatch, hashed: Hashed, rows: int) -> None:
+def test_products_made_in_pieces_use_no_tweak_twice(monkeypatch: pytest.MonkeyPatch, used: Used, rows: int) -> None:
     monkeypatch.setattr(correlations, "_AT_ONCE", rows)
     pair = Pair(Wire(), "p1")
     for _ in range(3):
         pair.begin_tree(1 << 22)
         multiply(pair, 12)
         compare_and_multiply(pair, 40)
-    assert_nothing_twice(hashed)
+    used.assert_nothing_twice()
 
 
 def test_a_tree_like_the_last_one_takes_no_step_to_fill_stocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +270,7 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     multiply(pair, 300)
 
 
-def test_what_no_tree_draws_any_more_is_not_kept_forever(monkeypatch: pytest.MonkeyPatch, hashed: Hashed) -> None:
+def test_what_no_tree_draws_any_more_is_not_kept_forever(monkeypatch: pytest.MonkeyPatch, used: Used) -> None:
     """Trees of samples of columns multiply numbers in groups of other sizes, each a kind of its own."""
     monkeypatch.setattr(ahead_module, "_MOST", 100_000)
     pair, values = Pair(Wire(), "p1"), np.zeros((300, 12, 2), np.uint64)
@@ -282,7 +284,7 @@ def test_what_no_tree_draws_any_more_is_not_kept_forever(monkeypatch: pytest.Mon
         assert kept[0] == kept[1] < 400_000
     kinds = [stock.left for stock in pair.ends[0].products.values()]
     assert kinds == [stock.left for stock in pair.ends[1].products.values()]
-    assert_nothing_twice(hashed)
+    used.assert_nothing_twice()
 
 
 def test_two_messages_are_under_way_at_most() -> None:
@@ -303,7 +305,7 @@ def test_two_messages_are_under_way_at_most() -> None:
     assert max(most) == 2
 
 
-def test_three_parties_and_a_chain_use_nothing_twice(hashed: Hashed) -> None:
+def test_three_parties_and_a_chain_use_nothing_twice(used: Used) -> None:
     """The active party computes with both at once, then with one, as the winner so far passes on."""
     wire = Wire()
     pairs = [Pair(wire, name) for name in ("p1", "p2")]
@@ -340,7 +342,7 @@ def test_three_parties_and_a_chain_use_nothing_twice(hashed: Hashed) -> None:
             pair.begin_tree(nbytes)
         for n in (20, 50, 80):
             level(n)
-    assert_nothing_twice(hashed)
+    used.assert_nothing_twice()
     assert all(queue.empty() for queue in wire.queues.values())
 
 
