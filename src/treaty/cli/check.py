@@ -9,7 +9,7 @@ import math
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import typer
@@ -17,6 +17,9 @@ from rich.table import Table
 
 from treaty.cli.logs import NODE_FILE, NodeFile, Trust, console, say, say_learned
 from treaty.errors import ConfigError, TreatyError
+
+if TYPE_CHECKING:
+    from treaty.runs.job import Job
 
 # seconds between two attempts to reach a peer
 RETRY_INTERVAL = 1.0
@@ -58,12 +61,7 @@ def check(
     Exit code: 0 if all is well, 2 if something of this party is wrong, 1 if only other parties do not answer properly.
     """
     from treaty.cli.node import check_as_node
-    from treaty.runs.connecting import listening
     from treaty.runs.job_files import load_job, seconds_of
-    from treaty.runs.link_checks import over_links, probe
-    from treaty.runs.local_checks import CheckFinding, check_own
-    from treaty.runs.report import learned_by
-    from treaty.systems.vertical.cipher_choice import Link
 
     if party is None and node == NODE_FILE and not node.exists():
         names = ", ".join(load_job(job).parties)
@@ -80,13 +78,23 @@ def check(
     described = load_job(job)
     if party not in described.parties:
         raise ConfigError(f"expected --as to be one of {', '.join(described.parties)}, got {party!r}")
-    patience = seconds_of("--wait", wait or "0s")
+    raise typer.Exit(_check_as(described, party, seconds_of("--wait", wait or "0s")))
+
+
+def _check_as(described: Job, party: str, patience: float) -> int:
+    """Print what is found of a party, its peers and its links; return the exit code."""
+    from treaty.runs.connecting import listening
+    from treaty.runs.link_checks import over_links, probe
+    from treaty.runs.local_checks import CheckFinding, check_own
+    from treaty.runs.report import learned_by
+    from treaty.systems.vertical.cipher_choice import Link
+
     own = check_own(described, party)
     for finding in own:
         say(str(finding))
     # without a valid job, the party's peers are unknown
     if not own[0].fine:
-        raise typer.Exit(2)
+        return 2
     say_learned(learned_by(described, described.roles()))
     others, links = [], dict[str, Link]()
     with ExitStack() as held:
@@ -112,9 +120,8 @@ def check(
         if patience:
             time.sleep(LINGER)
     if not all(finding.fine for finding in own):
-        raise typer.Exit(2)
-    if not all(finding.fine for finding in others):
-        raise typer.Exit(1)
+        return 2
+    return 0 if all(finding.fine for finding in others) else 1
 
 
 def plan(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 
 from crypto.sealed.test_sealed import opened, play, shared
-from treaty.crypto.transfer.arithmetic import both_of, cut, products, selected, squares, times_known
+from treaty.crypto.transfer.arithmetic import _share, both_of, cut, from_bits, products, selected, squares, times_known
 from treaty.crypto.transfer.comparison import _digits, negatives
 from treaty.crypto.transfer.correlations import Correlated, _correlate, _hold
 from treaty.crypto.transfer.extension import joined
@@ -305,9 +305,10 @@ def test_carries_pass_words_that_are_full() -> None:
     weights = np.array([1, 2, 4], object)[None, :, None]
     pad, mine = (ints(array).reshape(n, bits, values) for array in (pads, held))
     expected = (weights * (flip * (number + pad) - (1 - flip) * pad)).sum(axis=1) % (1 << 64 * words)
-    assert ints(of.sender_share(flips)).tolist() == expected.ravel().tolist()
+    of_flips = from_bits(flips.reshape(n, bits))
+    assert ints(_share(of, pads, 1 - flips, of_flips, [last, y])).tolist() == expected.ravel().tolist()
     expected = (weights * (1 - 2 * flip) * mine).sum(axis=1) % (1 << 64 * words)
-    assert ints(of.receiver_share(flips)).tolist() == expected.ravel().tolist()
+    assert ints(of.added_up(held, flips)).tolist() == expected.ravel().tolist()
     message, own = np.zeros_like(pads), np.zeros_like(pads)
     _correlate(pads, other, y, last, bits, own, message)
     assert np.array_equal(own, pads)

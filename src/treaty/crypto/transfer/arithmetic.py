@@ -156,6 +156,12 @@ def bits_of(a: Wide, count: int) -> Bits:
     return np.unpackbits(raw, axis=-1, count=count, bitorder="little")
 
 
+def from_bits(bits: Bits) -> Wide:
+    """Return the numbers that have these bits, (n, count), the lowest first."""
+    whole = np.pad(bits, ((0, 0), (0, -bits.shape[1] % 64)))
+    return np.packbits(whole, axis=1, bitorder="little").view("<u8").astype(np.uint64, copy=False)
+
+
 def only(bits: Bits, a: Wide) -> Wide:
     """Return a where the bit is 1, else 0, without a branch."""
     return a & (np.uint64(0) - bits.astype(np.uint64))[..., None]
@@ -285,9 +291,14 @@ def multiplied(*given: _Product, sends: bool = True, receives: bool = True) -> S
     theirs = iter(np.split(unpacked(next(of_each), sum(sizes)), np.cumsum(sizes)) if sends else ())
     out = []
     for of, (_, x, _, _), own in zip(held, given, flips, strict=True):
-        nothing = np.zeros(of.numbers.shape, np.uint64)
-        received = _received(of, x, own, list(islice(of_each, _arrays_of(of)))) if receives else nothing
-        out.append((received, of.sender_share(next(theirs)) if sends else nothing))
+        received = sent = np.zeros(of.numbers.shape, np.uint64)
+        if receives:
+            received = _share(of, of.held, own, x, list(islice(of_each, _arrays_of(of))))
+        if sends:
+            # of each bit this end has minus its pad or, where it is flipped, its random number and its pad
+            turned = next(theirs)
+            sent = _share(of, of.pads, 1 - turned, from_bits(turned.reshape(-1, of.bits)), [of.last, of.numbers])
+        out.append((received, sent))
     return out
 
 
@@ -302,12 +313,12 @@ def _differences(of: Correlated, _: Wide, y: Wide, minus: Bits) -> Arrays:
     return [top, subtract(y, of.numbers)] if of.bits > 1 else [top]
 
 
-def _received(of: Correlated, x: Wide, flips: Bits, differences: Arrays) -> Wide:
-    """Return shares of own numbers x times the other's: its random ones, and the differences from these."""
+def _share(of: Correlated, shares: Wide, flips: Bits, x: Wide, numbers: Arrays) -> Wide:
+    """Return what an end has of bits' products, and numbers x times others, whose first are for the top bit."""
     shape, below = of.numbers.shape, of.bits - 1
-    top = only(np.broadcast_to(bit(x, below)[:, None], shape[:2]), differences[0])
-    out = add(of.receiver_share(flips), shifted(top, below))
+    top = only(np.broadcast_to(bit(x, below)[:, None], shape[:2]), numbers[0])
+    out = add(of.added_up(shares, flips), shifted(top, below))
     if below == 0:
         return out
     lower_bits = resized(cut(x, below), shape[2])
-    return add(out, times(lower_bits[:, None], differences[1]))
+    return add(out, times(lower_bits[:, None], numbers[1]))

@@ -54,16 +54,10 @@ class Correlated:
             self.bits, self.numbers[part], self.last[part], self.pads[rows], self.held[rows], self.random[rows]
         )
 
-    def sender_share(self, flips: Bits) -> Words:
-        """Return shares of the receiver's numbers times y', (n, v, words); `flips` say where its bits differ."""
+    def added_up(self, shares: Words, flips: Bits) -> Words:
+        """Return sums over the bits of `shares`, `pads` or `held`, negative where flipped, (n, v, words)."""
         out = np.zeros(self.numbers.shape, np.uint64)
-        _turn(self.pads, self.numbers, self.last, flips, out)
-        return out
-
-    def receiver_share(self, flips: Bits) -> Words:
-        """Return shares of own numbers times y', (n, v, words); `flips` say where own bits differ."""
-        out = np.zeros(self.numbers.shape, np.uint64)
-        _add_up(self.held, flips, out)
+        _add_up(shares, flips, out)
         return out
 
 
@@ -202,28 +196,8 @@ def _hold(pads: Words, random: Bits, message: Words, words: int, held: Words) ->
 
 
 @kernel
-def _turn(pads: Words, y: Words, last: Words, flips: Bits, out: Words) -> None:
-    """Write sums of -pad, or of y + pad where flipped, doubled from the top bit down."""
-    # without a branch: -pad is 1 + not pad
-    words, bits = y.shape[2], flips.size // y.shape[0]
-    for n in range(y.shape[0]):
-        for i in range(bits - 1, -1, -1):
-            row = n * bits + i
-            flip = np.uint64(0) - np.uint64(flips[row])
-            for v in range(y.shape[1]):
-                carry, lower, over = np.uint64(1) & ~flip, np.uint64(0), np.uint64(0)
-                for word in range(words):
-                    number = (last[n, v, word] if i == bits - 1 else y[n, v, word]) & flip
-                    total = (pads[row, v * words + word] ^ ~flip) + number
-                    above = np.uint64(total < number)
-                    summed = total + carry
-                    carry = above | np.uint64(summed < total)
-                    lower, over = _double_and_add(out, n, v, word, summed, lower, over)
-
-
-@kernel
-def _add_up(held: Words, flips: Bits, out: Words) -> None:
-    """Write sums of what is held, negative where flipped, doubled from the top bit down."""
+def _add_up(shares: Words, flips: Bits, out: Words) -> None:
+    """Write sums of shares, negative where flipped, doubled from the top bit down."""
     words, bits = out.shape[2], flips.size // out.shape[0]
     for n in range(out.shape[0]):
         for i in range(bits - 1, -1, -1):
@@ -232,7 +206,7 @@ def _add_up(held: Words, flips: Bits, out: Words) -> None:
             for v in range(out.shape[1]):
                 less, lower, over = np.uint64(1) & flip, np.uint64(0), np.uint64(0)
                 for word in range(words):
-                    turned = (held[row, v * words + word] ^ flip) + less
+                    turned = (shares[row, v * words + word] ^ flip) + less
                     less = np.uint64(turned < less)
                     lower, over = _double_and_add(out, n, v, word, turned, lower, over)
 
