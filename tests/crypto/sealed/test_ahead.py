@@ -22,7 +22,8 @@ from treaty.crypto.transfer.ahead import Ahead
 from treaty.crypto.transfer.arithmetic import both_of, products, selected, squares, times_known
 from treaty.crypto.transfer.category_sets import half_that_won
 from treaty.crypto.transfer.comparison import negatives
-from treaty.crypto.transfer.stock import Paths, Steps, Transfers, open_transfers, together
+from treaty.crypto.transfer.correlations import draw, make
+from treaty.crypto.transfer.stock import Correlation, Paths, Steps, Transfers, open_transfers, together
 from treaty.errors import CryptoError
 from treaty.systems.vertical.sealed import take_rest, take_steps
 
@@ -235,6 +236,17 @@ def test_a_tree_like_the_last_one_takes_no_step_to_fill_stocks(monkeypatch: pyte
     # the first trees fill the stocks
     assert steps[3] == 4 * (1 + 1 + (1 + 3) + 1) <= steps[1] < steps[0]
     assert sent[0] == sent[1]
+
+
+def test_products_are_begun_only_where_the_stock_has_fewer() -> None:
+    kind, ends = Correlation(3, 1, 1, 64), play(open_transfers(0), open_transfers(1))
+    play(*(make(end, kind, 5) for end in ends))
+    assert all(of.begun is None and len(of) == 5 for of in play(*(draw(end, kind, 5) for end in ends)))
+    play(*(make(end, kind, 4) for end in ends))
+    assert all(of.begun is not None and len(of) == 5 for of in play(*(draw(end, kind, 5) for end in ends)))
+    assert [end.products[kind].left for end in ends] == [4, 4]
+    # begun ones count, so that more are made ahead, of transfers that the stock does not need
+    assert [(end.products[kind].drawn, end.rows.drawn) for end in ends] == [(10, 0)] * 2
 
 
 @pytest.mark.parametrize("nbytes", [1, 500, 40_000])

@@ -25,7 +25,7 @@ from treaty.messaging.messages import Array
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
 from treaty.systems.secureboost import secureboost
 from treaty.systems.secureboost.options import SecureBoost
-from treaty.systems.vertical import messages, sealed_candidates
+from treaty.systems.vertical import messages, sealed, sealed_candidates
 from treaty.systems.vertical.sealed import MovingKey
 from treaty.systems.vertical.sealed_candidates import Candidates, GroupsLeft
 
@@ -63,8 +63,13 @@ def test_groups_are_kept_as_on_the_pooled_table(parties, system, options):
     assert not all(any(path <= group for group in kept) for path in paths(free))
 
 
-def test_groups_of_unusual_columns_are_kept():
-    """An active party without columns, one with one column, categories by halves, constant and missing columns."""
+@pytest.mark.parametrize("at_a_time", [1 << 12, 1])
+def test_groups_of_unusual_columns_are_kept(monkeypatch, at_a_time):
+    """An active party without columns, one with one column, categories by halves, constant and missing columns.
+
+    Also where the nodes of a level are searched one after another.
+    """
+    monkeypatch.setattr(sealed, "_AT_A_TIME", at_a_time)
     X, y = real_table("binary")
     X = with_categories(with_gaps(X.iloc[:, :6]))
     tables = {"p0": X.iloc[:, :0], "p1": X.iloc[:, :1], "p2": X.iloc[:, 1:].assign(same=1.0, none=np.nan)}

@@ -88,10 +88,11 @@ def draw(transfers: Transfers, kind: Correlation, count: int) -> Steps[Correlate
     """Draw `count` products of a kind; if fewer were made ahead, others are begun: a step for transfers, or none."""
     stock = transfers.products[kind]
     if stock.left < count:
-        drawn = yield from transfers.draw_for(np.zeros(count * kind.bits, np.uint8))
+        yield from transfers.reserve(count * kind.bits)
+        drawn = transfers.drawn(count * kind.bits)
         # later trees will have these made ahead, of transfers apart from the stock's
         stock.drawn, transfers.rows.drawn = stock.drawn + count, transfers.rows.drawn - count * kind.bits
-        return _begin(transfers, kind, replace(drawn, flips=np.zeros_like(drawn.random)))
+        return _begin(transfers, kind, drawn)
     parts = stock.draw(count)
     if len(parts) == 1:
         return cast(Correlated, parts[0])

@@ -102,8 +102,9 @@ class MovingKey:
 # ---------------------------------------------------------------- a level, at either end
 
 
-# Candidates of a level that are compared at once: some 26 kB each are in memory
-_AT_A_TIME = 1 << 14
+# Candidates of a level that are compared at once: some 26 kB each are in memory. Each part takes steps of its own, so
+# up to four times as many are where steps take long
+_AT_A_TIME = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,8 @@ def find_best(
         allowed = of_columns[:, np.append(np.arange(entries), entries + candidates.columns)]
     found, categories = [], candidates.halved_slots
     members = np.zeros((len(slots), 2, len(categories)), np.uint8)
-    for part in pieces(len(slots), max(1, _AT_A_TIME // max(1, len(candidates) + len(categories)))):
+    at_once = _AT_A_TIME * min(4, 1 + end.step // 32)
+    for part in pieces(len(slots), max(1, at_once // max(1, len(candidates) + len(categories)))):
         of_part, sums_of_halves = known.only(part), np.zeros((len(slots[part]), 0, 3, sealed_sums.WORDS), np.uint64)
         if len(categories):
             mine, starts = slots[part][:, categories], candidates.halved_starts
