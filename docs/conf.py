@@ -74,6 +74,7 @@ CONTENTS = {
         "docs/statistics",
         "docs/growth",
         "docs/sealed",
+        "docs/hidden",
     ],
     "Using a model": ["docs/prediction", "docs/interpretation", "docs/reports", "docs/serving"],
     "Jobs and nodes": [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from decimal import Decimal
+from fractions import Fraction
 from functools import cache
 
 import numpy as np
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from treaty.trees.logistic_pieces import LogisticPieces
 from treaty.trees.objectives import make_objective
-from treaty.trees.splits import SplitRules
+from treaty.trees.splits import WHOLE_LIMIT, SplitRules, whole_weights
 
 UNIT = 2.0**-12
 LIMIT = 8 << 12
@@ -122,7 +124,18 @@ def test_the_start_and_leaf_values_are_multiples_of_a_unit():
         assert np.array_equal(start, np.rint(start / UNIT) * UNIT)
         assert start == pytest.approx(np.log(base_score / (1.0 - base_score)), abs=UNIT / 2)
     totals = np.random.default_rng(0).integers(-(10**6), 10**6, (500, 3)) * [1, 0, 0] + [0, 10**6, 30]
-    rules = {"grad_unit": 2.0**-16, "hess_unit": 2.0**-16, "learning_rate": 0.1}
+    # the learning rate is a multiple, too
+    rules = {"grad_unit": 2.0**-16, "hess_unit": 2.0**-16, "learning_rate": 410 * UNIT}
     values = SplitRules(**rules, leaf_unit=UNIT).leaf_value(totals)
     assert np.array_equal(values, np.rint(values / UNIT) * UNIT)
     np.testing.assert_allclose(values, SplitRules(**rules).leaf_value(totals), rtol=0, atol=UNIT / 2)
+    assert SplitRules(**rules | {"learning_rate": 0.1}, leaf_unit=UNIT).leaf_value(totals).tolist() == values.tolist()
+
+
+@given(
+    st.integers(-(1 << 36), 1 << 36), st.integers(0, 1 << 34), st.integers(1, 1 << 12), st.integers(1, 1 << 20)
+)  # fmt: skip
+def test_whole_weights_are_rounded_quotients_within_their_limits(grad, hess, rate, ridge):
+    (weight,) = whole_weights(np.array([[grad, hess, 1]]), rate, ridge)
+    exact = math.floor(Fraction(-grad * rate, hess + ridge) + Fraction(1, 2))
+    assert weight == min(max(exact, -WHOLE_LIMIT), WHOLE_LIMIT - 1)

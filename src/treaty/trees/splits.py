@@ -124,8 +124,15 @@ class SplitRules:
 
     def leaf_value(self, totals: Integers, bounds: Floats | None = None) -> Floats:
         """Return the learning rate times the `weight`, within `leaf_limit` of 0, of leaves; in whole `leaf_unit`s."""
+        if self.leaf_unit and self.exact:
+            return np.asarray(whole_weights(totals, self.whole_rate, self.ridge) * self.leaf_unit)
         value = self.learning_rate * np.clip(self.weight(totals, bounds), -self.leaf_limit, self.leaf_limit)
         return np.rint(value / self.leaf_unit) * self.leaf_unit if self.leaf_unit else value
+
+    @property
+    def whole_rate(self) -> int:
+        """The learning rate in units of `leaf_unit`."""
+        return max(1, round(self.learning_rate / self.leaf_unit))
 
     @property
     def step(self) -> float:
@@ -373,6 +380,21 @@ def best_of(candidates: Sequence[Splits], totals: Integers | None = None, rules:
 # Kernels do the same in digits of 32 bits (`scanning`).
 
 _MOST = (1 << 32 * DIGITS) - 1  # no numerator is as large
+
+
+WHOLE_LIMIT = 1 << 14  # of leaf values in whole units: those of 2^-12 are from -4 to below 4
+
+
+def whole_weights(totals: Integers, rate: int, ridge: int) -> Integers:
+    """Return leaf values in whole units, int64 (n,): -G rate / (H + ridge), to the nearest number, halves up.
+
+    They are brought within -`WHOLE_LIMIT` and one less than that. The rate is in the same units. Exact, so that a
+    protocol on shares computes the same.
+    """
+    divisor = np.maximum(totals[:, 1] + ridge, 1)
+    rounded = ((2 * WHOLE_LIMIT + 1) * divisor - 2 * rate * totals[:, 0]) // (2 * divisor)
+    weights: Integers = np.clip(rounded, 0, 2 * WHOLE_LIMIT - 1) - WHOLE_LIMIT
+    return weights
 
 
 def fraction(totals: Integers, left: Integers, ridge: int) -> tuple[int, int]:

@@ -171,6 +171,7 @@ class Receiver:
     """The end with a random bit for each transfer. `offer`, uint8 (32,), goes to the sender first."""
 
     hash: Hash  # once the sender's points have come
+    session: bytes
 
     def __init__(self) -> None:
         self._secret, self.offer = base_offer()
@@ -182,7 +183,8 @@ class Receiver:
         CryptoError if one is the identity or no point.
         """
         pads = base_pairs(self._secret, self.offer, points).reshape(TREES, _FOLD, 2, KEY)
-        self.hash = _hash_of(self.offer, points)
+        self.session = _session(self.offer, points)
+        self.hash = hash_of(self.session)
         out, seeds = np.empty_like(pads), []
         for tree, pad in enumerate(pads):
             nodes = np.frombuffer(secrets.token_bytes(KEY), np.uint8)[None]
@@ -228,7 +230,8 @@ class Sender:
         self._bits = np.unpackbits(drawn, bitorder="little").reshape(TREES, _FOLD)
         choices = self._bits[:, ::-1]
         self._pads, self.points = base_choose(offer, choices.reshape(-1).astype(np.bool_))
-        self.hash = _hash_of(offer, self.points)
+        self.session = _session(offer, self.points)
+        self.hash = hash_of(self.session)
         self._streams: list[Streams] = []
 
     def prepare(self, corrections: Bytes) -> None:
@@ -279,8 +282,13 @@ def _leaves(streams: Streams, part: slice) -> tuple[slice, Words, Words]:
     return at, planes, streams.next_words(planes.shape[2]).reshape(len(planes), -1, planes.shape[2])
 
 
-def _hash_of(offer: Bytes, points: Bytes) -> Hash:
-    return Hash(hashlib.sha256(b"treaty transfer hash\0" + offer.tobytes() + points.tobytes()).digest()[:16])
+def _session(offer: Bytes, points: Bytes) -> bytes:
+    return hashlib.sha256(b"treaty transfer hash\0" + offer.tobytes() + points.tobytes()).digest()
+
+
+def hash_of(session: bytes, number: int = 0) -> Hash:
+    """Return the hash of a session's rows from that tweak on; the more hashes one key has, the less each is worth."""
+    return Hash(hashlib.sha256(session + number.to_bytes(8, "little")).digest()[:16])
 
 
 def _children(nodes: Bytes) -> Bytes:

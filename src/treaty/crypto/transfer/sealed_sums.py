@@ -173,26 +173,40 @@ def best_of_shared(
     (n, entries + candidates), are shares of which may win, first the known entries; None for all. `directions`, (2,
     candidates), are the owner's, and zeros the knower's: which candidates have one, and which of these are falling.
     """
-    nodes, candidates = sums.shape[:2]
     entries = [entry_of(entry, widths) for entry in (*known.before, *known.after)]
-    rounds = rounds_of(len(entries) + candidates, nodes, widths.difference, step)
-    size, groups = rounds[0] if rounds else (1, 1)
+    before, after = entries[: len(known.before)], entries[len(known.before) :]
     left_hess = add(sums[:, :, 1], from_ints([known.ridge], WORDS))
     v = yield from linear(transfers, sums[:, :, 0], left_hess, known, widths, role)
 
-    def first_round() -> Steps[tuple[Wide, Bits]]:
+    def values() -> Steps[Wide]:
         of_candidates = yield from _fractions(transfers, v, left_hess, known, widths, role)
-        before, after = entries[: len(known.before)], entries[len(known.before) :]
-        values = _padded(np.concatenate([*before, of_candidates, *after], axis=1), size * groups, role)
-        return values, (yield from _later(transfers, _grouped(values, size, groups), widths, role))
+        return np.concatenate([*before, of_candidates, *after], axis=1)
 
-    # which candidates may win at all is not needed before the first pairs are compared
-    (values, later), fit = yield from together(
-        first_round(), _fit(transfers, sums, v, known, widths, role, directions, allowed)
-    )
-    may = np.pad(fit, ((0, 0), (0, values.shape[1] - fit.shape[1])))
-    values = yield from _picked(transfers, values, size, groups, later, widths, role, may)
-    return (yield from _played(transfers, values, rounds[1:], widths, role))
+    fit, count = _fit(transfers, sums, v, known, widths, role, directions, allowed), len(entries) + sums.shape[1]
+    return (yield from contest(transfers, values(), fit, (len(sums), count), widths, role, step))
+
+
+def contest(
+    transfers: Transfers, values: Steps[Wide], fit: Steps[Bits], shape: tuple[int, int], widths: Widths, role: int,
+    step: int,
+) -> Steps[Wide]:  # fmt: skip
+    """Return shares of the largest entry that fits, (n, 4, words), of `shape` (nodes, entries).
+
+    The protocols give the entries, (n, entries, 4, words), and shares of which may win, (n, entries).
+    """
+    nodes, entries = shape
+    rounds = rounds_of(entries, nodes, widths.difference, step)
+    size, groups = rounds[0] if rounds else (1, 1)
+
+    def first_round() -> Steps[tuple[Wide, Bits]]:
+        padded = _padded((yield from values), size * groups, role)
+        return padded, (yield from _later(transfers, _grouped(padded, size, groups), widths, role))
+
+    # which entries may win at all is not needed before the first pairs are compared
+    (playing, later), fits = yield from together(first_round(), fit)
+    may = np.pad(fits, ((0, 0), (0, playing.shape[1] - fits.shape[1])))
+    playing = yield from _picked(transfers, playing, size, groups, later, widths, role, may)
+    return (yield from _played(transfers, playing, rounds[1:], widths, role))
 
 
 def _fractions(transfers: Transfers, v: Wide, a: Wide, known: Known, widths: Widths, role: int) -> Steps[Wide]:

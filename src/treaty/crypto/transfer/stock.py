@@ -37,6 +37,10 @@ Arrays = list[NDArray[Any]]
 Steps = Generator[Arrays, Arrays, Result]
 
 
+class Opening(list[NDArray[Any]]):
+    """What a protocol yields where it opens shares to the other party."""
+
+
 def together(*protocols: Steps[Any]) -> Steps[list[Any]]:
     """Run independent protocols at once, each step of all of them in one message; return their results."""
     results: list[Any] = [None] * len(protocols)
@@ -206,6 +210,16 @@ class Transfers:
         finally:
             self._lane = 0
 
+    def tweaks(self, count: int) -> int:
+        """Return the first of `count` numbers that no transfer of either end has, nor other tweaks."""
+        first, self.used = self.used, self.used + count
+        return first
+
+    def rekey(self) -> None:
+        """Hash under other keys from here on, at both ends at once."""
+        for end in (self.sender, self.receiver):
+            end.hash = extension.hash_of(end.session, self.used)
+
     def reserve(self, count: int) -> Steps[None]:
         """Make more where fewer than `count` are left: a step, or none. The caller draws them at once."""
         yield from self.rows.reserve(count, self.extend)
@@ -235,7 +249,7 @@ class Transfers:
         return self._numbered(parts[1] if len(parts) == 2 else _Rows(*joined), choices)
 
     def _numbered(self, rows: _Rows, choices: Bits | None = None) -> Drawn:
-        first, self.used = self.used, self.used + len(rows)
+        first = self.tweaks(len(rows))
         flips = np.zeros_like(rows.random) if choices is None else choices ^ rows.random
         return Drawn(first, rows.q, rows.t, rows.random, flips, self.sender, self.receiver)
 
@@ -323,10 +337,7 @@ class Paths:
 
     def next_level(self) -> int:
         """Return the first tweak of a level's pads, one for each row; called at both ends, once a level."""
-        # numbers that no transfer of either end will have
-        first = self._transfers.used
-        self._transfers.used += len(self._rows)
-        return first
+        return self._transfers.tweaks(len(self._rows))
 
     def hide(self, sides: NDArray[np.uint8], paths: Bits, first: int, of: slice) -> NDArray[np.uint8]:
         """Return some rows' sides, packed bits uint8 (nodes, bytes), under pads of `paths`, (nodes, levels)."""

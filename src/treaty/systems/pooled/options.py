@@ -251,7 +251,8 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
         rules = self.rules_of(objective.grad_unit, objective.hess_unit)
         # a gain is a squared gradient divided by a hessian
         scale = objective.grad_clip * objective.grad_clip / objective.hess_clip
-        least = rules.min_gain * min(1.0, scale)
+        # whole units of leaves are of a protocol that compares gains exactly: any above 0 will do
+        least = 0.0 if objective.leaf_unit else rules.min_gain * min(1.0, scale)
         return replace(rules, min_gain=least, leaf_limit=objective.leaf_limit, constraints=constraints)
 
     def rules_of(self, grad_unit: float, hess_unit: float) -> SplitRules:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 import msgspec
 
+from treaty.crypto.transfer.hidden_rows import MOST_LEVELS
 from treaty.errors import ConfigError
 from treaty.privacy.mechanisms import fitted_lambda
 from treaty.systems.options import KeyBits, Positive, SystemOptions, TestKeyBits, check_test_key
@@ -38,6 +39,11 @@ class SecureBoost(SystemOptions):
         and no max_delta_step, and takes half a second to a second longer for each tree, and more where columns are many
         (docs/sealed.md). "open": the sums of every bin of every node. None is "sealed" where the other options allow
         it, but "open" in paper mode, and with `allow_exact_sums`.
+    membership : {"known", "hidden"} or None, default None
+        Which rows are in a node: "hidden" shares it, so that neither party learns it in training, with margins,
+        gradients and sums; needs two parties, ``objective="logistic_pieces"``, a depth of at most 6 and sealed sums,
+        and neither weights nor samples nor eval sets. Predictions are those of `he_inference` (docs/hidden.md).
+        "known", which None is: the active party knows it.
     reveal : {"column", "node"} or None, default None
         How a passive party's split is applied under the lattice map: with "column" the party says of all rows which go
         left, and learns nothing of the node; with "node" it decides the node's rows alone. Under open sums it sees
@@ -76,6 +82,7 @@ class SecureBoost(SystemOptions):
     )
     encryption: Literal["auto", "lattice", "ou", "paillier"] | None = None
     sums: Literal["open", "sealed"] | None = None
+    membership: Literal["known", "hidden"] | None = None
     reveal: Literal["column", "node"] | None = None
     key_bits: KeyBits | None = None
     insecure_test_key_bits: TestKeyBits | None = None
@@ -92,6 +99,8 @@ class SecureBoost(SystemOptions):
         own = replace(self, encryption="lattice") if common.multi_output and self.cipher == "auto" else self
         if own.sums is not None:
             return own
+        if own.hides_rows:
+            return replace(own, sums="sealed")
         accepted = own.mode == "paper" or own.allow_exact_sums
         return replace(own, sums="open" if accepted or own.why_open(common) else "sealed")
 
@@ -153,8 +162,14 @@ class SecureBoost(SystemOptions):
         return 1.0 if self.label_epsilon is None else fitted_lambda("label_rr", self.label_epsilon)
 
     @property
+    def hides_rows(self) -> bool:
+        """Whether neither party learns in training which rows are in a node."""
+        return self.membership == "hidden"
+
+    @property
     def hides_decisions(self) -> bool:
-        return bool(self.he_inference)
+        # sides of training rows would tell which rows were in a node
+        return bool(self.he_inference) or self.hides_rows
 
     def check(self, common: Any) -> None:
         if common.goss and self.purity_guard is not None:
@@ -177,6 +192,8 @@ class SecureBoost(SystemOptions):
             cipher_options.check_sealed(self.cipher, common, 'sums="sealed"')
             if why := self._why_unsealed(common):
                 raise ConfigError(f'expected sums="open": {why}; or leave one of them out')
+        if self.hides_rows:
+            self._check_hidden(common)
         if self.encryption == "lattice":
             cipher_options.check_lattice_fraction(common.fractional_bits, 'take encryption="ou"')
         if self.encryption == "lattice" and self.rerandomise is not None:
@@ -190,6 +207,39 @@ class SecureBoost(SystemOptions):
             )
         if not self.allow_insecure:
             self._refuse_papers_weaknesses()
+
+    def _check_hidden(self, common: Any) -> None:
+        """Refuse what trees on shared rows do not have yet, or cannot have."""
+        own = {
+            "mode": (self.mode, "safe"),
+            "sums": (self.sums or "sealed", "sealed"),
+            "encryption": (self.encryption if self.encryption in ("ou", "paillier") else None, None),
+            "reveal": (self.reveal, None),
+            "rl_trees": (self.rl_trees or None, None),
+            "purity_guard": (self.purity_guard, None),
+            "mechanism": (self.mechanism, None),
+            "objective": (common.objective, "logistic_pieces"),
+            "fractional_bits": (common.fractional_bits, 16),
+            "subsample": (common.subsample, 1.0),
+            "colsample_bytree": (common.colsample_bytree, 1.0),
+            "goss": (common.goss, False),
+            "max_leaves": (common.max_leaves, None),
+            "num_parallel_tree": (common.num_parallel_tree, 1),
+            "process_type": (common.process_type, "default"),
+            "min_split_loss": (common.min_split_loss, 0.0),
+            "monotone_constraints": (common.monotone_constraints or None, None),
+            "interaction_constraints": (common.interaction_constraints or None, None),
+            "early_stopping_rounds": (common.early_stopping_rounds, None),
+        }
+        for name, (given, needed) in own.items():
+            if given != needed:
+                what = "to be left out" if needed is None else f"to be {needed!r}"
+                raise ConfigError(f'membership="hidden" needs {name} {what}, got {given!r}')
+        if common.depth > MOST_LEVELS:
+            raise ConfigError(
+                f'membership="hidden" needs max_depth of at most {MOST_LEVELS}, got {common.depth}: each row has a bit '
+                "for every node of a level"
+            )
 
     def _refuse_papers_weaknesses(self) -> None:
         """Refuse what paper mode brings unless it is named otherwise: short keys, answers that can be recognised."""

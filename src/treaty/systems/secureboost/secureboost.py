@@ -34,6 +34,7 @@ from treaty.models.trees import ModelPart, margins
 from treaty.privacy.leaks import mixed_nodes
 from treaty.systems.observers import TreeFinished
 from treaty.systems.secureboost.hidden_prediction import hidden_active, hidden_passive
+from treaty.systems.secureboost.hidden_training import train_active, train_passive
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical import messages
@@ -51,6 +52,8 @@ from treaty.trees.splits import Level, Splits, best_of, scan
 
 def active(inputs: RoleInput[SecureBoost]) -> ModelPart:
     """Train as the active party; with `label_rr` the labels are those after noise."""
+    if inputs.options.hides_rows:
+        return train_active(inputs)
     may_show, alone_rounds = _guard(inputs), inputs.options.rl_trees or 0
     training = open_training(inputs)
     # `Setup`, keys and public seeds go to the passive parties; `BinLayout` and `Hint` come from them
@@ -78,6 +81,8 @@ def active(inputs: RoleInput[SecureBoost]) -> ModelPart:
 
 def passive(inputs: RoleInput[SecureBoost]) -> ModelPart:
     """Train as a passive party: answer the active one until it is done."""
+    if inputs.options.hides_rows:
+        return train_passive(inputs)
     bins, codes = bin_own_columns(inputs)  # [Alg. 1, lines 1-3] S_k: cuts at quantiles of each feature k, once a job
     with set_up_passive(inputs, bins, codes) as owner:
         return owner.follow({

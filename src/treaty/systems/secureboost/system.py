@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from treaty.errors import ConfigError
 from treaty.models.trees import ModelPart
 from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, Stage, When, between, routes
 from treaty.systems.options import learned_from_test_key
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.secureboost import hidden_prediction
+from treaty.systems.secureboost import hidden_prediction, hidden_training
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.secureboost.secureboost import active, follow_prediction, passive, predict
-from treaty.systems.system import Roles, System
-from treaty.systems.vertical import leakage
+from treaty.systems.system import PartySpec, Roles, System
+from treaty.systems.vertical import leakage, messages
 from treaty.systems.vertical.cipher_options import unaudited
 from treaty.systems.vertical.contributions import IN_THE_CLEAR
 from treaty.systems.vertical.expected_sums import expected_of_sums
@@ -27,6 +30,8 @@ def conclusions(
 
     `part` says which cipher was used; without it, the options' cipher is meant, for "auto" one with keys.
     """
+    if options.hides_rows:
+        return _conclusions_of_hidden_rows(roles)
     ciphers = options.ciphers
     cipher = part.encryption if part is not None and part.encryption else ciphers.cipher
     learned = leakage.conclusions_from_sums(roles, ciphers, common, cipher, part, options.epsilon)
@@ -58,6 +63,26 @@ def conclusions(
     return learned
 
 
+def _conclusions_of_hidden_rows(roles: Roles) -> dict[str, list[str]]:
+    nothing = "in training no sum and no row of a node, and of the other's splits neither column nor cut"
+    return {
+        roles.active: [
+            "the shape of all trees, whose split each node has, and the weights of leaves, as whole numbers of 2^-12, "
+            "which tell of rows that it knows to be in a leaf",
+            nothing,
+            "from a row's margin, at prediction, its decisions, unless the model is large: rows that were trained on "
+            "are not to be predicted tree by tree (docs/hidden.md)",
+        ],
+        **{
+            name: [
+                "whose split each node has, and so the shape of all trees",
+                f"{nothing}; no label and no gradient, except what the choice of its columns and bins suggests",
+            ]
+            for name in roles.having("passive")
+        },
+    }
+
+
 # ---------------------------------------------------------------- routes of SecureBoost's messages
 
 
@@ -75,14 +100,46 @@ _HIDDEN_PREDICTION = routes(
     reference="arXiv 2105.09540; docs/prediction.md, What each learns, and who may collude",
 )
 
+_KNOWN_ROWS = When('membership="known"', lambda options, common: not options.hides_rows)
+_HIDDEN_ROWS = When('membership="hidden"', lambda options, common: options.hides_rows)
 _PLAIN_ANSWERS = When("answers not re-randomised", lambda options, common: not options.ciphers.rerandomise)
 
 ROUTES: dict[Stage, Routes] = {
     "train": routes(
-        leakage.encrypted(
-            seal='sums="sealed"', hide='encryption="lattice"', guards='rl_trees, purity_guard, mechanism="label_rr"'
+        routes(
+            leakage.encrypted(
+                seal='sums="sealed"', hide='encryption="lattice"', guards='rl_trees, purity_guard, mechanism="label_rr"'
+            ),
+            Route(
+                Sums, PASSIVE, ACTIVE, "not_rerandomised", reference="docs/audit.md, The attacks", when=_PLAIN_ANSWERS
+            ),
+            when=_KNOWN_ROWS,
         ),
-        Route(Sums, PASSIVE, ACTIVE, "not_rerandomised", reference="docs/audit.md, The attacks", when=_PLAIN_ANSWERS),
+        routes(
+            AGREEMENT,
+            between(
+                ACTIVE,
+                PASSIVE,
+                hidden_training.HiddenColumns,
+                hidden_training.HiddenStart,
+                messages.LinkProbe,
+                messages.SealedStep,
+                messages.OpenedStep,
+                hidden_training.HiddenTree,
+            ),
+            between(
+                PASSIVE,
+                ACTIVE,
+                hidden_training.HiddenColumns,
+                messages.LinkEcho,
+                messages.SealedStep,
+                messages.OpenedStep,
+                hidden_training.LeafShares,
+            ),
+            leakage.FINISH,
+            when=_HIDDEN_ROWS,
+            reference="docs/hidden.md, Who learns what",
+        ),
     ),
     "predict": routes(routes(leakage.PREDICT, when=_PLAIN), routes(_HIDDEN_PREDICTION, when=_HIDDEN)),
     "explain": routes(leakage.EXPLAIN, when=_PLAIN),
@@ -91,6 +148,14 @@ ROUTES: dict[Stage, Routes] = {
 
 
 # ---------------------------------------------------------------- system
+
+
+def assign(places: Mapping[str, PartySpec], active: str, options: SecureBoost) -> Roles:
+    """Give every party its role; ConfigError for more than two where rows are hidden."""
+    roles = roles_by_column(places, active, options)
+    if options.hides_rows and len(roles.owners) != 2:
+        raise ConfigError(f'membership="hidden" is for two parties, got {", ".join(roles.owners)}')
+    return roles
 
 
 def warm_up(options: SecureBoost | None) -> list[SecureBoost]:
@@ -111,7 +176,7 @@ SYSTEM = System(
     common=BoostingOptions,
     split="columns",
     train={"active": active, "passive": passive},
-    assign=roles_by_column,
+    assign=assign,
     vouched=fellow_owners,
     conclusions=conclusions,
     routes=ROUTES,

@@ -328,6 +328,13 @@ class SealedStep(Message):
     payload: Arrays
 
 
+@leaks("whose split each node has; which of its own splits were chosen, and at which nodes", "exact")
+class OpenedStep(Message):
+    """A step by which shares are opened to the other party."""
+
+    payload: Arrays
+
+
 @leaks("shares of the best split so far, for the next passive party", "masked")
 class MovedShares(Message):
     """Shares of the best so far, under a mask of two passive parties, uint64 (nodes, 4, words)."""

@@ -27,7 +27,7 @@ from treaty.crypto.transfer.ahead import Ahead
 from treaty.crypto.transfer.arithmetic import Wide, subtract
 from treaty.crypto.transfer.category_sets import half_that_won, halves_of
 from treaty.crypto.transfer.stock import Arrays as StepArrays
-from treaty.crypto.transfer.stock import Bits, Paths, Steps, Transfers, open_transfers
+from treaty.crypto.transfer.stock import Bits, Opening, Paths, Steps, Transfers, open_transfers
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.machine.arrays import Int32s, pieces
 from treaty.messaging.certificates import Signer
@@ -205,6 +205,23 @@ def take_steps(party: Party, ends: Mapping[str, Steps[Any]], ahead: Mapping[str,
             earlier[peer] = [_step(party, peer) for _ in range(ahead[peer].due if peer in ahead else 0)]
             given[peer] = _step(party, peer)
     return results
+
+
+def compute(party: Party, steps: Steps[Any]) -> Any:
+    """Compute with the one other party, step by step; return what the computation gives."""
+    (peer,), came = party.peers, None
+    while True:
+        try:
+            sent = next(steps) if came is None else steps.send(came)
+        except StopIteration as stop:
+            return stop.value
+        except CryptoError as error:
+            raise PeerProtocolError(peer, str(error), at="a step") from None
+        kind = messages.OpenedStep if isinstance(sent, Opening) else messages.SealedStep
+        party.send(peer, kind(pack(sent)))
+        answer = party.receive(peer, kind)
+        assert isinstance(answer, (messages.OpenedStep, messages.SealedStep))
+        came = unpack(answer.payload, peer, kind.__name__)
 
 
 def take_rest(party: Party, ahead: Mapping[str, Ahead]) -> None:

@@ -54,6 +54,16 @@ class Candidates:
     def __len__(self) -> int:
         return int(self._first[-1])
 
+    @property
+    def slots(self) -> int:
+        """How many slots the tree's columns have."""
+        return int((self._bins + 1).sum())
+
+    @property
+    def first_width(self) -> int:
+        """How many of them are the first column's."""
+        return int(self._bins[0]) + 1
+
     def sums(self, slots: Wide, halves: Wide) -> Wide:
         """Return shares of left children's sums, (nodes, candidates, 3, 2), from those of slots, (nodes, slots, 3, 2).
 

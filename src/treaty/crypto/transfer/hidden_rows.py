@@ -1,0 +1,247 @@
+"""Which node of a tree each row is in, shared by two parties: neither learns it.
+
+A row's node is a number of as many bits as the tree has levels so far, the newest bit the lowest, shared exclusively.
+On each bit of a share there is one correlated transfer in either direction, q = t xor bit Delta. The rows of a row's
+bits are joined as x J + new in GF(2^128), so that the sender's joined row less the receiver's is the receiver's share,
+as an element of the field, times Delta: the sender has the pad H(q + u Delta) of every number u, the receiver that of
+its own share alone (`stock.Paths` has the same where one party knows the node). These rows serve all that a tree does
+with its rows:
+
+* *Routing* (`side_of_rows`): the owner of a node's split knows which rows of the table would go right there. It sends,
+  for each row, the sides at all of its nodes, in the order of the other party's share, under the pads of all numbers
+  and one mask bit: the other reads the side at the row's node alone, and only as a share.
+* *Multiplexing* (`multiplied`): shares of values of rows that go right, and of 0 for others. The transfers of the new
+  bit do it, and join the index afterwards.
+* *Lookup* (`weight_of_rows`): shares of a leaf's weight, which one party knows, at the row's leaf.
+
+Each row of transfers is hashed once under each tweak: those of a new bit under the numbers of its transfers, those of
+the joined rows under numbers that no transfer has (`Transfers.tweaks`), new for every use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.crypto.keystream import Keystream
+from treaty.crypto.transfer.arithmetic import Wide, add, negative, only, signed, subtract
+from treaty.crypto.transfer.extension import chosen, joined, packed, random_pairs, unpacked
+from treaty.crypto.transfer.stock import Bits, Steps, Transfers, take
+from treaty.machine.arrays import Words, pieces
+from treaty.machine.kernels import kernel
+
+MOST_LEVELS = 6  # a table of sides has a bit for each node of the last level, 32 of them
+_WORDS = 2  # of a value: a row's pads have a block of 128 bits for each
+WEIGHT_BYTES = 3  # of a share of a leaf's weight
+_WHOLE = np.uint32((1 << 8 * WEIGHT_BYTES) - 1)
+_ROWS_AT_ONCE = 1 << 17  # rows of which one step is about, which bounds its message and memory
+
+Sides = NDArray[np.uint32]
+
+
+class HiddenRows:
+    """Own share of the node of each of `n_rows` rows, in a tree of `levels` levels so far."""
+
+    def __init__(self, transfers: Transfers, n_rows: int) -> None:
+        self.transfers, self.n_rows, self.levels = transfers, n_rows, 0
+        self.share = np.zeros(n_rows, np.uint32)
+        # joined rows of transfers on the other party's share, and on the own one
+        self._sent, self._got = np.zeros((2, n_rows, 2), np.uint64)
+
+    def side_of_rows(self, sides: Sides, owns: Sequence[bool]) -> Steps[Bits]:
+        """Return shares of whether rows go right at their nodes, (n_rows,): a step for each piece of the rows.
+
+        Bit u of `sides`, (n_rows,), says whether a row goes right at node u of the level, where that node's split is
+        own, else it is 0. `owns` says whether this party and the other have a split of the level.
+        """
+        if not self.levels:
+            # all rows are in the root, of which one party knows the sides
+            return (sides & np.uint32(1)).astype(np.uint8)
+        own, first = np.zeros(self.n_rows, np.uint8), self.transfers.tweaks(self.n_rows)
+        for of in pieces(self.n_rows, _ROWS_AT_ONCE):
+            own[of] = yield from self._side_of(of, sides[of], owns, first + of.start)
+        return own
+
+    def _side_of(self, of: slice, sides: Sides, owns: Sequence[bool], first: int) -> Steps[Bits]:
+        share, transfers, count = self.share[of], self.transfers, of.stop - of.start
+        mine, theirs = owns
+        side, sent = np.zeros(count, np.uint8), []
+        if mine:
+            mask = np.frombuffer(Keystream().raw(count), np.uint8) & np.uint8(1)
+            table = np.empty(count, np.uint32)
+            _permute(sides, share, mask, self.levels, table)
+            numbers = bit_patterns(transfers.sender.delta, self.levels)
+            table ^= transfers.sender.hash.low_bits(self._sent[of], first, numbers, 1)
+            side, sent = mask, [_packed_tables(table, self.levels)]
+        came = yield sent
+        expected = [(np.uint8, _packed_tables(np.zeros(count, np.uint32), self.levels).shape)] if theirs else []
+        take(came, *expected)
+        if theirs:
+            pads = transfers.receiver.hash.low_bits(self._got[of], first, np.zeros((1, 2), np.uint64), 1)
+            read = (_whole_tables(came[0], self.levels, count) >> share) ^ pads
+            side = side ^ (read & np.uint32(1)).astype(np.uint8)
+        return side
+
+    def multiplied(self, bits: Bits, values: Wide | None, width: int, chooses: Sequence[bool]) -> Steps[Wide]:
+        """Append shared bits, (n_rows,), to the index; return shares of each row's bit times its values, if any.
+
+        `values`, (n_rows, v, 2), are shares modulo 2^`width`. `chooses` says whether this party's share of the bit and
+        the other's may be 1. A step for each piece of the rows, and those that fill the stock.
+        """
+        v = 0 if values is None else values.shape[1]
+        out = np.empty((self.n_rows, v, _WORDS), np.uint64)
+        sent, got = np.empty_like(self._sent), np.empty_like(self._got)
+        for of in pieces(self.n_rows, _ROWS_AT_ONCE):
+            part = out[of] if values is None else values[of]
+            out[of], sent[of], got[of] = yield from self._multiplied(bits[of], part, width, chooses)
+        _join(self._sent, sent)
+        _join(self._got, got)
+        self.share = (self.share << np.uint32(1)) | bits
+        self.levels += 1
+        return out
+
+    def _multiplied(
+        self, bits: Bits, values: Wide, width: int, chooses: Sequence[bool]
+    ) -> Steps[tuple[Wide, Words, Words]]:
+        """Return also the rows of transfers on the other party's new bits, and on own ones."""
+        drawn = yield from self.transfers.draw_for(bits)
+        flips, nbytes = packed(drawn.flips), -(-width // 8)
+        mine, theirs = (values.size > 0 and of for of in chooses)
+        # (own xor other's bit) value = own bit value + other's bit (1 - 2 own bit) value: the other chooses
+        turned, zero = signed(_of_all(bits, values), values), np.zeros_like(values)
+        sent: list[NDArray[Any]] = [flips]
+        if theirs:
+            pads = random_pairs(drawn.sender, drawn.q, drawn.first, values.shape[1])
+            zero, one = (pad.reshape(values.shape) for pad in pads)
+            sent.append(bytes_of(subtract(add(zero, turned), one), nbytes))
+        came = take((yield sent), (np.uint64, flips.shape), *[(np.uint8, (*values.shape[:2], nbytes))] * mine)
+        out = only(_of_all(bits, values), values)
+        if theirs:
+            # by its random bit the other has the pad of 0, or this pad plus the value turned; by its chosen bit, where
+            # they differ, the value turned less that
+            flipped = _of_all(unpacked(came[0], len(bits)), values)
+            out = add(out, add(negative(zero), only(flipped, add(add(zero, zero), turned))))
+        if mine:
+            own = drawn.receiver.hash.rows(drawn.t, drawn.first, values.shape[1]).reshape(values.shape)
+            read = add(own, only(_of_all(drawn.random, values), wide_of(came[1], _WORDS)))
+            out = add(out, signed(_of_all(drawn.flips, values), read))
+        return out, chosen(drawn.q, drawn.sender.delta, came[0]), drawn.t
+
+    def weight_of_rows(self, weights: NDArray[np.integer] | None) -> Steps[NDArray[np.uint32]]:
+        """Return shares modulo 2^24 of the weight of each row's leaf, (n_rows,): a step for each piece of the rows.
+
+        The party that knows the `weights` of all leaves, whole numbers, gives them; the other gives None.
+        """
+        out, first = np.empty(self.n_rows, np.uint32), self.transfers.tweaks(self.n_rows)
+        for of in pieces(self.n_rows, _ROWS_AT_ONCE >> max(0, self.levels - 3)):
+            out[of] = yield from self._weight_of(of, weights, first + of.start)
+        return out
+
+    def _weight_of(self, of: slice, weights: NDArray[np.integer] | None, first: int) -> Steps[NDArray[np.uint32]]:
+        share, transfers, leaves = self.share[of], self.transfers, 1 << self.levels
+        shape = len(share), leaves, WEIGHT_BYTES
+        if weights is not None:
+            mask = np.frombuffer(Keystream().raw(4 * len(share)), np.uint32)
+            numbers = bit_patterns(transfers.sender.delta, self.levels)
+            table = np.empty((len(share), leaves), np.uint32)
+            _permute_words(weights.astype(np.uint32), share, mask, self.levels, table)
+            for number, offset in enumerate(numbers):
+                pads = transfers.sender.hash.rows(self._sent[of], first, offset=offset)
+                table[:, number] ^= pads[:, 0].astype(np.uint32)
+            take((yield [bytes_of(table, WEIGHT_BYTES)]))
+            return mask & _WHOLE
+        (came,) = take((yield []), (np.uint8, shape))
+        read = np.zeros(len(share), np.uint32)
+        for number in range(leaves):
+            # one of them, without a branch
+            here = np.uint32(0) - (share == number).astype(np.uint32)
+            read |= wide_of(came[:, number], 1)[:, 0].astype(np.uint32) & here
+        pads = transfers.receiver.hash.rows(self._got[of], first)[:, 0].astype(np.uint32)
+        return (read ^ pads) & _WHOLE
+
+
+def _of_all(bits: Bits, values: Wide) -> Bits:
+    return np.broadcast_to(bits[:, None], values.shape[:2])
+
+
+def bytes_of(numbers: NDArray[np.unsignedinteger], nbytes: int) -> NDArray[np.uint8]:
+    """Return the lowest bytes of numbers: of words, (..., words), or of single ones of 32 bits, (...)."""
+    whole = numbers if numbers.dtype == np.uint64 else numbers[..., None]
+    raw = np.ascontiguousarray(whole).astype(whole.dtype.newbyteorder("<"), copy=False).view(np.uint8)
+    return np.ascontiguousarray(raw[..., :nbytes])
+
+
+def wide_of(raw: NDArray[np.uint8], words: int) -> Wide:
+    out = np.zeros((*raw.shape[:-1], 8 * words), np.uint8)
+    out[..., : raw.shape[-1]] = raw
+    whole: Wide = out.view("<u8").astype(np.uint64, copy=False)
+    return whole
+
+
+def bit_patterns(delta: Words, count: int) -> Words:
+    """Return the joined bits of each number below 2^count, times Delta, (2^count, 2): its pads are that far apart."""
+    numbers = np.arange(1 << count, dtype=np.uint64)[:, None]
+    bits = (numbers >> np.arange(count, dtype=np.uint64)) & np.uint64(1)
+    return joined((bits[:, :, None] * delta).reshape(-1, 2), count)
+
+
+def _packed_tables(tables: Sides, levels: int) -> NDArray[np.uint8]:
+    """Pack tables of 2^levels bits each, (n,)."""
+    width = 1 << levels
+    bits = np.unpackbits(tables.astype("<u4").view(np.uint8).reshape(-1, 4), axis=1, count=width, bitorder="little")
+    return np.packbits(bits, bitorder="little")
+
+
+def _whole_tables(raw: NDArray[np.uint8], levels: int, count: int) -> Sides:
+    width = 1 << levels
+    bits = np.unpackbits(raw, count=count * width, bitorder="little").reshape(count, width)
+    out = np.zeros((count, 4), np.uint8)
+    out[:, : -(-width // 8)] = np.packbits(bits, axis=1, bitorder="little")
+    return out.view("<u4")[:, 0].astype(np.uint32)
+
+
+_LOWER = np.array([0x55555555, 0x33333333, 0x0F0F0F0F, 0x00FF00FF, 0x0000FFFF], np.uint32)
+
+
+@kernel
+def _permute(sides: Sides, share: Sides, mask: Bits, levels: int, out: Sides) -> None:
+    """Write tables whose bit u is the bit u xor share of sides, all bits xor the mask; without a branch on any."""
+    for row in range(out.size):
+        table = sides[row]
+        for level in range(levels):
+            # exchange neighbours of 2^level bits where the share has the bit
+            low, step = _LOWER[level], np.uint32(1 << level)
+            turned = ((table & low) << step) | ((table >> step) & low)
+            turn = np.uint32(0) - ((share[row] >> np.uint32(level)) & np.uint32(1))
+            table = (table & ~turn) | (turned & turn)
+        out[row] = table ^ (np.uint32(0) - np.uint32(mask[row]))
+
+
+@kernel
+def _permute_words(weights: Sides, share: Sides, mask: Sides, levels: int, out: Sides) -> None:
+    """Write rows whose entry u is weight u xor share, less the row's mask; without a branch on either."""
+    for row in range(out.shape[0]):
+        for leaf in range(out.shape[1]):
+            out[row, leaf] = weights[leaf] - mask[row]
+        for level in range(levels):
+            step = 1 << level
+            turn = np.uint32(0) - ((share[row] >> np.uint32(level)) & np.uint32(1))
+            for leaf in range(out.shape[1]):
+                if leaf & step == 0:
+                    differ = (out[row, leaf] ^ out[row, leaf + step]) & turn
+                    out[row, leaf] ^= differ
+                    out[row, leaf + step] ^= differ
+
+
+@kernel
+def _join(rows: Words, new: Words) -> None:
+    """Write x rows + new, in GF(2^128) as in `extension.joined`."""
+    one, top = np.uint64(1), np.uint64(63)
+    for row in range(rows.shape[0]):
+        low, high = rows[row, 0], rows[row, 1]
+        carry = np.uint64(0) - (high >> top)
+        rows[row, 1] = ((high << one) | (low >> top)) ^ new[row, 1]
+        rows[row, 0] = (low << one) ^ (carry & np.uint64(0x87)) ^ new[row, 0]

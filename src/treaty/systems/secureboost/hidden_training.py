@@ -1,0 +1,338 @@
+"""Training in which neither party learns which rows are in a node (``membership="hidden"``), at both roles.
+
+Two parties: the active one has the labels, and perhaps columns, the passive one columns. Margins, gradients, sums and
+the nodes of rows are shared; `hidden_tree` grows a tree step by step at both ends alike. Trees are, bit for bit, those
+of the plain grower on the joined table with the same objective (but for the rows of nodes, which nobody counts).
+
+====  =============  =============================================================================================
+step  message        what
+====  =============  =============================================================================================
+1     HiddenColumns  each party's numbers of bins, to the other
+2     HiddenStart    the model's number, from the active party
+3     SealedStep     a public seed that both draw, hints of both parties' columns, base transfers
+4     HiddenTree     a tree begins
+5     SealedStep     the tree's steps; `OpenedStep` where splits are opened: each node's owner to both, a candidate's
+                     number to its owner
+6     LeafShares     the passive party's shares of the leaves' weights, which the active party opens
+7     SealedStep     weights are added to the shared margins
+====  =============  =============================================================================================
+
+Adversary: honest but curious. What each learns is in docs/hidden.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.crypto.payload import SumsBounds
+from treaty.crypto.sums.shared_sums import SharedSums
+from treaty.crypto.transfer.hidden_best import WEIGHT_BITS, SplitTerms
+from treaty.crypto.transfer.sealed_sums import Widths
+from treaty.crypto.transfer.shared_pieces import NUMBER_BITS
+from treaty.crypto.transfer.stock import Steps, open_transfers, take
+from treaty.data.binning import MOST_BINS, MOST_CATEGORIES, Bins
+from treaty.errors import ConfigError, CryptoError, PeerProtocolError
+from treaty.machine.arrays import Flags, Int32s
+from treaty.messaging.conversation import MessageOrder
+from treaty.messaging.messages import MOST_COLUMNS, MOST_SLOTS, Array, Message, leaks, view
+from treaty.messaging.party import Party
+from treaty.models.trees import ModelPart, record_split
+from treaty.systems.secureboost import hidden_tree
+from treaty.systems.secureboost.hidden_tree import HiddenEnd, HiddenLevel, LogisticShares
+from treaty.systems.secureboost.options import SecureBoost
+from treaty.systems.system import RoleInput
+from treaty.systems.vertical.cipher_choice import PROBES, comparisons_of_a_step, measure
+from treaty.systems.vertical.column_owner import bin_own_columns
+from treaty.systems.vertical.encrypted_columns import sums_bounds
+from treaty.systems.vertical.messages import MOST_STEP, LinkEcho, LinkProbe, Start
+from treaty.systems.vertical.prediction import Finish
+from treaty.systems.vertical.sealed import compute
+from treaty.systems.vertical.sealed_candidates import Candidates
+from treaty.systems.vertical.training import Follower, agree_on_terms, finish, open_training, start_of
+from treaty.trees.boosting import Rounds
+from treaty.trees.ensemble import SplitTable, Tree
+from treaty.trees.logistic_pieces import LogisticPieces, pieces_of
+from treaty.trees.splits import SplitRules
+
+logger = logging.getLogger(__name__)
+
+# Shared margins are from -128 to below 120, see `crypto.transfer.shared_pieces`
+_LARGEST_MARGIN = 120.0
+
+
+@leaks("how many bins each of its columns has, which hold categories, and which have missing values", "control")
+class HiddenColumns(Message):
+    """The sender's columns: first slots int32 (n_features + 1,), and bool (n_features,) twice."""
+
+    offsets: Array
+    categorical: Array
+    missing: Array
+
+
+@leaks("the model's number; how many of its splits kept rounds use; how long a step takes", "control")
+class HiddenStart(Start):
+    """The model's id, and how many comparisons take as long as a step."""
+
+    step: Annotated[int, msgspec.Meta(ge=1, le=MOST_STEP)]
+
+
+@leaks("that another tree is grown", "control")
+class HiddenTree(Message):
+    """A tree begins."""
+
+
+@leaks("the weight of each leaf", "exact", guard="min_child_samples")
+class LeafShares(Message):
+    """Shares of the leaves' weights, uint64 (leaves,), which the active party opens."""
+
+    shares: Array
+
+
+# ---------------------------------------------------------------- what both ends have
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """One party's columns: `offsets` are the features' first slots."""
+
+    offsets: Int32s
+    categorical: Flags
+    missing: Flags
+
+    def candidates(self) -> Candidates:
+        columns = np.arange(len(self.categorical), dtype=np.int32)
+        # a category alone against the rest
+        return Candidates(self.offsets, self.categorical, self.missing, columns, MOST_CATEGORIES + 2)
+
+
+class _Columns:
+    """Own columns, and the layout of the other party's."""
+
+    def __init__(self, inputs: RoleInput) -> None:
+        self.bins, self.codes = bin_own_columns(inputs)
+        categorical = inputs.rows.table.schema.categorical
+        missing = (self.codes == self.bins.n_bins).any(axis=0)
+        most = inputs.common.onehot_below
+        if many := [name for name, of, bins in zip(
+            inputs.rows.table.schema.names, categorical, self.bins.n_bins, strict=True) if of and bins >= most
+        ]:  # fmt: skip
+            raise ConfigError(
+                f'membership="hidden" splits categories one against the rest, and {many[0]} has {most} or more: raise '
+                "max_cat_to_onehot"
+            )
+        self.own = _Layout(self.bins.offsets, categorical, missing)
+
+    def exchange(self, party: Party) -> None:
+        """Send the other party the layout of own columns, and take its."""
+        (peer,), own = party.peers, self.own
+        party.send(peer, HiddenColumns(*map(Array.of, (own.offsets, own.categorical, own.missing))))
+        came, what = party.receive(peer, HiddenColumns), "HiddenColumns"
+        categorical = view(came.categorical, np.bool_, (None,), peer=peer, what=f"{what}.categorical")
+        count = len(categorical)
+        offsets = view(came.offsets, np.int32, (count + 1,), peer=peer, what=f"{what}.offsets")
+        sizes = np.diff(offsets.astype(np.int64))
+        most = np.where(categorical, MOST_CATEGORIES, MOST_BINS) + 1
+        fits = count <= MOST_COLUMNS and offsets[0] == 0 and offsets[-1] <= MOST_SLOTS
+        if not fits or np.any(sizes < 1) or np.any(sizes > most):
+            raise PeerProtocolError(peer, "expected the slots of columns", at=f"{what}.offsets")
+        missing = view(came.missing, np.bool_, (count,), peer=peer, what=f"{what}.missing")
+        self.other = _Layout(offsets.copy(), categorical.copy(), missing.copy())
+        if not len(own.categorical) + count:
+            raise ConfigError("expected columns at one of the parties, got none")
+
+
+def _make_end(
+    inputs: RoleInput, columns: _Columns, bounds: SumsBounds, rules: SplitRules, step: int, loss: LogisticShares
+) -> HiddenEnd:
+    """Draw a seed with the other party, exchange hints and make transfers."""
+    party, role = inputs.party, int(inputs.party.name != inputs.roles.active)
+    seed = compute(party, _joint_seed())
+    try:
+        sums = SharedSums(
+            bounds, columns.codes, columns.own.offsets, int(columns.other.offsets[-1]), seed, inputs.threads
+        )
+    except CryptoError as error:
+        raise ConfigError(f'membership="hidden" cannot hold these sums: {error}') from None
+    compute(party, sums.exchange_hints())
+    place = inputs.roles.owners.index(party.name)
+    both = [columns.own.candidates(), columns.other.candidates()]
+    return HiddenEnd(
+        role, compute(party, open_transfers(role)), sums, bounds, loss, columns.codes,
+        both if place == 0 else both[::-1], place,
+        SplitTerms(rules.ridge, rules.least_hess, rules.min_child_samples), rules.whole_rate, rules.max_depth, step,
+    )  # fmt: skip
+
+
+def _joint_seed() -> Steps[bytes]:
+    """Draw a public seed of 32 bytes that is uniform if one of the parties draws its share honestly."""
+    own = secrets.token_bytes(32)
+    sent = np.frombuffer(hashlib.sha256(b"treaty hidden seed\0" + own).digest(), np.uint8)
+    (committed,) = take((yield [sent]), (np.uint8, (32,)))
+    committed = committed.copy()
+    (came,) = take((yield [np.frombuffer(own, np.uint8)]), (np.uint8, (32,)))
+    if hashlib.sha256(b"treaty hidden seed\0" + came.tobytes()).digest() != committed.tobytes():
+        raise CryptoError("expected the share that was committed to")
+    if came.tobytes() == own:
+        raise CryptoError("expected another share than the own one")
+    # in an order that both know
+    return hashlib.sha256(b"treaty hidden seed\0" + b"".join(sorted([own, came.tobytes()]))).digest()
+
+
+def _record(splits: SplitTable, bins: Bins, levels: list[HiddenLevel]) -> list[list[int]]:
+    """Record own splits, level by level; return their record numbers."""
+    return [
+        [record_split(splits, bins, int(column), left) for column, left in zip(of.columns, of.left_bins, strict=True)]
+        for of in levels
+    ]
+
+
+# ---------------------------------------------------------------- active party
+
+
+def train_active(inputs: RoleInput[SecureBoost]) -> ModelPart:
+    """Train as the active party."""
+    party, (peer,) = inputs.party, inputs.party.peers
+    if inputs.rows.weight is not None or inputs.eval_sets:
+        what = "weights" if inputs.rows.weight is not None else "eval sets"
+        raise ConfigError(f'membership="hidden" takes no {what}: leave them out')
+    training = open_training(inputs)
+    forest, part, rules = training.forest, training.part, inputs.common.rules(training.forest.objective)
+    objective = _check(forest.objective)
+    columns = _Columns(inputs)
+    columns.exchange(party)
+    bounds = sums_bounds(inputs.rows.table.n_rows, objective, inputs.common)
+    step = comparisons_of_a_step(measure(party, peer)[0], Widths.of(bounds, rules.ridge))
+    party.send(peer, HiddenStart(*start_of(training, peer), step))
+    part.encryption = "lattice"
+    end = _make_end(inputs, columns, bounds, rules, step, _loss(objective, inputs.rows.y))
+    start = np.rint(objective.base_margins[0] / objective.leaf_unit)
+    margins = np.full(inputs.rows.table.n_rows, int(start) % (1 << NUMBER_BITS), np.uint32)
+    records, reach = training.records[peer], abs(float(objective.base_margins[0]))
+    inputs.observers.round_finished(forest.rounds, part)
+    rounds = Rounds(
+        forest, inputs.common.most_rounds,
+        after_round=lambda done: inputs.observers.round_finished(done, part),
+    )  # fmt: skip
+    for trees in rounds:
+        party.send(peer, HiddenTree())
+        party.round += 1
+        levels, rows, shares = compute(party, hidden_tree.grow(end, margins))
+        sent = party.receive(peer, LeafShares).shares
+        came = view(sent, np.uint64, shares.shape, peer=peer, what="LeafShares.shares")
+        weights = (shares + came).view(np.int64) - (1 << WEIGHT_BITS - 1)
+        if np.any(weights >> WEIGHT_BITS - 1 != weights >> 63):
+            raise PeerProtocolError(peer, f"expected shares of weights of {WEIGHT_BITS} bits", at="LeafShares")
+        numbers = {end.place: _record(part.splits, columns.bins, levels)}
+        numbers[1 - end.place], records = _numbers_of(levels, 1 - end.place, records)
+        tree = build_tree(levels, weights, numbers, rules)
+        reach += float(np.abs(tree.value).max())
+        if reach >= _LARGEST_MARGIN:
+            raise ConfigError(
+                f'margins may pass {_LARGEST_MARGIN:g}, the largest that membership="hidden" can share: lower '
+                f"learning_rate or n_estimators, or raise reg_lambda (after {forest.rounds} rounds)"
+            )
+        margins = compute(party, hidden_tree.add_weights(rows, margins, weights))
+        trees.append(tree)
+    finish(party)
+    return part
+
+
+def _check(objective: object) -> LogisticPieces:
+    assert isinstance(objective, LogisticPieces), "the options' check has refused others"
+    return objective
+
+
+def _loss(objective: LogisticPieces, labels: NDArray[np.float64] | None) -> LogisticShares:
+    fraction = objective.fractional_bits
+    return LogisticShares.of(pieces_of(fraction), fraction, None if labels is None else labels.astype(np.int64))
+
+
+def _numbers_of(levels: list[HiddenLevel], place: int, first: int) -> tuple[list[list[int]], int]:
+    """Return the record numbers of another party's splits, which it counts in the same order, and the next one."""
+    numbers = []
+    for level in levels:
+        count = int(np.count_nonzero(level.owner == place))
+        numbers.append(list(range(first, first + count)))
+        first += count
+    return numbers, first
+
+
+def build_tree(
+    levels: list[HiddenLevel], weights: NDArray[np.int64], records: Mapping[int, list[list[int]]], rules: SplitRules
+) -> Tree:
+    """Return the tree, by the weights of the nodes below the last level, (2^depth,), in units of `leaf_unit`.
+
+    `records` are the splits' numbers by owner and level. Gains, and hess and rows of nodes, are not known: they are 0.
+    """
+    depth, nodes = len(levels), [(0, 0)]
+    source, record, left, value = [], [], [], []
+    waiting = {owner: [iter(of_level) for of_level in numbers] for owner, numbers in records.items()}
+    for level, node in nodes:
+        owner = int(levels[level].owner[node]) if level < depth else -1
+        source.append(owner)
+        record.append(next(waiting[owner][level]) if owner >= 0 else -1)
+        left.append(len(nodes) if owner >= 0 else -1)
+        # without a split all rows went left
+        value.append(0.0 if owner >= 0 else weights[node << depth - level] * rules.leaf_unit)
+        if owner >= 0:
+            nodes += [(level + 1, 2 * node), (level + 1, 2 * node + 1)]
+    unknown = np.zeros(len(nodes))
+    return Tree(
+        source=np.array(source, np.int16), record=np.array(record, np.int32), left=np.array(left, np.int32),
+        value=np.array(value), gain=unknown, cover=unknown.copy(), count=np.zeros(len(nodes), np.int64),
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- passive party
+
+
+def train_passive(inputs: RoleInput[SecureBoost]) -> ModelPart:
+    """Train as the passive party: grow each tree with the active one until it is done."""
+    party, (active,), n_rows = inputs.party, inputs.party.peers, inputs.rows.table.n_rows
+    columns = _Columns(inputs)
+    agree_on_terms(inputs)
+    columns.exchange(party)
+    start = _take_start(party, active)
+    follower = Follower(inputs, start)
+    follower.part.encryption = "lattice"
+    objective = LogisticPieces(fractional_bits=inputs.common.fractional_bits)
+    bounds = sums_bounds(n_rows, objective, inputs.common)
+    rules = inputs.common.rules(objective)
+    end = _make_end(inputs, columns, bounds, rules, start.step, _loss(objective, None))
+    margins = np.zeros(n_rows, np.uint32)
+
+    def grow(_: HiddenTree) -> None:
+        nonlocal margins
+        follower.limits.tree()
+        follower.next_tree()
+        levels, rows, shares = compute(party, hidden_tree.grow(end, margins))
+        _record(follower.part.splits, columns.bins, levels)
+        party.send(active, LeafShares(Array.of(shares)))
+        margins = compute(party, hidden_tree.add_weights(rows, margins, None))
+
+    return follower.follow(MessageOrder(_TABLE, "between trees"), {HiddenTree: grow})
+
+
+_TABLE = {
+    "between trees": {HiddenTree: "between trees", Finish: "finished"},
+    "finished": {},
+}
+
+
+def _take_start(party: Party, active: str) -> HiddenStart:
+    """Let the active party measure the link, then take its start."""
+    for _ in range(PROBES + 1):
+        if isinstance(message := party.receive(active, LinkProbe, HiddenStart), HiddenStart):
+            return message
+        assert isinstance(message, LinkProbe)
+        party.send(active, LinkEcho(message.filler, 0.0))
+    raise PeerProtocolError(active, f"expected HiddenStart, got a probe of the link too many - from {active}")

@@ -1,0 +1,235 @@
+"""A tree of which neither party learns which rows are in a node: both ends run this, step by step alike.
+
+Margins, gradients, sums and the rows' nodes are shared. What is opened: whose split each node has, to both; its column
+and cut, to their owner; and, after the tree, the leaves' weights to the active party.
+
+Node u of a level has the children 2 u (left) and 2 u + 1 (right) in the next. A node without a split sends all its rows
+left, so that every level has all its nodes, and the messages of a tree depend on public numbers and owners alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.crypto.payload import SumsBounds
+from treaty.crypto.sums.lattice_sums import lattice_fields
+from treaty.crypto.sums.shared_sums import SharedSums
+from treaty.crypto.transfer.arithmetic import Wide, add, both_of, cut, from_ints, shifted, subtract, wide
+from treaty.crypto.transfer.hidden_best import SplitTerms, best_of_hidden, left_sums, weights_of
+from treaty.crypto.transfer.hidden_rows import HiddenRows
+from treaty.crypto.transfer.sealed_sums import NUMBER, OWNER, WORDS, Places, Widths, integer_shares
+from treaty.crypto.transfer.shared_pieces import NUMBER_BITS, Pieces, values_of
+from treaty.crypto.transfer.stock import Bits, Opening, Steps, Transfers, take
+from treaty.errors import CryptoError
+from treaty.machine.arrays import Codes, Flags, Int32s, Words, pieces
+from treaty.systems.vertical.sealed_candidates import Candidates
+
+_ROWS_AT_ONCE = 1 << 17  # whose gradients are computed in one step
+_CANDIDATES_AT_ONCE = 1 << 12  # some 26 kB each are in memory
+
+
+@dataclass(frozen=True, slots=True)
+class LogisticShares:
+    """The logistic loss in pieces as shares: values of p 2^f + h in one number, f bits for h and f + 2 for p + 1.
+
+    One unit of p and h is 2^-`fraction`. `labels`, int64 (n_rows,), are 0 and 1; None at the passive party.
+    """
+
+    pieces: Pieces
+    fraction: int
+    labels: NDArray[np.int64] | None
+
+    @classmethod
+    def of(cls, pieces: NDArray[np.int64], fraction: int, labels: NDArray[np.int64] | None) -> LogisticShares:
+        """Take base and slope of each piece for p, then for h, (2, 2, 16), as `logistic_pieces.pieces_of` has them."""
+        # p plus 1, so that a carry from h never borrows from it
+        base, slope = ((pieces[0] << fraction) + pieces[1]).view(np.uint64)
+        return cls(Pieces(base + np.uint64(1 << fraction), slope, 2 * fraction + 2), fraction, labels)
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenEnd:
+    """One end of a training, `role` 0 at the active party.
+
+    `candidates` are those of both parties in the job's order of owners, and `slots` their numbers of slots; own ones
+    are at `place`. `codes`, (n_rows, features), are own columns; `rate` is the learning rate in units of leaf weights.
+    """
+
+    role: int
+    transfers: Transfers
+    sums: SharedSums
+    bounds: SumsBounds
+    loss: LogisticShares
+    codes: Codes
+    candidates: Sequence[Candidates]
+    place: int
+    terms: SplitTerms
+    rate: int
+    depth: int
+    step: int
+
+    @property
+    def widths(self) -> Widths:
+        return Widths.of(self.bounds, self.terms.ridge)
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenLevel:
+    """What an end learns of a level: the `owner` of each node's split, by place in the job's order, -1 for none.
+
+    `columns` int32 (n,) and `left_bins` bool (n, width) are those of own splits, in the order of their nodes.
+    """
+
+    owner: NDArray[np.int64]
+    columns: Int32s
+    left_bins: Flags
+
+
+def gradients(end: HiddenEnd, margins: NDArray[np.uint32]) -> Steps[Wide]:
+    """Return shares of each row's count, hess and grad, packed as sums are, (n_rows, 1, 2), from shares of margins."""
+    parts = []
+    for of in pieces(len(margins), _ROWS_AT_ONCE):
+        values = yield from values_of(end.transfers, margins[of], end.loss.pieces, end.role)
+        labels = None if end.loss.labels is None else end.loss.labels[of]
+        parts.append((yield from _packed(end, values, labels)))
+    return np.concatenate(parts)[:, None]
+
+
+def _packed(end: HiddenEnd, values: Words, labels: NDArray[np.int64] | None) -> Steps[Wide]:
+    """Return shares modulo 2^bits of 1 + 2^x h + 2^y (p - label), (n, 2), from those of p and h in one number."""
+    f, (fields, bits) = end.loss.fraction, lattice_fields(end.bounds, sealed=True)
+    h, p = values & np.uint64((1 << f) - 1), values >> np.uint64(f)
+    # whether shares of h and of p wrap around: both are guarded
+    tops = np.concatenate([h >> np.uint64(f - 1), p >> np.uint64(f + 1)]).astype(np.uint8)
+    both = yield from both_of(end.transfers, tops, WORDS, end.role)
+    of_h, of_p = np.split(subtract(wide(tops.astype(np.int64), WORDS), both), 2)
+    hess = subtract(wide(h, WORDS), shifted(of_h, f))
+    grad = subtract(add(wide(p, WORDS), of_h), shifted(of_p, f + 2))
+    if labels is not None:
+        grad = subtract(grad, wide(1 + (labels << f), WORDS))
+    packed = add(shifted(hess, fields[1].shift), shifted(grad, fields[2].shift))
+    return cut(add(packed, from_ints([1 - end.role], WORDS)), bits)
+
+
+def grow(end: HiddenEnd, margins: NDArray[np.uint32]) -> Steps[tuple[list[HiddenLevel], HiddenRows, Words]]:
+    """Grow a tree on shared margins, uint32 (n_rows,).
+
+    Return its levels, the rows' nodes, and own shares of the leaves' weights (`weights_of`), uint64 (2^depth,).
+    """
+    end.transfers.rekey()
+    values = yield from gradients(end, margins)
+    rows, levels = HiddenRows(end.transfers, len(margins)), []
+    slots = yield from _slots(end, values)
+    while True:
+        left, totals = _candidates_of(end, slots)
+        owners, numbers = yield from _opened(end, (yield from _best(end, left, totals)))
+        level, goes_right = _sides(end, owners, numbers)
+        levels.append(level)
+        # whether this party, and the other, have a split of the level; of the root's sides the other knows none
+        owns = bool((owners == end.role + 1).any()), bool((owners == 2 - end.role).any())
+        chooses = owns if len(levels) == 1 else (True, True)
+        bits = yield from rows.side_of_rows(goes_right, owns)
+        if len(levels) == end.depth:
+            yield from rows.multiplied(bits, None, end.sums.bits, chooses)
+            return levels, rows, (yield from _weights(end, left, totals, owners, numbers))
+        right = yield from rows.multiplied(bits, values, end.sums.bits, chooses)
+        # sums of right children; left ones are the parents' less these
+        asked = yield from _slots(end, cut(right, end.sums.bits))
+        slots = _in_turn(subtract(slots, asked), asked)
+        both = np.stack([subtract(values, right), right], axis=2)
+        values = cut(both, end.sums.bits).reshape(len(values), -1, WORDS)
+
+
+def _weights(end: HiddenEnd, left: Wide, totals: Wide, owners: Bits, numbers: NDArray[np.int64]) -> Steps[Words]:
+    of_left = yield from left_sums(end.transfers, left, owners, numbers, end.role)
+    # sums of grad and hess; without a split all rows went left
+    whole, none = totals[:, :2, 0], owners == 0
+    of_left[none] = whole[none]
+    leaves = _in_turn(of_left, whole - of_left)
+    return (yield from weights_of(end.transfers, leaves, end.rate, end.terms.ridge, end.widths, end.role))
+
+
+def _in_turn(left: NDArray[np.uint64], right: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    return np.stack([left, right], axis=1).reshape(-1, *left.shape[1:])
+
+
+def _slots(end: HiddenEnd, values: Wide) -> Steps[Wide]:
+    """Return shares of sums of all columns' slots, (n, slots, 3, 2), in the job's order."""
+    own, other = yield from end.sums.sums(values)
+    parts = np.concatenate([own, other] if end.place == 0 else [other, own], axis=1)
+    places = Places(*(last - first for first, last in pairwise(end.sums.places)))
+    return (yield from integer_shares(end.transfers, parts, places, end.role))
+
+
+def _candidates_of(end: HiddenEnd, slots: Wide) -> tuple[Wide, Wide]:
+    """Return shares of the candidates' left sums, (n, candidates, 3, 2), and of the nodes' totals, (n, 3, 2)."""
+    found, first = [], 0
+    no_halves = np.zeros((len(slots), 0, 3, WORDS), np.uint64)
+    for of_party in end.candidates:
+        found.append(of_party.sums(slots[:, first : first + of_party.slots], no_halves))
+        first += of_party.slots
+    # every row is in one slot of the first column
+    width = next(of_party.first_width for of_party in end.candidates if of_party.slots)
+    totals = slots[:, 0]
+    for slot in range(1, width):
+        totals = add(totals, slots[:, slot])
+    return np.concatenate(found, axis=1), totals
+
+
+def _best(end: HiddenEnd, left: Wide, totals: Wide) -> Steps[Wide]:
+    owners, found = np.concatenate([
+        # numbers are of both parties' candidates together
+        np.full(len(of_party), 1 + (end.role ^ (place != end.place)), np.uint8)
+        for place, of_party in enumerate(end.candidates)
+    ]), []  # fmt: skip
+    for part in pieces(len(left), max(1, _CANDIDATES_AT_ONCE // left.shape[1])):
+        best = best_of_hidden(
+            end.transfers, left[part], totals[part], owners, end.terms, end.widths, end.role, end.step
+        )
+        found.append((yield from best))
+    return np.concatenate(found)
+
+
+def _opened(end: HiddenEnd, best: Wide) -> Steps[tuple[Bits, NDArray[np.int64]]]:
+    """Open the owner of each node's best split, 1 and 2 for role 0 and 1, 0 for none, and own splits' numbers."""
+    own = np.ascontiguousarray(best[:, OWNER, 0])
+    (came,) = take((yield Opening([own])), (np.uint64, own.shape))
+    owners = own + came
+    if np.any(owners > 2):
+        raise CryptoError("expected shares of whose splits are best")
+    theirs, mine = owners == 2 - end.role, owners == 1 + end.role
+    numbers = np.ascontiguousarray(best[theirs, NUMBER, 0])
+    (came,) = take((yield Opening([numbers])), (np.uint64, (int(mine.sum()),)))
+    found = np.full(len(best), -1, np.int64)
+    found[mine] = (best[mine, NUMBER, 0] + came).astype(np.int64)
+    sizes = [len(of_party) for of_party in end.candidates]
+    first = sum(sizes[: end.place])
+    if np.any(found[mine] < first) or np.any(found[mine] >= first + sizes[end.place]):
+        raise CryptoError("expected shares of numbers of own candidates")
+    return owners.astype(np.uint8), found
+
+
+def _sides(end: HiddenEnd, owners: Bits, numbers: NDArray[np.int64]) -> tuple[HiddenLevel, NDArray[np.uint32]]:
+    """Return the level, and which rows go right at own splits, bit u at node u."""
+    mine = np.flatnonzero(owners == end.role + 1)
+    first = sum(len(of_party) for of_party in end.candidates[: end.place])
+    own = (numbers[mine] - first).astype(np.int32)
+    columns, left_bins = end.candidates[end.place].splits(own, np.zeros((len(own), 0), np.bool_))
+    goes_right = np.zeros(len(end.codes), np.uint32)
+    for node, column, left in zip(mine.tolist(), columns, left_bins, strict=True):
+        goes_right |= (~left[end.codes[:, column]]).astype(np.uint32) << np.uint32(node)
+    place = np.where(owners == 0, -1, np.where(owners == end.role + 1, end.place, 1 - end.place))
+    return HiddenLevel(place, columns, left_bins), goes_right
+
+
+def add_weights(
+    rows: HiddenRows, margins: NDArray[np.uint32], weights: NDArray[np.int64] | None
+) -> Steps[NDArray[np.uint32]]:
+    """Return shares of the margins plus the weights of the rows' leaves, which the active party gives."""
+    found = yield from rows.weight_of_rows(weights)
+    return (margins + found) & np.uint32((1 << NUMBER_BITS) - 1)
