@@ -53,7 +53,9 @@ class TrainedTrees(TableEstimator):
     def _decided(self, X: Tables) -> RowDecisions:
         predicting = self._predicting()
         if predicting.settings[0].hides_decisions:
-            raise ConfigError("he_inference hides which leaf a row is in; set it to None for leaves, stages or shares")
+            raise ConfigError(
+                "he_inference hides which leaf a row is in, as hidden rows do; without it there are leaves and stages"
+            )
         return predicting.decisions(self._matched(X))
 
     def predict(self, X: Tables, *, base_margin: Any = None) -> NDArray[Any]:
@@ -165,7 +167,9 @@ class TrainedTrees(TableEstimator):
         """
         predicting = self._predicting()
         if predicting.settings[0].hides_decisions:
-            raise ConfigError("he_inference hides which leaf a row is in; set it to None for contributions")
+            raise ConfigError(
+                "he_inference hides which leaf a row is in, as hidden rows do; without it there are contributions"
+            )
         return predicting.contributions(self._matched(X))
 
     def contributions_frame(self, X: Tables) -> Any:

@@ -141,6 +141,11 @@ class SystemOptions:
         """Whether prediction keeps from the active party which way rows go at other parties' splits."""
         return False
 
+    @property
+    def hides_rows(self) -> bool:
+        """Whether neither party learns in training which rows are in a node."""
+        return False
+
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return all options by name; with it and `set_params`, scikit-learn sees them as ``protocol__NAME``."""
         return {name: getattr(self, name) for name in names_of(type(self))}

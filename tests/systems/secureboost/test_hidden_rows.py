@@ -1,14 +1,18 @@
-"""``membership="hidden"`` gives the pooled grower's trees, and refuses what it cannot share."""
+"""``membership="hidden"`` gives the pooled grower's trees and predictions, and refuses what it cannot share."""
 
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import treaty
+from marks import slow
 from tables import cut, real_table, with_categories, with_gaps
 from treaty.models.trees import forest_of
+from treaty.trees.ensemble import join_splits
 
+HIDDEN = treaty.SecureBoost(membership="hidden")
 OPTIONS = {
     "n_estimators": 3, "max_depth": 3, "min_child_samples": 1, "max_bin": 16, "objective": "logistic_pieces",
     "max_cat_to_onehot": 300,
@@ -18,20 +22,110 @@ OPTIONS = {
 def fit_both(tables: dict, y: np.ndarray, **options):
     options = {**OPTIONS, **options}
     pooled = treaty.GBDTClassifier("pooled", **options).fit(tables, y)
-    federated = treaty.GBDTClassifier(treaty.SecureBoost(membership="hidden"), n_jobs=1, **options)
-    return federated.fit(tables, y), pooled
+    return treaty.GBDTClassifier(HIDDEN, n_jobs=1, **options).fit(tables, y), pooled
 
 
-def assert_equal_splits(federated, pooled, tables: dict) -> None:
-    """Compare structure, splits and leaf values; what nobody knows under hidden rows is left out."""
+def described(model) -> list[tuple]:
+    """Return trees in terms of joined columns, without gains, hess and rows of nodes, which nobody knows here."""
+    parts = list(model.parts_.values())
+    splits = join_splits([part.splits for part in parts], [len(part.schema.names) for part in parts])
+    found = []
+    for tree in forest_of(parts).trees:
+        inner = tree.left >= 0
+        split = splits.base[tree.source[inner]] + tree.record[inner]
+        of = [getattr(splits, name)[split].tolist() for name in ("feature", "threshold", "missing_left")]
+        found.append((tree.left.tolist(), tree.value.tolist(), *of))
+    return found
+
+
+def assert_lossless(federated, pooled, tables: dict) -> None:
+    np.testing.assert_equal(described(federated), described(pooled))
     np.testing.assert_array_equal(federated.predict_proba(tables), pooled.predict_proba(tables))
-    for ours, theirs in zip(*(forest_of(list(of.parts_.values())).trees for of in (federated, pooled)), strict=True):
-        np.testing.assert_array_equal(ours.left, theirs.left)
-        np.testing.assert_array_equal(ours.value, theirs.value)
 
 
-@pytest.mark.parametrize("change", [lambda X: X, with_gaps, with_categories])
-def test_trees_equal_the_pooled_growers(change):
+@pytest.mark.parametrize("change", [lambda X: X, with_gaps, with_categories], ids=["plain", "missing", "categories"])
+def test_trees_and_predictions_equal_the_pooled_growers(change):
     X, y = real_table("binary")
     tables = cut(change(X), 2)
-    assert_equal_splits(*fit_both(tables, y), tables)
+    assert_lossless(*fit_both(tables, y), tables)
+
+
+@pytest.mark.parametrize("depth", [1, slow(2), slow(5), 6])
+def test_trees_of_every_depth(depth):
+    X, y = real_table("binary")
+    tables = cut(X.iloc[:, :6], 2)
+    assert_lossless(*fit_both(tables, y, max_depth=depth, min_child_samples=5), tables)
+
+
+def test_the_active_party_may_have_no_columns_and_come_last():
+    X, y = real_table("binary")
+    tables = {"shop": X.iloc[:, :5], "bank": X.iloc[:, :0]}
+    federated = treaty.GBDTClassifier(HIDDEN, n_jobs=1, active="bank", **OPTIONS).fit(tables, y)
+    pooled = treaty.GBDTClassifier("pooled", **OPTIONS).fit(tables["shop"], y)
+    np.testing.assert_equal(described(federated), described(pooled))
+    np.testing.assert_array_equal(federated.predict_proba(tables), pooled.predict_proba(tables["shop"]))
+
+
+def test_constant_missing_and_single_valued_columns():
+    X, y = real_table("binary")
+    odd = pd.DataFrame({"same": np.ones(len(y)), "none": np.full(len(y), np.nan), "few": np.arange(len(y)) % 2})
+    tables = {"bank": X.iloc[:, :2], "shop": odd}
+    assert_lossless(*fit_both(tables, y), tables)
+
+
+def test_a_table_without_a_split_is_one_leaf():
+    X, y = real_table("binary")
+    tables = cut(X.iloc[:, :4], 2)
+    federated, pooled = fit_both(tables, y, min_child_samples=len(y))
+    assert_lossless(federated, pooled, tables)
+    assert all(len(tree.left) == 1 for tree in forest_of(list(federated.parts_.values())).trees)
+
+
+def test_a_training_goes_on_from_a_finished_model():
+    X, y = real_table("binary")
+    tables = cut(X.iloc[:, :6], 2)
+    first, pooled = fit_both(tables, y)
+    options = {**OPTIONS, "n_estimators": 2}
+    more = treaty.GBDTClassifier(HIDDEN, n_jobs=1, **options).fit(tables, y, xgb_model=first)
+    both = treaty.GBDTClassifier("pooled", **options).fit(tables, y, xgb_model=pooled)
+    assert len(described(more)) == 5
+    assert_lossless(more, both, tables)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"objective": None}, "objective"),
+        ({"max_depth": 7}, "max_depth"),
+        ({"subsample": 0.5}, "subsample"),
+        ({"min_split_loss": 0.1}, "min_split_loss"),
+        ({"fractional_bits": 15}, "fractional_bits"),
+        ({"interaction_constraints": [["p0.mean radius", "p0.mean texture"]]}, "interaction_constraints"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused_by_name(changed, named):
+    X, y = real_table("binary")
+    with pytest.raises(treaty.ConfigError, match=rf'membership="hidden" needs {named}'):
+        treaty.GBDTClassifier(HIDDEN, **{**OPTIONS, **changed}).fit(cut(X.iloc[:, :4], 2), y)
+
+
+def test_three_parties_weights_eval_sets_and_many_categories_are_refused():
+    X, y = real_table("binary")
+    tables, model = cut(X.iloc[:, :4], 2), treaty.GBDTClassifier(HIDDEN, **OPTIONS)
+    with pytest.raises(treaty.ConfigError, match="is for two parties"):
+        model.fit(cut(X.iloc[:, :6], 3), y)
+    with pytest.raises(treaty.ConfigError, match="takes no weights"):
+        model.fit(tables, y, sample_weight=np.ones(len(y)))
+    with pytest.raises(treaty.ConfigError, match="takes no eval sets"):
+        model.fit(tables, y, eval_set=[(tables, y)])
+    many = {"p0": X.iloc[:, :2], "p1": pd.DataFrame({"c": pd.Categorical(np.arange(len(y)) % 5)})}
+    with pytest.raises(treaty.ConfigError, match="max_cat_to_onehot"):
+        treaty.GBDTClassifier(HIDDEN, **{**OPTIONS, "max_cat_to_onehot": 4}).fit(many, y)
+
+
+def test_margins_that_may_leave_their_range_are_refused():
+    X, y = real_table("binary")
+    tables = cut(X.iloc[:, :4], 2)
+    options = {**OPTIONS, "n_estimators": 60, "max_depth": 2, "learning_rate": 8.0}
+    with pytest.raises(treaty.ConfigError, match="margins may pass 120"):
+        treaty.GBDTClassifier(HIDDEN, **options).fit(tables, y)

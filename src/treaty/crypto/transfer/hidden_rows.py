@@ -30,7 +30,7 @@ from treaty.crypto.keystream import Keystream
 from treaty.crypto.transfer.arithmetic import Wide, add, negative, only, signed, subtract
 from treaty.crypto.transfer.extension import chosen, joined, packed, random_pairs, unpacked
 from treaty.crypto.transfer.stock import Bits, Steps, Transfers, take
-from treaty.machine.arrays import Words, pieces
+from treaty.machine.arrays import Integers, Words, pieces
 from treaty.machine.kernels import kernel
 
 MOST_LEVELS = 6  # a table of sides has a bit for each node of the last level, 32 of them
@@ -133,7 +133,8 @@ class HiddenRows:
     def weight_of_rows(self, weights: NDArray[np.integer] | None) -> Steps[NDArray[np.uint32]]:
         """Return shares modulo 2^24 of the weight of each row's leaf, (n_rows,): a step for each piece of the rows.
 
-        The party that knows the `weights` of all leaves, whole numbers, gives them; the other gives None.
+        The party that knows the `weights` of all leaves, whole numbers (trees, leaves), gives them; the other gives
+        None. Rows are of one tree after the other, as many of each.
         """
         out, first = np.empty(self.n_rows, np.uint32), self.transfers.tweaks(self.n_rows)
         for of in pieces(self.n_rows, _ROWS_AT_ONCE >> max(0, self.levels - 3)):
@@ -147,7 +148,8 @@ class HiddenRows:
             mask = np.frombuffer(Keystream().raw(4 * len(share)), np.uint32)
             numbers = bit_patterns(transfers.sender.delta, self.levels)
             table = np.empty((len(share), leaves), np.uint32)
-            _permute_words(weights.astype(np.uint32), share, mask, self.levels, table)
+            tree_of_row = np.arange(of.start, of.stop) // (self.n_rows // len(weights))
+            _permute_words(weights.astype(np.uint32), tree_of_row, share, mask, self.levels, table)
             for number, offset in enumerate(numbers):
                 pads = transfers.sender.hash.rows(self._sent[of], first, offset=offset)
                 table[:, number] ^= pads[:, 0].astype(np.uint32)
@@ -221,11 +223,11 @@ def _permute(sides: Sides, share: Sides, mask: Bits, levels: int, out: Sides) ->
 
 
 @kernel
-def _permute_words(weights: Sides, share: Sides, mask: Sides, levels: int, out: Sides) -> None:
-    """Write rows whose entry u is weight u xor share, less the row's mask; without a branch on either."""
+def _permute_words(weights: Sides, tree: Integers, share: Sides, mask: Sides, levels: int, out: Sides) -> None:
+    """Write rows whose entry u is the tree's weight u xor share, less the row's mask; without a branch on either."""
     for row in range(out.shape[0]):
         for leaf in range(out.shape[1]):
-            out[row, leaf] = weights[leaf] - mask[row]
+            out[row, leaf] = weights[tree[row], leaf] - mask[row]
         for level in range(levels):
             step = 1 << level
             turn = np.uint32(0) - ((share[row] >> np.uint32(level)) & np.uint32(1))

@@ -34,7 +34,7 @@ def check_start(system: System, own: SystemOptions, common: CommonOptions, *, go
         why = "participants know no margins but those of the trees that they grow together"
     elif system.split == "columns" and (not system.lossless or own.adds_noise or own.label_epsilon is not None):
         why = "sides of training rows at earlier splits would be shown without the noise"
-    elif own.hides_decisions:
+    elif own.hides_decisions and not own.hides_rows:
         why = "he_inference hides sides of rows, from which the margins of the earlier model follow"
     elif own.mode == "paper" and system.split == "columns":
         why = "the paper has no such training"

@@ -23,10 +23,11 @@ Adversary: honest but curious. What each learns is in docs/hidden.md.
 from __future__ import annotations
 
 import hashlib
-import logging
 import secrets
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -42,11 +43,21 @@ from treaty.crypto.transfer.stock import Steps, open_transfers, take
 from treaty.data.binning import MOST_BINS, MOST_CATEGORIES, Bins
 from treaty.errors import ConfigError, CryptoError, PeerProtocolError
 from treaty.machine.arrays import Flags, Int32s
-from treaty.messaging.conversation import MessageOrder
+from treaty.messaging.conversation import MessageOrder, Table
 from treaty.messaging.messages import MOST_COLUMNS, MOST_SLOTS, Array, Message, leaks, view
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, record_split
+from treaty.systems.pooled.continuing import CheckpointReceipt, CheckpointRequest
+from treaty.systems.pooled.system import Training
 from treaty.systems.secureboost import hidden_tree
+from treaty.systems.secureboost.hidden_forest import (
+    HiddenForest,
+    depth_of,
+    leaf_weights,
+    margin_shares,
+    read_forest,
+    show_forest,
+)
 from treaty.systems.secureboost.hidden_tree import HiddenEnd, HiddenLevel, LogisticShares
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import RoleInput
@@ -58,12 +69,10 @@ from treaty.systems.vertical.prediction import Finish
 from treaty.systems.vertical.sealed import compute
 from treaty.systems.vertical.sealed_candidates import Candidates
 from treaty.systems.vertical.training import Follower, agree_on_terms, finish, open_training, start_of
-from treaty.trees.boosting import Rounds
+from treaty.trees.boosting import Rounds, RoundState
 from treaty.trees.ensemble import SplitTable, Tree
 from treaty.trees.logistic_pieces import LogisticPieces, pieces_of
 from treaty.trees.splits import SplitRules
-
-logger = logging.getLogger(__name__)
 
 # Shared margins are from -128 to below 120, see `crypto.transfer.shared_pieces`
 _LARGEST_MARGIN = 120.0
@@ -216,12 +225,16 @@ def train_active(inputs: RoleInput[SecureBoost]) -> ModelPart:
     end = _make_end(inputs, columns, bounds, rules, step, _loss(objective, inputs.rows.y))
     start = np.rint(objective.base_margins[0] / objective.leaf_unit)
     margins = np.full(inputs.rows.table.n_rows, int(start) % (1 << NUMBER_BITS), np.uint32)
-    records, reach = training.records[peer], abs(float(objective.base_margins[0]))
+    if forest.trees:
+        # of a checkpoint or of an earlier model: nobody has kept the margins
+        own, others = show_forest(party, forest.trees, end.place)
+        weights = leaf_weights(forest.trees, depth_of(forest.trees), objective.leaf_unit)
+        margins += compute(party, margin_shares(
+            end.transfers, inputs.rows.table, part.splits, own, others, weights, inputs.threads))  # fmt: skip
+    records = training.records[peer]
+    reach = abs(float(objective.base_margins[0])) + sum(float(np.abs(tree.value).max()) for tree in forest.trees)
     inputs.observers.round_finished(forest.rounds, part)
-    rounds = Rounds(
-        forest, inputs.common.most_rounds,
-        after_round=lambda done: inputs.observers.round_finished(done, part),
-    )  # fmt: skip
+    rounds = Rounds(forest, inputs.common.most_rounds, after_round=partial(_after_round, inputs, training))
     for trees in rounds:
         party.send(peer, HiddenTree())
         party.round += 1
@@ -244,6 +257,18 @@ def train_active(inputs: RoleInput[SecureBoost]) -> ModelPart:
         trees.append(tree)
     finish(party)
     return part
+
+
+def _after_round(inputs: RoleInput[SecureBoost], training: Training, done: int) -> None:
+    """Have both parties keep a checkpoint, if one is due: trees and splits alone, margins are made again of these."""
+    keeper, party = inputs.keeper, inputs.party
+    if keeper is not None and keeper.due:
+        began = time.perf_counter()
+        for peer in party.peers:
+            party.send(peer, CheckpointRequest(done))
+            party.receive(peer, CheckpointReceipt)
+        training.keep(inputs, RoundState(done, np.zeros((1, 0)), "{}"), began)
+    inputs.observers.round_finished(done, training.part)
 
 
 def _check(objective: object) -> LogisticPieces:
@@ -309,6 +334,11 @@ def train_passive(inputs: RoleInput[SecureBoost]) -> ModelPart:
     rules = inputs.common.rules(objective)
     end = _make_end(inputs, columns, bounds, rules, start.step, _loss(objective, None))
     margins = np.zeros(n_rows, np.uint32)
+    if start.rounds:
+        sent, splits = party.receive(active, HiddenForest), follower.part.splits
+        own, others = read_forest(sent, active, start.records)
+        margins += compute(party, margin_shares(
+            end.transfers, inputs.rows.table, splits, own, others, None, inputs.threads))  # fmt: skip
 
     def grow(_: HiddenTree) -> None:
         nonlocal margins
@@ -322,8 +352,8 @@ def train_passive(inputs: RoleInput[SecureBoost]) -> ModelPart:
     return follower.follow(MessageOrder(_TABLE, "between trees"), {HiddenTree: grow})
 
 
-_TABLE = {
-    "between trees": {HiddenTree: "between trees", Finish: "finished"},
+_TABLE: Table = {
+    "between trees": {HiddenTree: "between trees", CheckpointRequest: "between trees", Finish: "finished"},
     "finished": {},
 }
 

@@ -231,5 +231,5 @@ def add_weights(
     rows: HiddenRows, margins: NDArray[np.uint32], weights: NDArray[np.int64] | None
 ) -> Steps[NDArray[np.uint32]]:
     """Return shares of the margins plus the weights of the rows' leaves, which the active party gives."""
-    found = yield from rows.weight_of_rows(weights)
+    found = yield from rows.weight_of_rows(None if weights is None else weights[None])
     return (margins + found) & np.uint32((1 << NUMBER_BITS) - 1)

@@ -33,6 +33,7 @@ from treaty.messaging.messages import Message
 from treaty.models.trees import ModelPart, margins
 from treaty.privacy.leaks import mixed_nodes
 from treaty.systems.observers import TreeFinished
+from treaty.systems.secureboost import hidden_forest
 from treaty.systems.secureboost.hidden_prediction import hidden_active, hidden_passive
 from treaty.systems.secureboost.hidden_training import train_active, train_passive
 from treaty.systems.secureboost.options import SecureBoost
@@ -178,6 +179,8 @@ def split_nodes(
 
 def predict(inputs: RoleInput[SecureBoost]) -> NDArray[np.float64]:
     """Return margins (n_rows, n_outputs) as the active party; with `he_inference` from encrypted leaf weights."""
+    if inputs.options.hides_rows:
+        return hidden_forest.predict_active(inputs)
     if inputs.options.hides_decisions:
         return hidden_active(inputs)
     return margins(collect(inputs), inputs.part.forest.objective, inputs.threads)
@@ -185,4 +188,6 @@ def predict(inputs: RoleInput[SecureBoost]) -> NDArray[np.float64]:
 
 def follow_prediction(inputs: RoleInput[SecureBoost]) -> None:
     """Take part in a prediction as a passive party."""
+    if inputs.options.hides_rows:
+        return hidden_forest.predict_passive(inputs)
     return hidden_passive(inputs) if inputs.options.hides_decisions else predict_passive(inputs)

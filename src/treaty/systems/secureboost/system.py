@@ -9,7 +9,7 @@ from treaty.models.trees import ModelPart
 from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, Stage, When, between, routes
 from treaty.systems.options import learned_from_test_key
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.secureboost import hidden_prediction, hidden_training
+from treaty.systems.secureboost import hidden_forest, hidden_prediction, hidden_training
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.secureboost.secureboost import active, follow_prediction, passive, predict
 from treaty.systems.system import PartySpec, Roles, System
@@ -87,7 +87,7 @@ def _conclusions_of_hidden_rows(roles: Roles) -> dict[str, list[str]]:
 
 
 _PLAIN = When("without he_inference", lambda options, common: not options.hides_decisions)
-_HIDDEN = When("he_inference=True", lambda options, common: options.hides_decisions)
+_HIDDEN = When("he_inference=True", lambda options, common: bool(options.he_inference))
 
 _HIDDEN_PREDICTION = routes(
     AGREEMENT,
@@ -136,12 +136,26 @@ ROUTES: dict[Stage, Routes] = {
                 messages.OpenedStep,
                 hidden_training.LeafShares,
             ),
+            Route(hidden_forest.HiddenForest, ACTIVE, PASSIVE),
+            leakage.CHECKPOINTS,
             leakage.FINISH,
             when=_HIDDEN_ROWS,
             reference="docs/hidden.md, Who learns what",
         ),
     ),
-    "predict": routes(routes(leakage.PREDICT, when=_PLAIN), routes(_HIDDEN_PREDICTION, when=_HIDDEN)),
+    "predict": routes(
+        routes(leakage.PREDICT, when=_PLAIN),
+        routes(_HIDDEN_PREDICTION, when=_HIDDEN),
+        routes(
+            AGREEMENT,
+            leakage.RECORDS,
+            between(ACTIVE, PASSIVE, hidden_forest.HiddenForest, messages.SealedStep),
+            between(PASSIVE, ACTIVE, messages.SealedStep, hidden_forest.MarginShares),
+            leakage.FINISH,
+            when=_HIDDEN_ROWS,
+            reference="docs/hidden.md, Predictions",
+        ),
+    ),
     "explain": routes(leakage.EXPLAIN, when=_PLAIN),
     "online": routes(leakage.ONLINE, when=_PLAIN),
 }
