@@ -78,6 +78,9 @@ def test_a_table_without_a_split_is_one_leaf():
     tables = cut(X.iloc[:, :4], 2)
     federated, pooled = fit_both(tables, y, min_child_samples=len(y))
     assert_lossless(federated, pooled, tables)
+    same = {name: pd.DataFrame({"same": np.ones(len(y))}) for name in ("bank", "shop")}
+    without, pooled = fit_both(same, y)
+    assert_lossless(without, pooled, same)
     assert all(len(tree.left) == 1 for tree in forest_of(list(federated.parts_.values())).trees)
 
 

@@ -187,6 +187,9 @@ def _best(end: HiddenEnd, left: Wide, totals: Wide) -> Steps[Wide]:
         np.full(len(of_party), 1 + (end.role ^ (place != end.place)), np.uint8)
         for place, of_party in enumerate(end.candidates)
     ]), []  # fmt: skip
+    if not left.shape[1]:
+        # nobody's
+        return np.zeros((len(left), 4, end.widths.words), np.uint64)
     for part in pieces(len(left), max(1, _CANDIDATES_AT_ONCE // left.shape[1])):
         best = best_of_hidden(
             end.transfers, left[part], totals[part], owners, end.terms, end.widths, end.role, end.step
