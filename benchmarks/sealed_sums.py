@@ -49,6 +49,12 @@ RATE, APART = 100e6, 0.1  # bits per second, and how far a played link may be fr
 FEW = 2
 SETTINGS = {"max_depth": 3, "learning_rate": 0.3, "max_bin": 32, "base_score": 0.5}
 
+SYSTEMS = {
+    "open": SecureBoost(encryption="lattice", sums="open", allow_exact_sums=True),
+    "sealed": SecureBoost(encryption="lattice", sums="sealed", allow_exact_sums=True),
+    "hidden": SecureBoost(membership="hidden"),
+}
+
 Tables = dict[str, NDArray[np.float32]]
 
 
@@ -68,8 +74,7 @@ def drawn(n_rows: int, columns: int) -> tuple[Tables, NDArray[np.int64]]:
 
 def one_tree(tables: Tables, y: NDArray[np.int64], sums: str, trees: int, transport: str, **options: Any) -> dict:
     """Return seconds, megabytes and messages of a tree, and the seconds of set-up."""
-    settings = SETTINGS | options
-    system = SecureBoost(encryption="lattice", sums=sums, allow_exact_sums=True)
+    settings, system = SETTINGS | options, SYSTEMS[sums]
     took, moved, messages = {}, {}, {}
     before = cpu_of_others()
     for count in (FEW, FEW + trees):
