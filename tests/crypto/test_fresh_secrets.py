@@ -34,16 +34,21 @@ from treaty.crypto.additive.ciphers import generate_key, generate_paillier_key
 from treaty.crypto.keystream import CancellingMasks, FreshShares, Keystream, PairStreams, pair_keys
 from treaty.crypto.lattice.linear_map import LinearMapClient, LinearMapServer
 from treaty.crypto.parameters import Field, SecretMatrix, choose
+from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sharing import additive_routing, shamir_routing
 from treaty.crypto.sharing.key_agreement import EphemeralKeys, RoundKeys, seal
 from treaty.crypto.sharing.shamir import make_shares, open_shares, random_numbers
 from treaty.crypto.sums import triple_sums
 from treaty.crypto.sums.hidden_vectors import Fields
+from treaty.crypto.sums.shared_sums import SharedSums
 from treaty.crypto.transfer import extension, oprf, sodium
 from treaty.crypto.transfer.aes import Streams
 from treaty.crypto.transfer.comparison import _digits, draw_quads
 from treaty.crypto.transfer.correlations import draw
 from treaty.crypto.transfer.extension import STEP
+from treaty.crypto.transfer.hidden_best import left_sums
+from treaty.crypto.transfer.hidden_rows import HiddenRows, bytes_of
+from treaty.crypto.transfer.shared_pieces import Pieces, _carry, _look_up, _range
 from treaty.crypto.transfer.stock import Correlation, Drawn, Steps, Transfers, open_transfers
 from treaty.errors import CryptoError
 
@@ -251,6 +256,61 @@ def base_transfers() -> Rows:
     return [secret, offered, *keys, *points, *(sodium.random_scalar() for _ in range(9))]
 
 
+def hidden_sides() -> Rows:
+    """Return shares of sides by the party that splits all nodes of a level."""
+    ends, zeros = play(open_transfers(0), open_transfers(1)), np.zeros(2048, np.uint8)
+    both, found = [HiddenRows(end, 2048) for end in ends], []
+    play(*(rows.multiplied(zeros, None, 1, (True, True)) for rows in both))
+    for owner in (0, 1):
+        sides = zeros.astype(np.uint32)
+        shares = play(*(rows.side_of_rows(sides, (k == owner, k != owner)) for k, rows in enumerate(both)))
+        found.append(np.packbits(shares[owner]).reshape(-1, 32))
+    return list(np.concatenate(found))
+
+
+def hidden_weights() -> Rows:
+    ends = play(open_transfers(0), open_transfers(1))
+    both = [HiddenRows(end, 512) for end in ends]
+    play(*(rows.multiplied(np.zeros(512, np.uint8), None, 1, (True, True)) for rows in both))
+    shares, _ = play(both[0].weight_of_rows(np.zeros((1, 2), np.int64)), both[1].weight_of_rows(None))
+    return list(bytes_of(shares, 3).reshape(-1, 24))
+
+
+def shared_carries() -> Rows:
+    """Return one end's shares of carries, which are 0: of one half its own masks, of the other the other end's."""
+    ends, zeros = play(open_transfers(0), open_transfers(1)), np.zeros(2048, np.uint8)
+    shares = [play(*(_carry(end, zeros, of, role) for role, end in enumerate(ends)))[0] for of in (None, zeros)]
+    return list(np.packbits(np.concatenate(shares)).reshape(-1, 32))
+
+
+def shared_ranges() -> Rows:
+    ends, zeros = play(open_transfers(0), open_transfers(1)), np.zeros(2048, np.uint8)
+    (inside, above), _ = play(*(_range(end, zeros, zeros, role) for role, end in enumerate(ends)))
+    return [*np.packbits(inside).reshape(-1, 32), *(above[::2] << 4 | above[1::2]).reshape(-1, 32)]
+
+
+def shared_values() -> Rows:
+    ends, nothing = play(open_transfers(0), open_transfers(1)), np.zeros(512, np.uint64)
+    zeros = Pieces(np.zeros(16, np.uint64), np.zeros(16, np.uint64), 64)
+    digits = nothing.astype(np.uint8)
+    return _words(play(*(_look_up(end, digits, nothing, zeros, role) for role, end in enumerate(ends)))[0])
+
+
+def shared_left_sums() -> Rows:
+    ends, owners = play(open_transfers(0), open_transfers(1)), np.array([1, 2] * 20, np.uint8)
+    left, numbers = np.zeros((40, 3, 3, 2), np.uint64), np.zeros(40, np.int64)
+    return _words(play(*(left_sums(end, left, owners, numbers, role) for role, end in enumerate(ends)))[0])
+
+
+def sums_of_shares() -> Rows:
+    """Return the answerers' shares of sums of zeros."""
+    codes, offsets = np.zeros((9, 1), np.uint8), np.array([0, 30], np.int32)
+    ends = [SharedSums(SumsBounds(9, 1 << 16, 1 << 14), codes, offsets, 30, SEED) for _ in range(2)]
+    play(*(end.exchange_hints() for end in ends))
+    found = play(*(end.sums(np.zeros((9, 2, 2), np.uint64)) for end in ends))
+    return [row for own, _ in found for row in own.reshape(-1, own.shape[-1])]
+
+
 def oblivious_values() -> Rows:
     receiver = oprf.OprfReceiver()
     sender = oprf.OprfSender(receiver.offer)
@@ -325,6 +385,12 @@ LINES: dict[str, Line] = {
     "transfer/comparison._digits: Keystream": Line(compared_digits),
     "transfer/comparison.make_quads: Keystream": Line(quads),
     "transfer/correlations._begin: Keystream": Line(correlations),
+    "transfer/hidden_rows.HiddenRows._side_of: Keystream": Line(hidden_sides),
+    "transfer/hidden_rows.HiddenRows._weight_of: Keystream": Line(hidden_weights),
+    "transfer/shared_pieces._carry: Keystream": Line(shared_carries),
+    "transfer/shared_pieces._range: Keystream": Line(shared_ranges),
+    "transfer/shared_pieces._look_up: Keystream": Line(shared_values),
+    "transfer/hidden_best.left_sums: Keystream": Line(shared_left_sums),
     "sharing/additive_routing.deal: token_bytes token_bytes": Line(triples),
     "sharing/additive_routing._DealerNumbers.__init__: token_bytes token_bytes": Line(routing),
     "sharing/additive_routing._ServerNumbers.__init__: Keystream": Line(lambda: [*triples(), *routing()]),
@@ -336,6 +402,7 @@ LINES: dict[str, Line] = {
     "sharing/shamir.random_numbers: Keystream": Line(shamir, even=False),
     "sums/lattice_sums.LatticeSumsServer._masks: Keystream": Line(sealed_answers),
     "sums/lattice_sums.LatticeSumsServer.settle: token_bytes": Line(sealed_answers),
+    "sums/shared_sums.SharedSums.sums: Keystream": Line(sums_of_shares, even=False),
     "transfer/extension.base_choose: random_scalar": Line(base_transfers, even=False),
     "transfer/extension.base_offer: random_scalar": Line(base_transfers, even=False),
     "transfer/extension.Receiver.prepare: token_bytes": Line(extensions),

@@ -21,6 +21,7 @@ BOUNDED = {
     "VectorQuery": "of a mini-batch, or of as many rows as the lattice's degree",
     "SumsRequest": "under the lattice map of as many rows as its degree; see secureboost/test_lossless.py",
     "SealedSumsRequest": "as SumsRequest",
+    "SealedStep": "of as many rows as one step is about; see crypto/sealed/test_hidden_rows.py",
     "EncryptedGains": "of eight rows, and of terms of the trees, which have more nodes on more rows",
     "SealedTerms": "as EncryptedGains",
     "MaskedAnswer": "of bins, which are at most as many as max_bin",

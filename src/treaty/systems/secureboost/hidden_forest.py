@@ -24,8 +24,8 @@ from treaty.crypto.transfer.stock import Steps, Transfers, open_transfers
 from treaty.data.table import Table
 from treaty.errors import DataError, PeerProtocolError
 from treaty.machine.arrays import Floats, Int32s, Integers, pieces
-from treaty.messaging.exchanges import OF_ONE_MODEL, agree
-from treaty.messaging.messages import Array, Message, leaks, view
+from treaty.messaging.exchanges import OF_ONE_MODEL, agree, take_rows
+from treaty.messaging.messages import Array, Message, leaks, row_pieces, view
 from treaty.messaging.party import Party
 from treaty.models.trees import decide
 from treaty.systems.secureboost.options import SecureBoost
@@ -35,6 +35,7 @@ from treaty.systems.vertical.sealed import compute
 from treaty.trees.ensemble import SplitTable, Tree
 
 _WALKED_AT_ONCE = 1 << 20  # rows of all trees together
+_SHARE_BITS = 32  # of a row, as shares of its margin are sent
 _WHOLE = (1 << 8 * WEIGHT_BYTES) - 1
 
 
@@ -179,10 +180,9 @@ def predict_active(inputs: RoleInput[SecureBoost]) -> Floats:
         weights = leaf_weights(trees, depth_of(trees), objective.leaf_unit)
         transfers = compute(party, open_transfers(0))
         shares = compute(party, margin_shares(transfers, table, part.splits, records, others, weights, inputs.threads))
-        came = view(
-            party.receive(peer, MarginShares).shares, np.uint32, shares.shape, peer=peer, what="MarginShares.shares"
-        )
-        sums = ((shares + came) & np.uint32(_WHOLE)).astype(np.int64)
+        for of, came in take_rows(party, peer, table.n_rows, _SHARE_BITS, MarginShares):
+            shares[of] += view(came.shares, np.uint32, (of.stop - of.start,), peer=peer, what="MarginShares.shares")
+        sums = (shares & np.uint32(_WHOLE)).astype(np.int64)
         sums -= (sums > _WHOLE >> 1) * (_WHOLE + 1)
         margins[:, 0] += sums * objective.leaf_unit
     party.send(peer, Finish())
@@ -200,7 +200,8 @@ def predict_passive(inputs: RoleInput[SecureBoost]) -> None:
         records, others = read_forest(came, active, len(part.splits))
         transfers = compute(party, open_transfers(1))
         shares = compute(party, margin_shares(transfers, table, part.splits, records, others, None, inputs.threads))
-        party.send(active, MarginShares(Array.of(shares)))
+        for of in row_pieces(table.n_rows, _SHARE_BITS):
+            party.send(active, MarginShares(Array.of(shares[of])))
         party.receive(active, Finish)
 
 
