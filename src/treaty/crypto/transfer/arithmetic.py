@@ -63,9 +63,11 @@ def negative(a: Wide) -> Wide:
 
 def _with(kernel: Callable[[Wide, Wide], None], a: Wide, b: Wide) -> Wide:
     """Apply a kernel that changes its first number to a copy of a, and b, of any shapes that fit."""
-    a, b = np.broadcast_arrays(a, b)
-    out, other = np.array(a, order="C"), np.ascontiguousarray(b)
-    words = out.shape[-1]
+    shape: tuple[int, ...] = np.broadcast_shapes(a.shape, b.shape)
+    out = np.array(np.broadcast_to(a, shape), order="C")
+    # a copy of what is repeated, which may not be written to
+    other = np.ascontiguousarray(b) if b.shape == shape else np.array(np.broadcast_to(b, shape), order="C")
+    words = shape[-1]
     kernel(out.reshape(-1, words), other.reshape(-1, words))
     return out
 

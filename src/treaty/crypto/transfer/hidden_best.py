@@ -131,7 +131,8 @@ def _fit(transfers: Transfers, left: Wide, right: Wide, terms: SplitTerms, width
 
 def _below(transfers: Transfers, shares: Wide, least: int, bits: int, role: int) -> Steps[Bits]:
     """Return shares of whether numbers are below a public one, (n,)."""
-    limit = from_ints([least if role == 0 else 0], WORDS)[0]
+    # all numbers are below 2^(bits - 1), and a larger limit would wrap around
+    limit = from_ints([min(least, 1 << bits - 1) if role == 0 else 0], WORDS)[0]
     return (yield from negatives(transfers, cut(subtract(shares, limit).reshape(-1, WORDS), bits), bits, role))
 
 

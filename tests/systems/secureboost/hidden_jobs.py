@@ -1,0 +1,187 @@
+"""Both ends of a tree on shared rows, played in one thread, and the plain grower's tree on the same job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from crypto.sealed.test_sealed import play
+from treaty.crypto.payload import SumsBounds
+from treaty.crypto.sums.shared_sums import SharedSums
+from treaty.crypto.transfer.hidden_best import WEIGHT_BITS, SplitTerms
+from treaty.crypto.transfer.shared_pieces import NUMBER_BITS
+from treaty.crypto.transfer.stock import Steps, Transfers
+from treaty.systems.secureboost.hidden_tree import HiddenEnd, HiddenLevel, LogisticShares, add_weights, grow
+from treaty.systems.vertical.sealed_candidates import Candidates
+from treaty.trees.boosting import TreeSample
+from treaty.trees.columns import ColumnSource, SplitSearch, grow_tree
+from treaty.trees.ensemble import Tree
+from treaty.trees.logistic_pieces import LogisticPieces, pieces_of
+from treaty.trees.splits import SplitRules
+
+FRACTION, UNIT = 16, 2.0**-12
+WHOLE = (1 << NUMBER_BITS) - 1
+
+
+@dataclass
+class Columns:
+    """A party's columns: codes uint8 (n, features), whose number of bins is a missing value."""
+
+    codes: np.ndarray
+    offsets: np.ndarray
+    categorical: np.ndarray
+    missing: np.ndarray
+
+    @classmethod
+    def draw(cls, n: int, features: int, bins: int, rng: np.random.Generator) -> Columns:
+        sizes = rng.integers(1, bins + 1, features)
+        gaps = rng.random(features) < 0.4
+        codes = np.zeros((n, features), np.uint8)
+        for k, (size, gap) in enumerate(zip(sizes, gaps, strict=True)):
+            codes[:, k] = rng.integers(0, size + gap, n)
+        missing = (codes == sizes).any(axis=0)
+        offsets = np.concatenate([[0], np.cumsum(sizes + 1)]).astype(np.int32)
+        return cls(codes, offsets, rng.random(features) < 0.3, missing)
+
+    def candidates(self) -> Candidates:
+        columns = np.arange(len(self.categorical), dtype=np.int32)
+        return Candidates(self.offsets, self.categorical, self.missing, columns, 1000)
+
+
+class Job:
+    """A job of one active party (role 0) and one passive; `own` are each role's columns, labels are 0 and 1.
+
+    With `swapped` the passive party is first among owners.
+    """
+
+    def __init__(
+        self, ends: tuple[Transfers, Transfers], own: list[Columns], labels: np.ndarray, *, swapped: bool = False,
+        step: int = 1, **rules: Any,
+    ) -> None:  # fmt: skip
+        given = {"learning_rate": 0.3, "max_depth": 3, "min_child_samples": 1, "min_child_weight": 1.0, **rules}
+        self.rules = SplitRules(
+            grad_unit=2.0**-FRACTION, hess_unit=2.0**-FRACTION, leaf_unit=UNIT, min_gain=0.0, onehot_below=1000,
+            **given,
+        )  # fmt: skip
+        self.own, self.labels, self.n, self.swapped = own, labels, len(labels), swapped
+        self.depth = self.rules.max_depth
+        self.bounds = SumsBounds(self.n, 1 << FRACTION, int(LogisticPieces.hess_limit * 2**FRACTION) + 1)
+        terms = SplitTerms(self.rules.ridge, self.rules.least_hess, self.rules.min_child_samples)
+        ordered = [of.candidates() for of in (own[::-1] if swapped else own)]
+        self.ends = []
+        for role, transfers in enumerate(ends):
+            others = int(own[1 - role].offsets[-1])
+            sums = SharedSums(self.bounds, own[role].codes, own[role].offsets, others, bytes(32))
+            loss = LogisticShares.of(pieces_of(FRACTION), FRACTION, labels if role == 0 else None)
+            self.ends.append(HiddenEnd(
+                role, transfers, sums, self.bounds, loss, own[role].codes, ordered, role ^ swapped, terms,
+                self.rules.whole_rate, self.depth, step,
+            ))  # fmt: skip
+        play(*(end.sums.exchange_hints() for end in self.ends))
+
+    @classmethod
+    def draw(cls, ends: tuple[Transfers, Transfers], rng: np.random.Generator, **rules: Any) -> Job:
+        """Draw a small job: columns of either party or of both, of one bin and more, categories, and missing values."""
+        n, bins = int(rng.integers(1, 200)), int(rng.integers(1, 8))
+        features = [(0, 2), (3, 0), (1, 1), (2, 3)][rng.integers(4)]
+        own = [Columns.draw(n, count, bins, rng) for count in features]
+        signal = sum((of.codes.sum(axis=1) for of in own), np.zeros(n)) + rng.normal(0, bins, n)
+        given = {
+            "max_depth": int(rng.integers(1, 7)), "learning_rate": float(rng.choice([0.05, 0.3, 1.0])),
+            "min_child_samples": int(rng.choice([1, 1, 5, 40, 1000])), "reg_lambda": float(rng.choice([0.01, 1.0, 20])),
+            "min_child_weight": float(rng.choice([1e-3, 1.0, 5.0])),
+        }  # fmt: skip
+        labels = (signal > np.median(signal)).astype(np.int64)
+        return cls(ends, own, labels, swapped=bool(rng.integers(2)), step=int(rng.integers(1, 300)), **given | rules)
+
+    def share(self, margins: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+        masks = rng.integers(0, 1 << NUMBER_BITS, self.n)
+        return [masks.astype(np.uint32), ((margins - masks) & WHOLE).astype(np.uint32)]
+
+    def tree(self, role: int, margins: list[np.ndarray]) -> Steps[Any]:
+        return grow(self.ends[role], margins[role])
+
+    def grown(self, margins: list[np.ndarray]) -> Grown:
+        found = play(*(self.tree(role, margins) for role in (0, 1)))
+        weights = (found[0][2] + found[1][2]).view(np.int64) - (1 << WEIGHT_BITS - 1)
+        rows = [of[1] for of in found]
+        given = (weights, None)
+        after = play(*(add_weights(rows[role], margins[role], given[role]) for role in (0, 1)))
+        node = (rows[0].share ^ rows[1].share).astype(np.int64)
+        return Grown([of[0] for of in found], node, weights, list(after))
+
+    def derivatives(self, margins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the plain grad and hess of margins, whole numbers of 2^-12."""
+        grad, hess = np.zeros((2, 1, self.n), np.int64)
+        LogisticPieces(fractional_bits=FRACTION).write_derivatives(
+            margins[:, None] * UNIT, self.labels.astype(float), np.full(self.n, 2.0**FRACTION), grad, hess
+        )
+        return grad[0], hess[0]
+
+    def plain(self, margins: np.ndarray) -> tuple[Tree, list[list[tuple[int, np.ndarray]]], np.ndarray]:
+        """Return the plain tree, each owner's splits as (column, bins that go left), and the rows' leaves."""
+        recorded: list[list[tuple[int, np.ndarray]]] = [[], []]
+
+        def record(place: int) -> Any:
+            return lambda feature, left: recorded[place].append((feature, left.copy())) or len(recorded[place]) - 1
+
+        ordered = self.own[::-1] if self.swapped else self.own
+        sources = [ColumnSource(of.codes, of.offsets, of.categorical, record(k)) for k, of in enumerate(ordered)]
+        columns = np.arange(sum(len(of.categorical) for of in ordered), dtype=np.int32)
+        sample = TreeSample(*self.derivatives(margins), None, columns)
+        tree, rows = grow_tree(SplitSearch(sources, sample, self.rules), sample, self.rules)
+        leaves = np.flatnonzero(tree.left < 0).astype(np.int32)
+        members, starts = rows.rows(leaves, sampled=False)
+        leaf = np.empty(self.n, np.int64)
+        leaf[members] = np.repeat(leaves, np.diff(starts))
+        return tree, recorded, leaf
+
+
+@dataclass
+class Grown:
+    """A tree of shared rows, opened: both ends' levels, the rows' nodes, leaf weights, and shares of new margins."""
+
+    levels: list[list[HiddenLevel]]
+    node: np.ndarray
+    weights: np.ndarray
+    margins: list[np.ndarray]
+
+    @property
+    def opened(self) -> np.ndarray:
+        found = ((self.margins[0] + self.margins[1]) & WHOLE).astype(np.int64)
+        return np.where(found >> NUMBER_BITS - 1, found - (1 << NUMBER_BITS), found)
+
+
+def assert_equal(job: Job, margins: np.ndarray, grown: Grown) -> Tree:
+    """Fail unless owners, columns, cuts, rows of leaves, weights and margins are the plain grower's."""
+    tree, recorded, leaf = job.plain(margins)
+    of_place = [grown.levels[role ^ job.swapped] for role in (0, 1)]
+    splits: list[list[list[Any]]] = [
+        [list(zip(level.columns.tolist(), level.left_bins, strict=True)) for level in of] for of in of_place
+    ]
+
+    def compare(node: int, level: int, number: int) -> None:
+        owner = {int(of[level].owner[number]) for of in of_place} if level < job.depth else {-1}
+        if tree.left[node] < 0:
+            assert owner == {-1}
+            last = number << job.depth - level
+            assert np.array_equal(grown.node == last, leaf == node)
+            assert grown.weights[last] * UNIT == tree.value[node]
+            return
+        (place,) = owner
+        assert place == tree.source[node]
+        column, left = splits[place][level].pop(0)
+        plain_column, plain_left = recorded[place][tree.record[node]]
+        assert column == plain_column
+        assert np.array_equal(left[: len(plain_left)], plain_left[: len(left)])
+        waiting.append((int(tree.left[node]), level + 1, 2 * number))
+        waiting.append((int(tree.left[node]) + 1, level + 1, 2 * number + 1))
+
+    waiting = [(0, 0, 0)]
+    for at in waiting:
+        compare(*at)
+    assert not any(any(levels) for levels in splits)  # no further splits
+    assert np.array_equal(grown.opened, margins + grown.weights[grown.node])
+    return tree

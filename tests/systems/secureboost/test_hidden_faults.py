@@ -1,0 +1,208 @@
+"""Under ``membership="hidden"`` a wrong message, or a step of garbage, ends the job with an error at both parties."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from crypto.sealed.test_sealed import play
+from crypto.sealed.watching import assert_refuses_garbage
+from systems.secureboost.test_faults import SEEN, roles_of
+from systems.secureboost.test_lattice_faults import numbers
+from systems.vertical.playing import play_training, tables_and_labels
+from treaty.crypto.transfer.stock import Opening, Steps, take
+from treaty.errors import CryptoError, PeerError, PeerProtocolError
+from treaty.messaging.messages import Array, pack
+from treaty.systems.secureboost.hidden_training import _joint_seed
+from treaty.systems.vertical import messages
+from treaty.systems.vertical.sealed import compute
+
+HIDDEN = {
+    "membership": "hidden", "sums": "sealed", "encryption": "lattice", "objective": "logistic_pieces",
+    "n_estimators": 2, "max_depth": 2, "max_bin": 6, "min_child_samples": 5, "max_cat_to_onehot": 300,
+}  # fmt: skip
+
+
+def play_faulty(faulty: str, name: str, change: Any, first: int) -> dict[str, BaseException]:
+    """Train while a party changes its messages of a name, from the `first` one on; return what each party raised."""
+    tables, y = tables_and_labels(2, rows=60)
+    SEEN.clear()
+    roles = roles_of(tables, y, HIDDEN)
+    honest, sent = roles[faulty], []
+
+    def role(party: Any) -> Any:
+        send = party.send
+
+        def sending(to: str, message: Any) -> None:
+            if type(message).__name__ == name:
+                sent.append(to)
+                message = change(message) if len(sent) >= first else message
+            send(to, message)
+
+        party.send = sending
+        return honest(party)
+
+    roles[faulty] = role
+    with pytest.raises(PeerError):
+        play_training(tables, y, replace=roles)
+    return dict(SEEN)
+
+
+def of_payload(change: Any, at: int = 0) -> Any:
+    def changed(message: Any) -> Any:
+        arrays = [numbers(array) for array in message.payload]
+        return replace(message, payload=pack([change(array) if k == at else array for k, array in enumerate(arrays)]))
+
+    return changed
+
+
+def of_field(name: str, change: Any) -> Any:
+    return lambda message: replace(message, **{name: Array.of(change(numbers(getattr(message, name))))})
+
+
+CASES = {
+    "weights beyond their bits": (
+        "LeafShares", 1, of_field("shares", lambda shares: shares + np.uint64(1 << 15)), "weights of 15 bits",
+    ),
+    "weights far below": (
+        "LeafShares", 2, of_field("shares", lambda shares: shares - np.uint64(1 << 15)), "weights of 15 bits",
+    ),
+    "too few weights": ("LeafShares", 1, of_field("shares", lambda shares: shares[1:]), "expected uint64 (4,)"),
+    "weights of another type": (
+        "LeafShares", 1, of_field("shares", lambda shares: shares.astype(np.int64)), "expected uint64 (4,)",
+    ),
+    "columns of no slots": (
+        "HiddenColumns", 1, of_field("offsets", lambda offsets: offsets * 0), "expected the slots of columns",
+    ),
+    "columns that do not begin at 0": (
+        "HiddenColumns", 1, of_field("offsets", lambda offsets: offsets + 1), "expected the slots of columns",
+    ),
+    "a column too large": (
+        "HiddenColumns", 1, of_field("offsets", lambda offsets: offsets * 2**16), "expected the slots of columns",
+    ),
+    "offsets of another type": (
+        "HiddenColumns", 1, of_field("offsets", lambda offsets: offsets.astype(np.int64)), "HiddenColumns.offsets",
+    ),
+    "kinds of fewer columns": (
+        "HiddenColumns", 1, of_field("missing", lambda missing: missing[1:]), "HiddenColumns.missing",
+    ),
+    "owners that are none": (
+        "OpenedStep", 1, of_payload(lambda owners: owners + np.uint64(3)), "expected shares of whose splits are best",
+    ),
+    "owners of another type": (
+        "OpenedStep", 1, of_payload(lambda owners: owners.astype(np.int64)), "expected arrays",
+    ),
+    "numbers of no candidate": (
+        "OpenedStep", 2, of_payload(lambda shares: shares + np.uint64(1 << 20)), "expected shares",
+    ),
+    "a first step of other bytes": (
+        "SealedStep", 1, of_payload(lambda digest: digest[1:]), "expected arrays",
+    ),
+    "a share that was not committed to": (
+        "SealedStep", 2, of_payload(lambda share: share ^ np.uint8(1)), "expected the share that was committed to",
+    ),
+    "a hint of nothing": (
+        "SealedStep", 3, lambda message: replace(message, payload=[]), "rows more of a hint",
+    ),
+    "a step of nothing": (
+        "SealedStep", 20, lambda message: replace(message, payload=[]), "at a step",
+    ),
+    "a step of other types": (
+        "SealedStep", 30, of_payload(lambda array: array.astype(np.float64)), "at a step",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("faulty", "case"), [
+    # the active party sends no shares of weights
+    (faulty, case) for faulty in ("p0", "p1") for case in CASES if faulty == "p1" or CASES[case][0] != "LeafShares"
+])  # fmt: skip
+def test_wrong_messages_end_the_job_at_both_parties(faulty: str, case: str) -> None:
+    name, first, change, expected = CASES[case]
+    seen, honest = play_faulty(faulty, name, change, first), "p1" if faulty == "p0" else "p0"
+    assert isinstance(seen[honest], PeerProtocolError)
+    assert expected in str(seen[honest])
+    assert f"from {faulty}" in str(seen[honest])
+    assert isinstance(seen[faulty], PeerError)
+
+
+# ---------------------------------------------------------------- steps, and the seed that both draw
+
+
+class Peer:
+    """A party's end of messages to one peer, who sends what it is given."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.peers, self.sent, self._answers = ("other",), list[Any](), iter(answers)
+
+    def send(self, _: str, message: Any) -> None:
+        self.sent.append(message)
+
+    def receive(self, _: str, kind: type) -> Any:
+        answer = next(self._answers)
+        assert type(answer) is kind  # what a party checks by its order of messages
+        return answer
+
+
+def steps_of(*sent: Any) -> Steps[Any]:
+    came = []
+    for each in sent:
+        came += take((yield each), (np.uint64, (2,)))
+    return came
+
+
+def test_openings_have_messages_of_their_own() -> None:
+    two = np.array([1, 2], np.uint64)
+    party = Peer(messages.SealedStep(pack([two])), messages.OpenedStep(pack([two + two])))
+    first, second = compute(party, steps_of([two], Opening([two])))
+    assert (first.tolist(), second.tolist()) == ([1, 2], [2, 4])
+    assert [type(message) for message in party.sent] == [messages.SealedStep, messages.OpenedStep]
+
+
+@pytest.mark.parametrize("arrays", [[], [np.zeros(2)], [np.zeros((2, 1), np.uint64)], [np.zeros(2, np.uint64)] * 2])
+@pytest.mark.parametrize("opening", [False, True])
+def test_a_step_of_garbage_is_an_error_of_the_peers(arrays: list[np.ndarray], opening: bool) -> None:
+    kind = messages.OpenedStep if opening else messages.SealedStep
+    sent = [np.zeros(2, np.uint64)]
+    with pytest.raises(PeerProtocolError, match=r"expected arrays .* at a step from other"):
+        compute(Peer(kind(pack(arrays))), steps_of(Opening(sent) if opening else sent))
+
+
+def test_a_step_of_an_unknown_type_is_refused() -> None:
+    array = replace(Array.of(np.zeros(2, np.uint64)), dtype="complex64")
+    with pytest.raises(PeerProtocolError, match="expected an element type"):
+        compute(Peer(messages.SealedStep([array])), steps_of([np.zeros(2, np.uint64)]))
+
+
+def seed_with(commitment: Any, share: Any) -> Any:
+    """Play a peer that answers with what it makes of the other's message, at either step."""
+    steps = _joint_seed()
+    (came,) = next(steps)
+    (own,) = steps.send([commitment(came)])
+    with pytest.raises(StopIteration) as stopped:
+        steps.send([share(own)])
+    return stopped.value.value
+
+
+def test_a_seed_is_one_at_both_ends_and_never_again() -> None:
+    found = [play(_joint_seed(), _joint_seed()) for _ in range(3)]
+    assert all(one == other and len(one) == 32 for one, other in found)
+    assert len({one for one, _ in found}) == 3
+
+
+def test_a_share_that_was_not_committed_to_is_refused() -> None:
+    """Nor is one that is the other's own, which would take its part out of the seed."""
+    with pytest.raises(CryptoError, match="committed to"):
+        seed_with(lambda came: came ^ np.uint8(1), lambda own: own)
+    with pytest.raises(CryptoError, match="committed to"):
+        seed_with(lambda came: np.zeros(32, np.uint8), lambda own: own ^ np.uint8(1))
+    with pytest.raises(CryptoError, match="another share than the own one"):
+        seed_with(lambda came: came, lambda own: own)
+
+
+@pytest.mark.parametrize("role", [0, 1])
+def test_a_seed_of_garbage_is_refused(role: int) -> None:
+    assert_refuses_garbage(lambda k: _joint_seed(), role)
