@@ -57,6 +57,15 @@ def test_trees_of_every_depth(depth):
     assert_lossless(*fit_both(tables, y, max_depth=depth, min_child_samples=5), tables)
 
 
+@pytest.mark.parametrize("owners", ["p0 p1", slow("p1 p0")])
+def test_trees_on_samples_of_rows_and_columns(owners):
+    X, y = real_table("binary")
+    tables = cut(with_gaps(X.iloc[:, :8]), 2)
+    tables = {name: tables[name] for name in owners.split()}
+    options = {"subsample": 0.6, "colsample_bytree": 0.3, "random_state": 5, "n_estimators": 5}
+    assert_lossless(*fit_both(tables, y, **options), tables)
+
+
 def test_the_active_party_may_have_no_columns_and_come_last():
     X, y = real_table("binary")
     tables = {"shop": X.iloc[:, :5], "bank": X.iloc[:, :0]}
@@ -100,7 +109,7 @@ def test_a_training_goes_on_from_a_finished_model():
     [
         ({"objective": None}, "objective"),
         ({"max_depth": 7}, "max_depth"),
-        ({"subsample": 0.5}, "subsample"),
+        ({"goss": True}, "goss"),
         ({"min_split_loss": 0.1}, "min_split_loss"),
         ({"fractional_bits": 15}, "fractional_bits"),
         ({"interaction_constraints": [["p0.mean radius", "p0.mean texture"]]}, "interaction_constraints"),

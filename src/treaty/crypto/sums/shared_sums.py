@@ -20,12 +20,12 @@ from treaty.crypto.lattice.kernels import reduced
 from treaty.crypto.lattice.linear_map import LinearMapClient, LinearMapServer
 from treaty.crypto.lattice.ring import pack, packed_words, uniform_digits, unpack
 from treaty.crypto.parameters import DEGREE, DIGIT_BITS, Digits, Field, Parameters, SecretMatrix, choose_masked
-from treaty.crypto.payload import SumsBounds
+from treaty.crypto.payload import SumsBounds, slots_of
 from treaty.crypto.sums.lattice_sums import lattice_fields, split_fields
 from treaty.crypto.transfer.arithmetic import Wide, resized, shifted
 from treaty.crypto.transfer.stock import Steps, take
 from treaty.errors import CryptoError
-from treaty.machine.arrays import Codes, Int32s, Words, contiguous, pieces
+from treaty.machine.arrays import Codes, Int32s, Integers, Words, contiguous, pieces
 from treaty.machine.kernels import kernel
 
 _CHUNK = 20  # bits of a share in one field: all of an entry's fields together stay below every prime
@@ -96,17 +96,22 @@ class SharedSums:
         if self._came < self._others:
             raise CryptoError(f"expected a hint of {self._others} rows, got {self._came}")
 
-    def sums(self, values: Wide) -> Steps[tuple[Words, Words]]:
+    def sums(
+        self, values: Wide, features: Int32s | None = None, others: Integers | None = None
+    ) -> Steps[tuple[Words, Words]]:
         """Return shares of fields of own columns' sums and of the other's, uint64 (v, slots, 4), topmost field first.
 
-        `values`, (n_rows, v, 2), are own shares modulo 2^bits. A step for each piece of the vectors, and one for the
-        answers.
+        `values`, (n_rows, v, 2), are own shares modulo 2^bits. Sums are of some own `features` and slots of `others`,
+        both ascending; None for all. A step for each piece of the vectors, and one for the answers.
         """
         parameters, vectors = self.parameters, values.shape[1]
+        own = np.arange(len(self._columns)) if features is None else features.astype(np.int64)
+        others = np.arange(self._others) if others is None else others
+        slots = slots_of(self._offsets, own)
         # a party without columns has nothing to answer, and is asked nothing
-        asks, answers = self._others > 0, self.slots > 0
+        asks, answers = len(others) > 0, len(slots) > 0
         query, adding = self._client.begin(vectors), None
-        own_words, features = packed_words(parameters, DEGREE), np.arange(len(self._columns))
+        own_words = packed_words(parameters, DEGREE)
         for of in pieces(self.n_rows, DEGREE * max(1, _VECTOR_BYTES // (4 * own_words * vectors))):
             sent, count = [], of.stop - of.start
             if asks:
@@ -118,24 +123,24 @@ class SharedSums:
             came = take((yield sent), *expected[: answers * (1 + (of.start == 0))])
             if answers:
                 if adding is None:
-                    adding = self._server.begin(unpack(parameters, came[1], DEGREE, self._threads), features)
+                    adding = self._server.begin(unpack(parameters, came[1], DEGREE, self._threads), own)
                 adding.add(unpack(parameters, came[0], count, self._threads))
-        masks = uniform_digits(Keystream().raw, (vectors, self.slots, parameters.digits))
+        masks = uniform_digits(Keystream().raw, (vectors, len(slots), parameters.digits))
         sums = [] if adding is None else [adding.answer(masks)]
-        came = take((yield sums), *[(np.uint16, (vectors, self._others, parameters.digits))] * asks)
+        came = take((yield sums), *[(np.uint16, (vectors, len(others), parameters.digits))] * asks)
         opened = np.zeros((vectors, 0, len(self.places) - 1), np.uint64)
         if asks:
-            digits = self._client.open(self._hint, np.arange(self._others), query.secrets, came[0])
+            digits = self._client.open(self._hint, others, query.secrets, came[0])
             opened = split_fields(digits, self.places)
-        return self._own_fields(values, masks), opened
+        return self._own_fields(values, slots, masks), opened
 
-    def _own_fields(self, values: Wide, masks: Digits) -> Words:
+    def _own_fields(self, values: Wide, slots: Integers, masks: Digits) -> Words:
         """Return own shares of own columns' sums: the sums of own numbers, less the masks."""
         vectors, digits = values.shape[1], self.parameters.digits
         own = np.zeros((vectors, self.slots, 2), np.uint64)
         _add_up(self._columns, self._offsets.astype(np.int64), values, own)
         words = -(-DIGIT_BITS * digits // 64)
-        whole = shifted(resized(own, words), self.parameters.below)
+        whole = shifted(resized(own[:, slots], words), self.parameters.below)
         share = whole.astype("<u8", copy=False).view("<u2")[..., :digits].astype(np.int64) - masks
         # guards fields against a borrow: see `transfer.sealed_sums`
         for place in (self.places[1], self.places[2], self.places[4] - 2):

@@ -23,10 +23,11 @@ Adversary: honest but curious. What each learns is in docs/hidden.md.
 from __future__ import annotations
 
 import hashlib
+import json
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated
 
@@ -62,14 +63,14 @@ from treaty.systems.secureboost.hidden_tree import HiddenEnd, HiddenLevel, Logis
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical.cipher_choice import PROBES, comparisons_of_a_step, measure
-from treaty.systems.vertical.column_owner import bin_own_columns
+from treaty.systems.vertical.column_owner import ascending, bin_own_columns
 from treaty.systems.vertical.encrypted_columns import sums_bounds
 from treaty.systems.vertical.messages import MOST_STEP, LinkEcho, LinkProbe, Start
 from treaty.systems.vertical.prediction import Finish
 from treaty.systems.vertical.sealed import compute
 from treaty.systems.vertical.sealed_candidates import Candidates
 from treaty.systems.vertical.training import Follower, agree_on_terms, finish, open_training, start_of
-from treaty.trees.boosting import Rounds, RoundState
+from treaty.trees.boosting import Rounds, RoundState, draw
 from treaty.trees.ensemble import SplitTable, Tree
 from treaty.trees.logistic_pieces import LogisticPieces, pieces_of
 from treaty.trees.splits import SplitRules
@@ -94,9 +95,13 @@ class HiddenStart(Start):
     step: Annotated[int, msgspec.Meta(ge=1, le=MOST_STEP)]
 
 
-@leaks("that another tree is grown", "control")
+@leaks("the tree's sample of rows and of columns", "control")
 class HiddenTree(Message):
-    """A tree begins."""
+    """A tree begins: columns of the sender and of the receiver, int32, and packed bits of its rows (None: all)."""
+
+    active: Array
+    passive: Array
+    rows: Array | None
 
 
 @leaks("the weight of each leaf", "exact", guard="min_child_samples")
@@ -117,8 +122,9 @@ class _Layout:
     categorical: Flags
     missing: Flags
 
-    def candidates(self) -> Candidates:
-        columns = np.arange(len(self.categorical), dtype=np.int32)
+    def candidates(self, columns: Int32s | None = None) -> Candidates:
+        """Return the candidates of some columns, by default all."""
+        columns = np.arange(len(self.categorical), dtype=np.int32) if columns is None else columns
         # a category alone against the rest
         return Candidates(self.offsets, self.categorical, self.missing, columns, MOST_CATEGORIES + 2)
 
@@ -157,6 +163,11 @@ class _Columns:
         self.other = _Layout(offsets.copy(), categorical.copy(), missing.copy())
         if not len(own.categorical) + count:
             raise ConfigError("expected columns at one of the parties, got none")
+
+    def of_tree(self, end: HiddenEnd, columns: tuple[Int32s, Int32s]) -> HiddenEnd:
+        """Return the end for a tree on some columns, the active party's and the passive one's."""
+        both = [self.own.candidates(columns[end.role]), self.other.candidates(columns[1 - end.role])]
+        return replace(end, candidates=both if end.place == 0 else both[::-1])
 
 
 def _make_end(
@@ -234,11 +245,15 @@ def train_active(inputs: RoleInput[SecureBoost]) -> ModelPart:
     records = training.records[peer]
     reach = abs(float(objective.base_margins[0])) + sum(float(np.abs(tree.value).max()) for tree in forest.trees)
     inputs.observers.round_finished(forest.rounds, part)
-    rounds = Rounds(forest, inputs.common.most_rounds, after_round=partial(_after_round, inputs, training))
+    samples = _Samples(inputs, training, columns)
+    rounds = Rounds(forest, inputs.common.most_rounds, after_round=partial(_after_round, inputs, training, samples))
     for trees in rounds:
-        party.send(peer, HiddenTree())
+        sampled, of_tree = samples.draw()
+        packed = None if sampled is None else Array.of(np.packbits(sampled))
+        party.send(peer, HiddenTree(Array.of(of_tree[0]), Array.of(of_tree[1]), packed))
         party.round += 1
-        levels, rows, shares = compute(party, hidden_tree.grow(end, margins))
+        tree_end = columns.of_tree(end, of_tree)
+        levels, rows, shares = compute(party, hidden_tree.grow(tree_end, margins, sampled))
         sent = party.receive(peer, LeafShares).shares
         came = view(sent, np.uint64, shares.shape, peer=peer, what="LeafShares.shares")
         weights = (shares + came).view(np.int64) - (1 << WEIGHT_BITS - 1)
@@ -259,7 +274,37 @@ def train_active(inputs: RoleInput[SecureBoost]) -> ModelPart:
     return part
 
 
-def _after_round(inputs: RoleInput[SecureBoost], training: Training, done: int) -> None:
+class _Samples:
+    """The rows and columns of each tree, drawn as `trees.boosting` draws them."""
+
+    def __init__(self, inputs: RoleInput[SecureBoost], training: Training, columns: _Columns) -> None:
+        self._common, self._n_rows = inputs.common, inputs.rows.table.n_rows
+        counts = [len(columns.own.categorical), len(columns.other.categorical)]
+        # the active party's, and the passive one's, in the job's order
+        self._first = inputs.roles.owners.index(inputs.party.name) == 0
+        self._counts = counts if self._first else counts[::-1]
+        seed, before = inputs.common.random_state, training.forest.before
+        self._rng = np.random.default_rng([seed, before] if before and seed is not None else seed)
+        if training.resume is not None:
+            self._rng.bit_generator.state = json.loads(training.resume.random_state)
+
+    @property
+    def state(self) -> str:
+        return json.dumps(self._rng.bit_generator.state)
+
+    def draw(self) -> tuple[Flags | None, tuple[Int32s, Int32s]]:
+        """Return the rows, bool (n_rows,), None for all, and the active and the passive party's columns."""
+        sampled = None
+        if self._common.subsample < 1.0:
+            sampled = np.zeros(self._n_rows, np.bool_)
+            sampled[draw(self._rng, self._n_rows, self._common.subsample)] = True
+        columns = draw(self._rng, sum(self._counts), self._common.colsample_bytree)
+        of_first = columns[columns < self._counts[0]]
+        of_last = (columns[len(of_first) :] - self._counts[0]).astype(np.int32)
+        return sampled, (of_first, of_last) if self._first else (of_last, of_first)
+
+
+def _after_round(inputs: RoleInput[SecureBoost], training: Training, samples: _Samples, done: int) -> None:
     """Have both parties keep a checkpoint, if one is due: trees and splits alone, margins are made again of these."""
     keeper, party = inputs.keeper, inputs.party
     if keeper is not None and keeper.due:
@@ -267,7 +312,7 @@ def _after_round(inputs: RoleInput[SecureBoost], training: Training, done: int) 
         for peer in party.peers:
             party.send(peer, CheckpointRequest(done))
             party.receive(peer, CheckpointReceipt)
-        training.keep(inputs, RoundState(done, np.zeros((1, 0)), "{}"), began)
+        training.keep(inputs, RoundState(done, np.zeros((1, 0)), samples.state), began)
     inputs.observers.round_finished(done, training.part)
 
 
@@ -340,11 +385,13 @@ def train_passive(inputs: RoleInput[SecureBoost]) -> ModelPart:
         margins += compute(party, margin_shares(
             end.transfers, inputs.rows.table, splits, own, others, None, inputs.threads))  # fmt: skip
 
-    def grow(_: HiddenTree) -> None:
+    def grow(sent: HiddenTree) -> None:
         nonlocal margins
         follower.limits.tree()
         follower.next_tree()
-        levels, rows, shares = compute(party, hidden_tree.grow(end, margins))
+        sampled, of_tree = _read_sample(sent, active, columns, n_rows)
+        tree_end = columns.of_tree(end, of_tree)
+        levels, rows, shares = compute(party, hidden_tree.grow(tree_end, margins, sampled))
         _record(follower.part.splits, columns.bins, levels)
         party.send(active, LeafShares(Array.of(shares)))
         margins = compute(party, hidden_tree.add_weights(rows, margins, None))
@@ -356,6 +403,20 @@ _TABLE: Table = {
     "between trees": {HiddenTree: "between trees", CheckpointRequest: "between trees", Finish: "finished"},
     "finished": {},
 }
+
+
+def _read_sample(
+    sent: HiddenTree, active: str, columns: _Columns, n_rows: int
+) -> tuple[Flags | None, tuple[Int32s, Int32s]]:
+    """Return a tree's rows, None for all, and columns of the active party and own ones."""
+    theirs = ascending(sent.active, len(columns.other.categorical), active, "HiddenTree.active")
+    mine = ascending(sent.passive, len(columns.own.categorical), active, "HiddenTree.passive")
+    if not len(theirs) + len(mine):
+        raise PeerProtocolError(active, "expected a column at least", at="HiddenTree")
+    if sent.rows is None:
+        return None, (theirs, mine)
+    packed = view(sent.rows, np.uint8, (-(-n_rows // 8),), peer=active, what="HiddenTree.rows")
+    return np.unpackbits(packed, count=n_rows).view(np.bool_), (theirs, mine)
 
 
 def _take_start(party: Party, active: str) -> HiddenStart:

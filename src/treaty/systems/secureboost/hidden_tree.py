@@ -116,13 +116,17 @@ def _packed(end: HiddenEnd, values: Words, labels: NDArray[np.int64] | None) -> 
     return cut(add(packed, from_ints([1 - end.role], WORDS)), bits)
 
 
-def grow(end: HiddenEnd, margins: NDArray[np.uint32]) -> Steps[tuple[list[HiddenLevel], HiddenRows, Words]]:
-    """Grow a tree on shared margins, uint32 (n_rows,).
+def grow(
+    end: HiddenEnd, margins: NDArray[np.uint32], sampled: Flags | None = None
+) -> Steps[tuple[list[HiddenLevel], HiddenRows, Words]]:
+    """Grow a tree on shared margins, uint32 (n_rows,); rows that are not `sampled`, (n_rows,), count in no sum.
 
     Return its levels, the rows' nodes, and own shares of the leaves' weights (`weights_of`), uint64 (2^depth,).
     """
     end.transfers.rekey()
     values = yield from gradients(end, margins)
+    if sampled is not None:
+        values[~sampled] = 0
     rows, levels = HiddenRows(end.transfers, len(margins)), []
     slots = yield from _slots(end, values)
     while True:
@@ -160,7 +164,8 @@ def _in_turn(left: NDArray[np.uint64], right: NDArray[np.uint64]) -> NDArray[np.
 
 def _slots(end: HiddenEnd, values: Wide) -> Steps[Wide]:
     """Return shares of sums of all columns' slots, (n, slots, 3, 2), in the job's order."""
-    own, other = yield from end.sums.sums(values)
+    mine, theirs = end.candidates[end.place], end.candidates[1 - end.place]
+    own, other = yield from end.sums.sums(values, mine.features, theirs.slot_numbers)
     parts = np.concatenate([own, other] if end.place == 0 else [other, own], axis=1)
     places = Places(*(last - first for first, last in pairwise(end.sums.places)))
     return (yield from integer_shares(end.transfers, parts, places, end.role))
@@ -173,7 +178,7 @@ def _candidates_of(end: HiddenEnd, slots: Wide) -> tuple[Wide, Wide]:
     for of_party in end.candidates:
         found.append(of_party.sums(slots[:, first : first + of_party.slots], no_halves))
         first += of_party.slots
-    # every row is in one slot of the first column
+    # every sampled row is in one slot of the first column
     width = next(of_party.first_width for of_party in end.candidates if of_party.slots)
     totals = slots[:, 0]
     for slot in range(1, width):

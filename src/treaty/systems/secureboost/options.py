@@ -42,8 +42,8 @@ class SecureBoost(SystemOptions):
     membership : {"known", "hidden"} or None, default None
         Which rows are in a node: "hidden" shares it, so that neither party learns it in training, with margins,
         gradients and sums; needs two parties, ``objective="logistic_pieces"``, a depth of at most 6 and sealed sums,
-        and neither weights nor samples nor eval sets. Predictions open margins alone, to the active party
-        (docs/hidden.md). "known", which None is: the active party knows it.
+        and neither weights nor eval sets. Predictions open margins alone, to the active party (docs/hidden.md).
+        "known", which None is: the active party knows it.
     reveal : {"column", "node"} or None, default None
         How a passive party's split is applied under the lattice map: with "column" the party says of all rows which go
         left, and learns nothing of the node; with "node" it decides the node's rows alone. Under open sums it sees
@@ -221,8 +221,6 @@ class SecureBoost(SystemOptions):
             "he_inference": (self.he_inference or None, None),
             "objective": (common.objective, "logistic_pieces"),
             "fractional_bits": (common.fractional_bits, 16),
-            "subsample": (common.subsample, 1.0),
-            "colsample_bytree": (common.colsample_bytree, 1.0),
             "goss": (common.goss, False),
             "max_leaves": (common.max_leaves, None),
             "num_parallel_tree": (common.num_parallel_tree, 1),

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.crypto.payload import slots_of
 from treaty.crypto.transfer.arithmetic import Wide, add, prefix_sums
 from treaty.crypto.transfer.comparison import all_of, conjunctions
 from treaty.crypto.transfer.stock import Bits, Steps, Transfers
-from treaty.machine.arrays import Flags, Int32s
+from treaty.machine.arrays import Flags, Int32s, Integers
 from treaty.messaging.messages import view
 from treaty.messaging.party import Party
 from treaty.systems.vertical.messages import MovedGroups
@@ -40,6 +41,7 @@ class Candidates:
         directions: Directions | None = None,
     ) -> None:  # fmt: skip
         self._columns, self._categorical, self._missing = columns, categorical, missing
+        self._offsets = offsets
         self._width = width_of(offsets)
         self._bins = (np.diff(offsets) - 1)[columns]
         self._halved = categorical[columns] & (self._bins >= onehot_below)
@@ -58,6 +60,16 @@ class Candidates:
     def slots(self) -> int:
         """How many slots the tree's columns have."""
         return int((self._bins + 1).sum())
+
+    @property
+    def features(self) -> Int32s:
+        """The tree's columns, by their numbers among the party's features."""
+        return self._columns
+
+    @property
+    def slot_numbers(self) -> Integers:
+        """The tree's columns' slots, by their numbers among those of all features."""
+        return slots_of(self._offsets, self._columns.astype(np.int64))
 
     @property
     def first_width(self) -> int:
