@@ -249,6 +249,20 @@ def test_products_are_begun_only_where_the_stock_has_fewer() -> None:
     assert [(end.products[kind].drawn, end.rows.drawn) for end in ends] == [(10, 0)] * 2
 
 
+def test_of_numbers_that_one_party_knows_the_other_alone_sends_products() -> None:
+    kind, ends = Correlation(3, 2, 1, 64, one_way=True), play(open_transfers(0), open_transfers(1))
+    knower, other = play(*(draw(end, kind, 5) for end in ends))
+    assert knower.begun.message.size == knower.numbers.any() == 0
+    assert other.begun.message.shape == knower.begun.expected == (15, 2)
+    assert other.begun.expected == (0, 2)
+    sent = [0, 0]
+    steps = [make(end, kind, 5) for end in ends]
+    first = [next(of) for of in steps]
+    for k, of in enumerate(steps):
+        sent[k] = sum(array.nbytes for array in of.send(first[1 - k]))
+    assert sent == [0, 5 * 2 * 24]
+
+
 @pytest.mark.parametrize("nbytes", [1, 500, 40_000])
 def test_a_step_sends_about_as_many_bytes_ahead_as_asked_for(nbytes: int) -> None:
     pair, made = Pair(Wire(), "p1"), []
