@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from crypto.sealed.test_sealed import opened, play, shared
 from crypto.sealed.used import Used, use_all
 from treaty.crypto.transfer import ahead as ahead_module
-from treaty.crypto.transfer import correlations
+from treaty.crypto.transfer import arithmetic, correlations
 from treaty.crypto.transfer.ahead import Ahead
 from treaty.crypto.transfer.arithmetic import both_of, products, selected, squares, times_known
 from treaty.crypto.transfer.category_sets import half_that_won
@@ -183,13 +183,16 @@ def used(monkeypatch: pytest.MonkeyPatch) -> Used:
         max_size=4,
     ),
     st.sampled_from([0, 100, 3000, 1 << 22]),
+    st.sampled_from([1, 1 << 15]),
 )
 def test_any_sequence_gives_right_results_and_uses_nothing_twice(
-    used: Used, trees: list[list[tuple[Any, int, bool]]], nbytes: int
+    used: Used, trees: list[list[tuple[Any, int, bool]]], nbytes: int, few: int
 ) -> None:
-    """Trees alike, unlike and empty ones; stocks that last, and that end in the middle of a tree."""
+    """Trees alike, unlike and empty ones; stocks that last, that end in the middle of a tree, or at each step."""
     used.clear()
     pair = Pair(Wire(), "p1")
+    for end in pair.ends:
+        end.rows.few = end.rows.many = few
     for tree in trees:
         pair.begin_tree(nbytes)
         for computation, n, stop in tree:
@@ -203,6 +206,26 @@ def test_any_sequence_gives_right_results_and_uses_nothing_twice(
     used.assert_nothing_twice()
     for queue in pair.parties[0]._wire.queues.values():
         assert queue.empty()
+
+
+def test_what_is_made_ahead_does_not_disturb_steps_that_fill_stocks() -> None:
+    """Messages for later steps are taken after the next step, whatever that needs."""
+    pair = Pair(Wire(), "p1")
+    for end in pair.ends:
+        end.rows.few = end.rows.many = 1
+    for _ in range(3):
+        pair.begin_tree(2000)
+        for n in (5, 300, 20):
+            multiply(pair, n)
+            compare(pair, n)
+
+
+def test_without_bytes_to_send_ahead_stocks_are_filled_as_at_first() -> None:
+    pair = Pair(Wire(), "p1")
+    for _ in range(2):
+        pair.begin_tree(0)
+        multiply(pair, 5)
+        assert [stock.wanted for each in pair.ahead for stock, *_ in each._stocks()] == [0] * 8
 
 
 @pytest.mark.parametrize("rows", [1, 200])
@@ -236,6 +259,30 @@ def test_a_tree_like_the_last_one_takes_no_step_to_fill_stocks(monkeypatch: pyte
     # the first trees fill the stocks
     assert steps[3] == 4 * (1 + 1 + (1 + 3) + 1) <= steps[1] < steps[0]
     assert sent[0] == sent[1]
+
+
+def test_trees_alike_draw_what_was_made_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a far link: each step sends its part of what a tree takes."""
+    pair, wanted, begun = Pair(Wire(), "p1"), list[list[int]](), list[int]()
+
+    def noting(*given: Any) -> Steps[Any]:
+        of = yield from draw(*given)
+        begun[-1] += of.begun is not None
+        return of
+
+    monkeypatch.setattr(arithmetic, "draw", noting)
+    for _ in range(6):
+        begun.append(0)
+        pair.begin_tree(1)
+        for each in pair.ahead:
+            each.nbytes = each.evenly
+        wanted.append([stock.wanted for stock, *_ in pair.ahead[0]._stocks()][1:])
+        for _ in range(4):
+            for computation in COMPUTATIONS[:4]:
+                computation(pair, 30)
+    assert begun[0] == 40 > 2 * max(begun[3:])
+    # a sign takes 9 quads; of products each multiplication, square and selection takes its own
+    assert wanted[2:] == [[4 * 30 * 9, *[4 * 30] * 5]] * 4
 
 
 def test_products_are_begun_only_where_the_stock_has_fewer() -> None:
@@ -311,6 +358,20 @@ def test_what_no_tree_draws_any_more_is_not_kept_forever(monkeypatch: pytest.Mon
     kinds = [stock.left for stock in pair.ends[0].products.values()]
     assert kinds == [stock.left for stock in pair.ends[1].products.values()]
     used.assert_nothing_twice()
+
+
+def test_transfers_left_over_are_not_kept_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few products leave more transfers than they take, as these are made 512 at a time."""
+    monkeypatch.setattr(ahead_module, "_MOST", 10_000)
+    pair = Pair(Wire(), "p1")
+    for _ in range(6):
+        play(*(end.fresh(1) for end in pair.ends))
+    for end in pair.ends:
+        assert end.rows.left == 6 * 511
+        end.rows.few = 700  # as many are made at once
+    pair.begin_tree(1)
+    assert [end.rows.left for end in pair.ends] == [700, 700]
+    compare(pair, 5)
 
 
 def test_two_messages_are_under_way_at_most() -> None:

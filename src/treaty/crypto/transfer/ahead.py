@@ -44,10 +44,10 @@ class Ahead:
         if (total := self._total) > _MOST:
             for stock, _, _ in self._stocks():
                 stock.wanted = stock.wanted * _MOST // total
-        # trees of other samples of columns draw products of other kinds
+        # trees of other samples of columns draw products of other kinds, and few products leave transfers over
         if sum(stock.left * nbytes for stock, nbytes, _ in self._stocks()) > _MOST:
-            for stock in self.transfers.products.values():
-                stock.drop(max(0, stock.left - stock.wanted))
+            for stock in (self.transfers.rows, *self.transfers.products.values()):
+                stock.drop(max(0, stock.left - max(stock.wanted, stock.few)))
 
     @property
     def evenly(self) -> int:
