@@ -270,9 +270,19 @@ def test_trees_alike_draw_what_was_made_for_them(monkeypatch: pytest.MonkeyPatch
         begun[-1] += of.begun is not None
         return of
 
+    end, message = pair.ahead[0], pair.ahead[0].message
+
+    def watched() -> Any:
+        before = sum(stock.coming * nbytes for stock, nbytes, _ in end._stocks())
+        made = message()
+        ahead[-1].append(sum(stock.coming * nbytes for stock, nbytes, _ in end._stocks()) - before)
+        return made
+
     monkeypatch.setattr(arithmetic, "draw", noting)
+    end.message, ahead = watched, list[list[int]]()  # type: ignore[method-assign]
     for _ in range(6):
         begun.append(0)
+        ahead.append([])
         pair.begin_tree(1)
         for each in pair.ahead:
             each.nbytes = each.evenly
@@ -280,7 +290,11 @@ def test_trees_alike_draw_what_was_made_for_them(monkeypatch: pytest.MonkeyPatch
         for _ in range(4):
             for computation in COMPUTATIONS[:4]:
                 computation(pair, 30)
+        # each message is full, or there is none, but for the rest at the beginning
+        assert all(nbytes == 0 or nbytes >= end.nbytes for nbytes in ahead[-1][1:])
+        assert max(ahead[-1]) <= end.nbytes + max(nbytes for _, nbytes, _ in end._stocks())
     assert begun[0] == 40 > 2 * max(begun[3:])
+    assert all(0 < sum(nbytes > 0 for nbytes in of_tree) < len(of_tree) for of_tree in ahead[1:])
     # a sign takes 9 quads; of products each multiplication, square and selection takes its own
     assert wanted[2:] == [[4 * 30 * 9, *[4 * 30] * 5]] * 4
 

@@ -86,8 +86,7 @@ class Ahead:
         counts, parts = sizes_of(came, len(making)), iter(came[1:])
         for each, count in zip(making, counts, strict=True):
             try:
-                with self.transfers.apart():
-                    each.sent = each.steps.send(list(islice(parts, count)))
+                each.sent = each.steps.send(list(islice(parts, count)))
                 self._making.append(each)
             except StopIteration:
                 each.stock.coming -= each.count
