@@ -14,7 +14,7 @@ from crypto.sealed.test_sealed import opened, play, shared
 from crypto.sealed.watching import alike, assert_refuses_garbage, counts, garbage, noted, uniform, views
 from treaty.crypto.lattice.ring import packed_words
 from treaty.crypto.parameters import DEGREE
-from treaty.crypto.payload import SumsBounds
+from treaty.crypto.payload import SumsBounds, slots_of
 from treaty.crypto.sums import shared_sums
 from treaty.crypto.sums.lattice_sums import lattice_fields
 from treaty.crypto.sums.shared_sums import SharedSums
@@ -59,18 +59,21 @@ class Table:
             for row in numbers.reshape(-1, 3)
         ]
 
-    def plain(self, numbers: np.ndarray) -> list[int]:
-        """Return grad, hess and count of both parties' slots, of all vectors."""
+    def plain(self, numbers: np.ndarray, kept: list[np.ndarray] | None = None) -> list[int]:
+        """Return grad, hess and count of both parties' slots, of all vectors; of all features, or of those kept."""
         out = []
         for v in range(numbers.shape[1]):
-            for codes, offsets in zip(self.codes, self.offsets, strict=True):
-                for feature, (first, last) in enumerate(pairwise(offsets.tolist())):
+            for k, (codes, offsets) in enumerate(zip(self.codes, self.offsets, strict=True)):
+                for feature in range(codes.shape[1]) if kept is None else kept[k]:
+                    first, last = offsets[feature : feature + 2].tolist()
                     out += [numbers[codes[:, feature] == code, v].sum(axis=0) for code in range(last - first)]
         return [int(x) % (1 << 128) for of in out for x in of]
 
 
-def summed(ends: Any, table: Table, numbers: np.ndarray, masks: np.ndarray | None = None) -> list[int]:
-    """Return sums of shared numbers, as both ends find them together."""
+def summed(
+    ends: Any, table: Table, numbers: np.ndarray, masks: np.ndarray | None = None, kept: list[np.ndarray] | None = None
+) -> list[int]:
+    """Return sums of shared numbers, as both ends find them together; of all features, or of those kept."""
     bits = table.sums[0].bits
     shape = (*numbers.shape[:2], 2)
     if masks is None:
@@ -78,7 +81,11 @@ def summed(ends: Any, table: Table, numbers: np.ndarray, masks: np.ndarray | Non
     else:
         plain = np.array(table.packed(numbers), object)
         given = [of.reshape(shape) for of in _shares(plain, masks, bits)]
-    found = play(*(table.sums[k].sums(given[k]) for k in (0, 1)))
+    which: list[tuple[Any, Any]] = [(None, None)] * 2
+    if kept is not None:
+        slots = [slots_of(of, some.astype(np.int64)) for of, some in zip(table.offsets, kept, strict=True)]
+        which = [(kept[k], slots[1 - k]) for k in (0, 1)]
+    found = play(*(table.sums[k].sums(given[k], *which[k]) for k in (0, 1)))
     (own, theirs), (others, ours) = found
     parts = [np.concatenate(pair, axis=1) for pair in ((own, theirs), (ours, others))]
     places = Places(*(last - first for first, last in pairwise(table.sums[0].places)))
@@ -114,6 +121,9 @@ def test_sums_are_the_plain_ones(
     table = Table(SumsBounds(n, *most), (mine, theirs), rng).with_hints()
     numbers = drawn(table.bounds, vectors, rng, extreme=seed % 3 == 0)
     assert summed(ends, table, numbers) == table.plain(numbers)
+    kept = [np.flatnonzero(rng.integers(0, 2, len(of))).astype(np.int32) for of in (mine, theirs)]
+    if sum(map(len, kept)):
+        assert summed(ends, table, numbers, kept=kept) == table.plain(numbers, kept)
 
 
 @pytest.mark.parametrize("share", [0, 1, -1])

@@ -45,20 +45,20 @@ class Columns:
         offsets = np.concatenate([[0], np.cumsum(sizes + 1)]).astype(np.int32)
         return cls(codes, offsets, rng.random(features) < 0.3, missing)
 
-    def candidates(self) -> Candidates:
-        columns = np.arange(len(self.categorical), dtype=np.int32)
+    def candidates(self, columns: np.ndarray) -> Candidates:
         return Candidates(self.offsets, self.categorical, self.missing, columns, 1000)
 
 
 class Job:
     """A job of one active party (role 0) and one passive; `own` are each role's columns, labels are 0 and 1.
 
-    With `swapped` the passive party is first among owners.
+    With `swapped` the passive party is first among owners. Trees have each role's `columns`, by default all, and the
+    rows that are `sampled`.
     """
 
     def __init__(
         self, ends: tuple[Transfers, Transfers], own: list[Columns], labels: np.ndarray, *, swapped: bool = False,
-        step: int = 1, **rules: Any,
+        step: int = 1, columns: list[np.ndarray] | None = None, sampled: np.ndarray | None = None, **rules: Any,
     ) -> None:  # fmt: skip
         given = {"learning_rate": 0.3, "max_depth": 3, "min_child_samples": 1, "min_child_weight": 1.0, **rules}
         self.rules = SplitRules(
@@ -69,7 +69,10 @@ class Job:
         self.depth = self.rules.max_depth
         self.bounds = SumsBounds(self.n, 1 << FRACTION, int(LogisticPieces.hess_limit * 2**FRACTION) + 1)
         terms = SplitTerms(self.rules.ridge, self.rules.least_hess, self.rules.min_child_samples)
-        ordered = [of.candidates() for of in (own[::-1] if swapped else own)]
+        everything = [np.arange(len(of.categorical), dtype=np.int32) for of in own]
+        self.columns, self.sampled = everything if columns is None else columns, sampled
+        candidates = [of.candidates(some) for of, some in zip(own, self.columns, strict=True)]
+        ordered = candidates[::-1] if swapped else candidates
         self.ends = []
         for role, transfers in enumerate(ends):
             others = int(own[1 - role].offsets[-1])
@@ -94,14 +97,24 @@ class Job:
             "min_child_weight": float(rng.choice([1e-3, 1.0, 5.0])),
         }  # fmt: skip
         labels = (signal > np.median(signal)).astype(np.int64)
-        return cls(ends, own, labels, swapped=bool(rng.integers(2)), step=int(rng.integers(1, 300)), **given | rules)
+        columns = sampled = None
+        if rng.random() < 0.5:
+            kept = rng.integers(0, 2, sum(features)).astype(np.bool_)
+            kept[rng.integers(len(kept))] = True
+            columns = [np.flatnonzero(of).astype(np.int32) for of in np.split(kept, [features[0]])]
+            sampled = rng.random(n) < 0.7
+            sampled[rng.integers(n)] = True
+        return cls(
+            ends, own, labels, swapped=bool(rng.integers(2)), step=int(rng.integers(1, 300)), columns=columns,
+            sampled=sampled, **given | rules,
+        )  # fmt: skip
 
     def share(self, margins: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
         masks = rng.integers(0, 1 << NUMBER_BITS, self.n)
         return [masks.astype(np.uint32), ((margins - masks) & WHOLE).astype(np.uint32)]
 
     def tree(self, role: int, margins: list[np.ndarray]) -> Steps[Any]:
-        return grow(self.ends[role], margins[role])
+        return grow(self.ends[role], margins[role], self.sampled)
 
     def grown(self, margins: list[np.ndarray]) -> Grown:
         found = play(*(self.tree(role, margins) for role in (0, 1)))
@@ -129,11 +142,13 @@ class Job:
 
         ordered = self.own[::-1] if self.swapped else self.own
         sources = [ColumnSource(of.codes, of.offsets, of.categorical, record(k)) for k, of in enumerate(ordered)]
-        columns = np.arange(sum(len(of.categorical) for of in ordered), dtype=np.int32)
-        sample = TreeSample(*self.derivatives(margins), None, columns)
-        tree, rows = grow_tree(SplitSearch(sources, sample, self.rules), sample, self.rules)
+        first, last = self.columns[::-1] if self.swapped else self.columns
+        columns = np.concatenate([first, last + len(ordered[0].categorical)]).astype(np.int32)
+        rows = None if self.sampled is None else np.flatnonzero(self.sampled).astype(np.int32)
+        sample = TreeSample(*self.derivatives(margins), rows, columns)
+        tree, nodes = grow_tree(SplitSearch(sources, sample, self.rules), sample, self.rules)
         leaves = np.flatnonzero(tree.left < 0).astype(np.int32)
-        members, starts = rows.rows(leaves, sampled=False)
+        members, starts = nodes.rows(leaves, sampled=False)
         leaf = np.empty(self.n, np.int64)
         leaf[members] = np.repeat(leaves, np.diff(starts))
         return tree, recorded, leaf

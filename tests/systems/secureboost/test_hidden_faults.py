@@ -16,6 +16,7 @@ from systems.vertical.playing import play_training, tables_and_labels
 from treaty.crypto.transfer.stock import Opening, Steps, take
 from treaty.errors import CryptoError, PeerError, PeerProtocolError
 from treaty.messaging.messages import Array, pack
+from treaty.systems.secureboost.hidden_forest import HiddenForest, read_forest
 from treaty.systems.secureboost.hidden_training import _joint_seed
 from treaty.systems.vertical import messages
 from treaty.systems.vertical.sealed import compute
@@ -24,6 +25,9 @@ HIDDEN = {
     "membership": "hidden", "sums": "sealed", "encryption": "lattice", "objective": "logistic_pieces",
     "n_estimators": 2, "max_depth": 2, "max_bin": 6, "min_child_samples": 5, "max_cat_to_onehot": 300,
 }  # fmt: skip
+
+
+NONE = Array.of(np.zeros(0, np.int32))
 
 
 def play_faulty(faulty: str, name: str, change: Any, first: int) -> dict[str, BaseException]:
@@ -98,6 +102,18 @@ CASES = {
     "numbers of no candidate": (
         "OpenedStep", 2, of_payload(lambda shares: shares + np.uint64(1 << 20)), "expected shares",
     ),
+    "columns of a tree that do not ascend": (
+        "HiddenTree", 1, of_field("passive", lambda columns: columns[::-1]), "HiddenTree.passive",
+    ),
+    "columns of a tree that are none": (
+        "HiddenTree", 2, of_field("active", lambda columns: columns + 100), "HiddenTree.active",
+    ),
+    "a tree without columns": (
+        "HiddenTree", 1, lambda message: replace(message, active=NONE, passive=NONE), "expected a column at least",
+    ),
+    "rows of a tree of fewer bytes": (
+        "HiddenTree", 2, lambda message: replace(message, rows=Array.of(np.zeros(7, np.uint8))), "HiddenTree.rows",
+    ),
     "a first step of other bytes": (
         "SealedStep", 1, of_payload(lambda digest: digest[1:]), "expected arrays",
     ),
@@ -117,8 +133,8 @@ CASES = {
 
 
 @pytest.mark.parametrize(("faulty", "case"), [
-    # the active party sends no shares of weights
-    (faulty, case) for faulty in ("p0", "p1") for case in CASES if faulty == "p1" or CASES[case][0] != "LeafShares"
+    (faulty, case) for faulty in ("p0", "p1") for case in CASES
+    if CASES[case][0] != ("LeafShares" if faulty == "p0" else "HiddenTree")  # what the other party sends alone
 ])  # fmt: skip
 def test_wrong_messages_end_the_job_at_both_parties(faulty: str, case: str) -> None:
     name, first, change, expected = CASES[case]
@@ -127,6 +143,24 @@ def test_wrong_messages_end_the_job_at_both_parties(faulty: str, case: str) -> N
     assert expected in str(seen[honest])
     assert f"from {faulty}" in str(seen[honest])
     assert isinstance(seen[faulty], PeerError)
+
+
+FOREST = {
+    "no level": (np.zeros((1, 0), np.int32), 0, "expected 1 to 6 levels"),
+    "seven levels": (np.zeros((1, 127), np.int32), 7, "expected 1 to 6 levels"),
+    "another depth": (np.zeros((1, 7), np.int32), 2, "HiddenForest.records"),
+    "no tree": (np.zeros((0, 3), np.int32), 2, "of one tree at least"),
+    "records that are not held": (np.array([[0, 4, 5]], np.int32), 2, "expected records below 5"),
+    "records below none": (np.array([[0, -2, 4]], np.int32), 2, "expected records below 5"),
+    "another type": (np.zeros((1, 3), np.int64), 2, "HiddenForest.records"),
+}
+
+
+@pytest.mark.parametrize("case", FOREST)
+def test_places_of_splits_that_are_none_are_refused(case: str) -> None:
+    records, levels, expected = FOREST[case]
+    with pytest.raises(PeerProtocolError, match=expected):
+        read_forest(HiddenForest(Array.of(records), Array.of(np.zeros(levels, np.bool_))), "p0", 5)
 
 
 # ---------------------------------------------------------------- steps, and the seed that both draw
