@@ -7,7 +7,7 @@ counts, too. Server and generator are processes of their own. About 2 minutes, m
 `--quick` one.
 
 With `--federated` partners are asked: nodes of two or three organisations on this machine, `treaty serve` at the first,
-trees or a linear model of three columns each, aligned rows. No claim: the latencies are reported. About 8 minutes.
+trees, also of hidden rows, or a linear model of three columns each, aligned rows. No claim: the latencies are reported. About 8 minutes.
 
 With `--fallback` it compares, on breast cancer data in five folds, predictions of both parties with those of
 `treaty serve --fallback own` and with a model of the active party's columns alone. Claim: the last is better than the
@@ -49,6 +49,7 @@ CASES = [
     (1000, 6, 1000),
 ]  # trees, depth, requests a second
 TREES = "[boosting]\nn_estimators = 50\nmax_depth = 4\n"
+HIDDEN = 'objective = "logistic_pieces"\n[secureboost]\nmembership = "hidden"\n'
 EPOCHS = "[regression]\nmax_iter = 5\nbatch_size = 240\n[quasi-newton]\ncoordinator = false\n"
 CONNECTIONS = 32
 WARM = 2.0  # seconds that are not counted
@@ -175,7 +176,11 @@ def loaded(model: str, bodies: Path, rate: int, seconds: float) -> dict[str, obj
 
 def federated(names: tuple[str, ...], kind: str, rates: dict[int, int], seconds: float) -> list[dict[str, object]]:
     """Train between nodes, serve with all partners connected, and load the server; `rates` by rows of a request."""
-    of_kind = {"trees": ({}, TREES), "linear": ({"protocol": '"quasi-newton"'}, EPOCHS)}
+    of_kind = {
+        "trees": ({}, TREES),
+        "hidden rows": ({}, TREES + HIDDEN),
+        "linear": ({"protocol": '"quasi-newton"'}, EPOCHS),
+    }
     fields, options = of_kind[kind]
     tables, result = columns_of(names), []
     with tempfile.TemporaryDirectory() as name:
@@ -237,7 +242,8 @@ def main() -> None:
         found = [
             row
             for names in (("bank", "shop"), ("bank", "shop", "lab"))
-            for kind in ("trees", "linear")
+            for kind in ("trees", "hidden rows", "linear")
+            if kind != "hidden rows" or len(names) == 2
             for row in federated(names, kind, {1: 50, 100: 10}, seconds)
         ]
         report("serving_federated", found, quick=options.quick)

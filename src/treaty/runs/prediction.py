@@ -134,7 +134,8 @@ def check_explainable(job: Job) -> None:
 
 def check_online(job: Job) -> None:
     """Raise ConfigError if a job's model can predict in batches only."""
-    if not job.system.online or job.settings()[0].hides_decisions:
+    own = job.settings()[0]
+    if not job.system.online or (own.hides_decisions and not own.hides_rows):
         raise ConfigError(
             f"models of protocol {job.protocol!r} under these options are predicted in batches, or served by a party "
             "with the whole model: a service with other parties is for linear models, and for trees whose splits each "

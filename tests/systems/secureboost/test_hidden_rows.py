@@ -9,7 +9,13 @@ import pytest
 import treaty
 from marks import slow
 from tables import cut, real_table, with_categories, with_gaps
+from treaty.data.table import Table, to_table
 from treaty.models.trees import forest_of
+from treaty.runs.threads import play
+from treaty.systems import find_system
+from treaty.systems.secureboost.secureboost import follow_online, predict_online
+from treaty.systems.system import LabelledRows, RoleInput, roles_of, star
+from treaty.systems.vertical.prediction import Asked
 from treaty.trees.ensemble import join_splits
 
 HIDDEN = treaty.SecureBoost(membership="hidden")
@@ -91,6 +97,35 @@ def test_a_table_without_a_split_is_one_leaf():
     without, pooled = fit_both(same, y)
     assert_lossless(without, pooled, same)
     assert all(len(tree.left) == 1 for tree in forest_of(list(federated.parts_.values())).trees)
+
+
+def test_rows_asked_for_one_by_one_have_the_margins_of_a_batch():
+    X, y = real_table("binary")
+    tables = cut(with_gaps(X.iloc[:, :6]), 2)
+    model, _ = fit_both(tables, y)
+    whole, expected = {name: to_table(x, party=name) for name, x in tables.items()}, model.decision_function(tables)
+    roles, common = roles_of(find_system("secureboost"), list(tables), None, HIDDEN), model._settings()[1]
+    rows, told = [[7], [0, 199, 7, 7], [3], list(range(100))], []
+
+    def requests():
+        for some in rows:
+            yield None  # nothing just now
+            own = whole["p0"]
+            yield Asked(
+                np.array(some, np.int32), Table(own.schema, [c[some] for c in own.columns], len(some)), told.append
+            )
+
+    def run(party):
+        inputs = RoleInput(
+            party=party, options=HIDDEN, common=common, roles=roles,
+            data=LabelledRows(whole[party.name], np.empty(0)), part=model.parts_[party.name],
+            requests=requests() if party.name == "p0" else None,
+        )  # fmt: skip
+        return predict_online(inputs) if party.name == "p0" else follow_online(inputs)
+
+    play(dict.fromkeys(tables, run), star(roles, HIDDEN), job="test", protocol="secureboost", timeout=20.0)
+    for some, found in zip(rows, told, strict=True):
+        np.testing.assert_array_equal(found[:, 0], expected[some])
 
 
 def test_a_training_goes_on_from_a_finished_model():

@@ -13,7 +13,9 @@ add up to shares of its margin. At prediction the active party opens them; a tra
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,14 +25,22 @@ from treaty.crypto.transfer.hidden_rows import MOST_LEVELS, WEIGHT_BYTES, Hidden
 from treaty.crypto.transfer.stock import Steps, Transfers, open_transfers
 from treaty.data.table import Table
 from treaty.errors import DataError, PeerProtocolError
-from treaty.machine.arrays import Floats, Int32s, Integers, pieces
+from treaty.machine.arrays import Bytes, Floats, Int32s, Integers, pieces
 from treaty.messaging.exchanges import OF_ONE_MODEL, agree, take_rows
 from treaty.messaging.messages import Array, Message, leaks, row_pieces, view
 from treaty.messaging.party import Party
 from treaty.models.trees import decide
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import RoleInput
-from treaty.systems.vertical.prediction import Finish, RecordCount, check_present, decidable
+from treaty.systems.vertical.prediction import (
+    Finish,
+    OnlineRows,
+    RecordCount,
+    answer_requests,
+    asked_rows,
+    check_present,
+    decidable,
+)
 from treaty.systems.vertical.sealed import compute
 from treaty.trees.ensemble import SplitTable, Tree
 
@@ -58,6 +68,14 @@ class MarginShares(Message):
 
 
 # ---------------------------------------------------------------- what both ends compute
+
+
+@dataclass(frozen=True, slots=True)
+class SharedForest:
+    """What a party knows of the trees: own `records` in complete trees, and at which levels `others` have splits."""
+
+    records: Int32s
+    others: Sequence[bool]
 
 
 def layout_of(trees: Sequence[Tree], depth: int) -> Iterator[tuple[int, int, int, int]]:
@@ -98,25 +116,28 @@ def leaf_weights(trees: Sequence[Tree], depth: int, unit: float) -> Integers:
     return weights
 
 
+Decide = Callable[[Int32s, slice], Bytes]
+"""``decide(records, rows)`` returns which of some rows go left at own records, packed bits (n_records, bytes)."""
+
+
 def margin_shares(
-    transfers: Transfers, table: Table, splits: SplitTable, records: Int32s, others: Sequence[bool],
-    weights: Integers | None, threads: int,
-) -> Steps[NDArray[np.uint32]]:  # fmt: skip
+    transfers: Transfers, n_rows: int, decide_own: Decide, forest: SharedForest, weights: Integers | None
+) -> Steps[NDArray[np.uint32]]:
     """Return shares modulo 2^24 of rows' sums of leaf weights, uint32 (n_rows,).
 
-    `records` are own ones in complete trees; `others` says at which levels the other party has splits. The active party
-    gives the `weights`, the other None.
+    The active party gives the `weights`, int64 (trees, leaves), the other None.
     """
-    trees, n_rows = len(records), table.n_rows
-    used, place = np.unique(records[records >= 0], return_inverse=True)
-    number = np.full(records.shape, -1)
-    number[records >= 0] = place
-    out = np.empty(n_rows, np.uint32)
+    transfers.rekey()
+    trees, out = len(forest.records), np.empty(n_rows, np.uint32)
+    own = forest.records >= 0
+    used, place = np.unique(forest.records[own], return_inverse=True)
+    number = np.full(own.shape, -1)
+    number[own] = place
     for of in pieces(n_rows, max(8, _WALKED_AT_ONCE // max(1, trees) // 8 * 8)):
         count = of.stop - of.start
-        left = np.unpackbits(decide(splits, table, used.astype(np.int32), threads, of), axis=1, count=count)
+        left = np.unpackbits(decide_own(used.astype(np.int32), of), axis=1, count=count)
         rows = HiddenRows(transfers, trees * count)
-        for level, theirs in enumerate(others):
+        for level, theirs in enumerate(forest.others):
             at = number[:, (1 << level) - 1 : (2 << level) - 1]
             owns = bool((at >= 0).any()), theirs
             bits = yield from rows.side_of_rows(_sides(left, at), owns)
@@ -139,16 +160,16 @@ def _sides(left: NDArray[np.uint8], numbers: Integers) -> NDArray[np.uint32]:
 # ---------------------------------------------------------------- prediction
 
 
-def show_forest(party: Party, trees: Sequence[Tree], own: int) -> tuple[Int32s, list[bool]]:
-    """Tell the passive party where its splits are; return own records, and at which levels the other has splits."""
+def show_forest(party: Party, trees: Sequence[Tree], own: int) -> SharedForest:
+    """Tell the passive party where its splits are; return what this one knows."""
     (peer,), depth = party.peers, depth_of(trees)
     mine, theirs = records_of(trees, own, depth), records_of(trees, 1 - own, depth)
     party.send(peer, HiddenForest(Array.of(theirs), Array.of(np.array(_levels(mine)))))
-    return mine, _levels(theirs)
+    return SharedForest(mine, _levels(theirs))
 
 
-def read_forest(came: HiddenForest, active: str, held: int) -> tuple[Int32s, list[bool]]:
-    """Return what `show_forest` tells: own records, below `held`, and at which levels the active party has splits."""
+def read_forest(came: HiddenForest, active: str, held: int) -> SharedForest:
+    """Return what `show_forest` tells; own records are below `held`."""
     what = "HiddenForest"
     levels = view(came.active, np.bool_, (None,), peer=active, what=f"{what}.active")
     if not 1 <= len(levels) <= MOST_LEVELS:
@@ -157,7 +178,7 @@ def read_forest(came: HiddenForest, active: str, held: int) -> tuple[Int32s, lis
     records = view(came.records, np.int32, shape, peer=active, what=f"{what}.records")
     if not len(records) or records.min() < -1 or records.max() >= held:
         raise PeerProtocolError(active, f"expected records below {held}, of one tree at least", at=f"{what}.records")
-    return records, levels.tolist()
+    return SharedForest(records, levels.tolist())
 
 
 def _levels(records: Int32s) -> list[bool]:
@@ -166,47 +187,103 @@ def _levels(records: Int32s) -> list[bool]:
     return [bool((records[:, (1 << level) - 1 : (2 << level) - 1] >= 0).any()) for level in range(depth)]
 
 
-def predict_active(inputs: RoleInput[SecureBoost]) -> Floats:
-    """Return margins, float64 (n_rows, 1), of the role's rows, exactly, without a decision of the other party."""
-    party, part, table = inputs.party, inputs.part, inputs.rows.table
-    (peer,), objective = party.peers, part.grown.objective
-    check_present(party, part, table)
-    _agree(inputs)
-    trees = decidable(party, part, {peer: party.receive(peer, RecordCount).records})
-    margins = np.full((table.n_rows, 1), objective.base_margins)
-    if trees:
-        own = part.grown.sources.index(party.name)
-        records, others = show_forest(party, trees, own)
-        weights = leaf_weights(trees, depth_of(trees), objective.leaf_unit)
-        transfers = compute(party, open_transfers(0))
-        shares = compute(party, margin_shares(transfers, table, part.splits, records, others, weights, inputs.threads))
-        for of, came in take_rows(party, peer, table.n_rows, _SHARE_BITS, MarginShares):
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """The active party's end of predictions by a model, for as many rows and as often as wanted."""
+
+    inputs: RoleInput[SecureBoost]
+    forest: SharedForest
+    weights: Integers
+    transfers: Transfers
+
+    @classmethod
+    def begin(cls, inputs: RoleInput[SecureBoost], rows: str) -> _Walk | None:
+        """Agree on the model and the number of `rows`; return None for a model without a tree."""
+        party, part = inputs.party, inputs.part
+        (peer,) = party.peers
+        check_present(party, part, inputs.rows.table)
+        _agree(inputs, rows)
+        trees = decidable(party, part, {peer: party.receive(peer, RecordCount).records})
+        if not trees:
+            return None
+        forest = show_forest(party, trees, part.grown.sources.index(party.name))
+        weights = leaf_weights(trees, depth_of(trees), part.grown.objective.leaf_unit)
+        return cls(inputs, forest, weights, compute(party, open_transfers(0)))
+
+    def margins(self, table: Table) -> Floats:
+        """Return margins of rows, float64 (n_rows, 1)."""
+        party, part, threads, n_rows = self.inputs.party, self.inputs.part, self.inputs.threads, table.n_rows
+        (peer,), objective = party.peers, part.grown.objective
+        own = partial(decide_rows, part.splits, table, threads)
+        shares = compute(party, margin_shares(self.transfers, n_rows, own, self.forest, self.weights))
+        for of, came in take_rows(party, peer, n_rows, _SHARE_BITS, MarginShares):
             shares[of] += view(came.shares, np.uint32, (of.stop - of.start,), peer=peer, what="MarginShares.shares")
         sums = (shares & np.uint32(_WHOLE)).astype(np.int64)
         sums -= (sums > _WHOLE >> 1) * (_WHOLE + 1)
-        margins[:, 0] += sums * objective.leaf_unit
-    party.send(peer, Finish())
+        return np.asarray(objective.base_margins + sums[:, None] * objective.leaf_unit)
+
+
+def decide_rows(splits: SplitTable, table: Table, threads: int, records: Int32s, rows: slice) -> Bytes:
+    """Return a `Decide` of a table's rows, but for its first arguments."""
+    return decide(splits, table, records, threads, rows)
+
+
+def _decide_matrix(splits: SplitTable, rows: NDArray[np.float32], records: Int32s, of: slice) -> Bytes:
+    return splits.decide(rows[of], records)
+
+
+def predict_active(inputs: RoleInput[SecureBoost]) -> Floats:
+    """Return margins, float64 (n_rows, 1), of the role's rows, exactly, without a decision of the other party."""
+    table, objective = inputs.rows.table, inputs.part.grown.objective
+    walk = _Walk.begin(inputs, "rows to predict")
+    margins = np.full((table.n_rows, 1), objective.base_margins) if walk is None else walk.margins(table)
+    for peer in inputs.party.peers:
+        inputs.party.send(peer, Finish())
     return margins
 
 
-def predict_passive(inputs: RoleInput[SecureBoost]) -> None:
-    """Take part in a prediction as the passive party."""
+def online_active(inputs: RoleInput[SecureBoost]) -> None:
+    """Predict what `inputs.requests` asks for, until it ends, without a decision of the other party."""
+    walk, base = _Walk.begin(inputs, "rows"), inputs.part.grown.objective.base_margins
+    alone = lambda asked: np.full((asked.table.n_rows, 1), base)  # noqa: E731 - a model without a tree
+    answer_requests(inputs, alone if walk is None else lambda asked: walk.margins(asked.table))
+
+
+def follow(inputs: RoleInput[SecureBoost], rows: str) -> None:
+    """Take part in predictions as the passive party: of all its rows, or of those that are asked for, by number."""
     party, part, table = inputs.party, inputs.part, inputs.rows.table
-    (active,) = party.peers
+    (active,), splits = party.peers, part.splits
     check_present(party, part, table)
-    _agree(inputs)
-    party.send(active, RecordCount(len(part.splits)))
-    if isinstance(came := party.receive(active, HiddenForest, Finish), HiddenForest):
-        records, others = read_forest(came, active, len(part.splits))
-        transfers = compute(party, open_transfers(1))
-        shares = compute(party, margin_shares(transfers, table, part.splits, records, others, None, inputs.threads))
-        for of in row_pieces(table.n_rows, _SHARE_BITS):
-            party.send(active, MarginShares(Array.of(shares[of])))
+    _agree(inputs, rows)
+    party.send(active, RecordCount(len(splits)))
+    online = rows == "rows"
+    if isinstance(came := party.receive(active, HiddenForest, *([OnlineRows] if online else []), Finish), Finish):
+        return
+    assert isinstance(came, HiddenForest)
+    forest, transfers = read_forest(came, active, len(splits)), compute(party, open_transfers(1))
+    if not online:
+        own = partial(decide_rows, splits, table, inputs.threads)
+        _answer(party, transfers, table.n_rows, own, forest)
         party.receive(active, Finish)
+        return
+    # by row, as single rows are asked for
+    matrix = table.matrix()
+    while isinstance(asked := party.receive(active, OnlineRows, Finish), OnlineRows):
+        party.transcript.clear()
+        some = matrix[asked_rows(asked, active, len(matrix))]
+        if len(some):
+            _answer(party, transfers, len(some), partial(_decide_matrix, splits, some), forest)
 
 
-def _agree(inputs: RoleInput[SecureBoost]) -> None:
+def _answer(party: Party, transfers: Transfers, n_rows: int, own: Decide, forest: SharedForest) -> None:
+    (active,) = party.peers
+    shares = compute(party, margin_shares(transfers, n_rows, own, forest, None))
+    for of in row_pieces(n_rows, _SHARE_BITS):
+        party.send(active, MarginShares(Array.of(shares[of])))
+
+
+def _agree(inputs: RoleInput[SecureBoost], rows: str) -> None:
     terms: dict[str, Any] = {
-        "model": inputs.part.model_id, "rows to predict": inputs.rows.table.n_rows, "membership": "hidden"
+        "model": inputs.part.model_id, rows: inputs.rows.table.n_rows, "membership": "hidden"
     }  # fmt: skip
     agree(inputs.party, terms, remedy=OF_ONE_MODEL)

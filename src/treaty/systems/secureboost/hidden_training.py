@@ -53,6 +53,7 @@ from treaty.systems.pooled.system import Training
 from treaty.systems.secureboost import hidden_tree
 from treaty.systems.secureboost.hidden_forest import (
     HiddenForest,
+    decide_rows,
     depth_of,
     leaf_weights,
     margin_shares,
@@ -238,10 +239,10 @@ def train_active(inputs: RoleInput[SecureBoost]) -> ModelPart:
     margins = np.full(inputs.rows.table.n_rows, int(start) % (1 << NUMBER_BITS), np.uint32)
     if forest.trees:
         # of a checkpoint or of an earlier model: nobody has kept the margins
-        own, others = show_forest(party, forest.trees, end.place)
+        shared, table = show_forest(party, forest.trees, end.place), inputs.rows.table
+        own = partial(decide_rows, part.splits, table, inputs.threads)
         weights = leaf_weights(forest.trees, depth_of(forest.trees), objective.leaf_unit)
-        margins += compute(party, margin_shares(
-            end.transfers, inputs.rows.table, part.splits, own, others, weights, inputs.threads))  # fmt: skip
+        margins += compute(party, margin_shares(end.transfers, table.n_rows, own, shared, weights))
     records = training.records[peer]
     reach = abs(float(objective.base_margins[0])) + sum(float(np.abs(tree.value).max()) for tree in forest.trees)
     inputs.observers.round_finished(forest.rounds, part)
@@ -380,10 +381,9 @@ def train_passive(inputs: RoleInput[SecureBoost]) -> ModelPart:
     end = _make_end(inputs, columns, bounds, rules, start.step, _loss(objective, None))
     margins = np.zeros(n_rows, np.uint32)
     if start.rounds:
-        sent, splits = party.receive(active, HiddenForest), follower.part.splits
-        own, others = read_forest(sent, active, start.records)
-        margins += compute(party, margin_shares(
-            end.transfers, inputs.rows.table, splits, own, others, None, inputs.threads))  # fmt: skip
+        shared = read_forest(party.receive(active, HiddenForest), active, start.records)
+        own = partial(decide_rows, follower.part.splits, inputs.rows.table, inputs.threads)
+        margins += compute(party, margin_shares(end.transfers, n_rows, own, shared, None))
 
     def grow(sent: HiddenTree) -> None:
         nonlocal margins

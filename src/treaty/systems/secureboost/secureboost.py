@@ -40,7 +40,7 @@ from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical import messages
 from treaty.systems.vertical.column_owner import ColumnOwner, bin_own_columns
-from treaty.systems.vertical.prediction import collect, predict_passive
+from treaty.systems.vertical.prediction import collect, online_active, online_passive, predict_passive
 from treaty.systems.vertical.sealed_active import SealedSearch
 from treaty.systems.vertical.setup import set_up_active, set_up_passive
 from treaty.systems.vertical.training import boosting_of, open_training
@@ -189,5 +189,15 @@ def predict(inputs: RoleInput[SecureBoost]) -> NDArray[np.float64]:
 def follow_prediction(inputs: RoleInput[SecureBoost]) -> None:
     """Take part in a prediction as a passive party."""
     if inputs.options.hides_rows:
-        return hidden_forest.predict_passive(inputs)
+        return hidden_forest.follow(inputs, "rows to predict")
     return hidden_passive(inputs) if inputs.options.hides_decisions else predict_passive(inputs)
+
+
+def predict_online(inputs: RoleInput[SecureBoost]) -> None:
+    """Predict rows as they are asked for, as the active party."""
+    return hidden_forest.online_active(inputs) if inputs.options.hides_rows else online_active(inputs)
+
+
+def follow_online(inputs: RoleInput[SecureBoost]) -> None:
+    """Take part in predictions of rows as they are asked for, as a passive party."""
+    return hidden_forest.follow(inputs, "rows") if inputs.options.hides_rows else online_passive(inputs)

@@ -11,13 +11,21 @@ from treaty.systems.options import learned_from_test_key
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.secureboost import hidden_forest, hidden_prediction, hidden_training
 from treaty.systems.secureboost.options import SecureBoost
-from treaty.systems.secureboost.secureboost import active, follow_prediction, passive, predict
+from treaty.systems.secureboost.secureboost import (
+    active,
+    follow_online,
+    follow_prediction,
+    passive,
+    predict,
+    predict_online,
+)
 from treaty.systems.system import PartySpec, Roles, System
 from treaty.systems.vertical import leakage, messages
 from treaty.systems.vertical.cipher_options import unaudited
 from treaty.systems.vertical.contributions import IN_THE_CLEAR
 from treaty.systems.vertical.expected_sums import expected_of_sums
 from treaty.systems.vertical.messages import Sums
+from treaty.systems.vertical.prediction import OnlineRows
 from treaty.systems.vertical.training import fellow_owners, roles_by_column
 
 # ----------------------------- what each party of a SecureBoost training learns beyond its own data and its own splits
@@ -100,6 +108,14 @@ _HIDDEN_PREDICTION = routes(
     reference="arXiv 2105.09540; docs/prediction.md, What each learns, and who may collude",
 )
 
+_PREDICTIONS = "docs/hidden.md, Predictions"
+_SHARED_PREDICTION = routes(
+    AGREEMENT,
+    leakage.RECORDS,
+    between(ACTIVE, PASSIVE, hidden_forest.HiddenForest, messages.SealedStep),
+    between(PASSIVE, ACTIVE, messages.SealedStep, hidden_forest.MarginShares),
+    leakage.FINISH,
+)
 _KNOWN_ROWS = When('membership="known"', lambda options, common: not options.hides_rows)
 _HIDDEN_ROWS = When('membership="hidden"', lambda options, common: options.hides_rows)
 _PLAIN_ANSWERS = When("answers not re-randomised", lambda options, common: not options.ciphers.rerandomise)
@@ -146,18 +162,13 @@ ROUTES: dict[Stage, Routes] = {
     "predict": routes(
         routes(leakage.PREDICT, when=_PLAIN),
         routes(_HIDDEN_PREDICTION, when=_HIDDEN),
-        routes(
-            AGREEMENT,
-            leakage.RECORDS,
-            between(ACTIVE, PASSIVE, hidden_forest.HiddenForest, messages.SealedStep),
-            between(PASSIVE, ACTIVE, messages.SealedStep, hidden_forest.MarginShares),
-            leakage.FINISH,
-            when=_HIDDEN_ROWS,
-            reference="docs/hidden.md, Predictions",
-        ),
+        routes(_SHARED_PREDICTION, when=_HIDDEN_ROWS, reference=_PREDICTIONS),
     ),
     "explain": routes(leakage.EXPLAIN, when=_PLAIN),
-    "online": routes(leakage.ONLINE, when=_PLAIN),
+    "online": routes(
+        routes(leakage.ONLINE, when=_PLAIN),
+        routes(_SHARED_PREDICTION, Route(OnlineRows, ACTIVE, PASSIVE), when=_HIDDEN_ROWS, reference=_PREDICTIONS),
+    ),
 }
 
 
@@ -198,7 +209,11 @@ SYSTEM = System(
     on_clusters=lambda options: frozenset({"active", "passive"}),
     has_model=frozenset({"active", "passive"}),
     pays_once=True,
-    **IN_THE_CLEAR | {"predict": {"active": predict, "passive": follow_prediction}},
+    **IN_THE_CLEAR
+    | {
+        "predict": {"active": predict, "passive": follow_prediction},
+        "online": {"active": predict_online, "passive": follow_online},
+    },
     unaudited=lambda options: unaudited(options.ciphers),
     warm_up=warm_up,
     expected=lambda roles, options, common, shape: expected_of_sums(
