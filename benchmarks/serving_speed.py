@@ -7,7 +7,8 @@ counts, too. Server and generator are processes of their own. About 2 minutes, m
 `--quick` one.
 
 With `--federated` partners are asked: nodes of two or three organisations on this machine, `treaty serve` at the first,
-trees, also of hidden rows, or a linear model of three columns each, aligned rows. No claim: the latencies are reported. About 8 minutes.
+trees, also of hidden rows, or a linear model of three columns each, aligned rows. No claim: the latencies are reported.
+About 8 minutes.
 
 With `--fallback` it compares, on breast cancer data in five folds, predictions of both parties with those of
 `treaty serve --fallback own` and with a model of the active party's columns alone. Claim: the last is better than the
