@@ -286,6 +286,8 @@ def test_trees_alike_draw_what_was_made_for_them(monkeypatch: pytest.MonkeyPatch
         pair.begin_tree(1)
         for each in pair.ahead:
             each.nbytes = each.evenly
+        if len(ahead) > 1:
+            assert end.nbytes == -(-end._total // len(ahead[-2]))  # by the last tree's steps
         wanted.append([stock.wanted for stock, *_ in pair.ahead[0]._stocks()][1:])
         for _ in range(4):
             for computation in COMPUTATIONS[:4]:
@@ -297,6 +299,43 @@ def test_trees_alike_draw_what_was_made_for_them(monkeypatch: pytest.MonkeyPatch
     assert all(0 < sum(nbytes > 0 for nbytes in of_tree) < len(of_tree) for of_tree in ahead[1:])
     # a sign takes 9 quads; of products each multiplication, square and selection takes its own
     assert wanted[2:] == [[4 * 30 * 9, *[4 * 30] * 5]] * 4
+
+
+def test_what_a_tree_does_not_draw_is_kept_for_others() -> None:
+    pair = Pair(Wire(), "p1")
+    for _ in range(2):
+        pair.begin_tree(1 << 22)
+        multiply(pair, 5)
+        compare(pair, 5)
+    kept = [[stock.left for stock in end.products.values()] for end in pair.ends]
+    assert sum(kept[0]) > 0
+    for _ in range(2):
+        pair.begin_tree(1 << 22)
+    assert [[stock.left for stock in end.products.values()] for end in pair.ends] == kept
+
+
+def test_what_is_made_takes_the_bytes_that_are_expected() -> None:
+    pair, count = Pair(Wire(), "p1"), 4096
+    for kind in (Correlation(57, 1, 2, 121), Correlation(1, 3, 2, 128), Correlation(40, 16, 2, 128, one_way=True)):
+        assert all(not end.products[kind].left for end in pair.ends)
+    for (_, expected, make_one), (_, _, make_other) in zip(*(each._stocks() for each in pair.ahead), strict=True):
+        sent = 0
+        for end in pair.ends:
+            end.rows.drop(end.rows.left)
+            end.rows.few = 1  # or more are made than quads need
+
+        def counted(steps: Steps[None]) -> Steps[None]:
+            nonlocal sent
+            arrays = next(steps)
+            while True:
+                sent += sum(array.nbytes for array in arrays)
+                try:
+                    arrays = steps.send((yield arrays))
+                except StopIteration:
+                    return
+
+        play(make_one(count), counted(make_other(count)))
+        assert 0.9 * expected < sent / count < 1.1 * expected
 
 
 def test_products_are_begun_only_where_the_stock_has_fewer() -> None:
