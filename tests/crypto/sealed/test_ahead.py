@@ -220,6 +220,20 @@ def test_what_is_made_ahead_does_not_disturb_steps_that_fill_stocks() -> None:
             compare(pair, n)
 
 
+def test_a_stock_is_filled_with_twice_as_many_each_time_or_with_what_is_missing() -> None:
+    ends, made = play(open_transfers(0), open_transfers(1)), []
+    for end in ends:
+        end.rows.few, end.rows.many = 512, 1024
+    for wanted in (0, 0, 0, 9):
+        for end in ends:
+            end.rows.wanted = wanted
+        play(*(end.reserve(2) for end in ends))
+        made.append(ends[0].rows.left)
+        for end in ends:
+            end.rows.drop(end.rows.left - 1)
+    assert made == [512, 1 + 1024, 1 + 1024, 1 + 512]
+
+
 def test_without_bytes_to_send_ahead_stocks_are_filled_as_at_first() -> None:
     pair = Pair(Wire(), "p1")
     for _ in range(2):
@@ -276,6 +290,8 @@ def test_trees_alike_draw_what_was_made_for_them(monkeypatch: pytest.MonkeyPatch
         before = sum(stock.coming * nbytes for stock, nbytes, _ in end._stocks())
         made = message()
         ahead[-1].append(sum(stock.coming * nbytes for stock, nbytes, _ in end._stocks()) - before)
+        of_products = pair.ends[0].products.values()
+        assert len(ahead) < 4 or all(stock.left + stock.coming <= stock.wanted for stock in of_products)
         return made
 
     monkeypatch.setattr(arithmetic, "draw", noting)
@@ -423,7 +439,8 @@ def test_transfers_left_over_are_not_kept_forever(monkeypatch: pytest.MonkeyPatc
         assert end.rows.left == 6 * 511
         end.rows.few = 700  # as many are made at once
     pair.begin_tree(1)
-    assert [end.rows.left for end in pair.ends] == [700, 700]
+    # what is dropped is not drawn, or trees to come would have more made
+    assert [(end.rows.left, end.rows.drawn) for end in pair.ends] == [(700, 0)] * 2
     compare(pair, 5)
 
 
