@@ -377,6 +377,8 @@ def test_of_numbers_that_one_party_knows_the_other_alone_sends_products() -> Non
     for k, of in enumerate(steps):
         sent[k] = sum(array.nbytes for array in of.send(first[1 - k]))
     assert sent == [0, 5 * 2 * 24]
+    play(*(make(end, kind, 5) for end in ends))
+    assert [end.products[kind].left for end in ends] == [5, 5]
 
 
 @pytest.mark.parametrize("nbytes", [1, 500, 40_000])
