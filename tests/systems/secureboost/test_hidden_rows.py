@@ -9,10 +9,12 @@ import pytest
 import treaty
 from marks import slow
 from tables import cut, real_table, with_categories, with_gaps
+from treaty.crypto.transfer.ahead import Ahead
 from treaty.data.table import Table, to_table
 from treaty.models.trees import forest_of
 from treaty.runs.threads import play
 from treaty.systems import find_system
+from treaty.systems.secureboost import hidden_training
 from treaty.systems.secureboost.secureboost import follow_online, predict_online
 from treaty.systems.system import LabelledRows, RoleInput, roles_of, star
 from treaty.systems.vertical.prediction import Asked
@@ -97,6 +99,24 @@ def test_a_table_without_a_split_is_one_leaf():
     without, pooled = fit_both(same, y)
     assert_lossless(without, pooled, same)
     assert all(len(tree.left) == 1 for tree in forest_of(list(federated.parts_.values())).trees)
+
+
+def test_on_a_far_link_what_later_trees_need_is_made_ahead(monkeypatch):
+    X, y = real_table("binary")
+    tables = cut(X.iloc[:, :6], 2)
+    made = []
+
+    class Watched(Ahead):
+        def begin_tree(self):
+            super().begin_tree()
+            made.append(sum(stock.left for stock in self.transfers.products.values()))
+
+    monkeypatch.setattr(hidden_training, "Ahead", Watched)
+    monkeypatch.setattr(hidden_training, "FAR", -1.0)
+    assert_lossless(*fit_both(tables, y, n_estimators=5, max_depth=2), tables)
+    # of two ends, by tree: the first cannot know, and nothing is made in the last
+    assert made[:4] == [0, 0, 0, 0]
+    assert min(made[4:10]) > 0
 
 
 def test_rows_asked_for_one_by_one_have_the_margins_of_a_batch():

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeVar
@@ -217,6 +218,8 @@ class Transfers:
 
     def rekey(self) -> None:
         """Hash under other keys from here on, at both ends at once."""
+        # copies: what was drawn before is hashed as before, at both ends
+        self.sender, self.receiver = copy(self.sender), copy(self.receiver)
         for end in (self.sender, self.receiver):
             end.hash = extension.hash_of(end.session, self.used)
 

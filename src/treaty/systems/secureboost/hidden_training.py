@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 
 from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sums.shared_sums import SharedSums
+from treaty.crypto.transfer.ahead import Ahead
 from treaty.crypto.transfer.hidden_best import WEIGHT_BITS, SplitTerms
 from treaty.crypto.transfer.sealed_sums import Widths
 from treaty.crypto.transfer.shared_pieces import NUMBER_BITS
@@ -63,10 +64,10 @@ from treaty.systems.secureboost.hidden_forest import (
 from treaty.systems.secureboost.hidden_tree import HiddenEnd, HiddenLevel, LogisticShares
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import RoleInput
-from treaty.systems.vertical.cipher_choice import PROBES, comparisons_of_a_step, measure
+from treaty.systems.vertical.cipher_choice import FAR, PROBES, comparisons_of_a_step, measure
 from treaty.systems.vertical.column_owner import ascending, bin_own_columns
 from treaty.systems.vertical.encrypted_columns import sums_bounds
-from treaty.systems.vertical.messages import MOST_STEP, LinkEcho, LinkProbe, Start
+from treaty.systems.vertical.messages import MOST_AHEAD, MOST_STEP, LinkEcho, LinkProbe, Start
 from treaty.systems.vertical.prediction import Finish
 from treaty.systems.vertical.sealed import compute
 from treaty.systems.vertical.sealed_candidates import Candidates
@@ -98,11 +99,15 @@ class HiddenStart(Start):
 
 @leaks("the tree's sample of rows and of columns", "control")
 class HiddenTree(Message):
-    """A tree begins: columns of the sender and of the receiver, int32, and packed bits of its rows (None: all)."""
+    """A tree begins: columns of the sender and of the receiver, int32, and packed bits of its rows (None: all).
+
+    At each of its steps about `ahead` bytes are sent either way for later ones.
+    """
 
     active: Array
     passive: Array
     rows: Array | None
+    ahead: Annotated[int, msgspec.Meta(ge=0, le=MOST_AHEAD)]
 
 
 @leaks("the weight of each leaf", "exact", guard="min_child_samples")
@@ -231,7 +236,8 @@ def train_active(inputs: RoleInput[SecureBoost]) -> ModelPart:
     columns = _Columns(inputs)
     columns.exchange(party)
     bounds = sums_bounds(inputs.rows.table.n_rows, objective, inputs.common)
-    step = comparisons_of_a_step(measure(party, peer)[0], Widths.of(bounds, rules.ridge))
+    link = measure(party, peer)[0]
+    step = comparisons_of_a_step(link, Widths.of(bounds, rules.ridge))
     party.send(peer, HiddenStart(*start_of(training, peer), step))
     part.encryption = "lattice"
     end = _make_end(inputs, columns, bounds, rules, step, _loss(objective, inputs.rows.y))
@@ -246,15 +252,19 @@ def train_active(inputs: RoleInput[SecureBoost]) -> ModelPart:
     records = training.records[peer]
     reach = abs(float(objective.base_margins[0])) + sum(float(np.abs(tree.value).max()) for tree in forest.trees)
     inputs.observers.round_finished(forest.rounds, part)
-    samples = _Samples(inputs, training, columns)
+    samples, ahead = _Samples(inputs, training, columns), Ahead(end.transfers)
     rounds = Rounds(forest, inputs.common.most_rounds, after_round=partial(_after_round, inputs, training, samples))
     for trees in rounds:
         sampled, of_tree = samples.draw()
         packed = None if sampled is None else Array.of(np.packbits(sampled))
-        party.send(peer, HiddenTree(Array.of(of_tree[0]), Array.of(of_tree[1]), packed))
+        # a far link is to be busy while steps wait, but for the first tree, of which nobody knows what it takes
+        ahead.nbytes = int(link.step > FAR and forest.rounds + 1 < inputs.common.most_rounds)
+        ahead.begin_tree()
+        ahead.nbytes *= min(MOST_AHEAD, max(1, ahead.evenly))
+        party.send(peer, HiddenTree(Array.of(of_tree[0]), Array.of(of_tree[1]), packed, ahead.nbytes))
         party.round += 1
         tree_end = columns.of_tree(end, of_tree)
-        levels, rows, shares = compute(party, hidden_tree.grow(tree_end, margins, sampled))
+        levels, rows, shares = compute(party, hidden_tree.grow(tree_end, margins, sampled), ahead)
         sent = party.receive(peer, LeafShares).shares
         came = view(sent, np.uint64, shares.shape, peer=peer, what="LeafShares.shares")
         weights = (shares + came).view(np.int64) - (1 << WEIGHT_BITS - 1)
@@ -385,13 +395,17 @@ def train_passive(inputs: RoleInput[SecureBoost]) -> ModelPart:
         own = partial(decide_rows, follower.part.splits, inputs.rows.table, inputs.threads)
         margins += compute(party, margin_shares(end.transfers, n_rows, own, shared, None))
 
+    ahead = Ahead(end.transfers)
+
     def grow(sent: HiddenTree) -> None:
         nonlocal margins
         follower.limits.tree()
         follower.next_tree()
         sampled, of_tree = _read_sample(sent, active, columns, n_rows)
         tree_end = columns.of_tree(end, of_tree)
-        levels, rows, shares = compute(party, hidden_tree.grow(tree_end, margins, sampled))
+        ahead.nbytes = sent.ahead
+        ahead.begin_tree()
+        levels, rows, shares = compute(party, hidden_tree.grow(tree_end, margins, sampled), ahead)
         _record(follower.part.splits, columns.bins, levels)
         party.send(active, LeafShares(Array.of(shares)))
         margins = compute(party, hidden_tree.add_weights(rows, margins, None))

@@ -335,6 +335,9 @@ class OpenedStep(Message):
     payload: Arrays
 
 
+Step = SealedStep | OpenedStep
+
+
 @leaks("shares of the best split so far, for the next passive party", "masked")
 class MovedShares(Message):
     """Shares of the best so far, under a mask of two passive parties, uint64 (nodes, 4, words)."""

@@ -185,43 +185,38 @@ def take_steps(party: Party, ends: Mapping[str, Steps[Any]], ahead: Mapping[str,
     given: dict[str, StepArrays | None] = dict.fromkeys(ends)
     earlier: dict[str, list[StepArrays]] = {peer: [] for peer in ends}
     while given:
-        waiting = []
+        waiting: dict[str, type[messages.Step]] = {}
         for peer, came in given.items():
             try:
                 sent = next(ends[peer]) if came is None else ends[peer].send(came)
             except StopIteration as stop:
                 results[peer] = stop.value
                 continue
-            party.send(peer, messages.SealedStep(pack(sent)))
-            waiting.append(peer)
+            waiting[peer] = messages.OpenedStep if isinstance(sent, Opening) else messages.SealedStep
+            party.send(peer, waiting[peer](pack(sent)))
         for peer in [peer for peer in given if peer in ahead]:
             for message in earlier[peer]:
                 ahead[peer].take(message)
             if peer in waiting and (made := ahead[peer].message()) is not None:
                 party.send(peer, messages.SealedStep(pack(made)))
         given = {}
-        for peer in waiting:
+        for peer, kind in waiting.items():
             # those of earlier steps come first
             earlier[peer] = [_step(party, peer) for _ in range(ahead[peer].due if peer in ahead else 0)]
-            given[peer] = _step(party, peer)
+            given[peer] = _step(party, peer, kind)
     return results
 
 
-def compute(party: Party, steps: Steps[Any]) -> Any:
-    """Compute with the one other party, step by step; return what the computation gives."""
-    (peer,), came = party.peers, None
-    while True:
-        try:
-            sent = next(steps) if came is None else steps.send(came)
-        except StopIteration as stop:
-            return stop.value
-        except CryptoError as error:
-            raise PeerProtocolError(peer, str(error), at="a step") from None
-        kind = messages.OpenedStep if isinstance(sent, Opening) else messages.SealedStep
-        party.send(peer, kind(pack(sent)))
-        answer = party.receive(peer, kind)
-        assert isinstance(answer, (messages.OpenedStep, messages.SealedStep))
-        came = unpack(answer.payload, peer, kind.__name__)
+def compute(party: Party, steps: Steps[Any], ahead: Ahead | None = None) -> Any:
+    """Compute with the one other party, as `take_steps` does, and take the rest of what `ahead` makes."""
+    (peer,) = party.peers
+    made = {} if ahead is None else {peer: ahead}
+    try:
+        result = take_steps(party, {peer: steps}, made)[peer]
+        take_rest(party, made)
+    except CryptoError as error:
+        raise PeerProtocolError(peer, str(error), at="a step") from None
+    return result
 
 
 def take_rest(party: Party, ahead: Mapping[str, Ahead]) -> None:
@@ -231,8 +226,8 @@ def take_rest(party: Party, ahead: Mapping[str, Ahead]) -> None:
             of_peer.take(_step(party, peer))
 
 
-def _step(party: Party, peer: str) -> StepArrays:
-    return unpack(party.receive(peer, messages.SealedStep).payload, peer, "SealedStep")
+def _step(party: Party, peer: str, kind: type[messages.Step] = messages.SealedStep) -> StepArrays:
+    return unpack(party.receive(peer, kind).payload, peer, kind.__name__)
 
 
 # ---------------------------------------------------------------- passive party
