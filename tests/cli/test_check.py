@@ -172,6 +172,37 @@ def test_what_a_tree_takes_over_the_links_is_said_and_what_takes_less(tmp_path):
     assert over(job, Link(0.05, 1e-10), "b").keys() == far.keys()
 
 
+def test_links_that_are_not_measured_are_taken_to_be_as_slow_as_the_slowest(tmp_path, monkeypatch):
+    monkeypatch.setattr(link_checks, "slowness", lambda: 1.0)
+    job, links = replaced(write_job(tmp_path, "secureboost"), own={}), {"a": Link(0.05, 1e-8), "c": Link(1e-5, 1e-6)}
+    own = check_own(job, "b")
+    said = [
+        over_links(job, own, of) for of in (links, {**links, "b": Link(0.05, 1e-6)}, {**links, "b": Link(0.0, 0.0)})
+    ]
+    assert str(said[0]) == str(said[1]) != str(said[2])
+
+
+def test_a_slow_processor_computes_for_longer(tmp_path, monkeypatch):
+    job, said = replaced(write_job(tmp_path, "secureboost"), own={}), []
+    for slowness in (1.0, 100.0):
+        monkeypatch.setattr(link_checks, "slowness", lambda slowness=slowness: slowness)
+        said.append(over(job, Link(1e-6, 1e-10)))
+    assert seconds_of(said[1])["open sums"] > 50 * seconds_of(said[0])["open sums"]
+    assert "for computing: fewer columns" in said[1]["expected advice"]
+
+
+@pytest.mark.parametrize(
+    ("byte", "counted", "words"),
+    [(8e-9, 8e-9, "20 ms there and back, 1,000 Mbit/s"), (0.0, 1e-10, "20 ms there and back, 80,000 Mbit/s")],
+)
+def test_a_probe_says_how_fast_a_link_is_and_none_is_infinitely_fast(job, monkeypatch, byte, counted, words):
+    monkeypatch.setattr(link_checks, "measured", lambda line, deadline: (0.02, byte))
+    with listening(job, "b"):
+        said, link = probe(job.parties, "a", "b")
+    assert link == Link(0.01, counted)
+    assert said.said.endswith(words)
+
+
 def test_sums_that_the_options_do_not_allow_are_left_out(tmp_path):
     job = write_job(tmp_path, "secureboost")
     assert seconds_of(over(job, Link(1e-3, 1e-8), reg_alpha=1.0)).keys() == {"open sums", "Okamoto-Uchiyama"}

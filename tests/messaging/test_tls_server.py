@@ -486,6 +486,48 @@ def test_a_slow_link_is_measured_as_slow(clinic, identities):
             assert measured(line, time.monotonic() + within(30))[1] >= 0.8 / relay.bytes_per_second
 
 
+class ClockedLine:
+    """Answers loads after given seconds of its own clock, by echoes of a kind, and of a size that is `more`."""
+
+    def __init__(self, seconds, kind=ECHO, more=0):
+        self.now, self.sent, self._seconds, self._kind, self._more = 0.0, [], seconds, kind, more
+
+    def send(self, head, content, deadline):
+        assert head == header(LOAD, len(content))
+        self.sent.append(len(content))
+
+    def header(self, deadline):
+        self.now += self._seconds[len(self.sent) - 1]
+        return units.Header(self._kind, self.sent[-1] + self._more, 0, 0)
+
+    def content(self, found, deadline):
+        self.now += 0.01
+
+
+@pytest.mark.parametrize(
+    ("seconds", "loads", "best"),
+    [
+        ([0.49, 0.19, 0.39, 0.59, 0.49, 3.19, 9, 9, 9], 3, (0.5 - 0.2) / (2 << 16)),
+        ([0.19, 0.29, 0.39, 0.59, 0.49, 0.89, 1.00, 9, 9], 4, (1.01 - 0.2) / (2 << 20)),
+        ([0.19, 0.29, 0.39, 0.59, 0.49, 0.89, 0.79, 0.59, 0.69], 6, (0.6 - 0.2) / (2 << 20)),
+        ([0.19, 0.29, 0.39, 0.09, 0.49, 0.89, 0.79, 0.59, 0.69], 6, 0.0),  # back before nothing was
+    ],
+)
+def test_measuring_takes_the_best_of_loads_and_ends_after_one_of_a_second(monkeypatch, seconds, loads, best):
+    line = ClockedLine(seconds)
+    monkeypatch.setattr(tls.time, "perf_counter", lambda: line.now)
+    empty, byte = measured(line, 0.0)
+    assert line.sent == [0, 0, 0, 1 << 14, 1 << 16, 1 << 18, *[LOAD_BYTES] * 3][: 3 + loads]
+    assert empty == pytest.approx(0.2)
+    assert byte == pytest.approx(best)
+
+
+@pytest.mark.parametrize(("kind", "more"), [(FRAME, 0), (ECHO, 1), (ECHO, -1)])
+def test_measuring_refuses_another_answer_than_an_echo(kind, more):
+    with pytest.raises(ConnectionError, match="expected an echo of"):
+        measured(ClockedLine([0.0] * 9, kind, more), 0.0)
+
+
 def test_loads_are_limited_in_size_and_number(call):
     lab = call("lab")
     for _ in range(tls._MOST_LOADS):
