@@ -145,13 +145,14 @@ def test_a_peer_that_answers_otherwise_than_a_party_is_told(job, answer, words, 
 
 def over(job: Job, link: Link, name: str = "a", **options) -> dict[str, str]:
     job = replaced(job, common=job.common | options)
-    peers = [peer for peer in "abc" if peer != name]
+    peers = [peer for peer in job.parties if peer != name]
     return {of.what: of.said for of in over_links(job, check_own(job, name), dict.fromkeys(peers, link))}
 
 
 def seconds_of(said: dict[str, str]) -> dict[str, float]:
     found = re.findall(
-        r"(open sums|sealed sums|Okamoto-Uchiyama)(?: \(this job\))? ([\d.e+-]+)", said["expected seconds a tree"]
+        r"(open sums|sealed sums|hidden rows|Okamoto-Uchiyama)(?: \(this job\))? ([\d.e+-]+)",
+        said["expected seconds a tree"],
     )
     return {kind: float(seconds) for kind, seconds in found}
 
@@ -207,6 +208,25 @@ def test_sums_that_the_options_do_not_allow_are_left_out(tmp_path):
     job = write_job(tmp_path, "secureboost")
     assert seconds_of(over(job, Link(1e-3, 1e-8), reg_alpha=1.0)).keys() == {"open sums", "Okamoto-Uchiyama"}
     assert seconds_of(over(job, Link(1e-3, 1e-8), max_depth=2)) != seconds_of(over(job, Link(1e-3, 1e-8)))
+
+
+@pytest.mark.parametrize("membership", ["hidden", None])
+def test_hidden_rows_are_said_where_two_parties_may_share_them(tmp_path, membership):
+    given = {"objective": "logistic_pieces", "n_estimators": 2}, {"a": "", "b": ""}
+    job = replaced(
+        write_job(tmp_path, "secureboost", given), own={} if membership is None else {"membership": membership}
+    )
+    near, far = (over(job, link) for link in (Link(1e-5, 1e-10), Link(0.05, 1e-10)))
+    assert seconds_of(near).keys() == {"open sums", "sealed sums", "hidden rows", "Okamoto-Uchiyama"}
+    assert ("hidden rows (this job)" in near["expected seconds a tree"]) == (membership is not None)
+    assert "hidden rows show nobody which rows are in a node" in near["expected advice"]
+    # at depth 3 some 150 steps wait for the other party
+    assert 5 < seconds_of(far)["hidden rows"] - seconds_of(near)["hidden rows"] < 15
+    assert over(job, Link(0.05, 1e-10), "b").keys() == far.keys()
+    if membership is None:
+        assert "hidden rows" not in seconds_of(over(job, Link(1e-3, 1e-8), max_depth=7))
+    said = {finding.what: finding.said for finding in check_own(job, "b")}
+    assert ("expected sides" in said) == (membership is None)
 
 
 def test_paillier_is_not_advised_upon(tmp_path):

@@ -74,6 +74,7 @@ def expected_of(kind: Any, tables: dict, rows: int, common: dict[str, Any]) -> d
 
 
 LEAVES = {"max_depth": None, "max_leaves": 10}
+HIDDEN = {"n_estimators": 3, "n_jobs": 2, "max_bin": 16, "max_depth": 3, "objective": "logistic_pieces"}
 EPOCHS = {"max_iter": 3, "tol": 0.0, "batch_size": 500}
 VERTICAL: dict[str, tuple[Any, dict[str, Any]]] = {
     "lattice": (treaty.SecureBoost(encryption="lattice", **OPEN), TREES),
@@ -81,6 +82,8 @@ VERTICAL: dict[str, tuple[Any, dict[str, Any]]] = {
     "lattice, forest": (treaty.SecureBoost(encryption="lattice", **OPEN), {**TREES, "num_parallel_tree": 2}),
     "lattice, node": (treaty.SecureBoost(encryption="lattice", reveal="node", **OPEN), TREES),
     "sealed": (treaty.SecureBoost(), {**TREES, "max_bin": 16}),
+    "hidden": (treaty.SecureBoost(membership="hidden"), HIDDEN),
+    "hidden, deep": (treaty.SecureBoost(membership="hidden"), {**HIDDEN, "max_depth": 6, "max_bin": 8}),
     "ou": (treaty.SecureBoost(encryption="ou", **TEST_KEY, **OPEN), TREES),
     "paillier": (treaty.SecureBoost(encryption="paillier", **TEST_KEY, **OPEN), TREES),
     "smm, lattice": (treaty.FedXGBoostSMM(**OPEN), {**TREES, "max_depth": 4}),
@@ -121,8 +124,10 @@ def link(monkeypatch: pytest.MonkeyPatch) -> None:
     def as_estimated(party: Party, peer: str) -> tuple[Link, float]:
         return link, measure(party, peer)[1]
 
-    monkeypatch.setattr("treaty.systems.vertical.cipher_choice.measure", as_estimated)
-    monkeypatch.setattr("treaty.systems.vertical.expected_sums.NEAR", link)
+    for where in ("vertical.cipher_choice", "secureboost.hidden_training"):
+        monkeypatch.setattr(f"treaty.systems.{where}.measure", as_estimated)
+    for where in ("expected_sums", "hidden_cost"):
+        monkeypatch.setattr(f"treaty.systems.vertical.{where}.NEAR", link)
 
 
 @pytest.mark.usefixtures("link")
@@ -130,6 +135,7 @@ def link(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", VERTICAL)
 def test_bytes_are_as_expected_where_columns_are_split(name: str, rows: int, columns: int, parties: int) -> None:
     kind, common = VERTICAL[name]
+    parties = 2 if name.startswith("hidden") else parties
     compare(*by_column(kind, rows, columns, parties, **common))
 
 

@@ -53,7 +53,8 @@ def check(
     nodes: this node's policy is checked, too, and its peers are those connected with the running node.
 
     With --as, or --with-peers, the latency and bandwidth of each link are measured, and for SecureBoost the output says
-    how many seconds a tree takes over them with open sums, sealed sums and Okamoto-Uchiyama.
+    how many seconds a tree takes over them with open sums, sealed sums, Okamoto-Uchiyama and, where the options allow
+    them, hidden rows.
 
     Each line says ok, or WRONG and what to do. The output also says what each party would learn; `treaty disclosures`
     lists the messages.

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ssl
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from treaty.errors import TreatyError
+from treaty.errors import ConfigError, TreatyError
 from treaty.messaging.certificates import check_certificate, fingerprint, load_certificate, load_identity
 from treaty.messaging.tls import HANDSHAKE_TIMEOUT, dial, measured, tls_context
 from treaty.runs.job import Job, Member
@@ -17,6 +19,7 @@ from treaty.runs.local_checks import EXPECTED, CheckFinding
 from treaty.systems.expected import slowness
 from treaty.systems.vertical.cipher_choice import Link, rounded
 from treaty.systems.vertical.expected_sums import seconds_of_a_tree
+from treaty.systems.vertical.hidden_cost import seconds_of_a_hidden_tree
 
 # seconds for a peer to answer
 PROBE_TIMEOUT = 5.0
@@ -30,6 +33,7 @@ _LESS = (
 _KINDS = {
     "open": ("open sums", "show {active} the sums of every bin in every node (docs/secureboost.md)"),
     "sealed": ("sealed sums", "show {active} the best splits alone, and which rows they send left"),
+    "hidden": ("hidden rows", "show nobody which rows are in a node (docs/hidden.md)"),
     "ou": ("Okamoto-Uchiyama", "shows what open sums do, and the others which rows are in a node"),
 }
 
@@ -88,7 +92,11 @@ def over_links(job: Job, found: Iterable[CheckFinding], links: Mapping[str, Link
     slow, said, shown, advice = slowness(), [], [], ""
     # Paillier is none of them
     mine = "sealed" if own.ciphers.sealed else "open" if own.ciphers.may_hint else own.ciphers.cipher
-    for kind, (computing, *others) in seconds_of_a_tree(common, shape, of_all).items():
+    mine = "hidden" if own.hides_rows else mine
+    kinds = seconds_of_a_tree(common, shape, of_all)
+    if _may_hide_rows(own, common, len(of_all)):
+        kinds["hidden"] = seconds_of_a_hidden_tree(common, shape, job.active, of_all)
+    for kind, (computing, *others) in kinds.items():
         parts = slow * computing, *others
         named, shows = _KINDS[kind]
         shown.append(f"{named} {shows.format(active=job.active)}")
@@ -98,6 +106,16 @@ def over_links(job: Job, found: Iterable[CheckFinding], links: Mapping[str, Link
     text = f"{', '.join(said)}; within a factor of 3, with the columns above"
     advice += f"In training, {', '.join(shown)}"
     return [CheckFinding(f"{EXPECTED} {what}", True, of) for what, of in (("seconds a tree", text), ("advice", advice))]
+
+
+def _may_hide_rows(own: Any, common: Any, others: int) -> bool:
+    """Return whether a job's options allow ``membership="hidden"``."""
+    if others != 1 or not hasattr(own, "membership"):
+        return False
+    with suppress(ConfigError):
+        type(own)(membership="hidden").check(common)
+        return True
+    return False
 
 
 def _print(member: Member) -> str:

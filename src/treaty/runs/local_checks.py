@@ -378,7 +378,8 @@ def _expected(job: Job, name: str, table: Table | None, stated: Sizes | None) ->
         # without a formula nothing is wrong
         return [CheckFinding(EXPECTED, isinstance(error, ConfigError), str(error))]
     found = [*expected.findings(), _tried(f"{EXPECTED} memory", partial(check_memory, expected))]
-    if table is not None and name != job.active and own.mode == "safe" and own.ciphers is not None:
+    told = own.mode == "safe" and own.ciphers is not None and not own.hides_rows
+    if told and table is not None and name != job.active:
         codes = fit_bins(table, common.most_bins, max_categories=common.most_categories).transform(table)
         trees = (job.classes if job.classes > 2 else 1) * common.num_parallel_tree
         goes_on = job.from_model is not None

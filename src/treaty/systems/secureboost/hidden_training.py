@@ -64,9 +64,10 @@ from treaty.systems.secureboost.hidden_forest import (
 from treaty.systems.secureboost.hidden_tree import HiddenEnd, HiddenLevel, LogisticShares
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import RoleInput
-from treaty.systems.vertical.cipher_choice import FAR, PROBES, comparisons_of_a_step, measure
+from treaty.systems.vertical.cipher_choice import FAR, PROBES, JobSize, comparisons_of_a_step, measure
 from treaty.systems.vertical.column_owner import ascending, bin_own_columns
 from treaty.systems.vertical.encrypted_columns import sums_bounds
+from treaty.systems.vertical.hidden_cost import tell_cost
 from treaty.systems.vertical.messages import MOST_AHEAD, MOST_STEP, LinkEcho, LinkProbe, Start
 from treaty.systems.vertical.prediction import Finish
 from treaty.systems.vertical.sealed import compute
@@ -241,6 +242,11 @@ def train_active(inputs: RoleInput[SecureBoost]) -> ModelPart:
     party.send(peer, HiddenStart(*start_of(training, peer), step))
     part.encryption = "lattice"
     end = _make_end(inputs, columns, bounds, rules, step, _loss(objective, inputs.rows.y))
+    if left := inputs.common.most_rounds - forest.rounds:
+        layouts, job = (columns.own, columns.other), JobSize(bounds, rules, left, inputs.threads)
+        sizes = [len(of.categorical) for of in layouts], [int(of.offsets[-1]) for of in layouts]
+        candidates = inputs.common.colsample_bytree * sum(map(len, end.candidates))
+        part.choice = tell_cost(party.name, job, *sizes, candidates, link, step)
     start = np.rint(objective.base_margins[0] / objective.leaf_unit)
     margins = np.full(inputs.rows.table.n_rows, int(start) % (1 << NUMBER_BITS), np.uint32)
     if forest.trees:

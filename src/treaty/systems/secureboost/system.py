@@ -24,6 +24,7 @@ from treaty.systems.vertical import leakage, messages
 from treaty.systems.vertical.cipher_options import unaudited
 from treaty.systems.vertical.contributions import IN_THE_CLEAR
 from treaty.systems.vertical.expected_sums import expected_of_sums
+from treaty.systems.vertical.hidden_cost import expected_of_hidden
 from treaty.systems.vertical.messages import Sums
 from treaty.systems.vertical.prediction import OnlineRows
 from treaty.systems.vertical.training import fellow_owners, roles_by_column
@@ -216,7 +217,9 @@ SYSTEM = System(
     },
     unaudited=lambda options: unaudited(options.ciphers),
     warm_up=warm_up,
-    expected=lambda roles, options, common, shape: expected_of_sums(
-        roles, options.ciphers, common, shape, alone=options.rl_trees or 0
+    expected=lambda roles, options, common, shape: (
+        expected_of_hidden(roles, common, shape)
+        if options.hides_rows
+        else expected_of_sums(roles, options.ciphers, common, shape, alone=options.rl_trees or 0)
     ),
 )

@@ -24,7 +24,7 @@ from treaty.systems.vertical.messages import CHOICE_BITS, node_type
 NEAR = Link(step=0.5e-3, byte=1e-9)
 _PAILLIER = 8.0  # times the time of Okamoto-Uchiyama, both with the keys that are the default
 _HINT_PIECES = 128e6  # bytes of a hint, as it is made and sent
-_TRANSFER_BYTES = 1_100_000  # to make the transfers of sealed sums
+TRANSFER_BYTES = 1_100_000  # to make the transfers of sealed sums
 
 
 def expected_of_sums(roles: Roles, options: CipherOptions, common: Any, shape: Shape, *, alone: int = 0) -> Expected:
@@ -35,7 +35,7 @@ def expected_of_sums(roles: Roles, options: CipherOptions, common: Any, shape: S
     found, active, n = Expected(), roles.active, shape.rows
     others = [name for name in roles.owners if name != active]
     trees = Trees.of(common, shape, n, alone)
-    job = _job_of(common, shape, trees.count)
+    job = job_of(common, shape, trees.count)
     sizes = {peer: (shape.columns[peer], shape.slots[peer]) for peer in others}
     cipher = options.cipher
     if cipher == "auto":
@@ -75,9 +75,9 @@ def seconds_of_a_tree(common: Any, shape: Shape, links: Mapping[str, Link]) -> d
     These are seconds of computing, of waiting for messages and of sending, by "open", "sealed" and "ou"; what the
     options do not allow is left out.
     """
-    trees, job = Trees.of(common, shape, shape.rows), _job_of(common, shape, 1)
+    trees, job = Trees.of(common, shape, shape.rows), job_of(common, shape, 1)
     growing = trees.growing(shape.rows, sum(shape.columns.values())) / max(1, trees.count) + ROUND_TRIP * trees.rounds
-    candidates = {peer: _candidates(common, shape, peer) for peer in links}
+    candidates = {peer: candidates_of_party(common, shape, peer) for peer in links}
     step = cipher_choice.best_step(links, candidates, job)
 
     def seconds(kind: str, waits: float, sends: float) -> float:
@@ -105,12 +105,12 @@ def seconds_of_a_tree(common: Any, shape: Shape, links: Mapping[str, Link]) -> d
     return found
 
 
-def _candidates(common: Any, shape: Shape, peer: str) -> tuple[float, float]:
+def candidates_of_party(common: Any, shape: Shape, peer: str) -> tuple[float, float]:
     features, slots = shape.columns[peer], shape.slots[peer]
     return cipher_choice.candidates_of(common, features, slots - features, *shape.halved.get(peer, (0, 0)))
 
 
-def _job_of(common: Any, shape: Shape, trees: int) -> cipher_choice.JobSize:
+def job_of(common: Any, shape: Shape, trees: int) -> cipher_choice.JobSize:
     unit = 2.0**-common.fractional_bits
     bounds = SumsBounds(shape.rows, round(1 / unit), round(0.25 / unit))
     return cipher_choice.JobSize(bounds, common.rules_of(unit, unit), trees, shape.threads)
@@ -161,14 +161,14 @@ def _seal(
     found: Expected, common: Any, job: cipher_choice.JobSize, active: str, peer: str, shape: Shape
 ) -> cipher_choice.Estimate:
     """Count what sealing one passive party's sums takes; return an estimate of its seconds."""
-    candidates = _candidates(common, shape, peer)
+    candidates = candidates_of_party(common, shape, peer)
     step = cipher_choice.best_step({peer: NEAR}, {peer: candidates}, job)
     cost = cipher_choice.cost_of_sealing({peer: NEAR}, {peer: candidates}, job, step)
     for sender, receiver in ((active, peer), (peer, active)):
         found.send(
             sender,
             receiver,
-            cost.nbytes / 2 + (cipher_choice.PROBES - 3) * cipher_choice.PROBE_BYTES + _TRANSFER_BYTES,
+            cost.nbytes / 2 + (cipher_choice.PROBES - 3) * cipher_choice.PROBE_BYTES + TRANSFER_BYTES,
             job.trees * 30,
         )
         found.hold(6e3 * min(1 << 14, sum(candidates) * (1 << job.rules.max_depth - 1)), sender)
