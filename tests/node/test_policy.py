@@ -225,6 +225,26 @@ def test_sums(folder: Path) -> None:
         assert "sums" not in [of.what for of in asked(folder, proposed, sums=["sealed", "open"]).findings]
 
 
+def test_hidden_rows(folder: Path) -> None:
+    rule = {"membership": "hidden"}
+    hidden = job(own=rule, common={"objective": "logistic_pieces"})
+    for verb in ("train", "predict"):
+        said = 'rows of nodes are hidden from all parties; allowed: "hidden"'
+        check(True, said, "membership", folder, hidden, verb, **rule)
+        for proposed in (job(), job(own={"he_inference": True}), job("fedxgboost-smm"), job("sgd"), by_row()):
+            check(False, 'rows of nodes are known; allowed: "hidden"', "membership", folder, proposed, verb, **rule)
+        assert "membership" not in [of.what for of in asked(folder, hidden, verb).findings]
+    elsewhere = "treaty.systems.secureboost.system:SYSTEM"
+    trust([elsewhere])
+    proposed = job(elsewhere, own=rule, common={"objective": "logistic_pieces"})
+    assert not found("membership", folder, proposed, systems=[elsewhere], **rule).fine
+    refused = found("membership", folder, job(own=rule), **rule)
+    assert not refused.fine
+    assert refused.said.startswith('cannot be decided: membership="hidden" needs objective')
+    check(True, "neither sums of bins nor sides of splits are revealed; allowed: 0% of the bins of its rows",
+          "most_recoverable", folder, hidden, most_recoverable=0.0)  # fmt: skip
+
+
 def test_what_open_sums_give_away(folder: Path) -> None:
     rule = "most_recoverable"
     few = found(rule, folder, job(common={"n_estimators": 1, "max_depth": 1}), most_recoverable=0.1)

@@ -37,6 +37,7 @@ peers = ["clinic"]
 systems = ["secureboost"]
 verbs = ["train", "predict", "explain"]
 sums = ["sealed"]
+membership = "hidden"
 columns = ["age", "income", "late"]
 labels = true
 consents = ["allow_exact_sums"]
@@ -63,7 +64,7 @@ def test_a_whole_file_is_read_with_absolute_paths(tmp_path: Path) -> None:
     settings = load(tmp_path, WHOLE)
     policy = Policy(
         peers=["clinic"], systems=["secureboost"], verbs=["train", "predict", "explain"], sums=["sealed"],
-        columns=["age", "income", "late"], labels=True, consents=["allow_exact_sums"], most_alignments=3,
+        membership="hidden", columns=["age", "income", "late"], labels=True, consents=["allow_exact_sums"], most_alignments=3,
         least_rows=1000, least_min_child_samples=20, most_recoverable=0.05, most_epsilon=1.0, most_epsilon_total=4.0,
         approve=False,
     )  # fmt: skip
@@ -204,6 +205,7 @@ POLICY = f'{DATA}table = "t.csv"\n[data.t.policy]\n'
         (f'{POLICY}approve = "no"', r"\[data.t.policy\] approve = 'no': expected true or false, got text"),
         (f'{POLICY}verbs = ["trian"]', r"verbs\[0\] = \['trian'\]: expected one of train, predict, explain"),
         (f'{POLICY}sums = ["exact"]', r"expected one of open, sealed"),
+        (f'{POLICY}membership = "known"', r"expected .*hidden"),
         (f'{POLICY}consents = ["all"]', r"expected one of paper, allow_insecure"),
         (f'{POLICY}peers = ["clinik"]', r"'clinik', which is no peer of this node; did you mean 'clinic'\?"),
         (f'{POLICY}peers = ["other"]', r"'other', which is no peer of this node; declare \[peers.other\]"),

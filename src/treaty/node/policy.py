@@ -55,6 +55,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     verbs: list[Verb] | None = None
     # How a training may reveal sums of bins.
     sums: list[Sums] | None = None
+    # "hidden": no job in which a party learns which rows are in a node of a tree, or which sides they take.
+    membership: Literal["hidden"] | None = None
     # The only columns that may be used, also as label, weight or group. The id column need not be listed if the data
     # set names it.
     columns: list[str] | None = None
@@ -330,6 +332,13 @@ def _sums(case: Case) -> _Found:
     return mode in allowed, f"{mode} sums; allowed: {', '.join(allowed) or 'none'}"
 
 
+def _membership(case: Case) -> _Found:
+    if case.policy.membership is None:
+        return None
+    hidden = case.built_in and case.settings[0].hides_rows
+    return hidden, f'rows of nodes are {"hidden from all parties" if hidden else "known"}; allowed: "hidden"'
+
+
 def _mode_of_sums(case: Case) -> str | None:
     """Return how sums of bins are revealed; None if the system has none, or its paper mode reveals more."""
     own, _ = case.settings
@@ -346,6 +355,8 @@ def _recoverable(case: Case) -> _Found:
     if not case.trains and (mode is None or own.hides_decisions):
         return None
     allowed = f"allowed: {most:.0%} of the bins of its rows"
+    if mode is not None and own.hides_rows:
+        return True, f"neither sums of bins nor sides of splits are revealed; {allowed}"
     if mode is None or own.mode == "paper":
         return False, f"cannot be decided: what {job.protocol!r} reveals is not only sums of bins; {allowed}"
     if case.party == job.active:
@@ -440,6 +451,7 @@ _RULES: dict[str, Callable[[Case], _Found]] = {
     "least_rows": _least_rows,
     "least_min_child_samples": _least_child,
     "sums": _sums,
+    "membership": _membership,
     "most_recoverable": _recoverable,
     "most_epsilon": _epsilon,
     "most_epsilon_total": _epsilon_total,
