@@ -64,9 +64,9 @@ def test_a_whole_file_is_read_with_absolute_paths(tmp_path: Path) -> None:
     settings = load(tmp_path, WHOLE)
     policy = Policy(
         peers=["clinic"], systems=["secureboost"], verbs=["train", "predict", "explain"], sums=["sealed"],
-        membership="hidden", columns=["age", "income", "late"], labels=True, consents=["allow_exact_sums"], most_alignments=3,
-        least_rows=1000, least_min_child_samples=20, most_recoverable=0.05, most_epsilon=1.0, most_epsilon_total=4.0,
-        approve=False,
+        membership="hidden", columns=["age", "income", "late"], labels=True, consents=["allow_exact_sums"],
+        most_alignments=3, least_rows=1000, least_min_child_samples=20, most_recoverable=0.05,
+        most_epsilon=1.0, most_epsilon_total=4.0, approve=False,
     )  # fmt: skip
     state = str(tmp_path / "state")
     customers = DataSet(

@@ -147,7 +147,7 @@ def _absent(model: Any, alone: bool, X: Any, y: Any) -> dict[Section, str]:
         if X is None or y is None:
             found["curves"] = "Needs an eval_set in fit, or rows with labels: report(path, X, y)."
         elif model._chosen()[1].hides_decisions:
-            found["curves"] = "Needs an eval_set in fit: he_inference hides the decisions of each round."
+            found["curves"] = "Decisions of each round are hidden; with he_inference, an eval_set in fit has metrics."
     if not any(getattr(part, "spent", "") for part in model.parts_.values()):
         found["noise"] = "No part of the model records noise, so no epsilon was spent."
     return found
@@ -194,8 +194,10 @@ def _scores(model: Any, pooled: Any, X: Any, labels: NDArray[np.float64]) -> Mod
 
 def _importances(model: Any, viewer: str, known: set[str]) -> dict[str, Any]:
     if model._model == "trees":
-        kind = "Total gain of the splits on a column."
-        return {"importances": model.importances("gain", sorted(known)), "importance_kind": kind}
+        by_gain = forest_of(list(model.parts_.values())).has_gains
+        kind = "Total gain of the splits on a column." if by_gain else "Number of splits on a column."
+        found = model.importances("gain" if by_gain else "count", sorted(known))
+        return {"importances": found, "importance_kind": kind}
     found = {}
     for name in model.parts_:
         if name in known:

@@ -272,6 +272,7 @@ class TrainedTrees(TableEstimator):
         ----------
         kind : {"gain", "cover", "count"}
             Total gain of the column's splits, total cover of their nodes (not of a horizontal model), or their number.
+            A model with hidden rows has neither gains nor covers.
         consent : iterable of str or None, default ()
             Parties that let their columns be named; None for all. Used columns of other parties are called "shop #1"
             and so on.
@@ -285,19 +286,20 @@ class TrainedTrees(TableEstimator):
         Raises
         ------
         ConfigError
-            For another kind, or a name that is no party.
+            For another kind, one that the model lacks, or a name that is no party.
         """
         check_is_fitted(self, "parts_")
         return importances(list(self.parts_.values()), active_of(self.parts_), kind, consent, normalised=normalised)
 
     @property
     def feature_importances_(self) -> NDArray[np.float64]:
-        """Total gain of each column's splits, scaled to sum 1 (n_features,).
+        """Total gain of each column's splits, scaled to sum 1 (n_features,); under hidden rows, their number.
 
         Columns are in the order of the table; for a mapping of tables, those of all parties, one after the other.
         """
-        gains = self.importances(consent=None, normalised=True)
-        return self._in_place(np.array([gain for name in self.parts_ for gain in gains[name].values()]))
+        kind: Kind = "gain" if forest_of(list(self.parts_.values())).has_gains else "count"
+        found = self.importances(kind, consent=None, normalised=True)
+        return self._in_place(np.array([of for name in self.parts_ for of in found[name].values()]))
 
     def to_xgboost(self, consent: Iterable[str] = ()) -> Any:
         """Return an `xgboost.Booster` with the same predictions, on the joined columns of consenting parties.

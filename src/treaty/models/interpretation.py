@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from treaty.data.columns import quoted
 from treaty.data.table import Table
-from treaty.errors import ConfigError, DataError
+from treaty.errors import ConfigError, DataError, warn_user
 from treaty.machine.arrays import Floats, Int32s
 from treaty.models.trees import ModelPart, decide, forest_of
 from treaty.trees.boosting import Forest
@@ -209,13 +209,15 @@ def importances(
     nodes, or their count; XGBoost calls these total_gain, total_cover and weight. The viewer and parties that
     `consent` (None: all) have every column, 0.0 without a split; others the columns with splits, by pseudonym.
     `normalised` divides by the sum over all parties. Raises ConfigError for another kind, a name that is no party, or
-    covers of a model without them; DataError if the parts are not those of one model, or lack splits.
+    covers or gains of a model without them; DataError if the parts are not those of one model, or lack splits.
     """
     if kind not in ("gain", "cover", "count"):
         raise ConfigError(f"expected importance kind 'gain', 'cover' or 'count', got {kind!r}")
     forest = forest_of(parts)
     if kind == "cover":
-        _check_covers(forest, "importances of this kind")
+        check_covers(forest, "importances of this kind")
+    if kind == "gain" and not forest.has_gains:
+        raise ConfigError("nobody knows the gains of splits under hidden rows: take importances by count")
     known = willing([part.party for part in parts], consent) | willing([part.party for part in parts], [viewer])
     by_name = {part.party: part for part in parts}
     found: dict[str, dict[str, float]] = {}
@@ -243,7 +245,8 @@ def own_importances(part: ModelPart) -> dict[str, dict[str, float]]:
     of_kinds: dict[str, tuple[Int32s, Floats]] = {"count": (np.arange(n_splits, dtype=np.int32), np.ones(n_splits))}
     if part.forest is not None:
         source = part.forest.sources.index(part.party)
-        of_kinds = {"gain": _amounts(part.forest, source, "gain"), "count": _amounts(part.forest, source, "count")}
+        gains = {"gain": _amounts(part.forest, source, "gain")} if part.forest.has_gains else {}
+        of_kinds = {**gains, "count": _amounts(part.forest, source, "count")}
     totals = {kind: np.bincount(_columns_of(part, of), size, len(names)) for kind, (of, size) in of_kinds.items()}
     return {kind: dict(zip(names, total.tolist(), strict=True)) for kind, total in totals.items()}
 
@@ -263,13 +266,16 @@ def _amounts(forest: Forest, source: int, kind: Kind) -> tuple[Int32s, Floats]:
     return records[order], amounts[order].astype(np.float64)
 
 
-def _check_covers(forest: Forest, what: str) -> None:
-    if any(tree.count[0] == 0 and not tree.cover[0] > 0.0 for tree in forest.trees):
-        raise ConfigError(
-            f"{what} are made from covers (how many rows, and how much hess, a node has), and a model trained on "
-            "several participants' rows leaves these out: from them a participant could reconstruct rows of others. "
-            "Importances by gain and by count are there"
+def check_covers(forest: Forest, what: str) -> None:
+    """Raise ConfigError for a model without covers."""
+    if not forest.covered:
+        why = (
+            "and a model trained on several participants' rows leaves these out: from them a participant could "
+            "reconstruct rows of others. Importances by gain and by count are there"
+            if forest.has_gains
+            else "which nobody knows under hidden rows. Importances by count are there"
         )
+        raise ConfigError(f"{what} are made from covers (how many rows, and how much hess, a node has), {why}")
 
 
 def _columns_of(part: ModelPart, records: Int32s) -> Int32s:
@@ -312,6 +318,11 @@ def joined_booster(parts: Sequence[ModelPart], consent: Iterable[str] = ()) -> A
             f"expected consent and part of {', '.join(lacking)}, whose splits the trees use, got no consent or part: "
             "joining reveals their columns' names, thresholds and categories. Once they have agreed, pass "
             f"consent={named} - at the joined XGBoost model"
+        )
+    if not forest.has_gains:
+        warn_user(
+            "XGBoost has the same predictions, but importances by gain or cover and contributions of this model would "
+            "be made from zeros: under hidden rows nobody knows gains and covers"
         )
     splits, sizes, names = [], [], []
     categories: list[Sequence[Any] | None] = []
@@ -366,7 +377,7 @@ def explain_pooled(parts: Sequence[ModelPart], tables: Sequence[Table], threads:
     Raises ConfigError for a model without covers.
     """
     forest = forest_of(parts)
-    _check_covers(forest, "contributions")
+    check_covers(forest, "contributions")
     splits = join_splits([part.splits for part in parts], [len(part.schema.names) for part in parts])
     decided = [decide(part.splits, table, None, threads) for part, table in zip(parts, tables, strict=True)]
     return contributions(

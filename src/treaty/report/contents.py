@@ -310,7 +310,7 @@ def _importance_kind(kind: str, viewer: str, totals: bool) -> str:
         others = f" Other parties' columns are added up: {viewer} does not know their names." if totals else ""
         return f"Total gain of the splits on a column.{others}"
     if kind == "count":
-        return f"Number of splits on a column; only the party with the trees knows their gains, not {viewer}."
+        return f"Number of splits on a column; {viewer} does not know their gains."
     return f"Weights of {viewer}'s columns in units of their standard deviation; other parties keep theirs."
 
 

@@ -129,7 +129,8 @@ def check_explainable(job: Job) -> None:
     if "explain" in job.system.cannot:
         raise ConfigError(job.system.cannot["explain"])
     if job.settings()[0].hides_decisions:
-        raise ConfigError("he_inference hides the decisions that contributions are made of; take it out of the job")
+        hidden = "hidden rows have no" if job.settings()[0].hides_rows else "he_inference hides the"
+        raise ConfigError(f"{hidden} decisions that contributions could be made of")
 
 
 def check_online(job: Job) -> None:

@@ -105,6 +105,16 @@ class Forest:
         """Finished rounds."""
         return len(self.trees) // self.trees_a_round
 
+    @property
+    def covered(self) -> bool:
+        """Whether nodes have covers; they have none if rows of nodes are hidden, or several participants'."""
+        return all(tree.count[0] > 0 or tree.cover[0] > 0.0 for tree in self.trees)
+
+    @property
+    def has_gains(self) -> bool:
+        """Whether splits have gains; under hidden rows nobody knows them."""
+        return all(tree.gain.any() for tree in self.trees if tree.left[0] >= 0)
+
     def best_of(self, name: str, min_delta: float = 0.0) -> int:
         """Return the number of rounds that is best by an eval set's last metric; of equally good ones the fewest.
 

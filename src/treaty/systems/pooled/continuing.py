@@ -55,6 +55,7 @@ def after_model(
         "another loss": ours != theirs,
         "another num_parallel_tree": earlier.parallel != common.num_parallel_tree,
         "another base_score": common.base_score is not None and set(earlier.objective.start) != {common.base_score},
+        "hidden rows": not earlier.covered and not inputs.options.hides_rows,
         "base_margin, or without": earlier.base_margin != (rows.base_margin is not None),
     }
     if fault := next((what for what, there in faults.items() if there), None):

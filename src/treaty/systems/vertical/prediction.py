@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.data.table import Table
-from treaty.errors import DataError, PeerProtocolError
+from treaty.errors import ConfigError, DataError, PeerProtocolError
 from treaty.machine.arrays import Bytes, Floats, Int32s
 from treaty.messaging.exchanges import OF_ONE_MODEL, agree, take_columns
 from treaty.messaging.messages import Array, Message, column_pieces, leaks, row_pieces, view
@@ -249,6 +249,8 @@ def _open_active(inputs: RoleInput, rows: str) -> list[Tree]:
     """Agree on the model and the number of `rows`; return the trees whose records all owners still have."""
     party, part = inputs.party, inputs.part
     assert part.forest is not None, "the active party's part holds the trees"
+    if not part.forest.covered:
+        raise ConfigError('this model was trained with hidden rows: expected membership="hidden", which tells no sides')
     check_present(party, part, inputs.rows.table)
     agree(party, {"model": part.model_id, rows: inputs.rows.table.n_rows}, remedy=OF_ONE_MODEL)
     return decidable(party, part, {peer: party.receive(peer, RecordCount).records for peer in party.peers})
