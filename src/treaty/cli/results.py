@@ -291,7 +291,7 @@ def audit(
         _write_findings(table, [(standing.title, finding) for standing in standings for finding in standing.findings])
         return
     found, in_clear, notes = findings_of_records(records or [])
-    console.print(_grid_of_findings(found))
+    console.print(_grid_of_findings(found) if found else "No attack has anything to read in these records.")
     for party, shown in in_clear.items():
         say(f"{party} received in the clear, as stated by its messages: {'; '.join(shown) or 'nothing'}")
     for line in notes:
