@@ -174,7 +174,7 @@ def test_weights_end_at_their_limits(ends: Ends) -> None:
 
 
 def test_sums_whose_weights_take_more_than_64_bits_are_refused(ends: Ends) -> None:
-    with pytest.raises(CryptoError, match="expected sums whose weights take at most 64 bits, got 65"):
+    with pytest.raises(CryptoError, match="weights of leaves take 65 bits, expected at most 64"):
         next(weights_of(ends[0], np.zeros((1, 2), np.uint64), 1, 1, Widths(40, 47, 40), 0))
 
 

@@ -190,6 +190,13 @@ def test_three_parties_weights_eval_sets_and_many_categories_are_refused():
         treaty.GBDTClassifier(HIDDEN, **{**OPTIONS, "max_cat_to_onehot": 4}).fit(many, y)
 
 
+def test_numbers_that_do_not_fit_are_refused_before_anything_is_shared():
+    X, y = real_table("binary")
+    tables = cut(X.iloc[:, :4], 2)
+    with pytest.raises(treaty.ConfigError, match="cannot hold these sums: weights of leaves take"):
+        treaty.GBDTClassifier(HIDDEN, **OPTIONS, reg_lambda=1e12).fit(tables, y)
+
+
 def test_margins_that_may_leave_their_range_are_refused():
     X, y = real_table("binary")
     tables = cut(X.iloc[:, :4], 2)

@@ -171,6 +171,16 @@ _DIGIT_BITS = (3, 4, 4, 4)  # of a weight, the topmost first: each takes as many
 WEIGHT_BITS = sum(_DIGIT_BITS)
 
 
+def quotient_bits(widths: Widths, rate: int) -> int:
+    """Return the bits of what `weights_of` divides; CryptoError beyond 64."""
+    bits = max(widths.node_grad + rate.bit_length(), widths.hess + WEIGHT_BITS) + 3
+    if bits > 64:
+        raise CryptoError(
+            f"weights of leaves take {bits} bits, expected at most 64 - lower reg_lambda or learning_rate"
+        )
+    return bits
+
+
 def weights_of(transfers: Transfers, sums: Words, rate: int, ridge: int, widths: Widths, role: int) -> Steps[Words]:
     """Return shares modulo 2^64 of leaves' weights plus 2^14, uint64 (n,), from those of grad and hess, (n, 2).
 
@@ -179,9 +189,7 @@ def weights_of(transfers: Transfers, sums: Words, rate: int, ridge: int, widths:
     (2 (hess + ridge)) a few bits are found at a time, the topmost first, as on paper: the divisor times each value of
     the digit is compared with what is left, and taken off as often as it fits.
     """
-    bits = max(widths.node_grad + rate.bit_length(), widths.hess + WEIGHT_BITS) + 3
-    if bits > 64:
-        raise CryptoError(f"expected sums whose weights take at most 64 bits, got {bits}")
+    bits = quotient_bits(widths, rate)
     half = sums[:, 1] + np.uint64(ridge * (1 - role))
     divisor = half << np.uint64(1)
     left = (divisor << np.uint64(WEIGHT_BITS - 1)) + half - sums[:, 0] * np.uint64(2 * rate)

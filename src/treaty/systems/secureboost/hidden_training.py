@@ -36,9 +36,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.payload import SumsBounds
-from treaty.crypto.sums.shared_sums import SharedSums
+from treaty.crypto.sums.shared_sums import SharedSums, shared_parameters
 from treaty.crypto.transfer.ahead import Ahead
-from treaty.crypto.transfer.hidden_best import WEIGHT_BITS, SplitTerms
+from treaty.crypto.transfer.hidden_best import WEIGHT_BITS, SplitTerms, quotient_bits
 from treaty.crypto.transfer.sealed_sums import Widths
 from treaty.crypto.transfer.shared_pieces import NUMBER_BITS
 from treaty.crypto.transfer.stock import Steps, open_transfers, take
@@ -182,13 +182,13 @@ def _make_end(
 ) -> HiddenEnd:
     """Draw a seed with the other party, exchange hints and make transfers."""
     party, role = inputs.party, int(inputs.party.name != inputs.roles.active)
-    seed = compute(party, _joint_seed())
     try:
-        sums = SharedSums(
-            bounds, columns.codes, columns.own.offsets, int(columns.other.offsets[-1]), seed, inputs.threads
-        )
+        quotient_bits(Widths.of(bounds, rules.ridge), rules.whole_rate)
+        shared_parameters(bounds)
     except CryptoError as error:
         raise ConfigError(f'membership="hidden" cannot hold these sums: {error}') from None
+    seed, others = compute(party, _joint_seed()), int(columns.other.offsets[-1])
+    sums = SharedSums(bounds, columns.codes, columns.own.offsets, others, seed, inputs.threads)
     compute(party, sums.exchange_hints())
     place = inputs.roles.owners.index(party.name)
     both = [columns.own.candidates(), columns.other.candidates()]

@@ -207,7 +207,7 @@ SYSTEM = System(
     conclusions=conclusions,
     routes=ROUTES,
     lossless=True,
-    on_clusters=lambda options: frozenset({"active", "passive"}),
+    on_clusters=lambda options: frozenset() if options.hides_rows else frozenset({"active", "passive"}),
     has_model=frozenset({"active", "passive"}),
     pays_once=True,
     **IN_THE_CLEAR
