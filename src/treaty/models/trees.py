@@ -63,6 +63,8 @@ class ModelPart(msgspec.Struct, kw_only=True):
     # expected cost of sealing sums
     encryption: str = ""
     choice: str = ""
+    # whether it was trained with hidden rows: sides of these would show in which nodes they were
+    hides_rows: bool = False
     # at a passive party, the cost of its noise in words
     spent: str = ""
     # the estimated share of bins that exact sums revealed to the active party
@@ -183,6 +185,12 @@ def check_part(part: ModelPart) -> None:
         own = tree.source == forest.sources.index(part.party)
         if np.any(tree.record[own] >= len(splits)):
             raise ValueError("a tree with a split that is not in the table")
+
+
+def check_shown(part: ModelPart) -> None:
+    """Raise ConfigError for a model whose rows' sides at splits are not to be shown."""
+    if part.hides_rows:
+        raise ConfigError('this model was trained with hidden rows: expected membership="hidden", which tells no sides')
 
 
 def record_split(splits: SplitTable, bins: Bins, feature: int, left_bins: Flags) -> int:

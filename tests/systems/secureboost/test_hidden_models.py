@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -71,7 +72,7 @@ def test_a_report_has_no_empty_panel(model, tmp_path):
 def test_a_model_with_hidden_rows_is_not_used_with_open_decisions(model):
     """Sides of training rows would tell which rows were in a node."""
     open_model = treaty.GBDTClassifier(treaty.SecureBoost(), **{**OPTIONS, "n_estimators": 3})
-    with pytest.raises(ConfigError, match="cannot go on from a model with hidden rows"):
+    with pytest.raises(ConfigError, match="trained with hidden rows: expected membership="):
         open_model.fit(TABLES, Y, xgb_model=model)
     open_model.fit(TABLES, Y)
     open_model.parts_ = model.parts_
@@ -79,3 +80,17 @@ def test_a_model_with_hidden_rows_is_not_used_with_open_decisions(model):
         open_model.predict_proba(TABLES)
     with pytest.raises(ConfigError, match='trained with hidden rows: expected membership="hidden"'):
         open_model.predict_contributions(TABLES)
+
+
+@pytest.mark.parametrize("trusting", list(TABLES))
+def test_either_party_refuses_to_show_sides(model, trusting):
+    """It is the passive party's sides that would be shown: it does not rely on the other."""
+    open_model = treaty.GBDTClassifier(treaty.SecureBoost(), **{**OPTIONS, "n_estimators": 3}).fit(TABLES, Y)
+    open_model.parts_ = {
+        name: msgspec.structs.replace(part, hides_rows=name != trusting) for name, part in model.parts_.items()
+    }
+    with pytest.raises(ConfigError, match='trained with hidden rows: expected membership="hidden"'):
+        open_model.predict_proba(TABLES)
+    rounds = treaty.GBDTClassifier(treaty.SecureBoost(), **{**OPTIONS, "n_estimators": 1})
+    with pytest.raises(ConfigError, match='trained with hidden rows: expected membership="hidden"'):
+        rounds.fit(TABLES, Y, xgb_model=open_model)

@@ -12,7 +12,7 @@ import msgspec
 
 from treaty.errors import ConfigError
 from treaty.messaging.messages import Message, leaks
-from treaty.models.trees import ModelPart, keep_records, records_used
+from treaty.models.trees import ModelPart, check_shown, keep_records, records_used
 from treaty.systems.leakage import Route, Routes, routes
 from treaty.systems.options import CommonOptions, SystemOptions
 from treaty.systems.system import RoleInput, System
@@ -55,7 +55,6 @@ def after_model(
         "another loss": ours != theirs,
         "another num_parallel_tree": earlier.parallel != common.num_parallel_tree,
         "another base_score": common.base_score is not None and set(earlier.objective.start) != {common.base_score},
-        "hidden rows": not earlier.covered and not inputs.options.hides_rows,
         "base_margin, or without": earlier.base_margin != (rows.base_margin is not None),
     }
     if fault := next((what for what, there in faults.items() if there), None):
@@ -82,6 +81,8 @@ def after_model(
 def part_after(inputs: RoleInput, party: str, model_id: str, n_records: int) -> ModelPart:
     """Return a new part with the first splits of an earlier one, `inputs.part`; ConfigError for other columns."""
     earlier: ModelPart = inputs.part
+    if not inputs.options.hides_rows:
+        check_shown(earlier)
     if earlier.schema != inputs.rows.table.schema or len(earlier.splits) < n_records:
         raise ConfigError(
             f"{party}: cannot go on from a model of other columns, or with {len(earlier.splits)} of {n_records} splits",

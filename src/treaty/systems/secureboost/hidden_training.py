@@ -240,7 +240,7 @@ def train_active(inputs: RoleInput[SecureBoost]) -> ModelPart:
     link = measure(party, peer)[0]
     step = comparisons_of_a_step(link, Widths.of(bounds, rules.ridge))
     party.send(peer, HiddenStart(*start_of(training, peer), step))
-    part.encryption = "lattice"
+    part.encryption, part.hides_rows = "lattice", True
     end = _make_end(inputs, columns, bounds, rules, step, _loss(objective, inputs.rows.y))
     if left := inputs.common.most_rounds - forest.rounds:
         layouts, job = (columns.own, columns.other), JobSize(bounds, rules, left, inputs.threads)
@@ -390,7 +390,7 @@ def train_passive(inputs: RoleInput[SecureBoost]) -> ModelPart:
     columns.exchange(party)
     start = _take_start(party, active)
     follower = Follower(inputs, start)
-    follower.part.encryption = "lattice"
+    follower.part.encryption, follower.part.hides_rows = "lattice", True
     objective = LogisticPieces(fractional_bits=inputs.common.fractional_bits)
     bounds = sums_bounds(n_rows, objective, inputs.common)
     rules = inputs.common.rules(objective)

@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.data.table import Table
-from treaty.errors import ConfigError, DataError, PeerProtocolError
+from treaty.errors import DataError, PeerProtocolError
 from treaty.machine.arrays import Bytes, Floats, Int32s
 from treaty.messaging.exchanges import OF_ONE_MODEL, agree, take_columns
 from treaty.messaging.messages import Array, Message, column_pieces, leaks, row_pieces, view
 from treaty.messaging.party import Party
-from treaty.models.trees import ModelPart, RowDecisions, decide, margins, renumber, used_records
+from treaty.models.trees import ModelPart, RowDecisions, check_shown, decide, margins, renumber, used_records
 from treaty.privacy.randomised_response import KnownRows, RandomisedRows
 from treaty.systems.system import LabelledRows, RoleInput
 from treaty.trees.ensemble import SplitTable, Tree, margins_from_bits
@@ -249,9 +249,8 @@ def _open_active(inputs: RoleInput, rows: str) -> list[Tree]:
     """Agree on the model and the number of `rows`; return the trees whose records all owners still have."""
     party, part = inputs.party, inputs.part
     assert part.forest is not None, "the active party's part holds the trees"
-    if not part.forest.covered:
-        raise ConfigError('this model was trained with hidden rows: expected membership="hidden", which tells no sides')
     check_present(party, part, inputs.rows.table)
+    check_shown(part)
     agree(party, {"model": part.model_id, rows: inputs.rows.table.n_rows}, remedy=OF_ONE_MODEL)
     return decidable(party, part, {peer: party.receive(peer, RecordCount).records for peer in party.peers})
 
@@ -261,6 +260,7 @@ def _open_passive(inputs: RoleInput, rows: str) -> Shown:
     party, part, table = inputs.party, inputs.part, inputs.rows.table
     (active,) = party.peers
     check_present(party, part, table)
+    check_shown(part)
     agree(party, {"model": part.model_id, rows: table.n_rows}, remedy=OF_ONE_MODEL)
     if part.randomised is not None and inputs.apart:
         check_unknown(inputs, part.randomised.known, inputs.rows)
