@@ -81,10 +81,11 @@ def test_no_pad_of_a_walk_serves_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     ends = play(open_transfers(0), open_transfers(1))
     for walk in (1, 2):
         model.shares(ends, leaf_weights(model.trees, 3, UNIT))
-        assert len(used.hashed) == 4 * walk  # a key of its own for each walk, in either direction
+        # a key of its own for each of four pieces of a walk, in either direction, at either end
+        assert len(used.hashed) == 4 * 4 * walk
     for parts in used.hashed.values():
         of = np.concatenate(parts)
-        assert len(np.unique(of[:, [0, 3, 4]], axis=0)) == len(of) > 2000  # one pad, one use
+        assert len(np.unique(of[:, [0, 3, 4]], axis=0)) == len(of) >= 96  # one pad, one use
         assert len(np.unique(of[:, :3], axis=0)) == len(np.unique(of[:, 0]))  # one tweak, one row
 
 

@@ -83,6 +83,22 @@ def test_columns_of_one_bin_give_a_tree_without_splits(ends: Ends) -> None:
 # ---------------------------------------------------------------- hashes
 
 
+def test_the_last_levels_numbers_are_summed_and_not_made_row_by_row(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would be as many as those of all other levels."""
+    rng = np.random.default_rng(3)
+    job, honest, made = Job.draw(ends, rng, max_depth=4), hidden_tree.cut, []
+
+    def cut(a: np.ndarray, bits: int) -> np.ndarray:
+        made.append(a.size // (2 * len(a)) if len(a) == job.n else 0)
+        return honest(a, bits)
+
+    monkeypatch.setattr(hidden_tree, "cut", cut)
+    job.grown(job.share(np.zeros(job.n, np.int64), rng))
+    assert max(made) == 4
+
+
 def test_no_pad_of_a_tree_serves_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a key, a tweak is of one row; and two trees have different keys, which both ends derive alike."""
     hashed = Used(monkeypatch).hashed

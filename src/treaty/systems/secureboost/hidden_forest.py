@@ -127,13 +127,13 @@ def margin_shares(
 
     The active party gives the `weights`, int64 (trees, leaves), the other None.
     """
-    transfers.rekey()
     trees, out = len(forest.records), np.empty(n_rows, np.uint32)
     own = forest.records >= 0
     used, place = np.unique(forest.records[own], return_inverse=True)
     number = np.full(own.shape, -1)
     number[own] = place
     for of in pieces(n_rows, max(8, _WALKED_AT_ONCE // max(1, trees) // 8 * 8)):
+        transfers.rekey()
         count = of.stop - of.start
         left = np.unpackbits(decide_own(used.astype(np.int32), of), axis=1, count=count)
         rows = HiddenRows(transfers, trees * count)

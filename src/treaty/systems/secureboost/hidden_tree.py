@@ -145,8 +145,10 @@ def grow(
         # sums of right children; left ones are the parents' less these
         asked = yield from _slots(end, cut(right, end.sums.bits))
         slots = _in_turn(subtract(slots, asked), asked)
-        both = np.stack([subtract(values, right), right], axis=2)
-        values = cut(both, end.sums.bits).reshape(len(values), -1, WORDS)
+        if len(levels) + 1 < end.depth:
+            # the last level has more of them than all others, and needs sums alone
+            both = np.stack([subtract(values, right), right], axis=2)
+            values = cut(both, end.sums.bits).reshape(len(values), -1, WORDS)
 
 
 def _weights(end: HiddenEnd, left: Wide, totals: Wide, owners: Bits, numbers: NDArray[np.int64]) -> Steps[Words]:

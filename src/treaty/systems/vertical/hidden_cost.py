@@ -92,8 +92,8 @@ def expected_of_hidden(roles: Roles, common: Any, shape: Shape) -> Expected:
         found.seconds = max(found.seconds, hint.seconds)
         found.hold(hint.nbytes, receiver)
         nodes = 1 << job.rules.max_depth - 1
-        # of the last level: numbers of each node and of its children, three times
-        found.hold(shape.rows * (100 + 64 * nodes) + _CANDIDATE * min(_AT_ONCE, candidates * nodes), sender)
+        # of the last level but one: numbers of its right children, of all, and twice of those to come
+        found.hold(shape.rows * (100 + 28 * nodes) + _CANDIDATE * min(_AT_ONCE, candidates * nodes), sender)
     found.seconds += cost.seconds
     return found
 
