@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -10,12 +12,15 @@ from msgspec.structs import replace
 
 from crypto.sealed.test_sealed import play
 from crypto.sealed.watching import assert_refuses_garbage
+from pace import within
 from systems.secureboost.test_faults import SEEN, roles_of
 from systems.secureboost.test_lattice_faults import numbers
-from systems.vertical.playing import play_training, tables_and_labels
+from systems.vertical.playing import play_training, role_input, tables_and_labels
 from treaty.crypto.transfer.stock import Opening, Steps, take
-from treaty.errors import CryptoError, PeerError, PeerProtocolError
+from treaty.errors import CryptoError, PeerError, PeerProtocolError, TreatyError
 from treaty.messaging.messages import Array, pack
+from treaty.systems.observers import Observer
+from treaty.systems.secureboost import secureboost
 from treaty.systems.secureboost.hidden_forest import HiddenForest, read_forest
 from treaty.systems.secureboost.hidden_training import _joint_seed
 from treaty.systems.vertical import messages
@@ -240,3 +245,74 @@ def test_a_share_that_was_not_committed_to_is_refused() -> None:
 @pytest.mark.parametrize("role", [0, 1])
 def test_a_seed_of_garbage_is_refused(role: int) -> None:
     assert_refuses_garbage(lambda k: _joint_seed(), role)
+
+
+# ---------------------------------------------------------------- parties that end, or say nothing more
+
+
+@pytest.mark.parametrize("faulty", ["p0", "p1"])
+@pytest.mark.parametrize("hangs", [False, True], ids=["ends", "hangs"])
+def test_a_party_that_ends_or_hangs_in_the_second_tree_is_named_by_the_other(faulty: str, hangs: bool) -> None:
+    tables, y = tables_and_labels(2, rows=60)
+    SEEN.clear()
+    roles, over, finished, stopped = roles_of(tables, y, HIDDEN), threading.Event(), list[Any](), list[float]()
+    honest, other = roles[faulty], "p1" if faulty == "p0" else "p0"
+
+    def role(party: Any) -> Any:
+        send = party.send
+
+        def sending(to: str, message: Any) -> None:
+            if party.round == 2 and isinstance(message, messages.OpenedStep):
+                stopped.append(time.monotonic())
+                if not hangs:
+                    raise KeyboardInterrupt
+                over.wait(within(30))
+            send(to, message)
+
+        party.send = sending
+        return honest(party)
+
+    def watching(party: Any) -> Any:
+        program = secureboost.active if party.name == "p0" else secureboost.passive
+        try:
+            return program(role_input(party, tables, y, HIDDEN, progress=lambda done, part: finished.append(done)))
+        except BaseException as error:
+            SEEN[other] = error
+            raise
+        finally:
+            stopped.append(time.monotonic())
+            over.set()
+
+    with pytest.raises((KeyboardInterrupt, TreatyError)):
+        play_training(tables, y, replace={**roles, faulty: role, other: watching}, timeout=2.0)
+    assert isinstance(SEEN[other], TreatyError)
+    assert faulty in str(SEEN[other])
+    assert stopped[1] - stopped[0] < within(10)
+    # what was finished is there
+    assert finished[-1] == 1
+
+
+def test_progress_is_told_while_hints_are_exchanged() -> None:
+    told: dict[str, list[tuple[str, int, int]]] = {"p0": [], "p1": []}
+    tables, y = tables_and_labels(2, rows=60)
+
+    class Watching(Observer):
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def set_up(self, title: str, done: int, total: int) -> None:
+            told[self._name].append((title, done, total))
+
+    def role(party: Any) -> Any:
+        inputs = role_input(party, tables, y, HIDDEN)
+        inputs.observers.add(Watching(party.name))
+        return (secureboost.active if party.name == "p0" else secureboost.passive)(inputs)
+
+    play_training(tables, y, replace=dict.fromkeys(tables, role))
+    for of in told.values():
+        titles, done, totals = zip(*of, strict=True)
+        assert {*titles} == {"hints"}
+        assert list(done) == sorted(done)
+        assert done[-1] == totals[0] > 0
+        assert len({*totals}) == 1
+    assert told["p0"] == told["p1"]

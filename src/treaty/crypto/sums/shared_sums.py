@@ -10,7 +10,7 @@ are each party's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,9 +75,12 @@ class SharedSums:
         at_a_time = max(self._threads, _HINT_BYTES // (2 * self.parameters.digits * self.parameters.degree))
         return self._server.hint(at_a_time)
 
-    def exchange_hints(self) -> Steps[None]:
-        """Send the other party the hint of own columns, and take its own, piece by piece."""
-        own = self.hint()
+    def exchange_hints(self, progress: Callable[[int, int], None] = lambda done, total: None) -> Steps[None]:
+        """Send the other party the hint of own columns, and take its own, piece by piece.
+
+        `progress` is called with the rows that were sent and came so far, and those of both hints.
+        """
+        own, sent = self.hint(), 0
         none = np.empty((0, *self._hint.shape[1:]), np.int16)
         done = False
         while not done:
@@ -90,7 +93,8 @@ class SharedSums:
                 raise CryptoError(f"expected at most {left} rows more of a hint, got {what}")
             count = len(came[0])
             self._hint[self._came : self._came + count] = came[0]
-            self._came += count
+            self._came, sent = self._came + count, sent + len(piece)
+            progress(sent + self._came, self.slots + self._others)
             # both ends see both pieces, and end together
             done = len(piece) == count == 0
         if self._came < self._others:

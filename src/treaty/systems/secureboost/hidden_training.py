@@ -189,7 +189,7 @@ def _make_end(
         raise ConfigError(f'membership="hidden" cannot hold these sums: {error}') from None
     seed, others = compute(party, _joint_seed()), int(columns.other.offsets[-1])
     sums = SharedSums(bounds, columns.codes, columns.own.offsets, others, seed, inputs.threads)
-    compute(party, sums.exchange_hints())
+    compute(party, sums.exchange_hints(partial(inputs.observers.set_up, "hints")))
     place = inputs.roles.owners.index(party.name)
     both = [columns.own.candidates(), columns.other.candidates()]
     return HiddenEnd(
