@@ -9,6 +9,7 @@ import pytest
 import treaty
 from html_pages import Parsed
 from tables import cut, real_table
+from treaty.attacks.auditing import audit
 from treaty.errors import ConfigError
 from treaty.models.interpretation import own_importances
 
@@ -94,3 +95,15 @@ def test_either_party_refuses_to_show_sides(model, trusting):
     rounds = treaty.GBDTClassifier(treaty.SecureBoost(), **{**OPTIONS, "n_estimators": 1})
     with pytest.raises(ConfigError, match='trained with hidden rows: expected membership="hidden"'):
         rounds.fit(TABLES, Y, xgb_model=open_model)
+
+
+@pytest.mark.parametrize("active", ["p0", "p1"])
+def test_no_attack_has_anything_to_read(active):
+    model = treaty.GBDTClassifier(HIDDEN, active=active, **OPTIONS)
+    found = audit(model, TABLES, Y)
+    assert found.findings == []
+    assert found.unstated == []
+    assert found.in_clear[active] == [*found.in_clear["p1" if active == "p0" else "p0"], "the weight of each leaf"]
+    # which the same attacks do of sealed sums
+    sealed = treaty.GBDTClassifier(treaty.SecureBoost(), active=active, **OPTIONS)
+    assert any(one.party == active for one in audit(sealed, TABLES, Y).findings)

@@ -1,0 +1,111 @@
+"""Jobs with hidden rows between processes: what commands say of them, and a party that dies and begins again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+import treaty
+from html_pages import Parsed
+from runs.job_files import finish, start, wait_for_rounds
+from runs.small_jobs import model, write_job
+from treaty.cli.main import app
+from treaty.runs.job_files import load_job
+from treaty.runs.processes import PartyFailure, run_all
+
+TREES = {
+    "n_estimators": 4,
+    "max_depth": 4,
+    "min_child_samples": 3,
+    "learning_rate": 0.3,
+    "max_bin": 8,
+    "objective": "logistic_pieces",
+}
+GIVEN = {"membership": "hidden", **TREES}, {"a": "", "b": ""}
+
+
+def write(folder: Path) -> Path:
+    write_job(folder, "secureboost", GIVEN)
+    job = folder / "job.toml"
+    text = job.read_text().replace("allow_exact_sums = true\n", "").replace("reconnect = 75", "reconnect = 5")
+    for name in "ab":
+        table = f'table = "{name}.csv"'
+        text = text.replace(table, f'{table}\npredict_{table}\nrecord = "seen"')
+    job.write_text(text)
+    return job
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    job = write(tmp_path_factory.mktemp("hidden"))
+    run_all(load_job(job), "train")
+    return job
+
+
+def said(*words: object) -> str:
+    result = CliRunner().invoke(app, [*map(str, words)], env={"COLUMNS": "200"})
+    if result.exception is not None:
+        raise result.exception
+    return result.output
+
+
+def test_predictions_are_those_of_the_pooled_model(trained: Path) -> None:
+    run_all(load_job(trained), "predict")
+    tables = [pd.read_csv(trained.parent / f"{name}.csv") for name in "ab"]
+    x, y = pd.concat([tables[0].drop(columns="y"), tables[1]], axis=1), tables[0]["y"]
+    pooled = treaty.GBDTClassifier("pooled", **TREES).fit(x, y)
+    found = pd.read_csv(trained.parent / "model" / "predictions.csv")
+    columns = [name for name in found if found[name].dtype == float]
+    np.testing.assert_allclose(found[columns[-1]], pooled.predict_proba(x)[:, 1], rtol=1e-6)
+
+
+def test_show_and_report_count_splits_and_say_what_was_learned(trained: Path) -> None:
+    for name in "ab":
+        shown = said("show", trained.parent / "model" / f"{name}.part")
+        assert "gain" not in shown.split("own column")[1].splitlines()[0]
+        assert "a learned: in training no sum and no row of a node" in shown
+        said("report", trained.parent / "model", "--as", name)
+        page = (trained.parent / "model" / f"{name}.report.html").read_text()
+        assert f"Number of splits on a column; {name} does not know their gains" in page
+        assert "The run has none" not in Parsed(page).sections["importances"]
+    assert "encryption: lattice, rows of nodes are hidden, estimated about" in said(
+        "show", trained.parent / "model" / "a.part"
+    )
+
+
+def test_no_attack_has_anything_to_read_in_the_records(trained: Path) -> None:
+    output = said("audit", trained.parent / "seen")
+    assert "No attack has anything to read in these records." in output
+    assert "a received in the clear, as stated by its messages: whose split each node has" in output
+    assert "no statement covers" not in output
+
+
+def test_contributions_are_refused_with_and_without_the_option(trained: Path) -> None:
+    with pytest.raises(PartyFailure, match="hidden rows have no decisions that contributions could be made of"):
+        run_all(load_job(trained), "explain")
+    # a job that names the model's folder, and leaves the option out at both parties
+    opened = trained.with_name("opened.toml")
+    opened.write_text(trained.read_text().replace('membership = "hidden"\n', ""))
+    for verb in ("explain", "predict"):
+        with pytest.raises(PartyFailure, match='trained with hidden rows: expected membership="hidden"'):
+            run_all(load_job(opened), verb)
+
+
+def test_a_party_that_dies_is_named_and_the_job_resumes(trained: Path, tmp_path: Path) -> None:
+    job = write(tmp_path)
+    kept = tmp_path / "model" / "a.checkpoint"
+    processes = {"a": start(job, "a"), "b": start(job, "b", dies=("LeafShares", 3, ""))}
+    wait_for_rounds(processes, kept, 1)
+    ended = finish(processes, 60)
+    assert ended["a"][0] not in (0, None)
+    assert "b" in ended["a"][1].splitlines()[-1]
+    assert kept.exists()
+    again = finish({name: start(job, name, resume=True) for name in "ab"}, 60)
+    assert [code for code, _ in again.values()] == [0, 0], again
+    ours, theirs = model(load_job(job)), model(load_job(trained))
+    np.testing.assert_equal(ours, theirs)
+    assert not kept.exists()
