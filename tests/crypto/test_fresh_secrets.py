@@ -33,7 +33,7 @@ from treaty.crypto.additive import ciphers, key_proofs
 from treaty.crypto.additive.ciphers import generate_key, generate_paillier_key
 from treaty.crypto.keystream import CancellingMasks, FreshShares, Keystream, PairStreams, pair_keys
 from treaty.crypto.lattice.linear_map import LinearMapClient, LinearMapServer
-from treaty.crypto.parameters import Field, SecretMatrix, choose
+from treaty.crypto.parameters import DEGREE, Field, SecretMatrix, choose
 from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sharing import additive_routing, shamir_routing
 from treaty.crypto.sharing.key_agreement import EphemeralKeys, RoundKeys, seal
@@ -48,7 +48,9 @@ from treaty.crypto.transfer.correlations import draw
 from treaty.crypto.transfer.extension import STEP
 from treaty.crypto.transfer.hidden_best import left_sums
 from treaty.crypto.transfer.hidden_rows import HiddenRows, bytes_of
+from treaty.crypto.transfer.ring_products import Giver, Holder, RingKind, plan_of
 from treaty.crypto.transfer.shared_pieces import Pieces, _carry, _look_up, _range
+from treaty.crypto.transfer.shared_products import make
 from treaty.crypto.transfer.stock import Correlation, Drawn, Steps, Transfers, open_transfers
 from treaty.errors import CryptoError
 
@@ -250,6 +252,35 @@ def correlations() -> Rows:
     return _words(*(array for of in made for array in (of.numbers, of.last, of.pads, of.begun.message)))
 
 
+RING = RingKind(64, 64, 64)
+
+
+def ring_answers() -> Rows:
+    """Return answers to one ciphertext: the same numbers under other floods and zeros."""
+    plan = plan_of(RING)
+    holder, nothing = Holder(plan.rings[0], bytes(32)), np.zeros((2, DEGREE), np.uint32)
+    giver = Giver(holder.ring, bytes(32), holder.encrypt(0))
+    sent = holder.encrypt(1, nothing)
+    return [row for _ in range(2) for row in giver.answer(1, sent, nothing, nothing)]
+
+
+def ring_secrets() -> Rows:
+    return [np.stack(Holder(plan_of(RING).rings[0], bytes(32))._secret) for _ in range(3)]
+
+
+def ring_encryptions() -> Rows:
+    """Return encryptions of zero of one holder by the same public element: they differ by errors."""
+    holder = Holder(plan_of(RING).rings[0], bytes(32))
+    return [holder.encrypt(1) for _ in range(4)]
+
+
+def ring_numbers() -> Rows:
+    ends = play(open_transfers(0), open_transfers(1))
+    play(*(make(end, RING, DEGREE) for end in ends))
+    made = [part for end in ends for part in end.rings[RING].stock.draw(DEGREE)]
+    return _words(*(getattr(of, name)[:512, :1] for of in made for name in ("r", "y", "given")))
+
+
 def base_transfers() -> Rows:
     secret, offered = extension.base_offer()
     keys, points = extension.base_choose(offered, np.zeros(20, np.bool_))
@@ -391,6 +422,10 @@ LINES: dict[str, Line] = {
     "transfer/shared_pieces._range: Keystream": Line(shared_ranges),
     "transfer/shared_pieces._look_up: Keystream": Line(shared_values),
     "transfer/hidden_best.left_sums: Keystream": Line(shared_left_sums),
+    "transfer/ring_products.Giver.answer: Keystream": Line(ring_answers, even=False),
+    "transfer/ring_products.Holder.__init__: Keystream": Line(ring_secrets, even=False),
+    "transfer/ring_products.Holder.encrypt: Keystream": Line(ring_encryptions, even=False),
+    "transfer/shared_products.make: Keystream": Line(ring_numbers),
     "sharing/additive_routing.deal: token_bytes token_bytes": Line(triples),
     "sharing/additive_routing._DealerNumbers.__init__: token_bytes token_bytes": Line(routing),
     "sharing/additive_routing._ServerNumbers.__init__: Keystream": Line(lambda: [*triples(), *routing()]),

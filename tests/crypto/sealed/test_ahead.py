@@ -16,13 +16,16 @@ from hypothesis import strategies as st
 
 from crypto.sealed.test_sealed import opened, play, shared
 from crypto.sealed.used import Used, use_all
+from treaty.crypto.parameters import DEGREE
 from treaty.crypto.transfer import ahead as ahead_module
-from treaty.crypto.transfer import arithmetic, correlations
+from treaty.crypto.transfer import arithmetic, correlations, shared_products
 from treaty.crypto.transfer.ahead import Ahead
-from treaty.crypto.transfer.arithmetic import both_of, products, selected, squares, times_known
+from treaty.crypto.transfer.arithmetic import both_of, selected, times_known
 from treaty.crypto.transfer.category_sets import half_that_won
 from treaty.crypto.transfer.comparison import negatives
 from treaty.crypto.transfer.correlations import draw, make
+from treaty.crypto.transfer.ring_products import RingKind, plan_of
+from treaty.crypto.transfer.shared_products import products, squares
 from treaty.crypto.transfer.stock import Correlation, Paths, Steps, Transfers, open_transfers, together
 from treaty.errors import CryptoError
 from treaty.systems.vertical.sealed import take_rest, take_steps
@@ -105,6 +108,16 @@ def multiply(pair: Pair, n: int) -> None:
     assert opened(found, 121) == [a * b % (1 << 121) for a, b in zip(x, y, strict=True)]
 
 
+IN_RING = RingKind(57, 65, 121)
+
+
+def multiply_in_ring(pair: Pair, n: int) -> None:
+    for end in pair.ends:
+        end.rings[IN_RING].asked = 1 << 20
+    multiply(pair, n)
+    assert pair.ends[0].rings[IN_RING].made == pair.ends[1].rings[IN_RING].made
+
+
 def square(pair: Pair, n: int) -> None:
     u = [random.randrange(1 - (1 << 32), 1 << 32) for _ in range(n)]
     us = shared([a % (1 << 34) for a in u], 34)
@@ -167,7 +180,7 @@ def choose_paths(pair: Pair, n: int) -> None:
     assert read.tolist() == sides[turns, np.arange(n)].tolist()
 
 
-COMPUTATIONS = [multiply, square, compare, select, compare_and_multiply, open_half, choose_paths]
+COMPUTATIONS = [multiply, square, compare, select, compare_and_multiply, open_half, choose_paths, multiply_in_ring]
 
 
 @pytest.fixture
@@ -239,7 +252,7 @@ def test_without_bytes_to_send_ahead_stocks_are_filled_as_at_first() -> None:
     for _ in range(2):
         pair.begin_tree(0)
         multiply(pair, 5)
-        assert [stock.wanted for each in pair.ahead for stock, *_ in each._stocks()] == [0] * 8
+        assert {stock.wanted for each in pair.ahead for stock, *_ in each._stocks()} == {0}
 
 
 @pytest.mark.parametrize("rows", [1, 200])
@@ -277,6 +290,7 @@ def test_a_tree_like_the_last_one_takes_no_step_to_fill_stocks(monkeypatch: pyte
 
 def test_trees_alike_draw_what_was_made_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a far link: each step sends its part of what a tree takes."""
+    monkeypatch.setattr(shared_products, "pays", lambda *_: False)
     pair, wanted, begun = Pair(Wire(), "p1"), list[list[int]](), list[int]()
 
     def noting(*given: Any) -> Steps[Any]:
@@ -399,6 +413,32 @@ def test_a_step_sends_about_as_many_bytes_ahead_as_asked_for(nbytes: int) -> Non
             end.take(came)
     # a step begins so much, which makes as many messages again at the steps that follow; transfers are of 512
     assert max(made) < 3 * nbytes + 30_000
+
+
+def test_products_in_a_ring_are_made_ahead_a_ciphertext_at_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as the last tree took; what follows is made once these steps' room is used up."""
+    pair, nbytes = Pair(Wire(), "p1"), 50_000
+    pair.begin_tree(nbytes)
+    multiply_in_ring(pair, 5000)
+    pair.begin_tree(nbytes)
+    ends, sizes = pair.ahead, []
+    left = [end.rings[IN_RING].stock.left for end in pair.ends]
+    assert left == [DEGREE - 5000] * 2
+    for _ in range(80):
+        sent = [end.message() for end in ends]
+        assert (sent[0] is None) == (sent[1] is None)
+        sizes.append(sum(array.nbytes for array in sent[0] or ()))
+        for end, came in zip(ends, reversed(sent), strict=True):
+            if came is not None:
+                end.take(came)
+    assert [end.rings[IN_RING].stock.left for end in pair.ends] == [2 * DEGREE - 5000] * 2
+    assert max(sizes) < 350_000
+    # a step sends one ring's ciphertext at most, besides
+    assert sum(sizes) > DEGREE * plan_of(IN_RING).nbytes
+    made = pair.ends[0].rings[IN_RING].made
+    multiply_in_ring(pair, 5000)
+    multiply_in_ring(pair, 5000)
+    assert pair.ends[0].rings[IN_RING].made == made
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

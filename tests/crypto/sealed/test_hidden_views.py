@@ -13,7 +13,7 @@ from crypto.sealed.test_sealed import play
 from crypto.sealed.watching import Computation, alike, counts, even, fill, uniform, views
 from systems.secureboost.hidden_jobs import Columns, Job
 from treaty.crypto.payload import SumsBounds
-from treaty.crypto.transfer import hidden_rows, shared_pieces
+from treaty.crypto.transfer import hidden_rows, shared_pieces, shared_products
 from treaty.crypto.transfer.hidden_best import WEIGHT_BITS, left_sums, weights_of
 from treaty.crypto.transfer.hidden_rows import HiddenRows
 from treaty.crypto.transfer.sealed_sums import Widths
@@ -211,10 +211,12 @@ def seen_in_trees(ends: Ends, role: int, columns: list[Columns], labels: np.ndar
     """Return how often half bytes come at each step of a tree, array by array, in some trees on equal margins."""
     job = Job(ends, columns, labels, max_depth=2, step=100)
     found: list[list[np.ndarray]] = []
-    for _ in range(6):
+    for number in range(7):
         margins = job.share(np.zeros(job.n, np.int64), np.random.default_rng())
         fill(ends, 1 << 17)
         came, _ = views(lambda k, margins=margins: job.tree(k, margins))[role]
+        if not number:  # it makes the keys of products in rings
+            continue
         of_tree = [[counts(array) if array.size else np.zeros(16, np.int64) for array in of] for of in came]
         found = of_tree if not found else [
             [a + b for a, b in zip(one, other, strict=True)] for one, other in zip(found, of_tree, strict=True)
@@ -241,12 +243,18 @@ def job_parts() -> tuple[list[Columns], np.ndarray]:
     return [mine, theirs], (mine.codes.any(axis=1)).astype(np.int64)
 
 
-def test_a_tree_shows_the_passive_party_nothing_of_labels(ends: Ends) -> None:
+@pytest.fixture(params=[False, True], ids=["by transfers", "in rings"])
+def in_rings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make all products of one sort, so that trees have the same steps."""
+    monkeypatch.setattr(shared_products, "pays", lambda *_: request.param)
+
+
+def test_a_tree_shows_the_passive_party_nothing_of_labels(ends: Ends, in_rings: None) -> None:
     columns, labels = job_parts()
     assert_alike(*(seen_in_trees(ends, 1, columns, given) for given in (labels, 1 - labels)))
 
 
-def test_a_tree_shows_the_active_party_nothing_of_columns_that_split_no_node(ends: Ends) -> None:
+def test_a_tree_shows_the_active_party_nothing_of_columns_that_split_no_node(ends: Ends, in_rings: None) -> None:
     found = []
     for constant in (False, True):
         columns, labels = job_parts()

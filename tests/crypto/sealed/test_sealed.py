@@ -18,13 +18,12 @@ from treaty.crypto.transfer.arithmetic import (
     both_of,
     from_ints,
     prefix_sums,
-    products,
     selected,
-    squares,
     times_known,
 )
 from treaty.crypto.transfer.comparison import carries, negatives
 from treaty.crypto.transfer.sealed_sums import Known, KnownEntry, Widths, best_of_shared, integer_shares
+from treaty.crypto.transfer.shared_products import products, squares
 from treaty.crypto.transfer.stock import Steps, Transfers, open_transfers, together
 from treaty.errors import CryptoError
 from treaty.systems.vertical.sealed import places_of

@@ -32,7 +32,11 @@ class Used:
 
         def draw(stock: Stock, count: int) -> list[Any]:
             parts = honest_draw(stock, count)
-            self.drawn += [part if isinstance(part, np.ndarray) else part.random for part in parts]
+            for part in parts:
+                # an array of each thing's own
+                self.drawn.append(
+                    part if isinstance(part, np.ndarray) else part.r if hasattr(part, "r") else part.random
+                )
             return parts
 
         monkeypatch.setattr(Hash, "rows", rows)
@@ -67,5 +71,5 @@ def use_all(end: Transfers) -> None:
     left = end.drawn(end.rows.left)
     left.sender.hash.rows(left.q, left.first)
     left.receiver.hash.rows(left.t, left.first)
-    for stock in (end.quads, *end.products.values()):
+    for stock in (end.quads, *end.products.values(), *(ring.stock for ring in end.rings.values())):
         stock.draw(stock.left)

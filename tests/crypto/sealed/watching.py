@@ -6,6 +6,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,10 @@ import pytest
 from scipy.stats import chi2
 
 from crypto.sealed.test_sealed import play
+from treaty.crypto.parameters import DEGREE
 from treaty.crypto.transfer.comparison import make_quads
-from treaty.crypto.transfer.stock import Arrays, Steps, Stock, Transfers, open_transfers
+from treaty.crypto.transfer.shared_products import make
+from treaty.crypto.transfer.stock import Arrays, RingEnd, Steps, Stock, Transfers, open_transfers
 from treaty.errors import CryptoError
 
 RARE = 1e-9  # of one check among a few hundred: a false alarm of any has a probability below 1e-6
@@ -85,6 +88,8 @@ def fill(ends: tuple[Transfers, Transfers], transfers: int = 1 << 18) -> None:
 
     play(*(quads(end) for end in ends))
     play(*(end.reserve(transfers) for end in ends))
+    for kind in [kind for kind, ring in ends[0].rings.items() if ring.made]:
+        play(*(end.rings[kind].stock.reserve(DEGREE, partial(make, end, kind)) for end in ends))
 
 
 def again(end: Transfers) -> Transfers:
@@ -92,7 +97,7 @@ def again(end: Transfers) -> Transfers:
     out = copy(end)
     out.sender, out.receiver = copy(end.sender), copy(end.receiver)
     out.rows, out.quads = (replace(stock, _made=deque(stock._made)) for stock in (end.rows, end.quads))
-    out.products = defaultdict(Stock)
+    out.products, out.rings = defaultdict(Stock), defaultdict(RingEnd)
     return out
 
 

@@ -16,9 +16,11 @@ import numpy as np
 
 from treaty.crypto.transfer.comparison import make_quads
 from treaty.crypto.transfer.correlations import make
-from treaty.crypto.transfer.stock import Arrays, Steps, Stock, Transfers, sizes_of
+from treaty.crypto.transfer.ring_products import plan_of
+from treaty.crypto.transfer.shared_products import make as make_in_ring
+from treaty.crypto.transfer.stock import OF_A_TRANSFER, Arrays, Steps, Stock, Transfers, sizes_of
 
-_OF_A_TRANSFER, _OF_A_QUAD = 4, 30  # bytes that are sent to make one
+_OF_A_QUAD = 30  # bytes that are sent to make one
 _MOST = 1 << 26  # bytes sent for what is kept, which takes several times as many in memory
 
 
@@ -30,7 +32,7 @@ class Ahead:
 
     def __init__(self, transfers: Transfers) -> None:
         self.transfers, self.nbytes = transfers, 0
-        self._steps = self._last_steps = 0
+        self._steps = self._last_steps = self._owed = 0
         self._begins = False
         self._making: list[_Making] = []
         self._sent: deque[list[_Making]] = deque()
@@ -46,7 +48,8 @@ class Ahead:
                 stock.wanted = stock.wanted * _MOST // total
         # trees of other samples of columns draw products of other kinds, and few products leave transfers over
         if sum(stock.left * nbytes for stock, nbytes, _ in self._stocks()) > _MOST:
-            for stock in (self.transfers.rows, *self.transfers.products.values()):
+            rings = (end.stock for end in self.transfers.rings.values())
+            for stock in (self.transfers.rows, *self.transfers.products.values(), *rings):
                 stock.drop(max(0, stock.left - max(stock.wanted, stock.few)))
 
     @property
@@ -59,7 +62,9 @@ class Ahead:
 
         `due` is then how many of its messages of earlier steps come before the step's own.
         """
-        self._steps, self.due, room = self._steps + 1, len(self._sent), self.nbytes
+        self._steps, self.due = self._steps + 1, len(self._sent)
+        # whole ciphertexts take the room of the steps after the one that begins them
+        room, self._owed = (0, self._owed - self.nbytes) if self._owed > self.nbytes else (self.nbytes, 0)
         stocks = self._stocks() if room else ()
         short = [(stock.short, nbytes, stock, more) for stock, nbytes, more in stocks if stock.short > 0]
         # a message costs something however little is in it: but for the rest at the beginning of a tree, it is full
@@ -68,12 +73,13 @@ class Ahead:
         self._begins = False
         for missing, nbytes, stock, make_more in short:
             if room > 0:
-                count = min(missing, -(-room // nbytes))
+                count = stock.whole(min(missing, -(-room // nbytes)))
                 room -= count * nbytes
                 stock.coming += count
                 steps = make_more(count)
                 with self.transfers.apart():
                     self._making.append(_Making(stock, count, steps, next(steps)))
+        self._owed += max(0, -room)
         if not self._making:
             return None
         made, self._making = self._making, []
@@ -99,11 +105,12 @@ class Ahead:
     def _stocks(self) -> Iterator[tuple[Stock, int, Callable[[int], Steps[None]]]]:
         """Yield each stock, the bytes that an end sends to make one, and what makes more."""
         transfers = self.transfers
-        yield transfers.rows, _OF_A_TRANSFER, transfers.extend
+        yield transfers.rows, OF_A_TRANSFER, transfers.extend
         yield transfers.quads, _OF_A_QUAD, partial(make_quads, transfers)
         for kind, stock in transfers.products.items():
-            nbytes = kind.bits * _OF_A_TRANSFER + kind.values * int(kind.row_bytes.sum())
-            yield stock, nbytes, partial(make, transfers, kind)
+            yield stock, kind.nbytes, partial(make, transfers, kind)
+        for of_ring, end in transfers.rings.items():
+            yield end.stock, plan_of(of_ring).nbytes, partial(make_in_ring, transfers, of_ring, apart=True)
 
     @property
     def _total(self) -> int:

@@ -203,20 +203,6 @@ def products(transfers: Transfers, x: Wide, y: Wide, x_bits: int, y_bits: int, b
     return cut(out, bits)
 
 
-def squares(transfers: Transfers, u: Wide, u_bits: int, bits: int, role: int) -> Steps[Wide]:
-    """Return shares modulo 2^bits of u^2 from shares modulo 2^u_bits of u (n, words), |u| < 2^(u_bits - 2).
-
-    `bits` is at most 2 u_bits - 1. `role` is 0 at one party and 1 at the other.
-    """
-    words = u.shape[-1]
-    half = shifted(np.eye(1, words, dtype=np.uint64), u_bits - 2)[0]
-    # u + half is not negative: u^2 = (u + half)^2 - 2 half (u + half) + half^2
-    positive = cut(add(u, half), u_bits) if role == 0 else u
-    (square,) = (yield from products(transfers, positive, positive[:, None], u_bits, u_bits, bits)).transpose(1, 0, 2)
-    out = subtract(square, shifted(positive, u_bits - 1))
-    return cut(add(out, shifted(half, u_bits - 2)) if role == 0 else out, bits)
-
-
 def selected(transfers: Transfers, bits: Bits, values: Wide) -> Steps[Wide]:
     """Return shares modulo 2^(64 words) of values (n, v, words) where the bit is 1, of 0 where it is 0.
 

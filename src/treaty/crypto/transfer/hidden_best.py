@@ -21,11 +21,9 @@ from treaty.crypto.transfer.arithmetic import (
     add,
     cut,
     from_ints,
-    products,
     resized,
     selected,
     shifted,
-    squares,
     subtract,
     times,
 )
@@ -33,6 +31,7 @@ from treaty.crypto.transfer.comparison import all_of, negatives
 from treaty.crypto.transfer.extension import joined
 from treaty.crypto.transfer.hidden_rows import bit_patterns
 from treaty.crypto.transfer.sealed_sums import BELOW, NUMBER, OWNER, TOP, WORDS, Widths, contest
+from treaty.crypto.transfer.shared_products import products, squares
 from treaty.crypto.transfer.stock import Bits, Steps, Transfers, take, together
 from treaty.errors import CryptoError
 from treaty.machine.arrays import Words

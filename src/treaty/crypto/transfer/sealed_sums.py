@@ -35,16 +35,15 @@ from treaty.crypto.transfer.arithmetic import (
     from_ints,
     negative,
     only,
-    products,
     resized,
     selected,
     shifted,
-    squares,
     subtract,
     times_known,
     wide,
 )
 from treaty.crypto.transfer.comparison import all_of, comparison_steps, conjunctions, negatives, steps_of_all
+from treaty.crypto.transfer.shared_products import products, squares
 from treaty.crypto.transfer.stock import Bits, Steps, Transfers, together
 from treaty.machine.arrays import Integers
 

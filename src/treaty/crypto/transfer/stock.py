@@ -29,7 +29,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.crypto.parameters import DEGREE
 from treaty.crypto.transfer import extension
+from treaty.crypto.transfer.ring_products import Giver, Holder, RingKind
 from treaty.errors import CryptoError
 from treaty.machine.arrays import Words, pieces
 
@@ -86,6 +88,7 @@ def take(came: Arrays, *expected: tuple[type[np.generic], tuple[int, ...]]) -> A
     return came
 
 
+OF_A_TRANSFER = 4  # bytes that are sent to make one
 _FEW, _MANY = 1 << 15, 1 << 19  # transfers that are made when the stock is empty, twice as many each time
 
 Bits = NDArray[np.uint8]
@@ -110,6 +113,11 @@ class Correlation:
         """Bytes of each bit's number that are sent, (bits,): the bit of weight 2^i counts modulo 2^(modulo - i)."""
         return _row_bytes(self.bits, self.modulo)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that an end sends to make one ahead."""
+        return self.bits * OF_A_TRANSFER + self.values * int(self.row_bytes.sum())
+
 
 @cache
 def _row_bytes(bits: int, modulo: int) -> NDArray[np.int64]:
@@ -121,11 +129,12 @@ class Stock:
     """Things made of transfers: how many are left, are `coming`, were `drawn` in this tree, are `wanted` in stock.
 
     If none are wanted, at least `few` are made at once, twice as many each time up to `many`. `left` does not count
-    what a protocol holds back while it waits for more.
+    what a protocol holds back while it waits for more. They are made in multiples of `unit`.
     """
 
     few: int = 0
     many: int = 0
+    unit: int = 1
     left: int = 0
     coming: int = 0
     drawn: int = 0
@@ -140,8 +149,12 @@ class Stock:
             more = count - claimed
             if not self.wanted:
                 more, self.few = max(more, self.few), min(2 * self.few, self.many)
-            yield from make(more)
+            yield from make(self.whole(more))
             self.left += claimed
+
+    def whole(self, count: int) -> int:
+        """Return the next multiple of the unit."""
+        return -(-count // self.unit) * self.unit
 
     @property
     def short(self) -> int:
@@ -172,6 +185,17 @@ class Stock:
         self.drawn -= count
 
 
+@dataclass(slots=True)
+class RingEnd:
+    """One end's products by ring-LWE of a kind (`shared_products`): those `made`, and those asked for, by any means."""
+
+    stock: Stock = field(default_factory=lambda: Stock(unit=DEGREE))
+    holders: list[Holder] = field(default_factory=list)
+    givers: list[Giver] = field(default_factory=list)
+    made: int = 0
+    asked: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class _Rows:
     """Transfers: the sender's rows q (n, 2), the receiver's t (n, 2), and its random bits (n,)."""
@@ -193,13 +217,15 @@ _NOTHING = _Rows(np.empty((0, 2), np.uint64), np.empty((0, 2), np.uint64), np.em
 class Transfers:
     """The stocks, made by `open_transfers`; `used` is the number of the next transfer, `role` 0 or 1.
 
-    `rows` is the stock of transfers, `quads` that of `comparison.draw_quads`, `products` are those of `correlations`.
+    `rows` is the stock of transfers, `quads` that of `comparison.draw_quads`, `products` are those of `correlations`,
+    `rings` those of `shared_products`.
     """
 
     def __init__(self, sender: extension.Sender, receiver: extension.Receiver, role: int) -> None:
         self.sender, self.receiver, self.role, self.used = sender, receiver, role, 0
         self.rows, self.quads = Stock(_FEW, _MANY), Stock(1 << 12, 1 << 17)
         self.products: defaultdict[Correlation, Stock] = defaultdict(Stock)
+        self.rings: defaultdict[RingKind, RingEnd] = defaultdict(RingEnd)
         self._lane = 0
 
     @contextmanager

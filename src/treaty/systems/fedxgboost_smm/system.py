@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from treaty.crypto.transfer import ring_products
 from treaty.errors import ConfigError
 from treaty.models.trees import ModelPart
 from treaty.systems.expected import Expected, Shape, Trees, not_expected
@@ -191,6 +192,7 @@ def dealer_of(owners: Iterable[str], options: FedXGBoostSMM) -> dict[str, PartyS
 def warm_up(options: FedXGBoostSMM | None) -> list[FedXGBoostSMM]:
     """Return the options of small trainings that compile what these options need; None: every backend."""
     if options is not None and options.ciphers.sealed:
+        ring_products.compile_kernels()  # of which a small training makes none
         return [FedXGBoostSMM(reveal="argmax")]
     of_each = {
         "ou": FedXGBoostSMM(backend="ou", insecure_test_key_bits=512, allow_insecure=True, allow_exact_sums=True),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from treaty.crypto.transfer import ring_products
 from treaty.errors import ConfigError
 from treaty.models.trees import ModelPart
 from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, Stage, When, between, routes
@@ -187,6 +188,8 @@ def assign(places: Mapping[str, PartySpec], active: str, options: SecureBoost) -
 def warm_up(options: SecureBoost | None) -> list[SecureBoost]:
     """Return options of small trainings that compile what is needed under these options, or under any."""
     sealed = SecureBoost(sums="sealed")
+    if options is None or options.ciphers.sealed:
+        ring_products.compile_kernels()  # of which a small training makes none
     if options is not None and options.ciphers.sealed:
         return [sealed]
     lattice = SecureBoost(encryption="lattice", allow_exact_sums=True)

@@ -24,6 +24,7 @@ from treaty.crypto.parameters import LEAK_LIMIT, OU_DEFAULT_KEY_BITS, Parameters
 from treaty.crypto.payload import Packing, SumsBounds
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient, leak_of, sums_parameters, vector_bytes
 from treaty.crypto.transfer.comparison import comparison_steps
+from treaty.crypto.transfer.ring_products import MASK_BITS
 from treaty.crypto.transfer.sealed_sums import Widths, rounds_of, steps_of
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.messaging.party import Party
@@ -50,8 +51,9 @@ LONG = 60.0
 
 TWO_NODES = "; each vector is about two nodes"
 # Seconds of computing: of a step, however little it compares, and for each byte sent
-TO_MAKE_A_STEP, TO_MAKE_A_BYTE = 0.25e-3, 11e-9
-_OF_PRODUCTS, _OF_A_DIGIT = 1.1, 24  # bytes of a comparison by those of its products, and for each digit
+TO_MAKE_A_STEP, TO_MAKE_A_BYTE = 0.25e-3, 18e-9
+_OF_A_BIT, _OF_A_DIGIT = 1.3, 24  # bytes of a comparison: for each bit of its products and their masks, and each digit
+_IN_BULK = 2e7  # bytes of a peer for what is made in bulk and not used up, unless its steps take less
 FAR = 1e-3  # seconds on the way from which a step waits for the wire rather than for computing
 # Of a level under seal: its steps before the tournament, and a candidate's bytes then by those of a comparison
 _STEPS_BEFORE, _BYTES_BEFORE = 8, 1.0
@@ -98,8 +100,8 @@ def measure(party: Party, peer: str) -> tuple[Link, float]:
 
 
 def bytes_of_a_comparison(widths: Widths) -> float:
-    """Return what an end sends for a comparison, most of it for two products."""
-    return _OF_PRODUCTS * 2 * 8 * widths.below * widths.words + _OF_A_DIGIT * widths.difference / 3
+    """Return what an end sends for a comparison, a third of it for two products."""
+    return 2 * _OF_A_BIT * (widths.below + widths.top + MASK_BITS) + _OF_A_DIGIT * widths.difference / 3
 
 
 def comparisons_of_a_step(link: Link, widths: Widths) -> int:
@@ -376,4 +378,5 @@ def cost_of_sealing(links: Mapping[str, Link], candidates: OfTrees, job: JobSize
             computing, moving = computing + sent * TO_MAKE_A_BYTE, moving + sent * link.byte
             nbytes += 2 * sent
         waiting += steps * slowest
-    return Estimate(job.trees * (max(waiting, moving) + computing), job.trees * nbytes)
+    of_steps = job.trees * nbytes
+    return Estimate(job.trees * (max(waiting, moving) + computing), of_steps + min(_IN_BULK * len(links), of_steps))
