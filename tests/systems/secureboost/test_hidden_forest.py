@@ -15,6 +15,7 @@ from tables import cut, real_table, with_gaps
 from treaty.crypto.transfer.hidden_rows import bytes_of
 from treaty.crypto.transfer.stock import Steps, Transfers, open_transfers
 from treaty.data.table import to_table
+from treaty.errors import DataError
 from treaty.models.trees import forest_of
 from treaty.systems.secureboost import hidden_forest
 from treaty.systems.secureboost.hidden_forest import (
@@ -87,6 +88,17 @@ def test_no_pad_of_a_walk_serves_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         of = np.concatenate(parts)
         assert len(np.unique(of[:, [0, 3, 4]], axis=0)) == len(of) >= 96  # one pad, one use
         assert len(np.unique(of[:, :3], axis=0)) == len(np.unique(of[:, 0]))  # one tweak, one row
+
+
+def test_weights_that_are_no_units_or_too_many_are_refused() -> None:
+    trees = model_of(1).trees
+    with pytest.raises(DataError, match="objective="):
+        leaf_weights(trees, 1, 0.0)
+    (largest,) = np.abs(leaf_weights(trees[:1], 1, UNIT)).max(axis=1).tolist()
+    most = ((1 << 23) - 1) // largest
+    assert len(leaf_weights(trees[:1] * most, 1, UNIT)) == most
+    with pytest.raises(DataError, match="less than 2048 to a margin"):
+        leaf_weights(trees[:1] * (most + 1), 1, UNIT)
 
 
 @pytest.mark.parametrize("weight", [0, -(1 << 14)])

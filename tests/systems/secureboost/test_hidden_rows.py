@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,10 +13,11 @@ from marks import slow
 from tables import cut, real_table, with_categories, with_gaps
 from treaty.crypto.transfer.ahead import Ahead
 from treaty.data.table import Table, to_table
+from treaty.models.checkpoints import Keeper
 from treaty.models.trees import forest_of
 from treaty.runs.threads import play
 from treaty.systems import find_system
-from treaty.systems.secureboost import hidden_training
+from treaty.systems.secureboost import hidden_training, hidden_tree
 from treaty.systems.secureboost.secureboost import follow_online, predict_online
 from treaty.systems.system import LabelledRows, RoleInput, roles_of, star
 from treaty.systems.vertical.prediction import Asked
@@ -25,6 +28,10 @@ OPTIONS = {
     "n_estimators": 3, "max_depth": 3, "min_child_samples": 1, "max_bin": 16, "objective": "logistic_pieces",
     "max_cat_to_onehot": 300,
 }  # fmt: skip
+
+
+class Interrupted(Exception):
+    """What a test stops a party with."""
 
 
 def fit_both(tables: dict, y: np.ndarray, **options):
@@ -146,6 +153,30 @@ def test_rows_asked_for_one_by_one_have_the_margins_of_a_batch():
     play(dict.fromkeys(tables, run), star(roles, HIDDEN), job="test", protocol="secureboost", timeout=20.0)
     for some, found in zip(rows, told, strict=True):
         np.testing.assert_array_equal(found[:, 0], expected[some])
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_training_that_was_stopped_resumes_to_the_same_model(monkeypatch, tmp_path, stopped):
+    X, y = real_table("binary", rows=150)
+    tables = cut(with_gaps(X.iloc[:, :6]), 2)
+    options = {**OPTIONS, "subsample": 0.7, "colsample_bytree": 0.5, "random_state": 4, "n_jobs": 1}
+    whole, grow, trees = treaty.GBDTClassifier(HIDDEN, **options).fit(tables, y), hidden_tree.grow, itertools.count()
+
+    def stopping(end, *given):
+        if end.role == stopped and next(trees) == 2:
+            raise Interrupted
+        return (yield from grow(end, *given))
+
+    monkeypatch.setattr(Keeper, "due", True)
+    with monkeypatch.context() as patch:
+        patch.setattr(hidden_tree, "grow", stopping)
+        with pytest.raises(Interrupted):
+            treaty.GBDTClassifier(HIDDEN, **options).fit(tables, y, checkpoint=tmp_path)
+    # sides would show which rows were in a node
+    with pytest.raises(treaty.ConfigError, match="cannot resume with other options: membership=None"):
+        treaty.GBDTClassifier(treaty.SecureBoost(), **options).fit(tables, y, checkpoint=tmp_path)
+    resumed = treaty.GBDTClassifier(HIDDEN, **options).fit(tables, y, checkpoint=tmp_path)
+    assert_lossless(resumed, whole, tables)
 
 
 def test_a_training_goes_on_from_a_finished_model():

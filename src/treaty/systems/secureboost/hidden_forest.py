@@ -107,12 +107,20 @@ def records_of(trees: Sequence[Tree], source: int, depth: int) -> Int32s:
 
 
 def leaf_weights(trees: Sequence[Tree], depth: int, unit: float) -> Integers:
-    """Return the weights of complete trees' leaves in units, int64 (trees, 2^depth)."""
+    """Return the weights of complete trees' leaves in units, int64 (trees, 2^depth).
+
+    DataError for leaves that are no whole units, or margins beyond those that are shared.
+    """
+    if not unit:
+        raise DataError('expected a model with objective="logistic_pieces" - under hidden rows')
     weights = np.zeros((len(trees), 1 << depth), np.int64)
     for number, node, level, place in layout_of(trees, depth):
         if trees[number].left[node] < 0:
             # without a split all rows go left
             weights[number, place << depth - level] = round(trees[number].value[node] / unit)
+    if np.abs(weights).max(axis=1).sum() > _WHOLE >> 1:
+        most = unit * (_WHOLE + 1) / 2
+        raise DataError(f"expected trees that add less than {most:g} to a margin - under hidden rows")
     return weights
 
 
