@@ -272,7 +272,7 @@ def received(ends: Ends, kind: RingKind, x: np.ndarray, y: np.ndarray) -> list[A
     def using(k: int) -> Steps[Any]:
         of = yield from draw_products(ends[k], kind, len(x))
         (d, _), (e, wrapped) = (_apart(*each) for each in ((x, of.r, kind.x_bits), (y, of.y, kind.y_bits)))
-        steps = crossed(of, y, d, e, wrapped, kind.y_bits)
+        steps = crossed(of, y, d, e, wrapped, kind)
         came[k] = yield next(steps)
         with pytest.raises(StopIteration):
             steps.send(came[k])
@@ -285,10 +285,10 @@ def received(ends: Ends, kind: RingKind, x: np.ndarray, y: np.ndarray) -> list[A
 def test_differences_are_uniform_whatever_the_numbers(ends: Ends, ones: int) -> None:
     x, y = (np.full((N, words), ones * ((1 << 64) - 1), np.uint64) for words in (1, 2))
     for d, e in received(ends, RingKind(64, 128, 190), x, y):
-        assert (d.shape, e.shape) == ((N, 1), (N, 2))
+        assert (d.shape, e.shape) == ((N, 8), (N, 16))
         # what hides x hides no y
-        for each in (d, e, d - e[:, :1], d + e[:, 1:]):
-            assert uniform(np.ascontiguousarray(each).view(np.uint8), 256) > 1e-6
+        for each in (d, e, d - e[:, :8], d + e[:, 8:]):
+            assert uniform(each, 256) > 1e-6
 
 
 def test_no_number_and_no_public_element_serves_twice(monkeypatch: pytest.MonkeyPatch) -> None:

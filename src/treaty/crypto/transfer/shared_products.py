@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.lattice.ring import Packed, Residues, pack
@@ -76,7 +77,7 @@ def products(transfers: Transfers, x: Wide, y: Wide, x_bits: int, y_bits: int, b
     (d, x_wraps), (e, y_wraps) = _apart(xs, made.r, x_bits), _apart(ys, made.y, y_bits)
     x_top, y_top = bit(xs, x_bits - 1), bit(ys, y_bits - 1)
     both, (off_x, off_y) = yield from together(
-        crossed(made, ys, d, e, y_wraps, y_bits),
+        crossed(made, ys, d, e, y_wraps, kind),
         multiplied(_of_both(for_x, y_wraps, y_top, xs), _of_both(for_y, x_wraps, x_top, ys)),
     )
     out = add(times(xs, ys), resized(both, words))
@@ -188,21 +189,35 @@ def _exchanged(sent: list[Packed], apart: bool) -> Steps[list[Packed]]:
 
 
 def _apart(a: Wide, b: Wide, bits: int) -> tuple[Wide, Bits]:
-    """Return a - b modulo 2^bits, in as many words as it takes, and whether a is below b."""
+    """Return a - b modulo 2^bits, and whether a is below b."""
     words = bits // 64 + 1
     apart = subtract(resized(a, words), resized(b, words))
-    return resized(cut(apart, bits), -(-bits // 64)), bit(apart, bits)
+    return cut(apart, bits), bit(apart, bits)
 
 
-def crossed(of: Products, y: Wide, d: Wide, e: Wide, wrapped: Bits, y_bits: int) -> Steps[Wide]:
+def crossed(of: Products, y: Wide, d: Wide, e: Wide, wrapped: Bits, kind: RingKind) -> Steps[Wide]:
     """Return shares of own x times the other's y plus own y times the other's x, (n, words): one step.
 
     d and e are x - r and y - y', of which the latter is `wrapped` where it wraps around. But for products of bits that
     say so with the other's numbers.
     """
     words = of.received.shape[-1]
-    came = take((yield [d, e]), *((np.uint64, each.shape) for each in (d, e)))
-    other_d, other_e = (resized(each, words) for each in came)
+    sent = [_bytes(d, kind.x_bits), _bytes(e, kind.y_bits)]
+    came = take((yield sent), *((np.uint8, each.shape) for each in sent))
+    other_d, other_e = (_numbers(each, words) for each in came)
     as_holder = add(times(resized(of.r, words), other_e), of.received)
     as_giver = add(times(resized(y, words), other_d), of.given)
-    return add(add(as_holder, as_giver), shifted(only(wrapped, other_d), y_bits))
+    return add(add(as_holder, as_giver), shifted(only(wrapped, other_d), kind.y_bits))
+
+
+def _bytes(numbers: Wide, bits: int) -> NDArray[np.uint8]:
+    """Return the bytes that count."""
+    raw = np.ascontiguousarray(numbers).astype("<u8", copy=False).view(np.uint8)
+    return np.ascontiguousarray(raw[:, : -(-bits // 8)])
+
+
+def _numbers(came: NDArray[np.uint8], words: int) -> Wide:
+    raw = np.zeros((len(came), 8 * words), np.uint8)
+    kept = min(came.shape[1], 8 * words)
+    raw[:, :kept] = came[:, :kept]
+    return raw.view("<u8").astype(np.uint64, copy=False)
