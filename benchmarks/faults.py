@@ -297,16 +297,19 @@ def _stopped(pid: int) -> bool:
         return False
 
 
-def model_of(folder: Path, setup: Setup) -> dict[str, dict[str, Any]]:
-    """Return every party's part of the model, but for its number and what says how the links were."""
-    parts = {}
+def model_of(folder: Path, setup: Setup) -> bytes:
+    """Return every party's part of the model, but for its number and what says how the links were.
+
+    Two parts are compared as bytes: a NaN in a part is not equal to itself.
+    """
+    parts: dict[str, dict[str, Any]] = {}
     for name in setup.names:
         for file in (folder / name / "model").glob(f"{name}.part"):
             fields = msgspec.msgpack.decode(file.read_bytes().partition(b"\n")[2])
             parts[name] = {field: value for field, value in fields.items() if field not in OF_THE_RUN}
             if parts[name].get("randomised"):
                 del parts[name]["randomised"]["known"]  # hashes under a key of the run
-    return parts
+    return msgspec.msgpack.encode(parts)
 
 
 def left_over(folder: Path) -> list[str]:
