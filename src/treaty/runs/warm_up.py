@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -32,7 +33,7 @@ from treaty.systems.system import LabelledRows, System
 from treaty.trees.ensemble import SplitTable, Walk, join_splits, margins_from_bits
 from treaty.trees.scanning import scan_splits
 
-_SMALL = {
+_SMALL: dict[str, dict[str, Any]] = {
     "boosting": {"n_estimators": 1, "max_bin": 6, "min_child_samples": 1},
     "regression": {"max_iter": 1, "period": 1, "batch_size": 40, "tol": 0.0, "memory": 1},
     "columns": {},
@@ -123,13 +124,15 @@ def _train(system: System, options: SystemOptions) -> None:
     roles = fewest_roles(system, options)
     owners = roles.owners
     evals = {name: others for name in (owners if system.split == "columns" else [roles.active])}
-    common = msgspec.convert(_SMALL[system.common.table], system.common).checked(options)
+    # hidden rows have one objective, and no eval sets
+    needed = {"objective": "logistic_pieces"} if options.hides_rows else {}
+    common = msgspec.convert({**_SMALL[system.common.table], **needed}, system.common).checked(options)
     unlabelled = LabelledRows(table, np.zeros(0))
     rows = {name: data if system.split == "rows" or name == roles.active else unlabelled for name in owners}
     shown = {name: unlabelled for name in roles.having(*system.shows_columns)}
     run = Run(
         system=system, options=options, common=common, roles=roles, data={**rows, **shown}, classes=[0, 1],
-        eval_sets=[] if regression else [Watched(evals, data.y)], n_jobs=1,
+        eval_sets=[] if regression or options.hides_rows else [Watched(evals, data.y)], n_jobs=1,
     )  # fmt: skip
     # this training is no user's job: observers of this process must not see it
     with observing(lambda inputs: ()):

@@ -187,16 +187,16 @@ def assign(places: Mapping[str, PartySpec], active: str, options: SecureBoost) -
 
 def warm_up(options: SecureBoost | None) -> list[SecureBoost]:
     """Return options of small trainings that compile what is needed under these options, or under any."""
-    sealed = SecureBoost(sums="sealed")
+    sealed, hidden = (SecureBoost(sums="sealed", membership=rows) for rows in (None, "hidden"))
     if options is None or options.ciphers.sealed:
         ring_products.compile_kernels()  # of which a small training makes none
     if options is not None and options.ciphers.sealed:
-        return [sealed]
+        return [hidden if options.hides_rows else sealed]
     lattice = SecureBoost(encryption="lattice", allow_exact_sums=True)
     if options is not None and options.cipher in ("auto", "lattice"):  # which "auto" nearly always is
         return [lattice]
     keyed = SecureBoost(encryption="ou", insecure_test_key_bits=512, allow_insecure=True, allow_exact_sums=True)
-    return [keyed, lattice, sealed] if options is None else [keyed]
+    return [keyed, lattice, sealed, hidden] if options is None else [keyed]
 
 
 SYSTEM = System(
