@@ -28,6 +28,7 @@ _OF_GRADIENTS = 124.0  # bytes of a row's tables, sent by either end
 _TRANSFERS, _TRANSFER_BYTES = 20, 4.0  # of a row, besides those of its node, and bytes of each
 _STEPS, _STEPS_OF_A_LEVEL = 34, 3  # of a tree and of a level, besides the tournament's
 _ADDING = 1.5e-9  # seconds of a row in a column, for a vector and for own shares
+_UNUSED_SHARE, _UNUSED_BYTES = 0.12, 5e6  # of what is made of transfers, and at most, that the last tree leaves unused
 _CANDIDATE, _AT_ONCE = 26e3, 1 << 12  # bytes of memory of a candidate in a tournament, and how many are in one
 
 
@@ -86,9 +87,9 @@ def expected_of_hidden(roles: Roles, common: Any, shape: Shape) -> Expected:
             shared_parameters(job.bounds), replace(job, trees=0), shape.columns[sender], shape.slots[sender], kept=False
         )
         probes = (cipher_choice.PROBES - 3) * cipher_choice.PROBE_BYTES
-        found.send(
-            sender, receiver, hint.nbytes + probes + TRANSFER_BYTES + nbytes, job.trees * 30 * (1 + job.rules.max_depth)
-        )
+        made = nbytes + min(_UNUSED_SHARE * nbytes, _UNUSED_BYTES)
+        messages = job.trees * 30 * (1 + job.rules.max_depth)
+        found.send(sender, receiver, hint.nbytes + probes + TRANSFER_BYTES + made, messages)
         found.seconds = max(found.seconds, hint.seconds)
         found.hold(hint.nbytes, receiver)
         nodes = 1 << job.rules.max_depth - 1
