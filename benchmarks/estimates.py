@@ -49,6 +49,9 @@ COLUMN_SPLIT: dict[str, tuple[str, dict[str, Any], dict[str, Any], tuple[int, ..
     ),
     "quasi-newton, lattice, long": ("quasi-newton", {}, {"max_iter": 25, "tol": 0.0}, (30_000,)),
     "secureboost, sealed": ("secureboost", {}, {"n_estimators": 3}, (5_000, 30_000)),
+    "secureboost, hidden rows": (
+        "secureboost", {"membership": "hidden"}, {"n_estimators": 6, "objective": "logistic_pieces"}, (5_000, 30_000)
+    ),
     "secureboost, ou": ("secureboost", {"encryption": "ou", **OPEN}, {"n_estimators": 3}, (5_000, 20_000)),
     "secureboost, paillier": ("secureboost", {"encryption": "paillier", **OPEN}, {"n_estimators": 1}, (2_000, 5_000)),
     "fedxgboost-smm, dealer": ("fedxgboost-smm", {"backend": "dealer", **OPEN}, {"n_estimators": 10}, (5_000, 30_000)),

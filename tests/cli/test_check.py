@@ -227,6 +227,9 @@ def test_hidden_rows_are_said_where_two_parties_may_share_them(tmp_path, members
         assert "hidden rows" not in seconds_of(over(job, Link(1e-3, 1e-8), max_depth=7))
     said = {finding.what: finding.said for finding in check_own(job, "b")}
     assert ("expected sides" in said) == (membership is None)
+    watched = changed(tmp_path, 'table = "a.csv"', 'table = "a.csv"\neval_tables = ["a.csv"]')
+    for more in (replaced(watched, own=job.own), replaced(job, weight="y")):
+        assert ("job" in wrong(more)) == (membership is not None)
 
 
 def test_paillier_is_not_advised_upon(tmp_path):
