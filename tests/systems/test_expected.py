@@ -20,6 +20,7 @@ from treaty.systems.alignment.leakage import add_alignment
 from treaty.systems.expected import Expected, Shape, slowness
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Roles, roles_of
+from treaty.systems.vertical import hidden_cost
 from treaty.systems.vertical.cipher_choice import Link, measure
 
 FACTOR, SMALL = 1.3, 40_000
@@ -153,6 +154,21 @@ def test_bytes_of_an_alignment_are_as_expected(psi: Any, ids: int) -> None:
     expected, roles = Expected(), Roles("a", dict.fromkeys(lists, "passive"), list(lists))
     add_alignment(expected, roles, psi, Shape(rows=ids, columns={}, slots={}))
     compare(expected.sent, {tuple(pair.split(" -> ")): total["bytes"] for pair, total in found.items()})
+
+
+def test_candidates_of_a_wide_table_under_hidden_rows_are_in_memory_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of(columns: int) -> int:
+        system, own = find_system("secureboost"), treaty.SecureBoost(membership="hidden")
+        given = BoostingOptions(objective="logistic_pieces", max_depth=3, max_cat_to_onehot=300).checked(own)
+        sizes, slots = dict.fromkeys(("a", "b"), columns), dict.fromkeys(("a", "b"), 256 * columns)
+        roles = roles_of(system, ["a", "b"], None, own)
+        found = system.expected(roles, own, given, Shape(rows=2000, columns=sizes, slots=slots))
+        return int(min(found.memory.values()))
+
+    # an end took 11 kB for each of 10,000 candidates of one node
+    whole = of(columns=100)
+    monkeypatch.setattr(hidden_cost, "_CANDIDATE", 0.0)
+    assert whole - of(columns=100) > 2 * 100 * 250 * 11_000
 
 
 def test_deeper_trees_more_trees_rows_and_columns_take_more_of_everything() -> None:

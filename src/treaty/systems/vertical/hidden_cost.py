@@ -94,7 +94,9 @@ def expected_of_hidden(roles: Roles, common: Any, shape: Shape) -> Expected:
         found.hold(hint.nbytes, receiver)
         nodes = 1 << job.rules.max_depth - 1
         # of the last level but one: numbers of its right children, of all, and twice of those to come
-        found.hold(shape.rows * (100 + 28 * nodes) + _CANDIDATE * min(_AT_ONCE, candidates * nodes), sender)
+        # a node's candidates are compared at once, however many there are
+        at_once = min(max(_AT_ONCE, candidates), candidates * nodes)
+        found.hold(shape.rows * (100 + 28 * nodes) + _CANDIDATE * at_once, sender)
     found.seconds += cost.seconds
     return found
 
