@@ -107,7 +107,12 @@ def predict(quick: bool) -> list[dict]:
         model.predict_proba(some)
         took = min(seconds(lambda some=some: model.predict_proba(some)) for _ in range(5))
         found.append(
-            {"rows": count, "trees": model.n_estimators, "ms": 1e3 * took, "<= 60 ms": verdict(1e3 * took, 60.0)}
+            {
+                "rows": count,
+                "trees": model.n_estimators,
+                "ms": 1e3 * took,
+                "<= 60 ms": verdict(1e3 * took, 60.0) if count == 1 else "",
+            }
         )
         print(found[-1], flush=True)
     return found

@@ -39,7 +39,18 @@ from treaty.systems.horizontal.rows import RowsDescription
 from treaty.systems.logistic.setup import TableSize, TrainingSizes
 from treaty.systems.logistic.steps import EpochEnd
 from treaty.systems.vertical.encrypted_columns import PassiveColumns
-from treaty.systems.vertical.messages import BinLayout, Hint, NamedRows, read_nodes
+from treaty.systems.vertical.messages import (
+    BinLayout,
+    Hint,
+    NamedRows,
+    OpenedStep,
+    SealedStep,
+    SealedSumsRequest,
+    Sums,
+    SumsPiece,
+    SumsRequest,
+    read_nodes,
+)
 
 REFUSED = 60_000_000  # bytes that a test may take: a message, as it is made and as it is refused, and no more
 
@@ -50,6 +61,12 @@ def parties() -> dict[str, Party]:
     channels = memory_channels(["bank", "shop"])
     names = {"bank": "shop", "shop": "bank"}
     return {name: Party(name, "j", "p", channels[name], [names[name]], timeout=10) for name in names}
+
+
+@pytest.mark.parametrize("kind", [SumsRequest, SumsPiece, SealedSumsRequest, SealedStep, OpenedStep, Sums, Hint])
+def test_messages_with_numbers_of_all_rows_are_bounded_by_what_the_receiver_expects_alone(kind: type[Message]) -> None:
+    """A million rows in a query take more than `LISTED_BYTES`."""
+    assert largest_body(kind) is None
 
 
 @pytest.fixture

@@ -308,17 +308,22 @@ class TournamentTerms(Message):
 class SealedSumsRequest(SumsRequest):
     """Asks for the bin sums of nodes of a level, under masks.
 
-    `parents`, int32 (nodes,): the place of each node's parent among the last level's nodes, -1 at the root. `chain` are
-    the passive parties whose bests are compared, in this order. So many entries of the active party's come before the
-    receiver's candidates, `own_before`, and after them, `own_after`. At each step of the level about `ahead` bytes are
-    sent either way for later ones.
+    `parents`, int32 (nodes,): the place of each node's parent among the last level's nodes, -1 at the root. `chain` has
+    the passive parties whose bests are compared, in this order (`parties`). So many entries of the active party's come
+    before the receiver's candidates, `own_before`, and after them, `own_after`. At each step of the level about `ahead`
+    bytes are sent either way for later ones.
     """
 
     parents: Array
-    chain: list[str]
+    # names with zeros between: a message with a list in it would be bounded, and a query has all rows of the table
+    chain: str
     ahead: Annotated[int, msgspec.Meta(ge=0, le=MOST_AHEAD)]
     own_before: Annotated[int, msgspec.Meta(ge=0, le=MOST_ENTRIES)]
     own_after: Annotated[int, msgspec.Meta(ge=0, le=MOST_ENTRIES)]
+
+    @property
+    def parties(self) -> list[str]:
+        return self.chain.split("\0")
 
 
 @leaks("numbers under masks, or chosen by masked bits", "masked")

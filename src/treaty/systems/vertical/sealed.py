@@ -301,9 +301,9 @@ class SealedOwner(ColumnOwner):
         self._parents.append(parents)
         # a parent twice would be two nodes whose sides are under the same pads
         so_far = np.concatenate(self._parents)
-        once, me = len(np.unique(so_far)) == len(so_far), self._party.name
-        chained = request.chain.count(me) == 1 and {*request.chain} <= self._key.others | {me}
-        if not (once and of_level.all() and chained and len({*request.chain}) == len(request.chain)):
+        once, me, chain = len(np.unique(so_far)) == len(so_far), self._party.name, request.parties
+        chained = chain.count(me) == 1 and {*chain} <= self._key.others | {me}
+        if not (once and of_level.all() and chained and len({*chain}) == len(chain)):
             what = "nodes of the last level, each once, and parties of the job"
             raise PeerProtocolError(self._active, f"expected {what}", at="SealedSumsRequest")
         if request.last:
@@ -320,7 +320,8 @@ class SealedOwner(ColumnOwner):
             below = [np.pad(above, ((0, 0), (0, 1)), constant_values=turn) for turn in (0, 1)]
             self._paths_of_nodes = np.concatenate(below)
         nodes = len(parts) if self._before is None else 2 * len(parts)
-        at, chain = request.chain.index(self._party.name), request.chain
+        chain = request.parties
+        at = chain.index(self._party.name)
         groups = None
         if self._before is not None and len(self._groups):
             groups = self._share_groups([*chain[:at], *chain[at + 1 :]], request.own_before + request.own_after)

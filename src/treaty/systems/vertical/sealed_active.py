@@ -108,7 +108,7 @@ class SealedGradients(EncryptedGradients):
     last_tree: int
 
     def _request(self, peer: str, query: Payload, piece: slice, *, last: bool) -> Message:
-        parents, chain, ahead = Array.of(self.order.parents[piece]), list(self.chain), self.ends[peer].ahead
+        parents, chain, ahead = Array.of(self.order.parents[piece]), "\0".join(self.chain), self.ends[peer].ahead
         # on a near link each message costs more than it saves; before a first tree nobody knows what one takes
         more = peer in self.far and self._next_tree < self.last_tree
         ahead.nbytes = min(messages.MOST_AHEAD, max(1, ahead.evenly)) if more else 0
