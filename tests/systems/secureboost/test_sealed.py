@@ -645,7 +645,7 @@ def test_the_inversion_of_histograms_finds_nothing_in_what_is_opened_under_seal(
         ("p0", "WonCandidates", lambda m: replace(m, nodes=filled(m.nodes, 99)), "ascending nodes"),
         ("p0", "SealedSumsRequest", lambda m: replace(m, parents=filled(m.parents, 5)), "nodes of the last level"),
         ("p0", "SealedSumsRequest", lambda m: replace(m, parents=alike(m.parents)), "each once"),
-        ("p0", "SealedSumsRequest", lambda m: replace(m, chain=["nobody", "p1"]), "parties of the job"),
+        ("p0", "SealedSumsRequest", lambda m: replace(m, chain="nobody\0p1"), "parties of the job"),
         ("p0", "SealedSumsRequest", lambda m: replace(m, ahead=1 << 40), "SealedSumsRequest"),
         ("p0", "SealedSumsRequest", lambda m: replace(m, ahead=77), "expected"),
         ("p1", "SealedStep", lambda m: replace(m, payload=m.payload[::-1]), "expected"),
