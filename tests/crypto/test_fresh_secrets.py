@@ -47,7 +47,7 @@ from treaty.crypto.transfer.comparison import _digits, draw_quads
 from treaty.crypto.transfer.correlations import draw
 from treaty.crypto.transfer.extension import STEP
 from treaty.crypto.transfer.hidden_best import left_sums
-from treaty.crypto.transfer.hidden_rows import HiddenRows, bytes_of
+from treaty.crypto.transfer.hidden_rows import SharedNodes, bytes_of
 from treaty.crypto.transfer.ring_products import Giver, Holder, RingKind, plan_of
 from treaty.crypto.transfer.shared_pieces import Pieces, _carry, _look_up, _range
 from treaty.crypto.transfer.shared_products import make
@@ -290,7 +290,7 @@ def base_transfers() -> Rows:
 def hidden_sides() -> Rows:
     """Return shares of sides by the party that splits all nodes of a level."""
     ends, zeros = play(open_transfers(0), open_transfers(1)), np.zeros(2048, np.uint8)
-    both, found = [HiddenRows(end, 2048) for end in ends], []
+    both, found = [SharedNodes(end, 2048) for end in ends], []
     play(*(rows.multiplied(zeros, None, 1, (True, True)) for rows in both))
     for owner in (0, 1):
         sides = zeros.astype(np.uint32)
@@ -301,7 +301,7 @@ def hidden_sides() -> Rows:
 
 def hidden_weights() -> Rows:
     ends = play(open_transfers(0), open_transfers(1))
-    both = [HiddenRows(end, 512) for end in ends]
+    both = [SharedNodes(end, 512) for end in ends]
     play(*(rows.multiplied(np.zeros(512, np.uint8), None, 1, (True, True)) for rows in both))
     shares, _ = play(both[0].weight_of_rows(np.zeros((1, 2), np.int64)), both[1].weight_of_rows(None))
     return list(bytes_of(shares, 3).reshape(-1, 24))
@@ -416,8 +416,8 @@ LINES: dict[str, Line] = {
     "transfer/comparison._digits: Keystream": Line(compared_digits),
     "transfer/comparison.make_quads: Keystream": Line(quads),
     "transfer/correlations._begin: Keystream": Line(correlations),
-    "transfer/hidden_rows.HiddenRows._side_of: Keystream": Line(hidden_sides),
-    "transfer/hidden_rows.HiddenRows._weight_of: Keystream": Line(hidden_weights),
+    "transfer/hidden_rows.SharedNodes._side_of: Keystream": Line(hidden_sides),
+    "transfer/hidden_rows.SharedNodes._weight_of: Keystream": Line(hidden_weights),
     "transfer/shared_pieces._carry: Keystream": Line(shared_carries),
     "transfer/shared_pieces._range: Keystream": Line(shared_ranges),
     "transfer/shared_pieces._look_up: Keystream": Line(shared_values),

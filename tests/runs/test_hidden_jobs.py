@@ -98,7 +98,7 @@ def test_contributions_are_refused_with_and_without_the_option(trained: Path) ->
 def test_a_party_that_dies_is_named_and_the_job_resumes(trained: Path, tmp_path: Path) -> None:
     job = write(tmp_path)
     kept = tmp_path / "model" / "a.checkpoint"
-    processes = {"a": start(job, "a"), "b": start(job, "b", dies=("LeafShares", 3, ""))}
+    processes = {"a": start(job, "a"), "b": start(job, "b", dies=("WeightShares", 3, ""))}
     wait_for_rounds(processes, kept, 1)
     ended = finish(processes, 60)
     assert ended["a"][0] not in (0, None)

@@ -14,7 +14,7 @@ from crypto.sealed.test_sealed import opened, play, shared
 from crypto.sealed.watching import again, assert_refuses_garbage, filled
 from treaty.crypto.transfer import hidden_rows
 from treaty.crypto.transfer.extension import chosen, joined
-from treaty.crypto.transfer.hidden_rows import MOST_LEVELS, HiddenRows, bit_patterns
+from treaty.crypto.transfer.hidden_rows import MOST_LEVELS, SharedNodes, bit_patterns
 from treaty.crypto.transfer.stock import Transfers, open_transfers
 
 Ends = tuple[Transfers, Transfers]
@@ -30,7 +30,7 @@ class Tree:
     """Both ends' rows, and the plain node of each."""
 
     def __init__(self, ends: Ends, n: int, rng: np.random.Generator) -> None:
-        self.both, self.node, self.rng = [HiddenRows(end, n) for end in ends], np.zeros(n, np.int64), rng
+        self.both, self.node, self.rng = [SharedNodes(end, n) for end in ends], np.zeros(n, np.int64), rng
 
     def tables(self) -> tuple[list[np.ndarray], list[tuple[bool, bool]], np.ndarray]:
         """Draw owners and sides: return both ends' tables, who owns a split, and the plain sides of rows."""
@@ -118,7 +118,7 @@ def test_the_deepest_tree_has_all_nodes(ends: Ends) -> None:
 @pytest.mark.parametrize("width", [1, 8, 64, 65, 128])
 @pytest.mark.parametrize("role", [0, 1])
 def test_only_the_bits_of_the_party_that_chooses_count(ends: Ends, width: int, role: int) -> None:
-    n, both = 200, [HiddenRows(end, 200) for end in ends]
+    n, both = 200, [SharedNodes(end, 200) for end in ends]
     plain = [(k * 0x9E3779B97F4A7C15F39CC0605CEDC835) % (1 << width) for k in range(n)]
     given = [of.reshape(n, 1, 2) for of in shared(plain, width)]
     bits = [np.zeros(n, np.uint8), np.zeros(n, np.uint8)]
@@ -132,7 +132,7 @@ def test_only_the_bits_of_the_party_that_chooses_count(ends: Ends, width: int, r
 def test_pads_of_numbers_are_rows_of_joined_bits(ends: Ends, levels: int) -> None:
     """The joined rows of an index are those of `extension.joined`, whose first bit is the lowest, in any order."""
     n, rng = 100, np.random.default_rng(levels)
-    both, drawn = [HiddenRows(end, n) for end in ends], []
+    both, drawn = [SharedNodes(end, n) for end in ends], []
     for rows in both:
         draw = rows.transfers.draw_for
 
@@ -164,7 +164,7 @@ def test_messages_of_other_types_and_shapes_are_refused(role: int) -> None:
     tree.grow(20, 2)
     tree.grow(20, 2)
 
-    def rows(k: int) -> HiddenRows:
+    def rows(k: int) -> SharedNodes:
         out = copy(tree.both[k])
         out.transfers, out._sent, out._got = again(out.transfers), out._sent.copy(), out._got.copy()
         return out

@@ -15,7 +15,7 @@ from systems.secureboost.hidden_jobs import Columns, Job
 from treaty.crypto.payload import SumsBounds
 from treaty.crypto.transfer import hidden_rows, shared_pieces, shared_products
 from treaty.crypto.transfer.hidden_best import WEIGHT_BITS, left_sums, weights_of
-from treaty.crypto.transfer.hidden_rows import HiddenRows
+from treaty.crypto.transfer.hidden_rows import SharedNodes
 from treaty.crypto.transfer.sealed_sums import Widths
 from treaty.crypto.transfer.shared_pieces import Pieces
 from treaty.crypto.transfer.stock import Steps, Transfers, open_transfers
@@ -59,7 +59,7 @@ class Rows:
     """Both ends' rows in a tree of three levels, in nodes that are drawn."""
 
     def __init__(self, ends: Ends) -> None:
-        self.both = [HiddenRows(end, N) for end in ends]
+        self.both = [SharedNodes(end, N) for end in ends]
         for _ in range(3):
             bits = np.frombuffer(np.random.default_rng().bytes(2 * N), np.uint8).reshape(2, N) & np.uint8(1)
             play(*(rows.multiplied(bits[k], None, 1, (True, True)) for k, rows in enumerate(self.both)))
@@ -100,7 +100,7 @@ def test_multiplexing(ends: Ends, role: int, secret: str, chooses: tuple[bool, b
     """The other's bits, and all bits of its values, are 0 or 1."""
 
     def make(k: int) -> Steps[Any]:
-        rows = HiddenRows(ends[k], N)
+        rows = SharedNodes(ends[k], N)
         given = secret if k != role else "zeros"
         may = chooses if k == 0 else chooses[::-1]
         bits = of_secret(given if may[0] else "zeros", N, np.uint8)

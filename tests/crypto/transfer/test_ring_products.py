@@ -19,7 +19,17 @@ from treaty.crypto.keystream import Keystream
 from treaty.crypto.parameters import DEGREE, LIMITS
 from treaty.crypto.payload import from_words, to_words
 from treaty.crypto.transfer import ring_products, shared_products
-from treaty.crypto.transfer.ring_products import KEPT, Giver, Holder, Layout, Plan, Residues, Ring, RingKind, plan_of
+from treaty.crypto.transfer.ring_products import (
+    KEPT,
+    Giver,
+    Holder,
+    Plan,
+    Residues,
+    Ring,
+    RingKind,
+    RingLayout,
+    plan_of,
+)
 from treaty.crypto.transfer.shared_products import _apart, crossed, draw_products, make, products, squares
 from treaty.crypto.transfer.stock import Arrays, Steps, Transfers, open_transfers, together
 from treaty.errors import CryptoError
@@ -298,9 +308,9 @@ def test_no_number_and_no_public_element_serves_twice(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("fault", ["r", "seed", "number"])
 def test_what_serves_twice_is_seen(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     if fault == "r":
-        honest = shared_products.Products
+        honest = shared_products.RingProducts
         monkeypatch.setattr(
-            shared_products, "Products",
+            shared_products, "RingProducts",
             lambda r, y, *shares: honest(np.concatenate([r[: DEGREE // 2]] * (2 * len(r) // DEGREE)), y, *shares),
         )  # fmt: skip
     elif fault == "seed":
@@ -380,7 +390,7 @@ def test_few_products_are_made_of_transfers() -> None:
 
 
 def test_residues_are_packed_by_their_widths() -> None:
-    layout = Layout((65537, KEPT), [17, 20])
+    layout = RingLayout((65537, KEPT), [17, 20])
     with pytest.raises(CryptoError, match="expected words"):
         layout.unpacked(np.zeros((1, DEGREE * 37 // 32 - 1), np.uint32))
     assert layout.unpacked(np.zeros((2, DEGREE * 37 // 32), np.uint32)).shape == (2, 2, DEGREE)

@@ -16,7 +16,7 @@ from pace import within
 from systems.secureboost.test_faults import SEEN, roles_of
 from systems.secureboost.test_lattice_faults import numbers
 from systems.vertical.playing import play_training, role_input, tables_and_labels
-from treaty.crypto.transfer.stock import Opening, Steps, take
+from treaty.crypto.transfer.stock import OpenedArrays, Steps, take
 from treaty.errors import CryptoError, PeerError, PeerProtocolError, TreatyError
 from treaty.messaging.messages import Array, pack
 from treaty.systems.observers import Observer
@@ -74,14 +74,14 @@ def of_field(name: str, change: Any) -> Any:
 
 CASES = {
     "weights beyond their bits": (
-        "LeafShares", 1, of_field("shares", lambda shares: shares + np.uint64(1 << 15)), "weights of 15 bits",
+        "WeightShares", 1, of_field("shares", lambda shares: shares + np.uint64(1 << 15)), "weights of 15 bits",
     ),
     "weights far below": (
-        "LeafShares", 2, of_field("shares", lambda shares: shares - np.uint64(1 << 15)), "weights of 15 bits",
+        "WeightShares", 2, of_field("shares", lambda shares: shares - np.uint64(1 << 15)), "weights of 15 bits",
     ),
-    "too few weights": ("LeafShares", 1, of_field("shares", lambda shares: shares[1:]), "expected uint64 (4,)"),
+    "too few weights": ("WeightShares", 1, of_field("shares", lambda shares: shares[1:]), "expected uint64 (4,)"),
     "weights of another type": (
-        "LeafShares", 1, of_field("shares", lambda shares: shares.astype(np.int64)), "expected uint64 (4,)",
+        "WeightShares", 1, of_field("shares", lambda shares: shares.astype(np.int64)), "expected uint64 (4,)",
     ),
     "columns of no slots": (
         "HiddenColumns", 1, of_field("offsets", lambda offsets: offsets * 0), "expected the slots of columns",
@@ -139,7 +139,7 @@ CASES = {
 
 @pytest.mark.parametrize(("faulty", "case"), [
     (faulty, case) for faulty in ("p0", "p1") for case in CASES
-    if CASES[case][0] != ("LeafShares" if faulty == "p0" else "HiddenTree")  # what the other party sends alone
+    if CASES[case][0] != ("WeightShares" if faulty == "p0" else "HiddenTree")  # what the other party sends alone
 ])  # fmt: skip
 def test_wrong_messages_end_the_job_at_both_parties(faulty: str, case: str) -> None:
     name, first, change, expected = CASES[case]
@@ -196,7 +196,7 @@ def steps_of(*sent: Any) -> Steps[Any]:
 def test_openings_have_messages_of_their_own() -> None:
     two = np.array([1, 2], np.uint64)
     party = Peer(messages.SealedStep(pack([two])), messages.OpenedStep(pack([two + two])))
-    first, second = compute(party, steps_of([two], Opening([two])))
+    first, second = compute(party, steps_of([two], OpenedArrays([two])))
     assert (first.tolist(), second.tolist()) == ([1, 2], [2, 4])
     assert [type(message) for message in party.sent] == [messages.SealedStep, messages.OpenedStep]
 
@@ -207,7 +207,7 @@ def test_a_step_of_garbage_is_an_error_of_the_peers(arrays: list[np.ndarray], op
     kind = messages.OpenedStep if opening else messages.SealedStep
     sent = [np.zeros(2, np.uint64)]
     with pytest.raises(PeerProtocolError, match=r"expected arrays .* at a step from other"):
-        compute(Peer(kind(pack(arrays))), steps_of(Opening(sent) if opening else sent))
+        compute(Peer(kind(pack(arrays))), steps_of(OpenedArrays(sent) if opening else sent))
 
 
 def test_a_step_of_an_unknown_type_is_refused() -> None:

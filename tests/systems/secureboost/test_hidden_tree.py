@@ -144,7 +144,7 @@ def changed(steps: Steps[Any], place: int, change: Any) -> Steps[Any]:
             sent = next(steps) if came is None else steps.send(came)
         except StopIteration as stop:
             return stop.value
-        is_opening = isinstance(sent, hidden_tree.Opening)
+        is_opening = isinstance(sent, hidden_tree.OpenedArrays)
         came = yield sent
         if is_opening:
             came = [change(array.copy()) for array in came] if openings == place else came
@@ -195,7 +195,7 @@ def test_an_owner_alone_is_sent_its_candidates_number(ends: Ends) -> None:
             except StopIteration as stop:
                 return stop.value
             came = yield sent
-            if isinstance(sent, hidden_tree.Opening):
+            if isinstance(sent, hidden_tree.OpenedArrays):
                 openings[role].append(came)
 
     found = [of for _, of in views(watch)]

@@ -167,7 +167,7 @@ Packed = NDArray[np.uint32]
 _WORD, _LOW = np.uint64(WORD_BITS), np.uint64((1 << WORD_BITS) - 1)
 
 
-class Layout(Protocol):
+class ResidueLayout(Protocol):
     """What says how residues are packed."""
 
     @property
@@ -178,7 +178,7 @@ class Layout(Protocol):
     def widths(self) -> list[int]: ...
 
 
-def packed_words(parameters: Layout, count: int) -> int:
+def packed_words(parameters: ResidueLayout, count: int) -> int:
     """Return the number of words that the residues of some entries take."""
     blocks, rest = divmod(count, parameters.degree)
     sizes = [(-(-parameters.degree * width // WORD_BITS), -(-rest * width // WORD_BITS)) for width in parameters.widths]
@@ -188,7 +188,7 @@ def packed_words(parameters: Layout, count: int) -> int:
 _Plane = Callable[[tuple[int, int, slice], int, tuple[int, slice]], None]
 
 
-def _each_plane(parameters: Layout, vectors: int, count: int, threads: int, work: _Plane) -> None:
+def _each_plane(parameters: ResidueLayout, vectors: int, count: int, threads: int, work: _Plane) -> None:
     """Call ``work`` with the place of the residues of a vector's block modulo each prime, their width, and words."""
     blocks = pieces(count, parameters.degree)
 
@@ -203,7 +203,7 @@ def _each_plane(parameters: Layout, vectors: int, count: int, threads: int, work
     share(some, vectors * len(blocks), threads)
 
 
-def pack(parameters: Layout, residues: Residues, threads: int = 1) -> Packed:
+def pack(parameters: ResidueLayout, residues: Residues, threads: int = 1) -> Packed:
     """Pack residues, uint32 (vectors, primes, m), to uint32 (vectors, words)."""
     vectors, _, count = residues.shape
     out = np.empty((vectors, packed_words(parameters, count)), np.uint32)
@@ -211,7 +211,7 @@ def pack(parameters: Layout, residues: Residues, threads: int = 1) -> Packed:
     return out
 
 
-def unpack(parameters: Layout, packed: Packed, most: int, threads: int = 1) -> Residues:
+def unpack(parameters: ResidueLayout, packed: Packed, most: int, threads: int = 1) -> Residues:
     """Return the residues, uint32 (vectors, primes, m), of `most` entries or, of fewer, of whole blocks.
 
     They may exceed their primes. CryptoError for a number of words that no such entries take.

@@ -34,7 +34,7 @@ from treaty.machine.arrays import Integers, Words, pieces
 from treaty.machine.kernels import kernel
 
 MOST_LEVELS = 6  # a table of sides has a bit for each node of the last level, 32 of them
-_WORDS = 2  # of a value: a row's pads have a block of 128 bits for each
+_WORDS = 2  # of a value
 WEIGHT_BYTES = 3  # of a share of a leaf's weight
 _WHOLE = np.uint32((1 << 8 * WEIGHT_BYTES) - 1)
 _ROWS_AT_ONCE = 1 << 17  # rows of which one step is about, which bounds its message and memory
@@ -42,7 +42,7 @@ _ROWS_AT_ONCE = 1 << 17  # rows of which one step is about, which bounds its mes
 Sides = NDArray[np.uint32]
 
 
-class HiddenRows:
+class SharedNodes:
     """Own share of the node of each of `n_rows` rows, in a tree of `levels` levels so far."""
 
     def __init__(self, transfers: Transfers, n_rows: int) -> None:
@@ -96,39 +96,12 @@ class HiddenRows:
         sent, got = np.empty_like(self._sent), np.empty_like(self._got)
         for of in pieces(self.n_rows, _ROWS_AT_ONCE):
             part = out[of] if values is None else values[of]
-            out[of], sent[of], got[of] = yield from self._multiplied(bits[of], part, width, chooses)
+            out[of], sent[of], got[of] = yield from multiplexed(self.transfers, bits[of], part, width, chooses)
         _join(self._sent, sent)
         _join(self._got, got)
         self.share = (self.share << np.uint32(1)) | bits
         self.levels += 1
         return out
-
-    def _multiplied(
-        self, bits: Bits, values: Wide, width: int, chooses: Sequence[bool]
-    ) -> Steps[tuple[Wide, Words, Words]]:
-        """Return also the rows of transfers on the other party's new bits, and on own ones."""
-        drawn = yield from self.transfers.draw_for(bits)
-        flips, nbytes = packed(drawn.flips), -(-width // 8)
-        mine, theirs = (values.size > 0 and of for of in chooses)
-        # (own xor other's bit) value = own bit value + other's bit (1 - 2 own bit) value: the other chooses
-        turned, zero = signed(_of_all(bits, values), values), np.zeros_like(values)
-        sent: list[NDArray[Any]] = [flips]
-        if theirs:
-            pads = random_pairs(drawn.sender, drawn.q, drawn.first, values.shape[1])
-            zero, one = (pad.reshape(values.shape) for pad in pads)
-            sent.append(bytes_of(subtract(add(zero, turned), one), nbytes))
-        came = take((yield sent), (np.uint64, flips.shape), *[(np.uint8, (*values.shape[:2], nbytes))] * mine)
-        out = only(_of_all(bits, values), values)
-        if theirs:
-            # by its random bit the other has the pad of 0, or this pad plus the value turned; by its chosen bit, where
-            # they differ, the value turned less that
-            flipped = _of_all(unpacked(came[0], len(bits)), values)
-            out = add(out, add(negative(zero), only(flipped, add(add(zero, zero), turned))))
-        if mine:
-            own = drawn.receiver.hash.rows(drawn.t, drawn.first, values.shape[1]).reshape(values.shape)
-            read = add(own, only(_of_all(drawn.random, values), wide_of(came[1], _WORDS)))
-            out = add(out, signed(_of_all(drawn.flips, values), read))
-        return out, chosen(drawn.q, drawn.sender.delta, came[0]), drawn.t
 
     def weight_of_rows(self, weights: NDArray[np.integer] | None) -> Steps[NDArray[np.uint32]]:
         """Return shares modulo 2^24 of the weight of each row's leaf, (n_rows,): a step for each piece of the rows.
@@ -163,6 +136,40 @@ class HiddenRows:
             read |= wide_of(came[:, number], 1)[:, 0].astype(np.uint32) & here
         pads = transfers.receiver.hash.rows(self._got[of], first)[:, 0].astype(np.uint32)
         return (read ^ pads) & _WHOLE
+
+
+def multiplexed(
+    transfers: Transfers, bits: Bits, values: Wide, width: int, chooses: Sequence[bool] = (True, True)
+) -> Steps[tuple[Wide, Words, Words]]:
+    """Return shares of shared bits, (n,), times values (n, v, words), which are shared modulo 2^width: one step.
+
+    `chooses` says whether this party's shares of the bits and the other's may be 1. Return also the rows of transfers
+    on the other party's bits, and on own ones.
+    """
+    drawn = yield from transfers.draw_for(bits)
+    flips, nbytes = packed(drawn.flips), -(-width // 8)
+    mine, theirs = (values.size > 0 and of for of in chooses)
+    count = values.shape[1] * values.shape[2]  # words of a row, of which a block of its pad has two
+    blocks = -(-count // 2)
+    # (own xor other's bit) value = own bit value + other's bit (1 - 2 own bit) value: the other chooses
+    turned, zero = signed(_of_all(bits, values), values), np.zeros_like(values)
+    sent: list[NDArray[Any]] = [flips]
+    if theirs:
+        pads = random_pairs(drawn.sender, drawn.q, drawn.first, blocks)
+        zero, one = (pad[:, :count].reshape(values.shape) for pad in pads)
+        sent.append(bytes_of(subtract(add(zero, turned), one), nbytes))
+    came = take((yield sent), (np.uint64, flips.shape), *[(np.uint8, (*values.shape[:2], nbytes))] * mine)
+    out = only(_of_all(bits, values), values)
+    if theirs:
+        # by its random bit the other has the pad of 0, or this pad plus the value turned; by its chosen bit, where
+        # they differ, the value turned less that
+        flipped = _of_all(unpacked(came[0], len(bits)), values)
+        out = add(out, add(negative(zero), only(flipped, add(add(zero, zero), turned))))
+    if mine:
+        own = drawn.receiver.hash.rows(drawn.t, drawn.first, blocks)[:, :count].reshape(values.shape)
+        read = add(own, only(_of_all(drawn.random, values), wide_of(came[1], values.shape[2])))
+        out = add(out, signed(_of_all(drawn.flips, values), read))
+    return out, chosen(drawn.q, drawn.sender.delta, came[0]), drawn.t
 
 
 def _of_all(bits: Bits, values: Wide) -> Bits:

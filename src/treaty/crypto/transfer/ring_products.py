@@ -115,7 +115,7 @@ class Factor:
         return out
 
 
-class Layout(NamedTuple):
+class RingLayout(NamedTuple):
     """Elements as they are sent: by their residues modulo these primes (`lattice.ring.pack`)."""
 
     primes: tuple[int, ...]
@@ -151,7 +151,7 @@ class Ring:
             raise CryptoError(f"a flood of {self.flood_bits} bits hides too little - in a ring of products")
         self.factors = [Factor(p) for p in primes]
         widths = [p.bit_length() for p in primes]
-        self.sent, self.returned = Layout(primes, widths), Layout(primes[:3], widths[:3])
+        self.sent, self.returned = RingLayout(primes, widths), RingLayout(primes[:3], widths[:3])
 
 
 def flood_bits(t: int, scale: int) -> int:

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.keystream import Keystream
-from treaty.crypto.transfer.extension import joined, packed, random_pairs, unpacked
-from treaty.crypto.transfer.hidden_rows import bit_patterns, bytes_of, wide_of
+from treaty.crypto.transfer.extension import joined
+from treaty.crypto.transfer.hidden_rows import bit_patterns, bytes_of, multiplexed, wide_of
 from treaty.crypto.transfer.stock import Bits, Steps, Transfers, take, together
 from treaty.machine.arrays import Words
 from treaty.machine.kernels import kernel, new_array
@@ -139,35 +139,20 @@ def _range(transfers: Transfers, tops: Bits, carry: Bits, role: int) -> Steps[tu
     return inside, over
 
 
-def _turned(transfers: Transfers, bits: Bits, values: Words, width: int) -> Steps[Words]:
-    """Return shares modulo 2^width of values, (n,), where the shared bit is 1, of 0 where it is 0: one step.
-
-    It is the multiplexer of `hidden_rows`, of single words.
-    """
-    drawn = yield from transfers.draw_for(bits)
-    flips, nbytes = packed(drawn.flips), -(-width // 8)
-    sign = np.uint64(0) - bits.astype(np.uint64)
-    turned = (values ^ sign) - sign
-    zero, one = (pad[:, 0] for pad in random_pairs(drawn.sender, drawn.q, drawn.first))
-    sent = bytes_of((zero + turned - one)[:, None], nbytes)
-    their_flips, came = take((yield [flips, sent]), (np.uint64, flips.shape), (np.uint8, sent.shape))
-    flipped = np.uint64(0) - unpacked(their_flips, len(bits)).astype(np.uint64)
-    out = (values & sign) - zero + (flipped & (zero + zero + turned))
-    pads = drawn.receiver.hash.rows(drawn.t, drawn.first)[:, 0]
-    read = pads + ((np.uint64(0) - drawn.random.astype(np.uint64)) & wide_of(came, 1)[:, 0])
-    own = np.uint64(0) - drawn.flips.astype(np.uint64)
-    found: Words = out + ((read ^ own) - own)
-    return found & np.uint64((1 << width) - 1)
+def _where(transfers: Transfers, bits: Bits, values: Words, width: int) -> Steps[Words]:
+    """Return shares modulo 2^width of values, (n,), where the shared bit is 1, of 0 where it is 0: one step."""
+    found, _, _ = yield from multiplexed(transfers, bits, values[:, None, None], width)
+    return found[:, 0, 0] & np.uint64((1 << width) - 1)
 
 
 def _as_numbers(transfers: Transfers, bits: Bits, width: int, role: int) -> Steps[Words]:
     """Return shares modulo 2^width of bits that are shared by xor: one step."""
-    return (yield from _turned(transfers, bits, np.full(len(bits), 1 - role, np.uint64), width))
+    return (yield from _where(transfers, bits, np.full(len(bits), 1 - role, np.uint64), width))
 
 
 def _nibble_where(transfers: Transfers, bits: Bits, values: Bits) -> Steps[Bits]:
     """Return shares modulo 16 of values where the shared bit is 1, of 0 where it is 0: one step."""
-    return (yield from _turned(transfers, bits, values.astype(np.uint64), _DIGIT)).astype(np.uint8)
+    return (yield from _where(transfers, bits, values.astype(np.uint64), _DIGIT)).astype(np.uint8)
 
 
 def _look_up(transfers: Transfers, piece: Bits, place: Words, pieces: Pieces, role: int) -> Steps[Words]:

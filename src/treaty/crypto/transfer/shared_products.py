@@ -46,7 +46,7 @@ MOST = 1 << 28  # products of a job in a direction, by which `ring_products` bou
 
 
 @dataclass(frozen=True, slots=True)
-class Products:
+class RingProducts:
     """One end's part of n products as holder and n as giver, wide numbers (n, words) each: r, y' and two shares."""
 
     r: Wide
@@ -57,8 +57,8 @@ class Products:
     def __len__(self) -> int:
         return len(self.r)
 
-    def __getitem__(self, part: slice) -> Products:
-        return Products(self.r[part], self.y[part], self.received[part], self.given[part])
+    def __getitem__(self, part: slice) -> RingProducts:
+        return RingProducts(self.r[part], self.y[part], self.received[part], self.given[part])
 
 
 def products(transfers: Transfers, x: Wide, y: Wide, x_bits: int, y_bits: int, bits: int) -> Steps[Wide]:
@@ -130,12 +130,12 @@ def pays(transfers: Transfers, kind: RingKind, count: int) -> bool:
     return end.asked * by_transfers >= DEGREE * plan_of(kind).nbytes and end.made < MOST
 
 
-def draw_products(transfers: Transfers, kind: RingKind, count: int) -> Steps[Products]:
+def draw_products(transfers: Transfers, kind: RingKind, count: int) -> Steps[RingProducts]:
     """Draw products; if too few were made ahead, two steps more."""
     stock = transfers.rings[kind].stock
     yield from stock.reserve(count, partial(make, transfers, kind))
     parts = stock.draw(count)
-    return Products(*(np.concatenate([getattr(part, name) for part in parts]) for name in Products.__slots__))
+    return RingProducts(*(np.concatenate([getattr(part, name) for part in parts]) for name in RingProducts.__slots__))
 
 
 def make(transfers: Transfers, kind: RingKind, count: int, apart: bool = False) -> Steps[None]:
@@ -168,7 +168,7 @@ def make(transfers: Transfers, kind: RingKind, count: int, apart: bool = False) 
     came = yield from _exchanged(answers, apart)
     opened = [_opened(of, row) for of, row in zip(end.holders, came, strict=True)]
     received = [plan.opened(list(of_block)) for of_block in zip(*opened, strict=True)]
-    end.stock.add(Products(r, y, np.concatenate(received), negative(resized(masks, plan.words))))
+    end.stock.add(RingProducts(r, y, np.concatenate(received), negative(resized(masks, plan.words))))
 
 
 def _seed(session: bytes, kind: RingKind, ring: int) -> bytes:
@@ -195,7 +195,7 @@ def _apart(a: Wide, b: Wide, bits: int) -> tuple[Wide, Bits]:
     return cut(apart, bits), bit(apart, bits)
 
 
-def crossed(of: Products, y: Wide, d: Wide, e: Wide, wrapped: Bits, kind: RingKind) -> Steps[Wide]:
+def crossed(of: RingProducts, y: Wide, d: Wide, e: Wide, wrapped: Bits, kind: RingKind) -> Steps[Wide]:
     """Return shares of own x times the other's y plus own y times the other's x, (n, words): one step.
 
     d and e are x - r and y - y', of which the latter is `wrapped` where it wraps around. But for products of bits that

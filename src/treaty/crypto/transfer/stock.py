@@ -40,7 +40,7 @@ Arrays = list[NDArray[Any]]
 Steps = Generator[Arrays, Arrays, Result]
 
 
-class Opening(list[NDArray[Any]]):
+class OpenedArrays(list[NDArray[Any]]):
     """What a protocol yields where it opens shares to the other party."""
 
 

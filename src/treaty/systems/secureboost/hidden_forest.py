@@ -1,8 +1,8 @@
 """Margins of a finished model on shared rows: neither party learns a decision of the other (``membership="hidden"``).
 
-Every row of every tree is a row of `hidden_rows.HiddenRows`, so that all trees are walked at once, level by level: each
-party's sides at its own splits, then the weights of leaves, which the active party knows. A row's weights in all trees
-add up to shares of its margin. At prediction the active party opens them; a training that goes on keeps them.
+Every row of every tree is a row of `hidden_rows.SharedNodes`, so that all trees are walked at once, level by level:
+each party's sides at its own splits, then the weights of leaves, which the active party knows. A row's weights in all
+trees add up to shares of its margin. At prediction the active party opens them; a training that goes on keeps them.
 
 * *Active party*: learns rows' margins at prediction, and nothing in a training. By trying which leaves add up to a
   margin, it can find the decisions of small models, as anyone who sees a margin can. It is honest but curious: trees of
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.transfer.hidden_rows import MOST_LEVELS, WEIGHT_BYTES, HiddenRows
+from treaty.crypto.transfer.hidden_rows import MOST_LEVELS, WEIGHT_BYTES, SharedNodes
 from treaty.crypto.transfer.stock import Steps, Transfers, open_transfers
 from treaty.data.table import Table
 from treaty.errors import DataError, PeerProtocolError
@@ -144,7 +144,7 @@ def margin_shares(
         transfers.rekey()
         count = of.stop - of.start
         left = np.unpackbits(decide_own(used.astype(np.int32), of), axis=1, count=count)
-        rows = HiddenRows(transfers, trees * count)
+        rows = SharedNodes(transfers, trees * count)
         for level, theirs in enumerate(forest.others):
             at = number[:, (1 << level) - 1 : (2 << level) - 1]
             owns = bool((at >= 0).any()), theirs

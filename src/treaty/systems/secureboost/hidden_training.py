@@ -13,7 +13,7 @@ step  message        what
 4     HiddenTree     a tree begins
 5     SealedStep     the tree's steps; `OpenedStep` where splits are opened: each node's owner to both, a candidate's
                      number to its owner
-6     LeafShares     the passive party's shares of the leaves' weights, which the active party opens
+6     WeightShares     the passive party's shares of the leaves' weights, which the active party opens
 7     SealedStep     weights are added to the shared margins
 ====  =============  =============================================================================================
 
@@ -112,7 +112,7 @@ class HiddenTree(Message):
 
 
 @leaks("the weight of each leaf", "exact", guard="min_child_samples")
-class LeafShares(Message):
+class WeightShares(Message):
     """Shares of the leaves' weights, uint64 (leaves,), which the active party opens."""
 
     shares: Array
@@ -271,11 +271,11 @@ def train_active(inputs: RoleInput[SecureBoost]) -> ModelPart:
         party.round += 1
         tree_end = columns.of_tree(end, of_tree)
         levels, rows, shares = compute(party, hidden_tree.grow(tree_end, margins, sampled), ahead)
-        sent = party.receive(peer, LeafShares).shares
-        came = view(sent, np.uint64, shares.shape, peer=peer, what="LeafShares.shares")
+        sent = party.receive(peer, WeightShares).shares
+        came = view(sent, np.uint64, shares.shape, peer=peer, what="WeightShares.shares")
         weights = (shares + came).view(np.int64) - (1 << WEIGHT_BITS - 1)
         if np.any(weights >> WEIGHT_BITS - 1 != weights >> 63):
-            raise PeerProtocolError(peer, f"expected shares of weights of {WEIGHT_BITS} bits", at="LeafShares")
+            raise PeerProtocolError(peer, f"expected shares of weights of {WEIGHT_BITS} bits", at="WeightShares")
         numbers = {end.place: _record(part.splits, columns.bins, levels)}
         numbers[1 - end.place], records = _numbers_of(levels, 1 - end.place, records)
         tree = build_tree(levels, weights, numbers, rules)
@@ -413,7 +413,7 @@ def train_passive(inputs: RoleInput[SecureBoost]) -> ModelPart:
         ahead.begin_tree()
         levels, rows, shares = compute(party, hidden_tree.grow(tree_end, margins, sampled), ahead)
         _record(follower.part.splits, columns.bins, levels)
-        party.send(active, LeafShares(Array.of(shares)))
+        party.send(active, WeightShares(Array.of(shares)))
         margins = compute(party, hidden_tree.add_weights(rows, margins, None))
 
     return follower.follow(MessageOrder(_TABLE, "between trees"), {HiddenTree: grow})

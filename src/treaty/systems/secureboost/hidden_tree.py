@@ -21,10 +21,10 @@ from treaty.crypto.sums.lattice_sums import lattice_fields
 from treaty.crypto.sums.shared_sums import SharedSums
 from treaty.crypto.transfer.arithmetic import Wide, add, both_of, cut, from_ints, shifted, subtract, wide
 from treaty.crypto.transfer.hidden_best import SplitTerms, best_of_hidden, left_sums, weights_of
-from treaty.crypto.transfer.hidden_rows import HiddenRows
+from treaty.crypto.transfer.hidden_rows import SharedNodes
 from treaty.crypto.transfer.sealed_sums import NUMBER, OWNER, WORDS, Places, Widths, integer_shares
 from treaty.crypto.transfer.shared_pieces import NUMBER_BITS, Pieces, values_of
-from treaty.crypto.transfer.stock import Bits, Opening, Steps, Transfers, take
+from treaty.crypto.transfer.stock import Bits, OpenedArrays, Steps, Transfers, take
 from treaty.errors import CryptoError
 from treaty.machine.arrays import Codes, Flags, Int32s, Words, pieces
 from treaty.systems.vertical.sealed_candidates import Candidates
@@ -118,7 +118,7 @@ def _packed(end: HiddenEnd, values: Words, labels: NDArray[np.int64] | None) -> 
 
 def grow(
     end: HiddenEnd, margins: NDArray[np.uint32], sampled: Flags | None = None
-) -> Steps[tuple[list[HiddenLevel], HiddenRows, Words]]:
+) -> Steps[tuple[list[HiddenLevel], SharedNodes, Words]]:
     """Grow a tree on shared margins, uint32 (n_rows,); rows that are not `sampled`, (n_rows,), count in no sum.
 
     Return its levels, the rows' nodes, and own shares of the leaves' weights (`weights_of`), uint64 (2^depth,).
@@ -127,7 +127,7 @@ def grow(
     values = yield from gradients(end, margins)
     if sampled is not None:
         values[~sampled] = 0
-    rows, levels = HiddenRows(end.transfers, len(margins)), []
+    rows, levels = SharedNodes(end.transfers, len(margins)), []
     slots = yield from _slots(end, values)
     while True:
         left, totals = _candidates_of(end, slots)
@@ -208,13 +208,13 @@ def _best(end: HiddenEnd, left: Wide, totals: Wide) -> Steps[Wide]:
 def _opened(end: HiddenEnd, best: Wide) -> Steps[tuple[Bits, NDArray[np.int64]]]:
     """Open the owner of each node's best split, 1 and 2 for role 0 and 1, 0 for none, and own splits' numbers."""
     own = np.ascontiguousarray(best[:, OWNER, 0])
-    (came,) = take((yield Opening([own])), (np.uint64, own.shape))
+    (came,) = take((yield OpenedArrays([own])), (np.uint64, own.shape))
     owners = own + came
     if np.any(owners > 2):
         raise CryptoError("expected shares of whose splits are best")
     theirs, mine = owners == 2 - end.role, owners == 1 + end.role
     numbers = np.ascontiguousarray(best[theirs, NUMBER, 0])
-    (came,) = take((yield Opening([numbers])), (np.uint64, (int(mine.sum()),)))
+    (came,) = take((yield OpenedArrays([numbers])), (np.uint64, (int(mine.sum()),)))
     found = np.full(len(best), -1, np.int64)
     found[mine] = (best[mine, NUMBER, 0] + came).astype(np.int64)
     sizes = [len(of_party) for of_party in end.candidates]
@@ -238,7 +238,7 @@ def _sides(end: HiddenEnd, owners: Bits, numbers: NDArray[np.int64]) -> tuple[Hi
 
 
 def add_weights(
-    rows: HiddenRows, margins: NDArray[np.uint32], weights: NDArray[np.int64] | None
+    rows: SharedNodes, margins: NDArray[np.uint32], weights: NDArray[np.int64] | None
 ) -> Steps[NDArray[np.uint32]]:
     """Return shares of the margins plus the weights of the rows' leaves, which the active party gives."""
     found = yield from rows.weight_of_rows(None if weights is None else weights[None])

@@ -152,7 +152,7 @@ ROUTES: dict[Stage, Routes] = {
                 messages.LinkEcho,
                 messages.SealedStep,
                 messages.OpenedStep,
-                hidden_training.LeafShares,
+                hidden_training.WeightShares,
             ),
             Route(hidden_forest.HiddenForest, ACTIVE, PASSIVE),
             leakage.CHECKPOINTS,

@@ -27,7 +27,7 @@ from treaty.crypto.transfer.ahead import Ahead
 from treaty.crypto.transfer.arithmetic import Wide, subtract
 from treaty.crypto.transfer.category_sets import half_that_won, halves_of
 from treaty.crypto.transfer.stock import Arrays as StepArrays
-from treaty.crypto.transfer.stock import Bits, Opening, Paths, Steps, Transfers, open_transfers
+from treaty.crypto.transfer.stock import Bits, OpenedArrays, Paths, Steps, Transfers, open_transfers
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.machine.arrays import Int32s, pieces
 from treaty.messaging.certificates import Signer
@@ -192,7 +192,7 @@ def take_steps(party: Party, ends: Mapping[str, Steps[Any]], ahead: Mapping[str,
             except StopIteration as stop:
                 results[peer] = stop.value
                 continue
-            waiting[peer] = messages.OpenedStep if isinstance(sent, Opening) else messages.SealedStep
+            waiting[peer] = messages.OpenedStep if isinstance(sent, OpenedArrays) else messages.SealedStep
             party.send(peer, waiting[peer](pack(sent)))
         for peer in [peer for peer in given if peer in ahead]:
             for message in earlier[peer]:
