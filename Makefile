@@ -77,6 +77,7 @@ type: $(STAMP)
 
 # What is generated is written into the pages first; a page out of the sidebar, a dead link or anchor is an error.
 docs: $(STAMP)
+	$(BIN)/python docs/prose.py --check
 	$(BIN)/python docs/options.py > docs/options.md
 	$(BIN)/python docs/disclosures.py
 	$(BIN)/python docs/attack_scores.py
