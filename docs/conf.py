@@ -88,6 +88,11 @@ CONTENTS = {
     "Security": ["SECURITY", "docs/audit"],
     "Reference": ["docs/reference", "docs/options", "docs/objectives", "CHANGELOG"],
     "Results": ["docs/results", "docs/measured", "docs/experiments"],
+    "Explanation": [
+        "docs/explanation/audit_of_gradients",
+        "docs/explanation/ciphers",
+        "docs/explanation/exact_sums",
+    ],
     "For developers": ["CONTRIBUTING", "docs/architecture", "docs/lattice", "docs/first_hour"],
 }
 

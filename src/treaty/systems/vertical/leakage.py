@@ -19,7 +19,7 @@ from treaty.systems.vertical import contributions, messages, prediction, setup
 from treaty.systems.vertical.cipher_options import CipherOptions
 
 SECUREBOOST = "arXiv 1901.08755"
-_WHO = "docs/secureboost.md, Who learns what, and who may collude"
+_WHO = "docs/secureboost.md, Who learns what"
 SIDES = "docs/sealed.md, What splits tell"
 
 # ---------------------------------------------------------------- decisions and predictions
@@ -173,7 +173,7 @@ def encrypted(seal: str, hide: str, guards: str, *, blind: bool = False) -> Rout
         DECISIONS,
         FINISH,
         AGREEMENT,
-        reference="docs/secureboost.md, What happens",
+        reference="docs/secureboost.md, How it works",
     )
 
 
