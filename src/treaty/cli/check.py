@@ -284,6 +284,10 @@ def demo(
             "With fedxgboost-smm, its backend: lattice, dealer or ou."
         ),
     ] = "auto",
+    open_sums: Annotated[
+        bool,
+        typer.Option("--open", help="With secureboost: faster, as the party with the labels sees exact sums."),
+    ] = False,
     report: Annotated[
         Path | None, typer.Option(help="Write a report of the run, compared with the pooled table, to this HTML file.")
     ] = None,
@@ -309,5 +313,6 @@ def demo(
             check_possible(report)
         run_demo(
             model=model, protocol=protocol, parties=parties, data=data, label=label, ids=ids,
-            split=split, transport=transport, trees=trees, encryption=encryption, first_time=compiling, report=report,
+            split=split, transport=transport, trees=trees, encryption=encryption, open_sums=open_sums,
+            first_time=compiling, report=report,
         )  # fmt: skip

@@ -30,6 +30,10 @@ from treaty.systems.options import SystemOptions, converted, names_of
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import System, roles_of
 
+# a table of the terminal without lines, so that all of the demo fits a screen
+_PLAIN: dict[str, Any] = {"box": None, "header_style": "italic", "pad_edge": False, "padding": (0, 2, 0, 0)}
+_MOST_FACTS = 2
+
 
 def run_demo(
     *,
@@ -43,6 +47,7 @@ def run_demo(
     transport: str | None,
     trees: int | None,
     encryption: str,
+    open_sums: bool,
     first_time: bool,
     report: Path | None = None,
 ) -> None:
@@ -56,18 +61,20 @@ def run_demo(
     trust([protocol])
     system = find_system(protocol or ("secureboost" if model == "trees" else "quasi-newton"), model)
     cipher = next((name for name in ("encryption", "backend") if name in names_of(system.options)), None)
-    named = encryption != "auto"
+    named, seals = encryption != "auto", "sums" in names_of(system.options)
     unused = {
         "--model logistic has no trees: leave --trees out": trees is not None and model == "logistic",
         f"protocol {system.name!r} sends nothing: leave --transport out": transport and system.split == "none",
         f"protocol {system.name!r} splits rows: use --parties in place of --split": split and system.split == "rows",
         "--split says how many parties there are: leave --parties out": split and parties,
         f"protocol {system.name!r} has no cipher to choose: leave --encryption out": named and not cipher,
+        f"protocol {system.name!r} has no sealed sums: leave --open out": open_sums and not seals,
+        f"sums under {encryption} are open: add --open": seals and not open_sums and encryption in ("ou", "paillier"),
     }
     for refusal, given in unused.items():
         if given:
             raise ConfigError(refusal)
-    options = _options(system, {cipher: encryption} if cipher and named else {}, parties)
+    options = _options(system, {cipher: encryption} if cipher and named else {}, parties, open_sums or not seals)
     loaded = load_data(data, label, ids)
     rounds = 20 if trees is None else trees
     played = {} if system.split == "none" else {"transport": transport or "memory"}
@@ -95,13 +102,16 @@ def run_demo(
             contents = contents_of(scenario.model, scenario.rows_of(test), scenario.y[test], pooled, (), None)
         write_page(report, replace(contents, learned=_learned(scenario)))
         say(f"wrote {report}")
+    _say_next(own_table=data != "breast", sealed=seals and not open_sums, report=report)
 
 
-def _options(system: System, given: dict[str, Any], parties: int | None) -> SystemOptions:
-    """Return the system's options, checked. In a system with edge servers, `parties` is their number."""
-    demo: dict[str, Any] = {"edges": parties or 3}
-    if system.common is BoostingOptions:
-        # exact sums are accepted, for sealing them takes longer, and these organisations are fictitious
+def _options(system: System, given: dict[str, Any], parties: int | None, exact_sums: bool) -> SystemOptions:
+    """Return the system's options, checked. In a system with edge servers, `parties` is their number.
+
+    With `exact_sums`, all parties accept what exact sums of so few rows show: the organisations are fictitious.
+    """
+    demo: dict[str, Any] = {"edges": parties or 3, "sums": "open" if exact_sums else "sealed"}
+    if system.common is BoostingOptions and exact_sums:
         demo["allow_exact_sums"] = True
     demo = {name: value for name, value in demo.items() if name in names_of(system.options)}
     own = converted(given | demo, system.options, system.name)
@@ -114,14 +124,12 @@ def _play(scenario: Scenario, system: System) -> None:
     model, train, test = scenario.model, scenario.train, scenario.test
     regression = isinstance(model, LogisticRegression)
     batches = f", batches of {model.batch_size}" if regression else ""
-    console.print(f"{len(train)} rows to train on, {len(test)} held back; {system.name}{batches}", style="bold")
+    sealed = ", sealed sums" if getattr(model.protocol, "sums", "") == "sealed" else ""
+    console.print(f"{len(train)} rows to train on, {len(test)} held back; {system.name}{batches}{sealed}", style="bold")
     if system.split != "none" and model.transport == "memory":
-        console.print("all parties are threads of this process; --transport tls: a process each, connected by TLS")
+        console.print("all parties are threads of this process; for processes and TLS: --transport tls")
     if getattr(model.protocol, "allow_exact_sums", False):
-        console.print(
-            "allow_exact_sums: exact sums reveal bins of so few rows; parties of a real job must accept that"
-            + (", or sums are sealed" if hasattr(model.protocol, "sums") else "")
-        )
+        console.print("sums are open: they show bins of so few rows; in a job, all parties must accept that")
     # the demo prints what these warnings say, or expects it
     with warnings.catch_warnings():
         # some of so few rows always do
@@ -131,11 +139,13 @@ def _play(scenario: Scenario, system: System) -> None:
         # which the baseline does on purpose
         warnings.filterwarnings("ignore", message="protocol 'pooled' joins")
         started = time.perf_counter()
-        model.fit(*scenario.given)
+        with Status("training", console=console):
+            model.fit(*scenario.given)
         fitted = time.perf_counter()
         ours = _predicted(model, scenario.rows_of(test))
         predicted = time.perf_counter()
         grid = _scores(scenario, system, ours)
+    console.print("")
     console.print(grid)
     if regression:
         cut = ", before it was steady" if label_holder(model.parts_.values()).unsettled else ""
@@ -145,14 +155,25 @@ def _play(scenario: Scenario, system: System) -> None:
     if model.communication_:
         console.print(_bytes_by_role(scenario, system) if "user" in system.train else _bytes_by_pair(model))
     for party, part in model.parts_.items():
-        if getattr(part, "choice", ""):
-            console.print(f"encryption: {part.encryption}, {part.choice}", soft_wrap=True)
         if getattr(part, "spent", ""):
             console.print(f"noise of {party}: {part.spent}", soft_wrap=True)
-    console.print("\nWhat each party learned", style="bold")
-    for party, facts in _learned(scenario).items():
-        for fact in facts:
-            console.print(f"  {party:<12} {fact}", soft_wrap=True)
+    grid = Grid("", "", title="\nWhat each party learned, in short", title_justify="left", **_PLAIN, show_header=False)
+    for party, facts in scenario.model.disclosures_.items():
+        for fact in facts[:_MOST_FACTS]:
+            grid.add_row(party, fact)
+    console.print(grid)
+
+
+def _say_next(*, own_table: bool, sealed: bool, report: Path | None) -> None:
+    """Print what to do after the demo."""
+    console.print("\nNext", style="italic")
+    if report is None:
+        say("  all that each party learned       treaty demo --report out.html")
+    if not own_table:
+        say("  your own table                    treaty demo --data FILE --label COLUMN")
+    if sealed:
+        say("  faster, with sums in the clear    treaty demo --open")
+    say("  in Python, and between two organisations    docs/tutorial.md")
 
 
 def _learned(scenario: Scenario) -> dict[str, list[str]]:
@@ -181,7 +202,7 @@ def add_scores(grid: Grid, title: str, y: NDArray[Any], probabilities: NDArray[n
 def _scores(scenario: Scenario, system: System, ours: NDArray[np.float64]) -> Grid:
     """Return the scores of Treaty, of each participant alone, of the pooled table, and of another library."""
     y, train, test = scenario.y, scenario.train, scenario.test
-    grid = Grid("", title="On the held-back rows", title_justify="left")
+    grid = Grid("On the held-back rows", **_PLAIN)
     for heading in ("R2", "RMSE") if is_target(y) else ("AUC", "log-loss"):
         grid.add_column(heading, justify="right")
     alone = system.split == "none"
@@ -244,14 +265,14 @@ def _add_xgboost(grid: Grid, scenario: Scenario) -> None:
 
 
 def _byte_grid(headings: tuple[str, ...]) -> Grid:
-    grid = Grid(title="Bytes sent while training", title_justify="left")
+    grid = Grid(**_PLAIN)
     for heading in headings:
-        grid.add_column(heading, justify="left" if heading in ("from -> to", "mostly") else "right")
+        grid.add_column(heading, justify="right" if heading in ("messages", "MB", "MB of each sender") else "left")
     return grid
 
 
 def _bytes_by_pair(model: Any) -> Grid:
-    grid = _byte_grid(("from -> to", "messages", "MB", "mostly"))
+    grid = _byte_grid(("Sent in training", "messages", "MB", "mostly"))
     for pair, totals in model.communication_.items():
         largest = max(totals["by_type"], key=totals["by_type"].get)
         grid.add_row(pair, str(totals["messages"]), f"{totals['bytes'] / 1e6:.2f}", largest)
@@ -267,7 +288,7 @@ def _bytes_by_role(scenario: Scenario, system: System) -> Grid:
         sender, _, receiver = pair.partition(" -> ")
         messages, size = sums.get((roles[sender], roles[receiver]), (0, 0))
         sums[roles[sender], roles[receiver]] = messages + totals["messages"], size + totals["bytes"]
-    grid = _byte_grid(("from -> to", "messages", "MB", "MB of each sender"))
+    grid = _byte_grid(("Sent in training", "messages", "MB", "MB of each sender"))
     for (sender, receiver), (messages, size) in sums.items():
         grid.add_row(
             f"{members[sender]} {sender} -> {members[receiver]} {receiver}", str(messages), f"{size / 1e6:.2f}",
