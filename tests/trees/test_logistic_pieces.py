@@ -139,3 +139,12 @@ def test_whole_weights_are_rounded_quotients_within_their_limits(grad, hess, rat
     (weight,) = whole_weights(np.array([[grad, hess, 1]]), rate, ridge)
     exact = math.floor(Fraction(-grad * rate, hess + ridge) + Fraction(1, 2))
     assert weight == min(max(exact, -WHOLE_LIMIT), WHOLE_LIMIT - 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "whole"), [(0.0, 0), (1e-6, 0), (7.6e-6, 0), (7.7e-6, 1), (0.1, 6554), (2.0, 131072)]
+)
+def test_the_least_gain_is_a_whole_number(given, whole):
+    """In units of squared grad over hess, so that a protocol on shares compares it exactly."""
+    rules = SplitRules(grad_unit=2.0**-16, hess_unit=2.0**-16, leaf_unit=UNIT, min_gain=0.0, min_split_loss=given)
+    assert rules.threshold_in_units == whole

@@ -106,8 +106,9 @@ class SplitRules:
 
     @property
     def threshold_in_units(self) -> float:
-        """`threshold` in units of squared grad over hess."""
-        return self.threshold * self.hess_unit / (self.grad_unit * self.grad_unit)
+        """`threshold` in units of squared grad over hess; whole, where leaf values are."""
+        units = self.threshold * self.hess_unit / (self.grad_unit * self.grad_unit)
+        return float(round(units)) if self.leaf_unit else units
 
     def weight(self, totals: Integers, bounds: Floats | None = None) -> Floats:
         """Return -G / (H + reg_lambda) (XGBoost Eq. 5) for node totals (n, 3), 0 where H is too small.

@@ -37,7 +37,7 @@ def plain_best(
     """Return numerator, denominator, number and owner of each node's best, as the plain grower compares them."""
     out = []
     for of_node, whole in zip(left, totals, strict=True):
-        best = (*bound(whole, terms.ridge, 0.0), 0, 0)
+        best = (*bound(whole, terms.ridge, float(terms.threshold)), 0, 0)
         for number, of_left in enumerate(of_node):
             children = of_left, whole - of_left
             fits = all(child[1] >= terms.least_hess and child[2] >= terms.least_rows for child in children)
@@ -101,6 +101,39 @@ def test_best_is_the_plain_one(
     owners = np.sort(rng.integers(1, 3, candidates).astype(np.uint8))[:: rng.choice([-1, 1])].copy()
     found = best(ends, left, totals, owners, terms, Widths.of(bounds, ridge), step)
     assert found == plain_best(left, totals, owners, terms)
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from([(3, 2, 1), (40, 4, 3), (50_000, 1 << 16, 17040), (2**26, 1 << 16, 17040)]),
+    st.sampled_from([1, 2, 3, 1 << 16, 1 << 24]), st.sampled_from([-1, 0, 1]), st.integers(0, 1 << 32),
+)  # fmt: skip
+def test_a_split_gains_more_than_the_threshold(
+    ends: Ends, limits: tuple[int, int, int], ridge: int, by: int, seed: int
+) -> None:
+    """Near the gain of one of the splits, and to the unit."""
+    rng, bounds = np.random.default_rng(seed), SumsBounds(*limits)
+    left, totals = nodes_of(bounds, 3, 5, rng)
+    whole = totals[0]
+    top, below = fraction(whole, left[0, rng.integers(5)], ridge)
+    of_node, of_hess = bound(whole, ridge, 0.0)
+    gain = (top * of_hess - of_node * below) // (below * of_hess * (int(whole[1]) + 2 * ridge))
+    terms = SplitTerms(ridge, 0, 0, int(float(max(1, gain + by))))
+    found = best(ends, left, totals, np.ones(5, np.uint8), terms, Widths.of(bounds, ridge))
+    assert found == plain_best(left, totals, np.ones(5, np.uint8), terms)
+
+
+@pytest.mark.parametrize("threshold", [1 << 74, 1 << 90, 10**40])
+@pytest.mark.parametrize("ridge", [1, 3, 1 << 16])
+def test_no_split_gains_what_none_can(ends: Ends, ridge: int, threshold: int) -> None:
+    """Not by a numerator that wraps around either, at sums that are as large as can be."""
+    bounds = SumsBounds(1 << 20, 1 << 16, 17040)
+    n, g, h = bounds.n_rows, bounds.grad_bound, bounds.hess_bound
+    half = n // 2
+    left = np.array([[[g * half, 0, half], [g * half, h * half, half]], [[0, 0, 0], [g * half, h * half, half]]])
+    totals = np.array([[0, 0, n], [g * n, h * n, n]])
+    found = best(ends, left, totals, np.ones(2, np.uint8), SplitTerms(ridge, 0, 0, threshold), Widths.of(bounds, ridge))
+    assert [of[3] for of in found] == [0, 0]
 
 
 def test_the_first_of_equal_splits_wins_and_one_without_gain_does_not(ends: Ends) -> None:

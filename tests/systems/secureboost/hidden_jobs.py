@@ -68,7 +68,9 @@ class Job:
         self.own, self.labels, self.n, self.swapped = own, labels, len(labels), swapped
         self.depth = self.rules.max_depth
         self.bounds = SumsBounds(self.n, 1 << FRACTION, int(LogisticPieces.hess_limit * 2**FRACTION) + 1)
-        terms = SplitTerms(self.rules.ridge, self.rules.least_hess, self.rules.min_child_samples)
+        terms = SplitTerms(
+            self.rules.ridge, self.rules.least_hess, self.rules.min_child_samples, int(self.rules.threshold_in_units)
+        )  # fmt: skip
         everything = [np.arange(len(of.categorical), dtype=np.int32) for of in own]
         self.columns, self.sampled = everything if columns is None else columns, sampled
         candidates = [of.candidates(some) for of, some in zip(own, self.columns, strict=True)]
@@ -95,6 +97,7 @@ class Job:
             "max_depth": int(rng.integers(1, 7)), "learning_rate": float(rng.choice([0.05, 0.3, 1.0])),
             "min_child_samples": int(rng.choice([1, 1, 5, 40, 1000])), "reg_lambda": float(rng.choice([0.01, 1.0, 20])),
             "min_child_weight": float(rng.choice([1e-3, 1.0, 5.0])),
+            "min_split_loss": float(rng.choice([0.0, 0.0, 0.1, 1.0, 3.0, 1e6])),
         }  # fmt: skip
         labels = (signal > np.median(signal)).astype(np.int64)
         columns = sampled = None

@@ -81,6 +81,17 @@ def test_trees_on_samples_of_rows_and_columns(owners):
     assert_lossless(*fit_both(tables, y, **options), tables)
 
 
+@pytest.mark.parametrize("least", [1e-7, 2.0, slow(0.3), slow(1e9)])
+def test_trees_whose_splits_gain_enough(least):
+    X, y = real_table("binary")
+    tables = cut(with_gaps(X.iloc[:, :8]), 2)
+    federated, pooled = fit_both(tables, y, min_split_loss=least, max_depth=5)
+    assert_lossless(federated, pooled, tables)
+    leaves = [sum(len(tree[0]) for tree in described(fit_both(tables, y, max_depth=5)[1])), *(
+        sum(len(tree[0]) for tree in described(of)) for of in (federated, pooled))]  # fmt: skip
+    assert (leaves[0] > leaves[1]) == (least > 1e-6)
+
+
 def test_the_active_party_may_have_no_columns_and_come_last():
     X, y = real_table("binary")
     tables = {"shop": X.iloc[:, :5], "bank": X.iloc[:, :0]}
@@ -196,7 +207,6 @@ def test_a_training_goes_on_from_a_finished_model():
         ({"objective": None}, "objective"),
         ({"max_depth": 7}, "max_depth"),
         ({"goss": True}, "goss"),
-        ({"min_split_loss": 0.1}, "min_split_loss"),
         ({"fractional_bits": 15}, "fractional_bits"),
         ({"interaction_constraints": [["p0.mean radius", "p0.mean texture"]]}, "interaction_constraints"),
     ],

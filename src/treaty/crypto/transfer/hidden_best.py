@@ -3,9 +3,9 @@
 As in `sealed_sums`, whose tournament it is: with a = H_L + ridge, b = H_R + ridge and V = b G_L - a G_R the best split
 has the largest V^2 / (a b). V takes two products of shared numbers here. A split has to pass
 
-    G^2 ridge / (H + ridge),
+    (G^2 ridge + (H + 2 ridge) (H + ridge) threshold) / (H + ridge),
 
-which is no gain at all on the same scale (`trees.splits.bound`).
+which is a gain of the threshold on the same scale (`trees.splits.bound`).
 """
 
 from __future__ import annotations
@@ -41,11 +41,15 @@ GRAD, HESS, COUNT = range(3)
 
 @dataclass(frozen=True, slots=True)
 class SplitTerms:
-    """What a split must have: `ridge` of hess is added to each child, which has at least so much hess and rows."""
+    """What a split must have: `ridge` of hess is added to each child, which has at least so much hess and rows.
+
+    Its gain is above `threshold`, in units of squared grad over hess.
+    """
 
     ridge: int
     least_hess: int
     least_rows: int
+    threshold: int = 0
 
 
 def best_of_hidden(
@@ -108,11 +112,19 @@ def _bound(transfers: Transfers, totals: Wide, terms: SplitTerms, widths: Widths
     words, top_words = widths.words, -(-widths.top // 64)
     # as wide as V, so that the square is shared modulo as much as V^2
     grad = cut(resized(totals[:, GRAD], top_words), widths.grad)
-    square = yield from squares(transfers, grad, widths.grad, widths.top, role)
+    ridge = from_ints([terms.ridge if role == 0 else 0], WORDS)[0]
+    below = add(totals[:, HESS], ridge)
+    found = [squares(transfers, grad, widths.grad, widths.top, role)]
+    if terms.threshold:
+        x, y = (cut(resized(of, top_words), widths.grad) for of in (below, add(below, ridge)))
+        found.append(products(transfers, x, y[:, None], widths.grad, widths.grad, widths.top))
+    # no gain reaches this, whose numerators fit
+    most = 1 << max(0, 2 * widths.node_grad - 1 - terms.ridge.bit_length())
+    top = np.zeros((len(totals), words), np.uint64)
+    for of, factor in zip((yield from together(*found)), (terms.ridge, min(terms.threshold, most)), strict=False):
+        top = add(top, times(resized(of.reshape(len(totals), -1), words), from_ints([factor], words)))
     out = np.zeros((len(totals), 2, words), np.uint64)
-    out[:, TOP] = cut(times(resized(square, words), from_ints([terms.ridge], words)), widths.top)
-    below = add(totals[:, HESS], from_ints([terms.ridge if role == 0 else 0], WORDS)[0])
-    out[:, BELOW] = cut(resized(below, words), widths.below)
+    out[:, TOP], out[:, BELOW] = cut(top, widths.top), cut(resized(below, words), widths.below)
     return out
 
 

@@ -195,7 +195,8 @@ def _make_end(
     return HiddenEnd(
         role, compute(party, open_transfers(role)), sums, bounds, loss, columns.codes,
         both if place == 0 else both[::-1], place,
-        SplitTerms(rules.ridge, rules.least_hess, rules.min_child_samples), rules.whole_rate, rules.max_depth, step,
+        SplitTerms(rules.ridge, rules.least_hess, rules.min_child_samples, int(rules.threshold_in_units)),
+        rules.whole_rate, rules.max_depth, step,
     )  # fmt: skip
 
 

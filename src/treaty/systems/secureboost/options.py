@@ -225,7 +225,6 @@ class SecureBoost(SystemOptions):
             "max_leaves": (common.max_leaves, None),
             "num_parallel_tree": (common.num_parallel_tree, 1),
             "process_type": (common.process_type, "default"),
-            "min_split_loss": (common.min_split_loss, 0.0),
             "monotone_constraints": (common.monotone_constraints or None, None),
             "interaction_constraints": (common.interaction_constraints or None, None),
             "early_stopping_rounds": (common.early_stopping_rounds, None),
