@@ -92,6 +92,9 @@ CONTENTS = {
         "docs/explanation/audit_of_gradients",
         "docs/explanation/ciphers",
         "docs/explanation/exact_sums",
+        "docs/explanation/growth_measurements",
+        "docs/explanation/lattice_choices",
+        "docs/explanation/sealed_security",
     ],
     "For developers": ["CONTRIBUTING", "docs/architecture", "docs/lattice", "docs/first_hour"],
 }
