@@ -92,6 +92,7 @@ CONTENTS = {
         "docs/explanation/audit_of_gradients",
         "docs/explanation/ciphers",
         "docs/explanation/exact_sums",
+        "docs/explanation/federboost_details",
         "docs/explanation/growth_measurements",
         "docs/explanation/lattice_choices",
         "docs/explanation/sealed_security",
