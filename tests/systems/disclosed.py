@@ -54,6 +54,11 @@ CASES: dict[str, list[Case]] = {
         Case({"sums": "sealed"}),
         Case({"sums": "sealed", "reveal": "node", "purity_guard": 0.2}, TWO),
         Case({"membership": "hidden", "objective": "logistic_pieces"}, TWO),
+        Case(
+            {"membership": "hidden", "objective": "logistic_pieces"},
+            TWO,
+            {"forest": SimpleNamespace(objective=SimpleNamespace(weight_bound=4.0))},
+        ),
         Case({"sums": "sealed", "max_cat_to_onehot": 4}, TWO),
         Case({"sums": "sealed", "interaction_constraints": [["bank.age", "shop.visits"]]}),
         Case({"encryption": "ou", "max_cat_to_onehot": 4, "category_sets": "sorted"}, TWO),

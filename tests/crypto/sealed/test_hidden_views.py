@@ -207,9 +207,11 @@ def test_shares_of_leaf_weights(ends: Ends, secret: str) -> None:
 # ---------------------------------------------------------------- a whole tree
 
 
-def seen_in_trees(ends: Ends, role: int, columns: list[Columns], labels: np.ndarray) -> list[list[np.ndarray]]:
+def seen_in_trees(
+    ends: Ends, role: int, columns: list[Columns], labels: np.ndarray, weights: np.ndarray | None = None
+) -> list[list[np.ndarray]]:
     """Return how often half bytes come at each step of a tree, array by array, in some trees on equal margins."""
-    job = Job(ends, columns, labels, max_depth=2, step=100)
+    job = Job(ends, columns, labels, max_depth=2, step=100, weights=weights)
     found: list[list[np.ndarray]] = []
     for number in range(7):
         margins = job.share(np.zeros(job.n, np.int64), np.random.default_rng())
@@ -252,6 +254,12 @@ def in_rings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_tree_shows_the_passive_party_nothing_of_labels(ends: Ends, in_rings: None) -> None:
     columns, labels = job_parts()
     assert_alike(*(seen_in_trees(ends, 1, columns, given) for given in (labels, 1 - labels)))
+
+
+def test_a_tree_shows_the_passive_party_nothing_of_weights(ends: Ends, in_rings: None) -> None:
+    columns, labels = job_parts()
+    of_all = (np.full(len(labels), weight) for weight in (3, 4))
+    assert_alike(*(seen_in_trees(ends, 1, columns, labels, weights) for weights in of_all))
 
 
 def test_a_tree_shows_the_active_party_nothing_of_columns_that_split_no_node(ends: Ends, in_rings: None) -> None:

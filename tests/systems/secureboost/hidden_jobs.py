@@ -18,7 +18,8 @@ from treaty.systems.vertical.sealed_candidates import Candidates
 from treaty.trees.boosting import TreeSample
 from treaty.trees.columns import ColumnSource, SplitSearch, grow_tree
 from treaty.trees.ensemble import Tree
-from treaty.trees.logistic_pieces import LogisticPieces, pieces_of
+from treaty.trees.logistic_pieces import pieces_of
+from treaty.trees.objectives import make_objective
 from treaty.trees.splits import SplitRules
 
 FRACTION, UNIT = 16, 2.0**-12
@@ -58,7 +59,8 @@ class Job:
 
     def __init__(
         self, ends: tuple[Transfers, Transfers], own: list[Columns], labels: np.ndarray, *, swapped: bool = False,
-        step: int = 1, columns: list[np.ndarray] | None = None, sampled: np.ndarray | None = None, **rules: Any,
+        step: int = 1, columns: list[np.ndarray] | None = None, sampled: np.ndarray | None = None,
+        weights: np.ndarray | None = None, **rules: Any,
     ) -> None:  # fmt: skip
         given = {"learning_rate": 0.3, "max_depth": 3, "min_child_samples": 1, "min_child_weight": 1.0, **rules}
         self.rules = SplitRules(
@@ -67,7 +69,9 @@ class Job:
         )  # fmt: skip
         self.own, self.labels, self.n, self.swapped = own, labels, len(labels), swapped
         self.depth = self.rules.max_depth
-        self.bounds = SumsBounds(self.n, 1 << FRACTION, int(LogisticPieces.hess_limit * 2**FRACTION) + 1)
+        self.weights = weights
+        self.loss = make_objective("logistic_pieces", labels.astype(float), weights, fractional_bits=FRACTION)
+        self.bounds = SumsBounds(self.n, self.loss.grad_bound, self.loss.hess_bound)
         terms = SplitTerms(
             self.rules.ridge, self.rules.least_hess, self.rules.min_child_samples, int(self.rules.threshold_in_units)
         )  # fmt: skip
@@ -79,7 +83,8 @@ class Job:
         for role, transfers in enumerate(ends):
             others = int(own[1 - role].offsets[-1])
             sums = SharedSums(self.bounds, own[role].codes, own[role].offsets, others, bytes(32))
-            loss = LogisticShares.of(pieces_of(FRACTION), FRACTION, labels if role == 0 else None)
+            known = () if role else (labels, weights)
+            loss = LogisticShares.of(pieces_of(FRACTION), FRACTION, int(self.loss.weight_bound), *known)
             self.ends.append(HiddenEnd(
                 role, transfers, sums, self.bounds, loss, own[role].codes, ordered, role ^ swapped, terms,
                 self.rules.whole_rate, self.depth, step,
@@ -107,9 +112,10 @@ class Job:
             columns = [np.flatnonzero(of).astype(np.int32) for of in np.split(kept, [features[0]])]
             sampled = rng.random(n) < 0.7
             sampled[rng.integers(n)] = True
+        weights = rng.integers(1, 1 + rng.choice([2, 5, 255]), n) if rng.random() < 0.3 else None
         return cls(
             ends, own, labels, swapped=bool(rng.integers(2)), step=int(rng.integers(1, 300)), columns=columns,
-            sampled=sampled, **given | rules,
+            sampled=sampled, weights=weights, **given | rules,
         )  # fmt: skip
 
     def share(self, margins: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
@@ -130,10 +136,8 @@ class Job:
 
     def derivatives(self, margins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the plain grad and hess of margins, whole numbers of 2^-12."""
-        grad, hess = np.zeros((2, 1, self.n), np.int64)
-        LogisticPieces(fractional_bits=FRACTION).write_derivatives(
-            margins[:, None] * UNIT, self.labels.astype(float), np.full(self.n, 2.0**FRACTION), grad, hess
-        )
+        weights = None if self.weights is None else self.weights.astype(float)
+        grad, hess, _ = self.loss.gradients(margins[:, None] * UNIT, self.labels.astype(float), weights)
         return grad[0], hess[0]
 
     def plain(self, margins: np.ndarray) -> tuple[Tree, list[list[tuple[int, np.ndarray]]], np.ndarray]:

@@ -92,6 +92,37 @@ def test_trees_whose_splits_gain_enough(least):
     assert (leaves[0] > leaves[1]) == (least > 1e-6)
 
 
+@pytest.mark.parametrize("most", [2, slow(3), 255])
+def test_trees_on_rows_of_different_weights(most):
+    X, y = real_table("binary")
+    tables, weight = cut(with_gaps(X.iloc[:, :8]), 2), np.random.default_rng(most).integers(1, most + 1, len(y))
+    weight[:2] = 1, most
+    options = {**OPTIONS, "subsample": 0.8, "random_state": 3}
+    pooled = treaty.GBDTClassifier("pooled", **options).fit(tables, y, sample_weight=weight)
+    federated = treaty.GBDTClassifier(HIDDEN, n_jobs=1, **options).fit(tables, y, sample_weight=weight)
+    assert_lossless(federated, pooled, tables)
+    assert described(pooled) != described(treaty.GBDTClassifier("pooled", **options).fit(tables, y))
+    told = f"that the largest weight of a row is above half of {most + most % 2} and at most {most + most % 2}"
+    assert told in federated.disclosures_["p1"]
+
+
+def test_classes_may_have_whole_weights():
+    X, y = real_table("binary")
+    tables = cut(X.iloc[:, :4], 2)
+    assert_lossless(*fit_both(tables, y, scale_pos_weight=5.0, n_estimators=1), tables)
+    assert_lossless(*fit_both(tables, y, class_weight={0: 2.0, 1: 7.0}, n_estimators=1), tables)
+
+
+@pytest.mark.parametrize("weight", [0.5, 1.5, 256.0, 1e-3])
+def test_weights_that_are_not_whole_or_stand_out_are_refused(weight):
+    X, y = real_table("binary")
+    given = np.where(np.arange(len(y)) == 3, weight, 1.0)
+    with pytest.raises(
+        treaty.ConfigError, match=rf"whole weights from 1 to 255, got {weight:g} and 0 others: multiply"
+    ):
+        treaty.GBDTClassifier(HIDDEN, **OPTIONS).fit(cut(X.iloc[:, :4], 2), y, sample_weight=given)
+
+
 def test_the_active_party_may_have_no_columns_and_come_last():
     X, y = real_table("binary")
     tables = {"shop": X.iloc[:, :5], "bank": X.iloc[:, :0]}
@@ -131,7 +162,7 @@ def test_on_a_far_link_what_later_trees_need_is_made_ahead(monkeypatch):
 
     monkeypatch.setattr(hidden_training, "Ahead", Watched)
     monkeypatch.setattr(hidden_training, "FAR", -1.0)
-    assert_lossless(*fit_both(tables, y, n_estimators=5, max_depth=2), tables)
+    assert_lossless(*fit_both(tables, y, n_estimators=5, max_depth=2, scale_pos_weight=3.0), tables)
     # of two ends, by tree: the first cannot know, and nothing is made in the last
     assert made[:4] == [0, 0, 0, 0]
     assert min(made[4:10]) > 0
@@ -217,13 +248,11 @@ def test_what_cannot_be_shared_is_refused_by_name(changed, named):
         treaty.GBDTClassifier(HIDDEN, **{**OPTIONS, **changed}).fit(cut(X.iloc[:, :4], 2), y)
 
 
-def test_three_parties_weights_eval_sets_and_many_categories_are_refused():
+def test_three_parties_eval_sets_and_many_categories_are_refused():
     X, y = real_table("binary")
     tables, model = cut(X.iloc[:, :4], 2), treaty.GBDTClassifier(HIDDEN, **OPTIONS)
     with pytest.raises(treaty.ConfigError, match="is for two parties"):
         model.fit(cut(X.iloc[:, :6], 3), y)
-    with pytest.raises(treaty.ConfigError, match="takes no weights"):
-        model.fit(tables, y, sample_weight=np.ones(len(y)))
     with pytest.raises(treaty.ConfigError, match="takes no eval sets"):
         model.fit(tables, y, eval_set=[(tables, y)])
     many = {"p0": X.iloc[:, :2], "p1": pd.DataFrame({"c": pd.Categorical(np.arange(len(y)) % 5)})}

@@ -51,10 +51,14 @@ def test_a_full_tree_has_nodes_of_both_parties_at_all_levels(ends: Ends) -> None
     assert {0, 1} <= set(tree.source.tolist())
 
 
-def test_gradients_are_those_of_the_plain_objective(ends: Ends) -> None:
-    """To the unit, at every piece and beyond, and with labels of either kind."""
+@pytest.mark.parametrize("most", [1, 2, 4, 7, 255])
+def test_gradients_are_those_of_the_plain_objective(ends: Ends, most: int) -> None:
+    """To the unit, at every piece and beyond, with labels of either kind, and weights up to a power of two."""
     n, rng = 4000, np.random.default_rng(1)
-    job = Job(ends, [Columns.draw(n, 1, 3, rng), Columns.draw(n, 1, 3, rng)], np.arange(n) & 1)
+    weights = rng.integers(1, most + 1, n)
+    weights[:2] = most
+    own = [Columns.draw(n, 1, 3, rng), Columns.draw(n, 1, 3, rng)]
+    job = Job(ends, own, np.arange(n) & 1, weights=None if most == 1 else weights)
     margins = np.concatenate([np.arange(-128, 120) * 4096, rng.integers(-(10 << 12), 10 << 12, n - 248)])
     margins[300:400] = (120 << 12) - 1
     shares = job.share(margins, rng)
@@ -99,12 +103,14 @@ def test_the_last_levels_numbers_are_summed_and_not_made_row_by_row(
     assert max(made) == 4
 
 
-def test_no_pad_of_a_tree_serves_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("weighted", [False, True])
+def test_no_pad_of_a_tree_serves_twice(monkeypatch: pytest.MonkeyPatch, weighted: bool) -> None:
     """Under a key, a tweak is of one row; and two trees have different keys, which both ends derive alike."""
     hashed = Used(monkeypatch).hashed
     ends, rng = play(open_transfers(0), open_transfers(1)), np.random.default_rng(5)
     own = [Columns.draw(100, 1, 6, rng) for _ in range(2)]
-    job = Job(ends, own, rng.integers(0, 2, 100), max_depth=3, min_child_weight=1e-3)
+    weights = rng.integers(1, 8, 100) if weighted else None
+    job = Job(ends, own, rng.integers(0, 2, 100), max_depth=3, min_child_weight=1e-3, weights=weights)
     margins, keys = job.share(np.zeros(100, np.int64), rng), []
     for _ in range(2):
         before = set(hashed)

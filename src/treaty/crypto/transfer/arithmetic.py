@@ -241,17 +241,24 @@ def times_known(transfers: Transfers, known: Sequence[int], bits: int, y: Wide, 
     # of a number that one party knows in full, only products with the other's shares need transfers
     groups = -(-v // _COLUMNS)
     kind = Correlation(bits, _COLUMNS, words, 64 * words, one_way=True)
-    drawn = yield from draw(transfers, kind, n * groups)
     x = np.repeat(from_ints(known, max(words, -(-bits // 64))), groups, axis=0)
     padded = np.zeros((n, groups * _COLUMNS, words), np.uint64)
     padded[:, :v] = y
     in_groups = padded.reshape(n * groups, _COLUMNS, words)
     # the top bit of a number that may be negative counts with a minus
-    message = multiplied((drawn, x, in_groups, np.ones(len(x), np.uint8)), sends=role == 1, receives=role == 0)
-    ((received, given),) = yield from message
-    if role == 1:
-        return given.reshape(padded.shape)[:, :v]
-    return add(times(x[:, None, :words], in_groups), received).reshape(padded.shape)[:, :v]
+    found = yield from times_wide(transfers, kind, x, in_groups, role, minus=1)
+    return found.reshape(padded.shape)[:, :v]
+
+
+def times_wide(transfers: Transfers, kind: Correlation, x: Wide, y: Wide, role: int, *, minus: int = 0) -> Steps[Wide]:
+    """Return shares of x y_v from shares of y, (n, v, words), and x, (n, words), that role 0 knows, of a one-way kind.
+
+    If `minus` is 1, the top bit of x counts with a minus; role 1 gives zeros.
+    """
+    drawn = yield from draw(transfers, kind, len(x))
+    top = np.full(len(x), minus, np.uint8)
+    ((received, given),) = yield from multiplied((drawn, x, y, top), sends=role == 1, receives=role == 0)
+    return given if role == 1 else add(times(x[:, None, : y.shape[2]], y), received)
 
 
 _Product = tuple[Correlated, Wide, Wide, Bits]

@@ -27,7 +27,6 @@ import json
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated
 
@@ -42,16 +41,17 @@ from treaty.crypto.transfer.hidden_best import WEIGHT_BITS, SplitTerms, quotient
 from treaty.crypto.transfer.sealed_sums import Widths
 from treaty.crypto.transfer.shared_pieces import NUMBER_BITS
 from treaty.crypto.transfer.stock import Steps, open_transfers, take
-from treaty.data.binning import MOST_BINS, MOST_CATEGORIES, Bins
+from treaty.data.binning import Bins
 from treaty.errors import ConfigError, CryptoError, PeerProtocolError
-from treaty.machine.arrays import Flags, Int32s
+from treaty.machine.arrays import Flags, Int32s, Words
 from treaty.messaging.conversation import MessageOrder, Table
-from treaty.messaging.messages import MOST_COLUMNS, MOST_SLOTS, Array, Message, leaks, view
+from treaty.messaging.messages import Array, Message, leaks, view
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, record_split
 from treaty.systems.pooled.continuing import CheckpointReceipt, CheckpointRequest
 from treaty.systems.pooled.system import Training
 from treaty.systems.secureboost import hidden_tree
+from treaty.systems.secureboost.hidden_columns import Columns
 from treaty.systems.secureboost.hidden_forest import (
     HiddenForest,
     decide_rows,
@@ -65,37 +65,34 @@ from treaty.systems.secureboost.hidden_tree import HiddenEnd, HiddenLevel, Logis
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical.cipher_choice import FAR, PROBES, JobSize, comparisons_of_a_step, measure
-from treaty.systems.vertical.column_owner import ascending, bin_own_columns
+from treaty.systems.vertical.column_owner import ascending
 from treaty.systems.vertical.encrypted_columns import sums_bounds
 from treaty.systems.vertical.hidden_cost import tell_cost
 from treaty.systems.vertical.messages import MOST_AHEAD, MOST_STEP, LinkEcho, LinkProbe, Start
 from treaty.systems.vertical.prediction import Finish
 from treaty.systems.vertical.sealed import compute
-from treaty.systems.vertical.sealed_candidates import Candidates
 from treaty.systems.vertical.training import Follower, agree_on_terms, finish, open_training, start_of
 from treaty.trees.boosting import Rounds, RoundState, draw
 from treaty.trees.ensemble import SplitTable, Tree
 from treaty.trees.logistic_pieces import LogisticPieces, pieces_of
+from treaty.trees.losses import bound_of_weights
 from treaty.trees.splits import SplitRules
 
 # Shared margins are from -128 to below 120, see `crypto.transfer.shared_pieces`
 _LARGEST_MARGIN = 120.0
+MOST_WEIGHT = 255  # a row that counts more stands out in its leaf's weight
 
 
-@leaks("how many bins each of its columns has, which hold categories, and which have missing values", "control")
-class HiddenColumns(Message):
-    """The sender's columns: first slots int32 (n_features + 1,), and bool (n_features,) twice."""
-
-    offsets: Array
-    categorical: Array
-    missing: Array
-
-
-@leaks("the model's number; how many of its splits kept rounds use; how long a step takes", "control")
+@leaks(
+    "the model's number; how many of its splits kept rounds use; how long a step takes; a power of two that no row's "
+    "weight exceeds",
+    "control",
+)
 class HiddenStart(Start):
-    """The model's id, and how many comparisons take as long as a step."""
+    """The model's id, how many comparisons take as long as a step, and what no row's weight exceeds."""
 
     step: Annotated[int, msgspec.Meta(ge=1, le=MOST_STEP)]
+    heaviest: Annotated[int, msgspec.Meta(ge=1, le=1 << MOST_WEIGHT.bit_length())]
 
 
 @leaks("the tree's sample of rows and of columns", "control")
@@ -121,64 +118,8 @@ class WeightShares(Message):
 # ---------------------------------------------------------------- what both ends have
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """One party's columns: `offsets` are the features' first slots."""
-
-    offsets: Int32s
-    categorical: Flags
-    missing: Flags
-
-    def candidates(self, columns: Int32s | None = None) -> Candidates:
-        """Return the candidates of some columns, by default all."""
-        columns = np.arange(len(self.categorical), dtype=np.int32) if columns is None else columns
-        # a category alone against the rest
-        return Candidates(self.offsets, self.categorical, self.missing, columns, MOST_CATEGORIES + 2)
-
-
-class _Columns:
-    """Own columns, and the layout of the other party's."""
-
-    def __init__(self, inputs: RoleInput) -> None:
-        self.bins, self.codes = bin_own_columns(inputs)
-        categorical = inputs.rows.table.schema.categorical
-        missing = (self.codes == self.bins.n_bins).any(axis=0)
-        most = inputs.common.onehot_below
-        if many := [name for name, of, bins in zip(
-            inputs.rows.table.schema.names, categorical, self.bins.n_bins, strict=True) if of and bins >= most
-        ]:  # fmt: skip
-            raise ConfigError(
-                f'membership="hidden" splits categories one against the rest, and {many[0]} has {most} or more: raise '
-                "max_cat_to_onehot"
-            )
-        self.own = _Layout(self.bins.offsets, categorical, missing)
-
-    def exchange(self, party: Party) -> None:
-        """Send the other party the layout of own columns, and take its."""
-        (peer,), own = party.peers, self.own
-        party.send(peer, HiddenColumns(*map(Array.of, (own.offsets, own.categorical, own.missing))))
-        came, what = party.receive(peer, HiddenColumns), "HiddenColumns"
-        categorical = view(came.categorical, np.bool_, (None,), peer=peer, what=f"{what}.categorical")
-        count = len(categorical)
-        offsets = view(came.offsets, np.int32, (count + 1,), peer=peer, what=f"{what}.offsets")
-        sizes = np.diff(offsets.astype(np.int64))
-        most = np.where(categorical, MOST_CATEGORIES, MOST_BINS) + 1
-        fits = count <= MOST_COLUMNS and offsets[0] == 0 and offsets[-1] <= MOST_SLOTS
-        if not fits or np.any(sizes < 1) or np.any(sizes > most):
-            raise PeerProtocolError(peer, "expected the slots of columns", at=f"{what}.offsets")
-        missing = view(came.missing, np.bool_, (count,), peer=peer, what=f"{what}.missing")
-        self.other = _Layout(offsets.copy(), categorical.copy(), missing.copy())
-        if not len(own.categorical) + count:
-            raise ConfigError("expected columns at one of the parties, got none")
-
-    def of_tree(self, end: HiddenEnd, columns: tuple[Int32s, Int32s]) -> HiddenEnd:
-        """Return the end for a tree on some columns, the active party's and the passive one's."""
-        both = [self.own.candidates(columns[end.role]), self.other.candidates(columns[1 - end.role])]
-        return replace(end, candidates=both if end.place == 0 else both[::-1])
-
-
 def _make_end(
-    inputs: RoleInput, columns: _Columns, bounds: SumsBounds, rules: SplitRules, step: int, loss: LogisticShares
+    inputs: RoleInput, columns: Columns, bounds: SumsBounds, rules: SplitRules, step: int, loss: LogisticShares
 ) -> HiddenEnd:
     """Draw a seed with the other party, exchange hints and make transfers."""
     party, role = inputs.party, int(inputs.party.name != inputs.roles.active)
@@ -228,74 +169,117 @@ def _record(splits: SplitTable, bins: Bins, levels: list[HiddenLevel]) -> list[l
 
 def train_active(inputs: RoleInput[SecureBoost]) -> ModelPart:
     """Train as the active party."""
-    party, (peer,) = inputs.party, inputs.party.peers
-    if inputs.rows.weight is not None or inputs.eval_sets:
-        what = "weights" if inputs.rows.weight is not None else "eval sets"
-        raise ConfigError(f'membership="hidden" takes no {what}: leave them out')
+    heaviest = _check_rows(inputs)
     training = open_training(inputs)
-    forest, part, rules = training.forest, training.part, inputs.common.rules(training.forest.objective)
-    objective = _check(forest.objective)
-    columns = _Columns(inputs)
-    columns.exchange(party)
-    bounds = sums_bounds(inputs.rows.table.n_rows, objective, inputs.common)
-    link = measure(party, peer)[0]
-    step = comparisons_of_a_step(link, Widths.of(bounds, rules.ridge))
-    party.send(peer, HiddenStart(*start_of(training, peer), step))
-    part.encryption, part.hides_rows = "lattice", True
-    end = _make_end(inputs, columns, bounds, rules, step, _loss(objective, inputs.rows.y))
-    if left := inputs.common.most_rounds - forest.rounds:
-        layouts, job = (columns.own, columns.other), JobSize(bounds, rules, left, inputs.threads)
-        sizes = [len(of.categorical) for of in layouts], [int(of.offsets[-1]) for of in layouts]
-        candidates = inputs.common.colsample_bytree * sum(map(len, end.candidates))
-        part.choice = tell_cost(party.name, job, *sizes, candidates, link, step)
-    start = np.rint(objective.base_margins[0] / objective.leaf_unit)
-    margins = np.full(inputs.rows.table.n_rows, int(start) % (1 << NUMBER_BITS), np.uint32)
-    if forest.trees:
-        # of a checkpoint or of an earlier model: nobody has kept the margins
-        shared, table = show_forest(party, forest.trees, end.place), inputs.rows.table
-        own = partial(decide_rows, part.splits, table, inputs.threads)
-        weights = leaf_weights(forest.trees, depth_of(forest.trees), objective.leaf_unit)
-        margins += compute(party, margin_shares(end.transfers, table.n_rows, own, shared, weights))
-    records = training.records[peer]
-    reach = abs(float(objective.base_margins[0])) + sum(float(np.abs(tree.value).max()) for tree in forest.trees)
-    inputs.observers.round_finished(forest.rounds, part)
-    samples, ahead = _Samples(inputs, training, columns), Ahead(end.transfers)
-    rounds = Rounds(forest, inputs.common.most_rounds, after_round=partial(_after_round, inputs, training, samples))
-    for trees in rounds:
-        sampled, of_tree = samples.draw()
+    grower = _Grower(inputs, training, heaviest)
+    after_round = partial(_after_round, inputs, training, grower.samples)
+    inputs.observers.round_finished(training.forest.rounds, training.part)
+    for trees in Rounds(training.forest, inputs.common.most_rounds, after_round=after_round):
+        trees.append(grower.grow())
+    finish(inputs.party)
+    return training.part
+
+
+def _check_rows(inputs: RoleInput[SecureBoost]) -> int:
+    """Return a power of two that no row's weight exceeds; ConfigError for eval sets, and weights that are not whole."""
+    if inputs.eval_sets:
+        raise ConfigError('membership="hidden" takes no eval sets: leave them out')
+    if (weight := inputs.rows.weight) is None:
+        return 1
+    unfit = weight[(weight != np.rint(weight)) | (weight < 1.0) | (weight > MOST_WEIGHT)]
+    if len(unfit):
+        raise ConfigError(
+            f'membership="hidden" takes whole weights from 1 to {MOST_WEIGHT}, got {unfit[0]:g} and '
+            f"{len(unfit) - 1} others: multiply all weights, reg_lambda and min_child_weight by one number, and round "
+            "the weights"
+        )
+    return int(bound_of_weights(weight))
+
+
+class _Grower:
+    """The active party's part of all rounds: its end, its shares of margins, and what it counts from tree to tree.
+
+    `heaviest` is a bound of rows' weights. `samples` are those of trees.
+    """
+
+    def __init__(self, inputs: RoleInput[SecureBoost], training: Training, heaviest: int) -> None:
+        party, (peer,), common = inputs.party, inputs.party.peers, inputs.common
+        forest, self._training = training.forest, training
+        objective, n_rows = _check(forest.objective), inputs.rows.table.n_rows
+        self._party, self._peer, self._rules = party, peer, common.rules(objective)
+        self._columns = Columns(inputs)
+        self._columns.exchange(party)
+        bounds = sums_bounds(n_rows, objective, common)
+        link = measure(party, peer)[0]
+        step = comparisons_of_a_step(link, Widths.of(bounds, self._rules.ridge))
+        party.send(peer, HiddenStart(*start_of(training, peer), step, heaviest))
+        training.part.encryption, training.part.hides_rows = "lattice", True
+        loss = _loss(objective, heaviest, inputs.rows.y, inputs.rows.weight)
+        self._end = _make_end(inputs, self._columns, bounds, self._rules, step, loss)
+        if left := common.most_rounds - forest.rounds:
+            layouts, job = (self._columns.own, self._columns.other), JobSize(bounds, self._rules, left, inputs.threads)
+            sizes = [len(of.categorical) for of in layouts], [int(of.offsets[-1]) for of in layouts]
+            candidates = common.colsample_bytree * sum(map(len, self._end.candidates))
+            training.part.choice = tell_cost(party.name, job, *sizes, candidates, link, step)
+        start = np.rint(objective.base_margins[0] / objective.leaf_unit)
+        self._margins = np.full(n_rows, int(start) % (1 << NUMBER_BITS), np.uint32)
+        if forest.trees:
+            # of a checkpoint or of an earlier model: nobody has kept the margins
+            shared, table = show_forest(party, forest.trees, self._end.place), inputs.rows.table
+            own = partial(decide_rows, training.part.splits, table, inputs.threads)
+            weights = leaf_weights(forest.trees, depth_of(forest.trees), objective.leaf_unit)
+            self._margins += compute(party, margin_shares(self._end.transfers, n_rows, own, shared, weights))
+        self._records = training.records[peer]
+        self._reach = abs(float(objective.base_margins[0])) + sum(
+            float(np.abs(tree.value).max()) for tree in forest.trees
+        )
+        self._last = common.most_rounds if link.step > FAR else 0  # a round without others after it
+        self._ahead, self.samples = Ahead(self._end.transfers), _Samples(inputs, training, self._columns)
+
+    def grow(self) -> Tree:
+        """Grow the next tree, and add its weights to the margins."""
+        party, (sampled, of_tree), ahead = self._party, self.samples.draw(), self._ahead
         packed = None if sampled is None else Array.of(np.packbits(sampled))
         # a far link is to be busy while steps wait, but for the first tree, of which nobody knows what it takes
-        ahead.nbytes = int(link.step > FAR and forest.rounds + 1 < inputs.common.most_rounds)
+        ahead.nbytes = int(self._training.forest.rounds + 1 < self._last)
         ahead.begin_tree()
         ahead.nbytes *= min(MOST_AHEAD, max(1, ahead.evenly))
-        party.send(peer, HiddenTree(Array.of(of_tree[0]), Array.of(of_tree[1]), packed, ahead.nbytes))
+        party.send(self._peer, HiddenTree(Array.of(of_tree[0]), Array.of(of_tree[1]), packed, ahead.nbytes))
         party.round += 1
-        tree_end = columns.of_tree(end, of_tree)
-        levels, rows, shares = compute(party, hidden_tree.grow(tree_end, margins, sampled), ahead)
-        sent = party.receive(peer, WeightShares).shares
+        end = self._columns.of_tree(self._end, of_tree)
+        levels, rows, shares = compute(party, hidden_tree.grow(end, self._margins, sampled), ahead)
+        weights = self._opened(shares)
+        tree = self._recorded(levels, weights)
+        self._reach += float(np.abs(tree.value).max())
+        if self._reach >= _LARGEST_MARGIN:
+            raise ConfigError(
+                f'margins may pass {_LARGEST_MARGIN:g}, the largest that membership="hidden" can share: lower '
+                f"learning_rate or n_estimators, or raise reg_lambda (after {self._training.forest.rounds} rounds)"
+            )
+        self._margins = compute(party, hidden_tree.add_weights(rows, self._margins, weights))
+        return tree
+
+    def _opened(self, shares: Words) -> NDArray[np.int64]:
+        """Return leaf weights in whole units, by the other party's shares of them."""
+        sent, peer = self._party.receive(self._peer, WeightShares).shares, self._peer
         came = view(sent, np.uint64, shares.shape, peer=peer, what="WeightShares.shares")
         weights = (shares + came).view(np.int64) - (1 << WEIGHT_BITS - 1)
         if np.any(weights >> WEIGHT_BITS - 1 != weights >> 63):
             raise PeerProtocolError(peer, f"expected shares of weights of {WEIGHT_BITS} bits", at="WeightShares")
-        numbers = {end.place: _record(part.splits, columns.bins, levels)}
-        numbers[1 - end.place], records = _numbers_of(levels, 1 - end.place, records)
-        tree = build_tree(levels, weights, numbers, rules)
-        reach += float(np.abs(tree.value).max())
-        if reach >= _LARGEST_MARGIN:
-            raise ConfigError(
-                f'margins may pass {_LARGEST_MARGIN:g}, the largest that membership="hidden" can share: lower '
-                f"learning_rate or n_estimators, or raise reg_lambda (after {forest.rounds} rounds)"
-            )
-        margins = compute(party, hidden_tree.add_weights(rows, margins, weights))
-        trees.append(tree)
-    finish(party)
-    return part
+        return weights
+
+    def _recorded(self, levels: list[HiddenLevel], weights: NDArray[np.int64]) -> Tree:
+        """Record a tree's own splits, and count the other party's; return the tree."""
+        place = self._end.place
+        numbers = {place: _record(self._training.part.splits, self._columns.bins, levels)}
+        numbers[1 - place], self._records = _numbers_of(levels, 1 - place, self._records)
+        return build_tree(levels, weights, numbers, self._rules)
 
 
 class _Samples:
     """The rows and columns of each tree, drawn as `trees.boosting` draws them."""
 
-    def __init__(self, inputs: RoleInput[SecureBoost], training: Training, columns: _Columns) -> None:
+    def __init__(self, inputs: RoleInput[SecureBoost], training: Training, columns: Columns) -> None:
         self._common, self._n_rows = inputs.common, inputs.rows.table.n_rows
         counts = [len(columns.own.categorical), len(columns.other.categorical)]
         # the active party's, and the passive one's, in the job's order
@@ -339,9 +323,10 @@ def _check(objective: object) -> LogisticPieces:
     return objective
 
 
-def _loss(objective: LogisticPieces, labels: NDArray[np.float64] | None) -> LogisticShares:
-    fraction = objective.fractional_bits
-    return LogisticShares.of(pieces_of(fraction), fraction, None if labels is None else labels.astype(np.int64))
+def _loss(objective: LogisticPieces, heaviest: int, *known: NDArray[np.float64] | None) -> LogisticShares:
+    """Return the loss of rows of which the active party knows labels and weights."""
+    whole, fraction = (None if of is None else of.astype(np.int64) for of in known), objective.fractional_bits
+    return LogisticShares.of(pieces_of(fraction), fraction, heaviest, *whole)
 
 
 def _numbers_of(levels: list[HiddenLevel], place: int, first: int) -> tuple[list[list[int]], int]:
@@ -386,16 +371,17 @@ def build_tree(
 def train_passive(inputs: RoleInput[SecureBoost]) -> ModelPart:
     """Train as the passive party: grow each tree with the active one until it is done."""
     party, (active,), n_rows = inputs.party, inputs.party.peers, inputs.rows.table.n_rows
-    columns = _Columns(inputs)
+    columns = Columns(inputs)
     agree_on_terms(inputs)
     columns.exchange(party)
     start = _take_start(party, active)
     follower = Follower(inputs, start)
     follower.part.encryption, follower.part.hides_rows = "lattice", True
-    objective = LogisticPieces(fractional_bits=inputs.common.fractional_bits)
+    heaviest = float(start.heaviest)
+    objective = LogisticPieces(fractional_bits=inputs.common.fractional_bits, weight_bound=heaviest)
     bounds = sums_bounds(n_rows, objective, inputs.common)
     rules = inputs.common.rules(objective)
-    end = _make_end(inputs, columns, bounds, rules, start.step, _loss(objective, None))
+    end = _make_end(inputs, columns, bounds, rules, start.step, _loss(objective, start.heaviest))
     margins = np.zeros(n_rows, np.uint32)
     if start.rounds:
         shared = read_forest(party.receive(active, HiddenForest), active, start.records)
@@ -427,7 +413,7 @@ _TABLE: Table = {
 
 
 def _read_sample(
-    sent: HiddenTree, active: str, columns: _Columns, n_rows: int
+    sent: HiddenTree, active: str, columns: Columns, n_rows: int
 ) -> tuple[Flags | None, tuple[Int32s, Int32s]]:
     """Return a tree's rows, None for all, and columns of the active party and own ones."""
     theirs = ascending(sent.active, len(columns.other.categorical), active, "HiddenTree.active")

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sums.lattice_sums import lattice_fields
 from treaty.crypto.sums.shared_sums import SharedSums
-from treaty.crypto.transfer.arithmetic import Wide, add, both_of, cut, from_ints, shifted, subtract, wide
+from treaty.crypto.transfer.arithmetic import Wide, add, both_of, cut, from_ints, shifted, subtract, times_wide, wide
 from treaty.crypto.transfer.hidden_best import SplitTerms, best_of_hidden, left_sums, weights_of
 from treaty.crypto.transfer.hidden_rows import SharedNodes
 from treaty.crypto.transfer.sealed_sums import NUMBER, OWNER, WORDS, Places, Widths, integer_shares
 from treaty.crypto.transfer.shared_pieces import NUMBER_BITS, Pieces, values_of
-from treaty.crypto.transfer.stock import Bits, OpenedArrays, Steps, Transfers, take
+from treaty.crypto.transfer.stock import Bits, Correlation, OpenedArrays, Steps, Transfers, take
 from treaty.errors import CryptoError
 from treaty.machine.arrays import Codes, Flags, Int32s, Words, pieces
 from treaty.systems.vertical.sealed_candidates import Candidates
@@ -37,19 +37,26 @@ _CANDIDATES_AT_ONCE = 1 << 12  # some 26 kB each are in memory
 class LogisticShares:
     """The logistic loss in pieces as shares: values of p 2^f + h in one number, f bits for h and f + 2 for p + 1.
 
-    One unit of p and h is 2^-`fraction`. `labels`, int64 (n_rows,), are 0 and 1; None at the passive party.
+    One unit of p and h is 2^-`fraction`. `labels`, int64 (n_rows,), are 0 and 1; None at the passive party. So are the
+    rows' `weights`, from 1 to `heaviest`; if that is 1, there are none.
     """
 
     pieces: Pieces
     fraction: int
+    heaviest: int
     labels: NDArray[np.int64] | None
+    weights: NDArray[np.int64] | None
 
     @classmethod
-    def of(cls, pieces: NDArray[np.int64], fraction: int, labels: NDArray[np.int64] | None) -> LogisticShares:
+    def of(
+        cls, pieces: NDArray[np.int64], fraction: int, heaviest: int = 1, labels: NDArray[np.int64] | None = None,
+        weights: NDArray[np.int64] | None = None,
+    ) -> LogisticShares:  # fmt: skip
         """Take base and slope of each piece for p, then for h, (2, 2, 16), as `logistic_pieces.pieces_of` has them."""
         # p plus 1, so that a carry from h never borrows from it
         base, slope = ((pieces[0] << fraction) + pieces[1]).view(np.uint64)
-        return cls(Pieces(base + np.uint64(1 << fraction), slope, 2 * fraction + 2), fraction, labels)
+        of_both = Pieces(base + np.uint64(1 << fraction), slope, 2 * fraction + 2)
+        return cls(of_both, fraction, heaviest, labels, weights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +102,15 @@ def gradients(end: HiddenEnd, margins: NDArray[np.uint32]) -> Steps[Wide]:
     parts = []
     for of in pieces(len(margins), _ROWS_AT_ONCE):
         values = yield from values_of(end.transfers, margins[of], end.loss.pieces, end.role)
-        labels = None if end.loss.labels is None else end.loss.labels[of]
-        parts.append((yield from _packed(end, values, labels)))
+        known = (None if given is None else given[of] for given in (end.loss.labels, end.loss.weights))
+        parts.append((yield from _packed(end, values, *known)))
     return np.concatenate(parts)[:, None]
 
 
-def _packed(end: HiddenEnd, values: Words, labels: NDArray[np.int64] | None) -> Steps[Wide]:
-    """Return shares modulo 2^bits of 1 + 2^x h + 2^y (p - label), (n, 2), from those of p and h in one number."""
+def _packed(
+    end: HiddenEnd, values: Words, labels: NDArray[np.int64] | None, weights: NDArray[np.int64] | None
+) -> Steps[Wide]:
+    """Return shares modulo 2^bits of 1 + 2^x h w + 2^y (p - label) w, (n, 2), from those of p and h in one number."""
     f, (fields, bits) = end.loss.fraction, lattice_fields(end.bounds, sealed=True)
     h, p = values & np.uint64((1 << f) - 1), values >> np.uint64(f)
     # whether shares of h and of p wrap around: both are guarded
@@ -113,6 +122,10 @@ def _packed(end: HiddenEnd, values: Words, labels: NDArray[np.int64] | None) -> 
     if labels is not None:
         grad = subtract(grad, wide(1 + (labels << f), WORDS))
     packed = add(shifted(hess, fields[1].shift), shifted(grad, fields[2].shift))
+    if end.loss.heaviest > 1:
+        kind = Correlation(end.loss.heaviest.bit_length(), 1, WORDS, bits, one_way=True)
+        factors = np.zeros_like(packed) if weights is None else wide(weights, WORDS)
+        packed = (yield from times_wide(end.transfers, kind, factors, packed[:, None], end.role))[:, 0]
     return cut(add(packed, from_ints([1 - end.role], WORDS)), bits)
 
 

@@ -42,8 +42,8 @@ class SecureBoost(SystemOptions):
     membership : {"known", "hidden"} or None, default None
         Which rows are in a node: "hidden" shares it, so that neither party learns it in training, with margins,
         gradients and sums; needs two parties, ``objective="logistic_pieces"``, a depth of at most 6 and sealed sums,
-        and neither weights nor eval sets. Predictions open margins alone, to the active party (docs/hidden.md).
-        "known", which None is: the active party knows it.
+        no eval sets, and whole weights of rows up to 255. Predictions open margins alone, to the active party
+        (docs/hidden.md). "known", which None is: the active party knows it.
     reveal : {"column", "node"} or None, default None
         How a passive party's split is applied under the lattice map: with "column" the party says of all rows which go
         left, and learns nothing of the node; with "node" it decides the node's rows alone. Under open sums it sees

@@ -10,7 +10,7 @@ from treaty.models.trees import ModelPart
 from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, Stage, When, between, routes
 from treaty.systems.options import learned_from_test_key
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.secureboost import hidden_forest, hidden_prediction, hidden_training
+from treaty.systems.secureboost import hidden_columns, hidden_forest, hidden_prediction, hidden_training
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.secureboost.secureboost import (
     active,
@@ -41,7 +41,7 @@ def conclusions(
     `part` says which cipher was used; without it, the options' cipher is meant, for "auto" one with keys.
     """
     if options.hides_rows:
-        return _conclusions_of_hidden_rows(roles)
+        return _conclusions_of_hidden_rows(roles, part)
     ciphers = options.ciphers
     cipher = part.encryption if part is not None and part.encryption else ciphers.cipher
     learned = leakage.conclusions_from_sums(roles, ciphers, common, cipher, part, options.epsilon)
@@ -73,7 +73,7 @@ def conclusions(
     return learned
 
 
-def _conclusions_of_hidden_rows(roles: Roles) -> dict[str, list[str]]:
+def _conclusions_of_hidden_rows(roles: Roles, part: ModelPart | None) -> dict[str, list[str]]:
     nothing = "in training no sum and no row of a node, and of the other's splits neither column nor cut"
     return {
         roles.active: [
@@ -87,6 +87,7 @@ def _conclusions_of_hidden_rows(roles: Roles) -> dict[str, list[str]]:
             name: [
                 "whose split each node has, and so the shape of all trees",
                 f"{nothing}; no label and no gradient, except what the choice of its columns and bins suggests",
+                *leakage.told_of_weights(part),
             ]
             for name in roles.having("passive")
         },
@@ -138,7 +139,7 @@ ROUTES: dict[Stage, Routes] = {
             between(
                 ACTIVE,
                 PASSIVE,
-                hidden_training.HiddenColumns,
+                hidden_columns.HiddenColumns,
                 hidden_training.HiddenStart,
                 messages.LinkProbe,
                 messages.SealedStep,
@@ -148,7 +149,7 @@ ROUTES: dict[Stage, Routes] = {
             between(
                 PASSIVE,
                 ACTIVE,
-                hidden_training.HiddenColumns,
+                hidden_columns.HiddenColumns,
                 messages.LinkEcho,
                 messages.SealedStep,
                 messages.OpenedStep,

@@ -228,10 +228,16 @@ def conclusions_from_sums(
                 + ", and which groups have the columns that each other party used"
                 * bool(common.interaction_constraints)
             )
-        if part is not None and part.forest is not None and part.forest.objective.weight_bound > 1.0:
-            most = f"{part.forest.objective.weight_bound:g}"
-            learned[name].append(f"that the largest weight of a row is above half of {most} and at most {most}")
+        learned[name] += told_of_weights(part)
     return learned
+
+
+def told_of_weights(part: ModelPart | None) -> list[str]:
+    """Return what a passive party learns of rows' weights."""
+    if part is None or part.forest is None or part.forest.objective.weight_bound <= 1.0:
+        return []
+    most = f"{part.forest.objective.weight_bound:g}"
+    return [f"that the largest weight of a row is above half of {most} and at most {most}"]
 
 
 def told_by_sets(common: BoostingOptions) -> list[str]:
