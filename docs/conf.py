@@ -93,6 +93,8 @@ CONTENTS = {
         "docs/explanation/ciphers",
         "docs/explanation/exact_sums",
         "docs/explanation/federboost_details",
+        "docs/explanation/fedxgboost_noise",
+        "docs/explanation/fedxgboost_published",
         "docs/explanation/growth_measurements",
         "docs/explanation/lattice_choices",
         "docs/explanation/sealed_security",
