@@ -81,6 +81,7 @@ docs: $(STAMP)
 	$(BIN)/python docs/options.py > docs/options.md
 	$(BIN)/python docs/disclosures.py
 	$(BIN)/python docs/attack_scores.py
+	$(BIN)/python docs/pictures.py
 	$(BIN)/sphinx-build -q -W --keep-going -c docs . site
 	@echo "site/index.html"
 

@@ -55,7 +55,7 @@ copybutton_exclude = ".linenos, .gp, .go"
 
 # The order of a newcomer. Captions stand in the sidebar.
 CONTENTS = {
-    "First steps": ["docs/tutorial", "docs/howto/choose"],
+    "First steps": ["docs/tutorial", "docs/howto/choose", "docs/tasks"],
     "How to": [
         "docs/howto/credit_scoring",
         "docs/howto/scorecard",

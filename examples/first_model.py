@@ -24,7 +24,7 @@ small = {"n_estimators": 20, "max_depth": 3, "learning_rate": 0.3}  # the defaul
 model = treaty.GBDTClassifier(treaty.SecureBoost(), **small)
 model.fit(train, y[:1600])
 print("the bank learned:")
-for sentence in model.disclosures_["bank"]:
+for sentence in model.disclosures_["bank"][:3]:  # the most telling ones
     print(" *", sentence)
 
 # %% Compare

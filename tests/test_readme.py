@@ -19,12 +19,20 @@ def test_the_readmes_example_prints_what_it_says(capsys, without):
     assert capsys.readouterr().out == said
 
 
-def test_the_readme_begins_with_how_to_install_and_names_every_extra():
+def test_the_readme_is_short_and_begins_with_how_to_install():
     project = tomllib.loads((README.parent / "pyproject.toml").read_text())["project"]
-    start, _, _ = README.read_text().partition("```python")
+    text = README.read_text()
+    assert len(text.splitlines()) <= 110
+    start, _, _ = text.partition("```python")
     assert project["name"] in start
+    assert "pip install ." in start
+
+
+def test_the_tutorial_says_what_every_extra_is_for():
+    project = tomllib.loads((README.parent / "pyproject.toml").read_text())["project"]
+    text = (README.parent / "docs/tutorial.md").read_text()
     for extra in project["optional-dependencies"]:
-        assert re.search(rf"pip install '\.\[{extra}\]' +# \w", start), f"what is the extra {extra} for?"
+        assert re.search(rf"pip install '\.\[{extra}\]'` \| [\w`]", text), f"what is the extra {extra} for?"
 
 
 def test_every_page_the_readme_links_exists():

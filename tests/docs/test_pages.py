@@ -90,3 +90,9 @@ def test_every_public_name_is_in_the_reference():
 
     text = (ROOT / "docs/reference.rst").read_text()
     assert set(re.findall(r":: treaty\.(\w+)$", text, flags=re.MULTILINE)) == set(treaty.__all__)
+
+
+def test_pictures_are_as_the_script_draws_them():
+    drawn = runpy.run_path(str(ROOT / "docs/pictures.py"))["PICTURES"]
+    kept = {path.stem: path.read_text() for path in (ROOT / "docs/pictures").iterdir()}
+    assert kept == {name: draw() for name, draw in drawn.items()}, "run `make docs`"
