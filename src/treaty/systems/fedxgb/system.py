@@ -39,7 +39,7 @@ from treaty.systems.system import RoleInput, Roles, Service, System
 
 _SERVER, _EDGE, _USER = ("server",), ("edge",), ("user",)
 _ALL, _AUTHORITY = ("server", "edge", "user"), ("authority",)
-_COLLUDE = "docs/fedxgb.md, Who compares: `comparison`"
+_COLLUDE = "docs/fedxgb.md, Comparison on shares"
 _ADDITIVE = When('comparison="additive"', lambda options, common: options.compares == "additive")
 _NOTHING = When('expose="nothing"', lambda options, common: options.exposes == "nothing")
 _SHOWN = When('expose="paper"', lambda options, common: options.exposes == "paper")
@@ -122,7 +122,7 @@ def _to_all(sender: tuple[str, ...], receiver: tuple[str, ...]) -> Routes:
         Route(messages.Values, sender, receiver, when=_NOT_HIDDEN),
         Route(HeldOutRequest, sender, receiver, when=KEPT_BACK),
         Route(messages.TrainingEnd, sender, receiver),
-        reference="docs/fedxgb.md, What users learn of the model",
+        reference="docs/fedxgb.md, What users learn about the model",
     )
 
 
