@@ -69,6 +69,22 @@ def test_weights_and_refreshed_leaves_give_the_pooled_trees():
     assert_whole(again[0])
 
 
+@pytest.mark.parametrize("system", ["open", "sealed", *map(slow, ("lattice", "smm", "federboost"))])
+def test_several_classes_are_each_against_the_rest(system, tmp_path):
+    X, y = load_wine(return_X_y=True, as_frame=True)
+    tables = cut(X, 2)
+    model = treaty.GBDTClassifier(SYSTEMS[system], **OPTIONS).fit(tables, y, eval_set=(tables, y))
+    pooled = treaty.GBDTClassifier(**OPTIONS).fit(tables, y, eval_set=(tables, y))
+    assert_same_trees(model, pooled)
+    assert_whole(pooled)
+    assert model.evals_result_ == pooled.evals_result_
+    assert pooled.score(tables, y) > 0.97
+    pooled.save(tmp_path / "model")
+    np.testing.assert_array_equal(treaty.load(tmp_path / "model").predict_proba(tables), model.predict_proba(tables))
+    with pytest.raises(ConfigError, match="XGBoost has no loss of several classes"):
+        pooled.to_xgboost()
+
+
 def test_trees_between_owners_of_rows_are_the_pooled_ones(seen):  # noqa: F811
     assert_whole(check_fit(seen, share_out(*table()), **PIECES))
 
@@ -127,9 +143,6 @@ def test_processes_give_the_pooled_trees():
 
 def test_it_is_refused_by_name_where_it_does_not_fit(tmp_path: Path):
     X, y = real_table("binary", rows=60)
-    wine, kinds = load_wine(return_X_y=True)
-    with pytest.raises(ConfigError, match="objective='logistic_pieces' is for two classes, and the labels have 3"):
-        treaty.GBDTClassifier(**PIECES).fit(wine, kinds)
     with pytest.raises(ConfigError, match="objective='logistic_pieces' needs classes: use GBDTClassifier"):
         treaty.GBDTRegressor(**PIECES).fit(X, y)
     with pytest.raises(ConfigError, match="no base_margin with objective='logistic_pieces': all its margins are multi"):

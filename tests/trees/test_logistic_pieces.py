@@ -148,3 +148,25 @@ def test_the_least_gain_is_a_whole_number(given, whole):
     """In units of squared grad over hess, so that a protocol on shares compares it exactly."""
     rules = SplitRules(grad_unit=2.0**-16, hess_unit=2.0**-16, leaf_unit=UNIT, min_gain=0.0, min_split_loss=given)
     assert rules.threshold_in_units == whole
+
+
+def test_several_classes_are_each_against_the_rest():
+    """Each has the derivatives, and the start, of two classes."""
+    rng = np.random.default_rng(3)
+    x, y, weight = rng.integers(-LIMIT, LIMIT, (50, 3)), rng.integers(0, 3, 50), rng.integers(1, 9, 50).astype(float)
+    loss = make_objective("pieces_of_classes", y.astype(float), weight, n_classes=3, base_score=None)
+    grad, hess, _ = loss.gradients(x * UNIT, y.astype(float), weight)
+    for k in range(3):
+        of_two, own_grad, own_hess = derivatives(x[:, k], y == k, weight=weight)
+        assert (grad[k].tolist(), hess[k].tolist()) == (own_grad.tolist(), own_hess.tolist())
+        assert (loss.grad_bound, loss.hess_bound) == (of_two.grad_bound, of_two.hess_bound)
+        start = make_objective("logistic_pieces", (y == k).astype(float), weight, base_score=None).base_margins
+        assert loss.base_margins[k] == start[0] != 0.0
+
+
+def test_probabilities_of_several_classes_are_finite_at_any_margin():
+    loss = make_objective("pieces_of_classes", np.array([0.0, 1.0, 2.0]), None, n_classes=3)
+    margins = np.array([[-1e4, -1e4, -1e4], [1e4, 0.0, -1e4], [-1e4, -1e4, 3.0]])
+    p = loss.predictions(margins)
+    np.testing.assert_allclose(p, [[1 / 3] * 3, [2 / 3, 1 / 3, 0], [0, 0, 1]], atol=1e-12)
+    assert np.isfinite(loss.loss(margins, np.array([0.0, 2.0, 0.0]), None))

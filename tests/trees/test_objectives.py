@@ -17,22 +17,24 @@ from treaty.trees.number_losses import Quantile, SquaredError
 from treaty.trees.objectives import LOSSES, by_xgboost_name, loss_class, make_objective
 
 KINDS = [name for name, kind in LOSSES.items() if kind.takes != "groups" and name != "custom"]
-SMOOTH = [name for name in KINDS if name not in ("quantile", "logistic_pieces")]
+SMOOTH = [name for name in KINDS if name not in ("quantile", "logistic_pieces", "pieces_of_classes")]
+SEVERAL = ("softmax", "pieces_of_classes")
 METRICS = {
     "logistic": "logloss", "softmax": "mlogloss", "squared_error": "rmse", "poisson": "poisson-deviance",
     "tweedie": "tweedie-deviance", "gamma": "gamma-deviance", "huber": "mphe", "quantile": "quantile",
-    "logistic_pieces": "logloss",
+    "logistic_pieces": "logloss", "pieces_of_classes": "mlogloss",
 }  # fmt: skip
 
 
 def _case(name, n_rows, seed, *, scale=3.0, bits=40, weighted=False):
     rng = np.random.default_rng(seed)
-    n_outputs = 4 if name == "softmax" else 1
+    n_outputs = 4 if name in SEVERAL else 1
     margins = rng.normal(0, scale, (n_rows, n_outputs))
     y = {
         "logistic": rng.integers(0, 2, n_rows).astype(float),
         "logistic_pieces": rng.integers(0, 2, n_rows).astype(float),
         "softmax": rng.integers(0, 4, n_rows).astype(float),
+        "pieces_of_classes": rng.integers(0, 4, n_rows).astype(float),
         "squared_error": rng.normal(0, scale, n_rows),
         "poisson": rng.poisson(scale, n_rows).astype(float),
         "tweedie": rng.poisson(1.0, n_rows) * rng.gamma(2.0, scale, n_rows),
@@ -137,7 +139,7 @@ def test_gradients_stay_within_the_public_bounds(name, scale, bits, weighted, se
 
 @pytest.mark.parametrize("name", KINDS)
 def test_gradients_of_extreme_margins_are_finite(name):
-    margins = np.array([[800.0], [-800.0], [1e308], [-1e308]]) * np.ones((1, 3 if name == "softmax" else 1))
+    margins = np.array([[800.0], [-800.0], [1e308], [-1e308]]) * np.ones((1, 3 if name in SEVERAL else 1))
     margins[:, 0] *= 0.5
     y = np.array([0.0, 1.0, 1.0, 0.0]) + (0.5 if name == "gamma" else 0.0)
     objective = make_objective(name, y, None, n_classes=3)
@@ -251,6 +253,9 @@ def test_predictions_are_the_means_of_the_margins(name):
         np.testing.assert_allclose(np.log(p), margins, rtol=1e-9)
     elif name in ("logistic", "logistic_pieces"):
         np.testing.assert_allclose(np.log(p / (1 - p)), margins, rtol=1e-9)
+    elif name == "pieces_of_classes":
+        own = 1 / (1 + np.exp(-margins))
+        np.testing.assert_allclose(p, own / own.sum(axis=1, keepdims=True), rtol=1e-9)
     else:
         np.testing.assert_allclose(p.sum(axis=1), 1.0)
         np.testing.assert_allclose(np.log(p[:, 1:] / p[:, :1]), margins[:, 1:] - margins[:, :1], rtol=1e-9)
@@ -273,7 +278,7 @@ def test_loss_is_the_weighted_metric(name, metric):
     elif name == "huber":
         expected = np.average(1.5**2 * (np.sqrt(1 + ((p[:, 0] - y) / 1.5) ** 2) - 1), weights=weight)
     else:
-        of_label = p[np.arange(40), y.astype(int)] if name == "softmax" else np.where(y == 1, p[:, 0], 1 - p[:, 0])
+        of_label = p[np.arange(40), y.astype(int)] if name in SEVERAL else np.where(y == 1, p[:, 0], 1 - p[:, 0])
         expected = np.average(-np.log(of_label), weights=weight)
     assert objective.metric == metric
     assert objective.loss(margins, y, weight) == pytest.approx(expected, rel=1e-9)
@@ -289,12 +294,12 @@ def _channel(n_classes, epsilon):
 
 
 @pytest.mark.parametrize("epsilon", [0.2, 1.0, 5.0])
-@pytest.mark.parametrize("name", ["logistic", "logistic_pieces", "softmax"])
+@pytest.mark.parametrize("name", ["logistic", "logistic_pieces", "softmax", "pieces_of_classes"])
 def test_gradients_of_noisy_labels_are_those_of_the_true_ones_on_average(name, epsilon):
     plain, margins, y, weight = _case(name, 40, 6, bits=30, weighted=True)
     noisy = make_objective(name, y, weight, n_classes=4, fractional_bits=30, epsilon=epsilon)
     true_grad, true_hess, _ = plain.gradients(margins, y, weight)
-    n_classes = 4 if name == "softmax" else 2
+    n_classes = 4 if name in SEVERAL else 2
     chance = _channel(n_classes, epsilon)[y.astype(int)]
     mean = np.zeros(true_grad.shape)
     for k in range(n_classes):

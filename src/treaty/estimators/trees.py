@@ -86,8 +86,9 @@ class GBDTClassifier(Scored, ClassifierMixin, BoostedTrees):
         Loss of a numeric target: "squared_error" (the default), "poisson", "tweedie", "gamma", "huber", "quantile" or
         "absolute_error" (the quantile 0.5), or a subclass of `CustomLoss`, as the class or ``package.module:CLASS``; of
         a ranking, "ndcg" or "pairwise". These may have XGBoost's names ("reg:squarederror"; docs/objectives.md).
-        Classifiers use the log-loss of their classes; None, "binary:logistic" and "multi:softprob" mean this. Two
-        classes may have "logistic_pieces": its derivatives are linear in pieces, and margins multiples of 2^-12.
+        Classifiers use the log-loss of their classes; None, "binary:logistic" and "multi:softprob" mean this.
+        Or "logistic_pieces": its derivatives are linear in pieces, margins are multiples of 2^-12, and of several
+        classes each is trained against the rest.
     max_delta_step : float or None, default None
         Maximum absolute leaf weight, before the learning rate, as in XGBoost; 0: no limit. None is 0.7 for
         ``objective="poisson"``, else 0.

@@ -23,7 +23,7 @@ from treaty.models.trees import ModelPart, decide, forest_of
 from treaty.trees.boosting import Forest
 from treaty.trees.custom_losses import Custom
 from treaty.trees.ensemble import JoinedSplits, SplitTable, Tree, join_splits
-from treaty.trees.logistic_pieces import LogisticPieces
+from treaty.trees.logistic_pieces import LogisticPieces, PiecesOfClasses
 from treaty.trees.losses import Softmax
 from treaty.trees.number_losses import Poisson, PseudoHuber, Quantile, Tweedie
 from treaty.trees.objectives import Objective
@@ -54,6 +54,8 @@ def to_booster(
         import xgboost
     except ImportError as error:
         raise ConfigError("to_xgboost() needs XGBoost: pip install 'treaty-learn[xgboost]'") from error
+    if isinstance(objective, PiecesOfClasses):
+        raise ConfigError("XGBoost has no loss of several classes, each against the rest: to_xgboost() has no model")
     unusable = [name for name in feature_names if any(mark in name for mark in "[]<")]
     if unusable:
         raise ConfigError(f"XGBoost allows no '[', ']' or '<' in column names; rename {', '.join(unusable)}")

@@ -1,4 +1,4 @@
-"""The logistic loss of two classes in linear pieces of whole numbers, which a protocol on secret shares can compute.
+"""The logistic loss in linear pieces of whole numbers, which a protocol on secret shares can compute.
 
 Margins are whole multiples of 2^-12. Between -8 and 8 there are 16 pieces, one between each two whole numbers; within
 a piece, the probability and the hessian are an offset plus a slope times the next 8 bits of the margin, whole numbers
@@ -7,10 +7,12 @@ all. The remaining bits do not count, and beyond -8 and 8 the end pieces go on.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
+from msgspec.structs import replace
 
 from treaty.machine.arrays import Floats, Integers
 from treaty.machine.kernels import kernel
@@ -40,8 +42,38 @@ class LogisticPieces(Logistic, frozen=True, tag="logistic_pieces"):
 
     def write_derivatives(self, margins: Floats, y: Floats, scales: Floats, grad: Integers, hess: Integers) -> int:
         pieces, one = pieces_of(self.fractional_bits), 2.0**self.fractional_bits
-        _write_pieces(margins[:, 0], y, *self.debiasing, one, scales / one, pieces, grad[0], hess[0])
+        for k in range(self.n_outputs):
+            labels = y if self.n_outputs == 1 else (y == k).astype(np.float64)
+            _write_pieces(margins[:, k], labels, *self.debiasing, one, scales / one, pieces, grad[k], hess[k])
         return 0
+
+
+class PiecesOfClasses(LogisticPieces, frozen=True, tag="pieces_of_classes"):
+    """The loss in pieces of several classes, each against the rest: trees of a class are those of two classes.
+
+    A class's probability is its own logistic function, divided by the sum of all classes'. `class_shares` are what
+    classes start from where these were estimated; else all have `base_score`.
+    """
+
+    class_shares: tuple[float, ...] = ()
+
+    metric: ClassVar[str] = "mlogloss"
+    xgboost_name: ClassVar[str] = "pieces_of_classes"
+
+    @property
+    def start(self) -> tuple[float, ...]:
+        return self.class_shares or (self.base_score,) * self.n_outputs
+
+    def starting(self, start: Sequence[float]) -> Self:
+        return replace(super().starting(start), class_shares=tuple(start))
+
+    def predictions(self, margins: Floats) -> Floats:
+        p = np.maximum(super().predictions(margins), np.finfo(np.float64).tiny)
+        p /= p.sum(axis=1, keepdims=True)
+        return p
+
+    def row_losses(self, margins: Floats, y: Floats) -> Floats:
+        return np.asarray(-np.log(self.predictions(margins)[np.arange(len(y)), y.astype(np.intp)]))
 
 
 @cache

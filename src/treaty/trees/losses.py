@@ -364,12 +364,13 @@ class Logistic(_LossOfClasses, frozen=True, tag="logistic"):
             raise ConfigError(f"expected base_score between 0 and 1 for a classifier, got {self.base_score}")
 
     def start_of(self, totals: Sequence[int], label_unit: float) -> tuple[float, ...]:
-        share = float(self.shares_of(totals)[1])
-        return (to_float32(min(max(share, _LEAST_SHARE), 1.0 - _LEAST_SHARE)),)
+        # of two classes that of the second, of several all
+        shares = self.shares_of(totals)[-1 if self.n_outputs == 1 else 0 :]
+        return tuple(to_float32(min(max(share, _LEAST_SHARE), 1.0 - _LEAST_SHARE)) for share in shares.tolist())
 
     @property
     def base_margins(self) -> Floats:
-        return np.array([math.log(self.base_score / (1.0 - self.base_score))])
+        return np.array([math.log(share / (1.0 - share)) for share in self.start])
 
     def predictions(self, margins: Floats) -> Floats:
         return 1.0 / (1.0 + _odds(margins))

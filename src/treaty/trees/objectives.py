@@ -18,14 +18,14 @@ from treaty.errors import ConfigError, DataError
 from treaty.machine.arrays import Floats
 from treaty.machine.process import is_code
 from treaty.trees.custom_losses import Custom, loss_at
-from treaty.trees.logistic_pieces import LogisticPieces
+from treaty.trees.logistic_pieces import LogisticPieces, PiecesOfClasses
 from treaty.trees.losses import Logistic, Softmax, bound_of_weights
 from treaty.trees.number_losses import Gamma, Poisson, PseudoHuber, Quantile, SquaredError, Tweedie
 from treaty.trees.ranking_losses import Ndcg, Pairwise, mean_average_precision, mean_ndcg
 
 Objective = (
-    Logistic | LogisticPieces | Softmax | SquaredError | Poisson | Tweedie | Gamma | PseudoHuber | Quantile | Pairwise
-    | Ndcg | Custom
+    Logistic | LogisticPieces | PiecesOfClasses | Softmax | SquaredError | Poisson | Tweedie | Gamma | PseudoHuber
+    | Quantile | Pairwise | Ndcg | Custom
 )  # fmt: skip
 
 
@@ -76,7 +76,7 @@ def loss_class(name: str | None) -> type[Objective]:
     if own not in NAMED and own not in _THEIRS.values():
         raise ConfigError(
             f"expected objective to be one of {', '.join(NAMED)}, what XGBoost calls one of these, or a class of your "
-            f"own (treaty.CustomLoss), got {name!r}; for classes leave it out, or take 'logistic_pieces' for two"
+            f"own (treaty.CustomLoss), got {name!r}; for classes leave it out, or take 'logistic_pieces'"
         )
     return LOSSES[own]
 
@@ -95,7 +95,7 @@ def make_objective(
     """
     kind = LOSSES[name] if name in LOSSES else loss_class(name)
     loss = kind(
-        n_outputs=n_classes if kind is Softmax else 1,
+        n_outputs=n_classes if kind.metric == Softmax.metric else 1,
         base_score=0.5 if base_score is None else base_score,
         fractional_bits=fractional_bits,
         weight_bound=bound_of_weights(weight),

@@ -83,15 +83,16 @@ def loss_of(
             f"objective={common.objective!r} needs numbers, and the labels are classes: use GBDTRegressor, or "
             'task = "regression" in a job file'
         )
-    pieces = common.loss_class is LogisticPieces
-    if pieces and n_classes != 2:
-        raise ConfigError(
-            f"objective={common.objective!r} is for two classes, and the labels have {n_classes or 'none'}: leave "
-            "objective out"
-        )
-    named = None if common.loss_class.takes == "classes" and not pieces else common.objective
+    of_classes = common.loss_class.takes == "classes"
+    if pieces := issubclass(common.loss_class, LogisticPieces):
+        of_two, of_several = "logistic_pieces", "pieces_of_classes"
+    else:
+        of_two, of_several = "logistic", "softmax"
+    if pieces and n_classes is None:
+        raise ConfigError(f"objective={common.objective!r} needs classes, and the labels are none: leave objective out")
+    named = None if of_classes else common.objective
     loss = make_objective(
-        named or ("squared_error" if n_classes is None else "logistic" if n_classes == 2 else "softmax"),
+        named or ("squared_error" if n_classes is None else of_two if n_classes == 2 else of_several),
         y,
         weight,
         n_classes=n_classes or 0,

@@ -320,6 +320,8 @@ def _after_round(inputs: RoleInput[SecureBoost], training: Training, samples: _S
 
 def _check(objective: object) -> LogisticPieces:
     assert isinstance(objective, LogisticPieces), "the options' check has refused others"
+    if objective.n_outputs > 1:
+        raise ConfigError(f'membership="hidden" is for two classes, got {objective.n_outputs}')
     return objective
 
 
