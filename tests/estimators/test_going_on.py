@@ -240,7 +240,7 @@ def test_other_columns_labels_and_losses_than_the_models_are_refused():
     [
         (treaty.FedXGBoostLDP(), "without the noise"),
         (treaty.FederBoostVertical(), "without the noise"),
-        (treaty.SecureBoost(he_inference=True), "he_inference hides sides"),
+        (treaty.SecureBoost(inference="shared"), 'inference="shared" hides sides'),
         ("federboost-horizontal", "participants know no margins"),
     ],
 )

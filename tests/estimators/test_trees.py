@@ -474,16 +474,16 @@ def test_margins_are_the_log_odds_of_the_probabilities():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", all_but_first_slow("memory", "tls"))
-def test_hidden_inference_predicts_the_same(transport):
+def test_shared_inference_predicts_the_same(transport):
     X, y = real_table("binary")
     tables = cut(with_gaps(X), 3)
     plain = flat(treaty.GBDTClassifier, **FAST_KEY, n_estimators=3).fit(tables, y)
-    hidden = flat(treaty.GBDTClassifier, **FAST_KEY, n_estimators=3, he_inference=True, transport=transport).fit(
+    hidden = flat(treaty.GBDTClassifier, **FAST_KEY, n_estimators=3, inference="shared", transport=transport).fit(
         tables, y
     )
     rows = {name: table.iloc[:40] for name, table in tables.items()}
     np.testing.assert_allclose(hidden.predict_proba(rows), plain.predict_proba(rows), rtol=1e-6)
-    with pytest.raises(treaty.ConfigError, match="he_inference hides which leaf"):
+    with pytest.raises(treaty.ConfigError, match='inference="shared" hides which leaf'):
         hidden.predict_leaf(rows)
 
 

@@ -145,7 +145,7 @@ def play_with_a_leader_that_leaves(order, on_event):
 
 @pytest.mark.parametrize("rule", ["most_epsilon", "most_epsilon_total"])
 def test_five_attempts_under_a_budget_of_one_spend_at_most_one(led, monkeypatch, rule):
-    monkeypatch.setattr("treaty.runs.party._signer", lambda *_: Signer())
+    monkeypatch.setattr("treaty.runs.party.signer", lambda *_: Signer())
     shop = led(NOISY, policy=f"approve = true\n{rule} = 1.0")
     shop.playing = play_with_a_leader_that_leaves
     begun = shop.attempts(5)
@@ -159,7 +159,7 @@ def test_five_attempts_under_a_budget_of_one_spend_at_most_one(led, monkeypatch,
 
 def test_a_leader_cannot_have_its_attempts_counted_as_other_jobs(led, monkeypatch):
     """The ledger takes the model's id off an entry's name to find its job: one that is no id would stay."""
-    monkeypatch.setattr("treaty.runs.party._signer", lambda *_: Signer())
+    monkeypatch.setattr("treaty.runs.party.signer", lambda *_: Signer())
     made = (f"{number}{'z' * 31}" for number in range(9))
     shop = led(NOISY, policy="approve = true\nmost_epsilon = 1.0")
     shop.playing = play_with_a_leader_that_leaves
@@ -174,7 +174,7 @@ def test_a_budget_holds_within_an_attempt_whatever_was_asked_before_it(led, monk
     """Another job may spend between the question and the release: the ledger itself refuses."""
     shop = led(NOISY, policy="approve = true\nmost_epsilon_total = 1.0")
     shop.playing = play_with_a_leader_that_leaves
-    monkeypatch.setattr("treaty.runs.party._signer", lambda *_: Signer())
+    monkeypatch.setattr("treaty.runs.party.signer", lambda *_: Signer())
     monkeypatch.setattr(shop.node.jobs, "check_budgets", lambda at: None)
     shop.attempts(5)
     assert per_person(Ledger(ledger_folder(shop.settings.data["rows"].store, "shop", "noise")).entries()) <= 1.0

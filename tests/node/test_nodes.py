@@ -231,13 +231,17 @@ def test_a_job_is_checked_at_all_nodes_before_it_is_submitted(made, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fields", "options", "load"),
-    [({}, SMALL, load_part), ({"protocol": '"quasi-newton"'}, EPOCHS, load_linear_part)],
-    ids=["trees", "linear"],
+    ("fields", "options", "load", "names"),
+    [
+        ({}, SMALL, load_part, BOTH),
+        ({}, SMALL + '[secureboost]\ninference = "shared"\n', load_part, (*BOTH, "lab")),
+        ({"protocol": '"quasi-newton"'}, EPOCHS, load_linear_part, BOTH),
+    ],
+    ids=["trees", "shared", "linear"],
 )
-def test_partners_that_stay_connected_are_asked_row_by_row(made, tmp_path, fields, options, load):
-    nodes = made()
-    file = job_file(tmp_path / "job.toml", BOTH, options, **fields)
+def test_partners_that_stay_connected_are_asked_row_by_row(made, tmp_path, fields, options, load, names):
+    nodes = made(names)
+    file = job_file(tmp_path / "job.toml", names, options, **fields)
     job = submitted(nodes["bank"], file)
     wait_until(nodes["bank"], job, "finished")
     batch = submitted(nodes["bank"], file, "--predict", job)
@@ -252,7 +256,7 @@ def test_partners_that_stay_connected_are_asked_row_by_row(made, tmp_path, field
     asked = [int(row) for row in expected["id"][:40]]
     columns = own.loc[asked, part.schema.names].to_numpy(np.float32)
     table = Table(part.schema, list(np.ascontiguousarray(columns.T)), len(asked))
-    partners = partners_of(nodes["bank"], nodes["bank"].job(service).id, ["shop"])
+    partners = partners_of(nodes["bank"], nodes["bank"].job(service).id, list(names[1:]))
 
     def answers():
         try:

@@ -231,7 +231,7 @@ def test_hidden_rows(folder: Path) -> None:
     for verb in ("train", "predict"):
         said = 'rows of nodes are hidden from all parties; allowed: "hidden"'
         check(True, said, "membership", folder, hidden, verb, **rule)
-        for proposed in (job(), job(own={"he_inference": True}), job("fedxgboost-smm"), job("sgd"), by_row()):
+        for proposed in (job(), job(own={"inference": "shared"}), job("fedxgboost-smm"), job("sgd"), by_row()):
             check(False, 'rows of nodes are known; allowed: "hidden"', "membership", folder, proposed, verb, **rule)
         assert "membership" not in [of.what for of in asked(folder, hidden, verb).findings]
     elsewhere = "treaty.systems.secureboost.system:SYSTEM"

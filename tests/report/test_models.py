@@ -243,13 +243,13 @@ def test_hidden_decisions_have_no_stages_and_no_shap(tmp_path):
     X, y = table()
     tables = cut(X, 2)
     protocol = treaty.SecureBoost(
-        encryption="ou", insecure_test_key_bits=512, allow_insecure=True, allow_exact_sums=True, he_inference=True
+        encryption="ou", insecure_test_key_bits=512, allow_insecure=True, allow_exact_sums=True, inference="shared"
     )
     model = treaty.GBDTClassifier(protocol, n_estimators=1, max_depth=2).fit(tables, y)
     model.report(tmp_path / "out.html", {name: of[:40] for name, of in tables.items()}, y[:40])
     found = sections(tmp_path / "out.html")
-    assert "he_inference" in found["shap"]
-    assert "he_inference" in found["curves"]
+    assert 'inference="shared"' in found["shap"]
+    assert "Decisions of each round are hidden" in found["curves"]
     assert "<svg" in found["roc"]
 
 

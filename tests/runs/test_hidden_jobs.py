@@ -15,6 +15,7 @@ from runs.job_files import finish, start, wait_for_rounds
 from runs.small_jobs import model, write_job
 from treaty.cli.main import app
 from treaty.runs.job_files import load_job
+from treaty.runs.prediction import check_explainable
 from treaty.runs.processes import PartyFailure, run_all
 
 TREES = {
@@ -28,11 +29,15 @@ TREES = {
 GIVEN = {"membership": "hidden", **TREES}, {"a": "", "b": ""}
 
 
-def write(folder: Path) -> Path:
-    write_job(folder, "secureboost", GIVEN)
+KNOWN = {name: value for name, value in TREES.items() if name != "objective"}
+SHARED = {**KNOWN, "inference": "shared"}, {"a": "", "b": "", "c": ""}
+
+
+def write(folder: Path, given: tuple[dict[str, object], dict[str, str]] = GIVEN) -> Path:
+    write_job(folder, "secureboost", given)
     job = folder / "job.toml"
     text = job.read_text().replace("allow_exact_sums = true\n", "").replace("reconnect = 75", "reconnect = 5")
-    for name in "ab":
+    for name in given[1]:
         table = f'table = "{name}.csv"'
         text = text.replace(table, f'{table}\npredict_{table}\nrecord = "seen"')
     job.write_text(text)
@@ -53,14 +58,30 @@ def said(*words: object) -> str:
     return result.output
 
 
-def test_predictions_are_those_of_the_pooled_model(trained: Path) -> None:
-    run_all(load_job(trained), "predict")
-    tables = [pd.read_csv(trained.parent / f"{name}.csv") for name in "ab"]
-    x, y = pd.concat([tables[0].drop(columns="y"), tables[1]], axis=1), tables[0]["y"]
-    pooled = treaty.GBDTClassifier("pooled", **TREES).fit(x, y)
-    found = pd.read_csv(trained.parent / "model" / "predictions.csv")
+def assert_predicts_as_pooled(job: Path, names: str, **options: object) -> None:
+    run_all(load_job(job), "predict")
+    first, *others = (pd.read_csv(job.parent / f"{name}.csv") for name in names)
+    x, y = pd.concat([first.drop(columns="y"), *others], axis=1), first["y"]
+    pooled = treaty.GBDTClassifier("pooled", **options).fit(x, y)
+    found = pd.read_csv(job.parent / "model" / "predictions.csv")
     columns = [name for name in found if found[name].dtype == float]
     np.testing.assert_allclose(found[columns[-1]], pooled.predict_proba(x)[:, 1], rtol=1e-6)
+
+
+def test_predictions_are_those_of_the_pooled_model(trained: Path) -> None:
+    assert_predicts_as_pooled(trained, "ab", **TREES)
+
+
+def test_predictions_on_shares_of_three_parties_are_those_of_the_pooled_model(tmp_path: Path) -> None:
+    """Passive parties sign what they make pads from; rows were known in training."""
+    job = write(tmp_path, SHARED)
+    text = job.read_text()
+    job.write_text(text.replace('inference = "shared"\n', ""))
+    run_all(load_job(job), "train")
+    job.write_text(text)
+    assert_predicts_as_pooled(job, "abc", **KNOWN)
+    with pytest.raises(treaty.ConfigError, match='inference="shared" hides the decisions that contributions'):
+        check_explainable(load_job(job))
 
 
 def test_show_and_report_count_splits_and_say_what_was_learned(trained: Path) -> None:

@@ -77,8 +77,7 @@ def routes(system: System, played: Played, folder: Path) -> dict[str, set[Way]]:
         return found
     parts = {name: records[-1].results[name] for name in roles.owners}
     for phase, programs in (("predict", system.predict), ("explain", system.explain), ("online", system.online)):
-        refused = getattr(options, "hides_decisions", False) and not (phase == "online" and options.hides_rows)
-        if programs and not (phase in ("explain", "online") and refused):
+        if programs and not (phase == "explain" and getattr(options, "hides_decisions", False)):
             roles_after = predicting_roles(roles.active, roles.owners)
             record = _predict(system, programs, (options, common), roles_after, parts, tables)
             found[phase] = routes_of([record], roles_after.of)

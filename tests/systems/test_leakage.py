@@ -42,7 +42,7 @@ JOBS: dict[str, list[Played]] = {
         Played({"sums": "sealed", **ONE_TREE, **GROUPS}, 3),
         Played({"sums": "sealed", "reveal": "column", **ONE_TREE}),
         Played({"membership": "hidden", "objective": "logistic_pieces"}, evals=False, resumes=True),
-        Played({**OU, "he_inference": True, **EXACT}, 3),
+        Played({**OU, "inference": "shared", **EXACT}, 3),
         Played({**PAPER, "encryption": "ou", "insecure_test_key_bits": 512}),
     ],
     "fedxgboost-smm": [

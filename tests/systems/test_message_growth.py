@@ -12,7 +12,6 @@ from treaty.crypto.sums import additive_sums, lattice_sums
 from treaty.machine import arrays
 from treaty.runs.threads import RunRecord
 from treaty.systems import find_system
-from treaty.systems.secureboost import hidden_prediction
 
 FEW, MANY, BOUND = 160, 800, 16  # rows, rows, bytes of a message
 
@@ -22,8 +21,7 @@ BOUNDED = {
     "SumsRequest": "under the lattice map of as many rows as its degree; see secureboost/test_lossless.py",
     "SealedSumsRequest": "as SumsRequest",
     "SealedStep": "of as many rows as one step is about; see crypto/sealed/test_hidden_rows.py",
-    "EncryptedGains": "of eight rows, and of terms of the trees, which have more nodes on more rows",
-    "SealedTerms": "as EncryptedGains",
+    "SidesRequest": "of splits of the trees, which have more nodes on more rows",
     "MaskedAnswer": "of bins, which are at most as many as max_bin",
     "CountShares": "as MaskedAnswer",
     "InnerProducts": "of directions of steps, which are more the longer a training takes",
@@ -57,7 +55,6 @@ def test_no_message_grows_with_rows(name, tmp_path, monkeypatch):
         monkeypatch.setattr(module, "PIECE_BYTES", BOUND)
     for module in (additive_sums, additive_sums):
         monkeypatch.setattr(module, "LEAST_ROWS", 1)
-    monkeypatch.setattr(hidden_prediction, "BATCH_BYTES", BOUND)
     few, many = (largest(name, tmp_path, rows, monkeypatch) for rows in (FEW, MANY))
     assert few.keys() == many.keys()
     grown = {step: (few[step], many[step]) for step in few if many[step] > 1.1 * few[step] + 60}

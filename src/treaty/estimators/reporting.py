@@ -147,7 +147,7 @@ def _absent(model: Any, alone: bool, X: Any, y: Any) -> dict[Section, str]:
         if X is None or y is None:
             found["curves"] = "Needs an eval_set in fit, or rows with labels: report(path, X, y)."
         elif model._chosen()[1].hides_decisions:
-            found["curves"] = "Decisions of each round are hidden; with he_inference, an eval_set in fit has metrics."
+            found["curves"] = "Decisions of each round are hidden; with known rows, an eval_set in fit has metrics."
     if not any(getattr(part, "spent", "") for part in model.parts_.values()):
         found["noise"] = "No part of the model records noise, so no epsilon was spent."
     return found

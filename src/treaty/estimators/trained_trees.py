@@ -54,7 +54,7 @@ class TrainedTrees(TableEstimator):
         predicting = self._predicting()
         if predicting.settings[0].hides_decisions:
             raise ConfigError(
-                "he_inference hides which leaf a row is in, as hidden rows do; without it there are leaves and stages"
+                'inference="shared" hides which leaf a row is in, as hidden rows do; "plain" has leaves and stages'
             )
         return predicting.decisions(self._matched(X))
 
@@ -94,7 +94,7 @@ class TrainedTrees(TableEstimator):
         Raises
         ------
         ConfigError
-            With `he_inference`, which hides the decisions that this needs.
+            With ``inference="shared"``, which hides the decisions that this needs.
         DataError
             For other parties or columns than those of training, or row counts that differ.
         """
@@ -168,7 +168,7 @@ class TrainedTrees(TableEstimator):
         predicting = self._predicting()
         if predicting.settings[0].hides_decisions:
             raise ConfigError(
-                "he_inference hides which leaf a row is in, as hidden rows do; without it there are contributions"
+                'inference="shared" hides which leaf a row is in, as hidden rows do; "plain" has contributions'
             )
         return predicting.contributions(self._matched(X))
 

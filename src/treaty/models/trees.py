@@ -190,7 +190,10 @@ def check_part(part: ModelPart) -> None:
 def check_shown(part: ModelPart) -> None:
     """Raise ConfigError for a model whose rows' sides at splits are not to be shown."""
     if part.hides_rows:
-        raise ConfigError('this model was trained with hidden rows: expected membership="hidden", which tells no sides')
+        raise ConfigError(
+            'this model was trained with hidden rows: expected membership="hidden", or inference="shared", which tell '
+            "no sides"
+        )
 
 
 def record_split(splits: SplitTable, bins: Bins, feature: int, left_bins: Flags) -> int:

@@ -119,7 +119,7 @@ def connected(
     """
     played, own = service or job.system, job.settings()[0]
     peers = played.links(roles, own)[name]
-    vouched = job.system.vouched(roles, own, name) if verb == "train" else []
+    vouched = job.system.vouched(roles, own, name) if verb == "train" or own.hides_decisions else []
     channel = _channel(job, name, peers, vouched, shared_terms(job, name, roles, verb))
     may_be_absent = [peer for peer in played.may_be_absent(roles, own) if name != peer]
     try:

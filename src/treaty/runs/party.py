@@ -158,7 +158,7 @@ def _training_inputs(inputs: RoleInput, job: Job, tables: TrainingTables, keeper
         inputs, data=tables.data, classes=tables.classes, n_classes=job.classes, varied=job.varied,
         eval_sets=tables.eval_sets, keeper=keeper, store=store_of(job, name),
         epsilon_limits=EpsilonLimits(member.most_epsilon, member.most_epsilon_total),
-        vouching=_signer(job, name, vouched) if vouched else Signer(), patience=job.patience,
+        vouching=signer(job, name, vouched), patience=job.patience,
         most_recoverable=member.most_recoverable, apart=job.apart, directions=member.monotone_constraints,
         part=earlier_part(job, name) if name in roles.owners else None,
     )  # fmt: skip
@@ -167,8 +167,10 @@ def _training_inputs(inputs: RoleInput, job: Job, tables: TrainingTables, keeper
     return inputs
 
 
-def _signer(job: Job, name: str, members: list[str]) -> Signer:
+def signer(job: Job, name: str, members: list[str]) -> Signer:
     """Return the pinned certificates of these parties, and the keys with which a party vouches for its own keys."""
+    if not members:
+        return Signer()
     own = job.parties[name]
     pinned = {who: load_certificate(str(job.parties[who].certificate)) for who in members}
     for who, certificate in pinned.items():

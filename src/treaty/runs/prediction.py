@@ -29,7 +29,7 @@ from treaty.models.statistics import load_statistics_part
 from treaty.models.trees import ModelPart, RowPredictions, check_starts, load_part, predict_pooled
 from treaty.runs.connecting import check_writable, connected
 from treaty.runs.job import Job, id_column, store_of
-from treaty.runs.party import attempted, part_file
+from treaty.runs.party import attempted, part_file, signer
 from treaty.runs.report import trained_model, write_service_report
 from treaty.runs.rows import open_rows
 from treaty.runs.table_files import FileRead, margins_of, read_rows, read_to_predict
@@ -129,18 +129,16 @@ def check_explainable(job: Job) -> None:
     if "explain" in job.system.cannot:
         raise ConfigError(job.system.cannot["explain"])
     if job.settings()[0].hides_decisions:
-        hidden = "hidden rows have no" if job.settings()[0].hides_rows else "he_inference hides the"
+        hidden = "hidden rows have no" if job.settings()[0].hides_rows else 'inference="shared" hides the'
         raise ConfigError(f"{hidden} decisions that contributions could be made of")
 
 
 def check_online(job: Job) -> None:
     """Raise ConfigError if a job's model can predict in batches only."""
-    own = job.settings()[0]
-    if not job.system.online or (own.hides_decisions and not own.hides_rows):
+    if not job.system.online:
         raise ConfigError(
-            f"models of protocol {job.protocol!r} under these options are predicted in batches, or served by a party "
-            "with the whole model: a service with other parties is for linear models, and for trees whose splits each "
-            "owner decides in the open"
+            f"models of protocol {job.protocol!r} are predicted in batches, or served by a party with the whole model: "
+            "a service with other parties is for linear models, and for trees whose owners of splits decide rows"
         )
     if job.align is None:
         raise ConfigError("a service names rows by their ids: expected [align] in the job, got none")
@@ -245,7 +243,9 @@ def _with_rows(job: Job, name: str, verb: str, phase: Phase | None, noted: Noted
 def _inputs(party: Party, job: Job, roles: Roles, phase: Phase | None, **own: Any) -> RoleInput[Any, Any]:
     """Return the input of a role of a prediction, of which `own` are this party's part, rows and so on."""
     terms = RunTerms(job.system, *job.settings(), roles)
-    return replace(terms.inputs(party, cores(job.n_jobs), phase=phase), apart=job.apart, **own)
+    vouched = job.system.vouched(roles, terms.options, party.name) if terms.options.hides_decisions else []
+    inputs = terms.inputs(party, cores(job.n_jobs), phase=phase)
+    return replace(inputs, apart=job.apart, vouching=signer(job, party.name, vouched), **own)
 
 
 # ---------------------------------------------------------------- for parties that have rows and no part of the model

@@ -79,14 +79,17 @@ class Tree:
             assert np.array_equal(sender._sent ^ patterns[receiver.share], receiver._got)
 
     def look_up(self) -> None:
-        """Check weights of one tree, or of several with as many rows each."""
-        n, knows = len(self.node), int(self.rng.integers(2))
+        """Check weights of one tree, or of several with as many rows each, in shares of 3 to 8 bytes."""
+        n, knows, nbytes = len(self.node), int(self.rng.integers(2)), int(self.rng.integers(3, 9))
+        whole, most = np.uint64((1 << 8 * nbytes) - 1), 1 << 8 * nbytes - 2
         trees = int(self.rng.choice([k for k in range(1, n + 1) if n % k == 0]))
-        weights = self.rng.integers(-(1 << 14), 1 << 14, (trees, 1 << self.both[0].levels))
-        found = play(*(rows.weight_of_rows(weights if k == knows else None) for k, rows in enumerate(self.both)))
-        assert all(of.max(initial=0) < 1 << 24 for of in found)
-        of_rows = weights[np.arange(n) // (n // trees), self.node]
-        assert np.array_equal((found[0] + found[1]) % (1 << 24), of_rows % (1 << 24))
+        weights = self.rng.integers(-most, most, (trees, 1 << self.both[0].levels))
+        given = (weights, None) if knows == 0 else (None, weights)
+        found = play(*(rows.weight_of_rows(of, nbytes) for rows, of in zip(self.both, given, strict=True)))
+        assert {of.dtype for of in found} == {np.dtype(np.uint32 if nbytes <= 4 else np.uint64)}
+        assert all(of.max(initial=0) <= whole for of in found)
+        of_rows = weights[np.arange(n) // (n // trees), self.node].astype(np.uint64)
+        assert np.array_equal((found[0].astype(np.uint64) + found[1]) & whole, of_rows & whole)
 
 
 @settings(max_examples=25)
@@ -173,7 +176,8 @@ def test_messages_of_other_types_and_shapes_are_refused(role: int) -> None:
     assert_refuses_garbage(lambda k: rows(k).side_of_rows(sides[k], (True, True)), role)
     # a party that owns no split of the level sends nothing
     assert_refuses_garbage(lambda k: rows(k).side_of_rows(sides[k], (k == role, k != role)), role)
-    assert_refuses_garbage(lambda k: rows(k).weight_of_rows(weights if k == 0 else None), role)
+    for nbytes in (3, 8):
+        assert_refuses_garbage(lambda k, of=nbytes: rows(k).weight_of_rows(weights if k == 0 else None, of), role)
     given = [of.reshape(n, 2, 2) for of in shared(list(range(2 * n)), 20)]
     bits = rng.integers(0, 2, (2, n), dtype=np.uint8)
     for chooses in ((True, True), (True, False)):

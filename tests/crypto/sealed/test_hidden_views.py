@@ -111,14 +111,15 @@ def test_multiplexing(ends: Ends, role: int, secret: str, chooses: tuple[bool, b
 
 @pytest.mark.parametrize("secret", SECRETS)
 @pytest.mark.parametrize("role", ROLES)
-def test_weights_of_rows(rows: Rows, role: int, secret: str) -> None:
+@pytest.mark.parametrize("nbytes", [3, 6, 8])
+def test_weights_of_rows(rows: Rows, role: int, secret: str, nbytes: int) -> None:
     weights = of_secret(secret, (2, 8), np.int64, -(1 << 14))
 
     def make(k: int) -> Steps[Any]:
-        return rows.both[k].weight_of_rows(weights if k == 1 else None)
+        return rows.both[k].weight_of_rows(weights if k == 1 else None, nbytes)
 
     came, result = views(make)[role]
-    assert uniform(hidden_rows.bytes_of(result, 3))
+    assert uniform(hidden_rows.bytes_of(result.astype(np.uint64)[:, None], nbytes))
     if role == 0:
         (table,) = came[0]
         assert uniform(table)

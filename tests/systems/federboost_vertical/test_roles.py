@@ -657,7 +657,7 @@ def test_checkpoints_are_kept_by_all(monkeypatch, tmp_path):
         ({"key_bits": 3072}, "has no option 'key_bits'"),
         ({"mechanism": "label_rr", "epsilon": 1.0}, "has no option 'mechanism'"),
         ({"purity_guard": 0.2}, "has no option 'purity_guard'"),
-        ({"he_inference": True}, "has no option 'he_inference'"),
+        ({"inference": "shared"}, "has no option 'inference'"),
     ],
     ids=lambda value: "-".join(map(str, value)) if isinstance(value, dict) else "",
 )

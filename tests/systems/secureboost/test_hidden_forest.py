@@ -15,7 +15,6 @@ from tables import cut, real_table, with_gaps
 from treaty.crypto.transfer.hidden_rows import bytes_of
 from treaty.crypto.transfer.stock import Steps, Transfers, open_transfers
 from treaty.data.table import to_table
-from treaty.errors import DataError
 from treaty.models.trees import forest_of
 from treaty.systems.secureboost import hidden_forest
 from treaty.systems.secureboost.hidden_forest import (
@@ -52,17 +51,19 @@ class Model:
         self.trees, self.tables = forest_of(parts).trees, [to_table(tables[name], party=name) for name in ("p0", "p1")]
         self.splits = [of.splits for of in parts]
         start = float(forest_of(parts).objective.base_margins[0])
-        self.sums = np.rint((np.log(p / (1.0 - p)) - start) / UNIT).astype(np.int64)
+        self.sums = np.rint((np.log(p / (1.0 - p)) - start) / UNIT).astype(np.int64)[:, None]
 
-    def shares(self, ends: tuple[Transfers, Transfers], weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def shares(
+        self, ends: tuple[Transfers, Transfers], weights: np.ndarray, **of_sums: int
+    ) -> tuple[np.ndarray, np.ndarray]:
         depth = depth_of(self.trees)
         records = [records_of(self.trees, k, depth) for k in (0, 1)]
         levels = [[bool((of[:, (1 << at) - 1 : (2 << at) - 1] >= 0).any()) for at in range(depth)] for of in records]
 
         def end(k: int) -> Steps[np.ndarray]:
             own = partial(decide_rows, self.splits[k], self.tables[k], 1)
-            given = weights if k == 0 else None
-            return margin_shares(ends[k], self.tables[k].n_rows, own, SharedForest(records[k], levels[1 - k]), given)
+            forest, given = SharedForest(records[k], levels[1 - k], **of_sums), weights if k == 0 else None
+            return margin_shares(ends[k], self.tables[k].n_rows, own, forest, given)
 
         return play(end(0), end(1))
 
@@ -90,20 +91,29 @@ def test_no_pad_of_a_walk_serves_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(np.unique(of[:, :3], axis=0)) == len(np.unique(of[:, 0]))  # one tweak, one row
 
 
-def test_weights_that_are_no_units_or_too_many_are_refused() -> None:
-    trees = model_of(1).trees
-    with pytest.raises(DataError, match="objective="):
-        leaf_weights(trees, 1, 0.0)
-    (largest,) = np.abs(leaf_weights(trees[:1], 1, UNIT)).max(axis=1).tolist()
-    most = ((1 << 23) - 1) // largest
-    assert len(leaf_weights(trees[:1] * most, 1, UNIT)) == most
-    with pytest.raises(DataError, match="less than 2048 to a margin"):
-        leaf_weights(trees[:1] * (most + 1), 1, UNIT)
+@pytest.mark.parametrize("nbytes", range(3, 9))
+@pytest.mark.parametrize("outputs", [1, 2, 4])
+def test_sums_of_each_output_wrap_around_at_their_bytes(nbytes: int, outputs: int) -> None:
+    model, ends = model_of(3), play(open_transfers(0), open_transfers(1))
+    weights = leaf_weights(model.trees, 3, UNIT)
+    whole = (1 << 8 * nbytes) - 1
+    large = weights + (1 << 8 * nbytes - 2)
+    one, other = model.shares(ends, large, outputs=outputs, nbytes=nbytes)
+    assert one.dtype == (np.uint32 if nbytes <= 4 else np.uint64)
+    assert one.shape == (len(model.sums), outputs)
+    # the trees of an output, one by one
+    expected = np.zeros(one.shape, np.int64)
+    for number in range(len(model.trees)):
+        alone = np.where(np.arange(len(weights))[:, None] == number, weights, 0)
+        first, second = model.shares(ends, alone, nbytes=8)
+        expected[:, number % outputs] += (first + second)[:, 0].view(np.int64) + (1 << 8 * nbytes - 2)
+    assert np.array_equal((one + other) & one.dtype.type(whole), expected.astype(np.uint64) & np.uint64(whole))
 
 
 @pytest.mark.parametrize("weight", [0, -(1 << 14)])
-def test_shares_of_sums_are_uniform_whatever_the_weights(weight: int) -> None:
+@pytest.mark.parametrize("nbytes", [3, 6, 8])
+def test_shares_of_sums_are_uniform_whatever_the_weights(weight: int, nbytes: int) -> None:
     model, ends = model_of(3), play(open_transfers(0), open_transfers(1))
-    found = [model.shares(ends, np.full((len(model.trees), 8), weight)) for _ in range(4)]
+    found = [model.shares(ends, np.full((len(model.trees), 8), weight), nbytes=nbytes) for _ in range(4)]
     for shares in zip(*found, strict=True):
-        assert uniform(bytes_of(np.concatenate(shares), 3))
+        assert uniform(bytes_of(np.concatenate(shares).astype(np.uint64), nbytes))

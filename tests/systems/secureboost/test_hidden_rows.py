@@ -248,6 +248,12 @@ def test_what_cannot_be_shared_is_refused_by_name(changed, named):
         treaty.GBDTClassifier(HIDDEN, **{**OPTIONS, **changed}).fit(cut(X.iloc[:, :4], 2), y)
 
 
+def test_decisions_of_hidden_rows_are_not_shown():
+    own = treaty.SecureBoost(membership="hidden", inference="plain")
+    with pytest.raises(treaty.ConfigError, match="membership=\"hidden\" needs inference to be 'shared', got 'plain'"):
+        treaty.GBDTClassifier(own, **OPTIONS).fit(cut(real_table("binary")[0].iloc[:, :4], 2), real_table("binary")[1])
+
+
 def test_three_parties_eval_sets_and_many_categories_are_refused():
     X, y = real_table("binary")
     tables, model = cut(X.iloc[:, :4], 2), treaty.GBDTClassifier(HIDDEN, **OPTIONS)

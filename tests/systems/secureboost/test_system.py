@@ -74,7 +74,13 @@ def test_nodes_are_disclosed_where_the_cipher_that_was_chosen_shows_them():
 @pytest.mark.parametrize(
     ("options", "common", "who", "expected"),
     [
-        ({"he_inference": True}, {}, "bank", "at prediction, from a row's sum of leaf weights"),
+        ({"inference": "shared"}, {}, "bank", "at prediction, from a row's sum of leaf weights"),
+        (
+            {"inference": "shared"},
+            {},
+            "shop",
+            "together with bank, who must not help it: at prediction, which way rows",
+        ),
         ({"mechanism": "label_rr", "epsilon": 2.0}, {}, "shop", "of a label no more than epsilon 2 lets through"),
         ({"rl_trees": 3}, {}, "shop", "nothing of the trees of the first 3 rounds"),
         ({"purity_guard": 0.25}, {}, "shop", "by more than 0.25, but that there is such a child; at a split"),
@@ -116,7 +122,7 @@ def test_warm_up_is_of_the_kinds_of_cipher_that_may_serve(options, kinds):
         ({}, {}, "sealed"),
         ({"encryption": "auto"}, {}, "sealed"),
         ({"encryption": "lattice", "reveal": "node"}, {}, "sealed"),
-        ({"rl_trees": 2, "purity_guard": 0.2, "he_inference": True}, {}, "sealed"),
+        ({"rl_trees": 2, "purity_guard": 0.2, "inference": "shared"}, {}, "sealed"),
         ({}, {"max_cat_to_onehot": 32_768, "fractional_bits": 20}, "sealed"),
         ({"allow_exact_sums": True}, {}, "open"),
         ({"mode": "paper"}, {}, "open"),

@@ -35,8 +35,7 @@ from treaty.machine.kernels import kernel
 
 MOST_LEVELS = 6  # a table of sides has a bit for each node of the last level, 32 of them
 _WORDS = 2  # of a value
-WEIGHT_BYTES = 3  # of a share of a leaf's weight
-_WHOLE = np.uint32((1 << 8 * WEIGHT_BYTES) - 1)
+WEIGHT_BYTES = 3  # of a share of a leaf's weight in a training
 _ROWS_AT_ONCE = 1 << 17  # rows of which one step is about, which bounds its message and memory
 
 Sides = NDArray[np.uint32]
@@ -103,39 +102,48 @@ class SharedNodes:
         self.levels += 1
         return out
 
-    def weight_of_rows(self, weights: NDArray[np.integer] | None) -> Steps[NDArray[np.uint32]]:
-        """Return shares modulo 2^24 of the weight of each row's leaf, (n_rows,): a step for each piece of the rows.
+    def weight_of_rows(
+        self, weights: NDArray[np.integer] | None, nbytes: int = WEIGHT_BYTES
+    ) -> Steps[NDArray[np.unsignedinteger]]:
+        """Return shares of the weight of each row's leaf, (n_rows,), of `nbytes`: a step for each piece of the rows.
 
-        The party that knows the `weights` of all leaves, whole numbers (trees, leaves), gives them; the other gives
-        None. Rows are of one tree after the other, as many of each.
+        They are uint32 up to 4 bytes, else uint64. The party that knows the `weights` of all leaves, whole numbers
+        (trees, leaves), gives them; the other gives None. Rows are of one tree after the other, as many of each.
         """
-        out, first = np.empty(self.n_rows, np.uint32), self.transfers.tweaks(self.n_rows)
+        out, first = np.empty(self.n_rows, word_of(nbytes)), self.transfers.tweaks(self.n_rows)
         for of in pieces(self.n_rows, _ROWS_AT_ONCE >> max(0, self.levels - 3)):
-            out[of] = yield from self._weight_of(of, weights, first + of.start)
+            out[of] = yield from self._weight_of(of, weights, nbytes, first + of.start)
         return out
 
-    def _weight_of(self, of: slice, weights: NDArray[np.integer] | None, first: int) -> Steps[NDArray[np.uint32]]:
-        share, transfers, leaves = self.share[of], self.transfers, 1 << self.levels
-        shape = len(share), leaves, WEIGHT_BYTES
+    def _weight_of(
+        self, of: slice, weights: NDArray[np.integer] | None, nbytes: int, first: int
+    ) -> Steps[NDArray[np.unsignedinteger]]:
+        share, transfers, leaves, word = self.share[of], self.transfers, 1 << self.levels, word_of(nbytes)
+        whole = word((1 << 8 * nbytes) - 1)
         if weights is not None:
-            mask = np.frombuffer(Keystream().raw(4 * len(share)), np.uint32)
+            mask = np.frombuffer(Keystream().raw(len(share) * word().itemsize), word)
             numbers = bit_patterns(transfers.sender.delta, self.levels)
-            table = np.empty((len(share), leaves), np.uint32)
+            table = np.empty((len(share), leaves), word)
             tree_of_row = np.arange(of.start, of.stop) // (self.n_rows // len(weights))
-            _permute_words(weights.astype(np.uint32), tree_of_row, share, mask, self.levels, table)
+            _permute_words(weights.astype(word), tree_of_row, share, mask, self.levels, table)
             for number, offset in enumerate(numbers):
                 pads = transfers.sender.hash.rows(self._sent[of], first, offset=offset)
-                table[:, number] ^= pads[:, 0].astype(np.uint32)
-            take((yield [bytes_of(table, WEIGHT_BYTES)]))
-            return mask & _WHOLE
-        (came,) = take((yield []), (np.uint8, shape))
-        read = np.zeros(len(share), np.uint32)
+                table[:, number] ^= pads[:, 0].astype(word)
+            take((yield [bytes_of(table if word is np.uint32 else table[..., None], nbytes)]))
+            return np.asarray(mask & whole)
+        (came,) = take((yield []), (np.uint8, (len(share), leaves, nbytes)))
+        read = np.zeros(len(share), word)
         for number in range(leaves):
             # one of them, without a branch
-            here = np.uint32(0) - (share == number).astype(np.uint32)
-            read |= wide_of(came[:, number], 1)[:, 0].astype(np.uint32) & here
-        pads = transfers.receiver.hash.rows(self._got[of], first)[:, 0].astype(np.uint32)
-        return (read ^ pads) & _WHOLE
+            here = word(0) - (share == number).astype(word)
+            read |= wide_of(came[:, number], 1)[:, 0].astype(word) & here
+        pads = transfers.receiver.hash.rows(self._got[of], first)[:, 0].astype(word)
+        return np.asarray((read ^ pads) & whole)
+
+
+def word_of(nbytes: int) -> Any:
+    """Return the type of shares of so many bytes."""
+    return np.uint32 if nbytes <= 4 else np.uint64
 
 
 def multiplexed(
@@ -230,14 +238,15 @@ def _permute(sides: Sides, share: Sides, mask: Bits, levels: int, out: Sides) ->
 
 
 @kernel
-def _permute_words(weights: Sides, tree: Integers, share: Sides, mask: Sides, levels: int, out: Sides) -> None:
+def _permute_words(weights: Any, tree: Integers, share: Sides, mask: Any, levels: int, out: Any) -> None:
     """Write rows whose entry u is the tree's weight u xor share, less the row's mask; without a branch on either."""
     for row in range(out.shape[0]):
         for leaf in range(out.shape[1]):
             out[row, leaf] = weights[tree[row], leaf] - mask[row]
         for level in range(levels):
             step = 1 << level
-            turn = np.uint32(0) - ((share[row] >> np.uint32(level)) & np.uint32(1))
+            # all bits of a word, of either type, or none
+            turn = np.uint64(0) - np.uint64((share[row] >> np.uint32(level)) & np.uint32(1))
             for leaf in range(out.shape[1]):
                 if leaf & step == 0:
                     differ = (out[row, leaf] ^ out[row, leaf + step]) & turn

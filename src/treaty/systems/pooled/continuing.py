@@ -35,7 +35,7 @@ def check_start(system: System, own: SystemOptions, common: CommonOptions, *, go
     elif system.split == "columns" and (not system.lossless or own.adds_noise or own.label_epsilon is not None):
         why = "sides of training rows at earlier splits would be shown without the noise"
     elif own.hides_decisions and not own.hides_rows:
-        why = "he_inference hides sides of rows, from which the margins of the earlier model follow"
+        why = 'inference="shared" hides sides of rows, from which the margins of the earlier model follow'
     elif own.mode == "paper" and system.split == "columns":
         why = "the paper has no such training"
     if goes_on and why:

@@ -228,7 +228,7 @@ class _Grower:
             shared, table = show_forest(party, forest.trees, self._end.place), inputs.rows.table
             own = partial(decide_rows, training.part.splits, table, inputs.threads)
             weights = leaf_weights(forest.trees, depth_of(forest.trees), objective.leaf_unit)
-            self._margins += compute(party, margin_shares(self._end.transfers, n_rows, own, shared, weights))
+            self._margins += compute(party, margin_shares(self._end.transfers, n_rows, own, shared, weights))[:, 0]
         self._records = training.records[peer]
         self._reach = abs(float(objective.base_margins[0])) + sum(
             float(np.abs(tree.value).max()) for tree in forest.trees
@@ -388,7 +388,7 @@ def train_passive(inputs: RoleInput[SecureBoost]) -> ModelPart:
     if start.rounds:
         shared = read_forest(party.receive(active, HiddenForest), active, start.records)
         own = partial(decide_rows, follower.part.splits, inputs.rows.table, inputs.threads)
-        margins += compute(party, margin_shares(end.transfers, n_rows, own, shared, None))
+        margins += compute(party, margin_shares(end.transfers, n_rows, own, shared, None))[:, 0]
 
     ahead = Ahead(end.transfers)
 

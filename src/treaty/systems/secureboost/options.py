@@ -42,8 +42,8 @@ class SecureBoost(SystemOptions):
     membership : {"known", "hidden"} or None, default None
         Which rows are in a node: "hidden" shares it, so that neither party learns it in training, with margins,
         gradients and sums; needs two parties, ``objective="logistic_pieces"``, a depth of at most 6 and sealed sums,
-        no eval sets, and whole weights of rows up to 255. Predictions open margins alone, to the active party
-        (docs/hidden.md). "known", which None is: the active party knows it.
+        no eval sets, and whole weights of rows up to 255; predictions are ``inference="shared"`` (docs/hidden.md).
+        "known", which None is: the active party knows it.
     reveal : {"column", "node"} or None, default None
         How a passive party's split is applied under the lattice map: with "column" the party says of all rows which go
         left, and learns nothing of the node; with "node" it decides the node's rows alone. Under open sums it sees
@@ -51,7 +51,7 @@ class SecureBoost(SystemOptions):
         they are, and None is "node" (docs/sealed.md).
     key_bits : {2048, 3072} or None, default None
         Size of the modulus; None is 3072, of the paper's Paillier 512. Given without `encryption`, it chooses "ou" in
-        safe mode; under "lattice" only `he_inference` has such a key.
+        safe mode; the lattice map has no such key.
     insecure_test_key_bits : int or None, default None
         A smaller key, for tests alone; needs `allow_insecure`, and every party must name the same.
     rerandomise : bool or None, default None
@@ -68,8 +68,10 @@ class SecureBoost(SystemOptions):
         "label_rr" trains on labels that were randomised once, which costs `epsilon` for all trees together.
     epsilon : float or None, default None
         Privacy parameter of `mechanism`, per label; the two go together.
-    he_inference : bool or None, default None
-        Predict on encrypted leaf weights (Fed-EINI), so that the active party does not see the others' decisions.
+    inference : {"plain", "shared"} or None, default None
+        What the active party gets at prediction. "shared": margins alone, which parties compute on shares, of trees of
+        at most 6 levels of splits; no leaves, stages and contributions (docs/prediction.md). "plain": also each row's
+        side at every split. None is "plain", but "shared" under hidden rows.
     allow_exact_sums : bool, default False
         Consent, in safe mode, to open sums that would show the active party more than a tenth of a passive party's
         bins, row by row, by an estimate from rows, bins, depth and trees. Every party has to give its own.
@@ -91,7 +93,7 @@ class SecureBoost(SystemOptions):
     purity_guard: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
     mechanism: Literal["label_rr"] | None = None
     epsilon: Positive | None = None
-    he_inference: bool | None = None
+    inference: Literal["plain", "shared"] | None = None
     allow_exact_sums: bool = False
 
     def settled(self, common: Any) -> Self:
@@ -169,7 +171,7 @@ class SecureBoost(SystemOptions):
     @property
     def hides_decisions(self) -> bool:
         # sides of training rows would tell which rows were in a node
-        return bool(self.he_inference) or self.hides_rows
+        return self.inference == "shared" or self.hides_rows
 
     def check(self, common: Any) -> None:
         if common.goss and self.purity_guard is not None:
@@ -194,6 +196,12 @@ class SecureBoost(SystemOptions):
                 raise ConfigError(f'expected sums="open": {why}; or leave one of them out')
         if self.hides_rows:
             self._check_hidden(common)
+        if self.hides_decisions and common.depth > MOST_LEVELS:
+            what = 'membership="hidden"' if self.hides_rows else 'inference="shared"'
+            raise ConfigError(
+                f"{what} needs max_depth of at most {MOST_LEVELS}, got {common.depth}: each row has a bit for every "
+                "node of a level"
+            )
         if self.encryption == "lattice":
             cipher_options.check_lattice_fraction(common.fractional_bits, 'take encryption="ou"')
         if self.encryption == "lattice" and self.rerandomise is not None:
@@ -218,7 +226,7 @@ class SecureBoost(SystemOptions):
             "rl_trees": (self.rl_trees or None, None),
             "purity_guard": (self.purity_guard, None),
             "mechanism": (self.mechanism, None),
-            "he_inference": (self.he_inference or None, None),
+            "inference": (self.inference or "shared", "shared"),
             "objective": (common.objective, "logistic_pieces"),
             "fractional_bits": (common.fractional_bits, 16),
             "goss": (common.goss, False),
@@ -233,11 +241,6 @@ class SecureBoost(SystemOptions):
             if given != needed:
                 what = "to be left out" if needed is None else f"to be {needed!r}"
                 raise ConfigError(f'membership="hidden" needs {name} {what}, got {given!r}')
-        if common.depth > MOST_LEVELS:
-            raise ConfigError(
-                f'membership="hidden" needs max_depth of at most {MOST_LEVELS}, got {common.depth}: each row has a bit '
-                "for every node of a level"
-            )
 
     def _refuse_papers_weaknesses(self) -> None:
         """Refuse what paper mode brings unless it is named otherwise: short keys, answers that can be recognised."""

@@ -33,8 +33,7 @@ from treaty.messaging.messages import Message
 from treaty.models.trees import ModelPart, margins
 from treaty.privacy.leaks import mixed_nodes
 from treaty.systems.observers import TreeFinished
-from treaty.systems.secureboost import hidden_forest
-from treaty.systems.secureboost.hidden_prediction import hidden_active, hidden_passive
+from treaty.systems.secureboost import shared_prediction
 from treaty.systems.secureboost.hidden_training import train_active, train_passive
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import RoleInput
@@ -173,31 +172,29 @@ def split_nodes(
 #
 # The paper walks down the trees node by node, asking each node's owner. Here the active party asks every owner once,
 # for the sides of all rows at all of its records in use (`DecideRequest`, answered by `Decisions`), and walks alone:
-# one round trip, and owners see no paths. The active party learns sides off a row's path, too; `he_inference` hides
-# all of them.
+# one round trip, and owners see no paths. The active party learns sides off a row's path, too; with
+# ``inference="shared"`` it learns none.
 
 
 def predict(inputs: RoleInput[SecureBoost]) -> NDArray[np.float64]:
-    """Return margins (n_rows, n_outputs) as the active party; with `he_inference` from encrypted leaf weights."""
-    if inputs.options.hides_rows:
-        return hidden_forest.predict_active(inputs)
+    """Return margins (n_rows, n_outputs) as the active party."""
     if inputs.options.hides_decisions:
-        return hidden_active(inputs)
+        return shared_prediction.predict_active(inputs)
     return margins(collect(inputs), inputs.part.forest.objective, inputs.threads)
 
 
 def follow_prediction(inputs: RoleInput[SecureBoost]) -> None:
     """Take part in a prediction as a passive party."""
-    if inputs.options.hides_rows:
-        return hidden_forest.follow(inputs, "rows to predict")
-    return hidden_passive(inputs) if inputs.options.hides_decisions else predict_passive(inputs)
+    if inputs.options.hides_decisions:
+        return shared_prediction.follow(inputs, "rows to predict")
+    return predict_passive(inputs)
 
 
 def predict_online(inputs: RoleInput[SecureBoost]) -> None:
     """Predict rows as they are asked for, as the active party."""
-    return hidden_forest.online_active(inputs) if inputs.options.hides_rows else online_active(inputs)
+    return shared_prediction.online_active(inputs) if inputs.options.hides_decisions else online_active(inputs)
 
 
 def follow_online(inputs: RoleInput[SecureBoost]) -> None:
     """Take part in predictions of rows as they are asked for, as a passive party."""
-    return hidden_forest.follow(inputs, "rows") if inputs.options.hides_rows else online_passive(inputs)
+    return shared_prediction.follow(inputs, "rows") if inputs.options.hides_decisions else online_passive(inputs)

@@ -10,7 +10,7 @@ from treaty.models.trees import ModelPart
 from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, Stage, When, between, routes
 from treaty.systems.options import learned_from_test_key
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.secureboost import hidden_columns, hidden_forest, hidden_prediction, hidden_training
+from treaty.systems.secureboost import hidden_columns, hidden_forest, hidden_training, shared_prediction
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.secureboost.secureboost import (
     active,
@@ -50,10 +50,16 @@ def conclusions(
             "at prediction, from a row's sum of leaf weights, the decisions on its paths, unless the model is large "
             "(docs/prediction.md)"
         )
+        partner, *further = roles.having("passive")
+        if further:
+            learned[partner].append(
+                f"together with {roles.active}, who must not help it: at prediction, which way rows go at splits of "
+                + " and ".join(further)
+            )
     if not ciphers.rerandomise:
         learned[roles.active].append("which rows are in a bin, if it looks: answers were not re-randomised")
     learned[roles.active] += leakage.small_leaves(options.mode, common)
-    if cipher != "lattice" or options.hides_decisions:
+    if cipher != "lattice":
         for name in learned:
             learned[name] += learned_from_test_key(options.short_key_bits)
     for name in roles.having("passive"):
@@ -97,28 +103,20 @@ def _conclusions_of_hidden_rows(roles: Roles, part: ModelPart | None) -> dict[st
 # ---------------------------------------------------------------- routes of SecureBoost's messages
 
 
-_PLAIN = When("without he_inference", lambda options, common: not options.hides_decisions)
-_HIDDEN = When("he_inference=True", lambda options, common: bool(options.he_inference))
+_PLAIN = When('inference="plain"', lambda options, common: not options.hides_decisions)
+_SHARED = When('inference="shared"', lambda options, common: options.hides_decisions)
 
-_HIDDEN_PREDICTION = routes(
-    AGREEMENT,
-    Route(hidden_prediction.ChainKey, PASSIVE, ACTIVE),
-    between(
-        ACTIVE, PASSIVE, hidden_prediction.PredictionKey, hidden_prediction.Station, hidden_prediction.EncryptedGains
-    ),
-    between(PASSIVE, ACTIVE, hidden_prediction.SealedTerms, hidden_prediction.EncryptedTotals),
-    leakage.FINISH,
-    reference="arXiv 2105.09540; docs/prediction.md, What each learns, and who may collude",
-)
-
-_PREDICTIONS = "docs/hidden.md, Predictions"
 _SHARED_PREDICTION = routes(
     AGREEMENT,
-    leakage.RECORDS,
-    between(ACTIVE, PASSIVE, hidden_forest.HiddenForest, messages.SealedStep),
-    between(PASSIVE, ACTIVE, messages.SealedStep, hidden_forest.MarginShares),
+    between(
+        PASSIVE, ACTIVE, shared_prediction.SharingKey, shared_prediction.MaskedSides, messages.SealedStep,
+        shared_prediction.MarginShares,
+    ),
+    between(ACTIVE, PASSIVE, hidden_forest.HiddenForest, shared_prediction.SidesRequest, messages.SealedStep),
     leakage.FINISH,
-)
+    when=_SHARED,
+    reference="docs/prediction.md, Shared",
+)  # fmt: skip
 _KNOWN_ROWS = When('membership="known"', lambda options, common: not options.hides_rows)
 _HIDDEN_ROWS = When('membership="hidden"', lambda options, common: options.hides_rows)
 _PLAIN_ANSWERS = When("answers not re-randomised", lambda options, common: not options.ciphers.rerandomise)
@@ -164,13 +162,13 @@ ROUTES: dict[Stage, Routes] = {
     ),
     "predict": routes(
         routes(leakage.PREDICT, when=_PLAIN),
-        routes(_HIDDEN_PREDICTION, when=_HIDDEN),
-        routes(_SHARED_PREDICTION, when=_HIDDEN_ROWS, reference=_PREDICTIONS),
+        _SHARED_PREDICTION,
     ),
     "explain": routes(leakage.EXPLAIN, when=_PLAIN),
     "online": routes(
         routes(leakage.ONLINE, when=_PLAIN),
-        routes(_SHARED_PREDICTION, Route(OnlineRows, ACTIVE, PASSIVE), when=_HIDDEN_ROWS, reference=_PREDICTIONS),
+        _SHARED_PREDICTION,
+        Route(OnlineRows, ACTIVE, PASSIVE, when=_SHARED, reference="docs/serving.md, Models with splits of partners"),
     ),
 }
 

@@ -280,7 +280,7 @@ MOST_ENTRIES = 1 << 14
 # Bits of a row in `SideChoices`
 CHOICE_BITS = 32
 
-_SignedKey = tuple[Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)], bytes]
+SignedKey = tuple[Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)], bytes]
 
 
 @leaks("which columns have missing values", "control")
@@ -288,7 +288,7 @@ class SealedColumns(Message):
     """Which columns have missing values, bool (features,), and a signed public key for moving shares."""
 
     missing: Array
-    key: _SignedKey
+    key: SignedKey
 
 
 @leaks("reg_lambda, how long a step takes, others' public keys", "control")
@@ -297,7 +297,7 @@ class TournamentTerms(Message):
 
     ridge: Annotated[int, msgspec.Meta(ge=1, lt=1 << 62)]
     step: Annotated[int, msgspec.Meta(ge=1, le=MOST_STEP)]
-    keys: dict[str, _SignedKey]
+    keys: dict[str, SignedKey]
 
 
 @leaks(

@@ -90,7 +90,7 @@ class DecideRequest(Message):
     "of each row asked about, which side it takes at each split of the sender; several splits of one "
     "column show the order of rows",
     "exact",
-    guard="he_inference=True of SecureBoost, at prediction",
+    guard='inference="shared" of SecureBoost, at prediction',
 )
 class Decisions(Message):
     """Packed bits (n_records, n_rows/8): each row's side at each of the records.
@@ -132,12 +132,7 @@ def ask_all(
         party.send(name, DecideRequest(number, Array.of(records)))
     # own rows are decided while the others decide theirs
     packed = {party.name: decide(part.splits, table, used[sources.index(party.name)], threads)}
-    for name, records in theirs:
-        found = []
-        for of in column_pieces(len(records), n_rows):
-            first, count = party.receive(name, Decisions), of.stop - of.start
-            found.append(take_columns(party, name, n_rows, count, first, lambda m: m.left, count, "Decisions.left"))
-        packed[name] = found[0] if len(found) == 1 else np.concatenate(found)
+    packed |= {name: take_decisions(party, name, Decisions, len(records), n_rows) for name, records in theirs}
     return RowDecisions(
         trees=[renumber(tree, used) for tree in trees],
         base=np.cumsum([0, *(len(records) for records in used)]),
@@ -145,6 +140,16 @@ def ask_all(
         used=used,
         n_rows=n_rows,
     )
+
+
+def take_decisions(party: Party, peer: str, kind: type[Any], count: int, n_rows: int) -> Bytes:
+    """Receive packed bits of rows at `count` records, uint8 (count, bytes), in messages like `Decisions`."""
+    found = []
+    for of in column_pieces(count, n_rows):
+        first, lines = party.receive(peer, kind), of.stop - of.start
+        what = f"{kind.__name__}.left"
+        found.append(take_columns(party, peer, n_rows, lines, first, lambda m: m.left, lines, what))
+    return found[0] if len(found) == 1 else np.concatenate(found)
 
 
 class RowSets:

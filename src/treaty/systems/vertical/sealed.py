@@ -207,9 +207,9 @@ def take_steps(party: Party, ends: Mapping[str, Steps[Any]], ahead: Mapping[str,
     return results
 
 
-def compute(party: Party, steps: Steps[Any], ahead: Ahead | None = None) -> Any:
-    """Compute with the one other party, as `take_steps` does, and take the rest of what `ahead` makes."""
-    (peer,) = party.peers
+def compute(party: Party, steps: Steps[Any], ahead: Ahead | None = None, *, partner: str = "") -> Any:
+    """Compute with the one other party, or a `partner`, as `take_steps` does; take the rest of what `ahead` makes."""
+    (peer,) = (partner,) if partner else party.peers
     made = {} if ahead is None else {peer: ahead}
     try:
         result = take_steps(party, {peer: steps}, made)[peer]

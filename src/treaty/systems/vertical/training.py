@@ -194,9 +194,10 @@ def roles_by_column(
 
 
 def fellow_owners(roles: Roles, options: Any, name: str) -> list[str]:
-    """Return all passive parties to each of them under sealed sums: their keys pass through the active party."""
+    """Return all passive parties to each of them where they share masks: their keys pass through the active party."""
     passive = [owner for owner in roles.owners if owner != roles.active]
-    return passive if options.ciphers.sealed and name in passive and len(passive) > 1 else []
+    masks = options.ciphers.sealed or options.hides_decisions
+    return passive if masks and name in passive and len(passive) > 1 else []
 
 
 # --------------- how much the active party may ask of an owner of columns: no more than the options that both agreed to

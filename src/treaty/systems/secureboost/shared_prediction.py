@@ -1,0 +1,292 @@
+"""Prediction on shares: the active party gets margins, and no decision of another party (``inference="shared"``).
+
+Two parties compute (`hidden_forest`): the active party and its *partner*, the first passive party of the job. Further
+passive parties give the sides of rows at their splits under one-time pads, which they share with the partner: the
+active party has the masked sides, the partner the pads. Keys of pads pass through the active party, signed with those
+of the parties' certificates (`MovingKey`).
+
+* *Active party*: learns rows' margins. By trying which leaves add up to a margin, it can find the decisions of small
+  models, as anyone who sees a margin can. It is honest but curious: trees of its own making would read decisions one by
+  one.
+* *Partner*: learns how many rows and trees there are, at which nodes its own splits and those of further parties are,
+  and which levels have splits of the active party.
+* *Further party*: learns how many rows there are, and which of its splits the trees use.
+* *Active party and partner together*: the sides of all rows at splits of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.crypto.transfer.hidden_rows import WEIGHT_BYTES
+from treaty.crypto.transfer.stock import Transfers, open_transfers
+from treaty.data.table import Table
+from treaty.errors import CryptoError, PeerProtocolError
+from treaty.machine.arrays import Bytes, Floats, Int32s, Integers
+from treaty.messaging.exchanges import OF_ONE_MODEL, Term, agree, send_rows, take_rows
+from treaty.messaging.messages import Array, Message, column_pieces, leaks, row_pieces, view
+from treaty.models.trees import margins, used_records
+from treaty.systems.secureboost.hidden_forest import (
+    PRECISION_BITS,
+    Decide,
+    HiddenForest,
+    SharedForest,
+    decide_rows,
+    depth_of,
+    leaf_weights,
+    levels_of,
+    margin_shares,
+    read_forest,
+    records_of,
+    unit_of,
+)
+from treaty.systems.secureboost.options import SecureBoost
+from treaty.systems.system import RoleInput
+from treaty.systems.vertical.column_owner import ascending
+from treaty.systems.vertical.messages import SignedKey
+from treaty.systems.vertical.prediction import (
+    Finish,
+    OnlineRows,
+    answer_requests,
+    ask_all,
+    asked_rows,
+    check_present,
+    decidable,
+    take_decisions,
+)
+from treaty.systems.vertical.sealed import MovingKey, compute
+from treaty.trees.ensemble import SplitTable, Tree
+
+_SHARE_BITS = 64  # of a row and output, as shares of margins are sent
+
+
+@leaks("how many splits the sender keeps; a public key", "control")
+class SharingKey(Message):
+    """How many records the party has, and a fresh signed public key for pads."""
+
+    records: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+    key: SignedKey
+
+
+@leaks("as a further passive party, which of its own splits the trees use", "exact")
+class SidesRequest(Message):
+    """Records, ascending int32, at which a further party is to share its sides with the partner, by whose key."""
+
+    records: Array
+    key: SignedKey
+
+
+@leaks("sides of rows under a pad, which another party has", "masked")
+class MaskedSides(Message):
+    """Packed bits (n_records, n_rows/8), 1 for right, xor the pad; in the same pieces as `Decisions`."""
+
+    left: Array
+
+
+@leaks("each row's sum of leaf weights, from which decisions of small models follow", "exact")
+class MarginShares(Message):
+    """Shares of the next rows' sums of leaf weights, uint64 (n, outputs), which the active party opens."""
+
+    shares: Array
+
+
+def _agree(inputs: RoleInput[SecureBoost], rows: str) -> None:
+    check_present(inputs.party, inputs.part, inputs.rows.table)
+    terms: dict[str, Term] = {"model": inputs.part.model_id, rows: inputs.rows.table.n_rows, "inference": "shared"}
+    agree(inputs.party, terms, remedy=OF_ONE_MODEL)
+
+
+def _with_lines(own: Decide, held: int, lines: list[Bytes]) -> Decide:
+    """Return what decides at own records, below `held`, and from there on reads lines of shared bits."""
+    shared = np.concatenate(lines) if lines else np.zeros((0, 0), np.uint8)
+
+    def decide(records: Int32s, rows: slice) -> Bytes:
+        mine, theirs = np.split(records, [np.searchsorted(records, held)])
+        return np.concatenate([own(mine, rows), shared[theirs - held, rows.start // 8 : -(-rows.stop // 8)]])
+
+    return decide if lines else own
+
+
+# ---------------------------------------------------------------- active party
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """The active party's end of predictions by a model, for as many rows and as often as wanted.
+
+    `further` is of how many records each further party shares sides.
+    """
+
+    inputs: RoleInput[SecureBoost]
+    forest: SharedForest
+    weights: Integers
+    unit: float
+    further: Mapping[str, int]
+    transfers: Transfers
+
+    def margins(self, table: Table) -> Floats:
+        """Return margins of rows, float64 (n_rows, n_outputs)."""
+        inputs, n_rows, party, forest = self.inputs, table.n_rows, self.inputs.party, self.forest
+        part, partner, outputs = inputs.part, inputs.others[0], self.forest.outputs
+        lines = [take_decisions(party, name, MaskedSides, count, n_rows) for name, count in self.further.items()]
+        own = _with_lines(partial(decide_rows, part.splits, table, inputs.threads), len(part.splits), lines)
+        steps = margin_shares(self.transfers, n_rows, own, forest, self.weights)
+        shares = compute(party, steps, partner=partner).astype(np.uint64)
+        for of, came in take_rows(party, partner, n_rows, _SHARE_BITS * outputs, MarginShares):
+            shape = (of.stop - of.start, outputs)
+            shares[of] += view(came.shares, np.uint64, shape, peer=partner, what="MarginShares.shares")
+        # of the bytes that count, the highest bit is the sign
+        above = 64 - 8 * forest.nbytes
+        sums = (shares << np.uint64(above)).view(np.int64) >> above
+        return np.asarray(part.grown.objective.base_margins + sums * self.unit)
+
+
+def _bytes_of(weights: Integers, outputs: int, *, whole: bool) -> int:
+    """Return how many bytes hold any sum; of weights without a unit of their own, by the number of trees alone."""
+    most = int(np.abs(weights).max(axis=1).sum()) if whole else len(weights) // outputs << PRECISION_BITS
+    return max(WEIGHT_BYTES, (most.bit_length() + 8) // 8)
+
+
+def _lines_of(trees: list[Tree], depth: int, further: Mapping[int, Int32s]) -> Int32s:
+    """Return the lines of further owners' `records` in complete trees, int32 (trees, 2^depth - 1), -1 elsewhere."""
+    lines, first = np.full((len(trees), (1 << depth) - 1), -1, np.int32), 0
+    for source, records in further.items():
+        at = records_of(trees, source, depth)
+        lines = np.where(at < 0, lines, first + np.searchsorted(records, at)).astype(np.int32)
+        first += len(records)
+    return lines
+
+
+def _begin(inputs: RoleInput[SecureBoost], rows: str) -> Callable[[Table], Floats]:
+    """Agree on the model and the number of `rows`; return what predicts rows."""
+    party, part, partner = inputs.party, inputs.part, (*inputs.others, "")[0]
+    _agree(inputs, rows)
+    keys = {peer: party.receive(peer, SharingKey) for peer in party.peers}
+    trees = decidable(party, part, {peer: of.records for peer, of in keys.items()})
+    objective, sources = part.grown.objective, part.grown.sources
+    used = {name: of for name, of in zip(sources, used_records(trees, len(sources)), strict=True) if len(of)}
+    if not used.keys() - {party.name}:
+        return lambda table: margins(ask_all(party, part, trees, table, 0, inputs.threads), objective, inputs.threads)
+    depth, unit, outputs = depth_of(trees), unit_of(trees, objective.leaf_unit), objective.n_outputs
+    weights = leaf_weights(trees, depth, unit)
+    nbytes = _bytes_of(weights, outputs, whole=bool(objective.leaf_unit))
+    further = {name: of for name, of in used.items() if name not in (party.name, partner)}
+    lines = _lines_of(trees, depth, {sources.index(name): of for name, of in further.items()})
+    held = {party.name: len(part.splits), partner: keys[partner].records}
+    mine, theirs = (
+        np.where(lines < 0, records_of(trees, sources.index(name), depth), np.int32(of) + lines)
+        for name, of in held.items()
+    )
+    told = {name: (len(of), keys[name].key) for name, of in further.items()}
+    party.send(partner, HiddenForest(Array.of(theirs), Array.of(np.array(levels_of(mine))), outputs, nbytes, told))
+    for name, of in further.items():
+        party.send(name, SidesRequest(Array.of(of), keys[partner].key))
+    forest = SharedForest(mine, levels_of(theirs), outputs, nbytes)
+    transfers = compute(party, open_transfers(0), partner=partner)
+    return _Walk(inputs, forest, weights, unit, {name: len(of) for name, of in further.items()}, transfers).margins
+
+
+def predict_active(inputs: RoleInput[SecureBoost]) -> Floats:
+    """Return margins, float64 (n_rows, n_outputs), of the role's rows without a decision of another party.
+
+    They are exact if leaves are whole units; else weights are rounded to `PRECISION_BITS` below the largest, and added
+    up exactly.
+    """
+    found = _begin(inputs, "rows to predict")(inputs.rows.table)
+    for peer in inputs.party.peers:
+        inputs.party.send(peer, Finish())
+    return found
+
+
+def online_active(inputs: RoleInput[SecureBoost]) -> None:
+    """Predict what `inputs.requests` asks for, until it ends, without a decision of another party."""
+    predict = _begin(inputs, "rows")
+    answer_requests(inputs, lambda asked: predict(asked.table))
+
+
+# ---------------------------------------------------------------- passive parties
+
+
+# Answers about some rows, given how many they are and what decides them
+_Answer = Callable[[int, Decide], None]
+
+
+def follow(inputs: RoleInput[SecureBoost], rows: str) -> None:
+    """Take part in predictions as a passive party: of all its rows, or of those that are asked for, by number."""
+    party, table, splits = inputs.party, inputs.rows.table, inputs.part.splits
+    (active,) = party.peers
+    _agree(inputs, rows)
+    key, online = MovingKey(party, inputs.vouching), [OnlineRows] if rows == "rows" else []
+    party.send(active, SharingKey(len(splits), key.signed()))
+    kind = HiddenForest if party.name == inputs.others[0] else SidesRequest
+    came, answer = party.receive(active, kind, *online, Finish), None
+    if isinstance(came, HiddenForest | SidesRequest):
+        answer = _partner(inputs, came, key) if isinstance(came, HiddenForest) else _further(inputs, came, key)
+        if not online:
+            answer(table.n_rows, partial(decide_rows, splits, table, inputs.threads))
+        came = party.receive(active, *online, Finish)
+    # by row, as single rows are asked for
+    matrix = table.matrix() if online else np.zeros((0, 0), np.float32)
+    while isinstance(came, OnlineRows):
+        party.transcript.clear()
+        some = matrix[asked_rows(came, active, len(matrix))]
+        if answer is not None and len(some):
+            answer(len(some), partial(_decide_matrix, splits, some))
+        came = party.receive(active, OnlineRows, Finish)
+
+
+def _partner(inputs: RoleInput[SecureBoost], came: HiddenForest, key: MovingKey) -> _Answer:
+    party, part, (active,) = inputs.party, inputs.part, inputs.party.peers
+    forest = read_forest(came, active, len(part.splits), part.trees_a_round)
+    _meet(inputs, key, {name: of for name, (_, of) in came.further.items()}, "HiddenForest.further")
+    transfers = compute(party, open_transfers(1))
+
+    def answer(n_rows: int, own: Decide) -> None:
+        pads = [_pads(key, name, lines, n_rows, sending=False) for name, (lines, _) in came.further.items()]
+        decide = _with_lines(own, len(part.splits), pads)
+        shares = compute(party, margin_shares(transfers, n_rows, decide, forest, None)).astype(np.uint64)
+        send_rows(party, active, n_rows, _SHARE_BITS * forest.outputs, lambda of: MarginShares(Array.of(shares[of])))
+
+    return answer
+
+
+def _further(inputs: RoleInput[SecureBoost], came: SidesRequest, key: MovingKey) -> _Answer:
+    party, (active,), partner = inputs.party, inputs.party.peers, inputs.others[0]
+    records = ascending(came.records, len(inputs.part.splits), active, "SidesRequest.records")
+    _meet(inputs, key, {partner: came.key}, "SidesRequest.key")
+
+    def answer(n_rows: int, own: Decide) -> None:
+        # what both others take for a side left of their own adds up to the side right
+        masked = ~own(records, slice(0, n_rows)) ^ _pads(key, partner, len(records), n_rows, sending=True)
+        for part in column_pieces(len(records), n_rows):
+            for of in row_pieces(n_rows, part.stop - part.start):
+                party.send(active, MaskedSides(Array.of(masked[part, of.start // 8 : -(-of.stop // 8)])))
+
+    return answer
+
+
+def _meet(inputs: RoleInput[SecureBoost], key: MovingKey, keys: Mapping[str, SignedKey], what: str) -> None:
+    active = inputs.roles.active
+    if not keys.keys() <= {*inputs.others} - {inputs.party.name}:
+        raise PeerProtocolError(active, "expected keys of the job's other passive parties", at=what)
+    try:
+        key.meet(keys)
+    except CryptoError as error:
+        raise PeerProtocolError(active, str(error), at=what) from None
+
+
+def _pads(key: MovingKey, other: str, lines: int, n_rows: int, *, sending: bool) -> Bytes:
+    """Return the next pads of lines of packed bits, uint8 (lines, ceil(n_rows / 8))."""
+    words = key.mask(other, (lines, -(-n_rows // 64)), sending=sending)
+    return np.asarray(words.astype("<u8").view(np.uint8)[:, : -(-n_rows // 8)])
+
+
+def _decide_matrix(splits: SplitTable, rows: NDArray[np.float32], records: Int32s, of: slice) -> Bytes:
+    return splits.decide(rows[of], records)
