@@ -1,16 +1,17 @@
-"""Prediction by parties that keep their splits: margins and leaves from plain decisions, and margins without them.
+"""Prediction by parties that keep their splits: margins and leaves from plain decisions, and margins on shares.
 
-Claim: `he_inference` costs one ciphertext of the active party for each split of a passive party and row, so its time
-and bytes per row grow with these splits alone; plain prediction costs a bit for each. All parties run on this machine,
-in threads over the in-memory channel; rows a second are of all together. The last column says how far the margin can
-keep decisions from an active party that tries everything: the (median) number of leaf combinations within its reach,
-in bits; well below 40 the sum gives the leaves away. About 3 minutes; `--quick` one.
+Claim: on shares, bytes per row grow with trees and their complete leaves, not with splits and parties; plain prediction
+costs a bit for each split of a passive party. All parties run on this machine, in threads over the in-memory channel;
+rows a second are of all together. The last column says how far the margin can keep decisions from an active party that
+tries everything: the (median) number of leaf combinations within its reach, in bits; well below 40 the sum gives the
+leaves away. About a minute; `--quick` half.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,8 @@ from treaty.models.trees import ModelPart, leaves, margins
 from treaty.runs.threads import play, traffic_of
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.system import objective_for, own_columns
-from treaty.systems.secureboost.hidden_prediction import hidden_active, hidden_passive
 from treaty.systems.secureboost.options import SecureBoost
+from treaty.systems.secureboost.shared_prediction import follow, predict_active
 from treaty.systems.system import LabelledRows, RoleInput, Roles, star
 from treaty.systems.vertical.prediction import collect, predict_passive
 from treaty.trees.boosting import Boosting, Forest
@@ -116,7 +117,8 @@ def compare(data: Data, parties: int, rounds: int, depth: int, rows: int, runs: 
     ends = seated(lambda inputs: leaves(collect(inputs), THREADS), parts, tables)
     whole_seconds, nbytes = timed(whole, plain, names, runs)
     leaf_seconds, _ = timed(ends, plain, names, runs)
-    hidden, hidden_bytes = timed(seated(hidden_active, parts, few), seated(hidden_passive, parts, few), names, runs)
+    partner = seated(partial(follow, rows="rows to predict"), parts, few)
+    shared, shared_bytes = timed(seated(predict_active, parts, few), partner, names, runs)
     sides = np.unpackbits(parts[lead].splits.decide(few[lead].matrix()), axis=1, count=rows)
     combinations = sum(np.log2(reachable(tree, sides)) for tree in forest.trees)
     return {
@@ -128,9 +130,9 @@ def compare(data: Data, parties: int, rounds: int, depth: int, rows: int, runs: 
         "margins rows/s": len(data.y) / whole_seconds,
         "leaves rows/s": len(data.y) / leaf_seconds,
         "bytes/row": nbytes / len(data.y),
-        "hidden rows": rows,
-        "hidden rows/s": rows / hidden,
-        "hidden bytes/row": hidden_bytes / rows,
+        "shared rows": rows,
+        "shared rows/s": rows / shared,
+        "shared bytes/row": shared_bytes / rows,
         "combinations, bits": float(np.median(combinations)),
     }
 
@@ -138,7 +140,8 @@ def compare(data: Data, parties: int, rounds: int, depth: int, rows: int, runs: 
 def main() -> None:
     options = arguments(__doc__).parse_args()
     data, runs = give_me_some_credit(), 1 if options.quick else 3
-    cases = [(2, 5, 3, 4000), (2, 20, 3, 2000), (3, 20, 3, 2000), (2, 100, 6, 100)]
+    cases = [(2, 5, 3, 4000), (2, 20, 3, 4000), (3, 20, 3, 4000), (2, 100, 6, 1000)]
+    cases += [(parties, 50, depth, 1000) for parties in (2, 3) for depth in (3, 6)]
     compare(data, 3, 2, 3, 50, 1)  # compiles
     found = [compare(data, *case[:3], case[3] // (4 if options.quick else 1), runs) for case in cases]
     report("prediction_speed", found, quick=options.quick)
