@@ -22,5 +22,5 @@ print(f"AUC {roc_auc_score(even[test], model.predict_proba(X[test])[:, 1]):.2f}"
 # %% Learned
 for role in ("user", "edge"):
     print(f"a {role} learned:")
-    for sentence in model.disclosures_[role]:
+    for sentence in model.disclosures_[role][:4]:
         print(" *", sentence)
