@@ -206,8 +206,8 @@ class WholeTableClient:
 
     def _check_start(self, grad: Integers, hess: Integers) -> None:
         n_rows = self._bounds.n_rows
-        if len(grad) != n_rows or grad.shape != hess.shape:
-            raise CryptoError(f"expected the derivatives of {n_rows} rows, got {len(grad)} - at a tree's start")
+        if grad.shape[-1] != n_rows or grad.shape != hess.shape:
+            raise CryptoError(f"expected the derivatives of {n_rows} rows, got {grad.shape[-1]} - at a tree's start")
         self._bounds.check(grad, hess, "a tree's start")
 
     def _sampled_slots(self, peer: str, features: Int32s | None) -> tuple[Integers, Integers]:

@@ -24,7 +24,7 @@ from treaty.models.checkpoints import Checkpoint, Keeper
 from treaty.privacy.exact_sums import OpenedNode
 from treaty.trees.constraints import Directions
 from treaty.trees.ensemble import Tree
-from treaty.trees.growth import RowPartition
+from treaty.trees.growth import RowPartition, RowsOfNodes
 from treaty.trees.outputs import of_output
 from treaty.trees.splits import Level, complete_sums, kept_sums
 
@@ -179,7 +179,7 @@ class CheckpointReached:
 
 @dataclass(frozen=True, slots=True)
 class TreeStarted:
-    """A tree begins, with these gradients int64 (n_rows,) and sampled rows (None: all)."""
+    """A tree begins, with these gradients int64 (n_rows,) and sampled rows (None: all); many together: (k, n_rows)."""
 
     grad: Integers
     hess: Integers
@@ -209,7 +209,7 @@ class SumsOpened:
 
     owner: str
     level: Level
-    rows: RowPartition
+    rows: RowsOfNodes
     sums: Integers
 
 

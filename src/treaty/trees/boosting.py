@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -324,6 +325,14 @@ class BoostingRound:
             elif of.plan.subsample < 1.0:
                 rows = draw(of.rng, n_rows, of.plan.subsample)
             yield TreeSample(g, h, rows, draw(of.rng, of.plan.n_columns, of.plan.colsample_bytree))
+
+    def batches(self, most: int) -> Iterator[list[TreeSample]]:
+        """Yield what the trees are grown on, `most` trees at a time; `add` must be called for all before the next."""
+        samples, count = self.trees(), self._boosting.forest.trees_a_round
+        # as few as needed, of about the same size
+        size = -(-count // -(-count // most))
+        while of := list(islice(samples, size)):
+            yield of
 
     def add(self, tree: Tree, leaves: RowsOfLeaves) -> None:
         """Add a grown tree, of many outputs one for each, to the round, and its leaf values to the margins of rows."""

@@ -18,7 +18,7 @@ from treaty.machine.shared_work import share
 from treaty.trees.boosting import Boosting, TreeSample
 from treaty.trees.constraints import NodeConstraints
 from treaty.trees.ensemble import Tree
-from treaty.trees.growth import Growth, RowPartition, look_up_left
+from treaty.trees.growth import Growth, RowPartition, RowsOfNodes, look_up_left
 from treaty.trees.histograms import Histograms
 from treaty.trees.outputs import join_outputs
 from treaty.trees.splits import Level, SplitRules, Splits, best_of, complete_sums, end_to_end, kept_sums, scan
@@ -45,7 +45,7 @@ class SumsSource(Protocol):
         """Release the tree's gradients, if the source holds any."""
         return
 
-    def ask_sums(self, level: Level, rows: RowPartition) -> None:
+    def ask_sums(self, level: Level, rows: RowsOfNodes) -> None:
         """Ask for the sums of ``level.asked``."""
 
     def sums(self) -> Integers:
@@ -102,14 +102,16 @@ class ColumnSource:
         self._histograms.end_tree()
         self._gradients.clear()
 
-    def ask_sums(self, level: Level, rows: RowPartition) -> None:
-        places = rows.places(level.asked, sampled=True)
-        found = [] if self._gradients else [self._histograms.sums(*places)]
-        for output in self._gradients:
-            self._histograms.end_tree()
-            self._histograms.start_tree(*output)
-            found.append(self._histograms.sums(*places))
-        self._sums = join_outputs(found)
+    def ask_sums(self, level: Level, rows: RowsOfNodes) -> None:
+        of_trees = []
+        for outputs, places in rows.parts(level.asked):
+            found = [] if self._gradients else [self._histograms.sums(*places)]
+            for output in self._gradients[outputs]:
+                self._histograms.end_tree()
+                self._histograms.start_tree(*output)
+                found.append(self._histograms.sums(*places))
+            of_trees.append(join_outputs(found))
+        self._sums = of_trees[0] if len(of_trees) == 1 else np.concatenate(of_trees)
 
     def sums(self) -> Integers:
         # so large that the caller decides how long they live
@@ -159,7 +161,7 @@ class ShownNodes:
         self._before = shown
         return shown, part
 
-    def divided(self, nodes: Int32s, children: Int32s, rows: RowPartition) -> None:
+    def divided(self, nodes: Int32s, children: Int32s, rows: RowsOfNodes) -> None:
         """Hide new pairs of nodes of which one must not be shown."""
         if self._may_show is None:
             return
@@ -201,7 +203,7 @@ class SplitSearch:
         for k, source in self.sources.items():
             source.start_tree(sample.grad, sample.hess, sample.rows, self.columns[k])
 
-    def ask(self, level: Level, rows: RowPartition) -> None:
+    def ask(self, level: Level, rows: RowsOfNodes) -> None:
         """Ask every source for the sums of a level's nodes."""
         self._shown_of_level, for_others = self.shown.part(level)
         parts = {k: level if k == self.own else for_others for k in self.sources}
@@ -251,7 +253,7 @@ class SplitSearch:
         whole = end_to_end(found)
         return whole if self._asked[k] is level else whole.spread(self._shown_of_level)
 
-    def decide(self, nodes: Int32s, splits: Splits, rows: RowPartition) -> tuple[Int32s, Flags]:
+    def decide(self, nodes: Int32s, splits: Splits, rows: RowsOfNodes) -> tuple[Int32s, Flags]:
         """Let the owners of splits record them and decide their nodes' rows.
 
         Returns record numbers int32 (n_nodes,), and which rows go left, bool (n_rows,), node after node as

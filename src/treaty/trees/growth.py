@@ -10,8 +10,9 @@ come next are divided at a time, since each level takes a round of messages betw
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -165,6 +166,17 @@ def _next_level(
 
 # ------------------------------------------------------ which rows are in which node, held by a party that may know it
 
+Places = tuple[Int32s, Integers, Integers]  # what `RowPartition.places` returns
+
+
+class RowsOfNodes(Protocol):
+    """Which rows are in which nodes of one tree, a `RowPartition`, or of several that grow together."""
+
+    def rows(self, nodes: Int32s, *, sampled: bool) -> tuple[Int32s, Integers]: ...
+    def parts(self, nodes: Int32s) -> Iterator[tuple[slice, Places]]: ...
+    def divide(self, nodes: Int32s, children: Int32s, left: Flags) -> None: ...
+
+
 # rows moved by one thread at a time, and rows that are moved before a second thread starts
 BLOCK = _SMALL = 1 << 14
 
@@ -202,7 +214,11 @@ class RowPartition:
             return rows[firsts[0] : lasts[-1]], starts
         return np.concatenate([rows[a:b] for a, b in zip(firsts.tolist(), lasts.tolist(), strict=True)]), starts
 
-    def places(self, nodes: Int32s, *, sampled: bool) -> tuple[Int32s, Integers, Integers]:
+    def parts(self, nodes: Int32s) -> Iterator[tuple[slice, Places]]:
+        """Yield the sampled rows of nodes, and whose gradients they count for: here those of all outputs."""
+        yield slice(None), self.places(nodes, sampled=True)
+
+    def places(self, nodes: Int32s, *, sampled: bool) -> Places:
         """Return the same as `rows` without a copy: rows of all nodes, `starts`, and where each node's rows begin.
 
         Node k holds ``starts[k + 1] - starts[k]`` of the rows from ``firsts[k]`` on.

@@ -220,7 +220,7 @@ def test_groups_pass_between_parties_under_masks_alone():
         ("p1", "MovedGroups", lambda m: replace(m, bits=Array.of(np.zeros((1, 9, 9), np.uint8))), "MovedGroups.bits"),
         ("p0", "SealedSumsRequest", lambda m: replace(m, own_before=m.own_before + 1), "expected"),
         ("p0", "SealedSumsRequest", lambda m: replace(m, own_after=1 << 20), "own_after"),
-        ("p0", "SealedSumsRequest", lambda m: replace(m, chain=["p2", "p2", "p1"]), "parties of the job"),
+        ("p0", "SealedSumsRequest", lambda m: replace(m, chain="p2\0p2\0p1"), "parties of the job"),
     ],
 )
 def test_garbage_ends_the_job_with_one_clear_error(faulty, kind, change, message):

@@ -168,15 +168,22 @@ class LatticeSumsClient(payload.WholeTableClient):
         return left
 
     def begin_tree(self, grad: Integers, hess: Integers) -> Iterator[payload.Payload]:
+        """See `SumsClient.begin_tree`; of trees that grow together, gradients are (trees, n_rows)."""
         self._check_start(grad, hess)
-        self._tree = grad, hess
+        self._tree = np.atleast_2d(grad), np.atleast_2d(hess)
         return iter([[]])
 
-    def query(self, positions: Int32s, starts: Int32s) -> Iterator[payload.Payload]:
+    def query(self, positions: Int32s, starts: Int32s, trees: Int32s | None = None) -> Iterator[payload.Payload]:
+        """See `SumsClient.query`; `trees` are those of the nodes, where several grow: a row is in a node of each."""
         if self._tree is None:
             raise CryptoError("expected begin_tree before query")
         n_rows, (grad, hess) = self._bounds.n_rows, self._tree
-        node_of_row = payload.nodes_of_rows(positions, starts, n_rows)
+        if trees is None:
+            trees = np.zeros(len(starts) - 1, np.int32)
+        # a row in two nodes of one vector would pass the vector's bounds
+        if self._nodes > 1 and trees.any():
+            raise CryptoError("expected vectors of one node where trees grow together")
+        node_of_row, places = _nodes_of_trees(positions, starts, trees, n_rows)
         vectors = -(-(len(starts) - 1) // self._nodes)
         parameters, threads = self._parameters, self._threads
         own = 4 * packed_words(parameters, parameters.degree)
@@ -190,11 +197,15 @@ class LatticeSumsClient(payload.WholeTableClient):
             self.keep_secrets(query.secrets)
 
         def encrypt(at: slice) -> Residues:
-            # one indicator for each node; the last may be of none
-            held = [node_of_row[at] == node for node in range(vectors * self._nodes)]
-            numbers = hess[at].astype(np.int32), grad[at].astype(np.int32)
-            fields = [np.stack([of.astype(np.int32), *(values * of for values in numbers)]) for of in held]
-            return query.encrypt([np.concatenate(fields[part]) for part in pieces(len(held), self._nodes)])
+            numbers = {tree: (hess[tree][at].astype(np.int32), grad[tree][at].astype(np.int32)) for tree in node_of_row}
+            # one indicator for each node
+            fields = []
+            for tree, place in places:
+                held = node_of_row[tree][at] == place
+                fields.append(np.stack([held.astype(np.int32), *(values * held for values in numbers[tree])]))
+            # the last vector may have a node less
+            fields += [np.zeros_like(fields[0])] * (vectors * self._nodes - len(places))
+            return query.encrypt([np.concatenate(fields[part]) for part in pieces(len(fields), self._nodes)])
 
         def piece(first: int) -> payload.Payload:
             count = min(rows, n_rows - first)
@@ -263,6 +274,23 @@ class LatticeSumsClient(payload.WholeTableClient):
         if not len(rows):
             return np.zeros((len(keys), 0, 1), np.uint16), rows, starts
         return self._map.open(self._hints[peer], rows, keys, answer[1]), rows, starts
+
+
+def _nodes_of_trees(
+    positions: Int32s, starts: Int32s, trees: Int32s, n_rows: int
+) -> tuple[dict[int, Int32s], list[tuple[int, int]]]:
+    """Return `payload.nodes_of_rows` of each tree's own nodes, and each node's tree and number there."""
+    node_of_row, places = {}, [(0, 0)] * len(trees)
+    for tree in dict.fromkeys(trees.tolist()):
+        own = np.flatnonzero(trees == tree)
+        rows, bounds = positions, starts
+        if len(own) < len(trees):
+            rows = np.concatenate([positions[starts[node] : starts[node + 1]] for node in own])
+            bounds = np.cumsum([0, *(starts[own + 1] - starts[own])])
+        node_of_row[tree] = payload.nodes_of_rows(rows, bounds, n_rows)
+        for place, node in enumerate(own.tolist()):
+            places[node] = tree, place
+    return node_of_row, places
 
 
 def split_fields(messages: Digits, places: Sequence[int]) -> NDArray[np.uint64]:

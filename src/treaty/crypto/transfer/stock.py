@@ -348,6 +348,7 @@ class Paths:
     """One end's transfers on the paths of `n_rows` rows in a tree, of which `levels` bits were transferred so far."""
 
     def __init__(self, transfers: Transfers, n_rows: int) -> None:
+        self.n_rows = n_rows
         self._transfers, self._rows, self.levels = transfers, np.zeros((n_rows, 2), np.uint64), 0
 
     def choose(self, bits: Bits, of: slice) -> tuple[Words, Words]:

@@ -24,7 +24,7 @@ from treaty.systems.vertical.messages import Start
 from treaty.systems.vertical.training import between_trees
 from treaty.trees.boosting import TreeSample
 from treaty.trees.columns import SumsSource
-from treaty.trees.growth import RowPartition
+from treaty.trees.growth import RowPartition, RowsOfNodes
 from treaty.trees.splits import Level, Splits
 
 BITS_OF_ROW = 160
@@ -170,7 +170,7 @@ class ScoredColumns(SumsSource):
 
         send_rows(self._party, self.peer, len(of_rows), BITS_OF_ROW, tree)
 
-    def ask_sums(self, level: Level, rows: RowPartition) -> None:
+    def ask_sums(self, level: Level, rows: RowsOfNodes) -> None:
         """Send how the last level was divided; scores of a tree's first level come without asking."""
         self._n_nodes = len(level.nodes)
         if self.divided is not None:

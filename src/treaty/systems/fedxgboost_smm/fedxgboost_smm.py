@@ -54,7 +54,7 @@ from treaty.systems.vertical.column_owner import bin_own_columns
 from treaty.systems.vertical.messages import SumsPiece, TreeEnd, TreeRows, TreeStart
 from treaty.systems.vertical.setup import set_up_active, set_up_passive
 from treaty.systems.vertical.training import boosting_of, open_training
-from treaty.trees.growth import Growth
+from treaty.trees.lockstep import Lockstep, LockstepRows, joined_sample
 
 DEALER = "dealer"
 """Name of the dealer that `fit` plays."""
@@ -192,9 +192,9 @@ def active(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
     # [SMM safe, step 3] F = M^T - B from every passive party, once; without a dealer its hint of M, or nothing
     with set_up_active(inputs, training, client_of=client_of) as columns:
         for a_round in boosting_of(inputs, training, columns.sources):
-            for sample in a_round.trees():
-                rows, growth = sample.partition(inputs.threads), Growth(sample.totals, columns.rules)
-                search = columns.search(sample)
+            for samples in a_round.batches(columns.together):
+                rows, growth = LockstepRows(samples, inputs.threads), Lockstep(samples, columns.rules)
+                search = columns.search(joined_sample(samples))
                 while growth.level is not None:
                     search.ask(growth.level, rows)  # [SMM safe, step 4] E = V_node - A of each node to be asked about
                     # [SMM safe, step 5] each passive party answers S = M^T E + D
@@ -206,9 +206,9 @@ def active(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
                         rows.divide(nodes, children, left)
                         growth.divided(records)
                 search.end()
-                tree = growth.tree()
-                a_round.add(tree, rows)
-                inputs.observers.event(TreeFinished(tree, rows, growth.directions))
+                for (tree, directions), of_tree in zip(growth.trees(), rows.of_trees, strict=True):
+                    a_round.add(tree, of_tree)
+                    inputs.observers.event(TreeFinished(tree, of_tree, directions))
     if dealer is not None:
         party.send(dealer, DealEnd())
     return training.part

@@ -33,7 +33,7 @@ from treaty.systems.vertical.column_owner import gains_as_splits
 from treaty.systems.vertical.encrypted_columns import PassiveColumns
 from treaty.systems.vertical.messages import SplitRequest, Start, send_nodes, take_nodes
 from treaty.trees.columns import SumsSource
-from treaty.trees.growth import RowPartition
+from treaty.trees.growth import RowsOfNodes
 from treaty.trees.histograms import bin_sums, candidate_columns, candidate_slots, count_bins, undivided, whole_numbers
 from treaty.trees.splits import Level, SplitRules, Splits
 
@@ -355,7 +355,7 @@ class CandidateSums(PassiveColumns):
         self.features = columns
         self._party.send(self.peer, PaperTree(Array.of(columns)))
 
-    def ask_sums(self, level: Level, rows: RowPartition) -> None:
+    def ask_sums(self, level: Level, rows: RowsOfNodes) -> None:
         """Keep the nodes' totals; null vectors go to all parties alike."""
         self._totals = level.asked_totals
 

@@ -44,7 +44,7 @@ from treaty.systems.vertical.sealed_active import SealedSearch
 from treaty.systems.vertical.setup import set_up_active, set_up_passive
 from treaty.systems.vertical.training import boosting_of, open_training
 from treaty.trees.columns import MayShow, SplitSearch
-from treaty.trees.growth import Growth, RowPartition
+from treaty.trees.lockstep import Lockstep, LockstepRows, joined_sample
 from treaty.trees.splits import Level, Splits, best_of, scan
 
 # ---------------------------------------------------------------- training
@@ -62,10 +62,11 @@ def active(inputs: RoleInput[SecureBoost]) -> ModelPart:
             # Reduced-Leakage SecureBoost (section 6): the first trees reveal most about labels, so they are grown on
             # the active party's own columns and passive parties see nothing of them; later trees fit residuals.
             alone = a_round.number < alone_rounds
-            for sample in a_round.trees():
-                rows, growth = sample.partition(inputs.threads), Growth(sample.totals, columns.rules)
+            # independent trees of a round, those of its classes, grow together where sums are sealed
+            for samples in a_round.batches(1 if alone or may_show else columns.together):
+                rows, growth = LockstepRows(samples, inputs.threads), Lockstep(samples, columns.rules)
                 # <g_i> and <h_i> go to the passive parties, unless alone: `TreeStart`, `TreeRows`
-                search = columns.search(sample, alone=alone, may_show=may_show)
+                search = columns.search(joined_sample(samples), alone=alone, may_show=may_show)
                 while growth.level is not None:
                     # algorithm 1, at every passive party that may see the node: `SumsRequest`, in parts `SumsPiece`
                     search.ask(growth.level, rows)
@@ -73,9 +74,10 @@ def active(inputs: RoleInput[SecureBoost]) -> ModelPart:
                     if chosen is not None:
                         split_nodes(search, growth, rows, *chosen)
                 search.end()  # `TreeEnd` to the passive parties
-                tree = growth.tree()  # leaf weights follow from the active party's own gradients
-                a_round.add(tree, rows)
-                inputs.observers.event(TreeFinished(tree, rows, growth.directions))
+                # leaf weights follow from the active party's own gradients
+                for (tree, directions), of_tree in zip(growth.trees(), rows.of_trees, strict=True):
+                    a_round.add(tree, of_tree)
+                    inputs.observers.event(TreeFinished(tree, of_tree, directions))
     return training.part
 
 
@@ -154,8 +156,8 @@ def partition_rows(owner: ColumnOwner, message: messages.SplitRequest | messages
 
 def split_nodes(
     search: SplitSearch,
-    growth: Growth,
-    rows: RowPartition,
+    growth: Lockstep,
+    rows: LockstepRows,
     nodes: NDArray[np.int32],
     children: NDArray[np.int32],
     splits: Splits,

@@ -262,6 +262,7 @@ class ColumnOwner:
 
     sums_request: type[messages.SumsRequest] = messages.SumsRequest
     split_request: type[messages.SplitRequest | messages.WonCandidates] = messages.SplitRequest
+    most_trees = 1  # that grow together
 
     def __init__(
         self, inputs: RoleInput, follower: Follower, server: SumsServer, splits: SplitOwner, *, by_column: bool
@@ -281,12 +282,15 @@ class ColumnOwner:
 
     def start_tree(self, start: messages.TreeStart) -> None:
         """Take a tree's sample and its first encrypted gradients."""
-        self._follower.limits.tree()
+        if start.trees > self.most_trees:
+            raise PeerProtocolError(self._active, f"expected {self.most_trees} trees at most", at="TreeStart.trees")
         check_sides(self._inputs, self._follower.part.sides[self._party.name], self._grown)
-        self._follower.next_tree()
+        for _ in range(start.trees):
+            self._follower.limits.tree()
+            self._follower.next_tree()
         n_columns = len(self._inputs.rows.table.schema.names)
         sample, columns = checked_sample(start, self._active, self._n_rows, n_columns)
-        self._limits.start(columns)
+        self._limits.start(columns, start.trees)
         if sample is not None:
             self._limits.sampled(sample)
         self._server.begin_tree(unpack(start.payload, self._active, "TreeStart"), sample, columns, start.n_rows)

@@ -7,7 +7,7 @@ conversation is in `column_owner`, the messages are in `messages`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -27,7 +27,7 @@ from treaty.privacy.exact_sums import commit
 from treaty.systems.observers import Evidence, Observers, SidesLearned, SumsOpened
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.vertical import messages
-from treaty.trees.growth import RowPartition
+from treaty.trees.growth import RowsOfNodes
 from treaty.trees.histograms import width_of
 from treaty.trees.objectives import Objective
 from treaty.trees.outputs import join_outputs, of_output
@@ -45,8 +45,11 @@ class EncryptedGradients:
     """Gradients and queries that go to all passive parties alike: encrypted once per tree, asked once per level.
 
     `commitment` is to the current tree's gradients. Sums of many outputs are asked for one after another, which needs a
-    cipher that hides nodes: its queries have the gradients in them.
+    cipher that hides nodes: its queries have the gradients in them. `lockstep` says that gradients of more than one
+    dimension are of trees that grow together, not of the outputs of one.
     """
+
+    lockstep = False
 
     def __init__(
         self, party: Party, client: SumsClient, n_rows: int, first_tree: int = 0, observers: Observers | None = None
@@ -67,9 +70,10 @@ class EncryptedGradients:
             self._tree, self._level = grad, None
             self._position = None
             sampled = (grad, hess) if rows is None else (grad[..., rows], hess[..., rows])
-            self._outputs = list(zip(grad, hess, strict=True)) if grad.ndim > 1 else []
+            self._outputs = list(zip(grad, hess, strict=True)) if grad.ndim > 1 and not self.lockstep else []
+            self.trees = len(grad) if grad.ndim > 1 and self.lockstep else 1
             self.commitment, nonce = commit(*sampled, self._next_tree)
-            self._next_tree += 1
+            self._next_tree += self.trees
             self.observers.event(GradientsCommitted(nonce))
             # queries name sampled rows by their place in the sample, unless they hold a ciphertext for every row
             if rows is not None and not blind:
@@ -97,12 +101,13 @@ class EncryptedGradients:
                 sent += len(piece[0])
             for peer in self.party.peers:
                 columns = Array.of(self._columns[peer])
-                first = messages.TreeStart(of_piece, sampled[0].shape[-1], columns, self.commitment, packed)
+                n_rows = sampled[0].shape[-1]
+                first = messages.TreeStart(of_piece, n_rows, columns, self.commitment, packed, self.trees)
                 self.party.send(peer, messages.TreeRows(of_piece, packed) if number else first)
             # the tree's first message begins its round
-            self.party.round += number == 0
+            self.party.round += self.trees if number == 0 else 0
 
-    def ask(self, level: Level, partition: RowPartition) -> None:
+    def ask(self, level: Level, partition: RowsOfNodes) -> None:
         """Ask all peers for the sums of a level's nodes, once; many nodes go in pieces, of which two are under way."""
         if self._level is level:
             return
@@ -120,7 +125,7 @@ class EncryptedGradients:
                     self._take(peer)
             members, starts = partition.rows(level.asked[piece], sampled=True)
             positions = members if self._position is None else self._position[members]
-            query = self.client.query(positions, starts.astype(np.int32))
+            query = self._query(positions, starts.astype(np.int32), level.asked[piece])
             # the last part is a `SumsRequest`, so each part waits until there is another one
             held = next(query)
             for following in query:
@@ -129,6 +134,9 @@ class EncryptedGradients:
                 held = following
             for peer in self.party.peers:
                 self.party.send(peer, self._request(peer, held, piece, last=number + 1 == len(self._pieces)))
+
+    def _query(self, positions: Int32s, starts: Int32s, nodes: Int32s) -> Iterator[Payload]:
+        return self.client.query(positions, starts)
 
     def _request(self, peer: str, query: Payload, piece: slice, *, last: bool) -> Message:
         """Return the question for a piece of the level's nodes."""
@@ -191,7 +199,7 @@ class PassiveColumns:
     def end_tree(self) -> None:
         self._party.send(self.peer, messages.TreeEnd(self.evidence.signature(self.peer)))
 
-    def ask_sums(self, level: Level, rows: RowPartition) -> None:
+    def ask_sums(self, level: Level, rows: RowsOfNodes) -> None:
         self._level = level, rows
         self.gradients.ask(level, rows)
 

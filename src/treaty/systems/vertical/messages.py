@@ -18,6 +18,9 @@ from treaty.messaging.exchanges import send_rows, take_rows
 from treaty.messaging.messages import Array, Arrays, Message, ModelId, RowSize, leaks, leaks_by, view
 from treaty.messaging.party import Party
 
+# Most trees of a round that grow together
+MOST_TOGETHER = 16
+
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 # ---------------------------------------------------------------- set-up
@@ -128,7 +131,8 @@ class TreeStart(Message):
 
     `rows`, int32, are the rows of these gradients, ascending; where there are more than that, up to `n_rows`, the rest
     follows in `TreeRows`. Where nodes are hidden there are no gradients yet, and `rows` is always None. In a dispute
-    the commitment holds the active party to these gradients (`privacy.exact_sums`).
+    the commitment holds the active party to these gradients (`privacy.exact_sums`). Under sealed sums, so many `trees`
+    of a round grow together.
     """
 
     rows: Array | None
@@ -136,6 +140,7 @@ class TreeStart(Message):
     columns: Array
     commitment: bytes
     payload: Arrays
+    trees: Annotated[int, msgspec.Meta(ge=1, le=MOST_TOGETHER)] = 1
 
 
 @leaks("more of the sample of rows, and of gradients under the cipher", "exact")

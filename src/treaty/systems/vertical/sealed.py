@@ -240,6 +240,7 @@ class SealedOwner(ColumnOwner):
     """
 
     sums_request, split_request = messages.SealedSumsRequest, messages.WonCandidates
+    most_trees = messages.MOST_TOGETHER
 
     def introduce(self) -> None:
         """Exchange keys with the other passive parties by way of the active one, and make transfers with that."""
@@ -279,9 +280,13 @@ class SealedOwner(ColumnOwner):
         self._parts: list[Wide] = []
         self._parents: list[Int32s] = []
         self._numbers = np.zeros(0, np.uint64)
-        self._used = GroupsLeft(self._groups, columns)
-        self._trails: list[list[int]] = [[]]  # of each node of the level, own splits above it, by record number
-        self._paths, self._paths_of_nodes = Paths(self._end.transfers, self._n_rows), np.zeros((1, 0), np.uint8)
+        roots = start.trees
+        self._used = GroupsLeft(self._groups, columns, roots)
+        # of each node of the level: own splits above it, by record number; its tree; its way from the root
+        self._trails: list[list[int]] = [[] for _ in range(roots)]
+        self._trees, self._paths_of_nodes = np.arange(roots), np.zeros((roots, 0), np.uint8)
+        # of each row, its way in each tree
+        self._paths = Paths(self._end.transfers, roots * self._n_rows)
 
     def sums(self, request: messages.SumsRequest) -> None:
         """Send the masked sums of nodes of a level; after its last ones, find its best splits."""
@@ -301,7 +306,8 @@ class SealedOwner(ColumnOwner):
         self._parents.append(parents)
         # a parent twice would be two nodes whose sides are under the same pads
         so_far = np.concatenate(self._parents)
-        once, me, chain = len(np.unique(so_far)) == len(so_far), self._party.name, request.parties
+        once = len(np.unique(so_far)) == len(so_far) if nodes else len(so_far) <= len(self._trees)
+        me, chain = self._party.name, request.parties
         chained = chain.count(me) == 1 and {*chain} <= self._key.others | {me}
         if not (once and of_level.all() and chained and len({*chain}) == len(chain)):
             what = "nodes of the last level, each once, and parties of the job"
@@ -313,8 +319,11 @@ class SealedOwner(ColumnOwner):
         parts, parents = np.concatenate(self._parts), np.concatenate(self._parents)
         self._parts, self._parents = [], []
         # nodes are in the common order: those asked about, then their siblings
+        if self._before is None and len(parts) != len(self._trees):
+            raise PeerProtocolError(self._active, "expected the roots of all trees", at="SealedSumsRequest")
         if self._before is not None:
             self._used.descend(parents)
+            self._trees = np.tile(self._trees[parents], 2)
             self._trails = [list(self._trails[parent]) for parent in parents] * 2
             above = self._paths_of_nodes[parents]
             below = [np.pad(above, ((0, 0), (0, 1)), constant_values=turn) for turn in (0, 1)]
@@ -393,7 +402,7 @@ class SealedOwner(ColumnOwner):
         party, active, paths, n_rows = self._party, self._active, self._paths, self._n_rows
         # every row's way through the tree is transferred bit by bit: pads of sides are opened by the bits alone
         while paths.levels < self._paths_of_nodes.shape[1]:
-            for of, choices in take_rows(party, active, n_rows, messages.CHOICE_BITS, messages.SideChoices):
+            for of, choices in take_rows(party, active, self._paths.n_rows, messages.CHOICE_BITS, messages.SideChoices):
                 message = view(choices.message, np.uint64, (None, None), peer=active, what="SideChoices.message")
                 words = (-(-(of.stop - of.start) // 64),)
                 flips = view(choices.flips, np.uint64, words, peer=active, what="SideChoices.flips")
@@ -405,13 +414,17 @@ class SealedOwner(ColumnOwner):
             self._divided.append((record, *self._splits.may_divide(record, self._trails[place]), paths.levels + 1))
             self._trails[place] = [*self._trails[place], record]
         for part in column_pieces(len(features), n_rows):
-            nodes = self._paths_of_nodes[self._won[part]]
+            nodes, trees = self._paths_of_nodes[self._won[part]], self._trees[self._won[part]]
             for of in row_pieces(n_rows, part.stop - part.start):
                 sides = self._splits.sides(features[part], left_bins[part], of)
                 rows = np.arange(of.start, of.stop, dtype=np.int32)
                 for left in np.unpackbits(sides, axis=1, count=len(rows)).view(np.bool_):
                     self._inputs.observers.event(SidesLearned(party.name, rows, left))
-                yield messages.SplitSides(Array.of(records), Array.of(paths.hide(sides, nodes, first, of)))
+                hidden = np.empty_like(sides)
+                for tree in np.unique(trees).tolist():
+                    mine, ways = trees == tree, slice(of.start + tree * n_rows, of.stop + tree * n_rows)
+                    hidden[mine] = paths.hide(sides[mine], nodes[mine], first, ways)
+                yield messages.SplitSides(Array.of(records), Array.of(hidden))
 
     def end_tree(self, end: messages.TreeEnd) -> None:
         if not self._by_column:

@@ -13,7 +13,7 @@ Level by level, for all passive parties that have columns in the tree, in the jo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -34,13 +34,15 @@ from treaty.messaging.exchanges import take_columns
 from treaty.messaging.messages import Array, Message, column_pieces, pack, row_pieces, view
 from treaty.messaging.party import Party
 from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.system import RoleInput
 from treaty.systems.vertical import messages
 from treaty.systems.vertical.cipher_choice import JobSize, Link, OfTrees, best_step
 from treaty.systems.vertical.encrypted_columns import EncryptedGradients, PassiveColumns, bits_at
 from treaty.systems.vertical.sealed import LevelResult, SealedEnd, find_best, places_of, take_rest, take_steps
 from treaty.systems.vertical.sealed_candidates import Candidates, ColumnGroups, share_groups
-from treaty.trees.columns import SplitSearch
-from treaty.trees.growth import RowPartition
+from treaty.trees.columns import SplitSearch, SumsSource
+from treaty.trees.growth import RowsOfNodes
+from treaty.trees.lockstep import LockstepRows
 from treaty.trees.splits import Level, Splits, best_of, bound, fraction, scan
 
 # Numbers of owners: no split is good enough, that of party k - 1 is best; after all parties', the own entries' numbers
@@ -88,24 +90,50 @@ class Order:
         return order, replace(level, asked=asked, asked_totals=totals, asked_index=index[level.asked_index])
 
 
+# What trees that grow together may take: a row's way in each of them (16 bytes), shares of sums in their last levels
+_ROWS_TOGETHER, _SUMS_TOGETHER = 1 << 23, 1 << 22
+
+
+def lockstep_trees(inputs: RoleInput, sources: Sequence[SumsSource]) -> int:
+    """Return how many trees of a round may grow together: under sealed sums, as many as memory allows.
+
+    1 where trees may have different columns, where an audit opens them one by one, and under constraints.
+    """
+    common, n_rows = inputs.common, inputs.rows.table.n_rows
+    alone = common.constrained or common.colsample_bytree < 1.0 or inputs.shards is not None
+    if alone or inputs.evidence.number or not inputs.options.ciphers.sealed:
+        return 1
+    sums = sum(int(source.offsets[-1]) for source in sources) << common.depth
+    most = min(messages.MOST_TOGETHER, _ROWS_TOGETHER // n_rows, _SUMS_TOGETHER // max(1, sums))
+    return max(1, most)
+
+
 class SealedGradients(EncryptedGradients):
     """Queries to all passive parties, whose answers open to shares of sums.
 
     `order` is that of the level's nodes, `chain` are the passive parties with columns in the tree; `own_place` is how
-    many of these come before the active party's columns, of which `entries` take part. `turns` has, of each level below
-    the root, uint8 (n_rows,) whether rows are in the sibling of a node asked about. `ends` are those of computing with
-    each party, of which `far` ones have slow links. After `last_tree` nothing is made ahead.
+    many of these come before the active party's columns, of which `entries` take part. `rows` are those of the nodes;
+    `turns` has, of each level below the root, uint8 (trees * n_rows,) whether rows are in the sibling of a node asked
+    about. `ends` are those of computing with each party, of which `far` ones have slow links. After `last_tree` nothing
+    is made ahead.
     """
 
+    lockstep = True
     client: LatticeSumsClient
     order: Order
     chain: Sequence[str]
     own_place: int
     entries: int
+    rows: LockstepRows
     turns: list[Bits]
     ends: Mapping[str, SealedEnd]
     far: Set[str]
     last_tree: int
+
+    def _query(self, positions: Int32s, starts: Int32s, nodes: Int32s) -> Iterator[Payload]:
+        if self.trees == 1:
+            return self.client.query(positions, starts)
+        return self.client.query(positions, starts, self.rows.trees(nodes))
 
     def _request(self, peer: str, query: Payload, piece: slice, *, last: bool) -> Message:
         parents, chain, ahead = Array.of(self.order.parents[piece]), "\0".join(self.chain), self.ends[peer].ahead
@@ -154,17 +182,18 @@ class SealedPeer(PassiveColumns):
         self.end.ahead.begin_tree()
         self.candidates = Candidates(self.offsets, self.categorical, self.missing, columns, self.onehot_below)
         self.slots: Wide | None = None
-        self._paths = Paths(self.end.transfers, self._n_rows)
+        self._paths = Paths(self.end.transfers, grad.size)
         self._sizes: list[Integers] = []
 
     def ask_won(
-        self, nodes: Int32s, places: Int32s, numbers: NDArray[np.uint64], rows: Int32s, starts: Integers
+        self, nodes: Int32s, places: Int32s, numbers: NDArray[np.uint64], rows: LockstepRows
     ) -> Steps[Any] | None:
         """Send the party shares of the candidates that won; return the steps by which it learns the sets among them.
 
         Nodes are named by their places, ascending: the tree's order would reveal which siblings are left ones.
         """
-        self._asked, self._order = (rows, starts), np.argsort(nodes)
+        self._asked, self._order = rows.rows(nodes, sampled=False), np.argsort(nodes)
+        self._ways, _ = rows.rows_of_trees(nodes, sampled=False)
         self._party.send(self.peer, messages.WonCandidates(Array.of(places), Array.of(numbers)))
         if not len(starts_of_halves := self.candidates.halved_starts):
             return None
@@ -174,7 +203,7 @@ class SealedPeer(PassiveColumns):
     def choose_sides(self) -> None:
         """Choose sides of the nodes' rows, unless the party decides all rows."""
         for turns in () if self.by_column else self.gradients.turns[self._paths.levels :]:
-            for of in row_pieces(self._n_rows, messages.CHOICE_BITS):
+            for of in row_pieces(len(turns), messages.CHOICE_BITS):
                 message, flips = self._paths.choose(turns[of], of)
                 self._party.send(self.peer, messages.SideChoices(Array.of(message), Array.of(flips)))
             self._paths.levels += 1
@@ -190,7 +219,7 @@ class SealedPeer(PassiveColumns):
                 self._party, self.peer, self._n_rows, count, first, lambda m: m.left, count, "SplitSides.left"
             ))  # fmt: skip
         # a side is under the pad of the row's way through the tree, which this party holds for the way that it chose
-        left = bits_at(columns, rows, starts) ^ pads[rows].astype(np.bool_)
+        left = bits_at(columns, rows, starts) ^ pads[self._ways].astype(np.bool_)
         going = np.add.reduceat(left, starts[:-1], dtype=np.int64)
         self._sizes.append(np.stack([going, np.diff(starts) - going], axis=1))
         self._report_sides(left)
@@ -203,15 +232,14 @@ class SealedPeer(PassiveColumns):
         self._party.send(self.peer, messages.TreeEnd() if self.by_column else messages.TreeEnd(rows=Array.of(of_table)))
 
     def fetch_left(self) -> Flags:
-        """Return which rows of the nodes won go left, bool (n_rows,)."""
-        self._fetched, left = super().left()
-        self._going = np.zeros(self._n_rows, np.bool_)
-        self._going[self._asked[0]] = left
-        return self._going
+        """Return which rows of the nodes won go left, node after node, bool (n,)."""
+        records, left = super().left()
+        of_nodes = np.split(left, self._asked[1][1:-1])
+        self._answered = records[self._order], np.concatenate([of_nodes[node] for node in self._order])
+        return left
 
     def ask_left(self, features: Int32s, left_bins: Flags, rows: Int32s, starts: Integers) -> None:
-        """Return what was fetched, in the order of the nodes asked about now."""
-        self._answered = self._fetched[self._order], self._going[rows]
+        """Do nothing: what was fetched is of these nodes, the nodes won, and `left` has their order."""
 
     def left(self) -> tuple[Int32s, Flags]:
         return self._answered
@@ -257,10 +285,11 @@ class SealedSearch(SplitSearch):
     _runs: list[Int32s]  # own columns whose best split takes part as one entry
     gradients: SealedGradients
 
-    def ask(self, level: Level, rows: RowPartition) -> None:
+    def ask(self, level: Level, rows: RowsOfNodes) -> None:
         """Ask passive parties for masked sums, in the order that both ends share; sum up own columns."""
         if level.depth == 0:
             self._begin()
+        assert isinstance(rows, LockstepRows)
         self._rows, own = rows, self.columns[self._own]
         # which groups are left below the root is known only on shares; of equal splits the lower column's comes first,
         # so that an entry is of columns that are neighbours
@@ -270,10 +299,10 @@ class SealedSearch(SplitSearch):
         self._asks_others = bool(self._chain and len(for_others.nodes))
         if self._asks_others:
             self._order, in_order = Order.of(for_others, self._order)
-            self.gradients.order, self.gradients.entries = self._order, len(self._runs)
+            self.gradients.order, self.gradients.entries, self.gradients.rows = self._order, len(self._runs), rows
             if level.depth:
-                of_siblings, _ = rows.rows(self._order.nodes[len(self._order.parents) :], sampled=False)
-                self.gradients.turns.append(np.bincount(of_siblings, minlength=len(self.sample.grad)).astype(np.uint8))
+                of_siblings, _ = rows.rows_of_trees(self._order.nodes[len(self._order.parents) :], sampled=False)
+                self.gradients.turns.append(np.bincount(of_siblings, minlength=self.sample.grad.size).astype(np.uint8))
             self.gradients.ask(in_order, rows)
         self._asked = {self._own: level}
         self.sources[self._own].ask_sums(level, rows)
@@ -332,16 +361,15 @@ class SealedSearch(SplitSearch):
         # all owners are asked before any answer is awaited, so that they work at the same time
         openings: dict[str, Steps[Any]] = {}
         for k, won in won_by.items():
-            asked = self._rows.rows(level.nodes[won], sampled=False)
-            opening = self._peers[k].ask_won(level.nodes[won], place[won], numbers[k][place[won]], *asked)
+            opening = self._peers[k].ask_won(level.nodes[won], place[won], numbers[k][place[won]], self._rows)
             if opening is not None:
                 openings[self._peers[k].peer] = opening
         self._steps(openings)
         for k in won_by:
             self._peers[k].choose_sides()
         for k, won in won_by.items():
-            totals = level.totals[won]
-            of_left = self._left_totals(level.nodes[won], self._peers[k].fetch_left())
+            totals, (grad, hess) = level.totals[won], map(np.atleast_2d, (self.sample.grad, self.sample.hess))
+            of_left = self._rows.left_totals(grad, hess, level.nodes[won], self._peers[k].fetch_left())
             # the owner won with a candidate that passed these limits, so that other sides are not those of its split
             least = np.array([self.rules.least_hess, self.rules.min_child_samples])
             if np.any(of_left[:, 1:] < least) or np.any((totals - of_left)[:, 1:] < least):
@@ -350,15 +378,6 @@ class SealedSearch(SplitSearch):
             # whether its column has a direction is not shown, and bounds nothing below the root
             found.source[won], found.feature[won], found.left_bins[won], found.direction[won] = k, 0, False, 0
             found.left_totals[won], found.gain[won] = of_left, self.rules.gain(totals, of_left)
-
-    def _left_totals(self, nodes: Int32s, left: Flags) -> Integers:
-        """Return sums of grad, hess and rows over the sampled rows of nodes that go left, (n, 3)."""
-        rows, starts = self._rows.rows(nodes, sampled=True)
-        going = left[rows]
-        each = np.stack(
-            [*(np.where(going, values[rows], 0) for values in (self.sample.grad, self.sample.hess)), going], axis=1
-        )
-        return np.add.reduceat(each, starts[:-1], axis=0)
 
     def _tournament(
         self, shown: NDArray[np.intp], level: Level, own: Sequence[Splits]

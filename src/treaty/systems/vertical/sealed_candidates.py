@@ -192,9 +192,9 @@ class GroupsLeft:
     `alone` (nodes, columns) which columns of no group may be used again, as no other column was, whosever it is.
     """
 
-    def __init__(self, groups: Flags, columns: Int32s) -> None:
+    def __init__(self, groups: Flags, columns: Int32s, roots: int = 1) -> None:
         self._groups, self._columns, self._root = groups, columns, True
-        self.within, self._won = np.ones((1, len(groups)), np.uint8), np.full(1, -1, np.int32)
+        self.within, self._won = np.ones((roots, len(groups)), np.uint8), np.full(roots, -1, np.int32)
         self._only, self.of_columns = self._won, groups[:, columns].T.astype(np.uint8)
 
     def won(self, nodes: Int32s, columns: Int32s) -> None:

@@ -49,7 +49,7 @@ from treaty.systems.vertical.encrypted_columns import EncryptedGradients, Passiv
 from treaty.systems.vertical.exact_sums import RevealedSides, check_share, check_sides, expected_share
 from treaty.systems.vertical.messages import LinkEcho, LinkProbe, Setup, ToldShare
 from treaty.systems.vertical.sealed import SealedOwner
-from treaty.systems.vertical.sealed_active import SealedGradients, SealedPeer, SealedSearch, make_ends
+from treaty.systems.vertical.sealed_active import SealedGradients, SealedPeer, SealedSearch, lockstep_trees, make_ends
 from treaty.systems.vertical.training import Follower, finish, start_of
 from treaty.trees.boosting import TreeSample
 from treaty.trees.columns import MayShow, SplitSearch, SumsSource
@@ -88,7 +88,7 @@ class ServerReady:
 class TrainingColumns:
     """The columns of all parties of a training, whose sums are encrypted, masked or sealed.
 
-    `sources` are in the job's order, the active party's own at `own`.
+    `sources` are in the job's order, the active party's own at `own`. As many trees of a round may grow `together`.
     """
 
     sources: Sequence[SumsSource]
@@ -97,6 +97,7 @@ class TrainingColumns:
     rules: SplitRules
     threads: int
     observers: Observers
+    together: int
 
     def search(self, sample: TreeSample, *, alone: bool = False, may_show: MayShow | None = None) -> SplitSearch:
         """Begin a tree's search for splits: passive parties get its encrypted gradients, unless it is grown `alone`."""
@@ -129,7 +130,8 @@ def set_up_active(
         inputs.observers.event(ClientReady(gradients.client, [len(source.categorical) for source in sources]))
         place, kind = inputs.roles.owners.index(party.name), SealedSearch if options.sealed else SplitSearch
         rules = common.rules(objective, training.constraints)
-        yield TrainingColumns(sources, place, kind, rules, threads, inputs.observers)
+        together = lockstep_trees(inputs, sources)
+        yield TrainingColumns(sources, place, kind, rules, threads, inputs.observers, together)
         finish(party)
     for peer in others:
         part.sides[peer] = party.receive(peer, ToldShare).share

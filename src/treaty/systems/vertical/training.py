@@ -273,7 +273,9 @@ class TreeLimits(_Limits):
         self._fewest_rows, self._leaves = rules.min_child_samples, rules.max_leaves
         self._max_levels = rules.most_asked if rules.max_leaves else rules.max_depth
 
-    def start(self, columns: NDArray[np.int32]) -> None:
+    def start(self, columns: NDArray[np.int32], trees: int = 1) -> None:
+        """Begin with a tree, or with `trees` that grow together."""
+        self._trees = trees
         self._columns, self._levels, self._nodes, self._last_row = columns, 0, 0, -1
         self._asked, self._split = 0, 0
 
@@ -303,12 +305,12 @@ class TreeLimits(_Limits):
         """The most nodes that may be asked about in this level."""
         if self._leaves:
             return self._outputs * self._max_levels - self._asked
-        return self._outputs << self._levels
+        return self._outputs * self._trees << self._levels
 
     def split(self, request: SplitRequest) -> None:
         """Reject splits of other columns than the tree's, or of too many nodes."""
         features = view(request.features, np.int32, (None,), peer=self._active, what="SplitRequest.features")
-        most = self._leaves - 1 - self._split if self._leaves else 1 << (self._levels - 1)
+        most = self._leaves - 1 - self._split if self._leaves else self._trees << (self._levels - 1)
         self._check(len(features) <= most, "no more splits than the level may have nodes")
         self._split += len(features)
         self._check(bool(np.isin(features, self._columns).all()), "splits of the tree's columns")
