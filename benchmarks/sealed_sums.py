@@ -43,7 +43,7 @@ from treaty.runs import threads
 from treaty.runs.warm_up import compile_kernels
 from treaty.systems.vertical.cipher_choice import best_step
 
-PARTS = ("tree", "rows", "squirrel", "links", "shaped")
+PARTS = ("tree", "rows", "squirrel", "links", "shaped", "classes")
 SLOWEST, LARGEST, MORE_THAN_OPEN, SLOWEST_DEEP = 0.6, 60.0, 0.6, 1.5
 RATE, APART = 100e6, 0.1  # bits per second, and how far a played link may be from a real one
 FEW = 2
@@ -219,6 +219,25 @@ def shaped(quick: bool) -> list[dict]:
     return rows
 
 
+def classes(quick: bool) -> list[dict]:
+    """Rounds of three classes, whose trees grow together or one after another."""
+    tables, y = tables_of_clients()
+    first = tables["active"][:, 0]
+    y = y + (first > np.median(first))
+    rows = []
+    for round_trip in (20e-3,) if quick else (0.2e-3, 20e-3, 100e-3):
+        found = {}
+        for way, together in (("one after another", 1), ("together", 3)):
+            with played(round_trip), patch("treaty.systems.vertical.setup.trees_together", lambda *_, k=together: k):
+                found[way] = one_tree(tables, y, "sealed", 1 if quick else 3, "memory")
+        for way, of in found.items():
+            named = {name.replace("a tree", "a round"): value for name, value in of.items()}
+            saved = 1.0 - of["s a tree"] / found["one after another"]["s a tree"]
+            rows.append({"round trip ms": 1e3 * round_trip, "three trees": way, **named, "saved": saved})
+            print(rows[-1], flush=True)
+    return rows
+
+
 def main(given: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__)
     for part in PARTS:
@@ -226,7 +245,7 @@ def main(given: Sequence[str] | None = None) -> None:
     options = parser.parse_args(given)
     compile_kernels()
     chosen = [part for part in PARTS if vars(options)[part]] or PARTS
-    for part, measure in zip(PARTS, (tree, many_rows, squirrel, links, shaped), strict=True):
+    for part, measure in zip(PARTS, (tree, many_rows, squirrel, links, shaped, classes), strict=True):
         if part in chosen:
             report(f"sealed_{part}", measure(options.quick), quick=options.quick)
 

@@ -18,7 +18,7 @@ from treaty.errors import TreatyError
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
 from treaty.systems.secureboost import secureboost
 from treaty.systems.secureboost.options import SecureBoost
-from treaty.systems.vertical import messages, sealed_active
+from treaty.systems.vertical import cipher_choice, messages, sealed_active
 
 
 def sent(model: treaty.GBDTClassifier) -> int:
@@ -75,12 +75,12 @@ def test_as_many_trees_grow_together_as_memory_allows(monkeypatch):
         begin(search)
 
     monkeypatch.setattr(sealed_active.SealedSearch, "_begin", counted)
-    monkeypatch.setattr(sealed_active, "_ROWS_TOGETHER", 2 * len(X))
+    monkeypatch.setattr(cipher_choice, "_ROWS_TOGETHER", 2 * len(X))
     model, pooled = sealed_both("multiclass", tables, y, **options)
     assert_lossless(model, pooled, tables)
     assert begun == [2, 1, 2, 1]
     begun.clear()
-    monkeypatch.setattr(sealed_active, "_SUMS_TOGETHER", 1)
+    monkeypatch.setattr(cipher_choice, "_SUMS_TOGETHER", 1)
     model, pooled = sealed_both("multiclass", tables, y, **options)
     assert_lossless(model, pooled, tables)
     assert begun == [1] * 6

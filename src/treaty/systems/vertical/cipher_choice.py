@@ -30,7 +30,7 @@ from treaty.errors import CryptoError, PeerProtocolError
 from treaty.messaging.party import Party
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.vertical.cipher_options import MOST_LATTICE_FRACTION, CipherOptions, why_unsealed
-from treaty.systems.vertical.messages import MOST_STEP, LinkEcho, LinkProbe
+from treaty.systems.vertical.messages import MOST_STEP, MOST_TOGETHER, LinkEcho, LinkProbe
 from treaty.trees.splits import SplitRules
 
 logger = logging.getLogger(__name__)
@@ -138,12 +138,32 @@ def rounded(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class JobSize:
-    """What a job's cost depends on, besides the layouts of passive parties' columns; `trees` are still to grow."""
+    """What a job's cost depends on, besides the layouts of passive parties' columns; `trees` are still to grow.
+
+    Under sealed sums so many trees of a round grow `together`.
+    """
 
     bounds: SumsBounds
     rules: SplitRules
     trees: int
     threads: int
+    together: int = 1
+
+
+# What trees that grow together may take: a row's way in each of them (16 bytes), shares of sums in their last levels
+_ROWS_TOGETHER, _SUMS_TOGETHER = 1 << 23, 1 << 22
+
+
+def trees_together(common: BoostingOptions, n_rows: int, slots: int, of_round: int) -> int:
+    """Return how many of a round's trees may grow together under sealed sums, by the slots of all columns.
+
+    1 where trees may have different columns, and under constraints; else as many as memory allows, in batches of about
+    the same size.
+    """
+    if common.constrained or common.colsample_bytree < 1.0:
+        return 1
+    most = min(MOST_TOGETHER, _ROWS_TOGETHER // max(1, n_rows), _SUMS_TOGETHER // max(1, slots << common.depth))
+    return -(-of_round // -(-of_round // max(1, most)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,7 +385,7 @@ def cost_of_sealing(links: Mapping[str, Link], candidates: OfTrees, job: JobSize
     slowest = max((link.step for link in links.values()), default=0.0) + TO_MAKE_A_STEP
     most_nodes = max(1, job.bounds.n_rows // job.rules.min_child_samples)
     for level in range(job.rules.max_depth):
-        nodes, steps = min(1 << level, most_nodes), 0
+        nodes, steps = job.together * min(1 << level, most_nodes), 0
         for peer, link in links.items():
             of_peer, categories = candidates[peer]
             work = of_peer + _OF_A_CATEGORY * categories
@@ -378,5 +398,6 @@ def cost_of_sealing(links: Mapping[str, Link], candidates: OfTrees, job: JobSize
             computing, moving = computing + sent * TO_MAKE_A_BYTE, moving + sent * link.byte
             nbytes += 2 * sent
         waiting += steps * slowest
-    of_steps = job.trees * nbytes
-    return Estimate(job.trees * (max(waiting, moving) + computing), of_steps + min(_IN_BULK * len(links), of_steps))
+    batches = job.trees / job.together
+    of_steps = batches * nbytes
+    return Estimate(batches * (max(waiting, moving) + computing), of_steps + min(_IN_BULK * len(links), of_steps))

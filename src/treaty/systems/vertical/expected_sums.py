@@ -90,8 +90,10 @@ def seconds_of_a_tree(common: Any, shape: Shape, links: Mapping[str, Link]) -> d
             if parameters is not None:
                 cost = cipher_choice.cost_of_lattice(parameters, job, *size, kept=True)
             computing, sending = max(computing, cost.seconds), sending + cost.nbytes * link.byte
-        waiting = (2 * trees.rounds - 1) * 2 * max(link.step for link in over.values())
-        sealing = cipher_choice.cost_of_sealing(over, candidates, job, step).seconds if kind == "sealed" else 0.0
+        waiting, sealing = (2 * trees.rounds - 1) * 2 * max(link.step for link in over.values()), 0.0
+        if kind == "sealed":
+            waiting /= job.together
+            sealing = cipher_choice.cost_of_sealing(over, candidates, job, step).seconds
         return growing + computing + sending + waiting + sealing
 
     found = {}
@@ -113,7 +115,9 @@ def candidates_of_party(common: Any, shape: Shape, peer: str) -> tuple[float, fl
 def job_of(common: Any, shape: Shape, trees: int) -> cipher_choice.JobSize:
     unit = 2.0**-common.fractional_bits
     bounds = SumsBounds(shape.rows, round(1 / unit), round(0.25 / unit))
-    return cipher_choice.JobSize(bounds, common.rules_of(unit, unit), trees, shape.threads)
+    of_round = (shape.classes if shape.classes > 2 else 1) * common.num_parallel_tree
+    together = cipher_choice.trees_together(common, shape.rows, sum(shape.slots.values()), of_round)
+    return cipher_choice.JobSize(bounds, common.rules_of(unit, unit), trees, shape.threads, together)
 
 
 def _of_cipher(

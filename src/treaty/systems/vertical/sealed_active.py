@@ -34,13 +34,12 @@ from treaty.messaging.exchanges import take_columns
 from treaty.messaging.messages import Array, Message, column_pieces, pack, row_pieces, view
 from treaty.messaging.party import Party
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.system import RoleInput
 from treaty.systems.vertical import messages
 from treaty.systems.vertical.cipher_choice import JobSize, Link, OfTrees, best_step
 from treaty.systems.vertical.encrypted_columns import EncryptedGradients, PassiveColumns, bits_at
 from treaty.systems.vertical.sealed import LevelResult, SealedEnd, find_best, places_of, take_rest, take_steps
 from treaty.systems.vertical.sealed_candidates import Candidates, ColumnGroups, share_groups
-from treaty.trees.columns import SplitSearch, SumsSource
+from treaty.trees.columns import SplitSearch
 from treaty.trees.growth import RowsOfNodes
 from treaty.trees.lockstep import LockstepRows
 from treaty.trees.splits import Level, Splits, best_of, bound, fraction, scan
@@ -88,24 +87,6 @@ class Order:
             parents,
         )
         return order, replace(level, asked=asked, asked_totals=totals, asked_index=index[level.asked_index])
-
-
-# What trees that grow together may take: a row's way in each of them (16 bytes), shares of sums in their last levels
-_ROWS_TOGETHER, _SUMS_TOGETHER = 1 << 23, 1 << 22
-
-
-def lockstep_trees(inputs: RoleInput, sources: Sequence[SumsSource]) -> int:
-    """Return how many trees of a round may grow together: under sealed sums, as many as memory allows.
-
-    1 where trees may have different columns, where an audit opens them one by one, and under constraints.
-    """
-    common, n_rows = inputs.common, inputs.rows.table.n_rows
-    alone = common.constrained or common.colsample_bytree < 1.0 or inputs.shards is not None
-    if alone or inputs.evidence.number or not inputs.options.ciphers.sealed:
-        return 1
-    sums = sum(int(source.offsets[-1]) for source in sources) << common.depth
-    most = min(messages.MOST_TOGETHER, _ROWS_TOGETHER // n_rows, _SUMS_TOGETHER // max(1, sums))
-    return max(1, most)
 
 
 class SealedGradients(EncryptedGradients):

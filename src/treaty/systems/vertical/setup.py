@@ -42,6 +42,7 @@ from treaty.systems.vertical.cipher_choice import (
     beyond_lattice,
     choose_cipher,
     tell_cost_of_sealing,
+    trees_together,
 )
 from treaty.systems.vertical.cipher_options import CipherOptions
 from treaty.systems.vertical.column_owner import ColumnOwner, SplitOwner, send_hint, show_layout
@@ -49,7 +50,7 @@ from treaty.systems.vertical.encrypted_columns import EncryptedGradients, Passiv
 from treaty.systems.vertical.exact_sums import RevealedSides, check_share, check_sides, expected_share
 from treaty.systems.vertical.messages import LinkEcho, LinkProbe, Setup, ToldShare
 from treaty.systems.vertical.sealed import SealedOwner
-from treaty.systems.vertical.sealed_active import SealedGradients, SealedPeer, SealedSearch, lockstep_trees, make_ends
+from treaty.systems.vertical.sealed_active import SealedGradients, SealedPeer, SealedSearch, make_ends
 from treaty.systems.vertical.training import Follower, finish, start_of
 from treaty.trees.boosting import TreeSample
 from treaty.trees.columns import MayShow, SplitSearch, SumsSource
@@ -125,12 +126,12 @@ def set_up_active(
     with _hint_store(inputs) as store:
         done = common.most_rounds * training.forest.trees_a_round if common.refreshes else len(training.forest.trees)
         first_tree = max(alone_trees, done)
-        others, gradients = _columns_of_others(inputs, training, first_tree, store, client_of)
+        slots = int(own.offsets[-1])
+        others, gradients, together = _columns_of_others(inputs, training, first_tree, store, client_of, slots)
         sources = [others.get(name, own) for name in inputs.roles.owners]
         inputs.observers.event(ClientReady(gradients.client, [len(source.categorical) for source in sources]))
         place, kind = inputs.roles.owners.index(party.name), SealedSearch if options.sealed else SplitSearch
         rules = common.rules(objective, training.constraints)
-        together = lockstep_trees(inputs, sources)
         yield TrainingColumns(sources, place, kind, rules, threads, inputs.observers, together)
         finish(party)
     for peer in others:
@@ -138,9 +139,13 @@ def set_up_active(
 
 
 def _columns_of_others(
-    inputs: RoleInput, training: Training, first_tree: int, store: HintStore, client_of: MakeClient | None
-) -> tuple[dict[str, PassiveColumns], EncryptedGradients]:
-    """Set up a cipher with every passive party; return their columns, and what goes to all of them alike."""
+    inputs: RoleInput, training: Training, first_tree: int, store: HintStore, client_of: MakeClient | None,
+    own_slots: int,
+) -> tuple[dict[str, PassiveColumns], EncryptedGradients, int]:  # fmt: skip
+    """Set up a cipher with every passive party.
+
+    Return their columns, what goes to all of them alike, and how many trees of a round grow together.
+    """
     party, common, part, objective = inputs.party, inputs.common, training.part, training.forest.objective
     options, n_rows, audit = inputs.options.ciphers, inputs.rows.table.n_rows, inputs.evidence.number
     kind = SealedPeer if options.sealed else PassiveColumns
@@ -150,7 +155,12 @@ def _columns_of_others(
         check_share(inputs, peer, part.exact_sums[peer])
     layouts = {peer: columns.offsets for peer, columns in others.items()}
     trees = max(0, common.most_rounds * training.forest.trees_a_round - first_tree)
-    job = JobSize(sums_bounds(n_rows, objective, common), common.rules(objective), trees, inputs.threads)
+    together = 1
+    # an audit opens trees one by one, and a cluster has the gradients of one
+    if options.sealed and not audit and inputs.shards is None:
+        slots = own_slots + sum(int(offsets[-1]) for offsets in layouts.values())
+        together = trees_together(common, n_rows, slots, inputs.trees_a_round)
+    job = JobSize(sums_bounds(n_rows, objective, common), common.rules(objective), trees, inputs.threads, together)
     unfit = beyond_lattice(job.bounds, layouts, trees, job.rules, sealed=True) if options.sealed else ""
     if unfit:
         raise ConfigError(
@@ -194,7 +204,7 @@ def _columns_of_others(
         columns.evidence = inputs.evidence
         if not sealed:
             inputs.observers.event(ColumnsLearned(columns.peer, columns.offsets))
-    return others, gradients
+    return others, gradients, together
 
 
 # ---------------------------------------------------------------- passive party
