@@ -5,7 +5,7 @@
 Tables are made here. In three of them each of 50, 300 or 2,000 categories has a label of its own, which a tenth of the
 rows contradict. "postal" has 900 postal codes along a line, on which the log-odds are a smooth curve. "diagnoses" has
 three columns of 700 codes, the commonest 1,350 times as frequent as the rarest, and five columns of numbers. Three
-tenths of the rows are tested. Docs: docs/growth.md.
+tenths of the rows are tested. Docs: docs/explanation/growth_measurements.md.
 """
 
 from __future__ import annotations

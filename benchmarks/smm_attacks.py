@@ -1,4 +1,4 @@
-"""What FedXGBoost-SMM as published gives away, attack by attack (docs/fedxgboost.md).
+"""What FedXGBoost-SMM as published gives away, attack by attack (docs/explanation/fedxgboost_published.md).
 
 Claim: there is no number r of null vectors that is safe. Few of them leave the answer so near to the truth that
 rounding gives it, many show the sender's gradients by their shape, and whatever their number, what stays the same

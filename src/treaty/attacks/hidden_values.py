@@ -230,8 +230,8 @@ def matrix_products(view: View, truth: Truth) -> Iterator[Finding]:
     ones: the active party rounds them, and solves for them over trees. If there are many null vectors, the columns that
     they leave show the passive party the first tree's gradients by their shape. Safe mode has no such product.
 
-    References: Le et al., "FedXGBoost", 2021 (arXiv 2106.10662). The attacks are ours; docs/fedxgboost.md has more of
-    them.
+    References: Le et al., "FedXGBoost", 2021 (arXiv 2106.10662). The attacks are ours; more of them are in
+    docs/explanation/fedxgboost_published.md.
     """
     n_rows, active = len(truth.labels), view.inputs.roles.active
     if not isinstance(view.inputs.options, FedXGBoostSMM) or view.party not in {active, *truth.owners}:

@@ -155,7 +155,8 @@ def fitted_lambda(mechanism: str, epsilon: float) -> float:
 
     A leaf of n rows has the weight -G / (H + lambda), and noise of variance v on a row's gradient adds n v to that of
     G. If leaf weights would be spread by d without noise, and a row's hessian is h, the least error is where lambda is
-    v / (h d^2). `_OF_VARIANCE` stands for 1 / (h d^2), in units of half a range (docs/fedxgboost.md).
+    v / (h d^2). `_OF_VARIANCE` stands for 1 / (h d^2), in units of half a range
+    (docs/explanation/fedxgboost_noise.md).
     """
     return float(f"{1.0 + _OF_VARIANCE * noise_variance(mechanism, epsilon):.3g}")
 

@@ -296,7 +296,7 @@ def test_blind_sums_refuse_ciphertexts_that_are_no_units():
 
 
 def test_what_others_hide_from_each_other_rests_on_the_key_s_base():
-    """Not an owner's attack, and not prevented: see docs/secureboost.md. n, g and h are all that the reader needs."""
+    """Not an owner's attack, and not prevented: see docs/explanation/ciphers.md. The reader needs n, g and h alone."""
     orders = 65537, 65539
     p, q = (_prime_of_order(170, 3, orders[0]), _prime_of_order(172, 7, orders[1]))
     n, p2 = p * p * q, p * p

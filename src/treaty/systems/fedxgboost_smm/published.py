@@ -17,8 +17,8 @@ where even one of each does not fit, the party offers no split.
 
 The protocol is secure against no adversary. The receiver of W distinguishes Z from U (u is in Z when u^T W = 0) and
 rounds W to 0 and 1, or to the two values of a first tree's gradients. The root's M, the same in all trees, and a row's
-g and h, the same at all levels, follow exactly by linear algebra (`treaty.attacks.hidden_values`, docs/fedxgboost.md).
-So paper mode needs ``allow_insecure=True`` of every party.
+g and h, the same at all levels, follow exactly by linear algebra (`treaty.attacks.hidden_values`,
+docs/explanation/fedxgboost_published.md). So paper mode needs ``allow_insecure=True`` of every party.
 
 Deviations from the paper: all nodes of a level travel in one round, and none is obtained by subtraction. In version 1
 the active party gets the number of rows of each bin, for missing values, categories and `min_child_samples`. Version 2
