@@ -92,7 +92,6 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     why : str
         Why a figure is not reached, or not run.
     figures : list of Figure
-        The first one stands for the experiment in the page's first table.
     pictures : list of str
         Names of PNG files in results/, without their endings, that the page shows.
     """
@@ -283,13 +282,13 @@ systems on the same job. `python benchmarks/bench.py table` makes this page from
 | reported | no bar, mostly times: the papers' machines differ. In tables of figures, the cell is empty |
 | not run | data or numbers are not at hand |
 
-The first table has each experiment's first figure and the verdict on all its figures. [Runs](#runs) has scripts,
-dates, versions and machines."""
+[Runs](#runs) has scripts, dates, versions and machines."""
 
 RUNS = """## Runs
 
-`python benchmarks/bench.py run NAME` repeats an experiment on two cores. Where `bench.py` did not note a run, date
-and versions come from the commit that brought the results."""
+`python benchmarks/bench.py run NAME` repeats an experiment on two cores. Splits are stratified; those of seeds 0 to 9
+are kept in `results/splits_*.npy`. Where `bench.py` did not note a run, date and versions come from the commit that
+brought the results."""
 
 LEAGUE = """## League table
 
@@ -323,11 +322,8 @@ def page(experiments: Sequence[Experiment], results: Path) -> str:
     """Return the page of results as Markdown."""
     runs = read_runs(results)
     found = {of.name: [look_up(figure, results) for figure in of.figures] for of in experiments}
-    lines = [HEAD, "", "| paper | table or figure | published | ours | verdict |", "|---|---|---|---|---|"]
-    for of in experiments:
-        first, ours = of.figures[0], found[of.name]
-        shown = f"{first.of}: {ours[0].ours or 'not run'}"
-        lines.append(_line([_short(of), f"[{of.shows}](#{_anchor(of)})", first.published, shown, verdict(ours)]))
+    lines = [HEAD, "", "| paper | table or figure | verdict |", "|---|---|---|"]
+    lines += [_line([_short(of), f"[{of.shows}](#{_anchor(of)})", verdict(found[of.name])]) for of in experiments]
     for place, of in enumerate(experiments):
         if place == 0 or experiments[place - 1].paper != of.paper:
             lines += ["", f"## {of.paper}"]
@@ -403,20 +399,22 @@ def _section(of: Experiment, found: Sequence[Found]) -> list[str]:
 
 def _runs(experiments: Sequence[Experiment], results: Path, runs: dict[str, Run]) -> list[str]:
     """Return what was run: of each experiment scripts, data and seeds, and of each script its last run."""
+    ran = list(dict.fromkeys(runs[command] for of in experiments for command in of.run if command in runs))
+    versions = list(dict.fromkeys(f"Treaty {run.treaty}, {run.versions}" for run in ran))
+    machines = list(dict.fromkeys(machine for of in experiments for machine in _machines(of, results)))
     lines = [RUNS, "", "| experiment | scripts of `benchmarks/` | minutes | data | seeds | machine |", "|---" * 6 + "|"]
     for of in experiments:
         if of.run:
             scripts = ", ".join(f"`{command}`" for command in of.run)
-            machines = "; ".join(_machines(of, results)) or "none"
-            lines.append(_line([of.name, scripts, f"{of.minutes:g}", of.data, of.seeds, machines]))
-    ran = list(dict.fromkeys(runs[command] for of in experiments for command in of.run if command in runs))
-    versions = list(dict.fromkeys(f"Treaty {run.treaty}, {run.versions}" for run in ran))
+            on = ", ".join(chr(ord("A") + machines.index(machine)) for machine in _machines(of, results))
+            lines.append(_line([of.name, scripts, f"{of.minutes:g}", of.data, of.seeds, on]))
     lines += ["", "| run | date | s | versions | noted by |", "|---" * 5 + "|"]
     for run in ran:
         took = f"{float(run.seconds):.0f}" if run.seconds else ""
         kind = versions.index(f"Treaty {run.treaty}, {run.versions}") + 1
         lines.append(_line([run.command, run.date, took, str(kind), run.noted]))
-    lines += ["", "| versions | |", "|---|---|"]
+    lines += ["", "| machine, versions | |", "|---|---|"]
+    lines += [_line([chr(ord("A") + place), machine]) for place, machine in enumerate(machines)]
     return [*lines, *(_line([str(number), each]) for number, each in enumerate(versions, 1))]
 
 

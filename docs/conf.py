@@ -97,6 +97,7 @@ CONTENTS = {
         "docs/explanation/secure_aggregation",
         "docs/explanation/alignment",
         "docs/explanation/epsilon",
+        "docs/explanation/alignment_security",
         "docs/explanation/audit_of_gradients",
         "docs/explanation/ciphers",
         "docs/explanation/decisions",
