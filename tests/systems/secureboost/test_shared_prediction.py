@@ -23,6 +23,7 @@ from treaty.messaging.exchanges import Terms, Verdict
 from treaty.messaging.messages import Array, decode_body
 from treaty.models.trees import leaves
 from treaty.runs.threads import RunRecord
+from treaty.systems.observers import Observers, ProgressCalls
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.secureboost import hidden_forest
 from treaty.systems.secureboost.hidden_forest import PRECISION_BITS, HiddenForest, leaf_weights, unit_of
@@ -147,7 +148,11 @@ def test_pieces_of_rows_and_messages_do_not_change_the_margins(monkeypatch):
     whole = play_shared(parts, some)
     monkeypatch.setattr(hidden_forest, "_WALKED_AT_ONCE", 1)  # eight rows each
     monkeypatch.setattr(arrays, "PIECE_BYTES", 8)
-    cut = play_shared(parts, some, threads=2)
+    told: list[tuple[str, int, int]] = []
+    watching = Observers([ProgressCalls(phase=lambda *of: told.append(of))])
+    active = {"p0": at(predict_active, parts, some, threads=2, observers=watching)}
+    cut = play_shared(parts, some, active, threads=2)
+    assert told == [("predicting", min(8 * k, 75), 75) for k in range(1, 11)]
     np.testing.assert_array_equal(cut.results["p0"], whole.results["p0"])
     assert len(received(cut, "p0", "MaskedSides")) > len(received(whole, "p0", "MaskedSides")) == 1
 

@@ -126,11 +126,13 @@ Decide = Callable[[Int32s, slice], Bytes]
 
 
 def margin_shares(
-    transfers: Transfers, n_rows: int, decide_own: Decide, forest: SharedForest, weights: Integers | None
-) -> Steps[NDArray[np.unsignedinteger]]:
+    transfers: Transfers, n_rows: int, decide_own: Decide, forest: SharedForest, weights: Integers | None,
+    done: Callable[[int, int], None] = lambda rows, total: None,
+) -> Steps[NDArray[np.unsignedinteger]]:  # fmt: skip
     """Return shares modulo 2^(8 nbytes) of rows' sums of leaf weights, (n_rows, outputs).
 
-    The active party gives the `weights`, int64 (trees, leaves), the other None.
+    The active party gives the `weights`, int64 (trees, leaves), the other None. `done` is called with how many rows are
+    done, and their number, now and then.
     """
     trees, word = len(forest.records), word_of(forest.nbytes)
     out, whole = np.empty((n_rows, forest.outputs), word), word((1 << 8 * forest.nbytes) - 1)
@@ -151,6 +153,7 @@ def margin_shares(
             yield from rows.multiplied(bits, None, 0, owns if level == 0 else (True, True))
         found = yield from rows.weight_of_rows(weights, forest.nbytes)
         out[of] = found.reshape(-1, forest.outputs, count).sum(axis=0, dtype=word).T & whole
+        done(of.stop, n_rows)
     return out
 
 

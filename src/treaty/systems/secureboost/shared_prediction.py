@@ -137,7 +137,9 @@ class _Walk:
         part, partner, outputs = inputs.part, inputs.others[0], self.forest.outputs
         lines = [take_decisions(party, name, MaskedSides, count, n_rows) for name, count in self.further.items()]
         own = _with_lines(partial(decide_rows, part.splits, table, inputs.threads), len(part.splits), lines)
-        steps = margin_shares(self.transfers, n_rows, own, forest, self.weights)
+        # of a batch: a request of a service is short
+        done = [partial(inputs.observers.set_up, "predicting")] if inputs.requests is None else []
+        steps = margin_shares(self.transfers, n_rows, own, forest, self.weights, *done)
         shares = compute(party, steps, partner=partner).astype(np.uint64)
         for of, came in take_rows(party, partner, n_rows, _SHARE_BITS * outputs, MarginShares):
             shape = (of.stop - of.start, outputs)
@@ -197,7 +199,7 @@ def predict_active(inputs: RoleInput[SecureBoost]) -> Floats:
     """Return margins, float64 (n_rows, n_outputs), of the role's rows without a decision of another party.
 
     They are exact if leaves are whole units; else weights are rounded to `PRECISION_BITS` below the largest, and added
-    up exactly.
+    up exactly. Observers are shown rows done.
     """
     found = _begin(inputs, "rows to predict")(inputs.rows.table)
     for peer in inputs.party.peers:
