@@ -113,6 +113,7 @@ CONTENTS = {
         "docs/explanation/logistic_attacks",
         "docs/explanation/logistic_optimiser",
         "docs/explanation/logistic_standard_errors",
+        "docs/explanation/losses",
         "docs/explanation/sealed_security",
     ],
     "For developers": ["CONTRIBUTING", "docs/architecture", "docs/lattice", "docs/first_hour"],
