@@ -97,10 +97,12 @@ CONTENTS = {
         "docs/explanation/secure_aggregation",
         "docs/explanation/alignment",
         "docs/explanation/epsilon",
+        "docs/explanation/decisions",
+    ],
+    "Systems in detail": [
         "docs/explanation/alignment_security",
         "docs/explanation/audit_of_gradients",
         "docs/explanation/ciphers",
-        "docs/explanation/decisions",
         "docs/explanation/exact_sums",
         "docs/explanation/federboost_details",
         "docs/explanation/fedxgb_cohorts",

@@ -68,7 +68,7 @@ _SET_UP = routes(
         when=SAFE,
         reference="docs/logistic.md, Interruptions",
     ),
-    reference="docs/logistic.md, What is computed",
+    reference="docs/logistic.md, Loss and gradients",
 )
 
 _COORDINATED = routes(
