@@ -116,6 +116,7 @@ CONTENTS = {
         "docs/explanation/logistic_optimiser",
         "docs/explanation/logistic_standard_errors",
         "docs/explanation/losses",
+        "docs/explanation/noise_forecasts",
         "docs/explanation/sealed_security",
     ],
     "For developers": ["CONTRIBUTING", "docs/architecture", "docs/lattice", "docs/first_hour"],
