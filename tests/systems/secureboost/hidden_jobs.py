@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from treaty.crypto.sums.shared_sums import SharedSums
 from treaty.crypto.transfer.hidden_best import WEIGHT_BITS, SplitTerms
 from treaty.crypto.transfer.shared_pieces import NUMBER_BITS
 from treaty.crypto.transfer.stock import Steps, Transfers
-from treaty.systems.secureboost.hidden_tree import HiddenEnd, HiddenLevel, LogisticShares, add_weights, grow
+from treaty.systems.secureboost.hidden_tree import HiddenEnd, HiddenLevel, LogisticShares, add_weights, grow_together
 from treaty.systems.vertical.sealed_candidates import Candidates
 from treaty.trees.boosting import TreeSample
 from treaty.trees.columns import ColumnSource, SplitSearch, grow_tree
@@ -123,16 +124,19 @@ class Job:
         return [masks.astype(np.uint32), ((margins - masks) & WHOLE).astype(np.uint32)]
 
     def tree(self, role: int, margins: list[np.ndarray]) -> Steps[Any]:
-        return grow(self.ends[role], margins[role], self.sampled)
+        (found,) = yield from trees_of([self], role, [margins])
+        return found
 
     def grown(self, margins: list[np.ndarray]) -> Grown:
-        found = play(*(self.tree(role, margins) for role in (0, 1)))
-        weights = (found[0][2] + found[1][2]).view(np.int64) - (1 << WEIGHT_BITS - 1)
-        rows = [of[1] for of in found]
-        given = (weights, None)
-        after = play(*(add_weights(rows[role], margins[role], given[role]) for role in (0, 1)))
-        node = (rows[0].share ^ rows[1].share).astype(np.int64)
-        return Grown([of[0] for of in found], node, weights, list(after))
+        (found,) = grown_together([self], [margins])
+        return found
+
+    def with_labels(self, labels: np.ndarray) -> Job:
+        """Return the job on other labels, with the same ends."""
+        out = copy(self)
+        out.labels, (first, last) = labels, self.ends
+        out.ends = [replace(first, loss=replace(first.loss, labels=labels)), last]
+        return out
 
     def derivatives(self, margins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the plain grad and hess of margins, whole numbers of 2^-12."""
@@ -159,6 +163,25 @@ class Job:
         leaf = np.empty(self.n, np.int64)
         leaf[members] = np.repeat(leaves, np.diff(starts))
         return tree, recorded, leaf
+
+
+def trees_of(jobs: list[Job], role: int, margins: list[list[np.ndarray]]) -> Steps[Any]:
+    shares = np.stack([of[role] for of in margins])
+    return grow_together([job.ends[role] for job in jobs], shares, [job.sampled for job in jobs])
+
+
+def grown_together(jobs: list[Job], margins: list[list[np.ndarray]]) -> list[Grown]:
+    """Grow a tree of each job, all at once."""
+    found = play(*(trees_of(jobs, role, margins) for role in (0, 1)))
+    weights = [
+        (one[2] + other[2]).view(np.int64) - (1 << WEIGHT_BITS - 1) for one, other in zip(*found, strict=True)
+    ]  # fmt: skip
+    shares = [np.stack([of[role] for of in margins]) for role in (0, 1)]
+    after = play(*(add_weights(found[k], shares[k], weights if k == 0 else None) for k in (0, 1)))
+    nodes = [(one[1].share ^ other[1].share).astype(np.int64) for one, other in zip(*found, strict=True)]
+    return [
+        Grown([of[k][0] for of in found], nodes[k], weights[k], [of[k] for of in after]) for k in range(len(jobs))
+    ]  # fmt: skip
 
 
 @dataclass

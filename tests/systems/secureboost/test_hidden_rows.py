@@ -12,12 +12,13 @@ import treaty
 from marks import slow
 from tables import cut, real_table, with_categories, with_gaps
 from treaty.crypto.transfer.ahead import Ahead
+from treaty.crypto.transfer.hidden_rows import WEIGHT_BYTES
 from treaty.data.table import Table, to_table
 from treaty.models.checkpoints import Keeper
 from treaty.models.trees import forest_of
 from treaty.runs.threads import play
 from treaty.systems import find_system
-from treaty.systems.secureboost import hidden_training, hidden_tree
+from treaty.systems.secureboost import hidden_forest, hidden_training, hidden_tree
 from treaty.systems.secureboost.secureboost import follow_online, predict_online
 from treaty.systems.system import LabelledRows, RoleInput, roles_of, star
 from treaty.systems.vertical.prediction import Asked
@@ -90,6 +91,23 @@ def test_trees_whose_splits_gain_enough(least):
     leaves = [sum(len(tree[0]) for tree in described(fit_both(tables, y, max_depth=5)[1])), *(
         sum(len(tree[0]) for tree in described(of)) for of in (federated, pooled))]  # fmt: skip
     assert (leaves[0] > leaves[1]) == (least > 1e-6)
+
+
+@pytest.mark.parametrize("at_once", [8, 2])
+def test_several_classes_are_each_against_the_rest(monkeypatch, at_once):
+    X, y = real_table("multiclass")
+    tables = cut(with_gaps(X.iloc[:, :6]), 2)
+    monkeypatch.setattr(hidden_training, "CLASSES_AT_ONCE", at_once)
+    monkeypatch.setattr(hidden_training, "FAR", -1.0 if at_once == 2 else 1.0)
+    options = {"subsample": 0.8, "colsample_bytree": 0.6, "random_state": 2, "class_weight": {0: 1, 1: 3, 2: 2}}
+    federated, pooled = fit_both(tables, y, **options)
+    assert len(pooled.classes_) == 3
+    assert_lossless(federated, pooled, tables)
+    # and from there on
+    more = {**OPTIONS, **options, "n_estimators": 1}
+    further = treaty.GBDTClassifier(HIDDEN, n_jobs=1, **more).fit(tables, y, xgb_model=federated)
+    assert len(described(further)) == 12
+    assert_lossless(further, treaty.GBDTClassifier("pooled", **more).fit(tables, y, xgb_model=pooled), tables)
 
 
 @pytest.mark.parametrize("most", [2, slow(3), 255])
@@ -197,21 +215,25 @@ def test_rows_asked_for_one_by_one_have_the_margins_of_a_batch():
         np.testing.assert_array_equal(found[:, 0], expected[some])
 
 
-@pytest.mark.parametrize("stopped", [0, 1])
-def test_a_training_that_was_stopped_resumes_to_the_same_model(monkeypatch, tmp_path, stopped):
-    X, y = real_table("binary", rows=150)
+@pytest.mark.parametrize(("stopped", "task"), [(0, "binary"), (1, "binary"), (1, "multiclass")])
+def test_a_training_that_was_stopped_resumes_to_the_same_model(monkeypatch, tmp_path, stopped, task):
+    X, y = real_table(task, rows=150)
     tables = cut(with_gaps(X.iloc[:, :6]), 2)
     options = {**OPTIONS, "subsample": 0.7, "colsample_bytree": 0.5, "random_state": 4, "n_jobs": 1}
-    whole, grow, trees = treaty.GBDTClassifier(HIDDEN, **options).fit(tables, y), hidden_tree.grow, itertools.count()
+    whole, grow, trees = (
+        treaty.GBDTClassifier(HIDDEN, **options).fit(tables, y),
+        hidden_tree.grow_together,
+        itertools.count(),
+    )
 
-    def stopping(end, *given):
-        if end.role == stopped and next(trees) == 2:
+    def stopping(ends, *given):
+        if ends[0].role == stopped and next(trees) == 2:
             raise Interrupted
-        return (yield from grow(end, *given))
+        return (yield from grow(ends, *given))
 
     monkeypatch.setattr(Keeper, "due", True)
     with monkeypatch.context() as patch:
-        patch.setattr(hidden_tree, "grow", stopping)
+        patch.setattr(hidden_tree, "grow_together", stopping)
         with pytest.raises(Interrupted):
             treaty.GBDTClassifier(HIDDEN, **options).fit(tables, y, checkpoint=tmp_path)
     # sides would show which rows were in a node
@@ -230,6 +252,16 @@ def test_a_training_goes_on_from_a_finished_model():
     both = treaty.GBDTClassifier("pooled", **options).fit(tables, y, xgb_model=pooled)
     assert len(described(more)) == 5
     assert_lossless(more, both, tables)
+
+
+@pytest.mark.parametrize("form", [(3, WEIGHT_BYTES), (1, 8)])
+def test_earlier_trees_of_another_form_are_refused(monkeypatch, form):
+    X, y = real_table("binary")
+    tables = cut(X.iloc[:, :6], 2)
+    first, _ = fit_both(tables, y)
+    monkeypatch.setattr(hidden_forest, "HiddenForest", lambda *given: hidden_training.HiddenForest(*given[:2], *form))
+    with pytest.raises(treaty.TreatyError, match=r"expected trees of (at most )?1 outputs"):
+        treaty.GBDTClassifier(HIDDEN, n_jobs=1, **OPTIONS).fit(tables, y, xgb_model=first)
 
 
 @pytest.mark.parametrize(

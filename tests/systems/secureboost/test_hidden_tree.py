@@ -10,13 +10,13 @@ import pytest
 
 from crypto.sealed.test_sealed import opened, play
 from crypto.sealed.used import Used
-from crypto.sealed.watching import again, assert_refuses_garbage, filled, views
-from systems.secureboost.hidden_jobs import Columns, Job, assert_equal
+from crypto.sealed.watching import again, assert_refuses_garbage, fill, filled, views
+from systems.secureboost.hidden_jobs import Columns, Job, assert_equal, grown_together, trees_of
 from treaty.crypto.sums.lattice_sums import lattice_fields
 from treaty.crypto.transfer.stock import Steps, Transfers, open_transfers
 from treaty.errors import CryptoError
 from treaty.systems.secureboost import hidden_tree
-from treaty.systems.secureboost.hidden_tree import gradients, grow
+from treaty.systems.secureboost.hidden_tree import gradients, grow_together
 
 Ends = tuple[Transfers, Transfers]
 
@@ -39,6 +39,26 @@ def test_trees_are_the_plain_growers(ends: Ends, seed: int, monkeypatch: pytest.
         grown = job.grown(shares)
         assert_equal(job, margins, grown)
         margins, shares = grown.opened, grown.margins
+
+
+@pytest.mark.parametrize("seed", range(100, 106))
+def test_trees_of_several_classes_grow_at_once_in_the_steps_of_one(ends: Ends, seed: int) -> None:
+    """Each is the plain grower's; only what fills the stock takes steps more."""
+    rng = np.random.default_rng(seed)
+    job = Job.draw(ends, rng)
+    jobs = [job, *(job.with_labels(rng.integers(0, 2, job.n)) for _ in range(2))]
+    margins = [np.rint(rng.normal(0, 1, job.n) * 4096).astype(np.int64) for _ in jobs]
+    shares = [job.share(of, rng) for of in margins]
+    for _ in range(2):
+        found = grown_together(jobs, shares)
+        for of, before, grown in zip(jobs, margins, found, strict=True):
+            assert_equal(of, before, grown)
+        margins, shares = [grown.opened for grown in found], [grown.margins for grown in found]
+    fill(ends)
+    (alone, _), _ = views(lambda k: trees_of(jobs[:1], k, shares[:1]))
+    fill(ends)
+    (at_once, _), _ = views(lambda k: trees_of(jobs, k, shares))
+    assert len(at_once) < 1.2 * len(alone)
 
 
 def test_a_full_tree_has_nodes_of_both_parties_at_all_levels(ends: Ends) -> None:
@@ -103,18 +123,19 @@ def test_the_last_levels_numbers_are_summed_and_not_made_row_by_row(
     assert max(made) == 4
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-def test_no_pad_of_a_tree_serves_twice(monkeypatch: pytest.MonkeyPatch, weighted: bool) -> None:
+@pytest.mark.parametrize(("weighted", "classes"), [(False, 1), (True, 1), (False, 3)])
+def test_no_pad_of_a_tree_serves_twice(monkeypatch: pytest.MonkeyPatch, weighted: bool, classes: int) -> None:
     """Under a key, a tweak is of one row; and two trees have different keys, which both ends derive alike."""
     hashed = Used(monkeypatch).hashed
     ends, rng = play(open_transfers(0), open_transfers(1)), np.random.default_rng(5)
     own = [Columns.draw(100, 1, 6, rng) for _ in range(2)]
     weights = rng.integers(1, 8, 100) if weighted else None
     job = Job(ends, own, rng.integers(0, 2, 100), max_depth=3, min_child_weight=1e-3, weights=weights)
-    margins, keys = job.share(np.zeros(100, np.int64), rng), []
+    jobs = [job, *(job.with_labels(rng.integers(0, 2, 100)) for _ in range(classes - 1))]
+    margins, keys = [job.share(np.zeros(100, np.int64), rng) for job in jobs], []
     for _ in range(2):
         before = set(hashed)
-        margins = job.grown(margins).margins
+        margins = [grown.margins for grown in grown_together(jobs, margins)]
         assert len(set(hashed) - before) == 4  # of a tree: a sender's and a receiver's at either end
         fixed = np.zeros((1, 2), np.uint64)
         honest = [of.hash.rows(fixed, 1 << 60).tobytes() for end in ends for of in (end.sender, end.receiver)]
@@ -139,7 +160,11 @@ def test_messages_of_other_types_and_shapes_are_refused_at_every_step(role: int)
     rng, ends = np.random.default_rng(7), filled()
     job = Job(ends, [Columns.draw(12, 1, 3, rng) for _ in range(2)], np.arange(12) & 1, max_depth=2, step=200)
     margins = job.share(np.zeros(12, np.int64), rng)
-    assert_refuses_garbage(lambda k: grow(replace(job.ends[k], transfers=again(ends[k])), margins[k]), role, tries=1)
+
+    def tree(k: int) -> Steps[Any]:
+        return grow_together([replace(job.ends[k], transfers=again(ends[k]))], margins[k][None], [None])
+
+    assert_refuses_garbage(tree, role, tries=1)
 
 
 def changed(steps: Steps[Any], place: int, change: Any) -> Steps[Any]:

@@ -45,7 +45,12 @@ class OpenedArrays(list[NDArray[Any]]):
 
 
 def together(*protocols: Steps[Any]) -> Steps[list[Any]]:
-    """Run independent protocols at once, each step of all of them in one message; return their results."""
+    """Run independent protocols at once, each step of all of them in one message; return their results.
+
+    A message with an opening of one of them is an opening.
+    """
+    if len(protocols) == 1:
+        return [(yield from protocols[0])]
     results: list[Any] = [None] * len(protocols)
     waiting: dict[int, Arrays] = {}
     given: dict[int, Arrays | None] = {k: None for k in range(len(protocols))}
@@ -59,7 +64,9 @@ def together(*protocols: Steps[Any]) -> Steps[list[Any]]:
             break
         # the first array says how many arrays each protocol sends
         sizes = np.array([len(waiting.get(k, ())) for k in range(len(protocols))], np.int64)
-        came = yield [sizes, *(array for k in sorted(waiting) for array in waiting[k])]
+        opening = any(isinstance(arrays, OpenedArrays) for arrays in waiting.values())
+        sent = [sizes, *(array for k in sorted(waiting) for array in waiting[k])]
+        came = yield OpenedArrays(sent) if opening else sent
         given, at, counts = {}, 1, sizes_of(came, len(protocols))
         for k in sorted(waiting):
             given[k] = came[at : at + counts[k]]

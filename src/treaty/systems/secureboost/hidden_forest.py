@@ -174,12 +174,12 @@ def decide_rows(splits: SplitTable, table: Table, threads: int, records: Int32s,
 # ---------------------------------------------------------------- what the active party tells the other
 
 
-def show_forest(party: Party, trees: Sequence[Tree], own: int) -> SharedForest:
+def show_forest(party: Party, trees: Sequence[Tree], own: int, outputs: int) -> SharedForest:
     """Tell the one passive party where its splits are; return what this one knows."""
     (peer,), depth = party.peers, depth_of(trees)
     mine, theirs = records_of(trees, own, depth), records_of(trees, 1 - own, depth)
-    party.send(peer, HiddenForest(Array.of(theirs), Array.of(np.array(levels_of(mine)))))
-    return SharedForest(mine, levels_of(theirs))
+    party.send(peer, HiddenForest(Array.of(theirs), Array.of(np.array(levels_of(mine))), outputs))
+    return SharedForest(mine, levels_of(theirs), outputs)
 
 
 def read_forest(came: HiddenForest, active: str, held: int, most_outputs: int = 1) -> SharedForest:

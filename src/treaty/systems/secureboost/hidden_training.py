@@ -26,7 +26,7 @@ import hashlib
 import json
 import secrets
 import time
-from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
@@ -38,16 +38,16 @@ from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sums.shared_sums import SharedSums, shared_parameters
 from treaty.crypto.transfer.ahead import Ahead
 from treaty.crypto.transfer.hidden_best import WEIGHT_BITS, SplitTerms, quotient_bits
+from treaty.crypto.transfer.hidden_rows import WEIGHT_BYTES
 from treaty.crypto.transfer.sealed_sums import Widths
 from treaty.crypto.transfer.shared_pieces import NUMBER_BITS
 from treaty.crypto.transfer.stock import Steps, open_transfers, take
-from treaty.data.binning import Bins
 from treaty.errors import ConfigError, CryptoError, PeerProtocolError
-from treaty.machine.arrays import Flags, Int32s, Words
+from treaty.machine.arrays import Flags, Int32s, Words, pieces
 from treaty.messaging.conversation import MessageOrder, Table
 from treaty.messaging.messages import Array, Message, leaks, view
 from treaty.messaging.party import Party
-from treaty.models.trees import ModelPart, record_split
+from treaty.models.trees import ModelPart
 from treaty.systems.pooled.continuing import CheckpointReceipt, CheckpointRequest
 from treaty.systems.pooled.system import Training
 from treaty.systems.secureboost import hidden_tree
@@ -61,7 +61,14 @@ from treaty.systems.secureboost.hidden_forest import (
     read_forest,
     show_forest,
 )
-from treaty.systems.secureboost.hidden_tree import HiddenEnd, HiddenLevel, LogisticShares
+from treaty.systems.secureboost.hidden_tree import (
+    HiddenEnd,
+    HiddenLevel,
+    LogisticShares,
+    build_tree,
+    numbers_of,
+    record,
+)
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical.cipher_choice import FAR, PROBES, JobSize, comparisons_of_a_step, measure
@@ -73,13 +80,14 @@ from treaty.systems.vertical.prediction import Finish
 from treaty.systems.vertical.sealed import compute
 from treaty.systems.vertical.training import Follower, agree_on_terms, finish, open_training, start_of
 from treaty.trees.boosting import Rounds, RoundState, draw
-from treaty.trees.ensemble import SplitTable, Tree
+from treaty.trees.ensemble import Tree
 from treaty.trees.logistic_pieces import LogisticPieces, pieces_of
 from treaty.trees.losses import bound_of_weights
 from treaty.trees.splits import SplitRules
 
 # Shared margins are from -128 to below 120, see `crypto.transfer.shared_pieces`
 _LARGEST_MARGIN = 120.0
+CLASSES_AT_ONCE = 8  # whose trees grow together: messages and memory grow with them
 MOST_WEIGHT = 255  # a row that counts more stands out in its leaf's weight
 
 
@@ -118,10 +126,10 @@ class WeightShares(Message):
 # ---------------------------------------------------------------- what both ends have
 
 
-def _make_end(
-    inputs: RoleInput, columns: Columns, bounds: SumsBounds, rules: SplitRules, step: int, loss: LogisticShares
-) -> HiddenEnd:
-    """Draw a seed with the other party, exchange hints and make transfers."""
+def _make_ends(
+    inputs: RoleInput, columns: Columns, bounds: SumsBounds, rules: SplitRules, step: int, losses: list[LogisticShares]
+) -> list[HiddenEnd]:
+    """Draw a seed with the other party, exchange hints and make transfers; return an end for each class."""
     party, role = inputs.party, int(inputs.party.name != inputs.roles.active)
     try:
         quotient_bits(Widths.of(bounds, rules.ridge), rules.whole_rate)
@@ -133,12 +141,13 @@ def _make_end(
     compute(party, sums.exchange_hints(partial(inputs.observers.set_up, "hints")))
     place = inputs.roles.owners.index(party.name)
     both = [columns.own.candidates(), columns.other.candidates()]
-    return HiddenEnd(
-        role, compute(party, open_transfers(role)), sums, bounds, loss, columns.codes,
+    end = HiddenEnd(
+        role, compute(party, open_transfers(role)), sums, bounds, losses[0], columns.codes,
         both if place == 0 else both[::-1], place,
         SplitTerms(rules.ridge, rules.least_hess, rules.min_child_samples, int(rules.threshold_in_units)),
         rules.whole_rate, rules.max_depth, step,
     )  # fmt: skip
+    return [replace(end, loss=loss) for loss in losses]
 
 
 def _joint_seed() -> Steps[bytes]:
@@ -156,14 +165,6 @@ def _joint_seed() -> Steps[bytes]:
     return hashlib.sha256(b"treaty hidden seed\0" + b"".join(sorted([own, came.tobytes()]))).digest()
 
 
-def _record(splits: SplitTable, bins: Bins, levels: list[HiddenLevel]) -> list[list[int]]:
-    """Record own splits, level by level; return their record numbers."""
-    return [
-        [record_split(splits, bins, int(column), left) for column, left in zip(of.columns, of.left_bins, strict=True)]
-        for of in levels
-    ]
-
-
 # ---------------------------------------------------------------- active party
 
 
@@ -175,7 +176,7 @@ def train_active(inputs: RoleInput[SecureBoost]) -> ModelPart:
     after_round = partial(_after_round, inputs, training, grower.samples)
     inputs.observers.round_finished(training.forest.rounds, training.part)
     for trees in Rounds(training.forest, inputs.common.most_rounds, after_round=after_round):
-        trees.append(grower.grow())
+        trees += grower.grow()
     finish(inputs.party)
     return training.part
 
@@ -197,7 +198,7 @@ def _check_rows(inputs: RoleInput[SecureBoost]) -> int:
 
 
 class _Grower:
-    """The active party's part of all rounds: its end, its shares of margins, and what it counts from tree to tree.
+    """The active party's part of all rounds: an end for each class, shares of margins, and what it counts.
 
     `heaviest` is a bound of rows' weights. `samples` are those of trees.
     """
@@ -214,50 +215,59 @@ class _Grower:
         step = comparisons_of_a_step(link, Widths.of(bounds, self._rules.ridge))
         party.send(peer, HiddenStart(*start_of(training, peer), step, heaviest))
         training.part.encryption, training.part.hides_rows = "lattice", True
-        loss = _loss(objective, heaviest, inputs.rows.y, inputs.rows.weight)
-        self._end = _make_end(inputs, self._columns, bounds, self._rules, step, loss)
+        losses = _losses(objective, heaviest, inputs.rows.y, inputs.rows.weight)
+        self._ends = _make_ends(inputs, self._columns, bounds, self._rules, step, losses)
+        end, outputs = self._ends[0], len(self._ends)
         if left := common.most_rounds - forest.rounds:
-            layouts, job = (self._columns.own, self._columns.other), JobSize(bounds, self._rules, left, inputs.threads)
+            layouts = self._columns.own, self._columns.other
+            job = JobSize(bounds, self._rules, left * outputs, inputs.threads)
             sizes = [len(of.categorical) for of in layouts], [int(of.offsets[-1]) for of in layouts]
-            candidates = common.colsample_bytree * sum(map(len, self._end.candidates))
-            training.part.choice = tell_cost(party.name, job, *sizes, candidates, link, step)
-        start = np.rint(objective.base_margins[0] / objective.leaf_unit)
-        self._margins = np.full(n_rows, int(start) % (1 << NUMBER_BITS), np.uint32)
+            candidates = common.colsample_bytree * sum(map(len, end.candidates))
+            training.part.choice = tell_cost(party.name, job, *sizes, candidates, link, step, outputs)
+        start = np.rint(objective.base_margins / objective.leaf_unit).astype(np.int64) % (1 << NUMBER_BITS)
+        self._margins = np.repeat(start.astype(np.uint32)[:, None], n_rows, axis=1)
         if forest.trees:
             # of a checkpoint or of an earlier model: nobody has kept the margins
-            shared, table = show_forest(party, forest.trees, self._end.place), inputs.rows.table
+            shared, table = show_forest(party, forest.trees, end.place, outputs), inputs.rows.table
             own = partial(decide_rows, training.part.splits, table, inputs.threads)
             weights = leaf_weights(forest.trees, depth_of(forest.trees), objective.leaf_unit)
-            self._margins += compute(party, margin_shares(self._end.transfers, n_rows, own, shared, weights))[:, 0]
+            self._margins += compute(party, margin_shares(end.transfers, n_rows, own, shared, weights)).T
         self._records = training.records[peer]
-        self._reach = abs(float(objective.base_margins[0])) + sum(
-            float(np.abs(tree.value).max()) for tree in forest.trees
-        )
+        largest = np.array([np.abs(tree.value).max() for tree in forest.trees]).reshape(-1, outputs)
+        self._reach = np.abs(objective.base_margins) + largest.sum(axis=0)
         self._last = common.most_rounds if link.step > FAR else 0  # a round without others after it
-        self._ahead, self.samples = Ahead(self._end.transfers), _Samples(inputs, training, self._columns)
+        self._ahead, self.samples = Ahead(end.transfers), _Samples(inputs, training, self._columns)
 
-    def grow(self) -> Tree:
-        """Grow the next tree, and add its weights to the margins."""
-        party, (sampled, of_tree), ahead = self._party, self.samples.draw(), self._ahead
-        packed = None if sampled is None else Array.of(np.packbits(sampled))
+    def grow(self) -> list[Tree]:
+        """Grow the trees of the next round, one of each class, and add their weights to the margins."""
+        party, ahead, samples = self._party, self._ahead, [self.samples.draw() for _ in self._ends]
         # a far link is to be busy while steps wait, but for the first tree, of which nobody knows what it takes
         ahead.nbytes = int(self._training.forest.rounds + 1 < self._last)
         ahead.begin_tree()
         ahead.nbytes *= min(MOST_AHEAD, max(1, ahead.evenly))
-        party.send(self._peer, HiddenTree(Array.of(of_tree[0]), Array.of(of_tree[1]), packed, ahead.nbytes))
-        party.round += 1
-        end = self._columns.of_tree(self._end, of_tree)
-        levels, rows, shares = compute(party, hidden_tree.grow(end, self._margins, sampled), ahead)
-        weights = self._opened(shares)
-        tree = self._recorded(levels, weights)
-        self._reach += float(np.abs(tree.value).max())
-        if self._reach >= _LARGEST_MARGIN:
+        for sampled, (own, others) in samples:
+            packed = None if sampled is None else Array.of(np.packbits(sampled))
+            party.send(self._peer, HiddenTree(Array.of(own), Array.of(others), packed, ahead.nbytes))
+            party.round += 1
+        trees: list[Tree] = []
+        for of in pieces(len(samples), CLASSES_AT_ONCE):
+            ends = [self._columns.of_tree(end, on) for end, (_, on) in zip(self._ends[of], samples[of], strict=True)]
+            steps = hidden_tree.grow_together(ends, self._margins[of], [sampled for sampled, _ in samples[of]])
+            grown = compute(party, steps, ahead)
+            weights = [self._opened(shares) for *_, shares in grown]
+            trees += [self._recorded(levels, own) for (levels, *_), own in zip(grown, weights, strict=True)]
+            self._check_reach(trees[of], of)
+            self._margins[of] = compute(party, hidden_tree.add_weights(grown, self._margins[of], weights))
+        return trees
+
+    def _check_reach(self, trees: list[Tree], of: slice) -> None:
+        """Refuse to go on once margins of these classes may be larger than those that are shared."""
+        self._reach[of] += [np.abs(tree.value).max() for tree in trees]
+        if self._reach.max() >= _LARGEST_MARGIN:
             raise ConfigError(
                 f'margins may pass {_LARGEST_MARGIN:g}, the largest that membership="hidden" can share: lower '
                 f"learning_rate or n_estimators, or raise reg_lambda (after {self._training.forest.rounds} rounds)"
             )
-        self._margins = compute(party, hidden_tree.add_weights(rows, self._margins, weights))
-        return tree
 
     def _opened(self, shares: Words) -> NDArray[np.int64]:
         """Return leaf weights in whole units, by the other party's shares of them."""
@@ -270,9 +280,9 @@ class _Grower:
 
     def _recorded(self, levels: list[HiddenLevel], weights: NDArray[np.int64]) -> Tree:
         """Record a tree's own splits, and count the other party's; return the tree."""
-        place = self._end.place
-        numbers = {place: _record(self._training.part.splits, self._columns.bins, levels)}
-        numbers[1 - place], self._records = _numbers_of(levels, 1 - place, self._records)
+        place = self._ends[0].place
+        numbers = {place: record(self._training.part.splits, self._columns.bins, levels)}
+        numbers[1 - place], self._records = numbers_of(levels, 1 - place, self._records)
         return build_tree(levels, weights, numbers, self._rules)
 
 
@@ -320,51 +330,17 @@ def _after_round(inputs: RoleInput[SecureBoost], training: Training, samples: _S
 
 def _check(objective: object) -> LogisticPieces:
     assert isinstance(objective, LogisticPieces), "the options' check has refused others"
-    if objective.n_outputs > 1:
-        raise ConfigError(f'membership="hidden" is for two classes, got {objective.n_outputs}')
     return objective
 
 
-def _loss(objective: LogisticPieces, heaviest: int, *known: NDArray[np.float64] | None) -> LogisticShares:
-    """Return the loss of rows of which the active party knows labels and weights."""
-    whole, fraction = (None if of is None else of.astype(np.int64) for of in known), objective.fractional_bits
-    return LogisticShares.of(pieces_of(fraction), fraction, heaviest, *whole)
-
-
-def _numbers_of(levels: list[HiddenLevel], place: int, first: int) -> tuple[list[list[int]], int]:
-    """Return the record numbers of another party's splits, which it counts in the same order, and the next one."""
-    numbers = []
-    for level in levels:
-        count = int(np.count_nonzero(level.owner == place))
-        numbers.append(list(range(first, first + count)))
-        first += count
-    return numbers, first
-
-
-def build_tree(
-    levels: list[HiddenLevel], weights: NDArray[np.int64], records: Mapping[int, list[list[int]]], rules: SplitRules
-) -> Tree:
-    """Return the tree, by the weights of the nodes below the last level, (2^depth,), in units of `leaf_unit`.
-
-    `records` are the splits' numbers by owner and level. Gains, and hess and rows of nodes, are not known: they are 0.
-    """
-    depth, nodes = len(levels), [(0, 0)]
-    source, record, left, value = [], [], [], []
-    waiting = {owner: [iter(of_level) for of_level in numbers] for owner, numbers in records.items()}
-    for level, node in nodes:
-        owner = int(levels[level].owner[node]) if level < depth else -1
-        source.append(owner)
-        record.append(next(waiting[owner][level]) if owner >= 0 else -1)
-        left.append(len(nodes) if owner >= 0 else -1)
-        # without a split all rows went left
-        value.append(0.0 if owner >= 0 else weights[node << depth - level] * rules.leaf_unit)
-        if owner >= 0:
-            nodes += [(level + 1, 2 * node), (level + 1, 2 * node + 1)]
-    unknown = np.zeros(len(nodes))
-    return Tree(
-        source=np.array(source, np.int16), record=np.array(record, np.int32), left=np.array(left, np.int32),
-        value=np.array(value), gain=unknown, cover=unknown.copy(), count=np.zeros(len(nodes), np.int64),
-    )  # fmt: skip
+def _losses(
+    objective: LogisticPieces, heaviest: int, y: NDArray[np.float64] | None, weight: NDArray[np.float64] | None
+) -> list[LogisticShares]:
+    """Return each class's loss of rows of which the active party knows labels and weights."""
+    fraction, weights = objective.fractional_bits, None if weight is None else weight.astype(np.int64)
+    classes = [1] if objective.n_outputs == 1 else range(objective.n_outputs)
+    labels = [None if y is None else (y == k).astype(np.int64) for k in classes]
+    return [LogisticShares.of(pieces_of(fraction), fraction, heaviest, of, weights) for of in labels]
 
 
 # ---------------------------------------------------------------- passive party
@@ -380,30 +356,41 @@ def train_passive(inputs: RoleInput[SecureBoost]) -> ModelPart:
     follower = Follower(inputs, start)
     follower.part.encryption, follower.part.hides_rows = "lattice", True
     heaviest = float(start.heaviest)
-    objective = LogisticPieces(fractional_bits=inputs.common.fractional_bits, weight_bound=heaviest)
+    objective = LogisticPieces(
+        n_outputs=inputs.n_outputs, fractional_bits=inputs.common.fractional_bits, weight_bound=heaviest
+    )
     bounds = sums_bounds(n_rows, objective, inputs.common)
     rules = inputs.common.rules(objective)
-    end = _make_end(inputs, columns, bounds, rules, start.step, _loss(objective, start.heaviest))
-    margins = np.zeros(n_rows, np.uint32)
+    losses = _losses(objective, start.heaviest, None, None)
+    ends = _make_ends(inputs, columns, bounds, rules, start.step, losses)
+    margins, transfers = np.zeros((len(ends), n_rows), np.uint32), ends[0].transfers
     if start.rounds:
-        shared = read_forest(party.receive(active, HiddenForest), active, start.records)
+        shared = read_forest(party.receive(active, HiddenForest), active, start.records, len(ends))
         own = partial(decide_rows, follower.part.splits, inputs.rows.table, inputs.threads)
-        margins += compute(party, margin_shares(end.transfers, n_rows, own, shared, None))[:, 0]
+        if (shared.outputs, shared.nbytes) != (len(ends), WEIGHT_BYTES):
+            raise PeerProtocolError(active, f"expected trees of {len(ends)} outputs, in whole units", at="HiddenForest")
+        margins += compute(party, margin_shares(transfers, n_rows, own, shared, None)).T
 
-    ahead = Ahead(end.transfers)
+    ahead, samples = Ahead(transfers), list[tuple[Flags | None, tuple[Int32s, Int32s]]]()
 
     def grow(sent: HiddenTree) -> None:
-        nonlocal margins
         follower.limits.tree()
         follower.next_tree()
-        sampled, of_tree = _read_sample(sent, active, columns, n_rows)
-        tree_end = columns.of_tree(end, of_tree)
+        samples.append(_read_sample(sent, active, columns, n_rows))
+        if len(samples) < len(ends):
+            return
+        # of all classes
         ahead.nbytes = sent.ahead
         ahead.begin_tree()
-        levels, rows, shares = compute(party, hidden_tree.grow(tree_end, margins, sampled), ahead)
-        _record(follower.part.splits, columns.bins, levels)
-        party.send(active, WeightShares(Array.of(shares)))
-        margins = compute(party, hidden_tree.add_weights(rows, margins, None))
+        for of in pieces(len(ends), CLASSES_AT_ONCE):
+            of_trees = [columns.of_tree(end, on) for end, (_, on) in zip(ends[of], samples[of], strict=True)]
+            steps = hidden_tree.grow_together(of_trees, margins[of], [sampled for sampled, _ in samples[of]])
+            grown = compute(party, steps, ahead)
+            for levels, _, shares in grown:
+                record(follower.part.splits, columns.bins, levels)
+                party.send(active, WeightShares(Array.of(shares)))
+            margins[of] = compute(party, hidden_tree.add_weights(grown, margins[of], None))
+        samples.clear()
 
     return follower.follow(MessageOrder(_TABLE, "between trees"), {HiddenTree: grow})
 

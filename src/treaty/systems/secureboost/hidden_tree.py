@@ -1,4 +1,4 @@
-"""A tree of which neither party learns which rows are in a node: both ends run this, step by step alike.
+"""Trees of which neither party learns which rows are in a node: both ends run this, step by step alike.
 
 Margins, gradients, sums and the rows' nodes are shared. What is opened: whose split each node has, to both; its column
 and cut, to their owner; and, after the tree, the leaves' weights to the active party.
@@ -9,7 +9,7 @@ left, so that every level has all its nodes, and the messages of a tree depend o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -24,10 +24,14 @@ from treaty.crypto.transfer.hidden_best import SplitTerms, best_of_hidden, left_
 from treaty.crypto.transfer.hidden_rows import SharedNodes
 from treaty.crypto.transfer.sealed_sums import NUMBER, OWNER, WORDS, Places, Widths, integer_shares
 from treaty.crypto.transfer.shared_pieces import NUMBER_BITS, Pieces, values_of
-from treaty.crypto.transfer.stock import Bits, Correlation, OpenedArrays, Steps, Transfers, take
+from treaty.crypto.transfer.stock import Bits, Correlation, OpenedArrays, Steps, Transfers, take, together
+from treaty.data.binning import Bins
 from treaty.errors import CryptoError
 from treaty.machine.arrays import Codes, Flags, Int32s, Words, pieces
+from treaty.models.trees import record_split
 from treaty.systems.vertical.sealed_candidates import Candidates
+from treaty.trees.ensemble import SplitTable, Tree
+from treaty.trees.splits import SplitRules
 
 _ROWS_AT_ONCE = 1 << 17  # whose gradients are computed in one step
 _CANDIDATES_AT_ONCE = 1 << 12  # some 26 kB each are in memory
@@ -129,14 +133,22 @@ def _packed(
     return cut(add(packed, from_ints([1 - end.role], WORDS)), bits)
 
 
-def grow(
-    end: HiddenEnd, margins: NDArray[np.uint32], sampled: Flags | None = None
-) -> Steps[tuple[list[HiddenLevel], SharedNodes, Words]]:
-    """Grow a tree on shared margins, uint32 (n_rows,); rows that are not `sampled`, (n_rows,), count in no sum.
+Grown = tuple[list[HiddenLevel], SharedNodes, Words]
+"""A tree's levels, the rows' nodes, and own shares of the leaves' weights (`weights_of`), uint64 (2^depth,)."""
 
-    Return its levels, the rows' nodes, and own shares of the leaves' weights (`weights_of`), uint64 (2^depth,).
+
+def grow_together(
+    ends: Sequence[HiddenEnd], margins: NDArray[np.uint32], sampled: Sequence[Flags | None]
+) -> Steps[list[Grown]]:
+    """Grow a tree of each class, step by step at once, on shared margins of the classes, uint32 (classes, n_rows).
+
+    Of a class, rows that are not `sampled`, (n_rows,), count in no sum.
     """
-    end.transfers.rekey()
+    ends[0].transfers.rekey()
+    return (yield from together(*(_grow(*of_class) for of_class in zip(ends, margins, sampled, strict=True))))
+
+
+def _grow(end: HiddenEnd, margins: NDArray[np.uint32], sampled: Flags | None) -> Steps[Grown]:
     values = yield from gradients(end, margins)
     if sampled is not None:
         values[~sampled] = 0
@@ -251,8 +263,56 @@ def _sides(end: HiddenEnd, owners: Bits, numbers: NDArray[np.int64]) -> tuple[Hi
 
 
 def add_weights(
-    rows: SharedNodes, margins: NDArray[np.uint32], weights: NDArray[np.int64] | None
+    grown: Sequence[Grown], margins: NDArray[np.uint32], weights: Sequence[NDArray[np.int64]] | None
 ) -> Steps[NDArray[np.uint32]]:
-    """Return shares of the margins plus the weights of the rows' leaves, which the active party gives."""
-    found = yield from rows.weight_of_rows(None if weights is None else weights[None])
-    return (margins + found) & np.uint32((1 << NUMBER_BITS) - 1)
+    """Return shares of the classes' margins plus the weights of the rows' leaves, which the active party gives."""
+    given = [None] * len(grown) if weights is None else [of_tree[None] for of_tree in weights]
+    found = yield from together(*(rows.weight_of_rows(of) for (_, rows, _), of in zip(grown, given, strict=True)))
+    return np.asarray((margins + np.stack(found)) & np.uint32((1 << NUMBER_BITS) - 1))
+
+
+# ---------------------------------------------------------------- the tree of a model
+
+
+def record(splits: SplitTable, bins: Bins, levels: list[HiddenLevel]) -> list[list[int]]:
+    """Record own splits, level by level; return their record numbers."""
+    return [
+        [record_split(splits, bins, int(column), left) for column, left in zip(of.columns, of.left_bins, strict=True)]
+        for of in levels
+    ]
+
+
+def numbers_of(levels: list[HiddenLevel], place: int, first: int) -> tuple[list[list[int]], int]:
+    """Return the record numbers of another party's splits, which it counts in the same order, and the next one."""
+    numbers = []
+    for level in levels:
+        count = int(np.count_nonzero(level.owner == place))
+        numbers.append(list(range(first, first + count)))
+        first += count
+    return numbers, first
+
+
+def build_tree(
+    levels: list[HiddenLevel], weights: NDArray[np.int64], records: Mapping[int, list[list[int]]], rules: SplitRules
+) -> Tree:
+    """Return the tree, by the weights of the nodes below the last level, (2^depth,), in units of `leaf_unit`.
+
+    `records` are the splits' numbers by owner and level. Gains, and hess and rows of nodes, are not known: they are 0.
+    """
+    depth, nodes = len(levels), [(0, 0)]
+    source, record, left, value = [], [], [], []
+    waiting = {owner: [iter(of_level) for of_level in numbers] for owner, numbers in records.items()}
+    for level, node in nodes:
+        owner = int(levels[level].owner[node]) if level < depth else -1
+        source.append(owner)
+        record.append(next(waiting[owner][level]) if owner >= 0 else -1)
+        left.append(len(nodes) if owner >= 0 else -1)
+        # without a split all rows went left
+        value.append(0.0 if owner >= 0 else weights[node << depth - level] * rules.leaf_unit)
+        if owner >= 0:
+            nodes += [(level + 1, 2 * node), (level + 1, 2 * node + 1)]
+    unknown = np.zeros(len(nodes))
+    return Tree(
+        source=np.array(source, np.int16), record=np.array(record, np.int32), left=np.array(left, np.int32),
+        value=np.array(value), gain=unknown, cover=unknown.copy(), count=np.zeros(len(nodes), np.int64),
+    )  # fmt: skip

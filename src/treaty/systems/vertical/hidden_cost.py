@@ -45,19 +45,21 @@ def _bytes_of_trees(job: JobSize, slots: Sequence[int], *, active: bool) -> floa
 
 
 def cost_of_hidden(
-    job: JobSize, columns: Sequence[int], slots: Sequence[int], candidates: float, link: Link, step: int
+    job: JobSize, columns: Sequence[int], slots: Sequence[int], candidates: float, link: Link, step: int, classes: int
 ) -> tuple[Estimate, list[float]]:
     """Return what trees take, and the bytes that the active and the passive party send; sizes are in this order.
 
-    `candidates` are those of both, `step` is how many comparisons take as long as a step.
+    `candidates` are those of both, `step` is how many comparisons take as long as a step. Trees of so many `classes`
+    wait for their steps together.
     """
+    delay = link.step / classes
     # nodes without rows are compared, too
     whole = replace(job, rules=replace(job.rules, min_child_samples=1))
-    tournaments = cipher_choice.cost_of_sealing({"": Link(link.step, 0.0)}, {"": (candidates, 0.0)}, whole, step)
+    tournaments = cipher_choice.cost_of_sealing({"": Link(delay, 0.0)}, {"": (candidates, 0.0)}, whole, step)
     rest = _bytes_of_trees(job, slots, active=True), _bytes_of_trees(job, slots[::-1], active=False)
     sent = [of + tournaments.nbytes / 2 for of in rest]
     steps = _STEPS + _STEPS_OF_A_LEVEL * job.rules.max_depth
-    waiting = job.trees * steps * (link.step + cipher_choice.TO_MAKE_A_STEP)
+    waiting = job.trees * steps * (delay + cipher_choice.TO_MAKE_A_STEP)
     adding = job.trees * (1 << job.rules.max_depth) * job.bounds.n_rows * max(columns) * _ADDING
     computing, moving = max(sent) * cipher_choice.TO_MAKE_A_BYTE + adding, max(sent) * link.byte
     waiting += tournaments.seconds - tournaments.nbytes / 2 * cipher_choice.TO_MAKE_A_BYTE
@@ -96,7 +98,7 @@ def expected_of_hidden(roles: Roles, common: Any, shape: Shape) -> Expected:
         # of the last level but one: numbers of its right children, of all, and twice of those to come
         # a node's candidates are compared at once, however many there are
         at_once = min(max(_AT_ONCE, candidates), candidates * nodes)
-        found.hold(shape.rows * (100 + 28 * nodes) + _CANDIDATE * at_once, sender)
+        found.hold(_outputs(shape) * (shape.rows * (100 + 28 * nodes) + _CANDIDATE * at_once), sender)
     found.seconds += cost.seconds
     return found
 
@@ -107,7 +109,11 @@ def _cost(
     columns, slots = ((of[active], of[peer]) for of in (shape.columns, shape.slots))
     candidates = sum(candidates_of_party(common, shape, name)[0] for name in (active, peer))
     step = cipher_choice.comparisons_of_a_step(link, Widths.of(job.bounds, job.rules.ridge))
-    return cost_of_hidden(job, columns, slots, candidates, link, step), candidates
+    return cost_of_hidden(job, columns, slots, candidates, link, step, _outputs(shape)), candidates
+
+
+def _outputs(shape: Shape) -> int:
+    return shape.classes if shape.classes > 2 else 1
 
 
 def seconds_of_a_hidden_tree(common: Any, shape: Shape, active: str, links: Mapping[str, Link]) -> list[float]:
