@@ -79,6 +79,7 @@ CONTENTS = {
     "Using a model": ["docs/prediction", "docs/interpretation", "docs/reports", "docs/serving"],
     "Jobs and nodes": [
         "docs/jobs",
+        "docs/continue",
         "docs/alignment",
         "docs/nodes",
         "docs/deployment",
