@@ -7,10 +7,12 @@ A page shows a file of examples/, or the part of it under a heading ``# %% Title
     <!-- examples/first_steps/bank.sh: check, printed, 3 lines -->
 
 So pages read the same in the repository and on the site. `tests/docs/test_examples.py` runs every file and compares.
+Notebooks get what their cells print as outputs; `tests/docs/test_notebooks.py` runs those.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -18,12 +20,14 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from treaty.runs.processes import free_ports
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
+NOTEBOOKS = sorted(EXAMPLES.glob("notebooks/*.ipynb"))
 SETUP = EXAMPLES / "first_steps/setup.sh"
 TERMINALS = {name: EXAMPLES / f"first_steps/{name}.sh" for name in ("bank", "shop")}
 CARD = EXAMPLES / "scorecard"
@@ -40,6 +44,15 @@ _BLOCK = re.compile(
     flags=re.DOTALL,
 )
 _SPLIT = "\x1e"
+# a line of a notebook that starts with ! is a command
+_COMMAND = re.compile(r"^!((?:.*\\\n)*.*)$", flags=re.MULTILINE)
+_BEFORE_CELLS = """import tempfile
+tempfile.tempdir = {folder!r}
+
+def _shell(command):
+    import subprocess
+    print(subprocess.check_output(command, shell=True, text=True, stderr=subprocess.STDOUT), end="")
+"""
 
 
 def parts(path: Path) -> dict[str, str]:
@@ -52,6 +65,33 @@ def run_script(path: Path, folder: Path) -> dict[str, str]:
     """Run an example in a folder with the customers' tables, and return what each part printed."""
     marked = re.sub(r"^# %% .+\n", lambda _: f"print({_SPLIT!r}, end='')\n", path.read_text(), flags=re.MULTILINE)
     return dict(zip(parts(path), _run([sys.executable, "-c", marked], folder).split(_SPLIT), strict=True))
+
+
+def code_cells(notebook: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the cells of a notebook that have code."""
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+def as_python(source: str) -> str:
+    """Return the source of a cell with its commands (``!treaty ...``) as Python."""
+    return _COMMAND.sub(lambda found: f"_shell({found[1]!r})", source)
+
+
+def run_notebook(path: Path, folder: Path) -> list[str]:
+    """Run the code cells of a notebook in order, and return what each printed."""
+    python = [as_python("".join(cell["source"])) for cell in code_cells(json.loads(path.read_text()))]
+    before = _BEFORE_CELLS.format(folder=str(folder))
+    program = f"\nprint({_SPLIT!r}, end='', flush=True)\n".join([before, *python])
+    return _run([sys.executable, "-c", program], folder).split(_SPLIT)[1:]
+
+
+def with_outputs(notebook: dict[str, Any], printed: list[str]) -> str:
+    """Return the text of a notebook whose code cells have these outputs."""
+    for number, (cell, text) in enumerate(zip(code_cells(notebook), printed, strict=True), 1):
+        lines = re.sub(r" +$", "", text, flags=re.MULTILINE).splitlines(keepends=True)
+        cell["execution_count"] = number
+        cell["outputs"] = [{"name": "stdout", "output_type": "stream", "text": lines}] if lines else []
+    return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
 
 
 def run_commands(path: Path, folder: Path) -> dict[str, str]:
@@ -165,6 +205,10 @@ def _environment() -> dict[str, str]:
 
 def main() -> None:
     """Run all examples, and write the pages."""
+    for notebook in NOTEBOOKS:
+        with tempfile.TemporaryDirectory() as folder_of_cells:
+            printed_by_cell = run_notebook(notebook, Path(folder_of_cells))
+        notebook.write_text(with_outputs(json.loads(notebook.read_text()), printed_by_cell))
     with tempfile.TemporaryDirectory() as checkout:
         folder = make_folder(Path(checkout))
         printed = {path.name: run_script(path, folder) for path in SCRIPTS}
