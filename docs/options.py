@@ -22,19 +22,14 @@ from treaty.systems.statistics.options import ColumnOptions
 
 
 def meanings(options: type) -> dict[str, tuple[str, str]]:
-    """Return kind and meaning of each option from the docstrings of the class and, for what it leaves out, its bases.
-
-    A meaning "As for `SecureBoost`." is looked up there.
-    """
+    """Return kind and meaning of each option from the docstrings of a class and, for what it leaves out, its bases."""
     found: dict[str, tuple[str, str]] = {}
     for base in reversed(options.__mro__):
         body = inspect.cleandoc(base.__doc__ or "").partition("----------\n")[2].partition("\n\n")[0]
         for names, kind, text in re.findall(r"^(\w[\w, ]*?)(?: : (.+))?\n((?:    .+\n?)+)", body, flags=re.M):
             for name in names.split(", "):
-                other = re.fullmatch(r"As for `(\w+)`\.", text.strip())
-                inherited, meaning = meanings(option_class(other[1]))[name] if other else found.get(name, ("", ""))
-                kind_here = re.sub(r",? ?default .*", "", kind) or inherited
-                found[name] = (kind_here, meaning if other else " ".join(text.split()))
+                inherited, _ = found.get(name, ("", ""))
+                found[name] = (re.sub(r",? ?default .*", "", kind) or inherited, " ".join(text.split()))
     return found
 
 

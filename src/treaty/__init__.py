@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from treaty.estimators.files import align, open_table, read_table
     from treaty.estimators.glm import LinearRegression, PoissonRegressor
     from treaty.estimators.linear import LogisticRegression
+    from treaty.estimators.loading import load
     from treaty.estimators.scorecard import Scorecard
     from treaty.estimators.statistics import ColumnStatistics, permutation_importance
-    from treaty.estimators.trees import GBDTClassifier, GBDTRanker, GBDTRegressor, load
+    from treaty.estimators.trees import GBDTClassifier, GBDTRanker, GBDTRegressor
     from treaty.runs.report import disclosures
     from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
     from treaty.systems.federboost_vertical.options import FederBoostVertical
@@ -52,7 +53,7 @@ _LATE = {
     "GBDTClassifier": "treaty.estimators.trees",
     "GBDTRanker": "treaty.estimators.trees",
     "GBDTRegressor": "treaty.estimators.trees",
-    "load": "treaty.estimators.trees",
+    "load": "treaty.estimators.loading",
     "open_table": "treaty.estimators.files",
     "permutation_importance": "treaty.estimators.statistics",
     "read_table": "treaty.estimators.files",

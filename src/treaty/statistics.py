@@ -53,6 +53,7 @@ class ColumnBins:
     party, column : str
         The owner, and the column's name in its table.
     kind : {"numeric", "categorical"}
+        Whether values are numbers or categories.
     cuts : tuple of float or None
         Of a numeric column: ascending; bin k holds cuts[k - 1] <= x < cuts[k]. None where they are not known: in
         another party's column.
@@ -75,6 +76,22 @@ class ColumnBins:
         Rows without a value, and different values in the others.
     psi : tuple of float
         Population stability index of each eval set, against the training rows.
+
+    See Also
+    --------
+    treaty.ColumnStatistics : Makes them, in its attribute `column_bins_`.
+
+    Examples
+    --------
+    >>> from treaty.statistics import ColumnBins
+    >>> bins = ColumnBins(
+    ...     party="bank", column="age", kind="numeric", cuts=(30.0,),
+    ...     n_rows=(100, 100), n_bads=(50, 25), totals=(125, 75),
+    ... )
+    >>> bins.labels
+    ['[-inf, 30)', '[30, inf)']
+    >>> bins.woe.round(2)
+    array([-0.51,  0.59])
     """
 
     party: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import pickle
 import runpy
@@ -216,8 +217,8 @@ def test_parties_agree_on_all_options_but_those_of_the_active_party():
 def test_docstrings_describe_every_option(kind):
     described = {
         name
-        for line in kind.__doc__.splitlines()
-        if line.startswith("    ") and not line.startswith("     ")
+        for line in inspect.cleandoc(kind.__doc__).splitlines()
+        if not line.startswith(" ")
         for name in line.partition(" : ")[0].replace(",", " ").split()
     }
     assert set(names_of(kind)) <= described

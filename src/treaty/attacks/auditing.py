@@ -58,6 +58,21 @@ class Audit:
         from these alone, unless a statement is wrong.
     unstated : list of str
         Messages that no statement covers, by receiver. Empty unless the system's `routes` have a fault.
+
+    See Also
+    --------
+    audit : Makes it, with an example.
+
+    Examples
+    --------
+    >>> from treaty.attacks.auditing import Audit
+    >>> from treaty.attacks.views import Finding
+    >>> finding = Finding(
+    ...     attack="sums", party="bank", target="bins of shop", measure="share right", score=0.9, baseline=0.2
+    ... )
+    >>> found = Audit(model=None, findings=[finding], in_clear={"bank": ["sums of bins"]}, unstated=[])
+    >>> [finding.attack for finding in found.findings if finding.finds]
+    ['sums']
     """
 
     model: Any
@@ -92,6 +107,20 @@ def audit(model: Any, X: Any, y: Any = None, sample_weight: Any = None, *, megab
         which ends the training, and as `fit`.
     DataError
         As `fit`.
+
+    See Also
+    --------
+    treaty.disclosures : What parties are stated to learn.
+
+    Examples
+    --------
+    >>> import numpy as np, treaty
+    >>> from treaty.attacks.auditing import audit
+    >>> tables = {"bank": np.arange(100.0)[:, None], "shop": np.arange(100.0)[::-1, None] % 9}
+    >>> system = treaty.FederBoostVertical(epsilon=8.0)
+    >>> found = audit(treaty.GBDTClassifier(system, n_estimators=2), tables, np.arange(100) > 50)
+    >>> [(finding.party, finding.target) for finding in found.findings]
+    [('bank', 'buckets of shop')]
     """
     copy = clone(model)
     if copy.transport != "memory":

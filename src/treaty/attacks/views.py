@@ -177,6 +177,17 @@ class Finding:
         The score of a guess that uses nothing of what the party saw.
     error : float
         Standard error of the score if nothing could be found.
+
+    Examples
+    --------
+    An attack guesses labels better than chance, by more than four standard errors:
+
+    >>> from treaty.attacks.views import Finding
+    >>> finding = Finding(
+    ...     attack="clustering", party="shop", target="labels", measure="AUC", score=0.7, baseline=0.5, error=0.01
+    ... )
+    >>> finding.finds, round(finding.advantage, 2)
+    (True, 0.4)
     """
 
     attack: str

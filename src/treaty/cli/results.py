@@ -162,7 +162,7 @@ def report(
         scores = read_scores(predictions, labels, label)
     history = None
     if pooled is not None:
-        from treaty.estimators.trees import load
+        from treaty.estimators.loading import load
 
         history = load(pooled, trusted=trust or ()).evals_result_
     write_page(path, contents_of_run(folder, reports, viewer, scores, history))

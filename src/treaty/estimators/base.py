@@ -383,6 +383,10 @@ class TableEstimator(BaseEstimator):
         ------
         ConfigError
             If the folder cannot be written, or has the name of a file ("model.json").
+
+        See Also
+        --------
+        treaty.load : Read the model again; its example saves one.
         """
         check_is_fitted(self, "parts_")
         folder = as_path(folder, "folder")

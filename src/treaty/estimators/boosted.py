@@ -237,7 +237,7 @@ class BoostedTrees(TrainedTrees):
         if given is None:
             return None
         if isinstance(given, str | Path):
-            from treaty.estimators.trees import load  # imports this module
+            from treaty.estimators.loading import load  # imports this module
 
             given = load(given)
         if type(given) is not type(self) or not hasattr(given, "parts_"):

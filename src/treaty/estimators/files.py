@@ -60,6 +60,23 @@ def read_table(
     DataError
         If the file is missing, malformed or lacks columns; or if some cells of a column of numbers, or dates, are
         neither (``treaty.data.arrow_tables`` has the rule). The error names their lines.
+
+    See Also
+    --------
+    open_table : A table that may be larger than memory.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile, treaty, pandas as pd
+    >>> shop = pd.DataFrame({"customer": [17, 18], "orders": [3, None], "device": ["phone", "desktop"]})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "shop.csv")
+    ...     shop.to_csv(path, index=False)
+    ...     table = treaty.read_table(path, drop=["customer"])
+    >>> table["orders"].to_pylist()
+    [3.0, None]
+    >>> str(table["device"].type)
+    'dictionary<values=string, indices=int32, ordered=0>'
     """
     return _opened(as_path(path, "path"), "the table", categorical, columns, drop, in_memory=True, any_ids=True)
 
@@ -83,7 +100,8 @@ def open_table(
     Parameters
     ----------
     source : str, Path or pyarrow.dataset.Dataset
-        A file as for `read_table`, a folder of Parquet files, or a data set.
+        A .csv or .csv.gz file (UTF-8, a header, comma-separated), .parquet, or .arrow, a folder of Parquet files, or a
+        data set.
     categorical : sequence of str, default ()
         Columns of categories whose cells may look like numbers, such as postal codes.
     columns : sequence of str, optional
@@ -108,6 +126,23 @@ def open_table(
         As for `read_table`.
     ConfigError
         If the folder has too little space.
+
+    See Also
+    --------
+    read_table : Reads a file at once.
+    align : Finds the rows that all parties have.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile, treaty, pandas as pd
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "bank.csv")
+    ...     pd.DataFrame({"age": [31, 65] * 30, "late": [0, 1] * 30}).to_csv(path, index=False)
+    ...     table = treaty.open_table(path)
+    ...     y = table["late"].to_numpy()
+    ...     model = treaty.GBDTClassifier(n_estimators=2).fit(table.drop_columns(["late"]), y)
+    >>> model.feature_names_in_
+    array(['age'], dtype=object)
     """
     folder = None if folder is None else as_path(folder, "folder")
     if not isinstance(id, str | NoneType):
@@ -279,6 +314,20 @@ def align(
     -----
     Every party runs in a thread of this process. Between organisations, `treaty.systems.alignment.alignment` runs over
     the network. ``docs/alignment.md`` lists what each party learns.
+
+    See Also
+    --------
+    open_table : Tables in files.
+    GBDTClassifier : Train on the result.
+
+    Examples
+    --------
+    >>> import pandas as pd, treaty
+    >>> bank = pd.DataFrame({"id": ["ann", "bob", "eve"], "age": [31, 45, 27]})
+    >>> shop = pd.DataFrame({"id": ["eve", "joe", "ann"], "orders": [2, 9, 4]})
+    >>> both = treaty.align({"bank": bank, "shop": shop}, drop_id=False)
+    >>> sorted(both["bank"]["id"]), both["bank"]["id"].equals(both["shop"]["id"])
+    (['ann', 'eve'], True)
     """
     _check_types(locals())
     active = next(iter(tables), "") if active is None else active

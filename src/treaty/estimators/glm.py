@@ -28,7 +28,7 @@ from treaty.models.linear import LinearPart, label_holder
 from treaty.runs.fit import train
 from treaty.runs.threads import Watched
 from treaty.systems.logistic.options import RegressionOptions
-from treaty.systems.options import SystemOptions
+from treaty.systems.options import SystemOptions, spelled_out
 from treaty.systems.pooled.system import ALONE
 from treaty.systems.system import System
 
@@ -276,28 +276,51 @@ class _Regression(Scored, RegressorMixin, LinearModel):
 class LinearRegression(_Regression):
     """Linear regression by least squares, with standard errors if `standard_errors` is set.
 
-    Columns are prepared as for `LogisticRegression`. Training is on the whole table, to the optimum: by Newton's method
-    on one table, by L-BFGS between parties.
+    Each party prepares its own columns: missing values become the median, each category a column, and all columns are
+    centred and divided by their standard deviation, or by a tenth of their farthest value if that is more. `coef_` and
+    the attributes derived from it are in units of the original columns.
+
+    Training is on the whole table, to the optimum: by Newton's method on one table, by L-BFGS between parties.
 
     Parameters
     ----------
     protocol : str or SystemOptions, default "pooled"
-        As for `LogisticRegression`; both "quasi-newton" and "sgd" use the whole table at every step.
-    standard_errors : bool
+        The system: its options, ``QuasiNewton(coordinator=False)``, or its name alone for its defaults. One table:
+        `treaty.Pooled`. Parties that hold different columns of the same rows: `treaty.QuasiNewton` or `treaty.SGD`,
+        both of which use the whole table at every step.
+    standard_errors : bool, default False
         Whether to compute standard errors and p-values of weights; between parties, this takes further products of
         their columns, see docs/logistic.md.
-    max_iter : int or None
+    max_iter : int or None, default None
         Maximum steps; None is 100.
-    learning_rate : float or None
+    learning_rate : float or None, default None
         Factor on steps in new directions, between parties; None is 1 divided by the number of passive parties.
-    tol : float
+    tol : float, default 1e-5
         Training ends when the losses of two steps differ by less than its square: when predictions change by about
         `tol` standard deviations of the target.
-    l2 : float
+    l2 : float, default 0
         Penalty of l2 / 2 times the sum of squared weights, added to half the mean squared residual; the target is in
         units of its standard deviation.
-    fractional_bits, n_jobs, active, transport, parties, verbose, missing, reference
-        As for `LogisticRegression`.
+    fractional_bits : int, default 32
+        Numbers are encrypted as multiples of 2^-fractional_bits.
+    n_jobs : int or None, default None
+        Threads; None for all cores.
+    active : str or None, default None
+        The party with the labels; None for the first.
+    transport : {"memory", "tls"}, default "memory"
+        How `fit` runs the parties: in threads, or in a process each, connected by mutual TLS on this machine.
+    parties : dict of str to (list of str or int), or None, default None
+        The columns of each party in one table, by name or position. `fit` then takes one dataframe, or with positions
+        one array, instead of a mapping of tables: ``{"bank": ["age", "income"], "shop": ["visits"]}``.
+    verbose : bool or int, default False
+        Whether to print a line with the loss after every epoch or step, or after so many.
+    missing : {"median", "raise", "drop"} or None, default None
+        How to handle rows with missing values. "median": the median replaces a missing number, and no category a
+        missing category. "raise": DataError, with their number. "drop": `fit` leaves them out, in all parties' tables.
+        None is "raise" with standard errors, else "median".
+    reference : {"first"} or None, default None
+        "first": weights of categories are relative to the first one (the lowest, by text or number), which has no
+        column, so that weights are unique. A missing value counts as the reference.
 
     Attributes
     ----------
@@ -309,43 +332,75 @@ class LinearRegression(_Regression):
         Prediction for a row that is 0 in all columns.
     standardized_coef_, standardized_intercept_ : as the two before
         Weights of the prepared columns, in the target's units, and the intercept, which the active party holds.
-    standard_errors_, p_values_, confidence_intervals_, standardized_errors_, n_dropped_
-        As for `LogisticRegression`.
+    standard_errors_, p_values_ : float64 (n_columns + 1,), or dict of such by party
+        With `standard_errors`: for `coef_`, and at the active party last for the intercept: on one table `intercept_`,
+        between parties that of `summary`.
+    confidence_intervals_ : float64 (n_columns + 1, 2), or dict of such by party
+        Limits of 95 % confidence; `summary` has others.
+    standardized_errors_ : float64 (n_columns + 1,), or dict of such by party
+        Standard errors of `standardized_coef_` and `standardized_intercept_`.
+    n_dropped_ : int
+        With ``missing="drop"``: rows left out.
     n_iter_ : int
         Steps.
     loss_history_ : list of float
         For every step, half the mean squared residual over the target's variance, before the step.
-    evals_result_, communication_, timeline_, timings_, disclosures_
-        As for `LogisticRegression`.
+    evals_result_ : dict
+        The same by name: ``{"train": {"squared_error": [...]}}``.
+    communication_ : dict
+        For each ordered pair of parties: messages, bytes, and bytes by message type.
+    timeline_ : Timeline or None
+        Bytes sent between each pair of parties over time, in up to 60 steps; None if nothing was sent.
+    timings_ : dict
+        Seconds of set-up, of training, and in total.
+    disclosures_ : dict
+        What each party learned beyond its own data, in sentences.
+
+    See Also
+    --------
+    LogisticRegression : Classes instead of numbers.
+    PoissonRegressor : Counts.
+
+    Examples
+    --------
+    >>> import numpy as np, pandas as pd, treaty
+    >>> age = np.arange(200.0) % 60 + 18
+    >>> tables = {"bank": pd.DataFrame({"age": age}), "shop": pd.DataFrame({"orders": age * 7 % 11})}
+    >>> model = treaty.LinearRegression("quasi-newton").fit(tables, 3 * age - 2 * (age * 7 % 11) + 5)
+    >>> {name: coef.round(3).tolist() for name, coef in model.coef_.items()}
+    {'bank': [3.0], 'shop': [-2.0]}
+    >>> round(float(model.intercept_), 3)
+    5.0
     """
 
     _fixed: ClassVar[dict[str, Any]] = {"family": "linear"}
     _mean = staticmethod(np.asarray)
 
 
+@spelled_out(LinearRegression)
 class PoissonRegressor(_Regression):
     """Regression of counts by Poisson's distribution with logarithmic link, between two parties at most.
 
-    Columns are prepared as for `LogisticRegression`. Training is on the whole table, to the optimum: by Newton's method
+    Columns are prepared as for `LinearRegression`. Training is on the whole table, to the optimum: by Newton's method
     on one table, by L-BFGS between parties.
 
     Parameters
     ----------
     protocol : str or SystemOptions, default "pooled"
-        As for `LinearRegression`. Two parties with data compute rates under their own keys, with `encryption` "ou" or
-        "paillier"; there may be a coordinator, which has no key.
-    standard_errors : bool
+        The system, as for `LinearRegression`. Two parties with data compute rates under their own keys, with
+        `encryption` "ou" or "paillier"; there may be a coordinator, which has no key.
+    standard_errors : bool, default False
         Whether to compute standard errors and p-values of weights, from Fisher's information.
     max_iter, learning_rate, tol, fractional_bits, n_jobs, active, transport, parties, verbose, missing, reference
         As for `LinearRegression`.
-    l2 : float
+    l2 : float, default 0
         Penalty of l2 / 2 times the sum of squared weights, added to half the mean deviance; counts are in units of
         their mean.
 
     Attributes
     ----------
     parts_, standard_errors_, p_values_, confidence_intervals_, standardized_coef_, standardized_intercept_,
-    standardized_errors_, n_dropped_, n_iter_, evals_result_, communication_, timeline_, timings_, disclosures_
+    standardized_errors_, n_dropped_, n_iter_, communication_, timeline_, timings_, disclosures_
         As for `LinearRegression`.
     coef_ : float64 (n_columns,), or dict of str to float64 (n_columns,)
         What a unit of each column adds to the logarithm of the rate; by party if `fit` was given a mapping.
@@ -353,6 +408,20 @@ class PoissonRegressor(_Regression):
         Logarithm of the rate of a row that is 0 in all columns.
     loss_history_ : list of float
         For every step, half the mean deviance of counts in units of their mean, before the step.
+    evals_result_ : dict
+        The same by name: ``{"train": {"poisson": [...]}}``.
+
+    See Also
+    --------
+    LinearRegression : Numbers with normal errors.
+
+    Examples
+    --------
+    >>> import numpy as np, pandas as pd, treaty
+    >>> table = pd.DataFrame({"size": np.arange(200) % 5})
+    >>> model = treaty.PoissonRegressor().fit(table, 2 ** table["size"])  # each unit of size doubles the rate
+    >>> np.exp(model.coef_).round(3)
+    array([2.])
     """
 
     _fixed: ClassVar[dict[str, Any]] = {"family": "poisson"}

@@ -13,15 +13,17 @@ from sklearn.base import ClassifierMixin
 
 from treaty.errors import ConfigError, warn_user
 from treaty.estimators.base import Scored, Tables, one_column
-from treaty.estimators.glm import LinearModel
+from treaty.estimators.glm import LinearModel, LinearRegression
 from treaty.estimators.inputs import weights_of_classes
 from treaty.linear.preparation import Calibration
 from treaty.machine.arrays import Floats
 from treaty.models.linear import LinearPart, label_holder
+from treaty.systems.options import spelled_out
 from treaty.systems.pooled.system import ALONE
 from treaty.systems.system import System
 
 
+@spelled_out(LinearRegression)
 @dataclass(kw_only=True, eq=False, repr=False)
 class LogisticRegression(Scored, ClassifierMixin, LinearModel):
     """Logistic regression, by quasi-Newton steps or gradient descent: on a small table to the optimum, else stochastic.
@@ -66,8 +68,8 @@ class LogisticRegression(Scored, ClassifierMixin, LinearModel):
     hessian_batch_size : int or None, default None
         Quasi-Newton: rows of a correction pair's Hessian product, the size of the paper's S_H: at most a batch, or a
         multiple of `batch_size`. None is `batch_size`.
-    fractional_bits : int, default 32
-        Numbers are encrypted as multiples of 2^-fractional_bits.
+    fractional_bits
+        As for `LinearRegression`.
     calibrate : bool, default True
         Whether the label holder fits Platt's two numbers to the margins of the training rows, so that probabilities of
         the Taylor loss are unbiased. Between parties, the label holder sees these margins, as in a prediction of the
@@ -77,28 +79,15 @@ class LogisticRegression(Scored, ClassifierMixin, LinearModel):
         those of the epoch with the lowest loss. None: no early stopping.
     random_state : int, RandomState or None, default None
         Seed of the batches; between parties, it is used if all parties with data set the same one.
-    n_jobs : int or None, default None
-        Threads; None for all cores.
-    active : str or None, default None
-        The party with the labels; None for the first.
-    transport : {"memory", "tls"}, default "memory"
-        How `fit` runs the parties: in threads, or in a process each, connected by mutual TLS on this machine.
-    parties : dict of str to (list of str or int), or None, default None
-        The columns of each party in one table, as for `GBDTClassifier`.
-    verbose : bool or int, default False
-        Whether to print a line with the loss after every epoch, or after so many epochs.
+    n_jobs, active, transport, parties, verbose
+        As for `LinearRegression`.
     C : float or None, default None
         Instead of `l2`, as in scikit-learn: l2 is 1 / (C times the sum of rows' weights, or the number of rows).
         Columns are standardised here.
     class_weight : dict of label to float, "balanced" or None, default None
         Weights of classes, as in scikit-learn; only on one table, since other parties would get them with the rows.
-    missing : {"median", "raise", "drop"} or None, default None
-        How to handle rows with missing values. "median": the median replaces a missing number, and no category a
-        missing category. "raise": DataError, with their number. "drop": `fit` leaves them out, in all parties' tables.
-        None is "raise" with standard errors, else "median".
-    reference : {"first"} or None, default None
-        "first": weights of categories are relative to the first one (the lowest, by text or number), which has no
-        column, so that weights are unique. A missing value counts as the reference.
+    missing, reference
+        As for `LinearRegression`.
 
     Attributes
     ----------
@@ -119,12 +108,8 @@ class LogisticRegression(Scored, ClassifierMixin, LinearModel):
     standard_errors_, p_values_ : float64 (n_columns + 1,), or dict of such by party
         With `standard_errors`: for `coef_`, and at the active party last for the intercept: on one table `intercept_`,
         between parties that of `summary`. The calibration is treated as known.
-    confidence_intervals_ : float64 (n_columns + 1, 2), or dict of such by party
-        Limits of 95 % confidence; `summary` has others.
-    standardized_errors_ : float64 (n_columns + 1,), or dict of such by party
-        Standard errors of `standardized_coef_` and `standardized_intercept_`.
-    n_dropped_ : int
-        With ``missing="drop"``: rows left out.
+    confidence_intervals_, standardized_errors_, n_dropped_
+        As for `LinearRegression`.
     n_iter_ : int
         Epochs.
     loss_history_ : list of float
@@ -134,19 +119,37 @@ class LogisticRegression(Scored, ClassifierMixin, LinearModel):
         "eval_1" and so on, the mean loss after every epoch.
     best_iteration_ : int
         With `early_stopping_rounds`: the epoch, from 0, of these weights.
-    communication_ : dict
-        For each ordered pair of parties: messages, bytes, and bytes by message type.
-    timeline_ : Timeline or None
-        Bytes sent between each pair of parties over time, in up to 60 steps; None if nothing was sent.
-    timings_ : dict
-        Seconds of set-up, of training, and in total.
-    disclosures_ : dict
-        What each party learned beyond its own data, in sentences.
+    communication_, timeline_, timings_, disclosures_
+        As for `LinearRegression`.
+
+    See Also
+    --------
+    LinearRegression : Numbers instead of classes.
+    Scorecard : Weights of evidence and points.
+    QuasiNewton, SGD : The systems for parties with different columns.
 
     References
     ----------
     Yang, Fan, Chen, Shi, Yang, "A Quasi-Newton Method Based Vertical Federated Learning Framework for Logistic
     Regression", 2019 (arXiv 1912.00513).
+
+    Examples
+    --------
+    >>> import numpy as np, pandas as pd, treaty
+    >>> age = np.arange(200) % 60 + 18
+    >>> bank, shop = pd.DataFrame({"age": age}), pd.DataFrame({"orders": age * 7 % 11})
+    >>> defaulted = (age + 2 * shop["orders"] < 50).to_numpy()
+    >>> model = treaty.LogisticRegression().fit(bank, defaulted)
+    >>> bool(model.coef_[0, 0] < 0)  # the older, the fewer defaults
+    True
+
+    Train between two parties; each gets the weights of its own columns:
+
+    >>> model = treaty.LogisticRegression("quasi-newton").fit({"bank": bank, "shop": shop}, defaulted)
+    >>> sorted(model.coef_)
+    ['bank', 'shop']
+    >>> bool(model.score({"bank": bank, "shop": shop}, defaulted) > 0.9)
+    True
     """
 
     _fixed: ClassVar[dict[str, Any]] = {"family": "logistic"}

@@ -21,10 +21,11 @@ from treaty.models.interpretation import willing
 from treaty.models.linear import LinearPart, label_holder
 from treaty.models.scorecard import Against, reasons_of
 from treaty.statistics import Monotone
-from treaty.systems.options import SystemOptions
+from treaty.systems.options import SystemOptions, spelled_out
 from treaty.systems.pooled.system import ALONE
 
 
+@spelled_out(LogisticRegression)
 class Scorecard(LogisticRegression):
     """Scorecard: bins with weight of evidence (WOE), a logistic regression on them, and points.
 
@@ -38,8 +39,9 @@ class Scorecard(LogisticRegression):
     Parameters
     ----------
     protocol : str or SystemOptions, default "pooled"
-        The system, as for `LogisticRegression`. Between parties, each has the bins and points of its own columns, and
-        the active party the base points. ``Pooled(loss="logistic")`` fits the exact loss.
+        The system: `treaty.Pooled` on one table, else `treaty.QuasiNewton` or `treaty.SGD`. Between parties, each has
+        the bins and points of its own columns, and the active party the base points. ``Pooled(loss="logistic")`` fits
+        the exact loss.
     pdo : float, default 20
         Points that double the odds.
     base_score : float, default 600
@@ -58,15 +60,18 @@ class Scorecard(LogisticRegression):
         Order of WOE over the bins of a numeric column: "auto" takes the one with the higher information value, "none"
         merges nothing. WOE is high where events are few.
     l2, n_jobs, active, transport, parties, verbose
-        The same as those of `LogisticRegression`.
+        As for `LogisticRegression`.
 
     Attributes
     ----------
     classes_ : ndarray (2,)
     parts_ : dict of str to LinearPart
         Each party's part; `LinearPart.card` has its bins, points and base points.
-    coef_, intercept_ : as for `LogisticRegression`
-        Of log-odds, per unit of WOE, before rounding; negative unless a column repeats what others say.
+    coef_ : float64 (1, n_columns), or dict of str to float64 (n_columns,)
+        What a unit of WOE of each column adds to the log-odds, before rounding; negative unless a column repeats what
+        others have.
+    intercept_ : float64 (1,)
+        Log-odds of a row with WOE 0 in all columns, before rounding.
     calibration_, n_iter_, loss_history_, evals_result_, communication_, timeline_, timings_, disclosures_
         As for `LogisticRegression`.
 
@@ -75,9 +80,26 @@ class Scorecard(LogisticRegression):
     UserWarning
         If a column's points are against its WOE, or a party's training does not converge.
 
+    See Also
+    --------
+    ColumnStatistics : WOE and IV of columns before a model.
+    LogisticRegression : The regression without bins and points.
+
     References
     ----------
     Siddiqi, "Credit Risk Scorecards", Wiley 2006, chapter 6.
+
+    Examples
+    --------
+    >>> import numpy as np, pandas as pd, treaty
+    >>> age = np.arange(400) % 60 + 18
+    >>> table = pd.DataFrame({"age": age})
+    >>> defaulted = (age * 37 % 100 > age).astype(int)  # the young default more often
+    >>> card = treaty.Scorecard(max_bin=3).fit(table, defaulted)
+    >>> card.table()[["bin", "points"]].values.tolist()[1:]
+    [['[-inf,37.5)', -25.0], ['[37.5,56.5)', -4.0], ['[56.5,inf)', 33.0]]
+    >>> card.predict(pd.DataFrame({"age": [20, 70]}))
+    array([463., 521.])
     """
 
     # Other parameters of `LogisticRegression` have its defaults.

@@ -73,15 +73,26 @@ class ColumnStatistics(TableEstimator):
     column_bins_ : dict of str to list of ColumnBins
         By party, what it knows of its own columns.
     parts_ : dict of str to StatisticsPart
-    communication_, timings_, disclosures_
-        As for `GBDTClassifier`.
+        Each party's part of the result.
+    communication_ : dict
+        For each ordered pair of parties: messages, bytes, and bytes by message type.
+    timings_ : dict
+        Seconds of set-up, of computing, and in total.
+    disclosures_ : dict
+        What each party learned beyond its own data, in sentences.
+
+    See Also
+    --------
+    Scorecard : A model on WOE.
+    permutation_importance : Columns that a finished model needs.
+    Statistics : The system between parties.
 
     Examples
     --------
-    >>> import numpy as np, pandas as pd
+    >>> import numpy as np, pandas as pd, treaty
     >>> age = np.arange(400.0) % 60 + 18
     >>> tables = {"bank": pd.DataFrame({"age": age}), "shop": pd.DataFrame({"orders": (age * 7) % 11})}
-    >>> found = ColumnStatistics("statistics").fit(tables, (age < 30).astype(int))
+    >>> found = treaty.ColumnStatistics("statistics").fit(tables, (age < 30).astype(int))
     >>> found.select(min_iv=0.1)
     {'bank': ['age'], 'shop': []}
     """
@@ -109,7 +120,7 @@ class ColumnStatistics(TableEstimator):
         Parameters
         ----------
         X : table, or mapping of party name to table
-            As for `GBDTClassifier.fit`.
+            A dataframe, numeric array or list of rows; or each party's own columns of the same rows, in the same order.
         y : array-like (n_rows,)
             Labels of two classes, held by the active party.
         eval_set : (X, y) or list of them
@@ -243,11 +254,15 @@ def permutation_importance(
     Parameters
     ----------
     model : fitted estimator
-    X, y : as in its `fit`
-        Rows that it was not trained on.
+        Any estimator of Treaty.
+    X : table, or mapping of party name to table
+        As in its `fit`: rows that it was not trained on.
+    y : array-like (n_rows,)
+        Labels of these rows.
     n_repeats : int, default 5
         Orders drawn for each column.
     random_state : int or None, default None
+        Seed of the orders; None: another one each time.
     scoring : callable or None, default None
         ``scoring(model, X, y) -> float``, higher is better; None: the model's `score`.
 
@@ -256,9 +271,23 @@ def permutation_importance(
     dataframe
         "party", "column", "importance" (the mean loss of score) and "std" over the repeats.
 
+    See Also
+    --------
+    ColumnStatistics.select : Takes the result as `importance`.
+
     References
     ----------
     Breiman, "Random Forests", Machine Learning 2001, section 10.
+
+    Examples
+    --------
+    >>> import numpy as np, pandas as pd, treaty
+    >>> age = np.arange(200) % 60 + 18
+    >>> table = pd.DataFrame({"age": age, "orders": age * 7 % 11})
+    >>> model = treaty.GBDTClassifier(n_estimators=5, max_depth=1).fit(table, age < 40)
+    >>> found = treaty.permutation_importance(model, table, age < 40, random_state=0)
+    >>> found[found["importance"] > 0]["column"].tolist()
+    ['age']
     """
     check_is_fitted(model, "parts_")
     score = scoring or (lambda model, X, y: model.score(X, y))

@@ -1,10 +1,9 @@
-"""`GBDTClassifier`, `GBDTRegressor` and `GBDTRanker`, for pooled and federated training; and `load`."""
+"""`GBDTClassifier`, `GBDTRegressor` and `GBDTRanker`, for pooled and federated training."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, Self, get_args
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,15 +13,10 @@ from treaty.data.columns import check_weights
 from treaty.errors import ConfigError
 from treaty.estimators.base import Scored, Settings, Tables, one_column
 from treaty.estimators.boosted import BoostedTrees
-from treaty.estimators.glm import LinearRegression, PoissonRegressor
 from treaty.estimators.inputs import check_row_order, eval_sets_of
-from treaty.estimators.linear import LogisticRegression
-from treaty.estimators.reporting import params_of, read_parts, read_saved
-from treaty.estimators.scorecard import Scorecard
-from treaty.estimators.statistics import ColumnStatistics
-from treaty.files import as_path
 from treaty.machine.arrays import Floats
 from treaty.models.trees import of_classes
+from treaty.systems.options import spelled_out
 from treaty.systems.pooled.system import check_numbers, check_relevance
 from treaty.trees.ranking_losses import mean_ndcg
 
@@ -194,6 +188,34 @@ class GBDTClassifier(Scored, ClassifierMixin, BoostedTrees):
         Seconds of set-up (binning, keys), of boosting, and in total (with the start of processes).
     disclosures_ : dict
         What each party (under "fedxgb" each role) learned beyond its own data, in sentences.
+
+    See Also
+    --------
+    GBDTRegressor : Numbers instead of classes.
+    GBDTRanker : Order of the rows of a group.
+    SecureBoost : The usual system for parties with different columns.
+    load : Read a model from the folder that `save` wrote.
+
+    Examples
+    --------
+    Train on one table:
+
+    >>> import numpy as np, pandas as pd, treaty
+    >>> age = np.arange(200) % 60 + 18
+    >>> bank, shop = pd.DataFrame({"age": age}), pd.DataFrame({"orders": age * 7 % 11})
+    >>> defaulted = np.where(age + shop["orders"] < 40, "yes", "no")
+    >>> model = treaty.GBDTClassifier(n_estimators=5, max_depth=2).fit(bank, defaulted)
+    >>> model.predict(pd.DataFrame({"age": [20, 70]}))
+    array(['yes', 'no'], dtype='<U3')
+
+    Train with both parties' columns, under encryption:
+
+    >>> model = treaty.GBDTClassifier("secureboost", n_estimators=2, max_depth=2)
+    >>> _ = model.fit({"bank": bank, "shop": shop}, defaulted)
+    >>> sorted(model.parts_)
+    ['bank', 'shop']
+    >>> print(model.disclosures_["shop"][0])
+    in training, neither which rows are in a node nor any label, except what the choice of its columns and bins suggests
     """
 
     def decision_function(self, X: Tables, *, base_margin: Any = None) -> Floats:
@@ -221,13 +243,67 @@ class GBDTClassifier(Scored, ClassifierMixin, BoostedTrees):
         return self._class_numbers(one_column(y), party, n_rows, classes)
 
 
+@spelled_out(GBDTClassifier)
 class GBDTRegressor(Scored, RegressorMixin, BoostedTrees):
-    """Gradient boosted trees for a numeric target; parameters as `GBDTClassifier`.
+    """Gradient boosted trees for a numeric target.
 
-    `objective` is the loss: "squared_error" (None), "poisson" for counts and rates, "tweedie" for amounts that are
-    often 0, "gamma" for amounts above 0, "huber" for targets with outliers, "quantile" for a quantile, "absolute_error"
-    for the median, or your own class, see docs/objectives.md. `base_score` is the prediction that training starts from:
-    if it is not estimated, set it near the mean of the labels, or near their quantile.
+    Parameters
+    ----------
+    protocol, n_estimators, max_depth, max_leaves, num_parallel_tree, multi_strategy, process_type, learning_rate,
+    reg_lambda, reg_alpha, min_split_loss, min_child_weight, min_child_samples, subsample, colsample_bytree, goss,
+    top_rate, other_rate
+        As for `GBDTClassifier`.
+    objective : str, class or None, default None
+        Loss: "squared_error" (None), "poisson" for counts and rates, "tweedie" for amounts that are often 0, "gamma"
+        for amounts above 0, "huber" for targets with outliers, "quantile" for a quantile, "absolute_error" for the
+        median, or a subclass of `CustomLoss`, as the class or ``package.module:CLASS``. XGBoost's names
+        ("reg:squarederror") are accepted (docs/objectives.md).
+    max_delta_step, max_cat_to_onehot, category_sets, max_categories, tweedie_variance_power, huber_slope,
+    quantile_alpha, monotone_constraints, interaction_constraints
+        As for `GBDTClassifier`.
+    base_score : float or None, default None
+        Prediction that training starts from. None: it is estimated from the labels of all participants. With noise on
+        gradients or sums it is 0.5: set it near the mean of the labels, or near their quantile.
+    fractional_bits, max_bin
+        As for `GBDTClassifier`.
+    eval_metric : str, function, list of these or None, default None
+        Metrics of eval sets, several in one text with commas or as a list: "rmse", "mae", "mape" or "rmsle". None: the
+        objective's own metric. The last metric decides early stopping. Only the party with the labels computes them. A
+        function ``metric(y_true, y_pred)`` gets labels and predictions; lower is better. It is called only in this
+        process (not with ``transport="tls"``), and neither sent nor saved.
+    early_stopping_rounds, early_stopping_min_delta, random_state, n_jobs, active, transport, parties
+        As for `GBDTClassifier`.
+    scale_pos_weight, class_weight : None
+        For classes alone; another value raises ConfigError.
+    callbacks, verbose
+        As for `GBDTClassifier`.
+
+    Attributes
+    ----------
+    parts_, evals_result_, n_iter_, best_iteration_, best_score_, feature_names_in_, warnings_, clipped_rows_,
+    feature_importances_, communication_, timeline_, timings_, disclosures_
+        As for `GBDTClassifier`.
+
+    See Also
+    --------
+    GBDTClassifier : Classes instead of numbers.
+    LinearRegression : A linear model, with standard errors.
+    CustomLoss : A loss of your own.
+
+    Examples
+    --------
+    >>> import numpy as np, treaty
+    >>> X = np.arange(100.0)[:, None]
+    >>> price = np.where(X[:, 0] < 50, 2.0, 3.0)
+    >>> model = treaty.GBDTRegressor(n_estimators=50, max_depth=1).fit(X, price)
+    >>> model.predict([[10.0], [90.0]]).round(1)
+    array([2., 3.])
+
+    Predict a quantile instead of the mean:
+
+    >>> model = treaty.GBDTRegressor(objective="quantile", quantile_alpha=0.9).fit(X, X[:, 0])
+    >>> bool((model.predict(X) >= X[:, 0]).mean() > 0.8)
+    True
     """
 
     def _target(
@@ -236,14 +312,62 @@ class GBDTRegressor(Scored, RegressorMixin, BoostedTrees):
         return None, check_numbers(one_column(y), party, n_rows, self.objective)
 
 
+@spelled_out(GBDTClassifier)
 class GBDTRanker(BoostedTrees):
-    """Gradient boosted trees that rank the rows of a group (LambdaMART); parameters as `GBDTClassifier`.
+    """Gradient boosted trees that rank the rows of a group (LambdaMART).
 
-    `objective` is "ndcg" (None), which weights a pair of rows by its effect on NDCG, or "pairwise". Labels are
-    relevance, whole numbers from 0 to 31, and `qid` assigns rows to groups; only the party with the labels has either.
-    Systems split by row, and `FedXGBoostLDP`, cannot rank.
+    Labels are relevance, whole numbers from 0 to 31, and `qid` assigns rows to groups; only the party with the labels
+    has either. Systems split by row, and `FedXGBoostLDP`, cannot rank.
+
+    Parameters
+    ----------
+    protocol, n_estimators, max_depth, max_leaves, num_parallel_tree, multi_strategy, process_type, learning_rate,
+    reg_lambda, reg_alpha, min_split_loss, min_child_weight, min_child_samples, subsample, colsample_bytree, goss,
+    top_rate, other_rate
+        As for `GBDTClassifier`.
+    objective : {"ndcg", "pairwise"} or None, default None
+        "ndcg" (None) weights a pair of rows by its effect on NDCG; "pairwise" weighs all pairs alike.
+    max_delta_step, max_cat_to_onehot, category_sets, max_categories, tweedie_variance_power, huber_slope,
+    quantile_alpha, monotone_constraints, interaction_constraints
+        As for `GBDTClassifier`.
+    base_score : float or None, default None
+        Margin that training starts from; it changes no order.
+    fractional_bits, max_bin
+        As for `GBDTClassifier`.
+    eval_metric : str, function, list of these or None, default None
+        Metrics of eval sets, several in one text with commas or as a list: "ndcg", "ndcg@5", "map" or "map@5" ("map"
+        needs relevance 0 or 1). None: the objective's own metric. The last metric decides early stopping. Only the
+        party with the labels computes them. A function ``metric(y_true, y_pred)`` gets labels and predictions; lower is
+        better. It is called only in this process (not with ``transport="tls"``), and neither sent nor saved.
+    early_stopping_rounds, early_stopping_min_delta, random_state, n_jobs, active, transport, parties
+        As for `GBDTClassifier`.
+    scale_pos_weight, class_weight : None
+        For classes alone; another value raises ConfigError.
+    callbacks, verbose
+        As for `GBDTClassifier`.
+
+    Attributes
+    ----------
+    parts_, evals_result_, n_iter_, best_iteration_, best_score_, feature_names_in_, warnings_,
+    feature_importances_, communication_, timeline_, timings_, disclosures_
+        As for `GBDTClassifier`.
+
+    See Also
+    --------
+    GBDTClassifier : Classes instead of an order.
+
+    Examples
+    --------
+    Fifty queries with four documents each; longer documents are more relevant:
+
+    >>> import numpy as np, treaty
+    >>> query, length = np.repeat(np.arange(50), 4), np.tile([1.0, 2.0, 3.0, 4.0], 50)
+    >>> model = treaty.GBDTRanker(n_estimators=3).fit(length[:, None], length >= 3, qid=query)
+    >>> model.score(length[:, None], length >= 3, qid=query)
+    1.0
     """
 
+    @spelled_out(BoostedTrees.fit)
     def fit(
         self,
         X: Tables,
@@ -255,18 +379,35 @@ class GBDTRanker(BoostedTrees):
         eval_qid: Sequence[ArrayLike] | None = None,
         **further: Any,
     ) -> Self:
-        """Train, playing every party on this machine; parameters and errors as `GBDTClassifier.fit`, and two more.
+        """Train, playing every party on this machine.
 
         Parameters
         ----------
+        X
+            As for `GBDTClassifier.fit`.
+        y : array-like (n_rows,)
+            Relevance, held by the active party.
         sample_weight : array-like (n_rows,) or None
-            One for all rows of a group.
+            Weights of 0 or more, one for all rows of a group, held by the active party.
+        eval_set
+            As for `GBDTClassifier.fit`.
         qid : array-like (n_rows,)
             The group of each row, a number or text. Rows of a group need not be adjacent.
         eval_qid : list of array-like
             The groups of the rows of each eval set.
         **further
-            Other keyword parameters of `GBDTClassifier.fit`.
+            By name:
+        base_margin, sample_weight_eval_set, base_margin_eval_set, xgb_model, early_stopping_rounds, checkpoint, verbose
+            As for `GBDTClassifier.fit`.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ConfigError, DataError
+            As for `GBDTClassifier.fit`.
         """
         given = eval_sets_of(eval_set)
         groups = [] if eval_qid is None else list(eval_qid)
@@ -303,39 +444,3 @@ class _Relevance(NamedTuple):
 
     relevance: Any
     group: Any
-
-
-Estimator = (
-    GBDTClassifier | GBDTRegressor | GBDTRanker | LogisticRegression | LinearRegression | PoissonRegressor | Scorecard
-    | ColumnStatistics
-)  # fmt: skip
-_KINDS: dict[str, type[Estimator]] = {kind.__name__: kind for kind in get_args(Estimator)}
-
-
-def load(folder: str | Path, *, trusted: Iterable[str] = ()) -> Estimator:
-    """Load a model from the folder that `save` wrote.
-
-    Parameters
-    ----------
-    folder : str or Path
-        The folder. It may come from an untrusted source: no code in it is run.
-    trusted : iterable of str, default ()
-        Names of custom systems and losses, ``package.module:NAME``, that the model may use; their code is imported.
-
-    Returns
-    -------
-    GBDTClassifier, GBDTRegressor, GBDTRanker, LogisticRegression, LinearRegression, PoissonRegressor, Scorecard
-    or ColumnStatistics
-        The fitted model, with its parameters.
-
-    Raises
-    ------
-    ConfigError
-        If a file is missing or is not from a Treaty model, or names code that is not `trusted`.
-    """
-    folder = as_path(folder, "folder")
-    saved = read_saved(folder)
-    kind = _KINDS.get(saved.kind, GBDTRegressor)
-    model = kind(**params_of(saved, trusted, kind._model))
-    model._restore(saved, read_parts(folder, saved, kind._model))
-    return model

@@ -115,6 +115,10 @@ def disclosures(
     ConfigError
         If there is no such system or option, if options contradict each other, or if parties are too few.
 
+    See Also
+    --------
+    treaty.attacks.auditing.audit : What attacks find in a training.
+
     Examples
     --------
     >>> import treaty

@@ -8,8 +8,10 @@ the job file's ``[boosting]`` or ``[regression]`` table: `BoostingOptions` and `
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
 
@@ -35,6 +37,7 @@ _OF_THE_ACTIVE_PARTY = ("random_state", "eval_metric")
 _FEW = 16
 
 Options = TypeVar("Options")
+Documented = TypeVar("Documented")
 Plain = str | int | float | bool | None
 Term = Plain | list[Plain | list[Plain]] | dict[str, Plain]
 
@@ -299,6 +302,38 @@ def learned_from_test_key(bits: int | None) -> list[str]:
     if bits is None:
         return []
     return [f"everything that is sent to it encrypted, if it factors the key, which is for tests alone: {bits} bits"]
+
+
+def spelled_out(source: Any) -> Callable[[Documented], Documented]:
+    """Replace "As for `NAME`." in the docstring of a class or function by the entries of `source`, which has this name.
+
+    Then ``help()`` and the site describe every parameter, and the code describes it once.
+    """
+    entries, entry = dict[str, list[str]](), list[str]()
+    for line in _doc(source).splitlines():
+        if line[:1].strip():
+            names, colon, kind = line.partition(" : ")
+            entry = [f"{colon}{kind}"]
+            entries.update(dict.fromkeys(names.split(", "), entry))
+        elif line:
+            entry.append(line)
+
+    def written(listed: re.Match[str]) -> str:
+        alike: dict[str, list[str]] = {}
+        for name in re.split(r",\s+", listed[1]):
+            alike.setdefault("\n".join(entries[name]), []).append(name)
+        return "\n".join(f"{', '.join(names)}{entry}" for entry, names in alike.items())
+
+    def fill(of: Documented) -> Documented:
+        if of.__doc__:  # python -OO drops docstrings
+            of.__doc__ = re.sub(r"^(\w+(?:,\s+\w+)*)\n {4}As for `[\w.]+`\.$", written, _doc(of), flags=re.M)
+        return of
+
+    return fill
+
+
+def _doc(of: Any) -> str:
+    return inspect.cleandoc(of.__doc__ or "")
 
 
 def names_of(kind: Any) -> list[str]:

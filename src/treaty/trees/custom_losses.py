@@ -27,6 +27,32 @@ class CustomLoss(ABC):
     ----------
     link : {"identity", "log", "logistic"}
         How predictions follow from margins: as they are, exp(margin), or 1 / (1 + exp(-margin)).
+
+    See Also
+    --------
+    GBDTRegressor : Takes the class as `objective`.
+
+    Examples
+    --------
+    An error above the label costs three times as much as one below:
+
+    >>> import numpy as np, treaty
+    >>> class Cautious(treaty.CustomLoss):
+    ...     link = "identity"
+    ...     def bounds(self, y):
+    ...         return 3 * np.ptp(y), 3.0
+    ...     def gradients(self, margins, y):
+    ...         weight = np.where(margins > y, 3.0, 1.0)
+    ...         return weight * (margins - y), weight
+    ...     def loss(self, margins, y):
+    ...         return np.where(margins > y, 1.5, 0.5) * (margins - y) ** 2
+    >>> X, y = np.zeros((100, 1)), np.arange(100) % 2.0
+    >>> loss = Cautious()
+    >>> gradients, hessians = loss.gradients(np.array([0.5, 0.5]), np.array([0.0, 1.0]))
+    >>> gradients
+    array([ 1.5, -0.5])
+
+    In a module ``losses.py``, ``GBDTRegressor(objective=losses.Cautious)`` trains with it.
     """
 
     link: Link

@@ -47,6 +47,25 @@ class FederBoostHorizontal(RowOptions):
     validation_group : str or None, default None
         Column of categories, such as sex or region, by which rows kept back are counted, so that `held_out_` has
         metrics of each group. Needs `validation_fraction`.
+
+    See Also
+    --------
+    FedXGB : Hundreds of users with a few rows each.
+    FederBoostVertical : The same paper's system for parties with columns.
+
+    Examples
+    --------
+    Three hospitals have rows of the same columns. The first one leads:
+
+    >>> import numpy as np, treaty
+    >>> def rows(start):
+    ...     X = np.arange(start, start + 60.0)[:, None] % 50
+    ...     return X, X[:, 0] > 20
+    >>> hospitals = {"north": rows(0), "east": rows(7), "south": rows(21)}
+    >>> options = treaty.FederBoostHorizontal(validation_fraction=0.2)
+    >>> model = treaty.GBDTClassifier(options, n_estimators=3, max_depth=2).fit(hospitals)
+    >>> model.predict([[10.0], [30.0]])
+    array([False,  True])
     """
 
     system: ClassVar[str] = "federboost-horizontal"

@@ -98,6 +98,21 @@ class FedXGB(RowOptions):
         not with `user_rows`.
     validation_group : str or None, default None
         Column of categories by which rows kept back are counted, too. Needs `validation_fraction`.
+
+    See Also
+    --------
+    FederBoostHorizontal : A few organisations with many rows each.
+
+    Examples
+    --------
+    Twelve users have ten rows each. The server, which has no rows, gets the model; here users may see it, too:
+
+    >>> import numpy as np, treaty
+    >>> X = np.arange(120.0)[:, None] % 50
+    >>> users = {f"user{k}": (X[k::12], X[k::12, 0] > 20) for k in range(12)}
+    >>> model = treaty.GBDTClassifier(treaty.FedXGB(expose="model"), n_estimators=3, max_depth=2).fit(users)
+    >>> model.predict([[10.0], [30.0]])
+    array([False,  True])
     """
 
     system: ClassVar[str] = "fedxgb"

@@ -50,6 +50,22 @@ class FedXGBoostLDP(SystemOptions):
     refit : bool or None, default None
         Whether leaf values of the finished model are recomputed from true labels; they are sent to no party. None is
         False: leaf values are computed from what passive parties received.
+
+    See Also
+    --------
+    FederBoostVertical : Noise on passive columns instead of labels.
+    SecureBoost : Encryption instead of noise.
+
+    Examples
+    --------
+    Labels are randomised once, each with epsilon 3, before any training step:
+
+    >>> import numpy as np, treaty
+    >>> tables = {"bank": np.arange(100.0)[:, None], "shop": np.arange(100.0)[::-1, None] % 9}
+    >>> y = tables["bank"][:, 0] > 50
+    >>> model = treaty.GBDTClassifier(treaty.FedXGBoostLDP(epsilon=3.0), max_depth=2, random_state=0).fit(tables, y)
+    >>> bool(model.score(tables, y) > 0.7)
+    True
     """
 
     system: ClassVar[str] = "fedxgboost-ldp"

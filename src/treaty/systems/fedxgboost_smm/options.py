@@ -82,6 +82,23 @@ class FedXGBoostSMM(SystemOptions):
     allow_exact_sums : bool, default False
         Consent, in safe mode, to a training whose exact sums would show the active party more than a tenth of a passive
         party's bins, row by row, by an estimate from rows, bins, depth and trees. Every party must give its own.
+
+    See Also
+    --------
+    SecureBoost : The same split of the table, by encryption.
+    FedXGBoostLDP : The same paper's other system, with noise.
+
+    Examples
+    --------
+    A third party without data deals random matrices:
+
+    >>> import numpy as np, treaty
+    >>> tables = {"bank": np.arange(100.0)[:, None], "shop": np.arange(100.0)[::-1, None] % 9}
+    >>> y = tables["bank"][:, 0] > 50
+    >>> options = treaty.FedXGBoostSMM(backend="dealer", allow_exact_sums=True)
+    >>> model = treaty.GBDTClassifier(options, n_estimators=3, max_depth=2).fit(tables, y)
+    >>> model.score(tables, y)
+    0.99
     """
 
     system: ClassVar[str] = "fedxgboost-smm"

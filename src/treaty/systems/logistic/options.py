@@ -257,6 +257,22 @@ class QuasiNewton(FederatedRegression):
     allow_exact_sums : bool, default False
         Of a scorecard: consent to labels counted in more of the others' bins, over all jobs, than a tenth of the rows.
         Every party has to give its own.
+
+    See Also
+    --------
+    SGD : Gradient descent, with the same options.
+    LogisticRegression : The estimator, which has the other parameters.
+
+    Examples
+    --------
+    Two parties and a coordinator, which has no key under the lattice map:
+
+    >>> import numpy as np, treaty
+    >>> tables = {"bank": np.arange(100.0)[:, None], "shop": np.arange(100.0)[::-1, None] % 9}
+    >>> y = tables["bank"][:, 0] > 50
+    >>> model = treaty.LogisticRegression(treaty.QuasiNewton(encryption="lattice")).fit(tables, y)
+    >>> model.score(tables, y) > 0.9
+    True
     """
 
     system: ClassVar[str] = "quasi-newton"
@@ -265,16 +281,29 @@ class QuasiNewton(FederatedRegression):
     keeps_pairs: ClassVar[bool] = True
 
 
+@options.spelled_out(QuasiNewton)
 @dataclass(kw_only=True, repr=False)
 class SGD(FederatedRegression):
     """Vertical logistic regression by stochastic gradient descent, otherwise as `QuasiNewton`.
 
     Parameters
     ----------
-    mode, allow_insecure, coordinator, encryption, key_bits, insecure_test_key_bits, show_weights
+    mode, allow_insecure, coordinator, encryption, key_bits, insecure_test_key_bits, show_weights, show_eval_margins,
+    allow_exact_sums
         As for `QuasiNewton`.
-    show_eval_margins, allow_exact_sums
-        As for `QuasiNewton`.
+
+    See Also
+    --------
+    QuasiNewton : Fewer epochs for the same loss.
+
+    Examples
+    --------
+    >>> import numpy as np, treaty
+    >>> tables = {"bank": np.arange(100.0)[:, None], "shop": np.arange(100.0)[::-1, None] % 9}
+    >>> y = tables["bank"][:, 0] > 50
+    >>> model = treaty.LogisticRegression(treaty.SGD(), batch_size=50, tol=0.1, random_state=0).fit(tables, y)
+    >>> model.score(tables, y) > 0.9
+    True
     """
 
     system: ClassVar[str] = "sgd"

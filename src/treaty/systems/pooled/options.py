@@ -282,6 +282,19 @@ class Pooled(SystemOptions):
         For `LogisticRegression` of two classes: how weights are found; None is "quasi-newton".
     loss : {"taylor", "logistic"} or None, default None
         For `LogisticRegression`; None is "taylor", the second-order form that all encrypted systems use.
+
+    See Also
+    --------
+    SecureBoost : The usual system for parties with different columns.
+    FederBoostHorizontal : The usual system for participants with different rows.
+
+    Examples
+    --------
+    >>> import numpy as np, treaty
+    >>> X = np.arange(100.0)[:, None]
+    >>> model = treaty.LogisticRegression(treaty.Pooled(loss="logistic"), l2=0.01).fit(X, X[:, 0] > 50)
+    >>> model.predict([[10.0], [90.0]])
+    array([False,  True])
     """
 
     system: ClassVar[str] = "pooled"

@@ -75,6 +75,24 @@ class SecureBoost(SystemOptions):
     allow_exact_sums : bool, default False
         Consent, in safe mode, to open sums that would show the active party more than a tenth of a passive party's
         bins, row by row, by an estimate from rows, bins, depth and trees. Every party has to give its own.
+
+    See Also
+    --------
+    FedXGBoostSMM : The same split of the table, by matrix products.
+    FederBoostVertical : The same split of the table, with noise on passive columns.
+
+    Examples
+    --------
+    Sums are sealed by default. Open sums are faster; the active party sees them, and both parties have to consent:
+
+    >>> import numpy as np, treaty
+    >>> tables = {"bank": np.arange(100.0)[:, None], "shop": np.arange(100.0)[::-1, None] % 9}
+    >>> y = tables["bank"][:, 0] + 5 * tables["shop"][:, 0] > 70
+    >>> options = treaty.SecureBoost(sums="open", encryption="lattice", allow_exact_sums=True)
+    >>> model = treaty.GBDTClassifier(options, n_estimators=5, max_depth=2).fit(tables, y)
+    >>> same = treaty.GBDTClassifier(n_estimators=5, max_depth=2, max_bin=64).fit(np.hstack(list(tables.values())), y)
+    >>> bool(np.allclose(model.predict_proba(tables), same.predict_proba(np.hstack(list(tables.values())))))
+    True
     """
 
     system: ClassVar[str] = "secureboost"

@@ -51,6 +51,20 @@ class Statistics(SystemOptions):
         Consent to more products about a party's columns or labels, over all jobs on its table, than a tenth of its
         rows, and to labels of which one occurs in fewer rows than `min_bin_rows`, or eval sets of fewer rows. Every
         party has to give its own.
+
+    See Also
+    --------
+    ColumnStatistics : The estimator, which has the other parameters.
+
+    Examples
+    --------
+    The shop, not the bank, learns the weight of evidence of the shop's bins:
+
+    >>> import numpy as np, treaty
+    >>> tables = {"bank": np.arange(400.0)[:, None], "shop": np.arange(400.0)[:, None] % 9}
+    >>> found = treaty.ColumnStatistics(treaty.Statistics(reveal="passive")).fit(tables, np.arange(400) % 9 > 4)
+    >>> [len(bins) for bins in found.transform(tables).values()]
+    [400, 400]
     """
 
     system: ClassVar[str] = "statistics"
