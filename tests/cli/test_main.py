@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from runs.job_files import TREATY
@@ -31,6 +33,42 @@ def test_every_command_is_listed_and_explains_itself():
         shown = CliRunner().invoke(app, [name, "--help"])
         assert shown.exit_code == 0, shown.output
         assert f"treaty {name} " in shown.output.replace("root", "treaty")
+
+
+def commands(group, *path):
+    """Yield each command with the words that name it, and those of groups."""
+    yield path, group
+    for name in getattr(group, "commands", None) or getattr(group, "list_commands", lambda _: [])(None):
+        yield from commands(group.get_command(None, name), *path, name)
+
+
+EVERY = dict(commands(typer.main.get_command(app)))
+
+
+@pytest.mark.parametrize("path", EVERY, ids=lambda path: " ".join(path) or "treaty")
+def test_help_ends_with_examples_whose_options_exist(path):
+    title, *examples = EVERY[path].epilog.split("\n\n")
+    assert title == "Examples:"
+    assert 1 <= len(examples) <= 2
+    shown = " ".join(CliRunner().invoke(app, [*path, "--help"]).output.split())
+    for example in examples:
+        assert example in shown
+        assert shown.index("--help") < shown.index(example)
+        program, *words = shlex.split(example.partition(" > ")[0])
+        assert program == "treaty"
+        named = max((of for of in EVERY if list(of) == words[: len(of)]), key=len)
+        assert path == () or named[: len(path)] == path
+        if words[len(named) :] != ["--help"]:
+            EVERY[named].make_context(
+                " ".join(named), words[len(named) :]
+            )  # an unknown option or a missing argument raises
+
+
+def test_a_wrong_example_would_be_found():
+    with pytest.raises(Exception, match="No such option: --resum"):
+        EVERY["train",].make_context("train", ["job.toml", "--resum"])
+    with pytest.raises(Exception, match="Missing parameter: name"):
+        EVERY["keys", "new"].make_context("new", [])
 
 
 @pytest.mark.parametrize(("typed", "meant"), [("trian", "train"), ("audit-gradient", "audit-gradients")])

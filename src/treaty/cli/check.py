@@ -60,6 +60,11 @@ def check(
     lists the messages.
 
     Exit code: 0 if all is well, 2 if something of this party is wrong, 1 if only other parties do not answer properly.
+
+    Examples
+    --------
+    treaty check job.toml --as bank --wait 5m
+    treaty check job.toml --with-peers
     """
     from treaty.cli.node import check_as_node
     from treaty.runs.job_files import load_job, seconds_of
@@ -140,6 +145,10 @@ def plan(
     """Forecast what noise costs before any epsilon is spent: what a person pays, and how much less a model learns.
 
     The forecast follows from rows, columns, parties and epsilon alone: no table is read, and nothing is sent.
+
+    Examples
+    --------
+    treaty plan job.toml --rows 20000 --epsilon 1 --epsilon 4
     """
     from treaty.runs.job_files import load_job
     from treaty.systems.expected import Shape
@@ -196,6 +205,11 @@ def disclosures(
     under the job's options: from which role to which, what the receiver learns, in which form (nothing, encrypted,
     masked, noisy, aggregated, exact; control: about the job, not about rows), which option reduces it, and a reference.
     Nothing is trained, and no table is read.
+
+    Examples
+    --------
+    treaty disclosures job.toml --markdown > disclosures.md
+    treaty disclosures secureboost --set sums=open --party bank --party shop
     """
     from treaty.runs import report
     from treaty.runs.job_files import load_job
@@ -300,6 +314,11 @@ def demo(
     different patients with all measurements and labels; each is compared with training alone. Under fedxgb, people's
     rows stay on their own devices, and only a server gets the model. With --model logistic, a clinic and a laboratory
     fit a logistic regression, which is compared with scikit-learn's.
+
+    Examples
+    --------
+    treaty demo --report out.html
+    treaty demo --data credit.csv --label default --protocol federboost-horizontal
     """
     from treaty.runs.warm_up import trees_compiled_beside
 

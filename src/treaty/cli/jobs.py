@@ -67,13 +67,17 @@ def train(
     columns and labels.
 
     Each party writes its part of the model (under federboost-horizontal, the whole model) to the job's output folder,
-    and a checkpoint during training. After a crash, restart all parties, the active one with --resume. The model is the
-    same as without the crash.
+    and a checkpoint during training. After a crash, restart all parties, the active one with --resume: the model is the
+    same.
 
     Under fedxgb, parties have roles: the active one is the server, which alone gets the model; parties with a table are
-    users; the others have role = "edge" or role = "authority". The job continues without users that are lost. If an
-    edge server or the server is lost, restart all parties, the server with --resume; the model is the same if the same
-    users take part in each tree.
+    users; others have role = "edge" or "authority". The job continues without users that are lost. If any server is
+    lost, restart all parties, the server with --resume; with the same users in each tree, the model is the same.
+
+    Examples
+    --------
+    treaty train job.toml --as bank
+    treaty train job.toml --as bank --resume
     """
     described = _read_job(job, party)
     if from_model is not None:
@@ -168,6 +172,10 @@ def predict(
     model and predicts its own rows alone: --as north needs no network and writes north.predictions.csv. The same holds
     for the server under fedxgb. If the job gives users a predict_table, the hidden model then predicts their rows:
     server, edge servers and users all run this command, and only the user sees its rows and predictions.
+
+    Examples
+    --------
+    treaty predict job.toml --as bank --output scores.csv
     """
     described = _read_job(job, party)
     path = output or Path(described.output) / "predictions.csv"
@@ -264,6 +272,10 @@ def explain(
     party also gets the bias and the total of each other party. This does not work under federboost-horizontal, whose
     models lack the data for it; under fedxgb, the server explains its own rows. docs/interpretation.md says what
     parties learn beyond a prediction.
+
+    Examples
+    --------
+    treaty explain job.toml --as bank --ending parquet
     """
     described = _read_job(job, party)
     if party is None and described.by_row and "explain" not in described.system.cannot:
@@ -329,6 +341,10 @@ def serve(
 
     Without --api-keys, only this machine can send requests. No log contains values of rows. A model with splits of
     other parties cannot predict without them; docs/serving.md lists the options. A signal ends it, with exit code 0.
+
+    Examples
+    --------
+    treaty serve model/bank.part --listen 0.0.0.0:8443 --api-keys keys.txt --certificate cert.pem --key key.pem
     """
     if new_key is not None:
         _make_key(new_key, api_keys)

@@ -36,6 +36,11 @@ def new(
     Keep NAME.key.pem and NAME.sign.pem secret. Give NAME.card to the organisations whose nodes will work with yours,
     and compare its fingerprint with them over another channel. Parties that run job files without nodes need
     NAME.cert.pem instead.
+
+    Examples
+    --------
+    treaty keys new bank
+    treaty keys new bank --folder .
     """
     _say_new(folder, make_keys(folder, name))
 
@@ -47,7 +52,13 @@ def show(
     ] = None,
     folder: Folder = Path("keys"),
 ) -> None:
-    """Print a card, or your own and all trusted ones, with fingerprints and expiry dates."""
+    """Print a card, or your own and all trusted ones, with fingerprints and expiry dates.
+
+    Examples
+    --------
+    treaty keys show
+    treaty keys show shop.card
+    """
     if file is not None:
         card = read_card(file, today=False)
         _row("name", card.name)
@@ -85,6 +96,11 @@ def trust_card(
     You are asked to compare its fingerprint with the partner, for example by telephone. No comparison is needed for a
     card that replaces a trusted one and is signed by its key (treaty keys rotate), nor for a card with an endorsement
     (treaty keys endorse) by the owner of a domain, if you trust the authority that certifies the owner.
+
+    Examples
+    --------
+    treaty keys trust shop.card
+    treaty keys trust shop.card --endorsement shop.endorsement --ca authority.pem --domain shop.example.org
     """
     card = read_card(file)
     confirmed = fingerprint
@@ -112,6 +128,10 @@ def endorse_card(
 
     Partners who trust that authority can then trust the card without a telephone call: treaty keys trust NAME.card
     --endorsement NAME.endorsement --ca CA.pem --domain DOMAIN. Nodes still use the card's own keys.
+
+    Examples
+    --------
+    treaty keys endorse chain.pem domain.key.pem
     """
     card = _one_of(folder, name)
     file = folder / f"{card.name}.endorsement"
@@ -131,6 +151,10 @@ def rotate_keys(
     The old key signs the new card, so partners who run treaty keys trust need not compare anything. Every partner must
     trust each card in turn: make no third card before all have the second (old ones are in the folder old). If a key
     may have been copied, this is not enough: partners must first run treaty keys revoke, then compare the new card.
+
+    Examples
+    --------
+    treaty keys rotate
     """
     _say_new(folder, rotate(folder, _one_of(folder, name).name))
     say(
@@ -143,7 +167,12 @@ def rotate_keys(
 def revoke_partner(
     name: Annotated[str, typer.Argument(help="The partner's name.")], folder: Folder = Path("keys")
 ) -> None:
-    """Stop trusting a partner. Its present card is never trusted again; a new card must be compared."""
+    """Stop trusting a partner. Its present card is never trusted again; a new card must be compared.
+
+    Examples
+    --------
+    treaty keys revoke shop
+    """
     revoke(folder, name)
     say(f"{name} is no longer trusted")
 

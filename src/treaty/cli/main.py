@@ -7,6 +7,7 @@ the command line, the job file or, with --as, this party's own table is wrong.
 from __future__ import annotations
 
 import gc
+import inspect
 import os
 import re
 import sys
@@ -59,15 +60,25 @@ def _imported(name: str) -> Any:
     found = getattr(import_module(f"treaty.cli.{module}"), name.replace("-", "_"))
     own = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
     if isinstance(found, typer.Typer):
-        own.add_typer(found, name=name, rich_help_panel=panel)
+        examples = [_put_examples_last(command) for command in found.registered_commands]
+        own.add_typer(found, name=name, rich_help_panel=panel, epilog=examples[0])
         return typer.main.get_group(own).commands[name]
     own.command(name, rich_help_panel=panel)(found)
+    _put_examples_last(own.registered_commands[0])
     return typer.main.get_command(own)
+
+
+def _put_examples_last(command: Any) -> str:
+    """Show the docstring's section "Examples" after the options, each on a line of its own; return what is shown."""
+    text, _, examples = (inspect.getdoc(command.callback) or "").partition("\n\nExamples\n--------\n")
+    command.help, command.epilog = text, "\n\n".join(["Examples:", *examples.splitlines()])
+    return str(command.epilog)
 
 
 app = typer.Typer(
     cls=_Commands, help="Train one model across organisations that may not pool their data.",
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
+    epilog="Examples:\n\ntreaty demo --report out.html\n\ntreaty train --help",
 )  # fmt: skip
 
 

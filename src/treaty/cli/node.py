@@ -43,6 +43,10 @@ def node(
 
     The node connects to the nodes of its peers, stores jobs, and runs this organisation's party in the jobs that all
     parties have approved. After a crash, start it again: jobs resume from the last tree that all parties have.
+
+    Examples
+    --------
+    treaty node /etc/treaty/node.toml
     """
     from treaty.node.service import Node
 
@@ -89,6 +93,11 @@ def submit(
 
     All nodes see the same hash. Each checks the job against its own policies; then its policy, or a person, approves
     it. After that, the job cannot be changed.
+
+    Examples
+    --------
+    treaty submit job.toml
+    treaty submit job.toml --predict 3fa9
     """
     from treaty.node.identity import trusted
     from treaty.node.job_views import verdict_on
@@ -217,7 +226,12 @@ def jobs(
     node: NodeFile = NODE_FILE,
     every: Annotated[bool, typer.Option("--all", help="Include jobs that ended more than a day ago.")] = False,
 ) -> None:
-    """List the jobs that wait for an approval, run, or have ended."""
+    """List the jobs that wait for an approval, run, or have ended.
+
+    Examples
+    --------
+    treaty jobs --all
+    """
     from treaty.node.job_views import title_of
 
     settings = load_settings(node)
@@ -282,17 +296,32 @@ def _print_findings(findings: Iterable[CheckFinding]) -> None:
 
 
 def approve(job: JobPrefix, node: NodeFile = NODE_FILE) -> None:
-    """Approve a job for this organisation. Its policy must allow the job, too; `treaty show JOB` prints the job."""
+    """Approve a job for this organisation. Its policy must allow the job, too; `treaty show JOB` prints the job.
+
+    Examples
+    --------
+    treaty approve 3fa9
+    """
     _command(job, "approve", node, "", ("proposed",))
 
 
 def reject(job: JobPrefix, node: NodeFile = NODE_FILE, reason: Reason = "") -> None:
-    """Reject a job that has not started; it then ends for all parties."""
+    """Reject a job that has not started; it then ends for all parties.
+
+    Examples
+    --------
+    treaty reject 3fa9 --reason "no contract yet"
+    """
     _command(job, "reject", node, reason, ("proposed", "approved"))
 
 
 def cancel(job: JobPrefix, node: NodeFile = NODE_FILE, reason: Reason = "") -> None:
-    """Cancel a running or waiting job at all parties."""
+    """Cancel a running or waiting job at all parties.
+
+    Examples
+    --------
+    treaty cancel 3fa9 --reason "wrong table"
+    """
     _command(job, "cancel", node, reason, ("proposed", "approved", "queued", "running", "waiting"))
 
 

@@ -26,7 +26,12 @@ from treaty.node.store import FINAL, AuditEntry, AuditHead, JobRow, Store, head_
 
 
 def models(node: NodeFile = NODE_FILE) -> None:
-    """List the models of which this organisation has a part, by the id of their training."""
+    """List the models of which this organisation has a part, by the id of their training.
+
+    Examples
+    --------
+    treaty models
+    """
     settings = load_settings(node)
     with Store(Path(settings.folder), create=False) as store:
         rows = [row for row in store.jobs({"finished"}) if row.verb == "train"]
@@ -43,7 +48,12 @@ def logs(
     node: NodeFile = NODE_FILE,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job has ended.")] = False,
 ) -> None:
-    """Print the log of this organisation's process of a job."""
+    """Print the log of this organisation's process of a job.
+
+    Examples
+    --------
+    treaty logs 3fa9 --follow
+    """
     settings = load_settings(node)
     with Store(Path(settings.folder), create=False) as store:
         row = store.job(job)
@@ -76,6 +86,11 @@ def forget(
     For a prediction, its file of predictions is removed. Ledgers and the audit log stay; the audit log records what was
     removed, and who removed it. Nothing is removed at other parties. A model stays if a prediction or service that has
     not ended needs it. A model that was forgotten cannot be used for predictions any more.
+
+    Examples
+    --------
+    treaty forget 3fa9
+    treaty forget --older 90 --yes
     """
     if (job is None) == (older is None):
         raise ConfigError(f"expected JOB or --older DAYS, got {'neither' if job is None else 'both'}")
@@ -116,6 +131,10 @@ def show(
     """Print the newest entries of the node's audit log, the newest one last.
 
     Entries are not verified here; `treaty audit-log verify` finds those that were changed.
+
+    Examples
+    --------
+    treaty audit-log show --job 3fa9
     """
     with Store(load_settings(node).folder, create=False) as store:
         entries = [entry for entry in store.audit() if str(entry.event.get("job", "")).startswith(job)]
@@ -138,6 +157,10 @@ def verify(
     that. This command prints the log's head, signed with the node's key, for others to note. It also prints the heads
     that peers have sent to this node, with their signatures. A signature proves whose head it is, not that there was no
     other log.
+
+    Examples
+    --------
+    treaty audit-log verify
     """
     settings, noted = load_settings(node), _read_head(head) if head else None
     keys, cards = load_own(settings.keys, settings.name), trusted(settings.keys)

@@ -34,6 +34,11 @@ def show(
     For a part: options, versions, date, rows, the party's columns with types and importances, losses by round, times,
     which parties it waited for, and what each party learned. Most of this comes from NAME.report.json in the same
     folder.
+
+    Examples
+    --------
+    treaty show model/bank.part
+    treaty show 3fa9
     """
     from treaty.files import read_json
     from treaty.runs.report import FORMAT, Report, column_types, importances_of, losses_of
@@ -147,6 +152,10 @@ def report(
     seconds by phase, what each party learned, what noise has cost, parameters and versions. Where the party lacks
     something, the report says so. Reports of other parties in the same folder add their times and bytes.
     docs/reports.md has examples.
+
+    Examples
+    --------
+    treaty report model --predictions model/predictions.csv --labels later.csv --label defaulted --output report.html
     """
     from treaty.report.contents import contents_of_run, read_run, read_scores
     from treaty.report.page import check_possible, write_page
@@ -193,6 +202,10 @@ def show_ledger(
     """Print what noisy releases about a party's rows have cost so far, per value and per person.
 
     One line for each job, or model, and mechanism; the last line is the total. `treaty ledger PATH` does the same.
+
+    Examples
+    --------
+    treaty ledger show store/bank.noise --delta 1e-6
     """
     from treaty.privacy.ledger import cost, read_ledger, summary
 
@@ -219,6 +232,10 @@ def reset_ledger(
     releases may cost people up to epsilon_total once more. NAME.hints counts what answers under the lattice map have
     leaked. NAME.queries counts rows that users had predicted by a hidden model. A run log (NAME.runs) counts
     alignments.
+
+    Examples
+    --------
+    treaty ledger reset store/bank.noise
     """
     from treaty.machine.database import set_aside
 
@@ -275,6 +292,11 @@ def audit(
 
     An attack "finds" something if it beats guessing by more than four standard errors, and by 0.02. Otherwise these
     attacks found nothing; another attack might.
+
+    Examples
+    --------
+    treaty audit seen/bank.record seen/shop.record --table findings.csv
+    treaty audit --compare secureboost,federboost-vertical:epsilon=8 --data credit.csv --label default
     """
     if (compare is None) == (not records):
         raise ConfigError("expected either records of a training or --compare SYSTEM,SYSTEM; see treaty audit --help")
@@ -387,6 +409,10 @@ def audit_gradients(
     numbers. docs/secureboost.md says what is checked and what is not.
 
     Exit code: 0 if everything agrees, 1 if something differs, 2 if a record is damaged or missing.
+
+    Examples
+    --------
+    treaty audit-gradients bank/kept shop/kept
     """
     from treaty.machine.process import cores
     from treaty.runs.progress import steps_bar

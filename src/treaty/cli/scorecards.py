@@ -44,6 +44,11 @@ def scorecard(
     Each party has the bins and points of its own columns, and everything here happens on this machine. A party that
     gives a partner its card shows its bins, events in them and points; one that gives it reasons shows of each row
     which columns cost it points, and how many.
+
+    Examples
+    --------
+    treaty scorecard model/bank.part --edition 2026.1 --sign keys --output card.html
+    treaty scorecard model/bank.part --rows applicants.csv --id customer --most 2
     """
     from treaty.messaging.certificates import load_identity
     from treaty.models.linear import load_linear_part
