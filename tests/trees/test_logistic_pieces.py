@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treaty.trees.logistic_pieces import LogisticPieces
+from treaty.trees.logistic_pieces import LogisticPieces, loss_pieces, loss_shift
 from treaty.trees.objectives import make_objective
 from treaty.trees.splits import WHOLE_LIMIT, SplitRules, whole_weights
 
@@ -170,3 +170,31 @@ def test_probabilities_of_several_classes_are_finite_at_any_margin():
     p = loss.predictions(margins)
     np.testing.assert_allclose(p, [[1 / 3] * 3, [2 / 3, 1 / 3, 0], [0, 0, 1]], atol=1e-12)
     assert np.isfinite(loss.loss(margins, np.array([0.0, 2.0, 0.0]), None))
+
+
+def test_the_loss_is_linear_in_pieces_near_the_true_one_and_limited():
+    loss, margins = LogisticPieces(), np.arange(-9.0, 9.0, UNIT)[:, None]
+    for label, sign in ((0.0, 1.0), (1.0, -1.0)):
+        found, true = loss.row_losses(margins, np.full(len(margins), label)), np.logaddexp(0.0, sign * margins[:, 0])
+        assert np.abs(found - true)[np.abs(margins[:, 0]) <= 7.0].max() < 0.016
+        assert found.max() == found[np.argmax(true)] == pytest.approx(7.0, abs=0.001)
+        # what falls as the margin gets better, but for jumps between pieces
+        assert np.all(np.diff(found) * sign > -0.02)
+    pieces = loss_pieces(16)
+    for x in (-40000, -4096, -1, 0, 5, 12345, 28671, 28672, 10**6):
+        piece, low = min(max(x // 4096 + 8, 0), 15), x % 4096 // 16
+        expected = (pieces[0, piece] + pieces[1, piece] * low) / 65536
+        assert loss.row_losses(np.array([[x * UNIT]]), np.zeros(1)) == expected
+
+
+@pytest.mark.parametrize(("n", "unit"), [(1, 1.0), (100, 1.0), (4095, 1.0), (8191, 1.0), (8192, 2.0), (20_000, 4.0)])
+@pytest.mark.parametrize("bits", [10, 16])
+def test_the_loss_of_all_rows_is_rounded_down_to_15_bits(n, unit, bits):
+    rng = np.random.default_rng(n)
+    margins, y = np.rint(rng.normal(0, 2, (n, 1)) * 4096) * UNIT, rng.integers(0, 2, n).astype(float)
+    loss = LogisticPieces(fractional_bits=bits)
+    assert loss.loss(margins, y, None) == loss.row_losses(margins, y).sum() // unit * unit / n
+    assert 2.0 ** (loss_shift(n, bits) - bits) == unit
+    assert 8 * n / unit <= 1 << 16
+    weighted = loss.loss(margins, y, np.ones(n))
+    assert weighted == pytest.approx(loss.row_losses(margins, y).mean())

@@ -187,8 +187,6 @@ def check_training(job: Job, name: str | None = None, *, resume: bool = False) -
     if resume and "resume" in system.cannot:
         raise ConfigError(system.cannot["resume"])
     _check_helpers(job, roles)
-    if own.hides_rows and any(member.eval_tables for member in job.parties.values()):
-        raise ConfigError('membership="hidden" takes no eval_tables: leave them out')
     kept = [party for party, member in job.parties.items() if member.keep_for_audit is not None]
     if kept and (reason := system.unaudited(own)):
         raise ConfigError(

@@ -124,7 +124,7 @@ def _train(system: System, options: SystemOptions) -> None:
     roles = fewest_roles(system, options)
     owners = roles.owners
     evals = {name: others for name in (owners if system.split == "columns" else [roles.active])}
-    # hidden rows have one objective, and no eval sets
+    # hidden rows have one objective, and no eval sets of so few rows
     needed = {"objective": "logistic_pieces"} if options.hides_rows else {}
     common = msgspec.convert({**_SMALL[system.common.table], **needed}, system.common).checked(options)
     unlabelled = LabelledRows(table, np.zeros(0))

@@ -7,8 +7,9 @@ all. The remaining bits do not count, and beyond -8 and 8 the end pieces go on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
+import math
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -26,7 +27,9 @@ class LogisticPieces(Logistic, frozen=True, tag="logistic_pieces"):
     """Log-loss of two classes whose derivatives are linear in pieces: grad = p - y and hess = h, whole numbers.
 
     p is within 0.0065 of the logistic function, h within 0.0063 of its slope, at 16 fractional bits. The start and leaf
-    values are rounded to whole multiples of 2^-12. Predictions and the metric are those of `Logistic`. A sample weight
+    values are rounded to whole multiples of 2^-12. Predictions are those of `Logistic`; the metric is linear in pieces,
+    within 0.016 of the log-loss of rows whose margin is within -7 and 7. The sum of rows without weights is rounded
+    down (`loss_shift`), so that a protocol opens no more of it. A sample weight
     that is no whole number multiplies the whole numbers, and so do debiased labels: the result is rounded, as there.
     """
 
@@ -46,6 +49,19 @@ class LogisticPieces(Logistic, frozen=True, tag="logistic_pieces"):
             labels = y if self.n_outputs == 1 else (y == k).astype(np.float64)
             _write_pieces(margins[:, k], labels, *self.debiasing, one, scales / one, pieces, grad[k], hess[k])
         return 0
+
+    def row_losses(self, margins: Floats, y: Floats) -> Floats:
+        x = np.clip(np.where(y > 0.5, -margins[:, 0], margins[:, 0]), -9.0, 9.0)
+        steps = np.rint(x * (1 << MARGIN_BITS)).astype(np.int64)
+        (offsets, slopes), piece = loss_pieces(self.fractional_bits), np.clip((steps >> MARGIN_BITS) + 8, 0, 15)
+        low = (steps >> MARGIN_BITS - LOW_BITS) & ((1 << LOW_BITS) - 1)
+        return np.asarray((offsets[piece] + slopes[piece] * low) * 2.0**-self.fractional_bits)
+
+    def loss(self, margins: Floats, y: Floats, weight: Floats | None) -> float:
+        if weight is not None or self.n_outputs > 1:
+            return super().loss(margins, y, weight)
+        unit = 2.0 ** (loss_shift(len(y), self.fractional_bits) - self.fractional_bits)
+        return math.floor(float(self.row_losses(margins, y).sum()) / unit) * unit / len(y)
 
 
 class PiecesOfClasses(LogisticPieces, frozen=True, tag="pieces_of_classes"):
@@ -79,20 +95,38 @@ class PiecesOfClasses(LogisticPieces, frozen=True, tag="pieces_of_classes"):
 @cache
 def pieces_of(fractional_bits: int) -> Integers:
     """Return offsets and slopes of p and of h in each piece, in units of 2^-fractional_bits: int64 (2, 2, 16)."""
-    found, knots, low = np.zeros((2, 2, 16), np.int64), np.arange(-8.0, 9.0), np.arange(1 << LOW_BITS)
-    within = (low + 0.5) / len(low)
-    for (offsets, slopes), degree in zip(found, (0, 1), strict=True):
+    one = 2.0**fractional_bits
 
-        def curve(m: Floats, degree: int = degree) -> Floats:
-            p = 1.0 / (1.0 + np.exp(-m))
-            return np.asarray(p * (1.0 - p) ** degree * 2.0**fractional_bits)
+    def curve(m: Floats, degree: int) -> Floats:
+        p = 1.0 / (1.0 + np.exp(-m))
+        return np.asarray(p * (1.0 - p) ** degree * one)
 
-        slopes[1:-1] = np.rint(np.diff(curve(knots))[1:-1] / len(low))
-        # the offset halves the largest error that the rounded slope leaves
-        left = curve(knots[:-1, None] + within) - slopes[:, None] * low
-        offsets[:] = np.rint((left.max(axis=1) + left.min(axis=1)) / 2.0)
-        offsets[[0, -1]] = np.rint(curve(knots[[0, -1]]))
-    return found
+    return np.stack([_fitted(partial(curve, degree=degree), 8.0) for degree in (0, 1)])
+
+
+@cache
+def loss_pieces(fractional_bits: int) -> Integers:
+    """Return offsets and slopes of a row's loss of label 0 in each piece, as `pieces_of` does: int64 (2, 16)."""
+    return _fitted(lambda m: np.logaddexp(0.0, m) * 2.0**fractional_bits, 7.0)
+
+
+def loss_shift(n_rows: int, fractional_bits: int) -> int:
+    """Return how many of the lowest bits of so many rows' losses together do not count.
+
+    What is left are whole numbers, and 15 bits at most: one row of many hardly shows.
+    """
+    return fractional_bits + max(0, n_rows.bit_length() - 1 - MARGIN_BITS)
+
+
+def _fitted(curve: Callable[[Floats], Floats], end: float) -> Integers:
+    """Return offsets and slopes that fit a curve; the first and the last piece have its value at -`end` and `end`."""
+    (offsets, slopes), knots, low = np.zeros((2, 16), np.int64), np.arange(-8.0, 9.0), np.arange(1 << LOW_BITS)
+    slopes[1:-1] = np.rint(np.diff(curve(knots))[1:-1] / len(low))
+    # the offset halves the largest error that the rounded slope leaves
+    left = curve(knots[:-1, None] + (low + 0.5) / len(low)) - slopes[:, None] * low
+    offsets[:] = np.rint((left.max(axis=1) + left.min(axis=1)) / 2.0)
+    offsets[[0, -1]] = np.rint(curve(np.array([-end, end])))
+    return np.stack([offsets, slopes])
 
 
 @kernel

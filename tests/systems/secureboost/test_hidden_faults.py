@@ -22,7 +22,7 @@ from treaty.messaging.messages import Array, pack
 from treaty.systems.observers import Observer
 from treaty.systems.secureboost import secureboost
 from treaty.systems.secureboost.hidden_forest import HiddenForest, read_forest
-from treaty.systems.secureboost.hidden_training import _joint_seed
+from treaty.systems.secureboost.hidden_setup import joint_seed
 from treaty.systems.vertical import messages
 from treaty.systems.vertical.sealed import compute
 
@@ -218,7 +218,7 @@ def test_a_step_of_an_unknown_type_is_refused() -> None:
 
 def seed_with(commitment: Any, share: Any) -> Any:
     """Play a peer that answers with what it makes of the other's message, at either step."""
-    steps = _joint_seed()
+    steps = joint_seed()
     (came,) = next(steps)
     (own,) = steps.send([commitment(came)])
     with pytest.raises(StopIteration) as stopped:
@@ -227,7 +227,7 @@ def seed_with(commitment: Any, share: Any) -> Any:
 
 
 def test_a_seed_is_one_at_both_ends_and_never_again() -> None:
-    found = [play(_joint_seed(), _joint_seed()) for _ in range(3)]
+    found = [play(joint_seed(), joint_seed()) for _ in range(3)]
     assert all(one == other and len(one) == 32 for one, other in found)
     assert len({one for one, _ in found}) == 3
 
@@ -244,7 +244,7 @@ def test_a_share_that_was_not_committed_to_is_refused() -> None:
 
 @pytest.mark.parametrize("role", [0, 1])
 def test_a_seed_of_garbage_is_refused(role: int) -> None:
-    assert_refuses_garbage(lambda k: _joint_seed(), role)
+    assert_refuses_garbage(lambda k: joint_seed(), role)
 
 
 # ---------------------------------------------------------------- parties that end, or say nothing more

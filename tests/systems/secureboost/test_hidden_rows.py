@@ -18,7 +18,7 @@ from treaty.models.checkpoints import Keeper
 from treaty.models.trees import forest_of
 from treaty.runs.threads import play
 from treaty.systems import find_system
-from treaty.systems.secureboost import hidden_forest, hidden_training, hidden_tree
+from treaty.systems.secureboost import hidden_evaluation, hidden_forest, hidden_training, hidden_tree
 from treaty.systems.secureboost.secureboost import follow_online, predict_online
 from treaty.systems.system import LabelledRows, RoleInput, roles_of, star
 from treaty.systems.vertical.prediction import Asked
@@ -91,6 +91,40 @@ def test_trees_whose_splits_gain_enough(least):
     leaves = [sum(len(tree[0]) for tree in described(fit_both(tables, y, max_depth=5)[1])), *(
         sum(len(tree[0]) for tree in described(of)) for of in (federated, pooled))]  # fmt: skip
     assert (leaves[0] > leaves[1]) == (least > 1e-6)
+
+
+def with_evals(protocol, tables, y, **options):
+    rest = [{name: table.iloc[k::2] for name, table in tables.items()} for k in (0, 1)]
+    model = treaty.GBDTClassifier(protocol, n_jobs=1, **{**OPTIONS, **options})
+    return model.fit(rest[0], y[::2], eval_set=[(rest[1], y[1::2]), (rest[0], y[::2])])
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"n_estimators": 30, "early_stopping_rounds": 2, "learning_rate": 1.5, "eval_metric": "logloss"},
+    {"scale_pos_weight": 3.0, "subsample": 0.5, "random_state": 1, "max_depth": 1},
+], ids=["losses", "early stopping", "weights"])  # fmt: skip
+def test_losses_of_eval_sets_are_the_pooled_growers(options):
+    X, y = real_table("binary", rows=300)
+    tables = cut(with_gaps(X.iloc[:, :8]), 2)
+    federated, pooled = (with_evals(protocol, tables, y, **options) for protocol in (HIDDEN, "pooled"))
+    assert_lossless(federated, pooled, tables)
+    assert federated.evals_result_ == pooled.evals_result_
+    assert list(federated.evals_result_["eval_0"]) == ["logloss"]
+    if "early_stopping_rounds" in options:
+        assert federated.best_iteration_ == pooled.best_iteration_ < 28
+
+
+def test_a_loss_beyond_all_rows_is_refused(monkeypatch):
+    X, y = real_table("binary", rows=200)
+    honest = hidden_evaluation.loss_of_rows
+
+    def wrong(transfers, margins, labels, fraction, role):
+        share = yield from honest(transfers, margins, labels, fraction, role)
+        return share + np.uint64(role << 40)
+
+    monkeypatch.setattr(hidden_evaluation, "loss_of_rows", wrong)
+    with pytest.raises(treaty.TreatyError, match="expected a share of a loss below 8"):
+        with_evals(HIDDEN, cut(X.iloc[:, :4], 2), y)
 
 
 @pytest.mark.parametrize("at_once", [8, 2])
@@ -220,11 +254,10 @@ def test_a_training_that_was_stopped_resumes_to_the_same_model(monkeypatch, tmp_
     X, y = real_table(task, rows=150)
     tables = cut(with_gaps(X.iloc[:, :6]), 2)
     options = {**OPTIONS, "subsample": 0.7, "colsample_bytree": 0.5, "random_state": 4, "n_jobs": 1}
-    whole, grow, trees = (
-        treaty.GBDTClassifier(HIDDEN, **options).fit(tables, y),
-        hidden_tree.grow_together,
-        itertools.count(),
-    )
+    options |= {} if task == "multiclass" else {"early_stopping_rounds": 2}
+    evals = {} if task == "multiclass" else {"eval_set": (tables, y)}
+    whole = treaty.GBDTClassifier(HIDDEN, **options).fit(tables, y, **evals)
+    grow, trees = hidden_tree.grow_together, itertools.count()
 
     def stopping(ends, *given):
         if ends[0].role == stopped and next(trees) == 2:
@@ -235,12 +268,13 @@ def test_a_training_that_was_stopped_resumes_to_the_same_model(monkeypatch, tmp_
     with monkeypatch.context() as patch:
         patch.setattr(hidden_tree, "grow_together", stopping)
         with pytest.raises(Interrupted):
-            treaty.GBDTClassifier(HIDDEN, **options).fit(tables, y, checkpoint=tmp_path)
+            treaty.GBDTClassifier(HIDDEN, **options).fit(tables, y, checkpoint=tmp_path, **evals)
     # sides would show which rows were in a node
     with pytest.raises(treaty.ConfigError, match="cannot resume with other options: membership=None"):
-        treaty.GBDTClassifier(treaty.SecureBoost(), **options).fit(tables, y, checkpoint=tmp_path)
-    resumed = treaty.GBDTClassifier(HIDDEN, **options).fit(tables, y, checkpoint=tmp_path)
+        treaty.GBDTClassifier(treaty.SecureBoost(), **options).fit(tables, y, checkpoint=tmp_path, **evals)
+    resumed = treaty.GBDTClassifier(HIDDEN, **options).fit(tables, y, checkpoint=tmp_path, **evals)
     assert_lossless(resumed, whole, tables)
+    assert resumed.evals_result_ == whole.evals_result_
 
 
 def test_a_training_goes_on_from_a_finished_model():
@@ -248,9 +282,10 @@ def test_a_training_goes_on_from_a_finished_model():
     tables = cut(X.iloc[:, :6], 2)
     first, pooled = fit_both(tables, y)
     options = {**OPTIONS, "n_estimators": 2}
-    more = treaty.GBDTClassifier(HIDDEN, n_jobs=1, **options).fit(tables, y, xgb_model=first)
-    both = treaty.GBDTClassifier("pooled", **options).fit(tables, y, xgb_model=pooled)
+    more = treaty.GBDTClassifier(HIDDEN, n_jobs=1, **options).fit(tables, y, xgb_model=first, eval_set=(tables, y))
+    both = treaty.GBDTClassifier("pooled", **options).fit(tables, y, xgb_model=pooled, eval_set=(tables, y))
     assert len(described(more)) == 5
+    assert more.evals_result_ == both.evals_result_
     assert_lossless(more, both, tables)
 
 
@@ -291,8 +326,12 @@ def test_three_parties_eval_sets_and_many_categories_are_refused():
     tables, model = cut(X.iloc[:, :4], 2), treaty.GBDTClassifier(HIDDEN, **OPTIONS)
     with pytest.raises(treaty.ConfigError, match="is for two parties"):
         model.fit(cut(X.iloc[:, :6], 3), y)
-    with pytest.raises(treaty.ConfigError, match="takes no eval sets"):
-        model.fit(tables, y, eval_set=[(tables, y)])
+    few = {name: table.iloc[:99] for name, table in tables.items()}
+    for eval_sets in ([(few, y[:99])], [(tables, y, np.ones(len(y)))], [(tables, y)] * 3):
+        with pytest.raises(
+            treaty.ConfigError, match=r"at most 2 eval sets .* without weights, and of at least 100 rows"
+        ):
+            model.fit(tables, y, eval_set=eval_sets)
     many = {"p0": X.iloc[:, :2], "p1": pd.DataFrame({"c": pd.Categorical(np.arange(len(y)) % 5)})}
     with pytest.raises(treaty.ConfigError, match="max_cat_to_onehot"):
         treaty.GBDTClassifier(HIDDEN, **{**OPTIONS, "max_cat_to_onehot": 4}).fit(many, y)

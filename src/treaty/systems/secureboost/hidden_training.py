@@ -22,11 +22,8 @@ Adversary: honest but curious. What each learns is in docs/hidden.md.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import secrets
 import time
-from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
@@ -34,16 +31,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.payload import SumsBounds
-from treaty.crypto.sums.shared_sums import SharedSums, shared_parameters
 from treaty.crypto.transfer.ahead import Ahead
-from treaty.crypto.transfer.hidden_best import WEIGHT_BITS, SplitTerms, quotient_bits
+from treaty.crypto.transfer.hidden_best import WEIGHT_BITS
 from treaty.crypto.transfer.hidden_rows import WEIGHT_BYTES
 from treaty.crypto.transfer.sealed_sums import Widths
 from treaty.crypto.transfer.shared_pieces import NUMBER_BITS
-from treaty.crypto.transfer.stock import Steps, open_transfers, take
-from treaty.errors import ConfigError, CryptoError, PeerProtocolError
-from treaty.machine.arrays import Flags, Int32s, Words, pieces
+from treaty.errors import ConfigError, PeerProtocolError
+from treaty.machine.arrays import Flags, Int32s, Integers, Words, pieces
 from treaty.messaging.conversation import MessageOrder, Table
 from treaty.messaging.messages import Array, Message, leaks, view
 from treaty.messaging.party import Party
@@ -51,9 +45,17 @@ from treaty.models.trees import ModelPart
 from treaty.systems.pooled.continuing import CheckpointReceipt, CheckpointRequest
 from treaty.systems.pooled.system import Training
 from treaty.systems.secureboost import hidden_tree
-from treaty.systems.secureboost.hidden_columns import Columns
+from treaty.systems.secureboost.hidden_evaluation import (
+    FEWEST_ROWS,
+    MOST_SETS,
+    EvalLoss,
+    EvalRows,
+    WatchedShares,
+    forest_of_tree,
+)
 from treaty.systems.secureboost.hidden_forest import (
     HiddenForest,
+    SharedForest,
     decide_rows,
     depth_of,
     leaf_weights,
@@ -61,10 +63,9 @@ from treaty.systems.secureboost.hidden_forest import (
     read_forest,
     show_forest,
 )
+from treaty.systems.secureboost.hidden_setup import Columns, losses_of, make_ends
 from treaty.systems.secureboost.hidden_tree import (
-    HiddenEnd,
     HiddenLevel,
-    LogisticShares,
     build_tree,
     numbers_of,
     record,
@@ -81,9 +82,8 @@ from treaty.systems.vertical.sealed import compute
 from treaty.systems.vertical.training import Follower, agree_on_terms, finish, open_training, start_of
 from treaty.trees.boosting import Rounds, RoundState, draw
 from treaty.trees.ensemble import Tree
-from treaty.trees.logistic_pieces import LogisticPieces, pieces_of
+from treaty.trees.logistic_pieces import LogisticPieces
 from treaty.trees.losses import bound_of_weights
-from treaty.trees.splits import SplitRules
 
 # Shared margins are from -128 to below 120, see `crypto.transfer.shared_pieces`
 _LARGEST_MARGIN = 120.0
@@ -126,45 +126,6 @@ class WeightShares(Message):
 # ---------------------------------------------------------------- what both ends have
 
 
-def _make_ends(
-    inputs: RoleInput, columns: Columns, bounds: SumsBounds, rules: SplitRules, step: int, losses: list[LogisticShares]
-) -> list[HiddenEnd]:
-    """Draw a seed with the other party, exchange hints and make transfers; return an end for each class."""
-    party, role = inputs.party, int(inputs.party.name != inputs.roles.active)
-    try:
-        quotient_bits(Widths.of(bounds, rules.ridge), rules.whole_rate)
-        shared_parameters(bounds)
-    except CryptoError as error:
-        raise ConfigError(f'membership="hidden" cannot hold these sums: {error}') from None
-    seed, others = compute(party, _joint_seed()), int(columns.other.offsets[-1])
-    sums = SharedSums(bounds, columns.codes, columns.own.offsets, others, seed, inputs.threads)
-    compute(party, sums.exchange_hints(partial(inputs.observers.set_up, "hints")))
-    place = inputs.roles.owners.index(party.name)
-    both = [columns.own.candidates(), columns.other.candidates()]
-    end = HiddenEnd(
-        role, compute(party, open_transfers(role)), sums, bounds, losses[0], columns.codes,
-        both if place == 0 else both[::-1], place,
-        SplitTerms(rules.ridge, rules.least_hess, rules.min_child_samples, int(rules.threshold_in_units)),
-        rules.whole_rate, rules.max_depth, step,
-    )  # fmt: skip
-    return [replace(end, loss=loss) for loss in losses]
-
-
-def _joint_seed() -> Steps[bytes]:
-    """Draw a public seed of 32 bytes that is uniform if one of the parties draws its share honestly."""
-    own = secrets.token_bytes(32)
-    sent = np.frombuffer(hashlib.sha256(b"treaty hidden seed\0" + own).digest(), np.uint8)
-    (committed,) = take((yield [sent]), (np.uint8, (32,)))
-    committed = committed.copy()
-    (came,) = take((yield [np.frombuffer(own, np.uint8)]), (np.uint8, (32,)))
-    if hashlib.sha256(b"treaty hidden seed\0" + came.tobytes()).digest() != committed.tobytes():
-        raise CryptoError("expected the share that was committed to")
-    if came.tobytes() == own:
-        raise CryptoError("expected another share than the own one")
-    # in an order that both know
-    return hashlib.sha256(b"treaty hidden seed\0" + b"".join(sorted([own, came.tobytes()]))).digest()
-
-
 # ---------------------------------------------------------------- active party
 
 
@@ -172,19 +133,28 @@ def train_active(inputs: RoleInput[SecureBoost]) -> ModelPart:
     """Train as the active party."""
     heaviest = _check_rows(inputs)
     training = open_training(inputs)
-    grower = _Grower(inputs, training, heaviest)
-    after_round = partial(_after_round, inputs, training, grower.samples)
+    grower, common = _Grower(inputs, training, heaviest), inputs.common
     inputs.observers.round_finished(training.forest.rounds, training.part)
-    for trees in Rounds(training.forest, inputs.common.most_rounds, after_round=after_round):
+    rounds = Rounds(
+        training.forest, common.most_rounds, eval_sets=grower.eval_sets,
+        early_stopping_rounds=common.early_stopping_rounds, early_stopping_min_delta=common.early_stopping_min_delta,
+        metrics=common.metrics, after_round=partial(_after_round, inputs, training, grower.samples),
+    )  # fmt: skip
+    for trees in rounds:
         trees += grower.grow()
     finish(inputs.party)
     return training.part
 
 
 def _check_rows(inputs: RoleInput[SecureBoost]) -> int:
-    """Return a power of two that no row's weight exceeds; ConfigError for eval sets, and weights that are not whole."""
-    if inputs.eval_sets:
-        raise ConfigError('membership="hidden" takes no eval sets: leave them out')
+    """Return a power of two that no row's weight exceeds; ConfigError for weights and eval sets that do not fit."""
+    for number, rows in enumerate(inputs.eval_sets, 1):
+        fits = rows.weight is None and rows.table.n_rows >= FEWEST_ROWS and number <= MOST_SETS
+        if not fits or inputs.n_outputs > 1:
+            raise ConfigError(
+                f'membership="hidden" takes at most {MOST_SETS} eval sets of two classes, without weights, and of at '
+                f"least {FEWEST_ROWS} rows, so that their margins stay hidden: leave out the weights, or {rows.name}"
+            )
     if (weight := inputs.rows.weight) is None:
         return 1
     unfit = weight[(weight != np.rint(weight)) | (weight < 1.0) | (weight > MOST_WEIGHT)]
@@ -215,8 +185,8 @@ class _Grower:
         step = comparisons_of_a_step(link, Widths.of(bounds, self._rules.ridge))
         party.send(peer, HiddenStart(*start_of(training, peer), step, heaviest))
         training.part.encryption, training.part.hides_rows = "lattice", True
-        losses = _losses(objective, heaviest, inputs.rows.y, inputs.rows.weight)
-        self._ends = _make_ends(inputs, self._columns, bounds, self._rules, step, losses)
+        losses = losses_of(objective, heaviest, inputs.rows.y, inputs.rows.weight)
+        self._ends = make_ends(inputs, self._columns, bounds, self._rules, step, losses)
         end, outputs = self._ends[0], len(self._ends)
         if left := common.most_rounds - forest.rounds:
             layouts = self._columns.own, self._columns.other
@@ -226,12 +196,24 @@ class _Grower:
             training.part.choice = tell_cost(party.name, job, *sizes, candidates, link, step, outputs)
         start = np.rint(objective.base_margins / objective.leaf_unit).astype(np.int64) % (1 << NUMBER_BITS)
         self._margins = np.repeat(start.astype(np.uint32)[:, None], n_rows, axis=1)
+        self.last: list[tuple[SharedForest, Integers]] = []
+        self.eval_sets = [
+            WatchedShares(
+                of.name, of.y > 0.5, EvalRows(of.table, end.transfers, training.part.splits, inputs.threads), party,
+                self.last,
+            )
+            for of in inputs.eval_sets
+        ]  # fmt: skip
+        for of_set in self.eval_sets:
+            of_set.rows.margins += self._margins[0, 0]
         if forest.trees:
             # of a checkpoint or of an earlier model: nobody has kept the margins
             shared, table = show_forest(party, forest.trees, end.place, outputs), inputs.rows.table
             own = partial(decide_rows, training.part.splits, table, inputs.threads)
             weights = leaf_weights(forest.trees, depth_of(forest.trees), objective.leaf_unit)
             self._margins += compute(party, margin_shares(end.transfers, n_rows, own, shared, weights)).T
+            for of_set in self.eval_sets:
+                of_set.rows.add(party, shared, weights)
         self._records = training.records[peer]
         largest = np.array([np.abs(tree.value).max() for tree in forest.trees]).reshape(-1, outputs)
         self._reach = np.abs(objective.base_margins) + largest.sum(axis=0)
@@ -250,6 +232,7 @@ class _Grower:
             party.send(self._peer, HiddenTree(Array.of(own), Array.of(others), packed, ahead.nbytes))
             party.round += 1
         trees: list[Tree] = []
+        self.last.clear()
         for of in pieces(len(samples), CLASSES_AT_ONCE):
             ends = [self._columns.of_tree(end, on) for end, (_, on) in zip(self._ends[of], samples[of], strict=True)]
             steps = hidden_tree.grow_together(ends, self._margins[of], [sampled for sampled, _ in samples[of]])
@@ -282,6 +265,7 @@ class _Grower:
         """Record a tree's own splits, and count the other party's; return the tree."""
         place = self._ends[0].place
         numbers = {place: record(self._training.part.splits, self._columns.bins, levels)}
+        self.last.append((forest_of_tree(levels, numbers[place], place), weights[None]))
         numbers[1 - place], self._records = numbers_of(levels, 1 - place, self._records)
         return build_tree(levels, weights, numbers, self._rules)
 
@@ -333,16 +317,6 @@ def _check(objective: object) -> LogisticPieces:
     return objective
 
 
-def _losses(
-    objective: LogisticPieces, heaviest: int, y: NDArray[np.float64] | None, weight: NDArray[np.float64] | None
-) -> list[LogisticShares]:
-    """Return each class's loss of rows of which the active party knows labels and weights."""
-    fraction, weights = objective.fractional_bits, None if weight is None else weight.astype(np.int64)
-    classes = [1] if objective.n_outputs == 1 else range(objective.n_outputs)
-    labels = [None if y is None else (y == k).astype(np.int64) for k in classes]
-    return [LogisticShares.of(pieces_of(fraction), fraction, heaviest, of, weights) for of in labels]
-
-
 # ---------------------------------------------------------------- passive party
 
 
@@ -361,15 +335,18 @@ def train_passive(inputs: RoleInput[SecureBoost]) -> ModelPart:
     )
     bounds = sums_bounds(n_rows, objective, inputs.common)
     rules = inputs.common.rules(objective)
-    losses = _losses(objective, start.heaviest, None, None)
-    ends = _make_ends(inputs, columns, bounds, rules, start.step, losses)
-    margins, transfers = np.zeros((len(ends), n_rows), np.uint32), ends[0].transfers
+    losses = losses_of(objective, start.heaviest, None, None)
+    ends = make_ends(inputs, columns, bounds, rules, start.step, losses)
+    margins, transfers, splits = np.zeros((len(ends), n_rows), np.uint32), ends[0].transfers, follower.part.splits
+    eval_sets = [EvalRows(of.table, transfers, splits, inputs.threads) for of in inputs.eval_sets]
     if start.rounds:
         shared = read_forest(party.receive(active, HiddenForest), active, start.records, len(ends))
-        own = partial(decide_rows, follower.part.splits, inputs.rows.table, inputs.threads)
+        own = partial(decide_rows, splits, inputs.rows.table, inputs.threads)
         if (shared.outputs, shared.nbytes) != (len(ends), WEIGHT_BYTES):
             raise PeerProtocolError(active, f"expected trees of {len(ends)} outputs, in whole units", at="HiddenForest")
         margins += compute(party, margin_shares(transfers, n_rows, own, shared, None)).T
+        for rows in eval_sets:
+            rows.add(party, shared, None)
 
     ahead, samples = Ahead(transfers), list[tuple[Flags | None, tuple[Int32s, Int32s]]]()
 
@@ -382,15 +359,21 @@ def train_passive(inputs: RoleInput[SecureBoost]) -> ModelPart:
         # of all classes
         ahead.nbytes = sent.ahead
         ahead.begin_tree()
+        trees = list[SharedForest]()
         for of in pieces(len(ends), CLASSES_AT_ONCE):
             of_trees = [columns.of_tree(end, on) for end, (_, on) in zip(ends[of], samples[of], strict=True)]
             steps = hidden_tree.grow_together(of_trees, margins[of], [sampled for sampled, _ in samples[of]])
             grown = compute(party, steps, ahead)
             for levels, _, shares in grown:
-                record(follower.part.splits, columns.bins, levels)
+                trees.append(forest_of_tree(levels, record(splits, columns.bins, levels), ends[0].place))
                 party.send(active, WeightShares(Array.of(shares)))
             margins[of] = compute(party, hidden_tree.add_weights(grown, margins[of], None))
         samples.clear()
+        for rows in eval_sets:
+            for tree in trees:
+                rows.add(party, tree, None)
+            share = rows.loss(party, None, objective.fractional_bits, 1)
+            party.send(active, EvalLoss(Array.of(share)))
 
     return follower.follow(MessageOrder(_TABLE, "between trees"), {HiddenTree: grow})
 

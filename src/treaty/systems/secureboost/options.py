@@ -42,8 +42,8 @@ class SecureBoost(SystemOptions):
     membership : {"known", "hidden"} or None, default None
         Which rows are in a node: "hidden" shares it, so that neither party learns it in training, with margins,
         gradients and sums; needs two parties, ``objective="logistic_pieces"``, a depth of at most 6 and sealed sums,
-        no eval sets, and whole weights of rows up to 255; predictions are ``inference="shared"`` (docs/hidden.md).
-        "known", which None is: the active party knows it.
+        whole weights of rows up to 255, and at most two eval sets; predictions are ``inference="shared"``
+        (docs/hidden.md). "known", which None is: the active party knows it.
     reveal : {"column", "node"} or None, default None
         How a passive party's split is applied under the lattice map: with "column" the party says of all rows which go
         left, and learns nothing of the node; with "node" it decides the node's rows alone. Under open sums it sees
@@ -253,7 +253,7 @@ class SecureBoost(SystemOptions):
             "process_type": (common.process_type, "default"),
             "monotone_constraints": (common.monotone_constraints or None, None),
             "interaction_constraints": (common.interaction_constraints or None, None),
-            "early_stopping_rounds": (common.early_stopping_rounds, None),
+            "eval_metric": (common.eval_metric if common.metrics not in ([], ["logloss"]) else None, None),
         }
         for name, (given, needed) in own.items():
             if given != needed:

@@ -10,7 +10,13 @@ from treaty.models.trees import ModelPart
 from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, Stage, When, between, routes
 from treaty.systems.options import learned_from_test_key
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.secureboost import hidden_columns, hidden_forest, hidden_training, shared_prediction
+from treaty.systems.secureboost import (
+    hidden_evaluation,
+    hidden_forest,
+    hidden_setup,
+    hidden_training,
+    shared_prediction,
+)
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.secureboost.secureboost import (
     active,
@@ -137,7 +143,7 @@ ROUTES: dict[Stage, Routes] = {
             between(
                 ACTIVE,
                 PASSIVE,
-                hidden_columns.HiddenColumns,
+                hidden_setup.HiddenColumns,
                 hidden_training.HiddenStart,
                 messages.LinkProbe,
                 messages.SealedStep,
@@ -147,11 +153,12 @@ ROUTES: dict[Stage, Routes] = {
             between(
                 PASSIVE,
                 ACTIVE,
-                hidden_columns.HiddenColumns,
+                hidden_setup.HiddenColumns,
                 messages.LinkEcho,
                 messages.SealedStep,
                 messages.OpenedStep,
                 hidden_training.WeightShares,
+                hidden_evaluation.EvalLoss,
             ),
             Route(hidden_forest.HiddenForest, ACTIVE, PASSIVE),
             leakage.CHECKPOINTS,

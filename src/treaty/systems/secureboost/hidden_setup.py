@@ -1,20 +1,32 @@
-"""Columns of the two parties of a training on shared rows: own ones, and the layout of the other party's."""
+"""What both parties of a training on shared rows have before the first tree: columns, a seed, hints and transfers."""
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
+from treaty.crypto.payload import SumsBounds
+from treaty.crypto.sums.shared_sums import SharedSums, shared_parameters
+from treaty.crypto.transfer.hidden_best import SplitTerms, quotient_bits
+from treaty.crypto.transfer.sealed_sums import Widths
+from treaty.crypto.transfer.stock import Steps, open_transfers, take
 from treaty.data.binning import MOST_BINS, MOST_CATEGORIES
-from treaty.errors import ConfigError, PeerProtocolError
+from treaty.errors import ConfigError, CryptoError, PeerProtocolError
 from treaty.machine.arrays import Flags, Int32s
 from treaty.messaging.messages import MOST_COLUMNS, MOST_SLOTS, Array, Message, leaks, view
 from treaty.messaging.party import Party
-from treaty.systems.secureboost.hidden_tree import HiddenEnd
+from treaty.systems.secureboost.hidden_tree import HiddenEnd, LogisticShares
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical.column_owner import bin_own_columns
+from treaty.systems.vertical.sealed import compute
 from treaty.systems.vertical.sealed_candidates import Candidates
+from treaty.trees.logistic_pieces import LogisticPieces, pieces_of
+from treaty.trees.splits import SplitRules
 
 
 @leaks("how many bins each of its columns has, which hold categories, and which have missing values", "control")
@@ -80,3 +92,52 @@ class Columns:
         """Return the end for a tree on some columns, the active party's and the passive one's."""
         both = [self.own.candidates(columns[end.role]), self.other.candidates(columns[1 - end.role])]
         return replace(end, candidates=both if end.place == 0 else both[::-1])
+
+
+def losses_of(
+    objective: LogisticPieces, heaviest: int, y: NDArray[np.float64] | None, weight: NDArray[np.float64] | None
+) -> list[LogisticShares]:
+    """Return each class's loss of rows of which the active party knows labels and weights."""
+    fraction, weights = objective.fractional_bits, None if weight is None else weight.astype(np.int64)
+    classes = [1] if objective.n_outputs == 1 else range(objective.n_outputs)
+    labels = [None if y is None else (y == k).astype(np.int64) for k in classes]
+    return [LogisticShares.of(pieces_of(fraction), fraction, heaviest, of, weights) for of in labels]
+
+
+def make_ends(
+    inputs: RoleInput, columns: Columns, bounds: SumsBounds, rules: SplitRules, step: int, losses: list[LogisticShares]
+) -> list[HiddenEnd]:
+    """Draw a seed with the other party, exchange hints and make transfers; return an end for each class."""
+    party, role = inputs.party, int(inputs.party.name != inputs.roles.active)
+    try:
+        quotient_bits(Widths.of(bounds, rules.ridge), rules.whole_rate)
+        shared_parameters(bounds)
+    except CryptoError as error:
+        raise ConfigError(f'membership="hidden" cannot hold these sums: {error}') from None
+    seed, others = compute(party, joint_seed()), int(columns.other.offsets[-1])
+    sums = SharedSums(bounds, columns.codes, columns.own.offsets, others, seed, inputs.threads)
+    compute(party, sums.exchange_hints(partial(inputs.observers.set_up, "hints")))
+    place = inputs.roles.owners.index(party.name)
+    both = [columns.own.candidates(), columns.other.candidates()]
+    end = HiddenEnd(
+        role, compute(party, open_transfers(role)), sums, bounds, losses[0], columns.codes,
+        both if place == 0 else both[::-1], place,
+        SplitTerms(rules.ridge, rules.least_hess, rules.min_child_samples, int(rules.threshold_in_units)),
+        rules.whole_rate, rules.max_depth, step,
+    )  # fmt: skip
+    return [replace(end, loss=loss) for loss in losses]
+
+
+def joint_seed() -> Steps[bytes]:
+    """Draw a public seed of 32 bytes that is uniform if one of the parties draws its share honestly."""
+    own = secrets.token_bytes(32)
+    sent = np.frombuffer(hashlib.sha256(b"treaty hidden seed\0" + own).digest(), np.uint8)
+    (committed,) = take((yield [sent]), (np.uint8, (32,)))
+    committed = committed.copy()
+    (came,) = take((yield [np.frombuffer(own, np.uint8)]), (np.uint8, (32,)))
+    if hashlib.sha256(b"treaty hidden seed\0" + came.tobytes()).digest() != committed.tobytes():
+        raise CryptoError("expected the share that was committed to")
+    if came.tobytes() == own:
+        raise CryptoError("expected another share than the own one")
+    # in an order that both know
+    return hashlib.sha256(b"treaty hidden seed\0" + b"".join(sorted([own, came.tobytes()]))).digest()

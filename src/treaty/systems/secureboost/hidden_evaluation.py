@@ -1,0 +1,131 @@
+"""Eval sets under ``membership="hidden"``: rows' margins stay shared, and the active party opens the loss of all.
+
+After each round the new trees are walked on shared rows (`hidden_forest`). A row's loss is looked up in a table of
+pieces, as derivatives are (`crypto.transfer.shared_pieces`), at its margin, or at minus that where its label is 1. The
+sum over all rows is rounded down on shares, before it is opened, to 15 bits at most, as a leaf's weight has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.crypto.transfer.arithmetic import bits_of, both_of
+from treaty.crypto.transfer.comparison import carries
+from treaty.crypto.transfer.hidden_rows import multiplexed
+from treaty.crypto.transfer.shared_pieces import NUMBER_BITS, Pieces, values_of
+from treaty.crypto.transfer.stock import Steps, Transfers
+from treaty.data.table import Table
+from treaty.errors import PeerProtocolError
+from treaty.machine.arrays import Integers, Words, pieces
+from treaty.messaging.messages import Array, Message, leaks, view
+from treaty.messaging.party import Party
+from treaty.systems.secureboost.hidden_forest import SharedForest, decide_rows, margin_shares
+from treaty.systems.secureboost.hidden_tree import HiddenLevel
+from treaty.systems.vertical.sealed import compute
+from treaty.trees.boosting import Forest
+from treaty.trees.ensemble import SplitTable, Tree
+from treaty.trees.logistic_pieces import loss_pieces, loss_shift
+
+FEWEST_ROWS, MOST_SETS = 100, 2  # the loss of few rows tells their margins, and so do sets that differ by few rows
+_ROWS_AT_ONCE = 1 << 17  # whose losses are computed in one step
+_WHOLE = np.uint32((1 << NUMBER_BITS) - 1)
+
+
+@leaks("the loss of each eval set after each round, that of all rows together, as a whole number", "aggregated")
+class EvalLoss(Message):
+    """A share of an eval set's loss, uint64 (1,), which the active party opens."""
+
+    share: Array
+
+
+def loss_of_rows(
+    transfers: Transfers, margins: NDArray[np.uint32], labels: NDArray[np.bool_] | None, fraction: int, role: int
+) -> Steps[Words]:
+    """Return a share of the loss of all rows, in units of 2^shift / 2^fraction (`loss_shift`), uint64 (1,).
+
+    `margins`, (n,), are shares modulo 2^20; the active party gives the labels.
+    """
+    n, (base, slope) = len(margins), loss_pieces(fraction).view(np.uint64)
+    # a row's loss is below 8, and the sum is guarded
+    bits, total = (n << fraction + 3).bit_length() + 1, np.zeros(1, np.uint64)
+    for of in pieces(n, _ROWS_AT_ONCE):
+        known = np.zeros(of.stop - of.start, np.uint8) if labels is None else labels[of].astype(np.uint8)
+        values = margins[of].astype(np.uint64)[:, None, None]
+        positive, _, _ = yield from multiplexed(transfers, known, values, NUMBER_BITS, (role == 0, role == 1))
+        turned = (margins[of] - (positive[:, 0, 0].astype(np.uint32) << np.uint32(1))) & _WHOLE
+        found = yield from values_of(transfers, turned, Pieces(base, slope, bits), role)
+        total += found.sum(dtype=np.uint64)
+    return (yield from _rounded_down(transfers, total, bits, loss_shift(n, fraction), role))
+
+
+def _rounded_down(transfers: Transfers, shares: Words, bits: int, dropped: int, role: int) -> Steps[Words]:
+    """Return shares modulo 2^64 of guarded numbers without their lowest bits, (n,), from shares modulo 2^bits."""
+    shares = shares & np.uint64((1 << bits) - 1)
+    top, carry = (shares >> np.uint64(bits - 1)).astype(np.uint8), np.zeros(len(shares), np.uint8)
+    carry = yield from carries(transfers, bits_of(shares[:, None], dropped), role)
+    both = yield from both_of(transfers, np.concatenate([top, carry]), 1, role)
+    of_top, of_carry = np.split(both[:, 0], 2)
+    # the shares wrap around if either has its top bit; the carry is shared by xor
+    wraps, carried = top - of_top, carry - (of_carry << np.uint64(1))
+    out: Words = (shares >> np.uint64(dropped)) + carried - (wraps << np.uint64(bits - dropped))
+    return out
+
+
+def forest_of_tree(levels: Sequence[HiddenLevel], numbers: Sequence[Sequence[int]], place: int) -> SharedForest:
+    """Return what a party at this place knows of a tree, by the record numbers of its own splits."""
+    records = np.full((1, (1 << len(levels)) - 1), -1, np.int32)
+    for level, (of, own) in enumerate(zip(levels, numbers, strict=True)):
+        records[0, (1 << level) - 1 + np.flatnonzero(of.owner == place)] = own
+    return SharedForest(records, [bool((of.owner == 1 - place).any()) for of in levels])
+
+
+class EvalRows:
+    """An eval set at either party: own shares of its rows' margins."""
+
+    def __init__(self, table: Table, transfers: Transfers, splits: SplitTable, threads: int) -> None:
+        self._n_rows, self._transfers = table.n_rows, transfers
+        self._own = partial(decide_rows, splits, table, threads)
+        self.margins = np.zeros(table.n_rows, np.uint32)
+
+    def add(self, party: Party, forest: SharedForest, weights: Integers | None) -> None:
+        """Add trees, of which the active party gives the weights."""
+        steps = margin_shares(self._transfers, self._n_rows, self._own, forest, weights)
+        self.margins = (self.margins + compute(party, steps)[:, 0]) & _WHOLE
+
+    def loss(self, party: Party, labels: NDArray[np.bool_] | None, fraction: int, role: int) -> Words:
+        """Return a share of the loss of all rows."""
+        share: Words = compute(party, loss_of_rows(self._transfers, self.margins, labels, fraction, role))
+        return share
+
+
+@dataclass(slots=True)
+class WatchedShares:
+    """An eval set at the active party, whose trees so far are in its rows' margins (`trees.boosting.WatchedRows`).
+
+    `last` are the trees of the latest round, by the end that grew them.
+    """
+
+    name: str
+    labels: NDArray[np.bool_]
+    rows: EvalRows
+    party: Party
+    last: list[tuple[SharedForest, Integers]]
+
+    def begin(self, forest: Forest, metrics: Sequence[str]) -> Sequence[str]:
+        return [forest.objective.metric]
+
+    def measure(self, forest: Forest, new: Sequence[Tree]) -> Mapping[str, float]:
+        (peer,), fraction, n = self.party.peers, forest.objective.fractional_bits, len(self.labels)
+        for tree, weights in self.last:
+            self.rows.add(self.party, tree, weights)
+        share = self.rows.loss(self.party, self.labels, fraction, 0)
+        came = view(self.party.receive(peer, EvalLoss).share, np.uint64, (1,), peer=peer, what="EvalLoss.share")
+        unit = 2.0 ** (loss_shift(n, fraction) - fraction)
+        if (loss := int((share + came)[0]) * unit / n) >= 8.0:
+            raise PeerProtocolError(peer, "expected a share of a loss below 8", at="EvalLoss.share")
+        return {forest.objective.metric: loss}

@@ -1,0 +1,105 @@
+"""The loss of rows whose margins are shared: the plain loss in pieces, rounded, and nothing else shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from crypto.sealed.test_sealed import play
+from crypto.sealed.used import Used
+from crypto.sealed.watching import again, assert_refuses_garbage, fill, filled, uniform, views
+from treaty.crypto.transfer.shared_pieces import NUMBER_BITS
+from treaty.crypto.transfer.stock import Steps, Transfers, open_transfers
+from treaty.systems.secureboost import hidden_evaluation
+from treaty.systems.secureboost.hidden_evaluation import loss_of_rows
+from treaty.trees.logistic_pieces import LogisticPieces, loss_shift
+
+WHOLE, UNIT = (1 << NUMBER_BITS) - 1, 2.0**-12
+Ends = tuple[Transfers, Transfers]
+
+
+@pytest.fixture(scope="module")
+def ends() -> Ends:
+    return play(open_transfers(0), open_transfers(1))
+
+
+def shared(margins: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    masks = rng.integers(0, 1 << NUMBER_BITS, len(margins))
+    return [masks.astype(np.uint32), ((margins - masks) & WHOLE).astype(np.uint32)]
+
+
+def steps(ends: Ends, shares: list[np.ndarray], labels: np.ndarray, k: int) -> Steps[Any]:
+    return loss_of_rows(ends[k], shares[k], labels if k == 0 else None, 16, k)
+
+
+def opened(ends: Ends, margins: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> int:
+    shares = shared(margins, rng)
+    one, other = play(*(steps(ends, shares, labels, k) for k in (0, 1)))
+    return int((one + other)[0])
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 100, 1023, 5000, 9000])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_loss_is_the_plain_one(ends: Ends, n: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hidden_evaluation, "_ROWS_AT_ONCE", [1 << 17, 700, 64][seed])
+    rng, loss = np.random.default_rng(seed), LogisticPieces()
+    margins = np.rint(rng.normal(0, [0.3, 3, 60][seed], n) * 4096).astype(np.int64)
+    margins, labels = np.clip(margins, -(120 << 12) + 1, (120 << 12) - 1), rng.integers(0, 2, n).astype(np.bool_)
+    found = opened(ends, margins, labels, rng)
+    unit = 2.0 ** (loss_shift(n, 16) - 16)
+    assert found * unit / n == loss.loss(margins[:, None] * UNIT, labels.astype(float), None)
+    assert found < 1 << 16
+    assert unit == 1.0 + (n > 8191)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_the_largest_and_the_smallest_loss_do_not_wrap_around(ends: Ends, wrong: bool) -> None:
+    n, rng = 3000, np.random.default_rng(1)
+    labels = np.arange(n) % 2 == 0
+    margins = np.where(labels == wrong, -(119 << 12), 119 << 12)
+    expected = 7.0 if wrong else 0.0
+    assert opened(ends, margins, labels, rng) * 2.0 ** (loss_shift(n, 16) - 16) / n == pytest.approx(expected, abs=2e-3)
+
+
+@pytest.mark.parametrize("role", [0, 1])
+@pytest.mark.parametrize("secret", [0, 1])
+def test_all_that_is_received_is_uniform(ends: Ends, role: int, secret: int) -> None:
+    """Whatever labels are, and shares, of the other party."""
+    n = 4096
+    own = np.random.default_rng().integers(0, 1 << NUMBER_BITS, n).astype(np.uint32)
+    shares = [own, own]
+    shares[1 - role] = np.full(n, WHOLE * secret, np.uint32)
+    fill(ends, 1 << 19)
+    came, _ = views(lambda k: steps(ends, shares, np.full(n, secret), k))[role]
+    large = [array for of in came for array in of if array.size > 400]
+    assert len(large) > 8
+    assert all(uniform(array) for array in large)
+
+
+def test_the_passive_partys_share_of_a_loss_is_uniform(ends: Ends) -> None:
+    rng, labels = np.random.default_rng(5), np.ones(20, np.bool_)
+    found = []
+    for _ in range(120):
+        shares = shared(np.full(20, 4096), rng)
+        found.append(play(*(steps(ends, shares, labels, k) for k in (0, 1)))[1])
+    assert len({int(a) for a in np.concatenate(found)}) == 120
+    assert uniform(np.concatenate(found))
+
+
+def test_no_pad_of_a_loss_serves_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    used, rng = Used(monkeypatch), np.random.default_rng(2)
+    ends = play(open_transfers(0), open_transfers(1))
+    for _ in range(2):
+        opened(ends, rng.integers(-9000, 9000, 300), rng.integers(0, 2, 300).astype(np.bool_), rng)
+    for parts in used.hashed.values():
+        of = np.concatenate(parts)
+        assert len(np.unique(of[:, [0, 3, 4]], axis=0)) == len(of)  # one pad, one use
+        assert len(np.unique(of[:, :3], axis=0)) == len(np.unique(of[:, 0]))  # one tweak, one row
+
+
+@pytest.mark.parametrize("role", [0, 1])
+def test_messages_of_other_types_and_shapes_are_refused(role: int) -> None:
+    ends, shares, labels = filled(), [np.arange(9, dtype=np.uint32)] * 2, np.arange(9) % 2 == 0
+    assert_refuses_garbage(lambda k: steps((again(ends[0]), again(ends[1])), shares, labels, k), role, tries=1)
