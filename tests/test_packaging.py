@@ -80,6 +80,14 @@ def test_the_newest_release_of_the_changelog_is_this_version() -> None:
     assert newest.group(1) == treaty.__version__
 
 
+def test_the_citation_is_of_the_newest_release() -> None:
+    changelog, citation = (ROOT / "CHANGELOG.md").read_text(), (ROOT / "CITATION.cff").read_text()
+    day = re.search(rf"^## \[{re.escape(treaty.__version__)}\] - (\S+)$", changelog, re.MULTILINE)
+    assert day is not None
+    for line in (f"version: {treaty.__version__}", f"date-released: {day[1]}", f"license: {PROJECT['license']}"):
+        assert f"\n{line}\n" in citation
+
+
 def test_the_lowest_versions_are_those_that_make_test_lowest_tries() -> None:
     tried = dict(line.split("==") for line in (ROOT / "constraints-lowest.txt").read_text().split())
     for requirement in REQUIREMENTS:

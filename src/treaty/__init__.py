@@ -15,6 +15,7 @@ from treaty.errors import (
     PeerTimeout,
     TreatyError,
 )
+from treaty.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from treaty.estimators.files import align, open_table, read_table
@@ -43,7 +44,6 @@ __all__ = [
     "PeerProtocolError", "PeerTimeout", "PoissonRegressor", "Pooled", "QuasiNewton", "Scorecard", "SecureBoost",
     "Statistics", "TreatyError", "align", "disclosures", "load", "open_table", "permutation_importance", "read_table",
 ]  # fmt: skip
-__version__ = "0.1.0"
 
 _LATE = {
     "CustomLoss": "treaty.trees.custom_losses",

@@ -7,6 +7,7 @@ import threading
 import msgspec
 import pytest
 
+import treaty
 from pace import within
 from runs.small_jobs import played, write_job
 from treaty.errors import ConfigError, TreatyError
@@ -91,7 +92,7 @@ def test_another_release_is_a_plain_sentence(tmp_path, monkeypatch):
 
     monkeypatch.setattr("treaty.runs.connecting.shared_terms", of_another)
     said = played(jobs)
-    assert "version of Treaty = 0.1.0 at a, 9.9 at b" in said["a"]
+    assert f"version of Treaty = {treaty.__version__} at a, 9.9 at b" in said["a"]
     assert "install the same Treaty" in said["a"]
 
 

@@ -21,7 +21,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from treaty.errors import ClusterLost, ConfigError, TreatyError
 from treaty.files import write_whole
 from treaty.machine.arrays import Int32s, Integers, forget, pieces
 from treaty.machine.process import cores
+from treaty.version import __version__
 
 STRIPE = 1 << 14
 """Consecutive rows at one worker: whole blocks of the lattice map, whose degree divides this number."""
@@ -226,7 +226,7 @@ class _Actor:
 
     def process(self) -> tuple[int, str]:
         """Return the actor's process id, and its version of Treaty."""
-        return os.getpid(), version("treaty-learn")
+        return os.getpid(), __version__
 
 
 @contextmanager
@@ -320,10 +320,8 @@ class Shards:
                 f"a worker of the cluster could not start: {_lines(error)[-1]}; is the same Treaty installed on all "
                 f"its machines, and were all started with {_AUTH}=token?"
             ) from None
-        if versions != {version("treaty-learn")}:
-            raise ConfigError(
-                f"expected Treaty {version('treaty-learn')} on all machines of the cluster, got {sorted(versions)}"
-            )
+        if versions != {__version__}:
+            raise ConfigError(f"expected Treaty {__version__} on all machines of the cluster, got {sorted(versions)}")
 
     def processes(self) -> list[int]:
         """Return the workers' process ids."""

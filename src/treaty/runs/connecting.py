@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from importlib.metadata import version
 from logging import getLogger
 from pathlib import Path
 from typing import TypeVar
@@ -25,6 +24,7 @@ from treaty.messaging.tls_channel import Peer, TlsChannel
 from treaty.runs.job import Job
 from treaty.systems.options import public_terms
 from treaty.systems.system import Phase, Roles, Service
+from treaty.version import __version__
 
 logger = getLogger(__name__)
 Result = TypeVar("Result")
@@ -50,7 +50,7 @@ def shared_terms(job: Job, name: str, roles: Roles, verb: str) -> dict[str, str]
         rules += f", text {str(align.text).lower()}"
     places = {who: " of ".join(filter(None, (member.role, member.edge))) for who, member in job.parties.items()}
     terms = {
-        "version of Treaty": version("treaty-learn"),
+        "version of Treaty": __version__,
         "command": f"treaty {verb}",
         "name": repr(job.name),
         "protocol": repr(job.protocol),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import time
@@ -17,6 +16,7 @@ from treaty.data.binning import fit_bins
 from treaty.data.reading import check_there
 from treaty.data.table import Table
 from treaty.errors import ConfigError, TreatyError
+from treaty.machine.process import cores
 from treaty.messaging.certificates import check_certificate, fingerprint, load_certificate, load_identity
 from treaty.models.checkpoints import check_ledgers, checkpoint_file
 from treaty.models.linear import preparation_of
@@ -168,7 +168,7 @@ def _shape(job: Job, roles: Roles, name: str, table: Table | None, common: Any, 
     shape = Shape(
         rows=rows, columns={owner: size[0] for owner, size in sizes.items()},
         slots={owner: size[1] for owner, size in sizes.items()}, classes=job.classes,
-        threads=job.n_jobs or len(os.sched_getaffinity(0)), halved={owner: size[2:] for owner, size in sizes.items()},
+        threads=cores(job.n_jobs), halved={owner: size[2:] for owner, size in sizes.items()},
     )  # fmt: skip
     if table is None:
         return shape, f"taken for all who have a table: {rows:,} rows, {columns} columns"

@@ -40,6 +40,7 @@ from treaty.systems.alignment.kkrt import OprfOffer
 from treaty.systems.leakage import ANY, STAGES, Route, Routes, routes, sent
 from treaty.systems.options import SystemOptions, converted, given, names_of
 from treaty.systems.system import RoleInput, Roles, System, roles_of
+from treaty.version import __version__
 
 FORMAT = Format("report", 2)
 
@@ -358,8 +359,9 @@ def trained_model(job: Job, name: str) -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of Treaty, of Python and of the libraries that a model depends on most."""
-    libraries = ("treaty-learn", "numpy", "pyarrow", "cryptography")
-    return {"python": platform.python_version()} | {name: version(name) for name in libraries}
+    libraries = ("numpy", "pyarrow", "cryptography")
+    own = {"python": platform.python_version(), "treaty-learn": __version__}
+    return own | {name: version(name) for name in libraries}
 
 
 def column_types(schema: Schema) -> dict[str, str]:
