@@ -473,7 +473,7 @@ def test_what_no_tree_draws_any_more_is_not_kept_forever(monkeypatch: pytest.Mon
 
 def test_transfers_left_over_are_not_kept_forever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few products leave more transfers than they take, as these are made 512 at a time."""
-    monkeypatch.setattr(ahead_module, "_MOST", 10_000)
+    monkeypatch.setattr(ahead_module, "_MOST", 6_000)
     pair = Pair(Wire(), "p1")
     for _ in range(6):
         play(*(end.fresh(1) for end in pair.ends))

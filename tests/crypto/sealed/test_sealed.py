@@ -51,9 +51,10 @@ def ends() -> tuple[Transfers, Transfers]:
     return play(open_transfers(0), open_transfers(1))
 
 
-def test_transfers_made_ahead_take_31_bits_each() -> None:
-    sent = next(play(open_transfers(0), open_transfers(1))[0].reserve(1))
-    assert sum(array.nbytes for array in sent) * 8 == 31 * (1 << 15)
+@pytest.mark.parametrize(("short", "bits"), [(False, 21), (True, 15)])
+def test_transfers_made_ahead_take_few_bits_each(short: bool, bits: int) -> None:
+    sent = next(play(open_transfers(0, short=short), open_transfers(1))[0].reserve(1))
+    assert sum(array.nbytes for array in sent) * 8 == bits * (1 << 15)
 
 
 def shared(numbers: list[int], bits: int, words: int = 2) -> tuple[np.ndarray, np.ndarray]:

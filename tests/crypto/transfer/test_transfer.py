@@ -10,8 +10,10 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crypto.sealed.watching import play
 from treaty.crypto.transfer import aes, extension, sodium
-from treaty.crypto.transfer.extension import STEP, TREES, Receiver, Sender
+from treaty.crypto.transfer.extension import QUICK, SHORT, STEP, Receiver, Sender, Shape
+from treaty.crypto.transfer.stock import open_transfers
 from treaty.errors import CryptoError
 
 
@@ -160,18 +162,28 @@ def test_folding_sums_leaves_by_the_bits_of_their_numbers(fold: int) -> None:
 # ---------------------------------------------------------------- extension
 
 
-def ends() -> tuple[Receiver, Sender]:
-    receiver = Receiver()
-    sender = Sender(receiver.offer)
+def ends(shape: Shape = QUICK) -> tuple[Receiver, Sender]:
+    receiver = Receiver(shape)
+    sender = Sender(receiver.offer, shape)
     sender.prepare(receiver.prepare(sender.points))
     return receiver, sender
 
 
-def test_rows_differ_by_delta_where_the_bit_is_one() -> None:
-    receiver, sender = ends()
+# one tree of all levels would send nothing, and have 2^128 leaves
+SHAPES = {
+    "quick": QUICK,
+    "short": SHORT,
+    "single bits": Shape(((128, 1),)),
+    "three groups": Shape(((1, 7), (60, 2), (1, 1))),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_rows_differ_by_delta_where_the_bit_is_one(shape: Shape) -> None:
+    receiver, sender = ends(shape)
     for count in (STEP, 3 * STEP, (1 << 16) + STEP):  # the streams go on
         message, chosen, t = receiver.extend(count)
-        assert message.shape == (TREES - 1, count // 64)
+        assert message.shape == (len(shape.levels) - 1, count // 64)
         q = sender.extend(count, message)
         choices = unpacked(chosen, count)
         assert np.array_equal(q, t ^ (choices[:, None] * sender.delta))
@@ -200,9 +212,10 @@ def test_each_sender_has_a_delta_of_its_own() -> None:
     assert abs(ones - deltas.size * 32) < 6 * np.sqrt(deltas.size * 16)
 
 
-def test_senders_message_says_nothing_of_the_bits_without_delta() -> None:
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_senders_message_says_nothing_of_the_bits_without_delta(shape: Shape) -> None:
     """Each column of the message is masked by a stream of which the sender lacks one leaf: bits look fair to it."""
-    receiver, _ = ends()
+    receiver, _ = ends(shape)
     message, chosen, _ = receiver.extend(1 << 14)
     agree = [np.mean(unpacked(column ^ chosen, 1 << 14)) for column in message]
     assert np.all(np.abs(np.array(agree) - 0.5) < 6 * 0.5 / 2**7)
@@ -213,6 +226,23 @@ def test_numbers_of_transfers_that_do_not_fit_are_refused(count: int) -> None:
     receiver, _ = ends()
     with pytest.raises(CryptoError, match="expected a multiple of 512 transfers"):
         receiver.extend(count)
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_both_ends_take_the_shape_that_role_0_names(short: bool) -> None:
+    first, second = play(open_transfers(0, short=short), open_transfers(1, short=not short))
+    shapes = {end.shape for of in (first, second) for end in (of.sender, of.receiver)}
+    assert shapes == {SHORT if short else QUICK}
+    message, chosen, t = first.receiver.extend(STEP)
+    q = second.sender.extend(STEP, message)
+    assert np.array_equal(q, t ^ (unpacked(chosen, STEP)[:, None] * second.sender.delta))
+
+
+def test_a_shape_that_there_is_not_is_refused() -> None:
+    steps = open_transfers(1)
+    offer, _ = next(steps)
+    with pytest.raises(CryptoError, match="expected 0 or 1, got 2"):
+        steps.send([offer, np.array([2], np.uint8)])
 
 
 def test_message_of_another_length_is_refused() -> None:

@@ -6,6 +6,7 @@ sent when it is due. Both ends make the same, at the same steps, in messages of 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from treaty.crypto.transfer.ring_products import plan_of
 from treaty.crypto.transfer.shared_products import make as make_in_ring
 from treaty.crypto.transfer.stock import OF_A_TRANSFER, Arrays, Steps, Stock, Transfers, sizes_of
 
-_OF_A_QUAD = 30  # bytes that are sent to make one
+_OF_A_QUAD = 22  # bytes that are sent to make one
 _MOST = 1 << 26  # bytes sent for what is kept, which takes several times as many in memory
 
 
@@ -73,8 +74,8 @@ class Ahead:
         self._begins = False
         for missing, nbytes, stock, make_more in short:
             if room > 0:
-                count = stock.whole(min(missing, -(-room // nbytes)))
-                room -= count * nbytes
+                count = stock.whole(min(missing, math.ceil(room / nbytes)))
+                room -= round(count * nbytes)
                 stock.coming += count
                 steps = make_more(count)
                 with self.transfers.apart():
@@ -102,7 +103,7 @@ class Ahead:
         """How many messages were sent whose counterparts were not taken yet."""
         return len(self._sent)
 
-    def _stocks(self) -> Iterator[tuple[Stock, int, Callable[[int], Steps[None]]]]:
+    def _stocks(self) -> Iterator[tuple[Stock, float, Callable[[int], Steps[None]]]]:
         """Yield each stock, the bytes that an end sends to make one, and what makes more."""
         transfers = self.transfers
         yield transfers.rows, OF_A_TRANSFER, transfers.extend
@@ -114,7 +115,7 @@ class Ahead:
 
     @property
     def _total(self) -> int:
-        return sum(stock.wanted * nbytes for stock, nbytes, _ in self._stocks())
+        return round(sum(stock.wanted * nbytes for stock, nbytes, _ in self._stocks()))
 
 
 @dataclass(slots=True)

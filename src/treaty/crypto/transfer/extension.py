@@ -5,10 +5,10 @@ pair, by choices that the sender never sees. Chou and Orlandi, "The Simplest Pro
 LATINCRYPT 2015, over ristretto255, whose order is prime. The receiver's choices are hidden whatever the sender
 computes: its points are uniform either way.
 
-*Extension*: Roy, "SoftSpokenOT", CRYPTO 2022, semi-honest, with small fields GF(2^4); with GF(2) it is the
+*Extension*: Roy, "SoftSpokenOT", CRYPTO 2022, semi-honest, with small fields, GF(2^6) or GF(2^8); with GF(2) it is the
 protocol of Ishai, Kilian, Nissim and Petrank, CRYPTO 2003, as improved by Asharov, Lindell, Schneider and Zohner, CCS
 2013. Of each transfer the sender has a row q, the receiver a random bit r and a row t with q = t xor r Delta (128 bits
-each); Delta, which the sender alone knows, is the same for all. 128 / 4 - 1 bits are sent for each.
+each); Delta, which the sender alone knows, is the same for all. A bit is sent for each field but one.
 
 ====  =========================  ==============================================================
 step  who                        what
@@ -37,6 +37,9 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,13 +54,37 @@ PLANE_WORDS = 8  # planes are a multiple of it long: they are turned in blocks o
 KAPPA = 128  # base transfers, and bits of a row
 STEP = 64 * PLANE_WORDS  # transfers are made by multiples of this number
 KEY = 16  # bytes of a base transfer's key
-_FOLD = 4  # 31 bits are sent for each transfer, in as much time as 63 at 2; 8 takes five times as long
-TREES = KAPPA // _FOLD
-_PIECE = 1 << 13  # transfers at a time: 512 kB of leaves, which fit a core's cache
+_PIECE = 1 << 13  # transfers at a time: 1.3 MB of leaves
 # bits that stay when blocks of 32, 16, ... 1 bits are exchanged: ones and zeros in turn
 _MASKS = np.array([(2**64 - 1) // (2**width + 1) for width in (32, 16, 8, 4, 2, 1)], np.uint64)
 
 Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Groups of seed trees, numbers of trees and of their levels: a level for each of the 128 bits of a row."""
+
+    groups: tuple[tuple[int, int], ...]
+
+    @property
+    def levels(self) -> list[int]:
+        """The levels of each tree."""
+        return [levels for trees, levels in self.groups for _ in range(trees)]
+
+    @property
+    def sent(self) -> int:
+        """The bits sent for each transfer."""
+        return len(self.levels) - 1
+
+    def bits(self) -> Iterator[tuple[int, int]]:
+        """Yield of each tree its first bit of a row, and the one after its last."""
+        return pairwise(np.cumsum([0, *self.levels]).tolist())
+
+
+# With more levels fewer bits are sent, and more leaves are made: a transfer takes 13 ns at 4 levels, where 31 bits are
+# sent, 25 at `QUICK` (21 bits), and 50 at `SHORT` (15 bits), of which the last pays below some 250 Mbit/s
+QUICK, SHORT = Shape(((20, 6), (2, 4))), Shape(((16, 8),))
 
 
 def packed(bits: Bytes) -> Words:
@@ -173,47 +200,46 @@ class Receiver:
     hash: Hash  # once the sender's points have come
     session: bytes
 
-    def __init__(self) -> None:
+    def __init__(self, shape: Shape = QUICK) -> None:
+        self.shape = shape
         self._secret, self.offer = base_offer()
-        self._streams: list[Streams] = []
+        self._streams: list[list[Streams]] = []
 
     def prepare(self, points: Bytes) -> Bytes:
         """Take the sender's points, uint8 (128, 32); return the corrections of its seeds, (128, 2, 16).
 
         CryptoError if one is the identity or no point.
         """
-        pads = base_pairs(self._secret, self.offer, points).reshape(TREES, _FOLD, 2, KEY)
+        pads = base_pairs(self._secret, self.offer, points)
         self.session = _session(self.offer, points)
         self.hash = hash_of(self.session)
         out, seeds = np.empty_like(pads), []
-        for tree, pad in enumerate(pads):
+        for first, last in self.shape.bits():
             nodes = np.frombuffer(secrets.token_bytes(KEY), np.uint8)[None]
             # a sender with bit d has pad d, and gets the sum of all nodes of the other side
-            for level in range(_FOLD):
+            for bit in range(first, last):
                 nodes = _children(nodes)
                 for side in (0, 1):
-                    out[tree, level, 1 - side] = np.bitwise_xor.reduce(nodes[1 - side :: 2]) ^ pad[level, side]
+                    out[bit, 1 - side] = np.bitwise_xor.reduce(nodes[1 - side :: 2]) ^ pads[bit, side]
             seeds.append(nodes)
-        self._streams = _lanes(np.concatenate(seeds))
-        return out.reshape(KAPPA, 2, KEY)
+        self._streams = _lanes(self.shape, seeds)
+        return out
 
     def extend(self, count: int, lane: int = 0) -> tuple[Words, Words, Words]:
         """Make transfers, `count` a multiple of `STEP`: return the message, the bits and the rows.
 
         The sender takes messages of one lane, of two, in the order in which they were made.
-        The message is uint64 (31, count / 64); bits are packed, (count / 64,); rows are (count, 2).
+        The message is uint64 (`Shape.sent`, count / 64); bits are packed, (count / 64,); rows are (count, 2).
         """
         words = _whole(count) // 64
-        message, chosen = np.empty((TREES - 1, words), np.uint64), np.empty(words, np.uint64)
+        message, chosen = np.empty((self.shape.sent, words), np.uint64), np.empty(words, np.uint64)
         rows = np.empty((count, 2), np.uint64)
         for part in pieces(count, _PIECE):
-            at, planes, leaves = _leaves(self._streams[lane], part)
-            # leaf 0 becomes the sum of all, which are the tree's random bits
-            fold_trees(leaves, planes)
-            chosen[at] = leaves[0, 0]
+            at, planes, bits = _planes(self.shape, self._streams[lane], part)
+            chosen[at] = bits[0]
             # all trees are to have the bits of the first: the message has the differences
-            np.bitwise_xor(leaves[1:, 0], leaves[0, 0], out=message[:, at])
-            transpose(planes.reshape(KAPPA, -1), rows[part], 0, planes.shape[2] // PLANE_WORDS)
+            np.bitwise_xor(bits[1:], bits[0], out=message[:, at])
+            transpose(planes, rows[part], 0, planes.shape[1] // PLANE_WORDS)
         return message, chosen, rows
 
 
@@ -223,63 +249,79 @@ class Sender:
     CryptoError if the receiver's `offer` is the identity or no point.
     """
 
-    def __init__(self, offer: Bytes) -> None:
+    def __init__(self, offer: Bytes, shape: Shape = QUICK) -> None:
+        self.shape = shape
         drawn = np.frombuffer(secrets.token_bytes(KAPPA // 8), np.uint8)
         self.delta: Words = drawn.view("<u8").astype(np.uint64)
-        # bit j of a tree's part of delta is the choice at the tree's level 3 - j, whose nodes have it last
-        self._bits = np.unpackbits(drawn, bitorder="little").reshape(TREES, _FOLD)
-        choices = self._bits[:, ::-1]
-        self._pads, self.points = base_choose(offer, choices.reshape(-1).astype(np.bool_))
+        # a tree's part of delta has the choices at its levels, the last level's first
+        self._bits = np.unpackbits(drawn, bitorder="little")
+        self._choices = np.concatenate([self._bits[first:last][::-1] for first, last in shape.bits()])
+        self._pads, self.points = base_choose(offer, self._choices.astype(np.bool_))
         self.session = _session(offer, self.points)
         self.hash = hash_of(self.session)
-        self._streams: list[Streams] = []
+        self._streams: list[list[Streams]] = []
 
     def prepare(self, corrections: Bytes) -> None:
         """Take what the receiver's `prepare` has returned, uint8 (128, 2, 16)."""
-        corrections = corrections.reshape(TREES, _FOLD, 2, KEY)
-        pads = self._pads.reshape(TREES, _FOLD, KEY)
         seeds = []
-        for tree, choices in enumerate(self._bits[:, ::-1]):
+        for first, last in self.shape.bits():
             nodes, gap = np.zeros((1, KEY), np.uint8), 0  # all nodes of a level but the one at `gap`
-            for level, choice in enumerate(choices.tolist()):
+            for bit, choice in enumerate(self._choices[first:last].tolist(), first):
                 nodes = _children(nodes)
                 nodes[2 * gap : 2 * gap + 2] = 0
                 side = 1 - choice
                 known = np.bitwise_xor.reduce(nodes[side::2])
                 # the correction has the sum of the sibling's side; less the others of that side it is the sibling
-                nodes[2 * gap + side] = corrections[tree, level, side] ^ pads[tree, level] ^ known
+                nodes[2 * gap + side] = corrections[bit, side] ^ self._pads[bit] ^ known
                 gap = 2 * gap + choice
             # slot s has leaf s xor gap; the unknown one is the first, which counts in no plane
-            seeds += [nodes[slot ^ gap] for slot in range(len(nodes))]
-        self._streams = _lanes(np.stack(seeds))
+            seeds.append(nodes[np.arange(len(nodes)) ^ gap])
+        self._streams = _lanes(self.shape, seeds)
 
     def extend(self, count: int, message: Words, lane: int = 0) -> Words:
-        """Make the transfers of a receiver's message, uint64 (31, count / 64); return rows (count, 2).
+        """Make the transfers of a receiver's message, uint64 (`Shape.sent`, count / 64); return rows (count, 2).
 
         CryptoError for a message of another shape.
         """
-        if message.shape != (TREES - 1, _whole(count) // 64):
-            raise CryptoError(f"expected columns {(TREES - 1, count // 64)}, got {message.shape} - of an extension")
-        # masks of all ones where delta has a 1
-        rows, masks = np.empty((count, 2), np.uint64), np.uint64(0) - self._bits.astype(np.uint64)
+        levels, sent = self.shape.levels, self.shape.sent
+        if message.shape != (sent, _whole(count) // 64):
+            raise CryptoError(f"expected columns {(sent, count // 64)}, got {message.shape} - of an extension")
+        rows, others = np.empty((count, 2), np.uint64), slice(levels[0], None)  # planes of all trees but the first
+        # masks of all ones where delta has a 1, and the line of the message of each plane's tree
+        masks = np.uint64(0) - self._bits[others, None].astype(np.uint64)
+        lines = np.repeat(np.arange(sent), levels[1:])
         for part in pieces(count, _PIECE):
-            at, planes, leaves = _leaves(self._streams[lane], part)
+            at, planes, _ = _planes(self.shape, self._streams[lane], part)
             # with slots shifted by the gap, a plane is the receiver's plus delta's bit times the tree's random bits
-            fold_trees(leaves, planes)
-            planes[1:] ^= masks[1:, :, None] & message[:, None, at]
-            transpose(planes.reshape(KAPPA, -1), rows[part], 0, planes.shape[2] // PLANE_WORDS)
+            planes[others] ^= masks & message[lines, at]
+            transpose(planes, rows[part], 0, planes.shape[1] // PLANE_WORDS)
         return rows
 
 
-def _lanes(seeds: Bytes) -> list[Streams]:
-    return [Streams(seeds), Streams(seeds, 1 << 60)]
+def _lanes(shape: Shape, seeds: list[Bytes]) -> list[list[Streams]]:
+    """Return the streams of two lanes, of the trees of each group together."""
+    lanes: list[list[Streams]] = [[], []]
+    first = 0
+    for trees, _ in shape.groups:
+        of_group = np.concatenate(seeds[first : first + trees])
+        lanes[0].append(Streams(of_group))
+        lanes[1].append(Streams(of_group, 1 << 60))
+        first += trees
+    return lanes
 
 
-def _leaves(streams: Streams, part: slice) -> tuple[slice, Words, Words]:
-    """Return the words of some transfers, room for their planes, and the next words of all trees' leaves."""
+def _planes(shape: Shape, streams: list[Streams], part: slice) -> tuple[slice, Words, Words]:
+    """Return the words of some transfers, their planes, uint64 (128, words), and each tree's random bits."""
     at = slice(part.start // 64, part.stop // 64)
-    planes = np.empty((TREES, _FOLD, at.stop - at.start), np.uint64)
-    return at, planes, streams.next_words(planes.shape[2]).reshape(len(planes), -1, planes.shape[2])
+    words, tree, plane = at.stop - at.start, 0, 0
+    planes, bits = np.empty((KAPPA, words), np.uint64), np.empty((shape.sent + 1, words), np.uint64)
+    for (trees, levels), stream in zip(shape.groups, streams, strict=True):
+        leaves = stream.next_words(words).reshape(trees, -1, words)
+        fold_trees(leaves, planes[plane : plane + trees * levels].reshape(trees, levels, words))
+        # leaf 0 is the sum of all now, the tree's random bits
+        bits[tree : tree + trees] = leaves[:, 0]
+        tree, plane = tree + trees, plane + trees * levels
+    return at, planes, bits
 
 
 def _session(offer: Bytes, points: Bytes) -> bytes:

@@ -95,7 +95,7 @@ def take(came: Arrays, *expected: tuple[type[np.generic], tuple[int, ...]]) -> A
     return came
 
 
-OF_A_TRANSFER = 4  # bytes that are sent to make one
+OF_A_TRANSFER = 2.65  # bytes that are sent to make one (`extension.QUICK`)
 _FEW, _MANY = 1 << 15, 1 << 19  # transfers that are made when the stock is empty, twice as many each time
 
 Bits = NDArray[np.uint8]
@@ -123,7 +123,7 @@ class Correlation:
     @property
     def nbytes(self) -> int:
         """Bytes that an end sends to make one ahead."""
-        return self.bits * OF_A_TRANSFER + self.values * int(self.row_bytes.sum())
+        return round(self.bits * OF_A_TRANSFER) + self.values * int(self.row_bytes.sum())
 
 
 @cache
@@ -322,11 +322,21 @@ class Drawn:
         return Drawn(self.first + part.start, *rows, self.sender, self.receiver)
 
 
-def open_transfers(role: int) -> Steps[Transfers]:
-    """Exchange base transfers in both directions: three steps; `role` is 0 at one party and 1 at the other."""
-    receiver = extension.Receiver()
-    (offer,) = take((yield [receiver.offer]), (np.uint8, receiver.offer.shape))
-    sender = extension.Sender(offer)
+_SHAPES = extension.QUICK, extension.SHORT
+
+
+def open_transfers(role: int, *, short: bool = False) -> Steps[Transfers]:
+    """Exchange base transfers in both directions: three steps; `role` is 0 at one party and 1 at the other.
+
+    Role 0 says whether messages are `short`, which takes longer to compute.
+    """
+    receiver, own = extension.Receiver(), np.array([short], np.uint8)
+    offer, theirs = take((yield [receiver.offer, own]), (np.uint8, receiver.offer.shape), (np.uint8, (1,)))
+    number = int((theirs if role else own)[0])
+    if number >= len(_SHAPES):
+        raise CryptoError(f"expected 0 or 1, got {number} - in base transfers")
+    receiver.shape = _SHAPES[number]
+    sender = extension.Sender(offer, receiver.shape)
     (points,) = take((yield [sender.points]), (np.uint8, sender.points.shape))
     (corrections,) = take((yield [receiver.prepare(points)]), (np.uint8, (extension.KAPPA, 2, extension.KEY)))
     sender.prepare(corrections)

@@ -105,9 +105,13 @@ def losses_of(
 
 
 def make_ends(
-    inputs: RoleInput, columns: Columns, bounds: SumsBounds, rules: SplitRules, step: int, losses: list[LogisticShares]
-) -> list[HiddenEnd]:
-    """Draw a seed with the other party, exchange hints and make transfers; return an end for each class."""
+    inputs: RoleInput, columns: Columns, bounds: SumsBounds, rules: SplitRules, step: int, losses: list[LogisticShares],
+    *, short: bool = False,
+) -> list[HiddenEnd]:  # fmt: skip
+    """Draw a seed with the other party, exchange hints and make transfers; return an end for each class.
+
+    Transfers are `short` if the active party says so.
+    """
     party, role = inputs.party, int(inputs.party.name != inputs.roles.active)
     try:
         quotient_bits(Widths.of(bounds, rules.ridge), rules.whole_rate)
@@ -120,7 +124,7 @@ def make_ends(
     place = inputs.roles.owners.index(party.name)
     both = [columns.own.candidates(), columns.other.candidates()]
     end = HiddenEnd(
-        role, compute(party, open_transfers(role)), sums, bounds, losses[0], columns.codes,
+        role, compute(party, open_transfers(role, short=short)), sums, bounds, losses[0], columns.codes,
         both if place == 0 else both[::-1], place,
         SplitTerms(rules.ridge, rules.least_hess, rules.min_child_samples, int(rules.threshold_in_units)),
         rules.whole_rate, rules.max_depth, step,

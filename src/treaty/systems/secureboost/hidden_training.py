@@ -72,7 +72,7 @@ from treaty.systems.secureboost.hidden_tree import (
 )
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import RoleInput
-from treaty.systems.vertical.cipher_choice import FAR, PROBES, JobSize, comparisons_of_a_step, measure
+from treaty.systems.vertical.cipher_choice import FAR, PROBES, JobSize, comparisons_of_a_step, measure, sends_little
 from treaty.systems.vertical.column_owner import ascending
 from treaty.systems.vertical.encrypted_columns import sums_bounds
 from treaty.systems.vertical.hidden_cost import tell_cost
@@ -186,7 +186,7 @@ class _Grower:
         party.send(peer, HiddenStart(*start_of(training, peer), step, heaviest))
         training.part.encryption, training.part.hides_rows = "lattice", True
         losses = losses_of(objective, heaviest, inputs.rows.y, inputs.rows.weight)
-        self._ends = make_ends(inputs, self._columns, bounds, self._rules, step, losses)
+        self._ends = make_ends(inputs, self._columns, bounds, self._rules, step, losses, short=sends_little(link))
         end, outputs = self._ends[0], len(self._ends)
         if left := common.most_rounds - forest.rounds:
             layouts = self._columns.own, self._columns.other

@@ -51,9 +51,10 @@ LONG = 60.0
 
 TWO_NODES = "; each vector is about two nodes"
 # Seconds of computing: of a step, however little it compares, and for each byte sent
-TO_MAKE_A_STEP, TO_MAKE_A_BYTE = 0.25e-3, 18e-9
-_OF_A_BIT, _OF_A_DIGIT = 1.3, 24  # bytes of a comparison: for each bit of its products and their masks, and each digit
+TO_MAKE_A_STEP, TO_MAKE_A_BYTE = 0.25e-3, 23e-9
+_OF_A_BIT, _OF_A_DIGIT = 1.3, 17  # bytes of a comparison: for each bit of its products and their masks, and each digit
 _IN_BULK = 2e7  # bytes of a peer for what is made in bulk and not used up, unless its steps take less
+_SLOW_BYTE = 32e-9  # seconds on the way, some 250 Mbit/s, from which bytes take longer than to make them fewer
 FAR = 1e-3  # seconds on the way from which a step waits for the wire rather than for computing
 # Of a level under seal: its steps before the tournament, and a candidate's bytes then by those of a comparison
 _STEPS_BEFORE, _BYTES_BEFORE = 8, 1.0
@@ -97,6 +98,11 @@ def measure(party: Party, peer: str) -> tuple[Link, float]:
         loads.append(took(PROBE_BYTES))
     loaded = min(loads)
     return Link(empty / 2, max(_LEAST_BYTE, (loaded - empty) / (2 * PROBE_BYTES))), left
+
+
+def sends_little(link: Link) -> bool:
+    """Return whether transfers over a link are to send fewer bytes and compute longer."""
+    return link.byte > _SLOW_BYTE
 
 
 def bytes_of_a_comparison(widths: Widths) -> float:

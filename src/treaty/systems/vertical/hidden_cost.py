@@ -25,7 +25,7 @@ from treaty.systems.vertical.expected_sums import NEAR, TRANSFER_BYTES, candidat
 logger = logging.getLogger(__name__)
 
 _OF_GRADIENTS = 124.0  # bytes of a row's tables, sent by either end
-_TRANSFERS, _TRANSFER_BYTES = 20, 4.0  # of a row, besides those of its node, and bytes of each
+_TRANSFERS, _TRANSFER_BYTES = 20, 2.75  # of a row, besides those of its node, and bytes of each
 _STEPS, _STEPS_OF_A_LEVEL = 34, 3  # of a tree and of a level, besides the tournament's
 _ADDING = 1.5e-9  # seconds of a row in a column, for a vector and for own shares
 _UNUSED_SHARE, _UNUSED_BYTES = 0.12, 5e6  # of what is made of transfers, and at most, that the last tree leaves unused

@@ -388,7 +388,7 @@ class WonCandidates(Message):
 class SideChoices(Message):
     """Transfers of a bit of each of some rows, for every level that had none so far (`transfer.stock`).
 
-    The bit says whether the row is in the node asked about or in its sibling: `message`, uint64 (31, words), extends
+    The bit says whether the row is in the node asked about or in its sibling: `message`, uint64 (lines, words), extends
     the transfers, and `flips`, uint64 (words,), are the bits under a mask.
     """
 

@@ -35,7 +35,7 @@ from treaty.messaging.messages import Array, Message, column_pieces, pack, row_p
 from treaty.messaging.party import Party
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.vertical import messages
-from treaty.systems.vertical.cipher_choice import JobSize, Link, OfTrees, best_step
+from treaty.systems.vertical.cipher_choice import JobSize, Link, OfTrees, best_step, sends_little
 from treaty.systems.vertical.encrypted_columns import EncryptedGradients, PassiveColumns, bits_at
 from treaty.systems.vertical.sealed import LevelResult, SealedEnd, find_best, places_of, take_rest, take_steps
 from treaty.systems.vertical.sealed_candidates import Candidates, ColumnGroups, share_groups
@@ -247,7 +247,7 @@ def make_ends(
     for name in peers:
         others = {other: key for other, key in keys.items() if other != name}
         party.send(name, messages.TournamentTerms(rules.ridge, step, others))
-    made = take_steps(party, {name: open_transfers(0) for name in peers}, {})
+    made = take_steps(party, {name: open_transfers(0, short=sends_little(links[name])) for name in peers}, {})
     places, widths, monotone = places_of(bounds), Widths.of(bounds, rules.ridge), bool(common.monotone_constraints)
     for name, peer in peers.items():
         peer.onehot_below = rules.onehot_below
