@@ -80,7 +80,7 @@ def test_a_file_is_cut_as_told(tmp_path):
 @pytest.mark.parametrize(
     ("protocol", "words"),
     [
-        ("federboost-horizontal", ["north alone", "east alone", "south -> north", "search for bin edges tried"]),
+        ("federboost-horizontal", ["north alone", "east alone", "south -> north", "search for bin edges separated"]),
         ("federboost-vertical", ["epsilon 4 per value and 40 per person", "noise of imaging", "clinic -> laboratory"]),
     ],
 )

@@ -101,7 +101,7 @@ def test_show_and_report_count_splits_and_say_what_was_learned(trained: Path) ->
 def test_no_attack_has_anything_to_read_in_the_records(trained: Path) -> None:
     output = said("audit", trained.parent / "seen")
     assert "No attack has anything to read in these records." in output
-    assert "a received in the clear, as stated by its messages: whose split each node has" in output
+    assert "a received in the clear, as stated by its messages: the owner of each node's split" in output
     assert "no statement covers" not in output
 
 

@@ -109,7 +109,7 @@ CASES: dict[str, list[Case]] = {
     ],
     "federboost-horizontal": [
         Case(roles=ROWS),
-        Case(roles=ROWS, part={"spent": "groups of 7 rows were parted"}),
+        Case(roles=ROWS, part={"spent": "the search for bin edges separated groups of as few as 7 rows"}),
         Case(roles=APART),
         Case({"base_score": 0.1}, ROWS),
         Case({"min_child_samples": 5}, ROWS),
@@ -126,7 +126,7 @@ CASES: dict[str, list[Case]] = {
     ],
     "fedxgb": [
         Case(roles=CROWD),
-        Case(roles=CROWD, part={"spent": "groups of 7 rows were parted"}),
+        Case(roles=CROWD, part={"spent": "the search for bin edges separated groups of as few as 7 rows"}),
         Case(roles=CROWD_OF_FIVE),
         Case({"comparison": "shamir"}, CROWD),
         Case({"comparison": "shamir", "committee": 3}, CROWD_OF_FIVE),

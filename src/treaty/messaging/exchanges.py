@@ -23,14 +23,14 @@ OF_ONE_JOB = "give all parties the same job file"
 OF_ONE_MODEL = "give all parties their parts of one training, and files of the same rows"
 
 
-@leaks("the options of the job, but not the sampling seed; both ends must have the same", "control")
+@leaks("the options of the job, except the sampling seed; both ends must agree", "control")
 class Terms(Message):
     """One party's public parameters."""
 
     values: dict[str, Term]
 
 
-@leaks("the first option in which two parties differ, if any does", "control")
+@leaks("the first option in which two parties differ, if there is one", "control")
 class Verdict(Message):
     """The first difference between terms that a party found, empty for none."""
 

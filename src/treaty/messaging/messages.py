@@ -253,7 +253,7 @@ class Abort(Message):
     reason: str
 
 
-@leaks("a piece of a message too long for one: what that message tells", "control")
+@leaks("a part of a longer message; it reveals what that message reveals", "control")
 class Part(Message):
     """A piece of an encoded envelope that is too long for one message; `nbytes` is the length of the whole."""
 

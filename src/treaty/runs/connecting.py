@@ -179,7 +179,7 @@ class PartKept(Message):
     """The sender has written its part of the model and its report."""
 
 
-@leaks("that everybody has written theirs", "control")
+@leaks("that every party has written its part", "control")
 class AllKept(Message):
     """Everybody with a part of the model has written it."""
 

@@ -56,7 +56,7 @@ OF_RUNS: Routes = routes(
     reference="docs/jobs.md, Connections and exit codes",
 )
 
-_HEADINGS = ("message", "from → to", "the receiver learns", "form", "what lessens it", "reference")
+_HEADINGS = ("message", "from → to", "the receiver learns", "form", "reduced by", "reference")
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ FORMAT = Format("rows", 2)
 logger = getLogger(__name__)
 
 
-@leaks("which common order of rows is used, by a number", "control")
+@leaks("the number of the common row order", "control")
 class RowOrder(Message):
     """The number of the common row order: a new one that alignment makes now, or (`again`) one that all have kept."""
 

@@ -169,7 +169,7 @@ def learned(
         found[who] = [
             *conclusions.get(who, ()),
             *statements,
-            *(["arriving encrypted or masked: " + "; ".join(hidden)] if hidden else []),
+            *(["received encrypted or masked: " + "; ".join(hidden)] if hidden else []),
             *(["about the job: " + "; ".join(settled)] if settled else []),
         ]
     # roles stand in the order in which the system's conclusions name them, parties in the job's

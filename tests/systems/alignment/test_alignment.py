@@ -592,10 +592,10 @@ def test_disclosures_name_numbers_of_rows_where_repeated_ids_are_joined() -> Non
     learned = leakage.disclosures("a", ["b", "c", "d"], on_duplicate="expand")
     rows = {name: [fact for fact in facts if "how many rows" in fact] for name, facts in learned.items()}
     assert rows == {
-        "a": ["of each common id: how many rows each of b, c, d has of it"],
-        "b": ["of each common id: how many rows it has elsewhere (those of a; those of c times those of d)"],
-        "c": ["of each common id: how many rows it has elsewhere (those of a times those of b; those of d)"],
-        "d": ["of each common id: how many rows it has elsewhere (those of a times those of b times those of c)"],
+        "a": ["for each common id: how many rows each of b, c, d has"],
+        "b": ["for each common id: how many rows it has elsewhere (a's; c's times d's)"],
+        "c": ["for each common id: how many rows it has elsewhere (a's times b's; d's)"],
+        "d": ["for each common id: how many rows it has elsewhere (a's times b's times c's)"],
     }
     for options in ({"on_duplicate": "first"}, {"on_duplicate": "expand", "result_to": "active"}):
         told = leakage.disclosures("a", ["b"], **options)  # type: ignore[arg-type]

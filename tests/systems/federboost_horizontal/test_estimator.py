@@ -827,7 +827,7 @@ def test_a_leader_without_data_cannot_take_its_own_rows_off():
         ({"epsilon_total": 2.0}, "than (2, 1e-06) differential privacy", NAMES[:4]),
         ({"epsilon_total": 2.0, "delta": 0.01}, "than (2, 0.01) differential privacy", NAMES[:4]),
         ({"epsilon_total": 2.0}, "under noise, nothing alone; with all others", ["north"]),
-        ({"spent": shown_by_search(2)}, "lie as few as 2 rows, whose values", ["north"]),
+        ({"spent": shown_by_search(2)}, "groups of as few as 2 rows, whose values", ["north"]),
     ],
     ids=str,
 )
@@ -848,7 +848,7 @@ def test_noise_is_added_and_its_cost_disclosed(rows):
 def test_how_small_groups_the_search_parted_is_disclosed(rows):
     model = estimator("binary").fit(rows)
     assert model.parts_["pooled"].spent
-    (fact,) = [fact for fact in model.disclosures_["north"] if "in search of quantiles" in fact]
+    (fact,) = [fact for fact in model.disclosures_["north"] if "between two trial values" in fact]
     assert model.parts_["pooled"].spent in fact
 
 

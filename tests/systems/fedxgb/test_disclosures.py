@@ -28,12 +28,12 @@ def learned(edges: int = 3, **options: Any) -> dict[str, list[str]]:
         ({}, "user", "the slot in the complete tree at each level", "splits and leaf values"),
         ({"expose": "model"}, "user", "splits and leaf values of all trees", "the slot in the complete tree"),
         ({"expose": "model"}, "edge", "splits and leaf values of all trees", "their shares"),
-        ({}, "server", "the sum of these alone, who are 3 or more", "min_child_samples"),
-        ({}, "server", "with two users of a group of three, the sums of the one left", "users of a group of 5"),
-        ({"group_size": 5}, "server", "with 4 users of a group of 5, the sums of the one left", "group of three"),
-        ({"group_size": 5}, "server", "who are 5 or more", "who are 3 or more"),
-        ({"expose": "paper", "allow_insecure": True}, "edge", "of every row of all users the slot", "all splits, all"),
-        ({"expose": "paper", "allow_insecure": True}, "user", "columns of a level's splits", "about where the splits"),
+        ({}, "server", "the sum over these users alone (3 or more", "min_child_samples"),
+        ({}, "server", "colluding with two users of a group of three, the sums of the third", "users of a group of 5"),
+        ({"group_size": 5}, "server", "with 4 users of a group of 5, the sums of the last one", "group of three"),
+        ({"group_size": 5}, "server", "(5 or more", "(3 or more"),
+        ({"expose": "paper", "allow_insecure": True}, "edge", "of every row, the slot", "all splits, all"),
+        ({"expose": "paper", "allow_insecure": True}, "user", "columns of a level's splits", "approximately where"),
         ({"mode": "paper", "allow_insecure": True}, "edge", "the masks do not hide them", "no sum"),
         (
             {"mode": "paper", "allow_insecure": True},
@@ -57,9 +57,9 @@ def test_what_each_role_learned_depends_on_the_options(options, role, told, not_
      (10, {"comparison": "shamir", "committee": 5}, 5, 2)],
 )  # fmt: skip
 def test_as_many_edge_servers_may_collude_as_the_text_says(edges, own, size, bound):
-    (fact,) = (fact for fact in learned(edges, **own)["edge"] if "look at what they have together" in fact)
+    (fact,) = (fact for fact in learned(edges, **own)["edge"] if "with or without users" in fact)
     assert f"at most {bound} of the {size} edge servers of a committee" in fact
-    assert f"; {bound + 1} of one have" in fact
+    assert f"; {bound + 1} of a committee have" in fact
     assert ("every user's rows" in fact) == (size == edges)
     assert ("the next ones, in the job's order" in fact) == (size < edges)
 

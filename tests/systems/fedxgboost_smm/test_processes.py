@@ -52,7 +52,7 @@ def test_a_dealer_helps_to_train_and_learns_nothing(trained):
     model = job.parent / "model"
     reports = {name: json.loads((model / f"{name}.report.json").read_text()) for name in (*own, "helper")}
     assert all(set(report["learned"]) == {"bank", "shop", "helper"} for report in reports.values())
-    assert "nothing of any party's data" in reports["shop"]["learned"]["helper"][0]
+    assert "nothing about any party's data" in reports["shop"]["learned"]["helper"][0]
     assert set(reports["helper"]["sent"]) == {"bank", "shop"}
     assert not (model / "helper.part").exists()
     with pytest.raises(treaty.ConfigError, match=r"helper, the dealer, has no part of the model: .* --as bank or shop"):

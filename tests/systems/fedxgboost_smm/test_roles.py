@@ -468,9 +468,9 @@ def test_disclosures_say_who_must_not_collude():
     )
     told = SYSTEM.disclosures(roles, options, BoostingOptions().checked(options), None)
     assert set(told) == {"p0", "p1", "dealer"}
-    assert "with the help of dealer, which must not give it: every bin of every row of the others" in told["p0"]
-    assert any("with the help of dealer" in fact and "labels" in fact for fact in told["p1"])
-    assert any("neither which rows are in a node" in fact for fact in told["p1"])
+    assert "only by colluding with dealer, which is not allowed: every bin of every row of the others" in told["p0"]
+    assert any("by colluding with dealer" in fact and "labels" in fact for fact in told["p1"])
+    assert any("not which rows are in a node" in fact for fact in told["p1"])
     assert "trusted not to collude with any party" in told["dealer"][0]
 
 

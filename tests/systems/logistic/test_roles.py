@@ -348,7 +348,7 @@ def test_rows_that_stand_alone_are_counted_and_warned_of(caplog):
     assert any("of the margins of" in words for words in learned["p0"])
     part.alone = {"p0": 0, "p1": 0}
     none = said(list(tables), part, coordinator=False)
-    assert any("of no single row the labels: none stands alone" in words for words in none["p1"])
+    assert any("for no single row the labels: none stands alone" in words for words in none["p1"])
 
 
 @pytest.mark.parametrize("label", [0, 1])

@@ -103,7 +103,7 @@ def test_more_classes_are_each_set_against_the_rest(form):
     assert list(found) == ["prediction", "probability_0", "probability_1", "probability_2"]
     np.testing.assert_allclose(sum(found[f"probability_{k}"] for k in range(3)), 1.0)
     assert np.mean(found["prediction"] == y) > 0.5
-    assert "all this for each class" in " ".join(said(list(tables), played.results["p0"], **CLASSES)["p1"])
+    assert "all of this for each class" in " ".join(said(list(tables), played.results["p0"], **CLASSES)["p1"])
 
 
 def test_labels_that_are_not_of_all_classes_are_refused():

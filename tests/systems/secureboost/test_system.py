@@ -64,11 +64,11 @@ def test_nodes_are_disclosed_where_the_cipher_that_was_chosen_shows_them():
     shown, blind = learned("ou"), learned("lattice")
     assert "which bin of a column is fullest" in shown["bank"]
     assert "which rows are in each node" in shown["shop"]
-    assert "neither which rows are in a node nor any label" in blind["shop"]
-    assert "those outside the node too" in blind["bank"]
+    assert "no label, and not which rows are in a node" in blind["shop"]
+    assert "also outside the node" in blind["bank"]
     by_node = learned("lattice", reveal="node")
     assert "which rows are in the nodes of its splits" in by_node["telco"]
-    assert "those outside the node too" not in by_node["bank"]
+    assert "also outside the node" not in by_node["bank"]
 
 
 @pytest.mark.parametrize(
@@ -79,9 +79,9 @@ def test_nodes_are_disclosed_where_the_cipher_that_was_chosen_shows_them():
             {"inference": "shared"},
             {},
             "shop",
-            "together with bank, who must not help it: at prediction, which way rows",
+            "only by colluding with bank, which is not allowed: at prediction, sides of rows",
         ),
-        ({"mechanism": "label_rr", "epsilon": 2.0}, {}, "shop", "of a label no more than epsilon 2 lets through"),
+        ({"mechanism": "label_rr", "epsilon": 2.0}, {}, "shop", "about a label, no more than epsilon 2 permits"),
         ({"rl_trees": 3}, {}, "shop", "nothing of the trees of the first 3 rounds"),
         ({"purity_guard": 0.25}, {}, "shop", "by more than 0.25, but that there is such a child; at a split"),
         ({}, {"goss": True}, "shop", "large gradients: they are predicted worst (goss)"),

@@ -63,8 +63,8 @@ def test_consent_is_enough_and_what_it_accepts_is_named() -> None:
     assert shares == model.parts_["shop"].exact_sums
     assert shares["shop"] > LIMIT
     assert (
-        "the bins of single rows of the others, for certain, as far as exact sums give them away: an estimated share, "
-        f"of all rows in all columns, of {shares['shop']:.2g} of shop's"
+        "bins of single rows of the others, with certainty, from exact sums: by an estimate, "
+        f"{shares['shop']:.2g} of shop's, of all rows and columns"
     ) in model.disclosures_["bank"]
 
 
@@ -142,4 +142,4 @@ def test_a_report_names_the_estimated_share(tmp_path: Path, monkeypatch: pytest.
     for name in ("bank", "shop"):
         report = (tmp_path / "model" / f"{name}.report.json").read_text()
         assert '"exact_sums"' in report
-        assert "an estimated share, of all rows in all columns, of 0." in report
+        assert "from exact sums: by an estimate, 0." in report

@@ -69,7 +69,7 @@ CAUSES = (
 _DOMAIN = b"treaty-alignment-v1-ristretto255_XMD:SHA-512_R255MAP_RO_"
 
 
-@leaks("the kind of ids, the size of the list to a factor, and, with a log, whether ids have changed", "control")
+@leaks("the kind of ids, the approximate size of the list and, with a log, whether ids have changed", "control")
 class ListSummary(Message):
     """The kind of ids, the bucket of the set's size, a commitment to the set (empty without a log), and the salt."""
 

@@ -134,7 +134,7 @@ class Copies(Message):
     counts: Array
 
 
-@leaks("of each common id how many rows all parties together have", "exact")
+@leaks("how many rows all parties together have of each common id", "exact")
 class JoinLayout(Message):
     """For each common id: rows in the joined table, and how often each row of the receiver repeats, int64 (n,)."""
 

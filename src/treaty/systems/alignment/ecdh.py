@@ -46,7 +46,7 @@ _HASHED = np.dtype([*_DRAWN.descr, ("uniform", np.uint8, (64,))])
 _LEAF = np.dtype([("node", np.int32), ("leaf", np.uint64, (2,))])
 
 
-@leaks("points under the sender's key, ids and padding alike", "encrypted")
+@leaks("points under the sender's key, of ids and of padding", "encrypted")
 class BlindedPoints(Message):
     """Points of ids and of padding under the sender's key, uint8 (n, 32)."""
 

@@ -74,7 +74,7 @@ class OprfChoices(Message):
     points: Array
 
 
-@leaks("masked code words, of ids and of nothing alike", "masked")
+@leaks("masked code words of ids, and random ones", "masked")
 class MaskedCodes(Message):
     """Masked code words of some bins' ids, uint64 (n, 8)."""
 
@@ -88,7 +88,7 @@ class OprfValues(Message):
     values: Array
 
 
-@leaks("that a message is used up", "nothing")
+@leaks("that a message has been used", "nothing")
 class OprfUsed(Message):
     """The sender has used another message of bins or values."""
 

@@ -67,12 +67,20 @@ def disclosures(
     `psi` is how common ids were found, "auto" if that is not known; `log` says whether a run log compares ids with
     those of earlier runs.
     """
-    sizes = "of each partner: how many distinct ids it has, to within an eighth, and of what kind they are"
-    runs = ["by the run log: about by how many ids a partner's differ from the nearest it aligned with before"] * log
-    learned = {active: [f"which of its own ids each of {', '.join(others)} holds, row by row", sizes, *runs]}
+    sizes = "how many distinct ids each partner has, to within an eighth, and of what kind they are"
+    runs = [
+        "from the run log: about how many ids differ between a partner's list and its most similar earlier list"
+    ] * log
+    learned = {
+        active: [
+            f"which of its own ids {'each of ' * (len(others) > 1)}{', '.join(others)} holds, row by row",
+            sizes,
+            *runs,
+        ]
+    }
     if psi != "ecdh":
         learned[active].append(
-            f"{_KKRT[psi]}nothing more if it follows the protocol; one that does not could test any ids against the "
+            f"{_KKRT[psi]}nothing more if it follows the protocol. If it cheats, it could test any ids against the "
             f"lists of {', '.join(others)}, also after the run"
         )
     for name in others:
@@ -80,16 +88,18 @@ def disclosures(
         learned[name] = [*([found] if result_to == "both" else []), sizes.replace("each partner", active), *runs]
         if psi != "ecdh" and result_to == "both":
             learned[name].append(
-                f"{_KKRT[psi]}nothing more if it follows the protocol; one that does not could learn about {active}'s "
+                f"{_KKRT[psi]}nothing more if it follows the protocol. If it cheats, it could learn about {active}'s "
                 "other ids from which of its own are reported as common"
             )
     # the layout of step 8 is a product of all parties' numbers of rows: each party learns it without its own factor
     if on_duplicate == "expand" and result_to == "both":
-        learned[active].append(f"of each common id: how many rows each of {', '.join(others)} has of it")
+        learned[active].append(
+            f"for each common id: how many rows {'each of ' * (len(others) > 1)}{', '.join(others)} has"
+        )
         for place, name in enumerate(others):
             parties = [list(part) for part in ([active, *others[:place]], others[place + 1 :]) if part]
-            products = [" times ".join(f"those of {party}" for party in part) for part in parties]
-            learned[name].append(f"of each common id: how many rows it has elsewhere ({'; '.join(products)})")
+            products = [" times ".join(f"{party}'s" for party in part) for part in parties]
+            learned[name].append(f"for each common id: how many rows it has elsewhere ({'; '.join(products)})")
     return learned
 
 

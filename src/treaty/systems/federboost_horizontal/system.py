@@ -42,13 +42,13 @@ def conclusions(
         )
     if options.epsilon_total is None:
         of_all.append(
-            "from the model's first round, for most leaves, how many rows of each class they have (of later rounds and "
-            "inner nodes the model has no counts)"
+            "from the model's first round, for most leaves, how many rows of each class they have (the model has no "
+            "counts of later rounds and inner nodes)"
         )
     else:
         of_all.append(
-            f"of any single row no more, from sums and model together, than ({options.epsilon_total:g}, "
-            f"{options.delta or DEFAULT_DELTA:g}) differential privacy lets through (sent without noise: names "
+            f"about any single row, from sums and model together, no more than ({options.epsilon_total:g}, "
+            f"{options.delta or DEFAULT_DELTA:g}) differential privacy permits (sent without noise: names "
             "of columns, their categories, which are empty or have numbers beyond float32, classes, and whether rows "
             "are those of an earlier training)"
             + ("; each row is trained on or counted, whatever other rows there are" if options.holds_out_rows else "")
@@ -60,22 +60,22 @@ def conclusions(
 def _of_leader(roles: Roles, options: FederBoostHorizontal, common: BoostingOptions, spent: str) -> list[str]:
     """Return what the leader can work out; `spent` is what noise cost, or what the search for quantiles parted."""
     noisy, has_rows = options.epsilon_total is not None, roles.active in roles.owners
-    learned = ["if all other participants but one help it, that one's sums"]
+    learned = ["if it colludes with all other participants but one, the sums of that one"]
     if has_rows and len(roles.owners) > 2:
-        learned.append("the others' sums: those over all participants' rows less its own")
+        learned.append("the others' sums together: the total minus its own")
     if len(roles.owners) == 2:
         learned.append(
             f"the other participant's sums{', but for its noise' if noisy else ' exactly'}: a sum of two less its own"
             if has_rows
-            else "sums of two participants alone: with the help of one, those of the other"
+            else "sums of two participants only: by colluding with one, the sums of the other"
         )
     if options.holds_out_rows:
         learned.append(leakage.kept_back(options, common))
     if spent:
         learned.append(
-            f"how many rows lie between points that were tried in search of quantiles, under noise ({spent})"
+            f"how many rows lie between trial values in the search for bin edges, under noise ({spent})"
             if noisy
-            else f"in search of quantiles, {spent}, whose values are known to lie between two points that were tried"
+            else f"{spent}, whose values are known to lie between two trial values"
         )
     if options.dropout == "accept":
         learned.append(

@@ -184,7 +184,7 @@ class HeldBuckets(Message):
     digests: bytes
 
 
-@leaks("that buckets are those of an earlier training", "control")
+@leaks("that the buckets of an earlier training are used again", "control")
 class SameBuckets(Message):
     """The sender's buckets have this SHA-256."""
 
@@ -271,7 +271,7 @@ MOST_LONE = 1 << 28
 """The most rows times columns of one bucket: these take no bytes in a message, and one byte each in memory."""
 
 
-@leaks("which of its columns and buckets splits are on, and how often", "exact")
+@leaks("which of its columns and buckets splits use, and how often", "exact")
 class ChosenSplits(Message):
     """Splits that trees use: features, int32 (k,), and packed bits of buckets left, uint8 (k, 32).
 

@@ -50,12 +50,12 @@ def conclusions(
     learned = {
         roles.active: [
             shown,
-            "where it has a folder for later trainings, a copy of these buckets, which it keeps there (NAME.buckets)",
+            "if it has a folder for later trainings, a copy of these buckets, which it keeps there (NAME.buckets)",
             f"for eval sets and at prediction, each row's side at every split in use: {sides}",
             "the shape of all trees and all leaf weights",
         ]
     }
-    of_labels = "nothing about labels, gradients or the rows of nodes, except from which of its buckets were chosen"
+    of_labels = "nothing about labels, gradients or rows of nodes, except what the choice of its buckets suggests"
     return learned | {name: [of_labels] for name in roles.having("passive")}
 
 

@@ -25,11 +25,11 @@ def conclusions(roles: Roles, options: FedXGB, common: BoostingOptions, part: Mo
     for role in ("edge", "user"):
         learned[role] += found_by_others
     if options.adds_noise:
-        whom = "of any user" if options.user_rows else "of any single row"
+        whom = "about any user" if options.user_rows else "about any single row"
         for role in ("server", "edge", "user"):
             learned[role].append(
-                f"{whom} no more, from sums and model together, than ({options.epsilon_total:g}, "
-                f"{options.delta or DEFAULT_DELTA:g}) differential privacy lets through, if at most one user of each "
+                f"{whom}, from sums and model together, no more than ({options.epsilon_total:g}, "
+                f"{options.delta or DEFAULT_DELTA:g}) differential privacy permits, if at most one user of each "
                 "domain tells the server its noise and no edge server helps it (sent without noise: names of columns, "
                 "their categories, classes)"
             )
@@ -41,7 +41,7 @@ def conclusions(roles: Roles, options: FedXGB, common: BoostingOptions, part: Mo
             )
     if not refused(options):
         for role, facts in conclusions_of_prediction(roles, options).items():
-            learned[role] += [f"where users have rows predicted later: {fact}" for fact in facts]
+            learned[role] += [f"if users have rows predicted later: {fact}" for fact in facts]
     learned["authority"] = ["no data: it is trusted not to certify keys of its own in a user's name"]
     return learned
 
@@ -53,28 +53,29 @@ def _of_server(options: FedXGB, spent: str) -> list[str]:
     if options.adds_noise:
         return [
             *learned,
-            "how many rows lie between points that were tried in search of quantiles, under noise"
+            "how many rows lie between trial values in the search for bin edges, under noise"
             + (f" ({spent})" if spent else ""),
-            "with the help of an edge server, the sums of that domain's users alone, under its part of the noise",
+            "by colluding with an edge server, the sums over that domain's users, under its part of the noise",
         ]
     if spent:
-        learned.append(f"in search of quantiles, {spent}, whose values are known to lie between two points tried")
+        learned.append(f"{spent}, whose values are known to lie between two trial values")
     learned.append(
-        "where users came or went between two sums, the sum of these alone, who are "
-        f"{1 if published else group} or more of a domain"
+        "if users join or leave between two sums, the sum over these users alone "
+        f"({1 if published else group} or more of a domain)"
     )
     if not published and options.group_size is not None:
         learned.append(
-            f"with {group - 1} users of a group of {group}, the sums of the one left; with fewer, of no other user"
+            f"by colluding with {group - 1} users of a group of {group}, the sums of the last one; by colluding "
+            "with fewer, of no other user"
         )
     elif not published:
         learned.append(
-            "with two users of a group of three, the sums of the one left, and, where many different cohorts were "
-            "summed, perhaps those of others; with one user, of no other user (group_size)"
+            "by colluding with two users of a group of three, the sums of the third and, if many cohorts were "
+            "summed, perhaps of others; with one user, of no other user (group_size)"
         )
     learned.append(
-        "with the help of an edge server, the sums of that domain's users alone; with two thirds of the users of a "
-        "domain besides, of each of its users"
+        "by colluding with an edge server, the sums over that domain's users; with two thirds of the users of a domain "
+        "as well, the sums of each of its users"
     )
     return learned
 
@@ -97,7 +98,7 @@ def _of_edge(options: FedXGB, edges: int) -> list[str]:
     learned = [
         "each of its users' sums, so labels and values of users with few rows: the masks do not hide them"
         if options.mode == "paper"
-        else "no sum: those that it opens lie under masks that only the server can remove"
+        else "no sum: the sums that it opens are under masks that only the server can remove"
     ]
     if options.exposes == "model":
         return [*learned, *_shown(options)]
@@ -106,8 +107,8 @@ def _of_edge(options: FedXGB, edges: int) -> list[str]:
         return [
             *learned,
             'the shape of all trees, the column of every split and all leaf values (expose="paper")',
-            "of every row of all users the slot at each level of each tree, and so, with the leaf values, its margin; "
-            f"nothing of thresholds while at most {bound} of {edges} edge servers look at their shares together",
+            "of every row, the slot at each level of each tree, and so, with the leaf values, its margin; "
+            f"nothing about thresholds while at most {bound} of {edges} edge servers combine their shares",
         ]
     size, bound = options.committee_size(edges), options.may_collude(edges)
     whose = "every user's rows" if size == edges else "the rows of the users of the domains that these serve together"
@@ -115,22 +116,22 @@ def _of_edge(options: FedXGB, edges: int) -> list[str]:
     dealt = '; two of the three compute and one deals random numbers (comparison="additive")'
     return [
         *learned,
-        f"nothing of splits, leaf values or the way of rows while at most {bound} of the {size} edge servers of a "
-        f"committee look at what they have together, with users or not; {bound + 1} of one have all splits, all leaf "
-        f"values and the bins of {whose}{row}{dealt if options.compares == 'additive' else ''}",
+        f"nothing about splits, leaf values or paths of rows while at most {bound} of the {size} edge servers of a "
+        f"committee combine what they have, with or without users; {bound + 1} of a committee have all splits, all "
+        f"leaf values and the bins of {whose}{row}{dealt if options.compares == 'additive' else ''}",
     ]
 
 
 def _of_user(options: FedXGB) -> list[str]:
-    learned = [] if options.mode == "paper" else ["no sum, and nothing of any other user alone"]
+    learned = [] if options.mode == "paper" else ["no sum, and nothing about any other single user"]
     if options.exposes == "model":
         return [*learned, *_shown(options)]
     if options.exposes == "paper":
-        return [*learned, "of its own rows, the slot at each level; with rows made up for that, all thresholds"]
+        return [*learned, "for its own rows, the slot at each level; with made-up rows, all thresholds"]
     return [
         *learned,
-        "of its own rows, the slot in the complete tree at each level and the leaf value: with many rows, or rows made "
-        "up, about where the splits are and what leaves are worth",
+        "for its own rows, the slot in the complete tree at each level and the leaf value; with many or made-up rows, "
+        "approximately where the splits are and what leaves are worth",
     ]
 
 
@@ -148,14 +149,14 @@ def conclusions_of_prediction(roles: Roles, options: FedXGB) -> dict[str, list[s
         "they have"
     )
     return {
-        "server": ["that rows are predicted, and how long it takes; no row, no prediction, and not whose they are"],
+        "server": ["that rows are predicted, and how long it takes; no row, no prediction, and not which users ask"],
         "edge": [
-            "which users have rows predicted, how many, and how many over all runs (one that deals random numbers: how "
-            "many in all)",
-            f"nothing of rows, predictions, splits or leaf values while {together}",
+            "which users have rows predicted, how many, and how many over all runs (the one that deals random numbers: "
+            "only the total)",
+            f"nothing about rows, predictions, splits or leaf values while {together}",
         ],
         "user": [
-            f"with up to {most} rows over all runs of a model, also rows made up for that, an imitation of "
-            "the model that gets better with every row; several users together have as many rows each"
+            f"with up to {most} rows over all runs of a model, real or made up, an imitation of the model that "
+            "improves with every row; several users can combine their rows"
         ],
     }

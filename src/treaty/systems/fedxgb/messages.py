@@ -97,12 +97,12 @@ class RoundStart(Message):
     last_columns: Array
 
 
-@leaks("that the user is there for the round", "control")
+@leaks("that the user takes part in the round", "control")
 class Attendance(Message):
     """The user is there for the round, and takes part if the edge server chooses it."""
 
 
-@leaks("who of its domain takes part", "control")
+@leaks("which users of its domain take part", "control")
 class Cohort(Message):
     """Who takes part in a tree, or in the rest of it if too few of the earlier cohort are left."""
 
@@ -117,7 +117,7 @@ class Sum(Message):
     length: Annotated[int, msgspec.Meta(ge=0, le=1 << 27)]
 
 
-@leaks("that its next vector is wanted", "control")
+@leaks("a request for its next vector", "control")
 class Call(Message):
     """Contribute the vector that comes next; `number` is the sum's, higher than any before."""
 
@@ -280,7 +280,7 @@ class PredictionTerms(Message):
     origins: Origins = msgspec.field(default_factory=dict)
 
 
-@leaks("how many bins columns have, and which have categories; which model", "control")
+@leaks("how many bins each column has, and which have categories; which model", "control")
 class DealerTerms(Message):
     """What the dealer of random numbers knows of the columns: numbers of bins, and which have categories."""
 

@@ -78,9 +78,9 @@ class InputAndShares(Message):
     shares: dict[str, bytes]
 
 
-@leaks("whose vectors have not come", "control")
+@leaks("which users' vectors are missing", "control")
 class LostUsers(Message):
-    """Users whose vectors have not come."""
+    """Users which users' vectors are missing."""
 
     users: list[str]
 
@@ -280,7 +280,7 @@ class HiddenThresholds(Message):
     thresholds: Array
 
 
-@leaks("which of its own rows go left; with rows made up for that, thresholds", "exact", guard='expose="nothing"')
+@leaks("which of its own rows go left; with made-up rows, thresholds", "exact", guard='expose="nothing"')
 class Sides(Message):
     """Whether some of the receiver's rows go left: bool (trees, rows)."""
 

@@ -55,7 +55,7 @@ Bits = NDArray[Any]  # shares of bits: of `Shares.bit`, uint64 or uint8
 Result = TypeVar("Result")
 
 
-@leaks("shares of numbers that are computed with", "masked")
+@leaks("shares of intermediate numbers", "masked")
 class SharedNumbers(Message):
     """Shares of some of the numbers of one round among edge servers, uint64."""
 
@@ -156,7 +156,7 @@ class ShamirRouting:
         return play_among(self._party, self._edges, program)
 
     def end_batch(self) -> None:
-        """Tell the dealer, if there is one, that nothing more is wanted for now; called after `keep`, too."""
+        """Tell the dealer, if there is one, that no more requests follow for now; called after `keep`, too."""
 
 
 def play_among(party: Party, edges: Sequence[str], program: Program[Result]) -> Result:
@@ -220,7 +220,7 @@ class WantedLeaves(Message):
     leaves: _Count
 
 
-@leaks("that nothing more is wanted", "control")
+@leaks("that no more requests follow", "control")
 class DealingEnd(Message):
     """Nothing more is wanted for now."""
 

@@ -51,11 +51,11 @@ def conclusions(
     if dealer is None:
         return learned
     # the dealer knows each end's masks, and so removes the one-time pads of what that end sends
-    helped = f"with the help of {dealer}, which must not give it: "
+    helped = f"only by colluding with {dealer}, which is not allowed: "
     learned[roles.active].append(helped + "every bin of every row of the others")
     for name in roles.having("passive"):
         learned[name].append(helped + "all gradients, and so labels, and the rows of every node")
-    learned[dealer] = ["nothing of any party's data: it is trusted not to collude with any party"]
+    learned[dealer] = ["nothing about any party's data: it is trusted not to collude with any party"]
     return learned
 
 

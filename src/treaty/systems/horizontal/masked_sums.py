@@ -87,7 +87,7 @@ class Survivors(Message):
     names: list[str]
 
 
-@leaks("what removes the masks from this sum, and from no vector in it", "masked")
+@leaks("what removes the masks from this sum, but from no single vector", "masked")
 class MaskShares(Message):
     """What removes masks: by survivor a share of its seed; by lost contributor a share of its key, or one mask.
 

@@ -110,7 +110,7 @@ class OpenedSum(Message):
     """The sum was opened."""
 
 
-@leaks("that the sum is void and comes again", "control")
+@leaks("that the sum is invalid and is repeated", "control")
 class SumVoid(Message):
     """The sum is void: mask the vector again."""
 

@@ -31,7 +31,7 @@ _NO_SUMS = np.empty((0, 0, 2), np.int64)
 
 @leaks(
     "columns and cuts of the next trees, drawn at random, and the noisy sums of grad and hess in each leaf of the last "
-    "ones, of which leaf values are made",
+    "ones, from which leaf values are computed",
     "noisy",
     guard="epsilon_total",
 )

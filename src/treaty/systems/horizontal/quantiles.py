@@ -87,8 +87,8 @@ class CommonBins(Message):
 
 def shown_by_search(fewest: int) -> str:
     """Say what a search without noise has shown its leader; `fewest` are the rows of the smallest group."""
-    found = "lies a single row" if fewest == 1 else f"lie as few as {fewest} rows"
-    return f"between two values that the search for bin edges tried {found}"
+    found = "single rows" if fewest == 1 else f"groups of as few as {fewest} rows"
+    return f"the search for bin edges separated {found}"
 
 
 def most_rounds(origins: Mapping[str, int], max_bin: int, *, exact: bool) -> int:

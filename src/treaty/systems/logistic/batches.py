@@ -193,7 +193,7 @@ TELLING = 0.1
 
 
 @leaks(
-    "the weights of all rows, and what they were made of: weights of classes reveal labels",
+    "the weights of all rows, and so what they depend on: class weights reveal labels",
     "exact",
     guard="show_weights=False",
 )

@@ -182,7 +182,7 @@ _FEW_COLUMNS = (
     "they determine the weight of a party with one column up to its sign, and the weights of a party with few columns "
     "up to a rotation"
 )
-_OPEN_BATCHES = f" (the whole table where it has at most {SMALL_TABLE} rows, else {BATCH} rows)"
+_OPEN_BATCHES = f" (the whole table if it has at most {SMALL_TABLE} rows, else {BATCH} rows)"
 
 
 def conclusions(
@@ -199,7 +199,7 @@ def conclusions(
     if options.mode == "paper":
         learned = {
             active: [
-                f"with the help of {coordinator}, which has the key, passive parties' margins, and so their columns"
+                f"by colluding with {coordinator}, which has the key, passive parties' margins, and so their columns"
             ],
             str(coordinator): [
                 "from every gradient, curvature and step of all parties, all weights; with the columns' marginals, the "
@@ -284,7 +284,7 @@ def _of_safe_mode(
             )
     if common.family == "multiclass":
         for name in learned:
-            learned[name].append("all this for each class against the rest")
+            learned[name].append("all of this for each class against the rest")
     return learned
 
 
@@ -293,13 +293,13 @@ def _of_gradients(labels: str, common: RegressionOptions, *, known: bool) -> tup
     # before training the number of rows is not known, and so whether an open batch_size makes batches
     if common.whole_table and (known or not common.has_batches or common.pdo is not None):
         return (
-            "of every epoch the gradient of its own weights, over all rows",
+            "in every epoch, the gradient of its own weights over all rows",
             f"linear equations about the residuals, of which at most one for each of its columns is about {labels}",
             "",
         )
     return (
-        f"of every batch{_OPEN_BATCHES if common.whole_table else ''} the gradient of its own weights, and in "
-        f"quasi-Newton training of every {common.period}th the Hessian's product with its own last "
+        f"in every batch{_OPEN_BATCHES if common.whole_table else ''}, the gradient of its own weights; in "
+        f"quasi-Newton training, for every {common.period}th batch, the Hessian's product with its own last "
         "steps; the rows of a batch never change",
         "linear equations about the residuals of the batch, of which at most one for each of its columns and batch is "
         "about labels",
@@ -374,7 +374,7 @@ def _of_lone_rows(what: str, name: str, alone: Mapping[str, int] | None, where: 
     rows = None if alone is None else alone.get(name)
     among = "among its columns and products of two of them" if pairs else "among its columns"
     if rows == 0:
-        return f"of no single row {what}: none stands alone{where.replace('their', 'its')} {among}"
+        return f"for no single row {what}: none stands alone{where.replace('their', 'its')} {among}"
     number = "rows, if there are such," if rows is None else "1 row," if rows == 1 else f"{rows} rows,"
     shown = "from its gradients and its block of the Hessian" if pairs else "from its gradients"
     return f"{shown}, {what} of {number} which stand alone{where} {among}"

@@ -146,7 +146,7 @@ def _check_products(products: Floats, parts: int) -> None:
 
 
 @leaks(
-    "the next learning rate: whether the loss rose by a tenth, and whether that of eval rows is the lowest so far",
+    "the next learning rate: whether the loss rose by a tenth, and whether the loss of eval rows is the lowest so far",
     "aggregated",
 )
 class EpochEnd(Message):

@@ -29,7 +29,7 @@ from treaty.trees.logistic_pieces import LogisticPieces, pieces_of
 from treaty.trees.splits import SplitRules
 
 
-@leaks("how many bins each of its columns has, which hold categories, and which have missing values", "control")
+@leaks("how many bins each column of the sender has, and which columns have categories or missing values", "control")
 class HiddenColumns(Message):
     """The sender's columns: first slots int32 (n_features + 1,), and bool (n_features,) twice."""
 

@@ -59,11 +59,11 @@ def conclusions(
         partner, *further = roles.having("passive")
         if further:
             learned[partner].append(
-                f"together with {roles.active}, who must not help it: at prediction, which way rows go at splits of "
-                + " and ".join(further)
+                f"only by colluding with {roles.active}, which is not allowed: at prediction, sides of rows at splits "
+                f"of {' and '.join(further)}"
             )
     if not ciphers.rerandomise:
-        learned[roles.active].append("which rows are in a bin, if it looks: answers were not re-randomised")
+        learned[roles.active].append("which rows are in a bin, because answers were not re-randomised")
     learned[roles.active] += leakage.small_leaves(options.mode, common)
     if cipher != "lattice":
         for name in learned:
@@ -86,19 +86,19 @@ def conclusions(
 
 
 def _conclusions_of_hidden_rows(roles: Roles, part: ModelPart | None) -> dict[str, list[str]]:
-    nothing = "in training no sum and no row of a node, and of the other's splits neither column nor cut"
+    nothing = "in training, no sum, no row of a node, and no column or cut of the other's splits"
     return {
         roles.active: [
-            "the shape of all trees, whose split each node has, and the weights of leaves, as whole numbers of 2^-12, "
-            "which tell of rows that it knows to be in a leaf",
+            "the shape of all trees, the owner of each node's split, and leaf weights in multiples of 2^-12, which "
+            "reveal something about rows that it knows to be in a leaf",
             nothing,
-            "from a row's margin, at prediction, its decisions, unless the model is large: rows that were trained on "
-            "are not to be predicted tree by tree (docs/hidden.md)",
+            "at prediction, from a row's margin, the decisions on its paths, unless the model is large: do not predict "
+            "training rows tree by tree (docs/hidden.md)",
         ],
         **{
             name: [
-                "whose split each node has, and so the shape of all trees",
-                f"{nothing}; no label and no gradient, except what the choice of its columns and bins suggests",
+                "the owner of each node's split, and so the shape of all trees",
+                f"{nothing}; no label and no gradient, but the choice of its columns and bins hints at labels",
                 *leakage.told_of_weights(part),
             ]
             for name in roles.having("passive")

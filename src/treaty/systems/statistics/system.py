@@ -63,11 +63,11 @@ def conclusions(
     roles: Roles, options: Statistics, common: ColumnOptions, part: StatisticsPart | None
 ) -> dict[str, list[str]]:
     counts = (
-        f"of each bin of {common.min_bin_rows} rows or more of the others' columns, how many rows of each label it "
+        f"for each bin of {common.min_bin_rows} rows or more of the others' columns, how many rows of each label it "
         "has; if all rows of a label are in one bin of a column, that these rows are in it"
     )
     rates = (
-        f"of each bin of {common.min_bin_rows} rows or more of its own columns, how many rows of each label it has, "
+        f"for each bin of {common.min_bin_rows} rows or more of its own columns, how many rows of each label it has, "
         "and how many there are in all; if all rows of a bin have one label, the labels of these rows; if two bins of "
         "different columns differ in one row, its label. There is at most one bin for "
         f"{ROWS_PER_VECTOR} rows over all jobs, unless allow_exact_sums is set"

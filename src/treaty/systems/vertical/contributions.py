@@ -36,16 +36,14 @@ class ColumnsRequest(Message):
     records: Array
 
 
-@leaks("which splits of the sender are on the same column, by number", "exact")
+@leaks("which splits of the sender use the same column, by number", "exact")
 class ColumnNumbers(Message):
     """Of each record asked about, its column int32 (n_records,), numbered from 0 in order of first use."""
 
     numbers: Array
 
 
-@leaks(
-    "what its own columns add to each row's prediction: parts of predictions, which reveal something of labels", "exact"
-)
+@leaks("what its own columns add to each row's prediction, which reveals something about labels", "exact")
 class OwnContributions(Message):
     """Contributions float64 (n_outputs, n_columns, rows) of the owner's columns, as it numbered them.
 

@@ -191,40 +191,40 @@ def conclusions_from_sums(
     """
     of_active = [
         "the shape of all trees and all leaf weights",
-        "the bins of single rows of the others, for certain, as far as they follow from the sides of rows at "
-        "splits, since the cuts of a column have an order: " + _shown_by_sides(part.sides if part is not None else {}),
+        "bins of single rows of the others, with certainty, from the sides of these rows at splits: "
+        + _shown_by_sides(part.sides if part is not None else {}),
     ]
     if options.sealed:
         of_active.append(
-            "in training, of the others' columns: no sum, row count or gain, not which column or cut a split uses, and "
+            "in training, no sum, row count or gain of the others' columns, not the column or cut of a split, and "
             "nothing about splits that are not chosen"
         )
         if common.interaction_constraints:
-            of_active.append("where a column of its own is chosen, that one of its groups has all columns used above")
+            of_active.append("if one of its columns is chosen, that one of its groups has all columns used above")
     else:
         of_active.append(
-            "the bins of single rows of the others, for certain, as far as exact sums give them away: "
+            "bins of single rows of the others, with certainty, from exact sums: "
             + _estimates({} if part is None else part.exact_sums)
         )
     learned = {roles.active: of_active}
     if not options.names_rows(cipher):
         of_labels = (
-            "in training, neither which rows are in a node nor any label, except what the choice of its columns and "
-            "bins suggests"
+            "in training, no label, and not which rows are in a node; but the choice of its columns and bins hints at "
+            "labels"
         )
     elif label_epsilon is None:
-        of_labels = "of labels, what follows from rows that are in a node together; gradients and labels stay encrypted"
+        of_labels = "what rows of the same node suggest about labels; gradients and labels stay encrypted"
     else:
         of_labels = (
-            f"of a label no more than epsilon {label_epsilon:g} lets through, from all trees together: labels were "
+            f"about a label, no more than epsilon {label_epsilon:g} permits, from all trees together: labels were "
             "randomised (true labels of eval sets, and weights that depend on labels, are not covered)"
         )
     for name in roles.having("passive"):
         learned[name] = [of_labels]
         if options.sealed and len(roles.having("passive")) > 1:
             learned[name].append(
-                f"together with {roles.active}, who must not help it: how good the best split of the parties before it "
-                "is at every node, as a fraction"
+                f"only by colluding with {roles.active}, which is not allowed: how good the best split of the parties "
+                "before it is at every node, as a fraction"
                 + ", and which groups have the columns that each other party used"
                 * bool(common.interaction_constraints)
             )
@@ -247,29 +247,29 @@ def told_by_sets(common: BoostingOptions) -> list[str]:
     fewest = (common.fewest_rows + 1) // 2
     enough = f"at least {fewest} rows" if common.category_sets == "halves" and fewest > 1 else "rows"
     return [
-        f"where a set of categories of its own wins a node: of each category with {enough} in the node, on which side "
-        "of a limit its gradients are, so which label it has more of"
-        + ("" if enough != "rows" else "; of a category with one row, its label")
+        f"if a set of its categories wins a node: for each category with {enough} in the node, whether its gradients "
+        "are above or below a limit, and so which label is more frequent"
+        + ("" if enough != "rows" else "; for a category with one row, its label")
     ]
 
 
 def _shown_by_sides(shares: Mapping[str, float]) -> str:
     """Return how much of each passive party's bins sides of splits revealed, if counted, in words."""
     if not shares:
-        return "more with each split of theirs (docs/sealed.md, What splits tell); each of them keeps a count"
+        return "more with each of their splits (docs/sealed.md, What splits tell). Each of them keeps a count"
     each = ", ".join(f"{share:.2g} of {name}'s" for name, share in shares.items())
-    return f"by their count, over this and earlier jobs, {each}"
+    return f"{each}, by their count over this and earlier jobs"
 
 
 def _estimates(shares: Mapping[str, float]) -> str:
     """Return how much of each passive party's bins exact sums give away, if estimated, in words."""
     if not shares:
         return (
-            "nearly all in small tables, and columns of few or rare values in any (docs/secureboost.md, What exact "
-            "sums show)"
+            "nearly all in small tables, and in any table for columns with few or rare values (docs/secureboost.md, "
+            "What exact sums show)"
         )
     each = ", ".join(f"{share:.2g} of {name}'s" if share else f"none of {name}'s" for name, share in shares.items())
-    return f"an estimated share, of all rows in all columns, of {each}"
+    return f"by an estimate, {each}, of all rows and columns"
 
 
 def order_of_splits(common: BoostingOptions) -> list[str]:

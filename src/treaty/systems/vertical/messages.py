@@ -124,7 +124,7 @@ class HintReceipt(Message):
 
 @leaks_by(
     hidden=("the tree's sample of its columns", "control"),
-    named=("the tree's sample of rows and of its columns; gradients are under the cipher", "exact"),
+    named=("the tree's sample of rows and of its columns; gradients are encrypted", "exact"),
 )
 class TreeStart(Message):
     """A tree's sample of columns and rows (None: all), and its encrypted gradients.
@@ -143,7 +143,7 @@ class TreeStart(Message):
     trees: Annotated[int, msgspec.Meta(ge=1, le=MOST_TOGETHER)] = 1
 
 
-@leaks("more of the sample of rows, and of gradients under the cipher", "exact")
+@leaks("more rows of the sample, and more encrypted gradients", "exact")
 class TreeRows(Message):
     """More of a tree's encrypted gradients, row after row, and of its sample of rows, as in `TreeStart`."""
 
@@ -167,7 +167,9 @@ class TreeEnd(Message):
     rows: Array | None = None
 
 
-@leaks("what share of the sender's bins sides of its splits have revealed, by its count over all jobs", "aggregated")
+@leaks(
+    "the share of the sender's bins that sides at its splits have revealed, by its count over all jobs", "aggregated"
+)
 class ToldShare(Message):
     """What share of the sender's bins sides of its splits have revealed for certain, by its count over all jobs."""
 
@@ -189,7 +191,7 @@ class SumsRequest(Message):
 
 
 @leaks_by(
-    hidden=("that a request comes in parts", "encrypted"), named=("a part of such a request, about some rows", "exact")
+    hidden=("that a request comes in parts", "encrypted"), named=("a part of such a request, for some rows", "exact")
 )
 class SumsPiece(Message):
     """A part of a `SumsRequest`, about some rows; the rest follows."""
@@ -199,13 +201,13 @@ class SumsPiece(Message):
 
 @leaks_by(
     open=(
-        "of each bin of each node asked about the sum of gradients, sum of hessians and number of rows, "
+        "for each bin of each requested node, the sum of gradients, sum of hessians and number of rows, "
         "from which bins of single rows can follow",
         "aggregated",
     ),
     sealed=("sums under masks", "masked"),
     not_rerandomised=(
-        "which rows are in a bin, if it looks: its own ciphertexts are known again in answers",
+        "which rows are in a bin: it can recognise its own ciphertexts in answers",
         "exact",
         "rerandomise=True",
     ),
@@ -257,7 +259,7 @@ class SplitAnswer(Message):
 
 
 @leaks(
-    "which rows of the whole table go left at a split of the sender, those outside the node too",
+    "which rows of the whole table go left at a split of the sender, also outside the node",
     "exact",
     guard='reveal="node"',
 )
@@ -338,7 +340,7 @@ class SealedStep(Message):
     payload: Arrays
 
 
-@leaks("whose split each node has; which of its own splits were chosen, and at which nodes", "exact")
+@leaks("the owner of each node's split; which of its own splits were chosen, and at which nodes", "exact")
 class OpenedStep(Message):
     """A step by which shares are opened to the other party."""
 
@@ -365,7 +367,7 @@ class MovedGroups(Message):
     bits: Array
 
 
-@leaks("whose split is best at each node", "exact")
+@leaks("which party has the best split at each node", "exact")
 class OwnerShares(Message):
     """Shares of whose split is best, uint64 (nodes,), which the active party opens."""
 
@@ -384,7 +386,7 @@ class WonCandidates(Message):
     numbers: Array
 
 
-@leaks("bits under masks, and what transfers are made of", "masked")
+@leaks("bits under masks, and messages of oblivious transfers", "masked")
 class SideChoices(Message):
     """Transfers of a bit of each of some rows, for every level that had none so far (`transfer.stock`).
 

@@ -87,8 +87,7 @@ class DecideRequest(Message):
 
 
 @leaks(
-    "of each row asked about, which side it takes at each split of the sender; several splits of one "
-    "column show the order of rows",
+    "for each requested row, its side at each split of the sender; several splits of one column show the order of rows",
     "exact",
     guard='inference="shared" of SecureBoost, at prediction',
 )
@@ -101,7 +100,7 @@ class Decisions(Message):
     left: Array
 
 
-@leaks("that nothing more is asked", "control")
+@leaks("that no more requests follow", "control")
 class Finish(Message):
     """Training, or prediction, is over; nothing more will be asked."""
 
@@ -311,7 +310,7 @@ MOST_ROWS = 1 << 20
 SAYS_SO = 20.0
 
 
-@leaks("which of the common rows are asked for, and when", "exact")
+@leaks("which of the common rows are requested, and when", "exact")
 class OnlineRows(Message):
     """Numbers, int32, of the common rows that are asked for next; none: nothing is asked just now."""
 

@@ -300,7 +300,7 @@ def _take_setup(party: Party, options: CipherOptions, left: float) -> Setup:
 SHARE_BYTES = 32
 
 
-@leaks("which answer to an earlier set-up the active party has kept", "control")
+@leaks("which answer from an earlier set-up the active party has kept", "control")
 class SeedOffer(Message):
     """Digest (`binding`) of the hint of this party's table that the active party kept; empty for none."""
 
