@@ -229,7 +229,7 @@ def test_hidden_rows_are_said_where_two_parties_may_share_them(tmp_path, members
     assert ("expected sides" in said) == (membership is None)
     watched = changed(tmp_path, 'table = "a.csv"', 'table = "a.csv"\neval_tables = ["a.csv"]')
     for more in (replaced(watched, own=job.own), replaced(job, weight="y")):
-        assert ("job" in wrong(more)) == (membership is not None)
+        assert "job" not in wrong(more)
 
 
 def test_paillier_is_not_advised_upon(tmp_path):
@@ -382,6 +382,20 @@ def test_what_others_say_of_their_categories_counts_under_seal(tmp_path):
     assert public().endswith("3 columns in 150 bins (3 columns of 150 categories)")
     assert public(allow_exact_sums=True).endswith("3 columns in 150 bins")
     assert megabytes(told) < megabytes((*told[:2], 0, 0)) / 1.5
+
+
+def test_hidden_rows_take_no_column_of_many_categories(tmp_path):
+    given = {"objective": "logistic_pieces", "n_estimators": 2, "max_cat_to_onehot": 10}, {"a": "", "b": ""}
+    job = replaced(write_job(tmp_path, "secureboost", given), own={"membership": "hidden"})
+    assert not wrong(job, "b")
+    lines = [f"{row},l{row % 50},m{row % 9}" for row in range(180)]
+    (tmp_path / "b.csv").write_text("\n".join(["one,two,three", *lines]))
+    expected = "b has 1 column(s) of 10 or more: raise max_cat_to_onehot"
+    assert expected in wrong(job, "b")["expected"]
+    # as the other party says
+    said = {of.what: of for of in check_own(job, "a", {"b": (3, 200, 1, 50)})}
+    assert not said["expected"].fine
+    assert expected in said["expected"].said
 
 
 def test_a_party_without_a_table_is_told_for_what_sizes(tmp_path):

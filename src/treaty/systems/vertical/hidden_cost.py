@@ -16,6 +16,7 @@ from treaty.crypto.sums.lattice_sums import lattice_fields, vector_bytes
 from treaty.crypto.sums.shared_sums import shared_parameters
 from treaty.crypto.transfer.hidden_rows import WEIGHT_BYTES
 from treaty.crypto.transfer.sealed_sums import Widths
+from treaty.errors import DataError
 from treaty.systems.expected import Expected, Shape, Trees
 from treaty.systems.system import Roles
 from treaty.systems.vertical import cipher_choice
@@ -78,7 +79,16 @@ def tell_cost(name: str, job: JobSize, *sizes: Any) -> str:
 
 
 def expected_of_hidden(roles: Roles, common: Any, shape: Shape) -> Expected:
-    """Return what a training takes in which neither party learns which rows are in a node."""
+    """Return what a training takes in which neither party learns which rows are in a node.
+
+    DataError if a party has columns of so many categories that they would be split by sets.
+    """
+    for name, (columns, _) in shape.halved.items():
+        if columns:
+            raise DataError(
+                f'membership="hidden" splits categories one against the rest, and {name} has {columns} column(s) of '
+                f"{common.onehot_below} or more: raise max_cat_to_onehot"
+            )
     found, active = Expected(), roles.active
     (peer,) = (name for name in roles.owners if name != active)
     job = job_of(common, shape, Trees.of(common, shape, shape.rows).count)
