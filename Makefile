@@ -15,7 +15,7 @@ PART := tests/cli tests/data tests/messaging tests/models tests/runs/test_proces
     tests/test_files.py tests/test_packaging.py tests/test_readme.py \
     tests/report/test_page.py
 
-.PHONY: demo test test-rest test-all test-lowest test-newest package test-part lint type docs snippets bench clean
+.PHONY: demo test test-rest test-all test-lowest test-newest package release test-part lint type docs snippets bench clean
 
 # Python files are compiled on all cores: pip takes twice as long. Those of large libraries that are hardly used are left to
 # whoever imports them. pip works on one core; where tests follow, kernels are compiled on another meanwhile.
@@ -62,6 +62,10 @@ package: $(STAMP)
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
 	$(BIN)/python tests/try_package.py dist $(EXTRAS)
+
+# What is published: the package, tried, with a bill of materials and checksums; KEY=FILE, of ssh-keygen: signed.
+release: package
+	$(BIN)/python tests/make_release.py dist $(KEY:%=--key %)
 
 # Another Python: make test-part PYTHON=python3.13 VENV=.venv-3.13 GROUP=test
 test-part: $(STAMP)

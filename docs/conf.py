@@ -84,6 +84,7 @@ CONTENTS = {
         "docs/nodes",
         "docs/deployment",
         "docs/network",
+        "docs/platforms",
         "docs/clusters",
     ],
     "Security": ["SECURITY", "docs/audit"],
@@ -122,7 +123,7 @@ CONTENTS = {
         "docs/explanation/noise_forecasts",
         "docs/explanation/sealed_security",
     ],
-    "For developers": ["CONTRIBUTING", "docs/architecture", "docs/lattice", "docs/first_hour"],
+    "For developers": ["CONTRIBUTING", "SUPPORT", "docs/architecture", "docs/lattice", "docs/first_hour"],
 }
 
 

@@ -38,7 +38,8 @@ _I8, _I32, _I64 = (ir.IntType(bits) for bits in (8, 32, 64))
 _BLOCK, _QUARTERS = ir.VectorType(_I64, 2), ir.VectorType(_I32, 4)
 
 
-HAS_AES = processor_has("aes")
+# ARM's processors have a feature of this name, too, and other instructions
+HAS_AES = processor_has("aes", "sse2")
 _LANES = 2 if not processor_has("vaes", "avx2") else 8 if processor_has("avx512f") else 4
 
 
