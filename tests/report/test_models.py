@@ -14,7 +14,9 @@ from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 import treaty
 from tables import cut, cut_for_active, real_table, with_categories
 from treaty.errors import ConfigError, DataError
-from treaty.estimators.reporting import POOLED, contents_of
+from treaty.estimators.reporting import OWN, POOLED, contents_of
+from treaty.report.page import _TITLES
+from treaty.report.verdict import verdict_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:training ended after max_iter"),
@@ -27,7 +29,7 @@ BY_COLUMN = {
     "secureboost": treaty.SecureBoost(encryption="lattice", allow_exact_sums=True),
     "sealed": treaty.SecureBoost(),
     "fedxgboost-smm": treaty.FedXGBoostSMM(backend="dealer"),
-    "fedxgboost-ldp": treaty.FedXGBoostLDP(mechanism="label_rr", epsilon=3.0),
+    "fedxgboost-ldp": treaty.FedXGBoostLDP(mechanism="label_rr", epsilon=8.0),  # at 3, one in 13 has no split of p0
     "federboost-vertical": treaty.FederBoostVertical(epsilon=40.0),  # at 5, one in 25 has no split of a partner
 }
 BY_ROW = {
@@ -63,9 +65,14 @@ def by_column(system: str = "secureboost") -> tuple:
 
 
 def sections(path) -> dict[str, str]:
-    """Return what each section of a page says, markup and all."""
+    """Return what each section of a page says, markup and all; of one that is not shown, the reason."""
     parts = re.split(r'<section id="(\w+)"[^>]*>', path.read_text())[1:]
-    return dict(zip(parts[::2], parts[1::2], strict=True))
+    found = dict(zip(parts[::2], parts[1::2], strict=True))
+    reasons = dict(re.findall(r"<li>([^:<]+): ([^<]+)</li>", found.pop("missing", "")))
+    missing = {section: reasons[title] for section, title in _TITLES.items() if title in reasons}
+    assert not missing.keys() & found.keys()
+    assert all(re.search("<svg|<table|<article|<p>", shown) for shown in found.values()), "an empty section is shown"
+    return found | missing
 
 
 def check_common(found: dict[str, str], *, alone: bool = False) -> None:
@@ -155,8 +162,9 @@ def test_scores_are_those_of_scikit_learn_and_the_pooled_models_beside():
         assert values["Brier score"] == pytest.approx(brier_score_loss(y, p))
     roc = shown.scores.roc[0]
     assert np.trapezoid(roc.y, roc.x) == pytest.approx(shown.scores.values["this model"]["AUC"])
-    assert [(curve.pooled, len(curve.values)) for curve in shown.curves] == [(False, 3), (True, 3)]
-    assert shown.curves[0].values[-1] == pytest.approx(shown.scores.values["this model"]["log-loss"])
+    assert [(curve.pooled, len(curve.values)) for curve in shown.curves] == [(False, 3)] * 2 + [(True, 3)] * 2
+    assert [curve.name for curve in shown.curves] == ["training rows", "rows given to this report"] * 2
+    assert shown.curves[1].values[-1] == pytest.approx(shown.scores.values["this model"]["log-loss"])
     assert [line.pooled for line in shown.scores.calibration] == [False, True]
 
 
@@ -210,7 +218,8 @@ def test_without_rows_it_says_what_is_needed(tmp_path):
     found = sections(tmp_path / "out.html")
     for section in ("scores", "roc", "calibration"):
         assert "Needs rows with labels" in found[section]
-    assert "Needs an eval_set in fit" in found["curves"]
+    assert "on training rows" in tmp_path.joinpath("out.html").read_text()
+    assert "<svg" in found["curves"]  # of training rows
     assert "Needs rows: report(path, X)." in found["shap"]
     assert "no epsilon" in found["noise"]
     model.report(tmp_path / "out.html", X)
@@ -249,8 +258,40 @@ def test_hidden_decisions_have_no_stages_and_no_shap(tmp_path):
     model.report(tmp_path / "out.html", {name: of[:40] for name, of in tables.items()}, y[:40])
     found = sections(tmp_path / "out.html")
     assert "hides which leaf a row is in" in found["shap"]
-    assert "Decisions of each round are hidden" in found["curves"]
+    assert "explain" not in found["shap"]
+    assert "training rows" in found["curves"]
+    assert "rows given" not in found["curves"]
     assert "<svg" in found["roc"]
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["tables", "one table"])
+def test_what_partners_add_to_the_own_data_is_said_at_the_top(tmp_path, whole):
+    model, X, y = by_column()
+    tables, labels = cut_in_three(table()[0]), table()[1]
+    alone = treaty.GBDTClassifier(**TREES, max_bin=32).fit(tables["p0"].iloc[:ROWS], labels[:ROWS])
+    if whole:
+        joined = pd.concat(tables.values(), axis=1)
+        parties = {name: list(of.columns) for name, of in tables.items()}
+        model = treaty.GBDTClassifier(BY_COLUMN["secureboost"], parties=parties, **TREES)
+        model.fit(joined.iloc[:ROWS], labels[:ROWS])
+        X = joined.iloc[ROWS:]
+    shown = contents_of(model, X, y, None, (), None, alone)
+    ours, theirs = (shown.scores.values[name]["AUC"] for name in ("this model", OWN))
+    own = X[tables["p0"].columns] if whole else X["p0"]
+    assert theirs == pytest.approx(roc_auc_score(y, alone.predict_proba(own)[:, 1]))
+    assert [line.name for line in shown.scores.roc] == ["this model", OWN]
+    found = verdict_of(shown)
+    compared = f"AUC is {ours:.4g} with them and {theirs:.4g} without."
+    assert any(compared in sentence for sentence in found.sentences)
+    gains = {party: sum(of.values()) for party, of in model.importances("gain").items()}
+    share = 1.0 - gains["p0"] / sum(gains.values())
+    assert (f"{share:.0%}", "of the gain of all splits is the partners'") in found.figures
+    model.report(tmp_path / "out.html", X, y, alone=alone)
+    text = tmp_path.joinpath("out.html").read_text()
+    assert text.index(compared) < text.index("<main>")
+    assert "Comparison with" not in text
+    with pytest.raises(ConfigError, match="expected alone to be a GBDTClassifier, got a GBDTRegressor"):
+        model.report(tmp_path / "out.html", X, y, alone=treaty.GBDTRegressor(n_estimators=1).fit(own, y))
 
 
 def test_what_does_not_go_together_is_refused(tmp_path):
@@ -280,3 +321,17 @@ def test_a_ranking_has_curves_alone(tmp_path):
         model.report(tmp_path / "out.html", X, relevance)
     model.report(tmp_path / "out.html", X)
     assert "<svg" in sections(tmp_path / "out.html")["curves"]
+
+
+@pytest.mark.parametrize(("effect", "by_chance"), [(1.0, False), (0.0, True)])
+def test_a_difference_within_two_standard_errors_may_be_chance(effect, by_chance):
+    rng = np.random.default_rng(0)
+    X = pd.DataFrame({"a": rng.normal(size=1200), "b": rng.normal(size=1200)})
+    y = (X["a"] + effect * X["b"] + rng.normal(size=1200) > 0).astype(int).to_numpy()
+    tables = {"p0": X[["a"]], "p1": X[["b"]]}
+    model = treaty.GBDTClassifier(BY_COLUMN["secureboost"], **TREES)
+    model.fit({name: of.iloc[:800] for name, of in tables.items()}, y[:800])
+    alone = treaty.GBDTClassifier(**TREES).fit(X[["a"]].iloc[:800], y[:800])
+    tests = {name: of.iloc[800:] for name, of in tables.items()}
+    shown = contents_of(model, tests, y[800:], None, (), None, alone)
+    assert shown.scores.by_chance == by_chance

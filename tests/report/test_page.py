@@ -54,17 +54,34 @@ def test_ids_are_unique_and_every_reference_leads_to_one():
     assert set(re.findall(r'(?:url\(|href=")#([^)"]+)', text)) <= set(ids)
 
 
-def test_what_is_missing_is_said_in_every_section():
-    empty = Contents(title="t", facts=[], whose="", absent={"roc": "Labels are numbers."})
-    found = Parsed(page(empty))
-    assert list(found.sections) == SECTIONS
-    for section, text in found.sections.items():
-        assert ("Labels are numbers." if section == "roc" else "The run has none.") in text
+def test_an_empty_section_is_left_out_and_listed_with_the_reason():
+    whole = Contents(title="t", facts=[], whose="", absent={"roc": "Labels are numbers.", "alone": "Needs labels."})
+    text = page(whole)
+    found = Parsed(text)
+    assert list(found.sections) == ["missing"]
+    said = found.sections["missing"]
+    assert text.count("<li>") == len(SECTIONS) + 1
+    assert "ROC: Labels are numbers." in said
+    assert "Comparison with own data only: Needs labels." in said
+    assert said.count("The run recorded none.") == len(SECTIONS) - 1
     assert not any(tag == "svg" for tag, _ in found.tags)
+    assert [of["href"] for tag, of in found.tags if tag == "a"] == ["#missing"]
+    assert 'class="verdict' not in text
 
 
-def test_a_full_page_says_nothing_is_missing():
-    assert "The run has none" not in page(hostile())
+def test_a_full_page_lists_nothing_as_missing():
+    found = Parsed(page(hostile()))
+    assert list(found.sections) == SECTIONS
+    assert [of["href"] for tag, of in found.tags if tag == "a"] == [f"#{section}" for section in SECTIONS]
+
+
+def test_a_print_has_the_size_of_paper_and_whole_figures():
+    style = page(hostile()).partition("<style>")[2].partition("</style>")[0]
+    printed = style.partition("@media print{")[2]
+    assert "@page{size:A4;" in style
+    assert re.search(r"figure[^{]*\{break-inside:avoid\}", printed)
+    assert "nav{display:none}" in printed
+    assert "overflow:visible" in printed, "a wide table would be cut"
 
 
 def test_figures_take_the_colours_of_the_page():

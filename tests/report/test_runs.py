@@ -21,7 +21,8 @@ from treaty.data.reading import write_predictions
 from treaty.errors import ConfigError, DataError
 from treaty.files import read_json, write_json
 from treaty.report.contents import contents_of_run, read_run, read_scores
-from treaty.report.page import page
+from treaty.report.page import _TITLES, page
+from treaty.report.verdict import verdict_of
 from treaty.runs.job_files import load_job
 from treaty.runs.local_checks import check_own
 from treaty.runs.report import FORMAT, Report, report_file
@@ -85,8 +86,63 @@ def test_gains_by_party_add_up_to_the_trees(job):
     whole = sum(float(tree.gain[tree.left >= 0].sum()) for tree in forest.trees)
     assert whole > 0.0
     assert sum(amount for of in shown.importances.values() for amount in of.values()) == pytest.approx(whole)
-    assert [curve.metric for curve in shown.curves] == ["loss"]
-    assert shown.curves[0].values == reports["a"].losses["eval_0"]
+    assert [curve.metric for curve in shown.curves] == ["loss"] * 3
+    assert shown.curves[1].values == reports["a"].losses["eval_0"]
+
+
+def test_training_rows_have_a_learning_curve(job):
+    _, reports, viewer = read_run(Path(job.output))
+    curve = contents_of_run(Path(job.output), reports, viewer).curves[0]
+    # the eval set has the same rows
+    assert (curve.name, list(curve.at)) == ("training rows", [1, 2])
+    assert curve.values == pytest.approx(reports["a"].losses["eval_0"])
+    assert reports["b"].train_losses == {}
+
+
+def test_the_active_partys_own_columns_are_trained_on_for_comparison(job, tmp_path):
+    _, reports, viewer = read_run(Path(job.output))
+    X = pd.read_csv(job.parties["a"].table)
+    y = X.pop("y")
+    options = {name: value for name, value in job.common.items() if name in treaty.GBDTClassifier().get_params()}
+    alone = treaty.GBDTClassifier(**options, max_bin=job.settings()[1].max_bin).fit(X, y, eval_set=(X, y))
+    (metric,) = alone.evals_result_["eval_0"]
+    expected = alone.evals_result_["eval_0"][metric]
+    assert reports["a"].alone == {"eval_0": expected}
+    assert all(of.alone == {} for name, of in reports.items() if name != "a")
+    shown = contents_of_run(Path(job.output), reports, viewer)
+    ours = reports["a"].losses["eval_0"][-1]
+    verdict = verdict_of(shown)
+    assert f"loss is {ours:.4g} with them and {expected[-1]:.4g} without" in verdict.sentences[-1]
+    assert "have no labels" not in page(shown)
+    assert contents_of_run(Path(job.output), reports, "b").absent["alone"] == "b has no labels to train on."
+
+
+def test_a_job_ends_well_without_the_comparison(tmp_path, monkeypatch, caplog):
+    def fails(inputs):
+        raise DataError("its columns are odd")
+
+    monkeypatch.setattr("treaty.runs.own_columns.train", fails)
+    job = played_job(tmp_path, "secureboost")
+    _, reports, viewer = read_run(Path(job.output))
+    assert "a: no model of its own columns alone to compare with: its columns are odd" in caplog.text
+    assert "Needs a job of trees" in contents_of_run(Path(job.output), reports, viewer).absent["alone"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"protocol": "secureboost", "membership": "hidden"}, "hides the decisions of trees"),
+        ({"protocol": "secureboost", "inference": "shared"}, "hides the decisions of trees"),
+        ({"protocol": "quasi-newton"}, "a column adds its weight times"),
+        ({"protocol": "secureboost"}, "treaty explain"),
+    ],
+)
+def test_contributions_are_only_promised_if_they_can_be_computed(job, options, said):
+    _, reports, viewer = read_run(Path(job.output))
+    reports[viewer] = msgspec.structs.replace(reports[viewer], options=options)
+    reason = contents_of_run(Path(job.output), reports, viewer).absent["shap"]
+    assert said in reason
+    assert ("treaty explain" in reason) == (said == "treaty explain")
 
 
 def test_another_partys_view_has_its_columns_and_no_losses(job, tmp_path):
@@ -128,10 +184,10 @@ def test_pooled_curves_stand_beside(job, tmp_path):
     pooled.save(tmp_path / "pooled")
     out = tmp_path / "out.html"
     run(job.output, "--output", str(out), "--pooled", str(tmp_path / "pooled"))
-    assert ">pooled</text>" in out.read_text()
+    assert ">eval_0, pooled</text>" in out.read_text()
     without = tmp_path / "without.html"
     run(job.output, "--output", str(without))
-    assert ">pooled</text>" not in without.read_text()
+    assert "pooled</text>" not in without.read_text()
 
 
 @pytest.mark.slow
@@ -142,7 +198,10 @@ def test_every_systems_job_has_a_report_for_every_party(system, tmp_path):
         out = tmp_path / f"{name}.html"
         run(job.output, "--as", name, "--output", str(out))
         text = out.read_text()
-        assert text.count("<section") == 13
+        shown = re.findall(r'<section id="(\w+)"', text)
+        listed = re.findall(r"<li>([^:<]+): ", text.partition('id="missing"')[2])
+        assert len({*shown, *listed} - {"missing"}) == len(shown) - 1 + len(listed)
+        assert len(shown) - 1 + len(set(listed) - {_TITLES["alone"]}) == 13
         own = read_json(Path(job.output) / f"{name}.report.json", Report, FORMAT, name)
         said = html.unescape(text)
         assert all(fact in said for facts in own.learned.values() for fact in facts)

@@ -44,6 +44,15 @@ def test_boost_grows_one_tree_per_output_and_round_and_the_loss_falls(objective,
     assert losses[-1] == trained.objective.loss(trained.margins, y, None)
 
 
+def test_the_loss_of_training_rows_is_kept_after_some_rounds():
+    table, y = _problem()
+    trained = train(table, y, n_estimators=7, eval_sets=[_watch(table, table.matrix, y)])
+    watched = trained.forest.history["valid"]["logloss"]
+    assert trained.forest.losses == {after: watched[after - 1] for after in (1, 2, 4, 7)}
+    trained.forest.cut(3)
+    assert list(trained.forest.losses) == [1, 2]
+
+
 def test_boost_records_the_weighted_loss_of_every_eval_set():
     table, y = _problem()
     weight = np.random.default_rng(1).gamma(1, 1, len(y))
@@ -206,11 +215,11 @@ def test_boosting_resumed_after_any_round_gives_the_same_forest(objective, optio
         own = table.take(np.arange(len(y)))  # a lookup table of its own
         forest, resume, states = Forest(loss, ("one",)), None, []
         if stopped is not None:
-            resume, forest.trees, forest.history, own.splits = copy.deepcopy(stopped)
+            resume, forest.trees, forest.history, forest.losses, own.splits = copy.deepcopy(stopped)
         watched = _watch(own, own.matrix[::-1], y)
 
         def on_round(progressed):
-            states.append(copy.deepcopy((progressed, forest.trees, forest.history, own.splits)))
+            states.append(copy.deepcopy((progressed, forest.trees, forest.history, forest.losses, own.splits)))
 
         boosting = Boosting(
             y, None, forest, rules, BoostingPlan(n_columns=4, n_estimators=5, random_state=3, **options),
@@ -225,6 +234,7 @@ def test_boosting_resumed_after_any_round_gives_the_same_forest(objective, optio
         resumed, later = go(state)
         assert resumed.trees == whole.trees
         assert resumed.history == whole.history
+        assert resumed.losses == whole.losses
         assert resumed.best_round == whole.best_round
         for ours, theirs in zip(later, states[k + 1 :], strict=True):
             assert ours[0].random_state == theirs[0].random_state

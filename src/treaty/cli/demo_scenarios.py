@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from rich.status import Status
+from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer
 from sklearn.model_selection import train_test_split
 
@@ -144,10 +145,21 @@ class Scenario:
     given: tuple[Any, ...]
     # returns the parties' tables of some rows, as `predict` takes them
     rows_of: Rows
-    # participants whose model from their own rows alone is shown, too
+    # parties whose model from their own columns, or rows, alone is shown, too
     alone: Mapping[str, tuple[Any, NDArray[Any]]]
     # parties that aligned their rows first, the active one in front
     aligned: list[str]
+
+    def model_alone(self, party: str) -> Any | None:
+        """Return the model trained on a party's own data; None if that lacks a class."""
+        table, labels = self.alone[party]
+        fits = is_target(self.y) or len(np.unique(labels)) == len(np.unique(self.y))
+        return clone(self.pooled).fit(table, labels) if fits else None
+
+    def rows_alone(self, party: str, index: NDArray[np.intp]) -> Any:
+        """Return some rows, as `predict` of a model on the party's own data takes them."""
+        rows = self.rows_of(index)
+        return rows[party] if isinstance(rows, Mapping) else rows
 
 
 def _models(options: SystemOptions, y: NDArray[Any], trees: int, played: dict[str, Any]) -> dict[str, Any]:
@@ -177,7 +189,7 @@ def by_column(
     rows_of = _tables_of(columns, cut)
     return Scenario(
         **_models(options, y, trees, played), columns=columns, y=y, train=train, test=test,
-        given=(rows_of(train), y[train]), rows_of=rows_of, alone={},
+        given=(rows_of(train), y[train]), rows_of=rows_of, alone=_of_lead(options, cut, rows_of(train), y[train]),
         aligned=list(cut),
     )  # fmt: skip
 
@@ -243,9 +255,15 @@ def regression(options: SystemOptions, parties: int, data: Data, split: str | No
     return Scenario(
         model=LogisticRegression(options, **common, **played),
         pooled=LogisticRegression(Pooled(solver=solver), **common),
-        columns=columns, y=y, train=train, test=test, given=(rows_of(train), y[train]), rows_of=rows_of, alone={},
-        aligned=list(cut),
+        columns=columns, y=y, train=train, test=test, given=(rows_of(train), y[train]), rows_of=rows_of,
+        alone=_of_lead(options, cut, rows_of(train), y[train]), aligned=list(cut),
     )  # fmt: skip
+
+
+def _of_lead(options: SystemOptions, cut: Mapping[str, list[str]], rows: Any, y: NDArray[Any]) -> dict[str, Any]:
+    """Return the own columns, if any, and the labels of the party with the labels."""
+    lead = next(iter(cut))
+    return {} if isinstance(options, Pooled) or not cut[lead] else {lead: (rows[lead], y)}
 
 
 def _tables_of(columns: Any, cut: Mapping[str, list[str]]) -> Rows:

@@ -99,7 +99,9 @@ def run_demo(
         test, pooled = scenario.test, None if system.split == "none" else scenario.pooled
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*rows have a margin beyond 4")
-            contents = contents_of(scenario.model, scenario.rows_of(test), scenario.y[test], pooled, (), None)
+            warnings.filterwarnings("ignore", message="training ended after max_iter")
+            alone = next(map(scenario.model_alone, scenario.alone), None)
+            contents = contents_of(scenario.model, scenario.rows_of(test), scenario.y[test], pooled, (), None, alone)
         write_page(report, replace(contents, learned=_learned(scenario)))
         say(f"wrote {report}")
     _say_next(own_table=data != "breast", sealed=seals and not open_sums, report=report)
@@ -207,10 +209,9 @@ def _scores(scenario: Scenario, system: System, ours: NDArray[np.float64]) -> Gr
         grid.add_column(heading, justify="right")
     alone = system.split == "none"
     add_scores(grid, "Treaty, pooled" if alone else f"Treaty, {system.name}, nothing pooled", y[test], ours)
-    for name, (table, labels) in scenario.alone.items():
-        if is_target(y) or len(np.unique(labels)) == len(scenario.model.classes_):
-            own = _predicted(scenario.pooled.fit(table, labels), scenario.rows_of(test))
-            add_scores(grid, f"Treaty, {name} alone", y[test], own)
+    for name in scenario.alone:
+        if (model := scenario.model_alone(name)) is not None:
+            add_scores(grid, f"Treaty, {name} alone", y[test], _predicted(model, scenario.rows_alone(name, test)))
         else:
             grid.add_row(f"Treaty, {name} alone: lacks a class", "-", "-")
     if not alone:

@@ -328,15 +328,16 @@ class TableEstimator(BaseEstimator):
         y: Any = None,
         *,
         pooled: TableEstimator | None = None,
+        alone: TableEstimator | None = None,
         consent: Iterable[str] | None = (),
         title: str | None = None,
     ) -> None:
         """Write a report of the training and the model: one HTML file that loads nothing, for any browser.
 
-        It shows what the active party sees: scores, learning curves, ROC, calibration, importances by party,
-        contributions of columns, messages over time and by pair, seconds by phase, what each party learned, the cost of
-        noise, parameters and versions. It names the sections that the model has no data for. It contains no row of a
-        table, but aggregates over rows and labels.
+        It begins with a verdict in words, and shows what the active party sees: scores, learning curves, importances by
+        party, contributions of columns, messages, seconds, what each party learned, the cost of noise, parameters and
+        versions. It lists the sections that have no data. It contains no row of a table, but aggregates over rows and
+        labels.
 
         Parameters
         ----------
@@ -349,6 +350,8 @@ class TableEstimator(BaseEstimator):
         pooled : estimator or None
             A fitted estimator of the same kind on one table, for comparison. If X is given, it must be able to predict
             it.
+        alone : estimator or None
+            A fitted estimator of the same kind on the active party's own data: the report says what partners add to it.
         consent : iterable of str or None, default ()
             Parties that let their columns be named; None for all.
         title : str or None
@@ -368,7 +371,7 @@ class TableEstimator(BaseEstimator):
 
         path = as_path(path, "path")
         check_possible(path)
-        write_page(path, contents_of(self, X, y, pooled, consent, title))
+        write_page(path, contents_of(self, X, y, pooled, consent, title, alone))
 
     def save(self, folder: str | Path) -> None:
         """Write the model to a folder: a file ``NAME.part`` for each party, and ``model.json``, which lists them.

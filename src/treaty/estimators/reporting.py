@@ -23,7 +23,18 @@ from treaty.models.interpretation import Contributions, willing
 from treaty.models.linear import load_linear_part
 from treaty.models.statistics import load_statistics_part
 from treaty.models.trees import forest_of, load_part, staged_margins
-from treaty.report.contents import Contents, Curve, ModelScores, Section, Spread, scores_of_classes, scores_of_numbers
+from treaty.report.contents import (
+    OURS,
+    OWN,
+    POOLED,
+    Contents,
+    Curve,
+    ModelScores,
+    Section,
+    Spread,
+    scores_of_classes,
+    scores_of_numbers,
+)
 from treaty.runs.report import importances_of, versions
 from treaty.runs.threads import active_of
 from treaty.systems import Model, find_system
@@ -34,18 +45,22 @@ from treaty.trees.objectives import evaluate
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 # Quantiles need this many rows: those of fewer would be single rows' values.
 FEWEST_ROWS = 20
-OURS, POOLED = "this model", "pooled"
 _GIVEN = "rows given to this report"
 _LOADED = "The model was loaded from files, which have no record of its training."
 
 
-def contents_of(model: Any, X: Any, y: Any, pooled: Any, consent: Iterable[str] | None, title: str | None) -> Contents:
+def contents_of(
+    model: Any, X: Any, y: Any, pooled: Any, consent: Iterable[str] | None, title: str | None, alone: Any = None
+) -> Contents:
     """Return the contents of a fitted estimator's report; parameters and errors as in `TableEstimator.report`."""
     check_is_fitted(model, "parts_")
     viewer = active_of(model.parts_)
     # The parties whose columns may be named.
     known = willing(model.parts_, consent) | {viewer}
-    _check_given(model, X, y, pooled)
+    _check_given(model, X, y)
+    for name, other in (("pooled", pooled), ("alone", alone)):
+        if other is not None:
+            _check_other(model, name, other)
     system, own, common = model._settings(random_state=None)
     rows = None if X is None else model._matched(X, y=y)
     labels = None if y is None or rows is None else _labels(model, y, viewer, next(iter(rows.values())).n_rows)
@@ -53,6 +68,8 @@ def contents_of(model: Any, X: Any, y: Any, pooled: Any, consent: Iterable[str] 
         title=title or f"{type(own).__name__}: {type(model).__name__}",
         facts=list(_facts(model)),
         whose=_whose(model, viewer, known),
+        viewer=viewer,
+        partners="rows" if system.split == "rows" else "columns",
         unit="round" if model._model == "trees" else "epoch",
         best=forest_of(list(model.parts_.values())).best_watched if model._model == "trees" else None,
         sent=getattr(model, "communication_", {}),
@@ -65,28 +82,31 @@ def contents_of(model: Any, X: Any, y: Any, pooled: Any, consent: Iterable[str] 
         notes=list(_notes(model)),
         parameters=given(own, common),
         versions=versions(),
-        absent=_absent(model, system.split == "none", X, y),
+        absent=_absent(model, system.split == "none", X, y, alone),
     )
-    contents = replace(contents, curves=list(_curves(model, pooled, X, labels)), **_importances(model, viewer, known))
+    curves = list(_curves(model, pooled, alone, X, labels))
+    contents = replace(contents, curves=curves, **_importances(model, viewer, known))
     if labels is not None:
-        contents = replace(contents, scores=_scores(model, pooled, X, labels))
+        contents = replace(contents, scores=_scores(model, pooled, alone, X, labels))
     return contents if rows is None else _with_shap(contents, model, X, rows, viewer, known)
 
 
-def _check_given(model: Any, X: Any, y: Any, pooled: Any) -> None:
+def _check_given(model: Any, X: Any, y: Any) -> None:
     if y is not None and X is None:
         raise ConfigError("expected the tables that y are the labels of, got y alone: report(path, X, y)")
     if y is not None and model._model == "trees" and forest_of(list(model.parts_.values())).objective.takes == "groups":
         raise ConfigError("a ranking has no ROC or calibration: expected report(path, X), got y; give fit an eval_set")
-    if pooled is None:
-        return
-    if not hasattr(pooled, "_settings"):
-        raise ConfigError(f"expected pooled to be an estimator of Treaty, got {type(pooled).__name__}")
-    check_is_fitted(pooled, "parts_")
-    if is_classifier(pooled) != is_classifier(model) or pooled._model != model._model:
-        raise ConfigError(f"expected pooled to be a {type(model).__name__}, got a {type(pooled).__name__}")
-    if is_classifier(model) and list(pooled.classes_) != list(model.classes_):
-        raise ConfigError("expected pooled to be trained on the same classes")
+
+
+def _check_other(model: Any, name: str, other: Any) -> None:
+    """Raise ConfigError unless another estimator, the argument of this name, can be compared with the model."""
+    if not hasattr(other, "_settings"):
+        raise ConfigError(f"expected {name} to be an estimator of Treaty, got {type(other).__name__}")
+    check_is_fitted(other, "parts_")
+    if is_classifier(other) != is_classifier(model) or other._model != model._model:
+        raise ConfigError(f"expected {name} to be a {type(model).__name__}, got a {type(other).__name__}")
+    if is_classifier(model) and list(other.classes_) != list(model.classes_):
+        raise ConfigError(f"expected {name} to be trained on the same classes")
 
 
 def _facts(model: Any) -> Iterator[str]:
@@ -122,10 +142,10 @@ def _noise(model: Any, own: Any) -> Iterator[str]:
         yield f"Labels were randomised once, each with epsilon {own.label_epsilon:g}; training used only these."
 
 
-def _absent(model: Any, alone: bool, X: Any, y: Any) -> dict[Section, str]:
+def _absent(model: Any, whole: bool, X: Any, y: Any, alone: Any) -> dict[Section, str]:
     """Return the sections that will be empty, with the reasons."""
     trees, loaded = model._model == "trees", not hasattr(model, "timings_")
-    of_training = _LOADED if loaded else "All was in one place: nothing was sent." if alone else "No messages recorded."
+    of_training = _LOADED if loaded else "All was in one place: nothing was sent." if whole else "No messages recorded."
     found: dict[Section, str] = {}
     if not getattr(model, "communication_", {}):
         found |= {"messages": of_training, "timeline": of_training}
@@ -143,28 +163,33 @@ def _absent(model: Any, alone: bool, X: Any, y: Any) -> dict[Section, str]:
         found["shap"] = "Needs rows: report(path, X)."
     if not trees:
         found["shap"] = "A linear model adds weight times value; its weights are above."
-    if trees and not getattr(model, "evals_result_", {}):
-        if X is None or y is None:
-            found["curves"] = "Needs an eval_set in fit, or rows with labels: report(path, X, y)."
-        elif model._chosen()[1].hides_decisions:
-            found["curves"] = "Decisions of each round are hidden; with known rows, an eval_set in fit has metrics."
+    if alone is None and not whole:
+        found["alone"] = "Needs a model trained on the own data: report(path, X, y, alone=model)."
+    if trees:
+        found["curves"] = "The training kept no loss. Give fit an eval_set."
     if not any(getattr(part, "spent", "") for part in model.parts_.values()):
         found["noise"] = "No part of the model records noise, so no epsilon was spent."
     return found
 
 
-def _curves(model: Any, pooled: Any, X: Any, labels: NDArray[Any] | None) -> Iterator[Curve]:
-    """Yield metrics by round: of eval sets in training, and of the report's rows if trees can predict stages."""
+def _curves(model: Any, pooled: Any, alone: Any, X: Any, labels: NDArray[Any] | None) -> Iterator[Curve]:
+    """Yield metrics by round: of training rows and eval sets, and of the report's rows if trees can predict stages."""
+    for name, of in getattr(alone, "evals_result_", {}).items() if model._model == "trees" else ():
+        for metric, values in of.items():
+            yield Curve(f"{name}, {OWN}", metric, values, alone=True)
     for each, is_pooled in ((model, False), (pooled, True)):
         if each is None:
             continue
+        forest = forest_of(list(each.parts_.values())) if each._model == "trees" else None
+        if forest is not None and forest.losses:
+            losses = list(forest.losses.values())
+            yield Curve("training rows", forest.objective.metric, losses, is_pooled, at=list(forest.losses))
         for name, of in getattr(each, "evals_result_", {}).items():
             for metric, values in of.items():
                 yield Curve(name, metric if each._model == "trees" else f"{metric} loss", values, is_pooled)
-        if getattr(model, "evals_result_", {}) or each._model != "trees" or labels is None:
+        if getattr(model, "evals_result_", {}) or forest is None or labels is None:
             continue
         if not each._settings(random_state=None)[1].hides_decisions:
-            forest = forest_of(list(each.parts_.values()))
             objective, stages = forest.objective, staged_margins(each._decided(X), forest, cores(each.n_jobs))
             values = [evaluate(objective.metric, objective, margins, labels, None) for margins in stages]
             if values:
@@ -181,14 +206,41 @@ def _labels(model: Any, y: Any, viewer: str, n_rows: int) -> NDArray[np.float64]
     return labels
 
 
-def _scores(model: Any, pooled: Any, X: Any, labels: NDArray[np.float64]) -> ModelScores:
-    models = {OURS: model} | ({} if pooled is None else {POOLED: pooled})
-    of, other = f"{len(labels)} rows", "" if pooled is None else POOLED
+def _scores(model: Any, pooled: Any, alone: Any, X: Any, labels: NDArray[np.float64]) -> ModelScores:
+    predicted = {name: _predicted(each, X) for name, each in ((OURS, model), (POOLED, pooled)) if each is not None}
+    found = _scores_of(model, predicted, labels)
+    if alone is None:
+        return found
+    if hasattr(model, "columns_by_party_"):
+        X = model._by_party(X, model._chosen()[0], reset=False)
+    own = _predicted(alone, X[active_of(model.parts_)] if isinstance(X, Mapping) else X)
+    beside = _scores_of(model, {OWN: own}, labels)
+    # lines of more than two classes have the classes' names
+    roc = [*found.roc, *beside.roc] if len(getattr(model, "classes_", ())) == 2 else found.roc
+    better = _row_losses(own, labels) - _row_losses(predicted[OURS], labels)
+    by_chance = bool(abs(better.mean()) < 2.0 * better.std() / math.sqrt(len(better)))
+    return replace(found, values={**found.values, **beside.values}, roc=roc, by_chance=by_chance)
+
+
+def _predicted(model: Any, X: Any) -> NDArray[np.float64]:
+    """Return probabilities of classes (n_rows, n_classes), or predicted numbers (n_rows,)."""
+    return np.asarray(model.predict_proba(X) if is_classifier(model) else model.predict(X), np.float64)
+
+
+def _row_losses(predicted: NDArray[np.float64], labels: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the log-loss of each row, or its squared error."""
+    if predicted.ndim == 1:
+        return np.square(labels - predicted)
+    p = predicted[np.arange(len(labels)), labels.astype(np.intp)]
+    return np.asarray(-np.log(np.maximum(p, 1e-15)))
+
+
+def _scores_of(model: Any, predicted: Mapping[str, NDArray[np.float64]], labels: NDArray[np.float64]) -> ModelScores:
+    """Return the scores of predictions by models like `model`, by name."""
+    of, other = f"{len(labels)} rows", POOLED if POOLED in predicted else ""
     if is_classifier(model):
-        p = {name: each.predict_proba(X) for name, each in models.items()}
-        return scores_of_classes(of, labels.astype(np.intp), p, model.classes_.tolist(), other)
+        return scores_of_classes(of, labels.astype(np.intp), predicted, model.classes_.tolist(), other)
     means = getattr(model, "objective", None) != "quantile"
-    predicted = {name: np.asarray(each.predict(X), np.float64) for name, each in models.items()}
     return scores_of_numbers(of, labels, predicted, other, means=means)
 
 
@@ -197,7 +249,7 @@ def _importances(model: Any, viewer: str, known: set[str]) -> dict[str, Any]:
         by_gain = forest_of(list(model.parts_.values())).has_gains
         kind = "Total gain of the splits on a column." if by_gain else "Number of splits on a column."
         found = model.importances("gain" if by_gain else "count", sorted(known))
-        return {"importances": found, "importance_kind": kind}
+        return {"importances": found, "importance_kind": kind, "splits": "gain" if by_gain else "number"}
     found = {}
     for name in model.parts_:
         if name in known:

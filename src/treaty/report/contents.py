@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from treaty.models.trees import FORMAT as TREES
 from treaty.models.trees import load_part
 from treaty.runs.job_files import load_job
 from treaty.runs.report import FORMAT, Report
+from treaty.systems import find_system
 
 # points of a ROC curve: more would not be visible
 _MOST_POINTS = 200
@@ -28,8 +30,11 @@ _TENTHS = 10
 
 Section = Literal[
     "scores", "curves", "roc", "calibration", "importances", "shap", "messages", "timeline", "seconds", "learned",
-    "noise", "parameters", "versions",
+    "noise", "parameters", "versions", "alone",
 ]  # fmt: skip
+
+# names of models that are compared
+OURS, POOLED, OWN = "this model", "pooled", "own data only"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,14 @@ class Curve:
     values: Sequence[float]
     # of the same model trained on one table, for comparison
     pooled: bool = False
+    # of the same model trained on the own columns alone; the name says so
+    alone: bool = False
+    # after which rounds, if not after each
+    at: Sequence[int] = ()
+
+    def is_beside(self, other: Curve) -> bool:
+        """Whether a curve of own columns alone is of the same rows and metric as `other`."""
+        return self.metric == other.metric and self.name == f"{other.name}, {OWN}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +80,8 @@ class ModelScores:
     # than two classes, the share of correct ones by the predicted class's probability; for numbers, the mean label
     calibration: Sequence[Points] = ()
     of_numbers: bool = False
+    # whether rows are too few to tell the model from that of own data: two standard errors of the mean loss
+    by_chance: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +107,9 @@ class Contents:
     facts: Sequence[str]
     # a sentence: whose view of the run this is, and who may see the page
     whose: str
+    # the party whose view it is, and what the others bring: "columns" or "rows"
+    viewer: str = ""
+    partners: str = "columns"
     curves: Sequence[Curve] = ()
     # of the curves: "round" or "epoch"
     unit: str = "round"
@@ -102,6 +120,8 @@ class Contents:
     importances: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     # a sentence on what these numbers are
     importance_kind: str = ""
+    # what they are of splits: "gain" or "number"; "" if they are not of splits, or those of some parties are unknown
+    splits: str = ""
     shap: Sequence[Spread] = ()
     # label of the figure's axis
     shap_of: str = "adds to the margin"
@@ -190,7 +210,6 @@ def _tenths(name: str, predicted: Floats, so: Floats, pooled: bool) -> Points:
 
 
 _LEADS = ("active", "leader", "server")
-_OURS = "this model"
 _PROBABILITY = "probability_"
 
 
@@ -267,11 +286,12 @@ def contents_of_run(
     if own.columns:
         facts.append(own.table())
     return Contents(
-        title=f"{own.options.get('protocol', 'job')}: {own.job}", facts=facts,
+        title=f"{own.options.get('protocol', 'job')}: {own.job}", facts=facts, viewer=viewer,
         whose=f"This is the view of {viewer}, which decides who else may see it.{others}",
         curves=list(_curves(own, pooled)), unit="epoch" if regression else "round", best=own.best_round, scores=scores,
         importances={viewer: own.importances.get(kind, {}), **totals},
-        importance_kind=_importance_kind(kind, viewer, bool(totals)), sent=_sent(reports, own),
+        importance_kind=_importance_kind(kind, viewer, bool(totals)),
+        splits={"gain": "gain" if totals else "", "count": "number"}.get(kind, ""), sent=_sent(reports, own),
         timeline=joined(timelines), seconds={name: of.seconds for name, of in reports.items()}, learned=own.learned,
         noise=[f"{name}: {of.spent}" for name, of in reports.items() if of.spent], notes=list(_notes(own)),
         parameters=own.options, versions=own.versions, absent=_absent(own, viewer, scores, timelines, reports),
@@ -279,14 +299,18 @@ def contents_of_run(
 
 
 def _curves(own: Report, pooled: Mapping[str, Mapping[str, Sequence[float]]] | None) -> Iterator[Curve]:
-    """Yield the losses by eval set. If a run has several metrics, a name is that of the eval set and of the metric."""
-    for name, values in own.losses.items():
-        of, _, metric = name.partition(" ")
-        yield Curve(of, metric or "loss", values)
+    """Yield the losses of training rows, and by eval set; those of several metrics are named for both."""
+    usual = str(own.options.get("eval_metric") or "loss")
+    if own.train_losses:
+        yield Curve("training rows", "loss", list(own.train_losses.values()), at=list(own.train_losses))
+    for losses, alone in ((own.losses, False), (own.alone, True)):
+        for name, values in losses.items():
+            of, _, metric = name.partition(" ")
+            yield Curve(f"{of}, {OWN}" if alone else of, metric or usual, values, alone=alone)
     several = any(" " in name for name in own.losses)
     for of, metrics in (pooled or {}).items():
         for metric, by_round in metrics.items():
-            yield Curve(of, metric if several else "loss", by_round, pooled=True)
+            yield Curve(of, metric if several else usual, by_round, pooled=True)
 
 
 def _gain_by_party(folder: Path, own: Report) -> dict[str, dict[str, float]]:
@@ -337,15 +361,19 @@ def _absent(
     own: Report, viewer: str, scores: ModelScores | None, timelines: Mapping[str, Any], reports: Mapping[str, Report]
 ) -> dict[Section, str]:
     needed = "A run stores no predictions with labels: add --predictions (from treaty predict), --labels and --label."
-    found: dict[Section, str] = {
-        "shap": "A run stores no rows: treaty explain computes what columns add to each of them."
-    }
+    found: dict[Section, str] = {"shap": _no_contributions(own)}
+    if not own.alone:
+        found["alone"] = (
+            f"{viewer} has no labels to train on."
+            if own.role not in _LEADS
+            else "Needs a job of trees between owners of columns, with exact labels and eval_tables."
+        )
     if scores is None:
         found |= {"scores": needed, "roc": needed, "calibration": needed}
     elif scores.of_numbers:
         found["roc"] = "Labels are numbers, but ROC needs classes."
     if not own.losses:
-        found["curves"] = f"{viewer} has no losses: the job has no eval_tables, or only the party with labels has them."
+        found["curves"] = f"{viewer} has no losses: only the party with labels has them, without noise on labels."
     if not any(own.importances.values()):
         found["importances"] = f"{viewer} has no columns in the model."
     if not timelines:
@@ -353,6 +381,17 @@ def _absent(
     if not any(report.spent for report in reports.values()):
         found["noise"] = "No party has added noise, so there is no epsilon to account for."
     return found
+
+
+def _no_contributions(own: Report) -> str:
+    """Return why a run has none: `treaty explain` computes them, if the system can."""
+    options = own.options
+    with suppress(ConfigError):  # a system of another version, or code that is not trusted
+        if reason := find_system(str(options.get("protocol"))).cannot.get("explain"):
+            return f"{reason[:1].upper()}{reason[1:]}."
+    if options.get("membership") == "hidden" or options.get("inference") == "shared":
+        return "The job hides the decisions of trees, of which contributions are made. No command computes them."
+    return "A run stores no rows. The command treaty explain computes what columns add to each row."
 
 
 def read_scores(predictions: Path, labels: Path, label: str) -> ModelScores:
@@ -372,7 +411,7 @@ def read_scores(predictions: Path, labels: Path, label: str) -> ModelScores:
     # without probabilities, predictions are numbers
     if not names:
         numbers = np.asarray(y, np.float64)
-        made = {_OURS: np.asarray(predicted["prediction"].to_numpy(), np.float64)}
+        made = {OURS: np.asarray(predicted["prediction"].to_numpy(), np.float64)}
         return scores_of_numbers(f"{len(numbers)} rows", numbers, made)
     classes = [name.removeprefix(_PROBABILITY) for name in names]
     numbers_of = {text: number for number, text in enumerate(classes)}
@@ -382,7 +421,7 @@ def read_scores(predictions: Path, labels: Path, label: str) -> ModelScores:
     if None in codes:
         raise DataError(f"expected labels of {', '.join(classes)}, got others - in column {label!r} of {labels}")
     p = np.column_stack([predicted[name].to_numpy() for name in names])
-    return scores_of_classes(f"{len(codes)} rows", np.array(codes, np.intp), {_OURS: p}, classes)
+    return scores_of_classes(f"{len(codes)} rows", np.array(codes, np.intp), {OURS: p}, classes)
 
 
 def _in_order(predicted: Any, known: Any, label: str, path: Path) -> list[Any]:

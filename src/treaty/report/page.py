@@ -1,4 +1,4 @@
-"""A report as one HTML file: it loads nothing and runs no script; each empty section says why it is empty.
+"""A report as one HTML file: it loads nothing and runs no script; a list says which sections are empty, and why.
 
 Figures are inline SVG. matplotlib draws them in placeholder colours, which are then replaced by the page's CSS
 variables (`_COLOURS`): one figure serves light, dark and print. Names come from other organisations; matplotlib escapes
@@ -24,6 +24,7 @@ from treaty.errors import ConfigError
 from treaty.files import write_whole
 from treaty.messaging.transcript import Timeline
 from treaty.report.contents import Contents, Curve, Points, Section, Spread
+from treaty.report.verdict import verdict_of
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -35,6 +36,7 @@ _TITLES: dict[Section, str] = {
     "importances": "Importances by party", "shap": "What columns add (SHAP)", "seconds": "Seconds by phase",
     "timeline": "Messages over time", "messages": "Bytes by pair", "learned": "Who learns what",
     "noise": "Cost of noise (epsilon)", "parameters": "Parameters", "versions": "Versions",
+    "alone": "Comparison with own data only",
 }  # fmt: skip
 # sections of half the page's width, if there is room for two
 _HALF = ("curves", "roc", "calibration", "importances", "shap", "seconds", "timeline", "messages")
@@ -95,7 +97,8 @@ def write_page(path: str | Path, contents: Contents) -> None:
 def page(of: Contents) -> str:
     """Return a report as HTML."""
     return templates().get_template("report.html").render(
-        of=of, titles=_TITLES, half=_HALF, figures=dict(_figures(of)), now=f"{datetime.now(UTC):%Y-%m-%d %H:%M UTC}",
+        of=of, verdict=verdict_of(of), titles=_TITLES, half=_HALF, figures=dict(_figures(of)),
+        now=f"{datetime.now(UTC):%Y-%m-%d %H:%M UTC}",
         rows={"scores": _score_rows(of), "messages": _message_rows(of.sent), "seconds": _second_rows(of.seconds)},
     )  # fmt: skip
 
@@ -176,7 +179,7 @@ def curves(of: Sequence[Curve], unit: str, best: int | None) -> list[str]:
             axes: Axes, lines: Sequence[Curve] = lines, names: Sequence[str] = names, metric: str = metric
         ) -> None:
             for line in sorted(lines, key=lambda line: not line.pooled):
-                at = np.arange(1, len(line.values) + 1)
+                at = line.at or np.arange(1, len(line.values) + 1)
                 axes.plot(at, line.values, label=_label(line, names), **_look(names.index(line.name), line.pooled))
             if best is not None:
                 axes.axvline(best, color=_DIM, linestyle=":", label=f"best {unit}, {best}")

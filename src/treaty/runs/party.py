@@ -24,6 +24,7 @@ from treaty.runs.connecting import connected, put_in_place, staged_file, wait_un
 from treaty.runs.job import Job, store_of
 from treaty.runs.job_files import check_training, cluster_of
 from treaty.runs.local_checks import check_cheaply
+from treaty.runs.own_columns import add_own_columns
 from treaty.runs.records import begin_record, write_record
 from treaty.runs.report import report_file, write_report
 from treaty.runs.rows import TrainingTables, earlier_part, joined_in, order_file, read_by_column, read_by_row
@@ -210,6 +211,9 @@ def _keep_result(job: Job, inputs: RoleInput, result: Any, tables: TrainingTable
         if name != job.active:
             keep()
         raise
+    # nobody waits any more
+    if name == job.active and not job.by_row:
+        add_own_columns(report_file(job, name), inputs)
     return part
 
 

@@ -237,6 +237,10 @@ class Report(msgspec.Struct, kw_only=True):
     columns: dict[str, str] = {}
     # if they are known: of each eval set by round, of a regression by epoch
     losses: dict[str, list[float]] = {}
+    # at the party with the trees: the loss of training rows by number of rounds, at some of them
+    train_losses: dict[int, float] = {}
+    # at the active party: as `losses`, of trees on its own columns alone
+    alone: dict[str, list[float]] = {}
     best_round: int | None = None
     # at a leader: metrics of rows that participants kept back, by group
     held_out: HeldOut | None = None
@@ -284,7 +288,9 @@ def write_report(
         learned=learned_by(job, roles, part, _psi_used(roles, party)), model=getattr(part, "model_id", inputs.model_id),
         rows=None if data is None else data.table.n_rows, own_rows=own_rows,
         columns={} if data is None else column_types(data.table.schema),
-        losses=losses_of(part), best_round=None if forest is None else forest.best_watched,
+        losses=losses_of(part),
+        train_losses={} if forest is None else {at: of for at, of in forest.losses.items() if math.isfinite(of)},
+        best_round=None if forest is None else forest.best_watched,
         held_out=getattr(part, "held_out", None),
         importances={} if part is None else importances_of(part),
         exact_sums=getattr(part, "exact_sums", {}), sides=getattr(part, "sides", {}),

@@ -79,9 +79,9 @@ class Forest:
     Tree i adds to output ``i % objective.n_outputs``; its source s is the party ``sources[s]``. A round has `parallel`
     trees of each output. `classes` are the labels by class number (None: regression), `history` each eval set's metrics
     after each round, `best_round` the rounds kept by early stopping, `clipped_rows` the most rows of one round whose
-    gradient was clipped, `diverged` a warning if the loss of the training rows rose. With `base_margin`, rows start
-    from margins of their own, which have to be added to those of the trees. The first `before` rounds are of an earlier
-    model; `history` begins after them.
+    gradient was clipped, `losses` the loss of training rows after some numbers of rounds, `diverged` a warning if it
+    rose. With `base_margin`, rows start from margins of their own, which have to be added to those of the trees. The
+    first `before` rounds are of an earlier model; `history` begins after them.
     """
 
     objective: Objective
@@ -91,6 +91,7 @@ class Forest:
     history: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     best_round: int | None = None
     clipped_rows: int = 0
+    losses: dict[int, float] = field(default_factory=dict)
     diverged: str = ""
     base_margin: bool = False
     parallel: int = 1
@@ -143,6 +144,7 @@ class Forest:
             name: {metric: values[: max(0, rounds - self.before)] for metric, values in of.items()}
             for name, of in self.history.items()
         }
+        self.losses = {after: loss for after, loss in self.losses.items() if after <= rounds}
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,8 +398,7 @@ class Boosting:
             self.rng.bit_generator.state = json.loads(resume.random_state)
         draws = plan.one_side is not None or plan.subsample < 1.0 or plan.colsample_bytree < 1.0
         self._constant_state = None if draws else json.dumps(self.rng.bit_generator.state)
-        # the least loss of the training rows, and after how many rounds
-        self._on_round, self._least, self._earlier = on_round, (np.inf, 0), earlier
+        self._on_round, self._earlier = on_round, earlier
         self._rounds = Rounds(
             forest, plan.n_estimators, eval_sets=eval_sets, early_stopping_rounds=plan.early_stopping_rounds,
             early_stopping_min_delta=plan.early_stopping_min_delta, metrics=plan.metrics,
@@ -426,17 +427,17 @@ class Boosting:
 
     def _after_round(self, done: int) -> None:
         objective = self.forest.objective
-        # not by randomised labels
-        judges_loss = objective.epsilon is None and not objective.higher_is_better
+        judges_loss = objective.epsilon is None and not objective.higher_is_better  # not by randomised labels
         # at rounds that are powers of two and at the last: a loss takes about as long as the gradients of a round
         if judges_loss and (done & (done - 1) == 0 or done == self.plan.n_estimators):
-            loss, (least, when) = objective.loss(self.margins.T, self.y, self.weight), self._least
+            loss, losses = objective.loss(self.margins.T, self.y, self.weight), self.forest.losses
+            when, least = min(losses.items(), key=lambda item: item[1], default=(0, np.inf))
             if loss > (1 + _RISE) * least:
                 self.forest.diverged = (
                     f"the training loss rose from {least:.4g} after round {when} to {loss:.4g} after round {done}: "
                     "lower learning_rate, or raise min_child_weight or reg_lambda"
                 )
-            self._least = min(self._least, (loss, done))
+            losses[done] = loss
         if self._on_round is not None:
             self._on_round(self.state)
 

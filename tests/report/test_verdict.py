@@ -1,0 +1,73 @@
+"""The verdict at the top of a report: what it says of the model, and of what partners add."""
+
+from __future__ import annotations
+
+import pytest
+
+from html_pages import Parsed
+from treaty.report.contents import OWN, POOLED, Contents, Curve, ModelScores
+from treaty.report.page import page
+from treaty.report.verdict import verdict_of
+
+
+def contents(**fields) -> Contents:
+    return Contents(title="t", facts=[], whose="", viewer="bank", **fields)
+
+
+def scored(metric: str, *, by_chance: bool = False, **values: float) -> Contents:
+    models = {{"ours": "this model", "alone": OWN, "pooled": POOLED}[name]: {metric: of} for name, of in values.items()}
+    return contents(scores=ModelScores(of="80 rows", values=models, by_chance=by_chance))
+
+
+@pytest.mark.parametrize(
+    ("found", "state", "said"),
+    [
+        (scored("AUC", ours=0.9, alone=0.8), "good", "help: AUC is 0.9 with them and 0.8 without."),
+        (scored("AUC", ours=0.803, alone=0.8), "wait", "add almost nothing: AUC is 0.803 with them"),
+        (scored("AUC", ours=0.99, alone=0.98), "good", "help: AUC is 0.99 with them and 0.98 without."),
+        (scored("AUC", ours=0.9, alone=0.8, by_chance=True), "wait", "seem to help: AUC is 0.9 with them and 0.8"),
+        (scored("AUC", ours=0.8, alone=0.8), "wait", "add nothing: AUC is 0.8 with them"),
+        (scored("RMSE", ours=2.0, alone=3.0), "good", "help: RMSE is 2 with them and 3 without."),
+        (scored("RMSE", ours=3.0, alone=2.0), "wait", "add nothing: RMSE is 3 with them"),
+        (scored("AUC", ours=0.55), "bad", "hardly separates the classes: AUC is 0.55; 0.5 is guessing."),
+        (scored("AUC", ours=0.9), "good", "The model separates the classes"),
+        (scored("R²", ours=0.01), "bad", "hardly predicts the numbers"),
+        (scored("AUC", ours=0.9, pooled=0.9), "good", "as good as one trained on the pooled table"),
+        (scored("AUC", ours=0.8, pooled=0.9), "good", "has AUC 0.9: this model is worse."),
+        (contents(curves=[Curve("e", "loss", [0.6, 0.3])]), "good", "loss on e is 0.6 after the first round and 0.3"),
+        (contents(curves=[Curve("e", "auc", [0.9, 0.6])]), "bad", "did not learn: auc on e is 0.9 after"),
+        (contents(curves=[Curve("e", "loss", [0.6, 0.7])]), "bad", "did not learn"),
+        (contents(splits="gain", importances={"bank": {"x": 1.0}, "b": {"b": 0.0}}), "wait", "no split is on one"),
+        (contents(splits="number", importances={"bank": {"x": 3.0}}), "good", "3 splits of the model are on columns"),
+        (contents(splits="number", importances={"bank": {"x": 0.0}}), "wait", "0 splits of the model"),
+    ],
+)
+def test_a_verdict_in_words(found, state, said):
+    verdict = verdict_of(found)
+    assert verdict.state == state
+    assert any(said in sentence for sentence in verdict.sentences), verdict.sentences
+    text = page(found)
+    assert ("div", {"class": f"verdict {state}"}) in Parsed(text).tags
+    assert text.index('class="verdict') < text.index("<main>")
+
+
+def test_of_eval_sets_the_round_that_was_kept_counts():
+    curves = [
+        Curve("training rows", "loss", [0.6, 0.1], at=[1, 3]),
+        Curve("e", "loss", [0.6, 0.4, 0.5]),
+        Curve("e", "loss", [0.1], pooled=True),
+        Curve(f"e, {OWN}", "loss", [0.6, 0.55, 0.58], alone=True),
+    ]
+    kept, last = (verdict_of(contents(curves=curves, best=best)) for best in (2, None))
+    assert "loss is 0.4 with them and 0.55 without" in kept.sentences[1]
+    assert "loss is 0.5 with them and 0.58 without" in last.sentences[1]
+
+
+def test_nothing_known_has_no_verdict():
+    verdict = verdict_of(contents())
+    assert (verdict.state, verdict.sentences, verdict.figures) == ("", [], [])
+
+
+def test_figures_are_of_the_slowest_party_and_all_bytes():
+    found = contents(seconds={"a": {"x": 1.0}, "b": {"x": 1.0, "y": 2.0}}, sent={"a -> b": {"bytes": 2_000_000}})
+    assert verdict_of(found).figures == [("3.0 s", "training"), ("2.00 MB", "sent")]
