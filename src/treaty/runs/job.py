@@ -23,6 +23,8 @@ from treaty.systems.system import PartySpec, Roles, System
 
 # seconds within which a user must answer; more if its connection may be broken for longer
 PATIENCE = 60.0
+# the label column of a job that is a fit of an estimator
+FITTED = "__label__"
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
 Address = Annotated[str, msgspec.Meta(pattern=r"^(.+:\d{1,5}|unix:/.+)$")]
 ProxyAddress = Annotated[str, msgspec.Meta(pattern=r"^http://([^@/\s]+@)?[^@/:\s]+:\d{1,5}$")]

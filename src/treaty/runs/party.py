@@ -21,7 +21,7 @@ from treaty.models.linear import LinearPart
 from treaty.models.statistics import StatisticsPart
 from treaty.privacy.ledger import EpsilonLimits
 from treaty.runs.connecting import connected, put_in_place, staged_file, wait_until_all_kept
-from treaty.runs.job import Job, store_of
+from treaty.runs.job import FITTED, Job, store_of
 from treaty.runs.job_files import check_training, cluster_of
 from treaty.runs.local_checks import check_cheaply
 from treaty.runs.own_columns import add_own_columns
@@ -211,8 +211,8 @@ def _keep_result(job: Job, inputs: RoleInput, result: Any, tables: TrainingTable
         if name != job.active:
             keep()
         raise
-    # nobody waits any more
-    if name == job.active and not job.by_row:
+    # nobody waits any more; an estimator has no use for the report
+    if name == job.active and not job.by_row and job.label != FITTED:
         add_own_columns(report_file(job, name), inputs)
     return part
 

@@ -38,7 +38,7 @@ from treaty.messaging.party import ABORT_NOTICE_TIMEOUT
 from treaty.messaging.transcript import joined
 from treaty.models.linear import LinearPart
 from treaty.models.trees import ModelPart
-from treaty.runs.job import Job, Member
+from treaty.runs.job import FITTED, Job, Member
 from treaty.runs.party import part_file
 from treaty.runs.prediction import find_part, owners_of_model
 from treaty.runs.report import expendable, load_reports
@@ -272,7 +272,7 @@ def traffic_of(job: Job) -> Traffic:
 # MiB of unread messages that a party accepts from each peer: all are of one program, whose messages may be large
 _SHARE = 4096
 # columns of the tables that an estimator writes for its processes
-LABEL, _WEIGHT, _GROUP, _MARGIN = "__label__", "__weight__", "__group__", "__margin__"
+_WEIGHT, _GROUP, _MARGIN = "__weight__", "__group__", "__margin__"
 
 
 def train_in_processes(
@@ -350,7 +350,7 @@ def _written_job(run: Run, folder: Path, weighted: bool, checkpoints: Path | Non
     starts = run.data[roles.active].base_margin if roles.active in run.data else None
     ranks = run.data[roles.active].y.ndim == 2 if roles.active in run.data else False
     return Job(
-        name="fit", active=roles.active, label=LABEL, weight=_WEIGHT if weighted else None, parties=members,
+        name="fit", active=roles.active, label=FITTED, weight=_WEIGHT if weighted else None, parties=members,
         eval_weight=_WEIGHT if watched_weighted else None,
         base_margin=None if starts is None else [f"{_MARGIN}{k}" for k in range(starts.shape[1])],
         task="classification" if run.classes is not None else "ranking" if ranks else "regression",
@@ -365,8 +365,8 @@ def _labels(run: Run, data: LabelledRows) -> dict[str, NDArray[Any]]:
     """Return labels as the user gave them, groups and margins: a checkpoint belongs to rows with just these."""
     starts = {} if data.base_margin is None else {f"{_MARGIN}{k}": of for k, of in enumerate(data.base_margin.T)}
     if data.y.ndim == 2:
-        return {LABEL: data.y[:, 0], _GROUP: data.y[:, 1], **starts}
-    return {LABEL: data.y if run.classes is None else np.array(run.classes)[data.y.astype(np.intp)], **starts}
+        return {FITTED: data.y[:, 0], _GROUP: data.y[:, 1], **starts}
+    return {FITTED: data.y if run.classes is None else np.array(run.classes)[data.y.astype(np.intp)], **starts}
 
 
 def _settings(own: Any, common: Any) -> dict[str, Any]:
@@ -403,7 +403,7 @@ def predict_in_processes(
             part.save(part_file(folder, party))
         members = {party: Member(predict_table=str(folder / f"{party}.arrow")) for party in parts}
         job = Job(
-            name="predict", active=active_of(parts), label=LABEL, parties=members, output=str(folder), n_jobs=n_jobs,
+            name="predict", active=active_of(parts), label=FITTED, parties=members, output=str(folder), n_jobs=n_jobs,
             inbox_limit=len(members) * _SHARE, **_settings(*settings),
         )  # fmt: skip
         margins = folder / "margins.npy"
