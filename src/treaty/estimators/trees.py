@@ -215,7 +215,7 @@ class GBDTClassifier(Scored, ClassifierMixin, BoostedTrees):
     >>> sorted(model.parts_)
     ['bank', 'shop']
     >>> print(model.disclosures_["shop"][0])
-    in training, neither which rows are in a node nor any label, except what the choice of its columns and bins suggests
+    in training, no label, ...
     """
 
     def decision_function(self, X: Tables, *, base_margin: Any = None) -> Floats:
@@ -326,7 +326,7 @@ class GBDTRanker(BoostedTrees):
     top_rate, other_rate
         As for `GBDTClassifier`.
     objective : {"ndcg", "pairwise"} or None, default None
-        "ndcg" (None) weights a pair of rows by its effect on NDCG; "pairwise" weighs all pairs alike.
+        "ndcg" (None) weights a pair of rows by its effect on NDCG; "pairwise" weights all pairs alike.
     max_delta_step, max_cat_to_onehot, category_sets, max_categories, tweedie_variance_power, huber_slope,
     quantile_alpha, monotone_constraints, interaction_constraints
         As for `GBDTClassifier`.
