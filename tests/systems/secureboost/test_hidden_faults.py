@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,13 @@ from systems.secureboost.test_faults import SEEN, roles_of
 from systems.secureboost.test_lattice_faults import numbers
 from systems.vertical.playing import play_training, role_input, tables_and_labels
 from treaty.crypto.transfer.stock import OpenedArrays, Steps, take
-from treaty.errors import CryptoError, PeerError, PeerProtocolError, TreatyError
+from treaty.errors import ConfigError, CryptoError, PeerError, PeerProtocolError, TreatyError
 from treaty.messaging.messages import Array, pack
 from treaty.systems.observers import Observer
 from treaty.systems.secureboost import secureboost
 from treaty.systems.secureboost.hidden_forest import HiddenForest, read_forest
 from treaty.systems.secureboost.hidden_setup import joint_seed
+from treaty.systems.system import LabelledRows
 from treaty.systems.vertical import messages
 from treaty.systems.vertical.sealed import compute
 
@@ -166,6 +168,24 @@ def test_places_of_splits_that_are_none_are_refused(case: str) -> None:
     records, levels, expected = FOREST[case]
     with pytest.raises(PeerProtocolError, match=expected):
         read_forest(HiddenForest(Array.of(records), Array.of(np.zeros(levels, np.bool_))), "p0", 5)
+
+
+def test_in_a_training_nobody_else_has_lines() -> None:
+    """Records beyond own splits would be read beyond their table."""
+    further = {"x": (9, (bytes(32), b""))}
+    message = HiddenForest(Array.of(np.array([[0, 4, 5]], np.int32)), Array.of(np.zeros(2, np.bool_)), further=further)
+    with pytest.raises(PeerProtocolError, match="expected records below 5"):
+        read_forest(message, "p0", 5)
+
+
+@pytest.mark.parametrize(("sets", "rows"), [(1, 60), (3, 100)])
+def test_the_passive_party_refuses_eval_sets_that_show_rows(sets: int, rows: int) -> None:
+    """As the active party does, which could leave it out."""
+    tables, _ = tables_and_labels(2, rows=rows)
+    eval_sets = [LabelledRows(tables["p1"], np.zeros(0))] * sets
+    party: Any = SimpleNamespace(name="p1")
+    with pytest.raises(ConfigError, match="takes at most 2 eval sets"):
+        secureboost.passive(role_input(party, tables, np.zeros(rows), HIDDEN, eval_sets=eval_sets))
 
 
 # ---------------------------------------------------------------- steps, and the seed that both draw

@@ -18,7 +18,7 @@ from treaty.errors import TreatyError
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
 from treaty.systems.secureboost import secureboost
 from treaty.systems.secureboost.options import SecureBoost
-from treaty.systems.vertical import cipher_choice, messages, sealed_active
+from treaty.systems.vertical import cipher_choice, messages, sealed_active, setup
 
 
 def sent(model: treaty.GBDTClassifier) -> int:
@@ -88,9 +88,10 @@ def test_as_many_trees_grow_together_as_memory_allows(monkeypatch):
 
 @pytest.mark.parametrize(
     ("sums", "trees", "message"),
-    [("sealed", 3, "at most 2 trees"), ("sealed", 17, "trees"), ("open", 2, "1 trees at most")],
+    # a round of two classes has one tree, though the job has two
+    [("sealed", 2, "1 trees at most"), ("sealed", 17, "trees"), ("open", 2, "1 trees at most")],
 )
-def test_more_trees_together_than_the_job_has_are_refused(sums, trees, message):
+def test_more_trees_together_than_a_round_has_are_refused(sums, trees, message):
     tables, y = tables_and_labels(parties=2)
     options = {
         **OPTIONS, **SMALL, "insecure_test_key_bits": None, "allow_insecure": False, "sums": sums,
@@ -110,9 +111,14 @@ def test_more_trees_together_than_the_job_has_are_refused(sums, trees, message):
         play(tables, y, replace={"p0": role}, **options)
 
 
-def test_fewer_roots_than_trees_are_refused():
+def test_fewer_roots_than_trees_are_refused(monkeypatch):
     tables, y = tables_and_labels(parties=2)
-    options = {**OPTIONS, **SMALL, "insecure_test_key_bits": None, "allow_insecure": False, "sums": "sealed"}
+    options = {
+        **OPTIONS, **SMALL, "insecure_test_key_bits": None, "allow_insecure": False, "sums": "sealed",
+        "num_parallel_tree": 2,
+    }  # fmt: skip
+    # of the active party alone
+    monkeypatch.setattr(setup, "trees_together", lambda *of: 1)
 
     def role(party):
         send = party.send

@@ -431,7 +431,10 @@ FAULTS = {
     "forest: bytes": ("p0", "HiddenForest", lambda m: replace(m, nbytes=9), "nbytes"),
     "forest: itself": ("p0", "HiddenForest", lambda m: replace(m, further={"p1": (9, KEY)}), "other passive parties"),
     "forest: nobody": ("p0", "HiddenForest", lambda m: replace(m, further={"x": (9, KEY)}), "other passive parties"),
-    "forest: key": ("p0", "HiddenForest", lambda m: replace(m, further={"p2": (99, KEY)}), "key of large order"),
+    "forest: key": ("p0", "HiddenForest", lambda m: replace(m, further={"p2": (20, KEY)}), "key of large order"),
+    "forest: lines": (
+        "p0", "HiddenForest", lambda m: replace(m, further={"p2": (2**31 - 1, m.further["p2"][1])}), "no more lines",
+    ),
     "request: beyond": ("p0", "SidesRequest", of_array("records", lambda a: a + 9999), "ascending numbers below"),
     "request: order": ("p0", "SidesRequest", of_array("records", lambda a: a[::-1]), "ascending numbers below"),
     "request: type": ("p0", "SidesRequest", of_array("records", lambda a: a.astype("f4")), "SidesRequest.records"),

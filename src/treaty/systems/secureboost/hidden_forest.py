@@ -190,7 +190,6 @@ def read_forest(came: HiddenForest, active: str, held: int, most_outputs: int = 
         raise PeerProtocolError(active, f"expected 1 to {MOST_LEVELS} levels", at=f"{what}.active")
     shape = None, (1 << len(levels)) - 1
     records = view(came.records, np.int32, shape, peer=active, what=f"{what}.records")
-    held += sum(lines for lines, _ in came.further.values())
     if not len(records) or records.min() < -1 or records.max() >= held:
         raise PeerProtocolError(active, f"expected records below {held}, of one tree at least", at=f"{what}.records")
     if came.outputs > most_outputs or len(records) % came.outputs:

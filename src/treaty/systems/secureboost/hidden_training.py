@@ -319,6 +319,7 @@ def _check(objective: object) -> LogisticPieces:
 
 def train_passive(inputs: RoleInput[SecureBoost]) -> ModelPart:
     """Train as the passive party: grow each tree with the active one until it is done."""
+    _check_rows(inputs)
     party, (active,), n_rows = inputs.party, inputs.party.peers, inputs.rows.table.n_rows
     columns = Columns(inputs)
     agree_on_terms(inputs)

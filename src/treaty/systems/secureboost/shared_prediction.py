@@ -246,7 +246,11 @@ def follow(inputs: RoleInput[SecureBoost], rows: str) -> None:
 
 def _partner(inputs: RoleInput[SecureBoost], came: HiddenForest, key: MovingKey) -> _Answer:
     party, part, (active,) = inputs.party, inputs.part, inputs.party.peers
-    forest = read_forest(came, active, len(part.splits), part.trees_a_round)
+    shared = sum(lines for lines, _ in came.further.values())
+    forest = read_forest(came, active, len(part.splits) + shared, part.trees_a_round)
+    # pads of all lines are in memory
+    if shared > forest.records.size:
+        raise PeerProtocolError(active, "expected no more lines than the trees have nodes", at="HiddenForest.further")
     _meet(inputs, key, {name: of for name, (_, of) in came.further.items()}, "HiddenForest.further")
     transfers = compute(party, open_transfers(1))
 
