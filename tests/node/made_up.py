@@ -58,7 +58,7 @@ def describe(job: JobRow) -> JobView:
             (True, "sums: sealed is allowed"),
             (False, "least_rows: 812 rows, at least 1,000 are asked for"),
         ),
-        models=("clinic.part",) if finished else (),
+        models=("/var/lib/node/models/d4/clinic.part",) if finished else (),
         sent={"clinic": 1_234_567, "telco": 800} if running else {},
         received={"clinic": 89_000_000} if running else {},
     )

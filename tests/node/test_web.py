@@ -8,6 +8,7 @@ import socket
 import subprocess
 from contextlib import ExitStack
 from dataclasses import replace
+from html import unescape
 
 import httpx2
 import pytest
@@ -22,6 +23,7 @@ from treaty.errors import ConfigError
 from treaty.node import web
 from treaty.node.job_views import JobView, Progress
 from treaty.node.store import JobRow, Store
+from treaty.node.usage import Budget, Usage
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>&amp;"
 RUNNING = list(TITLES)[1]
@@ -41,7 +43,7 @@ def client(store):
 
 def test_the_page_shows_jobs_by_what_is_to_be_done(client):
     sections = Parsed(client.get("/").text).sections
-    assert list(sections) == ["to-approve", "under-way", "ended", "models", "peers"]
+    assert list(sections) == ["to-approve", "under-way", "ended", "models", "budget", "disk", "peers"]
     asked = sections["to-approve"]
     for said in (
         TITLES["01" * 16],
@@ -58,7 +60,9 @@ def test_the_page_shows_jobs_by_what_is_to_be_done(client):
     assert "learns" not in going  # on the job's own page
     assert "failed" in sections["ended"]
     assert "clinic: its table has other ids" in sections["ended"]
-    assert "clinic.part" in sections["models"]
+    assert f"{TITLES['d4' * 16]} " in sections["models"]
+    assert "· clinic.part" in sections["models"]
+    assert "/var/lib" not in client.get("/").text
     assert "telco not connected since" in sections["peers"]
 
 
@@ -76,6 +80,43 @@ def test_a_job_has_a_page_of_its_own(client):
         assert said in page
     for absent in ("nothing", RUNNING[:8], "", "%2e%2e", "%3Cscript%3E"):
         assert client.get(f"/jobs/{absent}").status_code == 404
+
+
+def test_the_file_of_a_model_is_on_the_page_of_its_job(client):
+    assert "<code>/var/lib/node/models/d4/clinic.part</code>" in client.get(f"/jobs/{'d4' * 16}").text
+
+
+@pytest.mark.parametrize("fine", [True, False])
+def test_a_waiting_proposal_has_the_commands_to_copy(store, fine):
+    def of(job: JobRow) -> JobView:
+        return replace(describe(job), verdict=[(True, "peers: bank may take part"), (fine, "rows: 812")])
+
+    where = "/etc/our nodes/node.toml"
+    with TestClient(web.app(store, "clinic", of, node=where), base_url="http://localhost") as client:
+        for path in ("/", f"/jobs/{'01' * 16}"):
+            text = unescape(client.get(path).text)
+            commands = re.findall(r'<code class="command">([^<]+)</code>', text)
+            approve, reject = (f"treaty {verb} 010101010101 --node '{where}'" for verb in ("approve", "reject"))
+            assert commands == [*([approve] if fine else []), f'{reject} --reason "..."']
+            assert ("policy refuses the job" in text) == (not fine)
+        # it does not wait for an approval
+        assert "treaty approve" not in client.get(f"/jobs/{RUNNING}").text
+
+
+def test_disk_and_budgets_are_shown(store):
+    budgets = [
+        Budget("payments", 3.0, 10.0, {"bank": 2.0, "telco": 1.0}),
+        Budget("visits", 0.5, None, {}),
+        Budget("lost", 0.0, 1.0, {}, "the ledger is damaged"),
+    ]
+    usage = Usage(free=5_000_000_000, folders={"models": 1_200_000, "logs": 800}, budgets=budgets)
+    with TestClient(web.app(store, "clinic", describe, usage=lambda: usage), base_url="http://localhost") as client:
+        text = client.get("/").text
+    sections = Parsed(text).sections
+    assert "payments a person has paid epsilon 3 of at most 10 with bank: 2 with telco: 1" in sections["budget"]
+    assert "visits a person has paid epsilon 0.5 lost the ledger is damaged" in sections["budget"]
+    assert sections["disk"].strip() == "Disk models 1.2 MB logs 800 Bytes"
+    assert "5.0 GB of disk free" in text
 
 
 def test_the_page_is_shown_anew_until_somebody_wants_it_as_it_is(client):
@@ -121,7 +162,7 @@ def test_names_are_shown_as_names(tmp_path):
         }
         assert {key for _, attributes in tags for key in attributes} <= {*allowed, "name", "content", "http-equiv"}
         links = [attributes["href"] or "" for name, attributes in tags if name == "a"]
-        assert len(links) == 6
+        assert len(links) == 8  # two of them to jobs that have left a model
         assert all(re.fullmatch(r"\?still|/jobs/[\w%.-]+", link) for link in links)
         peer_up = client.get("/metrics").text
         labels = [

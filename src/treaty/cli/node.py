@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -62,11 +63,16 @@ def node(
         except ImportError:
             raise ConfigError('[web] needs more packages: pip install "treaty-learn[web]"') from None
         from treaty.node.job_views import JobView, describe
+        from treaty.node.usage import usage_of
 
         def view(row: JobRow) -> JobView:
             return describe(running.store, described, row, running.jobs.verdicts.there(row.id))
 
-        running.held.callback(Serving(running.store, running.name, view, described.web.listen).stop)
+        page = Serving(
+            running.store, running.name, view, described.web.listen,
+            usage=partial(usage_of, described, running.store), node=str(settings.resolve()),
+        )  # fmt: skip
+        running.held.callback(page.stop)
     running.run()
 
 

@@ -134,7 +134,7 @@ class JobView:
 
 def describe(store: Store, settings: Settings, row: JobRow, verdict: PolicyVerdict | None = None) -> JobView:
     """Return what is shown of a job: the proposal, its state at each party's node, what parties would learn."""
-    known = _readable(row)
+    known = readable(row)
     if known is None:
         return JobView(title=title_of(row), states={settings.name: row.state}, hash=row.id)
     proposal, job = known
@@ -163,7 +163,7 @@ def describe(store: Store, settings: Settings, row: JobRow, verdict: PolicyVerdi
 
 def title_of(row: JobRow) -> str:
     """Describe a job in one line, even if this version of Treaty cannot read it."""
-    known = _readable(row)
+    known = readable(row)
     return in_words(known[1], known[0].kind) if known else f"{row.verb}: a job of another version of Treaty"
 
 
@@ -185,7 +185,7 @@ def _proposal(row: JobRow) -> Proposal | None:
         return None
 
 
-def _readable(row: JobRow) -> tuple[Proposal, Job] | None:
+def readable(row: JobRow) -> tuple[Proposal, Job] | None:
     """Return a job's proposal, and the job; None if this version of Treaty cannot read them."""
     proposal = _proposal(row)
     try:
@@ -262,7 +262,7 @@ def _open(store: Store) -> Iterator[tuple[JobRow, Proposal]]:
 
 def _queries(settings: Settings, row: JobRow) -> set[str]:
     """Return the data sets of a job here that come from queries."""
-    known = _readable(row)
+    known = readable(row)
     if known is None or settings.name not in known[1].parties:
         return set()
     named = data_sets(known[1], settings.name, known[0].verb)

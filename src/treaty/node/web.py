@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import shlex
 import socket
 import threading
 import time
@@ -41,6 +42,7 @@ from treaty.node.job_views import JobView
 from treaty.node.proposals import Verb
 from treaty.node.settings import LOCAL, asks_for, is_loopback
 from treaty.node.store import FINAL, TRANSITIONS, JobRow, Store
+from treaty.node.usage import Usage
 from treaty.report.page import templates
 
 # Seconds after which a connection without progress is closed; at most twice as many.
@@ -60,6 +62,7 @@ def page_template() -> tuple[Template, str]:
     environment = templates("treaty.node")
     environment.filters |= {
         "path": lambda id: quote(id, safe=""),
+        "file": lambda path: path.rpartition("/")[2],
         "utc": lambda seconds, form: time.strftime(form, time.gmtime(seconds)),
     }
     style = "\n".join(environment.get_template(name).render() for name in ("base.css", "node.css"))
@@ -68,18 +71,21 @@ def page_template() -> tuple[Template, str]:
 
 
 def app(
-    store: Store, name: str, describe: Callable[[JobRow], JobView], *, hosts: Collection[str] | None = LOCAL
-) -> ASGIApp:
+    store: Store, name: str, describe: Callable[[JobRow], JobView], *, usage: Callable[[], Usage] = Usage,
+    node: str = "node.toml", hosts: Collection[str] | None = LOCAL,
+) -> ASGIApp:  # fmt: skip
     """Return the application: ``/``, ``/jobs/ID``, ``/metrics`` and ``/health``, for GET alone.
 
-    `name` is the organisation's, and `describe` returns what is shown of a job. `hosts` are the host names that
+    `name` is the organisation's, and `describe` returns what is shown of a job, `usage` what is shown of disk space and
+    budgets. `node` is the node's settings file, for commands to copy. `hosts` are the host names that
     requests may ask for: this refuses pages elsewhere whose name resolves to this machine (DNS rebinding). None: any,
     if it listens to other machines, too.
     """
     metrics, (template, style) = registry(store, name, describe), page_template()
 
     def shown(**values: Any) -> Response:
-        return HTMLResponse(template.render(name=name, head=store.head(), now=time.time(), **values))
+        common = {"name": name, "node": shlex.quote(node), "head": store.head(), "now": time.time()}
+        return HTMLResponse(template.render(**common, **values))
 
     def overview(request: Request) -> Response:
         jobs = [(job, describe(job)) for job in store.jobs(TRANSITIONS.keys() - FINAL)]
@@ -88,7 +94,7 @@ def app(
             refresh="still" not in request.query_params, peers=store.peers(), ended=ended,
             asked=[each for each in jobs if each[0].state == "proposed"],
             going=[each for each in jobs if each[0].state != "proposed"],
-            models=[(job, model) for job, view in ended for model in view.models],
+            models=[(job, view) for job, view in ended if view.models], usage=usage(),
         )  # fmt: skip
 
     def one_job(request: Request) -> Response:
@@ -168,10 +174,13 @@ class Impatient(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
 class Serving:
     """The page at `listen`, ``host:port``, served by a thread until `stop`; ConfigError if it cannot listen there.
 
-    If only this machine can reach it, requests must ask for one of this machine's names.
+    If only this machine can reach it, requests must ask for one of this machine's names. `shown` are `usage` and `node`
+    of `app`.
     """
 
-    def __init__(self, store: Store, name: str, describe: Callable[[JobRow], JobView], listen: str) -> None:
+    def __init__(
+        self, store: Store, name: str, describe: Callable[[JobRow], JobView], listen: str, **shown: Any
+    ) -> None:
         host, _, port = listen.rpartition(":")
         host = host.strip("[]")
         try:
@@ -180,7 +189,7 @@ class Serving:
         except OSError as error:
             why = error.strerror or error
             raise ConfigError(f"the page cannot listen at {listen}: {why} - at web.listen") from None
-        application = app(store, name, describe, hosts=LOCAL if is_loopback(host) else None)
+        application = app(store, name, describe, **shown, hosts=LOCAL if is_loopback(host) else None)
         config = uvicorn.Config(
             application, http=Impatient, ws="none", lifespan="off", access_log=False, log_config=None,
             server_header=False, limit_concurrency=_CONNECTIONS, timeout_graceful_shutdown=2,
