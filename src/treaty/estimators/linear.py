@@ -40,10 +40,10 @@ class LogisticRegression(Scored, ClassifierMixin, LinearModel):
         The system: its options, ``QuasiNewton(coordinator=False)``, or its name alone for its defaults. One table:
         `treaty.Pooled`. Parties that hold different columns of the same rows: `treaty.QuasiNewton` or `treaty.SGD`.
     standard_errors : bool, default False
-        Whether to compute standard errors and p-values of weights. The Taylor loss is a least squares, whose errors
-        these are (Fisher's, with `Pooled(loss="logistic")`). Each party computes its own, from products of its columns
-        with those of others. Training then uses the whole table, without batches; see docs/logistic.md. Rows with
-        missing values raise DataError, see `missing`.
+        Whether to compute standard errors and p-values of weights. They are those of least squares, which the Taylor
+        loss is; with `Pooled(loss="logistic")` they are Fisher's. Each party computes its own, from products of its
+        columns with the others' columns. Training then uses the whole table, without batches; see docs/logistic.md.
+        Rows with missing values raise DataError, see `missing`.
     max_iter : int or None, default None
         Maximum epochs: None is 30, or 100 if every step uses the whole table.
     batch_size : int or None, default None
@@ -75,8 +75,8 @@ class LogisticRegression(Scored, ClassifierMixin, LinearModel):
         the Taylor loss are unbiased. Between parties, the label holder sees these margins, as in a prediction of the
         rows. No effect with `Pooled(loss="logistic")`, whose margins are log-odds.
     early_stopping_rounds : int or None, default None
-        Training also ends when the loss of the last eval set has not decreased for so many epochs; the weights are
-        those of the epoch with the lowest loss. None: no early stopping.
+        Training also ends when the loss of the last eval set has not decreased for this many epochs; the weights are
+        from the epoch with the lowest loss. None: no early stopping.
     random_state : int, RandomState or None, default None
         Seed of the batches; between parties, it is used if all parties with data set the same one.
     n_jobs, active, transport, parties, verbose

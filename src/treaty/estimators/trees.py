@@ -36,7 +36,7 @@ class GBDTClassifier(Scored, ClassifierMixin, BoostedTrees):
         Boosting rounds; one tree each, one per class for more than two classes. None is 100; in paper mode, and in
         systems whose noise grows with the trees, 20.
     max_depth : int or None, default None
-        Levels of splits, 1 to 24, or 0 for no limit, with `max_leaves`. None is 5, or 3 where `n_estimators` is 20 by
+        Levels of splits, 1 to 24, or 0 for no limit, with `max_leaves`. None is 5, or 3 if `n_estimators` is 20 by
         default; with `max_leaves` it is 0.
     max_leaves : int or None, default None
         Most leaves of a tree, 2 to 4096. Trees then grow by best gain, as in XGBoost with ``grow_policy="lossguide"``
@@ -45,18 +45,18 @@ class GBDTClassifier(Scored, ClassifierMixin, BoostedTrees):
         Trees of a round for each output, which grow from the same gradients and are averaged, as in XGBoost. A random
         forest is ``n_estimators=1, learning_rate=1, num_parallel_tree=100, subsample=0.8, colsample_bytree=0.5``.
     multi_strategy : {"one_output_per_tree", "multi_output_tree"}, default "one_output_per_tree"
-        With more than two classes, whether a round grows a tree for each class, or one structure for all of them, whose
+        With more than two classes: whether a round grows a tree for each class, or one structure for all of them, whose
         splits gain most over all classes, as in XGBoost (docs/growth.md). On one table, and with SecureBoost and
-        FedXGBoost-SMM. No effect with two classes and on numbers.
+        FedXGBoost-SMM. No effect with two classes or numbers.
     process_type : {"default", "update"}, default "default"
         "update" refreshes the leaves of a finished model, ``fit(X, y, xgb_model=model)``, as XGBoost's updater
-        "refresh": all its rounds keep their splits, and leaf weights, gains and covers are those of the rows of this
-        fit. `n_estimators` does not count then; in a job file it is the number of these rounds.
+        "refresh". All rounds keep their splits, and leaf weights, gains and covers come from the rows of this fit.
+        `n_estimators` is ignored; in a job file it is the number of these rounds.
     learning_rate : float or None, default None
-        Factor on every leaf weight. None is 0.1, or 0.3 where `n_estimators` is 20 by default.
+        Factor on every leaf weight. None is 0.1, or 0.3 if `n_estimators` is 20 by default.
     reg_lambda : float or None, default None
-        L2 penalty on leaf weights, as in XGBoost. None is 1; where labels or gradients carry noise (FedXGBoostLDP, and
-        SecureBoost with a `mechanism`), as much more as its variance calls for.
+        L2 penalty on leaf weights, as in XGBoost. None is 1; with noise on labels or gradients (FedXGBoostLDP, and
+        SecureBoost with a `mechanism`), it grows with the variance of the noise.
     reg_alpha : float, default 0
         L1 penalty on leaf weights, as in XGBoost.
     min_split_loss : float, default 0
@@ -91,10 +91,10 @@ class GBDTClassifier(Scored, ClassifierMixin, BoostedTrees):
         by sets of categories (`category_sets`). None is 32; with noise, and under
         FedXGB and FedXGBoost, every column is split by one category against the rest.
     category_sets : {"halves", "sorted"}, default "halves"
-        With `max_cat_to_onehot`, which sets of categories are tried. "halves": those above the node's mean, or those
-        below, of categories with at least half of `min_child_samples` rows in the node; under sealed sums, too, and
-        with less overfitting where categories are many. "sorted": prefixes of the categories in the order of their
-        leaf weights, as in XGBoost, which needs open sums (docs/growth.md).
+        Which sets of categories are tried, with `max_cat_to_onehot`. "halves": the categories above the node's mean, or
+        below, among those with at least half of `min_child_samples` rows in the node. It works under sealed sums, and
+        overfits less with many categories. "sorted": prefixes of the categories in the order of their leaf weights, as
+        in XGBoost; needs open sums (docs/growth.md).
     max_categories : int or None, default None
         Most bins of a column of categories, 2 to 32767. If there are more categories, the rarest share a bin, and
         `fit` warns. None: every category has a bin (up to 32767), whatever `max_bin` is. Where noise or cost grows with
@@ -108,11 +108,11 @@ class GBDTClassifier(Scored, ClassifierMixin, BoostedTrees):
         With ``objective="quantile"``: the quantile that is predicted, above 0 and below 1; None is 0.5.
     monotone_constraints : dict of str to {-1, 0, 1}, sequence of {-1, 0, 1} or None, default None
         How predictions may move with a numeric column, all else equal: 1 never down, -1 never up, as in XGBoost. By
-        name, or of all columns in their order. If several parties have columns, names are "party.column"; in a job file
-        each party names its own. Under sealed sums with ``max_depth=1`` alone (docs/growth.md).
+        name, or for all columns in their order. If several parties have columns, names are "party.column"; in a job
+        file each party names its own. Under sealed sums only with ``max_depth=1`` (docs/growth.md).
     interaction_constraints : sequence of sequences of str or int, or None, default None
-        Groups of columns, by name or position, as in XGBoost: the columns above a leaf are all of one group; a column
-        of no group stands alone. If several parties have columns, names are "party.column".
+        Groups of columns, by name or position, as in XGBoost: all columns above a leaf are in one group; a column in no
+        group is a group of its own. If several parties have columns, names are "party.column".
     base_score : float or None, default None
         Prediction that training starts from: a probability for two classes, a margin for more, else a mean or quantile.
         None: it is estimated from the labels of all participants, for more than two classes as a margin of each
@@ -131,7 +131,7 @@ class GBDTClassifier(Scored, ClassifierMixin, BoostedTrees):
         classes) and predictions (two classes: the probability of the second; more: a column for each); lower is better.
         It is called only in this process (not with ``transport="tls"``), and neither sent nor saved.
     early_stopping_rounds : int or None, default None
-        Stop when the last eval set's last metric has not improved for so many rounds.
+        Stop when the last eval set's last metric has not improved for this many rounds.
     early_stopping_min_delta : float, default 0
         Minimum improvement that early stopping counts as one, as `min_delta` of XGBoost's ``EarlyStopping``; the model
         ends with the last round that improved the metric by more.
@@ -157,9 +157,9 @@ class GBDTClassifier(Scored, ClassifierMixin, BoostedTrees):
     callbacks : list or None, default None
         Objects with a method ``after_iteration(model, epoch, evals_log)``, called after every round with this estimator
         and `evals_result_` so far; training ends if one returns True. ``before_training(model)`` and
-        ``after_training(model)`` are called, too. Only with ``transport="memory"``.
+        ``after_training(model)`` are also called. Only with ``transport="memory"``.
     verbose : bool or int, default False
-        Whether to print a line with the metrics after every round, or after so many rounds.
+        Whether to print a line with the metrics after every round, or after every `verbose` rounds.
 
     Attributes
     ----------

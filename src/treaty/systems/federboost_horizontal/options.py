@@ -15,21 +15,21 @@ class FederBoostHorizontal(RowOptions):
     Parameters
     ----------
     mode : {"safe", "paper"}, default "safe"
-        "paper" permits two participants, each of whom sees the other's part of a sum. The search for quantiles is the
-        same in both modes.
+        "paper" permits two participants, each of which sees the other's part of a sum. The search for bins is the same
+        in both modes.
     allow_insecure : bool, default False
         Without effect: nothing in this system needs consent.
     dropout : {"accept"} or None, default None
-        What a lost participant means. None: training stops, and resumes from checkpoints when all are back.
-        "accept": training continues without it, and the leader may find the lost one's histograms.
+        What happens if a participant is lost. None: training stops, and resumes from checkpoints when all are back.
+        "accept": training continues without it, and the leader may find its histograms.
     bins : {"exact", "approximate"} or None, default None
-        "exact": the bins of one table with all rows, so that trees are those of `Pooled` with the same `max_bin`; the
-        leader learns the values on both sides of every cut. "approximate": cuts that part about as many rows, found in
-        half as many rounds; no probe parts fewer than `min_child_samples` rows. None is "exact", and under
-        `epsilon_total`, which pays for noisy counts, "approximate".
+        "exact": the bins of one table with all rows, so that trees equal those of `Pooled` with the same `max_bin`; the
+        leader learns the values on both sides of every cut. "approximate": cuts with about as many rows between them,
+        found in half as many rounds; no trial value separates fewer than `min_child_samples` rows. None is "exact", or
+        "approximate" under `epsilon_total`, because noisy counts cost epsilon.
     epsilon_total : float or None, default None
-        Noise on all that is opened, so that the whole training is (epsilon_total, delta) differentially private for
-        every row. Splits are then drawn at random, and the sums of leaves alone are opened. None: no noise.
+        Noise on everything that is opened, so that the whole training is (epsilon_total, delta) differentially private
+        for every row. Splits are then drawn at random, and only the sums of leaves are opened. None: no noise.
     delta : float or None, default None
         See `epsilon_total`; None is 1e-6.
     target_range : sequence of two floats or None, default None
@@ -39,13 +39,13 @@ class FederBoostHorizontal(RowOptions):
         With `epsilon_total`, for rows with weights: the largest weight, which must not come from the data. Larger
         weights count as this one. Noise grows with it, rounded up to a power of two.
     validation_fraction : float or None, default None
-        Share of its rows, more than 0 and less than 1, that each participant keeps out of training, the same rows each
-        time. After each round they are counted by score and label; the counts of all are added up under masks, and the
-        leader watches the metrics: "validation" in `evals_result_`, and `held_out_`. Early stopping goes by them
-        unless there is an eval set. None: all rows are trained on. With `epsilon_total` other rows are drawn each time,
-        counts have noise, at no further cost, and are opened after five rounds: the first, the last, three in between.
+        Share of its rows, between 0 and 1, that each participant keeps out of training, the same rows each time. After
+        each round, these rows are counted by score and label, and the counts of all participants are added under masks.
+        The leader sees the metrics: "validation" in `evals_result_`, and `held_out_`. Early stopping uses them if there
+        is no eval set. None: all rows are trained on. With `epsilon_total`, other rows are drawn each time, and counts
+        have noise at no further cost. They are opened after five rounds: the first, the last and three between.
     validation_group : str or None, default None
-        Column of categories, such as sex or region, by which rows kept back are counted, so that `held_out_` has
+        Column of categories, such as sex or region, by which the held-out rows are counted, so that `held_out_` has
         metrics of each group. Needs `validation_fraction`.
 
     See Also

@@ -33,8 +33,8 @@ class FederBoostVertical(SystemOptions):
         Privacy parameter per value of single passive columns, by "party.column". All other columns have `epsilon`, or
         share what these leave of `epsilon_person`. All parties see the names.
     buckets : int or None, default None
-        Most buckets of a passive column of numbers, 2 to 255. None is `max_bin` if that is given, in paper mode 16, and
-        else 4 to 8, fewer where the column's epsilon is small. The active party's own columns have `max_bin`.
+        Most buckets of a passive column of numbers, 2 to 255. None is `max_bin` if that is given, 16 in paper mode, and
+        else 4 to 8: fewer if the column's epsilon is small. The active party's own columns have `max_bin` bins.
 
     See Also
     --------

@@ -44,60 +44,60 @@ class FedXGB(RowOptions):
         Consent to ``mode="paper"`` or ``expose="paper"``.
     dropout : float or None, default None
         In a `fit` between threads, the share of each domain's users, rounded down, that is lost at every
-        `dropout_period`-th round, until others are lost. None is 0. Between processes users may always vanish.
+        `dropout_period`-th round, until others are lost. None is 0. Between processes, users may always vanish.
     dropout_period : int or None, default None
-        With `dropout`: how many rounds there are from one loss to the next. None is 10.
+        With `dropout`: the number of rounds from one loss to the next. None is 10.
     edges : int or None, default None
         How many edge servers `fit` plays; users are assigned to them in turn. None is 3.
     max_users : int or None, default None
         Largest number of users of a domain that take part in a round: those that dropped out least. None: all.
     group_size : int or None, default None
-        Sums are over whole groups of so many users of a domain, or a few more, dealt at the beginning: `group_size` - 2
-        users in collusion with the server find no other user's sums, however long the job. None: groups of three, and
-        sums over other cohorts, too, as long as no combination of them is of one user or two. A lost user then costs
-        fewer others their place; two users in collusion with the server may find another one's sums.
+        Sums are over whole groups of `group_size` users of a domain, or a few more, formed at the start. Up to
+        `group_size` - 2 users that collude with the server find no other user's sums, however long the job. None:
+        groups of three, and also sums over other cohorts, if no combination of them is of one user or two. Then a lost
+        user excludes fewer others; but two users that collude with the server may find another user's sums.
     feature_sample : int or None, default None
         How many columns are drawn for each tree, in place of `colsample_bytree`.
     bins : {"exact", "approximate"} or None, default None
         As in `FederBoostHorizontal`, but None is "approximate": an exact search takes three times as many sums of all
         users before the first tree, and shows the server values of single users.
     expose : {"nothing", "paper", "model"} or None, default None
-        What users learn of the model. "nothing", which None is in safe mode: of their own rows, the slot at each level
-        and the value at the end, which edge servers compute on shares. "model": all of it, many times faster. "paper",
-        which None is in paper mode: all but thresholds, while edge servers see the way of every row, for comparison;
-        needs `allow_insecure`.
+        What users learn about the model. "nothing": for their own rows, the slot at each level and the value at the
+        end, which edge servers compute on shares. "model": the whole model; many times faster. "paper": everything
+        except thresholds, and edge servers see the path of every row; for comparison only, needs `allow_insecure`. None
+        is "nothing" in safe mode and "paper" in paper mode.
     comparison : {"shamir", "additive"} or None, default None
         With ``expose="nothing"``: how a committee of edge servers computes on shares of rows and splits. "additive"
-        (None): two of three, with random numbers of the third; no two of the three may collude. "shamir": all of a
-        committee, of whom at most (`committee` - 1) // 2 may collude; several times slower.
+        (None): two compute, and a third deals random numbers; no two of the three may collude. "shamir": all of a
+        committee compute, and at most (`committee` - 1) // 2 may collude; several times slower.
     committee : int or None, default None
         With ``expose="nothing"``: how many edge servers compute together on a user's rows: the user's own and the next
-        ones, in the job's order. So an edge server's work falls with the number of edge servers. None: 3 under
-        "additive", which takes no other number, and all edge servers under "shamir".
+        ones, in the job's order. With more edge servers, each has less work. None: 3 under "additive", which allows no
+        other number, and all edge servers under "shamir".
     epsilon_total : float or None, default None
         Noise on all sums, so that the whole training is (epsilon_total, delta) differentially private for every row, or
-        for every user (`user_rows`). As in `FederBoostHorizontal`, splits are drawn at random, and the sums of leaves
-        alone are opened. Each user adds noise for the case that a third of its domain is lost; what is too much is
-        removed again. Users learn the model, which is private. Sums may then differ by one user: lost users come back
-        at once, and users may join late. None: no noise.
+        for every user (`user_rows`). As in `FederBoostHorizontal`, splits are drawn at random, and only the sums of
+        leaves are opened. Each user adds enough noise for the loss of a third of its domain; the excess is removed
+        again. Users learn the model, which is private. Sums may then differ by one user: lost users return at once, and
+        users may join late. None: no noise.
     delta : float or None, default None
         See `epsilon_total`; None is 1e-6.
     user_rows : int or None, default None
-        With `epsilon_total`: protect whole users, whose part of a sum is limited to what so many rows can add. Users
-        with more rows count some that are drawn at random, and scale their sums of leaves down. None: protect rows.
+        With `epsilon_total`: protect whole users, and limit a user's part of a sum to what `user_rows` rows can add.
+        Users with more rows count a random sample, and scale their sums of leaves down. None: protect rows.
     target_range : sequence of two floats or None, default None
         With `epsilon_total`, for a regression: the least and the largest target that users may have.
     weight_bound : float or None, default None
         With `epsilon_total`, for rows with weights: the largest weight that users may give a row.
     max_queries : int or None, default None
-        With ``expose="nothing"``: how many rows of each user the finished model predicts on shares, over all runs, as
-        edge servers count them. None is 100.
+        With ``expose="nothing"``: how many rows of each user the finished model predicts on shares, over all runs; edge
+        servers count them. None is 100.
     validation_fraction : float or None, default None
         Share of its rows, more than 0 and less than 1, that each user keeps out of training, as in
         `FederBoostHorizontal`: the server watches metrics of their counts by score and label. Not in paper mode, and
         not with `user_rows`.
     validation_group : str or None, default None
-        Column of categories by which rows kept back are counted, too. Needs `validation_fraction`.
+        Column of categories by which the held-out rows are also counted. Needs `validation_fraction`.
 
     See Also
     --------

@@ -27,26 +27,26 @@ class FedXGBoostLDP(SystemOptions):
     allow_insecure : bool, default False
         Consent to paper mode; every party must give its own.
     mechanism : {"label_rr", "target", "piecewise", "laplace", "duchi"} or None, default None
-        "label_rr" (of classes) and "target" (of numbers) train on labels that were randomised once, which costs
-        `epsilon` for all trees together. The others are noise on every row's gradient, which costs `epsilon` in each
-        tree. None is "target" where a `target_range` is given, else "label_rr"; in paper mode "duchi".
+        "label_rr" (classes) and "target" (numbers) train on labels that were randomised once, which costs `epsilon` for
+        all trees together. The others add noise to every row's gradient, which costs `epsilon` in each tree. None is
+        "target" if a `target_range` is given, else "label_rr"; in paper mode "duchi".
     epsilon : float or None, default None
         Privacy parameter of each label, or of each gradient of one tree; None is 1.
     target_range : sequence of two floats or None, default None
-        With "target", which needs it: the least and the largest label. Labels beyond are clipped to it. All parties
-        see it, so state it from what is known without looking at the labels.
+        Required by "target": the least and the largest label. Labels outside are clipped. All parties see the range, so
+        choose it from general knowledge and not from the labels.
     epsilon_total : float or None, default None
         The most that all releases in the active party's ledger may cost a person. Training ends before a tree that
         would exceed it.
     delta : float or None, default None
         With `epsilon_total`: releases cost what an accountant computes at this delta, if that is less than their sum.
     split_score : {"first_order", "second_order"} or None, default None
-        Whether splits are chosen by sums of gradients alone or with hessians. None is "first_order" in paper mode,
+        Whether splits are chosen by sums of gradients only, or with hessians. None is "first_order" in paper mode,
         "second_order" in safe mode.
     clip : float or None, default None
-        Gradients are clipped to [-clip, clip] before noise. None: the largest there can be, for two classes 1.
+        Gradients are clipped to [-clip, clip] before noise. None: the largest possible value, 1 for two classes.
     clip_hess : float or None, default None
-        Hessians that carry noise are clipped to [0, clip_hess]. None: the largest there can be, for two classes 1/4.
+        Hessians that carry noise are clipped to [0, clip_hess]. None: the largest possible value, 1/4 for two classes.
     refit : bool or None, default None
         Whether leaf values of the finished model are recomputed from true labels; they are sent to no party. None is
         False: leaf values are computed from what passive parties received.

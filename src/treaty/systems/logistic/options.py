@@ -249,7 +249,7 @@ class QuasiNewton(FederatedRegression):
     key_bits : {2048, 3072} or None, default None
         Size of the modulus; None is 3072.
     insecure_test_key_bits : int or None, default None
-        A smaller key, for tests alone; needs `allow_insecure`, and every party must name the same.
+        A smaller key, for tests only; needs `allow_insecure`, and every party must set the same.
     show_weights : bool, default False
         Consent to weights of rows, which the active party then sends to all parties with data.
     show_eval_margins : bool, default False

@@ -23,58 +23,58 @@ class SecureBoost(SystemOptions):
     Parameters
     ----------
     mode : {"safe", "paper"}, default "safe"
-        "paper" is the paper's Paillier with keys of 512 bits, and answers that are not re-randomised. Both need
-        `allow_insecure`; to do without it, name `key_bits` and ``rerandomise=True``, or another cipher.
+        "paper" uses the paper's Paillier with keys of 512 bits, and answers that are not re-randomised. Both need
+        `allow_insecure`. To avoid that, set `key_bits` and ``rerandomise=True``, or another cipher.
     allow_insecure : bool, default False
-        Consent to ``rerandomise=False``, or to short keys; every party has to give its own.
+        Consent to ``rerandomise=False``, or to short keys; every party must set it.
     encryption : {"auto", "lattice", "ou", "paillier"} or None, default None
-        Cipher of encrypted sums. "lattice" is the hinted lattice map, by far the fastest; passive parties do not see
-        which rows are in a node. "ou" is Okamoto-Uchiyama, which sends less where tables are long and trees deep.
-        "paillier" is the paper's cipher, many times slower, which None is in paper mode. "auto", which None is in safe
-        mode, is "lattice" under sealed sums, and else chooses one of the first two by the job's size and the speed of
-        links: name "lattice" where passive parties must not see rows of nodes in any case.
+        Cipher of encrypted sums. "lattice" is the hinted lattice map. It is by far the fastest, and passive parties do
+        not see which rows are in a node. "ou" is Okamoto-Uchiyama; it sends less if tables are long and trees deep.
+        "paillier" is the paper's cipher and many times slower. None is "paillier" in paper mode and "auto" in safe
+        mode. "auto" is "lattice" under sealed sums; otherwise it chooses "lattice" or "ou" by the job's size and the
+        speed of links. Set "lattice" if passive parties must never see rows of nodes.
     sums : {"open", "sealed"} or None, default None
-        What the active party learns of passive parties' columns in training. "sealed": nothing but which splits are
-        best and which rows they send left; needs the lattice map, reg_lambda and min_child_weight above 0, no reg_alpha
-        and no max_delta_step, and takes half a second to a second longer for each tree, and more where columns are many
-        (docs/sealed.md). "open": the sums of every bin of every node. None is "sealed" where the other options allow
-        it, but "open" in paper mode, and with `allow_exact_sums`.
+        What the active party learns about passive parties' columns in training. "sealed": only which splits are best,
+        and which rows they send left. It needs the lattice map, reg_lambda and min_child_weight above 0, no reg_alpha
+        and no max_delta_step. It takes half a second to a second more for each tree, and longer with many columns
+        (docs/sealed.md). "open": the sums of every bin of every node. None is "sealed" if the other options allow it,
+        but "open" in paper mode and with `allow_exact_sums`.
     membership : {"known", "hidden"} or None, default None
         Which rows are in a node: "hidden" shares it, so that neither party learns it in training, with margins,
         gradients and sums; needs two parties, ``objective="logistic_pieces"``, a depth of at most 6 and sealed sums,
         whole weights of rows up to 255, and at most two eval sets; predictions are ``inference="shared"``
         (docs/hidden.md). "known", which None is: the active party knows it.
     reveal : {"column", "node"} or None, default None
-        How a passive party's split is applied under the lattice map: with "column" the party says of all rows which go
-        left, and learns nothing of the node; with "node" it decides the node's rows alone. Under open sums it sees
-        these rows then, and None is "column"; under sealed sums they are transferred, so that it does not learn which
+        How a passive party applies its split under the lattice map. "column": it answers which of all rows go left, and
+        learns nothing about the node. "node": it answers for the node's rows only. With open sums it then sees these
+        rows, and None is "column". With sealed sums the answer is transferred, so that it does not learn which rows
         they are, and None is "node" (docs/sealed.md).
     key_bits : {2048, 3072} or None, default None
-        Size of the modulus; None is 3072, of the paper's Paillier 512. Given without `encryption`, it chooses "ou" in
-        safe mode; the lattice map has no such key.
+        Size of the modulus; None is 3072, or 512 for the paper's Paillier. If `encryption` is not set, it selects "ou"
+        in safe mode; the lattice map has no such key.
     insecure_test_key_bits : int or None, default None
-        A smaller key, for tests alone; needs `allow_insecure`, and every party must name the same.
+        A smaller key, for tests only; needs `allow_insecure`, and every party must set the same.
     rerandomise : bool or None, default None
-        Whether passive parties re-randomise their answers; None: they do, but under keys in paper mode. False needs
-        ``mode="paper"`` and `allow_insecure`.
+        Whether passive parties re-randomise their answers. None: yes, except under Paillier and Okamoto-Uchiyama in
+        paper mode. False needs ``mode="paper"`` and `allow_insecure`.
     rl_trees : int or None, default None
-        Reduced leakage (section 6 of the paper): the active party grows the trees of this many rounds, the first ones,
-        alone on its own columns. None is 0.
+        Reduced leakage (section 6 of the paper): the active party grows the trees of the first `rl_trees` rounds on its
+        own columns only. None is 0.
     purity_guard : float or None, default None
-        Passive parties are not shown the children of a node when the share of a class in one of them differs from its
-        share in the whole table by more than this; below, the active party splits on its own columns alone. 0.2 is a
-        start; None is off.
+        Passive parties are not shown the children of a node if the share of a class in one of them differs from its
+        share in the whole table by more than this. Below such a node, the active party splits on its own columns only.
+        Start with 0.2; None is off.
     mechanism : {"label_rr"} or None, default None
         "label_rr" trains on labels that were randomised once, which costs `epsilon` for all trees together.
     epsilon : float or None, default None
         Privacy parameter of `mechanism`, per label; the two go together.
     inference : {"plain", "shared"} or None, default None
-        What the active party gets at prediction. "shared": margins alone, which parties compute on shares, of trees of
-        at most 6 levels of splits; no leaves, stages and contributions (docs/prediction.md). "plain": also each row's
+        What the active party gets at prediction. "shared": only margins, which parties compute on shares, for trees of
+        at most 6 levels of splits; no leaves, stages or contributions (docs/prediction.md). "plain": also each row's
         side at every split. None is "plain", but "shared" under hidden rows.
     allow_exact_sums : bool, default False
-        Consent, in safe mode, to open sums that would show the active party more than a tenth of a passive party's
-        bins, row by row, by an estimate from rows, bins, depth and trees. Every party has to give its own.
+        Consent, in safe mode, to open sums that would show the active party more than a tenth of a passive party's bins
+        of single rows, by an estimate from rows, bins, depth and trees. Every party must set it.
 
     See Also
     --------
