@@ -33,6 +33,7 @@ _COMMANDS = {
         ("scorecards", None, ("scorecard",)),
         ("results", None, ("audit", "ledger", "audit-gradients")),
         ("keys", None, ("keys",)),
+        ("convert", None, ("convert",)),
         ("node", "Nodes", ("node", "submit", "jobs", "approve", "reject", "cancel")),
         ("node_records", "Nodes", ("logs", "models", "forget", "audit-log")),
     )

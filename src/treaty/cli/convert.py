@@ -1,0 +1,201 @@
+"""``treaty convert``: a job file from the parameters of XGBoost, FATE or NVFlare."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from treaty.cli.logs import say
+from treaty.errors import ConfigError
+from treaty.files import explained
+from treaty.runs.job import NAME, between_parties, checked_options
+from treaty.systems.options import advice, called_here, converted, names_of
+from treaty.trees.objectives import check_names, loss_class, loss_name
+
+# what an option is called here where `called_here` does not know it
+_NAMES = {
+    "bin_num": "max_bin", "l1": "reg_alpha", "l2": "reg_lambda", "min_impurity_split": "min_split_loss",
+    "min_leaf_node": "min_child_samples", "subsample_feature_rate": "colsample_bytree", "run_goss": "goss",
+    "complete_secure": "rl_trees", "memory_M": "memory", "update_interval_L": "period", "num_class": "classes",
+}  # fmt: skip
+# defaults that differ from Treaty's
+_FATE = {"learning_rate": 0.3, "max_depth": 3, "max_bin": 32, "reg_lambda": 0.1}
+_FATE_1, _FATE_2 = {"n_estimators": 5, "min_split_loss": 0.001}, {"n_estimators": 3, "min_split_loss": 0.01}
+_DEFAULTS = {"XGBoost": {"learning_rate": 0.3, "max_depth": 6}, "FATE 1": _FATE | _FATE_1, "FATE 2": _FATE | _FATE_2}
+_LOSSES = {
+    "cross_entropy": "logistic", "binary:bce": "logistic", "multi:ce": "softmax", "lse": "squared_error",
+    "regression:l2": "squared_error", "lae": "absolute_error",
+}  # fmt: skip
+# why a parameter or component is not in the job file, and what to do: of all sources, or of one kind of model
+_REASONS = {
+    **dict.fromkeys(("encrypt_param", "he_param", "secure_training"), "sums are always encrypted or masked"),
+    **dict.fromkeys(("validation_freqs", "datasplit", "trees.tol", "trees.n_iter_no_change"), "name eval_tables"),
+    "scale_pos_weight": "write weights into a column, and name it: weight = COLUMN",
+    **dict.fromkeys(("monotone_constraints", "interaction_constraints"), "by names of columns: docs/growth.md"),
+    **dict.fromkeys(("heterofeaturebinning", "heterofeatureselection"), 'run a job with protocol = "statistics" first'),
+    **dict.fromkeys(("lr.alpha", "lr.penalty", "lr.learning_rate", "lr.tol", "lr.optimizer"), "see docs/logistic.md"),
+}  # fmt: skip
+
+
+@dataclass
+class _Job:
+    """A job file to be; `left` is what is not in it, and why."""
+
+    source: str  # of `_DEFAULTS`
+    parties: dict[str, str | None]  # the table of each; None for a coordinator
+    protocol: str = "secureboost"
+    fields: dict[str, Any] = field(default_factory=dict)
+    own: dict[str, Any] = field(default_factory=dict)
+    common: dict[str, Any] = field(default_factory=dict)
+    left: list[str] = field(default_factory=list)
+
+    def take(self, given: Mapping[str, Any], model: str = "") -> None:
+        """Take parameters by their names here; list those without one, and values that Treaty refuses."""
+        kind = between_parties(self.protocol).common
+        known = [*names_of(kind), "n_jobs"]
+        for theirs, value in ((each, of) for each, of in given.items() if of is not None):
+            name = theirs if theirs in known else _NAMES.get(theirs) or called_here(theirs, known) or ""
+            try:
+                if reason := _REASONS.get(f"{model}.{theirs}") or _REASONS.get(theirs):
+                    raise ConfigError(reason)
+                if theirs == "objective":
+                    loss = loss_name(_LOSSES.get(value, value))
+                    if (takes := loss_class(loss).takes) != "classes":
+                        self.fields["task"] = "ranking" if takes == "groups" else "regression"
+                        self.common["objective"] = loss
+                elif name == "rl_trees":
+                    self.own |= {name: int(value)} if value else {}
+                elif name in ("classes", "n_jobs"):
+                    self.fields |= {} if value == 2 and name == "classes" else {name: value}
+                elif name in known:
+                    if name == "eval_metric":
+                        value = value if isinstance(value, str) else ",".join(value)
+                        check_names(value.split(","))
+                    value = 255 if name == "max_bin" and value == 256 else value
+                    converted({name: value}, kind, f"[{kind.table}]")
+                    self.common[name] = value
+                else:
+                    raise ConfigError(advice(theirs, known, None))
+            except ConfigError as error:
+                self.left.append(f"{theirs} = {json.dumps(value)}: {error}")
+
+    def text(self, name: str, label: str, id_column: str) -> str:
+        """Return the job file; ConfigError if its options contradict each other."""
+        system = between_parties(self.protocol)
+        common = {**(_DEFAULTS[self.source] if system.common.table == "boosting" else {}), **self.common}
+        own, options = checked_options(system, self.own, common)
+        self.left += [f"sums are open: {why}"] if (why := own.why_open(options)) else []
+        head = {"name": name, "active": next(iter(self.parties)), "label": label, "protocol": self.protocol}
+        tables = {"": head | self.fields, system.name: self.own, system.common.table: common}
+        tables |= {} if system.split == "rows" else {"align": {"on": id_column}}
+        for party, table in self.parties.items():
+            files = {"address": f"{party}.example.org:7000", "certificate": f"{party}.cert.pem"}
+            tables[f"parties.{party}"] = files | ({"role": "coordinator"} if table is None else {"table": table})
+        lines = [f"# From {self.source}. Check the label, ids, tables, addresses and certificates."]
+        for title, values in tables.items():
+            lines += ["", f"[{title}]"] if title and values else []
+            lines += [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]
+        left = [f"# - {' '.join(of.split())}" for of in self.left]
+        return "\n".join([*lines, *(["", "# Not converted:", *left] if left else [])])
+
+
+def _of_fate(content: Mapping[str, Any]) -> _Job:
+    """Read the conf of FATE 1, in either form, or the DAG of FATE 2."""
+    if "dag" in content:
+        source, dag = "FATE 2", content["dag"]
+        roles = {each["role"]: each["party_id"] for each in dag["parties"]}
+        tasks = {name: (each["component_ref"], each.get("parameters", {})) for name, each in dag["tasks"].items()}
+        own = {name: of.get("tasks", {}).values() for name, of in dag.get("party_tasks", {}).items()}
+        tables = {name: [each.get("parameters", {}) for each in of] for name, of in own.items()}
+    else:
+        source, roles, form = "FATE 1", content["role"], content.get("component_parameters", {})
+        of_roles = form.get("role", content.get("role_parameters", {}))
+        own = {f"{role}_{roles[role][int(k)]}": of for role, all_ in of_roles.items() for k, of in all_.items()}
+        tasks = {name: (name, of) for name, of in form.get("common", content.get("algorithm_parameters", {})).items()}
+        tables = {name: [each["table"] for each in of.values() if "table" in each] for name, of in own.items()}
+    parties = [f"{role}_{each}" for role in ("guest", "host") for each in roles.get(role, [])]
+    files = {name: next((of["name"] for of in tables.get(name, []) if "name" in of), "table") for name in parties}
+    found, model = _Job(source, {name: f"{file}.csv" for name, file in files.items()}), ""
+    for name, (component, given) in tasks.items():
+        kind = re.sub(r"_\d+$", "", component).replace("_", "").lower()
+        family = re.fullmatch(r"(?:hetero|coordinated|sshe|heterosshe)(lr|linr|poisson)", kind)
+        if kind == "evaluation":
+            found.take({"eval_metric": given.get("metrics")})
+        elif not model and (family or kind in ("heterosecureboost", "homosecureboost")):
+            model = name
+            arbiters = [f"arbiter_{each}" for each in roles.get("arbiter", []) if "sshe" not in kind]
+            _take_model(found, kind, family[1] if family else None, given, arbiters)
+        elif not re.fullmatch("reader|dataio|datatransform|dataframetransformer|intersection|psi", kind):
+            found.left.append(f"{name}: {_REASONS.get(kind, 'there is no such component')}")
+    if not model:
+        raise ValueError(f"no component hetero_secureboost or hetero_lr, but {', '.join(tasks)}")
+    return found
+
+
+def _take_model(found: _Job, kind: str, family: str | None, given: Mapping[str, Any], arbiters: list[str]) -> None:
+    nested = ("tree_param", "objective_param", "sqn_param")
+    flat = {name: of for name, of in given.items() if name not in (*nested, "task_type") and of != -1}
+    flat |= {name: of for part in nested for name, of in given.get(part, {}).items()}
+    penalties = flat.pop("criterion_params", {})
+    flat |= penalties if isinstance(penalties, dict) else dict(zip(("l2", "l1"), penalties, strict=False))
+    by_trees = "federboost-horizontal" if kind.startswith("homo") else "secureboost"
+    found.protocol, found.own = ("quasi-newton", {"coordinator": bool(arbiters)}) if family else (by_trees, {})
+    found.parties |= dict.fromkeys(arbiters[:1] if family else [])
+    if family in ("linr", "poisson"):
+        found.fields["task"], found.common["family"] = "regression", {"linr": "linear"}.get(family, family)
+    found.take(flat, "lr" if family else "trees")
+
+
+def _of_xgboost(content: Mapping[str, Any]) -> _Job:
+    """Read parameters of XGBoost, or of NVFlare's controller of XGBoost."""
+    flows = [of["args"] for of in content.get("workflows", [{"args": content}]) if "args" in of]
+    given = dict(next(of for of in flows if "xgb_params" in of or of is content))
+    for name in ("xgb_options", "params", "xgb_params"):
+        given |= given.pop(name, None) or {}
+    ranks = given.pop("client_ranks", None) or {f"rank{k}": k for k in range(given.pop("federated_world_size", 2))}
+    protocol = "federboost-horizontal" if str(given.pop("data_split_mode", 1)) in ("0", "row") else "secureboost"
+    found = _Job("XGBoost", dict.fromkeys(sorted(ranks, key=ranks.__getitem__), "table.csv"), protocol)
+    if plugin := [name for name in given if re.match("federated_|dmlc_|xgboost_communicator", name)]:
+        found.left.append(f"{', '.join(plugin)}: addresses and certificates are in [parties.NAME] (docs/jobs.md)")
+    found.take({name: value for name, value in given.items() if name not in plugin})
+    return found
+
+
+def convert(
+    file: Annotated[Path, typer.Argument(help="JSON, or YAML if PyYAML is installed.")],
+    parties: Annotated[str, typer.Option(help="The parties' names, with commas; the first has the labels.")] = "",
+    label: Annotated[str, typer.Option(help="The column of labels.")] = "y",
+    id_column: Annotated[str, typer.Option("--id", help="The column of ids, the same in all tables.")] = "id",
+) -> None:
+    """Print a job file for the parameters of another library.
+
+    FILE has parameters of XGBoost ({"eta": 0.3, "data_split_mode": 0}), a conf of FATE 1 (dsl_version 2) or a DAG of
+    FATE 2, or it is the config_fed_server.json of an NVFlare job with XGBoost.
+
+    The job file has the other library's defaults where Treaty's differ. Comments at its end list what is not converted,
+    and why. Put in your columns, addresses and certificates, and run treaty check.
+
+    Examples
+    --------
+    treaty convert params.json --parties bank,shop --label defaulted --id customer > job.toml
+    treaty convert train_conf.json > job.toml
+    """
+    with explained(f"cannot read {file}"):
+        data = file.read_bytes()
+    try:
+        content = (msgspec.yaml if file.suffix in (".yaml", ".yml") else msgspec.json).decode(data)
+        found = (_of_fate if "dag" in content or "role" in content else _of_xgboost)(content)
+    except (ImportError, LookupError, TypeError, AttributeError, ValueError, StopIteration) as error:
+        raise ConfigError(f"expected parameters of XGBoost, FATE or NVFlare, got {error!r} - in {file}") from None
+    names = [name.strip() for name in parties.split(",")] if parties else list(found.parties)
+    found.parties = dict(zip(names, [*found.parties.values(), *["table.csv"] * len(names)], strict=False))
+    if len(names) < 2 or not all(re.fullmatch(NAME, name) for name in names):
+        raise ConfigError(f"expected two parties or more, of letters, digits, - and _, got {', '.join(names)}")
+    say(found.text(file.stem, label, id_column))
