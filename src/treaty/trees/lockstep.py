@@ -142,7 +142,7 @@ class LockstepRows:
         """Return the totals of left children, int64 (n_nodes, 3), by gradients of each tree, (trees, n_rows)."""
         totals, first = [np.empty((0, 3), np.int64)], 0
         for of, own, number in self._runs(nodes):
-            size = int(of.rows(own, sampled=False)[1][-1])
+            size = int(of.places(own, sampled=False)[1][-1])
             wanted, going = np.arange(len(own)), left[first : first + size]
             totals.append(of.left_totals(grad[number], hess[number], own, going, wanted))
             first += size
@@ -153,7 +153,7 @@ class LockstepRows:
         first_node, first = 0, 0
         for of, own, number in self._runs(nodes):
             of_children = children[first_node : first_node + len(own)] - np.int32(number * self._stride)
-            size = int(of.rows(own, sampled=False)[1][-1])
+            size = int(of.places(own, sampled=False)[1][-1])
             of.divide(own, of_children, left[first : first + size])
             first_node, first = first_node + len(own), first + size
 
