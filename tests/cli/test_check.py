@@ -166,8 +166,8 @@ def test_what_a_tree_takes_over_the_links_is_said_and_what_takes_less(tmp_path):
     assert seconds_of(far)["sealed sums"] > 3 * seconds_of(far)["open sums"]
     assert seconds_of(thin)["sealed sums"] > 10 * seconds_of(near)["sealed sums"]
     assert "sealed sums (this job)" in near["expected seconds a tree"]
-    assert "for waiting for messages: a nearer site" in far["expected advice"]
-    assert "for sending: a faster line" in thin["expected advice"]
+    assert "waiting for messages. A nearer site" in far["expected advice"]
+    assert "sending. A faster line" in thin["expected advice"]
     for said in (near, far, thin):
         assert "open sums show a the sums of every bin in every node" in said["expected advice"]
     assert over(job, Link(0.05, 1e-10), "b").keys() == far.keys()
@@ -189,7 +189,7 @@ def test_a_slow_processor_computes_for_longer(tmp_path, monkeypatch):
         monkeypatch.setattr(link_checks, "slowness", lambda slowness=slowness: slowness)
         said.append(over(job, Link(1e-6, 1e-10)))
     assert seconds_of(said[1])["open sums"] > 50 * seconds_of(said[0])["open sums"]
-    assert "for computing: fewer columns" in said[1]["expected advice"]
+    assert "computing. Fewer columns" in said[1]["expected advice"]
 
 
 @pytest.mark.parametrize(
@@ -329,13 +329,13 @@ def test_without_as_and_without_a_node_the_parties_are_named(job, tmp_path, monk
 def test_what_a_job_is_expected_to_take_is_said(tmp_path):
     job = write_job(tmp_path, "secureboost")
     said = {finding.what: finding for finding in check_own(job, "b")}
-    assert said["expected"].said == "180 rows and 3 columns here; taken for each other party: 10 columns of numbers"
+    assert said["expected"].said == "180 rows and 3 columns here; assumed for each other party: 10 columns of numbers"
     assert "within a factor of 3" in said["expected time"].said
     assert said["expected bytes"].said.count(" MB") == 3
     assert "from" not in said["expected bytes"].said  # others' columns change nothing of what goes to and from here
     assert said["expected memory"].said.startswith("about 0.")
     assert "kept for later jobs in" in said["expected store"].said
-    assert said["expected sides"].said.startswith("sides of splits will tell a some 0.")
+    assert said["expected sides"].said.startswith("sides of splits will show a about 0.")
     lead = {finding.what: finding.said for finding in check_own(job, "a")}
     assert "expected sides" not in lead
     ranged = re.search(
@@ -401,13 +401,13 @@ def test_hidden_rows_take_no_column_of_many_categories(tmp_path):
 def test_a_party_without_a_table_is_told_for_what_sizes(tmp_path):
     job = write_job(tmp_path, "fedxgboost-smm")
     said = {finding.what: finding.said for finding in check_own(job, "c")}
-    assert said["expected"] == "taken for all who have a table: 10,000 rows, 10 columns"
+    assert said["expected"] == "assumed for each party with a table: 10,000 rows, 10 columns"
 
 
 def test_owners_of_rows_take_others_to_have_as_many(tmp_path):
     job = write_job(tmp_path, "federboost-horizontal")
     said = {finding.what: finding.said for finding in check_own(job, "b")}
-    assert said["expected"] == "60 rows and 12 columns here; taken for each other party: as many rows"
+    assert said["expected"] == "60 rows and 12 columns here; assumed for each other party: as many rows"
     assert "columns more" not in said["expected bytes"]
 
 

@@ -247,7 +247,7 @@ def test_other_columns_labels_and_losses_than_the_models_are_refused():
 def test_systems_that_cannot_go_on_say_why(protocol, why):
     X, y = real_table("binary", rows=100)
     first = treaty.GBDTClassifier(n_estimators=1, n_jobs=1).fit(X, y)
-    with pytest.raises(treaty.ConfigError, match=f"cannot go on from a finished model with protocol '.*': .*{why}"):
+    with pytest.raises(treaty.ConfigError, match=f"cannot continue a finished model with protocol '.*': .*{why}"):
         treaty.GBDTClassifier(protocol).fit(cut(X, 2), y, xgb_model=first)
 
 

@@ -545,7 +545,7 @@ def test_an_unwilling_party_is_not_exported():
             {"rerandomise": False, "mode": "paper", "allow_insecure": False, "insecure_test_key_bits": None},
             "needs mode='paper' and allow_insecure=True",
         ),
-        ({"allow_insecure": False}, "insecure_test_key_bits=512: expected allow_insecure=True beside it"),
+        ({"allow_insecure": False}, "insecure_test_key_bits=512: expected allow_insecure=True with it"),
         ({"purity_guard": 1.5}, "purity_guard=1.5"),
         ({"encryption": "rsa"}, "encryption='rsa'"),
     ],

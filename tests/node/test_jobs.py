@@ -206,7 +206,11 @@ def test_a_training_goes_on_from_a_finished_one_of_the_same_parties(shop):
         ({"protocol": "fedxgboost-ldp", "fedxgboost-ldp": {"epsilon": 1.0}}, {}, "would be shown without the noise"),
         ({"protocol": "quasi-newton", "boosting": None}, {}, "only models of trees can"),
         ({}, {"from_model": "a" * 64}, "expected the id of a finished training"),
-        ({}, {"verb": "predict", "model": training}, "expected a training to go on from a model, got a job to predict"),
+        (
+            {},
+            {"verb": "predict", "model": training},
+            "expected a training that continues a model, got a job to predict",
+        ),
         ({"boosting": {"process_type": "update"}}, {"from_model": ""}, "refreshes the leaves of a finished model"),
     ):
         fitting = {name: of for name, of in {**JOB, **changes}.items() if of is not None}

@@ -287,7 +287,7 @@ def test_what_is_no_run_is_refused(job, tmp_path):
 def test_several_parties_without_the_labels_have_to_be_told_apart(job, tmp_path):
     for name in "bc":
         shutil.copy(Path(job.output) / f"{name}.report.json", tmp_path)
-    with pytest.raises(ConfigError, match="whose report is meant"):
+    with pytest.raises(ConfigError, match="several parties have reports"):
         read_run(tmp_path)
     assert read_run(tmp_path, "c")[2] == "c"
 

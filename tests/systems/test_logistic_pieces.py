@@ -150,5 +150,5 @@ def test_it_is_refused_by_name_where_it_does_not_fit(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"epsilon_total needs .* got objective='logistic_pieces'"):
         treaty.GBDTClassifier(treaty.FederBoostHorizontal(epsilon_total=5.0), **PIECES).fit(share_out(X, y))
     earlier = treaty.GBDTClassifier(n_estimators=1).fit(X, y)
-    with pytest.raises(ConfigError, match="cannot go on from a model with another loss"):
+    with pytest.raises(ConfigError, match="cannot continue a model with another loss"):
         treaty.GBDTClassifier(n_estimators=2, **PIECES).fit(X, y, xgb_model=earlier)

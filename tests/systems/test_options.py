@@ -193,7 +193,7 @@ def test_numpys_numbers_count_as_pythons_and_infinity_where_it_means_something()
     ids=lambda value: type(value).__name__,
 )
 def test_keys_for_tests_need_consent_and_are_in_what_is_learned(options, common):
-    with pytest.raises(ConfigError, match="insecure_test_key_bits=512: expected allow_insecure=True beside it"):
+    with pytest.raises(ConfigError, match="insecure_test_key_bits=512: expected allow_insecure=True with it"):
         options.check(common)
     options.allow_insecure = True
     options.check(common)

@@ -52,7 +52,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Resume an interrupted training of this job.")] = False,
     from_model: Annotated[
         Path | None,
-        typer.Option("--from-model", help="Folder of a finished model to go on from, instead of the job's from_model."),
+        typer.Option("--from-model", help="Folder of a finished model to continue, instead of the job's from_model."),
     ] = None,
     verbose: logs.Verbose = False,
     log_file: logs.LogFile = None,

@@ -135,7 +135,7 @@ def read_proposal(content: bytes, code: Collection[str] = ()) -> Proposal:
     if (proposal.verb == "train") != (proposal.model == ""):
         raise ConfigError("expected the id of a training exactly if the job is a prediction, explanation or service")
     if proposal.from_model and proposal.verb != "train":
-        raise ConfigError(f"expected a training to go on from a model, got a job to {proposal.verb}")
+        raise ConfigError(f"expected a training that continues a model, got a job to {proposal.verb}")
     age = datetime.now(UTC) - submitted
     if not -CLOCK_SLACK <= age <= OPEN_FOR:
         raise ConfigError(

@@ -235,7 +235,7 @@ def read_run(run: Path, party: str | None = None) -> tuple[Path, dict[str, Repor
     if viewer is None:
         leads = [name for name, report in reports.items() if report.role in _LEADS or len(reports) == 1]
         if len(leads) != 1:
-            raise ConfigError(f"whose report is meant? Add --as with one of {', '.join(reports)} - at {folder}")
+            raise ConfigError(f"several parties have reports: add --as with one of {', '.join(reports)} - at {folder}")
         (viewer,) = leads
     of_run = reports[viewer].job, reports[viewer].model
     return folder, {name: of for name, of in reports.items() if (of.job, of.model) == of_run}, viewer

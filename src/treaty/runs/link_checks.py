@@ -25,16 +25,16 @@ from treaty.systems.vertical.hidden_cost import seconds_of_a_hidden_tree
 PROBE_TIMEOUT = 5.0
 # what takes less of the seconds of each kind
 _LESS = (
-    "computing: fewer columns, a lower max_bin or max_depth, or more cores take less",
-    "waiting for messages: a nearer site or a lower max_depth takes less",
-    "sending: a faster line, fewer columns or a lower max_bin takes less",
+    "computing. Fewer columns, a lower max_bin or max_depth, or more cores reduce it",
+    "waiting for messages. A nearer site or a lower max_depth reduces it",
+    "sending. A faster line, fewer columns or a lower max_bin reduces it",
 )
 # how sums may be hidden, and what that shows in training
 _KINDS = {
     "open": ("open sums", "show {active} the sums of every bin in every node (docs/secureboost.md)"),
-    "sealed": ("sealed sums", "show {active} the best splits alone, and which rows they send left"),
+    "sealed": ("sealed sums", "show {active} only the best splits, and which rows they send left"),
     "hidden": ("hidden rows", "show nobody which rows are in a node (docs/hidden.md)"),
-    "ou": ("Okamoto-Uchiyama", "shows what open sums do, and the others which rows are in a node"),
+    "ou": ("Okamoto-Uchiyama", "shows the same as open sums, and shows the other parties which rows are in a node"),
 }
 
 
@@ -102,7 +102,7 @@ def over_links(job: Job, found: Iterable[CheckFinding], links: Mapping[str, Link
         shown.append(f"{named} {shows.format(active=job.active)}")
         said.append(f"{named}{' (this job)' if kind == mine else ''} {sum(parts):.2g}")
         if kind == mine:
-            advice = f"{max(parts) / sum(parts):.0%} of this job's are for {_LESS[parts.index(max(parts))]}. "
+            advice = f"{max(parts) / sum(parts):.0%} of a tree's time in this job is {_LESS[parts.index(max(parts))]}. "
     text = f"{', '.join(said)}; within a factor of 3, with the columns above"
     advice += f"In training, {', '.join(shown)}"
     return [CheckFinding(f"{EXPECTED} {what}", True, of) for what, of in (("seconds a tree", text), ("advice", advice))]

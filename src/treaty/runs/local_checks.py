@@ -171,13 +171,13 @@ def _shape(job: Job, roles: Roles, name: str, table: Table | None, common: Any, 
         threads=cores(job.n_jobs), halved={owner: size[2:] for owner, size in sizes.items()},
     )  # fmt: skip
     if table is None:
-        return shape, f"taken for all who have a table: {rows:,} rows, {columns} columns"
+        return shape, f"assumed for each party with a table: {rows:,} rows, {columns} columns"
     if job.by_row:
-        return shape, f"{rows:,} rows and {columns} columns here; taken for each other party: as many rows"
+        return shape, f"{rows:,} rows and {columns} columns here; assumed for each other party: as many rows"
     text = [f"{rows:,} rows and {columns} columns here"]
     text += [f"as {owner} says, about {of[0]} columns in {of[1]} bins there" for owner, of in stated.items()]
     if not stated.keys() >= sizes.keys() - {name}:
-        text.append(f"taken for each {'further' if stated else 'other'} party: {COLUMNS} columns of numbers")
+        text.append(f"assumed for each {'further' if stated else 'other'} party: {COLUMNS} columns of numbers")
     return shape, "; ".join(text) + (", all of its rows in common" if job.align is not None else "")
 
 
@@ -350,7 +350,7 @@ def _room(job: Job, name: str) -> str:
 def _ledgers(job: Job, name: str) -> str:
     parts = Path(job.output) / f"{name}.part", checkpoint_file(job.checkpoints or job.output, name)
     check_ledgers(parts, store_of(job, name), name)
-    return "as the earlier models know them"
+    return "agree with the earlier models"
 
 
 def _valid(certificate: bytes, name: str) -> str:
@@ -366,7 +366,7 @@ def _clock(member: Member) -> str:
         ahead = path.stat().st_mtime - now if path is not None and path.exists() else 0.0
         if ahead > CLOCK_SLACK:
             raise ConfigError(f"{path} was changed {ahead / 60:.0f} minutes in the future: set this machine's clock")
-    return f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC; certificates are checked by it"
+    return f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC; compared with the dates of certificates"
 
 
 def _expected(job: Job, name: str, table: Table | None, stated: Sizes | None) -> list[CheckFinding]:
@@ -384,6 +384,6 @@ def _expected(job: Job, name: str, table: Table | None, stated: Sizes | None) ->
         trees = (job.classes if job.classes > 2 else 1) * common.num_parallel_tree
         goes_on = job.from_model is not None
         share = expected_sides(codes, own.ciphers, common, trees, len(roles.owners), decided=goes_on)
-        said = f"sides of splits will tell {job.active} some {share:.2g} of the bins here for certain (docs/sealed.md)"
-        found.append(CheckFinding(f"{EXPECTED} sides", True, said, "counts what sides of its splits tell"))
+        said = f"sides of splits will show {job.active} about {share:.2g} of the bins here for certain (docs/sealed.md)"
+        found.append(CheckFinding(f"{EXPECTED} sides", True, said, "counts what sides of its splits show"))
     return found + ([_tried(f"{EXPECTED} store", partial(check_store, job, name, expected))] if expected.kept else [])

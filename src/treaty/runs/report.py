@@ -193,7 +193,7 @@ def learned_by(job: Job, roles: Roles, part: Any = None, psi: Psi | None = None)
         sides = (
             "which side each training row takes at every split of the earlier model, as in a prediction (from_model)"
         )
-        model = "that training goes on from an earlier model, and which of its own splits that uses (from_model)"
+        model = "that training continues an earlier model, and which of its own splits this model uses (from_model)"
         told = {who: [sides if who == job.active else model] for who in roles.owners}
         learned = {who: [*of, *told.get(who, [])] for who, of in learned.items()}
     if job.align is None:

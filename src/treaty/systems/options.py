@@ -256,8 +256,8 @@ _NOT_NEEDED = {
     **dict.fromkeys(("penalty", "l1_ratio"), "the penalty is on squared weights, and l2 says how much"),
     "fit_intercept": "there is always an intercept",
     "solver": "it belongs to the system: Pooled(solver=...), or protocol='quasi-newton' and protocol='sgd'",
-    "warm_start": "fit(..., xgb_model=MODEL) goes on from a finished model of trees",
-    **dict.fromkeys(("xgb_model", "init_model"), "only models of trees can go on from a finished one"),
+    "warm_start": "fit(..., xgb_model=MODEL) continues a finished model of trees",
+    **dict.fromkeys(("xgb_model", "init_model"), "only models of trees can be continued"),
     "monotone_constraints_method": "bounds are those of XGBoost",
     "feature_weights": "columns are drawn alike, colsample_bytree of them for each tree",
     **dict.fromkeys(
@@ -292,8 +292,8 @@ def check_test_key(options: Any) -> None:
     """Refuse keys for tests, `insecure_test_key_bits`, unless this party's own options consent to what is broken."""
     if options.insecure_test_key_bits is not None and not options.allow_insecure:
         raise ConfigError(
-            f"insecure_test_key_bits={options.insecure_test_key_bits}: expected allow_insecure=True beside it, at "
-            "every party, got False; whoever factors such a key reads what it encrypts: leave it out but in tests"
+            f"insecure_test_key_bits={options.insecure_test_key_bits}: expected allow_insecure=True with it, at "
+            "every party, got False; anybody who factors such a key reads what it encrypts: use it only in tests"
         )
 
 

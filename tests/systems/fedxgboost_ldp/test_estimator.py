@@ -198,7 +198,7 @@ def test_noisy_numbers_are_right_on_average_and_drawn_once(tmp_path):
 
 def test_what_does_not_suit_the_labels_is_refused_with_what_to_do(tmp_path):
     X, y = real_table("regression", rows=60)
-    with pytest.raises(ConfigError, match=r"take mechanism='target' and state in target_range=\(least, most\)"):
+    with pytest.raises(ConfigError, match=r"take mechanism='target' with target_range=\(least, most\)"):
         treaty.GBDTRegressor("fedxgboost-ldp").fit(cut(X, 2), y)
     with pytest.raises(ConfigError, match="the labels are classes: leave target_range out"):
         treaty.GBDTClassifier(FedXGBoostLDP(target_range=(0, 1))).fit(cut(X, 2), y > np.median(y))

@@ -353,16 +353,20 @@ def filled(array: Array, dtype: Any, value: Any) -> Array:
 
 
 GARBAGE: dict[str, tuple[str, Any, str]] = {
-    "rows in bins": ("SharedColumns", lambda m: first(m, n_rows=(7, *m.columns[0].n_rows[1:])), "sizes that were told"),
+    "rows in bins": (
+        "SharedColumns",
+        lambda m: first(m, n_rows=(7, *m.columns[0].n_rows[1:])),
+        "sizes that were announced",
+    ),
     "huge numbers": (
         "SharedColumns",
         lambda m: first(m, n_rows=(2**63, *m.columns[0].n_rows[1:])),
-        "sizes that were told",
+        "sizes that were announced",
     ),
-    "fewer columns": ("SharedColumns", lambda m: SharedColumns(m.columns[1:]), "sizes that were told"),
-    "a name twice": ("SharedColumns", lambda m: first(m, column=m.columns[1].column), "sizes that were told"),
-    "stability": ("SharedColumns", lambda m: first(m, psi=(0.1,)), "sizes that were told"),
-    "its bin": ("SharedColumns", lambda m: first(m, alone=True, missing=0), "sizes that were told"),
+    "fewer columns": ("SharedColumns", lambda m: SharedColumns(m.columns[1:]), "sizes that were announced"),
+    "a name twice": ("SharedColumns", lambda m: first(m, column=m.columns[1].column), "sizes that were announced"),
+    "stability": ("SharedColumns", lambda m: first(m, psi=(0.1,)), "sizes that were announced"),
+    "its bin": ("SharedColumns", lambda m: first(m, alone=True, missing=0), "sizes that were announced"),
     "shares": ("CountShares", lambda m: replace(m, shares=filled(m.shares, np.uint64, 5)), "counts of labels within"),
     "wide shares": ("CountShares", lambda m: replace(m, shares=filled(m.shares, np.uint64, 2**63)), "shares below 2"),
     "short shares": (

@@ -90,7 +90,7 @@ def forecast(
     """Forecast what noise costs: labels with noise are worth as much as fewer labels without."""
     own = options if epsilon is None else replace(options, epsilon=epsilon)
     if own.mode == "paper":
-        raise ConfigError("mode='paper' sends exact sums beside the noise, so that no epsilon holds: use mode='safe'")
+        raise ConfigError("mode='paper' sends exact sums next to the noise, so that no epsilon holds: use mode='safe'")
     noise, trees = noise_variance(own.noise_mechanism, own.noise_epsilon), 1
     if own.adds_noise:
         # each tree's noise is its own, and half of the trees average it out

@@ -47,25 +47,25 @@ class PassedShares(Message):
 
 
 _SUM_OF_ROWS = (
-    "nothing alone; with all others: of each bin of each column in each node the sum of gradients, sum of hessians and "
-    "number of rows, over all rows in the sum; and, while bins are sought, how many rows lie below trial values"
+    "nothing alone; with all others: for each bin of each column in each node, the sum of gradients, sum of hessians "
+    "and number of rows, over all rows in the sum; during the search for bins, how many rows lie below trial values"
 )
 
 
 @leaks_by(
     sum=(_SUM_OF_ROWS, "aggregated"),
     held_out=(
-        f"{_SUM_OF_ROWS}; after each round, how many of all rows kept back have which score and label",
+        f"{_SUM_OF_ROWS}; after each round, how many held-out rows have each score and label",
         "aggregated",
     ),
     noisy=(
-        "nothing alone; with all others: in each leaf of trees drawn at random the sums of gradients and of hessians, "
-        "over all rows in the sum; while bins are sought, how many rows lie between trial values; and, with "
-        "validation_fraction, how many of all rows kept back have which score and label",
+        "nothing alone; with all others: in each leaf of trees drawn at random, the sums of gradients and of hessians, "
+        "over all rows in the sum; during the search for bins, how many rows lie between trial values; and, with "
+        "validation_fraction, how many held-out rows have each score and label",
         "noisy",
     ),
     paper=(
-        "in every bin at every node the sums over the users of one domain, who may be a single one",
+        "in every bin at every node, the sums over the users of one domain, which may be a single user",
         "aggregated",
         'mode="safe"',
     ),

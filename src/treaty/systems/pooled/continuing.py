@@ -39,7 +39,7 @@ def check_start(system: System, own: SystemOptions, common: CommonOptions, *, go
     elif own.mode == "paper" and system.split == "columns":
         why = "the paper has no such training"
     if goes_on and why:
-        raise ConfigError(f"cannot go on from a finished model with protocol {own.system!r}: {why}")
+        raise ConfigError(f"cannot continue a finished model with protocol {own.system!r}: {why}")
 
 
 def after_model(
@@ -58,7 +58,7 @@ def after_model(
         "base_margin, or without": earlier.base_margin != (rows.base_margin is not None),
     }
     if fault := next((what for what, there in faults.items() if there), None):
-        raise ConfigError(f"cannot go on from a model with {fault}: train as the earlier model was trained")
+        raise ConfigError(f"cannot continue a model with {fault}: train as the earlier model was trained")
     if common.refreshes and common.most_rounds != earlier.rounds:
         raise ConfigError(
             f"expected n_estimators = {earlier.rounds}, all rounds of the earlier model, got {common.most_rounds}"
@@ -85,7 +85,7 @@ def part_after(inputs: RoleInput, party: str, model_id: str, n_records: int) -> 
         check_shown(earlier)
     if earlier.schema != inputs.rows.table.schema or len(earlier.splits) < n_records:
         raise ConfigError(
-            f"{party}: cannot go on from a model of other columns, or with {len(earlier.splits)} of {n_records} splits",
+            f"{party}: cannot continue a model of other columns, or with {len(earlier.splits)} of {n_records} splits",
             public="its part of the earlier model is of another table, or incomplete",
         )
     splits = copy.deepcopy(earlier.splits)

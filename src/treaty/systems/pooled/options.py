@@ -101,7 +101,7 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
         if self.refreshes and self.monotone_constraints:
             raise ConfigError(
                 "process_type='update' keeps the splits of the finished model, which need not be monotone on other "
-                "rows: leave monotone_constraints out, or train anew"
+                "rows: leave monotone_constraints out, or train a new model"
             )
         paper = own.mode == "paper"
         rounds, usual, rate = own.default_trees

@@ -183,8 +183,8 @@ def noisy_labels(
     assert epsilon is not None
     if ends is None and classes is None:
         raise ConfigError(
-            "mechanism='label_rr' randomises classes, and a regression has none: take mechanism='target' and state in "
-            "target_range=(least, most) between which numbers labels lie, from what is known without looking at them"
+            "mechanism='label_rr' randomises classes, and a regression has none: take mechanism='target' with "
+            "target_range=(least, most), the range of labels; choose it without looking at them"
         )
     if ends is not None and classes is not None:
         raise ConfigError(

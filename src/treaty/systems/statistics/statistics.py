@@ -218,7 +218,7 @@ def _take_columns(inputs: StatisticsInput, peer: str, size: StatisticsSizes) -> 
         and all(not of.alone or not counted or of.missing == len(of.n_rows or ()) - 1 for of in bins)
     )
     if not fits:
-        raise PeerProtocolError(peer, "expected columns of the sizes that were told", at="SharedColumns")
+        raise PeerProtocolError(peer, "expected columns of the sizes that were announced", at="SharedColumns")
     return bins
 
 

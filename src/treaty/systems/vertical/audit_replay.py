@@ -197,7 +197,7 @@ class _RunAudit:
         if TreeEnd in rest:
             self._verdict.notes.append(f"tree {self._tree} and those after it are not in the record of {active.party}")
         elif rest:
-            self._verdict.notes.append(f"tree {self._tree} was begun and not finished: it is not compared")
+            self._verdict.notes.append(f"tree {self._tree} started but did not finish: it is not compared")
 
     def _begun(self, passed: dict[int, RoundState]) -> RoundState:
         """Return what the run began with; Unsound unless that is the first margins, or those of an earlier run."""
