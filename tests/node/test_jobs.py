@@ -19,7 +19,7 @@ from treaty.node.job_views import describe, kept_for, verdict_on
 from treaty.node.policy import Policy
 from treaty.node.proposals import name_of
 from treaty.node.store import JobRow
-from treaty.node.usage import Budget, usage_of
+from treaty.node.usage import usage_of
 from treaty.node.web import registry
 from treaty.privacy.ledger import Ledger, LedgerEntry, model_job
 
@@ -57,26 +57,23 @@ def test_an_attempt_is_refused_where_others_have_spent_unless_an_earlier_one_has
 def test_budgets_are_counted_by_partner_and_disk_by_folder(shop):
     with_policy(shop, most_epsilon_total=1.0)
     settings = shop.jobs.settings
-    before = usage_of(settings, shop.store)
-    assert before.budgets == []
+    assert usage_of(settings, shop.store)["Privacy budget"] == {}
     at = shop.jobs.standings[shop.proposed(NOISY)]
     folder = ledger_folder(settings.data["rows"].store, "shop", "noise")
     ledger = Ledger(folder)
     ledger.spend([LedgerEntry("draw 1", model_job(name_of(at.job, at.row.id), "a" * 32), "bucket_rr", "x", 0.25)])
     ledger.spend([LedgerEntry("draw 2", "by hand", "bucket_rr", "x", 0.5)])
-    (found,) = usage_of(settings, shop.store).budgets
-    partners = [party for party in at.job.parties if party != "shop"]
-    assert found == Budget("rows", 0.75, 1.0, dict.fromkeys(sorted(partners), 0.25) | {"others": 0.5})
+    partners = "; ".join(f"with {party} 0.25" for party in sorted(at.job.parties) if party != "shop")
+    expected = f"a person has paid epsilon 0.75 of at most 1; {partners}; with others 0.5"
+    assert usage_of(settings, shop.store)["Privacy budget"] == {"rows": expected}
     models = Path(settings.folder) / "models" / "job"
     models.mkdir(parents=True)
-    (models / "shop.part").write_bytes(bytes(1000))
-    usage = usage_of(settings, shop.store)
-    assert usage.folders["models"] == 1000
-    assert usage.folders["stores"] > 0
-    assert usage.free > 0
+    (models / "shop.part").write_bytes(bytes(1_200_000))
+    disk = usage_of(settings, shop.store)["Disk"]
+    assert disk["models"] == "1.2 MB"
+    assert disk.keys() >= {"stores", "free"}
     (folder / "ledger").write_bytes(b"not a ledger")
-    (broken,) = usage_of(settings, shop.store).budgets
-    assert "ledger" in broken.fault
+    assert "ledger" in usage_of(settings, shop.store)["Privacy budget"]["rows"]
 
 
 @pytest.mark.parametrize("rule", ["most_epsilon", "most_epsilon_total"])

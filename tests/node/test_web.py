@@ -23,7 +23,6 @@ from treaty.errors import ConfigError
 from treaty.node import web
 from treaty.node.job_views import JobView, Progress
 from treaty.node.store import JobRow, Store
-from treaty.node.usage import Budget, Usage
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>&amp;"
 RUNNING = list(TITLES)[1]
@@ -43,7 +42,7 @@ def client(store):
 
 def test_the_page_shows_jobs_by_what_is_to_be_done(client):
     sections = Parsed(client.get("/").text).sections
-    assert list(sections) == ["to-approve", "under-way", "ended", "models", "budget", "disk", "peers"]
+    assert list(sections) == ["to-approve", "under-way", "ended", "models", "peers"]
     asked = sections["to-approve"]
     for said in (
         TITLES["01" * 16],
@@ -104,19 +103,13 @@ def test_a_waiting_proposal_has_the_commands_to_copy(store, fine):
 
 
 def test_disk_and_budgets_are_shown(store):
-    budgets = [
-        Budget("payments", 3.0, 10.0, {"bank": 2.0, "telco": 1.0}),
-        Budget("visits", 0.5, None, {}),
-        Budget("lost", 0.0, 1.0, {}, "the ledger is damaged"),
-    ]
-    usage = Usage(free=5_000_000_000, folders={"models": 1_200_000, "logs": 800}, budgets=budgets)
+    usage = {"Privacy budget": {"payments": "a person has paid epsilon 3", HOSTILE: HOSTILE}, "Disk": {}}
     with TestClient(web.app(store, "clinic", describe, usage=lambda: usage), base_url="http://localhost") as client:
         text = client.get("/").text
     sections = Parsed(text).sections
-    assert "payments a person has paid epsilon 3 of at most 10 with bank: 2 with telco: 1" in sections["budget"]
-    assert "visits a person has paid epsilon 0.5 lost the ledger is damaged" in sections["budget"]
-    assert sections["disk"].strip() == "Disk models 1.2 MB logs 800 Bytes"
-    assert "5.0 GB of disk free" in text
+    assert sections["privacy-budget"].startswith("Privacy budget payments a person has paid epsilon 3 <script>")
+    assert sections["disk"] == "Disk There is no entry. "
+    assert "<script" not in text
 
 
 def test_the_page_is_shown_anew_until_somebody_wants_it_as_it_is(client):

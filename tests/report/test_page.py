@@ -29,7 +29,7 @@ def test_names_that_others_chose_stay_names():
     for section in set(SECTIONS) - {"roc", "calibration", "timeline"}:
         assert "<script>" in found.sections[section], f"{section} does not show the name at all"
     drawn = [dict(of).get("aria-label") or "" for tag, of in found.tags if tag == "svg"]
-    assert len(drawn) == 7
+    assert len(drawn) == 6
     assert shortened(HOSTILE).count("\n") == 0
     assert len(shortened("x" * 500)) == 36
 
@@ -130,7 +130,7 @@ def test_a_browser_opens_it_without_a_word_and_asks_nobody(tmp_path):
     seen = opened(out)
     assert seen.console == []
     assert seen.hosts <= own
-    assert seen.document.count("<svg") == 7
+    assert seen.document.count("<svg") == 6
 
 
 @WITH_BROWSER

@@ -22,7 +22,7 @@ from treaty.errors import ConfigError, DataError
 from treaty.files import read_json, write_json
 from treaty.report.contents import contents_of_run, read_run, read_scores
 from treaty.report.page import _TITLES, page
-from treaty.report.verdict import verdict_of
+from treaty.report.verdict import verdict
 from treaty.runs.job_files import load_job
 from treaty.runs.local_checks import check_own
 from treaty.runs.report import FORMAT, Report, report_file
@@ -111,8 +111,8 @@ def test_the_active_partys_own_columns_are_trained_on_for_comparison(job, tmp_pa
     assert all(of.alone == {} for name, of in reports.items() if name != "a")
     shown = contents_of_run(Path(job.output), reports, viewer)
     ours = reports["a"].losses["eval_0"][-1]
-    verdict = verdict_of(shown)
-    assert f"loss is {ours:.4g} with them and {expected[-1]:.4g} without" in verdict.sentences[-1]
+    said = [sentence for _, sentence in verdict(shown)]
+    assert f"loss is {ours:.4g} with them and {expected[-1]:.4g} without" in said[-1]
     assert "have no labels" not in page(shown)
     assert contents_of_run(Path(job.output), reports, "b").absent["alone"] == "b has no labels to train on."
 
@@ -121,7 +121,7 @@ def test_a_job_ends_well_without_the_comparison(tmp_path, monkeypatch, caplog):
     def fails(inputs):
         raise DataError("its columns are odd")
 
-    monkeypatch.setattr("treaty.runs.own_columns.train", fails)
+    monkeypatch.setattr("treaty.runs.party.train", fails)
     job = played_job(tmp_path, "secureboost")
     _, reports, viewer = read_run(Path(job.output))
     assert "a: no model of its own columns alone to compare with: its columns are odd" in caplog.text
@@ -311,7 +311,7 @@ def test_the_demo_writes_a_report_beside_the_pooled_table(tmp_path):
     assert "wrote" in done.stdout
     text = out.read_text()
     assert ">pooled</text>" in text
-    assert text.count("<svg") == 7
+    assert text.count("<svg") == 6
     with pytest.raises(ConfigError, match="there is no folder"):
         CliRunner().invoke(app, ["demo", "--report", str(tmp_path / "no" / "x.html")], catch_exceptions=False)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from html_pages import Parsed
-from treaty.report.contents import OWN, POOLED, Contents, Curve, ModelScores
+from treaty.report.contents import OWN, Contents, Curve, ModelScores
 from treaty.report.page import page
-from treaty.report.verdict import verdict_of
+from treaty.report.verdict import figures, verdict
 
 
 def contents(**fields) -> Contents:
@@ -15,7 +15,7 @@ def contents(**fields) -> Contents:
 
 
 def scored(metric: str, *, by_chance: bool = False, **values: float) -> Contents:
-    models = {{"ours": "this model", "alone": OWN, "pooled": POOLED}[name]: {metric: of} for name, of in values.items()}
+    models = {{"ours": "this model", "alone": OWN}[name]: {metric: of} for name, of in values.items()}
     return contents(scores=ModelScores(of="80 rows", values=models, by_chance=by_chance))
 
 
@@ -32,8 +32,6 @@ def scored(metric: str, *, by_chance: bool = False, **values: float) -> Contents
         (scored("AUC", ours=0.55), "bad", "hardly separates the classes: AUC is 0.55; 0.5 is guessing."),
         (scored("AUC", ours=0.9), "good", "The model separates the classes"),
         (scored("R²", ours=0.01), "bad", "hardly predicts the numbers"),
-        (scored("AUC", ours=0.9, pooled=0.9), "good", "as good as one trained on the pooled table"),
-        (scored("AUC", ours=0.8, pooled=0.9), "good", "has AUC 0.9: this model is worse."),
         (contents(curves=[Curve("e", "loss", [0.6, 0.3])]), "good", "loss on e is 0.6 after the first round and 0.3"),
         (contents(curves=[Curve("e", "auc", [0.9, 0.6])]), "bad", "did not learn: auc on e is 0.9 after"),
         (contents(curves=[Curve("e", "loss", [0.6, 0.7])]), "bad", "did not learn"),
@@ -43,11 +41,9 @@ def scored(metric: str, *, by_chance: bool = False, **values: float) -> Contents
     ],
 )
 def test_a_verdict_in_words(found, state, said):
-    verdict = verdict_of(found)
-    assert verdict.state == state
-    assert any(said in sentence for sentence in verdict.sentences), verdict.sentences
+    assert [shown for shown, sentence in verdict(found) if said in sentence] == [state]
     text = page(found)
-    assert ("div", {"class": f"verdict {state}"}) in Parsed(text).tags
+    assert ("p", {"class": f"verdict {state}"}) in Parsed(text).tags
     assert text.index('class="verdict') < text.index("<main>")
 
 
@@ -58,16 +54,15 @@ def test_of_eval_sets_the_round_that_was_kept_counts():
         Curve("e", "loss", [0.1], pooled=True),
         Curve(f"e, {OWN}", "loss", [0.6, 0.55, 0.58], alone=True),
     ]
-    kept, last = (verdict_of(contents(curves=curves, best=best)) for best in (2, None))
-    assert "loss is 0.4 with them and 0.55 without" in kept.sentences[1]
-    assert "loss is 0.5 with them and 0.58 without" in last.sentences[1]
+    kept, last = (list(verdict(contents(curves=curves, best=best))) for best in (2, None))
+    assert "loss is 0.4 with them and 0.55 without" in kept[1][1]
+    assert "loss is 0.5 with them and 0.58 without" in last[1][1]
 
 
 def test_nothing_known_has_no_verdict():
-    verdict = verdict_of(contents())
-    assert (verdict.state, verdict.sentences, verdict.figures) == ("", [], [])
+    assert [*verdict(contents()), *figures(contents())] == []
 
 
 def test_figures_are_of_the_slowest_party_and_all_bytes():
     found = contents(seconds={"a": {"x": 1.0}, "b": {"x": 1.0, "y": 2.0}}, sent={"a -> b": {"bytes": 2_000_000}})
-    assert verdict_of(found).figures == [("3.0 s", "training"), ("2.00 MB", "sent")]
+    assert list(figures(found)) == [("3.0 s", "training"), ("2.00 MB", "sent")]

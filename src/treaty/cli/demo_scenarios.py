@@ -156,11 +156,6 @@ class Scenario:
         fits = is_target(self.y) or len(np.unique(labels)) == len(np.unique(self.y))
         return clone(self.pooled).fit(table, labels) if fits else None
 
-    def rows_alone(self, party: str, index: NDArray[np.intp]) -> Any:
-        """Return some rows, as `predict` of a model on the party's own data takes them."""
-        rows = self.rows_of(index)
-        return rows[party] if isinstance(rows, Mapping) else rows
-
 
 def _models(options: SystemOptions, y: NDArray[Any], trees: int, played: dict[str, Any]) -> dict[str, Any]:
     """Return the model for these labels, and one for the pooled table with as many bins."""

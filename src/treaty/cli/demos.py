@@ -211,7 +211,8 @@ def _scores(scenario: Scenario, system: System, ours: NDArray[np.float64]) -> Gr
     add_scores(grid, "Treaty, pooled" if alone else f"Treaty, {system.name}, nothing pooled", y[test], ours)
     for name in scenario.alone:
         if (model := scenario.model_alone(name)) is not None:
-            add_scores(grid, f"Treaty, {name} alone", y[test], _predicted(model, scenario.rows_alone(name, test)))
+            rows = scenario.rows_of(test)[name] if scenario.aligned else scenario.rows_of(test)
+            add_scores(grid, f"Treaty, {name} alone", y[test], _predicted(model, rows))
         else:
             grid.add_row(f"Treaty, {name} alone: lacks a class", "-", "-")
     if not alone:

@@ -34,7 +34,7 @@ from treaty.report.contents import (
     Spread,
     scores_of_classes,
     scores_of_numbers,
-)
+)  # fmt: skip
 from treaty.runs.report import importances_of, versions
 from treaty.runs.threads import active_of
 from treaty.systems import Model, find_system
@@ -208,22 +208,23 @@ def _labels(model: Any, y: Any, viewer: str, n_rows: int) -> NDArray[np.float64]
 
 def _scores(model: Any, pooled: Any, alone: Any, X: Any, labels: NDArray[np.float64]) -> ModelScores:
     predicted = {name: _predicted(each, X) for name, each in ((OURS, model), (POOLED, pooled)) if each is not None}
-    found = _scores_of(model, predicted, labels)
-    if alone is None:
-        return found
-    if hasattr(model, "columns_by_party_"):
-        X = model._by_party(X, model._chosen()[0], reset=False)
-    own = _predicted(alone, X[active_of(model.parts_)] if isinstance(X, Mapping) else X)
-    beside = _scores_of(model, {OWN: own}, labels)
-    # lines of more than two classes have the classes' names
-    roc = [*found.roc, *beside.roc] if len(getattr(model, "classes_", ())) == 2 else found.roc
-    better = _row_losses(own, labels) - _row_losses(predicted[OURS], labels)
-    by_chance = bool(abs(better.mean()) < 2.0 * better.std() / math.sqrt(len(better)))
-    return replace(found, values={**found.values, **beside.values}, roc=roc, by_chance=by_chance)
+    of, other = f"{len(labels)} rows", "" if pooled is None else POOLED
+    by_chance = False
+    if alone is not None:
+        if hasattr(model, "columns_by_party_"):
+            X = model._by_party(X, model._chosen()[0], reset=False)
+        predicted[OWN] = _predicted(alone, X[active_of(model.parts_)] if isinstance(X, Mapping) else X)
+        better = _row_losses(predicted[OWN], labels) - _row_losses(predicted[OURS], labels)
+        by_chance = bool(abs(better.mean()) < 2.0 * better.std() / math.sqrt(len(better)))
+    if is_classifier(model):
+        found = scores_of_classes(of, labels.astype(np.intp), predicted, model.classes_.tolist(), other)
+    else:
+        means = getattr(model, "objective", None) != "quantile"
+        found = scores_of_numbers(of, labels, predicted, other, means=means)
+    return replace(found, by_chance=by_chance)
 
 
 def _predicted(model: Any, X: Any) -> NDArray[np.float64]:
-    """Return probabilities of classes (n_rows, n_classes), or predicted numbers (n_rows,)."""
     return np.asarray(model.predict_proba(X) if is_classifier(model) else model.predict(X), np.float64)
 
 
@@ -233,15 +234,6 @@ def _row_losses(predicted: NDArray[np.float64], labels: NDArray[np.float64]) -> 
         return np.square(labels - predicted)
     p = predicted[np.arange(len(labels)), labels.astype(np.intp)]
     return np.asarray(-np.log(np.maximum(p, 1e-15)))
-
-
-def _scores_of(model: Any, predicted: Mapping[str, NDArray[np.float64]], labels: NDArray[np.float64]) -> ModelScores:
-    """Return the scores of predictions by models like `model`, by name."""
-    of, other = f"{len(labels)} rows", POOLED if POOLED in predicted else ""
-    if is_classifier(model):
-        return scores_of_classes(of, labels.astype(np.intp), predicted, model.classes_.tolist(), other)
-    means = getattr(model, "objective", None) != "quantile"
-    return scores_of_numbers(of, labels, predicted, other, means=means)
 
 
 def _importances(model: Any, viewer: str, known: set[str]) -> dict[str, Any]:

@@ -42,7 +42,6 @@ from treaty.node.job_views import JobView
 from treaty.node.proposals import Verb
 from treaty.node.settings import LOCAL, asks_for, is_loopback
 from treaty.node.store import FINAL, TRANSITIONS, JobRow, Store
-from treaty.node.usage import Usage
 from treaty.report.page import templates
 
 # Seconds after which a connection without progress is closed; at most twice as many.
@@ -50,6 +49,8 @@ IDLE = 60.0
 # Ended jobs on the page.
 ENDED = 20
 _CONNECTIONS = 100
+# By title, lines by name.
+Usage = Mapping[str, Mapping[str, str]]
 _LOOKS = {
     "proposed": "wait", "approved": "busy", "queued": "busy", "running": "busy", "waiting": "wait",
     "finished": "good", "failed": "bad", "rejected": "bad", "cancelled": "dim",
@@ -71,7 +72,7 @@ def page_template() -> tuple[Template, str]:
 
 
 def app(
-    store: Store, name: str, describe: Callable[[JobRow], JobView], *, usage: Callable[[], Usage] = Usage,
+    store: Store, name: str, describe: Callable[[JobRow], JobView], *, usage: Callable[[], Usage] = dict,
     node: str = "node.toml", hosts: Collection[str] | None = LOCAL,
 ) -> ASGIApp:  # fmt: skip
     """Return the application: ``/``, ``/jobs/ID``, ``/metrics`` and ``/health``, for GET alone.

@@ -46,14 +46,10 @@ class Curve:
     values: Sequence[float]
     # of the same model trained on one table, for comparison
     pooled: bool = False
-    # of the same model trained on the own columns alone; the name says so
+    # of the same model trained on own data only; its name ends with `OWN`
     alone: bool = False
     # after which rounds, if not after each
     at: Sequence[int] = ()
-
-    def is_beside(self, other: Curve) -> bool:
-        """Whether a curve of own columns alone is of the same rows and metric as `other`."""
-        return self.metric == other.metric and self.name == f"{other.name}, {OWN}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +161,8 @@ def scores_of_classes(
         values[name] = found
         is_pooled = name == pooled
         for number in numbers[:_MOST_CLASSES] if several else [1]:
-            if 0 < np.count_nonzero(y == number) < len(y):
+            # lines of several classes have the classes' names
+            if 0 < np.count_nonzero(y == number) < len(y) and not (several and name == OWN):
                 line = f"{classes[number]} against the rest" if several else _line(name, by_model, pooled)
                 false, true, _ = metrics.roc_curve(y == number, p[:, number])
                 at = np.unique(np.linspace(0, len(false) - 1, _MOST_POINTS).round().astype(int))
@@ -385,11 +382,10 @@ def _absent(
 
 def _no_contributions(own: Report) -> str:
     """Return why a run has none: `treaty explain` computes them, if the system can."""
-    options = own.options
     with suppress(ConfigError):  # a system of another version, or code that is not trusted
-        if reason := find_system(str(options.get("protocol"))).cannot.get("explain"):
+        if reason := find_system(str(own.options.get("protocol"))).cannot.get("explain"):
             return f"{reason[:1].upper()}{reason[1:]}."
-    if options.get("membership") == "hidden" or options.get("inference") == "shared":
+    if own.options.get("membership") == "hidden" or own.options.get("inference") == "shared":
         return "The job hides the decisions of trees, of which contributions are made. No command computes them."
     return "A run stores no rows. The command treaty explain computes what columns add to each row."
 

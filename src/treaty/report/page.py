@@ -24,7 +24,7 @@ from treaty.errors import ConfigError
 from treaty.files import write_whole
 from treaty.messaging.transcript import Timeline
 from treaty.report.contents import Contents, Curve, Points, Section, Spread
-from treaty.report.verdict import verdict_of
+from treaty.report.verdict import figures, verdict
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -97,7 +97,7 @@ def write_page(path: str | Path, contents: Contents) -> None:
 def page(of: Contents) -> str:
     """Return a report as HTML."""
     return templates().get_template("report.html").render(
-        of=of, verdict=verdict_of(of), titles=_TITLES, half=_HALF, figures=dict(_figures(of)),
+        of=of, verdict=verdict(of), main=list(figures(of)), titles=_TITLES, half=_HALF, figures=dict(_figures(of)),
         now=f"{datetime.now(UTC):%Y-%m-%d %H:%M UTC}",
         rows={"scores": _score_rows(of), "messages": _message_rows(of.sent), "seconds": _second_rows(of.seconds)},
     )  # fmt: skip
@@ -115,8 +115,6 @@ def _figures(of: Contents) -> Iterator[tuple[Section, list[str]]]:
         yield "importances", [importances(of.importances)]
     if of.shap:
         yield "shap", [shap(of.shap, of.shap_of)]
-    if of.seconds:
-        yield "seconds", [seconds(dict(list(of.seconds.items())[:_MOST_ROWS]))]
     if of.timeline is not None:
         yield "timeline", [timeline(of.timeline)]
 
@@ -274,22 +272,6 @@ def timeline(of: Timeline) -> str:
         axes.grid(visible=False, axis="x")
 
     return _drawn(draw, f"Megabytes sent over time, of {', '.join(shown)}")
-
-
-def seconds(of: Mapping[str, Mapping[str, float]]) -> str:
-    """Return the seconds of each phase, a bar for each party."""
-    phases = list(dict.fromkeys(phase for by_phase in of.values() for phase in by_phase))
-
-    def draw(axes: Axes) -> None:
-        left = np.zeros(len(of))
-        for number, phase in enumerate(phases):
-            lengths = np.array([by_phase.get(phase, 0.0) for by_phase in of.values()])
-            axes.barh(range(len(of)), lengths, left=left, color=_colour(number), label=shortened(phase))
-            left = left + lengths
-        axes.set_xlabel("seconds")
-        _name_rows(axes, [party or "all" for party in of])
-
-    return _drawn(draw, f"Seconds by phase: {', '.join(phases)}", height=1.1 + 0.3 * len(of))
 
 
 def arrow(pair: str) -> str:

@@ -10,9 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from treaty.cluster.shards import Shards, opened
 from treaty.data.reading import write_predictions
-from treaty.errors import ConfigError, DataError, PeerAborted, PeerLost, PeerTimeout
+from treaty.errors import ConfigError, DataError, PeerAborted, PeerLost, PeerTimeout, TreatyError
+from treaty.files import read_json, write_json
 from treaty.machine.process import cores
 from treaty.messaging.certificates import Signer, check_certificate, load_certificate, load_identity
 from treaty.messaging.party import Party
@@ -24,14 +27,14 @@ from treaty.runs.connecting import connected, put_in_place, staged_file, wait_un
 from treaty.runs.job import FITTED, Job, store_of
 from treaty.runs.job_files import check_training, cluster_of
 from treaty.runs.local_checks import check_cheaply
-from treaty.runs.own_columns import add_own_columns
 from treaty.runs.records import begin_record, write_record
-from treaty.runs.report import report_file, write_report
+from treaty.runs.report import FORMAT, Report, losses_of, report_file, write_report
 from treaty.runs.rows import TrainingTables, earlier_part, joined_in, order_file, read_by_column, read_by_row
 from treaty.runs.table_files import FileRead, read_ahead, read_to_predict
 from treaty.runs.threads import RunTerms
-from treaty.systems.observers import Observer, play_role
-from treaty.systems.pooled.system import why_no_split
+from treaty.systems.observers import Observer, Observers, play_role
+from treaty.systems.pooled.options import BoostingOptions, Pooled
+from treaty.systems.pooled.system import train, why_no_split
 from treaty.systems.system import AuditFolder, Phase, Progress, RoleInput, System
 from treaty.systems.vertical.audit_record import keep_for_audit
 
@@ -213,8 +216,30 @@ def _keep_result(job: Job, inputs: RoleInput, result: Any, tables: TrainingTable
         raise
     # nobody waits any more; an estimator has no use for the report
     if name == job.active and not job.by_row and job.label != FITTED:
-        add_own_columns(report_file(job, name), inputs)
+        _add_own_columns(report_file(job, name), inputs)
     return part
+
+
+def _add_own_columns(report: Path, inputs: RoleInput) -> None:
+    """Add to a report the metrics of eval sets by round of trees on own columns alone, if those can be trained.
+
+    They need eval sets, own columns and exact labels, and do not go on from another model.
+    """
+    common, name = inputs.common, inputs.party.name
+    if not isinstance(common, BoostingOptions) or not inputs.eval_sets or inputs.part is not None:
+        return
+    if inputs.options.label_epsilon is not None or not inputs.rows.table.schema.names:
+        return
+    own = {"monotone_constraints": dict(inputs.directions) or None, "interaction_constraints": None}
+    alone = replace(
+        inputs, options=Pooled(), common=msgspec.structs.replace(common, **own), keeper=None, observers=Observers()
+    )
+    try:
+        losses = losses_of(train(alone))
+    except TreatyError as error:  # the job has ended well all the same
+        logger.warning("%s: no model of its own columns alone to compare with: %s", name, error)
+        return
+    write_json(report, msgspec.structs.replace(read_json(report, Report, FORMAT, name), alone=losses), FORMAT, name)
 
 
 def how_to_resume(job: Job, name: str) -> str:
