@@ -57,10 +57,7 @@ def contents_of(
     viewer = active_of(model.parts_)
     # The parties whose columns may be named.
     known = willing(model.parts_, consent) | {viewer}
-    _check_given(model, X, y)
-    for name, other in (("pooled", pooled), ("alone", alone)):
-        if other is not None:
-            _check_other(model, name, other)
+    _check_given(model, X, y, {"pooled": pooled, "alone": alone})
     system, own, common = model._settings(random_state=None)
     rows = None if X is None else model._matched(X, y=y)
     labels = None if y is None or rows is None else _labels(model, y, viewer, next(iter(rows.values())).n_rows)
@@ -91,22 +88,21 @@ def contents_of(
     return contents if rows is None else _with_shap(contents, model, X, rows, viewer, known)
 
 
-def _check_given(model: Any, X: Any, y: Any) -> None:
+def _check_given(model: Any, X: Any, y: Any, others: Mapping[str, Any]) -> None:
     if y is not None and X is None:
         raise ConfigError("expected the tables that y are the labels of, got y alone: report(path, X, y)")
     if y is not None and model._model == "trees" and forest_of(list(model.parts_.values())).objective.takes == "groups":
         raise ConfigError("a ranking has no ROC or calibration: expected report(path, X), got y; give fit an eval_set")
-
-
-def _check_other(model: Any, name: str, other: Any) -> None:
-    """Raise ConfigError unless another estimator, the argument of this name, can be compared with the model."""
-    if not hasattr(other, "_settings"):
-        raise ConfigError(f"expected {name} to be an estimator of Treaty, got {type(other).__name__}")
-    check_is_fitted(other, "parts_")
-    if is_classifier(other) != is_classifier(model) or other._model != model._model:
-        raise ConfigError(f"expected {name} to be a {type(model).__name__}, got a {type(other).__name__}")
-    if is_classifier(model) and list(other.classes_) != list(model.classes_):
-        raise ConfigError(f"expected {name} to be trained on the same classes")
+    for name, other in others.items():
+        if other is None:
+            continue
+        if not hasattr(other, "_settings"):
+            raise ConfigError(f"expected {name} to be an estimator of Treaty, got {type(other).__name__}")
+        check_is_fitted(other, "parts_")
+        if is_classifier(other) != is_classifier(model) or other._model != model._model:
+            raise ConfigError(f"expected {name} to be a {type(model).__name__}, got a {type(other).__name__}")
+        if is_classifier(model) and list(other.classes_) != list(model.classes_):
+            raise ConfigError(f"expected {name} to be trained on the same classes")
 
 
 def _facts(model: Any) -> Iterator[str]:

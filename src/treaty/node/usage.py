@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
 
 from treaty.errors import ConfigError
@@ -44,7 +43,7 @@ def _size(folder: Path) -> int:
 
 def _paid(settings: Settings, store: Store, ledger: Path, limit: str) -> str:
     """Describe what a person of a table has paid in all, and in the jobs of each partner."""
-    entries = _entries(ledger, ledger.stat().st_mtime_ns)
+    entries = read_ledger(ledger.parent)
     # the name of a job in ledgers ends with the first letters of its id
     peers = {row.id[:16]: known[1].parties for row in store.jobs() if (known := readable(row)) is not None}
     shares: dict[str, list[LedgerEntry]] = {}
@@ -53,9 +52,3 @@ def _paid(settings: Settings, store: Store, ledger: Path, limit: str) -> str:
             shares.setdefault(peer, []).append(entry)
     each = [f"with {peer} {per_person(of):.4g}" for peer, of in sorted(shares.items()) if peer != settings.name]
     return "; ".join([f"a person has paid epsilon {per_person(entries):.4g}{limit}", *each])
-
-
-@lru_cache(64)
-def _entries(ledger: Path, changed: int) -> list[LedgerEntry]:
-    # the page is refreshed every few seconds, and jobs lock their ledger
-    return read_ledger(ledger.parent)

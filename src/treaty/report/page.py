@@ -150,18 +150,10 @@ def _amounts(totals: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _second_rows(seconds: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
-    """Return the headings, then a row for each phase, or, of more than three parties, for each party."""
-    if not seconds:
-        return []
+    """Return the headings, then a row for each party."""
     phases = dict.fromkeys(phase for by_phase in seconds.values() for phase in by_phase)
-
-    def cell(party: str, phase: str) -> str:
-        return f"{seconds[party][phase]:.2f}" if phase in seconds[party] else ""
-
-    if len(seconds) > 3:
-        return [["", *phases], *([party, *(cell(party, phase) for phase in phases)] for party in seconds)]
-    names = [party or "seconds" for party in seconds]
-    return [["", *names], *([phase, *(cell(party, phase) for party in seconds)] for phase in phases)]
+    rows = {party: [f"{of[phase]:.2f}" if phase in of else "" for phase in phases] for party, of in seconds.items()}
+    return [["", *phases], *([party or "all", *cells] for party, cells in rows.items())] if rows else []
 
 
 def curves(of: Sequence[Curve], unit: str, best: int | None) -> list[str]:
