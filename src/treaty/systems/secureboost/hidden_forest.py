@@ -37,8 +37,8 @@ _WALKED_AT_ONCE = 1 << 20  # rows of all trees together
 
 
 @leaks(
-    "as the job's first passive party, how many trees there are, and at which nodes its own splits and those of other "
-    "passive parties are",
+    "as the job's first passive party, how many trees there are, and at which nodes its own splits and other passive "
+    "parties' splits are",
     "exact",
 )
 class HiddenForest(Message):

@@ -93,7 +93,7 @@ class InformationValues(Message):
 
 
 @leaks(
-    "the correlations, to seven digits, of the sender's numeric columns with those of the other parties, and with "
+    "the correlations, to seven digits, of the sender's numeric columns with the other parties' columns and with "
     "each other",
     "aggregated",
     "correlation",

@@ -20,7 +20,7 @@ from treaty.systems.vertical.cipher_options import CipherOptions
 
 SECUREBOOST = "arXiv 1901.08755"
 _WHO = "docs/secureboost.md, Who learns what"
-SIDES = "docs/sealed.md, What splits tell"
+SIDES = "docs/sealed.md, What splits reveal"
 
 # ---------------------------------------------------------------- decisions and predictions
 
@@ -256,7 +256,7 @@ def told_by_sets(common: BoostingOptions) -> list[str]:
 def _shown_by_sides(shares: Mapping[str, float]) -> str:
     """Return how much of each passive party's bins sides of splits revealed, if counted, in words."""
     if not shares:
-        return "more with each of their splits (docs/sealed.md, What splits tell). Each of them keeps a count"
+        return "more with each of their splits (docs/sealed.md, What splits reveal). Each of them keeps a count"
     each = ", ".join(f"{share:.2g} of {name}'s" for name, share in shares.items())
     return f"{each}, by their count over this and earlier jobs"
 
