@@ -24,6 +24,7 @@ from treaty.systems.observers import Observer
 from treaty.systems.secureboost import secureboost
 from treaty.systems.secureboost.hidden_forest import HiddenForest, read_forest
 from treaty.systems.secureboost.hidden_setup import joint_seed
+from treaty.systems.secureboost.hidden_training import HiddenStart, HiddenTree
 from treaty.systems.system import LabelledRows
 from treaty.systems.vertical import messages
 from treaty.systems.vertical.sealed import compute
@@ -176,6 +177,28 @@ def test_in_a_training_nobody_else_has_lines() -> None:
     message = HiddenForest(Array.of(np.array([[0, 4, 5]], np.int32)), Array.of(np.zeros(2, np.bool_)), further=further)
     with pytest.raises(PeerProtocolError, match="expected records below 5"):
         read_forest(message, "p0", 5)
+
+
+def test_a_new_training_has_no_splits_of_earlier_rounds() -> None:
+    tables, y = tables_and_labels(2, rows=60)
+    SEEN.clear()
+    roles = roles_of(tables, y, HIDDEN)
+    honest, forest = roles["p0"], HiddenForest(Array.of(np.full((1, 3), 8, np.int32)), Array.of(np.ones(2, np.bool_)))
+
+    def role(party: Any) -> Any:
+        send = party.send
+
+        def sending(to: str, message: Any) -> None:
+            if isinstance(message, HiddenStart):
+                message = replace(message, rounds=1, records=9)
+            send(to, forest if isinstance(message, HiddenTree) else message)
+
+        party.send = sending
+        return honest(party)
+
+    with pytest.raises(PeerError):
+        play_training(tables, y, replace={**roles, "p0": role})
+    assert "expected records below 0" in str(SEEN["p1"])
 
 
 @pytest.mark.parametrize(("sets", "rows"), [(1, 60), (3, 100)])

@@ -338,7 +338,7 @@ def train_passive(inputs: RoleInput[SecureBoost]) -> ModelPart:
     margins, transfers, splits = np.zeros((len(ends), n_rows), np.uint32), ends[0].transfers, follower.part.splits
     eval_sets = [EvalRows(of.table, transfers, splits, inputs.threads) for of in inputs.eval_sets]
     if start.rounds:
-        shared = read_forest(party.receive(active, HiddenForest), active, start.records, len(ends))
+        shared = read_forest(party.receive(active, HiddenForest), active, len(splits), len(ends))
         own = partial(decide_rows, splits, inputs.rows.table, inputs.threads)
         if (shared.outputs, shared.nbytes) != (len(ends), WEIGHT_BYTES):
             raise PeerProtocolError(active, f"expected trees of {len(ends)} outputs, in whole units", at="HiddenForest")
