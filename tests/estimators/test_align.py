@@ -141,7 +141,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = {
     "one table": ({"bank": ALL["bank"]}, {}, ConfigError, "at least two"),
     "unknown active": (ALL, {"active": "club2"}, ConfigError, "expected active"),
     "column for some": (ALL, {"on": {"bank": "id"}}, ConfigError, "expected `on`"),
-    "no such column": (ALL, {"on": "key"}, DataError, "bank: expected a column 'key'"),
+    "no such column": (ALL, {"on": "key"}, DataError, "bank: expected a column 'key' of ids, got .*on={'bank': NAME"),
     "an array": ({**ALL, "bank": np.zeros((3, 2))}, {}, DataError, "bank: expected a dataframe in memory, got ndarray"),
     "lazy": ({**ALL, "shop": ALL["shop"].lazy()}, {}, DataError, "shop: expected a dataframe in memory"),
     "unknown option": (ALL, {"normalise": ["upper"]}, ConfigError, "expected normalise"),

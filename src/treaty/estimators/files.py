@@ -389,8 +389,10 @@ def _frame(table: Any, column: str, party: str) -> nw.DataFrame[Any] | FileTable
     if not isinstance(frame, nw.DataFrame | FileTable):
         lazy = "; call .collect() first" if isinstance(frame, nw.LazyFrame) else ""
         raise DataError(f"{party}: expected a dataframe in memory, got {type(table).__name__}{lazy}")
-    if column not in (frame.column_names if isinstance(frame, FileTable) else frame.columns):
-        raise DataError(f"{party}: expected a column {column!r} of ids, got a table without it")
+    names = frame.column_names if isinstance(frame, FileTable) else frame.columns
+    if column not in names:
+        each = f"on={{{party!r}: NAME, ...}} names one for each party"
+        raise DataError(f"{party}: expected a column {column!r} of ids, got {', '.join(names)}; {each}")
     return frame
 
 
