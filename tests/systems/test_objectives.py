@@ -30,6 +30,7 @@ LOSSES = {
     "gamma": {"objective": "gamma", "base_score": 7.0},
     "huber": {"objective": "huber", "base_score": 7.0, "huber_slope": 2.0},
     "quantile": {"objective": "quantile", "base_score": 7.0, "quantile_alpha": 0.8},
+    "steps": {"objective": "squared_error_steps", "base_score": 7.0},
     "limited": {"max_delta_step": 0.5, "base_score": 7.0},
 }
 

@@ -15,14 +15,17 @@ from treaty.errors import ConfigError, DataError
 from treaty.trees.losses import BLOCK, Logistic
 from treaty.trees.number_losses import Quantile, SquaredError
 from treaty.trees.objectives import LOSSES, by_xgboost_name, loss_class, make_objective
+from treaty.trees.splits import SplitRules
 
 KINDS = [name for name, kind in LOSSES.items() if kind.takes != "groups" and name != "custom"]
-SMOOTH = [name for name in KINDS if name not in ("quantile", "logistic_pieces", "pieces_of_classes")]
+SMOOTH = [
+    name for name in KINDS if name not in ("quantile", "logistic_pieces", "pieces_of_classes", "squared_error_steps")
+]
 SEVERAL = ("softmax", "pieces_of_classes")
 METRICS = {
     "logistic": "logloss", "softmax": "mlogloss", "squared_error": "rmse", "poisson": "poisson-deviance",
     "tweedie": "tweedie-deviance", "gamma": "gamma-deviance", "huber": "mphe", "quantile": "quantile",
-    "logistic_pieces": "logloss", "pieces_of_classes": "mlogloss",
+    "logistic_pieces": "logloss", "pieces_of_classes": "mlogloss", "squared_error_steps": "rmse",
 }  # fmt: skip
 
 
@@ -36,6 +39,7 @@ def _case(name, n_rows, seed, *, scale=3.0, bits=40, weighted=False):
         "softmax": rng.integers(0, 4, n_rows).astype(float),
         "pieces_of_classes": rng.integers(0, 4, n_rows).astype(float),
         "squared_error": rng.normal(0, scale, n_rows),
+        "squared_error_steps": rng.normal(0, scale, n_rows),
         "poisson": rng.poisson(scale, n_rows).astype(float),
         "tweedie": rng.poisson(1.0, n_rows) * rng.gamma(2.0, scale, n_rows),
         "gamma": rng.gamma(2.0, scale, n_rows) + 1e-9,
@@ -213,6 +217,36 @@ def test_grad_clip_is_the_power_of_two_above_twice_the_spread(y, base_score, cli
     assert make_objective("squared_error", np.array(y), None, base_score=base_score).grad_clip == clip
 
 
+@pytest.mark.parametrize("bits", [10, 16])
+@pytest.mark.parametrize("base_score", [0.0, 1234.567])
+def test_the_squared_error_in_steps_is_of_whole_numbers(bits, base_score):
+    """Near the squared error's, clipped much later, and of margins on the grid exact."""
+    rng = np.random.default_rng(bits)
+    y = base_score + rng.normal(0, 20, 300)
+    steps, plain = (
+        make_objective(name, y, None, base_score=base_score, fractional_bits=bits)
+        for name in ("squared_error_steps", "squared_error")
+    )
+    assert steps.grad_clip == plain.grad_clip == steps.margin_unit * 4096
+    assert steps.base_margins[0] == pytest.approx(base_score, abs=steps.margin_unit / 2)
+    whole = rng.integers(-16 << 12, 16 << 12, 300)
+    margins = (steps.base_margins + whole * steps.margin_unit)[:, None]
+    grad, hess, clipped = steps.gradients(margins, y, None)
+    expected = np.rint(whole * 2.0 ** (bits - 12)) - np.rint((y - steps.base_margins) / steps.grad_clip * 2.0**bits)
+    assert clipped == (np.abs(expected) > 16 << bits).sum()
+    assert grad[0].tolist() == np.clip(expected, -16 << bits, 16 << bits).tolist()
+    assert set(hess[0].tolist()) == {1 << bits}
+    assert np.abs(grad).max() <= steps.grad_bound == 16 * plain.grad_bound
+    assert steps.hess_bound == plain.hess_bound
+    # leaf values are those of the squared error, in whole steps
+    totals = np.column_stack([grad[0], hess[0], np.ones(300, np.int64)])
+    units = {"grad_unit": steps.grad_unit, "hess_unit": steps.hess_unit, "learning_rate": 0.25, "min_child_weight": 0.5}
+    near = np.abs(grad[0]) < 30 << bits
+    found = SplitRules(**units, leaf_unit=steps.margin_unit).leaf_value(totals)[near]
+    np.testing.assert_allclose(found, SplitRules(**units).leaf_value(totals)[near], rtol=0, atol=steps.margin_unit / 2)
+    assert np.array_equal(found, np.rint(found / steps.margin_unit) * steps.margin_unit)
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_sums_that_could_overflow_are_refused(name):
     objective = LOSSES[name](fractional_bits=40, weight_bound=4.0)
@@ -247,7 +281,7 @@ def test_predictions_are_the_means_of_the_margins(name):
     objective, margins, _, _ = _case(name, 30, 4)
     p = objective.predictions(margins)
     assert p.shape == margins.shape
-    if name in ("squared_error", "huber", "quantile"):
+    if name in ("squared_error", "squared_error_steps", "huber", "quantile"):
         np.testing.assert_array_equal(p, margins)
     elif name in ("poisson", "tweedie", "gamma"):
         np.testing.assert_allclose(np.log(p), margins, rtol=1e-9)
@@ -265,7 +299,7 @@ def test_predictions_are_the_means_of_the_margins(name):
 def test_loss_is_the_weighted_metric(name, metric):
     objective, margins, y, weight = _case(name, 40, 5, weighted=True)
     p = objective.predictions(margins)
-    if name == "squared_error":
+    if name.startswith("squared_error"):
         expected = np.sqrt(np.average((p[:, 0] - y) ** 2, weights=weight))
     elif name == "poisson":
         expected = mean_poisson_deviance(y, p[:, 0], sample_weight=weight)

@@ -77,9 +77,10 @@ class GBDTClassifier(Scored, ClassifierMixin, BoostedTrees):
     other_rate : float, default 0.1
         With `goss`: the share of all rows drawn from the rest; their gradients count (1 - top_rate) / other_rate times.
     objective : str, class or None, default None
-        Loss of a numeric target: "squared_error" (the default), "poisson", "tweedie", "gamma", "huber", "quantile" or
-        "absolute_error" (the quantile 0.5), or a subclass of `CustomLoss`, as the class or ``package.module:CLASS``; of
-        a ranking, "ndcg" or "pairwise". These may have XGBoost's names ("reg:squarederror"; docs/objectives.md).
+        Loss of a numeric target: "squared_error" (the default), "poisson", "tweedie", "gamma", "huber", "quantile",
+        "absolute_error" (the quantile 0.5) or "squared_error_steps" (by whole numbers alone), or a subclass of
+        `CustomLoss`, as the class or ``package.module:CLASS``; of a ranking, "ndcg" or "pairwise". These may have
+        XGBoost's names ("reg:squarederror"; docs/objectives.md).
         Classifiers use the log-loss of their classes; None, "binary:logistic" and "multi:softprob" mean this.
         Or "logistic_pieces": its derivatives are linear in pieces, margins are multiples of 2^-12, and of several
         classes each is trained against the rest.
@@ -256,8 +257,8 @@ class GBDTRegressor(Scored, RegressorMixin, BoostedTrees):
     objective : str, class or None, default None
         Loss: "squared_error" (None), "poisson" for counts and rates, "tweedie" for amounts that are often 0, "gamma"
         for amounts above 0, "huber" for targets with outliers, "quantile" for a quantile, "absolute_error" for the
-        median, or a subclass of `CustomLoss`, as the class or ``package.module:CLASS``. XGBoost's names
-        ("reg:squarederror") are accepted (docs/objectives.md).
+        median, "squared_error_steps" for the squared error by whole numbers alone, or a subclass of `CustomLoss`, as
+        the class or ``package.module:CLASS``. XGBoost's names ("reg:squarederror") are accepted (docs/objectives.md).
     max_delta_step, max_cat_to_onehot, category_sets, max_categories, tweedie_variance_power, huber_slope,
     quantile_alpha, monotone_constraints, interaction_constraints
         As for `GBDTClassifier`.

@@ -25,7 +25,7 @@ from treaty.trees.custom_losses import Custom
 from treaty.trees.ensemble import JoinedSplits, SplitTable, Tree, join_splits
 from treaty.trees.logistic_pieces import LogisticPieces, PiecesOfClasses
 from treaty.trees.losses import Softmax
-from treaty.trees.number_losses import Poisson, PseudoHuber, Quantile, Tweedie
+from treaty.trees.number_losses import Poisson, PseudoHuber, Quantile, SquaredErrorSteps, Tweedie
 from treaty.trees.objectives import Objective
 from treaty.trees.ranking_losses import PAIRED, LambdaMart
 from treaty.trees.shap import contributions
@@ -63,7 +63,7 @@ def to_booster(
     # XGBoost before 3.1 has one base score for all classes: their scores go into the leaves of the first round's trees
     scores = objective.class_scores if isinstance(objective, Softmax) else ()
     start = objective.base_score
-    if isinstance(objective, LogisticPieces):  # starts from a rounded margin
+    if isinstance(objective, (LogisticPieces, SquaredErrorSteps)):  # starts from a rounded margin
         start = float(objective.predictions(objective.base_margins)[0])
     first = [replace(tree, value=tree.value + score) for tree, score in zip(trees, scores, strict=False)]
     scored = [*first, *trees[len(first) :]]
@@ -105,6 +105,8 @@ def _xgboost_objective(objective: Objective) -> dict[str, Any]:
     match objective:
         case LogisticPieces():
             name = "binary:logistic"
+        case SquaredErrorSteps():
+            name = "reg:squarederror"
         case Softmax():
             parameters = {"softmax_multiclass_param": {"num_class": str(objective.n_outputs)}}
         case Poisson():

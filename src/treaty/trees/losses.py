@@ -90,7 +90,7 @@ class FixedPointLoss(msgspec.Struct, frozen=True, tag_field="name"):
     delta_step: ClassVar[float] = 0.0
     # the largest leaf weight before the learning rate; gains are without it
     leaf_limit: ClassVar[float] = math.inf
-    leaf_unit: ClassVar[float] = 0.0  # leaf values are whole multiples of it, unless it is 0
+    leaf_unit: ClassVar[float] = 0.0  # leaf values are whole multiples of it times `grad_clip`, unless it is 0
     # `largest_hess`, unless a loss computes it
     hess_limit: ClassVar[float] = 1.0
     # whether hessians, too, are divided by `grad_clip`
@@ -364,9 +364,8 @@ class Logistic(_LossOfClasses, frozen=True, tag="logistic"):
             raise ConfigError(f"expected base_score between 0 and 1 for a classifier, got {self.base_score}")
 
     def start_of(self, totals: Sequence[int], label_unit: float) -> tuple[float, ...]:
-        # of two classes that of the second, of several all
-        shares = self.shares_of(totals)[-1 if self.n_outputs == 1 else 0 :]
-        return tuple(to_float32(min(max(share, _LEAST_SHARE), 1.0 - _LEAST_SHARE)) for share in shares.tolist())
+        each = self.shares_of(totals)[self.n_outputs == 1 :].tolist()  # of two classes the second's
+        return tuple(to_float32(min(max(share, _LEAST_SHARE), 1.0 - _LEAST_SHARE)) for share in each)
 
     @property
     def base_margins(self) -> Floats:

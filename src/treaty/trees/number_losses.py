@@ -25,6 +25,9 @@ _FINE_BITS = 60
 _ROOM = 4.0
 
 
+STEPS_REACH = 16  # how many times `grad_clip` a gradient of whole steps may be
+
+
 class SquaredError(FixedPointLoss, frozen=True, tag="squared_error"):
     """Half the squared error: grad = margin - y, clipped; hess = 1. The metric is its root mean square."""
 
@@ -50,6 +53,40 @@ class SquaredError(FixedPointLoss, frozen=True, tag="squared_error"):
         grad[0] = np.rint(np.clip(g, -self.grad_clip, self.grad_clip) / self.grad_clip * scales)
         hess[0] = np.rint(scales)
         return clipped
+
+
+class SquaredErrorSteps(SquaredError, frozen=True, tag="squared_error_steps"):
+    """Half the squared error by whole numbers alone, which a protocol on secret shares can compute.
+
+    The start and leaf values are whole multiples of 2^-12 of `grad_clip`, margins less the start and labels less it are
+    rounded, and gradients are clipped at `STEPS_REACH` times the bound of `SquaredError`, so that none are in fact.
+    """
+
+    # XGBoost has no such loss
+    xgboost_name: ClassVar[str] = "squared_error_steps"
+    leaf_unit: ClassVar[float] = 2.0**-12
+
+    @property
+    def margin_unit(self) -> float:
+        return self.leaf_unit * self.grad_clip
+
+    @property
+    def base_margins(self) -> Floats:
+        return np.asarray(np.rint(super().base_margins / self.margin_unit) * self.margin_unit)
+
+    @property
+    def grad_bound(self) -> int:
+        return STEPS_REACH * super().grad_bound
+
+    def in_steps(self, numbers: Floats) -> Floats:
+        """Return margins or labels less the start, in units of gradients."""
+        return np.asarray(np.rint((numbers - self.base_margins[0]) / self.grad_clip * 2.0**self.fractional_bits))
+
+    def write_derivatives(self, margins: Floats, y: Floats, scales: Floats, grad: Integers, hess: Integers) -> int:
+        g, most = self.in_steps(margins[:, 0]) - self.in_steps(y), STEPS_REACH * 2.0**self.fractional_bits
+        grad[0] = np.rint(np.clip(g, -most, most) * (scales * 2.0**-self.fractional_bits))
+        hess[0] = np.rint(scales)
+        return int((np.abs(g) > most).sum())
 
 
 class MeanByLogarithm(FixedPointLoss, frozen=True):

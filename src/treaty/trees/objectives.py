@@ -20,12 +20,12 @@ from treaty.machine.process import is_code
 from treaty.trees.custom_losses import Custom, loss_at
 from treaty.trees.logistic_pieces import LogisticPieces, PiecesOfClasses
 from treaty.trees.losses import Logistic, Softmax, bound_of_weights
-from treaty.trees.number_losses import Gamma, Poisson, PseudoHuber, Quantile, SquaredError, Tweedie
+from treaty.trees.number_losses import Gamma, Poisson, PseudoHuber, Quantile, SquaredError, SquaredErrorSteps, Tweedie
 from treaty.trees.ranking_losses import Ndcg, Pairwise, mean_average_precision, mean_ndcg
 
 Objective = (
     Logistic | LogisticPieces | PiecesOfClasses | Softmax | SquaredError | Poisson | Tweedie | Gamma | PseudoHuber
-    | Quantile | Pairwise | Ndcg | Custom
+    | Quantile | SquaredErrorSteps | Pairwise | Ndcg | Custom
 )  # fmt: skip
 
 

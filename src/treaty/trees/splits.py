@@ -132,8 +132,8 @@ class SplitRules:
 
     @property
     def whole_rate(self) -> int:
-        """The learning rate in units of `leaf_unit`."""
-        return max(1, round(self.learning_rate / self.leaf_unit))
+        """The learning rate in units of `leaf_unit`, if a sum of grad and one of hess are in the same units."""
+        return max(1, round(self.learning_rate * self.grad_unit / self.hess_unit / self.leaf_unit))
 
     @property
     def step(self) -> float:

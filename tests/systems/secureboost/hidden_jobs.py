@@ -14,12 +14,12 @@ from treaty.crypto.sums.shared_sums import SharedSums
 from treaty.crypto.transfer.hidden_best import WEIGHT_BITS, SplitTerms
 from treaty.crypto.transfer.shared_pieces import NUMBER_BITS
 from treaty.crypto.transfer.stock import Steps, Transfers
-from treaty.systems.secureboost.hidden_tree import HiddenEnd, HiddenLevel, LogisticShares, add_weights, grow_together
+from treaty.systems.secureboost.hidden_setup import losses_of
+from treaty.systems.secureboost.hidden_tree import HiddenEnd, HiddenLevel, add_weights, grow_together
 from treaty.systems.vertical.sealed_candidates import Candidates
 from treaty.trees.boosting import TreeSample
 from treaty.trees.columns import ColumnSource, SplitSearch, grow_tree
 from treaty.trees.ensemble import Tree
-from treaty.trees.logistic_pieces import pieces_of
 from treaty.trees.objectives import make_objective
 from treaty.trees.splits import SplitRules
 
@@ -61,17 +61,17 @@ class Job:
     def __init__(
         self, ends: tuple[Transfers, Transfers], own: list[Columns], labels: np.ndarray, *, swapped: bool = False,
         step: int = 1, columns: list[np.ndarray] | None = None, sampled: np.ndarray | None = None,
-        weights: np.ndarray | None = None, **rules: Any,
+        weights: np.ndarray | None = None, objective: str = "logistic_pieces", **rules: Any,
     ) -> None:  # fmt: skip
         given = {"learning_rate": 0.3, "max_depth": 3, "min_child_samples": 1, "min_child_weight": 1.0, **rules}
+        self.loss = make_objective(objective, labels.astype(float), weights, fractional_bits=FRACTION)
         self.rules = SplitRules(
-            grad_unit=2.0**-FRACTION, hess_unit=2.0**-FRACTION, leaf_unit=UNIT, min_gain=0.0, onehot_below=1000,
-            **given,
+            grad_unit=self.loss.grad_unit, hess_unit=self.loss.hess_unit, min_gain=0.0, onehot_below=1000,
+            leaf_unit=self.loss.leaf_unit * self.loss.grad_clip, **given,
         )  # fmt: skip
         self.own, self.labels, self.n, self.swapped = own, labels, len(labels), swapped
         self.depth = self.rules.max_depth
         self.weights = weights
-        self.loss = make_objective("logistic_pieces", labels.astype(float), weights, fractional_bits=FRACTION)
         self.bounds = SumsBounds(self.n, self.loss.grad_bound, self.loss.hess_bound)
         terms = SplitTerms(
             self.rules.ridge, self.rules.least_hess, self.rules.min_child_samples, int(self.rules.threshold_in_units)
@@ -84,8 +84,7 @@ class Job:
         for role, transfers in enumerate(ends):
             others = int(own[1 - role].offsets[-1])
             sums = SharedSums(self.bounds, own[role].codes, own[role].offsets, others, bytes(32))
-            known = () if role else (labels, weights)
-            loss = LogisticShares.of(pieces_of(FRACTION), FRACTION, int(self.loss.weight_bound), *known)
+            (loss,) = losses_of(self.loss, *(() if role else (labels, weights)))
             self.ends.append(HiddenEnd(
                 role, transfers, sums, self.bounds, loss, own[role].codes, ordered, role ^ swapped, terms,
                 self.rules.whole_rate, self.depth, step,
@@ -106,6 +105,8 @@ class Job:
             "min_split_loss": float(rng.choice([0.0, 0.0, 0.1, 1.0, 3.0, 1e6])),
         }  # fmt: skip
         labels = (signal > np.median(signal)).astype(np.int64)
+        if rules.get("objective") == "squared_error_steps":
+            labels = np.rint(37.0 * signal).astype(np.int64)
         columns = sampled = None
         if rng.random() < 0.5:
             kept = rng.integers(0, 2, sum(features)).astype(np.bool_)
@@ -135,13 +136,15 @@ class Job:
         """Return the job on other labels, with the same ends."""
         out = copy(self)
         out.labels, (first, last) = labels, self.ends
-        out.ends = [replace(first, loss=replace(first.loss, labels=labels)), last]
+        out.ends = [replace(first, loss=replace(first.loss, labels=labels << FRACTION)), last]
         return out
 
     def derivatives(self, margins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the plain grad and hess of margins, whole numbers of 2^-12."""
         weights = None if self.weights is None else self.weights.astype(float)
-        grad, hess, _ = self.loss.gradients(margins[:, None] * UNIT, self.labels.astype(float), weights)
+        whole = margins[:, None] * self.rules.leaf_unit + self.loss.base_margins
+        grad, hess, clipped = self.loss.gradients(whole, self.labels.astype(float), weights)
+        assert clipped == 0
         return grad[0], hess[0]
 
     def plain(self, margins: np.ndarray) -> tuple[Tree, list[list[tuple[int, np.ndarray]]], np.ndarray]:
@@ -213,7 +216,7 @@ def assert_equal(job: Job, margins: np.ndarray, grown: Grown) -> Tree:
             assert owner == {-1}
             last = number << job.depth - level
             assert np.array_equal(grown.node == last, leaf == node)
-            assert grown.weights[last] * UNIT == tree.value[node]
+            assert grown.weights[last] * job.rules.leaf_unit == tree.value[node]
             return
         (place,) = owner
         assert place == tree.source[node]

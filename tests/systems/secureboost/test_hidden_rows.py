@@ -127,6 +127,47 @@ def test_a_loss_beyond_all_rows_is_refused(monkeypatch):
         with_evals(HIDDEN, cut(X.iloc[:, :4], 2), y)
 
 
+NUMBERS = {**OPTIONS, "objective": "squared_error_steps"}
+
+
+@pytest.mark.parametrize(
+    ("options", "weighted"),
+    [
+        ({}, True),
+        slow({"n_estimators": 12, "max_depth": 6, "base_score": 100.0}, False),
+        slow({"subsample": 0.6, "colsample_bytree": 0.5, "random_state": 3, "learning_rate": 1.0}, True),
+        ({"min_split_loss": 5e4, "n_estimators": 2}, False),
+    ],
+    ids=["weights", "deep", "samples", "least gain"],
+)
+def test_trees_of_numbers_equal_the_pooled_growers(options, weighted):
+    X, y = real_table("regression", rows=300)
+    tables, weight = cut(with_gaps(X.iloc[:, :8]), 2), np.arange(len(y)) % 7 + 1 if weighted else None
+    pooled = treaty.GBDTRegressor("pooled", **{**NUMBERS, **options}).fit(tables, y, weight)
+    federated = treaty.GBDTRegressor(HIDDEN, n_jobs=1, **{**NUMBERS, **options}).fit(tables, y, weight)
+    np.testing.assert_equal(described(federated), described(pooled))
+    np.testing.assert_array_equal(federated.predict(tables), pooled.predict(tables))
+    assert pooled.score(tables, y) > 0.3
+    more = {**NUMBERS, **options, "n_estimators": 1}
+    further = treaty.GBDTRegressor(HIDDEN, n_jobs=1, **more).fit(tables, y, weight, xgb_model=federated)
+    both = treaty.GBDTRegressor("pooled", **more).fit(tables, y, weight, xgb_model=pooled)
+    np.testing.assert_equal(described(further), described(both))
+
+
+def test_numbers_whose_margins_may_leave_their_range_and_eval_sets_are_refused():
+    X, y = real_table("regression", rows=150)
+    tables = cut(X.iloc[:, :4], 2)
+    model = treaty.GBDTRegressor(HIDDEN, **NUMBERS)
+    with pytest.raises(treaty.ConfigError, match="at most 2 eval sets of two classes"):
+        model.fit(tables, y, eval_set=[(tables, y)])
+    first = treaty.GBDTRegressor(HIDDEN, **NUMBERS).fit(tables, y)
+    with pytest.raises(treaty.ConfigError, match="expected labels as far from the start as the earlier model's"):
+        model.fit(tables, y * 1000.0, xgb_model=first)
+    model.set_params(learning_rate=20.0, n_estimators=30)
+    with pytest.raises(treaty.ConfigError, match="margins may pass"):
+        model.fit(tables, y)
+
+
 @pytest.mark.parametrize("at_once", [8, 2])
 def test_several_classes_are_each_against_the_rest(monkeypatch, at_once):
     X, y = real_table("multiclass")

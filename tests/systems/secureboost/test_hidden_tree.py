@@ -93,6 +93,45 @@ def test_gradients_are_those_of_the_plain_objective(ends: Ends, most: int) -> No
     assert all(of.shape == (n, 1, 2) for of in found)
 
 
+@pytest.mark.parametrize("most", [1, 255])
+@pytest.mark.parametrize("scale", [1, 1000])
+def test_gradients_of_numbers_are_those_of_the_plain_objective(ends: Ends, most: int, scale: int) -> None:
+    """To the unit, up to the largest margins and labels that are shared."""
+    n, rng = 3000, np.random.default_rng(2)
+    own = [Columns.draw(n, 1, 3, rng), Columns.draw(n, 1, 3, rng)]
+    labels, weights = rng.integers(-scale, scale + 1, n), rng.integers(1, most + 1, n)
+    labels[:4], weights[:4] = [-scale, scale, -scale, scale], most
+    job = Job(ends, own, labels, weights=None if most == 1 else weights, objective="squared_error_steps")
+    reach = 15 << 12
+    margins = rng.integers(-reach, reach + 1, n)
+    margins[:4] = [reach, -reach, -reach, reach]
+    shares = job.share(margins, rng)
+    found = play(*(gradients(end, shares[role]) for role, end in enumerate(job.ends)))
+    fields, bits = lattice_fields(job.bounds, sealed=True)
+    grad, hess = job.derivatives(margins)
+    assert set(hess.tolist()) <= {k << 16 for k in range(1, 256)}
+    expected = [
+        (1 + (int(h) << fields[1].shift) + (int(g) << fields[2].shift)) % (1 << bits)
+        for g, h in zip(grad, hess, strict=True)
+    ]
+    assert opened(found, bits) == expected
+
+
+@pytest.mark.parametrize("seed", range(200, 208))
+def test_trees_of_numbers_are_the_plain_growers(ends: Ends, seed: int) -> None:
+    """Also where all margins are as large as can be."""
+    rng = np.random.default_rng(seed)
+    job = Job.draw(ends, rng, objective="squared_error_steps")
+    margins = np.rint(rng.normal(0, 1, job.n) * 4096).astype(np.int64)
+    if seed % 2:
+        margins[:] = (14 << 12) * rng.choice([-1, 1])
+    shares = job.share(margins, rng)
+    for _ in range(2):
+        grown = job.grown(shares)
+        assert_equal(job, margins, grown)
+        margins, shares = grown.opened, grown.margins
+
+
 def test_columns_of_one_bin_give_a_tree_without_splits(ends: Ends) -> None:
     rng = np.random.default_rng(2)
     job = Job(ends, [Columns.draw(30, 2, 1, rng), Columns.draw(30, 1, 1, rng)], rng.integers(0, 2, 30))

@@ -143,6 +143,8 @@ class FedXGBoostLDP(SystemOptions):
             (loss.refreshes_leaves,
              f"{objective} computes leaf values from true labels, so the noisy gradients of later trees would reveal "
              'more about them than their epsilon: use "huber", or another system'),
+            (loss.takes == "numbers" and loss.leaf_unit > 0.0,
+             f"{objective} has steps that follow from true labels: use 'squared_error'"),
             (loss.takes == "groups",
              f"{objective} computes gradients from the labels of all rows of a group, so a label would cost the "
              "epsilon of each: use another system"),

@@ -253,7 +253,10 @@ class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw
         scale = objective.grad_clip * objective.grad_clip / objective.hess_clip
         # whole units of leaves are of a protocol that compares gains exactly: any above 0 will do
         least = 0.0 if objective.leaf_unit else rules.min_gain * min(1.0, scale)
-        return replace(rules, min_gain=least, leaf_limit=objective.leaf_limit, constraints=constraints)
+        return replace(
+            rules, min_gain=least, leaf_limit=objective.leaf_limit,
+            leaf_unit=objective.leaf_unit * objective.grad_clip, constraints=constraints,
+        )  # fmt: skip
 
     def rules_of(self, grad_unit: float, hess_unit: float) -> SplitRules:
         """Return the split rules for a fixed point, given the value of one step of a gradient and of a hessian."""

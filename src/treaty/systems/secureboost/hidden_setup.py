@@ -20,13 +20,17 @@ from treaty.errors import ConfigError, CryptoError, PeerProtocolError
 from treaty.machine.arrays import Flags, Int32s
 from treaty.messaging.messages import MOST_COLUMNS, MOST_SLOTS, Array, Message, leaks, view
 from treaty.messaging.party import Party
-from treaty.systems.secureboost.hidden_tree import HiddenEnd, LogisticShares
+from treaty.systems.secureboost.hidden_tree import HiddenEnd, LossShares
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical.column_owner import bin_own_columns
 from treaty.systems.vertical.sealed import compute
 from treaty.systems.vertical.sealed_candidates import Candidates
 from treaty.trees.logistic_pieces import LogisticPieces, pieces_of
+from treaty.trees.number_losses import SquaredErrorSteps
 from treaty.trees.splits import SplitRules
+
+HiddenLoss = LogisticPieces | SquaredErrorSteps
+"""Losses whose derivatives are computed on shares."""
 
 
 @leaks("how many bins each column of the sender has, and which columns have categories or missing values", "control")
@@ -95,17 +99,21 @@ class Columns:
 
 
 def losses_of(
-    objective: LogisticPieces, heaviest: int, y: NDArray[np.float64] | None, weight: NDArray[np.float64] | None
-) -> list[LogisticShares]:
-    """Return each class's loss of rows of which the active party knows labels and weights."""
-    fraction, weights = objective.fractional_bits, None if weight is None else weight.astype(np.int64)
+    objective: HiddenLoss, y: NDArray[np.float64] | None = None, weight: NDArray[np.float64] | None = None
+) -> list[LossShares]:
+    """Return each output's loss of rows of which the active party knows labels and weights."""
+    fraction, heaviest = objective.fractional_bits, int(objective.weight_bound)
+    weights = None if weight is None else weight.astype(np.int64)
+    if isinstance(objective, SquaredErrorSteps):
+        labels = None if y is None else objective.in_steps(y).astype(np.int64)
+        return [LossShares(None, fraction, heaviest, labels, weights)]
     classes = [1] if objective.n_outputs == 1 else range(objective.n_outputs)
-    labels = [None if y is None else (y == k).astype(np.int64) for k in classes]
-    return [LogisticShares.of(pieces_of(fraction), fraction, heaviest, of, weights) for of in labels]
+    known = [None if y is None else (y == k).astype(np.int64) << fraction for k in classes]
+    return [LossShares.logistic(pieces_of(fraction), fraction, heaviest, of, weights) for of in known]
 
 
 def make_ends(
-    inputs: RoleInput, columns: Columns, bounds: SumsBounds, rules: SplitRules, step: int, losses: list[LogisticShares],
+    inputs: RoleInput, columns: Columns, bounds: SumsBounds, rules: SplitRules, step: int, losses: list[LossShares],
     *, short: bool = False,
 ) -> list[HiddenEnd]:  # fmt: skip
     """Draw a seed with the other party, exchange hints and make transfers; return an end for each class.

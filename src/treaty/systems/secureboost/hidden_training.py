@@ -63,7 +63,7 @@ from treaty.systems.secureboost.hidden_forest import (
     read_forest,
     show_forest,
 )
-from treaty.systems.secureboost.hidden_setup import Columns, losses_of, make_ends
+from treaty.systems.secureboost.hidden_setup import Columns, HiddenLoss, losses_of, make_ends
 from treaty.systems.secureboost.hidden_tree import (
     HiddenLevel,
     build_tree,
@@ -82,25 +82,24 @@ from treaty.systems.vertical.sealed import compute
 from treaty.systems.vertical.training import Follower, agree_on_terms, finish, open_training, start_of
 from treaty.trees.boosting import Rounds, RoundState, draw
 from treaty.trees.ensemble import Tree
-from treaty.trees.logistic_pieces import LogisticPieces
 from treaty.trees.losses import bound_of_weights
+from treaty.trees.number_losses import STEPS_REACH
 
-# Shared margins are from -128 to below 120, see `crypto.transfer.shared_pieces`
-_LARGEST_MARGIN = 120.0
 CLASSES_AT_ONCE = 8  # whose trees grow together: messages and memory grow with them
 MOST_WEIGHT = 255  # a row that counts more stands out in its leaf's weight
 
 
 @leaks(
     "the model's number; how many of its splits kept rounds use; how long a step takes; a power of two that no row's "
-    "weight exceeds",
+    "weight exceeds, and of numbers one that no label's distance from the start exceeds",
     "control",
 )
 class HiddenStart(Start):
-    """The model's id, how many comparisons take as long as a step, and what no row's weight exceeds."""
+    """The model's id, how many comparisons take as long as a step, what no weight exceeds, and the `grad_clip`."""
 
     step: Annotated[int, msgspec.Meta(ge=1, le=MOST_STEP)]
     heaviest: Annotated[int, msgspec.Meta(ge=1, le=1 << MOST_WEIGHT.bit_length())]
+    clip: Annotated[float, msgspec.Meta(gt=0.0)]
 
 
 @leaks("the tree's sample of rows and of columns", "control")
@@ -147,7 +146,7 @@ def _check_rows(inputs: RoleInput[SecureBoost]) -> int:
     """Return a power of two that no row's weight exceeds; ConfigError for weights and eval sets that do not fit."""
     for number, rows in enumerate(inputs.eval_sets, 1):
         fits = rows.weight is None and rows.table.n_rows >= FEWEST_ROWS and number <= MOST_SETS
-        if not fits or inputs.n_outputs > 1:
+        if not fits or inputs.n_outputs > 1 or inputs.common.loss_class.takes == "numbers":
             raise ConfigError(
                 f'membership="hidden" takes at most {MOST_SETS} eval sets of two classes, without weights, and of at '
                 f"least {FEWEST_ROWS} rows, so that their margins stay hidden: leave out the weights, or {rows.name}"
@@ -180,9 +179,9 @@ class _Grower:
         bounds = sums_bounds(n_rows, objective, common)
         link = measure(party, peer)[0]
         step = comparisons_of_a_step(link, Widths.of(bounds, self._rules.ridge))
-        party.send(peer, HiddenStart(*start_of(training, peer), step, heaviest))
+        party.send(peer, HiddenStart(*start_of(training, peer), step, heaviest, objective.grad_clip))
         training.part.encryption, training.part.hides_rows = "lattice", True
-        losses = losses_of(objective, heaviest, inputs.rows.y, inputs.rows.weight)
+        losses = losses_of(objective, inputs.rows.y, inputs.rows.weight if heaviest > 1 else None)
         self._ends = make_ends(inputs, self._columns, bounds, self._rules, step, losses, short=sends_little(link))
         end, outputs = self._ends[0], len(self._ends)
         if left := common.most_rounds - forest.rounds:
@@ -191,8 +190,11 @@ class _Grower:
             sizes = [len(of.categorical) for of in layouts], [int(of.offsets[-1]) for of in layouts]
             candidates = common.colsample_bytree * sum(map(len, end.candidates))
             training.part.choice = tell_cost(party.name, job, *sizes, candidates, link, step, outputs)
-        start = np.rint(objective.base_margins / objective.leaf_unit).astype(np.int64) % (1 << NUMBER_BITS)
-        self._margins = np.repeat(start.astype(np.uint32)[:, None], n_rows, axis=1)
+        # gradients of numbers count from the start
+        start = np.zeros(1) if inputs.classes is None else objective.base_margins
+        unit = self._rules.leaf_unit
+        units = np.rint(start / unit).astype(np.int64) % (1 << NUMBER_BITS)
+        self._margins = np.repeat(units.astype(np.uint32)[:, None], n_rows, axis=1)
         self.last: list[tuple[SharedForest, Integers]] = []
         self.eval_sets = [
             WatchedShares(
@@ -207,13 +209,17 @@ class _Grower:
             # of a checkpoint or of an earlier model: nobody has kept the margins
             shared, table = show_forest(party, forest.trees, end.place, outputs), inputs.rows.table
             own = partial(decide_rows, training.part.splits, table, inputs.threads)
-            weights = leaf_weights(forest.trees, depth_of(forest.trees), objective.leaf_unit)
+            if any(np.any(np.remainder(tree.value, unit)) for tree in forest.trees):
+                raise ConfigError("expected labels as far from the start as the earlier model's: its steps are smaller")
+            weights = leaf_weights(forest.trees, depth_of(forest.trees), unit)
             self._margins += compute(party, margin_shares(end.transfers, n_rows, own, shared, weights)).T
             for of_set in self.eval_sets:
                 of_set.rows.add(party, shared, weights)
         self._records = training.records[peer]
         largest = np.array([np.abs(tree.value).max() for tree in forest.trees]).reshape(-1, outputs)
-        self._reach = np.abs(objective.base_margins) + largest.sum(axis=0)
+        self._reach = np.abs(start) + largest.sum(axis=0)
+        # shared margins are from -128 to below 120 (`crypto.transfer.shared_pieces`), or gradients have a bound
+        self._most = 120.0 if inputs.classes is not None else (STEPS_REACH - 1) * objective.grad_clip
         self._last = common.most_rounds if link.step > FAR else 0  # a round without others after it
         self._ahead, self.samples = Ahead(end.transfers), _Samples(inputs, training, self._columns)
 
@@ -243,9 +249,9 @@ class _Grower:
     def _check_reach(self, trees: list[Tree], of: slice) -> None:
         """Refuse to go on once margins of these classes may be larger than those that are shared."""
         self._reach[of] += [np.abs(tree.value).max() for tree in trees]
-        if self._reach.max() >= _LARGEST_MARGIN:
+        if self._reach.max() >= self._most:
             raise ConfigError(
-                f'margins may pass {_LARGEST_MARGIN:g}, the largest that membership="hidden" can share: lower '
+                f'margins may pass {self._most:g}, the largest that membership="hidden" can share: lower '
                 f"learning_rate or n_estimators, or raise reg_lambda (after {self._training.forest.rounds} rounds)"
             )
 
@@ -309,8 +315,8 @@ def _after_round(inputs: RoleInput[SecureBoost], training: Training, samples: _S
     inputs.observers.round_finished(done, training.part)
 
 
-def _check(objective: object) -> LogisticPieces:
-    assert isinstance(objective, LogisticPieces), "the options' check has refused others"
+def _check(objective: object) -> HiddenLoss:
+    assert isinstance(objective, HiddenLoss), "the options' check has refused others"
     return objective
 
 
@@ -327,14 +333,13 @@ def train_passive(inputs: RoleInput[SecureBoost]) -> ModelPart:
     start = _take_start(party, active)
     follower = Follower(inputs, start)
     follower.part.encryption, follower.part.hides_rows = "lattice", True
-    heaviest = float(start.heaviest)
-    objective = LogisticPieces(
-        n_outputs=inputs.n_outputs, fractional_bits=inputs.common.fractional_bits, weight_bound=heaviest
-    )
+    objective = _check(inputs.common.loss_class(
+        n_outputs=inputs.n_outputs, fractional_bits=inputs.common.fractional_bits, grad_clip=start.clip,
+        weight_bound=float(start.heaviest),
+    ))  # fmt: skip
     bounds = sums_bounds(n_rows, objective, inputs.common)
     rules = inputs.common.rules(objective)
-    losses = losses_of(objective, start.heaviest, None, None)
-    ends = make_ends(inputs, columns, bounds, rules, start.step, losses)
+    ends = make_ends(inputs, columns, bounds, rules, start.step, losses_of(objective))
     margins, transfers, splits = np.zeros((len(ends), n_rows), np.uint32), ends[0].transfers, follower.part.splits
     eval_sets = [EvalRows(of.table, transfers, splits, inputs.threads) for of in inputs.eval_sets]
     if start.rounds:

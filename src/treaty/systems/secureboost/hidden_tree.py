@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ from treaty.crypto.transfer.arithmetic import Wide, add, both_of, cut, from_ints
 from treaty.crypto.transfer.hidden_best import SplitTerms, best_of_hidden, left_sums, weights_of
 from treaty.crypto.transfer.hidden_rows import SharedNodes
 from treaty.crypto.transfer.sealed_sums import NUMBER, OWNER, WORDS, Places, Widths, integer_shares
-from treaty.crypto.transfer.shared_pieces import NUMBER_BITS, Pieces, values_of
+from treaty.crypto.transfer.shared_pieces import FRACTION, NUMBER_BITS, Pieces, values_of
 from treaty.crypto.transfer.stock import Bits, Correlation, OpenedArrays, Steps, Transfers, take, together
 from treaty.data.binning import Bins
 from treaty.errors import CryptoError
@@ -38,29 +39,26 @@ _CANDIDATES_AT_ONCE = 1 << 12  # some 26 kB each are in memory
 
 
 @dataclass(frozen=True, slots=True)
-class LogisticShares:
-    """The logistic loss in pieces as shares: values of p 2^f + h in one number, f bits for h and f + 2 for p + 1.
+class LossShares:
+    """A loss on shares, in units of 2^-`fraction`: the logistic one in `pieces`, or without them half a squared error.
 
-    One unit of p and h is 2^-`fraction`. `labels`, int64 (n_rows,), are 0 and 1; None at the passive party. So are the
-    rows' `weights`, from 1 to `heaviest`; if that is 1, there are none.
+    Values of pieces are p 2^f + h in one number, f bits for h and f + 2 for p + 1. `labels`, int64 (n_rows,), are in
+    the same units, None at the passive party. So are the rows' `weights`, from 1 to `heaviest`; if that is 1, there
+    are none.
     """
 
-    pieces: Pieces
+    pieces: Pieces | None
     fraction: int
-    heaviest: int
-    labels: NDArray[np.int64] | None
-    weights: NDArray[np.int64] | None
+    heaviest: int = 1
+    labels: NDArray[np.int64] | None = None
+    weights: NDArray[np.int64] | None = None
 
     @classmethod
-    def of(
-        cls, pieces: NDArray[np.int64], fraction: int, heaviest: int = 1, labels: NDArray[np.int64] | None = None,
-        weights: NDArray[np.int64] | None = None,
-    ) -> LogisticShares:  # fmt: skip
+    def logistic(cls, pieces: NDArray[np.int64], fraction: int, *known: Any) -> LossShares:
         """Take base and slope of each piece for p, then for h, (2, 2, 16), as `logistic_pieces.pieces_of` has them."""
         # p plus 1, so that a carry from h never borrows from it
         base, slope = ((pieces[0] << fraction) + pieces[1]).view(np.uint64)
-        of_both = Pieces(base + np.uint64(1 << fraction), slope, 2 * fraction + 2)
-        return cls(of_both, fraction, heaviest, labels, weights)
+        return cls(Pieces(base + np.uint64(1 << fraction), slope, 2 * fraction + 2), fraction, *known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,7 @@ class HiddenEnd:
     transfers: Transfers
     sums: SharedSums
     bounds: SumsBounds
-    loss: LogisticShares
+    loss: LossShares
     codes: Codes
     candidates: Sequence[Candidates]
     place: int
@@ -103,28 +101,50 @@ class HiddenLevel:
 
 def gradients(end: HiddenEnd, margins: NDArray[np.uint32]) -> Steps[Wide]:
     """Return shares of each row's count, hess and grad, packed as sums are, (n_rows, 1, 2), from shares of margins."""
-    parts = []
+    parts, derive = [], _of_number if end.loss.pieces is None else _of_class
     for of in pieces(len(margins), _ROWS_AT_ONCE):
-        values = yield from values_of(end.transfers, margins[of], end.loss.pieces, end.role)
-        known = (None if given is None else given[of] for given in (end.loss.labels, end.loss.weights))
-        parts.append((yield from _packed(end, values, *known)))
+        hess, grad = yield from derive(end, margins[of])
+        if end.loss.labels is not None:
+            grad = subtract(grad, wide(end.loss.labels[of], WORDS))
+        weights = None if end.loss.weights is None else end.loss.weights[of]
+        parts.append((yield from _packed(end, hess, grad, weights)))
     return np.concatenate(parts)[:, None]
 
 
-def _packed(
-    end: HiddenEnd, values: Words, labels: NDArray[np.int64] | None, weights: NDArray[np.int64] | None
-) -> Steps[Wide]:
-    """Return shares modulo 2^bits of 1 + 2^x h w + 2^y (p - label) w, (n, 2), from those of p and h in one number."""
-    f, (fields, bits) = end.loss.fraction, lattice_fields(end.bounds, sealed=True)
+def _of_class(end: HiddenEnd, margins: NDArray[np.uint32]) -> Steps[tuple[Wide, Wide]]:
+    """Return shares of h and p, (n, 2)."""
+    f = end.loss.fraction
+    assert end.loss.pieces is not None
+    values = yield from values_of(end.transfers, margins, end.loss.pieces, end.role)
     h, p = values & np.uint64((1 << f) - 1), values >> np.uint64(f)
     # whether shares of h and of p wrap around: both are guarded
     tops = np.concatenate([h >> np.uint64(f - 1), p >> np.uint64(f + 1)]).astype(np.uint8)
+    of_h, of_p = np.split((yield from _wraps(end, tops)), 2)
+    # values have p plus 1
+    whole = subtract(add(wide(p, WORDS), of_h), from_ints([1 - end.role], WORDS))
+    return subtract(wide(h, WORDS), shifted(of_h, f)), subtract(whole, shifted(of_p, f + 2))
+
+
+def _of_number(end: HiddenEnd, margins: NDArray[np.uint32]) -> Steps[tuple[Wide, Wide]]:
+    """Return shares of h = 1 and of margins in units of gradients, (n, 2): one step."""
+    one, offset = ((1 << bits) * (1 - end.role) for bits in (end.loss.fraction, NUMBER_BITS - 2))
+    # far from the ends of the ring, so that the number plus the offset is guarded
+    x = (margins + np.uint32(offset)) & np.uint32((1 << NUMBER_BITS) - 1)
+    wraps = yield from _wraps(end, (x >> np.uint32(NUMBER_BITS - 1)).astype(np.uint8))
+    whole = subtract(wide(x, WORDS), add(shifted(wraps, NUMBER_BITS), from_ints([offset], WORDS)))
+    hess = np.broadcast_to(from_ints([one], WORDS), whole.shape)
+    return hess, shifted(whole, end.loss.fraction - FRACTION)
+
+
+def _wraps(end: HiddenEnd, tops: Bits) -> Steps[Wide]:
+    """Return shares of whether guarded shares wrap around, (n, 2), by their top bits."""
     both = yield from both_of(end.transfers, tops, WORDS, end.role)
-    of_h, of_p = np.split(subtract(wide(tops.astype(np.int64), WORDS), both), 2)
-    hess = subtract(wide(h, WORDS), shifted(of_h, f))
-    grad = subtract(add(wide(p, WORDS), of_h), shifted(of_p, f + 2))
-    if labels is not None:
-        grad = subtract(grad, wide(1 + (labels << f), WORDS))
+    return subtract(wide(tops.astype(np.int64), WORDS), both)
+
+
+def _packed(end: HiddenEnd, hess: Wide, grad: Wide, weights: NDArray[np.int64] | None) -> Steps[Wide]:
+    """Return shares modulo 2^bits of 1 + 2^x hess w + 2^y grad w, (n, 2)."""
+    fields, bits = lattice_fields(end.bounds, sealed=True)
     packed = add(shifted(hess, fields[1].shift), shifted(grad, fields[2].shift))
     if end.loss.heaviest > 1:
         kind = Correlation(end.loss.heaviest.bit_length(), 1, WORDS, bits, one_way=True)

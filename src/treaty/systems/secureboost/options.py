@@ -41,9 +41,9 @@ class SecureBoost(SystemOptions):
         but "open" in paper mode and with `allow_exact_sums`.
     membership : {"known", "hidden"} or None, default None
         Which rows are in a node: "hidden" shares it, so that neither party learns it in training, with margins,
-        gradients and sums; needs two parties, ``objective="logistic_pieces"``, a depth of at most 6 and sealed sums,
-        whole weights of rows up to 255, and at most two eval sets; predictions are ``inference="shared"``
-        (docs/hidden.md). "known", which None is: the active party knows it.
+        gradients and sums; needs two parties, ``objective="logistic_pieces"`` or "squared_error_steps", a depth of at
+        most 6 and sealed sums, whole weights of rows up to 255, and at most two eval sets, of two classes; predictions
+        are ``inference="shared"`` (docs/hidden.md). "known", which None is: the active party knows it.
     reveal : {"column", "node"} or None, default None
         How a passive party applies its split under the lattice map. "column": it answers which of all rows go left, and
         learns nothing about the node. "node": it answers for the node's rows only. With open sums it then sees these
@@ -245,7 +245,10 @@ class SecureBoost(SystemOptions):
             "purity_guard": (self.purity_guard, None),
             "mechanism": (self.mechanism, None),
             "inference": (self.inference or "shared", "shared"),
-            "objective": (common.objective, "logistic_pieces"),
+            "objective": (
+                "logistic_pieces" if common.objective == "squared_error_steps" else common.objective,
+                "logistic_pieces",
+            ),
             "fractional_bits": (common.fractional_bits, 16),
             "goss": (common.goss, False),
             "max_leaves": (common.max_leaves, None),

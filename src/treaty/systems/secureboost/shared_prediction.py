@@ -176,7 +176,11 @@ def _begin(inputs: RoleInput[SecureBoost], rows: str) -> Callable[[Table], Float
     used = {name: of for name, of in zip(sources, used_records(trees, len(sources)), strict=True) if len(of)}
     if not used.keys() - {party.name}:
         return lambda table: margins(ask_all(party, part, trees, table, 0, inputs.threads), objective, inputs.threads)
-    depth, unit, outputs = depth_of(trees), unit_of(trees, objective.leaf_unit), objective.n_outputs
+    depth, unit, outputs = (
+        depth_of(trees),
+        unit_of(trees, objective.leaf_unit * objective.grad_clip),
+        objective.n_outputs,
+    )
     weights = leaf_weights(trees, depth, unit)
     nbytes = _bytes_of(weights, outputs, whole=bool(objective.leaf_unit))
     further = {name: of for name, of in used.items() if name not in (party.name, partner)}

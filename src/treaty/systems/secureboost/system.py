@@ -89,7 +89,7 @@ def _conclusions_of_hidden_rows(roles: Roles, part: ModelPart | None) -> dict[st
     nothing = "in training, no sum, no row of a node, and no column or cut of the other's splits"
     return {
         roles.active: [
-            "the shape of all trees, the owner of each node's split, and leaf weights in multiples of 2^-12, which "
+            "the shape of all trees, the owner of each node's split, and leaf weights of 15 bits each, which "
             "reveal something about rows that it knows to be in a leaf",
             nothing,
             "at prediction, from a row's margin, the decisions on its paths, unless the model is large: do not predict "
