@@ -281,7 +281,7 @@ def test_what_partners_add_to_the_own_data_is_said_at_the_top(tmp_path, whole):
     own = X[tables["p0"].columns] if whole else X["p0"]
     assert theirs == pytest.approx(roc_auc_score(y, alone.predict_proba(own)[:, 1]))
     assert [line.name for line in shown.scores.roc] == ["this model", OWN]
-    compared = f"AUC is {ours:.4g} with them and {theirs:.4g} without."
+    compared = f"AUC is {ours:.4g} with it and {theirs:.4g} without."
     assert any(compared in sentence for _, sentence in verdict(shown))
     gains = {party: sum(of.values()) for party, of in model.importances("gain").items()}
     share = 1.0 - gains["p0"] / sum(gains.values())

@@ -112,7 +112,7 @@ def test_the_active_partys_own_columns_are_trained_on_for_comparison(job, tmp_pa
     shown = contents_of_run(Path(job.output), reports, viewer)
     ours = reports["a"].losses["eval_0"][-1]
     said = [sentence for _, sentence in verdict(shown)]
-    assert f"loss is {ours:.4g} with them and {expected[-1]:.4g} without" in said[-1]
+    assert f"loss is {ours:.4g} with it and {expected[-1]:.4g} without" in said[-1]
     assert "have no labels" not in page(shown)
     assert contents_of_run(Path(job.output), reports, "b").absent["alone"] == "b has no labels to train on."
 
@@ -310,7 +310,7 @@ def test_the_demo_writes_a_report_beside_the_pooled_table(tmp_path):
     assert done.exit_code == 0, done.output
     assert "wrote" in done.stdout
     text = out.read_text()
-    assert ">pooled</text>" in text
+    assert "this model, pooled</text>" in text
     assert text.count("<svg") == 6
     with pytest.raises(ConfigError, match="there is no folder"):
         CliRunner().invoke(app, ["demo", "--report", str(tmp_path / "no" / "x.html")], catch_exceptions=False)

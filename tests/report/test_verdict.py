@@ -22,13 +22,13 @@ def scored(metric: str, *, by_chance: bool = False, **values: float) -> Contents
 @pytest.mark.parametrize(
     ("found", "state", "said"),
     [
-        (scored("AUC", ours=0.9, alone=0.8), "good", "help: AUC is 0.9 with them and 0.8 without."),
-        (scored("AUC", ours=0.803, alone=0.8), "wait", "add almost nothing: AUC is 0.803 with them"),
-        (scored("AUC", ours=0.99, alone=0.98), "good", "help: AUC is 0.99 with them and 0.98 without."),
-        (scored("AUC", ours=0.9, alone=0.8, by_chance=True), "wait", "seem to help: AUC is 0.9 with them and 0.8"),
-        (scored("AUC", ours=0.8, alone=0.8), "wait", "add nothing: AUC is 0.8 with them"),
-        (scored("RMSE", ours=2.0, alone=3.0), "good", "help: RMSE is 2 with them and 3 without."),
-        (scored("RMSE", ours=3.0, alone=2.0), "wait", "add nothing: RMSE is 3 with them"),
+        (scored("AUC", ours=0.9, alone=0.8), "good", "helps: AUC is 0.9 with it and 0.8 without."),
+        (scored("AUC", ours=0.803, alone=0.8), "wait", "adds almost nothing: AUC is 0.803 with it"),
+        (scored("AUC", ours=0.99, alone=0.98), "good", "helps: AUC is 0.99 with it and 0.98 without."),
+        (scored("AUC", ours=0.9, alone=0.8, by_chance=True), "wait", "seems to help: AUC is 0.9 with it and 0.8"),
+        (scored("AUC", ours=0.8, alone=0.8), "wait", "adds nothing: AUC is 0.8 with it"),
+        (scored("RMSE", ours=2.0, alone=3.0), "good", "helps: RMSE is 2 with it and 3 without."),
+        (scored("RMSE", ours=3.0, alone=2.0), "wait", "adds nothing: RMSE is 3 with it"),
         (scored("AUC", ours=0.55), "bad", "hardly separates the classes: AUC is 0.55; 0.5 is guessing."),
         (scored("AUC", ours=0.9), "good", "The model separates the classes"),
         (scored("R²", ours=0.01), "bad", "hardly predicts the numbers"),
@@ -55,8 +55,8 @@ def test_of_eval_sets_the_round_that_was_kept_counts():
         Curve(f"e, {OWN}", "loss", [0.6, 0.55, 0.58], alone=True),
     ]
     kept, last = (list(verdict(contents(curves=curves, best=best))) for best in (2, None))
-    assert "loss is 0.4 with them and 0.55 without" in kept[1][1]
-    assert "loss is 0.5 with them and 0.58 without" in last[1][1]
+    assert "loss is 0.4 with it and 0.55 without" in kept[1][1]
+    assert "loss is 0.5 with it and 0.58 without" in last[1][1]
 
 
 def test_nothing_known_has_no_verdict():

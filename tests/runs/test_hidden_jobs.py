@@ -88,7 +88,7 @@ def test_show_and_report_count_splits_and_say_what_was_learned(trained: Path) ->
     for name in "ab":
         shown = said("show", trained.parent / "model" / f"{name}.part")
         assert "gain" not in shown.split("own column")[1].splitlines()[0]
-        assert "a learned: in training no sum and no row of a node" in shown
+        assert f"{name} learned: in training, no sum, no row of a node" in shown
         said("report", trained.parent / "model", "--as", name)
         page = (trained.parent / "model" / f"{name}.report.html").read_text()
         assert f"Number of splits on a column; {name} does not know their gains" in page

@@ -66,7 +66,6 @@ def contents_of(
         facts=list(_facts(model)),
         whose=_whose(model, viewer, known),
         viewer=viewer,
-        partners="rows" if system.split == "rows" else "columns",
         unit="round" if model._model == "trees" else "epoch",
         best=forest_of(list(model.parts_.values())).best_watched if model._model == "trees" else None,
         sent=getattr(model, "communication_", {}),

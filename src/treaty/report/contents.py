@@ -103,9 +103,8 @@ class Contents:
     facts: Sequence[str]
     # a sentence: whose view of the run this is, and who may see the page
     whose: str
-    # the party whose view it is, and what the others bring: "columns" or "rows"
+    # the party whose view it is
     viewer: str = ""
-    partners: str = "columns"
     curves: Sequence[Curve] = ()
     # of the curves: "round" or "epoch"
     unit: str = "round"
@@ -360,11 +359,8 @@ def _absent(
     needed = "A run stores no predictions with labels: add --predictions (from treaty predict), --labels and --label."
     found: dict[Section, str] = {"shap": _no_contributions(own)}
     if not own.alone:
-        found["alone"] = (
-            f"{viewer} has no labels to train on."
-            if own.role not in _LEADS
-            else "Needs a job of trees between owners of columns, with exact labels and eval_tables."
-        )
+        needed_for_own = "Needs a job of trees between owners of columns, with exact labels and eval_tables."
+        found["alone"] = needed_for_own if own.role in _LEADS else f"{viewer} has no labels to train on."
     if scores is None:
         found |= {"scores": needed, "roc": needed, "calibration": needed}
     elif scores.of_numbers:

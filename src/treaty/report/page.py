@@ -108,9 +108,12 @@ def _figures(of: Contents) -> Iterator[tuple[Section, list[str]]]:
     if of.curves:
         yield "curves", curves(of.curves, of.unit, of.best)
     if of.scores is not None and of.scores.roc:
-        yield "roc", [roc(of.scores.roc)]
+        rates = "false positive rate", "true positive rate"
+        yield "roc", [_against_diagonal("Receiver operating characteristic", of.scores.roc, *rates, marker="")]
     if of.scores is not None and of.scores.calibration:
-        yield "calibration", [calibration(of.scores.calibration, of_numbers=of.scores.of_numbers)]
+        numbers, shares = ("mean prediction", "mean label"), ("mean predicted probability", "share that was so")
+        axes = numbers if of.scores.of_numbers else shares
+        yield "calibration", [_against_diagonal("Calibration in tenths", of.scores.calibration, *axes, marker="o")]
     if any(amount for columns in of.importances.values() for amount in columns.values()):
         yield "importances", [importances(of.importances)]
     if of.shap:
@@ -179,23 +182,6 @@ def curves(of: Sequence[Curve], unit: str, best: int | None) -> list[str]:
         last = ", ".join(f"{line.name}{' pooled' if line.pooled else ''} {line.values[-1]:.4g}" for line in lines)
         figures.append(_drawn(draw, f"{metric} by {unit}; at the end {last}"))
     return figures
-
-
-def roc(lines: Sequence[Points]) -> str:
-    """Return the figure of each line's receiver operating characteristic."""
-    return _drawn(
-        lambda axes: _against_diagonal(axes, lines, "false positive rate", "true positive rate", marker=""),
-        f"Receiver operating characteristic of {', '.join(line.name for line in lines)}",
-    )
-
-
-def calibration(lines: Sequence[Points], *, of_numbers: bool) -> str:
-    """Return the observed means or shares by what was predicted."""
-    names = ("mean prediction", "mean label") if of_numbers else ("mean predicted probability", "share that was so")
-    return _drawn(
-        lambda axes: _against_diagonal(axes, lines, *names, marker="o"),
-        f"Calibration of {', '.join(line.name for line in lines)}: {names[1]} by {names[0]}, in tenths of the rows",
-    )
 
 
 def importances(of: Mapping[str, Mapping[str, float]]) -> str:
@@ -300,15 +286,19 @@ def _name_rows(axes: Axes, names: Sequence[str]) -> None:
     axes.set_ylim(len(names) - 0.4, -0.6)
 
 
-def _against_diagonal(axes: Axes, lines: Sequence[Points], x: str, y: str, marker: str) -> None:
+def _against_diagonal(what: str, lines: Sequence[Points], x: str, y: str, *, marker: str) -> str:
     shown = list(lines)[: 2 * _MOST_LINES]
     names = list(dict.fromkeys(line.name for line in shown))
     ends = [[min(line.x[0] for line in shown), max(line.x[-1] for line in shown)]] * 2
-    axes.plot(*ends, color=_DIM, linestyle=":", linewidth=1.0)
-    for line in sorted(shown, key=lambda line: not line.pooled):
-        style = _look(names.index(line.name), line.pooled) | {"marker": marker, "markersize": 4}
-        axes.plot(line.x, line.y, label=_label(line, names), **style)
-    axes.set(xlabel=x, ylabel=y)
+
+    def draw(axes: Axes) -> None:
+        axes.plot(*ends, color=_DIM, linestyle=":", linewidth=1.0)
+        for line in sorted(shown, key=lambda line: not line.pooled):
+            style = _look(names.index(line.name), line.pooled) | {"marker": marker, "markersize": 4}
+            axes.plot(line.x, line.y, label=_label(line, names), **style)
+        axes.set(xlabel=x, ylabel=y)
+
+    return _drawn(draw, f"{what} of {', '.join(names)}: {y} by {x}")
 
 
 def _drawn(draw: Callable[[Axes], None], described: str, *, height: float = _HEIGHT) -> str:

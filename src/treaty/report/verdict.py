@@ -75,18 +75,17 @@ def verdict(of: Contents) -> Iterator[tuple[str, str]]:
             yield "good", f"The model learned: {what} and {measured.value:.4g} at the end."
         else:
             yield "bad", f"The model did not learn: {what} and did not improve."
-    theirs = f"The partners' {of.partners}"
     if measured is not None and measured.alone is not None:
         gain = measured.gain(measured.alone)
-        compared = f"{measured.metric} is {measured.value:.4g} with them and {measured.alone:.4g} without."
+        compared = f"{measured.metric} is {measured.value:.4g} with it and {measured.alone:.4g} without."
         if gain < _HARDLY:
-            yield "wait", f"{theirs} add {'almost ' if gain > 0.0 else ''}nothing: {compared}"
+            yield "wait", f"The partners' data adds {'almost ' if gain > 0.0 else ''}nothing: {compared}"
         elif of.scores is not None and of.scores.by_chance:
-            yield "wait", f"{theirs} seem to help: {compared} On so few rows, the difference may be chance."
+            yield "wait", f"The partners' data seems to help: {compared} On so few rows, that may be chance."
         else:
-            yield "good", f"{theirs} help: {compared}"
+            yield "good", f"The partners' data helps: {compared}"
     elif _share(of) == 0.0:
-        yield "wait", f"{theirs} add nothing: no split is on one of them."
+        yield "wait", "The partners' columns add nothing: no split is on one of them."
     elif of.splits == "number" and list(of.importances) == [of.viewer]:
         count = sum(of.importances[of.viewer].values())
         yield "good" if count else "wait", f"{count:.0f} splits of the model are on columns of {of.viewer}."
