@@ -158,6 +158,7 @@ FOREST = {
     "seven levels": (np.zeros((1, 127), np.int32), 7, "expected 1 to 6 levels"),
     "another depth": (np.zeros((1, 7), np.int32), 2, "HiddenForest.records"),
     "no tree": (np.zeros((0, 3), np.int32), 2, "of one tree at least"),
+    "more trees than memory": (np.zeros(((1 << 20) + 1, 1), np.int32), 1, "of one tree at least and 1048576 at most"),
     "records that are not held": (np.array([[0, 4, 5]], np.int32), 2, "expected records below 5"),
     "records below none": (np.array([[0, -2, 4]], np.int32), 2, "expected records below 5"),
     "another type": (np.zeros((1, 3), np.int64), 2, "HiddenForest.records"),

@@ -34,6 +34,7 @@ from treaty.trees.ensemble import SplitTable, Tree
 # apart
 PRECISION_BITS = 40
 _WALKED_AT_ONCE = 1 << 20  # rows of all trees together
+_MOST_TREES = 1 << 20  # as at least eight rows are walked at once, however many trees there are
 
 
 @leaks(
@@ -190,8 +191,12 @@ def read_forest(came: HiddenForest, active: str, held: int, most_outputs: int = 
         raise PeerProtocolError(active, f"expected 1 to {MOST_LEVELS} levels", at=f"{what}.active")
     shape = None, (1 << len(levels)) - 1
     records = view(came.records, np.int32, shape, peer=active, what=f"{what}.records")
-    if not len(records) or records.min() < -1 or records.max() >= held:
-        raise PeerProtocolError(active, f"expected records below {held}, of one tree at least", at=f"{what}.records")
+    if not 0 < len(records) <= _MOST_TREES or records.min() < -1 or records.max() >= held:
+        raise PeerProtocolError(
+            active,
+            f"expected records below {held}, of one tree at least and {_MOST_TREES} at most",
+            at=f"{what}.records",
+        )
     if came.outputs > most_outputs or len(records) % came.outputs:
         raise PeerProtocolError(active, f"expected trees of at most {most_outputs} outputs", at=f"{what}.outputs")
     return SharedForest(records, levels.tolist(), came.outputs, came.nbytes)
