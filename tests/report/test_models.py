@@ -14,7 +14,8 @@ from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 import treaty
 from tables import cut, cut_for_active, real_table, with_categories
 from treaty.errors import ConfigError, DataError
-from treaty.estimators.reporting import OWN, POOLED, contents_of
+from treaty.estimators.reporting import contents_of
+from treaty.report import OWN, POOLED
 from treaty.report.page import _TITLES
 from treaty.report.verdict import figures, verdict
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from html_pages import Parsed
-from treaty.report.contents import OWN, Contents, Curve, ModelScores
+from treaty.report import OWN
+from treaty.report.contents import Contents, Curve, ModelScores
 from treaty.report.page import page
 from treaty.report.verdict import figures, verdict
 

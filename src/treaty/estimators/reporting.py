@@ -23,18 +23,8 @@ from treaty.models.interpretation import Contributions, willing
 from treaty.models.linear import load_linear_part
 from treaty.models.statistics import load_statistics_part
 from treaty.models.trees import forest_of, load_part, staged_margins
-from treaty.report.contents import (
-    OURS,
-    OWN,
-    POOLED,
-    Contents,
-    Curve,
-    ModelScores,
-    Section,
-    Spread,
-    scores_of_classes,
-    scores_of_numbers,
-)  # fmt: skip
+from treaty.report import OURS, OWN, POOLED
+from treaty.report.contents import Contents, Curve, ModelScores, Section, Spread, scores_of_classes, scores_of_numbers
 from treaty.runs.report import importances_of, versions
 from treaty.runs.threads import active_of
 from treaty.systems import Model, find_system

@@ -19,6 +19,7 @@ from treaty.machine.arrays import Floats
 from treaty.messaging.transcript import Timeline, joined
 from treaty.models.trees import FORMAT as TREES
 from treaty.models.trees import load_part
+from treaty.report import OURS, OWN
 from treaty.runs.job_files import load_job
 from treaty.runs.report import FORMAT, Report
 from treaty.systems import find_system
@@ -32,9 +33,6 @@ Section = Literal[
     "scores", "curves", "roc", "calibration", "importances", "shap", "messages", "timeline", "seconds", "learned",
     "noise", "parameters", "versions", "alone",
 ]  # fmt: skip
-
-# names of models that are compared
-OURS, POOLED, OWN = "this model", "pooled", "own data only"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from treaty.report.contents import OWN, Contents
+from treaty.report import OWN
+from treaty.report.contents import Contents
 
 _HIGHER = ("auc", "r²", "accuracy", "aucpr", "ndcg", "map")
 # a smaller part of the error (a loss, or what a metric lacks to 1) is hardly a gain

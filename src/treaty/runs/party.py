@@ -221,14 +221,10 @@ def _keep_result(job: Job, inputs: RoleInput, result: Any, tables: TrainingTable
 
 
 def _add_own_columns(report: Path, inputs: RoleInput) -> None:
-    """Add to a report the metrics of eval sets by round of trees on own columns alone, if those can be trained.
-
-    They need eval sets, own columns and exact labels, and do not go on from another model.
-    """
+    """Add to a report the metrics of eval sets by round of trees on own columns alone, if those can be trained."""
     common, name = inputs.common, inputs.party.name
-    if not isinstance(common, BoostingOptions) or not inputs.eval_sets or inputs.part is not None:
-        return
-    if inputs.options.label_epsilon is not None or not inputs.rows.table.schema.names:
+    goes_on, noisy = inputs.part is not None, inputs.options.label_epsilon is not None
+    if goes_on or noisy or not (isinstance(common, BoostingOptions) and inputs.eval_sets and inputs.rows.table.columns):
         return
     own = {"monotone_constraints": dict(inputs.directions) or None, "interaction_constraints": None}
     alone = replace(
