@@ -96,6 +96,9 @@ def setups(n_estimators: int = 6) -> dict[str, Setup]:
     return {
         "secureboost, lattice": _columns("secureboost", {"encryption": "lattice", **exact}, trees, by_column(3)),
         "secureboost, sealed": _columns("secureboost", {}, trees, by_column(2)),
+        "secureboost, hidden": _columns(
+            "secureboost", {"membership": "hidden"}, {**trees, "objective": "logistic_pieces"}, by_column(2)
+        ),
         "secureboost, ou": _columns("secureboost", {"encryption": "ou", **exact, **short}, trees, by_column(3)),
         "fedxgboost-smm": _columns("fedxgboost-smm", exact, trees, by_column(2)),
         "fedxgboost-smm, dealer": _columns(
@@ -357,7 +360,9 @@ class Arena:
         folder = self.copy("cell")
         for job in folder.glob("*/job.toml"):
             text = job.read_text().replace(f"reconnect = {RECONNECT}\n", f"reconnect = {fault.reconnect}\n")
-            job.write_text(text.replace(f"timeout = {TIMEOUT}\n", f"timeout = {fault.timeout or TIMEOUT}\n"))
+            # users wait for a part of it
+            patience = (fault.timeout or TIMEOUT) * self.setup.timeout // TIMEOUT
+            job.write_text(text.replace(f"timeout = {self.setup.timeout}\n", f"timeout = {patience}\n"))
         number = max(1, min(round(moment * self.messages[victim]), self.messages[victim] - 1))
         undo: Callable[[], None] = lambda: None  # noqa: E731
         how: dict[str, Any] = {"victim": victim, "moment": number, "patience": self.patience}
