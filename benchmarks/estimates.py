@@ -158,9 +158,11 @@ def measure(title: str, rows: int, case: tuple[str, dict[str, Any], dict[str, An
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         active, parties, more = (by_row if title in ROW_SPLIT else by_column)(system, own, rows, folder)
+        # linear models have no trees
+        depth = {} if "max_iter" in common else {"max_depth": 3}
         job = Job(
             name="estimates", active=active, label="label", parties=parties, protocol=system, own=own,
-            common={"max_depth": 3, **common}, output=str(folder / "model"), store=str(folder / "store"), n_jobs=1,
+            common=depth | common, output=str(folder / "model"), store=str(folder / "store"), n_jobs=1,
             **more,
         )  # fmt: skip
         job, printed, took, others = played(__file__, job, folder)
