@@ -259,7 +259,7 @@ def test_hidden_decisions_have_no_stages_and_no_shap(tmp_path):
     model = treaty.GBDTClassifier(protocol, n_estimators=1, max_depth=2).fit(tables, y)
     model.report(tmp_path / "out.html", {name: of[:40] for name, of in tables.items()}, y[:40])
     found = sections(tmp_path / "out.html")
-    assert "hides which leaf a row is in" in found["shap"]
+    assert "hide which leaf a row is in" in found["shap"]
     assert "explain" not in found["shap"]
     assert "training rows" in found["curves"]
     assert "rows given" not in found["curves"]

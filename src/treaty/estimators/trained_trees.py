@@ -54,7 +54,8 @@ class TrainedTrees(TableEstimator):
         predicting = self._predicting()
         if predicting.settings[0].hides_decisions:
             raise ConfigError(
-                'inference="shared" hides which leaf a row is in, as hidden rows do; "plain" has leaves and stages'
+                'inference="shared" and membership="hidden" hide which leaf a row is in; inference="plain" has '
+                "leaves and stages"
             )
         return predicting.decisions(self._matched(X))
 
@@ -168,7 +169,8 @@ class TrainedTrees(TableEstimator):
         predicting = self._predicting()
         if predicting.settings[0].hides_decisions:
             raise ConfigError(
-                'inference="shared" hides which leaf a row is in, as hidden rows do; "plain" has contributions'
+                'inference="shared" and membership="hidden" hide which leaf a row is in; inference="plain" has '
+                "contributions"
             )
         return predicting.contributions(self._matched(X))
 

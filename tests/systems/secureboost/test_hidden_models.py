@@ -41,9 +41,9 @@ def test_importances_count_splits(model):
 
 def test_what_needs_decisions_or_covers_is_refused(model):
     for ask in (model.predict_contributions, model.contributions_frame, model.predict_leaf):
-        with pytest.raises(ConfigError, match="hidden rows"):
+        with pytest.raises(ConfigError, match="hide which leaf"):
             ask(TABLES)
-    with pytest.raises(ConfigError, match="hidden rows"):
+    with pytest.raises(ConfigError, match="hide which leaf"):
         next(model.staged_predict_proba(TABLES))
 
 
@@ -64,8 +64,9 @@ def test_a_report_has_no_empty_panel(model, tmp_path):
     page = (tmp_path / "out.html").read_text()
     found = Parsed(page).sections
     assert "Number of splits on a column." in found["importances"]
-    assert "hidden rows" in found["shap"]
-    assert "Decisions of each round are hidden" in found["curves"]
+    assert "hide which leaf a row is in" in found["missing"]
+    assert "The training kept no loss" in found["missing"]
+    assert not {"shap", "curves"} & {*found}
     assert "nan" not in found["importances"].lower()
     assert "rows of nodes are hidden, estimated about" in page
 
