@@ -176,7 +176,7 @@ def test_a_step_that_fails_says_why_and_workers_that_die_again_and_again_are_giv
 
 
 def test_another_version_of_treaty_at_the_workers_is_refused(ray, monkeypatch):
-    monkeypatch.setattr("treaty.cluster.shards.version", lambda _: "9.9")
+    monkeypatch.setattr("treaty.cluster.shards.__version__", "9.9")
     with (
         pytest.raises(ConfigError, match=r"expected Treaty 9\.9 on all machines of the cluster"),
         opened(Cluster("ray")),

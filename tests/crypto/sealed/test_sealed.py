@@ -265,16 +265,16 @@ def test_protocols_that_step_together_do_not_take_each_others_transfers(ends: tu
 
 
 @pytest.mark.parametrize(
-    "sizes", [np.ones((1, 1), np.int64), np.array(1), np.array([1.0]), np.array([-1]), np.ones(2, int)]
+    "sizes", [np.ones((1, 2), np.int64), np.array(1), np.array([1.0, 1.0]), np.array([-1, 3]), np.ones(3, int)]
 )
 def test_sizes_of_a_step_that_are_none_are_refused(sizes: np.ndarray) -> None:
     def one() -> Steps[None]:
         yield [np.zeros(1)]
 
-    steps = together(one())
+    steps = together(one(), one())
     next(steps)
     with pytest.raises(CryptoError, match="as many protocols"):
-        steps.send([sizes, np.zeros(1)])
+        steps.send([sizes, np.zeros(1), np.zeros(1)])
 
 
 def test_no_transfer_is_drawn_twice() -> None:

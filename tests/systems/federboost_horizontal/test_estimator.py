@@ -812,10 +812,10 @@ def test_the_leader_learns_sums_and_participants_the_model():
 
 
 def test_a_leader_without_data_cannot_take_its_own_rows_off():
-    assert "less its own" in said()["north"]
+    assert "the total minus" in said()["north"]
     learned = said("aggregator")
     assert list(learned) == ["aggregator", "north", "south", "east"]
-    assert "less its own" not in learned["aggregator"]
+    assert "the total minus" not in learned["aggregator"]
 
 
 @pytest.mark.parametrize(
