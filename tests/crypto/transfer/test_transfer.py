@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from crypto.sealed.watching import play
 from treaty.crypto.transfer import aes, extension, sodium
-from treaty.crypto.transfer.extension import QUICK, SHORT, STEP, Receiver, Sender, Shape
+from treaty.crypto.transfer.extension import QUICK, SHORT, STEP, Receiver, SeedTrees, Sender
 from treaty.crypto.transfer.stock import open_transfers
 from treaty.errors import CryptoError
 
@@ -162,7 +162,7 @@ def test_folding_sums_leaves_by_the_bits_of_their_numbers(fold: int) -> None:
 # ---------------------------------------------------------------- extension
 
 
-def ends(shape: Shape = QUICK) -> tuple[Receiver, Sender]:
+def ends(shape: SeedTrees = QUICK) -> tuple[Receiver, Sender]:
     receiver = Receiver(shape)
     sender = Sender(receiver.offer, shape)
     sender.prepare(receiver.prepare(sender.points))
@@ -173,13 +173,13 @@ def ends(shape: Shape = QUICK) -> tuple[Receiver, Sender]:
 SHAPES = {
     "quick": QUICK,
     "short": SHORT,
-    "single bits": Shape(((128, 1),)),
-    "three groups": Shape(((1, 7), (60, 2), (1, 1))),
+    "single bits": SeedTrees(((128, 1),)),
+    "three groups": SeedTrees(((1, 7), (60, 2), (1, 1))),
 }
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_rows_differ_by_delta_where_the_bit_is_one(shape: Shape) -> None:
+def test_rows_differ_by_delta_where_the_bit_is_one(shape: SeedTrees) -> None:
     receiver, sender = ends(shape)
     for count in (STEP, 3 * STEP, (1 << 16) + STEP):  # the streams go on
         message, chosen, t = receiver.extend(count)
@@ -213,7 +213,7 @@ def test_each_sender_has_a_delta_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_senders_message_says_nothing_of_the_bits_without_delta(shape: Shape) -> None:
+def test_senders_message_says_nothing_of_the_bits_without_delta(shape: SeedTrees) -> None:
     """Each column of the message is masked by a stream of which the sender lacks one leaf: bits look fair to it."""
     receiver, _ = ends(shape)
     message, chosen, _ = receiver.extend(1 << 14)

@@ -62,7 +62,7 @@ Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class SeedTrees:
     """Groups of seed trees, numbers of trees and of their levels: a level for each of the 128 bits of a row."""
 
     groups: tuple[tuple[int, int], ...]
@@ -84,7 +84,7 @@ class Shape:
 
 # With more levels fewer bits are sent, and more leaves are made: a transfer takes 13 ns at 4 levels, where 31 bits are
 # sent, 25 at `QUICK` (21 bits), and 50 at `SHORT` (15 bits), of which the last pays below some 250 Mbit/s
-QUICK, SHORT = Shape(((20, 6), (2, 4))), Shape(((16, 8),))
+QUICK, SHORT = SeedTrees(((20, 6), (2, 4))), SeedTrees(((16, 8),))
 
 
 def packed(bits: Bytes) -> Words:
@@ -200,7 +200,7 @@ class Receiver:
     hash: Hash  # once the sender's points have come
     session: bytes
 
-    def __init__(self, shape: Shape = QUICK) -> None:
+    def __init__(self, shape: SeedTrees = QUICK) -> None:
         self.shape = shape
         self._secret, self.offer = base_offer()
         self._streams: list[list[Streams]] = []
@@ -229,7 +229,7 @@ class Receiver:
         """Make transfers, `count` a multiple of `STEP`: return the message, the bits and the rows.
 
         The sender takes messages of one lane, of two, in the order in which they were made.
-        The message is uint64 (`Shape.sent`, count / 64); bits are packed, (count / 64,); rows are (count, 2).
+        The message is uint64 (`SeedTrees.sent`, count / 64); bits are packed, (count / 64,); rows are (count, 2).
         """
         words = _whole(count) // 64
         message, chosen = np.empty((self.shape.sent, words), np.uint64), np.empty(words, np.uint64)
@@ -249,7 +249,7 @@ class Sender:
     CryptoError if the receiver's `offer` is the identity or no point.
     """
 
-    def __init__(self, offer: Bytes, shape: Shape = QUICK) -> None:
+    def __init__(self, offer: Bytes, shape: SeedTrees = QUICK) -> None:
         self.shape = shape
         drawn = np.frombuffer(secrets.token_bytes(KAPPA // 8), np.uint8)
         self.delta: Words = drawn.view("<u8").astype(np.uint64)
@@ -279,7 +279,7 @@ class Sender:
         self._streams = _lanes(self.shape, seeds)
 
     def extend(self, count: int, message: Words, lane: int = 0) -> Words:
-        """Make the transfers of a receiver's message, uint64 (`Shape.sent`, count / 64); return rows (count, 2).
+        """Make the transfers of a receiver's message, uint64 (`SeedTrees.sent`, count / 64); return rows (count, 2).
 
         CryptoError for a message of another shape.
         """
@@ -298,7 +298,7 @@ class Sender:
         return rows
 
 
-def _lanes(shape: Shape, seeds: list[Bytes]) -> list[list[Streams]]:
+def _lanes(shape: SeedTrees, seeds: list[Bytes]) -> list[list[Streams]]:
     """Return the streams of two lanes, of the trees of each group together."""
     lanes: list[list[Streams]] = [[], []]
     first = 0
@@ -310,7 +310,7 @@ def _lanes(shape: Shape, seeds: list[Bytes]) -> list[list[Streams]]:
     return lanes
 
 
-def _planes(shape: Shape, streams: list[Streams], part: slice) -> tuple[slice, Words, Words]:
+def _planes(shape: SeedTrees, streams: list[Streams], part: slice) -> tuple[slice, Words, Words]:
     """Return the words of some transfers, their planes, uint64 (128, words), and each tree's random bits."""
     at = slice(part.start // 64, part.stop // 64)
     words, tree, plane = at.stop - at.start, 0, 0

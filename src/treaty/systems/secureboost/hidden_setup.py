@@ -43,7 +43,7 @@ class HiddenColumns(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class SlotLayout:
     """One party's columns: `offsets` are the features' first slots."""
 
     offsets: Int32s
@@ -72,7 +72,7 @@ class Columns:
                 f'membership="hidden" splits categories one against the rest, and {many[0]} has {most} or more: raise '
                 "max_cat_to_onehot"
             )
-        self.own = Layout(self.bins.offsets, categorical, missing)
+        self.own = SlotLayout(self.bins.offsets, categorical, missing)
 
     def exchange(self, party: Party) -> None:
         """Send the other party the layout of own columns, and take its."""
@@ -88,7 +88,7 @@ class Columns:
         if not fits or np.any(sizes < 1) or np.any(sizes > most):
             raise PeerProtocolError(peer, "expected the slots of columns", at=f"{what}.offsets")
         missing = view(came.missing, np.bool_, (count,), peer=peer, what=f"{what}.missing")
-        self.other = Layout(offsets.copy(), categorical.copy(), missing.copy())
+        self.other = SlotLayout(offsets.copy(), categorical.copy(), missing.copy())
         if not len(own.categorical) + count:
             raise ConfigError("expected columns at one of the parties, got none")
 
