@@ -443,8 +443,17 @@ def test_a_peers_queue_is_limited_in_a_running_node(live):
 
 def test_notes_at_random_leave_the_node_up(live):
     """A few seconds of it; benchmarks/node_fuzz.py has as many minutes as are wanted."""
-    before, deadline, seed = live.memory(), time.monotonic() + 5.0, 0
     peer = live.peer("bank")
+    fair, signature = signed(peer.own, content())
+    talk, job = peer.talk(), id_of(fair)
+    talk.say(Proposed(fair, signature))  # the first proposal that can be read loads some 100 MB of libraries
+
+    def answered():
+        refused = any(isinstance(note, JobStatus) and note.job == job for note in talk.heard)
+        return refused or any(row.id == job for row in live.shop.jobs())
+
+    wait_for("answer", answered, 20.0)
+    before, deadline, seed = live.memory(), time.monotonic() + 5.0, 0
     while time.monotonic() < deadline:
         proposal = Proposed(*signed(peer.own, mutated(content(), seed)))
         kinds = [
