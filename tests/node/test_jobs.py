@@ -64,7 +64,7 @@ def test_budgets_are_counted_by_partner_and_disk_by_folder(shop):
     ledger.spend([LedgerEntry("draw 1", model_job(name_of(at.job, at.row.id), "a" * 32), "bucket_rr", "x", 0.25)])
     ledger.spend([LedgerEntry("draw 2", "by hand", "bucket_rr", "x", 0.5)])
     partners = "; ".join(f"with {party} 0.25" for party in sorted(at.job.parties) if party != "shop")
-    expected = f"a person has paid epsilon 0.75 of at most 1; {partners}; with others 0.5"
+    expected = f"epsilon 0.75 of at most 1 spent per person; {partners}; with others 0.5"
     assert usage_of(settings, shop.store)["Privacy budget"] == {"rows": expected}
     models = Path(settings.folder) / "models" / "job"
     models.mkdir(parents=True)

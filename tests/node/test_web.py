@@ -103,11 +103,11 @@ def test_a_waiting_proposal_has_the_commands_to_copy(store, fine):
 
 
 def test_disk_and_budgets_are_shown(store):
-    usage = {"Privacy budget": {"payments": "a person has paid epsilon 3", HOSTILE: HOSTILE}, "Disk": {}}
+    usage = {"Privacy budget": {"payments": "epsilon 3 spent per person", HOSTILE: HOSTILE}, "Disk": {}}
     with TestClient(web.app(store, "clinic", describe, usage=lambda: usage), base_url="http://localhost") as client:
         text = client.get("/").text
     sections = Parsed(text).sections
-    assert sections["privacy-budget"].startswith("Privacy budget payments a person has paid epsilon 3 <script>")
+    assert sections["privacy-budget"].startswith("Privacy budget payments epsilon 3 spent per person <script>")
     assert sections["disk"] == "Disk There is no entry. "
     assert "<script" not in text
 
@@ -135,7 +135,7 @@ def test_names_are_shown_as_names(tmp_path):
         )
         store.add_job(JobRow("<script>", b"", b"", HOSTILE, HOSTILE, "proposed", HOSTILE))
         of_one = client.get("/jobs/%3Cscript%3E").text
-        assert "What would be learned" in of_one
+        assert "What parties would learn" in of_one
         for page in (client.get("/").text, of_one):
             assert "<script" not in page
             assert "<img" not in page

@@ -286,7 +286,7 @@ def test_what_partners_add_to_the_own_data_is_said_at_the_top(tmp_path, whole):
     assert any(compared in sentence for _, sentence in verdict(shown))
     gains = {party: sum(of.values()) for party, of in model.importances("gain").items()}
     share = 1.0 - gains["p0"] / sum(gains.values())
-    assert (f"{share:.0%}", "of the gain of all splits is the partners'") in figures(shown)
+    assert (f"{share:.0%}", "of the splits' gain is from the partners' columns") in figures(shown)
     model.report(tmp_path / "out.html", X, y, alone=alone)
     text = tmp_path.joinpath("out.html").read_text()
     assert text.index(compared) < text.index("<main>")

@@ -60,8 +60,10 @@ def test_of_eval_sets_the_round_that_was_kept_counts():
     assert "loss is 0.5 with it and 0.58 without" in last[1][1]
 
 
-def test_nothing_known_has_no_verdict():
-    assert [*verdict(contents()), *figures(contents())] == []
+def test_a_report_without_losses_and_labels_says_that_it_has_no_verdict():
+    said = "This report has no losses and no labels: it cannot say how good the model is."
+    assert list(verdict(contents())) == [("", said)]
+    assert list(figures(contents())) == []
 
 
 def test_figures_are_of_the_slowest_party_and_all_bytes():

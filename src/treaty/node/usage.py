@@ -42,7 +42,7 @@ def _size(folder: Path) -> int:
 
 
 def _paid(settings: Settings, store: Store, ledger: Path, limit: str) -> str:
-    """Describe what a person of a table has paid in all, and in the jobs of each partner."""
+    """Describe the epsilon spent per person of a table in all, and in the jobs of each partner."""
     entries = read_ledger(ledger.parent)
     # the name of a job in ledgers ends with the first letters of its id
     peers = {row.id[:16]: known[1].parties for row in store.jobs() if (known := readable(row)) is not None}
@@ -51,4 +51,4 @@ def _paid(settings: Settings, store: Store, ledger: Path, limit: str) -> str:
         for peer in peers.get(job_of(entry).rpartition(" ")[2], ["others"]):
             shares.setdefault(peer, []).append(entry)
     each = [f"with {peer} {per_person(of):.4g}" for peer, of in sorted(shares.items()) if peer != settings.name]
-    return "; ".join([f"a person has paid epsilon {per_person(entries):.4g}{limit}", *each])
+    return "; ".join([f"epsilon {per_person(entries):.4g}{limit} spent per person", *each])

@@ -40,7 +40,7 @@ _TITLES: dict[Section, str] = {
 }  # fmt: skip
 # sections of half the page's width, if there is room for two
 _HALF = ("curves", "roc", "calibration", "importances", "shap", "seconds", "timeline", "messages")
-_MOST_ROWS = 30
+_MOST_ROWS = 12
 
 
 _INK, _DIM, _LINE = "#0a0b01", "#0a0b02", "#0a0b03"
@@ -111,7 +111,7 @@ def _figures(of: Contents) -> Iterator[tuple[Section, list[str]]]:
         rates = "false positive rate", "true positive rate"
         yield "roc", [_against_diagonal("Receiver operating characteristic", of.scores.roc, *rates, marker="")]
     if of.scores is not None and of.scores.calibration:
-        numbers, shares = ("mean prediction", "mean label"), ("mean predicted probability", "share that was so")
+        numbers, shares = ("mean prediction", "mean label"), ("mean predicted probability", "observed share")
         axes = numbers if of.scores.of_numbers else shares
         yield "calibration", [_against_diagonal("Calibration in tenths", of.scores.calibration, *axes, marker="o")]
     if any(amount for columns in of.importances.values() for amount in columns.values()):
@@ -230,23 +230,23 @@ def shap(spreads: Sequence[Spread], of: str) -> str:
 
 
 def timeline(of: Timeline) -> str:
-    """Return megabytes sent in each time step, by ordered pair of parties; small pairs are added up."""
+    """Return megabytes per second in each time step, by ordered pair of parties; small pairs are added up."""
     largest = sorted(of.pairs, key=lambda pair: -sum(of.pairs[pair]))
     most = _MOST_PAIRS if len(largest) <= _MOST_PAIRS else _MOST_PAIRS - 1
     n_steps = max(len(steps) for steps in of.pairs.values())
     padded = {pair: np.pad(np.array(steps, float), (0, n_steps - len(steps))) for pair, steps in of.pairs.items()}
-    shown = {pair: padded[pair] / 1e6 for pair in largest[:most]}
+    shown = {pair: padded[pair] for pair in largest[:most]}
     if largest[most:]:
-        shown[f"{len(largest) - most} other pairs"] = np.sum([padded[pair] for pair in largest[most:]], axis=0) / 1e6
+        shown[f"{len(largest) - most} other pairs"] = np.sum([padded[pair] for pair in largest[most:]], axis=0)
 
     def draw(axes: Axes) -> None:
         below, at = np.zeros(n_steps), (np.arange(n_steps) + 0.5) * of.step
         for number, (pair, amounts) in enumerate(shown.items()):
             colour = _SERIES[-1] if number >= most else _colour(number)
-            axes.bar(at, amounts, of.step, below, color=colour, label=shortened(arrow(pair)), linewidth=0)
-            below = below + amounts
-        step = f"{of.step:.3g} s" if of.step < 60.0 else f"{of.step / 60.0:.3g} min"
-        axes.set(xlabel="seconds since the first message", ylabel=f"MB in each {step}")
+            rate = amounts / of.step / 1e6
+            axes.bar(at, rate, of.step, below, color=colour, label=shortened(arrow(pair)), linewidth=0)
+            below = below + rate
+        axes.set(xlabel="seconds since the first message", ylabel="MB per second")
         axes.grid(visible=False, axis="x")
 
     return _drawn(draw, f"Megabytes sent over time, of {', '.join(shown)}")
@@ -280,19 +280,25 @@ def _colour(number: int) -> str:
 
 
 def _name_rows(axes: Axes, names: Sequence[str]) -> None:
+    from matplotlib.ticker import EngFormatter
+
     axes.set_yticks(range(len(names)), ["\n".join(textwrap.wrap(shortened(name), 20)) or "" for name in names])
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
     axes.set_ylim(len(names) - 0.4, -0.6)
+    # beside long names there is no room for more, or longer, numbers
+    axes.locator_params(axis="x", nbins=5, min_n_ticks=3)
+    if max(map(abs, axes.get_xlim())) >= 1e4:
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
 def _against_diagonal(what: str, lines: Sequence[Points], x: str, y: str, *, marker: str) -> str:
     shown = list(lines)[: 2 * _MOST_LINES]
     names = list(dict.fromkeys(line.name for line in shown))
-    ends = [[min(line.x[0] for line in shown), max(line.x[-1] for line in shown)]] * 2
+    ends = [pick(pick(*line.x, *line.y) for line in shown) for pick in (min, max)]
 
     def draw(axes: Axes) -> None:
-        axes.plot(*ends, color=_DIM, linestyle=":", linewidth=1.0)
+        axes.plot(ends, ends, color=_DIM, linestyle=":", linewidth=1.0)
         for line in sorted(shown, key=lambda line: not line.pooled):
             style = _look(names.index(line.name), line.pooled) | {"marker": marker, "markersize": 4}
             axes.plot(line.x, line.y, label=_label(line, names), **style)

@@ -65,6 +65,8 @@ def _measured(of: Contents) -> Measured | None:
 def verdict(of: Contents) -> Iterator[tuple[str, str]]:
     """Yield sentences, each after its state: "good", "wait" or "bad"."""
     measured = _measured(of)
+    if measured is None:
+        yield "", "This report has no losses and no labels: it cannot say how good the model is."
     for metric, value in _scores(of).items():
         if metric.lower() in _WEAK:
             least, what, compared = _WEAK[metric.lower()]
@@ -100,7 +102,8 @@ def figures(of: Contents) -> Iterator[tuple[str, str]]:
         if measured.alone is not None:
             yield f"{measured.alone:.4g}", f"{measured.metric} with {OWN}"
     if share is not None:
-        yield f"{share:.0%}", f"of the {of.splits} of all splits is the partners'"
+        what = "of the splits are on" if of.splits == "number" else "of the splits' gain is from"
+        yield f"{share:.0%}", f"{what} the partners' columns"
     if of.seconds:
         yield f"{max(sum(phases.values()) for phases in of.seconds.values()):,.1f} s", "training"
     if of.sent:
