@@ -50,7 +50,8 @@ CASES = [
     (1000, 6, 1000),
 ]  # trees, depth, requests a second
 TREES = "[boosting]\nn_estimators = 50\nmax_depth = 4\n"
-HIDDEN = 'objective = "logistic_pieces"\n[secureboost]\nmembership = "hidden"\n'
+# The rows were trained on.
+HIDDEN = 'objective = "logistic_pieces"\n[secureboost]\nmembership = "hidden"\ntraining_rows = "rounded"\n'
 EPOCHS = "[regression]\nmax_iter = 5\nbatch_size = 240\n[quasi-newton]\ncoordinator = false\n"
 CONNECTIONS = 32
 WARM = 2.0  # seconds that are not counted

@@ -54,9 +54,9 @@ def known(matrix, ids=None) -> KnownRows:
 def test_rows_with_the_values_of_known_ones_in_all_columns_are_counted():
     rows = known([[1.0, 2.0], [0.0, NAN], [3.0, 4.0]])
     same = np.array([[-0.0, -NAN], [3.0, 4.0], [3.0, 4.0], [3.0, NAN], [2.0, 1.0], [1.0, 4.0]], np.float32)
-    assert rows.with_equal_values(same) == 3
+    assert rows.with_equal_values(same).sum() == 3
     assert not rows.have_ids
-    assert known(np.zeros((3, 0))).with_equal_values(np.zeros((5, 0), np.float32)) == 0
+    assert not known(np.zeros((3, 0))).with_equal_values(np.zeros((5, 0), np.float32)).any()
 
 
 def test_ids_are_found_at_their_first_place():

@@ -39,7 +39,9 @@ def write(folder: Path, given: tuple[dict[str, object], dict[str, str]] = GIVEN)
     text = job.read_text().replace("allow_exact_sums = true\n", "").replace("reconnect = 75", "reconnect = 5")
     for name in given[1]:
         table = f'table = "{name}.csv"'
-        text = text.replace(table, f'{table}\npredict_{table}\nrecord = "seen"')
+        text = text.replace(table, f'{table}\npredict_table = "{name}.new.csv"\nrecord = "seen"')
+        # rows that were not trained on
+        (pd.read_csv(folder / f"{name}.csv") * 1.01 + 0.01).to_csv(folder / f"{name}.new.csv", index=False)
     job.write_text(text)
     return job
 
@@ -60,9 +62,11 @@ def said(*words: object) -> str:
 
 def assert_predicts_as_pooled(job: Path, names: str, **options: object) -> None:
     run_all(load_job(job), "predict")
-    first, *others = (pd.read_csv(job.parent / f"{name}.csv") for name in names)
-    x, y = pd.concat([first.drop(columns="y"), *others], axis=1), first["y"]
-    pooled = treaty.GBDTClassifier("pooled", **options).fit(x, y)
+    tables = []
+    for file in ("csv", "new.csv"):
+        first, *others = (pd.read_csv(job.parent / f"{name}.{file}") for name in names)
+        tables.append((pd.concat([first.drop(columns="y"), *others], axis=1), first["y"]))
+    pooled, x = treaty.GBDTClassifier("pooled", **options).fit(*tables[0]), tables[1][0]
     found = pd.read_csv(job.parent / "model" / "predictions.csv")
     columns = [name for name in found if found[name].dtype == float]
     np.testing.assert_allclose(found[columns[-1]], pooled.predict_proba(x)[:, 1], rtol=1e-6)
@@ -70,6 +74,18 @@ def assert_predicts_as_pooled(job: Path, names: str, **options: object) -> None:
 
 def test_predictions_are_those_of_the_pooled_model(trained: Path) -> None:
     assert_predicts_as_pooled(trained, "ab", **TREES)
+
+
+def test_predictions_of_training_rows_are_refused_or_rounded(trained: Path) -> None:
+    job = trained.with_name("same.toml")
+    job.write_text(trained.read_text().replace(".new.csv", ".csv"))
+    with pytest.raises(PartyFailure, match="b: 180 of 180 rows to predict were trained on with hidden rows"):
+        run_all(load_job(job), "predict")
+    job.write_text(job.read_text().replace('"hidden"', '"hidden"\ntraining_rows = "rounded"'))
+    run_all(load_job(job), "predict")
+    found = pd.read_csv(trained.parent / "model" / "predictions.csv")
+    columns = [name for name in found if found[name].dtype == float]
+    assert 1 < found[columns[-1]].nunique() < 9
 
 
 def test_predictions_on_shares_of_three_parties_are_those_of_the_pooled_model(tmp_path: Path) -> None:

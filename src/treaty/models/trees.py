@@ -23,7 +23,7 @@ from treaty.errors import ConfigError, DataError
 from treaty.files import Format, read_file, write_file
 from treaty.machine.arrays import Bytes, Flags, Floats, Int32s, Integers, pieces
 from treaty.machine.database import Mark
-from treaty.privacy.randomised_response import RandomisedRows
+from treaty.privacy.randomised_response import KnownRows, RandomisedRows
 from treaty.trees.boosting import Forest
 from treaty.trees.ensemble import SplitTable, Tree, Walk, join_splits, leaves_from_bits, margins_from_bits
 from treaty.trees.objectives import Objective
@@ -65,6 +65,8 @@ class ModelPart(msgspec.Struct, kw_only=True):
     choice: str = ""
     # whether it was trained with hidden rows: sides of these would show in which nodes they were
     hides_rows: bool = False
+    # of such a model, the rows that it was trained on: their margins would show the same
+    trained: KnownRows | None = None
     # at a passive party, the cost of its noise in words
     spent: str = ""
     # the estimated share of bins that exact sums revealed to the active party

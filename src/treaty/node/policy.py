@@ -335,8 +335,12 @@ def _sums(case: Case) -> _Found:
 def _membership(case: Case) -> _Found:
     if case.policy.membership is None:
         return None
-    hidden = case.built_in and case.settings[0].hides_rows
-    return hidden, f'rows of nodes are {"hidden from all parties" if hidden else "known"}; allowed: "hidden"'
+    own, allowed = case.settings[0], 'allowed: "hidden"'
+    if not case.built_in or not own.hides_rows:
+        return False, f"rows of nodes are known; {allowed}"
+    if own.rounds_margins:
+        return False, f'margins of training rows are told, rounded; {allowed} with training_rows="refused"'
+    return True, f"rows of nodes are hidden from all parties; {allowed}"
 
 
 def _mode_of_sums(case: Case) -> str | None:

@@ -270,7 +270,7 @@ class OnlineAnswer(msgspec.Struct, frozen=True):
 
 
 class UnknownIds(DataError):
-    """Requested rows are not common to all parties."""
+    """Requested rows are not common to all parties, or must not be asked for."""
 
 
 def id_value(canonical: str) -> str:
@@ -383,7 +383,9 @@ class Partners:
             raise PeerLost(self._names, why) from None
         answer = msgspec.json.decode(line, type=OnlineAnswer)
         if answer.unknown:
-            raise UnknownIds(f"ids that not all parties have: {', '.join(answer.unknown)}")
+            raise UnknownIds(
+                f"ids that not all parties have, or that hidden rows were trained on: {', '.join(answer.unknown)}"
+            )
         if answer.wrong:
             raise PeerLost(self._names, answer.wrong)
         return np.frombuffer(answer.margins, np.float64).reshape(len(ids), answer.n_outputs)

@@ -45,7 +45,7 @@ from numpy.typing import NDArray
 
 from treaty.errors import ConfigError, DataError
 from treaty.files import Format, read_file, write_file
-from treaty.machine.arrays import Bytes, Floats, Integers, Words
+from treaty.machine.arrays import Bytes, Flags, Floats, Integers, Words
 from treaty.machine.keyed_hash import KEY, hashes
 from treaty.privacy.ledger import Ledger, LedgerEntry
 
@@ -293,9 +293,16 @@ class KnownRows(msgspec.Struct):
         at = np.minimum(np.searchsorted(known, asked), len(known) - 1)
         return np.where(known[at] == asked, first[at], -1).astype(np.int64)
 
-    def with_equal_values(self, matrix: NDArray[Any]) -> int:
-        """Return how many rows have the values of a training row in all columns."""
-        return 0 if matrix.shape[1] == 0 else int(np.isin(_of_values(self.key, matrix), self.values).sum())
+    def with_equal_values(self, matrix: NDArray[Any]) -> Flags:
+        """Return which rows have the values of a training row in all columns, bool (n,)."""
+        if matrix.shape[1] == 0:
+            return np.zeros(len(matrix), np.bool_)
+        return np.isin(_of_values(self.key, matrix), self.values)
+
+    def joined(self, matrix: NDArray[Any], ids: Sequence[str] | None) -> KnownRows:
+        """Return the digests of these rows and of further ones; by ids, if all of them have some."""
+        of_ids = np.union1d(self.ids, _of_ids(self.key, ids)) if self.have_ids and ids is not None else self.ids[:0]
+        return KnownRows(self.key, np.union1d(self.values, _of_values(self.key, matrix)), of_ids)
 
 
 class RandomisedRows(msgspec.Struct):

@@ -38,10 +38,11 @@ from treaty.systems import find_system
 from treaty.systems.observers import play_role
 from treaty.systems.options import SystemOptions, converted
 from treaty.systems.system import LabelledRows, PartySpec, Phase, RoleInput, Roles, Service
-from treaty.systems.vertical.prediction import Requests
+from treaty.systems.vertical.prediction import Requests, withheld_rows
 
 Noted = Callable[[Transcript], None]
-# ``ready(numbers)``: the active party can be asked; `numbers` are those of common rows, by their canonical ids
+# ``ready(numbers)``: the active party can be asked; `numbers` are those of common rows, by their canonical ids, but for
+# rows whose margins are not told
 Ready = Callable[[dict[str, int]], Requests]
 
 # ---------------------------------------------------------------- which parties have a model, and what they predict
@@ -344,10 +345,10 @@ def serve_online(job: Job, name: str, ready: Ready, phase: Phase | None = None) 
         rows = open_rows(party, job, roles, path, part.schema, phase=phase, in_order=True)
         assert rows.canonical is not None
         data = LabelledRows(rows.features, np.zeros(0), ids=rows.canonical)
-        requests = None
+        inputs = _inputs(party, job, roles, phase, part=part, data=data)
         if name == job.active:
-            requests = ready({one: number for number, one in enumerate(rows.canonical())})
-        inputs = _inputs(party, job, roles, phase, part=part, data=data, requests=requests)
+            withheld = withheld_rows(inputs)
+            inputs.requests = ready({one: k for k, one in enumerate(rows.canonical()) if not withheld[k]})
         play_role(job.system.online[roles.of[name]], inputs)
 
     connected(job, name, roles, "serve", role, phase=phase)

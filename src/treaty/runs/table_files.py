@@ -278,10 +278,10 @@ def labelled(
     if job.task == "ranking":
         groups = numbers(arrow[job.group])
         target = check_relevance(arrow[job.label], groups, whose, n_rows, rules.objective)
-        return LabelledRows(rows.features, target, weight, base_margin=margins), None
+        return LabelledRows(rows.features, target, weight, ids=rows.canonical, base_margin=margins), None
     if job.task == "regression":
         target = check_numbers(arrow[job.label], whose, n_rows, rules.objective)
-        return LabelledRows(rows.features, target, weight, base_margin=margins), None
+        return LabelledRows(rows.features, target, weight, ids=rows.canonical, base_margin=margins), None
     y = check_labels(numbers(arrow[job.label]), whose, n_rows)
     if classes is None:
         classes = np.unique(y).tolist()
@@ -291,7 +291,7 @@ def labelled(
     if unseen:
         raise DataError(f"{name}: expected the labels seen in training, got {len(unseen)} others - at {path}")
     target = np.searchsorted(np.array(classes), y).astype(np.float64)
-    return LabelledRows(rows.features, target, weight, base_margin=margins), classes
+    return LabelledRows(rows.features, target, weight, ids=rows.canonical, base_margin=margins), classes
 
 
 def margins_of(rows: FileRows, rules: TableRules, path: str) -> NDArray[np.float64] | None:

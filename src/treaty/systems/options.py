@@ -149,6 +149,11 @@ class SystemOptions:
         """Whether neither party learns in training which rows are in a node."""
         return False
 
+    @property
+    def rounds_margins(self) -> bool:
+        """Whether predictions of a model with hidden rows are rounded, so that training rows are among them."""
+        return False
+
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return all options by name; with it and `set_params`, scikit-learn sees them as ``protocol__NAME``."""
         return {name: getattr(self, name) for name in names_of(type(self))}

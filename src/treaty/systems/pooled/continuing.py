@@ -91,8 +91,9 @@ def part_after(inputs: RoleInput, party: str, model_id: str, n_records: int) -> 
     splits = copy.deepcopy(earlier.splits)
     keep_records(splits, n_records)
     return ModelPart(
-        model_id=model_id, party=party, schema=earlier.schema, splits=splits, trees_a_round=inputs.n_outputs
-    )
+        model_id=model_id, party=party, schema=earlier.schema, splits=splits, trees_a_round=inputs.n_outputs,
+        trained=earlier.trained,
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------- checkpoints

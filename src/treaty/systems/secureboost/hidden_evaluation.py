@@ -63,6 +63,23 @@ def loss_of_rows(
     return (yield from _rounded_down(transfers, total, bits, loss_shift(n, fraction), role))
 
 
+def rounded(
+    transfers: Transfers, shares: NDArray[np.unsignedinteger], nbytes: int, dropped: int, role: int
+) -> Steps[Words]:
+    """Return shares of margins at the middle of steps of 2^dropped units, from shares modulo 2^(8 nbytes).
+
+    Margins are below a quarter of the ring, those of `margin_shares` modulo 2^64.
+    """
+    bits, out = 8 * nbytes, np.empty(shares.size, np.uint64)
+    whole = np.uint64((1 << bits) - 1)
+    for of in pieces(len(out), _ROWS_AT_ONCE):
+        # guarded numbers are positive
+        lifted = shares.reshape(-1)[of].astype(np.uint64) + np.uint64((1 - role) << bits - 2) & whole
+        out[of] = (yield from _rounded_down(transfers, lifted, bits, dropped, role)) << np.uint64(dropped)
+    back = (1 << dropped - 1) - (1 << bits - 2)
+    return out.reshape(shares.shape) + np.uint64((1 - role) * back % (1 << 64))
+
+
 def _rounded_down(transfers: Transfers, shares: Words, bits: int, dropped: int, role: int) -> Steps[Words]:
     """Return shares modulo 2^64 of guarded numbers without their lowest bits, (n,), from shares modulo 2^bits."""
     shares = shares & np.uint64((1 << bits) - 1)

@@ -42,6 +42,7 @@ from treaty.messaging.conversation import MessageOrder, Table
 from treaty.messaging.messages import Array, Message, leaks, view
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart
+from treaty.privacy.randomised_response import KnownRows
 from treaty.systems.pooled.continuing import CheckpointReceipt, CheckpointRequest
 from treaty.systems.pooled.system import Training
 from treaty.systems.secureboost import hidden_tree
@@ -142,6 +143,13 @@ def train_active(inputs: RoleInput[SecureBoost]) -> ModelPart:
     return training.part
 
 
+def _note_rows(inputs: RoleInput[SecureBoost], part: ModelPart) -> None:
+    """Have a part know its training rows, and those of an earlier model, by which predictions recognise them."""
+    matrix, ids = inputs.rows.table.matrix(), None if inputs.rows.ids is None else inputs.rows.ids()
+    part.encryption, part.hides_rows = "lattice", True
+    part.trained = KnownRows.of(matrix, ids) if part.trained is None else part.trained.joined(matrix, ids)
+
+
 def _check_rows(inputs: RoleInput[SecureBoost]) -> int:
     """Return a power of two that no row's weight exceeds; ConfigError for weights and eval sets that do not fit."""
     for number, rows in enumerate(inputs.eval_sets, 1):
@@ -180,7 +188,7 @@ class _Grower:
         link = measure(party, peer)[0]
         step = comparisons_of_a_step(link, Widths.of(bounds, self._rules.ridge))
         party.send(peer, HiddenStart(*start_of(training, peer), step, heaviest, objective.grad_clip))
-        training.part.encryption, training.part.hides_rows = "lattice", True
+        _note_rows(inputs, training.part)
         losses = losses_of(objective, inputs.rows.y, inputs.rows.weight if heaviest > 1 else None)
         self._ends = make_ends(inputs, self._columns, bounds, self._rules, step, losses, short=sends_little(link))
         end, outputs = self._ends[0], len(self._ends)
@@ -332,7 +340,7 @@ def train_passive(inputs: RoleInput[SecureBoost]) -> ModelPart:
     columns.exchange(party)
     start = _take_start(party, active)
     follower = Follower(inputs, start)
-    follower.part.encryption, follower.part.hides_rows = "lattice", True
+    _note_rows(inputs, follower.part)
     objective = _check(inputs.common.loss_class(
         n_outputs=inputs.n_outputs, fractional_bits=inputs.common.fractional_bits, grad_clip=start.clip,
         weight_bound=float(start.heaviest),

@@ -72,6 +72,11 @@ class SecureBoost(SystemOptions):
         What the active party gets at prediction. "shared": only margins, which parties compute on shares, for trees of
         at most 6 levels of splits; no leaves, stages or contributions (docs/prediction.md). "plain": also each row's
         side at every split. None is "plain", but "shared" under hidden rows.
+    training_rows : {"refused", "rounded"} or None, default None
+        What predictions with ``membership="hidden"`` do with rows that the model was trained on. Every party recognises
+        them, by ids or else by values, and refuses them; None is "refused". "rounded": they are predicted, but all
+        margins of the prediction are rounded, to whole log-odds, or of numbers to an eighth of the labels' range
+        (docs/hidden.md). Every party must set it.
     allow_exact_sums : bool, default False
         Consent, in safe mode, to open sums that would show the active party more than a tenth of a passive party's bins
         of single rows, by an estimate from rows, bins, depth and trees. Every party must set it.
@@ -112,6 +117,7 @@ class SecureBoost(SystemOptions):
     mechanism: Literal["label_rr"] | None = None
     epsilon: Positive | None = None
     inference: Literal["plain", "shared"] | None = None
+    training_rows: Literal["refused", "rounded"] | None = None
     allow_exact_sums: bool = False
 
     def settled(self, common: Any) -> Self:
@@ -191,6 +197,10 @@ class SecureBoost(SystemOptions):
         # sides of training rows would tell which rows were in a node
         return self.inference == "shared" or self.hides_rows
 
+    @property
+    def rounds_margins(self) -> bool:
+        return self.training_rows == "rounded"
+
     def check(self, common: Any) -> None:
         if common.goss and self.purity_guard is not None:
             raise ConfigError(
@@ -214,6 +224,8 @@ class SecureBoost(SystemOptions):
                 raise ConfigError(f'expected sums="open": {why}; or leave one of them out')
         if self.hides_rows:
             self._check_hidden(common)
+        elif self.training_rows is not None:
+            raise ConfigError('training_rows is for membership="hidden": leave it out')
         if self.hides_decisions and common.depth > MOST_LEVELS:
             what = 'membership="hidden"' if self.hides_rows else 'inference="shared"'
             raise ConfigError(

@@ -19,20 +19,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.transfer.hidden_rows import WEIGHT_BYTES
-from treaty.crypto.transfer.stock import Transfers, open_transfers
+from treaty.crypto.transfer.stock import Steps, Transfers, open_transfers
 from treaty.data.table import Table
 from treaty.errors import CryptoError, PeerProtocolError
-from treaty.machine.arrays import Bytes, Floats, Int32s, Integers
+from treaty.machine.arrays import Bytes, Floats, Int32s, Integers, Words
 from treaty.messaging.exchanges import OF_ONE_MODEL, Term, agree, send_rows, take_rows
 from treaty.messaging.messages import Array, Message, column_pieces, leaks, row_pieces, view
 from treaty.models.trees import margins, used_records
+from treaty.systems.secureboost.hidden_evaluation import rounded
 from treaty.systems.secureboost.hidden_forest import (
     PRECISION_BITS,
     Decide,
@@ -57,14 +58,19 @@ from treaty.systems.vertical.prediction import (
     answer_requests,
     ask_all,
     asked_rows,
+    check_not_trained,
     check_present,
     decidable,
     take_decisions,
+    withheld_rows,
 )
 from treaty.systems.vertical.sealed import MovingKey, compute
 from treaty.trees.ensemble import SplitTable, Tree
 
 _SHARE_BITS = 64  # of a row and output, as shares of margins are sent
+# Lowest bits of margins that are dropped with training_rows="rounded", in units of 2^-12 or 2^-12 of `grad_clip`: whole
+# numbers are left, or eighths of `grad_clip`
+_DROPPED, _DROPPED_OF_NUMBERS = 12, 9
 
 
 @leaks("how many splits the sender keeps; a public key", "control")
@@ -97,10 +103,16 @@ class MarginShares(Message):
     shares: Array
 
 
-def _agree(inputs: RoleInput[SecureBoost], rows: str) -> None:
+def _agree(inputs: RoleInput[SecureBoost], rows: str) -> int:
+    """Agree on the model, the number of `rows`, and how many lowest bits of margins are dropped; return this."""
     check_present(inputs.party, inputs.part, inputs.rows.table)
     terms: dict[str, Term] = {"model": inputs.part.model_id, rows: inputs.rows.table.n_rows, "inference": "shared"}
+    terms["training_rows"], dropped = "refused", 0
+    if inputs.options.rounds_margins:
+        dropped = _DROPPED_OF_NUMBERS if inputs.common.loss_class.takes == "numbers" else _DROPPED
+        terms["training_rows"] = f"rounded by {dropped} bits"
     agree(inputs.party, terms, remedy=OF_ONE_MODEL)
+    return dropped
 
 
 def _with_lines(own: Decide, held: int, lines: list[Bytes]) -> Decide:
@@ -112,6 +124,16 @@ def _with_lines(own: Decide, held: int, lines: list[Bytes]) -> Decide:
         return np.concatenate([own(mine, rows), shared[theirs - held, rows.start // 8 : -(-rows.stop // 8)]])
 
     return decide if lines else own
+
+
+def _rounded(
+    role: int, dropped: int, transfers: Transfers, n_rows: int, own: Decide, forest: SharedForest, *given: Any
+) -> Steps[Words]:
+    """Return shares of margins as `margin_shares`, uint64 (n_rows, outputs), without the lowest bits of these."""
+    shares = yield from margin_shares(transfers, n_rows, own, forest, *given)
+    if not dropped:
+        return shares.astype(np.uint64)
+    return (yield from rounded(transfers, shares, forest.nbytes, dropped, role))
 
 
 # ---------------------------------------------------------------- active party
@@ -128,6 +150,7 @@ class _Walk:
     forest: SharedForest
     weights: Integers
     unit: float
+    dropped: int
     further: Mapping[str, int]
     transfers: Transfers
 
@@ -139,8 +162,8 @@ class _Walk:
         own = _with_lines(partial(decide_rows, part.splits, table, inputs.threads), len(part.splits), lines)
         # of a batch: a request of a service is short
         done = [partial(inputs.observers.set_up, "predicting")] if inputs.requests is None else []
-        steps = margin_shares(self.transfers, n_rows, own, forest, self.weights, *done)
-        shares = compute(party, steps, partner=partner).astype(np.uint64)
+        steps = _rounded(0, self.dropped, self.transfers, n_rows, own, forest, self.weights, *done)
+        shares = compute(party, steps, partner=partner)
         for of, came in take_rows(party, partner, n_rows, _SHARE_BITS * outputs, MarginShares):
             shape = (of.stop - of.start, outputs)
             shares[of] += view(came.shares, np.uint64, shape, peer=partner, what="MarginShares.shares")
@@ -169,7 +192,9 @@ def _lines_of(trees: list[Tree], depth: int, further: Mapping[int, Int32s]) -> I
 def _begin(inputs: RoleInput[SecureBoost], rows: str) -> Callable[[Table], Floats]:
     """Agree on the model and the number of `rows`; return what predicts rows."""
     party, part, partner = inputs.party, inputs.part, (*inputs.others, "")[0]
-    _agree(inputs, rows)
+    if inputs.requests is None:
+        check_not_trained(inputs)
+    dropped = _agree(inputs, rows)
     keys = {peer: party.receive(peer, SharingKey) for peer in party.peers}
     trees = decidable(party, part, {peer: of.records for peer, of in keys.items()})
     objective, sources = part.grown.objective, part.grown.sources
@@ -196,7 +221,9 @@ def _begin(inputs: RoleInput[SecureBoost], rows: str) -> Callable[[Table], Float
         party.send(name, SidesRequest(Array.of(of), keys[partner].key))
     forest = SharedForest(mine, levels_of(theirs), outputs, nbytes)
     transfers = compute(party, open_transfers(0), partner=partner)
-    return _Walk(inputs, forest, weights, unit, {name: len(of) for name, of in further.items()}, transfers).margins
+    return _Walk(
+        inputs, forest, weights, unit, dropped, {name: len(of) for name, of in further.items()}, transfers
+    ).margins
 
 
 def predict_active(inputs: RoleInput[SecureBoost]) -> Floats:
@@ -228,27 +255,33 @@ def follow(inputs: RoleInput[SecureBoost], rows: str) -> None:
     """Take part in predictions as a passive party: of all its rows, or of those that are asked for, by number."""
     party, table, splits = inputs.party, inputs.rows.table, inputs.part.splits
     (active,) = party.peers
-    _agree(inputs, rows)
-    key, online = MovingKey(party, inputs.vouching), [OnlineRows] if rows == "rows" else []
+    dropped, online = _agree(inputs, rows), [OnlineRows] if rows == "rows" else []
+    if not online:
+        check_not_trained(inputs)
+    key = MovingKey(party, inputs.vouching)
     party.send(active, SharingKey(len(splits), key.signed()))
     kind = HiddenForest if party.name == inputs.others[0] else SidesRequest
     came, answer = party.receive(active, kind, *online, Finish), None
     if isinstance(came, HiddenForest | SidesRequest):
-        answer = _partner(inputs, came, key) if isinstance(came, HiddenForest) else _further(inputs, came, key)
+        answer = _partner(inputs, came, key, dropped) if isinstance(came, HiddenForest) else _further(inputs, came, key)
         if not online:
             answer(table.n_rows, partial(decide_rows, splits, table, inputs.threads))
         came = party.receive(active, *online, Finish)
     # by row, as single rows are asked for
     matrix = table.matrix() if online else np.zeros((0, 0), np.float32)
+    withheld = withheld_rows(inputs) if online else np.zeros(0, np.bool_)
     while isinstance(came, OnlineRows):
         party.transcript.clear()
-        some = matrix[asked_rows(came, active, len(matrix))]
+        asked = asked_rows(came, active, len(matrix))
+        if withheld[asked].any():
+            raise PeerProtocolError(active, "expected no rows that the model was trained on", at="OnlineRows")
+        some = matrix[asked]
         if answer is not None and len(some):
             answer(len(some), partial(_decide_matrix, splits, some))
         came = party.receive(active, OnlineRows, Finish)
 
 
-def _partner(inputs: RoleInput[SecureBoost], came: HiddenForest, key: MovingKey) -> _Answer:
+def _partner(inputs: RoleInput[SecureBoost], came: HiddenForest, key: MovingKey, dropped: int) -> _Answer:
     party, part, (active,) = inputs.party, inputs.part, inputs.party.peers
     shared = sum(lines for lines, _ in came.further.values())
     forest = read_forest(came, active, len(part.splits) + shared, part.trees_a_round)
@@ -261,7 +294,7 @@ def _partner(inputs: RoleInput[SecureBoost], came: HiddenForest, key: MovingKey)
     def answer(n_rows: int, own: Decide) -> None:
         pads = [_pads(key, name, lines, n_rows, sending=False) for name, (lines, _) in came.further.items()]
         decide = _with_lines(own, len(part.splits), pads)
-        shares = compute(party, margin_shares(transfers, n_rows, decide, forest, None)).astype(np.uint64)
+        shares = compute(party, _rounded(1, dropped, transfers, n_rows, decide, forest, None))
         send_rows(party, active, n_rows, _SHARE_BITS * forest.outputs, lambda of: MarginShares(Array.of(shares[of])))
 
     return answer

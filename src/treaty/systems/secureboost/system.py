@@ -47,7 +47,7 @@ def conclusions(
     `part` says which cipher was used; without it, the options' cipher is meant, for "auto" one with keys.
     """
     if options.hides_rows:
-        return _conclusions_of_hidden_rows(roles, part)
+        return _conclusions_of_hidden_rows(roles, options, part)
     ciphers = options.ciphers
     cipher = part.encryption if part is not None and part.encryption else ciphers.cipher
     learned = leakage.conclusions_from_sums(roles, ciphers, common, cipher, part, options.epsilon)
@@ -85,15 +85,18 @@ def conclusions(
     return learned
 
 
-def _conclusions_of_hidden_rows(roles: Roles, part: ModelPart | None) -> dict[str, list[str]]:
+def _conclusions_of_hidden_rows(roles: Roles, options: SecureBoost, part: ModelPart | None) -> dict[str, list[str]]:
     nothing = "in training, no sum, no row of a node, and no column or cut of the other's splits"
+    margins = "a row's margin", "training rows are refused"
+    if options.rounds_margins:
+        margins = "a row's rounded margin", "training rows are not refused"
     return {
         roles.active: [
             "the shape of all trees, the owner of each node's split, and leaf weights of 15 bits each, which "
             "reveal something about rows that it knows to be in a leaf",
             nothing,
-            "at prediction, from a row's margin, the decisions on its paths, unless the model is large: do not predict "
-            "training rows tree by tree (docs/hidden.md)",
+            f"at prediction, from {margins[0]}, the decisions on its paths, unless the model is large; {margins[1]} "
+            "(docs/hidden.md)",
         ],
         **{
             name: [

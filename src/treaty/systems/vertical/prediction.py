@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.data.table import Table
-from treaty.errors import DataError, PeerProtocolError
-from treaty.machine.arrays import Bytes, Floats, Int32s
+from treaty.errors import ConfigError, DataError, PeerProtocolError
+from treaty.machine.arrays import Bytes, Flags, Floats, Int32s
 from treaty.messaging.exchanges import OF_ONE_MODEL, agree, take_columns
 from treaty.messaging.messages import Array, Message, column_pieces, leaks, row_pieces, view
 from treaty.messaging.party import Party
@@ -39,7 +39,7 @@ def check_unknown(inputs: RoleInput, known: KnownRows, rows: LabelledRows) -> No
     """
     if known.have_ids and rows.ids is not None:
         return
-    found, name = known.with_equal_values(rows.table.matrix()), inputs.party.name
+    found, name = int(known.with_equal_values(rows.table.matrix()).sum()), inputs.party.name
     if not found:
         return
     text = (
@@ -63,6 +63,42 @@ def shown_rows(noisy: RandomisedRows | None, rows: LabelledRows) -> Shown:
     if noisy is None or rows.ids is None or not noisy.known.have_ids:
         return rows.table
     return noisy.in_place_of_values(rows.table.matrix(), rows.ids())
+
+
+def withheld_rows(inputs: RoleInput) -> Flags:
+    """Return which rows a model with hidden rows was trained on: margins of these are not told, bool (n_rows,).
+
+    They are known by ids, or if either rows had none, a passive party knows them by their values in all its columns.
+    It only warns where one process, or one file's keys, play all parties.
+    """
+    part, rows, name = inputs.part, inputs.rows, inputs.party.name
+    none = np.zeros(rows.table.n_rows, np.bool_)
+    if not isinstance(part, ModelPart) or not part.hides_rows or inputs.options.rounds_margins:
+        return none
+    if (known := part.trained) is None:
+        raise ConfigError(f"{name}: this model does not know the rows that it was trained on: train it again")
+    if known.have_ids and rows.ids is not None:
+        found = known.places(rows.ids()) >= 0
+    elif name == inputs.roles.active:
+        # whose sides are no secret of its own: other persons may have its few values
+        return none
+    else:
+        found = known.with_equal_values(rows.table.matrix())
+    if inputs.apart or not found.any():
+        return found
+    text = "%s: %d rows were trained on: their margins tell leaves that were hidden; between organisations, refused"
+    logger.warning(text, name, found.sum())
+    return none
+
+
+def check_not_trained(inputs: RoleInput) -> None:
+    """Refuse a prediction of rows that are withheld."""
+    if count := int(withheld_rows(inputs).sum()):
+        text = (
+            "rows to predict were trained on with hidden rows, and their margins would tell the leaves that they were "
+            'in: leave them out, or set training_rows="rounded" at every party'
+        )
+        raise DataError(f"{inputs.party.name}: {count} of {inputs.rows.table.n_rows} {text}", public=text)
 
 
 # ---------------------------------------------------------------- sides of rows at records
