@@ -160,7 +160,7 @@ def test_a_conf_of_fate_1_becomes_a_job(made, content):
     assert job.parties["host_9998"].table.endswith("/breast_host.csv")
     assert job.common == {
         "n_estimators": 3, "max_depth": 4, "learning_rate": 0.3, "max_bin": 32, "reg_lambda": 0.1,
-        "min_split_loss": 0.001,
+        "min_split_loss": 0.001, "base_score": 0.5,
     }  # fmt: skip
     assert [line.split(" = ")[0] for line in left] == ["# - validation_freqs", "# - encrypt_param"]
 
@@ -178,7 +178,7 @@ def test_parameters_of_fate_1_have_their_names_here(made):
     assert job.common == {
         "reg_lambda": 0.3, "reg_alpha": 0, "min_child_samples": 30, "min_split_loss": 0.1, "max_bin": 20,
         "colsample_bytree": 0.8, "random_state": 100, "goss": True, "top_rate": 0.3, "other_rate": 0.2,
-        "n_estimators": 5, "learning_rate": 0.3, "max_depth": 3,
+        "n_estimators": 5, "learning_rate": 0.3, "max_depth": 3, "base_score": 0.5,
     }  # fmt: skip
     names = {line.removeprefix("# - ").split(" = ")[0] for line in left}
     assert names == {
@@ -215,6 +215,25 @@ def test_a_regression_of_fate_keeps_its_arbiter(made, component, family, coordin
     assert len(left) == 4
 
 
+def test_a_leaf_of_one_row_is_not_converted(made):
+    parameters = {"num_trees": 3, "tree_param": {"min_leaf_node": 1}}
+    job, left = made({**ROLES, "component_parameters": {"common": {"hetero_secureboost_0": parameters}}})
+    assert "min_child_samples" not in job.common
+    assert left == ["# - min_leaf_node = 1: a leaf has 20 rows or more, for privacy; min_child_samples = 1 allows one"]
+
+
+def test_penalties_of_a_regression_of_fate_are_halved(made):
+    # FATE's gradients of the squared error are twice Treaty's: FATE 2.2 makes the same trees of these parameters
+    parameters = {"objective": "regression:l2", "l1": 0.5, "l2": 0.7, "num_trees": 3, "complete_secure": 1}
+    tasks = {"sbt_0": {"component_ref": "hetero_secureboost", "parameters": parameters}}
+    job, left = made({"dag": {"parties": FATE_2["dag"]["parties"], "tasks": tasks}})
+    assert job.common == {
+        "objective": "squared_error", "reg_alpha": 0.25, "reg_lambda": 0.35, "min_split_loss": 0.005,
+        "min_child_weight": 0.5, "n_estimators": 3, "learning_rate": 0.3, "max_depth": 3, "max_bin": 32,
+    }  # fmt: skip
+    assert left == ["# - sums are open: they cannot be sealed with reg_alpha=0.25"]
+
+
 def test_a_homo_secureboost_is_split_by_row(made):
     common = {"homo_secureboost_0": {"num_trees": 4, "objective_param": {"objective": "lse"}}}
     job, left = made({"role": {"guest": [1], "host": [2, 3]}, "component_parameters": {"common": common}})
@@ -226,6 +245,41 @@ def test_a_controller_of_nvflare_becomes_a_job(made):
     assert (job.active, list(job.parties)) == ("site-1", ["site-1", "site-2"])
     assert (job.common["n_estimators"], job.common["early_stopping_rounds"]) == (10, 2)
     assert left[0].startswith("# - secure_training = true: ")
+
+
+def test_parameters_of_secretflow_become_a_job(made):
+    # SecretFlow 1.14 grows the same trees from such parameters (docs/howto/from_fate.md)
+    job, left = made({"num_boost_round": 3, "sketch_eps": 0.05, "gamma": 1, "seed": 7, "enable_packbits": True})
+    assert (job.protocol, list(job.parties), job.own) == ("secureboost", ["active", "passive"], {"rl_trees": 1})
+    assert job.common == {
+        "n_estimators": 3, "max_bin": 20, "min_split_loss": 1, "random_state": 7, "learning_rate": 0.3,
+        "max_depth": 5, "min_child_weight": 0.01, "base_score": 0.5,
+    }  # fmt: skip
+    assert left == ["# - enable_packbits = true: docs/options.md lists all options"]
+
+
+def test_leaves_goss_and_early_stopping_of_secretflow(made):
+    content = {
+        "tree_growing_method": "leaf", "max_leaf": 6, "max_depth": 4, "objective": "linear", "base_score": 1.5,
+        "first_tree_with_label_holder_feature": False, "enable_goss": True, "rowsample_by_tree": 1.0,
+        "colsample_by_tree": 0.5, "enable_early_stop": True, "stopping_rounds": 3, "eval_metric": "rmse",
+    }  # fmt: skip
+    job, left = made(content)
+    assert (job.task, job.own) == ("regression", {})
+    assert job.common == {
+        "max_leaves": 7, "max_depth": 0, "objective": "squared_error", "base_score": 1.5, "goss": True,
+        "top_rate": 0.3, "other_rate": 0.5, "colsample_bytree": 0.5, "early_stopping_rounds": 3, "subsample": 1.0,
+        "early_stopping_min_delta": 0.0, "eval_metric": "rmse", "n_estimators": 10, "learning_rate": 0.3,
+        "max_bin": 10, "min_child_weight": 0.01,
+    }  # fmt: skip
+    assert left == ["# - sums are open: they cannot be sealed with max_leaves=7"]
+
+
+@pytest.mark.parametrize(("objective", "start"), [("logistic", 0.6224593), ("linear", 0.5), ("tweedie", 1.6487213)])
+def test_the_start_of_secretflow_is_a_margin(made, objective, start):
+    job, _ = made({"objective": objective, "base_score": 0.5, "eval_metric": "roc_auc", "enable_goss": False})
+    assert job.common["base_score"] == pytest.approx(start, abs=1e-6)
+    assert job.common["eval_metric"] == "auc"
 
 
 def test_a_value_that_treaty_refuses_is_listed(made):
@@ -249,6 +303,8 @@ def test_a_value_that_treaty_refuses_is_listed(made):
         ('{"objective": ["a"]}', "TypeError"),
         ('{"max_depth": 0}', "max_depth=0 sets no limit"),
         ('{"federated_world_size": 1}', "two parties"),
+        ('{"sketch_eps": 0, "max_leaf": 3}', "ZeroDivisionError"),
+        ('{"objective": "logistic", "base_score": 1e9}', "OverflowError"),
         ('{"workflows": [{"id": 1}, {"args": {"num_rounds": 3}}]}', "StopIteration"),
     ],
 )

@@ -82,7 +82,7 @@ def test_what_needs_no_choice_is_refused_with_the_reason(theirs, why):
         ("device", "leave it out: training runs on the processor, n_jobs threads"),
         ("missing", "leave it out: None, NaN and null are missing: replace others"),
         ("num_class", "leave it out: classes are what the labels are"),
-        ("colour", "docs/options.md has all that there are$"),
+        ("colour", "docs/options.md lists all options$"),
         ("max_dept", "did you mean 'max_depth'"),
     ],
 )

@@ -1,8 +1,9 @@
-"""``treaty convert``: a job file from the parameters of XGBoost, FATE or NVFlare."""
+"""``treaty convert``: a job file from the parameters of XGBoost, FATE, NVFlare or SecretFlow."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,18 +26,33 @@ _NAMES = {
     "min_leaf_node": "min_child_samples", "subsample_feature_rate": "colsample_bytree", "run_goss": "goss",
     "complete_secure": "rl_trees", "memory_M": "memory", "update_interval_L": "period", "num_class": "classes",
 }  # fmt: skip
-# defaults that differ from Treaty's
+# the same of SecretFlow's SGB, whose parameters are known by these names
+_SECRETFLOW = {
+    "rowsample_by_tree": "subsample", "colsample_by_tree": "colsample_bytree", "bottom_rate": "other_rate",
+    "enable_goss": "goss", "fixed_point_parameter": "fractional_bits",
+    "first_tree_with_label_holder_feature": "rl_trees",
+    **dict.fromkeys(("sketch_eps", "tree_growing_method", "max_leaf", "enable_early_stop"), ""),
+}  # fmt: skip
+# defaults that differ from Treaty's; SecretFlow has no least hess of a leaf, and under 0 sums cannot be sealed
 _FATE = {"learning_rate": 0.3, "max_depth": 3, "max_bin": 32, "reg_lambda": 0.1}
 _FATE_1, _FATE_2 = {"n_estimators": 5, "min_split_loss": 0.001}, {"n_estimators": 3, "min_split_loss": 0.01}
-_DEFAULTS = {"XGBoost": {"learning_rate": 0.3, "max_depth": 6}, "FATE 1": _FATE | _FATE_1, "FATE 2": _FATE | _FATE_2}
+_DEFAULTS = {
+    "XGBoost": {"learning_rate": 0.3, "max_depth": 6}, "FATE 1": _FATE | _FATE_1, "FATE 2": _FATE | _FATE_2,
+    "SecretFlow": {"n_estimators": 10, "learning_rate": 0.3, "max_bin": 10, "min_child_weight": 0.01},
+}  # fmt: skip
 _LOSSES = {
     "cross_entropy": "logistic", "binary:bce": "logistic", "multi:ce": "softmax", "lse": "squared_error",
-    "regression:l2": "squared_error", "lae": "absolute_error",
+    "regression:l2": "squared_error", "lae": "absolute_error", "linear": "squared_error",
 }  # fmt: skip
 # why a parameter or component is not in the job file, and what to do: of all sources, or of one kind of model
 _REASONS = {
     **dict.fromkeys(("encrypt_param", "he_param", "secure_training"), "sums are always encrypted or masked"),
     **dict.fromkeys(("validation_freqs", "datasplit", "trees.tol", "trees.n_iter_no_change"), "name eval_tables"),
+    **dict.fromkeys(("validation_fraction", "enable_monitor"), "name eval_tables"),
+    **dict.fromkeys(("gh_pack", "split_info_pack", "hist_sub", "batch_encoding_enabled"), "Treaty always does this"),
+    "goss_start_iter": "goss draws rows for every tree",
+    "min_sample_split": "set min_child_samples, the fewest rows of a leaf",
+    "use_gpus": "training runs on the processor",
     "scale_pos_weight": "write weights into a column, and name it: weight = COLUMN",
     **dict.fromkeys(("monotone_constraints", "interaction_constraints"), "by names of columns: docs/growth.md"),
     **dict.fromkeys(("heterofeaturebinning", "heterofeatureselection"), 'run a job with protocol = "statistics" first'),
@@ -61,7 +77,8 @@ class _Job:
         kind = between_parties(self.protocol).common
         known = [*names_of(kind), "n_jobs"]
         for theirs, value in ((each, of) for each, of in given.items() if of is not None):
-            name = theirs if theirs in known else _NAMES.get(theirs) or called_here(theirs, known) or ""
+            other = _NAMES.get(theirs) or _SECRETFLOW.get(theirs) or called_here(theirs, known) or ""
+            name = theirs if theirs in known else other
             try:
                 if reason := _REASONS.get(f"{model}.{theirs}") or _REASONS.get(theirs):
                     raise ConfigError(reason)
@@ -78,6 +95,8 @@ class _Job:
                     if name == "eval_metric":
                         value = value if isinstance(value, str) else ",".join(value)
                         check_names(value.split(","))
+                    if name == "min_child_samples" and value == 1:
+                        raise ConfigError("a leaf has 20 rows or more, for privacy; min_child_samples = 1 allows one")
                     value = 255 if name == "max_bin" and value == 256 else value
                     converted({name: value}, kind, f"[{kind.table}]")
                     self.common[name] = value
@@ -151,6 +170,12 @@ def _take_model(found: _Job, kind: str, family: str | None, given: Mapping[str, 
     if family in ("linr", "poisson"):
         found.fields["task"], found.common["family"] = "regression", {"linr": "linear"}.get(family, family)
     found.take(flat, "lr" if family else "trees")
+    if not family and "task" not in found.fields:
+        found.common["base_score"] = 0.5  # where FATE starts; Treaty starts from the share of the label
+    elif found.common.get("objective") == "squared_error":  # FATE's gradients are twice Treaty's
+        usual = {"min_child_weight": 1.0, **_DEFAULTS[found.source], **found.common}
+        doubled = ("reg_lambda", "reg_alpha", "min_split_loss", "min_child_weight")
+        found.common |= {name: usual[name] / 2 for name in doubled if name in usual}
 
 
 def _of_xgboost(content: Mapping[str, Any]) -> _Job:
@@ -168,6 +193,29 @@ def _of_xgboost(content: Mapping[str, Any]) -> _Job:
     return found
 
 
+def _of_secretflow(content: Mapping[str, Any]) -> _Job:
+    """Read parameters of SecretFlow's `Sgb`; it has a leaf more than `max_leaf`, and its `base_score` is a margin."""
+    given = {"objective": "logistic", "first_tree_with_label_holder_feature": True, **content}
+    sizes = {"max_leaf": 15, "max_depth": 5, "stopping_rounds": 1, "stopping_tolerance": 0.0}
+    sizes = {name: given.pop(name, usual) for name, usual in sizes.items()}
+    by_leaf = given.pop("tree_growing_method", "level") == "leaf"
+    given |= {"max_depth": 0, "max_leaves": sizes["max_leaf"] + 1} if by_leaf else {"max_depth": sizes["max_depth"]}
+    if given.pop("enable_early_stop", False):
+        given["early_stopping_rounds"] = sizes["stopping_rounds"]
+        given["early_stopping_min_delta"] = sizes["stopping_tolerance"]
+    if given.get("enable_goss"):
+        given = {"top_rate": 0.3, "bottom_rate": 0.5, **given}
+    if "sketch_eps" in given:
+        given["max_bin"] = math.ceil(1 / given.pop("sketch_eps"))
+    start = given.pop("base_score", 0.0)
+    starts = {"logistic": 1 / (1 + math.exp(-start)), "tweedie": math.exp(start)}
+    given["base_score"] = starts.get(given["objective"], start)
+    given["eval_metric"] = {"roc_auc": "auc"}.get(given.get("eval_metric", ""), given.get("eval_metric"))
+    found = _Job("SecretFlow", dict.fromkeys(("active", "passive"), "table.csv"))
+    found.take(given)
+    return found
+
+
 def convert(
     file: Annotated[Path, typer.Argument(help="JSON, or YAML if PyYAML is installed.")],
     parties: Annotated[str, typer.Option(help="The parties' names, with commas; the first has the labels.")] = "",
@@ -176,8 +224,8 @@ def convert(
 ) -> None:
     """Print a job file for the parameters of another library.
 
-    FILE has parameters of XGBoost ({"eta": 0.3, "data_split_mode": 0}), a conf of FATE 1 (dsl_version 2) or a DAG of
-    FATE 2, or it is the config_fed_server.json of an NVFlare job with XGBoost.
+    FILE has parameters of XGBoost ({"eta": 0.3, "data_split_mode": 0}) or of SecretFlow's Sgb, a conf of FATE 1
+    (dsl_version 2) or a DAG of FATE 2, or it is the config_fed_server.json of an NVFlare job with XGBoost.
 
     The job file has the other library's defaults where Treaty's differ. Comments at its end list what is not converted,
     and why. Put in your columns, addresses and certificates, and run treaty check.
@@ -191,9 +239,13 @@ def convert(
         data = file.read_bytes()
     try:
         content = (msgspec.yaml if file.suffix in (".yaml", ".yml") else msgspec.json).decode(data)
-        found = (_of_fate if "dag" in content or "role" in content else _of_xgboost)(content)
-    except (ImportError, LookupError, TypeError, AttributeError, ValueError, StopIteration) as error:
-        raise ConfigError(f"expected parameters of XGBoost, FATE or NVFlare, got {error!r} - in {file}") from None
+        loss = content.get("objective", "")
+        by_sgb = loss in ("logistic", "linear") or (":" not in loss and content.keys() & _SECRETFLOW)
+        by_fate = "dag" in content or "role" in content
+        found = (_of_fate if by_fate else _of_secretflow if by_sgb else _of_xgboost)(content)
+    except (ImportError, LookupError, TypeError, AttributeError, ValueError, ArithmeticError, StopIteration) as error:
+        of = "XGBoost, FATE, NVFlare or SecretFlow"
+        raise ConfigError(f"expected parameters of {of}, got {error!r} - in {file}") from None
     names = [name.strip() for name in parties.split(",")] if parties else list(found.parties)
     found.parties = dict(zip(names, [*found.parties.values(), *["table.csv"] * len(names)], strict=False))
     if len(names) < 2 or not all(re.fullmatch(NAME, name) for name in names):

@@ -404,7 +404,7 @@ def advice(name: str, known: Sequence[str], kind: Any) -> str:
         return f"leave it out: {_NOT_NEEDED[name]}"
     near = get_close_matches(name, known, 1, 0.75)
     many = kind is None and len(known) > _FEW
-    listed = "docs/options.md has all that there are" if many else f"it has {', '.join(known)}"
+    listed = "docs/options.md lists all options" if many else f"it has {', '.join(known)}"
     return place_of(name, kind) or (f"did you mean {near[0]!r}?" if near else listed)
 
 
