@@ -56,7 +56,6 @@ def idea() -> str:
     bank_learns = "The bank reads no sum of the shop's bins. It learns which rows go left at each split of the shop."
     shop_learns = "The shop reads no label, gradient or row of a node. It learns which of its splits the trees use."
     parts = [
-        box(8, 8, 944, 306, PAPER, "#cbd2d9"),
         text(30, 42, "Bank (active party)", size=17, colour=BLUE),
         table(30, 58, bank, BLUE, "defaulted"),
         text(30, 172, "keeps its columns and the labels", colour=GREY),
@@ -73,12 +72,7 @@ def idea() -> str:
         text(30, 276, bank_learns),
         text(30, 302, shop_learns),
     ]
-    return (
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 960 322" font-family="Helvetica, Arial, sans-serif">\n'
-        "<title>A bank and a shop train one model: what each keeps, and what travels</title>\n"
-        + "\n".join(parts)
-        + "\n</svg>\n"
-    )
+    return picture(960, 332, "A bank and a shop train one model: what each keeps, and what travels", *parts)
 
 
 def picture(width: int, height: int, title: str, *parts: str) -> str:
@@ -178,7 +172,7 @@ def exact_sums() -> str:
         return [(f"{rows:,} rows", share, f"{100 * share:.2g} %") for rows, share in found]
 
     return picture(
-        960, 400, "Exact sums name the rows of small bins",
+        960, 412, "Exact sums name the rows of small bins",
         text(30, 40, "The bank knows every row's gradient", size=16, colour=BLUE),
         grid(30, 54, [60, 90], [["row", "gradient"], *([row, f"{g:+.2f}"] for row, g in gradients.items())], BLUE),
         text(330, 40, "The shop's sums at one node, opened", size=16, colour=ORANGE),
@@ -268,7 +262,7 @@ def aggregation() -> str:
             colour=RED,
         ),
     ]
-    return picture(960, 372, "Secure aggregation: masks that cancel in the sum", *parts)
+    return picture(960, 384, "Secure aggregation: masks that cancel in the sum", *parts)
 
 
 def intersection() -> str:
@@ -337,7 +331,7 @@ def epsilon() -> str:
         notes(730, 290, "Small epsilon: strong", "protection, less accuracy."),
         notes(730, 332, "Ask: epsilon of what,", "and how often?"),
     ]
-    return picture(960, 372, "Epsilon: how much noise hides, and how it adds up", *parts)
+    return picture(960, 384, "Epsilon: how much noise hides, and how it adds up", *parts)
 
 
 PICTURES = {

@@ -18,6 +18,14 @@ TITLES = {
     "f6" * 16: "Explanations for 100 customers by model 9f3c2a11",
 }
 
+USAGE = {
+    "Privacy budget": {
+        "credit": "epsilon 3.2 of at most 8 spent per person; with bank 2.1; with telco 1.1",
+        "payments": "epsilon 0.5 spent per person; with bank 0.5",
+    },
+    "Disk": {"jobs": "120.4 MB", "models": "3.1 MB", "free": "81,004.2 MB"},
+}
+
 
 def made_up(folder: Path) -> Store:
     """Return a node's database in which much has happened."""

@@ -138,7 +138,7 @@ def test_a_browser_opens_it_without_a_word_and_asks_nobody(tmp_path):
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_it_fits_the_width_and_follows_the_colour_scheme(tmp_path, width, dark):
     write_page(tmp_path / "out.html", hostile())
-    wide, paper, ink = measured(tmp_path / "out.html", tmp_path, width=width, dark=dark)
-    assert wide <= width
+    found = measured(tmp_path / "out.html", tmp_path, width=width, dark=dark)
+    assert found.wide <= width
     light_and_dark = [("rgb(246, 247, 249)", "rgb(27, 35, 48)"), ("rgb(18, 22, 29)", "rgb(229, 233, 240)")]
-    assert (paper, ink) == light_and_dark[dark]
+    assert (found.paper, found.ink) == light_and_dark[dark]

@@ -177,7 +177,7 @@ def curves(of: Sequence[Curve], unit: str, best: int | None) -> list[str]:
             if best is not None:
                 axes.axvline(best, color=_DIM, linestyle=":", label=f"best {unit}, {best}")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-            axes.set(xlabel=unit, ylabel=metric)
+            axes.set(xlabel=unit, ylabel=shortened(metric, 30))
 
         last = ", ".join(f"{line.name}{' pooled' if line.pooled else ''} {line.values[-1]:.4g}" for line in lines)
         figures.append(_drawn(draw, f"{metric} by {unit}; at the end {last}"))

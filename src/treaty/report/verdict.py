@@ -107,7 +107,8 @@ def figures(of: Contents) -> Iterator[tuple[str, str]]:
     if of.seconds:
         yield f"{max(sum(phases.values()) for phases in of.seconds.values()):,.1f} s", "training"
     if of.sent:
-        yield f"{sum(totals['bytes'] for totals in of.sent.values()) / 1e6:,.2f} MB", "sent"
+        size = sum(totals["bytes"] for totals in of.sent.values()) / 1e6
+        yield f"{size:,.{2 if size < 100.0 else 0}f} MB", "sent"
 
 
 def _share(of: Contents) -> float | None:
