@@ -5,7 +5,6 @@ The report is that of ``treaty demo``. The node's page shows made-up jobs of a t
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 from PIL import Image
 from starlette.testclient import TestClient
 
+from treaty.cli.main import app
 from treaty.node import web
 
 DOCS = Path(__file__).parent
@@ -23,13 +23,12 @@ from report.browser import screenshot  # noqa: E402
 
 WIDTH = 900
 HEIGHTS = {"report": 1190, "node": 990}
-_DEMO = "from treaty.cli.main import app; app()"
 
 
 def write_pages(folder: Path, *options: str) -> dict[str, Path]:
     """Write the pages to show, and return their files by name. The options are those of ``treaty demo``."""
     pages = {name: folder / f"{name}.html" for name in HEIGHTS}
-    subprocess.run([sys.executable, "-c", _DEMO, "demo", "--report", pages["report"], *options], check=True)
+    app(["demo", "--report", str(pages["report"]), *options], standalone_mode=False)
     with (
         made_up(folder / "state") as store,
         TestClient(web.app(store, "clinic", describe, usage=lambda: USAGE), base_url="http://localhost") as client,

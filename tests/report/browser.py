@@ -15,13 +15,15 @@ from urllib.parse import urlsplit
 CHROMIUM = shutil.which("chromium") or ""
 _FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-quic", "--hide-scrollbars", "--enable-logging=stderr", "--virtual-time-budget=3000",
+    "--disable-component-update", "--disable-sync", "--disable-quic", "--hide-scrollbars",
+    "--enable-logging=stderr", "--virtual-time-budget=3000",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ]  # fmt: skip
 _MEASURE = """<script>
 const all=of=>[...document.querySelectorAll(of)], edges=of=>of.getBoundingClientRect();
 const inside=(a,b)=>a.left>b.left-1&&a.right<b.right+1&&a.top>b.top-1&&a.bottom<b.bottom+1;
-const meet=(a,b)=>Math.min(a.right,b.right)-Math.max(a.left,b.left)>1&&Math.min(a.bottom,b.bottom)-Math.max(a.top,b.top)>4;
+const meet=(a,b)=>Math.min(a.right,b.right)-Math.max(a.left,b.left)>1
+&&Math.min(a.bottom,b.bottom)-Math.max(a.top,b.top)>4;
 const texts=all("svg text").filter(of=>of.textContent.trim());
 parent.postMessage(JSON.stringify({
 wide:document.documentElement.scrollWidth,
