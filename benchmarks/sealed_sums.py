@@ -23,6 +23,8 @@ root. 5 minutes.
 
 `--classes` (`sealed_classes.csv`): rounds of three classes on the first table, whose trees grow together or one after
 another, on played links of 0.2, 20 and 100 ms round trip (100 Mbit/s). 4 minutes.
+
+`--open` (`sealed_open.csv`): the same rounds with open sums. 1 minute.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from __future__ import annotations
 import resource
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import product
 from typing import Any
 from unittest.mock import patch
@@ -46,7 +49,7 @@ from treaty.runs import threads
 from treaty.runs.warm_up import compile_kernels
 from treaty.systems.vertical.cipher_choice import best_step
 
-PARTS = ("tree", "rows", "squirrel", "links", "shaped", "classes")
+PARTS = ("tree", "rows", "squirrel", "links", "shaped", "classes", "open")
 SLOWEST, LARGEST, MORE_THAN_OPEN, SLOWEST_DEEP = 0.6, 60.0, 0.6, 1.5
 RATE, APART = 100e6, 0.1  # bits per second, and how far a played link may be from a real one
 FEW = 2
@@ -222,7 +225,7 @@ def shaped(quick: bool) -> list[dict]:
     return rows
 
 
-def classes(quick: bool) -> list[dict]:
+def classes(quick: bool, sums: str = "sealed", rounds: int = 3) -> list[dict]:
     """Rounds of three classes, whose trees grow together or one after another."""
     tables, y = tables_of_clients()
     first = tables["active"][:, 0]
@@ -232,7 +235,7 @@ def classes(quick: bool) -> list[dict]:
         found = {}
         for way, together in (("one after another", 1), ("together", 3)):
             with played(round_trip), patch("treaty.systems.vertical.setup.trees_together", lambda *_, k=together: k):
-                found[way] = one_tree(tables, y, "sealed", 1 if quick else 3, "memory")
+                found[way] = one_tree(tables, y, sums, 1 if quick else rounds, "memory")
         for way, of in found.items():
             named = {name.replace("a tree", "a round"): value for name, value in of.items()}
             saved = 1.0 - of["s a tree"] / found["one after another"]["s a tree"]
@@ -248,7 +251,8 @@ def main(given: Sequence[str] | None = None) -> None:
     options = parser.parse_args(given)
     compile_kernels()
     chosen = [part for part in PARTS if vars(options)[part]] or PARTS
-    for part, measure in zip(PARTS, (tree, many_rows, squirrel, links, shaped, classes), strict=True):
+    of_open = partial(classes, sums="open", rounds=10)
+    for part, measure in zip(PARTS, (tree, many_rows, squirrel, links, shaped, classes, of_open), strict=True):
         if part in chosen:
             report(f"sealed_{part}", measure(options.quick), quick=options.quick)
 

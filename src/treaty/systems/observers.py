@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -301,19 +300,20 @@ class Recording(Observer):
         """Note the nodes asked about, and their siblings, whose sums are their parents' less these."""
         level, owner = opened.level, opened.owner
         followed = level.parent_index >= 0
-        members, starts = opened.rows.rows(np.concatenate([level.asked, level.nodes[followed]]), sampled=True)
         parents = self._parents.get(owner)
         complete = complete_sums(level, opened.sums, parents)
         self._parents[owner] = kept_sums(level, parents, complete)
-        both = [*opened.sums, *complete[followed]]
         # all nodes of a tree share the root's gradients
         self._fits(0 if followed.any() else sum(of.nbytes for of in self._gradients))
-        for (first, last), sums in zip(pairwise(starts), both, strict=True):
-            grads, hesses = map(np.atleast_2d, self._gradients)
-            for k, of in enumerate(zip(grads, hesses, strict=True)):
-                node = OpenedNode(members[first:last].copy(), *of, of_output(sums, k))
-                if self._fits(node.rows.nbytes + node.sums.nbytes):
-                    self.nodes[owner].append(node)
+        grads, hesses = map(np.atleast_2d, self._gradients)
+        for nodes, opened_of in ((level.asked, opened.sums), (level.nodes[followed], complete[followed])):
+            left = iter(opened_of)
+            for outputs, (rows, starts, firsts) in opened.rows.parts(nodes):
+                for first, size, sums in zip(firsts.tolist(), np.diff(starts).tolist(), left, strict=False):
+                    for k, of in enumerate(zip(grads[outputs], hesses[outputs], strict=True)):
+                        node = OpenedNode(rows[first : first + size].copy(), *of, of_output(sums, k))
+                        if self._fits(node.rows.nbytes + node.sums.nbytes):
+                            self.nodes[owner].append(node)
 
     def _fits(self, nbytes: int) -> bool:
         fits = self.room.take(nbytes)

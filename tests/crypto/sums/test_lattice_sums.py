@@ -128,6 +128,38 @@ def test_opened_sums_equal_the_plain_histogram(of_a_vector, data):
 
 
 @pytest.mark.parametrize("of_a_vector", [1, 2])
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_sums_of_nodes_of_several_trees_equal_the_plain_histograms(of_a_vector, data):
+    """A row is in a node of each tree, and no vector holds nodes of two trees."""
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    rows, trees = data.draw(st.integers(1, 300)), data.draw(st.integers(1, 4))
+    job = Job({"shop": table_of(rng, rows, [4, 3])}, nodes=of_a_vector)
+    job.client.nodes_at_a_time = of_a_vector * data.draw(st.integers(1, 3))
+    of_trees = [gradients(rng, rows) for _ in range(trees)]
+    job.begin(*map(np.stack, zip(*of_trees, strict=True)))
+    counts = [data.draw(st.integers(0, 5)) for _ in range(trees - 1)] + [data.draw(st.integers(1, 5))]
+    tree_of, nodes = np.repeat(np.arange(trees, dtype=np.int32), counts), []
+    for count in counts:
+        node = rng.integers(0, count + 1, rows)
+        nodes += [np.flatnonzero(node == k).astype(np.int32) for k in range(count)]
+    parts, vectors = job.client.parts(tree_of), 0
+    assert np.concatenate([np.arange(len(nodes))[part] for part in parts]).tolist() == list(range(len(nodes)))
+    for part in parts:
+        of, starts = nodes[part], np.cumsum([0, *map(len, nodes[part])]).astype(np.int32)
+        (query,) = job.client.query(np.concatenate(of), starts, tree_of[part])
+        vectors += len(query[0])
+        assert len(query[0]) * of_a_vector <= job.client.nodes_at_a_time
+        own = [of_trees[tree] for tree in tree_of[part].tolist()]
+        sums = [histogram(*job.tables["shop"], *of_tree, node) for of_tree, node in zip(own, of, strict=True)]
+        totals = np.stack([of_node[:4].sum(axis=0) for of_node in sums])
+        opened = job.client.open("shop", answered(job.servers["shop"], query), totals)
+        np.testing.assert_array_equal(opened, np.stack(sums))
+    # as many as the trees take one after another, however the nodes are cut into queries
+    assert vectors == sum(-(-count // of_a_vector) for count in counts)
+
+
+@pytest.mark.parametrize("of_a_vector", [1, 2])
 def test_a_table_of_many_blocks_gives_the_plain_histogram(of_a_vector):
     rng = np.random.default_rng(2)
     job = Job({"shop": table_of(rng, 40_000, [5, 2])}, nodes=of_a_vector).begin(*gradients(rng, 40_000))

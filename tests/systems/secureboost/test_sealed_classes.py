@@ -18,7 +18,8 @@ from treaty.errors import TreatyError
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
 from treaty.systems.secureboost import secureboost
 from treaty.systems.secureboost.options import SecureBoost
-from treaty.systems.vertical import cipher_choice, messages, sealed_active, setup
+from treaty.systems.vertical import cipher_choice, messages, sealed_active
+from treaty.trees.boosting import BoostingRound
 
 
 def sent(model: treaty.GBDTClassifier) -> int:
@@ -89,7 +90,7 @@ def test_as_many_trees_grow_together_as_memory_allows(monkeypatch):
 @pytest.mark.parametrize(
     ("sums", "trees", "message"),
     # a round of two classes has one tree, though the job has two
-    [("sealed", 2, "1 trees at most"), ("sealed", 17, "trees"), ("open", 2, "1 trees at most")],
+    [("sealed", 2, "at most 1 trees together"), ("sealed", 17, "trees"), ("open", 2, "at most 1 trees together")],
 )
 def test_more_trees_together_than_a_round_has_are_refused(sums, trees, message):
     tables, y = tables_and_labels(parties=2)
@@ -117,8 +118,8 @@ def test_fewer_roots_than_trees_are_refused(monkeypatch):
         **OPTIONS, **SMALL, "insecure_test_key_bits": None, "allow_insecure": False, "sums": "sealed",
         "num_parallel_tree": 2,
     }  # fmt: skip
-    # of the active party alone
-    monkeypatch.setattr(setup, "trees_together", lambda *of: 1)
+    batches = BoostingRound.batches
+    monkeypatch.setattr(BoostingRound, "batches", lambda a_round, most: batches(a_round, 1))
 
     def role(party):
         send = party.send

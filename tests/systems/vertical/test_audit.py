@@ -86,6 +86,7 @@ def findings_of(folders, passive="p1"):
         ("ou", {"subsample": 0.7, "colsample_bytree": 0.5}),
         ("ou", {"subsample": 0.7, "random_state": 2, "num_parallel_tree": 2}),
         ("lattice", {"max_leaves": 5, "max_depth": None}),
+        ("lattice", {"subsample": 0.7, "random_state": 2, "num_parallel_tree": 2}),
         ("lattice", {"subsample": 0.7, "colsample_bytree": 0.5}),
         pytest.param("ou", {"goss": True}, marks=pytest.mark.slow),
         pytest.param("lattice", {"goss": True}, marks=pytest.mark.slow),

@@ -313,7 +313,7 @@ def test_a_level_has_one_spare_node_where_vectors_are_about_two():
         return 2 * len(query[0])
 
     limits = TreeLimits("bank", SplitRules(grad_unit=1.0, hess_unit=1.0, max_depth=3))
-    limits.start(np.arange(2, dtype=np.int32))
+    limits.start(np.arange(2, dtype=np.int32), spare=1)
     server = SimpleNamespace(spare=1, add=add, answer=list)
     owner = ColumnOwner.__new__(ColumnOwner)  # with what it answers by alone
     owner._server, owner._limits, owner._active = server, limits, "bank"

@@ -100,7 +100,7 @@ class SumsClient(Protocol):
 class SumsServer(Protocol):
     """A passive party's end. Calls in the order of the table above; errors are CryptoError."""
 
-    spare: int  # nodes that a level's last query may have beyond those asked about, as a vector is about several
+    spare: int  # nodes that a level of a tree may have beyond those asked about, as a vector is about several
 
     def hint(self, progress: Callable[[int, int], None] | None = None) -> Iterator[Payload]:
         """Return the answer to the set-up, once per job, in one piece or several.

@@ -116,7 +116,7 @@ class LatticeSumsClient(payload.WholeTableClient):
         self._unfinished: dict[str, tuple[NewHint, int]] = {}  # with the rows still to come
         self._hints: dict[str, NDArray[np.int16]] = {}
         self._bindings: dict[str, bytes] = {}
-        self._asked: dict[str, deque[NDArray[np.int8]]] = {}
+        self._asked: dict[str, deque[tuple[NDArray[np.int8], Integers]]] = {}  # secrets, and places of the nodes
         self.keep_secrets: Callable[[NDArray[np.int8]], None] | None = None  # for an audit
         self._tree: tuple[Integers, Integers] | None = None
         vectors = max(1, min(_MOST_NODES // nodes, PIECE_BYTES // vector_bytes(self._parameters, bounds.n_rows)))
@@ -173,6 +173,11 @@ class LatticeSumsClient(payload.WholeTableClient):
         self._tree = np.atleast_2d(grad), np.atleast_2d(hess)
         return iter([[]])
 
+    def parts(self, trees: Int32s) -> list[slice]:
+        """Cut the nodes of `trees` that grow together into queries."""
+        firsts = np.flatnonzero(_places(trees, self._nodes) % self._nodes == 0)[:: self.nodes_at_a_time // self._nodes]
+        return [slice(first, last) for first, last in pairwise([*firsts.tolist(), len(trees)])]
+
     def query(self, positions: Int32s, starts: Int32s, trees: Int32s | None = None) -> Iterator[payload.Payload]:
         """See `SumsClient.query`; `trees` are those of the nodes, where several grow: a row is in a node of each."""
         if self._tree is None:
@@ -180,11 +185,9 @@ class LatticeSumsClient(payload.WholeTableClient):
         n_rows, (grad, hess) = self._bounds.n_rows, self._tree
         if trees is None:
             trees = np.zeros(len(starts) - 1, np.int32)
-        # a row in two nodes of one vector would pass the vector's bounds
-        if self._nodes > 1 and trees.any():
-            raise CryptoError("expected vectors of one node where trees grow together")
-        node_of_row, places = _nodes_of_trees(positions, starts, trees, n_rows)
-        vectors = -(-(len(starts) - 1) // self._nodes)
+        node_of_row, numbers_in_trees = _nodes_of_trees(positions, starts, trees, n_rows)
+        places = _places(trees, self._nodes)
+        vectors = int(places[-1]) // self._nodes + 1
         parameters, threads = self._parameters, self._threads
         own = 4 * packed_words(parameters, parameters.degree)
         # a piece has some rows' residues, packed, uint32 (vectors, words); the first one those of the b_0, too
@@ -192,19 +195,17 @@ class LatticeSumsClient(payload.WholeTableClient):
         query = self._map.begin(vectors)
         # kept for each server's answer, and never used for another query
         for waiting in self._asked.values():
-            waiting.append(query.secrets)
+            waiting.append((query.secrets, places))
         if self.keep_secrets is not None:
             self.keep_secrets(query.secrets)
 
         def encrypt(at: slice) -> Residues:
             numbers = {tree: (hess[tree][at].astype(np.int32), grad[tree][at].astype(np.int32)) for tree in node_of_row}
-            # one indicator for each node
-            fields = []
-            for tree, place in places:
-                held = node_of_row[tree][at] == place
-                fields.append(np.stack([held.astype(np.int32), *(values * held for values in numbers[tree])]))
-            # the last vector may have a node less
-            fields += [np.zeros_like(fields[0])] * (vectors * self._nodes - len(places))
+            # one indicator for each node; the last vector of a tree may have a node less
+            fields = [np.zeros((3, at.stop - at.start), np.int32)] * (vectors * self._nodes)
+            for place, (tree, number) in zip(places.tolist(), numbers_in_trees, strict=True):
+                held = node_of_row[tree][at] == number
+                fields[place] = np.stack([held.astype(np.int32), *(values * held for values in numbers[tree])])
             return query.encrypt([np.concatenate(fields[part]) for part in pieces(len(fields), self._nodes)])
 
         def piece(first: int) -> payload.Payload:
@@ -218,13 +219,13 @@ class LatticeSumsClient(payload.WholeTableClient):
         return map(piece, range(0, n_rows, rows))
 
     def open(self, peer: str, answer: payload.Payload, totals: Integers, features: Int32s | None = None) -> Integers:
-        opened, rows, starts = self._opened(peer, answer, features)
-        if totals.shape[1:] != (3,) or -(-len(totals) // self._nodes) != len(opened):
-            raise CryptoError(f"expected totals of shape {(self._nodes * len(opened), 3)}, got {totals.shape}")
+        opened, rows, starts, places = self._opened(peer, answer, features)
+        if totals.shape != (len(places), 3):
+            raise CryptoError(f"expected totals of shape {(len(places), 3)}, got {totals.shape}")
         sums = np.zeros((len(totals), int(self._offsets[peer][-1]), 3), np.int64)
         if not len(rows):  # none of its columns is in the tree's sample
             return sums
-        sums[:, rows] = self._split(opened)[: len(totals)]
+        sums[:, rows] = self._split(opened)[places]
         # neither report which bin is wrong nor ask again: either would reveal something of the secret
         if not self._adds_up(sums[:, rows], starts, totals):
             # a kept hint would make the next job fail in the same way
@@ -257,14 +258,16 @@ class LatticeSumsClient(payload.WholeTableClient):
         """
         return split_fields(self._opened(peer, answer, features)[0], sealed_places(self._bounds))
 
-    def _opened(self, peer: str, answer: payload.Payload, features: Int32s | None) -> tuple[Digits, Integers, Integers]:
-        """Open the answer to the oldest query: messages of the sampled slots, uint16 (nodes, slots, words).
+    def _opened(
+        self, peer: str, answer: payload.Payload, features: Int32s | None
+    ) -> tuple[Digits, Integers, Integers, Integers]:
+        """Open the answer to the oldest query: messages of the sampled slots, uint16 (vectors, slots, words).
 
-        Return also the slots' numbers, and the place of each column's first among them.
+        Return also the slots' numbers, the place of each column's first among them, and the nodes' places in vectors.
         """
         if peer not in self._hints or not self._asked[peer]:
             raise CryptoError(f"expected a hint and a query before an answer of {peer}")
-        keys, what = self._asked[peer].popleft(), f"the answer of {peer}"
+        (keys, places), what = self._asked[peer].popleft(), f"the answer of {peer}"
         rows, starts = self._sampled_slots(peer, features)
         shape = (len(keys), len(rows), self._parameters.digits)
         payload.check_payload(answer, what, (np.uint8, (BINDING_BYTES,)), (np.uint16, shape))
@@ -272,8 +275,18 @@ class LatticeSumsClient(payload.WholeTableClient):
         if answer[0].tobytes() != self._bindings[peer]:
             raise CryptoError(f"the answer belongs to another table or hint than this job's - in {what}")
         if not len(rows):
-            return np.zeros((len(keys), 0, 1), np.uint16), rows, starts
-        return self._map.open(self._hints[peer], rows, keys, answer[1]), rows, starts
+            return np.zeros((len(keys), 0, 1), np.uint16), rows, starts, places
+        return self._map.open(self._hints[peer], rows, keys, answer[1]), rows, starts, places
+
+
+def _places(trees: Int32s, nodes: int) -> Integers:
+    """Return each node's place in vectors of so many `nodes`, counted from the first place of the first vector.
+
+    A row in two nodes of one vector would pass the vector's bounds, so each has nodes of one tree.
+    """
+    firsts = np.flatnonzero(np.diff(trees, prepend=-1))
+    within = (np.arange(len(trees)) - np.repeat(firsts, np.diff(firsts, append=len(trees)))) % nodes
+    return nodes * (np.cumsum(within == 0) - 1) + within
 
 
 def _nodes_of_trees(

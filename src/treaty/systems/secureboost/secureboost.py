@@ -62,7 +62,7 @@ def active(inputs: RoleInput[SecureBoost]) -> ModelPart:
             # Reduced-Leakage SecureBoost (section 6): the first trees reveal most about labels, so they are grown on
             # the active party's own columns and passive parties see nothing of them; later trees fit residuals.
             alone = a_round.number < alone_rounds
-            # independent trees of a round, those of its classes, grow together where sums are sealed
+            # independent trees of a round, those of its classes, grow together under the lattice map
             for samples in a_round.batches(1 if alone or may_show else columns.together):
                 rows, growth = LockstepRows(samples, inputs.threads), Lockstep(samples, columns.rules)
                 # <g_i> and <h_i> go to the passive parties, unless alone: `TreeStart`, `TreeRows`

@@ -146,7 +146,7 @@ def rounded(value: float) -> str:
 class JobSize:
     """What a job's cost depends on, besides the layouts of passive parties' columns; `trees` are still to grow.
 
-    Under sealed sums so many trees of a round grow `together`.
+    Under the lattice map so many trees of a round grow `together`.
     """
 
     bounds: SumsBounds
@@ -161,15 +161,20 @@ _ROWS_TOGETHER, _SUMS_TOGETHER = 1 << 23, 1 << 22
 
 
 def trees_together(common: BoostingOptions, n_rows: int, slots: int, of_round: int) -> int:
-    """Return how many of a round's trees may grow together under sealed sums, by the slots of all columns.
+    """Return how many of a round's trees may grow together under the lattice map, by the slots of all columns.
 
-    1 where trees may have different columns, and under constraints; else as many as memory allows, in batches of about
-    the same size.
+    1 where trees may have different columns, have several outputs or grow by gain, and under constraints; else as many
+    as memory allows, in batches of about the same size.
     """
-    if common.constrained or common.colsample_bytree < 1.0:
+    if common.constrained or common.multi_output or common.max_leaves or common.colsample_bytree < 1.0:
         return 1
     most = min(MOST_TOGETHER, _ROWS_TOGETHER // max(1, n_rows), _SUMS_TOGETHER // max(1, slots << common.depth))
     return -(-of_round // -(-of_round // max(1, most)))
+
+
+def may_grow_together(options: CipherOptions, cipher: str) -> bool:
+    """Return whether trees may grow together: not where a row is named with its node, as it is in one of each tree."""
+    return cipher == "lattice" and not options.names_rows(cipher)
 
 
 @dataclass(frozen=True, slots=True)

@@ -257,17 +257,18 @@ class ColumnOwner:
     """A passive party's end of a training on hidden sums: checks what it is asked, and answers.
 
     `server` is its end of the cipher, `splits` decide rows and count what their sides give away. With `by_column` it
-    decides all rows at a split. `sums_request` and `split_request` are the messages that ask for sums and name splits.
+    decides all rows at a split. At most `most_trees` grow together. `sums_request` and `split_request` are the messages
+    that ask for sums and name splits.
     """
 
     sums_request: type[messages.SumsRequest] = messages.SumsRequest
     split_request: type[messages.SplitRequest | messages.WonCandidates] = messages.SplitRequest
-    most_trees = 1  # that grow together
 
     def __init__(
-        self, inputs: RoleInput, follower: Follower, server: SumsServer, splits: SplitOwner, *, by_column: bool
-    ) -> None:
-        (self._active,), self._party = inputs.party.peers, inputs.party
+        self, inputs: RoleInput, follower: Follower, server: SumsServer, splits: SplitOwner, *, by_column: bool,
+        most_trees: int,
+    ) -> None:  # fmt: skip
+        (self._active,), self._party, self._most_trees = inputs.party.peers, inputs.party, most_trees
         self._inputs, self._follower, self._server, self._splits = inputs, follower, server, splits
         self._by_column, self._n_rows = by_column, inputs.rows.table.n_rows
         outputs = inputs.trees_a_round // grown_a_round(inputs)
@@ -282,15 +283,17 @@ class ColumnOwner:
 
     def start_tree(self, start: messages.TreeStart) -> None:
         """Take a tree's sample and its first encrypted gradients."""
-        if start.trees > self.most_trees:
-            raise PeerProtocolError(self._active, f"expected {self.most_trees} trees at most", at="TreeStart.trees")
+        if start.trees > self._most_trees:
+            raise PeerProtocolError(
+                self._active, f"expected at most {self._most_trees} trees together", at="TreeStart.trees"
+            )
         check_sides(self._inputs, self._follower.part.sides[self._party.name], self._grown)
         for _ in range(start.trees):
             self._follower.limits.tree()
             self._follower.next_tree()
         n_columns = len(self._inputs.rows.table.schema.names)
         sample, columns = checked_sample(start, self._active, self._n_rows, n_columns)
-        self._limits.start(columns, start.trees)
+        self._limits.start(columns, start.trees, self._server.spare)
         if sample is not None:
             self._limits.sampled(sample)
         self._server.begin_tree(unpack(start.payload, self._active, "TreeStart"), sample, columns, start.n_rows)
@@ -311,13 +314,12 @@ class ColumnOwner:
         query = unpack(piece.payload, self._active, type(piece).__name__)
         # a vector of all rows for each node, where there are any, is work and memory: limits come first
         vectors = len(query[0]) if query and query[0].ndim > 1 else 0
-        self._limits.asked(vectors + self._server.spare * (vectors - 1) if vectors else 0)
+        self._limits.asked(vectors * (1 + self._server.spare))
         return self._server.add(query)
 
     def sums(self, request: messages.SumsRequest) -> messages.Sums | None:
         """Return the encrypted bin sums of nodes of a level."""
-        spare = self._server.spare if request.last else 0
-        self._limits.sums(self._add(request) - spare, last=request.last)
+        self._limits.sums(self._add(request), last=request.last)
         return messages.Sums(pack(self._server.answer()))
 
     def named_splits(self, message: messages.SplitRequest | messages.WonCandidates) -> messages.SplitRequest:

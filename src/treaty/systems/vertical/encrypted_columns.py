@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from treaty.crypto.payload import Payload, SumsBounds
 from treaty.crypto.sums.encrypted_sums import SumsClient
+from treaty.crypto.sums.lattice_sums import LatticeSumsClient
 from treaty.data.binning import MOST_BINS, MOST_CATEGORIES
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.machine.arrays import Flags, Int32s, Integers, pieces
@@ -29,6 +30,7 @@ from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.vertical import messages
 from treaty.trees.growth import RowsOfNodes
 from treaty.trees.histograms import width_of
+from treaty.trees.lockstep import LockstepRows
 from treaty.trees.objectives import Objective
 from treaty.trees.outputs import join_outputs, of_output
 from treaty.trees.splits import Level
@@ -114,7 +116,12 @@ class EncryptedGradients:
         self._level = level
         self._sums: dict[str, list[NDArray[Any]]] = {peer: [] for peer in self.party.peers}
         # answers to a piece are taken before the next but one is sent, so that no more than two are in memory
-        parts = pieces(len(level.asked), self.client.nodes_at_a_time)
+        trees, parts = None, pieces(len(level.asked), self.client.nodes_at_a_time)
+        if self.trees > 1:
+            assert isinstance(partition, LockstepRows)
+            assert isinstance(self.client, LatticeSumsClient)
+            trees = partition.trees(level.asked)
+            parts = self.client.parts(trees)
         self._pieces = [(piece, output) for piece in parts for output in range(max(1, len(self._outputs)))]
         for number, (piece, output) in enumerate(self._pieces):
             if self._outputs:
@@ -125,7 +132,7 @@ class EncryptedGradients:
                     self._take(peer)
             members, starts = partition.rows(level.asked[piece], sampled=True)
             positions = members if self._position is None else self._position[members]
-            query = self._query(positions, starts.astype(np.int32), level.asked[piece])
+            query = self._query(positions, starts.astype(np.int32), None if trees is None else trees[piece])
             # the last part is a `SumsRequest`, so each part waits until there is another one
             held = next(query)
             for following in query:
@@ -135,8 +142,11 @@ class EncryptedGradients:
             for peer in self.party.peers:
                 self.party.send(peer, self._request(peer, held, piece, last=number + 1 == len(self._pieces)))
 
-    def _query(self, positions: Int32s, starts: Int32s, nodes: Int32s) -> Iterator[Payload]:
-        return self.client.query(positions, starts)
+    def _query(self, positions: Int32s, starts: Int32s, trees: Int32s | None) -> Iterator[Payload]:
+        if trees is None:
+            return self.client.query(positions, starts)
+        assert isinstance(self.client, LatticeSumsClient)
+        return self.client.query(positions, starts, trees)
 
     def _request(self, peer: str, query: Payload, piece: slice, *, last: bool) -> Message:
         """Return the question for a piece of the level's nodes."""

@@ -284,10 +284,11 @@ def node_sets_from_transcript(transcript: Transcript, n_rows: int) -> list[list[
     for entry in transcript.entries:
         match entry.step:
             case "TreeStart":
-                sample = content_of(entry, messages.TreeStart).rows
+                start = content_of(entry, messages.TreeStart)
+                sample, cells = start.rows, np.zeros(n_rows, np.int32)
                 rows = np.arange(n_rows, dtype=np.int32) if sample is None else array_of(entry, sample, "rows", None)
-                cells = np.zeros(n_rows, np.int32)
-                trees.append([])
+                # nothing is seen of trees that grow together
+                trees.extend([] for _ in range(start.trees))
             case "TreeRows" if (more := content_of(entry, messages.TreeRows).rows) is not None:
                 rows = np.append(rows, array_of(entry, more, "rows", None))
             case "SumsPiece" | "SumsRequest":

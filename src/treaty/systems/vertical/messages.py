@@ -131,8 +131,8 @@ class TreeStart(Message):
 
     `rows`, int32, are the rows of these gradients, ascending; where there are more than that, up to `n_rows`, the rest
     follows in `TreeRows`. Where nodes are hidden there are no gradients yet, and `rows` is always None. In a dispute
-    the commitment holds the active party to these gradients (`privacy.exact_sums`). Under sealed sums, so many `trees`
-    of a round grow together.
+    the commitment holds the active party to these gradients (`privacy.exact_sums`). Under the lattice map, so many
+    `trees` of a round grow together.
     """
 
     rows: Array | None

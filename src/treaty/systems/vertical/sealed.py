@@ -37,7 +37,6 @@ from treaty.messaging.party import Party
 from treaty.systems.observers import SidesLearned
 from treaty.systems.pooled.constraints import own_constraints
 from treaty.systems.vertical import messages
-from treaty.systems.vertical.cipher_choice import trees_together
 from treaty.systems.vertical.column_owner import ColumnOwner
 from treaty.systems.vertical.sealed_candidates import Candidates, ColumnGroups, GroupsLeft, allowed_columns
 
@@ -252,9 +251,6 @@ class SealedOwner(ColumnOwner):
         self._key, self._shares_of = MovingKey(party, self._inputs.vouching), server
         self._divided: list[tuple[int, float, float, int]] = []  # a tree's splits: record, rows it may divide, depth
         inputs, schema = self._inputs, self._inputs.rows.table.schema
-        slots = int(self._splits.bins.offsets[-1])
-        # by own columns: the active party's limit, by those of all parties, is no higher
-        self.most_trees = trees_together(inputs.common, self._n_rows, slots, inputs.trees_a_round)
         self._columns = self._splits.bins.offsets, schema.categorical, server.have_missing
         self._directions, self._groups = own_constraints(
             inputs.common, inputs.directions, schema, party.name, inputs.roles.owners

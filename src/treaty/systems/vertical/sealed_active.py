@@ -13,7 +13,7 @@ Level by level, for all passive parties that have columns in the tree, in the jo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -99,7 +99,6 @@ class SealedGradients(EncryptedGradients):
     is made ahead.
     """
 
-    lockstep = True
     client: LatticeSumsClient
     order: Order
     chain: Sequence[str]
@@ -110,11 +109,6 @@ class SealedGradients(EncryptedGradients):
     ends: Mapping[str, SealedEnd]
     far: Set[str]
     last_tree: int
-
-    def _query(self, positions: Int32s, starts: Int32s, nodes: Int32s) -> Iterator[Payload]:
-        if self.trees == 1:
-            return self.client.query(positions, starts)
-        return self.client.query(positions, starts, self.rows.trees(nodes))
 
     def _request(self, peer: str, query: Payload, piece: slice, *, last: bool) -> Message:
         parents, chain, ahead = Array.of(self.order.parents[piece]), "\0".join(self.chain), self.ends[peer].ahead

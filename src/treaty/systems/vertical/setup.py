@@ -41,6 +41,7 @@ from treaty.systems.vertical.cipher_choice import (
     JobSize,
     beyond_lattice,
     choose_cipher,
+    may_grow_together,
     tell_cost_of_sealing,
     trees_together,
 )
@@ -157,7 +158,7 @@ def _columns_of_others(
     trees = max(0, common.most_rounds * training.forest.trees_a_round - first_tree)
     together = 1
     # an audit opens trees one by one, and a cluster has the gradients of one
-    if options.sealed and not audit and inputs.shards is None:
+    if not audit and inputs.shards is None and client_of is None:
         slots = own_slots + sum(int(offsets[-1]) for offsets in layouts.values())
         together = trees_together(common, n_rows, slots, inputs.trees_a_round)
     job = JobSize(sums_bounds(n_rows, objective, common), common.rules(objective), trees, inputs.threads, together)
@@ -171,6 +172,7 @@ def _columns_of_others(
     named = replace(options, cipher="lattice") if trees == 0 and options.cipher == "auto" else options
     choice = choose_cipher(party, named, common, job, layouts, store, one_node=bool(audit) or common.multi_output)
     part.encryption, part.choice = choice.cipher, choice.why if trees else "not used: no tree grows"
+    together = together if may_grow_together(options, choice.cipher) else 1
     if not options.sealed and (why := inputs.options.why_open(common)):
         part.choice += f"; sums are open: {why}"
         logger.info("%s: sums are open: %s (docs/secureboost.md has what they show)", party.name, why)
@@ -199,6 +201,7 @@ def _columns_of_others(
         gradients.ends = {name: columns.end for name, columns in sealed.items()}
         gradients.last_tree = first_tree + trees
         gradients.far = {name for name, link in choice.links.items() if link.step > FAR}
+    gradients.lockstep = together > 1
     for columns in others.values():
         columns.gradients, columns.by_column = gradients, options.reveals_columns(choice.cipher)
         columns.evidence = inputs.evidence
@@ -258,8 +261,12 @@ def set_up_passive(
         inputs.observers.event(ServerReady(setup, server, options))
         send_hint(party, server.hint(partial(inputs.observers.set_up, "hints")))
         splits = SplitOwner(active, codes, bins, part.splits, revealed)
-        kind = SealedOwner if options.sealed else ColumnOwner
-        owner = kind(inputs, follower, server, splits, by_column=options.reveals_columns(setup.encryption))
+        kind, most_trees = SealedOwner if options.sealed else ColumnOwner, 1
+        if may_grow_together(options, setup.encryption) and server_of is None and not setup.audit:
+            # by own columns: the active party's limit, by those of all parties, is no higher
+            most_trees = trees_together(common, table.n_rows, int(bins.offsets[-1]), inputs.trees_a_round)
+        by_column = options.reveals_columns(setup.encryption)
+        owner = kind(inputs, follower, server, splits, by_column=by_column, most_trees=most_trees)
         if isinstance(owner, SealedOwner):
             owner.introduce()
             held.callback(owner.count_unfinished)

@@ -273,9 +273,9 @@ class TreeLimits(_Limits):
         self._fewest_rows, self._leaves = rules.min_child_samples, rules.max_leaves
         self._max_levels = rules.most_asked if rules.max_leaves else rules.max_depth
 
-    def start(self, columns: NDArray[np.int32], trees: int = 1) -> None:
-        """Begin with a tree, or with `trees` that grow together."""
-        self._trees = trees
+    def start(self, columns: NDArray[np.int32], trees: int = 1, spare: int = 0) -> None:
+        """Begin with a tree, or with `trees` that grow together; `spare` is as in `SumsServer`."""
+        self._trees, self._spare = trees, trees * spare
         self._columns, self._levels, self._nodes, self._last_row = columns, 0, 0, -1
         self._asked, self._split = 0, 0
 
@@ -289,15 +289,15 @@ class TreeLimits(_Limits):
         """Reject a piece of a request for sums of more nodes than the level may have, before it costs anything."""
         self._check(self._levels < self._max_levels, f"{self._max_levels} levels in a tree at most")
         most = self._most
-        self._check(self._nodes + nodes <= most, f"1 to {most} nodes of this level")
+        self._check(self._nodes + nodes <= most + self._spare, f"1 to {most} nodes of this level")
 
     def sums(self, nodes: int, *, last: bool) -> None:
         """Record a request for sums of `nodes` nodes of the level, `last` with its last ones; reject too many."""
         self._check(self._levels < self._max_levels, f"{self._max_levels} levels in a tree at most")
         self._nodes += nodes
-        self._check(nodes > 0 and self._nodes <= self._most, f"1 to {self._most} nodes of this level")
+        self._check(0 < nodes and self._nodes <= self._most + self._spare, f"1 to {self._most} nodes of this level")
         self._levels += last
-        self._asked += self._nodes if last else 0
+        self._asked += self._nodes - self._spare if last else 0
         self._nodes = 0 if last else self._nodes
 
     @property
