@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from msgspec.structs import replace
 
-from treaty.machine.arrays import Floats, Integers
+from treaty.machine.arrays import Flags, Floats, Integers
 from treaty.machine.kernels import kernel
 from treaty.trees.losses import Logistic
 
@@ -29,8 +29,8 @@ class LogisticPieces(Logistic, frozen=True, tag="logistic_pieces"):
     p is within 0.0065 of the logistic function, h within 0.0063 of its slope, at 16 fractional bits. The start and leaf
     values are rounded to whole multiples of 2^-12. Predictions are those of `Logistic`; the metric is linear in pieces,
     within 0.016 of the log-loss of rows whose margin is within -7 and 7. The sum of rows without weights is rounded
-    down (`loss_shift`), so that a protocol opens no more of it. A sample weight
-    that is no whole number multiplies the whole numbers, and so do debiased labels: the result is rounded, as there.
+    down (`loss_shift`), so that a protocol opens no more of it. A sample weight that is no whole number multiplies the
+    whole numbers, and so do debiased labels: the result is rounded, as there.
     """
 
     # XGBoost has no such loss
@@ -50,30 +50,47 @@ class LogisticPieces(Logistic, frozen=True, tag="logistic_pieces"):
             _write_pieces(margins[:, k], labels, *self.debiasing, one, scales / one, pieces, grad[k], hess[k])
         return 0
 
+    def positive(self, y: Floats) -> Flags:
+        """Return whether each row is of the class of each output, bool (n_rows, n_outputs)."""
+        classes = [1] if self.n_outputs == 1 else range(self.n_outputs)
+        return np.asarray(np.rint(y)[:, None] == np.array(classes))
+
     def row_losses(self, margins: Floats, y: Floats) -> Floats:
-        x = np.clip(np.where(y > 0.5, -margins[:, 0], margins[:, 0]), -9.0, 9.0)
+        x = np.clip(np.where(self.positive(y), -margins, margins), -9.0, 9.0)
         steps = np.rint(x * (1 << MARGIN_BITS)).astype(np.int64)
         (offsets, slopes), piece = loss_pieces(self.fractional_bits), np.clip((steps >> MARGIN_BITS) + 8, 0, 15)
         low = (steps >> MARGIN_BITS - LOW_BITS) & ((1 << LOW_BITS) - 1)
-        return np.asarray((offsets[piece] + slopes[piece] * low) * 2.0**-self.fractional_bits)
+        return np.asarray((offsets[piece] + slopes[piece] * low).sum(axis=1) * 2.0**-self.fractional_bits)
 
     def loss(self, margins: Floats, y: Floats, weight: Floats | None) -> float:
-        if weight is not None or self.n_outputs > 1:
+        if weight is not None:
             return super().loss(margins, y, weight)
-        unit = 2.0 ** (loss_shift(len(y), self.fractional_bits) - self.fractional_bits)
-        return math.floor(float(self.row_losses(margins, y).sum()) / unit) * unit / len(y)
+        return self.loss_of(math.floor(float(self.row_losses(margins, y).sum()) / self._loss_unit(len(y))), len(y))
+
+    def loss_of(self, units: int, n_rows: int) -> float:
+        """Return the loss of rows that count once each, by that of all together, rounded down."""
+        return units * self._loss_unit(n_rows) / n_rows
+
+    def _loss_unit(self, n_rows: int) -> float:
+        return float(2.0 ** (loss_shift(n_rows * self.n_outputs, self.fractional_bits) - self.fractional_bits))
+
+    @property
+    def most_loss(self) -> float:
+        """What the loss of rows is below."""
+        return 8.0 * self.n_outputs
 
 
 class PiecesOfClasses(LogisticPieces, frozen=True, tag="pieces_of_classes"):
     """The loss in pieces of several classes, each against the rest: trees of a class are those of two classes.
 
     A class's probability is its own logistic function, divided by the sum of all classes'. `class_shares` are what
-    classes start from where these were estimated; else all have `base_score`.
+    classes start from where these were estimated; else all have `base_score`. The metric is what trees lower: a row's
+    losses of all classes, each against the rest, added up.
     """
 
     class_shares: tuple[float, ...] = ()
 
-    metric: ClassVar[str] = "mlogloss"
+    metric: ClassVar[str] = "ovr-logloss"
     xgboost_name: ClassVar[str] = "pieces_of_classes"
 
     @property
@@ -87,9 +104,6 @@ class PiecesOfClasses(LogisticPieces, frozen=True, tag="pieces_of_classes"):
         p = np.maximum(super().predictions(margins), np.finfo(np.float64).tiny)
         p /= p.sum(axis=1, keepdims=True)
         return p
-
-    def row_losses(self, margins: Floats, y: Floats) -> Floats:
-        return np.asarray(-np.log(self.predictions(margins)[np.arange(len(y)), y.astype(np.intp)]))
 
 
 @cache

@@ -55,11 +55,21 @@ class SquaredError(FixedPointLoss, frozen=True, tag="squared_error"):
         return clipped
 
 
+def squares_shift(n_rows: int) -> int:
+    """Return how many of the lowest bits of so many rows' squared errors together do not count, in squared units.
+
+    A row half a `grad_clip` off, farther than any label of the training is from the start, adds 8 at most.
+    """
+    return 19 + max(0, n_rows.bit_length() - 13)
+
+
 class SquaredErrorSteps(SquaredError, frozen=True, tag="squared_error_steps"):
     """Half the squared error by whole numbers alone, which a protocol on secret shares can compute.
 
     The start and leaf values are whole multiples of 2^-12 of `grad_clip`, margins less the start and labels less it are
     rounded, and gradients are clipped at `STEPS_REACH` times the bound of `SquaredError`, so that none are in fact.
+    Squared errors of rows without weights are rounded down together (`squares_shift`), so that a protocol opens no
+    more of them; labels farther from the start than those of the training may be count as the farthest.
     """
 
     # XGBoost has no such loss
@@ -77,6 +87,26 @@ class SquaredErrorSteps(SquaredError, frozen=True, tag="squared_error_steps"):
     @property
     def grad_bound(self) -> int:
         return STEPS_REACH * super().grad_bound
+
+    def in_units(self, numbers: Floats, most: float) -> Integers:
+        """Return numbers less the start, up to `most` times `grad_clip`, in units of leaf values."""
+        units = np.rint((numbers - self.base_margins[0]) / self.margin_unit)
+        return np.asarray(np.clip(units, -most / self.leaf_unit, most / self.leaf_unit).astype(np.int64))
+
+    def loss(self, margins: Floats, y: Floats, weight: Floats | None) -> float:
+        if weight is not None:
+            return super().loss(margins, y, weight)
+        off = self.in_units(margins[:, 0], STEPS_REACH) - self.in_units(y, 0.5)
+        return self.loss_of(int(off @ off) >> squares_shift(len(y)), len(y))
+
+    def loss_of(self, units: int, n_rows: int) -> float:
+        """Return the loss of rows that count once each, by the squares of all together, rounded down."""
+        return math.sqrt((units << squares_shift(n_rows)) / n_rows) * self.margin_unit
+
+    @property
+    def most_loss(self) -> float:
+        """What the loss of rows is below."""
+        return 2.0 * STEPS_REACH * self.grad_clip
 
     def in_steps(self, numbers: Floats) -> Floats:
         """Return margins or labels less the start, in units of gradients."""

@@ -95,7 +95,7 @@ def make_objective(
     """
     kind = LOSSES[name] if name in LOSSES else loss_class(name)
     loss = kind(
-        n_outputs=n_classes if kind.metric == Softmax.metric else 1,
+        n_outputs=n_classes if kind in (Softmax, PiecesOfClasses) else 1,
         base_score=0.5 if base_score is None else base_score,
         fractional_bits=fractional_bits,
         weight_bound=bound_of_weights(weight),

@@ -1,8 +1,9 @@
 """Eval sets under ``membership="hidden"``: rows' margins stay shared, and the active party opens the loss of all.
 
-After each round the new trees are walked on shared rows (`hidden_forest`). A row's loss is looked up in a table of
-pieces, as derivatives are (`crypto.transfer.shared_pieces`), at its margin, or at minus that where its label is 1. The
-sum over all rows is rounded down on shares, before it is opened, to 15 bits at most, as a leaf's weight has.
+After each round the new trees are walked on shared rows (`hidden_forest`). Of classes a row's loss is looked up in a
+table of pieces, as derivatives are (`crypto.transfer.shared_pieces`), at its margin, or at minus that where the row is
+of the class. Of numbers it is the square of a shared number. The sum over all rows and classes is rounded down on
+shares, before it is opened, to 15 bits or so, as a leaf's weight has.
 """
 
 from __future__ import annotations
@@ -14,22 +15,24 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.transfer.arithmetic import bits_of, both_of
+from treaty.crypto.transfer.arithmetic import bits_of, both_of, products
 from treaty.crypto.transfer.comparison import carries
 from treaty.crypto.transfer.hidden_rows import multiplexed
 from treaty.crypto.transfer.shared_pieces import NUMBER_BITS, Pieces, values_of
 from treaty.crypto.transfer.stock import Steps, Transfers
 from treaty.data.table import Table
 from treaty.errors import PeerProtocolError
-from treaty.machine.arrays import Integers, Words, pieces
+from treaty.machine.arrays import Floats, Integers, Words, pieces
 from treaty.messaging.messages import Array, Message, leaks, view
 from treaty.messaging.party import Party
 from treaty.systems.secureboost.hidden_forest import SharedForest, decide_rows, margin_shares
+from treaty.systems.secureboost.hidden_setup import HiddenLoss
 from treaty.systems.secureboost.hidden_tree import HiddenLevel
 from treaty.systems.vertical.sealed import compute
 from treaty.trees.boosting import Forest
 from treaty.trees.ensemble import SplitTable, Tree
 from treaty.trees.logistic_pieces import loss_pieces, loss_shift
+from treaty.trees.number_losses import SquaredErrorSteps, squares_shift
 
 FEWEST_ROWS, MOST_SETS = 100, 2  # the loss of few rows tells their margins, and so do sets that differ by few rows
 _ROWS_AT_ONCE = 1 << 17  # whose losses are computed in one step
@@ -63,6 +66,31 @@ def loss_of_rows(
     return (yield from _rounded_down(transfers, total, bits, loss_shift(n, fraction), role))
 
 
+def squares_of_rows(
+    transfers: Transfers, margins: NDArray[np.uint32], labels: Integers | None, role: int
+) -> Steps[Words]:
+    """Return a share of the squared errors of all rows, in units of 2^`squares_shift`, uint64 (1,).
+
+    `margins`, (n,), are shares modulo 2^20; the active party gives the labels, in the same units. An error is below
+    2^17.
+    """
+    bits, total = max(2 * NUMBER_BITS, 34 + len(margins).bit_length() + 1), np.zeros(1, np.uint64)
+    for of in pieces(len(margins), _ROWS_AT_ONCE):
+        x = margins[of].astype(np.uint64)
+        if labels is not None:
+            # an error plus 2^18 is guarded
+            x += np.uint64(1 << 18) - labels[of].astype(np.uint64)
+        x &= np.uint64(_WHOLE)
+        top = (x >> np.uint64(NUMBER_BITS - 1)).astype(np.uint8)
+        both = yield from both_of(transfers, top, 1, role)
+        lifted = x - ((top - both[:, 0]) << np.uint64(NUMBER_BITS))
+        y = lifted & np.uint64((1 << bits - NUMBER_BITS) - 1)
+        found = yield from products(transfers, x[:, None], y[:, None, None], NUMBER_BITS, bits - NUMBER_BITS, bits)
+        # (x - 2^18)^2
+        total += (found[:, 0, 0] - (lifted << np.uint64(19)) + np.uint64((1 - role) << 36)).sum(dtype=np.uint64)
+    return (yield from _rounded_down(transfers, total, bits, squares_shift(len(margins)), role))
+
+
 def rounded(
     transfers: Transfers, shares: NDArray[np.unsignedinteger], nbytes: int, dropped: int, role: int
 ) -> Steps[Words]:
@@ -93,56 +121,71 @@ def _rounded_down(transfers: Transfers, shares: Words, bits: int, dropped: int, 
     return out
 
 
-def forest_of_tree(levels: Sequence[HiddenLevel], numbers: Sequence[Sequence[int]], place: int) -> SharedForest:
-    """Return what a party at this place knows of a tree, by the record numbers of its own splits."""
-    records = np.full((1, (1 << len(levels)) - 1), -1, np.int32)
-    for level, (of, own) in enumerate(zip(levels, numbers, strict=True)):
-        records[0, (1 << level) - 1 + np.flatnonzero(of.owner == place)] = own
-    return SharedForest(records, [bool((of.owner == 1 - place).any()) for of in levels])
+GrownTree = tuple[Sequence[HiddenLevel], Sequence[Sequence[int]]]
+"""A tree's levels, and the record numbers of own splits of each."""
+
+
+def forest_of_trees(trees: Sequence[GrownTree], place: int) -> SharedForest:
+    """Return what a party at this place knows of a round's trees, one of each output and all of one depth."""
+    depth = len(trees[0][0])
+    records = np.full((len(trees), (1 << depth) - 1), -1, np.int32)
+    for of_tree, (levels, numbers) in zip(records, trees, strict=True):
+        for level, (of, own) in enumerate(zip(levels, numbers, strict=True)):
+            of_tree[(1 << level) - 1 + np.flatnonzero(of.owner == place)] = own
+    others = [any((levels[k].owner == 1 - place).any() for levels, _ in trees) for k in range(depth)]
+    return SharedForest(records, others, len(trees))
 
 
 class EvalRows:
-    """An eval set at either party: own shares of its rows' margins."""
+    """An eval set at either party: own shares of its rows' margins, uint32 (n_outputs, n_rows)."""
 
-    def __init__(self, table: Table, transfers: Transfers, splits: SplitTable, threads: int) -> None:
+    def __init__(self, table: Table, transfers: Transfers, splits: SplitTable, threads: int, n_outputs: int) -> None:
         self._n_rows, self._transfers = table.n_rows, transfers
         self._own = partial(decide_rows, splits, table, threads)
-        self.margins = np.zeros(table.n_rows, np.uint32)
+        self.margins = np.zeros((n_outputs, table.n_rows), np.uint32)
 
     def add(self, party: Party, forest: SharedForest, weights: Integers | None) -> None:
         """Add trees, of which the active party gives the weights."""
         steps = margin_shares(self._transfers, self._n_rows, self._own, forest, weights)
-        self.margins = (self.margins + compute(party, steps)[:, 0]) & _WHOLE
+        self.margins = (self.margins + compute(party, steps).T) & _WHOLE
 
-    def loss(self, party: Party, labels: NDArray[np.bool_] | None, fraction: int, role: int) -> Words:
-        """Return a share of the loss of all rows."""
-        share: Words = compute(party, loss_of_rows(self._transfers, self.margins, labels, fraction, role))
-        return share
+    def loss(self, party: Party, objective: HiddenLoss, y: Floats | None, role: int) -> Words:
+        """Return a share of the loss of all rows, of which the active party gives the labels."""
+        margins = self.margins.reshape(-1)
+        if isinstance(objective, SquaredErrorSteps):
+            labels = None if y is None else objective.in_units(y, 0.5)
+            return np.asarray(compute(party, squares_of_rows(self._transfers, margins, labels, role)))
+        positive = None if y is None else objective.positive(y).T.reshape(-1)
+        return np.asarray(
+            compute(party, loss_of_rows(self._transfers, margins, positive, objective.fractional_bits, role))
+        )
 
 
 @dataclass(slots=True)
 class WatchedShares:
     """An eval set at the active party, whose trees so far are in its rows' margins (`trees.boosting.WatchedRows`).
 
-    `last` are the trees of the latest round, by the end that grew them.
+    `last` are the trees of the latest round, by the end at this `place` that grew them, and their weights.
     """
 
     name: str
-    labels: NDArray[np.bool_]
+    y: Floats
     rows: EvalRows
     party: Party
-    last: list[tuple[SharedForest, Integers]]
+    place: int
+    last: list[tuple[GrownTree, Integers]]
 
     def begin(self, forest: Forest, metrics: Sequence[str]) -> Sequence[str]:
         return [forest.objective.metric]
 
     def measure(self, forest: Forest, new: Sequence[Tree]) -> Mapping[str, float]:
-        (peer,), fraction, n = self.party.peers, forest.objective.fractional_bits, len(self.labels)
-        for tree, weights in self.last:
-            self.rows.add(self.party, tree, weights)
-        share = self.rows.loss(self.party, self.labels, fraction, 0)
+        (peer,), objective = self.party.peers, forest.objective
+        assert isinstance(objective, HiddenLoss)
+        if self.last:
+            trees, weights = zip(*self.last, strict=True)
+            self.rows.add(self.party, forest_of_trees(trees, self.place), np.stack(weights))
+        share = self.rows.loss(self.party, objective, self.y, 0)
         came = view(self.party.receive(peer, EvalLoss).share, np.uint64, (1,), peer=peer, what="EvalLoss.share")
-        unit = 2.0 ** (loss_shift(n, fraction) - fraction)
-        if (loss := int((share + came)[0]) * unit / n) >= 8.0:
-            raise PeerProtocolError(peer, "expected a share of a loss below 8", at="EvalLoss.share")
-        return {forest.objective.metric: loss}
+        if (loss := objective.loss_of(int((share + came)[0]), len(self.y))) >= objective.most_loss:
+            raise PeerProtocolError(peer, f"expected a share of a loss below {objective.most_loss:g}", at="EvalLoss")
+        return {objective.metric: loss}

@@ -51,12 +51,12 @@ from treaty.systems.secureboost.hidden_evaluation import (
     MOST_SETS,
     EvalLoss,
     EvalRows,
+    GrownTree,
     WatchedShares,
-    forest_of_tree,
+    forest_of_trees,
 )
 from treaty.systems.secureboost.hidden_forest import (
     HiddenForest,
-    SharedForest,
     decide_rows,
     depth_of,
     leaf_weights,
@@ -153,11 +153,10 @@ def _note_rows(inputs: RoleInput[SecureBoost], part: ModelPart) -> None:
 def _check_rows(inputs: RoleInput[SecureBoost]) -> int:
     """Return a power of two that no row's weight exceeds; ConfigError for weights and eval sets that do not fit."""
     for number, rows in enumerate(inputs.eval_sets, 1):
-        fits = rows.weight is None and rows.table.n_rows >= FEWEST_ROWS and number <= MOST_SETS
-        if not fits or inputs.n_outputs > 1 or inputs.common.loss_class.takes == "numbers":
+        if rows.weight is not None or rows.table.n_rows < FEWEST_ROWS or number > MOST_SETS:
             raise ConfigError(
-                f'membership="hidden" takes at most {MOST_SETS} eval sets of two classes, without weights, and of at '
-                f"least {FEWEST_ROWS} rows, so that their margins stay hidden: leave out the weights, or {rows.name}"
+                f'membership="hidden" takes at most {MOST_SETS} eval sets, without weights, and of at least '
+                f"{FEWEST_ROWS} rows, so that their margins stay hidden: leave out the weights, or {rows.name}"
             )
     if (weight := inputs.rows.weight) is None:
         return 1
@@ -203,16 +202,16 @@ class _Grower:
         unit = self._rules.leaf_unit
         units = np.rint(start / unit).astype(np.int64) % (1 << NUMBER_BITS)
         self._margins = np.repeat(units.astype(np.uint32)[:, None], n_rows, axis=1)
-        self.last: list[tuple[SharedForest, Integers]] = []
+        self.last: list[tuple[GrownTree, Integers]] = []
         self.eval_sets = [
             WatchedShares(
-                of.name, of.y > 0.5, EvalRows(of.table, end.transfers, training.part.splits, inputs.threads), party,
-                self.last,
+                of.name, of.y, EvalRows(of.table, end.transfers, training.part.splits, inputs.threads, outputs), party,
+                end.place, self.last,
             )
             for of in inputs.eval_sets
         ]  # fmt: skip
         for of_set in self.eval_sets:
-            of_set.rows.margins += self._margins[0, 0]
+            of_set.rows.margins += self._margins[:, :1]
         if forest.trees:
             # of a checkpoint or of an earlier model: nobody has kept the margins
             shared, table = show_forest(party, forest.trees, end.place, outputs), inputs.rows.table
@@ -276,7 +275,7 @@ class _Grower:
         """Record a tree's own splits, and count the other party's; return the tree."""
         place = self._ends[0].place
         numbers = {place: record(self._training.part.splits, self._columns.bins, levels)}
-        self.last.append((forest_of_tree(levels, numbers[place], place), weights[None]))
+        self.last.append(((levels, numbers[place]), weights))
         numbers[1 - place], self._records = numbers_of(levels, 1 - place, self._records)
         return build_tree(levels, weights, numbers, self._rules)
 
@@ -349,7 +348,7 @@ def train_passive(inputs: RoleInput[SecureBoost]) -> ModelPart:
     rules = inputs.common.rules(objective)
     ends = make_ends(inputs, columns, bounds, rules, start.step, losses_of(objective))
     margins, transfers, splits = np.zeros((len(ends), n_rows), np.uint32), ends[0].transfers, follower.part.splits
-    eval_sets = [EvalRows(of.table, transfers, splits, inputs.threads) for of in inputs.eval_sets]
+    eval_sets = [EvalRows(of.table, transfers, splits, inputs.threads, len(ends)) for of in inputs.eval_sets]
     if start.rounds:
         shared = read_forest(party.receive(active, HiddenForest), active, len(splits), len(ends))
         own = partial(decide_rows, splits, inputs.rows.table, inputs.threads)
@@ -370,21 +369,19 @@ def train_passive(inputs: RoleInput[SecureBoost]) -> ModelPart:
         # of all classes
         ahead.nbytes = sent.ahead
         ahead.begin_tree()
-        trees = list[SharedForest]()
+        trees = list[GrownTree]()
         for of in pieces(len(ends), CLASSES_AT_ONCE):
             of_trees = [columns.of_tree(end, on) for end, (_, on) in zip(ends[of], samples[of], strict=True)]
             steps = hidden_tree.grow_together(of_trees, margins[of], [sampled for sampled, _ in samples[of]])
             grown = compute(party, steps, ahead)
             for levels, _, shares in grown:
-                trees.append(forest_of_tree(levels, record(splits, columns.bins, levels), ends[0].place))
+                trees.append((levels, record(splits, columns.bins, levels)))
                 party.send(active, WeightShares(Array.of(shares)))
             margins[of] = compute(party, hidden_tree.add_weights(grown, margins[of], None))
         samples.clear()
         for rows in eval_sets:
-            for tree in trees:
-                rows.add(party, tree, None)
-            share = rows.loss(party, None, objective.fractional_bits, 1)
-            party.send(active, EvalLoss(Array.of(share)))
+            rows.add(party, forest_of_trees(trees, ends[0].place), None)
+            party.send(active, EvalLoss(Array.of(rows.loss(party, objective, None, 1))))
 
     return follower.follow(MessageOrder(_TABLE, "between trees"), {HiddenTree: grow})
 

@@ -42,8 +42,8 @@ class SecureBoost(SystemOptions):
     membership : {"known", "hidden"} or None, default None
         Which rows are in a node: "hidden" shares it, so that neither party learns it in training, with margins,
         gradients and sums; needs two parties, ``objective="logistic_pieces"`` or "squared_error_steps", a depth of at
-        most 6 and sealed sums, whole weights of rows up to 255, and at most two eval sets, of two classes; predictions
-        are ``inference="shared"`` (docs/hidden.md). "known", which None is: the active party knows it.
+        most 6 and sealed sums, whole weights of rows up to 255, and at most two eval sets; predictions are
+        ``inference="shared"`` (docs/hidden.md). "known", which None is: the active party knows it.
     reveal : {"column", "node"} or None, default None
         How a passive party applies its split under the lattice map. "column": it answers which of all rows go left, and
         learns nothing about the node. "node": it answers for the node's rows only. With open sums it then sees these
@@ -248,6 +248,8 @@ class SecureBoost(SystemOptions):
 
     def _check_hidden(self, common: Any) -> None:
         """Refuse what trees on shared rows do not have yet, or cannot have."""
+        # others would open more, or take logarithms on shares
+        metrics = [["rmse"]] if common.objective == "squared_error_steps" else [["logloss"], ["ovr-logloss"]]
         own = {
             "mode": (self.mode, "safe"),
             "sums": (self.sums or "sealed", "sealed"),
@@ -268,7 +270,7 @@ class SecureBoost(SystemOptions):
             "process_type": (common.process_type, "default"),
             "monotone_constraints": (common.monotone_constraints or None, None),
             "interaction_constraints": (common.interaction_constraints or None, None),
-            "eval_metric": (common.eval_metric if common.metrics not in ([], ["logloss"]) else None, None),
+            "eval_metric": (common.eval_metric if common.metrics not in ([], *metrics) else None, None),
         }
         for name, (given, needed) in own.items():
             if given != needed:
