@@ -223,7 +223,7 @@ def test_a_leaf_of_one_row_is_not_converted(made):
 
 
 def test_penalties_of_a_regression_of_fate_are_halved(made):
-    # FATE's gradients of the squared error are twice Treaty's: FATE 2.2 makes the same trees of these parameters
+    # FATE's gradients and hessians of the squared error are twice Treaty's
     parameters = {"objective": "regression:l2", "l1": 0.5, "l2": 0.7, "num_trees": 3, "complete_secure": 1}
     tasks = {"sbt_0": {"component_ref": "hetero_secureboost", "parameters": parameters}}
     job, left = made({"dag": {"parties": FATE_2["dag"]["parties"], "tasks": tasks}})
