@@ -76,12 +76,10 @@ def bill(version: str, wheel: Path | None) -> dict[str, Any]:
     direct = needed(project["dependencies"])
     extras = needed([of for extra in project["optional-dependencies"].values() for of in extra])
     always, every = graph(direct), graph([*direct, *extras])
-    # what an extra alone needs may have no tested version
-    tested = {name: {"version": versions[name]} if name in versions else {} for name in every}
-    purls = {name: "@".join([f"pkg:pypi/{name}", *tested[name].values()]) for name in every}
+    purls = {name: f"pkg:pypi/{name}@{versions[name]}" for name in every}
     components = [
         {
-            "type": "library", "bom-ref": purls[name], "name": name, **tested[name], "purl": purls[name],
+            "type": "library", "bom-ref": purls[name], "name": name, "version": versions[name], "purl": purls[name],
             "scope": "required" if name in always else "optional", "licenses": licence(name),
         }
         for name in sorted(every)
