@@ -25,10 +25,11 @@ from treaty.models.trees import leaves
 from treaty.runs.threads import RunRecord
 from treaty.systems.observers import Observers, ProgressCalls
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.secureboost import hidden_forest
+from treaty.systems.secureboost import hidden_forest, shared_prediction
 from treaty.systems.secureboost.hidden_forest import PRECISION_BITS, HiddenForest, leaf_weights, unit_of
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.secureboost.shared_prediction import (
+    FurtherLines,
     MarginShares,
     MaskedSides,
     SharingKey,
@@ -157,6 +158,25 @@ def test_pieces_of_rows_and_messages_do_not_change_the_margins(monkeypatch):
     assert len(received(cut, "p0", "MaskedSides")) > len(received(whole, "p0", "MaskedSides")) == 1
 
 
+@pytest.mark.parametrize(("walked", "block"), [(1, 8), (1, 24), (1 << 20, 16), (48 * 3, 32)])
+def test_sides_of_further_parties_are_in_memory_a_block_of_rows_at_a_time(monkeypatch, walked, block):
+    """Whether blocks are longer than the rows that are walked at once, or shorter."""
+    frames, y = split_table("binary", 4)
+    parts, tables = grow(frames, y, "binary", n_estimators=3)
+    some, made = take(tables, slice(0, 75)), []
+    monkeypatch.setattr(hidden_forest, "_WALKED_AT_ONCE", walked)
+    monkeypatch.setattr(shared_prediction, "_ROWS_OF_LINES", block)
+    honest = MovingKey.mask
+
+    def watching(self, other, shape, *, sending):
+        made.append(shape[1])
+        return honest(self, other, shape, sending=sending)
+
+    monkeypatch.setattr(MovingKey, "mask", watching)
+    np.testing.assert_array_equal(play_shared(parts, some).results["p0"], pooled(parts, some)[1])
+    assert made == [1] * (2 * 2 * -(-75 // block))
+
+
 def test_an_active_party_without_columns_predicts():
     frames, y = split_table("binary", 3)
     frames = {"p0": frames["p0"].iloc[:, :0], "p1": frames["p1"].iloc[:, :1], "p2": frames["p2"]}
@@ -228,8 +248,8 @@ def test_a_service_of_a_model_without_the_partys_splits_answers():
 
 KINDS = {
     kind.__name__: kind
-    for kind in (Terms, Verdict, SharingKey, HiddenForest, SidesRequest, MaskedSides, SealedStep, OpenedStep,
-                 MarginShares, RecordCount, Decisions, OnlineRows, Finish)
+    for kind in (Terms, Verdict, SharingKey, HiddenForest, FurtherLines, SidesRequest, MaskedSides, SealedStep,
+                 OpenedStep, MarginShares, RecordCount, Decisions, OnlineRows, Finish)
 }  # fmt: skip
 
 
@@ -326,7 +346,7 @@ def test_a_party_is_asked_about_its_own_records_alone():
         named = np.frombuffer(request.records.data, np.int32).tolist()
         assert named == sorted({int(r) for tree in trees for r in tree.record[tree.source == number]})
         counts[name] = len(named)
-    (told,) = received(played, "p1", "HiddenForest")
+    (told,) = received(played, "p1", "FurtherLines")
     assert {name: lines for name, (lines, _) in told.further.items()} == counts
 
 
@@ -429,11 +449,11 @@ FAULTS = {
     "forest: outputs": ("p0", "HiddenForest", lambda m: replace(m, outputs=2), "trees of at most 1 outputs"),
     "forest: no outputs": ("p0", "HiddenForest", lambda m: replace(m, outputs=0), "outputs"),
     "forest: bytes": ("p0", "HiddenForest", lambda m: replace(m, nbytes=9), "nbytes"),
-    "forest: itself": ("p0", "HiddenForest", lambda m: replace(m, further={"p1": (9, KEY)}), "other passive parties"),
-    "forest: nobody": ("p0", "HiddenForest", lambda m: replace(m, further={"x": (9, KEY)}), "other passive parties"),
-    "forest: key": ("p0", "HiddenForest", lambda m: replace(m, further={"p2": (20, KEY)}), "key of large order"),
-    "forest: lines": (
-        "p0", "HiddenForest", lambda m: replace(m, further={"p2": (2**31 - 1, m.further["p2"][1])}), "no more lines",
+    "lines: itself": ("p0", "FurtherLines", lambda m: replace(m, further={"p1": (9, KEY)}), "other passive parties"),
+    "lines: nobody": ("p0", "FurtherLines", lambda m: replace(m, further={"x": (9, KEY)}), "other passive parties"),
+    "lines: key": ("p0", "FurtherLines", lambda m: replace(m, further={"p2": (20, KEY)}), "key of large order"),
+    "lines: too many": (
+        "p0", "FurtherLines", lambda m: replace(m, further={"p2": (2**31 - 1, m.further["p2"][1])}), "no more lines",
     ),
     "request: beyond": ("p0", "SidesRequest", of_array("records", lambda a: a + 9999), "ascending numbers below"),
     "request: order": ("p0", "SidesRequest", of_array("records", lambda a: a[::-1]), "ascending numbers below"),
@@ -470,7 +490,7 @@ def test_a_malformed_message_names_its_sender(three, case):
     assert caught.value.peer == faulty
 
 
-@pytest.mark.parametrize("forged", ["HiddenForest", "SidesRequest"])
+@pytest.mark.parametrize("forged", ["FurtherLines", "SidesRequest"])
 def test_an_active_party_that_swaps_a_key_is_refused(three, forged):
     """Either end of a pair of passive parties checks that the other's key is signed with its certificate."""
     parts, tables = three

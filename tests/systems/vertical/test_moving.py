@@ -23,6 +23,7 @@ from treaty.systems.vertical.sealed import MovingKey
 from treaty.systems.vertical.sealed_active import SealedPeer
 from treaty.systems.vertical.training import fellow_owners
 
+USE = "sealed sums"
 IDENTITIES = {name: make_identity(name) for name in ("p0", "p1", "p2")}
 PINNED = {name: identity.certificate for name, identity in IDENTITIES.items()}
 
@@ -54,7 +55,7 @@ def test_an_active_party_that_swaps_keys_is_refused(monkeypatch, forger):
         own = X25519PrivateKey.generate().public_key().public_bytes_raw()
         if forger is None:
             return own, key[1]
-        content = MovingKey(peer._party, Signer()).content("p2", own)
+        content = MovingKey(peer._party, Signer(), USE).content("p2", own)
         return own, Signer(IDENTITIES[forger], PINNED).vouch(content)
 
     monkeypatch.setattr(SealedPeer, "introduce", swapping)
@@ -63,21 +64,23 @@ def test_an_active_party_that_swaps_keys_is_refused(monkeypatch, forger):
     assert error.value.peer == "p0"
 
 
-def test_a_signature_is_for_one_job_and_owner():
-    def key(job: str, name: str):
+def test_a_signature_is_for_one_job_owner_and_use():
+    def key(job: str, name: str, use: str = USE):
         party = Party(name, job, "secureboost", _Channel(name), [])
-        return MovingKey(party, Signer(IDENTITIES[name], PINNED))
+        return MovingKey(party, Signer(IDENTITIES[name], PINNED), use)
 
     ours = key("job", "p1")
     ours.meet({"p2": key("job", "p2").signed()})
-    for signed in (key("another job", "p2").signed(), ours.signed()):
+    for signed in (key("another job", "p2").signed(), ours.signed(), key("job", "p2", "sides at prediction").signed()):
         with pytest.raises(CryptoError, match="expected a key signed by p2"):
             ours.meet({"p2": signed})
 
 
 def test_what_two_parties_move_to_each_other_has_two_masks():
     """The active party says who moves to whom: under one mask it would learn the difference of what both hold."""
-    ours, theirs = (MovingKey(Party(name, "job", "secureboost", _Channel(name), []), Signer()) for name in ("1", "2"))
+    ours, theirs = (
+        MovingKey(Party(name, "job", "secureboost", _Channel(name), []), Signer(), USE) for name in ("1", "2")
+    )
     signed = {"1": ours.signed(), "2": theirs.signed()}
     ours.meet({"2": signed["2"]})
     theirs.meet({"1": signed["1"]})

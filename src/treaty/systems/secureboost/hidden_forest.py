@@ -27,7 +27,6 @@ from treaty.machine.arrays import Bytes, Int32s, Integers, pieces
 from treaty.messaging.messages import Array, Message, leaks, view
 from treaty.messaging.party import Party
 from treaty.models.trees import decide
-from treaty.systems.vertical.messages import SignedKey
 from treaty.trees.ensemble import SplitTable, Tree
 
 # Weights without a unit of their own have this many bits below the largest: more would only make sums easier to take
@@ -45,18 +44,15 @@ _MOST_TREES = 1 << 20  # as at least eight rows are walked at once, however many
 class HiddenForest(Message):
     """The receiver's records, int32 (trees, 2^depth - 1), level by level, -1 at nodes that it does not decide.
 
-    Numbers from its number of records on are lines of bits that it shares with `further` passive parties, of whom it
-    says how many lines each has, and a signed public key. `active`, bool (depth,), says at which levels the sender
-    decides nodes. Trees of `outputs` outputs alternate, and shares of weights have `nbytes` bytes.
+    Numbers from its number of records on are lines of bits that it shares with further passive parties
+    (`shared_prediction.FurtherLines`). `active`, bool (depth,), says at which levels the sender decides nodes. Trees of
+    `outputs` outputs alternate, and shares of weights have `nbytes` bytes.
     """
 
     records: Array
     active: Array
     outputs: Annotated[int, msgspec.Meta(ge=1)] = 1
     nbytes: Annotated[int, msgspec.Meta(ge=WEIGHT_BYTES, le=8)] = WEIGHT_BYTES
-    further: dict[str, tuple[Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)], SignedKey]] = msgspec.field(
-        default_factory=dict
-    )
 
 
 # ---------------------------------------------------------------- what both ends compute

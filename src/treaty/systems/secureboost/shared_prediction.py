@@ -16,7 +16,7 @@ of the parties' certificates (`MovingKey`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -29,7 +29,7 @@ from treaty.crypto.transfer.hidden_rows import WEIGHT_BYTES
 from treaty.crypto.transfer.stock import Steps, Transfers, open_transfers
 from treaty.data.table import Table
 from treaty.errors import CryptoError, PeerProtocolError
-from treaty.machine.arrays import Bytes, Floats, Int32s, Integers, Words
+from treaty.machine.arrays import Bytes, Floats, Int32s, Integers, Words, pieces
 from treaty.messaging.exchanges import OF_ONE_MODEL, Term, agree, send_rows, take_rows
 from treaty.messaging.messages import Array, Message, column_pieces, leaks, row_pieces, view
 from treaty.models.trees import margins, used_records
@@ -71,6 +71,7 @@ _SHARE_BITS = 64  # of a row and output, as shares of margins are sent
 # Lowest bits of margins that are dropped with training_rows="rounded", in units of 2^-12 or 2^-12 of `grad_clip`: whole
 # numbers are left, or eighths of `grad_clip`
 _DROPPED, _DROPPED_OF_NUMBERS = 12, 9
+_ROWS_OF_LINES = 1 << 16  # of which shared sides are in memory at once; a multiple of 8
 
 
 @leaks("how many splits the sender keeps; a public key", "control")
@@ -79,6 +80,13 @@ class SharingKey(Message):
 
     records: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
     key: SignedKey
+
+
+@leaks("as the job's first passive party, how many splits of each further passive party the trees use", "exact")
+class FurtherLines(Message):
+    """How many lines of bits the partner shares with each further passive party, in order, and by whose keys."""
+
+    further: dict[str, tuple[Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)], SignedKey]]
 
 
 @leaks("as a further passive party, which of its own splits the trees use", "exact")
@@ -91,7 +99,7 @@ class SidesRequest(Message):
 
 @leaks("sides of rows under a pad, which another party has", "masked")
 class MaskedSides(Message):
-    """Packed bits (n_records, n_rows/8), 1 for right, xor the pad; in the same pieces as `Decisions`."""
+    """Packed bits (n_records, n_rows/8), 1 for right, xor the pad; of each block of rows in pieces as `Decisions`."""
 
     left: Array
 
@@ -115,15 +123,29 @@ def _agree(inputs: RoleInput[SecureBoost], rows: str) -> int:
     return dropped
 
 
-def _with_lines(own: Decide, held: int, lines: list[Bytes]) -> Decide:
-    """Return what decides at own records, below `held`, and from there on reads lines of shared bits."""
-    shared = np.concatenate(lines) if lines else np.zeros((0, 0), np.uint8)
+def _with_lines(own: Decide, held: int, n_rows: int, sources: Sequence[Callable[[int], Bytes]]) -> Decide:
+    """Return what decides at own records, below `held`, and from there on reads lines of shared bits.
+
+    Each of the `sources` returns its lines of the next rows, given how many. A block of rows is made when it is first
+    read, and rows are read in order: lines of all rows would not fit in memory.
+    """
+    blocks, parts, made = pieces(n_rows, _ROWS_OF_LINES), list[Bytes](), 0
 
     def decide(records: Int32s, rows: slice) -> Bytes:
+        nonlocal made
+        # of earlier blocks, the last may have some of these rows
+        del parts[: max(0, len(parts) - 1)]
+        first = made - len(parts)
+        while made < len(blocks) and blocks[made].start < rows.stop:
+            count = blocks[made].stop - blocks[made].start
+            parts.append(np.concatenate([source(count) for source in sources]))
+            made += 1
         mine, theirs = np.split(records, [np.searchsorted(records, held)])
-        return np.concatenate([own(mine, rows), shared[theirs - held, rows.start // 8 : -(-rows.stop // 8)]])
+        start = (rows.start - blocks[first].start) // 8
+        shared = np.concatenate([part[theirs - held] for part in parts], axis=1)
+        return np.concatenate([own(mine, rows), shared[:, start : start + -(-(rows.stop - rows.start) // 8)]])
 
-    return decide if lines else own
+    return decide if sources else own
 
 
 def _rounded(
@@ -158,8 +180,10 @@ class _Walk:
         """Return margins of rows, float64 (n_rows, n_outputs)."""
         inputs, n_rows, party, forest = self.inputs, table.n_rows, self.inputs.party, self.forest
         part, partner, outputs = inputs.part, inputs.others[0], self.forest.outputs
-        lines = [take_decisions(party, name, MaskedSides, count, n_rows) for name, count in self.further.items()]
-        own = _with_lines(partial(decide_rows, part.splits, table, inputs.threads), len(part.splits), lines)
+        own = _with_lines(
+            partial(decide_rows, part.splits, table, inputs.threads), len(part.splits), n_rows,
+            [partial(take_decisions, party, name, MaskedSides, count) for name, count in self.further.items()],
+        )  # fmt: skip
         # of a batch: a request of a service is short
         done = [partial(inputs.observers.set_up, "predicting")] if inputs.requests is None else []
         steps = _rounded(0, self.dropped, self.transfers, n_rows, own, forest, self.weights, *done)
@@ -215,8 +239,9 @@ def _begin(inputs: RoleInput[SecureBoost], rows: str) -> Callable[[Table], Float
         np.where(lines < 0, records_of(trees, sources.index(name), depth), np.int32(of) + lines)
         for name, of in held.items()
     )
-    told = {name: (len(of), keys[name].key) for name, of in further.items()}
-    party.send(partner, HiddenForest(Array.of(theirs), Array.of(np.array(levels_of(mine))), outputs, nbytes, told))
+    party.send(partner, HiddenForest(Array.of(theirs), Array.of(np.array(levels_of(mine))), outputs, nbytes))
+    if len(inputs.others) > 1:
+        party.send(partner, FurtherLines({name: (len(of), keys[name].key) for name, of in further.items()}))
     for name, of in further.items():
         party.send(name, SidesRequest(Array.of(of), keys[partner].key))
     forest = SharedForest(mine, levels_of(theirs), outputs, nbytes)
@@ -258,7 +283,7 @@ def follow(inputs: RoleInput[SecureBoost], rows: str) -> None:
     dropped, online = _agree(inputs, rows), [OnlineRows] if rows == "rows" else []
     if not online:
         check_not_trained(inputs)
-    key = MovingKey(party, inputs.vouching)
+    key = MovingKey(party, inputs.vouching, "sides at prediction")
     party.send(active, SharingKey(len(splits), key.signed()))
     kind = HiddenForest if party.name == inputs.others[0] else SidesRequest
     came, answer = party.receive(active, kind, *online, Finish), None
@@ -283,17 +308,18 @@ def follow(inputs: RoleInput[SecureBoost], rows: str) -> None:
 
 def _partner(inputs: RoleInput[SecureBoost], came: HiddenForest, key: MovingKey, dropped: int) -> _Answer:
     party, part, (active,) = inputs.party, inputs.part, inputs.party.peers
-    shared = sum(lines for lines, _ in came.further.values())
+    further = party.receive(active, FurtherLines).further if len(inputs.others) > 1 else {}
+    shared = sum(lines for lines, _ in further.values())
     forest = read_forest(came, active, len(part.splits) + shared, part.trees_a_round)
-    # pads of all lines are in memory
+    # pads of all lines are in memory, of a block of rows
     if shared > forest.records.size:
-        raise PeerProtocolError(active, "expected no more lines than the trees have nodes", at="HiddenForest.further")
-    _meet(inputs, key, {name: of for name, (_, of) in came.further.items()}, "HiddenForest.further")
+        raise PeerProtocolError(active, "expected no more lines than the trees have nodes", at="FurtherLines.further")
+    _meet(inputs, key, {name: of for name, (_, of) in further.items()}, "FurtherLines.further")
     transfers = compute(party, open_transfers(1))
 
     def answer(n_rows: int, own: Decide) -> None:
-        pads = [_pads(key, name, lines, n_rows, sending=False) for name, (lines, _) in came.further.items()]
-        decide = _with_lines(own, len(part.splits), pads)
+        pads = [partial(_pads, key, name, lines, sending=False) for name, (lines, _) in further.items()]
+        decide = _with_lines(own, len(part.splits), n_rows, pads)
         shares = compute(party, _rounded(1, dropped, transfers, n_rows, decide, forest, None))
         send_rows(party, active, n_rows, _SHARE_BITS * forest.outputs, lambda of: MarginShares(Array.of(shares[of])))
 
@@ -306,11 +332,13 @@ def _further(inputs: RoleInput[SecureBoost], came: SidesRequest, key: MovingKey)
     _meet(inputs, key, {partner: came.key}, "SidesRequest.key")
 
     def answer(n_rows: int, own: Decide) -> None:
-        # what both others take for a side left of their own adds up to the side right
-        masked = ~own(records, slice(0, n_rows)) ^ _pads(key, partner, len(records), n_rows, sending=True)
-        for part in column_pieces(len(records), n_rows):
-            for of in row_pieces(n_rows, part.stop - part.start):
-                party.send(active, MaskedSides(Array.of(masked[part, of.start // 8 : -(-of.stop // 8)])))
+        for block in pieces(n_rows, _ROWS_OF_LINES):
+            count = block.stop - block.start
+            # what both others take for a side left of their own adds up to the side right
+            masked = ~own(records, block) ^ _pads(key, partner, len(records), count, sending=True)
+            for part in column_pieces(len(records), count):
+                for of in row_pieces(count, part.stop - part.start):
+                    party.send(active, MaskedSides(Array.of(masked[part, of.start // 8 : -(-of.stop // 8)])))
 
     return answer
 

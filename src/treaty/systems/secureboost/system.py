@@ -121,7 +121,10 @@ _SHARED_PREDICTION = routes(
         PASSIVE, ACTIVE, shared_prediction.SharingKey, shared_prediction.MaskedSides, messages.SealedStep,
         shared_prediction.MarginShares,
     ),
-    between(ACTIVE, PASSIVE, hidden_forest.HiddenForest, shared_prediction.SidesRequest, messages.SealedStep),
+    between(
+        ACTIVE, PASSIVE, hidden_forest.HiddenForest, shared_prediction.FurtherLines, shared_prediction.SidesRequest,
+        messages.SealedStep,
+    ),
     leakage.FINISH,
     when=_SHARED,
     reference="docs/prediction.md, Shared",

@@ -52,10 +52,14 @@ from treaty.systems.vertical.sealed_candidates import Candidates, ColumnGroups, 
 
 
 class MovingKey:
-    """A passive party's key for moving shares, new for every training; `others` are the passive parties met."""
+    """A passive party's key for moving shares, new for every training or prediction, which its `use` names.
 
-    def __init__(self, party: Party, vouching: Signer) -> None:
-        self._party, self._vouching, self._secret = party, vouching, X25519PrivateKey.generate()
+    `others` are the passive parties met.
+    """
+
+    def __init__(self, party: Party, vouching: Signer, use: str) -> None:
+        self._party, self._vouching, self._use = party, vouching, use
+        self._secret = X25519PrivateKey.generate()
         self._seeds: dict[str, bytes] = {}
         self._drawn: dict[str, int] = {}
         self.others: frozenset[str] = frozenset()
@@ -67,7 +71,7 @@ class MovingKey:
 
     def content(self, name: str, key: bytes) -> bytes:
         """Return what a party signs of its key."""
-        return length_prefixed("treaty key for moved shares", self._party.job, self._party.protocol, name, key)
+        return length_prefixed(f"treaty key for {self._use}", self._party.job, self._party.protocol, name, key)
 
     def meet(self, signed: Mapping[str, tuple[bytes, bytes]]) -> None:
         """Derive a seed with each owner of these public keys; CryptoError for an invalid key or signature."""
@@ -77,7 +81,7 @@ class MovingKey:
                     f"expected a key signed by {name} with the key of its certificate, got no such signature"
                 )
         keys = {name: key for name, (key, _) in signed.items()}
-        self._seeds = agree_with(self._secret, keys, "sealed sums", self._party.name)
+        self._seeds = agree_with(self._secret, keys, self._use, self._party.name)
         self._drawn, self.others = dict.fromkeys(keys, 0), frozenset(keys)
 
     def bit_masks(self, other: str, shape: tuple[int, ...]) -> tuple[Bits, Bits]:
@@ -248,7 +252,7 @@ class SealedOwner(ColumnOwner):
         # not an assertion: without it, a slip above would answer with open sums
         if not isinstance(server, LatticeSumsServer):
             raise PeerProtocolError(active, "expected the lattice map under sealed sums", at="Setup")
-        self._key, self._shares_of = MovingKey(party, self._inputs.vouching), server
+        self._key, self._shares_of = MovingKey(party, self._inputs.vouching, "sealed sums"), server
         self._divided: list[tuple[int, float, float, int]] = []  # a tree's splits: record, rows it may divide, depth
         inputs, schema = self._inputs, self._inputs.rows.table.schema
         self._columns = self._splits.bins.offsets, schema.categorical, server.have_missing
