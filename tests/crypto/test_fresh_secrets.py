@@ -413,14 +413,11 @@ LINES: dict[str, Line] = {
     "lattice/linear_map.LinearMapServer._hint_of: Keystream": Line(lattice, even=False),
     "lattice/linear_map.PartialSums.answer: Keystream": Line(lattice, even=False),
     "transfer/sodium.random_scalar: randbelow": Line(base_transfers, even=False),
-    "transfer/comparison._digits: Keystream": Line(compared_digits),
     "transfer/comparison.make_quads: Keystream": Line(quads),
     "transfer/correlations._begin: Keystream": Line(correlations),
     "transfer/hidden_rows.SharedNodes._side_of: Keystream": Line(hidden_sides),
-    "transfer/hidden_rows.SharedNodes._weight_of: Keystream": Line(hidden_weights),
     "transfer/shared_pieces._carry: Keystream": Line(shared_carries),
     "transfer/shared_pieces._range: Keystream": Line(shared_ranges),
-    "transfer/shared_pieces._look_up: Keystream": Line(shared_values),
     "transfer/hidden_best.left_sums: Keystream": Line(shared_left_sums),
     "transfer/ring_products.Giver.answer: Keystream": Line(ring_answers, even=False),
     "transfer/ring_products.Holder.__init__: Keystream": Line(ring_secrets, even=False),
@@ -492,6 +489,11 @@ def fresh(line: Line) -> bool:
     bits = np.unpackbits(np.frombuffer(b"".join(rows), np.uint8))
     even = abs(bits.mean(dtype=np.float64) - 0.5) < 3 / np.sqrt(bits.size)  # six standard deviations
     return len(set(rows)) == len(rows) > 1 and (bool(even) or not line.even)
+
+
+@pytest.mark.parametrize("draw", [compared_digits, hidden_weights, shared_values])
+def test_masks_that_pads_give_differ_from_each_other(draw: Callable[[], Rows]) -> None:
+    assert fresh(Line(draw))
 
 
 def _bytes(row: Any) -> bytes:

@@ -134,7 +134,7 @@ def compare(pair: Pair, n: int) -> None:
 def select(pair: Pair, n: int) -> None:
     values, bits = [random.randrange(1 << 128) for _ in range(n)], np.random.default_rng().integers(0, 2, (2, n))
     vs, bits = shared(values, 128), bits.astype(np.uint8)
-    found = pair.both(lambda k, end: selected(end, bits[k], vs[k][:, None]))
+    found = pair.both(lambda k, end: selected(end, bits[k], vs[k][:, None], [128]))
     assert opened(found, 128) == [v * int(b) for v, b in zip(values, bits[0] ^ bits[1], strict=True)]
 
 
@@ -145,8 +145,8 @@ def compare_and_multiply(pair: Pair, n: int) -> None:
     ys, given = shared(y, 128), (known, [0] * n)
 
     def each(k: int, end: Transfers) -> Steps[list[Any]]:
-        parts = (both_of(end, bits[k], 2, k) for _ in range(2))
-        return (yield from together(*parts, times_known(end, given[k], 8, ys[k][:, None], k)))
+        parts = (both_of(end, bits[k], 2, 128, k) for _ in range(2))
+        return (yield from together(*parts, times_known(end, given[k], 8, ys[k][:, None], 128, k)))
 
     found = pair.both(each)
     for part in (0, 1):
@@ -325,10 +325,12 @@ def test_trees_alike_draw_what_was_made_for_them(monkeypatch: pytest.MonkeyPatch
         # each message is full, or there is none, but for the rest at the beginning
         assert all(nbytes == 0 or nbytes >= end.nbytes for nbytes in ahead[-1][1:])
         assert max(ahead[-1]) <= end.nbytes + max(nbytes for _, nbytes, _ in end._stocks())
-    assert begun[0] == 40 > 2 * max(begun[3:])
-    assert all(0 < sum(nbytes > 0 for nbytes in of_tree) < len(of_tree) for of_tree in ahead[1:])
-    # a sign takes 9 quads; of products each multiplication, square and selection takes its own
-    assert wanted[2:] == [[4 * 30 * 9, *[4 * 30] * 5]] * 4
+    assert begun[0] == 16 > 2 * max(begun[3:])
+    messages = [sum(nbytes > 0 for nbytes in of_tree) for of_tree in ahead[1:]]
+    assert min(messages) > 0
+    assert any(count < len(of_tree) for count, of_tree in zip(messages, ahead[1:], strict=True))
+    # a sign takes 9 quads; multiplications and squares take products of their own
+    assert wanted[2:] == [[4 * 30 * 9, *[4 * 30] * 2]] * 4
 
 
 def test_what_a_tree_does_not_draw_is_kept_for_others() -> None:
@@ -346,7 +348,7 @@ def test_what_a_tree_does_not_draw_is_kept_for_others() -> None:
 
 def test_what_is_made_takes_the_bytes_that_are_expected() -> None:
     pair, count = Pair(Wire(), "p1"), 4096
-    for kind in (Correlation(57, 1, 2, 121), Correlation(1, 3, 2, 128), Correlation(40, 16, 2, 128, one_way=True)):
+    for kind in (Correlation(57, 1, 2, 121), Correlation(2, 3, 2, 128), Correlation(40, 16, 2, 128, one_way=True)):
         assert all(not end.products[kind].left for end in pair.ends)
     for (_, expected, make_one), (_, _, make_other) in zip(*(each._stocks() for each in pair.ahead), strict=True):
         sent = 0
@@ -383,8 +385,9 @@ def test_of_numbers_that_one_party_knows_the_other_alone_sends_products() -> Non
     kind, ends = Correlation(3, 2, 1, 64, one_way=True), play(open_transfers(0), open_transfers(1))
     knower, other = play(*(draw(end, kind, 5) for end in ends))
     assert knower.begun.message.size == knower.numbers.any() == 0
-    assert other.begun.message.shape == knower.begun.expected == (15, 2)
-    assert other.begun.expected == (0, 2)
+    assert other.begun.message.shape == (15, 2)
+    assert other.begun.sent.shape == knower.begun.expected == (5, 48)
+    assert other.begun.expected == (0, 48)
     sent = [0, 0]
     steps = [make(end, kind, 5) for end in ends]
     first = [next(of) for of in steps]
@@ -438,7 +441,9 @@ def test_products_in_a_ring_are_made_ahead_a_ciphertext_at_a_step(monkeypatch: p
     made = pair.ends[0].rings[IN_RING].made
     multiply_in_ring(pair, 5000)
     multiply_in_ring(pair, 5000)
-    assert pair.ends[0].rings[IN_RING].made == made
+    in_ring = pair.ends[0].rings[IN_RING]
+    # neither waited for more; later steps have begun some
+    assert in_ring.made - in_ring.stock.coming == made
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -457,12 +462,13 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_no_tree_draws_any_more_is_not_kept_forever(monkeypatch: pytest.MonkeyPatch, used: Used) -> None:
     """Trees of samples of columns multiply numbers in groups of other sizes, each a kind of its own."""
     monkeypatch.setattr(ahead_module, "_MOST", 100_000)
-    pair, values = Pair(Wire(), "p1"), np.zeros((300, 12, 2), np.uint64)
+    monkeypatch.setattr(shared_products, "pays", lambda *_: False)
+    pair, values = Pair(Wire(), "p1"), np.zeros((30, 12, 2), np.uint64)
     for tree in range(12):
         pair.begin_tree(1 << 22)
         for _ in range(4):
-            of_tree, bits = values[:, : tree + 1], np.zeros(300, np.uint8)
-            pair.both(lambda k, end, of_tree=of_tree, bits=bits: selected(end, bits, of_tree))
+            of_tree = values[:, : tree + 1]
+            pair.both(lambda k, end, of_tree=of_tree: products(end, values[:, 0], of_tree, 9, 9, 18))
             multiply(pair, 5)
         kept = [sum(nbytes * stock.left for stock, nbytes, _ in each._stocks()) for each in pair.ahead]
         assert kept[0] == kept[1] < 400_000
@@ -517,13 +523,13 @@ def test_three_parties_and_a_chain_use_nothing_twice(used: Used) -> None:
 
     def active(bits: np.ndarray) -> list[dict[str, Any]]:
         makes, party = {p.name: p.ahead[0] for p in pairs}, pairs[0].parties[0]
-        both = {p.name: both_of(p.ends[0], bits[k], 2, 0) for k, p in enumerate(pairs)}
+        both = {p.name: both_of(p.ends[0], bits[k], 2, 128, 0) for k, p in enumerate(pairs)}
         found = take(party, both, makes)
-        return [found, take(party, {"p2": both_of(pairs[1].ends[0], bits[0], 2, 0)}, makes)]
+        return [found, take(party, {"p2": both_of(pairs[1].ends[0], bits[0], 2, 128, 0)}, makes)]
 
     def passive(pair: Pair, *own: np.ndarray) -> list[np.ndarray]:
         makes, end = {"active": pair.ahead[1]}, pair.ends[1]
-        return [take(pair.parties[1], {"active": both_of(end, bits, 2, 1)}, makes)["active"] for bits in own]
+        return [take(pair.parties[1], {"active": both_of(end, bits, 2, 128, 1)}, makes)["active"] for bits in own]
 
     def level(n: int) -> None:
         bits = rng.integers(0, 2, (2, 2, n), np.uint8)

@@ -71,10 +71,14 @@ def test_halves_are_those_of_plain_sums(ends: Ends, seed: int, starts: list[int]
     np.testing.assert_array_equal(found[0].members ^ found[1].members, members)
     of_columns = [np.einsum("nhk,nkp->nhp", members[:, :, a:b], sums[:, a:b])
                   for a, b in zip(starts, [*starts[1:], 12], strict=True)]  # fmt: skip
-    # only as many words as V needs are shares
-    bits = 64 * -(-widths.grad // 64)
-    expected = [int(x) % (1 << bits) for x in np.stack(of_columns, axis=1).reshape(-1)]
-    assert opened([end.sums.reshape(-1, 2) for end in found], bits) == expected
+    assert_sums(found, np.stack(of_columns, axis=1), widths)
+
+
+def assert_sums(found: Any, expected: np.ndarray, widths: Widths) -> None:
+    # shares are modulo what V, and a count of rows, need
+    for part, bits in enumerate((widths.grad, widths.grad, widths.count)):
+        plain = [int(x) % (1 << bits) for x in expected[..., part].reshape(-1)]
+        assert opened([end.sums[..., part, :].reshape(-1, 2) for end in found], bits) == plain
 
 
 def test_widths_of_two_words_are_summed_whole(ends: Ends) -> None:
@@ -84,8 +88,7 @@ def test_widths_of_two_words_are_summed_whole(ends: Ends) -> None:
     sums = np.array([[[1 << 39, 5, 9], [-(1 << 39), 1 << 37, 9], [-7, 1 << 36, 1]]])
     found = play_halves(ends, sums, sums.sum(axis=1), [0], 2, widths)
     np.testing.assert_array_equal(found[0].members ^ found[1].members, [[[1, 0, 0], [0, 1, 0]]])
-    expected = [int(x) % (1 << 128) for x in sums[0, :2].reshape(-1)]
-    assert opened([end.sums.reshape(-1, 2) for end in found], 128) == expected
+    assert_sums(found, sums[0, :2], widths)
 
 
 @pytest.mark.parametrize("starts", [[0], [0, 4], [0, 1, 5]])

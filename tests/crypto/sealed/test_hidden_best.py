@@ -13,7 +13,7 @@ from crypto.sealed.test_sealed import opened, play, shared
 from crypto.sealed.watching import again, assert_refuses_garbage, filled
 from treaty.crypto.payload import SumsBounds
 from treaty.crypto.transfer.hidden_best import WEIGHT_BITS, SplitTerms, best_of_hidden, left_sums, weights_of
-from treaty.crypto.transfer.sealed_sums import BELOW, NUMBER, OWNER, TOP, Widths
+from treaty.crypto.transfer.sealed_sums import Widths
 from treaty.crypto.transfer.stock import Transfers, open_transfers
 from treaty.errors import CryptoError
 from treaty.trees.splits import WHOLE_LIMIT, bound, fraction, whole_weights
@@ -54,8 +54,8 @@ def best(ends: Ends, left: np.ndarray, totals: np.ndarray, owners: np.ndarray, t
     found = play(*(
         best_of_hidden(ends[k], of_left[k], of_totals[k], owners, terms, widths, k, step) for k in (0, 1)
     ))  # fmt: skip
-    bits = {TOP: widths.top, BELOW: widths.below, NUMBER: 64, OWNER: 64}
-    return list(zip(*(opened([of[:, part] for of in found], bits[part]) for part in sorted(bits)), strict=True))
+    parts = (opened([of[:, part] for of in found], bits) for part, bits in enumerate(widths.of_entry))
+    return list(zip(*parts, strict=True))
 
 
 def nodes_of(

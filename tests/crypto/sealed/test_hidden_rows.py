@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from crypto.sealed.test_sealed import opened, play, shared
 from crypto.sealed.watching import again, assert_refuses_garbage, filled
 from treaty.crypto.transfer import hidden_rows
-from treaty.crypto.transfer.extension import chosen, joined
+from treaty.crypto.transfer.extension import chosen, joined, packed
 from treaty.crypto.transfer.hidden_rows import MOST_LEVELS, SharedNodes, bit_patterns
 from treaty.crypto.transfer.stock import Transfers, open_transfers
 
@@ -155,7 +155,7 @@ def test_pads_of_numbers_are_rows_of_joined_bits(ends: Ends, levels: int) -> Non
         of_level = drawn[k::2]
         newest_first = np.stack([of.t for of in reversed(of_level)], axis=1).reshape(-1, 2)
         assert np.array_equal(rows._got, joined(newest_first, levels))
-        choices = [hidden_rows.packed(of.flips) for of in drawn[1 - k :: 2]]
+        choices = [packed(of.flips) for of in drawn[1 - k :: 2]]
         sent = [chosen(of.q, of.sender.delta, flips) for of, flips in zip(of_level, choices, strict=True)]
         assert np.array_equal(rows._sent, joined(np.stack(sent[::-1], axis=1).reshape(-1, 2), levels))
 

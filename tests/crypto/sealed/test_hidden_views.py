@@ -13,7 +13,7 @@ from crypto.sealed.test_sealed import play
 from crypto.sealed.watching import Computation, alike, counts, even, fill, uniform, views
 from systems.secureboost.hidden_jobs import Columns, Job
 from treaty.crypto.payload import SumsBounds
-from treaty.crypto.transfer import hidden_rows, shared_pieces, shared_products
+from treaty.crypto.transfer import arithmetic, hidden_rows, shared_pieces, shared_products
 from treaty.crypto.transfer.hidden_best import WEIGHT_BITS, left_sums, weights_of
 from treaty.crypto.transfer.hidden_rows import SharedNodes
 from treaty.crypto.transfer.sealed_sums import Widths
@@ -121,8 +121,9 @@ def test_weights_of_rows(rows: Rows, role: int, secret: str, nbytes: int) -> Non
     came, result = views(make)[role]
     assert uniform(hidden_rows.bytes_of(result.astype(np.uint64)[:, None], nbytes))
     if role == 0:
-        (table,) = came[0]
-        assert uniform(table)
+        (sent,) = came[0]
+        assert uniform(sent)
+        table = np.pad(sent, ((0, 0), (1, 0), (0, 0)))  # the first entry's ciphertext is 0
         assert all(uniform(table[:, a] ^ table[:, b]) for a in range(8) for b in range(a))
     else:
         assert came == [[]]  # who gives the weights is sent nothing
@@ -135,7 +136,7 @@ PIECES = {
         lambda end, digits, bits, role: shared_pieces._range(end, digits, bits, role),
         lambda found: np.concatenate([packed(found[0]), found[1][::2] << 4 | found[1][1::2]]),
     ),
-    "number": (lambda end, digits, bits, role: shared_pieces._as_numbers(end, bits, 64, role), np.asarray),
+    "number": (lambda end, digits, bits, role: arithmetic.as_numbers(end, bits, 64, role), np.asarray),
     "half byte": (
         lambda end, digits, bits, role: shared_pieces._nibble_where(end, bits, digits),
         lambda found: found[::2] << 4 | found[1::2],

@@ -16,14 +16,11 @@ from crypto.sealed.test_sealed import opened, play, shared
 from treaty.crypto.transfer.arithmetic import _share, both_of, cut, from_bits, selected, times_known
 from treaty.crypto.transfer.arithmetic import products as by_transfers
 from treaty.crypto.transfer.comparison import _digits, negatives
-from treaty.crypto.transfer.correlations import Correlated, _correlate, _hold
+from treaty.crypto.transfer.correlations import Correlated, _correlate, _hold, narrowed, widened
 from treaty.crypto.transfer.extension import joined
 from treaty.crypto.transfer.ring_products import RingKind
 from treaty.crypto.transfer.sealed_sums import (
-    BELOW,
     NUMBER,
-    OWNER,
-    TOP,
     Known,
     KnownEntry,
     Widths,
@@ -31,7 +28,7 @@ from treaty.crypto.transfer.sealed_sums import (
     winner_of,
 )
 from treaty.crypto.transfer.shared_products import products, squares
-from treaty.crypto.transfer.stock import Arrays, Drawn, Steps, Transfers, open_transfers
+from treaty.crypto.transfer.stock import Arrays, Correlation, Drawn, Steps, Transfers, open_transfers
 
 Ends = tuple[Transfers, Transfers]
 WIDTHS_OF_NUMBERS = st.sampled_from([1, 2, 3, 63, 64, 65, 66, 121, 128]) | st.integers(1, 190)
@@ -81,20 +78,36 @@ def test_numbers_that_one_party_knows_times_any(
     known = numbers(data, n, min(0, 1 - (1 << bits - 1)), max(0, (1 << bits - 1) - 1))
     y = numbers(data, n * values, 0, (1 << 64 * words) - 1)
     ys, given_numbers = [of.reshape(n, values, words) for of in shared(y, 64 * words, words)], (known, [0] * n)
-    found = play(*(times_known(ends[k], given_numbers[k], bits, ys[k], k) for k in (0, 1)))
+    found = play(*(times_known(ends[k], given_numbers[k], bits, ys[k], 64 * words, k) for k in (0, 1)))
     assert opened(found, 64 * words) == [known[k // values] * b % (1 << 64 * words) for k, b in enumerate(y)]
 
 
 @settings(deadline=None)
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 3), st.data())
-def test_selections_and_conjunctions_of_any_shape(ends: Ends, n: int, values: int, words: int, data: Any) -> None:
+def test_selections_and_conjunctions_of_any_shape_and_width(
+    ends: Ends, n: int, values: int, words: int, data: Any
+) -> None:
     bits = np.array(data.draw(st.lists(st.integers(0, 1), min_size=2 * n, max_size=2 * n)), np.uint8).reshape(2, n)
+    widths = data.draw(st.lists(st.integers(1, 64 * words), min_size=values, max_size=values))
     y = numbers(data, n * values, 0, (1 << 64 * words) - 1)
     ys = [of.reshape(n, values, words) for of in shared(y, 64 * words, words)]
-    found = play(*(selected(ends[k], bits[k], ys[k]) for k in (0, 1)))
-    assert opened(found, 64 * words) == [b * int(bits[0, k // values] ^ bits[1, k // values]) for k, b in enumerate(y)]
-    found = play(*(both_of(ends[k], bits[k], words, k) for k in (0, 1)))
-    assert opened(found, 64 * words) == (bits[0] & bits[1]).tolist()
+    found = play(*(selected(ends[k], bits[k], ys[k], widths) for k in (0, 1)))
+    both = (bits[0] ^ bits[1]).astype(object)[:, None] * np.array(y, object).reshape(n, values)
+    for v, width in enumerate(widths):
+        assert opened([of[:, v] for of in found], width) == [number % (1 << width) for number in both[:, v]]
+    found = play(*(both_of(ends[k], bits[k], words, widths[0], k) for k in (0, 1)))
+    assert opened(found, widths[0]) == (bits[0] & bits[1]).tolist()
+
+
+@settings(deadline=None)
+@given(st.integers(1, 6), st.integers(1, 3), st.lists(st.integers(0, 26), min_size=1, max_size=9))
+def test_numbers_are_sent_by_the_bytes_that_count(n: int, words: int, sizes: list[int]) -> None:
+    sizes = [min(size, 8 * words) for size in sizes]
+    whole = np.random.default_rng(n).integers(0, 2**64, (n, len(sizes), words), np.uint64)
+    raw = narrowed(whole, sizes)
+    assert raw.shape == (n, sum(sizes))
+    expected = np.stack([cut(whole[:, k], 8 * size) for k, size in enumerate(sizes)], axis=1)
+    assert np.array_equal(widened(raw, sizes, words), expected)
 
 
 @settings(deadline=None)
@@ -160,11 +173,10 @@ def test_only_candidates_that_are_allowed_and_fit_win(
     shares, of_ends = (masks, masks ^ allowed), (known, Known.nothing(nodes, before, after))
     found_shares = play(*(best_of_shared(ends[k], sums[k], of_ends[k], SMALL, k, step, shares[k]) for k in (0, 1)))
     for of in found_shares:  # or products with them would be wrong
-        for part, bits in ((TOP, SMALL.top), (BELOW, SMALL.below)):
+        for part, bits in enumerate(SMALL.of_entry):
             assert all(int.from_bytes(row.tobytes(), "little") < 1 << bits for row in of[:, part])
-    entries_found = zip(*(opened([x[:, part] for x in found_shares], bits) for part, bits in (
-        (TOP, SMALL.top), (BELOW, SMALL.below), (NUMBER, 64), (OWNER, 64),
-    )), strict=True)  # fmt: skip
+    parts = (opened([x[:, part] for x in found_shares], bits) for part, bits in enumerate(SMALL.of_entry))
+    entries_found = zip(*parts, strict=True)
     for got, right in zip(entries_found, expected, strict=True):
         assert got == right or (got[0] == right[0] == 0 and got[3] == 0)
 
@@ -176,12 +188,12 @@ def test_the_first_of_equal_entries_wins(ends: Ends, nodes: int, entries: int, s
     tops, below = rng.integers(0, 3, (nodes, entries)), rng.integers(1, 3, (nodes, entries))
     plain = np.stack([tops, below, *np.broadcast_arrays(np.arange(entries), tops)[:1], tops * 0 + 7], axis=-1)
     shares = [np.zeros((nodes, entries, 4, SMALL.words), np.uint64) for _ in range(2)]
-    for part, bits in enumerate((SMALL.top, SMALL.below, 64, 64)):
+    for part, bits in enumerate(SMALL.of_entry):
         for of, given_shares in zip(shares, shared(plain[:, :, part].ravel().tolist(), bits, SMALL.words), strict=True):
             of[:, :, part] = given_shares.reshape(nodes, entries, SMALL.words)
     found = play(*(winner_of(ends[k], shares[k], SMALL, k, step) for k in (0, 1)))
     best = [min(range(entries), key=lambda j, b=b: (-tops[b, j] / below[b, j], j)) for b in range(nodes)]
-    assert opened([x[:, NUMBER] for x in found], 64) == best
+    assert opened([x[:, NUMBER] for x in found], SMALL.of_entry[NUMBER]) == best
 
 
 # ---------------------------------------------------------------- what each end receives
@@ -224,12 +236,12 @@ def computation(case: str, end: Transfers, own: np.ndarray, role: int) -> Steps[
             end.rings[RingKind(64, 64, 64)].asked = 1 << 20
             return products(end, cut(own, 64), cut(own, 64)[:, None], 64, 64, 64)
         case "selected":
-            return selected(end, bits, own[:, None])
+            return selected(end, bits, own[:, None], [128])
         case "both_of":
-            return both_of(end, bits, 2, role)
+            return both_of(end, bits, 2, 128, role)
         case "times_known":
             known = [(1 << 38) * int(bits[0]) if role == 0 else 0] * N
-            return times_known(end, known, 40, own[:, None], role)
+            return times_known(end, known, 40, own[:, None], 128, role)
     raise AssertionError
 
 
@@ -247,7 +259,7 @@ def test_what_an_end_receives_and_its_shares_are_uniform_whatever_the_numbers(
         for array in arrays:
             assert uniform(array) > 1e-6
         # what hides a number hides no other
-        same = [array for array in arrays if array.size == arrays[-1].size and array.dtype == np.uint64]
+        same = [array for array in arrays if array.size == arrays[-1].size and array.dtype == arrays[-1].dtype]
         for one, other in pairwise(same):
             assert uniform(one - other) > 1e-6
             assert uniform(one + other) > 1e-6
@@ -258,10 +270,11 @@ def test_what_an_end_receives_and_its_shares_are_uniform_whatever_the_numbers(
 def test_tables_of_digits_are_uniform_whatever_the_digits(ends: Ends, digits: tuple[int, int]) -> None:
     bits = [np.tile(np.array([of >> place & 1 for place in range(3)], np.uint8), (N, 1)) for of in digits]
     for came, result in received(lambda k: _digits(ends[k], bits[k], bits[k])):
-        flips, table = came
+        flips, sent = came
+        table = np.pad(sent, ((0, 0), (1, 0)))  # the first entry's ciphertext is 0
         # differences from random numbers, three bits each
         assert uniform(flips) > 1e-6
-        assert uniform(table) > 1e-6
+        assert uniform(sent) > 1e-6
         # entries of one digit are under pads of their own: no difference of two shows what is in them
         assert all(uniform(table[:, a] ^ table[:, b]) > 1e-6 for a in range(8) for b in range(a))
         for of in result:
@@ -279,7 +292,8 @@ def test_an_opened_entry_shows_nothing_of_the_digits(ends: Ends, monkeypatch: py
 
     monkeypatch.setattr(Transfers, "draw_for", noting)
     bits = np.zeros((N, 3), np.uint8)
-    for k, ((_, table), _) in enumerate(received(lambda k: _digits(ends[k], bits, bits))):
+    for k, ((_, sent), _) in enumerate(received(lambda k: _digits(ends[k], bits, bits))):
+        table = np.pad(sent, ((0, 0), (1, 0)))
         pads = ends[k].receiver.hash.rows(joined(drawn[k].t, 3), drawn[k].first)[:, 0].astype(np.uint16)
         numbers = drawn[k].random.reshape(-1, 3) @ np.array([1, 2, 4])
         entry = table[np.arange(len(table)), numbers] ^ pads
@@ -306,7 +320,7 @@ def test_carries_pass_words_that_are_full() -> None:
 
     y, last, pads, held, other = full(n, values, words), full(n, values, words), *full(3, n * bits, values * words)
     flips = rng.integers(0, 2, n * bits, np.uint8)
-    of = Correlated(bits, y, last, pads, held, flips)
+    of = Correlated(Correlation(bits, values, words, 64 * words), y, last, pads, held, flips)
     flip = flips.reshape(n, bits, 1).astype(object)
     number = np.stack([ints(y).reshape(n, values)] * (bits - 1) + [ints(last).reshape(n, values)], axis=1)
     weights = np.array([1, 2, 4], object)[None, :, None]

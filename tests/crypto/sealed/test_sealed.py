@@ -118,9 +118,9 @@ def test_digits_are_joined_to_whether_a_number_is_greater(ends: tuple[Transfers,
 def test_selection_and_conjunction(ends: tuple[Transfers, Transfers]) -> None:
     values = [random.randrange(1 << 100) for _ in range(30)]
     vs, bits = shared(values, 128), np.random.default_rng(0).integers(0, 2, (2, 30), dtype=np.uint8)
-    found = play(*(selected(ends[k], bits[k], vs[k][:, None]) for k in (0, 1)))
+    found = play(*(selected(ends[k], bits[k], vs[k][:, None], [128]) for k in (0, 1)))
     assert opened(found, 128) == [v * int(b) for v, b in zip(values, bits[0] ^ bits[1], strict=True)]
-    found = play(*(both_of(ends[k], bits[k, :29], 2, k) for k in (0, 1)))
+    found = play(*(both_of(ends[k], bits[k, :29], 2, 128, k) for k in (0, 1)))
     assert opened(found, 128) == (bits[0] & bits[1])[:29].tolist()
 
 
@@ -130,7 +130,7 @@ def test_products_with_numbers_that_one_party_knows(ends: tuple[Transfers, Trans
     y = [[random.randrange(1 << 64 * words) for _ in range(3)] for _ in known]
     ys = [share.reshape(len(known), 3, words) for share in shared([a for row in y for a in row], 64 * words, words)]
     given = [known, [0] * len(known)]
-    found = play(*(times_known(ends[k], given[k], 40, ys[k], k) for k in (0, 1)))
+    found = play(*(times_known(ends[k], given[k], 40, ys[k], 64 * words, k) for k in (0, 1)))
     assert opened(found, 64 * words) == [
         x * a % (1 << 64 * words) for x, row in zip(known, y, strict=True) for a in row
     ]
@@ -235,7 +235,7 @@ def test_best_is_that_of_plain_fractions(ends: tuple[Transfers, Transfers], seed
         *(best_of_shared(ends[k], sums[k], given[k], widths, k, step, None, of) for k, of in enumerate(of_ends))
     )
     entries = zip(*(opened([x[:, part] for x in found], bits) for part, bits in enumerate(
-        [widths.top, widths.below, 64, 64])), strict=True)  # fmt: skip
+        widths.of_entry)), strict=True)  # fmt: skip
     assert list(entries) == expected
 
 
@@ -250,7 +250,7 @@ def test_a_bound_beyond_all_numbers_is_passed_by_none(ends: tuple[Transfers, Tra
     sums = [share.reshape(1, 1, 3, 2) for share in shared(plain, 128)]
     widths, given = Widths.of(bounds, ridge), [known, Known.nothing(1, 1, 0)]
     found = play(*(best_of_shared(ends[k], sums[k], given[k], widths, k, 2) for k in (0, 1)))
-    assert opened([x[:, 3] for x in found], 64) == [5]
+    assert opened([x[:, 3] for x in found], widths.of_entry[3]) == [5]
 
 
 def test_protocols_that_step_together_do_not_take_each_others_transfers(ends: tuple[Transfers, Transfers]) -> None:

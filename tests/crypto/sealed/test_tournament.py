@@ -10,7 +10,7 @@ import pytest
 from treaty.crypto.transfer import shared_products
 from treaty.crypto.transfer.ahead import Ahead
 from treaty.crypto.transfer.comparison import comparison_steps, draw_quads, negatives
-from treaty.crypto.transfer.sealed_sums import Widths, rounds_of, steps_of, winner_of
+from treaty.crypto.transfer.sealed_sums import NUMBER, Widths, opened, rounds_of, steps_of, winner_of
 from treaty.crypto.transfer.stock import Steps, Transfers, open_transfers
 
 WIDTHS = Widths(count=16, hess=36, node_grad=36)
@@ -112,7 +112,7 @@ def test_a_tournament_takes_as_many_steps_as_planned_and_finds_the_largest(
     found()
     make_ahead([Ahead(end) for end in ends])
     shares, steps = found()
-    best = sum(share[:, 2, 0] for share in shares)
+    best = opened(*(share[:, NUMBER, 0] for share in shares), NUMBER)
     assert best.tolist() == np.argmax(numbers[:, :, 0] / numbers[:, :, 1], axis=1).tolist()
     bits = WIDTHS.difference
     assert steps == sum(steps_of(size, bits) for size, _ in rounds_of(entries, 3, bits, step))

@@ -221,7 +221,7 @@ def changed(steps: Steps[Any], place: int, change: Any) -> Steps[Any]:
             openings += 1
 
 
-@pytest.mark.parametrize("by", [3, 5, 1 << 63])
+@pytest.mark.parametrize("by", [3, 5, 1 << 15])
 @pytest.mark.parametrize("role", [0, 1])
 def test_owners_that_are_none_are_refused(role: int, by: int) -> None:
     rng, ends = np.random.default_rng(7), play(open_transfers(0), open_transfers(1))
@@ -233,7 +233,7 @@ def test_owners_that_are_none_are_refused(role: int, by: int) -> None:
         play(*made)
 
 
-@pytest.mark.parametrize("by", [1 << 10, 1 << 63, (1 << 64) - (1 << 10)])
+@pytest.mark.parametrize("by", [1 << 10, 1 << 31, (1 << 64) - (1 << 10)])
 @pytest.mark.parametrize("role", [0, 1])
 @pytest.mark.parametrize("swapped", [False, True])
 def test_numbers_of_no_own_candidate_are_refused(role: int, by: int, swapped: bool) -> None:

@@ -12,16 +12,17 @@ Every function of `Steps` here is one step, but for those that fill the stock of
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from itertools import islice
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.payload import to_words
-from treaty.crypto.transfer.correlations import Correlated, draw
-from treaty.crypto.transfer.extension import packed, unpacked
+from treaty.crypto.transfer.correlations import Correlated, draw, narrowed, widened
+from treaty.crypto.transfer.extension import chosen, packed, random_pairs, unpacked
 from treaty.crypto.transfer.stock import Arrays, Bits, Correlation, Steps, Transfers, take, together
+from treaty.machine.arrays import Words
 from treaty.machine.kernels import kernel
 
 Wide = NDArray[np.uint64]
@@ -186,61 +187,135 @@ def products(transfers: Transfers, x: Wide, y: Wide, x_bits: int, y_bits: int, b
     # w0 (1 - w1) s1 + w1 (1 - w0) s0 for shares s0 + s1 of any number and the top bits w0 and w1.
     n, v, words = y.shape
     top, wraps = bit(x, x_bits - 1), bit(y, y_bits - 1)
-    low, high = yield from together(
-        draw(transfers, Correlation(x_bits, v, words, bits), n), draw(transfers, Correlation(1, 1, words, bits), n * v)
-    )
+    low = yield from draw(transfers, Correlation(x_bits, v, words, bits), n)
     # Those of w share the transfer of a factor's top bit, which offers minus 2^(m-1) y and 2^m (1 - w) y at once.
     of_all = np.broadcast_to(x[:, None], y.shape)
-    other = shifted(only(1 - wraps, of_all), y_bits).reshape(n * v, 1, words)
-    (received, given), (received_top, given_top) = yield from multiplied(
-        (low, x, y, 1 - top), (high, wraps.reshape(-1, 1).astype(np.uint64), other, np.zeros(n * v, np.uint8))
+    other = only(1 - wraps, of_all).reshape(n * v, 1, words)
+    ((received, given),), of_wraps = yield from together(
+        multiplied((low, x, y, 1 - top)), bits_times(transfers, wraps.reshape(-1), other, [bits - y_bits])
     )
     # own shares' product, and what wraps around
     out = add(times(x[:, None], y), add(received, given))
     out = subtract(out, shifted(only(np.broadcast_to(top[:, None], wraps.shape), y), x_bits))
-    both = add(received_top, given_top).reshape(y.shape)
-    out = subtract(out, add(both, shifted(only(wraps, of_all), y_bits)))
-    return cut(out, bits)
+    both = add(of_wraps.received, of_wraps.given).reshape(y.shape)
+    return cut(subtract(out, shifted(add(both, only(wraps, of_all)), y_bits)), bits)
 
 
-def selected(transfers: Transfers, bits: Bits, values: Wide) -> Steps[Wide]:
-    """Return shares modulo 2^(64 words) of values (n, v, words) where the bit is 1, of 0 where it is 0.
+@dataclass(frozen=True, slots=True)
+class BitsTimes:
+    """Shares (n, v, words) of own bits times the other's numbers, and of the other's bits times own numbers.
+
+    With the transfers' rows (n, 2): the sender's under the other's bits, and the receiver's.
+    """
+
+    received: Wide
+    given: Wide
+    sent_rows: Words
+    own_rows: Words
+
+
+def bits_times(
+    transfers: Transfers, bits: Bits, numbers: Wide, widths: Sequence[int], chooses: Sequence[bool] = (True, True)
+) -> Steps[BitsTimes]:
+    """Multiply own bits, (n,), by the other's numbers, (n, v, words), and its bits by own ones: a transfer each.
+
+    The v products of a bit are shared modulo 2^width, of `widths`. `chooses` says whether this party's bits and the
+    other's may be 1.
+    """
+    drawn = yield from transfers.draw_for(bits)
+    flips, sizes = packed(drawn.flips), [max(0, -(-width // 8)) for width in widths]
+    mine, theirs = (numbers.size > 0 and of for of in chooses)
+    count = numbers.shape[1] * numbers.shape[2]  # words of a row, of which a block of its pad has two
+    blocks, (received, given, zero) = -(-count // 2), np.zeros((3, *numbers.shape), np.uint64)
+    sent: list[NDArray[Any]] = [flips]
+    if theirs:
+        pads = random_pairs(drawn.sender, drawn.q, drawn.first, blocks)
+        zero, one = (pad[:, :count].reshape(numbers.shape) for pad in pads)
+        sent.append(narrowed(subtract(add(zero, numbers), one), sizes))
+    came = take((yield sent), (np.uint64, flips.shape), *[(np.uint8, (len(bits), sum(sizes)))] * mine)
+    if theirs:
+        # by its random bit the other has the pad of 0, or this pad plus the number; by its chosen bit, where they
+        # differ, the number less that
+        flipped = _of_all(unpacked(came[0], len(bits)), numbers)
+        given = add(negative(zero), only(flipped, add(add(zero, zero), numbers)))
+    if mine:
+        own = drawn.receiver.hash.rows(drawn.t, drawn.first, blocks)[:, :count].reshape(numbers.shape)
+        read = add(own, only(_of_all(drawn.random, numbers), widened(came[1], sizes, numbers.shape[2])))
+        received = signed(_of_all(drawn.flips, numbers), read)
+    return BitsTimes(received, given, chosen(drawn.q, drawn.sender.delta, came[0]), drawn.t)
+
+
+def _of_all(bits: Bits, values: Wide) -> Bits:
+    return np.broadcast_to(bits[:, None], values.shape[:2])
+
+
+def selected(transfers: Transfers, bits: Bits, values: Wide, widths: Sequence[int]) -> Steps[Wide]:
+    """Return shares of values (n, v, words) where the bit is 1, of 0 where it is 0, modulo 2^width for each v.
 
     Shares of bits, (n,), are exclusive: their sum modulo 2 is the bit.
     """
-    of_all, (n, v, words) = np.broadcast_to(bits[:, None], values.shape[:2]), values.shape
-    drawn = yield from draw(transfers, Correlation(1, v, words, 64 * words), n)
-    # a bit that is shared as 1 and 1 is 0: the other's bit then counts with a minus
-    ((received, given),) = yield from multiplied((drawn, bits[:, None].astype(np.uint64), values, bits))
-    return add(add(only(of_all, values), received), given)
+    return (yield from selected_with_rows(transfers, bits, values, widths))[0]
 
 
-def both_of(transfers: Transfers, bits: Bits, words: int, role: int) -> Steps[Wide]:
-    """Return additive shares, (n, words), of the conjunction of one party's bit, (n,), and the other's."""
-    # of one half each party is the receiver
-    half = len(bits) // 2
-    mine, theirs = (bits[:half], bits[half:]) if role == 0 else (bits[half:], bits[:half])
-    longest = len(bits) - half
-    x, y = np.zeros((longest, 1), np.uint64), np.zeros((longest, 1, words), np.uint64)
-    x[: len(mine), 0], y[: len(theirs), 0, 0] = mine, theirs
-    drawn = yield from draw(transfers, Correlation(1, 1, words, 64 * words), longest)
-    ((received, given),) = yield from multiplied((drawn, x, y, np.zeros(longest, np.uint8)))
-    parts = received[: len(mine), 0], given[: len(theirs), 0]
-    return np.concatenate(parts if role == 0 else parts[::-1])
+def selected_with_rows(
+    transfers: Transfers, bits: Bits, values: Wide, widths: Sequence[int], chooses: Sequence[bool] = (True, True)
+) -> Steps[tuple[Wide, Words, Words]]:
+    """Return what `selected` does, and rows of transfers, (n, 2), on the other's bits and on own ones.
+
+    `chooses` says whether this party's shares of the bits and the other's may be 1.
+    """
+    # (own xor other's bit) value = own bit value + other's bit (1 - 2 own bit) value
+    of_all = _of_all(bits, values)
+    found = yield from bits_times(transfers, bits, signed(of_all, values), widths, chooses)
+    return add(only(of_all, values), add(found.received, found.given)), found.sent_rows, found.own_rows
+
+
+def both_of(transfers: Transfers, bits: Bits, words: int, width: int, role: int) -> Steps[Wide]:
+    """Return shares modulo 2^width, (n, words), of the conjunction of one party's bit, (n,), and the other's."""
+    numbers = wide(bits.astype(np.uint64), words)
+    return (yield from _by_halves(transfers, bits, numbers, width, role))[0]
+
+
+def as_numbers(transfers: Transfers, bits: Bits, width: int, role: int) -> Steps[Words]:
+    """Return shares modulo 2^width, uint64 (n,), of bits that are shared by exclusive or."""
+    # a xor b = b + a (1 - 2 b)
+    own = bits.astype(np.uint64)
+    shares, offered = yield from _by_halves(
+        transfers, bits, (np.uint64(1) - (own << np.uint64(1)))[:, None], width, role
+    )
+    out = shares[:, 0]
+    out[offered] += own[offered]
+    return out & np.uint64((1 << width) - 1)
+
+
+def _by_halves(transfers: Transfers, bits: Bits, numbers: Wide, width: int, role: int) -> Steps[tuple[Wide, slice]]:
+    """Multiply one party's bit, (n,), by the other's number, (n, words): own bits of one half, numbers of the other.
+
+    Return shares modulo 2^width, (n, words), and of which half own numbers were offered.
+    """
+    halves = slice(0, len(bits) // 2), slice(len(bits) // 2, len(bits))
+    mine, theirs = halves if role == 0 else halves[::-1]
+    longest, out = halves[1].stop - halves[1].start, np.empty_like(numbers)
+    chosen_bits, offered = np.zeros(longest, np.uint8), np.zeros((longest, 1, numbers.shape[1]), np.uint64)
+    chosen_bits[: mine.stop - mine.start], offered[: theirs.stop - theirs.start, 0] = bits[mine], numbers[theirs]
+    found = yield from bits_times(transfers, chosen_bits, offered, [width])
+    for of, shares in ((mine, found.received), (theirs, found.given)):
+        out[of] = shares[: of.stop - of.start, 0]
+    return out, theirs
 
 
 _COLUMNS = 16  # numbers times one that is known, in one product: so many take little more than one
 
 
-def times_known(transfers: Transfers, known: Sequence[int], bits: int, y: Wide, role: int) -> Steps[Wide]:
-    """Return shares modulo 2^(64 words) of x y_v from shares of y, (n, v, words), and x, (n,), that role 0 knows.
+def times_known(transfers: Transfers, known: Sequence[int], bits: int, y: Wide, width: int, role: int) -> Steps[Wide]:
+    """Return shares modulo 2^width of x y_v from shares of y, (n, v, words), and x, (n,), that role 0 knows.
 
     `known` are the x, |x| < 2^(bits - 1); role 1 gives zeros.
     """
     n, v, words = y.shape
     # of a number that one party knows in full, only products with the other's shares need transfers
     groups = -(-v // _COLUMNS)
-    kind = Correlation(bits, _COLUMNS, words, 64 * words, one_way=True)
+    kind = Correlation(bits, _COLUMNS, words, width, one_way=True)
     x = np.repeat(from_ints(known, max(words, -(-bits // 64))), groups, axis=0)
     padded = np.zeros((n, groups * _COLUMNS, words), np.uint64)
     padded[:, :v] = y
@@ -271,49 +346,50 @@ def multiplied(*given: _Product, sends: bool = True, receives: bool = True) -> S
     own numbers that the other multiplies, (n, v, words), and where, (n,), the top bit of the other's number counts with
     a minus.
     """
-    flips = [bits_of(x, of.bits).reshape(-1) ^ of.random for of, x, _, _ in given]
+    flips = [bits_of(x, of.kind.bits).reshape(-1) ^ of.random for of, x, _, _ in given]
     of_bits, begun = packed(np.concatenate(flips)), [of.begun for of, *_ in given if of.begun is not None]
     differences = [array for product in given for array in _differences(*product)] if sends else []
-    came = yield [*(of.message for of in begun), *([of_bits] if receives else []), *differences]
-    shapes = [of.numbers.shape for of, *_ in given for _ in range(_arrays_of(of))] if receives else []
+    came = yield [*(of.sent for of in begun), *([of_bits] if receives else []), *differences]
+    shapes = [(len(of), sum(sizes)) for of, *_ in given for sizes in _sizes(of)] if receives else []
     of_each = iter(take(
-        came, *((np.uint64, of.expected) for of in begun), *([(np.uint64, of_bits.shape)] * sends),
-        *((np.uint64, shape) for shape in shapes),
+        came, *((np.uint8, of.expected) for of in begun), *([(np.uint64, of_bits.shape)] * sends),
+        *((np.uint8, shape) for shape in shapes),
     ))  # fmt: skip
     # what was not made ahead is correlated in this very step
     held = [of if of.begun is None else replace(of, held=of.begun.held(next(of_each))) for of, *_ in given]
-    sizes = [len(each) for each in flips]
-    theirs = iter(np.split(unpacked(next(of_each), sum(sizes)), np.cumsum(sizes)) if sends else ())
+    lengths = [len(each) for each in flips]
+    theirs = iter(np.split(unpacked(next(of_each), sum(lengths)), np.cumsum(lengths)) if sends else ())
     out = []
     for of, (_, x, _, _), own in zip(held, given, flips, strict=True):
         received = sent = np.zeros(of.numbers.shape, np.uint64)
         if receives:
-            received = _share(of, of.held, own, x, list(islice(of_each, _arrays_of(of))))
+            numbers = [widened(next(of_each), sizes, of.numbers.shape[2]) for sizes in _sizes(of)]
+            received = _share(of, of.held, own, x, numbers)
         if sends:
             # of each bit this end has minus its pad or, where it is flipped, its random number and its pad
             turned = next(theirs)
-            sent = _share(of, of.pads, 1 - turned, from_bits(turned.reshape(-1, of.bits)), [of.last, of.numbers])
+            numbers = [of.last, of.numbers]
+            sent = _share(of, of.pads, 1 - turned, from_bits(turned.reshape(-1, of.kind.bits)), numbers)
         out.append((received, sent))
     return out
 
 
-def _arrays_of(of: Correlated) -> int:
-    """Return how many arrays have a product's differences: one for the top bit, and one for the others, if any."""
-    return 2 if of.bits > 1 else 1
+def _sizes(of: Correlated) -> tuple[Sequence[int], Sequence[int]]:
+    """Return the bytes of a product's numbers for the top bit, which counts modulo the least, and for other bits."""
+    values = of.kind.values
+    return of.kind.sizes[-values:], of.kind.sizes[:values]
 
 
 def _differences(of: Correlated, _: Wide, y: Wide, minus: Bits) -> Arrays:
     """Return own numbers less the random ones: those that the other's top bit multiplies, then those of other bits."""
-    top = subtract(signed(np.broadcast_to(minus[:, None], y.shape[:2]), y), of.last)
-    return [top, subtract(y, of.numbers)] if of.bits > 1 else [top]
+    top = subtract(signed(_of_all(minus, y), y), of.last)
+    return [narrowed(each, sizes) for each, sizes in zip((top, subtract(y, of.numbers)), _sizes(of), strict=True)]
 
 
 def _share(of: Correlated, shares: Wide, flips: Bits, x: Wide, numbers: Arrays) -> Wide:
     """Return what an end has of bits' products, and numbers x times others, whose first are for the top bit."""
-    shape, below = of.numbers.shape, of.bits - 1
-    top = only(np.broadcast_to(bit(x, below)[:, None], shape[:2]), numbers[0])
+    shape, below = of.numbers.shape, of.kind.bits - 1
+    top = only(_of_all(bit(x, below), numbers[0]), numbers[0])
     out = add(of.added_up(shares, flips), shifted(top, below))
-    if below == 0:
-        return out
     lower_bits = resized(cut(x, below), shape[2])
     return add(out, times(lower_bits[:, None], numbers[1]))

@@ -54,7 +54,9 @@ def halves_of(
     (first,) = yield from conjunctions(transfers, enough, above[None], role)
     # what is below follows from those with enough rows: no other conjunction, and sums are a difference
     values = np.concatenate([resized(slots, words).reshape(-1, 3, words)] * 2)
-    chosen = (yield from selected(transfers, np.concatenate([first, enough]), values)).reshape(2, *all_of, 3, words)
+    of_slot = (widths.grad, widths.grad, widths.count)
+    found = yield from selected(transfers, np.concatenate([first, enough]), values, of_slot)
+    chosen = found.reshape(2, *all_of, 3, words)
     sums = np.zeros((nodes, 2 * len(starts), 3, WORDS), np.uint64)
     for column, (start, stop) in enumerate(zip(starts, [*starts[1:], categories], strict=True)):
         both = prefix_sums(np.moveaxis(chosen[:, :, start:stop], 2, 3))[..., -1, :]

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.transfer.arithmetic import Wide, bit, bits_of
-from treaty.crypto.transfer.extension import joined, message_words, packed, random_pairs, unpacked
+from treaty.crypto.transfer.extension import entry_of, joined, message_words, packed, random_pairs, unpacked
 from treaty.crypto.transfer.stock import Bits, Drawn, Steps, Transfers, take, triples
 
 _E0, _E1, _E2, _E3, _G0, _G1, _G2 = range(7)
@@ -248,14 +248,17 @@ def _digits(transfers: Transfers, y: Bits, x: Bits) -> Steps[tuple[Bits, Bits]]:
     own[: len(y)], offered[: len(x)] = y, x
     drawn = yield from transfers.draw_for(own.reshape(-1))
     # a transfer of 1 of 8: each entry is under the pad of its number, of which the receiver has a random one
-    table, count = np.take(_results(), _numbers(offered.reshape(-1)), axis=0), longest * width // _DIGIT
-    # the sender's shares of greater and equal, for each difference, are random, and xored into every entry
-    shares = np.frombuffer(Keystream().raw(2 * count), np.uint16)
-    table ^= shares[:, None] ^ message_words(transfers.sender, joined(drawn.q, _DIGIT), drawn.first, _DIGIT)
+    table = np.take(_results(), _numbers(offered.reshape(-1)), axis=0)
+    table ^= message_words(transfers.sender, joined(drawn.q, _DIGIT), drawn.first, _DIGIT)
+    # the sender's shares of greater and equal, for each difference, are xored into every entry; the first is 0 then,
+    # and not sent
+    shares = table[:, 0]
+    sent = table[:, 1:] ^ shares[:, None]
     flips = packed(drawn.flips)
-    came, entries = take((yield [flips, table]), (np.uint64, flips.shape), (np.uint16, table.shape))
-    pads = transfers.receiver.hash.rows(joined(drawn.t, _DIGIT), drawn.first)[:, 0].astype(np.uint16)
-    opened = np.take_along_axis(entries, _numbers(drawn.random)[:, None].astype(np.intp), axis=1)[:, 0] ^ pads
+    came, entries = take((yield [flips, sent]), (np.uint64, flips.shape), (np.uint16, sent.shape))
+    opened = transfers.receiver.hash.rows(joined(drawn.t, _DIGIT), drawn.first)[:, 0].astype(np.uint16)
+    tables = entries.view(np.uint8).reshape(*entries.shape, 2)
+    opened ^= entry_of(tables, _numbers(drawn.random), 1).view(np.uint16)[:, 0]
     both = [
         (of >> (2 * _numbers(differ)).astype(np.uint16)).astype(np.uint8).reshape(longest, -1)
         for of, differ in ((opened, drawn.flips), (shares, unpacked(came, len(drawn.flips))))

@@ -10,8 +10,9 @@ after this one step (`arithmetic.multiplied`), whose message is a small part of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import cast
 
 import numpy as np
@@ -22,6 +23,8 @@ from treaty.crypto.transfer.extension import random_pairs
 from treaty.crypto.transfer.stock import Bits, Correlation, Drawn, Steps, Transfers, take
 from treaty.machine.arrays import Words, pieces
 from treaty.machine.kernels import kernel
+
+Bytes = NDArray[np.uint8]
 
 _AT_ONCE = 1 << 16  # blocks of 16 bytes of pads in memory
 
@@ -36,7 +39,7 @@ class Correlated:
     message of the same step has come.
     """
 
-    bits: int
+    kind: Correlation
     numbers: Words
     last: Words
     pads: Words
@@ -49,9 +52,9 @@ class Correlated:
 
     def __getitem__(self, part: slice) -> Correlated:
         first, last, _ = part.indices(len(self))
-        rows = slice(first * self.bits, last * self.bits)
+        rows = slice(first * self.kind.bits, last * self.kind.bits)
         return Correlated(
-            self.bits, self.numbers[part], self.last[part], self.pads[rows], self.held[rows], self.random[rows]
+            self.kind, self.numbers[part], self.last[part], self.pads[rows], self.held[rows], self.random[rows]
         )
 
     def added_up(self, shares: Words, flips: Bits) -> Words:
@@ -71,16 +74,24 @@ class Begun:
     receives: bool
 
     @property
-    def expected(self) -> tuple[int, int]:
-        """Shape of the other end's message, uint64."""
-        return len(self.drawn.random) if self.receives else 0, self.kind.values * self.kind.words
+    def sent(self) -> Bytes:
+        """Own message as it is sent, (n, bytes)."""
+        kind = self.kind
+        return narrowed(self.message.reshape(-1, kind.bits * kind.values, kind.words), kind.sizes)
 
-    def held(self, came: Words) -> Words:
+    @property
+    def expected(self) -> tuple[int, int]:
+        """Shape of the other end's message, uint8."""
+        return len(self.drawn.random) // self.kind.bits if self.receives else 0, sum(self.kind.sizes)
+
+    def held(self, came: Bytes) -> Words:
         """Return the receiver's shares, by the sender's message."""
-        kind, drawn, held = self.kind, self.drawn, np.empty(came.shape, np.uint64)
-        for _, at in _parts(kind, len(came) // kind.bits):
-            own = drawn.receiver.hash.rows(drawn.t[at], drawn.first + at.start, -(-came.shape[1] // 2))
-            _hold(own, drawn.random[at], np.ascontiguousarray(came[at]), kind.words, held[at])
+        kind, drawn = self.kind, self.drawn
+        message = widened(came, kind.sizes, kind.words).reshape(-1, kind.values * kind.words)
+        held = np.empty_like(message)
+        for _, at in _parts(kind, len(came)):
+            own = drawn.receiver.hash.rows(drawn.t[at], drawn.first + at.start, -(-message.shape[1] // 2))
+            _hold(own, drawn.random[at], message[at], kind.words, held[at])
         return held
 
 
@@ -98,7 +109,7 @@ def draw(transfers: Transfers, kind: Correlation, count: int) -> Steps[Correlate
         return cast(Correlated, parts[0])
     arrays = ([getattr(part, name) for part in parts] for name in Correlated.__slots__[1:-1])
     numbers, last, pads, held, random = map(np.concatenate, arrays)
-    return Correlated(kind.bits, numbers, last, pads, held, random)
+    return Correlated(kind, numbers, last, pads, held, random)
 
 
 def make(transfers: Transfers, kind: Correlation, count: int) -> Steps[None]:
@@ -106,31 +117,35 @@ def make(transfers: Transfers, kind: Correlation, count: int) -> Steps[None]:
     of = _begin(transfers, kind, (yield from transfers.fresh(count * kind.bits)))
     begun = of.begun
     assert begun is not None
-    sent = _cut_rows(begun.message, kind)
-    (came,) = take((yield [sent]), (np.uint8, (count if begun.receives else 0, _cut_length(kind))))
-    transfers.products[kind].add(replace(of, held=begun.held(_whole_rows(came, kind)), begun=None))
+    (came,) = take((yield [begun.sent]), (np.uint8, begun.expected))
+    transfers.products[kind].add(replace(of, held=begun.held(came), begun=None))
 
 
-def _cut_length(kind: Correlation) -> int:
-    return kind.values * int(kind.row_bytes.sum())
+def narrowed(numbers: Words, sizes: Sequence[int]) -> Bytes:
+    """Return the lowest bytes of numbers (n, k, words), of each k so many as its size, uint8 (n, bytes)."""
+    raw = np.ascontiguousarray(numbers).astype("<u8", copy=False).view(np.uint8)
+    # neighbours of one size are copied at once
+    runs = [raw[:, of, :size].reshape(len(raw), (of.stop - of.start) * size) for of, size in _runs(sizes)]
+    return np.concatenate(runs, axis=1)
 
 
-def _cut_rows(message: Words, kind: Correlation) -> NDArray[np.uint8]:
-    """Return of each product's rows, uint64 (n * bits, v * words), the bytes that count, uint8 (n, bytes)."""
-    raw = message.astype("<u8", copy=False).view(np.uint8).reshape(-1, kind.bits, kind.values, 8 * kind.words)
-    # bit by bit: a bit's numbers have one length
-    rows = [raw[:, i, :, :size].reshape(len(raw), kind.values * size) for i, size in enumerate(kind.row_bytes.tolist())]
-    return np.concatenate(rows, axis=1)
-
-
-def _whole_rows(came: NDArray[np.uint8], kind: Correlation) -> Words:
-    """Return the rows whose bytes came, (n, bytes), uint64 (n * bits, v * words); other bytes are zeros."""
-    raw, at = np.zeros((len(came), kind.bits, kind.values, 8 * kind.words), np.uint8), 0
-    for i, size in enumerate(kind.row_bytes.tolist()):
-        raw[:, i, :, :size] = came[:, at : at + kind.values * size].reshape(len(came), kind.values, size)
-        at += kind.values * size
-    whole: Words = raw.reshape(-1, 8 * kind.values * kind.words).view("<u8").astype(np.uint64, copy=False)
+def widened(came: Bytes, sizes: Sequence[int], words: int) -> Words:
+    """Return the numbers, uint64 (n, k, words), whose lowest bytes are given; other bytes are zeros."""
+    raw, at = np.zeros((len(came), len(sizes), 8 * words), np.uint8), 0
+    for of, size in _runs(sizes):
+        count = of.stop - of.start
+        raw[:, of, :size] = came[:, at : at + count * size].reshape(len(came), count, size)
+        at += count * size
+    whole: Words = raw.view("<u8").astype(np.uint64, copy=False)
     return whole
+
+
+def _runs(sizes: Sequence[int]) -> Iterator[tuple[slice, int]]:
+    first = 0
+    for size, run in groupby(sizes):
+        last = first + len(list(run))
+        yield slice(first, last), size
+        first = last
 
 
 def _begin(transfers: Transfers, kind: Correlation, drawn: Drawn) -> Correlated:
@@ -147,7 +162,7 @@ def _begin(transfers: Transfers, kind: Correlation, drawn: Drawn) -> Correlated:
         pair = random_pairs(drawn.sender, drawn.q[at], drawn.first + at.start, -(-width // 2))
         _correlate(*pair, numbers[part], last[part], kind.bits, pads[at], message[at])
     begun = Begun(kind, drawn, message, receives)
-    return Correlated(kind.bits, numbers, last, pads, np.empty((0, width), np.uint64), drawn.random, begun)
+    return Correlated(kind, numbers, last, pads, np.empty((0, width), np.uint64), drawn.random, begun)
 
 
 def _parts(kind: Correlation, count: int) -> Iterator[tuple[slice, slice]]:

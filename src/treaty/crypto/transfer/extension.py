@@ -389,6 +389,22 @@ def joined(rows: Words, count: int) -> Words:
     return out
 
 
+@kernel
+def entry_of(tables: Bytes, numbers: Bytes, first: int) -> Bytes:
+    """Return one entry of each table, uint8 (rows, entries, bytes), all of which are looked at.
+
+    A table has the entries from number `first` on; those before are zeros.
+    """
+    out: Bytes = new_array((len(numbers), tables.shape[2]), np.uint8)
+    for row in range(len(numbers)):
+        for byte in range(tables.shape[2]):
+            found = np.uint8(0)
+            for at in range(tables.shape[1]):
+                found |= tables[row, at, byte] & (np.uint8(0) - np.uint8(at + first == numbers[row]))
+            out[row, byte] = found
+    return out
+
+
 def message_words(sender: Sender, q: Words, first: int, count: int) -> NDArray[np.uint16]:
     """Return the sender's random messages of transfers of 1 of 2^count, 16 bits each: uint16 (n, 2^count).
 

@@ -212,7 +212,7 @@ def weights_of(transfers: Transfers, sums: Words, rate: int, ridge: int, widths:
         fits = (yield from negatives(transfers, cut(apart, bits), bits, role)) ^ np.uint8(1 - role)
         # as many ones and steps as the digit has
         values = np.broadcast_to(np.stack([np.full_like(step, 1 - role), step], axis=1), (len(digits), len(step), 2))
-        found = yield from selected(transfers, fits, np.ascontiguousarray(values).reshape(-1, 2, 1))
+        found = yield from selected(transfers, fits, np.ascontiguousarray(values).reshape(-1, 2, 1), [64, 64])
         digit, taken = found.reshape(len(digits), -1, 2).sum(axis=0).T
         left, quotient = left - taken, quotient + (digit << np.uint64(above))
     return quotient

@@ -27,8 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.keystream import Keystream
-from treaty.crypto.transfer.arithmetic import Wide, add, negative, only, signed, subtract
-from treaty.crypto.transfer.extension import chosen, joined, packed, random_pairs, unpacked
+from treaty.crypto.transfer.arithmetic import Wide, selected_with_rows
+from treaty.crypto.transfer.extension import joined
 from treaty.crypto.transfer.stock import Bits, Steps, Transfers, take
 from treaty.machine.arrays import Integers, Words, pieces
 from treaty.machine.kernels import kernel
@@ -95,7 +95,9 @@ class SharedNodes:
         sent, got = np.empty_like(self._sent), np.empty_like(self._got)
         for of in pieces(self.n_rows, _ROWS_AT_ONCE):
             part = out[of] if values is None else values[of]
-            out[of], sent[of], got[of] = yield from multiplexed(self.transfers, bits[of], part, width, chooses)
+            out[of], sent[of], got[of] = yield from selected_with_rows(
+                self.transfers, bits[of], part, [width] * v, chooses
+            )
         _join(self._sent, sent)
         _join(self._got, got)
         self.share = (self.share << np.uint32(1)) | bits
@@ -121,67 +123,34 @@ class SharedNodes:
         share, transfers, leaves, word = self.share[of], self.transfers, 1 << self.levels, word_of(nbytes)
         whole = word((1 << 8 * nbytes) - 1)
         if weights is not None:
-            mask = np.frombuffer(Keystream().raw(len(share) * word().itemsize), word)
             numbers = bit_patterns(transfers.sender.delta, self.levels)
             table = np.empty((len(share), leaves), word)
             tree_of_row = np.arange(of.start, of.stop) // (self.n_rows // len(weights))
-            _permute_words(weights.astype(word), tree_of_row, share, mask, self.levels, table)
-            for number, offset in enumerate(numbers):
-                pads = transfers.sender.hash.rows(self._sent[of], first, offset=offset)
-                table[:, number] ^= pads[:, 0].astype(word)
-            take((yield [bytes_of(table if word is np.uint32 else table[..., None], nbytes)]))
+            _permute_words(weights.astype(word), tree_of_row, share, self.levels, table)
+            # under a mask that the first entry's pad gives, its ciphertext is 0: it is not sent
+            mask = table[:, 0] - self._pads(of, first, numbers[0], word)
+            for number, offset in enumerate(numbers[1:], 1):
+                table[:, number] = (table[:, number] - mask) ^ self._pads(of, first, offset, word)
+            sent = table[:, 1:]
+            take((yield [bytes_of(sent if word is np.uint32 else sent[..., None], nbytes)]))
             return np.asarray(mask & whole)
-        (came,) = take((yield []), (np.uint8, (len(share), leaves, nbytes)))
+        (came,) = take((yield []), (np.uint8, (len(share), leaves - 1, nbytes)))
         read = np.zeros(len(share), word)
-        for number in range(leaves):
+        for number in range(1, leaves):
             # one of them, without a branch
             here = word(0) - (share == number).astype(word)
-            read |= wide_of(came[:, number], 1)[:, 0].astype(word) & here
+            read |= wide_of(came[:, number - 1], 1)[:, 0].astype(word) & here
         pads = transfers.receiver.hash.rows(self._got[of], first)[:, 0].astype(word)
         return np.asarray((read ^ pads) & whole)
+
+    def _pads(self, of: slice, first: int, offset: Words, word: Any) -> Any:
+        """Return the sender's pads of one number."""
+        return self.transfers.sender.hash.rows(self._sent[of], first, offset=offset)[:, 0].astype(word)
 
 
 def word_of(nbytes: int) -> Any:
     """Return the type of shares of so many bytes."""
     return np.uint32 if nbytes <= 4 else np.uint64
-
-
-def multiplexed(
-    transfers: Transfers, bits: Bits, values: Wide, width: int, chooses: Sequence[bool] = (True, True)
-) -> Steps[tuple[Wide, Words, Words]]:
-    """Return shares of shared bits, (n,), times values (n, v, words), which are shared modulo 2^width: one step.
-
-    `chooses` says whether this party's shares of the bits and the other's may be 1. Return also the rows of transfers
-    on the other party's bits, and on own ones.
-    """
-    drawn = yield from transfers.draw_for(bits)
-    flips, nbytes = packed(drawn.flips), -(-width // 8)
-    mine, theirs = (values.size > 0 and of for of in chooses)
-    count = values.shape[1] * values.shape[2]  # words of a row, of which a block of its pad has two
-    blocks = -(-count // 2)
-    # (own xor other's bit) value = own bit value + other's bit (1 - 2 own bit) value: the other chooses
-    turned, zero = signed(_of_all(bits, values), values), np.zeros_like(values)
-    sent: list[NDArray[Any]] = [flips]
-    if theirs:
-        pads = random_pairs(drawn.sender, drawn.q, drawn.first, blocks)
-        zero, one = (pad[:, :count].reshape(values.shape) for pad in pads)
-        sent.append(bytes_of(subtract(add(zero, turned), one), nbytes))
-    came = take((yield sent), (np.uint64, flips.shape), *[(np.uint8, (*values.shape[:2], nbytes))] * mine)
-    out = only(_of_all(bits, values), values)
-    if theirs:
-        # by its random bit the other has the pad of 0, or this pad plus the value turned; by its chosen bit, where
-        # they differ, the value turned less that
-        flipped = _of_all(unpacked(came[0], len(bits)), values)
-        out = add(out, add(negative(zero), only(flipped, add(add(zero, zero), turned))))
-    if mine:
-        own = drawn.receiver.hash.rows(drawn.t, drawn.first, blocks)[:, :count].reshape(values.shape)
-        read = add(own, only(_of_all(drawn.random, values), wide_of(came[1], values.shape[2])))
-        out = add(out, signed(_of_all(drawn.flips, values), read))
-    return out, chosen(drawn.q, drawn.sender.delta, came[0]), drawn.t
-
-
-def _of_all(bits: Bits, values: Wide) -> Bits:
-    return np.broadcast_to(bits[:, None], values.shape[:2])
 
 
 def bytes_of(numbers: NDArray[np.unsignedinteger], nbytes: int) -> NDArray[np.uint8]:
@@ -238,11 +207,11 @@ def _permute(sides: Sides, share: Sides, mask: Bits, levels: int, out: Sides) ->
 
 
 @kernel
-def _permute_words(weights: Any, tree: Integers, share: Sides, mask: Any, levels: int, out: Any) -> None:
-    """Write rows whose entry u is the tree's weight u xor share, less the row's mask; without a branch on either."""
+def _permute_words(weights: Any, tree: Integers, share: Sides, levels: int, out: Any) -> None:
+    """Write rows whose entry u is the tree's weight u xor share, without a branch on it."""
     for row in range(out.shape[0]):
         for leaf in range(out.shape[1]):
-            out[row, leaf] = weights[tree[row], leaf] - mask[row]
+            out[row, leaf] = weights[tree[row], leaf]
         for level in range(levels):
             step = 1 << level
             # all bits of a word, of either type, or none

@@ -45,7 +45,11 @@ from treaty.crypto.transfer.arithmetic import (
 from treaty.crypto.transfer.comparison import all_of, comparison_steps, conjunctions, negatives, steps_of_all
 from treaty.crypto.transfer.shared_products import products, squares
 from treaty.crypto.transfer.stock import Bits, Steps, Transfers, together
-from treaty.machine.arrays import Integers
+from treaty.machine.arrays import Integers, Words
+
+# what an entry of a tournament has: numerator, denominator, number of the candidate, number of its owner
+TOP, BELOW, NUMBER, OWNER = range(4)
+_ENTRY_BITS = {NUMBER: 32, OWNER: 16}
 
 WORDS = 2  # of a share of a sum: shares are modulo 2^128, which no product with a node's own sums passes
 
@@ -84,6 +88,11 @@ class Widths:
         for name, bits in (derived | {"words": -(-(top + below - 1) // 64)}).items():
             object.__setattr__(self, name, bits)
 
+    @property
+    def of_entry(self) -> tuple[int, int, int, int]:
+        """Bits of each part of an entry in a tournament."""
+        return self.top, self.below, _ENTRY_BITS[NUMBER], _ENTRY_BITS[OWNER]
+
     @classmethod
     def of(cls, bounds: SumsBounds, ridge: int) -> Widths:
         n = bounds.n_rows
@@ -100,7 +109,7 @@ def integer_shares(transfers: Transfers, parts: NDArray[np.uint64], places: Plac
     # whether a field's shares wrap around is the disjunction of their top bits, as fields are guarded
     tops = (parts >> (bits - np.uint64(1))).astype(np.uint8)
     # n = v_n + p_n - w_n 2^bits, c = v_c + p_c + w_n - w_c 2^bits, w = a + b - a b for the top bits a and b
-    both = yield from both_of(transfers, tops.reshape(-1), WORDS, role)
+    both = yield from both_of(transfers, tops.reshape(-1), WORDS, 64 * WORDS, role)
     one = from_ints([1], WORDS)
     wraps = subtract(only(tops, np.broadcast_to(one, (*tops.shape, WORDS))), both.reshape(*tops.shape, WORDS))
     out = wide(parts[..., :3], WORDS)
@@ -114,9 +123,6 @@ def integer_shares(transfers: Transfers, parts: NDArray[np.uint64], places: Plac
 # -------------------------------------------------- the best split
 
 _LARGEST = 24  # a group: the work grows with its square
-
-# what an entry of a tournament has: numerator, denominator, number of the candidate, number of its owner
-TOP, BELOW, NUMBER, OWNER = range(4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +359,8 @@ def linear(transfers: Transfers, grad: Wide, hess: Wide, known: Known, widths: W
     # the factors are the knower's alone
     factors = [*(known.totals[:, 1] + 2 * known.ridge).tolist(), *known.totals[:, 0].tolist()]
     numbers = resized(np.concatenate([grad, negative(hess)]), words)
-    parts = yield from times_known(transfers, factors, max(widths.hess, widths.node_grad), numbers, role)
+    bits = max(widths.hess, widths.node_grad)
+    parts = yield from times_known(transfers, factors, bits, numbers, widths.grad, role)
     return cut(add(parts[:nodes], parts[nodes:]), widths.grad)
 
 
@@ -411,7 +418,7 @@ def _picked(
         kept = _nothing(values, nodes, rest.shape[1], role)
         more = np.concatenate([more, subtract(rest, kept).reshape(-1, *values.shape[2:])])
         bits = np.concatenate([bits, may[:, size * groups :].ravel()])
-    chosen = yield from selected(transfers, bits, more)
+    chosen = yield from selected(transfers, bits, more, widths.of_entry)
     out = start[:, 0]
     for part in chosen[: wins.size].reshape(len(wins), n, *values.shape[2:]):
         out = add(out, part)
@@ -430,7 +437,10 @@ def _beaten(later: Bits, others: list[list[int]], n: int, role: int) -> Bits:
 
 
 def fitted(entries: Wide, widths: Widths) -> Wide:
-    """Return entries, (..., 4, words), whose shares of fractions are cut to their widths."""
-    out = entries.copy()
-    out[..., TOP, :], out[..., BELOW, :] = cut(out[..., TOP, :], widths.top), cut(out[..., BELOW, :], widths.below)
-    return out
+    """Return entries, (..., 4, words), whose shares are cut to their widths."""
+    return np.stack([cut(entries[..., part, :], width) for part, width in enumerate(widths.of_entry)], axis=-2)
+
+
+def opened(own: Words, others: Words, part: int) -> Words:
+    """Return the numbers of candidates or owners, uint64 (n,), whose shares, `part` of an entry, were opened."""
+    return (own + others) & np.uint64((1 << _ENTRY_BITS[part]) - 1)

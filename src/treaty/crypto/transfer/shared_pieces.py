@@ -7,7 +7,7 @@ its values at -8 and 8. A number plus 8 has four digits of four bits below those
    fifth choice bit is the share of the carry below. Of one half of the numbers each party chooses.
 2. Whether the number is in range, and whether it is above, from the bits above and the last carry: 1 of 32.
 3. The number of the piece, modulo 16, and the place in it, modulo the ring of the values: the digits plus the carries
-   into them, as numbers (`_as_numbers`).
+   into them, as numbers (`arithmetic.as_numbers`).
 4. The value, base + slope place: 1 of 16 in both directions, each party's tables in the order of its own share of the
    piece. As the place is shared additively and tables are linear in it, both results add up to the value, exactly.
 
@@ -22,11 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.keystream import Keystream
-from treaty.crypto.transfer.extension import joined
-from treaty.crypto.transfer.hidden_rows import bit_patterns, bytes_of, multiplexed, wide_of
+from treaty.crypto.transfer.arithmetic import as_numbers, selected
+from treaty.crypto.transfer.extension import entry_of, joined
+from treaty.crypto.transfer.hidden_rows import bit_patterns, bytes_of, wide_of
 from treaty.crypto.transfer.stock import Bits, Steps, Transfers, take, together
 from treaty.machine.arrays import Words
-from treaty.machine.kernels import kernel, new_array
+from treaty.machine.kernels import kernel
 
 NUMBER_BITS, PIECES, FRACTION, DROPPED = 20, 16, 12, 4
 _DIGIT = 4
@@ -54,11 +55,11 @@ def values_of(transfers: Transfers, numbers: Numbers, pieces: Pieces, role: int)
     digits = [((x >> np.uint32(_DIGIT * k)) & np.uint32(15)).astype(np.uint8) for k in range(5)]
     carry_4 = yield from _carry(transfers, digits[0], None, role)
     carry_8, lowest = yield from together(
-        _carry(transfers, digits[1], carry_4, role), _as_numbers(transfers, carry_4, pieces.bits, role)
+        _carry(transfers, digits[1], carry_4, role), as_numbers(transfers, carry_4, pieces.bits, role)
     )
     carry_12 = yield from _carry(transfers, digits[2], carry_8, role)
     carry_16, above = yield from together(
-        _carry(transfers, digits[3], carry_12, role), _as_numbers(transfers, carry_12, pieces.bits, role)
+        _carry(transfers, digits[3], carry_12, role), as_numbers(transfers, carry_12, pieces.bits, role)
     )
     inside, over = yield from _range(transfers, digits[4], carry_16, role)
     piece = digits[3] + above.astype(np.uint8)
@@ -131,7 +132,7 @@ def _range(transfers: Transfers, tops: Bits, carry: Bits, role: int) -> Steps[tu
     (came,) = take((yield [sent]), (np.uint8, sent.shape))
     raw = np.unpackbits(came, count=longest * 160, bitorder="little").reshape(longest, 32, 5)
     entries = np.packbits(raw, axis=2, bitorder="little")
-    read = _entry_of(entries, tops[mine] | carry[mine] << np.uint8(_DIGIT))[:, 0]
+    read = entry_of(entries, tops[mine] | carry[mine] << np.uint8(_DIGIT), 0)[:, 0]
     read ^= transfers.receiver.hash.rows(t, first)[: len(read), 0].astype(np.uint8) & np.uint8(31)
     inside, over = np.empty((2, n), np.uint8)
     inside[mine], over[mine] = read & np.uint8(1), read >> np.uint8(1)
@@ -139,51 +140,34 @@ def _range(transfers: Transfers, tops: Bits, carry: Bits, role: int) -> Steps[tu
     return inside, over
 
 
-def _where(transfers: Transfers, bits: Bits, values: Words, width: int) -> Steps[Words]:
-    """Return shares modulo 2^width of values, (n,), where the shared bit is 1, of 0 where it is 0: one step."""
-    found, _, _ = yield from multiplexed(transfers, bits, values[:, None, None], width)
-    return found[:, 0, 0] & np.uint64((1 << width) - 1)
-
-
-def _as_numbers(transfers: Transfers, bits: Bits, width: int, role: int) -> Steps[Words]:
-    """Return shares modulo 2^width of bits that are shared by xor: one step."""
-    return (yield from _where(transfers, bits, np.full(len(bits), 1 - role, np.uint64), width))
-
-
 def _nibble_where(transfers: Transfers, bits: Bits, values: Bits) -> Steps[Bits]:
     """Return shares modulo 16 of values where the shared bit is 1, of 0 where it is 0: one step."""
-    return (yield from _where(transfers, bits, values.astype(np.uint64), _DIGIT)).astype(np.uint8)
+    found = yield from selected(transfers, bits, values.astype(np.uint64)[:, None, None], [_DIGIT])
+    return found[:, 0, 0].astype(np.uint8) & _FIFTEEN
 
 
 def _look_up(transfers: Transfers, piece: Bits, place: Words, pieces: Pieces, role: int) -> Steps[Words]:
     """Return shares of the pieces' values, by shares of piece and place: two steps."""
     nbytes, n, whole = -(-pieces.bits // 8), len(piece), np.uint64((1 << pieces.bits) - 1)
     first, q, t = yield from _choices(transfers, piece, None, n)
-    mask = np.frombuffer(Keystream().raw(8 * n), np.uint64)
-    table = np.empty((n, PIECES, nbytes), np.uint8)
+    table = np.empty((n, PIECES - 1, nbytes), np.uint8)
     of_pieces = pieces.base if role == 0 else np.zeros_like(pieces.base), pieces.slope
-    for number, offset in enumerate(bit_patterns(transfers.sender.delta, _DIGIT)):
-        pads = transfers.sender.hash.rows(q, first, offset=offset)[:, 0]
-        entry = np.empty(n, np.uint64)
-        _values_at(*of_pieces, piece, number, place, entry)
-        table[:, number] = bytes_of((entry - mask + pads)[:, None], nbytes)
+    offsets = bit_patterns(transfers.sender.delta, _DIGIT)
+
+    def entries(number: int) -> Words:
+        out = np.empty(n, np.uint64)
+        _values_at(*of_pieces, piece, number, place, out)
+        padded: Words = out + transfers.sender.hash.rows(q, first, offset=offsets[number])[:, 0]
+        return padded
+
+    # under this mask the ciphertext of the first entry is 0: it is not sent
+    mask = entries(0)
+    for number in range(1, PIECES):
+        table[:, number - 1] = bytes_of((entries(number) - mask)[:, None], nbytes)
     (came,) = take((yield [table]), (np.uint8, table.shape))
-    read = wide_of(_entry_of(came, piece), 1)[:, 0]
+    read = wide_of(entry_of(came, piece, 1), 1)[:, 0]
     found: Words = mask + read - transfers.receiver.hash.rows(t, first)[:, 0]
     return found & whole
-
-
-@kernel
-def _entry_of(tables: Bits, numbers: Bits) -> Bits:
-    """Return one entry of each table, uint8 (rows, entries, bytes), all of which are looked at."""
-    out: Bits = new_array((len(numbers), tables.shape[2]), np.uint8)
-    for row in range(len(numbers)):
-        for byte in range(tables.shape[2]):
-            found = np.uint8(0)
-            for at in range(tables.shape[1]):
-                found |= tables[row, at, byte] & (np.uint8(0) - np.uint8(at == numbers[row]))
-            out[row, byte] = found
-    return out
 
 
 @kernel

@@ -29,8 +29,8 @@ from treaty.crypto.transfer.arithmetic import (
     Wide,
     add,
     bit,
+    bits_times,
     cut,
-    multiplied,
     negative,
     only,
     resized,
@@ -38,7 +38,6 @@ from treaty.crypto.transfer.arithmetic import (
     subtract,
     times,
 )
-from treaty.crypto.transfer.correlations import Correlated, draw
 from treaty.crypto.transfer.ring_products import Giver, Holder, RingKind, plan_of
 from treaty.crypto.transfer.stock import Bits, Correlation, Steps, Transfers, take, together
 
@@ -67,45 +66,31 @@ def products(transfers: Transfers, x: Wide, y: Wide, x_bits: int, y_bits: int, b
     if not pays(transfers, kind, n * v):
         return (yield from arithmetic.products(transfers, x, y, x_bits, y_bits, bits))
     xs, ys = np.ascontiguousarray(np.broadcast_to(x[:, None], y.shape)).reshape(-1, words), y.reshape(-1, words)
-    # what is to be taken off is modulo less: of x y' times 2^m, say, the bits below `bits` - m
-    of_x, of_y = _of_bits(bits - y_bits), _of_bits(bits - x_bits)
-    made, for_x, for_y = yield from together(
-        draw_products(transfers, kind, len(xs)),
-        draw(transfers, of_x, 2 * len(xs)),
-        draw(transfers, of_y, 2 * len(xs)),
-    )
+    made = yield from draw_products(transfers, kind, len(xs))
     (d, x_wraps), (e, y_wraps) = _apart(xs, made.r, x_bits), _apart(ys, made.y, y_bits)
     x_top, y_top = bit(xs, x_bits - 1), bit(ys, y_bits - 1)
-    both, (off_x, off_y) = yield from together(
+    # what is to be taken off is modulo less: of x y' times 2^m, say, the bits below `bits` - m
+    both, off_x, off_y = yield from together(
         crossed(made, ys, d, e, y_wraps, kind),
-        multiplied(_of_both(for_x, y_wraps, y_top, xs), _of_both(for_y, x_wraps, x_top, ys)),
+        _taken_off(transfers, y_wraps, y_top, xs, bits - y_bits),
+        _taken_off(transfers, x_wraps, x_top, ys, bits - x_bits),
     )
     out = add(times(xs, ys), resized(both, words))
-    for off, top, numbers, shift in ((off_x, y_top, xs, y_bits), (off_y, x_top, ys, x_bits)):
-        out = subtract(out, shifted(add(resized(_sum(off), words), only(top, numbers)), shift))
+    for off, shift in ((off_x, y_bits), (off_y, x_bits)):
+        out = subtract(out, shifted(resized(off, words), shift))
     return cut(out, bits).reshape(y.shape)
 
 
-def _of_bits(modulo: int) -> Correlation:
-    modulo = max(1, modulo)
-    return Correlation(1, 1, -(-modulo // 64), modulo)
+def _taken_off(transfers: Transfers, wrapped: Bits, top: Bits, numbers: Wide, width: int) -> Steps[Wide]:
+    """Return shares of the bits that say where masks wrap around times the other's numbers, and of w (s0 + s1).
 
-
-def _of_both(drawn: Correlated, wrapped: Bits, top: Bits, numbers: Wide) -> tuple[Correlated, Wide, Wide, Bits]:
-    """Return what `multiplied` takes: two own bits of each product times the other's numbers.
-
-    Own numbers are times the other's bit that says where a mask wraps around, and, as shares of w (s0 + s1) for
-    w = w0 + w1 - w0 w1, times its top bit if the own one is 0.
+    With the factor's top bits, w = w0 + w1 - w0 w1; own numbers s0 are offered to the other's bit if the own one is 0.
     """
-    own = np.concatenate([wrapped, top])[:, None].astype(np.uint64)
-    offered = resized(np.concatenate([numbers, only(1 - top, numbers)]), drawn.numbers.shape[-1])
-    return drawn, own, offered[:, None], np.zeros(len(own), np.uint8)
-
-
-def _sum(shares: tuple[Wide, Wide]) -> Wide:
-    """Return of each product the sum of own and other's shares of both terms."""
-    both = add(*shares)[:, 0]
-    return add(both[: len(both) // 2], both[len(both) // 2 :])
+    numbers = np.ascontiguousarray(numbers[:, : max(1, -(-width // 64))])
+    offered = np.concatenate([numbers, only(1 - top, numbers)])[:, None]
+    found = yield from bits_times(transfers, np.concatenate([wrapped, top]), offered, [width])
+    shares = add(found.received, found.given)[:, 0]
+    return add(add(shares[: len(top)], shares[len(top) :]), only(top, numbers))
 
 
 def squares(transfers: Transfers, u: Wide, u_bits: int, bits: int, role: int) -> Steps[Wide]:

@@ -116,19 +116,19 @@ class Correlation:
     one_way: bool = False
 
     @property
-    def row_bytes(self) -> NDArray[np.int64]:
-        """Bytes of each bit's number that are sent, (bits,): the bit of weight 2^i counts modulo 2^(modulo - i)."""
-        return _row_bytes(self.bits, self.modulo)
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes of each bit's numbers that are sent: those of the bit of weight 2^i count modulo 2^(modulo - i)."""
+        return _sizes(self.bits, self.values, self.modulo)
 
     @property
     def nbytes(self) -> int:
         """Bytes that an end sends to make one ahead."""
-        return round(self.bits * OF_A_TRANSFER) + self.values * int(self.row_bytes.sum())
+        return round(self.bits * OF_A_TRANSFER) + sum(self.sizes)
 
 
 @cache
-def _row_bytes(bits: int, modulo: int) -> NDArray[np.int64]:
-    return np.maximum(-(-(modulo - np.arange(bits)) // 8), 0)
+def _sizes(bits: int, values: int, modulo: int) -> tuple[int, ...]:
+    return tuple(max(-(-(modulo - i) // 8), 0) for i in range(bits) for _ in range(values))
 
 
 @dataclass(slots=True)

@@ -15,9 +15,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.transfer.arithmetic import bits_of, both_of, products
+from treaty.crypto.transfer.arithmetic import bits_of, both_of, products, selected_with_rows
 from treaty.crypto.transfer.comparison import carries
-from treaty.crypto.transfer.hidden_rows import multiplexed
 from treaty.crypto.transfer.shared_pieces import NUMBER_BITS, Pieces, values_of
 from treaty.crypto.transfer.stock import Steps, Transfers
 from treaty.data.table import Table
@@ -59,7 +58,8 @@ def loss_of_rows(
     for of in pieces(n, _ROWS_AT_ONCE):
         known = np.zeros(of.stop - of.start, np.uint8) if labels is None else labels[of].astype(np.uint8)
         values = margins[of].astype(np.uint64)[:, None, None]
-        positive, _, _ = yield from multiplexed(transfers, known, values, NUMBER_BITS, (role == 0, role == 1))
+        chooses = role == 0, role == 1
+        positive, _, _ = yield from selected_with_rows(transfers, known, values, [NUMBER_BITS], chooses)
         turned = (margins[of] - (positive[:, 0, 0].astype(np.uint32) << np.uint32(1))) & _WHOLE
         found = yield from values_of(transfers, turned, Pieces(base, slope, bits), role)
         total += found.sum(dtype=np.uint64)
@@ -113,7 +113,7 @@ def _rounded_down(transfers: Transfers, shares: Words, bits: int, dropped: int, 
     shares = shares & np.uint64((1 << bits) - 1)
     top, carry = (shares >> np.uint64(bits - 1)).astype(np.uint8), np.zeros(len(shares), np.uint8)
     carry = yield from carries(transfers, bits_of(shares[:, None], dropped), role)
-    both = yield from both_of(transfers, np.concatenate([top, carry]), 1, role)
+    both = yield from both_of(transfers, np.concatenate([top, carry]), 1, 64, role)
     of_top, of_carry = np.split(both[:, 0], 2)
     # the shares wrap around if either has its top bit; the carry is shared by xor
     wraps, carried = top - of_top, carry - (of_carry << np.uint64(1))

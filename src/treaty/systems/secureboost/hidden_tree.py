@@ -23,7 +23,7 @@ from treaty.crypto.sums.shared_sums import SharedSums
 from treaty.crypto.transfer.arithmetic import Wide, add, both_of, cut, from_ints, shifted, subtract, times_wide, wide
 from treaty.crypto.transfer.hidden_best import SplitTerms, best_of_hidden, left_sums, weights_of
 from treaty.crypto.transfer.hidden_rows import SharedNodes
-from treaty.crypto.transfer.sealed_sums import NUMBER, OWNER, WORDS, Places, Widths, integer_shares
+from treaty.crypto.transfer.sealed_sums import NUMBER, OWNER, WORDS, Places, Widths, integer_shares, opened
 from treaty.crypto.transfer.shared_pieces import FRACTION, NUMBER_BITS, Pieces, values_of
 from treaty.crypto.transfer.stock import Bits, Correlation, OpenedArrays, Steps, Transfers, take, together
 from treaty.data.binning import Bins
@@ -118,8 +118,9 @@ def _of_class(end: HiddenEnd, margins: NDArray[np.uint32]) -> Steps[tuple[Wide, 
     values = yield from values_of(end.transfers, margins, end.loss.pieces, end.role)
     h, p = values & np.uint64((1 << f) - 1), values >> np.uint64(f)
     # whether shares of h and of p wrap around: both are guarded
-    tops = np.concatenate([h >> np.uint64(f - 1), p >> np.uint64(f + 1)]).astype(np.uint8)
-    of_h, of_p = np.split((yield from _wraps(end, tops)), 2)
+    of_h, of_p = yield from together(
+        _wraps(end, h >> np.uint64(f - 1), 1, f), _wraps(end, p >> np.uint64(f + 1), 2, f + 2)
+    )
     # values have p plus 1
     whole = subtract(add(wide(p, WORDS), of_h), from_ints([1 - end.role], WORDS))
     return subtract(wide(h, WORDS), shifted(of_h, f)), subtract(whole, shifted(of_p, f + 2))
@@ -130,15 +131,17 @@ def _of_number(end: HiddenEnd, margins: NDArray[np.uint32]) -> Steps[tuple[Wide,
     one, offset = ((1 << bits) * (1 - end.role) for bits in (end.loss.fraction, NUMBER_BITS - 2))
     # far from the ends of the ring, so that the number plus the offset is guarded
     x = (margins + np.uint32(offset)) & np.uint32((1 << NUMBER_BITS) - 1)
-    wraps = yield from _wraps(end, (x >> np.uint32(NUMBER_BITS - 1)).astype(np.uint8))
+    scale = end.loss.fraction - FRACTION
+    wraps = yield from _wraps(end, x >> np.uint32(NUMBER_BITS - 1), 2, NUMBER_BITS + scale)
     whole = subtract(wide(x, WORDS), add(shifted(wraps, NUMBER_BITS), from_ints([offset], WORDS)))
     hess = np.broadcast_to(from_ints([one], WORDS), whole.shape)
-    return hess, shifted(whole, end.loss.fraction - FRACTION)
+    return hess, shifted(whole, scale)
 
 
-def _wraps(end: HiddenEnd, tops: Bits) -> Steps[Wide]:
-    """Return shares of whether guarded shares wrap around, (n, 2), by their top bits."""
-    both = yield from both_of(end.transfers, tops, WORDS, end.role)
+def _wraps(end: HiddenEnd, tops: NDArray[np.unsignedinteger], field: int, shift: int) -> Steps[Wide]:
+    """Return shares of whether guarded shares wrap around, (n, 2), by their top bits: as `field` / 2^`shift` counts."""
+    fields, bits = lattice_fields(end.bounds, sealed=True)
+    both = yield from both_of(end.transfers, tops.astype(np.uint8), WORDS, bits - fields[field].shift - shift, end.role)
     return subtract(wide(tops.astype(np.int64), WORDS), both)
 
 
@@ -254,14 +257,14 @@ def _opened(end: HiddenEnd, best: Wide) -> Steps[tuple[Bits, NDArray[np.int64]]]
     """Open the owner of each node's best split, 1 and 2 for role 0 and 1, 0 for none, and own splits' numbers."""
     own = np.ascontiguousarray(best[:, OWNER, 0])
     (came,) = take((yield OpenedArrays([own])), (np.uint64, own.shape))
-    owners = own + came
+    owners = opened(own, came, OWNER)
     if np.any(owners > 2):
         raise CryptoError("expected shares of whose splits are best")
     theirs, mine = owners == 2 - end.role, owners == 1 + end.role
     numbers = np.ascontiguousarray(best[theirs, NUMBER, 0])
     (came,) = take((yield OpenedArrays([numbers])), (np.uint64, (int(mine.sum()),)))
     found = np.full(len(best), -1, np.int64)
-    found[mine] = (best[mine, NUMBER, 0] + came).astype(np.int64)
+    found[mine] = opened(best[mine, NUMBER, 0], came, NUMBER).astype(np.int64)
     sizes = [len(of_party) for of_party in end.candidates]
     first = sum(sizes[: end.place])
     if np.any(found[mine] < first) or np.any(found[mine] >= first + sizes[end.place]):

@@ -52,7 +52,7 @@ LONG = 60.0
 TWO_NODES = "; each vector is about two nodes"
 # Seconds of computing: of a step, however little it compares, and for each byte sent
 TO_MAKE_A_STEP, TO_MAKE_A_BYTE = 0.25e-3, 23e-9
-_OF_A_BIT, _OF_A_DIGIT = 1.3, 17  # bytes of a comparison: for each bit of its products and their masks, and each digit
+_OF_A_BIT, _OF_A_DIGIT = 1.06, 15  # bytes of a comparison: for each bit of its products and their masks, and each digit
 _IN_BULK = 2e7  # bytes of a peer for what is made in bulk and not used up, unless its steps take less
 _SLOW_BYTE = 32e-9  # seconds on the way, some 250 Mbit/s, from which bytes take longer than to make them fewer
 FAR = 1e-3  # seconds on the way from which a step waits for the wire rather than for computing

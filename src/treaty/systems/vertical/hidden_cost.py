@@ -25,8 +25,8 @@ from treaty.systems.vertical.expected_sums import NEAR, TRANSFER_BYTES, candidat
 
 logger = logging.getLogger(__name__)
 
-_OF_GRADIENTS = 124.0  # bytes of a row's tables, sent by either end
-_TRANSFERS, _TRANSFER_BYTES = 20, 2.75  # of a row, besides those of its node, and bytes of each
+_OF_GRADIENTS = 87.5  # bytes of a row's tables, sent by either end
+_TRANSFERS, _TRANSFER_BYTES = 19, 2.75  # of a row, besides those of its node, and bytes of each
 _STEPS, _STEPS_OF_A_LEVEL = 34, 3  # of a tree and of a level, besides the tournament's
 _ADDING = 1.5e-9  # seconds of a row in a column, for a vector and for own shares
 _UNUSED_SHARE, _UNUSED_BYTES = 0.12, 5e6  # of what is made of transfers, and at most, that the last tree leaves unused
@@ -39,7 +39,7 @@ def _bytes_of_trees(job: JobSize, slots: Sequence[int], *, active: bool) -> floa
     value, vectors, (own, others) = -(-lattice_fields(job.bounds, sealed=True)[1] // 8), 1 << depth - 1, slots
     of_a_row = _OF_GRADIENTS + _TRANSFER_BYTES * (_TRANSFERS + depth)
     # numbers of right children, of the root's in one direction; sides at the nodes of each level; weights of leaves
-    of_a_row += value * max(0.0, vectors - 1.5) + ((1 << depth) - 2) / 8 + active * WEIGHT_BYTES * (1 << depth)
+    of_a_row += value * max(0.0, vectors - 1.5) + ((1 << depth) - 2) / 8 + active * WEIGHT_BYTES * ((1 << depth) - 1)
     return job.trees * (
         n * of_a_row + vectors * (vector_bytes(parameters, n) * (others > 0) + 2 * own * parameters.digits)
     )

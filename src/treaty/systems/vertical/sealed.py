@@ -385,8 +385,7 @@ class SealedOwner(ColumnOwner):
         if not len(nodes) or nodes[0] < 0 or nodes[-1] >= len(self._numbers) or np.any(np.diff(nodes) <= 0):
             raise PeerProtocolError(active, "expected ascending nodes of the level", at=f"{what}.nodes")
         self._won = nodes.copy()
-        # both shares of the numbers are here now; uint64 wraps around as shares do
-        numbers = shares + self._numbers[nodes]
+        numbers = sealed_sums.opened(shares, self._numbers[nodes], sealed_sums.NUMBER)
         if np.any(numbers >= len(self._candidates)):
             raise PeerProtocolError(active, "expected shares of candidates' numbers", at=f"{what}.numbers")
         won = numbers.astype(np.int32)

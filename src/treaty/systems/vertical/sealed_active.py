@@ -26,7 +26,7 @@ from treaty.crypto.sums.lattice_sums import LatticeSumsClient
 from treaty.crypto.transfer.ahead import Ahead
 from treaty.crypto.transfer.arithmetic import Wide, add
 from treaty.crypto.transfer.category_sets import half_that_won
-from treaty.crypto.transfer.sealed_sums import NUMBER, OWNER, Known, KnownEntry, Widths, fitted, winner_of
+from treaty.crypto.transfer.sealed_sums import NUMBER, OWNER, Known, KnownEntry, Widths, fitted, opened, winner_of
 from treaty.crypto.transfer.stock import Bits, Paths, Steps, open_transfers
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.machine.arrays import Flags, Int32s, Integers
@@ -389,7 +389,7 @@ class SealedSearch(SplitSearch):
             so_far = self._steps({names[after_k]: steps})[names[after_k]]
         shares, came = so_far[:, OWNER, 0], party.receive(names[last], messages.OwnerShares).shares
         theirs = view(came, np.uint64, shares.shape, peer=names[last], what="OwnerShares.shares")
-        owners = (shares + theirs).astype(np.int64)
+        owners = opened(shares, theirs, OWNER).astype(np.int64)
         ours_too = range(self._first_own, self._first_own + len(own))
         if not np.isin(owners, [_NOBODY, *(k + _FIRST_PEER for k in self._chain), *ours_too]).all():
             name = names[last]
