@@ -82,7 +82,7 @@ def squares_of_rows(
             x += np.uint64(1 << 18) - labels[of].astype(np.uint64)
         x &= np.uint64(_WHOLE)
         top = (x >> np.uint64(NUMBER_BITS - 1)).astype(np.uint8)
-        both = yield from both_of(transfers, top, 1, role)
+        both = yield from both_of(transfers, top, 1, 64 - NUMBER_BITS, role)
         lifted = x - ((top - both[:, 0]) << np.uint64(NUMBER_BITS))
         y = lifted & np.uint64((1 << bits - NUMBER_BITS) - 1)
         found = yield from products(transfers, x[:, None], y[:, None, None], NUMBER_BITS, bits - NUMBER_BITS, bits)
