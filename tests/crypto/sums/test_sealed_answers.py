@@ -45,7 +45,7 @@ class Attacker:
         residues = unpack(self.parameters, words, ROWS).astype(np.int64)
         primes = np.array(self.parameters.primes, np.int64)
         residues[:, :, TARGET] += [added % prime for prime in self.parameters.primes]
-        self.secrets = self.client._asked["bank"].pop().astype(np.int64)
+        self.secrets = self.client._asked["bank"].pop()[0].astype(np.int64)
         return [pack(self.parameters, (residues % primes[:, None]).astype(np.uint32)), own]
 
     def open(self, query: list[np.ndarray]) -> np.ndarray:
