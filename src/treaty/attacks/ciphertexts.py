@@ -104,7 +104,7 @@ def recognised_ciphertexts(view: View, truth: Truth) -> Iterator[Finding]:
                 named += guess if found is None else float(one.slot in slots[found[0]])
         if single:
             score, baseline = named / single, guessed / single
-            yield view.finding("ciphertexts known again", f"bins of {owner}", "share right", score, baseline)
+            yield view.finding("matching ciphertexts", f"bins of {owner}", "share right", score, baseline)
 
 
 def keyed_cipher(view: View, entries: Sequence[TranscriptEntry]) -> KeyedCipher | None:
@@ -266,7 +266,7 @@ def learned_from_ciphertexts(view: View, truth: Truth) -> Iterator[Finding]:
     model = make_pipeline(StandardScaler(), LogisticRegression(C=0.01, max_iter=1000))
     scores = model.fit(numbers[known], labels[known]).decision_function(numbers[asked])
     score, error = float(roc_auc_score(labels[asked], scores)), auc_error(labels[asked])
-    yield view.finding("ciphertexts told apart (Goldwasser 1984)", "labels", "AUC", score, 0.5, error)
+    yield view.finding("distinguishing ciphertexts (Goldwasser 1984)", "labels", "AUC", score, 0.5, error)
 
 
 def hidden_numbers(view: View) -> tuple[Int32s, Floats]:

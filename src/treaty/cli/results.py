@@ -93,7 +93,7 @@ def _show_report(report: Any) -> None:
     _show_columns(report.columns, report.importances)
     _show_losses(report.losses, report.best_round)
     for group, values in {} if report.held_out is None else report.held_out.groups.items():
-        say(f"rows kept back, {group}: {', '.join(f'{name} {value:.6g}' for name, value in values.items())}")
+        say(f"held-out rows, {group}: {', '.join(f'{name} {value:.6g}' for name, value in values.items())}")
     for what, seconds in (("seconds", report.seconds), ("waited for", report.waited)):
         say(f"{what}: {', '.join(f'{name} {number:.1f} s' for name, number in seconds.items())}")
     for fact in (report.spent, report.unsettled):

@@ -30,7 +30,7 @@ class TrainedTrees(TableEstimator):
 
     @property
     def held_out_(self) -> HeldOut | None:
-        """Metrics by group, and calibration, of rows that participants kept back (`validation_fraction`), or None."""
+        """Metrics by group, and calibration, of held-out rows of participants (`validation_fraction`), or None."""
         return next((part.held_out for part in self.parts_.values() if part.held_out is not None), None)
 
     def _owners(self) -> set[str]:

@@ -34,7 +34,7 @@ _ROWS_AT_ONCE, _CELLS_AT_ONCE = 1 << 16, 1 << 24
 
 
 class HeldOut(msgspec.Struct, kw_only=True):
-    """Metrics of rows that participants kept back, by group ("all": of all rows), as their counts by score give them.
+    """Metrics of held-out rows of participants, by group ("all": of all rows), as their counts by score give them.
 
     `calibration` has the mean score, the share of the second class and the rows of up to ten parts of all rows, by
     score; it is empty but for two classes.
@@ -75,7 +75,7 @@ class ModelPart(msgspec.Struct, kw_only=True):
     sides: dict[str, float] = {}
     # at a passive party whose training rows were released under noise: the noisy rows, which predictions use
     randomised: RandomisedRows | None = None
-    # at a leader, of rows that participants kept back
+    # at a leader, of held-out rows of participants
     held_out: HeldOut | None = None
     # of a FedXGB model, the bins that all users know, encoded: users of hidden trees share bins, not values
     bins: bytes = b""

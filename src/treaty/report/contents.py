@@ -266,7 +266,7 @@ def contents_of_run(
         parts = own.held_out.calibration
         line = Points("all", [score for score, _, _ in parts], [share for _, share, _ in parts])
         scores = ModelScores(
-            of="rows that participants kept back", values=own.held_out.groups, calibration=[line] if parts else ()
+            of="held-out rows of participants", values=own.held_out.groups, calibration=[line] if parts else ()
         )
     if len(reports) > 1:
         names = ", ".join(name for name in reports if name != viewer)

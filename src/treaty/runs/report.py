@@ -242,7 +242,7 @@ class Report(msgspec.Struct, kw_only=True):
     # at the active party: as `losses`, of trees on its own columns alone
     alone: dict[str, list[float]] = {}
     best_round: int | None = None
-    # at a leader: metrics of rows that participants kept back, by group
+    # at a leader: metrics of held-out rows of participants, by group
     held_out: HeldOut | None = None
     # of own columns, by kind: gain and count, or weights
     importances: dict[str, dict[str, float]] = {}

@@ -127,7 +127,7 @@ class Forest:
         sign = -1.0 if higher_is_better(metric, self.objective) else 1.0
         best = 0
         for at, value in enumerate(values):
-            # rows kept back may be unknown in the first rounds
+            # held-out rows may be unknown in the first rounds
             if math.isnan(values[best]) or sign * values[best] - min_delta > sign * value:
                 best = at
         return self.before + best + 1

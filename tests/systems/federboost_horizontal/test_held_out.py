@@ -1,4 +1,4 @@
-"""Rows that participants keep back: their counts, metrics of these, early stopping, and who may ask for them."""
+"""Held-out rows of participants: their counts, metrics of these, early stopping, and who may ask for them."""
 
 from __future__ import annotations
 
@@ -140,8 +140,8 @@ def test_categories_with_names_of_groups_stay_apart_from_these():
 @pytest.mark.parametrize(
     ("share", "metric", "words"),
     [
-        (1e-9, None, "logloss needs rows kept back, and there are none: raise validation_fraction"),
-        (0.05, "auc", "auc needs rows kept back of both classes"),
+        (1e-9, None, "logloss needs held-out rows, and there are none: raise validation_fraction"),
+        (0.05, "auc", "auc needs held-out rows of both classes"),
     ],
 )
 def test_a_metric_that_no_row_kept_back_gives_does_not_stop_training(share, metric, words):
@@ -230,7 +230,7 @@ def test_a_member_that_keeps_no_rows_back_refuses_to_count(monkeypatch):
             send(self, HeldOutRequest(1))
 
     monkeypatch.setattr(Collector, "broadcast", meddling)
-    with pytest.raises(PeerProtocolError, match="no rows are kept back"):
+    with pytest.raises(PeerProtocolError, match="this job has no held-out rows"):
         train(parts, options_of(), classes)
 
 

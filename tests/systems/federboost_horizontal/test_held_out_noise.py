@@ -1,4 +1,4 @@
-"""Rows that participants keep back under noise: their counts, what these cost, how often they are opened."""
+"""Held-out rows of participants under noise: their counts, what these cost, how often they are opened."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_what_is_paid_states_the_noise_on_counts_in_rows(tmp_path, binary, unit)
     plan = plan_noise(*noisy(1.0), whole.table.schema, classes, honest=3, unit=unit)
     # a row changes one count of each look by one, whatever counts are multiplied by
     deviation = np.sqrt(len(LOOKS) / (2 * plan.budget.releases[-1].rho))
-    stated = "; rows kept back cost no more, with noise of a standard deviation of "
+    stated = "; held-out rows cost no more, with noise of a standard deviation of "
     assert pay(plan, None, "p0", "a job", None) == f"{plan.budget}{stated}{deviation:.3g} on counts"
     entered = pay(plan, tmp_path, "p0", "a job", None)
     assert entered.startswith(f"{plan.budget}{stated}{deviation:.3g} on counts. In the ledger: rho ")
@@ -166,7 +166,7 @@ def _with_group(X, codes):
 
 
 def large(monkeypatch, task):
-    """Train on 6,000 rows with little noise; return the leader's part, the rows kept back, and how many bins are of."""
+    """Train on 6,000 rows with little noise; return the leader's part, the held-out rows, and how many bins are of."""
     rng, seen, searched = np.random.default_rng(5), {}, []
     X = rng.normal(size=(6000, 4))
     y = X.sum(axis=1) + 2 * rng.normal(size=len(X))
@@ -188,7 +188,7 @@ def large(monkeypatch, task):
     monkeypatch.setattr(Opening, "of", counting)
     parts = {f"p{k}": LabelledRows(to_table(X[k::3]), y[k::3]) for k in range(3)}
     part = train(parts, noisy(200.0, **given), classes).results["p0"]
-    # rows kept back are in no sum of the search
+    # held-out rows are in no sum of the search
     assert sorted(searched) == sorted(len(kept.y) for kept, _ in seen.values())
     y = np.concatenate([back.y for _, back in seen.values()])
     return part, y, np.concatenate([predict_pooled([part], [back.table])[:, 0] for _, back in seen.values()])

@@ -1,4 +1,4 @@
-"""Rows that users keep back: in no sum of gradients, counted after each round over the tree's cohort."""
+"""Held-out rows of users: in no sum of gradients, counted after each round over the tree's cohort."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def test_under_noise_nothing_may_come_that_has_no_part_of_the_budget(order):
 
 @pytest.mark.parametrize(("trees", "most"), [(1, 2), (0, 3)])
 def test_edge_servers_count_rounds_under_noise(trees, most):
-    # sums of the last trees come without new ones, and before rows kept back are counted
+    # sums of the last trees come without new ones, and before held-out rows are counted
     limits, none = ServerLimits("server", 2, 2, 5), np.zeros((trees, 0), np.int32)
     step = RandomStep(Array.of(none), Array.of(none), Array.of(none))
     for number in range(most):

@@ -75,7 +75,8 @@ def test_messages_are_those_of_the_protocol_and_no_others(played):
     steps = {entry.step for transcript in played["dealer"].transcripts.values() for entry in transcript.entries}
     kinds: list[type[Message]] = [TreeStart, SumsRequest, Sums, SplitRequest, Hint]
     kinds += [DealOrder, AskerSeed, HolderSeed, DealRequest, DealtShares, DealEnd]
-    others = {"Terms", "Verdict", "BinLayout", "Setup", "HintReceipt", "SplitColumns", "TreeEnd", "ToldShare", "Finish"}
+    others = {"Terms", "Verdict", "BinLayout", "Setup", "HintReceipt", "SplitColumns", "TreeEnd", "Finish"}
+    others.add("RevealedShare")
     assert steps == {kind.__name__ for kind in kinds} | others
 
 

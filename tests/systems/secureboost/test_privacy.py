@@ -42,7 +42,7 @@ TO_ACTIVE = {
     "Sums": messages.Sums,
     "SplitAnswer": messages.SplitAnswer,
     "Decisions": prediction.Decisions,
-    "ToldShare": messages.ToldShare,
+    "RevealedShare": messages.RevealedShare,
 }
 
 

@@ -311,7 +311,7 @@ def follow_rounds(
                     inputs.observers.round_finished(forest.rounds, own.part)
             case HeldOutRequest() as asked:
                 if held_back is None:
-                    raise PeerProtocolError(leader, "no rows are kept back in this job", at="HeldOutRequest")
+                    raise PeerProtocolError(leader, "this job has no held-out rows", at="HeldOutRequest")
                 sums.give(held_back.answer(asked, leader))
             case CheckpointRequest() as due:
                 written.answer(own, bins, due)

@@ -165,7 +165,7 @@ def agree_on_model(inputs: RoleInput[FederBoostHorizontal]) -> tuple[ModelSetup,
 def leaders_rows(
     inputs: RoleInput[FederBoostHorizontal], setup: ModelSetup
 ) -> tuple[LabelledRows, LabelledRows | None, list[LabelledRows]]:
-    """Return own rows, perhaps none, those kept back, and eval sets, in the columns and classes of all."""
+    """Return own rows, perhaps none, held-out ones, and eval sets, in the columns and classes of all."""
     name, schema, classes = inputs.party.name, setup.schema, setup.message.classes
     own = None if inputs.data is None else common_rows(inputs.data, schema, inputs.classes, classes, name)
     evals = [common_rows(of, schema, inputs.classes, classes, name) for of in inputs.eval_sets]
@@ -178,7 +178,7 @@ def join_model(
 ) -> tuple[LabelledRows, LabelledRows | None, ModelSetup, KeptBins | None]:
     """As a member, describe own rows, bring them to the columns and classes of all, and pay for noise.
 
-    Returns the rows to train on, those kept back, and the kept bins that the training uses, if any.
+    Returns the rows to train on, held-out ones, and the kept bins that the training uses, if any.
     """
     party, lead, data = inputs.party, inputs.roles.active, inputs.rows
     own_bins = bins_for_rows(inputs)

@@ -101,7 +101,7 @@ def expected(roles: Roles, options: FederBoostHorizontal, common: BoostingOption
         if owner == lead:
             continue
         found.agree([(owner, lead)])
-        # of rows kept back, two labels by bins of scores
+        # of held-out rows, two labels by bins of scores
         found.send(owner, lead, 8.0 * (sums.numbers + watched * cells), sums.sums + watched)
         found.send(lead, owner, sums.received, sums.sums + watched)
     masks = len(roles.owners) * sums.numbers * 10e-9

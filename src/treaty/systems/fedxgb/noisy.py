@@ -299,7 +299,7 @@ def follow(inputs: RoleInput[FedXGB], joined: JoinedUser, instructions: Instruct
             given = trees.take(step)
             instructions.vector = partial(noise.limited, np.empty(0, np.int64) if given is None else given)
             sums.awake = True
-            # also for what follows a round, such as counts of rows kept back
+            # also for what follows a round, such as counts of held-out rows
             if not sums.absent("call"):
                 party.send(edge, Attendance())
             inputs.observers.round_finished(own.forest.rounds, None)

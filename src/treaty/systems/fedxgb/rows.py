@@ -84,14 +84,14 @@ def server_model(inputs: RoleInput[FedXGB], crowd: Crowd, found: FoundBins) -> M
 
 
 class CrowdMetrics(SummedMetrics):
-    """The rows kept back, as the server watches them; without a cohort the metrics are those of before."""
+    """The held-out rows, as the server watches them; without a cohort the metrics are those of before."""
 
     def measure(self, forest: Forest, new: Sequence[Tree]) -> dict[str, float]:
         """Have all users count their rows; return the metrics."""
         try:
             return super().measure(forest, new)
         except RoundVoid as void:
-            logger.warning("rows kept back are not counted after round %d: %s", forest.rounds, void)
+            logger.warning("held-out rows are not counted after round %d: %s", forest.rounds, void)
             return self._known
 
 
@@ -318,7 +318,7 @@ class UserRows:
         codes = np.where(unknown & options.hides_model, bins.n_bins - 1, codes).astype(np.uint8)
         cells = Cells.of(bins.offsets, may_miss, summary.n_rows, common)
         self.shard, self._objective = SlotShard(codes, rows.y, rows.weight, common, cells), common
-        self._counts: Integers | None = None  # of rows kept back, when they are asked for
+        self._counts: Integers | None = None  # of held-out rows, when they are asked for
         self._seed = own_seed(self._common.random_state, self._party.name)
         self._n_features, self.rounds, self._void, self._depth = len(schema.names), 0, 0, 0
         self._path: ComparedRows | SharedRows | None = None  # down trees that users do not know
@@ -338,7 +338,7 @@ class UserRows:
         return self.shard.level(self._depth)
 
     def take(self, message: Message) -> None:
-        """Begin a round, go down a level, add leaf values or count rows kept back, as a message says."""
+        """Begin a round, go down a level, add leaf values or count held-out rows, as a message says."""
         trees = len(self.shard.margins)
         match message, self._path:
             case messages.RowOwners(), _:

@@ -16,7 +16,7 @@ trees; a key authority T (`authority`). Output: the model, at the server alone. 
 7. SecPred on each level (`secpred`): all rows go down. Users learn the slots of their own rows, or all splits
    (`expose`).
 8. The leaf values; each user adds those of its rows to its margins, which give the next round's gradients. With
-   ``validation_fraction`` a sum of the rows kept back follows, by score and label.
+   ``validation_fraction`` a sum of the held-out rows follows, by score and label.
 
 Adversary: honest but curious; server and edge servers do not collude with each other, nor an edge server with a third
 of its domain, nor the server with two users of a domain (`group_size` - 1, if that is given), who together find sums of

@@ -1,4 +1,4 @@
-"""Metrics on rows that participants keep back, in jobs where no party has labelled rows of all to watch.
+"""Metrics on held-out rows of participants, in jobs where no party has labelled rows of all to watch.
 
 Every participant keeps a share of its own rows out of training. After a round it counts them by score and label, and
 by the category of one column if the job names one. The counts of all are added up under the masks of training, and the
@@ -53,7 +53,7 @@ _ALL, _OTHER, _MISSING = "all", "other", "missing"
 
 @leaks("how many rounds are finished", "control")
 class HeldOutRequest(Message):
-    """Count the rows kept back by their scores after so many rounds."""
+    """Count the held-out rows by their scores after so many rounds."""
 
     rounds: Annotated[int, msgspec.Meta(ge=1)]
 
@@ -61,7 +61,7 @@ class HeldOutRequest(Message):
 def divided(
     rows: LabelledRows, share: float | None, name: str, *, noisy: bool = False
 ) -> tuple[LabelledRows, LabelledRows | None]:
-    """Return a participant's rows to train on, and those kept back (None: the job keeps none), the same ones each time.
+    """Return a participant's rows to train on, and held-out ones (None: the job keeps none), the same ones each time.
 
     A participant that would keep all of its few rows back keeps none. In a `noisy` job, others are drawn each time, and
     a row's place depends on no other row.
@@ -200,7 +200,7 @@ def plausible(counts: Integers, sigma: float) -> Floats:
 
 
 class HeldBack:
-    """A participant's rows that were kept back, perhaps none, and their margins under the trees so far.
+    """A participant's held-out rows, perhaps none, and their margins under the trees so far.
 
     They are counted after the rounds `looks`; `on_counts` adds the own share of noise to the counts.
     """
@@ -229,7 +229,7 @@ class HeldBack:
 
 
 class SummedMetrics:
-    """The rows kept back as the leader watches them: an eval set whose metrics come from sums over all participants.
+    """The held-out rows as the leader watches them: an eval set whose metrics come from sums over all participants.
 
     `own` are the leader's own rows, if it has any. Between two of the `looks`, the metrics are those of the last one.
     `flush` sends participants the trees that they do not have yet; `sigma` is the standard deviation of the noise of a
@@ -271,10 +271,10 @@ class SummedMetrics:
         self._known = {name: metric(name, cells, self._of_all(counts)) for name in METRICS[cells.kind]}
         # noise may hide all rows for a while
         if np.isnan(self._known[self._decides]) and not self._sigma:
-            wanted = f"rows kept back{' of both classes' if counts.any() else ''}"
+            wanted = f"held-out rows{' of both classes' if counts.any() else ''}"
             raise DataError(
                 f"{self._decides} needs {wanted}, and there are none: raise validation_fraction",
-                public="too few rows are kept back",
+                public="there are too few held-out rows",
             )
         return self._known
 

@@ -75,13 +75,13 @@ def learned_in_search(options: Any, common: BoostingOptions) -> tuple[list[str],
 
 
 def kept_back(options: Any, common: BoostingOptions) -> str:
-    """Return in words what the party that opens sums can work out of rows that owners keep back."""
+    """Return in words what the party that opens sums can work out of owners' held-out rows."""
     when, bins = "after each round", 256
     if options.adds_noise:
         when, bins = f"under noise, after {len(looks(options, common))} rounds", NOISY_ODDS[0]
     groups = "" if options.validation_group is None else f", of each category of {options.validation_group}"
     return (
-        f"{when}, how many of the rows that are kept back ({options.validation_fraction:g} of all) have a label and a "
+        f"{when}, how many of the held-out rows ({options.validation_fraction:g} of all) have a label and a "
         f"score in each of {bins} bins{groups}: bins may hold few rows"
     )
 

@@ -122,12 +122,12 @@ class OwnRows:
         return cls(part, bins, shard, draws, inputs.common.subsample)
 
     def held_back(self, inputs: RoleInput[Any], rows: LabelledRows, noise: SumNoise) -> HeldBack:
-        """Return own rows that were kept back, as they are counted after rounds."""
+        """Return own held-out rows, as they are counted after rounds."""
         cells, when = self.cells(inputs, noise), looks(inputs.options, inputs.common)
         return HeldBack(rows, cells, self.forest, self.part.splits, when, inputs.threads, noise.on_scores)
 
     def cells(self, inputs: RoleInput[Any], noise: SumNoise) -> ScoreCells:
-        """Return how rows kept back are counted."""
+        """Return how held-out rows are counted."""
         leaves, scores, group = noise.leaves, None, inputs.options.validation_group
         if leaves is not None:
             scores = NOISY_ODDS if leaves.half_range is None else (NOISY_ERRORS, leaves.half_range)

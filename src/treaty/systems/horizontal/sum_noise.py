@@ -2,7 +2,7 @@
 
 Under noise splits are drawn at random, and members add their shares of discrete Gaussian noise to the sums of leaves
 (`random_trees`). The budget of a training is divided beforehand among its releases, which are all vectors that may be
-opened; those of a search or training that ends early are paid for all the same. Counts of rows that are kept back are
+opened; those of a search or training that ends early are paid for all the same. Counts of held-out rows are
 no part of it: a row is trained on or kept back, by a draw that looks at no data, so that its cost is the larger of
 both, and counts may cost what the trees do.
 """
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 # Shares of the budget; the rest is for trees
 OF_OPENING, OF_SEARCH = 0.01, 0.09
-# rounds after which rows kept back are counted: with every other one, the noise on all counts grows
+# rounds after which held-out rows are counted: with every other one, the noise on all counts grows
 _LOOKS = 5
 # Of the powers of two that bound gradients: leaf values stay far below overflow
 EXPONENTS = range(-128, 96)
@@ -49,7 +49,7 @@ EXPONENTS = range(-128, 96)
 class SumNoise:
     """A training's noise; none without a `budget`.
 
-    `opening`, `search` and `scores` are standard deviations of counts, the last one of rows kept back, of which each
+    `opening`, `search` and `scores` are standard deviations of counts, the last one of held-out rows, of which each
     row is `unit`; `honest` is how many members' shares noise is made of, and `leaves` is the noise on sums of leaves.
     """
 
@@ -71,7 +71,7 @@ class SumNoise:
         )
 
     def on_scores(self, counts: Integers) -> Integers:
-        """Return counts of own rows that were kept back, with the own share of noise, if the job has any."""
+        """Return counts of own held-out rows, with the own share of noise, if the job has any."""
         return self._on(counts, self.scores) if self.scores else counts
 
     def _on(self, values: Integers, sigma: float) -> Integers:
@@ -80,7 +80,7 @@ class SumNoise:
 
 
 def looks(options: Any, common: BoostingOptions) -> Collection[int]:
-    """Return the rounds after which rows kept back are counted."""
+    """Return the rounds after which held-out rows are counted."""
     last = common.most_rounds
     return {1 + k * (last - 1) // (_LOOKS - 1) for k in range(_LOOKS)} if options.adds_noise else range(1, last + 1)
 
@@ -137,7 +137,7 @@ def plan_noise(
     spent = budget([opening, counts, trees] if search else [trees], delta)
     scores = 0.0
     if options.holds_out_rows:
-        # of a row that is kept back, which is in no other sum
+        # of a held-out row, which is in no other sum
         scores = noise_for(
             trees.rho, count=len(looks(options, common)), coordinates=1, honest=honest, norm=float(unit)
         ).sigma
@@ -156,7 +156,7 @@ def pay(noise: SumNoise, store: Path | None, name: str, job: str, limits: Epsilo
     *search, trees = noise.budget.releases
     paid = f"{noise.budget}" + ("" if search else ", with bins of an earlier training, which paid for them")
     if noise.scores:
-        paid += "; rows kept back cost no more, with noise of a standard deviation of "
+        paid += "; held-out rows cost no more, with noise of a standard deviation of "
         paid += f"{noise.scores / noise.unit:.3g} on counts"
     if store is None:
         return paid
@@ -216,7 +216,7 @@ def within_declared(options: Any, data: LabelledRows, classes: object, party: st
 
 @dataclass(kw_only=True, repr=False)
 class RowOptions(SystemOptions):
-    """What systems split by row have in common: bins, noise, and rows kept back; each documents them itself.
+    """What systems split by row have in common: bins, noise, and held-out rows; each documents them itself.
 
     `of_noise` names further options that need `epsilon_total`.
     """
@@ -277,7 +277,7 @@ class RowOptions(SystemOptions):
         patience, apart = common.early_stopping_rounds, max(np.diff(sorted(looks(self, common))), default=0)
         if self.holds_out_rows and patience is not None and patience < apart:
             raise ConfigError(
-                "under epsilon_total rows kept back are counted after a few rounds: expected early_stopping_rounds of "
+                "under epsilon_total held-out rows are counted after a few rounds: expected early_stopping_rounds of "
                 f"at least {apart}, the rounds from one count to the next, got {patience}"
             )
         if common.subsample < 1.0:

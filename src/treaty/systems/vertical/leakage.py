@@ -167,7 +167,7 @@ def encrypted(seal: str, hide: str, guards: str, *, blind: bool = False) -> Rout
         routes(Route(messages.SplitColumns, PASSIVE, ACTIVE), when=BY_COLUMN, reference=_WHO),
         routes(replace(NODES_OF_SPLITS, guard=guards), SPLIT_ANSWER, when=BY_NODE, reference=_WHO),
         transferred_sides,
-        Route(messages.ToldShare, PASSIVE, ACTIVE, reference=SIDES),
+        Route(messages.RevealedShare, PASSIVE, ACTIVE, reference=SIDES),
         TREE_END,
         CHECKPOINTS,
         DECISIONS,

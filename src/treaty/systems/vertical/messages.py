@@ -170,7 +170,7 @@ class TreeEnd(Message):
 @leaks(
     "the share of the sender's bins that sides at its splits have revealed, by its count over all jobs", "aggregated"
 )
-class ToldShare(Message):
+class RevealedShare(Message):
     """What share of the sender's bins sides of its splits have revealed for certain, by its count over all jobs."""
 
     share: Share

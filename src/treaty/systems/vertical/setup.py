@@ -49,7 +49,7 @@ from treaty.systems.vertical.cipher_options import CipherOptions
 from treaty.systems.vertical.column_owner import ColumnOwner, SplitOwner, send_hint, show_layout
 from treaty.systems.vertical.encrypted_columns import EncryptedGradients, PassiveColumns, sums_bounds, take_hints
 from treaty.systems.vertical.exact_sums import RevealedSides, check_share, check_sides, expected_share
-from treaty.systems.vertical.messages import LinkEcho, LinkProbe, Setup, ToldShare
+from treaty.systems.vertical.messages import LinkEcho, LinkProbe, RevealedShare, Setup
 from treaty.systems.vertical.sealed import SealedOwner
 from treaty.systems.vertical.sealed_active import SealedGradients, SealedPeer, SealedSearch, make_ends
 from treaty.systems.vertical.training import Follower, finish, start_of
@@ -136,7 +136,7 @@ def set_up_active(
         yield TrainingColumns(sources, place, kind, rules, threads, inputs.observers, together)
         finish(party)
     for peer in others:
-        part.sides[peer] = party.receive(peer, ToldShare).share
+        part.sides[peer] = party.receive(peer, RevealedShare).share
 
 
 def _columns_of_others(
@@ -271,7 +271,7 @@ def set_up_passive(
             owner.introduce()
             held.callback(owner.count_unfinished)
         yield owner
-        party.send(active, ToldShare(part.sides[party.name]))
+        party.send(active, RevealedShare(part.sides[party.name]))
 
 
 def _hint_store(inputs: RoleInput) -> HintStore:
