@@ -60,6 +60,17 @@ def test_ids_are_kept_on_request_and_columns_may_differ() -> None:
     assert aligned["bank"]["id"].tolist() == aligned["shop"]["customer"].to_list()
 
 
+def test_kept_ids_of_text_can_be_sorted(tmp_path: Path) -> None:
+    tables = {}
+    for name in ("bank", "shop"):
+        path = tmp_path / f"{name}.csv"
+        path.write_text("id,device\n" + "".join(f"P-{k},phone\n" for k in range(40)))
+        tables[name] = treaty.read_table(path)
+    aligned = treaty.align(tables, drop_id=False)
+    assert aligned["shop"].sort_by("id")["id"].to_pylist() == sorted(f"P-{k}" for k in range(40))
+    assert pa.types.is_dictionary(aligned["shop"]["device"].type)
+
+
 def test_aligned_tables_train() -> None:
     rng = np.random.default_rng(0)
     ids = rng.permutation(200)

@@ -60,7 +60,7 @@ IN_POLARS = (
     ('.astype("category")', ".cast(pl.Categorical)"),
     ('pandas.to_numeric(column, errors="coerce")', "column.cast(pl.Float64, strict=False)"),
 )
-_MAKE_NUMBER = "convert to numbers (say, days since a fixed date) or drop the column"
+_MAKE_NUMBER = "convert to numbers (say, days since a fixed date) or drop the column (`drop` in a job file)"
 _TAKE_APART = "make a column of each part, or drop the column"
 _NUMBERS = (numbers.Real, Decimal, np.bool_)
 _DATES = (datetime.date, datetime.time, datetime.timedelta, np.datetime64, np.timedelta64)

@@ -360,7 +360,7 @@ def align(
     learn = tables if result_to == "both" else [active]
     for party in learn:
         report_shared(party, played[party], warn_user)
-    return {party: _taken(frames[party], played[party].rows, column[party] if drop_id else None) for party in learn}
+    return {party: _taken(frames[party], played[party].rows, column[party], drop_id) for party in learn}
 
 
 def _check_types(given: Mapping[str, Any]) -> None:
@@ -396,9 +396,11 @@ def _frame(table: Any, column: str, party: str) -> nw.DataFrame[Any] | FileTable
     return frame
 
 
-def _taken(frame: nw.DataFrame[Any] | FileTable, rows: NDArray[np.int64], without: str | None) -> Any:
+def _taken(frame: nw.DataFrame[Any] | FileTable, rows: NDArray[np.int64], column: str, drop_id: bool) -> Any:
     if isinstance(frame, FileTable):
-        return frame.drop_columns([] if without is None else [without]).take(rows)
-    if without is not None:
-        frame = frame.drop(without)
+        return frame.drop_columns([column] if drop_id else []).take(rows)
+    if drop_id:
+        frame = frame.drop(column)
+    elif frame.implementation.is_pyarrow() and frame[column].dtype == nw.Categorical:
+        frame = frame.with_columns(nw.col(column).cast(nw.String))  # pyarrow cannot sort by categories
     return nw.maybe_reset_index(frame[rows]).to_native()
