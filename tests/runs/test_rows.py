@@ -219,6 +219,14 @@ def test_ids_may_be_of_any_text_and_classes_where_that_is_declared(tmp_path):
     assert labelled(rows, job.table_rules("shop"), member.table, None, None)[1] == ["1", "2+"]
 
 
+def test_labels_with_fractions_are_a_regression(tmp_path):
+    X, _ = real_table("binary")
+    member = Member(table=str(written(tmp_path, X.assign(y=np.linspace(0, 1, len(X))))))
+    job, read = of_shop(tmp_path, member)
+    with pytest.raises(DataError, match=r"shop: column 'y': .* numbers with fractions; .*task = \"regression\""):
+        labelled(read(member.table), job.table_rules("shop"), member.table, None, None)
+
+
 def test_a_job_shows_common_ids_and_warns_of_few(tmp_path, caplog):
     members, shown = {}, []
     for name, ids in {"bank": range(300), "shop": range(280, 310)}.items():

@@ -284,6 +284,9 @@ def labelled(
         return LabelledRows(rows.features, target, weight, ids=rows.canonical, base_margin=margins), None
     y = check_labels(numbers(arrow[job.label]), whose, n_rows)
     if classes is None:
+        if y.dtype.kind == "f" and (y != np.floor(y)).any():
+            remedy = 'to predict numbers, write task = "regression" into every party\'s job file'
+            raise DataError(f"{whose}: expected labels of classes, got numbers with fractions; {remedy} - at {path}")
         classes = np.unique(y).tolist()
         if len(classes) < 2 and not job.by_row:
             raise DataError(f"{name}: expected labels of at least two classes, got one class in all {len(y)} rows")

@@ -94,7 +94,7 @@ def open_training(inputs: RoleInput) -> Training:
         raise ConfigError(
             f"{inputs.party.name}: expected labels of {inputs.n_classes} classes, as the job says, got {found}: a "
             "round has a tree for each, which owners of columns count; name "
-            f"classes = {max(found, 2)} in every party's job file",
+            f'classes = {max(found, 2)} in every party\'s job file, or task = "regression" to predict numbers',
             public="its labels have another number of classes than the job says; `classes` is 2 where it is left out",
         )
     agree_on_terms(inputs)
