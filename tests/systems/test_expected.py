@@ -156,6 +156,34 @@ def test_bytes_of_an_alignment_are_as_expected(psi: Any, ids: int) -> None:
     compare(expected.sent, {tuple(pair.split(" -> ")): total["bytes"] for pair, total in found.items()})
 
 
+@pytest.mark.parametrize("short", [False, True])
+def test_bytes_of_hidden_rows_count_eval_sets_weights_and_short_transfers(
+    monkeypatch: pytest.MonkeyPatch, short: bool
+) -> None:
+    link = Link(step=1e-4, byte=64e-9 if short else 1e-9)
+    measured = "treaty.systems.secureboost.hidden_training.measure"
+    monkeypatch.setattr(measured, lambda party, peer: (link, measure(party, peer)[1]))
+    monkeypatch.setattr(hidden_cost, "NEAR", link)
+    x, y = drawn(12_000, 4)
+    tables = {"p0": x.iloc[:, :2], "p1": x.iloc[:, 2:]}
+    weights = np.random.default_rng(0).integers(1, 256, 12_000).astype(float)
+    weights[0] = 255.0
+    found, given = {}, {**HIDDEN, "max_bin": 8}
+    common = BoostingOptions(**{name: value for name, value in given.items() if name != "n_jobs"})
+    for name, more in {"plain": {}, "eval sets": {"eval_set": [(tables, y)] * 2}, "weights": {}}.items():
+        model = treaty.GBDTClassifier(treaty.SecureBoost(membership="hidden"), **given)
+        model.fit(tables, y, weights if name == "weights" else None, **more)
+        shape = Shape(
+            rows=12_000, columns=dict.fromkeys(tables, 2), slots=dict.fromkeys(tables, 18),
+            watched=24_000 if name == "eval sets" else 0, weighted=name == "weights",
+        )  # fmt: skip
+        system, own = find_system("secureboost"), model.protocol
+        expected = system.expected(roles_of(system, list(tables), None, own), own, common.checked(own), shape).sent
+        compare(expected, sent(model))
+        found[name] = sum(expected.values())
+    assert min(found["eval sets"], found["weights"]) > 1.2 * found["plain"]
+
+
 def test_candidates_of_a_wide_table_under_hidden_rows_are_in_memory_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def of(columns: int) -> int:
         system, own = find_system("secureboost"), treaty.SecureBoost(membership="hidden")
@@ -165,7 +193,7 @@ def test_candidates_of_a_wide_table_under_hidden_rows_are_in_memory_at_once(monk
         found = system.expected(roles, own, given, Shape(rows=2000, columns=sizes, slots=slots))
         return int(min(found.memory.values()))
 
-    # an end took 11 kB for each of 10,000 candidates of one node
+    # an end took 8 kB for each further candidate of one node, from 2,000 to 10,000, and 11 kB for each of 10,000
     whole = of(columns=100)
     monkeypatch.setattr(hidden_cost, "_CANDIDATE", 0.0)
     assert whole - of(columns=100) > 2 * 100 * 250 * 11_000

@@ -107,14 +107,18 @@ class Expectation:
         return [first, *(CheckFinding(what, True, text) for what, text in said.items())]
 
 
-def expect(job: Job, roles: Roles, name: str, table: Table | None, stated: Sizes | None = None) -> Expectation:
+def expect(
+    job: Job, roles: Roles, name: str, table: Table | None, stated: Sizes | None = None, watched: int = 0
+) -> Expectation:
     """Return what a training is expected to take at a party with this training table (None: it has none).
 
-    `stated` are sizes of other parties' tables; the rest are assumed to be of usual size. Raises ConfigError, or
-    CryptoError, if there is no formula, or if the job is too large for its cipher.
+    `watched` are the rows of its eval tables. `stated` are sizes of other parties' tables; the rest are assumed to be
+    of usual size. Raises ConfigError, or CryptoError, if there is no formula, or if the job is too large for its
+    cipher.
     """
     stated, (own, common) = stated or {}, job.settings()
     shape, taken = _shape(job, roles, name, table, common, stated)
+    shape = replace(shape, watched=watched, weighted=job.weight is not None)
 
     def taking(shape: Shape) -> tuple[Expected, float, float]:
         found = job.system.expected(roles, own, common, shape)
@@ -303,7 +307,8 @@ def check_own(job: Job, name: str, stated: Sizes | None = None) -> list[CheckFin
             found.append(_tried(f"certificate of {peer}", partial(certificate, other.certificate, peer)))
     found.append(_tried("clock", partial(_clock, member)))
     if found[0].fine and (member.table is None or member.table in read):
-        found += _expected(job, name, read.get(str(member.table)), stated)
+        watched = sum(read[path].n_rows for path in member.eval_tables if path in read)
+        found += _expected(job, name, read.get(str(member.table)), stated, watched)
     return found
 
 
@@ -369,11 +374,11 @@ def _clock(member: Member) -> str:
     return f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC; compared with the dates of certificates"
 
 
-def _expected(job: Job, name: str, table: Table | None, stated: Sizes | None) -> list[CheckFinding]:
-    """Return what the training is expected to take here; `table` is the party's own."""
+def _expected(job: Job, name: str, table: Table | None, stated: Sizes | None, watched: int) -> list[CheckFinding]:
+    """Return what the training is expected to take here; `table` is the party's own, `watched` rows of eval tables."""
     roles, (own, common) = job.roles(), job.settings()
     try:
-        expected = expect(job, roles, name, table, stated)
+        expected = expect(job, roles, name, table, stated, watched)
     except TreatyError as error:
         # without a formula nothing is wrong
         return [CheckFinding(EXPECTED, isinstance(error, ConfigError), str(error))]

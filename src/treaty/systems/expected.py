@@ -35,6 +35,7 @@ class Shape:
     `rows` are those of each owner: of all the same where tables are split by column. `columns`, and `slots` in their
     histograms (bins, and one for missing values), are by owner; so are the columns that are split by halves of their
     categories, and these, `halved` (absent: none). `classes` are those that the job names, `threads` this party's.
+    `watched` are the rows of all eval sets, if these count; `weighted` says whether rows have weights.
     """
 
     rows: int
@@ -44,6 +45,8 @@ class Shape:
     threads: int = 1
     rarer: float = 0.5
     halved: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    watched: int = 0
+    weighted: bool = False
 
 
 @dataclass(slots=True)

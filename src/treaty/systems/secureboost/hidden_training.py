@@ -76,7 +76,7 @@ from treaty.systems.system import RoleInput
 from treaty.systems.vertical.cipher_choice import FAR, PROBES, JobSize, comparisons_of_a_step, measure, sends_little
 from treaty.systems.vertical.column_owner import ascending
 from treaty.systems.vertical.encrypted_columns import sums_bounds
-from treaty.systems.vertical.hidden_cost import tell_cost
+from treaty.systems.vertical.hidden_cost import MOST_WEIGHT, HiddenRows, tell_cost
 from treaty.systems.vertical.messages import MOST_AHEAD, MOST_STEP, LinkEcho, LinkProbe, Start
 from treaty.systems.vertical.prediction import Finish
 from treaty.systems.vertical.sealed import compute
@@ -87,7 +87,6 @@ from treaty.trees.losses import bound_of_weights
 from treaty.trees.number_losses import STEPS_REACH
 
 CLASSES_AT_ONCE = 8  # whose trees grow together: messages and memory grow with them
-MOST_WEIGHT = 255  # a row that counts more stands out in its leaf's weight
 
 
 @leaks(
@@ -196,7 +195,9 @@ class _Grower:
             job = JobSize(bounds, self._rules, left * outputs, inputs.threads)
             sizes = [len(of.categorical) for of in layouts], [int(of.offsets[-1]) for of in layouts]
             candidates = common.colsample_bytree * sum(map(len, end.candidates))
-            training.part.choice = tell_cost(party.name, job, *sizes, candidates, link, step, outputs)
+            watched = sum(of.table.n_rows for of in inputs.eval_sets)
+            also = HiddenRows(watched, heaviest.bit_length() if heaviest > 1 else 0)
+            training.part.choice = tell_cost(party.name, job, *sizes, candidates, link, step, outputs, also)
         # gradients of numbers count from the start
         start = np.zeros(1) if inputs.classes is None else objective.base_margins
         unit = self._rules.leaf_unit

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from treaty.crypto.sums.lattice_sums import lattice_fields, vector_bytes
 from treaty.crypto.sums.shared_sums import shared_parameters
@@ -25,29 +25,49 @@ from treaty.systems.vertical.expected_sums import NEAR, TRANSFER_BYTES, candidat
 
 logger = logging.getLogger(__name__)
 
+MOST_WEIGHT = 255  # a row that counts more stands out in its leaf's weight
 _OF_GRADIENTS = 87.5  # bytes of a row's tables, sent by either end
-_TRANSFERS, _TRANSFER_BYTES = 19, 2.75  # of a row, besides those of its node, and bytes of each
+_TRANSFERS, _TRANSFER_BYTES, _SHORT = 19, 2.75, 2.0  # of a row, besides those of its node, and bytes of each
+_OF_A_LOSS = 155.0  # bytes of a row of an eval set, sent by either end, besides the walk down a tree
+_OF_A_WEIGHT = 6.1, 17.8  # bytes of a row's product with its weight, by the weight's bits and two more, by sender
+_SHORTER = 0.12  # the share of a tournament's bytes that short transfers save
 _STEPS, _STEPS_OF_A_LEVEL = 34, 3  # of a tree and of a level, besides the tournament's
 _ADDING = 1.5e-9  # seconds of a row in a column, for a vector and for own shares
 _UNUSED_SHARE, _UNUSED_BYTES = 0.12, 5e6  # of what is made of transfers, and at most, that the last tree leaves unused
-_CANDIDATE, _AT_ONCE = 26e3, 1 << 12  # bytes of memory of a candidate in a tournament, and how many are in one
+_CANDIDATE, _AT_ONCE = 11e3, 1 << 12  # bytes of memory of a candidate in a tournament, and how many are in one
 
 
-def _bytes_of_trees(job: JobSize, slots: Sequence[int], *, active: bool) -> float:
-    """Return what a party sends for trees, but for tournaments; `slots` are its own and the other's."""
+class HiddenRows(NamedTuple):
+    """What a training has besides training rows that count once: rows of all eval sets, and bits of the weights."""
+
+    watched: int = 0
+    weight_bits: int = 0
+
+
+def _bytes_of_trees(job: JobSize, slots: Sequence[int], also: HiddenRows, transfer: float, *, active: bool) -> float:
+    """Return what a party sends for trees, but for tournaments; `slots` are its own and the other's.
+
+    `transfer` are the bytes of a transfer.
+    """
     n, depth, parameters = job.bounds.n_rows, job.rules.max_depth, shared_parameters(job.bounds)
     value, vectors, (own, others) = -(-lattice_fields(job.bounds, sealed=True)[1] // 8), 1 << depth - 1, slots
-    of_a_row = _OF_GRADIENTS + _TRANSFER_BYTES * (_TRANSFERS + depth)
-    # numbers of right children, of the root's in one direction; sides at the nodes of each level; weights of leaves
-    of_a_row += value * max(0.0, vectors - 1.5) + ((1 << depth) - 2) / 8 + active * WEIGHT_BYTES * ((1 << depth) - 1)
+    # transfers of its node, sides at the nodes of each level, weights of leaves
+    to_walk = transfer * depth + ((1 << depth) - 2) / 8 + active * WEIGHT_BYTES * ((1 << depth) - 1)
+    # numbers of right children, of the root's in one direction
+    of_a_row = _OF_GRADIENTS + transfer * _TRANSFERS + to_walk + value * max(0.0, vectors - 1.5)
+    if also.weight_bits:
+        of_a_row += _OF_A_WEIGHT[not active] * (also.weight_bits + 2)
     return job.trees * (
-        n * of_a_row + vectors * (vector_bytes(parameters, n) * (others > 0) + 2 * own * parameters.digits)
+        n * of_a_row
+        + also.watched * (_OF_A_LOSS + to_walk)
+        + vectors * (vector_bytes(parameters, n) * (others > 0) + 2 * own * parameters.digits)
     )
 
 
 def cost_of_hidden(
-    job: JobSize, columns: Sequence[int], slots: Sequence[int], candidates: float, link: Link, step: int, classes: int
-) -> tuple[Estimate, list[float]]:
+    job: JobSize, columns: Sequence[int], slots: Sequence[int], candidates: float, link: Link, step: int, classes: int,
+    also: HiddenRows,
+) -> tuple[Estimate, list[float]]:  # fmt: skip
     """Return what trees take, and the bytes that the active and the passive party send; sizes are in this order.
 
     `candidates` are those of both, `step` is how many comparisons take as long as a step. Trees of so many `classes`
@@ -57,8 +77,12 @@ def cost_of_hidden(
     # nodes without rows are compared, too
     whole = replace(job, rules=replace(job.rules, min_child_samples=1))
     tournaments = cipher_choice.cost_of_sealing({"": Link(delay, 0.0)}, {"": (candidates, 0.0)}, whole, step)
-    rest = _bytes_of_trees(job, slots, active=True), _bytes_of_trees(job, slots[::-1], active=False)
-    sent = [of + tournaments.nbytes / 2 for of in rest]
+    short = cipher_choice.sends_little(link)
+    transfer, compared = (_SHORT, 1.0 - _SHORTER) if short else (_TRANSFER_BYTES, 1.0)
+    sent = [
+        _bytes_of_trees(job, own, also, transfer, active=active) + compared * tournaments.nbytes / 2
+        for own, active in ((slots, True), (slots[::-1], False))
+    ]
     steps = _STEPS + _STEPS_OF_A_LEVEL * job.rules.max_depth
     waiting = job.trees * steps * (delay + cipher_choice.TO_MAKE_A_STEP)
     adding = job.trees * (1 << job.rules.max_depth) * job.bounds.n_rows * max(columns) * _ADDING
@@ -81,7 +105,8 @@ def tell_cost(name: str, job: JobSize, *sizes: Any) -> str:
 def expected_of_hidden(roles: Roles, common: Any, shape: Shape) -> Expected:
     """Return what a training takes in which neither party learns which rows are in a node.
 
-    DataError if a party has columns of so many categories that they would be split by sets.
+    Weights count as the largest that there may be. DataError if a party has columns of so many categories that they
+    would be split by sets.
     """
     for name, (columns, _) in shape.halved.items():
         if columns:
@@ -119,7 +144,8 @@ def _cost(
     columns, slots = ((of[active], of[peer]) for of in (shape.columns, shape.slots))
     candidates = sum(candidates_of_party(common, shape, name)[0] for name in (active, peer))
     step = cipher_choice.comparisons_of_a_step(link, Widths.of(job.bounds, job.rules.ridge))
-    return cost_of_hidden(job, columns, slots, candidates, link, step, _outputs(shape)), candidates
+    also = HiddenRows(shape.watched, (MOST_WEIGHT + 1).bit_length() if shape.weighted else 0)
+    return cost_of_hidden(job, columns, slots, candidates, link, step, _outputs(shape), also), candidates
 
 
 def _outputs(shape: Shape) -> int:
