@@ -84,6 +84,19 @@ def test_shared_parameters_are_shown_in_full():
         assert "As for" not in section(kind, "Parameters") + section(kind, "Attributes")
 
 
+@pytest.mark.parametrize("kind", [of for name in NAMES if hasattr(of := public(name), "fit")])
+def test_methods_are_documented_without_another_page(kind):
+    methods = [of for name, of in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_")]
+    for of in methods:
+        if not of.__module__.startswith("treaty.") or of.__name__ in ("score", "set_params"):  # scikit-learn's
+            continue
+        assert not re.search(r"\b[Aa]s (for|in) `", of.__doc__), of
+        said = entries(section(of, "Parameters"))
+        parameters = [name for name in inspect.signature(of).parameters if name != "self"]
+        missing = [name for name in parameters if not said.get(name, ("", ""))[1].strip()]
+        assert missing == [] or "Raise ConfigError" in of.__doc__, of
+
+
 def test_a_docstring_is_filled_in_from_another():
     class Source:
         """Source.

@@ -148,7 +148,7 @@ def test_checkpoints_and_files_keep_that_rows_have_margins(tmp_path):
         treaty.GBDTClassifier(n_estimators=3, n_jobs=1, callbacks=[Stopping()]).fit(
             X, Y, base_margin=MARGIN, checkpoint=tmp_path / "kept"
         )
-    with pytest.raises(treaty.ConfigError, match="rows, eval sets or classes are not those of the checkpoint"):
+    with pytest.raises(treaty.ConfigError, match="rows, eval sets or classes differ from the checkpoint's"):
         treaty.GBDTClassifier(n_estimators=3, n_jobs=1).fit(X, Y, base_margin=-MARGIN, checkpoint=tmp_path / "kept")
     model.fit(X, Y, base_margin=MARGIN, checkpoint=tmp_path / "kept")
     once = treaty.GBDTClassifier(n_estimators=3, n_jobs=1).fit(X, Y, base_margin=MARGIN)

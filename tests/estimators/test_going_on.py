@@ -196,7 +196,7 @@ def test_an_interrupted_training_after_a_model_resumes(tmp_path):
     first = kind(n_estimators=2, **options).fit(X, y)
     with pytest.raises(KeyboardInterrupt):
         kind(n_estimators=4, callbacks=[Stopping()], **options).fit(X, y, xgb_model=first, checkpoint=tmp_path)
-    with pytest.raises(treaty.ConfigError, match="are not those of the checkpoint"):
+    with pytest.raises(treaty.ConfigError, match="differ from the checkpoint's"):
         kind(n_estimators=6, **options).fit(X, y, checkpoint=tmp_path)  # without the model
     more = kind(n_estimators=4, **options).fit(X, y, xgb_model=first, checkpoint=tmp_path)
     assert_same_trees(more, kind(n_estimators=6, **options).fit(X, y))

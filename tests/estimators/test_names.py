@@ -62,7 +62,7 @@ def test_what_needs_no_choice_is_refused_with_the_reason(theirs, why):
     [
         ("monotonic_cst", "it is called 'monotone_constraints' here"),
         ("interaction_cst", "it is called 'interaction_constraints' here"),
-        ("monotone_constraints_method", "leave it out: bounds are those of XGBoost"),
+        ("monotone_constraints_method", "leave it out: bounds are computed as in XGBoost"),
         ("feature_weights", "leave it out: .*colsample_bytree"),
         ("min_delta", "it is called 'early_stopping_min_delta' here"),
         ("sample_weight", r"it belongs to fit: GBDTClassifier\(\)\.fit\(X, y, sample_weight=\.\.\.\)"),

@@ -58,7 +58,11 @@ CONSTANT = pd.DataFrame({"a": np.zeros(240), "b": np.full(240, np.nan)})
         ({}, {"subsample": 0.1}, "need 40 rows, and a tree draws 24 of 240"),
         ({"X": CONSTANT}, {}, "every column is constant"),
         ({"X": CONSTANT.assign(a=np.arange(240) < 19)}, {}, "no column has a cut with min_child_samples=20 rows on"),
-        ({}, {"min_child_weight": 100.0}, "min_child_weight=100 need hessians of twice that, and those of all rows"),
+        (
+            {},
+            {"min_child_weight": 100.0},
+            "min_child_weight=100 need hessians of twice that, and the hessians of all rows",
+        ),
         ({}, {"min_split_loss": 1e6}, "no split gains more than min_split_loss=1e\\+06"),
         ({}, {"reg_alpha": 1e6}, "no split gains anything under"),
     ],

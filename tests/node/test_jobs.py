@@ -198,7 +198,7 @@ def test_a_training_goes_on_from_a_finished_one_of_the_same_parties(shop):
     shop.jobs.end(refreshed, "finished")
     assert shop.proposed(update, verb="predict", model=refreshed) in shop.jobs.standings
     for changes, fields, why in (
-        ({"task": "regression"}, {}, "those of the training; these differ: task"),
+        ({"task": "regression"}, {}, "equal the training's; these differ: task"),
         ({"parties": {**JOB["parties"], "lab": {"table": "rows"}}}, {}, "these differ: parties"),
         ({"protocol": "fedxgboost-ldp", "fedxgboost-ldp": {"epsilon": 1.0}}, {}, "would be shown without the noise"),
         ({"protocol": "quasi-newton", "boosting": None}, {}, "only models of trees can"),

@@ -282,5 +282,5 @@ PREDICTING = {**JOB, "parties": {name: {"predict_table": "rows"} for name in JOB
 def test_a_prediction_is_made_under_the_options_of_its_training(differs, changes):
     training = taken()
     check_same(taken(PREDICTING, verb="predict", model="a" * 64), training)
-    with pytest.raises(ConfigError, match=f"those of the training; these differ: .*{differs}"):
+    with pytest.raises(ConfigError, match=f"equal the training's; these differ: .*{differs}"):
         check_same(taken({**PREDICTING, **changes}, verb="predict", model="a" * 64), training)

@@ -135,7 +135,7 @@ def test_a_linear_system_shows_own_weights_alone(tmp_path, system):
     model.report(tmp_path / "out.html", held, y[ROWS:])
     found = sections(tmp_path / "out.html")
     check_common(found)
-    assert "Those of p1 stay there" in found["importances"]
+    assert "Weights of p1 stay there" in found["importances"]
     assert [name for name in held["p1"].columns if name in tmp_path.joinpath("out.html").read_text()] == []
     assert "weight times value" in found["shap"]
     shown = contents_of(model, None, None, None, ["p1"], None).importances

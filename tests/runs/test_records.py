@@ -137,7 +137,7 @@ def test_records_of_two_trainings_or_damaged_ones_are_refused(tmp_path: Path, mo
     bank, shop = recorded(monkeypatch, job_of(tmp_path, OU), tmp_path, ["bank", "shop"])
     before = shop.rename(tmp_path / "before.record")
     _, shop = recorded(monkeypatch, job_of(tmp_path, OU), tmp_path, ["bank", "shop"])
-    with pytest.raises(ConfigError, match="expected records of one training, got those of 2"):
+    with pytest.raises(ConfigError, match="expected records of one training, got records of 2"):
         findings_of_records([bank, before])
     with pytest.raises(ConfigError, match="expected one record of each party, got another of shop"):
         findings_of_records([bank, shop, before])

@@ -176,7 +176,7 @@ def findings_of_records(paths: Sequence[Path]) -> tuple[list[Finding], dict[str,
     ids = {view.inputs.model_id for view in views.values() if view.inputs.model_id}
     if len(ids) > 1:
         raise ConfigError(
-            f"expected records of one training, got those of {len(ids)} - at {', '.join(map(str, files))}"
+            f"expected records of one training, got records of {len(ids)} - at {', '.join(map(str, files))}"
         )
     by_row = next(iter(views.values())).by_row
     missing = [name for name in first.roles.owners if name not in views]

@@ -78,7 +78,7 @@ class Scored:
     """A base class before scikit-learn's mixins, whose `score` would pair rows by position and ignore indexes."""
 
     def score(self, X: Tables, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
-        """Return scikit-learn's score of the predictions; DataError for rows in another order, as in `fit`."""
+        """Return scikit-learn's score of the predictions; DataError if indexes of X and y differ in order."""
         check_row_order(X, {"y": y, "sample_weight": sample_weight})
         return float(super().score(X, y, sample_weight))  # type: ignore[misc]
 
@@ -344,7 +344,8 @@ class TableEstimator(BaseEstimator):
         path : str or Path
             The file, which only its owner can read. An existing file is replaced.
         X : table, or mapping of party name to table, or None
-            Rows that the model was not trained on, as for `predict`: for scores, and (trees) contributions of columns.
+            Rows that the model was not trained on, in the form that `predict` takes: for scores, and (trees)
+            contributions of columns.
         y : array-like (n_rows,) or None
             Their labels: for scores, ROC, calibration, and (trees) the loss by round.
         pooled : estimator or None

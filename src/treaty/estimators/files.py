@@ -30,6 +30,7 @@ from treaty.runs.progress import steps_bar
 from treaty.runs.threads import Role, play, star
 from treaty.systems.alignment.alignment import AlignmentOptions, ResultTo, align_active, align_passive
 from treaty.systems.alignment.leakage import report_shared
+from treaty.systems.options import spelled_out
 
 
 def read_table(
@@ -81,6 +82,7 @@ def read_table(
     return _opened(as_path(path, "path"), "the table", categorical, columns, drop, in_memory=True, any_ids=True)
 
 
+@spelled_out(read_table)
 def open_table(
     source: Any,
     *,

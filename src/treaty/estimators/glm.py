@@ -259,7 +259,8 @@ class _Regression(Scored, RegressorMixin, LinearModel):
         Parameters
         ----------
         X : table, or mapping of party name to table
-            As in `fit`, without labels.
+            Rows with the columns of training: a dataframe, array or sparse matrix; between owners of columns, each
+            party's own, with the same rows in the same order.
 
         Returns
         -------

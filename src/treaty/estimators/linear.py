@@ -226,7 +226,8 @@ class LogisticRegression(Scored, ClassifierMixin, LinearModel):
         Parameters
         ----------
         X : table, or mapping of party name to table
-            As in `fit`, without labels.
+            Rows with the columns of training: a dataframe, array or sparse matrix; between owners of columns, each
+            party's own, with the same rows in the same order.
 
         Returns
         -------
@@ -248,16 +249,23 @@ class LogisticRegression(Scored, ClassifierMixin, LinearModel):
             warn_user(caution)
         return margins
 
+    @spelled_out(decision_function)
     def predict_proba(self, X: Tables) -> Floats:
-        """Return class probabilities (n_rows, n_classes); X and errors as in `decision_function`.
+        """Return class probabilities (n_rows, n_classes).
 
-        With more than two classes, they are those of each class against the rest, divided by their sum.
+        With more than two classes, they are the probabilities of each class against the rest, divided by their sum.
+
+        Parameters and errors are as for `decision_function`.
         """
         margins = self._checked_margins(X)
         return label_holder(self.parts_.values()).probabilities(margins)
 
+    @spelled_out(decision_function)
     def predict(self, X: Tables) -> NDArray[Any]:
-        """Return the most probable class of each row (n_rows,); X and errors as in `decision_function`."""
+        """Return the most probable class of each row (n_rows,).
+
+        Parameters and errors are as for `decision_function`.
+        """
         log_odds = self.decision_function(X)
         best = np.argmax(log_odds, axis=1) if log_odds.ndim == 2 else (log_odds > 0.0).astype(np.intp)
         return np.asarray(self.classes_[best])

@@ -242,7 +242,7 @@ def _importances(model: Any, viewer: str, known: set[str]) -> dict[str, Any]:
     others = [name for name in model.parts_ if name not in known]
     return {
         "importances": found,
-        "importance_kind": kind + (f" Those of {', '.join(others)} stay there." if others else ""),
+        "importance_kind": kind + (f" Weights of {', '.join(others)} stay there." if others else ""),
     }
 
 

@@ -150,14 +150,18 @@ class Scorecard(LogisticRegression):
             if part.card is not None and part.card.caution:
                 warn_user(part.card.caution if name == ALONE else f"{name}: {part.card.caution}")
 
+    @spelled_out(LogisticRegression.decision_function)
     def predict(self, X: Tables) -> NDArray[np.float64]:
-        """Return the score of each row in points (n_rows,); X and errors as in `decision_function`."""
+        """Return the score of each row in points (n_rows,).
+
+        Parameters and errors are as for `decision_function`.
+        """
         log_odds, card = self.decision_function(X), label_holder(self.parts_.values()).card
         assert card is not None
         return card.score(log_odds)
 
     def score(self, X: Tables, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
-        """Return the area under the ROC curve of the scores; DataError for rows in another order, as in `fit`."""
+        """Return the area under the ROC curve of the scores; DataError if indexes of X and y differ in order."""
         check_row_order(X, {"y": y, "sample_weight": sample_weight})
         return float(roc_auc_score(np.asarray(y) == self.classes_[1], -self.predict(X), sample_weight=sample_weight))
 
@@ -189,7 +193,8 @@ class Scorecard(LogisticRegression):
         Parameters
         ----------
         X : table, or mapping of party name to table
-            As in `fit`, without labels.
+            Rows with the columns of training: a dataframe, array or sparse matrix; between owners of columns, each
+            party's own, with the same rows in the same order.
         k : int, default 4
             Maximum number of reasons for a row.
         against : {"best", "neutral"}, default "best"

@@ -176,8 +176,15 @@ class ColumnStatistics(TableEstimator):
     def transform(self, X: Tables) -> Any:
         """Return the WOE of each row's bins: a dataframe, or a dict of them by party.
 
-        Between parties each has the WOE of its own columns with ``Statistics(reveal="passive")`` alone; otherwise
-        DataError is raised.
+        Parameters
+        ----------
+        X : table, or mapping of party name to table
+            Rows with the columns of `fit`; labels are not needed.
+
+        Raises
+        ------
+        DataError
+            Between parties without ``Statistics(reveal="passive")``: each lacks the WOE of its own columns.
         """
         check_is_fitted(self, "parts_")
         tables = self._matched(X)

@@ -18,6 +18,7 @@ from treaty.machine.process import cores
 from treaty.models.interpretation import Contributions, Kind, importances, joined_booster
 from treaty.models.trees import HeldOut, RowDecisions, check_starts, forest_of, leaves, staged_margins
 from treaty.runs.threads import active_of
+from treaty.systems.options import spelled_out
 from treaty.systems.pooled.system import ALONE, check_margins
 
 
@@ -65,9 +66,10 @@ class TrainedTrees(TableEstimator):
         Parameters
         ----------
         X : table, or mapping of party name to table
-            As in `fit`, without labels.
-        base_margin : array-like (n_rows,) or (n_rows, n_classes)
-            As in `fit`, of these rows; of a model that was trained with it, and only then.
+            Rows with the columns of training: a dataframe, array or sparse matrix; between owners of columns, each
+            party's own, with the same rows in the same order.
+        base_margin : array-like (n_rows,) or (n_rows, n_classes), or None
+            Margins from which these rows start; of a model that was trained with it, and only then.
 
         Returns
         -------
@@ -80,13 +82,14 @@ class TrainedTrees(TableEstimator):
         """
         return self._decide(self._predictions(X, base_margin))
 
+    @spelled_out(predict)
     def staged_predict(self, X: Tables, *, base_margin: Any = None) -> Iterator[NDArray[Any]]:
         """Yield the result of `predict` after each round; the parties exchange messages only once.
 
         Parameters
         ----------
         X, base_margin
-            As in `predict`.
+            As for `predict`.
 
         Yields
         ------
@@ -97,7 +100,7 @@ class TrainedTrees(TableEstimator):
         ConfigError
             With ``inference="shared"``, which hides the decisions that this needs.
         DataError
-            For other parties or columns than those of training, or row counts that differ.
+            As for `predict`.
         """
         return map(self._decide, self._stages(X, base_margin))
 
@@ -105,8 +108,11 @@ class TrainedTrees(TableEstimator):
         """Return classes or means (n_rows,) of probabilities or means (n_rows, n_outputs)."""
         return outputs[:, 0]
 
+    @spelled_out(staged_predict)
     def predict_leaf(self, X: Tables) -> NDArray[np.int32]:
-        """Return the leaf of each row; parties run in threads. X and errors are as in `staged_predict`.
+        """Return the leaf of each row; parties run in threads.
+
+        Parameters and errors are as for `staged_predict`.
 
         Returns
         -------
@@ -116,8 +122,12 @@ class TrainedTrees(TableEstimator):
         """
         return leaves(self._decided(X), cores(self.n_jobs))
 
+    @spelled_out(staged_predict)
     def apply(self, X: Tables) -> NDArray[np.int32]:
-        """Return the leaf of each row: `predict_leaf` by XGBoost's name."""
+        """Return the leaf of each row, int32 (n_rows, n_trees): `predict_leaf` by XGBoost's name.
+
+        Parameters and errors are as for `staged_predict`.
+        """
         return self.predict_leaf(X)
 
     def evals_result(self) -> dict[str, dict[str, list[float]]]:
@@ -147,10 +157,14 @@ class TrainedTrees(TableEstimator):
         for margins in staged_margins(found, forest, cores(self.n_jobs)):
             yield forest.objective.predictions(start(margins))
 
+    @spelled_out(staged_predict)
     def predict_contributions(self, X: Tables) -> NDArray[np.float64] | Contributions:
         """Return the contribution of each column to each row's margin: exact TreeSHAP, as XGBoost's ``pred_contribs``.
 
-        X and errors are as in `staged_predict`.
+        Parameters
+        ----------
+        X
+            As for `staged_predict`.
 
         Returns
         -------
@@ -164,7 +178,10 @@ class TrainedTrees(TableEstimator):
         Raises
         ------
         ConfigError
-            Also for a horizontal model, which does not record how many rows its nodes had.
+            With ``inference="shared"``, which hides the decisions that this needs; for a horizontal model, which does
+            not record how many rows its nodes had.
+        DataError
+            As for `staged_predict`.
         """
         predicting = self._predicting()
         if predicting.settings[0].hides_decisions:
@@ -174,11 +191,13 @@ class TrainedTrees(TableEstimator):
             )
         return predicting.contributions(self._matched(X))
 
+    @spelled_out(predict_contributions)
     def contributions_frame(self, X: Tables) -> Any:
         """Return `predict_contributions` as a dataframe: a column for each column of X, by its name, and "bias".
 
-        X and errors are as in `predict_contributions`. With more than two classes, each column of X has a column for
-        each class, such as "age: setosa".
+        With more than two classes, each column of X has a column for each class, such as "age: setosa".
+
+        Parameters and errors are as for `predict_contributions`.
 
         Returns
         -------
@@ -199,11 +218,16 @@ class TrainedTrees(TableEstimator):
         columns = dict(zip(names, values.T, strict=True))
         return nw.from_dict(columns, backend=library).to_native()
 
+    @spelled_out(predict_contributions)
     def explain(self, X: Tables) -> Any:
         """Return `predict_contributions` as a `shap.Explanation`, for plots such as ``shap.plots.beeswarm``.
 
-        X and errors are as in `predict_contributions`. The columns of all parties are joined, or, with the parameter
-        `parties`, in the order of the one table.
+        The columns of all parties are joined, or, with the parameter `parties`, in the order of the one table.
+
+        Parameters
+        ----------
+        X
+            As for `predict_contributions`.
 
         Returns
         -------
@@ -215,7 +239,9 @@ class TrainedTrees(TableEstimator):
         Raises
         ------
         ConfigError
-            Also if shap is not installed.
+            If shap is not installed; also as `predict_contributions` raises it.
+        DataError
+            As for `predict_contributions`.
         """
         try:
             import shap

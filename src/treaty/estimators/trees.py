@@ -219,20 +219,29 @@ class GBDTClassifier(Scored, ClassifierMixin, BoostedTrees):
     in training, no label, ...
     """
 
+    @spelled_out(BoostedTrees.predict)
     def decision_function(self, X: Tables, *, base_margin: Any = None) -> Floats:
         """Return margins: log-odds of the second class (n_rows,), or (n_rows, n_classes) with more than two.
 
-        Parameters and errors are as in `predict`.
+        Parameters and errors are as for `predict`.
         """
         margins = self._margins(X, base_margin)
         return margins[:, 0] if margins.shape[1] == 1 else margins
 
+    @spelled_out(BoostedTrees.predict)
     def predict_proba(self, X: Tables, *, base_margin: Any = None) -> Floats:
-        """Return class probabilities (n_rows, n_classes); parameters and errors as in `predict`."""
+        """Return class probabilities (n_rows, n_classes).
+
+        Parameters and errors are as for `predict`.
+        """
         return of_classes(self._predictions(X, base_margin))
 
+    @spelled_out(BoostedTrees.staged_predict)
     def staged_predict_proba(self, X: Tables, *, base_margin: Any = None) -> Iterator[Floats]:
-        """Yield class probabilities (n_rows, n_classes) after each round; parameters as in `staged_predict`."""
+        """Yield class probabilities (n_rows, n_classes) after each round.
+
+        Parameters and errors are as for `staged_predict`.
+        """
         return map(of_classes, self._stages(X, base_margin))
 
     def _decide(self, outputs: Floats) -> NDArray[Any]:

@@ -117,7 +117,7 @@ def _check_options(kept: Mapping[str, Any], given: Mapping[str, Any], may_change
 def _check_rows(party: str, kept: bytes, table: bytes) -> None:
     if table != kept:
         raise ConfigError(
-            f"{party}: cannot resume: the training rows, eval sets or classes are not those of the checkpoint; bring "
+            f"{party}: cannot resume: the training rows, eval sets or classes differ from the checkpoint's; bring "
             f"them back, or {ANEW}",
             public="it cannot resume: its training rows or eval sets have changed",
         )

@@ -341,8 +341,8 @@ def joined_booster(parts: Sequence[ModelPart], consent: Iterable[str] = ()) -> A
         wide &= set(part.schema.origins)
         if wide:
             raise ConfigError(
-                f"XGBoost rounds numbers to float32, which do not tell those of {quoted(sorted(wide))} apart: it would "
-                "predict otherwise; subtract an offset from these columns, or divide, and train again"
+                f"XGBoost rounds numbers to float32, which makes different values of {quoted(sorted(wide))} equal: it "
+                "would predict otherwise; subtract an offset from these columns, or divide, and train again"
             )
         splits.append(part.splits)
         sizes.append(len(part.schema.names))

@@ -256,7 +256,7 @@ def check_same(job: Job, training: Job) -> None:
     differ = [field for field in fields if getattr(job, field) != getattr(training, field)]
     differ += ["parties"] if roles[0] != roles[1] else []
     if differ:
-        text = f"the parties and options must be those of the training; these differ: {', '.join(differ)}"
+        text = f"the parties and options must equal the training's; these differ: {', '.join(differ)}"
         raise ConfigError(text, public=text)
 
 

@@ -126,7 +126,7 @@ def stored(
         if wanted != got:
             raise ConfigError(f"expected noisy labels of {name} {wanted}, got {name} {got} - at {path}; {remedy}")
     if kept.digest != digest:
-        raise ConfigError(f"expected noisy labels of this table, got those of other labels - at {path}; {remedy}")
+        raise ConfigError(f"expected noisy labels of this table, got noisy labels of another - at {path}; {remedy}")
     if len(kept.labels) != len(labels):
         raise ConfigError(f"expected {len(labels)} noisy labels, got {len(kept.labels)} - at {path}")
     return kept.labels

@@ -263,7 +263,7 @@ _NOT_NEEDED = {
     "solver": "it belongs to the system: Pooled(solver=...), or protocol='quasi-newton' and protocol='sgd'",
     "warm_start": "fit(..., xgb_model=MODEL) continues a finished model of trees",
     **dict.fromkeys(("xgb_model", "init_model"), "only models of trees can be continued"),
-    "monotone_constraints_method": "bounds are those of XGBoost",
+    "monotone_constraints_method": "bounds are computed as in XGBoost",
     "feature_weights": "columns are drawn alike, colsample_bytree of them for each tree",
     **dict.fromkeys(
         ("base_margin", "init_score", "base_margin_eval_set", "eval_init_score", "init"),
@@ -282,7 +282,7 @@ _NOT_NEEDED = {
     **dict.fromkeys(("group", "groups", "qid", "eval_group", "eval_qid"), "only GBDTRanker.fit takes groups, as qid"),
     **dict.fromkeys(
         ("feature_name", "feature_names", "feature_types", "categorical_feature", "categorical_features"),
-        "names and categories are those of the dataframe's columns",
+        "names and categories come from the dataframe's columns",
     ),
     **dict.fromkeys(("bagging_freq", "subsample_freq"), "rows are drawn for each tree: subsample"),
     **dict.fromkeys(("boosting_type", "sampling_method"), "no tree is dropped, and goss=True draws rows by gradients"),
@@ -312,7 +312,8 @@ def learned_from_test_key(bits: int | None) -> list[str]:
 def spelled_out(source: Any) -> Callable[[Documented], Documented]:
     """Replace "As for `NAME`." in the docstring of a class or function by the entries of `source`, which has this name.
 
-    Then ``help()`` and the site describe every parameter, and the code describes it once.
+    Then ``help()`` and the site describe every parameter, and the code describes it once. A function's line
+    "Parameters and errors are as for `NAME`." stands for both sections.
     """
     entries, entry = dict[str, list[str]](), list[str]()
     for line in _doc(source).splitlines():
@@ -331,10 +332,19 @@ def spelled_out(source: Any) -> Callable[[Documented], Documented]:
 
     def fill(of: Documented) -> Documented:
         if of.__doc__:  # python -OO drops docstrings
-            of.__doc__ = re.sub(r"^(\w+(?:,\s+\w+)*)\n {4}As for `[\w.]+`\.$", written, _doc(of), flags=re.M)
+            text, alike, rest = _doc(of).partition("Parameters and errors are as for `")
+            if alike:
+                known = [name for name in inspect.signature(of).parameters if name in entries]
+                errors = [name for name in entries if name.endswith("Error")]
+                text += f"{_section('Parameters', known)}{rest.partition('.')[2]}\n\n{_section('Raises', errors)}"
+            of.__doc__ = re.sub(r"^(\w+(?:,\s+\w+)*)\n {4}As for `[\w.]+`\.$", written, text, flags=re.M)
         return of
 
     return fill
+
+
+def _section(title: str, names: Sequence[str]) -> str:
+    return f"{title}\n{'-' * len(title)}\n{', '.join(names)}\n    As for `another`."
 
 
 def _doc(of: Any) -> str:

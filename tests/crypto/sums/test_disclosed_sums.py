@@ -122,8 +122,8 @@ def test_vectors_of_the_lattice_map_are_opened_by_their_secrets():
     assert found.faults == []
     shown = kept[0].copy()
     shown[1, 0] = 1 - abs(shown[1, 0])  # one coefficient of the secret
-    assert auditor.open(query, shown).faults == ["the secrets shown are not those of 1 of 2 vectors"]
-    assert auditor.open(query, 2 * kept[0]).faults == ["the secrets shown are not those of 2 of 2 vectors"]
+    assert auditor.open(query, shown).faults == ["the secrets shown do not belong to 1 of 2 vectors"]
+    assert auditor.open(query, 2 * kept[0]).faults == ["the secrets shown do not belong to 2 of 2 vectors"]
     assert auditor.open(query, None).faults == ["no secrets are shown for 2 vectors"]
     parameters = client._parameters
     large = unpack(parameters, query[0], ROWS)
@@ -134,4 +134,4 @@ def test_vectors_of_the_lattice_map_are_opened_by_their_secrets():
     assert np.argwhere(auditor.open(query, kept[0]).wrong).tolist() == [[0, 7]]
     elsewhere = DisclosedLattice(BOUNDS, bytes(31) + b"x")  # another seed of all parties
     elsewhere.begin_tree(grad, hess)
-    assert elsewhere.open(query, kept[0]).faults == ["the secrets shown are not those of 2 of 2 vectors"]
+    assert elsewhere.open(query, kept[0]).faults == ["the secrets shown do not belong to 2 of 2 vectors"]

@@ -177,7 +177,7 @@ def test_numbers_randomised_once_pay_once_whatever_the_trees_and_are_kept(tmp_pa
     assert [(e.mechanism, e.epsilon) for e in read_ledger(tmp_path / "p0.noise")] == [("target", 20.0)]
     assert "1 of 150 labels lie outside target_range" in caplog.text
     assert np.mean((model.predict(cut(X, 2)) - y)[1:] ** 2) < np.var(y[1:])
-    with pytest.raises(ConfigError, match="expected noisy labels of this table, got those of other labels"):
+    with pytest.raises(ConfigError, match="expected noisy labels of this table, got noisy labels of another"):
         numbers_of(epsilon=20.0, target_range=(0.0, 401.0)).fit(cut(X, 2), y, checkpoint=tmp_path)
 
 

@@ -271,7 +271,7 @@ def test_what_a_job_does_not_have_is_refused_before_anybody_connects(split, tmp_
     [
         (["train", "--as", "nobody"], "expected --as to be one of p0, p1, p2, lead, got 'nobody'"),
         (["predict", "--as", "nobody"], "expected --as to be one of p0, p1, p2, lead, got 'nobody'"),
-        (["explain"], "contributions .* are those of trees"),
+        (["explain"], "contributions .* exist for trees only"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else "",
 )

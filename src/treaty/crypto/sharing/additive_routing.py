@@ -168,7 +168,7 @@ def swap(own: int, mine: Words) -> Program[Words]:
     """Send an array to the other server and return the one it sent, of the same shape."""
     replies = yield {1 - own: mine}
     if set(replies) != {1 - own}:
-        raise CryptoError(f"expected a message of server {1 - own} alone, got those of {sorted(replies)}")
+        raise CryptoError(f"expected a message of server {1 - own} alone, got messages of {sorted(replies)}")
     check_message(1 - own, replies[1 - own], mine.shape)
     return replies[1 - own]
 

@@ -207,7 +207,7 @@ def _exchange(own: int, mine: Words) -> Program[Words]:
     replies = yield {i: shares for i, shares in enumerate(mine) if i != own}
     if set(replies) != {i for i in range(len(mine)) if i != own}:
         raise CryptoError(
-            f"expected a message of each of {len(mine) - 1} other servers, got those of {sorted(replies)}"
+            f"expected a message of each of {len(mine) - 1} other servers, got messages of {sorted(replies)}"
         )
     for sender, shares in replies.items():
         check_message(sender, shares, mine.shape[1:])

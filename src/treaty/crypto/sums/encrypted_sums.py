@@ -297,7 +297,7 @@ class DisclosedLattice:
             without += not query_v.fits
             held[v], empty[v] = query_v.holds(self._expected), query_v.holds(self._nothing)
         # an entry holds either its row's numbers, if the row is in the node, or zeros
-        faults = [f"the secrets shown are not those of {without} of {vectors} vectors"] if without else []
+        faults = [f"the secrets shown do not belong to {without} of {vectors} vectors"] if without else []
         return OpenedEntries(held, ~(held | empty), faults)
 
 

@@ -299,7 +299,7 @@ def on_kept_bins(
     # sums over all rows must fit into 64 bits with these gradients, too
     objective.check_sums(kept.all_rows)
     bins = unpack_bins(message, setup.schema, inputs.common.bin_limits, name)
-    logger.info("%s: bins are those of an earlier training", name)
+    logger.info("%s: bins of an earlier training are used", name)
     return fresh(inputs, setup, rows, bins, objective, setup.paid or kept.spent), message
 
 
@@ -415,5 +415,5 @@ def resumed(
     kept = unpack_bins(decode_body(found.bins, CommonBins, peer=name), part.schema, inputs.common.bin_limits, name)
     own = OwnRows.of(inputs, rows, part, kept, Draws.kept(found.random_state or ""))
     if bins is not None and found.bins != encode(bins):
-        raise PeerProtocolError(leader, "bins are not those of the checkpoint", at="CommonBins")
+        raise PeerProtocolError(leader, "bins differ from the checkpoint's", at="CommonBins")
     return own

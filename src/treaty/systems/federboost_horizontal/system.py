@@ -49,8 +49,8 @@ def conclusions(
         of_all.append(
             f"about any single row, from sums and model together, no more than ({options.epsilon_total:g}, "
             f"{options.delta or DEFAULT_DELTA:g}) differential privacy permits (sent without noise: names "
-            "of columns, their categories, which are empty or have numbers beyond float32, classes, and whether rows "
-            "are those of an earlier training)"
+            "of columns, their categories, which are empty or have numbers beyond float32, classes, and whether an "
+            "earlier training had the same rows)"
             + ("; each row is trained on or counted, whatever other rows there are" if options.holds_out_rows else "")
         )
     others = {name: [*of_member, *found_by_member, *of_all] for name in roles.owners if name != roles.active}

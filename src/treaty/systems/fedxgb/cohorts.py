@@ -344,7 +344,7 @@ class DomainFile:
         path = self._path
         kept = read_file(path, _KeptDomain, _DOMAIN, self._owner) if path is not None and path.exists() else None
         if kept is None or kept.model_id != self._model_id:
-            got = "none" if kept is None else f"those of model {kept.model_id[:8]}"
+            got = "none" if kept is None else f"cohorts of model {kept.model_id[:8]}"
             raise ConfigError(
                 f"cannot resume: expected the cohorts whose sums were opened for model {self._model_id[:8]}, got {got} "
                 f"- at {path or self._owner}; bring the file back. A fresh training, without --resume or the server's "
@@ -388,7 +388,7 @@ def seed_of_rows(keeper: Keeper | None, owner: str, model_id: str, rows: bytes, 
             )
         if not hmac.compare_digest(kept.rows, hmac.digest(kept.seed, rows, "sha256")):
             raise ConfigError(
-                f"{owner}: cannot resume: the training rows, labels or weights are not those of the first run, for "
+                f"{owner}: cannot resume: the training rows, labels or weights differ from the first run's, for "
                 f"which sums were laid out; bring them back - at {path}",
                 public="it cannot resume: its training rows have changed",
             )

@@ -258,7 +258,7 @@ class Membership:
         roster = party.receive(collector, Roster)
         if roster.keys.keys() != set(members):
             got = ", ".join(sorted(roster.keys))
-            raise PeerProtocolError(collector, f"expected keys of {', '.join(members)}, got those of {got} - at Roster")
+            raise PeerProtocolError(collector, f"expected keys of {', '.join(members)}, got keys of {got} - at Roster")
         party.send(collector, self.member.advertise(roster, collector))
         self.member.agree(party.receive(collector, MaskKeyPairs))
 

@@ -123,12 +123,11 @@ class RegressionOptions(options.CommonOptions, frozen=True, forbid_unknown_field
             )
         if self.standard_errors and self.family == "multiclass":
             raise ConfigError(
-                "standard errors are those of two classes, or of a regression of numbers: with more classes leave "
-                "standard_errors out"
+                "standard errors exist for two classes and for numbers: with more classes leave standard_errors out"
             )
         if self.standard_errors and self.l2 > 0.0:
             raise ConfigError(
-                f"expected l2=0 with standard_errors, which are those of weights without a penalty, got {self.l2}"
+                f"expected l2=0 with standard_errors, which hold for weights without a penalty, got {self.l2}"
             )
         # an open batch_size is settled by name here, not by the table's size
         if self.pdo is not None:
@@ -221,7 +220,7 @@ class FederatedRegression(options.SystemOptions):
             )
         if common.family == "poisson" and self.encryption == "lattice":
             raise ConfigError(
-                "the lattice map multiplies columns that stay the same, those of a Poisson regression change with its "
+                "the lattice map multiplies columns that stay the same, but a Poisson regression's change with its "
                 "weights: take encryption='ou' or 'paillier', or leave it out"
             )
         if self.encryption == "lattice" and common.fractional_bits > LATTICE_FRACTION:

@@ -287,7 +287,7 @@ def _two_party(found: Expected, roles: Roles, columns: Mapping[str, int], size: 
 COORDINATOR = "coordinator"
 
 CANNOT = {
-    "explain": "contributions (TreeSHAP) are those of trees; in a logistic regression a column adds its weight times "
+    "explain": "contributions (TreeSHAP) exist for trees only; in a logistic regression a column adds its weight times "
     "its prepared value: see coef of each party's part"
 }
 

@@ -31,7 +31,7 @@ def check_start(system: System, own: SystemOptions, common: CommonOptions, *, go
     if system.common.table != "boosting":
         why = "only models of trees can"
     elif system.split == "rows":
-        why = "participants know no margins but those of the trees that they grow together"
+        why = "participants know only the margins of the trees that they grow together"
     elif system.split == "columns" and (not system.lossless or own.adds_noise or own.label_epsilon is not None):
         why = "sides of training rows at earlier splits would be shown without the noise"
     elif own.hides_decisions and not own.hides_rows:

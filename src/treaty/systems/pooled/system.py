@@ -387,7 +387,7 @@ def _reason(
     hessian *= share
     if hessian < 2.0 * common.min_child_weight:
         return (
-            f"two leaves of min_child_weight={common.min_child_weight:g} need hessians of twice that, and those of all "
+            f"two leaves of min_child_weight={common.min_child_weight:g} need hessians of twice that, and the hessians of all "
             f"rows add up to {hessian:.3g}"
         )
     if tables is not None:

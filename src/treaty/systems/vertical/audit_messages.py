@@ -67,7 +67,7 @@ def shape_of(tree: KeptTree, n_rows: int, party: str) -> AuditShape:
     below = np.sort(np.concatenate([left[inner], left[inner] + 1]))
     one_tree = len(left) > 0 and np.array_equal(below, np.arange(1, len(left))) and (left[inner] > inner).all()
     if not one_tree or not len(source) == len(record) == len(direction) == len(left):
-        raise Unsound("its nodes are not those of a tree")
+        raise Unsound("its nodes form no tree")
     if len(leaf) != n_rows or (leaf < 0).any() or (leaf >= len(left)).any() or (left[leaf] >= 0).any():
         raise Unsound(f"it does not have a leaf for each of {n_rows} rows")
     leaves = np.ones(len(left), np.int64)

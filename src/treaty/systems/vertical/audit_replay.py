@@ -219,7 +219,7 @@ class _RunAudit:
         setup = unpack(passive.setup, active.party, "Setup")
         bounds = sums_bounds(passive.n_rows, self._loss, self._common)
         if bounds_of(passive.cipher, setup) != bounds:
-            raise Unsound("the bounds that were sent are not those of the labels and options")
+            raise Unsound("the bounds that were sent do not follow from the labels and options")
         if passive.cipher == "lattice":
             return DisclosedLattice(bounds, passive.seed, self._threads)
         numbers = [int(x, 16) for x in active.secret_numbers]
