@@ -241,7 +241,7 @@ def test_other_columns_labels_and_losses_than_the_models_are_refused():
         (treaty.FedXGBoostLDP(), "without the noise"),
         (treaty.FederBoostVertical(), "without the noise"),
         (treaty.SecureBoost(inference="shared"), 'inference="shared" hides sides'),
-        ("federboost-horizontal", "participants know no margins"),
+        ("federboost-horizontal", "participants know only the margins"),
     ],
 )
 def test_systems_that_cannot_go_on_say_why(protocol, why):

@@ -147,7 +147,7 @@ def test_options_and_models_that_cannot_be_refreshed_are_refused():
             treaty.GBDTClassifier(**{**SMALL, "process_type": "update", **more}).fit(X, y, xgb_model=first)
     with pytest.raises(ConfigError, match="refreshes the leaves of a finished model: name it by fit"):
         treaty.GBDTClassifier(**SMALL, process_type="update").fit(X, y)
-    with pytest.raises(ConfigError, match="participants know no margins"):
+    with pytest.raises(ConfigError, match="participants know only the margins"):
         treaty.GBDTClassifier("federboost-horizontal", process_type="update").fit({}, xgb_model=first)
 
 

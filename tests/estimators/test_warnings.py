@@ -61,7 +61,7 @@ CONSTANT = pd.DataFrame({"a": np.zeros(240), "b": np.full(240, np.nan)})
         (
             {},
             {"min_child_weight": 100.0},
-            "min_child_weight=100 need hessians of twice that, and the hessians of all rows",
+            "min_child_weight=100 need hessians of twice that, and the hessians of all",
         ),
         ({}, {"min_split_loss": 1e6}, "no split gains more than min_split_loss=1e\\+06"),
         ({}, {"reg_alpha": 1e6}, "no split gains anything under"),

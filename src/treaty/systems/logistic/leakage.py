@@ -355,8 +355,8 @@ def _of_whole_table(
         others = [other for other in passives if other != name]
         if others:
             learned[name].append(
-                f"for standard errors, the products of its own columns with the columns of {' and of '.join(others)}, each "
-                "turned by a rotation that it does not know: how far these explain its own"
+                f"for standard errors, the products of its own columns with the columns of {' and of '.join(others)}, "
+                "each turned by a rotation that it does not know: how far these explain its own"
             )
         if name != active or coordinator is not None:
             learned[name].append(

@@ -387,8 +387,8 @@ def _reason(
     hessian *= share
     if hessian < 2.0 * common.min_child_weight:
         return (
-            f"two leaves of min_child_weight={common.min_child_weight:g} need hessians of twice that, and the hessians of all "
-            f"rows add up to {hessian:.3g}"
+            f"two leaves of min_child_weight={common.min_child_weight:g} need hessians of twice that, and the "
+            f"hessians of all rows add up to {hessian:.3g}"
         )
     if tables is not None:
         counts = [np.unique(column, return_counts=True)[1] for table in tables for column in table.columns]
