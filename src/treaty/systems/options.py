@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
@@ -334,7 +334,7 @@ def spelled_out(source: Any) -> Callable[[Documented], Documented]:
         if of.__doc__:  # python -OO drops docstrings
             text, alike, rest = _doc(of).partition("Parameters and errors are as for `")
             if alike:
-                known = [name for name in inspect.signature(of).parameters if name in entries]
+                known = [name for name in inspect.signature(cast("Any", of)).parameters if name in entries]
                 errors = [name for name in entries if name.endswith("Error")]
                 text += f"{_section('Parameters', known)}{rest.partition('.')[2]}\n\n{_section('Raises', errors)}"
             of.__doc__ = re.sub(r"^(\w+(?:,\s+\w+)*)\n {4}As for `[\w.]+`\.$", written, text, flags=re.M)
