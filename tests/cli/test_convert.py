@@ -234,6 +234,19 @@ def test_penalties_of_a_regression_of_fate_are_halved(made):
     assert left == ["# - sums are open: they cannot be sealed with reg_alpha=0.25"]
 
 
+def test_components_before_a_regression_say_what_to_do(made):
+    tasks = {
+        name: {"component_ref": name} for name in ("psi", "feature_scale", "statistics", "coordinated_lr", "union")
+    }
+    parties = [*FATE_2["dag"]["parties"], {"party_id": ["1"], "role": "arbiter"}]
+    _, left = made({"dag": {"parties": parties, "tasks": tasks}})
+    assert left == [
+        "# - feature_scale: owners standardise the columns of a linear model",
+        '# - statistics: run a job with protocol = "statistics" first',
+        "# - union: there is no such component",
+    ]
+
+
 def test_a_homo_secureboost_is_split_by_row(made):
     common = {"homo_secureboost_0": {"num_trees": 4, "objective_param": {"objective": "lse"}}}
     job, left = made({"role": {"guest": [1], "host": [2, 3]}, "component_parameters": {"common": common}})

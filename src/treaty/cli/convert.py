@@ -55,8 +55,13 @@ _REASONS = {
     "use_gpus": "training runs on the processor",
     "scale_pos_weight": "write weights into a column, and name it: weight = COLUMN",
     **dict.fromkeys(("monotone_constraints", "interaction_constraints"), "by names of columns: docs/growth.md"),
-    **dict.fromkeys(("heterofeaturebinning", "heterofeatureselection"), 'run a job with protocol = "statistics" first'),
+    **dict.fromkeys(
+        ("heterofeaturebinning", "heterofeatureselection", "statistics", "featurecorrelation"),
+        'run a job with protocol = "statistics" first',
+    ),
+    "featurescale": "owners standardise the columns of a linear model",
     **dict.fromkeys(("lr.alpha", "lr.penalty", "lr.learning_rate", "lr.tol", "lr.optimizer"), "see docs/logistic.md"),
+    **dict.fromkeys(("lr.early_stop", "lr.threshold"), "see docs/logistic.md"),
 }  # fmt: skip
 
 
