@@ -55,13 +55,13 @@ def test_rows_with_the_values_of_known_ones_in_all_columns_are_counted():
     rows = known([[1.0, 2.0], [0.0, NAN], [3.0, 4.0]])
     same = np.array([[-0.0, -NAN], [3.0, 4.0], [3.0, 4.0], [3.0, NAN], [2.0, 1.0], [1.0, 4.0]], np.float32)
     assert rows.with_equal_values(same).sum() == 3
-    assert not rows.have_ids
+    assert not rows.recognise("")
     assert not known(np.zeros((3, 0))).with_equal_values(np.zeros((5, 0), np.float32)).any()
 
 
 def test_ids_are_found_at_their_first_place():
     rows = known(np.zeros((4, 1)), ["text b", "text a", "text b", "integer 7"])
-    assert rows.have_ids
+    assert rows.recognise("")
     assert rows.places(["integer 7", "text a", "text b", "text 7", ""]).tolist() == [3, 1, 0, -1, -1]
 
 

@@ -177,6 +177,11 @@ def canonical_ids(
     return [f"{kind} {value.hex() if isinstance(value, bytes) else value}" for value in texts.to_pylist()]
 
 
+def kind_of_ids(column: Any, *, party: str = "the table") -> str:
+    """Return the kind of a column's ids: ids of two kinds are never equal."""
+    return _canonical(_whole_array(_to_arrow(column, party)[:0]), frozenset(), party)[0]
+
+
 def _to_arrow(column: Any, party: str) -> Any:
     """Return the column as an arrow array, which may be chunked."""
     try:

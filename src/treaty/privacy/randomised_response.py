@@ -263,12 +263,14 @@ class BucketLedger(Ledger):
 class KnownRows(msgspec.Struct):
     """Which rows were trained on: digests uint64 (n_rows,) of values and, if there are any, of ids.
 
-    Of 2^20 rows two collide once in 2^24 tables; such rows cannot be searched for without the key.
+    Of 2^20 rows two collide once in 2^24 tables; such rows cannot be searched for without the key. `ids_of` is as in
+    `LabelledRows`, "" if that is not known.
     """
 
     key: bytes
     values: Words
     ids: Words
+    ids_of: str = ""
 
     def __post_init__(self) -> None:
         # digests under another hash would recognise nobody, and true sides would be sent
@@ -276,15 +278,14 @@ class KnownRows(msgspec.Struct):
             raise ValueError("expected digests of rows as this version makes them: train the model again")
 
     @classmethod
-    def of(cls, matrix: NDArray[Any], ids: Sequence[str] | None) -> KnownRows:
+    def of(cls, matrix: NDArray[Any], ids: Sequence[str] | None, ids_of: str = "") -> KnownRows:
         """Return the digests of rows (n_rows, n_features), NaN where missing, and of their canonical ids."""
         key = secrets.token_bytes(KEY)
-        return cls(key, _of_values(key, matrix), _of_ids(key, ids or ()))
+        return cls(key, _of_values(key, matrix), _of_ids(key, ids or ()), ids_of)
 
-    @property
-    def have_ids(self) -> bool:
-        """Whether rows can be recognised by their ids."""
-        return len(self.ids) > 0
+    def recognise(self, ids_of: str) -> bool:
+        """Return whether rows can be recognised by their ids: by such of another column nobody could."""
+        return len(self.ids) > 0 and self.ids_of in ("", ids_of)
 
     def places(self, ids: Sequence[str]) -> Integers:
         """Return each id's first place among the training rows, int64 (n,); -1 where it has none."""
@@ -299,10 +300,11 @@ class KnownRows(msgspec.Struct):
             return np.zeros(len(matrix), np.bool_)
         return np.isin(_of_values(self.key, matrix), self.values)
 
-    def joined(self, matrix: NDArray[Any], ids: Sequence[str] | None) -> KnownRows:
-        """Return the digests of these rows and of further ones; by ids, if all of them have some."""
-        of_ids = np.union1d(self.ids, _of_ids(self.key, ids)) if self.have_ids and ids is not None else self.ids[:0]
-        return KnownRows(self.key, np.union1d(self.values, _of_values(self.key, matrix)), of_ids)
+    def joined(self, matrix: NDArray[Any], ids: Sequence[str] | None, ids_of: str = "") -> KnownRows:
+        """Return the digests of these rows and of further ones; by ids, if all of them have ids of one column."""
+        fit = ids is not None and self.recognise(ids_of)
+        of_ids = np.union1d(self.ids, _of_ids(self.key, ids or ())) if fit else self.ids[:0]
+        return KnownRows(self.key, np.union1d(self.values, _of_values(self.key, matrix)), of_ids, self.ids_of)
 
 
 class RandomisedRows(msgspec.Struct):

@@ -222,7 +222,7 @@ def _with_rows(job: Job, name: str, verb: str, phase: Phase | None, noted: Noted
             raise unready or AssertionError("rows are read, or there is an error")
         (part, of_file), ahead = ahead, None
         rows = open_rows(party, job, roles, path, part.schema, phase=phase, read=of_file)
-        data = LabelledRows(rows.features, np.zeros(0), ids=rows.canonical)
+        data = LabelledRows(rows.features, np.zeros(0), ids=rows.canonical, ids_of=rows.ids_of)
         inputs = _inputs(party, job, roles, phase, part=part, data=data)
         found = play_role(programs[roles.of[name]], inputs)
         margins = margins_of(rows, job.table_rules(name), path)
@@ -344,7 +344,7 @@ def serve_online(job: Job, name: str, ready: Ready, phase: Phase | None = None) 
     def role(party: Party) -> None:
         rows = open_rows(party, job, roles, path, part.schema, phase=phase, in_order=True)
         assert rows.canonical is not None
-        data = LabelledRows(rows.features, np.zeros(0), ids=rows.canonical)
+        data = LabelledRows(rows.features, np.zeros(0), ids=rows.canonical, ids_of=rows.ids_of)
         inputs = _inputs(party, job, roles, phase, part=part, data=data)
         if name == job.active:
             withheld = withheld_rows(inputs)

@@ -21,7 +21,7 @@ import pyarrow.ipc
 from numpy.typing import NDArray
 
 from treaty.data.binning import joined_categories
-from treaty.data.ids import by_id, canonical_ids, read_ids
+from treaty.data.ids import by_id, canonical_ids, kind_of_ids, read_ids
 from treaty.data.table import Schema, Table
 from treaty.errors import NOTED, ConfigError, DataError
 from treaty.files import Format, read_file, write_file
@@ -117,8 +117,9 @@ def open_rows(
         order = order[place]
     ids = column.take(pa.array(order))
     canonical = partial(canonical_ids, ids, party=party.name, normalise=rules.align.normalise)
+    ids_of = repr((rules.id, kind_of_ids(ids), sorted(rules.align.normalise)))
     arrow = arrow.drop_columns([rules.id]).take(pa.array(order))
-    return FileRows(arrow, features_of(arrow, rules, path, schema), whole, order, ids, digest, canonical)
+    return FileRows(arrow, features_of(arrow, rules, path, schema), whole, order, ids, digest, canonical, ids_of)
 
 
 def _common_rows(
@@ -220,11 +221,12 @@ def read_by_column(
         limits = EpsilonLimits(member.most_epsilon, member.most_epsilon_total)
         ledger = Ledger(ledger_folder(store, name, "noise"), limits)
         data, classes = with_noisy_labels(data, rows, rules, noisy, own, ledger, job.name)
-    data = replace(data, numbers=rows.order, digest=rows.digest)
+    data = replace(data, ids=rows.canonical, ids_of=rows.ids_of, numbers=rows.order, digest=rows.digest)
     evals = []
     for number, of_set in enumerate(member.eval_tables):
         watched = open_rows(party, job, roles, of_set, data.table.schema, phase=phase)
-        evals.append(replace(labelled(watched, rules, of_set, classes, job.eval_weight)[0], name=f"eval_{number}"))
+        of_eval = labelled(watched, rules, of_set, classes, job.eval_weight)[0]
+        evals.append(replace(of_eval, name=f"eval_{number}", ids=watched.canonical, ids_of=watched.ids_of))
     n_rows = None if job.align is None else int(rows.whole.num_rows)
     return TrainingTables(data, classes, evals, n_rows, seconds)
 

@@ -36,7 +36,8 @@ class FileRows:
 
     `arrow`, a table of arrow or `FileTable`, has all columns but the ids and those dropped. `whole` is the file in its
     own order, of which these rows are `order`, int64 (n_rows,) (None: all, in the same order). If rows were aligned,
-    there are `ids`, their `digest`, and `canonical`, which returns the ids in canonical form.
+    there are `ids`, their `digest`, and `canonical`, which returns the ids in canonical form; `ids_of` is as in
+    `LabelledRows`.
     """
 
     arrow: Any
@@ -46,6 +47,7 @@ class FileRows:
     ids: Any = None
     digest: bytes | None = None
     canonical: Callable[[], list[str]] | None = None
+    ids_of: str = ""
 
 
 class FileRead(NamedTuple):
@@ -269,7 +271,7 @@ def labelled(
     """
     name, job, arrow, n_rows = rules.party, rules.job, rows.arrow, rows.features.n_rows
     if not rules.labels:
-        return LabelledRows(rows.features, np.zeros(0), ids=rows.canonical), None
+        return LabelledRows(rows.features, np.zeros(0)), None
     _refuse_absent_labels(arrow, rules, path, weight_column)
     weight = None
     if weight_column is not None:
@@ -278,10 +280,10 @@ def labelled(
     if job.task == "ranking":
         groups = numbers(arrow[job.group])
         target = check_relevance(arrow[job.label], groups, whose, n_rows, rules.objective)
-        return LabelledRows(rows.features, target, weight, ids=rows.canonical, base_margin=margins), None
+        return LabelledRows(rows.features, target, weight, base_margin=margins), None
     if job.task == "regression":
         target = check_numbers(arrow[job.label], whose, n_rows, rules.objective)
-        return LabelledRows(rows.features, target, weight, ids=rows.canonical, base_margin=margins), None
+        return LabelledRows(rows.features, target, weight, base_margin=margins), None
     y = check_labels(numbers(arrow[job.label]), whose, n_rows)
     if classes is None:
         if y.dtype.kind == "f" and (y != np.floor(y)).any():
@@ -294,7 +296,7 @@ def labelled(
     if unseen:
         raise DataError(f"{name}: expected the labels seen in training, got {len(unseen)} others - at {path}")
     target = np.searchsorted(np.array(classes), y).astype(np.float64)
-    return LabelledRows(rows.features, target, weight, ids=rows.canonical, base_margin=margins), classes
+    return LabelledRows(rows.features, target, weight, base_margin=margins), classes
 
 
 def margins_of(rows: FileRows, rules: TableRules, path: str) -> NDArray[np.float64] | None:

@@ -62,6 +62,8 @@ class LabelledRows:
     name: str = TRAIN
     # returns every row's id in canonical form, where rows were aligned by them
     ids: Callable[[], list[str]] | None = None
+    # of which column these are, and how they were read: no others can be equal to them
+    ids_of: str = ""
     # of each row in the party's own file, where rows were aligned; int64 (n_rows,) or None
     numbers: NDArray[np.int64] | None = None
     # of these rows and their order, where rows were aligned; the same in every job on them

@@ -160,7 +160,7 @@ def test_rows_are_known_by_ids_if_all_of_them_have_some():
     assert (both.places(["text a", "text b", "text c", "text d"]) >= 0).tolist() == [True, True, True, False]
     assert both.with_equal_values(np.array([[0], [1], [2]], np.float32)).tolist() == [True, True, False]
     some = known.joined(np.ones((2, 1), np.float32), None)
-    assert not some.have_ids
+    assert not some.recognise("")
     assert some.with_equal_values(np.array([[0], [1], [2]], np.float32)).tolist() == [True, True, False]
 
 
@@ -177,7 +177,10 @@ def job(tmp_path) -> Job:
         part.assign(id=who).iloc[:100].to_csv(tmp_path / f"{name}.csv", index=False)
         new = [f"stranger {k}" for k in range(30)]
         part.iloc[:30].assign(id=new).to_csv(tmp_path / f"{name}.new.csv", index=False)
-        part.assign(id=who).iloc[90:].to_csv(tmp_path / f"{name}.some.csv", index=False)
+        some = part.assign(id=who).iloc[90:]
+        some.to_csv(tmp_path / f"{name}.some.csv", index=False)
+        some.rename(columns={"id": "mail"}).to_csv(tmp_path / f"{name}.renamed.csv", index=False)
+        some.assign(id=range(90, 120)).to_csv(tmp_path / f"{name}.numbers.csv", index=False)
         members[name] = Member(
             table=str(tmp_path / f"{name}.csv"), predict_table=str(tmp_path / f"{name}.new.csv"), drop=["id"]
         )
@@ -207,6 +210,25 @@ def test_jobs_recognise_persons_by_the_ids_they_are_aligned_by(job, monkeypatch,
     _, margins = predicted_in_threads(monkeypatch, rounded)
     base = running.find_part(job, "bank").forest.objective.base_margins
     np.testing.assert_array_equal((margins - base) % 1.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("file", "align"),
+    [("renamed", Align(on="mail")), ("numbers", Align(on="id")), ("some", Align(on="id", normalise=()))],
+)
+def test_persons_under_other_ids_are_recognised_by_their_values(job, monkeypatch, tmp_path, file, align):
+    """A job that aligns by another column, or reads ids in another way, would know nobody by the ids of training."""
+    assert train_in_threads(monkeypatch, dict.fromkeys(job.parties, job)) == {}
+    with pytest.raises(Exception, match="rows to predict were trained on with hidden rows"):
+        predicted_in_threads(monkeypatch, changed(predicting(job, tmp_path, file), align=align))
+
+
+def test_a_model_that_goes_on_under_other_ids_knows_rows_by_their_values():
+    known = KnownRows.of(np.zeros((2, 1), np.float32), ["text a", "text b"], "one")
+    assert known.recognise("one")
+    assert not known.recognise("another")
+    assert not known.joined(np.ones((2, 1), np.float32), ["text c"], "another").recognise("one")
+    assert known.joined(np.ones((2, 1), np.float32), ["text c"], "one").recognise("one")
 
 
 def test_the_passive_party_refuses_what_the_active_party_asks_in_a_job(job, monkeypatch, tmp_path):

@@ -72,7 +72,7 @@ def _release(
     # persons whose rows are decided by their released buckets from now on
     known = None
     if any(epsilon < math.inf for epsilon in epsilons.values()):
-        known = KnownRows.of(table.matrix(), None if inputs.rows.ids is None else inputs.rows.ids())
+        known = KnownRows.of(table.matrix(), inputs.rows.ids and inputs.rows.ids(), inputs.rows.ids_of)
         # before anything about training rows is sent
         for rows in inputs.eval_sets:
             check_unknown(inputs, known, rows)

@@ -144,9 +144,10 @@ def train_active(inputs: RoleInput[SecureBoost]) -> ModelPart:
 
 def _note_rows(inputs: RoleInput[SecureBoost], part: ModelPart) -> None:
     """Have a part know its training rows, and those of an earlier model, by which predictions recognise them."""
-    matrix, ids = inputs.rows.table.matrix(), None if inputs.rows.ids is None else inputs.rows.ids()
+    rows = inputs.rows
+    known = rows.table.matrix(), rows.ids and rows.ids(), rows.ids_of
     part.encryption, part.hides_rows = "lattice", True
-    part.trained = KnownRows.of(matrix, ids) if part.trained is None else part.trained.joined(matrix, ids)
+    part.trained = KnownRows.of(*known) if part.trained is None else part.trained.joined(*known)
 
 
 def _check_rows(inputs: RoleInput[SecureBoost]) -> int:

@@ -37,7 +37,7 @@ def check_unknown(inputs: RoleInput, known: KnownRows, rows: LabelledRows) -> No
 
     Raises DataError in safe mode where other organisations play the other parties; elsewhere it warns.
     """
-    if known.have_ids and rows.ids is not None:
+    if rows.ids is not None and known.recognise(rows.ids_of):
         return
     found, name = int(known.with_equal_values(rows.table.matrix()).sum()), inputs.party.name
     if not found:
@@ -60,7 +60,7 @@ Shown = Table | NDArray[np.float32]
 
 def shown_rows(noisy: RandomisedRows | None, rows: LabelledRows) -> Shown:
     """Return the rows as an owner decides them: training rows by their noisy values."""
-    if noisy is None or rows.ids is None or not noisy.known.have_ids:
+    if noisy is None or rows.ids is None or not noisy.known.recognise(rows.ids_of):
         return rows.table
     return noisy.in_place_of_values(rows.table.matrix(), rows.ids())
 
@@ -77,7 +77,7 @@ def withheld_rows(inputs: RoleInput) -> Flags:
         return none
     if (known := part.trained) is None:
         raise ConfigError(f"{name}: this model does not know the rows that it was trained on: train it again")
-    if known.have_ids and rows.ids is not None:
+    if rows.ids is not None and known.recognise(rows.ids_of):
         found = known.places(rows.ids()) >= 0
     elif name == inputs.roles.active:
         # whose sides are no secret of its own: other persons may have its few values
