@@ -343,17 +343,29 @@ def test_earlier_trees_of_another_form_are_refused(monkeypatch, form):
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"objective": None}, "objective"),
+        ({"objective": None}, "objective to be 'logistic_pieces' or 'squared_error_steps', got None: others sort"),
+        ({"eval_metric": "auc"}, "eval_metric to be left out, got 'auc': others sort all rows"),
         ({"max_depth": 7}, "max_depth"),
         ({"goss": True}, "goss"),
         ({"fractional_bits": 15}, "fractional_bits"),
-        ({"interaction_constraints": [["p0.mean radius", "p0.mean texture"]]}, "interaction_constraints"),
+        (
+            {"interaction_constraints": [["p0.mean radius", "p0.mean texture"]]},
+            "interaction_constraints .*: which columns",
+        ),
     ],
 )
 def test_what_cannot_be_shared_is_refused_by_name(changed, named):
     X, y = real_table("binary")
     with pytest.raises(treaty.ConfigError, match=rf'membership="hidden" needs {named}'):
         treaty.GBDTClassifier(HIDDEN, **{**OPTIONS, **changed}).fit(cut(X.iloc[:, :4], 2), y)
+
+
+@pytest.mark.parametrize("objective", ["quantile", "huber", "mae"])
+def test_other_losses_of_numbers_are_refused_with_the_reason(objective):
+    X, y = real_table("regression", rows=60)
+    model = treaty.GBDTRegressor(HIDDEN, **{**OPTIONS, "objective": objective})
+    with pytest.raises(treaty.ConfigError, match=r"'squared_error_steps', got '\w+': others sort residuals, divide or"):
+        model.fit(cut(X.iloc[:, :4], 2), y)
 
 
 def test_decisions_of_hidden_rows_are_not_shown():

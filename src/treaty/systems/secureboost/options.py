@@ -14,6 +14,12 @@ from treaty.systems.options import KeyBits, Positive, SystemOptions, TestKeyBits
 from treaty.systems.vertical import cipher_options
 
 PAPER_KEY_BITS = 512
+_WHY_NOT = {
+    "objective": ": others sort residuals, divide or take exponentials, which are not exact on shares",
+    "interaction_constraints": ": which columns a node may use would show the column of the split above",
+    "eval_metric": ": others sort all rows, or take logarithms on shares",
+}
+"""Reasons why options are refused under hidden rows."""
 
 
 @dataclass(kw_only=True, repr=False)
@@ -275,7 +281,10 @@ class SecureBoost(SystemOptions):
         for name, (given, needed) in own.items():
             if given != needed:
                 what = "to be left out" if needed is None else f"to be {needed!r}"
-                raise ConfigError(f'membership="hidden" needs {name} {what}, got {given!r}')
+                if name == "objective":
+                    what += " or 'squared_error_steps'"
+                why = _WHY_NOT.get(name, "")
+                raise ConfigError(f'membership="hidden" needs {name} {what}, got {given!r}{why}')
 
     def _refuse_papers_weaknesses(self) -> None:
         """Refuse what paper mode brings unless it is named otherwise: short keys, answers that can be recognised."""
