@@ -172,14 +172,6 @@ def test_places_of_splits_that_are_none_are_refused(case: str) -> None:
         read_forest(HiddenForest(Array.of(records), Array.of(np.zeros(levels, np.bool_))), "p0", 5)
 
 
-def test_in_a_training_nobody_else_has_lines() -> None:
-    """Records beyond own splits would be read beyond their table."""
-    further = {"x": (9, (bytes(32), b""))}
-    message = HiddenForest(Array.of(np.array([[0, 4, 5]], np.int32)), Array.of(np.zeros(2, np.bool_)), further=further)
-    with pytest.raises(PeerProtocolError, match="expected records below 5"):
-        read_forest(message, "p0", 5)
-
-
 def test_a_new_training_has_no_splits_of_earlier_rounds() -> None:
     tables, y = tables_and_labels(2, rows=60)
     SEEN.clear()
