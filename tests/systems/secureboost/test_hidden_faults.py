@@ -21,7 +21,7 @@ from treaty.crypto.transfer.stock import OpenedArrays, Steps, take
 from treaty.errors import ConfigError, CryptoError, PeerError, PeerProtocolError, TreatyError
 from treaty.messaging.messages import Array, pack
 from treaty.systems.observers import Observer
-from treaty.systems.secureboost import secureboost
+from treaty.systems.secureboost import hidden_training, secureboost
 from treaty.systems.secureboost.hidden_forest import HiddenForest, read_forest
 from treaty.systems.secureboost.hidden_setup import joint_seed
 from treaty.systems.secureboost.hidden_training import HiddenStart, HiddenTree
@@ -202,6 +202,21 @@ def test_the_passive_party_refuses_eval_sets_that_show_rows(sets: int, rows: int
     party: Any = SimpleNamespace(name="p1")
     with pytest.raises(ConfigError, match="takes at most 2 eval sets"):
         secureboost.passive(role_input(party, tables, np.zeros(rows), HIDDEN, eval_sets=eval_sets))
+
+
+@pytest.mark.parametrize(("repeated", "fits"), [(1, True), (2, True), (3, False), (200, False)])
+def test_eval_sets_of_few_persons_are_refused(repeated: int, fits: bool) -> None:
+    """With ``on_duplicate="expand"`` the active party can have one person's row as often as it likes."""
+    tables, _ = tables_and_labels(2, rows=200)
+    ids = [f"text {max(0, k - repeated + 1)}" for k in range(200)]
+    rows = LabelledRows(tables["p1"], np.zeros(0), ids=lambda: ids)
+    party: Any = SimpleNamespace(name="p1")
+    inputs = role_input(party, tables, np.zeros(200), HIDDEN, eval_sets=[rows])
+    if fits:
+        assert hidden_training._check_rows(inputs) == 1
+        return
+    with pytest.raises(ConfigError, match="at least 100 rows for each row of an id"):
+        secureboost.passive(inputs)
 
 
 # ---------------------------------------------------------------- steps, and the seed that both draw

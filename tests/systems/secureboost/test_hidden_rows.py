@@ -381,7 +381,9 @@ def test_three_parties_eval_sets_and_many_categories_are_refused():
         model.fit(cut(X.iloc[:, :6], 3), y)
     few = {name: table.iloc[:99] for name, table in tables.items()}
     for eval_sets in ([(few, y[:99])], [(tables, y, np.ones(len(y)))], [(tables, y)] * 3):
-        with pytest.raises(treaty.ConfigError, match=r"at most 2 eval sets, without weights, and of at least 100 rows"):
+        with pytest.raises(
+            treaty.ConfigError, match=r"at most 2 eval sets, without weights, and of at least 100 rows for each"
+        ):
             model.fit(tables, y, eval_set=eval_sets)
     many = {"p0": X.iloc[:, :2], "p1": pd.DataFrame({"c": pd.Categorical(np.arange(len(y)) % 5)})}
     with pytest.raises(treaty.ConfigError, match="max_cat_to_onehot"):

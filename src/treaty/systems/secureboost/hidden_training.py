@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from functools import partial
 from typing import Annotated
 
@@ -153,10 +154,13 @@ def _note_rows(inputs: RoleInput[SecureBoost], part: ModelPart) -> None:
 def _check_rows(inputs: RoleInput[SecureBoost]) -> int:
     """Return a power of two that no row's weight exceeds; ConfigError for weights and eval sets that do not fit."""
     for number, rows in enumerate(inputs.eval_sets, 1):
-        if rows.weight is not None or rows.table.n_rows < FEWEST_ROWS or number > MOST_SETS:
+        # joined by ids that are there again and again, a set of many rows could be about one person
+        most = 1 if rows.ids is None else max(Counter(rows.ids()).values(), default=1)
+        if rows.weight is not None or rows.table.n_rows < FEWEST_ROWS * most or number > MOST_SETS:
             raise ConfigError(
                 f'membership="hidden" takes at most {MOST_SETS} eval sets, without weights, and of at least '
-                f"{FEWEST_ROWS} rows, so that their margins stay hidden: leave out the weights, or {rows.name}"
+                f"{FEWEST_ROWS} rows for each row of an id, so that their margins stay hidden: leave out the weights, "
+                f"repeated ids, or {rows.name}"
             )
     if (weight := inputs.rows.weight) is None:
         return 1
