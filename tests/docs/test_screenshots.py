@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+import treaty
 from report.browser import CHROMIUM, measured, n_printed_pages, opened
 from report.made_up import hostile
+from tables import real_table
 from treaty.report.page import write_page
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no chromium on PATH: apt-get install chromium")
@@ -24,10 +26,13 @@ def taker():
 
 @pytest.fixture(scope="module")
 def pages(taker, tmp_path_factory):
-    """Return the demo's report, the node's page, and a report under long names."""
+    """Return the demo's report, the node's page, a report under long names, and a scorecard."""
     folder = tmp_path_factory.mktemp("pages")
-    write_page(folder / "hostile.html", hostile())
-    return taker["write_pages"](folder, "--open", "--trees", "4") | {"hostile": folder / "hostile.html"}
+    others = {name: folder / f"{name}.html" for name in ("hostile", "card")}
+    write_page(others["hostile"], hostile())
+    X, y = real_table("binary")
+    treaty.Scorecard().fit(X[X.columns[:3]], y).export_card(others["card"], version="2026.1")
+    return taker["write_pages"](folder, "--open", "--trees", "4") | others
 
 
 def test_faults_of_a_page_are_found(tmp_path):
@@ -36,21 +41,23 @@ def test_faults_of_a_page_are_found(tmp_path):
     bad.write_text(
         '<!doctype html><body style="margin:0"><section id="bare"></section><div style="width:700px">x</div>'
         '<svg width="99" height="99"><text y="20">one</text><text y="22" x="3">two</text><text x="90" y="60">out</text>'
-        '</svg><div class="wide" style="overflow:auto"><p style="width:800px">table</p></div></body>'
+        '</svg><div class="wide" style="overflow:auto"><p style="width:800px">table</p></div>'
+        '<dl style="display:flex;width:60px;overflow-wrap:anywhere"><dt>caution</dt><dd>a longer one</dd></dl></body>'
     )
     found = measured(bad, tmp_path, width=390)
     assert (found.wide, found.outside, found.overlapping) == (700, ["out"], ["one / two"])
-    assert found.empty == ["SECTION bare"]
+    assert (found.empty, found.broken) == (["SECTION bare"], ["caution"])
     assert found.scrolled == ["table"]
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("name", ["report", "node", "hostile"])
+@pytest.mark.parametrize("name", ["report", "node", "hostile", "card"])
 def test_a_page_shows_all_of_its_panels(pages, tmp_path, name, width):
     found = measured(pages[name], tmp_path, width=width)
     assert found.wide == width
     assert (found.outside, found.overlapping, found.empty) == ([], [], [])
-    assert found.scrolled == [] or name == "hostile"
+    assert found.broken == [] or name == "hostile"
+    assert found.scrolled == [] or name in ("hostile", "card")
 
 
 @pytest.mark.parametrize(("name", "most"), [("report", 4), ("node", 3)])

@@ -189,7 +189,7 @@ def test_a_column_that_repeats_another_is_warned_of():
     y = (rng.random(3000) < 1 / (1 + np.exp(-2 * x))).astype(int)
     table = pd.DataFrame({"x": x, "echo": x + 0.7 * rng.normal(size=3000), "noise": x - 0.3 * rng.normal(size=3000)})
     table["echo"] = table.x + 2 * (table.echo - table.x) - 0.4 * y
-    with pytest.warns(UserWarning, match="points of 'echo' fall where the weight of evidence says that risk does"):
+    with pytest.warns(UserWarning, match="points of 'echo' run against their weight of evidence"):
         Scorecard().fit(table[["x", "echo"]], y)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -34,6 +34,8 @@ overlapping:texts.flatMap((of,k)=>texts.slice(k+1).filter(each=>each.ownerSVGEle
 &&meet(edges(of),edges(each))).map(each=>of.textContent+" / "+each.textContent)),
 empty:all("section,article,figure,.wide,table,ul,svg").filter(of=>edges(of).height<12||edges(of).width<12
 ||!of.textContent.trim()).map(of=>of.tagName+" "+of.id),
+broken:all("dt,th,td").filter(of=>{const before=edges(of).width;of.style.overflowWrap="normal";
+const after=edges(of).width;of.style.overflowWrap="";return after>before+1}).map(of=>of.textContent.slice(0,40)),
 scrolled:all(".wide").filter(of=>of.scrollWidth>of.clientWidth+8).map(of=>of.textContent.slice(0,80))
 }),"*")</script>"""
 _AROUND = """<!doctype html><script>onmessage=event=>{document.documentElement.dataset.seen=event.data}</script>
@@ -51,7 +53,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Measured:
-    """A page's width and colours, and what is wrong with it: texts of figures, empty elements, tables that scroll."""
+    """A page's width and colours, and its faults: texts of figures, empty elements, broken words, scrolled tables."""
 
     wide: int
     paper: str
@@ -59,6 +61,7 @@ class Measured:
     outside: list[str]
     overlapping: list[str]
     empty: list[str]
+    broken: list[str]
     scrolled: list[str]
 
 

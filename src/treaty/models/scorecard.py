@@ -76,8 +76,8 @@ class ScorecardPart(msgspec.Struct, kw_only=True):
         if not against:
             return ""
         return (
-            f"points of {', '.join(map(repr, against))} fall where the weight of evidence says that risk does: columns "
-            "do so that repeat what others say; leave one of them out, or join its bins (max_bin)"
+            f"points of {', '.join(map(repr, against))} run against their weight of evidence: other columns repeat "
+            "these; leave one of them out, or merge its bins (max_bin)"
         )
 
     def of_columns(self, table: Table) -> Floats:
