@@ -20,6 +20,8 @@ than 6 s at 50 000 rows; its columns, bins and link were not at hand.
 `--predict` (`hidden_predict.csv`): predictions of 10 000 rows, and of one, by 50 trees of depth 3, and the megabytes of
 a row. Bar: 60 ms for one row, of which base transfers take most. 1 minute.
 
+`--parties` (`hidden_parties.csv`): the first table's columns at two parties, 8 + 15, and at three, 8 + 8 + 7. 1 minute.
+
 `--equal` (`hidden_equal.csv`): six real tables, two thirds of their rows, one half of the columns at each party: are
 all predictions those of the pooled grower with the same objective, bit for bit? AUC on the other rows, beside the
 logistic loss's. Bars: all equal, AUC at most 0.003 below. 5 minutes.
@@ -97,6 +99,18 @@ def links(quick: bool) -> list[dict]:
     return found
 
 
+def parties(quick: bool) -> list[dict]:
+    tables, y = tables_of_clients()
+    x, found = np.concatenate(list(tables.values()), axis=1), []
+    for cuts in ([8], [8, 16]):
+        columns = np.split(x, cuts, axis=1)
+        given = dict(zip(("active", "passive", "further"), columns, strict=False))
+        one = one_tree(given, y, "hidden", 2 if quick else 10, "memory", **PIECES)
+        found.append({"columns": " + ".join(str(part.shape[1]) for part in columns), **one, "peak MB": peak_mb()})
+        print(found[-1], flush=True)
+    return found
+
+
 def predict(quick: bool) -> list[dict]:
     tables, y = tables_of_clients()
     model = GBDTClassifier(SYSTEMS["hidden"], n_estimators=5 if quick else 50, n_jobs=1, **SETTINGS, **PIECES)
@@ -147,7 +161,10 @@ def equal(quick: bool) -> list[dict]:
     return found
 
 
-PARTS = {"equal": equal, "tree": tree, "deep": deep, "many_rows": many_rows, "links": links, "predict": predict}
+PARTS = {
+    "equal": equal, "tree": tree, "deep": deep, "many_rows": many_rows, "links": links, "parties": parties,
+    "predict": predict,
+}  # fmt: skip
 
 
 def main(given: Sequence[str] | None = None) -> None:

@@ -33,6 +33,7 @@ from treaty.crypto.additive import ciphers, key_proofs
 from treaty.crypto.additive.ciphers import generate_key, generate_paillier_key
 from treaty.crypto.keystream import CancellingMasks, FreshShares, Keystream, PairStreams, pair_keys
 from treaty.crypto.lattice.linear_map import LinearMapClient, LinearMapServer
+from treaty.crypto.lattice.ring import packed_words
 from treaty.crypto.parameters import DEGREE, Field, SecretMatrix, choose
 from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sharing import additive_routing, shamir_routing
@@ -40,7 +41,7 @@ from treaty.crypto.sharing.key_agreement import EphemeralKeys, RoundKeys, seal
 from treaty.crypto.sharing.shamir import make_shares, open_shares, random_numbers
 from treaty.crypto.sums import triple_sums
 from treaty.crypto.sums.hidden_vectors import Fields
-from treaty.crypto.sums.shared_sums import SharedSums
+from treaty.crypto.sums.shared_sums import FurtherSums, ServedColumns, SharedSums
 from treaty.crypto.transfer import extension, oprf, sodium
 from treaty.crypto.transfer.aes import Streams
 from treaty.crypto.transfer.comparison import _digits, draw_quads
@@ -336,10 +337,20 @@ def shared_left_sums() -> Rows:
 def sums_of_shares() -> Rows:
     """Return the answerers' shares of sums of zeros."""
     codes, offsets = np.zeros((9, 1), np.uint8), np.array([0, 30], np.int32)
-    ends = [SharedSums(SumsBounds(9, 1 << 16, 1 << 14), codes, offsets, 30, SEED) for _ in range(2)]
+    ends = [SharedSums(SumsBounds(9, 1 << 16, 1 << 14), codes, offsets, [30], SEED) for _ in range(2)]
     play(*(end.exchange_hints() for end in ends))
     found = play(*(end.sums(np.zeros((9, 2, 2), np.uint64)) for end in ends))
     return [row for own, _ in found for row in own.reshape(-1, own.shape[-1])]
+
+
+def further_answers() -> Rows:
+    """Return a further party's answers to vectors of zeros, without a pad."""
+    codes, offsets = np.zeros((9, 1), np.uint8), np.array([0, 30], np.int32)
+    table = ServedColumns(SumsBounds(9, 1 << 16, 1 << 14), codes, offsets, SEED, 1, further=True)
+    request = FurtherSums(table, 2, np.zeros(1, np.int32))
+    request.add([np.zeros((2, packed_words(table.parameters, size)), np.uint32) for size in (9, DEGREE)] * 2)
+    answers = request.answers(np.zeros(request.shape, np.uint16))
+    return [row for of in answers for row in of.reshape(-1, of.shape[-1])]
 
 
 def oblivious_values() -> Rows:
@@ -434,6 +445,7 @@ LINES: dict[str, Line] = {
     "sharing/shamir.random_numbers: Keystream": Line(shamir, even=False),
     "sums/lattice_sums.LatticeSumsServer._masks: Keystream": Line(sealed_answers),
     "sums/lattice_sums.LatticeSumsServer.settle: token_bytes": Line(sealed_answers),
+    "sums/shared_sums.FurtherSums.answers: Keystream": Line(further_answers),
     "sums/shared_sums.SharedSums.sums: Keystream": Line(sums_of_shares, even=False),
     "transfer/extension.base_choose: random_scalar": Line(base_transfers, even=False),
     "transfer/extension.base_offer: random_scalar": Line(base_transfers, even=False),

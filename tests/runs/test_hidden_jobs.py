@@ -132,17 +132,33 @@ def test_contributions_are_refused_with_and_without_the_option(trained: Path) ->
             run_all(load_job(opened), verb)
 
 
-def test_a_party_that_dies_is_named_and_the_job_resumes(trained: Path, tmp_path: Path) -> None:
-    job = write(tmp_path)
-    kept = tmp_path / "model" / "a.checkpoint"
-    processes = {"a": start(job, "a"), "b": start(job, "b", dies=("WeightShares", 3, ""))}
+def assert_resumes(job: Path, whole: Path, names: str, dies: tuple[str, tuple[str, int, str]]) -> None:
+    """Fail unless a party that dies is named by the active one, and the same model comes of the job begun again."""
+    kept, (dying, when) = job.parent / "model" / "a.checkpoint", dies
+    processes = {name: start(job, name, **({"dies": when} if name == dying else {})) for name in names}
     wait_for_rounds(processes, kept, 1)
     ended = finish(processes, 60)
     assert ended["a"][0] not in (0, None)
-    assert "b" in ended["a"][1].splitlines()[-1]
+    assert dying in ended["a"][1].splitlines()[-1]
     assert kept.exists()
-    again = finish({name: start(job, name, resume=True) for name in "ab"}, 60)
-    assert [code for code, _ in again.values()] == [0, 0], again
-    ours, theirs = model(load_job(job)), model(load_job(trained))
+    again = finish({name: start(job, name, resume=True) for name in names}, 60)
+    assert {code for code, _ in again.values()} == {0}, again
+    ours, theirs = model(load_job(job)), model(load_job(whole))
     np.testing.assert_equal(ours, theirs)
     assert not kept.exists()
+
+
+def test_a_party_that_dies_is_named_and_the_job_resumes(trained: Path, tmp_path: Path) -> None:
+    assert_resumes(write(tmp_path), trained, "ab", ("b", ("WeightShares", 3, "")))
+
+
+def test_three_parties_sign_keys_predict_and_resume_after_the_last_one_died(tmp_path: Path) -> None:
+    given = GIVEN[0], {"a": "", "b": "", "c": ""}
+    whole, job = (tmp_path / name for name in ("whole", "job"))
+    for folder in (whole, job):
+        folder.mkdir()
+    trained = write(whole, given)
+    run_all(load_job(trained), "train")
+    assert_predicts_as_pooled(trained, "abc", **TREES)
+    # an answer of each level, and one where it has splits
+    assert_resumes(write(job, given), trained, "abc", ("c", ("SealedStep", 2 + 2 * 2 * TREES["max_depth"], "")))

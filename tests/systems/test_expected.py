@@ -136,7 +136,6 @@ def link(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", VERTICAL)
 def test_bytes_are_as_expected_where_columns_are_split(name: str, rows: int, columns: int, parties: int) -> None:
     kind, common = VERTICAL[name]
-    parties = 2 if name.startswith("hidden") else parties
     compare(*by_column(kind, rows, columns, parties, **common))
 
 

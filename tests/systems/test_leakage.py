@@ -41,7 +41,7 @@ JOBS: dict[str, list[Played]] = {
         Played({"encryption": "lattice", "reveal": "node", **EXACT}),
         Played({"sums": "sealed", **ONE_TREE, **GROUPS}, 3),
         Played({"sums": "sealed", "reveal": "column", **ONE_TREE}),
-        Played({"membership": "hidden", "objective": "logistic_pieces"}, resumes=True),
+        Played({"membership": "hidden", "objective": "logistic_pieces"}, 3, resumes=True),
         Played({"membership": "hidden", "objective": "logistic_pieces", "training_rows": "rounded"}),
         Played({**OU, "inference": "shared", **EXACT}, 3),
         Played({**PAPER, "encryption": "ou", "insecure_test_key_bits": 512}),

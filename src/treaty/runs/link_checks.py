@@ -94,7 +94,7 @@ def over_links(job: Job, found: Iterable[CheckFinding], links: Mapping[str, Link
     mine = "sealed" if own.ciphers.sealed else "open" if own.ciphers.may_hint else own.ciphers.cipher
     mine = "hidden" if own.hides_rows else mine
     kinds = seconds_of_a_tree(common, shape, of_all)
-    if _may_hide_rows(own, common, len(of_all)):
+    if _may_hide_rows(own, common):
         kinds["hidden"] = seconds_of_a_hidden_tree(common, shape, job.active, of_all)
     for kind, (computing, *others) in kinds.items():
         parts = slow * computing, *others
@@ -108,9 +108,9 @@ def over_links(job: Job, found: Iterable[CheckFinding], links: Mapping[str, Link
     return [CheckFinding(f"{EXPECTED} {what}", True, of) for what, of in (("seconds a tree", text), ("advice", advice))]
 
 
-def _may_hide_rows(own: Any, common: Any, others: int) -> bool:
+def _may_hide_rows(own: Any, common: Any) -> bool:
     """Return whether a job's options allow ``membership="hidden"``."""
-    if others != 1 or not hasattr(own, "membership"):
+    if not hasattr(own, "membership"):
         return False
     with suppress(ConfigError):
         type(own)(membership="hidden").check(common)

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 
 from crypto.sealed.test_sealed import opened, play, shared
 from crypto.sealed.watching import alike, assert_refuses_garbage, counts, garbage, noted, uniform, views
-from treaty.crypto.lattice.ring import packed_words
+from treaty.crypto.keystream import Keystream
+from treaty.crypto.lattice.kernels import reduced
+from treaty.crypto.lattice.ring import packed_words, uniform_digits
 from treaty.crypto.parameters import DEGREE
 from treaty.crypto.payload import SumsBounds, slots_of
 from treaty.crypto.sums import shared_sums
 from treaty.crypto.sums.lattice_sums import lattice_fields
-from treaty.crypto.sums.shared_sums import SharedSums
+from treaty.crypto.sums.shared_sums import FurtherSums, ServedColumns, SharedSums
 from treaty.crypto.transfer.arithmetic import from_ints
 from treaty.crypto.transfer.sealed_sums import Places, integer_shares
 from treaty.crypto.transfer.stock import Arrays, Steps, Transfers, open_transfers
@@ -43,7 +45,7 @@ class Table:
         self.offsets = [np.concatenate([[0], np.cumsum(of)]).astype(np.int32) for of in widths]
         slots = [int(of[-1]) for of in self.offsets]
         self.sums = [
-            SharedSums(bounds, self.codes[k], self.offsets[k], slots[1 - k], SEED) for k in (0, 1)
+            SharedSums(bounds, self.codes[k], self.offsets[k], [slots[1 - k]], SEED) for k in (0, 1)
         ]  # fmt: skip
 
     def with_hints(self) -> Table:
@@ -84,7 +86,7 @@ def summed(
     which: list[tuple[Any, Any]] = [(None, None)] * 2
     if kept is not None:
         slots = [slots_of(of, some.astype(np.int64)) for of, some in zip(table.offsets, kept, strict=True)]
-        which = [(kept[k], slots[1 - k]) for k in (0, 1)]
+        which = [(kept[k], [slots[1 - k]]) for k in (0, 1)]
     found = play(*(table.sums[k].sums(given[k], *which[k]) for k in (0, 1)))
     (own, theirs), (others, ours) = found
     parts = [np.concatenate(pair, axis=1) for pair in ((own, theirs), (ours, others))]
@@ -213,6 +215,55 @@ def test_vectors_do_not_show_what_is_in_them() -> None:
         found.append(np.stack([counts(array) for array in seen[0]]))
     for one, other in zip(*found, strict=True):
         assert alike(one, other)
+
+
+# ---------------------------------------------------------------- further parties
+
+
+def further(n: int, widths: list[int], seed: int = 11) -> ServedColumns:
+    rng = np.random.default_rng(seed)
+    codes = np.stack([rng.integers(0, width, n) for width in widths], 1).astype(np.uint8)
+    offsets = np.concatenate([[0], np.cumsum(widths)]).astype(np.int32)
+    return ServedColumns(SumsBounds(n, 1 << 16, 17040), codes, offsets, SEED, 1, further=True)
+
+
+def asked(table: ServedColumns, words: Any, vectors: int, pad: np.ndarray | None = None) -> list[np.ndarray]:
+    """Return the answers to vectors of these words, of both ends, and the second one without its pad."""
+    request = FurtherSums(table, vectors, np.arange(len(table.columns), dtype=np.int32))
+    pad = uniform_digits(Keystream().raw, request.shape) if pad is None else pad
+    sizes = packed_words(table.parameters, table.n_rows), packed_words(table.parameters, DEGREE)
+    assert request.add([words((vectors, size)) for size in sizes] * 2)
+    own, passed = request.answers(pad)
+    return [own, passed, reduced(passed.astype(np.int64) - pad)]
+
+
+@pytest.mark.parametrize("case", WORDS)
+def test_a_further_partys_answers_are_uniform_whatever_vectors_were_sent(case: str) -> None:
+    """Each of them, what the active party can add up of both, and differences of answers to the same vectors."""
+    table = further(64, [50, 50])
+    one, other = asked(table, WORDS[case], 8), asked(table, WORDS[case], 8)
+    for of in (*one, one[0] + one[1], *(first - second for first, second in zip(one, other, strict=True))):
+        assert uniform(of)
+
+
+def test_without_its_mask_or_its_pad_an_answer_is_not_uniform(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = further(64, [50, 50])
+    shape = 8, 100, table.parameters.digits
+    own, passed, opened = asked(table, WORDS["zeros"], 8, np.zeros(shape, np.uint16))
+    assert not uniform(own + passed)
+    monkeypatch.setattr(shared_sums, "uniform_digits", lambda _, shape: np.zeros(shape, np.uint16))
+    own, passed, opened = asked(table, WORDS["zeros"], 8, np.ones(shape, np.uint16))
+    assert not uniform(own)
+    assert not uniform(opened)
+
+
+def test_a_further_party_refuses_vectors_of_other_types_and_shapes() -> None:
+    table = further(20, [3, 2])
+    sizes = packed_words(table.parameters, 20), packed_words(table.parameters, DEGREE)
+    honest = [np.zeros((2, size), np.uint32) for size in sizes] * 2
+    for came in garbage(honest):
+        with pytest.raises(CryptoError):
+            FurtherSums(table, 2, np.arange(2, dtype=np.int32)).add(came)
 
 
 # ---------------------------------------------------------------- what is refused

@@ -172,6 +172,15 @@ def test_places_of_splits_that_are_none_are_refused(case: str) -> None:
         read_forest(HiddenForest(Array.of(records), Array.of(np.zeros(levels, np.bool_))), "p0", 5)
 
 
+def test_records_are_own_ones_or_lines_of_further_parties() -> None:
+    """Others would be read beyond their table."""
+    message = HiddenForest(Array.of(np.array([[0, 4, 7]], np.int32)), Array.of(np.zeros(2, np.bool_)))
+    for lines in (0, 2):
+        with pytest.raises(PeerProtocolError, match=f"expected records below {5 + lines}"):
+            read_forest(message, "p0", 5, lines=lines)
+    assert read_forest(message, "p0", 5, lines=3).held == 5
+
+
 def test_a_new_training_has_no_splits_of_earlier_rounds() -> None:
     tables, y = tables_and_labels(2, rows=60)
     SEEN.clear()

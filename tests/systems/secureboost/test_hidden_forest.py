@@ -62,7 +62,7 @@ class Model:
 
         def end(k: int) -> Steps[np.ndarray]:
             own = partial(decide_rows, self.splits[k], self.tables[k], 1)
-            forest, given = SharedForest(records[k], levels[1 - k], **of_sums), weights if k == 0 else None
+            forest, given = SharedForest(records[k], 1 << 20, levels[1 - k], **of_sums), weights if k == 0 else None
             return margin_shares(ends[k], self.tables[k].n_rows, own, forest, given)
 
         return play(end(0), end(1))

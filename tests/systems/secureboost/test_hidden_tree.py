@@ -162,12 +162,19 @@ def test_the_last_levels_numbers_are_summed_and_not_made_row_by_row(
     assert max(made) == 4
 
 
-@pytest.mark.parametrize(("weighted", "classes"), [(False, 1), (True, 1), (False, 3)])
-def test_no_pad_of_a_tree_serves_twice(monkeypatch: pytest.MonkeyPatch, weighted: bool, classes: int) -> None:
-    """Under a key, a tweak is of one row; and two trees have different keys, which both ends derive alike."""
+@pytest.mark.parametrize(
+    ("weighted", "classes", "further"), [(False, 1, 0), (True, 1, 0), (False, 3, 0), (False, 1, 2), (False, 2, 1)]
+)
+def test_no_pad_of_a_tree_serves_twice(
+    monkeypatch: pytest.MonkeyPatch, weighted: bool, classes: int, further: int
+) -> None:
+    """Under a key, a tweak is of one row; and two trees have different keys, which both ends derive alike.
+
+    Nor does a stream of pads that the partner and a further party know, which both draw alike.
+    """
     hashed = Used(monkeypatch).hashed
     ends, rng = play(open_transfers(0), open_transfers(1)), np.random.default_rng(5)
-    own = [Columns.draw(100, 1, 6, rng) for _ in range(2)]
+    own = [Columns.draw(100, 1, 6, rng) for _ in range(2 + further)]
     weights = rng.integers(1, 8, 100) if weighted else None
     job = Job(ends, own, rng.integers(0, 2, 100), max_depth=3, min_child_weight=1e-3, weights=weights)
     jobs = [job, *(job.with_labels(rng.integers(0, 2, 100)) for _ in range(classes - 1))]
@@ -189,6 +196,13 @@ def test_no_pad_of_a_tree_serves_twice(monkeypatch: pytest.MonkeyPatch, weighted
         pads, rows = of[:, [0, 3, 4]].sum(axis=1), of[:, :3].sum(axis=1)
         assert len(np.unique(pads)) == len(of)  # one pad, one use
         assert len(np.unique(rows)) == len(np.unique(of[:, 0]))  # one tweak, one row
+    for name in job.further:
+        at_partner, at_further = job.seeds.drawn[f"B {name}"], job.seeds.drawn[f"{name} B"]
+        assert len(set(at_partner)) == len(at_partner)
+        assert len(set(at_further)) == len(at_further)
+        assert {*at_further} <= {*at_partner}
+        assert sum(what.endswith("sums") for what in at_further) == 2 * classes * job.depth
+    assert len({what for of in job.seeds.drawn.values() for what in of if what.endswith("sides")}) > 1 or not further
 
 
 # ---------------------------------------------------------------- what is refused

@@ -25,7 +25,7 @@ from treaty.models.trees import leaves
 from treaty.runs.threads import RunRecord
 from treaty.systems.observers import Observers, ProgressCalls
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.secureboost import hidden_forest, shared_prediction
+from treaty.systems.secureboost import hidden_forest
 from treaty.systems.secureboost.hidden_forest import PRECISION_BITS, HiddenForest, leaf_weights, unit_of
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.secureboost.shared_prediction import (
@@ -165,7 +165,7 @@ def test_sides_of_further_parties_are_in_memory_a_block_of_rows_at_a_time(monkey
     parts, tables = grow(frames, y, "binary", n_estimators=3)
     some, made = take(tables, slice(0, 75)), []
     monkeypatch.setattr(hidden_forest, "_WALKED_AT_ONCE", walked)
-    monkeypatch.setattr(shared_prediction, "_ROWS_OF_LINES", block)
+    monkeypatch.setattr(hidden_forest, "_ROWS_OF_LINES", block)
     honest = MovingKey.mask
 
     def watching(self, other, shape, *, sending):

@@ -10,6 +10,7 @@ which is a gain of the threshold on the same scale (`trees.splits.bound`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -147,34 +148,46 @@ def _below(transfers: Transfers, shares: Wide, least: int, bits: int, role: int)
     return (yield from negatives(transfers, cut(subtract(shares, limit).reshape(-1, WORDS), bits), bits, role))
 
 
-def left_sums(transfers: Transfers, left: Wide, owners: Bits, numbers: NDArray[np.int64], role: int) -> Steps[Words]:
+def left_sums(
+    transfers: Transfers, left: Wide, owners: Bits, numbers: NDArray[np.int64], role: int, blocks: Sequence[slice] = ()
+) -> Steps[Words]:
     """Return shares modulo 2^64 of grad and hess of the winners' left children, uint64 (n, 2): two steps.
 
     `owners`, (n,), are 1 and 2 for role 0 and 1, and 0 where no split is good enough; `numbers`, (n,), are the winners'
     where they are own. The winner's owner takes the other party's share by a transfer of 1 of all candidates.
+
+    From 3 on owners are further parties, whose candidates are in `blocks`. Numbers in these are shared, by xor: each
+    party offers its share in the order of its share of the number, and takes the other's at it.
     """
     nodes, candidates = left.shape[:2]
     shares, count = np.ascontiguousarray(left[:, :, (GRAD, HESS), 0]), max(1, (candidates - 1).bit_length())
-    own = owners == role + 1
-    wanted = np.where(own, numbers, 0)
+    own, beyond = owners == role + 1, owners > 2
+    size = 1 << count if beyond.any() else candidates
+    wanted = np.where(own | beyond, numbers, 0)
     bits = ((wanted[:, None] >> np.arange(count)) & 1).astype(np.uint8)
     _, q, t = yield from transfers.choose(bits.reshape(-1))
-    q, t, first = joined(q, count), joined(t, count), transfers.tweaks(nodes * candidates)
-    others = np.flatnonzero((owners > 0) & ~own)
+    q, t, first = joined(q, count), joined(t, count), transfers.tweaks(nodes * size)
+    others, mine = np.flatnonzero((owners > 0) & ~own), np.flatnonzero(own | beyond)
     masks = Keystream().bits(64, 2 * len(others)).reshape(-1, 2)
-    table = np.empty((len(others), candidates, 2), np.uint64)
-    patterns = bit_patterns(transfers.sender.delta, count)[:candidates]
+    table = np.empty((len(others), size, 2), np.uint64)
+    patterns = bit_patterns(transfers.sender.delta, count)[:size]
     for place, node in enumerate(others):
-        pads = transfers.sender.hash.rows(q[node] ^ patterns, first + int(node) * candidates)
-        table[place] = (shares[node] - masks[place]) ^ pads
-    mine = np.flatnonzero(own)
-    (came,) = take((yield [table]), (np.uint64, (len(mine), candidates, 2)))
+        offered = np.zeros((size, 2), np.uint64)
+        of = shares[node, blocks[owners[node] - 3]] if beyond[node] else shares[node]
+        offered[: len(of)] = of
+        if beyond[node]:
+            offered = offered[np.arange(size) ^ wanted[node]]
+        pads = transfers.sender.hash.rows(q[node] ^ patterns, first + int(node) * size)
+        table[place] = (offered - masks[place]) ^ pads
+    (came,) = take((yield [table]), (np.uint64, (len(mine), size, 2)))
     out = np.zeros((nodes, 2), np.uint64)
     out[others] = masks
     for place, node in enumerate(mine):
         number = int(wanted[node])
-        pad = transfers.receiver.hash.rows(t[node : node + 1], first + int(node) * candidates + number)[0]
-        out[node] = shares[node, number] + (came[place, number] ^ pad)
+        pad = transfers.receiver.hash.rows(t[node : node + 1], first + int(node) * size + number)[0]
+        out[node] += came[place, number] ^ pad
+        if own[node]:
+            out[node] += shares[node, number]
     return out
 
 

@@ -8,7 +8,7 @@ shares, before it is opened, to 15 bits or so, as a leaf's weight has.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,10 +21,10 @@ from treaty.crypto.transfer.shared_pieces import NUMBER_BITS, Pieces, values_of
 from treaty.crypto.transfer.stock import Steps, Transfers
 from treaty.data.table import Table
 from treaty.errors import PeerProtocolError
-from treaty.machine.arrays import Floats, Integers, Words, pieces
+from treaty.machine.arrays import Bytes, Floats, Integers, Words, pieces
 from treaty.messaging.messages import Array, Message, leaks, view
 from treaty.messaging.party import Party
-from treaty.systems.secureboost.hidden_forest import SharedForest, decide_rows, margin_shares
+from treaty.systems.secureboost.hidden_forest import SharedForest, decide_rows, in_blocks, margin_shares, with_lines
 from treaty.systems.secureboost.hidden_setup import HiddenLoss
 from treaty.systems.secureboost.hidden_tree import HiddenLevel
 from treaty.systems.vertical.sealed import compute
@@ -125,29 +125,47 @@ GrownTree = tuple[Sequence[HiddenLevel], Sequence[Sequence[int]]]
 """A tree's levels, and the record numbers of own splits of each."""
 
 
-def forest_of_trees(trees: Sequence[GrownTree], place: int) -> SharedForest:
-    """Return what a party at this place knows of a round's trees, one of each output and all of one depth."""
-    depth = len(trees[0][0])
+def forest_of_trees(trees: Sequence[GrownTree], place: int, held: int) -> SharedForest:
+    """Return what a party at this place knows of a round's trees, one of each output and all of one depth.
+
+    Records of own splits are below `held`. From there on are splits of further parties, in the order of trees, levels
+    and nodes.
+    """
+    depth, lines = len(trees[0][0]), held
     records = np.full((len(trees), (1 << depth) - 1), -1, np.int32)
     for of_tree, (levels, numbers) in zip(records, trees, strict=True):
         for level, (of, own) in enumerate(zip(levels, numbers, strict=True)):
-            of_tree[(1 << level) - 1 + np.flatnonzero(of.owner == place)] = own
-    others = [any((levels[k].owner == 1 - place).any() for levels, _ in trees) for k in range(depth)]
-    return SharedForest(records, others, len(trees))
+            at, further = of_tree[(1 << level) - 1 : (2 << level) - 1], np.flatnonzero(of.further)
+            at[of.owner == place] = own
+            at[further] = np.arange(lines, lines + len(further))
+            lines += len(further)
+    # the other party decides, or has shares of sides
+    others = [any(not np.isin(levels[k].owner, (-1, place)).all() for levels, _ in trees) for k in range(depth)]
+    return SharedForest(records, held, others, len(trees))
 
 
 class EvalRows:
-    """An eval set at either party: own shares of its rows' margins, uint32 (n_outputs, n_rows)."""
+    """An eval set at either party, by its number: own shares of its rows' margins, uint32 (n_outputs, n_rows)."""
 
-    def __init__(self, table: Table, transfers: Transfers, splits: SplitTable, threads: int, n_outputs: int) -> None:
-        self._n_rows, self._transfers = table.n_rows, transfers
+    def __init__(
+        self, table: Table, transfers: Transfers, splits: SplitTable, threads: int, n_outputs: int, number: int
+    ) -> None:
+        self.n_rows, self._transfers, self._splits, self._number = table.n_rows, transfers, splits, number
         self._own = partial(decide_rows, splits, table, threads)
         self.margins = np.zeros((n_outputs, table.n_rows), np.uint32)
 
-    def add(self, party: Party, forest: SharedForest, weights: Integers | None) -> None:
-        """Add trees, of which the active party gives the weights."""
-        steps = margin_shares(self._transfers, self._n_rows, self._own, forest, weights)
+    def add(
+        self, party: Party, forest: SharedForest, weights: Integers | None, lines: Sequence[Callable[[int], Bytes]]
+    ) -> None:
+        """Add trees, of which the active party gives the weights; `lines` make shared sides of the next rows."""
+        own = with_lines(self._own, forest.held, self.n_rows, lines)
+        steps = margin_shares(self._transfers, self.n_rows, own, forest, weights)
         self.margins = (self.margins + compute(party, steps).T) & _WHOLE
+
+    def add_round(self, party: Party, trees: Sequence[GrownTree], place: int, weights: Integers | None) -> None:
+        """Add the trees of a round."""
+        lines = [of.lines[1 + self._number] for levels, _ in trees for of in levels if of.lines]
+        self.add(party, forest_of_trees(trees, place, len(self._splits)), weights, in_blocks(lines))
 
     def loss(self, party: Party, objective: HiddenLoss, y: Floats | None, role: int) -> Words:
         """Return a share of the loss of all rows, of which the active party gives the labels."""
@@ -179,11 +197,11 @@ class WatchedShares:
         return [forest.objective.metric]
 
     def measure(self, forest: Forest, new: Sequence[Tree]) -> Mapping[str, float]:
-        (peer,), objective = self.party.peers, forest.objective
+        peer, objective = self.party.peers[0], forest.objective
         assert isinstance(objective, HiddenLoss)
         if self.last:
             trees, weights = zip(*self.last, strict=True)
-            self.rows.add(self.party, forest_of_trees(trees, self.place), np.stack(weights))
+            self.rows.add_round(self.party, trees, self.place, np.stack(weights))
         share = self.rows.loss(self.party, objective, self.y, 0)
         came = view(self.party.receive(peer, EvalLoss).share, np.uint64, (1,), peer=peer, what="EvalLoss.share")
         if (loss := objective.loss_of(int((share + came)[0]), len(self.y))) >= objective.most_loss:

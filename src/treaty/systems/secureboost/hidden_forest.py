@@ -11,7 +11,7 @@ Weights are whole numbers: of the objective's unit, if its leaves have one, else
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -27,12 +27,14 @@ from treaty.machine.arrays import Bytes, Int32s, Integers, pieces
 from treaty.messaging.messages import Array, Message, leaks, view
 from treaty.messaging.party import Party
 from treaty.models.trees import decide
+from treaty.systems.vertical.messages import SignedKey
 from treaty.trees.ensemble import SplitTable, Tree
 
 # Weights without a unit of their own have this many bits below the largest: more would only make sums easier to take
 # apart
 PRECISION_BITS = 40
 _WALKED_AT_ONCE = 1 << 20  # rows of all trees together
+_ROWS_OF_LINES = 1 << 16  # of which shared sides are in memory at once; a multiple of 8
 _MOST_TREES = 1 << 20  # as at least eight rows are walked at once, however many trees there are
 
 
@@ -45,7 +47,7 @@ class HiddenForest(Message):
     """The receiver's records, int32 (trees, 2^depth - 1), level by level, -1 at nodes that it does not decide.
 
     Numbers from its number of records on are lines of bits that it shares with further passive parties
-    (`shared_prediction.FurtherLines`). `active`, bool (depth,), says at which levels the sender decides nodes. Trees of
+    (`FurtherLines`). `active`, bool (depth,), says at which levels the sender decides nodes. Trees of
     `outputs` outputs alternate, and shares of weights have `nbytes` bytes.
     """
 
@@ -55,6 +57,21 @@ class HiddenForest(Message):
     nbytes: Annotated[int, msgspec.Meta(ge=WEIGHT_BYTES, le=8)] = WEIGHT_BYTES
 
 
+@leaks("as the job's first passive party, how many splits of each further passive party the trees use", "exact")
+class FurtherLines(Message):
+    """How many lines of bits the partner shares with each further passive party, in order, and by whose keys."""
+
+    further: dict[str, tuple[Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)], SignedKey]]
+
+
+@leaks("as a further passive party, which of its own splits the trees use", "exact")
+class SidesRequest(Message):
+    """Records, ascending int32, at which a further party is to share its sides with the partner, by whose key."""
+
+    records: Array
+    key: SignedKey
+
+
 # ---------------------------------------------------------------- what both ends compute
 
 
@@ -62,10 +79,12 @@ class HiddenForest(Message):
 class SharedForest:
     """What a party knows of the trees: the `records` that it decides in complete trees, and of how many `outputs`.
 
-    `others` says at which levels the other party decides nodes; shares of weights have `nbytes` bytes.
+    Records from `held` on are lines of bits that it shares. `others` says at which levels the other party decides
+    nodes; shares of weights have `nbytes` bytes.
     """
 
     records: Int32s
+    held: int
     others: Sequence[bool]
     outputs: int = 1
     nbytes: int = WEIGHT_BYTES
@@ -163,6 +182,50 @@ def _sides(left: NDArray[np.uint8], numbers: Integers) -> NDArray[np.uint32]:
     return sides.reshape(-1)
 
 
+def blocks_of_lines(n_rows: int) -> list[slice]:
+    """Return the blocks of rows of which shared lines of bits are made, and in memory, at once."""
+    return pieces(n_rows, _ROWS_OF_LINES)
+
+
+def with_lines(own: Decide, held: int, n_rows: int, sources: Sequence[Callable[[int], Bytes]]) -> Decide:
+    """Return what decides at own records, below `held`, and from there on reads lines of shared bits.
+
+    Each of the `sources` returns its lines of the next rows, given how many. A block of rows is made when it is first
+    read, and rows are read in order: lines of all rows would not fit in memory.
+    """
+    blocks, parts, made = blocks_of_lines(n_rows), list[Bytes](), 0
+
+    def decide(records: Int32s, rows: slice) -> Bytes:
+        nonlocal made
+        # of earlier blocks, the last may have some of these rows
+        del parts[: max(0, len(parts) - 1)]
+        first = made - len(parts)
+        while made < len(blocks) and blocks[made].start < rows.stop:
+            count = blocks[made].stop - blocks[made].start
+            parts.append(np.concatenate([source(count) for source in sources]))
+            made += 1
+        mine, theirs = np.split(records, [np.searchsorted(records, held)])
+        start = (rows.start - blocks[first].start) // 8
+        shared = np.concatenate([part[theirs - held] for part in parts], axis=1)
+        return np.concatenate([own(mine, rows), shared[:, start : start + -(-(rows.stop - rows.start) // 8)]])
+
+    return decide if sources else own
+
+
+def in_blocks(lines: Sequence[Bytes]) -> list[Callable[[int], Bytes]]:
+    """Return a source of `with_lines` for lines of all rows, none if there are none."""
+    if not lines:
+        return []
+    whole, done = np.concatenate(lines), 0
+
+    def next_rows(count: int) -> Bytes:
+        nonlocal done
+        done += -(-count // 8)
+        return whole[:, done - -(-count // 8) : done]
+
+    return [next_rows]
+
+
 def decide_rows(splits: SplitTable, table: Table, threads: int, records: Int32s, rows: slice) -> Bytes:
     """Return a `Decide` of a table's rows, but for its first arguments."""
     return decide(splits, table, records, threads, rows)
@@ -171,31 +234,58 @@ def decide_rows(splits: SplitTable, table: Table, threads: int, records: Int32s,
 # ---------------------------------------------------------------- what the active party tells the other
 
 
-def show_forest(party: Party, trees: Sequence[Tree], own: int, outputs: int) -> SharedForest:
-    """Tell the one passive party where its splits are; return what this one knows."""
-    (peer,), depth = party.peers, depth_of(trees)
-    mine, theirs = records_of(trees, own, depth), records_of(trees, 1 - own, depth)
-    party.send(peer, HiddenForest(Array.of(theirs), Array.of(np.array(levels_of(mine))), outputs))
-    return SharedForest(mine, levels_of(theirs), outputs)
+def show_forest(
+    party: Party, trees: Sequence[Tree], sources: Sequence[str], held: Mapping[str, int],
+    further: Mapping[str, Int32s], keys: Mapping[str, SignedKey], outputs: int, nbytes: int = WEIGHT_BYTES,
+) -> SharedForest:  # fmt: skip
+    """Tell the partner and `further` passive parties where their splits are; return what this one knows.
+
+    `sources` are owners by number, `held` the records of the active party and of the partner, in this order; the trees
+    use the records of further parties. If there are any, passive parties are given each other's `keys`.
+    """
+    own, partner = held
+    depth, used = depth_of(trees), {name: of for name, of in further.items() if len(of)}
+    lines = _lines_of(trees, depth, {sources.index(name): of for name, of in used.items()})
+    mine, theirs = (
+        np.where(lines < 0, records_of(trees, sources.index(name), depth), np.int32(held[name]) + lines)
+        for name in (own, partner)
+    )
+    party.send(partner, HiddenForest(Array.of(theirs), Array.of(np.array(levels_of(mine))), outputs, nbytes))
+    if keys:
+        party.send(partner, FurtherLines({name: (len(of), keys[name]) for name, of in used.items()}))
+    for name, of in further.items():
+        party.send(name, SidesRequest(Array.of(of), keys[partner]))
+    return SharedForest(mine, held[own], levels_of(theirs), outputs, nbytes)
 
 
-def read_forest(came: HiddenForest, active: str, held: int, most_outputs: int = 1) -> SharedForest:
-    """Return what the active party tells; own records are below `held`."""
+def _lines_of(trees: Sequence[Tree], depth: int, further: Mapping[int, Int32s]) -> Int32s:
+    """Return the lines of further owners' `records` in complete trees, int32 (trees, 2^depth - 1), -1 elsewhere."""
+    lines, first = np.full((len(trees), (1 << depth) - 1), -1, np.int32), 0
+    for source, records in further.items():
+        at = records_of(trees, source, depth)
+        lines = np.where(at < 0, lines, first + np.searchsorted(records, at)).astype(np.int32)
+        first += len(records)
+    return lines
+
+
+def read_forest(came: HiddenForest, active: str, held: int, most_outputs: int = 1, lines: int = 0) -> SharedForest:
+    """Return what the active party tells; own records are below `held`, and from there on are shared lines."""
+    known = held + lines
     what = "HiddenForest"
     levels = view(came.active, np.bool_, (None,), peer=active, what=f"{what}.active")
     if not 1 <= len(levels) <= MOST_LEVELS:
         raise PeerProtocolError(active, f"expected 1 to {MOST_LEVELS} levels", at=f"{what}.active")
     shape = None, (1 << len(levels)) - 1
     records = view(came.records, np.int32, shape, peer=active, what=f"{what}.records")
-    if not 0 < len(records) <= _MOST_TREES or records.min() < -1 or records.max() >= held:
+    if not 0 < len(records) <= _MOST_TREES or records.min() < -1 or records.max() >= known:
         raise PeerProtocolError(
             active,
-            f"expected records below {held}, of one tree at least and {_MOST_TREES} at most",
+            f"expected records below {known}, of one tree at least and {_MOST_TREES} at most",
             at=f"{what}.records",
         )
     if came.outputs > most_outputs or len(records) % came.outputs:
         raise PeerProtocolError(active, f"expected trees of at most {most_outputs} outputs", at=f"{what}.outputs")
-    return SharedForest(records, levels.tolist(), came.outputs, came.nbytes)
+    return SharedForest(records, held, levels.tolist(), came.outputs, came.nbytes)
 
 
 def levels_of(records: Int32s) -> list[bool]:

@@ -1,13 +1,14 @@
 """Training in which neither party learns which rows are in a node (``membership="hidden"``), at both roles.
 
-Two parties: the active one has the labels, and perhaps columns, the passive one columns. Margins, gradients, sums and
-the nodes of rows are shared; `hidden_tree` grows a tree step by step at both ends alike. Trees are, bit for bit, those
-of the plain grower on the joined table with the same objective (but for the rows of nodes, which nobody counts).
+Two parties compute: the active one has the labels, and perhaps columns; its partner, the first passive party, columns.
+Margins, gradients, sums and the nodes of rows are shared; `hidden_tree` grows a tree step by step at both ends alike.
+What further passive parties do is in `hidden_further`. Trees are, bit for bit, those of the plain grower on the joined
+table with the same objective (but for the rows of nodes, which nobody counts).
 
 ====  =============  =============================================================================================
 step  message        what
 ====  =============  =============================================================================================
-1     HiddenColumns  each party's numbers of bins, to the other
+1     HiddenColumns  each party's numbers of bins, to those who compute
 2     HiddenStart    the model's number, from the active party
 3     SealedStep     a public seed that both draw, hints of both parties' columns, base transfers
 4     HiddenTree     a tree begins
@@ -22,9 +23,10 @@ Adversary: honest but curious. What each learns is in docs/hidden.md.
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
@@ -40,10 +42,9 @@ from treaty.crypto.transfer.shared_pieces import NUMBER_BITS
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.machine.arrays import Flags, Int32s, Integers, Words, pieces
 from treaty.messaging.conversation import MessageOrder, Table
-from treaty.messaging.messages import Array, Message, leaks, view
+from treaty.messaging.messages import Array, Arrays, Message, leaks, view
 from treaty.messaging.party import Party
-from treaty.models.trees import ModelPart
-from treaty.privacy.randomised_response import KnownRows
+from treaty.models.trees import ModelPart, used_records
 from treaty.systems.pooled.continuing import CheckpointReceipt, CheckpointRequest
 from treaty.systems.pooled.system import Training
 from treaty.systems.secureboost import hidden_tree
@@ -54,7 +55,6 @@ from treaty.systems.secureboost.hidden_evaluation import (
     EvalRows,
     GrownTree,
     WatchedShares,
-    forest_of_trees,
 )
 from treaty.systems.secureboost.hidden_forest import (
     HiddenForest,
@@ -62,27 +62,46 @@ from treaty.systems.secureboost.hidden_forest import (
     depth_of,
     leaf_weights,
     margin_shares,
-    read_forest,
     show_forest,
+    with_lines,
 )
-from treaty.systems.secureboost.hidden_setup import Columns, HiddenLoss, losses_of, make_ends
+from treaty.systems.secureboost.hidden_further import (
+    Answers,
+    FurtherTree,
+    Padded,
+    Relaying,
+    hints_of,
+    train_further,
+)
+from treaty.systems.secureboost.hidden_setup import (
+    Columns,
+    HiddenLoss,
+    HiddenStart,
+    TreeSamples,
+    losses_of,
+    make_ends,
+    note_rows,
+    terms_of,
+)
 from treaty.systems.secureboost.hidden_tree import (
+    HiddenEnd,
     HiddenLevel,
     build_tree,
     numbers_of,
     record,
 )
 from treaty.systems.secureboost.options import SecureBoost
+from treaty.systems.secureboost.shared_prediction import MaskedSides, forest_with_lines, meet, pads_of
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical.cipher_choice import FAR, PROBES, JobSize, comparisons_of_a_step, measure, sends_little
 from treaty.systems.vertical.column_owner import ascending
 from treaty.systems.vertical.encrypted_columns import sums_bounds
 from treaty.systems.vertical.hidden_cost import MOST_WEIGHT, HiddenRows, tell_cost
-from treaty.systems.vertical.messages import MOST_AHEAD, MOST_STEP, LinkEcho, LinkProbe, Start
-from treaty.systems.vertical.prediction import Finish
-from treaty.systems.vertical.sealed import compute
+from treaty.systems.vertical.messages import MOST_AHEAD, LinkEcho, LinkProbe, SignedKey
+from treaty.systems.vertical.prediction import Finish, take_decisions
+from treaty.systems.vertical.sealed import MovingKey, compute
 from treaty.systems.vertical.training import Follower, agree_on_terms, finish, open_training, start_of
-from treaty.trees.boosting import Rounds, RoundState, draw
+from treaty.trees.boosting import Rounds, RoundState
 from treaty.trees.ensemble import Tree
 from treaty.trees.losses import bound_of_weights
 from treaty.trees.number_losses import STEPS_REACH
@@ -90,30 +109,19 @@ from treaty.trees.number_losses import STEPS_REACH
 CLASSES_AT_ONCE = 8  # whose trees grow together: messages and memory grow with them
 
 
-@leaks(
-    "the model's number; how many of its splits kept rounds use; how long a step takes; a power of two that no row's "
-    "weight exceeds, and of numbers one that no label's distance from the start exceeds",
-    "control",
-)
-class HiddenStart(Start):
-    """The model's id, how many comparisons take as long as a step, what no weight exceeds, and the `grad_clip`."""
-
-    step: Annotated[int, msgspec.Meta(ge=1, le=MOST_STEP)]
-    heaviest: Annotated[int, msgspec.Meta(ge=1, le=1 << MOST_WEIGHT.bit_length())]
-    clip: Annotated[float, msgspec.Meta(gt=0.0)]
-
-
 @leaks("the tree's sample of rows and of columns", "control")
 class HiddenTree(Message):
     """A tree begins: columns of the sender and of the receiver, int32, and packed bits of its rows (None: all).
 
-    At each of its steps about `ahead` bytes are sent either way for later ones.
+    At each of its steps about `ahead` bytes are sent either way for later ones. `further` are columns of further
+    parties.
     """
 
     active: Array
     passive: Array
     rows: Array | None
     ahead: Annotated[int, msgspec.Meta(ge=0, le=MOST_AHEAD)]
+    further: Arrays = msgspec.field(default_factory=list)
 
 
 @leaks("the weight of each leaf", "exact", guard="min_child_samples")
@@ -141,14 +149,6 @@ def train_active(inputs: RoleInput[SecureBoost]) -> ModelPart:
         trees += grower.grow()
     finish(inputs.party)
     return training.part
-
-
-def _note_rows(inputs: RoleInput[SecureBoost], part: ModelPart) -> None:
-    """Have a part know its training rows, and those of an earlier model, by which predictions recognise them."""
-    rows = inputs.rows
-    known = rows.table.matrix(), rows.ids and rows.ids(), rows.ids_of
-    part.encryption, part.hides_rows = "lattice", True
-    part.trained = KnownRows.of(*known) if part.trained is None else part.trained.joined(*known)
 
 
 def _check_rows(inputs: RoleInput[SecureBoost]) -> int:
@@ -181,24 +181,31 @@ class _Grower:
     """
 
     def __init__(self, inputs: RoleInput[SecureBoost], training: Training, heaviest: int) -> None:
-        party, (peer,), common = inputs.party, inputs.party.peers, inputs.common
+        party, (peer, *further), owners, common = inputs.party, inputs.others, inputs.roles.owners, inputs.common
         forest, self._training = training.forest, training
         objective, n_rows = _check(forest.objective), inputs.rows.table.n_rows
         self._party, self._peer, self._rules = party, peer, common.rules(objective)
         self._columns = Columns(inputs)
-        self._columns.exchange(party)
+        keys = self._columns.exchange(inputs, None)
         bounds = sums_bounds(n_rows, objective, common)
         link = measure(party, peer)[0]
         step = comparisons_of_a_step(link, Widths.of(bounds, self._rules.ridge))
-        party.send(peer, HiddenStart(*start_of(training, peer), step, heaviest, objective.grad_clip))
-        _note_rows(inputs, training.part)
+        for name in inputs.others:
+            key = keys[peer] if name != peer else None
+            party.send(name, HiddenStart(*start_of(training, name), step, heaviest, objective.grad_clip, key))
+        note_rows(inputs, training.part)
         losses = losses_of(objective, inputs.rows.y, inputs.rows.weight if heaviest > 1 else None)
-        self._ends = make_ends(inputs, self._columns, bounds, self._rules, step, losses, short=sends_little(link))
+        layouts = dict(zip(owners, self._columns.layouts, strict=True))
+        slots = {name: int(of.offsets[-1]) for name, of in layouts.items()}
+        hints = hints_of(party, {name: slots[name] for name in further}, bounds) if further else None
+        self._ends = make_ends(
+            inputs, self._columns, bounds, self._rules, step, losses, short=sends_little(link), hints=hints
+        )
         end, outputs = self._ends[0], len(self._ends)
         if left := common.most_rounds - forest.rounds:
-            layouts = self._columns.own, self._columns.other
             job = JobSize(bounds, self._rules, left * outputs, inputs.threads)
-            sizes = [len(of.categorical) for of in layouts], [int(of.offsets[-1]) for of in layouts]
+            order = party.name, peer, *further
+            sizes = [len(layouts[name].categorical) for name in order], [slots[name] for name in order]
             candidates = common.colsample_bytree * sum(map(len, end.candidates))
             watched = sum(of.table.n_rows for of in inputs.eval_sets)
             also = HiddenRows(watched, heaviest.bit_length() if heaviest > 1 else 0)
@@ -209,32 +216,46 @@ class _Grower:
         units = np.rint(start / unit).astype(np.int64) % (1 << NUMBER_BITS)
         self._margins = np.repeat(units.astype(np.uint32)[:, None], n_rows, axis=1)
         self.last: list[tuple[GrownTree, Integers]] = []
+        splits = training.part.splits
         self.eval_sets = [
             WatchedShares(
-                of.name, of.y, EvalRows(of.table, end.transfers, training.part.splits, inputs.threads, outputs), party,
+                of.name, of.y, EvalRows(of.table, end.transfers, splits, inputs.threads, outputs, number), party,
                 end.place, self.last,
             )
-            for of in inputs.eval_sets
+            for number, of in enumerate(inputs.eval_sets)
         ]  # fmt: skip
         for of_set in self.eval_sets:
             of_set.rows.margins += self._margins[:, :1]
+        self._further, self._grown = further, 0
+        self._sets = [n_rows, *(of.table.n_rows for of in inputs.eval_sets)]
         if forest.trees:
-            # of a checkpoint or of an earlier model: nobody has kept the margins
-            shared, table = show_forest(party, forest.trees, end.place, outputs), inputs.rows.table
-            own = partial(decide_rows, training.part.splits, table, inputs.threads)
-            if any(np.any(np.remainder(tree.value, unit)) for tree in forest.trees):
-                raise ConfigError("expected labels as far from the start as the earlier model's: its steps are smaller")
-            weights = leaf_weights(forest.trees, depth_of(forest.trees), unit)
-            self._margins += compute(party, margin_shares(end.transfers, n_rows, own, shared, weights)).T
-            for of_set in self.eval_sets:
-                of_set.rows.add(party, shared, weights)
-        self._records = training.records[peer]
+            self._add_earlier(inputs, keys, unit)
+        self._records = {owners.index(name): training.records[name] for name in inputs.others}
         largest = np.array([np.abs(tree.value).max() for tree in forest.trees]).reshape(-1, outputs)
         self._reach = np.abs(start) + largest.sum(axis=0)
         # shared margins are from -128 to below 120 (`crypto.transfer.shared_pieces`), or gradients have a bound
         self._most = 120.0 if inputs.classes is not None else (STEPS_REACH - 1) * objective.grad_clip
         self._last = common.most_rounds if link.step > FAR else 0  # a round without others after it
-        self._ahead, self.samples = Ahead(end.transfers), _Samples(inputs, training, self._columns)
+        self._ahead, self.samples = Ahead(end.transfers), TreeSamples(inputs, training, self._columns)
+
+    def _add_earlier(self, inputs: RoleInput[SecureBoost], keys: Mapping[str, SignedKey], unit: float) -> None:
+        """Add the trees of a checkpoint or of an earlier model to the margins, which nobody has kept."""
+        party, training, table, outputs = self._party, self._training, inputs.rows.table, len(self._ends)
+        trees, splits, sources = training.forest.trees, training.part.splits, inputs.roles.owners
+        if any(np.any(np.remainder(tree.value, unit)) for tree in trees):
+            raise ConfigError("expected labels as far from the start as the earlier model's: its steps are smaller")
+        used = used_records(trees, len(sources))
+        further = {name: used[sources.index(name)] for name in self._further}
+        held = {party.name: len(splits), self._peer: training.records[self._peer]}
+        shared = show_forest(party, trees, sources, held, further, keys if further else {}, outputs)
+        weights = leaf_weights(trees, depth_of(trees), unit)
+
+        lines = [partial(take_decisions, party, name, MaskedSides, len(of)) for name, of in further.items() if len(of)]
+        own = with_lines(partial(decide_rows, splits, table, inputs.threads), shared.held, table.n_rows, lines)
+        steps = margin_shares(self._ends[0].transfers, table.n_rows, own, shared, weights)
+        self._margins += compute(party, steps).T
+        for of_set in self.eval_sets:
+            of_set.rows.add(party, shared, weights, lines)
 
     def grow(self) -> list[Tree]:
         """Grow the trees of the next round, one of each class, and add their weights to the margins."""
@@ -243,14 +264,26 @@ class _Grower:
         ahead.nbytes = int(self._training.forest.rounds + 1 < self._last)
         ahead.begin_tree()
         ahead.nbytes *= min(MOST_AHEAD, max(1, ahead.evenly))
-        for sampled, (own, others) in samples:
+        first, places = self._grown + 1, self._ends[0].places
+        for sampled, columns in samples:
             packed = None if sampled is None else Array.of(np.packbits(sampled))
-            party.send(self._peer, HiddenTree(Array.of(own), Array.of(others), packed, ahead.nbytes))
+            own, others, *further = (Array.of(columns[place]) for place in places)
+            party.send(self._peer, HiddenTree(own, others, packed, ahead.nbytes, further))
+            for name, on in zip(self._further, further, strict=True):
+                party.send(name, FurtherTree(on))
             party.round += 1
+            self._grown += 1
         trees: list[Tree] = []
         self.last.clear()
         for of in pieces(len(samples), CLASSES_AT_ONCE):
             ends = [self._columns.of_tree(end, on) for end, (_, on) in zip(self._ends[of], samples[of], strict=True)]
+            if self._further:
+                numbers = range(first + of.start, first + of.stop)
+                answers = Answers(party, numbers)
+                ends = [
+                    replace(end, further=Relaying(answers, self._further, number, self._sets))
+                    for end, number in zip(ends, numbers, strict=True)
+                ]
             steps = hidden_tree.grow_together(ends, self._margins[of], [sampled for sampled, _ in samples[of]])
             grown = compute(party, steps, ahead)
             weights = [self._opened(shares) for *_, shares in grown]
@@ -278,45 +311,16 @@ class _Grower:
         return weights
 
     def _recorded(self, levels: list[HiddenLevel], weights: NDArray[np.int64]) -> Tree:
-        """Record a tree's own splits, and count the other party's; return the tree."""
+        """Record a tree's own splits, and count other parties'; return the tree."""
         place = self._ends[0].place
         numbers = {place: record(self._training.part.splits, self._columns.bins, levels)}
         self.last.append(((levels, numbers[place]), weights))
-        numbers[1 - place], self._records = numbers_of(levels, 1 - place, self._records)
+        for other, before in self._records.items():
+            numbers[other], self._records[other] = numbers_of(levels, other, before)
         return build_tree(levels, weights, numbers, self._rules)
 
 
-class _Samples:
-    """The rows and columns of each tree, drawn as `trees.boosting` draws them."""
-
-    def __init__(self, inputs: RoleInput[SecureBoost], training: Training, columns: Columns) -> None:
-        self._common, self._n_rows = inputs.common, inputs.rows.table.n_rows
-        counts = [len(columns.own.categorical), len(columns.other.categorical)]
-        # the active party's, and the passive one's, in the job's order
-        self._first = inputs.roles.owners.index(inputs.party.name) == 0
-        self._counts = counts if self._first else counts[::-1]
-        seed, before = inputs.common.random_state, training.forest.before
-        self._rng = np.random.default_rng([seed, before] if before and seed is not None else seed)
-        if training.resume is not None:
-            self._rng.bit_generator.state = json.loads(training.resume.random_state)
-
-    @property
-    def state(self) -> str:
-        return json.dumps(self._rng.bit_generator.state)
-
-    def draw(self) -> tuple[Flags | None, tuple[Int32s, Int32s]]:
-        """Return the rows, bool (n_rows,), None for all, and the active and the passive party's columns."""
-        sampled = None
-        if self._common.subsample < 1.0:
-            sampled = np.zeros(self._n_rows, np.bool_)
-            sampled[draw(self._rng, self._n_rows, self._common.subsample)] = True
-        columns = draw(self._rng, sum(self._counts), self._common.colsample_bytree)
-        of_first = columns[columns < self._counts[0]]
-        of_last = (columns[len(of_first) :] - self._counts[0]).astype(np.int32)
-        return sampled, (of_first, of_last) if self._first else (of_last, of_first)
-
-
-def _after_round(inputs: RoleInput[SecureBoost], training: Training, samples: _Samples, done: int) -> None:
+def _after_round(inputs: RoleInput[SecureBoost], training: Training, samples: TreeSamples, done: int) -> None:
     """Have both parties keep a checkpoint, if one is due: trees and splits alone, margins are made again of these."""
     keeper, party = inputs.keeper, inputs.party
     if keeper is not None and keeper.due:
@@ -337,39 +341,46 @@ def _check(objective: object) -> HiddenLoss:
 
 
 def train_passive(inputs: RoleInput[SecureBoost]) -> ModelPart:
-    """Train as the passive party: grow each tree with the active one until it is done."""
+    """Train as a passive party: as the first, grow each tree with the active one until it is done."""
     _check_rows(inputs)
+    if inputs.party.name != inputs.others[0]:
+        return train_further(inputs)
     party, (active,), n_rows = inputs.party, inputs.party.peers, inputs.rows.table.n_rows
-    columns = Columns(inputs)
+    columns, further = Columns(inputs), inputs.others[1:]
+    key = MovingKey(party, inputs.vouching, "hidden rows") if further else None
     agree_on_terms(inputs)
-    columns.exchange(party)
+    keys = columns.exchange(inputs, key)
+    if key is not None:
+        meet(inputs, key, keys, "HiddenColumns")
     start = _take_start(party, active)
     follower = Follower(inputs, start)
-    _note_rows(inputs, follower.part)
-    objective = _check(inputs.common.loss_class(
-        n_outputs=inputs.n_outputs, fractional_bits=inputs.common.fractional_bits, grad_clip=start.clip,
-        weight_bound=float(start.heaviest),
-    ))  # fmt: skip
-    bounds = sums_bounds(n_rows, objective, inputs.common)
-    rules = inputs.common.rules(objective)
+    note_rows(inputs, follower.part)
+    objective, bounds, rules = terms_of(inputs, start)
     ends = make_ends(inputs, columns, bounds, rules, start.step, losses_of(objective))
     margins, transfers, splits = np.zeros((len(ends), n_rows), np.uint32), ends[0].transfers, follower.part.splits
-    eval_sets = [EvalRows(of.table, transfers, splits, inputs.threads, len(ends)) for of in inputs.eval_sets]
+    eval_sets = [
+        EvalRows(of.table, transfers, splits, inputs.threads, len(ends), number)
+        for number, of in enumerate(inputs.eval_sets)
+    ]
+    sets = [n_rows, *(of.table.n_rows for of in inputs.eval_sets)]
     if start.rounds:
-        shared = read_forest(party.receive(active, HiddenForest), active, len(splits), len(ends))
-        own = partial(decide_rows, splits, inputs.rows.table, inputs.threads)
+        shared, beyond = forest_with_lines(inputs, party.receive(active, HiddenForest), len(splits), len(ends))
         if (shared.outputs, shared.nbytes) != (len(ends), WEIGHT_BYTES):
             raise PeerProtocolError(active, f"expected trees of {len(ends)} outputs, in whole units", at="HiddenForest")
+        pads = [] if key is None else pads_of(key, beyond)
+        own = with_lines(partial(decide_rows, splits, inputs.rows.table, inputs.threads), shared.held, n_rows, pads)
         margins += compute(party, margin_shares(transfers, n_rows, own, shared, None)).T
         for rows in eval_sets:
-            rows.add(party, shared, None)
+            rows.add(party, shared, None, pads)
 
-    ahead, samples = Ahead(transfers), list[tuple[Flags | None, tuple[Int32s, Int32s]]]()
+    ahead, samples = Ahead(transfers), list[tuple[Flags | None, list[Int32s]]]()
+    begun = 0
 
     def grow(sent: HiddenTree) -> None:
+        nonlocal begun
         follower.limits.tree()
         follower.next_tree()
-        samples.append(_read_sample(sent, active, columns, n_rows))
+        samples.append(_read_sample(sent, active, columns, ends[0].places, n_rows))
         if len(samples) < len(ends):
             return
         # of all classes
@@ -378,6 +389,12 @@ def train_passive(inputs: RoleInput[SecureBoost]) -> ModelPart:
         trees = list[GrownTree]()
         for of in pieces(len(ends), CLASSES_AT_ONCE):
             of_trees = [columns.of_tree(end, on) for end, (_, on) in zip(ends[of], samples[of], strict=True)]
+            if key is not None:
+                of_trees = [
+                    replace(end, further=Padded(key, further, begun + 1 + k, sets, _candidates(end)))
+                    for k, end in enumerate(of_trees)
+                ]
+            begun += len(of_trees)
             steps = hidden_tree.grow_together(of_trees, margins[of], [sampled for sampled, _ in samples[of]])
             grown = compute(party, steps, ahead)
             for levels, _, shares in grown:
@@ -386,7 +403,7 @@ def train_passive(inputs: RoleInput[SecureBoost]) -> ModelPart:
             margins[of] = compute(party, hidden_tree.add_weights(grown, margins[of], None))
         samples.clear()
         for rows in eval_sets:
-            rows.add(party, forest_of_trees(trees, ends[0].place), None)
+            rows.add_round(party, trees, ends[0].place, None)
             party.send(active, EvalLoss(Array.of(rows.loss(party, objective, None, 1))))
 
     return follower.follow(MessageOrder(_TABLE, "between trees"), {HiddenTree: grow})
@@ -398,18 +415,27 @@ _TABLE: Table = {
 }
 
 
+def _candidates(end: HiddenEnd) -> list[int]:
+    return [len(end.candidates[place]) for place in end.places[2:]]
+
+
 def _read_sample(
-    sent: HiddenTree, active: str, columns: Columns, n_rows: int
-) -> tuple[Flags | None, tuple[Int32s, Int32s]]:
-    """Return a tree's rows, None for all, and columns of the active party and own ones."""
-    theirs = ascending(sent.active, len(columns.other.categorical), active, "HiddenTree.active")
-    mine = ascending(sent.passive, len(columns.own.categorical), active, "HiddenTree.passive")
-    if not len(theirs) + len(mine):
+    sent: HiddenTree, active: str, columns: Columns, places: Sequence[int], n_rows: int
+) -> tuple[Flags | None, list[Int32s]]:
+    """Return a tree's rows, None for all, and each owner's columns, in the job's order."""
+    fields = ["active", "passive", *(f"further[{k}]" for k in range(len(sent.further)))]
+    if len(fields) != len(places):
+        raise PeerProtocolError(active, "expected columns of all owners", at="HiddenTree.further")
+    found = dict[int, Int32s]()
+    for place, of, field in zip(places, (sent.active, sent.passive, *sent.further), fields, strict=True):
+        found[place] = ascending(of, len(columns.layouts[place].categorical), active, f"HiddenTree.{field}")
+    if not any(map(len, found.values())):
         raise PeerProtocolError(active, "expected a column at least", at="HiddenTree")
+    ordered = [found[place] for place in range(len(found))]
     if sent.rows is None:
-        return None, (theirs, mine)
+        return None, ordered
     packed = view(sent.rows, np.uint8, (-(-n_rows // 8),), peer=active, what="HiddenTree.rows")
-    return np.unpackbits(packed, count=n_rows).view(np.bool_), (theirs, mine)
+    return np.unpackbits(packed, count=n_rows).view(np.bool_), ordered
 
 
 def _take_start(party: Party, active: str) -> HiddenStart:

@@ -1,7 +1,8 @@
 """Trees of which neither party learns which rows are in a node: both ends run this, step by step alike.
 
 Margins, gradients, sums and the rows' nodes are shared. What is opened: whose split each node has, to both; its column
-and cut, to their owner; and, after the tree, the leaves' weights to the active party.
+and cut, to their owner; and, after the tree, the leaves' weights to the active party. Further parties have columns and
+hold no shares: what the ends do with them is in `hidden_further`.
 
 Node u of a level has the children 2 u (left) and 2 u + 1 (right) in the next. A node without a split sends all its rows
 left, so that every level has all its nodes, and the messages of a tree depend on public numbers and owners alone.
@@ -11,15 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sums.lattice_sums import lattice_fields
-from treaty.crypto.sums.shared_sums import SharedSums
+from treaty.crypto.sums.shared_sums import Further, SharedSums
 from treaty.crypto.transfer.arithmetic import Wide, add, both_of, cut, from_ints, shifted, subtract, times_wide, wide
 from treaty.crypto.transfer.hidden_best import SplitTerms, best_of_hidden, left_sums, weights_of
 from treaty.crypto.transfer.hidden_rows import SharedNodes
@@ -28,7 +29,7 @@ from treaty.crypto.transfer.shared_pieces import FRACTION, NUMBER_BITS, Pieces, 
 from treaty.crypto.transfer.stock import Bits, Correlation, OpenedArrays, Steps, Transfers, take, together
 from treaty.data.binning import Bins
 from treaty.errors import CryptoError
-from treaty.machine.arrays import Codes, Flags, Int32s, Words, pieces
+from treaty.machine.arrays import Bytes, Codes, Flags, Int32s, Integers, Words, pieces
 from treaty.models.trees import record_split
 from treaty.systems.vertical.sealed_candidates import Candidates
 from treaty.trees.ensemble import SplitTable, Tree
@@ -61,12 +62,24 @@ class LossShares:
         return cls(Pieces(base + np.uint64(1 << fraction), slope, 2 * fraction + 2), fraction, *known)
 
 
+class FurtherParties(Further, Protocol):
+    """What an end does with further parties in a tree."""
+
+    def win(self, numbers: Sequence[Words]) -> Steps[tuple[Sequence[Integers], Sequence[Sequence[Bytes]]]]:
+        """Open to each the numbers of its candidates that won, by own shares, if it has any.
+
+        Return of each own shares, by xor: of these numbers, and of which rows of each set go right at its splits,
+        packed bits (splits, bytes).
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class HiddenEnd:
     """One end of a training, `role` 0 at the active party.
 
-    `candidates` are those of both parties in the job's order of owners, and `slots` their numbers of slots; own ones
-    are at `place`. `codes`, (n_rows, features), are own columns; `rate` is the learning rate in units of leaf weights.
+    `candidates` are those of all owners in the job's order. In it are, at `places`, the active party, the other end,
+    and `further` parties. `codes`, (n_rows, features), are own columns; `rate` is the learning rate in units of leaf
+    weights.
     """
 
     role: int
@@ -76,11 +89,27 @@ class HiddenEnd:
     loss: LossShares
     codes: Codes
     candidates: Sequence[Candidates]
-    place: int
+    places: Sequence[int]
     terms: SplitTerms
     rate: int
     depth: int
     step: int
+    further: FurtherParties | None = None
+
+    @property
+    def place(self) -> int:
+        return self.places[self.role]
+
+    @property
+    def others(self) -> list[int]:
+        """The other end's place, then those of further parties."""
+        return [self.places[1 - self.role], *self.places[2:]]
+
+    @property
+    def blocks(self) -> list[slice]:
+        """Each owner's candidates among all."""
+        first = [0, *accumulate(map(len, self.candidates))]
+        return [slice(*of) for of in pairwise(first)]
 
     @property
     def widths(self) -> Widths:
@@ -91,12 +120,16 @@ class HiddenEnd:
 class HiddenLevel:
     """What an end learns of a level: the `owner` of each node's split, by place in the job's order, -1 for none.
 
-    `columns` int32 (n,) and `left_bins` bool (n, width) are those of own splits, in the order of their nodes.
+    `columns` int32 (n,) and `left_bins` bool (n, width) are those of own splits, in the order of their nodes. At the
+    nodes that are `further` parties', sides of rows are shared: `lines` are own shares, of each set of rows, packed
+    bits (n, bytes), 1 for right.
     """
 
     owner: NDArray[np.int64]
     columns: Int32s
     left_bins: Flags
+    further: Flags
+    lines: Sequence[Bytes]
 
 
 def gradients(end: HiddenEnd, margins: NDArray[np.uint32]) -> Steps[Wide]:
@@ -179,11 +212,12 @@ def _grow(end: HiddenEnd, margins: NDArray[np.uint32], sampled: Flags | None) ->
     slots = yield from _slots(end, values)
     while True:
         left, totals = _candidates_of(end, slots)
-        owners, numbers = yield from _opened(end, (yield from _best(end, left, totals)))
-        level, goes_right = _sides(end, owners, numbers)
+        owners, numbers, lines = yield from _opened(end, (yield from _best(end, left, totals)))
+        level, goes_right = _sides(end, owners, numbers, lines)
         levels.append(level)
-        # whether this party, and the other, have a split of the level; of the root's sides the other knows none
-        owns = bool((owners == end.role + 1).any()), bool((owners == 2 - end.role).any())
+        # whether this end, and the other, know sides or shares of them; of the root's the other may know none
+        beyond = bool(level.further.any())
+        owns = beyond or bool((owners == end.role + 1).any()), beyond or bool((owners == 2 - end.role).any())
         chooses = owns if len(levels) == 1 else (True, True)
         bits = yield from rows.side_of_rows(goes_right, owns)
         if len(levels) == end.depth:
@@ -200,7 +234,8 @@ def _grow(end: HiddenEnd, margins: NDArray[np.uint32], sampled: Flags | None) ->
 
 
 def _weights(end: HiddenEnd, left: Wide, totals: Wide, owners: Bits, numbers: NDArray[np.int64]) -> Steps[Words]:
-    of_left = yield from left_sums(end.transfers, left, owners, numbers, end.role)
+    blocks = [end.blocks[place] for place in end.places[2:]]
+    of_left = yield from left_sums(end.transfers, left, owners, numbers, end.role, blocks)
     # sums of grad and hess; without a split all rows went left
     whole, none = totals[:, :2, 0], owners == 0
     of_left[none] = whole[none]
@@ -214,9 +249,11 @@ def _in_turn(left: NDArray[np.uint64], right: NDArray[np.uint64]) -> NDArray[np.
 
 def _slots(end: HiddenEnd, values: Wide) -> Steps[Wide]:
     """Return shares of sums of all columns' slots, (n, slots, 3, 2), in the job's order."""
-    mine, theirs = end.candidates[end.place], end.candidates[1 - end.place]
-    own, other = yield from end.sums.sums(values, mine.features, theirs.slot_numbers)
-    parts = np.concatenate([own, other] if end.place == 0 else [other, own], axis=1)
+    others = [end.candidates[place].slot_numbers for place in end.others]
+    own, opened = yield from end.sums.sums(values, end.candidates[end.place].features, others, end.further)
+    found = {end.place: own}
+    found |= dict(zip(end.others, np.split(opened, np.cumsum([len(of) for of in others[:-1]]), axis=1), strict=True))
+    parts = np.concatenate([found[place] for place in range(len(found))], axis=1)
     places = Places(*(last - first for first, last in pairwise(end.sums.places)))
     return (yield from integer_shares(end.transfers, parts, places, end.role))
 
@@ -237,11 +274,9 @@ def _candidates_of(end: HiddenEnd, slots: Wide) -> tuple[Wide, Wide]:
 
 
 def _best(end: HiddenEnd, left: Wide, totals: Wide) -> Steps[Wide]:
-    owners, found = np.concatenate([
-        # numbers are of both parties' candidates together
-        np.full(len(of_party), 1 + (end.role ^ (place != end.place)), np.uint8)
-        for place, of_party in enumerate(end.candidates)
-    ]), []  # fmt: skip
+    # numbers are of all owners' candidates together
+    owners = np.repeat(np.argsort(end.places) + 1, [len(of) for of in end.candidates]).astype(np.uint8)
+    found = []
     if not left.shape[1]:
         # nobody's
         return np.zeros((len(left), 4, end.widths.words), np.uint64)
@@ -253,36 +288,51 @@ def _best(end: HiddenEnd, left: Wide, totals: Wide) -> Steps[Wide]:
     return np.concatenate(found)
 
 
-def _opened(end: HiddenEnd, best: Wide) -> Steps[tuple[Bits, NDArray[np.int64]]]:
-    """Open the owner of each node's best split, 1 and 2 for role 0 and 1, 0 for none, and own splits' numbers."""
+def _opened(end: HiddenEnd, best: Wide) -> Steps[tuple[Bits, NDArray[np.int64], list[Bytes]]]:
+    """Open the owner of each node's best split, 1 and 2 for role 0 and 1, 0 for none, and own splits' numbers.
+
+    From 3 on owners are further parties, of whose numbers shares by xor are returned, and of each set of rows own
+    shares of their sides.
+    """
     own = np.ascontiguousarray(best[:, OWNER, 0])
     (came,) = take((yield OpenedArrays([own])), (np.uint64, own.shape))
     owners = opened(own, came, OWNER)
-    if np.any(owners > 2):
+    if np.any(owners > len(end.places)):
         raise CryptoError("expected shares of whose splits are best")
     theirs, mine = owners == 2 - end.role, owners == 1 + end.role
     numbers = np.ascontiguousarray(best[theirs, NUMBER, 0])
     (came,) = take((yield OpenedArrays([numbers])), (np.uint64, (int(mine.sum()),)))
-    found = np.full(len(best), -1, np.int64)
+    found, block = np.full(len(best), -1, np.int64), end.blocks[end.place]
     found[mine] = opened(best[mine, NUMBER, 0], came, NUMBER).astype(np.int64)
-    sizes = [len(of_party) for of_party in end.candidates]
-    first = sum(sizes[: end.place])
-    if np.any(found[mine] < first) or np.any(found[mine] >= first + sizes[end.place]):
+    if np.any(found[mine] < block.start) or np.any(found[mine] >= block.stop):
         raise CryptoError("expected shares of numbers of own candidates")
-    return owners.astype(np.uint8), found
+    lines = list[Bytes]()
+    if end.further is not None and np.any(owners > 2):
+        # numbers among its own candidates, from 0
+        starts = [end.blocks[place].start if end.role == 0 else 0 for place in end.places[2:]]
+        nodes = [np.flatnonzero(owners == 3 + k) for k in range(len(starts))]
+        shares = [best[of, NUMBER, 0] - np.uint64(start) for of, start in zip(nodes, starts, strict=True)]
+        of_numbers, sides = yield from end.further.win(shares)
+        order, all_nodes = np.argsort(np.concatenate(nodes)), np.concatenate(nodes)
+        found[all_nodes] = np.concatenate(of_numbers)
+        lines = [np.concatenate(of_set)[order] for of_set in zip(*sides, strict=True)]
+    return owners.astype(np.uint8), found, lines
 
 
-def _sides(end: HiddenEnd, owners: Bits, numbers: NDArray[np.int64]) -> tuple[HiddenLevel, NDArray[np.uint32]]:
-    """Return the level, and which rows go right at own splits, bit u at node u."""
-    mine = np.flatnonzero(owners == end.role + 1)
-    first = sum(len(of_party) for of_party in end.candidates[: end.place])
-    own = (numbers[mine] - first).astype(np.int32)
+def _sides(
+    end: HiddenEnd, owners: Bits, numbers: NDArray[np.int64], lines: list[Bytes]
+) -> tuple[HiddenLevel, NDArray[np.uint32]]:
+    """Return the level, and which rows go right at own splits, bit u at node u; of further parties' own shares."""
+    mine, further = np.flatnonzero(owners == end.role + 1), owners > 2
+    own = (numbers[mine] - end.blocks[end.place].start).astype(np.int32)
     columns, left_bins = end.candidates[end.place].splits(own, np.zeros((len(own), 0), np.bool_))
     goes_right = np.zeros(len(end.codes), np.uint32)
     for node, column, left in zip(mine.tolist(), columns, left_bins, strict=True):
         goes_right |= (~left[end.codes[:, column]]).astype(np.uint32) << np.uint32(node)
-    place = np.where(owners == 0, -1, np.where(owners == end.role + 1, end.place, 1 - end.place))
-    return HiddenLevel(place, columns, left_bins), goes_right
+    for node, line in zip(np.flatnonzero(further).tolist(), lines[0] if lines else (), strict=True):
+        goes_right |= np.unpackbits(line, count=len(goes_right)).astype(np.uint32) << np.uint32(node)
+    place = np.append(end.places, -1)[owners.astype(np.int64) - 1]
+    return HiddenLevel(place, columns, left_bins, further, lines), goes_right
 
 
 def add_weights(

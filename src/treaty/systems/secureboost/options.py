@@ -46,10 +46,11 @@ class SecureBoost(SystemOptions):
         (docs/sealed.md). "open": the sums of every bin of every node. None is "sealed" if the other options allow it,
         but "open" in paper mode and with `allow_exact_sums`.
     membership : {"known", "hidden"} or None, default None
-        Which rows are in a node: "hidden" shares it, so that neither party learns it in training, with margins,
-        gradients and sums; needs two parties, ``objective="logistic_pieces"`` or "squared_error_steps", a depth of at
-        most 6 and sealed sums, whole weights of rows up to 255, and at most two eval sets; predictions are
-        ``inference="shared"`` (docs/hidden.md). "known", which None is: the active party knows it.
+        Which rows are in a node: "hidden" shares it, so that no party learns it in training, with margins, gradients
+        and sums; needs ``objective="logistic_pieces"`` or "squared_error_steps", a depth of at most 6 and sealed sums,
+        whole weights of rows up to 255, and at most two eval sets; predictions are ``inference="shared"``. The active
+        party and the first passive one compute, and must not collude (docs/hidden.md). "known", which None is: the
+        active party knows it.
     reveal : {"column", "node"} or None, default None
         How a passive party applies its split under the lattice map. "column": it answers which of all rows go left, and
         learns nothing about the node. "node": it answers for the node's rows only. With open sums it then sees these

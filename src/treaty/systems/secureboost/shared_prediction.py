@@ -16,7 +16,7 @@ of the parties' certificates (`MovingKey`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -29,7 +29,7 @@ from treaty.crypto.transfer.hidden_rows import WEIGHT_BYTES
 from treaty.crypto.transfer.stock import Steps, Transfers, open_transfers
 from treaty.data.table import Table
 from treaty.errors import CryptoError, PeerProtocolError
-from treaty.machine.arrays import Bytes, Floats, Int32s, Integers, Words, pieces
+from treaty.machine.arrays import Bytes, Floats, Int32s, Integers, Words
 from treaty.messaging.exchanges import OF_ONE_MODEL, Term, agree, send_rows, take_rows
 from treaty.messaging.messages import Array, Message, column_pieces, leaks, row_pieces, view
 from treaty.models.trees import margins, used_records
@@ -37,16 +37,19 @@ from treaty.systems.secureboost.hidden_evaluation import rounded
 from treaty.systems.secureboost.hidden_forest import (
     PRECISION_BITS,
     Decide,
+    FurtherLines,
     HiddenForest,
     SharedForest,
+    SidesRequest,
+    blocks_of_lines,
     decide_rows,
     depth_of,
     leaf_weights,
-    levels_of,
     margin_shares,
     read_forest,
-    records_of,
+    show_forest,
     unit_of,
+    with_lines,
 )
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import RoleInput
@@ -65,13 +68,12 @@ from treaty.systems.vertical.prediction import (
     withheld_rows,
 )
 from treaty.systems.vertical.sealed import MovingKey, compute
-from treaty.trees.ensemble import SplitTable, Tree
+from treaty.trees.ensemble import SplitTable
 
 _SHARE_BITS = 64  # of a row and output, as shares of margins are sent
 # Lowest bits of margins that are dropped with training_rows="rounded", in units of 2^-12 or 2^-12 of `grad_clip`: whole
 # numbers are left, or eighths of `grad_clip`
 _DROPPED, _DROPPED_OF_NUMBERS = 12, 9
-_ROWS_OF_LINES = 1 << 16  # of which shared sides are in memory at once; a multiple of 8
 
 
 @leaks("how many splits the sender keeps; a public key", "control")
@@ -79,21 +81,6 @@ class SharingKey(Message):
     """How many records the party has, and a fresh signed public key for pads."""
 
     records: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
-    key: SignedKey
-
-
-@leaks("as the job's first passive party, how many splits of each further passive party the trees use", "exact")
-class FurtherLines(Message):
-    """How many lines of bits the partner shares with each further passive party, in order, and by whose keys."""
-
-    further: dict[str, tuple[Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)], SignedKey]]
-
-
-@leaks("as a further passive party, which of its own splits the trees use", "exact")
-class SidesRequest(Message):
-    """Records, ascending int32, at which a further party is to share its sides with the partner, by whose key."""
-
-    records: Array
     key: SignedKey
 
 
@@ -121,31 +108,6 @@ def _agree(inputs: RoleInput[SecureBoost], rows: str) -> int:
         terms["training_rows"] = f"rounded by {dropped} bits"
     agree(inputs.party, terms, remedy=OF_ONE_MODEL)
     return dropped
-
-
-def _with_lines(own: Decide, held: int, n_rows: int, sources: Sequence[Callable[[int], Bytes]]) -> Decide:
-    """Return what decides at own records, below `held`, and from there on reads lines of shared bits.
-
-    Each of the `sources` returns its lines of the next rows, given how many. A block of rows is made when it is first
-    read, and rows are read in order: lines of all rows would not fit in memory.
-    """
-    blocks, parts, made = pieces(n_rows, _ROWS_OF_LINES), list[Bytes](), 0
-
-    def decide(records: Int32s, rows: slice) -> Bytes:
-        nonlocal made
-        # of earlier blocks, the last may have some of these rows
-        del parts[: max(0, len(parts) - 1)]
-        first = made - len(parts)
-        while made < len(blocks) and blocks[made].start < rows.stop:
-            count = blocks[made].stop - blocks[made].start
-            parts.append(np.concatenate([source(count) for source in sources]))
-            made += 1
-        mine, theirs = np.split(records, [np.searchsorted(records, held)])
-        start = (rows.start - blocks[first].start) // 8
-        shared = np.concatenate([part[theirs - held] for part in parts], axis=1)
-        return np.concatenate([own(mine, rows), shared[:, start : start + -(-(rows.stop - rows.start) // 8)]])
-
-    return decide if sources else own
 
 
 def _rounded(
@@ -180,8 +142,8 @@ class _Walk:
         """Return margins of rows, float64 (n_rows, n_outputs)."""
         inputs, n_rows, party, forest = self.inputs, table.n_rows, self.inputs.party, self.forest
         part, partner, outputs = inputs.part, inputs.others[0], self.forest.outputs
-        own = _with_lines(
-            partial(decide_rows, part.splits, table, inputs.threads), len(part.splits), n_rows,
+        own = with_lines(
+            partial(decide_rows, part.splits, table, inputs.threads), forest.held, n_rows,
             [partial(take_decisions, party, name, MaskedSides, count) for name, count in self.further.items()],
         )  # fmt: skip
         # of a batch: a request of a service is short
@@ -203,16 +165,6 @@ def _bytes_of(weights: Integers, outputs: int, *, whole: bool) -> int:
     return max(WEIGHT_BYTES, (most.bit_length() + 8) // 8)
 
 
-def _lines_of(trees: list[Tree], depth: int, further: Mapping[int, Int32s]) -> Int32s:
-    """Return the lines of further owners' `records` in complete trees, int32 (trees, 2^depth - 1), -1 elsewhere."""
-    lines, first = np.full((len(trees), (1 << depth) - 1), -1, np.int32), 0
-    for source, records in further.items():
-        at = records_of(trees, source, depth)
-        lines = np.where(at < 0, lines, first + np.searchsorted(records, at)).astype(np.int32)
-        first += len(records)
-    return lines
-
-
 def _begin(inputs: RoleInput[SecureBoost], rows: str) -> Callable[[Table], Floats]:
     """Agree on the model and the number of `rows`; return what predicts rows."""
     party, part, partner = inputs.party, inputs.part, (*inputs.others, "")[0]
@@ -225,26 +177,13 @@ def _begin(inputs: RoleInput[SecureBoost], rows: str) -> Callable[[Table], Float
     used = {name: of for name, of in zip(sources, used_records(trees, len(sources)), strict=True) if len(of)}
     if not used.keys() - {party.name}:
         return lambda table: margins(ask_all(party, part, trees, table, 0, inputs.threads), objective, inputs.threads)
-    depth, unit, outputs = (
-        depth_of(trees),
-        unit_of(trees, objective.leaf_unit * objective.grad_clip),
-        objective.n_outputs,
-    )
-    weights = leaf_weights(trees, depth, unit)
+    unit, outputs = unit_of(trees, objective.leaf_unit * objective.grad_clip), objective.n_outputs
+    weights = leaf_weights(trees, depth_of(trees), unit)
     nbytes = _bytes_of(weights, outputs, whole=bool(objective.leaf_unit))
     further = {name: of for name, of in used.items() if name not in (party.name, partner)}
-    lines = _lines_of(trees, depth, {sources.index(name): of for name, of in further.items()})
     held = {party.name: len(part.splits), partner: keys[partner].records}
-    mine, theirs = (
-        np.where(lines < 0, records_of(trees, sources.index(name), depth), np.int32(of) + lines)
-        for name, of in held.items()
-    )
-    party.send(partner, HiddenForest(Array.of(theirs), Array.of(np.array(levels_of(mine))), outputs, nbytes))
-    if len(inputs.others) > 1:
-        party.send(partner, FurtherLines({name: (len(of), keys[name].key) for name, of in further.items()}))
-    for name, of in further.items():
-        party.send(name, SidesRequest(Array.of(of), keys[partner].key))
-    forest = SharedForest(mine, levels_of(theirs), outputs, nbytes)
+    signed = {name: of.key for name, of in keys.items()} if len(inputs.others) > 1 else {}
+    forest = show_forest(party, trees, sources, held, further, signed, outputs, nbytes)
     transfers = compute(party, open_transfers(0), partner=partner)
     return _Walk(
         inputs, forest, weights, unit, dropped, {name: len(of) for name, of in further.items()}, transfers
@@ -272,6 +211,8 @@ def online_active(inputs: RoleInput[SecureBoost]) -> None:
 # ---------------------------------------------------------------- passive parties
 
 
+Further = Mapping[str, tuple[int, SignedKey]]
+"""How many lines each further party shares, and its key."""
 # Answers about some rows, given how many they are and what decides them
 _Answer = Callable[[int, Decide], None]
 
@@ -288,7 +229,11 @@ def follow(inputs: RoleInput[SecureBoost], rows: str) -> None:
     kind = HiddenForest if party.name == inputs.others[0] else SidesRequest
     came, answer = party.receive(active, kind, *online, Finish), None
     if isinstance(came, HiddenForest | SidesRequest):
-        answer = _partner(inputs, came, key, dropped) if isinstance(came, HiddenForest) else _further(inputs, came, key)
+        if isinstance(came, HiddenForest):
+            answer = _partner(inputs, came, key, dropped)
+        else:
+            meet(inputs, key, {inputs.others[0]: came.key}, "SidesRequest.key")
+            answer = share_sides(inputs, came, key, len(splits))
         if not online:
             answer(table.n_rows, partial(decide_rows, splits, table, inputs.threads))
         came = party.receive(active, *online, Finish)
@@ -308,31 +253,47 @@ def follow(inputs: RoleInput[SecureBoost], rows: str) -> None:
 
 def _partner(inputs: RoleInput[SecureBoost], came: HiddenForest, key: MovingKey, dropped: int) -> _Answer:
     party, part, (active,) = inputs.party, inputs.part, inputs.party.peers
-    further = party.receive(active, FurtherLines).further if len(inputs.others) > 1 else {}
-    shared = sum(lines for lines, _ in further.values())
-    forest = read_forest(came, active, len(part.splits) + shared, part.trees_a_round)
-    # pads of all lines are in memory, of a block of rows
-    if shared > forest.records.size:
-        raise PeerProtocolError(active, "expected no more lines than the trees have nodes", at="FurtherLines.further")
-    _meet(inputs, key, {name: of for name, (_, of) in further.items()}, "FurtherLines.further")
+    forest, further = forest_with_lines(inputs, came, len(part.splits), part.trees_a_round)
+    meet(inputs, key, {name: of for name, (_, of) in further.items()}, "FurtherLines.further")
     transfers = compute(party, open_transfers(1))
 
     def answer(n_rows: int, own: Decide) -> None:
-        pads = [partial(_pads, key, name, lines, sending=False) for name, (lines, _) in further.items()]
-        decide = _with_lines(own, len(part.splits), n_rows, pads)
+        decide = with_lines(own, forest.held, n_rows, pads_of(key, further))
         shares = compute(party, _rounded(1, dropped, transfers, n_rows, decide, forest, None))
         send_rows(party, active, n_rows, _SHARE_BITS * forest.outputs, lambda of: MarginShares(Array.of(shares[of])))
 
     return answer
 
 
-def _further(inputs: RoleInput[SecureBoost], came: SidesRequest, key: MovingKey) -> _Answer:
+def forest_with_lines(
+    inputs: RoleInput[SecureBoost], came: HiddenForest, held: int, most_outputs: int
+) -> tuple[SharedForest, Further]:
+    """Return what the active party tells of trees, and of lines that are shared with further parties."""
+    party, (active,) = inputs.party, inputs.party.peers
+    further = party.receive(active, FurtherLines).further if len(inputs.others) > 1 else {}
+    shared = sum(lines for lines, _ in further.values())
+    forest = read_forest(came, active, held, most_outputs, shared)
+    # pads of all lines are in memory, of a block of rows
+    if shared > forest.records.size:
+        raise PeerProtocolError(active, "expected no more lines than the trees have nodes", at="FurtherLines.further")
+    if not further.keys() <= {*inputs.others} - {party.name}:
+        what = "expected lines of the job's other passive parties"
+        raise PeerProtocolError(active, what, at="FurtherLines.further")
+    return forest, further
+
+
+def pads_of(key: MovingKey, further: Further) -> list[Callable[[int], Bytes]]:
+    """Return what makes the partner's shares of further parties' lines, given how many rows are next."""
+    return [partial(_pads, key, name, lines, sending=False) for name, (lines, _) in further.items()]
+
+
+def share_sides(inputs: RoleInput[SecureBoost], came: SidesRequest, key: MovingKey, held: int) -> _Answer:
+    """Return what shares the sides of rows at own records, below `held`, as a further party."""
     party, (active,), partner = inputs.party, inputs.party.peers, inputs.others[0]
-    records = ascending(came.records, len(inputs.part.splits), active, "SidesRequest.records")
-    _meet(inputs, key, {partner: came.key}, "SidesRequest.key")
+    records = ascending(came.records, held, active, "SidesRequest.records")
 
     def answer(n_rows: int, own: Decide) -> None:
-        for block in pieces(n_rows, _ROWS_OF_LINES):
+        for block in blocks_of_lines(n_rows):
             count = block.stop - block.start
             # what both others take for a side left of their own adds up to the side right
             masked = ~own(records, block) ^ _pads(key, partner, len(records), count, sending=True)
@@ -343,7 +304,8 @@ def _further(inputs: RoleInput[SecureBoost], came: SidesRequest, key: MovingKey)
     return answer
 
 
-def _meet(inputs: RoleInput[SecureBoost], key: MovingKey, keys: Mapping[str, SignedKey], what: str) -> None:
+def meet(inputs: RoleInput[SecureBoost], key: MovingKey, keys: Mapping[str, SignedKey], what: str) -> None:
+    """Derive a seed with other passive parties by their keys, which the active party has passed on."""
     active = inputs.roles.active
     if not keys.keys() <= {*inputs.others} - {inputs.party.name}:
         raise PeerProtocolError(active, "expected keys of the job's other passive parties", at=what)

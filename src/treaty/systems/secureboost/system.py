@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from treaty.crypto.transfer import ring_products
-from treaty.errors import ConfigError
 from treaty.models.trees import ModelPart
 from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, Stage, When, between, routes
 from treaty.systems.options import learned_from_test_key
@@ -13,6 +10,7 @@ from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.secureboost import (
     hidden_evaluation,
     hidden_forest,
+    hidden_further,
     hidden_setup,
     hidden_training,
     shared_prediction,
@@ -26,7 +24,7 @@ from treaty.systems.secureboost.secureboost import (
     predict,
     predict_online,
 )
-from treaty.systems.system import PartySpec, Roles, System
+from treaty.systems.system import Roles, System
 from treaty.systems.vertical import leakage, messages
 from treaty.systems.vertical.cipher_options import unaudited
 from treaty.systems.vertical.contributions import IN_THE_CLEAR
@@ -86,11 +84,14 @@ def conclusions(
 
 
 def _conclusions_of_hidden_rows(roles: Roles, options: SecureBoost, part: ModelPart | None) -> dict[str, list[str]]:
-    nothing = "in training, no sum, no row of a node, and no column or cut of the other's splits"
+    partner, *further = roles.having("passive")
+    others = "others'" if further else "the other's"
+    nothing = f"in training, no sum, no row of a node, and no column or cut of {others} splits"
+    no_label = f"{nothing}; no label and no gradient, but the choice of its columns and bins hints at labels"
     margins = "a row's margin", "training rows are refused"
     if options.rounds_margins:
         margins = "a row's rounded margin", "training rows are not refused"
-    return {
+    learned = {
         roles.active: [
             "the shape of all trees, the owner of each node's split, and leaf weights of 15 bits each, which "
             "reveal something about rows that it knows to be in a leaf",
@@ -98,15 +99,17 @@ def _conclusions_of_hidden_rows(roles: Roles, options: SecureBoost, part: ModelP
             f"at prediction, from {margins[0]}, the decisions on its paths, unless the model is large; {margins[1]} "
             "(docs/hidden.md)",
         ],
-        **{
-            name: [
-                "the owner of each node's split, and so the shape of all trees",
-                f"{nothing}; no label and no gradient, but the choice of its columns and bins hints at labels",
-                *leakage.told_of_weights(part),
-            ]
-            for name in roles.having("passive")
-        },
+        partner: ["the owner of each node's split, and so the shape of all trees", no_label],
+        **{name: ["at which levels of trees its own splits are", no_label] for name in further},
     }
+    if further:
+        learned[partner].append(
+            f"only by colluding with {roles.active}, which is not allowed: all sums, rows of nodes, and sides of rows "
+            f"at splits of {' and '.join(further)}"
+        )
+    for name in (partner, *further):
+        learned[name] += leakage.told_of_weights(part)
+    return learned
 
 
 # ---------------------------------------------------------------- routes of SecureBoost's messages
@@ -122,7 +125,7 @@ _SHARED_PREDICTION = routes(
         shared_prediction.MarginShares,
     ),
     between(
-        ACTIVE, PASSIVE, hidden_forest.HiddenForest, shared_prediction.FurtherLines, shared_prediction.SidesRequest,
+        ACTIVE, PASSIVE, hidden_forest.HiddenForest, hidden_forest.FurtherLines, hidden_forest.SidesRequest,
         messages.SealedStep,
     ),
     leakage.FINISH,
@@ -150,11 +153,14 @@ ROUTES: dict[Stage, Routes] = {
                 ACTIVE,
                 PASSIVE,
                 hidden_setup.HiddenColumns,
-                hidden_training.HiddenStart,
+                hidden_setup.HiddenStart,
                 messages.LinkProbe,
                 messages.SealedStep,
                 messages.OpenedStep,
                 hidden_training.HiddenTree,
+                hidden_further.FurtherTree,
+                hidden_forest.FurtherLines,
+                hidden_forest.SidesRequest,
             ),
             between(
                 PASSIVE,
@@ -165,6 +171,7 @@ ROUTES: dict[Stage, Routes] = {
                 messages.OpenedStep,
                 hidden_training.WeightShares,
                 hidden_evaluation.EvalLoss,
+                shared_prediction.MaskedSides,
             ),
             Route(hidden_forest.HiddenForest, ACTIVE, PASSIVE),
             leakage.CHECKPOINTS,
@@ -189,14 +196,6 @@ ROUTES: dict[Stage, Routes] = {
 # ---------------------------------------------------------------- system
 
 
-def assign(places: Mapping[str, PartySpec], active: str, options: SecureBoost) -> Roles:
-    """Give every party its role; ConfigError for more than two where rows are hidden."""
-    roles = roles_by_column(places, active, options)
-    if options.hides_rows and len(roles.owners) != 2:
-        raise ConfigError(f'membership="hidden" is for two parties, got {", ".join(roles.owners)}')
-    return roles
-
-
 def warm_up(options: SecureBoost | None) -> list[SecureBoost]:
     """Return options of small trainings that compile what is needed under these options, or under any."""
     sealed, hidden = (SecureBoost(sums="sealed", membership=rows) for rows in (None, "hidden"))
@@ -217,7 +216,7 @@ SYSTEM = System(
     common=BoostingOptions,
     split="columns",
     train={"active": active, "passive": passive},
-    assign=assign,
+    assign=roles_by_column,
     vouched=fellow_owners,
     conclusions=conclusions,
     routes=ROUTES,

@@ -102,6 +102,10 @@ class MovingKey:
         key = hashlib.sha256(self._seeds[other] + number.to_bytes(8, "little") + receiver.encode()).digest()
         return np.frombuffer(Keystream(key).raw(8 * int(np.prod(shape))), "<u8").astype(np.uint64).reshape(shape)
 
+    def stream(self, other: str, what: str) -> Keystream:
+        """Return the stream that both have for something: once, or what is under it would be under one pad."""
+        return Keystream(hashlib.sha256(b"treaty pads\0" + self._seeds[other] + what.encode()).digest())
+
 
 # ---------------------------------------------------------------- a level, at either end
 
@@ -212,8 +216,8 @@ def take_steps(party: Party, ends: Mapping[str, Steps[Any]], ahead: Mapping[str,
 
 
 def compute(party: Party, steps: Steps[Any], ahead: Ahead | None = None, *, partner: str = "") -> Any:
-    """Compute with the one other party, or a `partner`, as `take_steps` does; take the rest of what `ahead` makes."""
-    (peer,) = (partner,) if partner else party.peers
+    """Compute with a `partner` as `take_steps` does, by default the first peer; take the rest of what `ahead` makes."""
+    peer = partner or party.peers[0]
     made = {} if ahead is None else {peer: ahead}
     try:
         result = take_steps(party, {peer: steps}, made)[peer]
