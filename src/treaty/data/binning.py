@@ -293,6 +293,6 @@ def joined_categories(table: Table, max_categories: int) -> list[str]:
             found.append(
                 f"column {name!r} has {np.count_nonzero(counts[:-1])} categories, and max_categories is "
                 f"{max_categories}: its {np.count_nonzero(joined)} rarest categories, {share:.1f} % of its rows, share "
-                f"one bin and cannot be told apart. {more} the categories beforehand"
+                f"one bin, so the model cannot distinguish them. {more} the categories beforehand"
             )
     return found

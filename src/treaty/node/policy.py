@@ -339,7 +339,7 @@ def _membership(case: Case) -> _Found:
     if not case.built_in or not own.hides_rows:
         return False, f"rows of nodes are known; {allowed}"
     if own.rounds_margins:
-        return False, f'margins of training rows are told, rounded; {allowed} with training_rows="refused"'
+        return False, f'rounded margins of training rows are revealed; {allowed} with training_rows="refused"'
     return True, f"rows of nodes are hidden from all parties; {allowed}"
 
 
