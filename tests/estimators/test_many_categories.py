@@ -115,7 +115,7 @@ def test_fit_warns_when_the_training_loss_rises() -> None:
 def test_no_more_bins_are_advised_where_there_are_no_more() -> None:
     X = pd.DataFrame({"code": pd.Categorical(np.arange(2 * 40_000) % 40_000)})
     y = np.random.default_rng(0).integers(0, 2, len(X))
-    with pytest.warns(UserWarning, match=r"its 7234 rarest .* cannot distinguish them\. Group the categories beforehand"):
+    with pytest.warns(UserWarning, match=r"its 7234 rarest .* cannot distinguish them\. Group the categories"):
         treaty.GBDTClassifier(n_estimators=1, n_jobs=1).fit(X, y)
 
 
