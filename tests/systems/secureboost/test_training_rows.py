@@ -68,6 +68,26 @@ def test_the_passive_party_refuses_a_row_that_was_trained_on(parts, frames, trus
         play(parts, tables_of(frames, slice(TRAINED - 1, None)), trusting=trusting)
 
 
+@pytest.mark.parametrize("knows", ["p1", "p2"])
+def test_the_partner_and_further_parties_refuse_alike(knows):
+    X, y = real_table("binary", rows=200)
+    frames = {f"p{k}": X.iloc[:, 4 * k : 4 * k + 4] for k in range(3)}
+    rows = {name: frame.iloc[:TRAINED] for name, frame in frames.items()}
+    parts = treaty.GBDTClassifier(HIDDEN, **OPTIONS).fit(rows, y[:TRAINED]).parts_
+    assert all(part.trained is not None for part in parts.values())
+    only = {name: changed(part, hides_rows=name == knows) for name, part in parts.items()}
+    fields = {"apart": True, "options": HIDDEN, "common": {"objective": "logistic_pieces"}}
+
+    def predicted(rows):
+        tables = tables_of(frames, rows)
+        roles = at(predict_active, only, tables, **fields), at(FOLLOW, only, tables, **fields)
+        return predict(*roles, list(tables)).results["p0"]
+
+    assert len(predicted(slice(TRAINED, None))) == 200 - TRAINED
+    with pytest.raises(DataError, match=f"{knows}: 1 of 51 rows to predict were trained on with hidden rows"):
+        predicted(slice(TRAINED - 1, None))
+
+
 def test_the_option_of_a_prediction_does_not_matter(parts, frames):
     """A model with hidden rows is predicted under inference="shared", too."""
     with pytest.raises(DataError, match="rows to predict were trained on with hidden rows"):
