@@ -55,6 +55,7 @@ CASES: dict[str, list[Case]] = {
         Case({"sums": "sealed", "reveal": "node", "purity_guard": 0.2}, TWO),
         Case({"membership": "hidden", "objective": "logistic_pieces"}, TWO),
         Case({"membership": "hidden", "objective": "logistic_pieces", "training_rows": "rounded"}, TWO),
+        Case({"membership": "hidden", "objective": "logistic_pieces", "leaves": "shared"}, TWO),
         Case({"membership": "hidden", "objective": "logistic_pieces"}),
         Case(
             {"membership": "hidden", "objective": "logistic_pieces"},

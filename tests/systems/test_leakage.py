@@ -43,6 +43,7 @@ JOBS: dict[str, list[Played]] = {
         Played({"sums": "sealed", "reveal": "column", **ONE_TREE}),
         Played({"membership": "hidden", "objective": "logistic_pieces"}, 3, resumes=True),
         Played({"membership": "hidden", "objective": "logistic_pieces", "training_rows": "rounded"}),
+        Played({"membership": "hidden", "objective": "logistic_pieces", "leaves": "shared"}),
         Played({**OU, "inference": "shared", **EXACT}, 3),
         Played({**PAPER, "encryption": "ou", "insecure_test_key_bits": 512}),
     ],

@@ -7,6 +7,7 @@ but only all of them together decide rows.
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from treaty.trees.ensemble import SplitTable, Tree, Walk, join_splits, leaves_fr
 from treaty.trees.objectives import Objective
 
 FORMAT = Format("model-part", 4)
+LEAF_LEVELS, LEAF_BITS = 6, 24  # of trees whose leaves are shared, and of a share
 # rows, and cells, of which a prediction copies the columns at a time
 _ROWS_AT_ONCE, _CELLS_AT_ONCE = 1 << 16, 1 << 24
 
@@ -67,6 +69,9 @@ class ModelPart(msgspec.Struct, kw_only=True):
     hides_rows: bool = False
     # of such a model, the rows that it was trained on: their margins would show the same
     trained: KnownRows | None = None
+    # with leaves="shared", at both parties that compute, own shares of the weights of complete trees' leaves, modulo
+    # 2^24 and in units of the loss, 2^`LEAF_LEVELS` of each tree; the trees' weights are then zeros
+    leaves: NDArray[np.uint32] | None = None
     # at a passive party, the cost of its noise in words
     spent: str = ""
     # the estimated share of bins that exact sums revealed to the active party
@@ -94,6 +99,12 @@ class ModelPart(msgspec.Struct, kw_only=True):
     def is_active(self) -> bool:
         """Whether the part has the trees."""
         return self.forest is not None
+
+    @property
+    def shared_leaves(self) -> NDArray[np.uint32]:
+        """`leaves` by tree, (trees, 2^`LEAF_LEVELS`), none if no weight is shared."""
+        leaves = np.zeros(0, np.uint32) if self.leaves is None else self.leaves
+        return leaves.reshape(-1, 1 << LEAF_LEVELS)
 
     @property
     def grown(self) -> Forest:
@@ -161,8 +172,12 @@ def check_part(part: ModelPart) -> None:
         raise ValueError("a split names a column the party does not have")
     if any(going is not None and len(going) == 0 for going in splits.category_left):
         raise ValueError("a split on no category")
+    if part.leaves is not None and len(part.leaves) % (1 << LEAF_LEVELS):
+        raise ValueError("shares of some of a tree's leaves")
     if (forest := part.forest) is None:
         return
+    if part.leaves is not None and len(part.shared_leaves) < len(forest.trees):
+        raise ValueError("a tree without shares of its leaves")
     n_sources, n_outputs = len(forest.sources), forest.objective.n_outputs
     if part.party not in forest.sources:
         raise ValueError("trees of other parties")
@@ -278,7 +293,38 @@ def forest_of(parts: Sequence[ModelPart]) -> Forest:
     missing = [name for name in forests[0].sources if name not in {part.party for part in parts}]
     if missing:
         raise DataError(f"expected a part of every party, got none of {', '.join(missing)}")
-    return forests[0]
+    shares = [part.shared_leaves[: len(forests[0].trees)] for part in parts if part.leaves is not None]
+    return _with_weights(forests[0], shares) if shares else forests[0]
+
+
+def _with_weights(forest: Forest, shares: Sequence[NDArray[np.uint32]]) -> Forest:
+    """Return the forest with the weights of leaves that its parties share."""
+    if len(shares) != 2 or len(shares[0]) != len(shares[1]):
+        raise DataError("expected shares of leaf weights of two parties, of as many trees")
+    top = 1 << LEAF_BITS - 1
+    whole = ((shares[0] + shares[1]) & np.uint32(2 * top - 1)).astype(np.int64)
+    weights, trees = (whole ^ top) - top, []
+    unit = forest.objective.leaf_unit * forest.objective.grad_clip
+    for tree, of_tree in zip(forest.trees, weights, strict=True):
+        value = np.zeros_like(tree.value)
+        for _, node, level, place in layout_of([tree]):
+            if tree.left[node] < 0:
+                value[node] = of_tree[place << LEAF_LEVELS - level] * unit
+        trees.append(replace(tree, value=value))
+    joined = copy.copy(forest)
+    joined.trees = trees
+    return joined
+
+
+def layout_of(trees: Sequence[Tree]) -> Iterator[tuple[int, int, int, int]]:
+    """Yield of every node its tree, its number there, and its level and place in a complete tree."""
+    for number, tree in enumerate(trees):
+        waiting = [(0, 0, 0)]
+        while waiting:
+            node, level, place = waiting.pop()
+            yield number, node, level, place
+            if (left := int(tree.left[node])) >= 0:
+                waiting += [(left, level + 1, 2 * place), (left + 1, level + 1, 2 * place + 1)]
 
 
 def check_starts(forest: Forest, *, given: bool) -> None:

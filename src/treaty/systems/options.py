@@ -150,6 +150,11 @@ class SystemOptions:
         return False
 
     @property
+    def shares_leaves(self) -> bool:
+        """Whether no party learns the weights of leaves."""
+        return False
+
+    @property
     def rounds_margins(self) -> bool:
         """Whether predictions of a model with hidden rows are rounded, so that training rows are among them."""
         return False

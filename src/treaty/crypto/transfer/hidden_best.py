@@ -20,6 +20,7 @@ from treaty.crypto.keystream import Keystream
 from treaty.crypto.transfer.arithmetic import (
     Wide,
     add,
+    as_numbers,
     cut,
     from_ints,
     resized,
@@ -33,7 +34,7 @@ from treaty.crypto.transfer.extension import joined
 from treaty.crypto.transfer.hidden_rows import bit_patterns
 from treaty.crypto.transfer.sealed_sums import BELOW, NUMBER, OWNER, TOP, WORDS, Widths, contest
 from treaty.crypto.transfer.shared_products import products, squares
-from treaty.crypto.transfer.stock import Bits, Steps, Transfers, take, together
+from treaty.crypto.transfer.stock import Bits, OpenedArrays, Steps, Transfers, take, together
 from treaty.errors import CryptoError
 from treaty.machine.arrays import Words
 
@@ -229,3 +230,38 @@ def weights_of(transfers: Transfers, sums: Words, rate: int, ridge: int, widths:
         digit, taken = found.reshape(len(digits), -1, 2).sum(axis=0).T
         left, quotient = left - taken, quotient + (digit << np.uint64(above))
     return quotient
+
+
+REACH_BITS = 7  # a reach of 2^6 is that of the largest weights there are
+_REACHES = REACH_BITS - 1
+
+
+def reach_of(transfers: Transfers, weights: Words, role: int) -> Steps[Words]:
+    """Return shares modulo 2^32, uint64 (trees,), of how far a tree's largest weight reaches, in units of 2^8.
+
+    `weights`, (trees, leaves), are shares. The least power of two that none of them reaches, from 1 to 64, follows from
+    comparisons with all but the last of them.
+    """
+    trees, limits = (
+        len(weights),
+        (1 - role) * (np.uint64(1) << np.arange(WEIGHT_BITS - REACH_BITS, WEIGHT_BITS - 1, dtype=np.uint64)),
+    )
+    none = np.uint64(0)
+    apart = np.stack([of - limits[:, None, None] for of in (weights, none - weights)])
+    # below the limits, as numbers and as their negatives
+    short = yield from negatives(transfers, cut(apart.reshape(-1, 1), WEIGHT_BITS + 2), WEIGHT_BITS + 2, role)
+    each = np.moveaxis(short.reshape(2, _REACHES, trees, -1), 3, 1).reshape(-1, _REACHES, trees)
+    inside = yield from all_of(transfers, np.ascontiguousarray(each), role)
+    outside = (inside ^ np.uint8(1 - role)).reshape(-1)
+    bits = (yield from as_numbers(transfers, outside, 32, role)).reshape(_REACHES, trees)
+    reach: Words = (bits << np.arange(_REACHES, dtype=np.uint64)[:, None]).sum(axis=0) + np.uint64(1 - role)
+    return reach & np.uint64((1 << 32) - 1)
+
+
+def opened_reach(transfers: Transfers, total: Words, limits: Words, role: int) -> Steps[bool]:
+    """Open whether one of some shared numbers, (n,), reaches its limit, which role 0 alone gives."""
+    apart = cut((total - limits).reshape(-1, 1), 32)
+    below = yield from negatives(transfers, apart, 32, role)
+    within = np.ascontiguousarray((yield from all_of(transfers, below[:, None], role)).reshape(-1))
+    (came,) = take((yield OpenedArrays([within])), (np.uint8, (1,)))
+    return not int(within[0] ^ came[0]) & 1

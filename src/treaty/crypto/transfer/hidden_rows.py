@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.transfer.arithmetic import Wide, selected_with_rows
 from treaty.crypto.transfer.extension import joined
-from treaty.crypto.transfer.stock import Bits, Steps, Transfers, take
+from treaty.crypto.transfer.stock import Bits, Steps, Transfers, take, together
 from treaty.machine.arrays import Integers, Words, pieces
 from treaty.machine.kernels import kernel
 
@@ -105,13 +105,19 @@ class SharedNodes:
         return out
 
     def weight_of_rows(
-        self, weights: NDArray[np.integer] | None, nbytes: int = WEIGHT_BYTES
+        self, weights: NDArray[np.integer] | None, nbytes: int = WEIGHT_BYTES, *, shared: bool = False
     ) -> Steps[NDArray[np.unsignedinteger]]:
         """Return shares of the weight of each row's leaf, (n_rows,), of `nbytes`: a step for each piece of the rows.
 
         They are uint32 up to 4 bytes, else uint64. The party that knows the `weights` of all leaves, whole numbers
-        (trees, leaves), gives them; the other gives None. Rows are of one tree after the other, as many of each.
+        (trees, leaves), gives them; the other gives None. If they are `shared`, each gives its shares. Rows are of one
+        tree after the other, as many of each.
         """
+        if shared:
+            role = self.transfers.role
+            of_both = (self.weight_of_rows(weights if role == giver else None, nbytes) for giver in (0, 1))
+            found = yield from together(*of_both)
+            return np.asarray((found[0] + found[1]) & word_of(nbytes)((1 << 8 * nbytes) - 1))
         out, first = np.empty(self.n_rows, word_of(nbytes)), self.transfers.tweaks(self.n_rows)
         for of in pieces(self.n_rows, _ROWS_AT_ONCE >> max(0, self.levels - 3)):
             out[of] = yield from self._weight_of(of, weights, nbytes, first + of.start)

@@ -83,6 +83,8 @@ def part_after(inputs: RoleInput, party: str, model_id: str, n_records: int) -> 
     earlier: ModelPart = inputs.part
     if not inputs.options.hides_rows:
         check_shown(earlier)
+    if earlier.is_active and (earlier.leaves is not None) != inputs.options.shares_leaves:
+        raise ConfigError('cannot continue a model with leaves="shared" without it, nor another one with it')
     if earlier.schema != inputs.rows.table.schema or len(earlier.splits) < n_records:
         raise ConfigError(
             f"{party}: cannot continue a model of other columns, or with {len(earlier.splits)} of {n_records} splits",
@@ -92,7 +94,7 @@ def part_after(inputs: RoleInput, party: str, model_id: str, n_records: int) -> 
     keep_records(splits, n_records)
     return ModelPart(
         model_id=model_id, party=party, schema=earlier.schema, splits=splits, trees_a_round=inputs.n_outputs,
-        trained=earlier.trained,
+        trained=earlier.trained, leaves=earlier.leaves,
     )  # fmt: skip
 
 

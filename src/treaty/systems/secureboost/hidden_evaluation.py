@@ -148,18 +148,23 @@ class EvalRows:
     """An eval set at either party, by its number: own shares of its rows' margins, uint32 (n_outputs, n_rows)."""
 
     def __init__(
-        self, table: Table, transfers: Transfers, splits: SplitTable, threads: int, n_outputs: int, number: int
-    ) -> None:
+        self, table: Table, transfers: Transfers, splits: SplitTable, threads: int, n_outputs: int, number: int,
+        shared: bool = False,
+    ) -> None:  # fmt: skip
         self.n_rows, self._transfers, self._splits, self._number = table.n_rows, transfers, splits, number
         self._own = partial(decide_rows, splits, table, threads)
+        self._shared = shared  # whether leaf weights are
         self.margins = np.zeros((n_outputs, table.n_rows), np.uint32)
 
     def add(
         self, party: Party, forest: SharedForest, weights: Integers | None, lines: Sequence[Callable[[int], Bytes]]
     ) -> None:
-        """Add trees, of which the active party gives the weights; `lines` make shared sides of the next rows."""
+        """Add trees, of which the active party gives the weights, or each its shares.
+
+        `lines` make shared sides of the next rows.
+        """
         own = with_lines(self._own, forest.held, self.n_rows, lines)
-        steps = margin_shares(self._transfers, self.n_rows, own, forest, weights)
+        steps = margin_shares(self._transfers, self.n_rows, own, forest, weights, self._shared)
         self.margins = (self.margins + compute(party, steps).T) & _WHOLE
 
     def add_round(self, party: Party, trees: Sequence[GrownTree], place: int, weights: Integers | None) -> None:

@@ -11,7 +11,7 @@ Weights are whole numbers: of the objective's unit, if its leaves have one, else
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -26,7 +26,7 @@ from treaty.errors import DataError, PeerProtocolError
 from treaty.machine.arrays import Bytes, Int32s, Integers, pieces
 from treaty.messaging.messages import Array, Message, leaks, view
 from treaty.messaging.party import Party
-from treaty.models.trees import decide
+from treaty.models.trees import LEAF_BITS, LEAF_LEVELS, decide, layout_of
 from treaty.systems.vertical.messages import SignedKey
 from treaty.trees.ensemble import SplitTable, Tree
 
@@ -35,6 +35,7 @@ from treaty.trees.ensemble import SplitTable, Tree
 PRECISION_BITS = 40
 _WALKED_AT_ONCE = 1 << 20  # rows of all trees together
 _ROWS_OF_LINES = 1 << 16  # of which shared sides are in memory at once; a multiple of 8
+_WHOLE = np.int64((1 << LEAF_BITS) - 1)
 _MOST_TREES = 1 << 20  # as at least eight rows are walked at once, however many trees there are
 
 
@@ -90,17 +91,6 @@ class SharedForest:
     nbytes: int = WEIGHT_BYTES
 
 
-def layout_of(trees: Sequence[Tree]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield of every node its tree, its number there, and its level and place in a complete tree."""
-    for number, tree in enumerate(trees):
-        waiting = [(0, 0, 0)]
-        while waiting:
-            node, level, place = waiting.pop()
-            yield number, node, level, place
-            if (left := int(tree.left[node])) >= 0:
-                waiting += [(left, level + 1, 2 * place), (left + 1, level + 1, 2 * place + 1)]
-
-
 def depth_of(trees: Sequence[Tree]) -> int:
     """Return the levels of splits of the deepest tree, at least 1; DataError for more than are walked."""
     depth = max((level for _, _, level, _ in layout_of(trees)), default=0)
@@ -137,18 +127,31 @@ def leaf_weights(trees: Sequence[Tree], depth: int, unit: float) -> Integers:
     return weights
 
 
+def stored(shares: Integers) -> NDArray[np.uint32]:
+    """Return shares of weights of trees of one depth, (trees, 2^depth), as a part of a model has them."""
+    out = np.zeros((len(shares), 1 << LEAF_LEVELS), np.uint32)
+    out[:, :: out.shape[1] // shares.shape[1]] = shares & _WHOLE
+    return out
+
+
+def leaf_shares(leaves: NDArray[np.uint32], trees: int, depth: int) -> Integers:
+    """Return own shares of the first trees' weights, of complete trees of this depth, int64 (trees, 2^depth)."""
+    return leaves[:trees, :: 1 << LEAF_LEVELS - depth].astype(np.int64)
+
+
 Decide = Callable[[Int32s, slice], Bytes]
 """``decide(records, rows)`` returns which of some rows go left at own records, packed bits (n_records, bytes)."""
 
 
 def margin_shares(
     transfers: Transfers, n_rows: int, decide_own: Decide, forest: SharedForest, weights: Integers | None,
+    shared: bool = False,
     done: Callable[[int, int], None] = lambda rows, total: None,
 ) -> Steps[NDArray[np.unsignedinteger]]:  # fmt: skip
     """Return shares modulo 2^(8 nbytes) of rows' sums of leaf weights, (n_rows, outputs).
 
-    The active party gives the `weights`, int64 (trees, leaves), the other None. `done` is called with how many rows are
-    done, and their number, now and then.
+    The active party gives the `weights`, int64 (trees, leaves), the other None; if they are `shared`, each gives its
+    shares. `done` is called with how many rows are done, and their number, now and then.
     """
     trees, word = len(forest.records), word_of(forest.nbytes)
     out, whole = np.empty((n_rows, forest.outputs), word), word((1 << 8 * forest.nbytes) - 1)
@@ -167,7 +170,7 @@ def margin_shares(
             bits = yield from rows.side_of_rows(_sides(left, at), owns)
             # of the root's sides each party knows its own, and the other's share is 0
             yield from rows.multiplied(bits, None, 0, owns if level == 0 else (True, True))
-        found = yield from rows.weight_of_rows(weights, forest.nbytes)
+        found = yield from rows.weight_of_rows(weights, forest.nbytes, shared=shared)
         out[of] = found.reshape(-1, forest.outputs, count).sum(axis=0, dtype=word).T & whole
         done(of.stop, n_rows)
     return out

@@ -14,7 +14,8 @@ step  message        what
 4     HiddenTree     a tree begins
 5     SealedStep     the tree's steps; `OpenedStep` where splits are opened: each node's owner to both, a candidate's
                      number to its owner
-6     WeightShares     the passive party's shares of the leaves' weights, which the active party opens
+6     WeightShares     the passive party's shares of the leaves' weights, which the active party opens, unless they
+                     stay shared; then it is opened whether margins may become too large (`opened_reach`)
 7     SealedStep     weights are added to the shared margins
 ====  =============  =============================================================================================
 
@@ -28,23 +29,24 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.transfer.ahead import Ahead
-from treaty.crypto.transfer.hidden_best import WEIGHT_BITS
+from treaty.crypto.transfer.hidden_best import REACH_BITS, WEIGHT_BITS, opened_reach, reach_of
 from treaty.crypto.transfer.hidden_rows import WEIGHT_BYTES
 from treaty.crypto.transfer.sealed_sums import Widths
 from treaty.crypto.transfer.shared_pieces import NUMBER_BITS
+from treaty.crypto.transfer.stock import Transfers
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.machine.arrays import Flags, Int32s, Integers, Words, pieces
 from treaty.messaging.conversation import MessageOrder, Table
 from treaty.messaging.messages import Array, Arrays, Message, leaks, view
 from treaty.messaging.party import Party
-from treaty.models.trees import ModelPart, used_records
+from treaty.models.trees import LEAF_LEVELS, ModelPart, used_records
 from treaty.systems.pooled.continuing import CheckpointReceipt, CheckpointRequest
 from treaty.systems.pooled.system import Training
 from treaty.systems.secureboost import hidden_tree
@@ -60,9 +62,11 @@ from treaty.systems.secureboost.hidden_forest import (
     HiddenForest,
     decide_rows,
     depth_of,
+    leaf_shares,
     leaf_weights,
     margin_shares,
     show_forest,
+    stored,
     with_lines,
 )
 from treaty.systems.secureboost.hidden_further import (
@@ -185,6 +189,7 @@ class _Grower:
         forest, self._training = training.forest, training
         objective, n_rows = _check(forest.objective), inputs.rows.table.n_rows
         self._party, self._peer, self._rules = party, peer, common.rules(objective)
+        self._shared = inputs.options.shares_leaves
         self._columns = Columns(inputs)
         keys = self._columns.exchange(inputs, None)
         bounds = sums_bounds(n_rows, objective, common)
@@ -219,7 +224,8 @@ class _Grower:
         splits = training.part.splits
         self.eval_sets = [
             WatchedShares(
-                of.name, of.y, EvalRows(of.table, end.transfers, splits, inputs.threads, outputs, number), party,
+                of.name, of.y,
+                EvalRows(of.table, end.transfers, splits, inputs.threads, outputs, number, self._shared), party,
                 end.place, self.last,
             )
             for number, of in enumerate(inputs.eval_sets)
@@ -228,13 +234,15 @@ class _Grower:
             of_set.rows.margins += self._margins[:, :1]
         self._further, self._grown = further, 0
         self._sets = [n_rows, *(of.table.n_rows for of in inputs.eval_sets)]
+        # shared margins are from -128 to below 120 (`crypto.transfer.shared_pieces`), or gradients have a bound
+        self._most = 120.0 if inputs.classes is not None else (STEPS_REACH - 1) * objective.grad_clip
+        limits = ((self._most - np.abs(start)) / unit).astype(np.int64) >> WEIGHT_BITS - REACH_BITS
+        self._leaves = SharedLeaves(party, training.part, len(self._ends), len(forest.trees), 0, limits)
         if forest.trees:
             self._add_earlier(inputs, keys, unit)
         self._records = {owners.index(name): training.records[name] for name in inputs.others}
         largest = np.array([np.abs(tree.value).max() for tree in forest.trees]).reshape(-1, outputs)
         self._reach = np.abs(start) + largest.sum(axis=0)
-        # shared margins are from -128 to below 120 (`crypto.transfer.shared_pieces`), or gradients have a bound
-        self._most = 120.0 if inputs.classes is not None else (STEPS_REACH - 1) * objective.grad_clip
         self._last = common.most_rounds if link.step > FAR else 0  # a round without others after it
         self._ahead, self.samples = Ahead(end.transfers), TreeSamples(inputs, training, self._columns)
 
@@ -248,11 +256,12 @@ class _Grower:
         further = {name: used[sources.index(name)] for name in self._further}
         held = {party.name: len(splits), self._peer: training.records[self._peer]}
         shared = show_forest(party, trees, sources, held, further, keys if further else {}, outputs)
-        weights = leaf_weights(trees, depth_of(trees), unit)
-
+        weights, transfers = leaf_weights(trees, depth_of(trees), unit), self._ends[0].transfers
+        if self._shared:
+            weights = self._leaves.of_earlier(transfers, len(trees), depth_of(trees))
         lines = [partial(take_decisions, party, name, MaskedSides, len(of)) for name, of in further.items() if len(of)]
         own = with_lines(partial(decide_rows, splits, table, inputs.threads), shared.held, table.n_rows, lines)
-        steps = margin_shares(self._ends[0].transfers, table.n_rows, own, shared, weights)
+        steps = margin_shares(transfers, table.n_rows, own, shared, weights, self._shared)
         self._margins += compute(party, steps).T
         for of_set in self.eval_sets:
             of_set.rows.add(party, shared, weights, lines)
@@ -286,20 +295,29 @@ class _Grower:
                 ]
             steps = hidden_tree.grow_together(ends, self._margins[of], [sampled for sampled, _ in samples[of]])
             grown = compute(party, steps, ahead)
-            weights = [self._opened(shares) for *_, shares in grown]
+            if self._shared:
+                weights = self._leaves.of_trees([shares for *_, shares in grown])
+            else:
+                weights = [self._opened(shares) for *_, shares in grown]
             trees += [self._recorded(levels, own) for (levels, *_), own in zip(grown, weights, strict=True)]
+            if self._shared and self._leaves.reach_too_far(ends[0].transfers, of):
+                self._too_far()
             self._check_reach(trees[of], of)
-            self._margins[of] = compute(party, hidden_tree.add_weights(grown, self._margins[of], weights))
+            add = hidden_tree.add_weights(grown, self._margins[of], weights, shared=self._shared)
+            self._margins[of] = compute(party, add)
         return trees
 
     def _check_reach(self, trees: list[Tree], of: slice) -> None:
         """Refuse to go on once margins of these classes may be larger than those that are shared."""
         self._reach[of] += [np.abs(tree.value).max() for tree in trees]
         if self._reach.max() >= self._most:
-            raise ConfigError(
-                f'margins may pass {self._most:g}, the largest that membership="hidden" can share: lower '
-                f"learning_rate or n_estimators, or raise reg_lambda (after {self._training.forest.rounds} rounds)"
-            )
+            self._too_far()
+
+    def _too_far(self) -> NoReturn:
+        raise ConfigError(
+            f'margins may pass {self._most:g}, the largest that membership="hidden" can share: lower '
+            f"learning_rate or n_estimators, or raise reg_lambda (after {self._training.forest.rounds} rounds)"
+        )
 
     def _opened(self, shares: Words) -> NDArray[np.int64]:
         """Return leaf weights in whole units, by the other party's shares of them."""
@@ -317,7 +335,49 @@ class _Grower:
         self.last.append(((levels, numbers[place]), weights))
         for other, before in self._records.items():
             numbers[other], self._records[other] = numbers_of(levels, other, before)
-        return build_tree(levels, weights, numbers, self._rules)
+        # a share is no weight
+        return build_tree(levels, np.zeros_like(weights) if self._shared else weights, numbers, self._rules)
+
+
+class SharedLeaves:
+    """A party's shares of leaf weights (``leaves="shared"``), and of how far margins may reach, by class.
+
+    They are kept in its `part` of the model, whose first `kept` trees are earlier ones. `limits`, of the active party,
+    are what margins must not reach, in units of 2^8.
+    """
+
+    def __init__(
+        self, party: Party, part: ModelPart, outputs: int, kept: int, role: int, limits: NDArray[np.int64]
+    ) -> None:
+        self._party, self._part, self._role, self._limits = party, part, role, limits.astype(np.uint64)
+        self._reach = np.zeros(outputs, np.uint64)
+        if part.leaves is not None:
+            part.leaves = part.shared_leaves[:kept].reshape(-1)
+        self._partner = party.peers[0]
+
+    def of_trees(self, shares: Sequence[Words]) -> list[Integers]:
+        """Keep shares of new trees' weights, given plus 2^14; return them, int64 (leaves,) each."""
+        middle = np.uint64((1 - self._role) << WEIGHT_BITS - 1)
+        found = [(of - middle).view(np.int64) for of in shares]
+        new = stored(np.stack(found))
+        self._part.leaves, self._last = np.concatenate([self._part.shared_leaves, new]).reshape(-1), new
+        return found
+
+    def reach_too_far(self, transfers: Transfers, of: slice) -> bool:
+        """Add the reach of the trees kept last, of these classes; open whether margins may become too large."""
+        self._add(transfers, self._last, of)
+        steps = opened_reach(transfers, self._reach[of], self._limits[of], self._role)
+        return bool(compute(self._party, steps, partner=self._partner))
+
+    def of_earlier(self, transfers: Transfers, trees: int, depth: int) -> Integers:
+        """Add the reach of all earlier trees; return shares of these trees' weights (`leaf_shares`)."""
+        for of_round in self._part.shared_leaves.reshape(-1, len(self._reach), 1 << LEAF_LEVELS):
+            self._add(transfers, of_round, slice(None))
+        return leaf_shares(self._part.shared_leaves, trees, depth)
+
+    def _add(self, transfers: Transfers, leaves: NDArray[np.uint32], of: slice) -> None:
+        steps = reach_of(transfers, leaves.astype(np.uint64), self._role)
+        self._reach[of] += compute(self._party, steps, partner=self._partner)
 
 
 def _after_round(inputs: RoleInput[SecureBoost], training: Training, samples: TreeSamples, done: int) -> None:
@@ -358,8 +418,10 @@ def train_passive(inputs: RoleInput[SecureBoost]) -> ModelPart:
     objective, bounds, rules = terms_of(inputs, start)
     ends = make_ends(inputs, columns, bounds, rules, start.step, losses_of(objective))
     margins, transfers, splits = np.zeros((len(ends), n_rows), np.uint32), ends[0].transfers, follower.part.splits
+    shares_leaves, outputs = inputs.options.shares_leaves, len(ends)
+    leaves = SharedLeaves(party, follower.part, outputs, start.rounds * outputs, 1, np.zeros(outputs, np.int64))
     eval_sets = [
-        EvalRows(of.table, transfers, splits, inputs.threads, len(ends), number)
+        EvalRows(of.table, transfers, splits, inputs.threads, outputs, number, shares_leaves)
         for number, of in enumerate(inputs.eval_sets)
     ]
     sets = [n_rows, *(of.table.n_rows for of in inputs.eval_sets)]
@@ -369,9 +431,12 @@ def train_passive(inputs: RoleInput[SecureBoost]) -> ModelPart:
             raise PeerProtocolError(active, f"expected trees of {len(ends)} outputs, in whole units", at="HiddenForest")
         pads = [] if key is None else pads_of(key, beyond)
         own = with_lines(partial(decide_rows, splits, inputs.rows.table, inputs.threads), shared.held, n_rows, pads)
-        margins += compute(party, margin_shares(transfers, n_rows, own, shared, None)).T
+        earlier = None
+        if shares_leaves:
+            earlier = leaves.of_earlier(transfers, len(shared.records), len(shared.others))
+        margins += compute(party, margin_shares(transfers, n_rows, own, shared, earlier, shares_leaves)).T
         for rows in eval_sets:
-            rows.add(party, shared, None, pads)
+            rows.add(party, shared, earlier, pads)
 
     ahead, samples = Ahead(transfers), list[tuple[Flags | None, list[Int32s]]]()
     begun = 0
@@ -386,7 +451,7 @@ def train_passive(inputs: RoleInput[SecureBoost]) -> ModelPart:
         # of all classes
         ahead.nbytes = sent.ahead
         ahead.begin_tree()
-        trees = list[GrownTree]()
+        trees, own_shares = list[GrownTree](), list[Integers]()
         for of in pieces(len(ends), CLASSES_AT_ONCE):
             of_trees = [columns.of_tree(end, on) for end, (_, on) in zip(ends[of], samples[of], strict=True)]
             if key is not None:
@@ -399,11 +464,17 @@ def train_passive(inputs: RoleInput[SecureBoost]) -> ModelPart:
             grown = compute(party, steps, ahead)
             for levels, _, shares in grown:
                 trees.append((levels, record(splits, columns.bins, levels)))
-                party.send(active, WeightShares(Array.of(shares)))
-            margins[of] = compute(party, hidden_tree.add_weights(grown, margins[of], None))
+                if not shares_leaves:
+                    party.send(active, WeightShares(Array.of(shares)))
+            weights = None
+            if shares_leaves:
+                weights = leaves.of_trees([shares for *_, shares in grown])
+                own_shares += weights
+                leaves.reach_too_far(transfers, of)
+            margins[of] = compute(party, hidden_tree.add_weights(grown, margins[of], weights, shared=shares_leaves))
         samples.clear()
         for rows in eval_sets:
-            rows.add_round(party, trees, ends[0].place, None)
+            rows.add_round(party, trees, ends[0].place, np.stack(own_shares) if shares_leaves else None)
             party.send(active, EvalLoss(Array.of(rows.loss(party, objective, None, 1))))
 
     return follower.follow(MessageOrder(_TABLE, "between trees"), {HiddenTree: grow})

@@ -336,11 +336,21 @@ def _sides(
 
 
 def add_weights(
-    grown: Sequence[Grown], margins: NDArray[np.uint32], weights: Sequence[NDArray[np.int64]] | None
+    grown: Sequence[Grown],
+    margins: NDArray[np.uint32],
+    weights: Sequence[NDArray[np.int64]] | None,
+    *,
+    shared: bool = False,
 ) -> Steps[NDArray[np.uint32]]:
-    """Return shares of the classes' margins plus the weights of the rows' leaves, which the active party gives."""
+    """Return shares of the classes' margins plus the weights of the rows' leaves.
+
+    The active party gives the weights; if they are `shared`, each gives its shares.
+    """
     given = [None] * len(grown) if weights is None else [of_tree[None] for of_tree in weights]
-    found = yield from together(*(rows.weight_of_rows(of) for (_, rows, _), of in zip(grown, given, strict=True)))
+    found = yield from together(*(
+        rows.weight_of_rows(of, shared=shared)
+        for (_, rows, _), of in zip(grown, given, strict=True)
+    ))  # fmt: skip
     return np.asarray((margins + np.stack(found)) & np.uint32((1 << NUMBER_BITS) - 1))
 
 

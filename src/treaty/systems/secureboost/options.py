@@ -51,6 +51,10 @@ class SecureBoost(SystemOptions):
         whole weights of rows up to 255, and at most two eval sets; predictions are ``inference="shared"``. The active
         party and the first passive one compute, and must not collude (docs/hidden.md). "known", which None is: the
         active party knows it.
+    leaves : {"opened", "shared"} or None, default None
+        What the active party learns of leaf weights with ``membership="hidden"``. "opened", which None is: all of them.
+        "shared": nobody learns a weight; the active party and its partner keep shares of them, so that only predictions
+        by both have them (docs/hidden.md).
     reveal : {"column", "node"} or None, default None
         How a passive party applies its split under the lattice map. "column": it answers which of all rows go left, and
         learns nothing about the node. "node": it answers for the node's rows only. With open sums it then sees these
@@ -115,6 +119,7 @@ class SecureBoost(SystemOptions):
     encryption: Literal["auto", "lattice", "ou", "paillier"] | None = None
     sums: Literal["open", "sealed"] | None = None
     membership: Literal["known", "hidden"] | None = None
+    leaves: Literal["opened", "shared"] | None = None
     reveal: Literal["column", "node"] | None = None
     key_bits: KeyBits | None = None
     insecure_test_key_bits: TestKeyBits | None = None
@@ -205,6 +210,10 @@ class SecureBoost(SystemOptions):
         return self.inference == "shared" or self.hides_rows
 
     @property
+    def shares_leaves(self) -> bool:
+        return self.leaves == "shared"
+
+    @property
     def rounds_margins(self) -> bool:
         return self.training_rows == "rounded"
 
@@ -231,8 +240,8 @@ class SecureBoost(SystemOptions):
                 raise ConfigError(f'expected sums="open": {why}; or leave one of them out')
         if self.hides_rows:
             self._check_hidden(common)
-        elif self.training_rows is not None:
-            raise ConfigError('training_rows is for membership="hidden": leave it out')
+        elif self.training_rows is not None or self.leaves is not None:
+            raise ConfigError('training_rows and leaves are for membership="hidden": leave them out')
         if self.hides_decisions and common.depth > MOST_LEVELS:
             what = 'membership="hidden"' if self.hides_rows else 'inference="shared"'
             raise ConfigError(

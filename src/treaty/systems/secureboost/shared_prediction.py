@@ -44,6 +44,7 @@ from treaty.systems.secureboost.hidden_forest import (
     blocks_of_lines,
     decide_rows,
     depth_of,
+    leaf_shares,
     leaf_weights,
     margin_shares,
     read_forest,
@@ -148,7 +149,8 @@ class _Walk:
         )  # fmt: skip
         # of a batch: a request of a service is short
         done = [partial(inputs.observers.set_up, "predicting")] if inputs.requests is None else []
-        steps = _rounded(0, self.dropped, self.transfers, n_rows, own, forest, self.weights, *done)
+        shared = part.leaves is not None
+        steps = _rounded(0, self.dropped, self.transfers, n_rows, own, forest, self.weights, shared, *done)
         shares = compute(party, steps, partner=partner)
         for of, came in take_rows(party, partner, n_rows, _SHARE_BITS * outputs, MarginShares):
             shape = (of.stop - of.start, outputs)
@@ -178,8 +180,11 @@ def _begin(inputs: RoleInput[SecureBoost], rows: str) -> Callable[[Table], Float
     if not used.keys() - {party.name}:
         return lambda table: margins(ask_all(party, part, trees, table, 0, inputs.threads), objective, inputs.threads)
     unit, outputs = unit_of(trees, objective.leaf_unit * objective.grad_clip), objective.n_outputs
-    weights = leaf_weights(trees, depth_of(trees), unit)
-    nbytes = _bytes_of(weights, outputs, whole=bool(objective.leaf_unit))
+    if part.leaves is None:
+        weights = leaf_weights(trees, depth_of(trees), unit)
+        nbytes = _bytes_of(weights, outputs, whole=bool(objective.leaf_unit))
+    else:
+        weights, nbytes = leaf_shares(part.shared_leaves, len(trees), depth_of(trees)), WEIGHT_BYTES
     further = {name: of for name, of in used.items() if name not in (party.name, partner)}
     held = {party.name: len(part.splits), partner: keys[partner].records}
     signed = {name: of.key for name, of in keys.items()} if len(inputs.others) > 1 else {}
@@ -255,12 +260,18 @@ def _partner(inputs: RoleInput[SecureBoost], came: HiddenForest, key: MovingKey,
     party, part, (active,) = inputs.party, inputs.part, inputs.party.peers
     forest, further = forest_with_lines(inputs, came, len(part.splits), part.trees_a_round)
     meet(inputs, key, {name: of for name, (_, of) in further.items()}, "FurtherLines.further")
+    shares = None
+    if part.leaves is not None:
+        if len(forest.records) > len(part.shared_leaves) or forest.nbytes != WEIGHT_BYTES:
+            what = f"expected at most {len(part.shared_leaves)} trees, in whole units"
+            raise PeerProtocolError(active, what, at="HiddenForest")
+        shares = leaf_shares(part.shared_leaves, len(forest.records), len(forest.others))
     transfers = compute(party, open_transfers(1))
 
     def answer(n_rows: int, own: Decide) -> None:
         decide = with_lines(own, forest.held, n_rows, pads_of(key, further))
-        shares = compute(party, _rounded(1, dropped, transfers, n_rows, decide, forest, None))
-        send_rows(party, active, n_rows, _SHARE_BITS * forest.outputs, lambda of: MarginShares(Array.of(shares[of])))
+        found = compute(party, _rounded(1, dropped, transfers, n_rows, decide, forest, shares, shares is not None))
+        send_rows(party, active, n_rows, _SHARE_BITS * forest.outputs, lambda of: MarginShares(Array.of(found[of])))
 
     return answer
 

@@ -91,10 +91,12 @@ def _conclusions_of_hidden_rows(roles: Roles, options: SecureBoost, part: ModelP
     margins = "a row's margin", "training rows are refused"
     if options.rounds_margins:
         margins = "a row's rounded margin", "training rows are not refused"
+    leaves = "leaf weights of 15 bits each, which reveal something about rows that it knows to be in a leaf"
+    if options.shares_leaves:
+        leaves = "no leaf weight"
     learned = {
         roles.active: [
-            "the shape of all trees, the owner of each node's split, and leaf weights of 15 bits each, which "
-            "reveal something about rows that it knows to be in a leaf",
+            f"the shape of all trees, the owner of each node's split, and {leaves}",
             nothing,
             f"at prediction, from {margins[0]}, the decisions on its paths, unless the model is large; {margins[1]} "
             "(docs/hidden.md)",
@@ -134,6 +136,9 @@ _SHARED_PREDICTION = routes(
 )  # fmt: skip
 _KNOWN_ROWS = When('membership="known"', lambda options, common: not options.hides_rows)
 _HIDDEN_ROWS = When('membership="hidden"', lambda options, common: options.hides_rows)
+_OPENED_LEAVES = When(
+    'membership="hidden", leaves="opened"', lambda options, common: options.hides_rows and not options.shares_leaves
+)
 _PLAIN_ANSWERS = When("answers not re-randomised", lambda options, common: not options.ciphers.rerandomise)
 
 ROUTES: dict[Stage, Routes] = {
@@ -169,11 +174,11 @@ ROUTES: dict[Stage, Routes] = {
                 messages.LinkEcho,
                 messages.SealedStep,
                 messages.OpenedStep,
-                hidden_training.WeightShares,
                 hidden_evaluation.EvalLoss,
                 shared_prediction.MaskedSides,
             ),
             Route(hidden_forest.HiddenForest, ACTIVE, PASSIVE),
+            Route(hidden_training.WeightShares, PASSIVE, ACTIVE, when=_OPENED_LEAVES),
             leakage.CHECKPOINTS,
             leakage.FINISH,
             when=_HIDDEN_ROWS,

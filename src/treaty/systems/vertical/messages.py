@@ -340,7 +340,11 @@ class SealedStep(Message):
     payload: Arrays
 
 
-@leaks("the owner of each node's split; which of its own splits were chosen, and at which nodes", "exact")
+@leaks(
+    "the owner of each node's split; which of its own splits were chosen, and at which nodes; where leaf weights stay "
+    "shared, that margins are not too large",
+    "exact",
+)
 class OpenedStep(Message):
     """A step by which shares are opened to the other party."""
 
