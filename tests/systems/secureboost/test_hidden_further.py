@@ -28,7 +28,7 @@ def ends() -> Ends:
 
 @settings(max_examples=15)
 @given(st.integers(0, 1 << 32), st.integers(1, 3), st.sampled_from(["logistic_pieces", "squared_error_steps"]))
-def test_trees_are_the_plain_growers(ends: Ends, seed: int, further: int, objective: str) -> None:
+def test_trees_with_further_parties_are_the_plain_growers(ends: Ends, seed: int, further: int, objective: str) -> None:
     rng = np.random.default_rng(seed)
     job = Job.draw(ends, rng, further, objective=objective)
     margins = np.rint(rng.normal(0, rng.choice([0, 1, 6]), job.n) * 4096).clip(-(9 << 12), 9 << 12).astype(np.int64)
