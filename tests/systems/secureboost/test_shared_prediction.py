@@ -25,7 +25,7 @@ from treaty.models.trees import leaves
 from treaty.runs.threads import RunRecord
 from treaty.systems.observers import Observers, ProgressCalls
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.secureboost import hidden_forest
+from treaty.systems.secureboost import hidden_forest, shared_prediction
 from treaty.systems.secureboost.hidden_forest import PRECISION_BITS, HiddenForest, leaf_weights, unit_of
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.secureboost.shared_prediction import (
@@ -175,6 +175,27 @@ def test_sides_of_further_parties_are_in_memory_a_block_of_rows_at_a_time(monkey
     monkeypatch.setattr(MovingKey, "mask", watching)
     np.testing.assert_array_equal(play_shared(parts, some).results["p0"], pooled(parts, some)[1])
     assert made == [1] * (2 * 2 * -(-75 // block))
+
+
+@pytest.mark.parametrize("walked", [1, 48 * 3, 1 << 20])
+def test_sides_in_memory_are_bounded_however_many_lines_there_are(monkeypatch, walked):
+    """A party is told how many lines it shares by others, in few bytes."""
+    frames, y = split_table("binary", 4)
+    parts, tables = grow(frames, y, "binary", n_estimators=8)
+    some, made = take(tables, slice(0, 75)), []
+    monkeypatch.setattr(hidden_forest, "_WALKED_AT_ONCE", walked)
+    monkeypatch.setattr(hidden_forest, "_SIDES_OF_LINES", 200)
+    honest = shared_prediction._pads
+
+    def watching(key, other, lines, n_rows, *, sending):
+        made.append((lines, n_rows))
+        return honest(key, other, lines, n_rows, sending=sending)
+
+    monkeypatch.setattr(shared_prediction, "_pads", watching)
+    np.testing.assert_array_equal(play_shared(parts, some).results["p0"], pooled(parts, some)[1])
+    assert len({lines for lines, _ in made}) == 2, "of two parties"
+    assert all(n_rows <= 8 or lines * n_rows <= 200 for lines, n_rows in made)
+    assert sum(n_rows for _, n_rows in made) == 2 * 2 * 75
 
 
 def test_an_active_party_without_columns_predicts():

@@ -8,7 +8,7 @@ shares, before it is opened, to 15 bits or so, as a leaf's weight has.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,10 +21,17 @@ from treaty.crypto.transfer.shared_pieces import NUMBER_BITS, Pieces, values_of
 from treaty.crypto.transfer.stock import Steps, Transfers
 from treaty.data.table import Table
 from treaty.errors import PeerProtocolError
-from treaty.machine.arrays import Bytes, Floats, Integers, Words, pieces
+from treaty.machine.arrays import Floats, Integers, Words, pieces
 from treaty.messaging.messages import Array, Message, leaks, view
 from treaty.messaging.party import Party
-from treaty.systems.secureboost.hidden_forest import SharedForest, decide_rows, in_blocks, margin_shares, with_lines
+from treaty.systems.secureboost.hidden_forest import (
+    Lines,
+    SharedForest,
+    decide_rows,
+    in_blocks,
+    margin_shares,
+    with_lines,
+)
 from treaty.systems.secureboost.hidden_setup import HiddenLoss
 from treaty.systems.secureboost.hidden_tree import HiddenLevel
 from treaty.systems.vertical.sealed import compute
@@ -156,9 +163,7 @@ class EvalRows:
         self._shared = shared  # whether leaf weights are
         self.margins = np.zeros((n_outputs, table.n_rows), np.uint32)
 
-    def add(
-        self, party: Party, forest: SharedForest, weights: Integers | None, lines: Sequence[Callable[[int], Bytes]]
-    ) -> None:
+    def add(self, party: Party, forest: SharedForest, weights: Integers | None, lines: Sequence[Lines]) -> None:
         """Add trees, of which the active party gives the weights, or each its shares.
 
         `lines` make shared sides of the next rows.

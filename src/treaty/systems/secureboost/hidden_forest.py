@@ -34,7 +34,8 @@ from treaty.trees.ensemble import SplitTable, Tree
 # apart
 PRECISION_BITS = 40
 _WALKED_AT_ONCE = 1 << 20  # rows of all trees together
-_ROWS_OF_LINES = 1 << 16  # of which shared sides are in memory at once; a multiple of 8
+# Rows of which shared sides are in memory at once, and these sides of all lines together
+_ROWS_OF_LINES, _SIDES_OF_LINES = 1 << 16, 1 << 29
 _WHOLE = np.int64((1 << LEAF_BITS) - 1)
 _MOST_TREES = 1 << 20  # as at least eight rows are walked at once, however many trees there are
 
@@ -185,37 +186,49 @@ def _sides(left: NDArray[np.uint8], numbers: Integers) -> NDArray[np.uint32]:
     return sides.reshape(-1)
 
 
-def blocks_of_lines(n_rows: int) -> list[slice]:
-    """Return the blocks of rows of which shared lines of bits are made, and in memory, at once."""
-    return pieces(n_rows, _ROWS_OF_LINES)
+Lines = tuple[int, Callable[[int], Bytes]]
+"""How many lines of shared sides, and what makes those of the next rows, given how many rows: packed bits."""
 
 
-def with_lines(own: Decide, held: int, n_rows: int, sources: Sequence[Callable[[int], Bytes]]) -> Decide:
-    """Return what decides at own records, below `held`, and from there on reads lines of shared bits.
+def blocks_of_lines(n_rows: int, lines: int) -> list[slice]:
+    """Return the blocks of rows of which so many lines of shared sides are made, and in memory, at once."""
+    return pieces(n_rows, max(8, min(_ROWS_OF_LINES, _SIDES_OF_LINES // max(1, lines)) // 8 * 8))
 
-    Each of the `sources` returns its lines of the next rows, given how many. A block of rows is made when it is first
-    read, and rows are read in order: lines of all rows would not fit in memory.
-    """
-    blocks, parts, made = blocks_of_lines(n_rows), list[Bytes](), 0
+
+def with_lines(own: Decide, held: int, n_rows: int, sources: Sequence[Lines]) -> Decide:
+    """Return what decides at own records, below `held`, and from there on reads lines of shared bits."""
+    readers = [_reader(make, blocks_of_lines(n_rows, lines)) for lines, make in sources]
 
     def decide(records: Int32s, rows: slice) -> Bytes:
+        mine, theirs = np.split(records, [np.searchsorted(records, held)])
+        shared = np.concatenate([read(rows) for read in readers])
+        return np.concatenate([own(mine, rows), shared[theirs - held]])
+
+    return decide if sources else own
+
+
+def _reader(make: Callable[[int], Bytes], blocks: Sequence[slice]) -> Callable[[slice], Bytes]:
+    """Return what reads lines of some rows, which are read in order.
+
+    A block of rows is made when it is first read: lines of all rows would not fit in memory.
+    """
+    parts, made = list[Bytes](), 0
+
+    def read(rows: slice) -> Bytes:
         nonlocal made
         # of earlier blocks, the last may have some of these rows
         del parts[: max(0, len(parts) - 1)]
         first = made - len(parts)
         while made < len(blocks) and blocks[made].start < rows.stop:
-            count = blocks[made].stop - blocks[made].start
-            parts.append(np.concatenate([source(count) for source in sources]))
+            parts.append(make(blocks[made].stop - blocks[made].start))
             made += 1
-        mine, theirs = np.split(records, [np.searchsorted(records, held)])
         start = (rows.start - blocks[first].start) // 8
-        shared = np.concatenate([part[theirs - held] for part in parts], axis=1)
-        return np.concatenate([own(mine, rows), shared[:, start : start + -(-(rows.stop - rows.start) // 8)]])
+        return np.concatenate(parts, axis=1)[:, start : start + -(-(rows.stop - rows.start) // 8)]
 
-    return decide if sources else own
+    return read
 
 
-def in_blocks(lines: Sequence[Bytes]) -> list[Callable[[int], Bytes]]:
+def in_blocks(lines: Sequence[Bytes]) -> list[Lines]:
     """Return a source of `with_lines` for lines of all rows, none if there are none."""
     if not lines:
         return []
@@ -226,7 +239,7 @@ def in_blocks(lines: Sequence[Bytes]) -> list[Callable[[int], Bytes]]:
         done += -(-count // 8)
         return whole[:, done - -(-count // 8) : done]
 
-    return [next_rows]
+    return [(len(whole), next_rows)]
 
 
 def decide_rows(splits: SplitTable, table: Table, threads: int, records: Int32s, rows: slice) -> Bytes:

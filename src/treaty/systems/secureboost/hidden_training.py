@@ -259,7 +259,11 @@ class _Grower:
         weights, transfers = leaf_weights(trees, depth_of(trees), unit), self._ends[0].transfers
         if self._shared:
             weights = self._leaves.of_earlier(transfers, len(trees), depth_of(trees))
-        lines = [partial(take_decisions, party, name, MaskedSides, len(of)) for name, of in further.items() if len(of)]
+        lines = [
+            (len(of), partial(take_decisions, party, name, MaskedSides, len(of)))
+            for name, of in further.items()
+            if len(of)
+        ]
         own = with_lines(partial(decide_rows, splits, table, inputs.threads), shared.held, table.n_rows, lines)
         steps = margin_shares(transfers, table.n_rows, own, shared, weights, self._shared)
         self._margins += compute(party, steps).T

@@ -39,6 +39,7 @@ from treaty.systems.secureboost.hidden_forest import (
     Decide,
     FurtherLines,
     HiddenForest,
+    Lines,
     SharedForest,
     SidesRequest,
     blocks_of_lines,
@@ -145,7 +146,7 @@ class _Walk:
         part, partner, outputs = inputs.part, inputs.others[0], self.forest.outputs
         own = with_lines(
             partial(decide_rows, part.splits, table, inputs.threads), forest.held, n_rows,
-            [partial(take_decisions, party, name, MaskedSides, count) for name, count in self.further.items()],
+            [(lines, partial(take_decisions, party, name, MaskedSides, lines)) for name, lines in self.further.items()],
         )  # fmt: skip
         # of a batch: a request of a service is short
         done = [partial(inputs.observers.set_up, "predicting")] if inputs.requests is None else []
@@ -293,9 +294,9 @@ def forest_with_lines(
     return forest, further
 
 
-def pads_of(key: MovingKey, further: Further) -> list[Callable[[int], Bytes]]:
+def pads_of(key: MovingKey, further: Further) -> list[Lines]:
     """Return what makes the partner's shares of further parties' lines, given how many rows are next."""
-    return [partial(_pads, key, name, lines, sending=False) for name, (lines, _) in further.items()]
+    return [(lines, partial(_pads, key, name, lines, sending=False)) for name, (lines, _) in further.items()]
 
 
 def share_sides(inputs: RoleInput[SecureBoost], came: SidesRequest, key: MovingKey, held: int) -> _Answer:
@@ -304,7 +305,7 @@ def share_sides(inputs: RoleInput[SecureBoost], came: SidesRequest, key: MovingK
     records = ascending(came.records, held, active, "SidesRequest.records")
 
     def answer(n_rows: int, own: Decide) -> None:
-        for block in blocks_of_lines(n_rows):
+        for block in blocks_of_lines(n_rows, len(records)):
             count = block.stop - block.start
             # what both others take for a side left of their own adds up to the side right
             masked = ~own(records, block) ^ _pads(key, partner, len(records), count, sending=True)
