@@ -15,6 +15,8 @@ from crypto.sealed.test_sealed import play
 from crypto.sealed.watching import RARE, uniform
 from systems.secureboost.hidden_jobs import Columns, Job, assert_equal, grown_together
 from treaty.crypto.lattice.kernels import reduced
+from treaty.crypto.parameters import DEGREE
+from treaty.crypto.sums import shared_sums
 from treaty.crypto.transfer.stock import Transfers, open_transfers
 from treaty.systems.secureboost.hidden_further import Pads
 
@@ -59,6 +61,17 @@ def test_a_full_tree_has_nodes_of_all_parties(ends: Ends) -> None:
     tree = assert_equal(job, margins, job.grown(job.share(margins, rng)))
     assert np.count_nonzero(tree.left < 0) > 40
     assert {0, 1, 2, 3} <= set(tree.source.tolist())
+
+
+def test_vectors_and_hints_in_several_pieces_give_the_same_tree(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_sums, "_VECTOR_BYTES", 1)
+    monkeypatch.setattr(shared_sums, "_HINT_BYTES", 1)
+    rng = np.random.default_rng(4)
+    own = [Columns.draw(DEGREE + 77, 1, 4, rng) for _ in range(3)]
+    job = Job(ends, own, rng.integers(0, 2, DEGREE + 77), max_depth=2)
+    margins = np.zeros(job.n, np.int64)
+    assert_equal(job, margins, job.grown(job.share(margins, rng)))
+    assert sum(name == "C0" and len(arrays) in (3, 5) for _, name, arrays in job.links.sent) >= 2 * 2
 
 
 # ---------------------------------------------------------------- what each receives
