@@ -19,13 +19,22 @@ from treaty.crypto.parameters import DEGREE
 from treaty.crypto.payload import SumsBounds, slots_of
 from treaty.crypto.sums import shared_sums
 from treaty.crypto.sums.lattice_sums import lattice_fields
-from treaty.crypto.sums.shared_sums import FurtherSums, ServedColumns, SharedSums
+from treaty.crypto.sums.shared_sums import FurtherSums, ServedColumns, SharedSums, shared_parameters
 from treaty.crypto.transfer.arithmetic import from_ints
 from treaty.crypto.transfer.sealed_sums import Places, integer_shares
 from treaty.crypto.transfer.stock import Arrays, Steps, Transfers, open_transfers
 from treaty.errors import CryptoError
 
 SEED = bytes(range(32))
+
+
+def test_sums_that_do_not_fit_two_words_are_refused() -> None:
+    """Rows' numbers have two: of more, what is above would be lost."""
+    fits, wider = (SumsBounds(1 << 27, (1 << grad) - 1, (1 << 20) - 1) for grad in (22, 23))
+    assert lattice_fields(fits, sealed=True)[1] <= 128 < lattice_fields(wider, sealed=True)[1]
+    shared_parameters(fits)
+    with pytest.raises(CryptoError, match="expected at most 128"):
+        shared_parameters(wider)
 
 
 @pytest.fixture(scope="module")

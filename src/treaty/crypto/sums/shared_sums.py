@@ -44,6 +44,8 @@ def shared_parameters(bounds: SumsBounds, further: bool = False) -> Parameters:
     Where two answers are opened to one sum, as those of further parties are, each has half of the noise.
     """
     _, bits = lattice_fields(bounds, sealed=True)
+    if bits > 128:
+        raise CryptoError(f"shared sums take {bits} bits, expected at most 128 - lower weights")
     return choose_masked(bits, bounds.n_rows, sum(of.bound for of in _chunks(bits)), int(further))
 
 
