@@ -203,13 +203,13 @@ CASES: dict[str, tuple[str, str, str, int, Any, str]] = {
         "p2", "p0", "SealedStep", 1, one(of_payload(lambda hint: hint[:, 1:])), "rows more of a hint",
     ),
     "answers about another tree": (
-        "p2", "p0", "SealedStep", 2, one(of_payload(lambda number: number + 1)), "answers about trees that grow",
+        "p2", "p0", "SealedStep", 2, one(of_payload(lambda number: number + 1)), "number of a tree that grows",
     ),
     "answers of other sizes": (
         "p2", "p0", "SealedStep", 2, one(of_payload(lambda of: of[:, 1:], at=2)), "expected arrays",
     ),
     "no answers": (
-        "p2", "p0", "SealedStep", 2, one(lambda message: replace(message, payload=[])), "answers about trees that grow",
+        "p2", "p0", "SealedStep", 2, one(lambda message: replace(message, payload=[])), "number of a tree that grows",
     ),
     "answers twice": (
         "p2", "p0", "SealedStep", 2, lambda message: [message, message], "expected",

@@ -15,6 +15,7 @@ them learns what that one does.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -43,7 +44,7 @@ from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.secureboost.shared_prediction import meet, share_sides
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical.column_owner import ascending
-from treaty.systems.vertical.messages import OpenedStep, SealedStep
+from treaty.systems.vertical.messages import OpenedStep, SealedStep, Step
 from treaty.systems.vertical.prediction import Finish
 from treaty.systems.vertical.sealed import MovingKey
 from treaty.systems.vertical.sealed_candidates import Candidates
@@ -58,13 +59,22 @@ class FurtherTree(Message):
     columns: Array
 
 
-def arrays_of(party: Party, peer: str, kind: type[SealedStep | OpenedStep], *expected: Any) -> Arrays:
-    """Receive arrays of these types and shapes, by default of any."""
-    came = unpack(party.receive(peer, kind).payload, peer, kind.__name__)
+@contextmanager
+def errors_of(peer: str, what: str) -> Iterator[None]:
+    """Raise errors of arrays as those of the peer that has sent them."""
     try:
-        return take(came, *expected) if expected else came
+        yield
     except CryptoError as error:
-        raise PeerProtocolError(peer, str(error), at=kind.__name__) from None
+        raise PeerProtocolError(peer, str(error), at=what) from None
+
+
+def about_tree(sent: Step, peer: str, trees: Collection[int]) -> tuple[int, Arrays]:
+    """Return the number of one of these trees, and what was sent about it."""
+    what = type(sent).__name__
+    number, *came = unpack(sent.payload, peer, what) or [np.zeros(0)]
+    if number.dtype != np.int64 or number.shape or int(number) not in trees:
+        raise PeerProtocolError(peer, "expected the number of a tree that grows", at=what)
+    return int(number), came
 
 
 # ---------------------------------------------------------------- the active party and its partner
@@ -80,16 +90,12 @@ class Answers:
     def next(self, name: str, tree: int, *expected: Any) -> Arrays:
         """Return a party's next answer about a tree."""
         while (name, tree) not in self._waiting:
-            number, *came = arrays_of(self.party, name, SealedStep) or [np.zeros(0)]
-            of = int(number) if number.dtype == np.int64 and not number.shape else 0
-            # a tree is asked about once at a time
-            if of not in self._trees or (name, of) in self._waiting:
-                raise PeerProtocolError(name, "expected answers about trees that grow", at="SealedStep")
+            of, came = about_tree(self.party.receive(name, SealedStep), name, self._trees)
+            if (name, of) in self._waiting:
+                raise PeerProtocolError(name, "expected one answer about a tree at a time", at="SealedStep")
             self._waiting[name, of] = came
-        try:
+        with errors_of(name, "SealedStep"):
             return take(self._waiting.pop((name, tree)), *expected)
-        except CryptoError as error:
-            raise PeerProtocolError(name, str(error), at="SealedStep") from None
 
 
 @dataclass
@@ -102,7 +108,7 @@ class Relaying:
     sets: Sequence[int]
     relays = True
 
-    def _send(self, name: str, kind: type[SealedStep | OpenedStep], arrays: Sequence[NDArray[Any]]) -> None:
+    def _send(self, name: str, kind: type[Step], arrays: Sequence[NDArray[Any]]) -> None:
         self.answers_of.party.send(name, kind(pack([np.array(self.tree), *arrays])))
 
     def ask(self, slots: Sequence[int], vectors: Arrays) -> None:
@@ -204,7 +210,7 @@ def hints_of(party: Party, slots: Mapping[str, int], bounds: SumsBounds) -> Iter
     shape = parameters.digits, parameters.degree
     for name, left in slots.items():
         while left:
-            came = arrays_of(party, name, SealedStep)
+            came = unpack(party.receive(name, SealedStep).payload, name, "SealedStep")
             fits = len(came) == 1 and came[0].dtype == np.int16 and came[0].shape[1:] == shape
             if not fits or not 0 < len(came[0]) <= left:
                 raise PeerProtocolError(name, f"expected at most {left} rows more of a hint", at="SealedStep")
@@ -242,18 +248,17 @@ class _FurtherTrees:
 
     def answer(self, sent: SealedStep) -> SealedStep | None:
         """Add a piece of vectors; after the last one, answer them."""
-        number, tree, came = self._named(sent)
+        number, came = about_tree(sent, self._active, self._trees)
+        tree = self._trees[number]
         if tree.asked is None:
             if tree.level == self._inputs.common.depth or not len(tree.candidates.features):
                 raise PeerProtocolError(self._active, "expected levels of a tree with own columns", at="SealedStep")
             tree.asked = FurtherSums(self._table, tree.vectors, tree.candidates.features)
-        try:
+        with errors_of(self._active, "SealedStep"):
             if not tree.asked.add(came):
                 return None
-            pads = Pads(self._key, self._partner, number, tree.level)
-            answers = tree.asked.answers(pads.digits(tree.asked.shape))
-        except CryptoError as error:
-            raise PeerProtocolError(self._active, str(error), at="SealedStep") from None
+        pads = Pads(self._key, self._partner, number, tree.level)
+        answers = tree.asked.answers(pads.digits(tree.asked.shape))
         # of the next level only right children's sums are asked for
         tree.asked, tree.vectors, tree.open = None, 1 << tree.level, True
         tree.level += 1
@@ -261,12 +266,11 @@ class _FurtherTrees:
 
     def win(self, sent: OpenedStep) -> SealedStep:
         """Take the numbers of candidates that won at a level; share rows' sides at them."""
-        number, tree, came = self._named(sent)
+        number, came = about_tree(sent, self._active, self._trees)
+        tree = self._trees[number]
         pads, count = Pads(self._key, self._partner, number, tree.level - 1), len(tree.candidates)
-        try:
+        with errors_of(self._active, "OpenedStep"):
             own, others = take(came, *[(np.uint64, came[0].shape if came else ())] * 2)
-        except CryptoError as error:
-            raise PeerProtocolError(self._active, str(error), at="OpenedStep") from None
         if not tree.open or own.ndim != 1 or not 0 < len(own) <= 1 << tree.level - 1:
             raise PeerProtocolError(self._active, "expected winners of a level, once", at="OpenedStep")
         won = opened(own, others - pads.words(len(own)), NUMBER)
@@ -282,15 +286,6 @@ class _FurtherTrees:
             lines.append(~decide(self._recorded(splits, SplitTable()), rows.table, None, self._inputs.threads))
         masked = [of ^ pad for of, pad in zip(lines, pads.lines(len(won), self._sets), strict=True)]
         return SealedStep(pack([np.array(number), index, *masked]))
-
-    def _named(self, sent: SealedStep | OpenedStep) -> tuple[int, _Growing, Arrays]:
-        """Return a tree that grows, its number, and what came about it."""
-        what = type(sent).__name__
-        number, *came = unpack(sent.payload, self._active, what) or [np.zeros(0)]
-        tree = self._trees.get(int(number)) if number.dtype == np.int64 and not number.shape else None
-        if tree is None:
-            raise PeerProtocolError(self._active, "expected the number of a tree that grows", at=what)
-        return int(number), tree, came
 
     def record(self, part: ModelPart) -> None:
         """Record the splits of trees that are grown, in the order of the trees."""
@@ -317,7 +312,9 @@ def train_further(inputs: RoleInput[SecureBoost]) -> ModelPart:
     follower = Follower(inputs, start)
     note_rows(inputs, follower.part)
     _, bounds, _ = terms_of(inputs, start)
-    (seed,) = arrays_of(party, active, SealedStep, (np.uint8, (32,)))
+    with errors_of(active, "SealedStep"):
+        came = unpack(party.receive(active, SealedStep).payload, active, "SealedStep")
+        (seed,) = take(came, (np.uint8, (32,)))
     table = ServedColumns(bounds, columns.codes, columns.own.offsets, seed.tobytes(), inputs.threads, further=True)
     for piece in table.hint():
         party.send(active, SealedStep(pack([piece])))
