@@ -18,6 +18,7 @@ from systems.secureboost.test_faults import SEEN, roles_of
 from systems.secureboost.test_lattice_faults import numbers
 from systems.vertical.playing import play_training, role_input, tables_and_labels
 from treaty.crypto.transfer.stock import OpenedArrays, Steps, take
+from treaty.data.table import to_table
 from treaty.errors import ConfigError, CryptoError, PeerError, PeerProtocolError, TreatyError
 from treaty.messaging.messages import Array, pack
 from treaty.systems.observers import Observer
@@ -225,6 +226,34 @@ def test_eval_sets_of_few_persons_are_refused(repeated: int, fits: bool) -> None
         assert hidden_training._check_rows(inputs) == 1
         return
     with pytest.raises(ConfigError, match="at least 100 rows for each row of an id"):
+        secureboost.passive(inputs)
+
+
+MANY = list(range(200))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "fits"),
+    [
+        (MANY, MANY[::-1], True),
+        (MANY, MANY[1:], False),
+        (MANY[:150], MANY[49:199], False),
+        (MANY[:150], MANY[49:150], False),
+        (MANY[:149], MANY[49:], True),
+        (MANY * 99, MANY * 99 + [200] * 99, False),
+    ],
+)
+def test_eval_sets_that_differ_by_few_rows_are_refused(first: list[int], second: list[int], fits: bool) -> None:
+    """The difference of their losses is that of these rows."""
+    tables, _ = tables_and_labels(2, rows=200)
+    long = to_table(np.zeros((max(len(first), len(second)), 1)), party="p1")
+    sets = [LabelledRows(long, np.zeros(0), ids=lambda of=of: [f"text {k}" for k in of]) for of in (first, second)]
+    party: Any = SimpleNamespace(name="p1")
+    inputs = role_input(party, tables, np.zeros(200), HIDDEN, eval_sets=sets)
+    if fits:
+        assert hidden_training._check_rows(inputs) == 1
+        return
+    with pytest.raises(ConfigError, match="eval sets that differ by 100 rows at least"):
         secureboost.passive(inputs)
 
 

@@ -157,15 +157,23 @@ def train_active(inputs: RoleInput[SecureBoost]) -> ModelPart:
 
 def _check_rows(inputs: RoleInput[SecureBoost]) -> int:
     """Return a power of two that no row's weight exceeds; ConfigError for weights and eval sets that do not fit."""
-    for number, rows in enumerate(inputs.eval_sets, 1):
+    ids = [Counter(() if rows.ids is None else rows.ids()) for rows in inputs.eval_sets]
+    for number, (rows, of_set) in enumerate(zip(inputs.eval_sets, ids, strict=True), 1):
         # joined by ids that are there again and again, a set of many rows could be about one person
-        most = 1 if rows.ids is None else max(Counter(rows.ids()).values(), default=1)
+        most = max(of_set.values(), default=1)
         if rows.weight is not None or rows.table.n_rows < FEWEST_ROWS * most or number > MOST_SETS:
             raise ConfigError(
                 f'membership="hidden" takes at most {MOST_SETS} eval sets, without weights, and of at least '
                 f"{FEWEST_ROWS} rows for each row of an id, so that their margins stay hidden: leave out the weights, "
                 f"repeated ids, or {rows.name}"
             )
+    # the difference of two losses is that of the rows that are not in both sets
+    apart = (ids[0] - ids[1]) + (ids[1] - ids[0]) if len(ids) == MOST_SETS else Counter[str]()
+    if apart.total() < FEWEST_ROWS * max(apart.values(), default=0):
+        raise ConfigError(
+            f'membership="hidden" takes eval sets that differ by {FEWEST_ROWS} rows at least, so that margins of those '
+            "in one of them stay hidden: leave out a set, or more of the rows that are in both"
+        )
     if (weight := inputs.rows.weight) is None:
         return 1
     unfit = weight[(weight != np.rint(weight)) | (weight < 1.0) | (weight > MOST_WEIGHT)]
