@@ -30,6 +30,9 @@ from treaty.trees.ensemble import SplitTable, Tree, Walk, join_splits, leaves_fr
 from treaty.trees.objectives import Objective
 
 FORMAT = Format("model-part", 4)
+# Lowest bits of margins, in units of 2^-12 or of numbers of 2^-12 of `grad_clip`: without them whole numbers are left,
+# or eighths of `grad_clip`
+DROPPED, DROPPED_OF_NUMBERS = 12, 9
 LEAF_LEVELS, LEAF_BITS = 6, 24  # of trees whose leaves are shared, and of a share
 # rows, and cells, of which a prediction copies the columns at a time
 _ROWS_AT_ONCE, _CELLS_AT_ONCE = 1 << 16, 1 << 24
@@ -69,6 +72,8 @@ class ModelPart(msgspec.Struct, kw_only=True):
     hides_rows: bool = False
     # of such a model, the rows that it was trained on: their margins would show the same
     trained: KnownRows | None = None
+    # the lowest bits of their margins, in units of leaves, that are left out if these rows are predicted nevertheless
+    dropped: int = DROPPED
     # with leaves="shared", at both parties that compute, own shares of the weights of complete trees' leaves, modulo
     # 2^24 and in units of the loss, 2^`LEAF_LEVELS` of each tree; the trees' weights are then zeros
     leaves: NDArray[np.uint32] | None = None

@@ -230,6 +230,10 @@ def test_jobs_recognise_persons_by_the_ids_they_are_aligned_by(job, monkeypatch,
     _, margins = predicted_in_threads(monkeypatch, rounded)
     base = running.find_part(job, "bank").forest.objective.base_margins
     np.testing.assert_array_equal((margins - base) % 1.0, 0.5)
+    # the model says how far, and no objective of the prediction
+    common = {**job.common, "objective": "squared_error_steps"}
+    _, margins = predicted_in_threads(monkeypatch, changed(rounded, task="regression", common=common))
+    np.testing.assert_array_equal((margins - base) % 1.0, 0.5)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from treaty.data.binning import MOST_BINS, MOST_CATEGORIES
 from treaty.errors import ConfigError, CryptoError, PeerProtocolError
 from treaty.machine.arrays import Flags, Int32s
 from treaty.messaging.messages import MOST_COLUMNS, MOST_SLOTS, Array, Message, leaks, pack, view
-from treaty.models.trees import ModelPart
+from treaty.models.trees import DROPPED, DROPPED_OF_NUMBERS, ModelPart
 from treaty.privacy.randomised_response import KnownRows
 from treaty.systems.pooled.system import Training
 from treaty.systems.secureboost.hidden_tree import HiddenEnd, LossShares
@@ -161,6 +161,7 @@ def note_rows(inputs: RoleInput, part: ModelPart) -> None:
     rows = inputs.rows
     known = rows.table.matrix(), rows.ids and rows.ids(), rows.ids_of
     part.encryption, part.hides_rows = "lattice", True
+    part.dropped = DROPPED_OF_NUMBERS if inputs.common.loss_class.takes == "numbers" else DROPPED
     part.trained = KnownRows.of(*known) if part.trained is None else part.trained.joined(*known)
 
 

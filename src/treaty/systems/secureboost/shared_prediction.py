@@ -73,9 +73,6 @@ from treaty.systems.vertical.sealed import MovingKey, compute
 from treaty.trees.ensemble import SplitTable
 
 _SHARE_BITS = 64  # of a row and output, as shares of margins are sent
-# Lowest bits of margins that are dropped with training_rows="rounded", in units of 2^-12 or 2^-12 of `grad_clip`: whole
-# numbers are left, or eighths of `grad_clip`
-_DROPPED, _DROPPED_OF_NUMBERS = 12, 9
 
 
 @leaks("how many splits the sender keeps; a public key", "control")
@@ -106,7 +103,8 @@ def _agree(inputs: RoleInput[SecureBoost], rows: str) -> int:
     terms: dict[str, Term] = {"model": inputs.part.model_id, rows: inputs.rows.table.n_rows, "inference": "shared"}
     terms["training_rows"], dropped = "refused", 0
     if inputs.options.rounds_margins:
-        dropped = _DROPPED_OF_NUMBERS if inputs.common.loss_class.takes == "numbers" else _DROPPED
+        # the model's, as a job of another objective would leave more bits
+        dropped = inputs.part.dropped
         terms["training_rows"] = f"rounded by {dropped} bits"
     agree(inputs.party, terms, remedy=OF_ONE_MODEL)
     return dropped
