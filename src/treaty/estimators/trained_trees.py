@@ -349,7 +349,7 @@ class TrainedTrees(TableEstimator):
         Raises
         ------
         ConfigError
-            If a party owns splits in use but does not consent, or XGBoost is not installed.
+            If a party owns splits in use, or shares of weights, but does not consent, or XGBoost is not installed.
         """
         check_is_fitted(self, "parts_")
         return joined_booster(list(self.parts_.values()), consent)

@@ -19,7 +19,7 @@ from treaty.data.columns import quoted
 from treaty.data.table import Table
 from treaty.errors import ConfigError, DataError, warn_user
 from treaty.machine.arrays import Floats, Int32s
-from treaty.models.trees import ModelPart, decide, forest_of
+from treaty.models.trees import ModelPart, decide, forest_of, with_weights
 from treaty.trees.boosting import Forest
 from treaty.trees.custom_losses import Custom
 from treaty.trees.ensemble import JoinedSplits, SplitTable, Tree, join_splits
@@ -305,8 +305,8 @@ def joined_booster(parts: Sequence[ModelPart], consent: Iterable[str] = ()) -> A
 
     The `xgboost.Booster` has the columns of the consenting parties side by side, in the order of the training parties,
     with the party's name in front (``"bank.age"``) where the model has several. Raises ConfigError if a party owns
-    splits that the trees use but does not consent or its part is not here, for a consenting name that is no party, or
-    if XGBoost is not installed; DataError if the parts are not those of one model, or lack splits.
+    splits that the trees use, or shares of weights, but does not consent or its part is not here, for a consenting name
+    that is no party, or if XGBoost is not installed; DataError if the parts are not those of one model, or lack splits.
     """
     forests = [part.forest for part in parts if part.forest is not None]
     if len(forests) != 1 or len({part.model_id for part in parts}) != 1 or len({p.party for p in parts}) != len(parts):
@@ -315,14 +315,16 @@ def joined_booster(parts: Sequence[ModelPart], consent: Iterable[str] = ()) -> A
     agreed = willing(forest.sources, consent or ())
     here = {part.party: part for part in parts if part.party in agreed or part.forest is not None}
     used = {party: _amounts(forest, source, "count")[0] for source, party in enumerate(forest.sources)}
-    lacking = [party for party in forest.sources if party not in here and len(used[party])]
+    sharing = {part.party for part in parts if part.leaves is not None}
+    lacking = [party for party in forest.sources if party not in here and (len(used[party]) or party in sharing)]
     if lacking:
         named = [party for party in forest.sources if party in lacking or party in agreed]
         raise ConfigError(
-            f"expected consent and part of {', '.join(lacking)}, whose splits the trees use, got no consent or part: "
-            "joining reveals their columns' names, thresholds and categories. Once they have agreed, pass "
+            f"expected consent and part of {', '.join(lacking)}, whose splits or shares the trees use, got no consent "
+            "or part: joining reveals their columns' names, thresholds and categories. Once they have agreed, pass "
             f"consent={named} - at the joined XGBoost model"
         )
+    forest = with_weights(forest, list(here.values()))
     if not forest.has_gains:
         warn_user(
             "XGBoost has the same predictions, but importances by gain or cover and contributions of this model would "

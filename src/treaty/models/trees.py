@@ -298,12 +298,14 @@ def forest_of(parts: Sequence[ModelPart]) -> Forest:
     missing = [name for name in forests[0].sources if name not in {part.party for part in parts}]
     if missing:
         raise DataError(f"expected a part of every party, got none of {', '.join(missing)}")
-    shares = [part.shared_leaves[: len(forests[0].trees)] for part in parts if part.leaves is not None]
-    return _with_weights(forests[0], shares) if shares else forests[0]
+    return with_weights(forests[0], parts)
 
 
-def _with_weights(forest: Forest, shares: Sequence[NDArray[np.uint32]]) -> Forest:
-    """Return the forest with the weights of leaves that its parties share."""
+def with_weights(forest: Forest, parts: Sequence[ModelPart]) -> Forest:
+    """Return the forest of some parts with the weights of leaves, of which two may have shares."""
+    shares = [part.shared_leaves[: len(forest.trees)] for part in parts if part.leaves is not None]
+    if not shares:
+        return forest
     if len(shares) != 2 or len(shares[0]) != len(shares[1]):
         raise DataError("expected shares of leaf weights of two parties, of as many trees")
     top = 1 << LEAF_BITS - 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -126,6 +127,42 @@ def test_shares_of_other_models_are_no_weights():
     passive.leaves = passive.leaves[:64]
     with pytest.raises(treaty.DataError, match="shares of leaf weights of two parties"):
         forest_of([active, passive])
+
+
+@pytest.mark.parametrize("least", [1, 1000])  # or trees without a split
+def test_a_model_without_splits_of_others_predicts_with_the_partners_shares(least):
+    X, y = real_table("binary")
+    tables = {"a": X.iloc[:, :4], "b": X.iloc[:, 4:5] * 0.0, "c": X.iloc[:, 5:6] * 0.0}
+    federated, pooled = fit_both(tables, y, min_child_samples=least)
+    assert [len(part.splits) > 0 for part in federated.parts_.values()] == [least == 1, False, False]
+    np.testing.assert_array_equal(federated.predict_proba(tables), pooled.predict_proba(tables))
+    federated.parts_ = {name: federated.parts_[name] for name in "acb"}
+    with pytest.raises(treaty.DataError, match="expected b, which shares the weights of leaves"):
+        federated.predict_proba(tables)
+
+
+def test_a_joined_model_has_the_weights_of_both_parties_shares():
+    X, y = real_table("binary")
+    tables = cut(X.iloc[:, :6], 2)
+    tables["p1"] = tables["p1"] * 0.0
+    federated, pooled = fit_both(tables, y)
+    with pytest.raises(treaty.ConfigError, match="consent and part of p1"):
+        federated.to_xgboost()
+    with pytest.warns(UserWarning, match="would be made from zeros"):
+        joined = federated.to_xgboost(["p1"])
+    found, expected = (re.findall(r"leaf=([^,]*)", "".join(of.get_dump())) for of in (joined, pooled.to_xgboost()))
+    assert found == expected
+    assert len({*found}) > 3
+
+
+def test_labels_that_change_the_unit_of_weights_are_refused():
+    X, y = real_table("binary")
+    tables, values = cut(X.iloc[:, :6], 2), X.iloc[:, 0].to_numpy() + 3.0 * y
+    first = treaty.GBDTRegressor(SHARED, n_jobs=1, **NUMBERS).fit(tables, values)
+    more = treaty.GBDTRegressor(SHARED, n_jobs=1, **{**NUMBERS, "n_estimators": 5})
+    for scale in (0.1, 10.0):
+        with pytest.raises(treaty.ConfigError, match="expected labels as far from the start"):
+            more.fit(tables, values.mean() + scale * (values - values.mean()), xgb_model=first)
 
 
 def test_it_is_for_hidden_rows():

@@ -258,8 +258,10 @@ class _Grower:
         """Add the trees of a checkpoint or of an earlier model to the margins, which nobody has kept."""
         party, training, table, outputs = self._party, self._training, inputs.rows.table, len(self._ends)
         trees, splits, sources = training.forest.trees, training.part.splits, inputs.roles.owners
-        if any(np.any(np.remainder(tree.value, unit)) for tree in trees):
-            raise ConfigError("expected labels as far from the start as the earlier model's: its steps are smaller")
+        # weights that are shared cannot be looked at, nor be put into other steps
+        other = inputs.part is not None and inputs.part.grown.objective.grad_clip != training.forest.objective.grad_clip
+        if (self._shared and other) or any(np.any(np.remainder(tree.value, unit)) for tree in trees):
+            raise ConfigError("expected labels as far from the start as the earlier model's: its steps are others")
         used = used_records(trees, len(sources))
         further = {name: used[sources.index(name)] for name in self._further}
         held = {party.name: len(splits), self._peer: training.records[self._peer]}

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from treaty.crypto.transfer.hidden_rows import WEIGHT_BYTES
 from treaty.crypto.transfer.stock import Steps, Transfers, open_transfers
 from treaty.data.table import Table
-from treaty.errors import CryptoError, PeerProtocolError
+from treaty.errors import CryptoError, DataError, PeerProtocolError
 from treaty.machine.arrays import Bytes, Floats, Int32s, Integers, Words
 from treaty.messaging.exchanges import OF_ONE_MODEL, Term, agree, send_rows, take_rows
 from treaty.messaging.messages import Array, Message, column_pieces, leaks, row_pieces, view
@@ -169,6 +169,8 @@ def _bytes_of(weights: Integers, outputs: int, *, whole: bool) -> int:
 def _begin(inputs: RoleInput[SecureBoost], rows: str) -> Callable[[Table], Floats]:
     """Agree on the model and the number of `rows`; return what predicts rows."""
     party, part, partner = inputs.party, inputs.part, (*inputs.others, "")[0]
+    if part.leaves is not None and (has := next(of for of in part.grown.sources if of != party.name)) != partner:
+        raise DataError(f"expected {has}, which shares the weights of leaves, before the job's other passive parties")
     if inputs.requests is None:
         check_not_trained(inputs)
     dropped = _agree(inputs, rows)
@@ -176,7 +178,8 @@ def _begin(inputs: RoleInput[SecureBoost], rows: str) -> Callable[[Table], Float
     trees = decidable(party, part, {peer: of.records for peer, of in keys.items()})
     objective, sources = part.grown.objective, part.grown.sources
     used = {name: of for name, of in zip(sources, used_records(trees, len(sources)), strict=True) if len(of)}
-    if not used.keys() - {party.name}:
+    # shares of weights take the partner, whoever has the splits
+    if not trees or (part.leaves is None and not used.keys() - {party.name}):
         return lambda table: margins(ask_all(party, part, trees, table, 0, inputs.threads), objective, inputs.threads)
     unit, outputs = unit_of(trees, objective.leaf_unit * objective.grad_clip), objective.n_outputs
     if part.leaves is None:
