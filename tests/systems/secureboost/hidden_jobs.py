@@ -242,9 +242,9 @@ def trees_of(jobs: list[Job], role: int, margins: list[list[np.ndarray]], number
     shares = np.stack([of[role] for of in margins])
     ends, answers = [job.ends[role] for job in jobs], Answers(jobs[0].links, numbers)
     for k, (job, number) in enumerate(zip(jobs, numbers, strict=False)):
-        dealings: Any = Relaying(answers, job.further, number, [job.n])
+        candidates = [len(of.candidates(some)) for of, some in zip(job.own[2:], job.columns[2:], strict=True)]
+        dealings: Any = Relaying(answers, job.further, number, [job.n], candidates)
         if role:
-            candidates = [len(of.candidates(some)) for of, some in zip(job.own[2:], job.columns[2:], strict=True)]
             dealings = Padded(job.seeds.of("B"), job.further, number, [job.n], candidates)
         ends[k] = replace(ends[k], further=dealings if job.further else None)
     return grow_together(ends, shares, [job.sampled for job in jobs])

@@ -214,6 +214,11 @@ CASES: dict[str, tuple[str, str, str, int, Any, str]] = {
     "answers twice": (
         "p2", "p0", "SealedStep", 2, lambda message: [message, message], "expected",
     ),
+    "a winner's number that no candidate has": (
+        "p2", "p0", "SealedStep", 3,
+        one(of_payload(lambda of: of + (1 << 40) if of.dtype == np.int64 else of, at=1)),
+        "expected numbers of own candidates",
+    ),
     "a layout without slots": (
         "p2", "p0", "HiddenColumns", 1, one(of_field("offsets", lambda of: of * 0)), "expected the slots of columns",
     ),

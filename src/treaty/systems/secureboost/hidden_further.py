@@ -100,12 +100,16 @@ class Answers:
 
 @dataclass
 class Relaying:
-    """The active party's end of a tree. `sets` are the numbers of rows of training rows and eval sets."""
+    """The active party's end of a tree.
+
+    `sets` are the numbers of rows of training rows and eval sets, `candidates` those of each further party.
+    """
 
     answers_of: Answers
     names: Sequence[str]
     tree: int
     sets: Sequence[int]
+    candidates: Sequence[int]
     relays = True
 
     def _send(self, name: str, kind: type[Step], arrays: Sequence[NDArray[Any]]) -> None:
@@ -131,10 +135,12 @@ class Relaying:
             if len(own):
                 self._send(name, OpenedStep, [own, others])
         of_numbers, sides = list[Integers](), list[Sequence[Bytes]]()
-        for name, own in zip(self.names, numbers, strict=True):
+        for name, own, most in zip(self.names, numbers, self.candidates, strict=True):
             expected = [(np.int64, own.shape), *[(np.uint8, (len(own), -(-rows // 8))) for rows in self.sets]]
             none: Arrays = [np.zeros(shape, kind) for kind, shape in expected]
             number, *lines = self.answers_of.next(name, self.tree, *expected) if len(own) else none
+            if np.any(number >> _bits_of_numbers(most)):
+                raise PeerProtocolError(name, "expected numbers of own candidates, under a pad", at="SealedStep")
             of_numbers.append(number)
             sides.append(lines)
         return of_numbers, sides
@@ -193,8 +199,7 @@ class Pads:
 
     def numbers(self, count: int, candidates: int) -> Integers:
         """Return pads of these numbers, of as many bits as numbers of `candidates` have."""
-        bits = max(1, (candidates - 1).bit_length())
-        return self._stream("index").bits(bits, count)[:, 0].astype(np.int64)
+        return self._stream("index").bits(_bits_of_numbers(candidates), count)[:, 0].astype(np.int64)
 
     def lines(self, count: int, sets: Sequence[int]) -> list[Bytes]:
         """Return pads of rows' sides at so many splits, of each set of rows, uint8 (count, bytes)."""
@@ -202,6 +207,10 @@ class Pads:
         return [
             np.frombuffer(stream.raw(count * -(-rows // 8)), np.uint8).reshape(count, -(-rows // 8)) for rows in sets
         ]
+
+
+def _bits_of_numbers(candidates: int) -> int:
+    return max(1, (candidates - 1).bit_length())
 
 
 def hints_of(party: Party, slots: Mapping[str, int], bounds: SumsBounds) -> Iterator[Arrays]:

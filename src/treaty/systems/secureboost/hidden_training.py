@@ -304,7 +304,7 @@ class _Grower:
                 numbers = range(first + of.start, first + of.stop)
                 answers = Answers(party, numbers)
                 ends = [
-                    replace(end, further=Relaying(answers, self._further, number, self._sets))
+                    replace(end, further=Relaying(answers, self._further, number, self._sets, _candidates(end)))
                     for end, number in zip(ends, numbers, strict=True)
                 ]
             steps = hidden_tree.grow_together(ends, self._margins[of], [sampled for sampled, _ in samples[of]])
