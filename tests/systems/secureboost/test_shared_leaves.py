@@ -187,7 +187,7 @@ def ends():
 @settings(deadline=None, max_examples=30)
 @given(st.data())
 def test_a_reach_is_the_next_power_of_two_above_all_weights(ends, data):
-    near = [0, 1, 255, 256, 257, 511, 512, 4095, 4096, 8191, 8192, (1 << 14) - 1]
+    near = [0, 1, 15, 16, 17, 31, 32, 255, 256, 4095, 4096, 8191, 8192, (1 << 14) - 1]
     weight = st.sampled_from([*near, *(-of for of in near), -(1 << 14)]) | st.integers(-(1 << 14), (1 << 14) - 1)
     weights = np.array(data.draw(st.lists(st.lists(weight, min_size=4, max_size=4), min_size=1, max_size=3)))
     masks = np.random.default_rng().integers(0, 1 << LEAF_BITS, weights.shape)
@@ -196,7 +196,7 @@ def test_a_reach_is_the_next_power_of_two_above_all_weights(ends, data):
     reach = (found[0] + found[1]) & np.uint64((1 << 32) - 1)
     # the least weight, -2^14, counts as the one above it
     tops = np.minimum(np.abs(weights).max(axis=1), (1 << 14) - 1)
-    assert reach.tolist() == [1 << (int(of) >> 8).bit_length() for of in tops]
+    assert reach.tolist() == [1 << (int(of) >> 4).bit_length() for of in tops]
     for limit in (int(reach.max()), int(reach.max()) + 1):
         limits = np.full(len(weights), limit, np.uint64)
         steps = [opened_reach(ends[k], found[k], limits * np.uint64(1 - k), k) for k in (0, 1)]

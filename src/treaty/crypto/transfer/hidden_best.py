@@ -232,15 +232,16 @@ def weights_of(transfers: Transfers, sums: Words, rate: int, ridge: int, widths:
     return quotient
 
 
-REACH_BITS = 7  # a reach of 2^6 is that of the largest weights there are
+# A reach of 2^10 is that of the largest weights, and 1 that of the smallest: thousands of such trees are within margins
+REACH_BITS = 11
 _REACHES = REACH_BITS - 1
 
 
 def reach_of(transfers: Transfers, weights: Words, role: int) -> Steps[Words]:
-    """Return shares modulo 2^32, uint64 (trees,), of how far a tree's largest weight reaches, in units of 2^8.
+    """Return shares modulo 2^32, uint64 (trees,), of how far a tree's largest weight reaches, in units of 2^4.
 
-    `weights`, (trees, leaves), are shares. The least power of two that none of them reaches, from 1 to 64, follows from
-    comparisons with all but the last of them.
+    `weights`, (trees, leaves), are shares. The least power of two that none of them reaches, from 1 to 2^10, follows
+    from comparisons with all but the last of them.
     """
     trees, limits = (
         len(weights),

@@ -357,7 +357,7 @@ class SharedLeaves:
     """A party's shares of leaf weights (``leaves="shared"``), and of how far margins may reach, by class.
 
     They are kept in its `part` of the model, whose first `kept` trees are earlier ones. `limits`, of the active party,
-    are what margins must not reach, in units of 2^8.
+    are what margins must not reach, in units of 2^4.
     """
 
     def __init__(
