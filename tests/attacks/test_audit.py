@@ -66,6 +66,23 @@ def test_exact_sums_tell_bins_and_sealed_sums_none() -> None:
     assert found(SecureBoost(sums="sealed"), SUMS, breast_cancer(), n_estimators=2).score == 0.0
 
 
+@pytest.mark.parametrize("parties", [2, 3])
+def test_with_hidden_rows_no_attack_finds_more_than_its_guess(parties: int) -> None:
+    """A passive party's columns are weak here: strong ones, and which of them are chosen, hint at labels anywhere."""
+    tables, y = breast_cancer()
+    if parties == 3:
+        tables = {**tables, "lab": tables["shop"].iloc[:, ::2], "shop": tables["shop"].iloc[:, 1::2]}
+    options = {"objective": "logistic_pieces", "n_estimators": 4, "max_depth": 4, "random_state": 0, "n_jobs": 1}
+    done = audit(GBDTClassifier(SecureBoost(membership="hidden"), **options), tables, y)
+    assert not [finding for finding in done.findings if finding.finds]
+    tried = {(finding.attack, finding.party) for finding in done.findings}
+    for name in [*tables][1:]:
+        assert {(LABELS, name), ("purity of the finest row sets (Cheng 2021)", name)} <= tried
+    of_bins = [finding for finding in done.findings if finding.party == "bank"]
+    assert {finding.attack for finding in of_bins} == {SUMS, "nested sides"}
+    assert all(finding.score == 0.0 for finding in of_bins)
+
+
 def test_noisy_gradients_tell_labels_as_far_as_noise_lets_them() -> None:
     attack = "mean of noisy gradients"
     assert found(FedXGBoostLDP(epsilon=20.0), attack, breast_cancer()).finds

@@ -19,8 +19,13 @@ from treaty.attacks.views import Finding, Truth, View, auc_error, error_of_best,
 from treaty.machine.arrays import Flags, Floats, Int32s, Integers
 from treaty.privacy import leaks
 from treaty.privacy.exact_sums import known_bins
+from treaty.systems.secureboost.hidden_further import FurtherTree
+from treaty.systems.secureboost.hidden_setup import HiddenStart
+from treaty.systems.secureboost.hidden_training import HiddenTree
 from treaty.systems.vertical.exact_sums import content_of, node_sets_from_transcript
 from treaty.systems.vertical.messages import Setup, SplitColumns, TreeStart
+
+_TREES = TreeStart, HiddenTree, FurtherTree  # with one of these a passive party is told that a tree begins
 
 Partitions = list[list[np.ndarray[tuple[int], np.dtype[np.int32]]]]
 
@@ -48,7 +53,7 @@ def instance_clustering(view: View, truth: Truth) -> Iterator[Finding]:
     References: Kang et al., "Hyperparameter Optimization for SecureBoost via Constrained Multi-Objective Federated
     Learning", 2024 (arXiv 2404.04490).
     """
-    if view.is_active or not view.steps(TreeStart):
+    if view.is_active or not view.steps(*_TREES):
         return
     n_rows = len(truth.labels)
     scores = leaks.cluster_scores(seen_sets(view, n_rows), n_rows)
@@ -76,7 +81,7 @@ def row_communities(view: View, truth: Truth) -> Iterator[Finding]:
     References: Takahashi, Liu, Liu, "Eliminating Label Leakage in Tree-Based Vertical Federated Learning", 2023 (arXiv
     2307.10318). Dhillon, "Co-clustering documents and words using bipartite spectral graph partitioning", KDD 2001.
     """
-    if view.is_active or not view.steps(TreeStart):
+    if view.is_active or not view.steps(*_TREES):
         return
     n_rows = len(truth.labels)
     rows = np.random.default_rng(0).permutation(n_rows)[:MOST_ROWS]
@@ -125,7 +130,7 @@ def set_purity(view: View, truth: Truth) -> Iterator[Finding]:
     References: Cheng et al., "SecureBoost", IEEE Intelligent Systems 2021 (arXiv 1901.08755), section 6, which counts a
     row's own label as well; without it a set of one row reveals nothing (`privacy.leaks.held_out_purity`).
     """
-    if view.is_active or not view.steps(TreeStart):
+    if view.is_active or not view.steps(*_TREES):
         return
     labels = truth.labels.astype(np.int64)
     majority = float(max(labels.mean(), 1.0 - labels.mean()))
@@ -156,7 +161,7 @@ def exact_sums(view: View, truth: Truth) -> Iterator[Finding]:
     It uses elimination, and sums of one to three rows; sealed sums show nothing. What it finds is certain, so the score
     is a share of all bins, and the baseline is 0.
     """
-    if not view.is_active or not view.steps(Setup):
+    if not view.is_active or not view.steps(Setup, HiddenStart):
         return
     recording = view.recording
     for owner in [name for name in truth.owners if name != view.party]:
@@ -188,7 +193,7 @@ def nested_sides(view: View, truth: Truth) -> Iterator[Finding]:
 
     What it finds is certain, so the score is a share of all bins, and the baseline is 0 (docs/sealed.md).
     """
-    if not view.is_active or not view.steps(Setup):
+    if not view.is_active or not view.steps(Setup, HiddenStart):
         return
     for owner in [name for name in truth.owners if name != view.party]:
         codes, offsets = truth.codes(owner)

@@ -86,7 +86,12 @@ class Links:
             for name in job.further
         ]  # fmt: skip
         self.trees: dict[str, Any] = {
-            name: _FurtherTrees(of, SimpleNamespace(codes=own.codes, own=own, bins=None), table, seeds.of(name))
+            name: _FurtherTrees(
+                of,
+                SimpleNamespace(codes=own.codes, own=own, bins=None, note_splits=lambda *given: None),
+                table,
+                seeds.of(name),
+            )
             for name, of, own, table in zip(job.further, inputs, job.own[2:], job.tables, strict=True)
         }
         self.sent: list[tuple[str, str, list[np.ndarray]]] = []

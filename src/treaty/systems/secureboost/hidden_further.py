@@ -289,6 +289,7 @@ class _FurtherTrees:
         columns, left_bins = tree.candidates.splits(won.astype(np.int32), np.zeros((len(won), 0), np.bool_))
         splits = list(zip(columns.tolist(), left_bins, strict=True))
         tree.won += splits
+        self._columns.note_splits(self._inputs, splits)
         index = won.astype(np.int64) ^ pads.numbers(len(won), count)
         lines = [np.packbits([~left[self._columns.codes[:, column]] for column, left in splits], axis=1)]
         for rows in self._inputs.eval_sets:

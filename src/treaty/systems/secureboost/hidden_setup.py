@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated
@@ -25,6 +25,7 @@ from treaty.machine.arrays import Flags, Int32s
 from treaty.messaging.messages import MOST_COLUMNS, MOST_SLOTS, Array, Message, leaks, pack, view
 from treaty.models.trees import DROPPED, DROPPED_OF_NUMBERS, ModelPart
 from treaty.privacy.randomised_response import KnownRows
+from treaty.systems.observers import SidesLearned
 from treaty.systems.pooled.system import Training
 from treaty.systems.secureboost.hidden_tree import HiddenEnd, LossShares
 from treaty.systems.system import RoleInput
@@ -135,6 +136,12 @@ class Columns:
             name = min(without)
             raise PeerProtocolError(senders[name], f"expected a key of {name}", at="HiddenColumns")
         return keys
+
+    def note_splits(self, inputs: RoleInput, splits: Iterable[tuple[int, Flags]]) -> None:
+        """Tell observers which of all rows go left at own splits, given as columns and the bins that go left."""
+        rows = np.arange(len(self.codes), dtype=np.int32)
+        for column, left in splits:
+            inputs.observers.event(SidesLearned(inputs.party.name, rows, left[self.codes[:, column]]))
 
     def of_tree(self, end: HiddenEnd, columns: Sequence[Int32s]) -> HiddenEnd:
         """Return the end for a tree on some columns of each owner, in the job's order."""

@@ -478,6 +478,8 @@ def train_passive(inputs: RoleInput[SecureBoost]) -> ModelPart:
             grown = compute(party, steps, ahead)
             for levels, _, shares in grown:
                 trees.append((levels, record(splits, columns.bins, levels)))
+                for level in levels:
+                    columns.note_splits(inputs, zip(level.columns.tolist(), level.left_bins, strict=True))
                 if not shares_leaves:
                     party.send(active, WeightShares(Array.of(shares)))
             weights = None
