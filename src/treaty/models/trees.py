@@ -75,7 +75,7 @@ class ModelPart(msgspec.Struct, kw_only=True):
     # the lowest bits of their margins, in units of leaves, that are left out if these rows are predicted nevertheless
     dropped: int = DROPPED
     # with leaves="shared", at both parties that compute, own shares of the weights of complete trees' leaves, modulo
-    # 2^24 and in units of the loss, 2^`LEAF_LEVELS` of each tree; the trees' weights are then zeros
+    # 2^24 and in units of the loss, 2^`LEAF_LEVELS` of each tree; the trees' weights are then no numbers
     leaves: NDArray[np.uint32] | None = None
     # at a passive party, the cost of its noise in words
     spent: str = ""
@@ -195,7 +195,7 @@ def check_part(part: ModelPart) -> None:
         n_nodes, inner = len(tree.left), tree.left >= 0
         if n_nodes == 0 or any(len(getattr(tree, name)) != n_nodes for name in Tree.__slots__):
             raise ValueError("a tree of uneven arrays")
-        if not np.isfinite(tree.value).all():
+        if part.leaves is None and not np.isfinite(tree.value).all():
             raise ValueError("a leaf weight that is no number")
         below = np.flatnonzero(inner)
         if np.any(tree.left[inner] <= below) or np.any(tree.left[inner] + 1 >= n_nodes):

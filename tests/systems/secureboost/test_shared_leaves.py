@@ -18,7 +18,7 @@ from tables import cut, real_table, with_gaps
 from treaty.crypto.transfer.hidden_best import opened_reach, reach_of
 from treaty.crypto.transfer.stock import open_transfers
 from treaty.models.checkpoints import Keeper
-from treaty.models.trees import LEAF_BITS, forest_of
+from treaty.models.trees import LEAF_BITS, check_part, forest_of
 from treaty.systems.secureboost import hidden_training, hidden_tree
 
 SHARED = treaty.SecureBoost(membership="hidden", leaves="shared")
@@ -59,7 +59,8 @@ def test_a_part_alone_has_no_weight():
     for _ in range(12):
         model = treaty.GBDTClassifier(SHARED, n_jobs=1, **OPTIONS).fit(tables, y)
         active, passive = model.parts_.values()
-        assert not any(tree.value.any() for tree in active.grown.trees)
+        assert all(np.isnan(tree.value[tree.left < 0]).all() for tree in active.grown.trees)
+        check_part(active)
         step = active.shared_leaves.shape[1] >> OPTIONS["max_depth"]
         assert not np.delete(active.shared_leaves, slice(None, None, step), axis=1).any()
         rows.append([of.shared_leaves[:, ::step].ravel() for of in (active, passive)])

@@ -29,7 +29,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -258,17 +258,23 @@ class _Grower:
         """Add the trees of a checkpoint or of an earlier model to the margins, which nobody has kept."""
         party, training, table, outputs = self._party, self._training, inputs.rows.table, len(self._ends)
         trees, splits, sources = training.forest.trees, training.part.splits, inputs.roles.owners
-        # weights that are shared cannot be looked at, nor be put into other steps
-        other = inputs.part is not None and inputs.part.grown.objective.grad_clip != training.forest.objective.grad_clip
-        if (self._shared and other) or any(np.any(np.remainder(tree.value, unit)) for tree in trees):
+        if self._shared:
+            # these weights cannot be looked at, nor be put into other steps
+            earlier = training.forest if inputs.part is None else inputs.part.grown
+            fit = earlier.objective.grad_clip == training.forest.objective.grad_clip
+        else:
+            fit = not any(np.any(np.remainder(tree.value, unit)) for tree in trees)
+        if not fit:
             raise ConfigError("expected labels as far from the start as the earlier model's: its steps are others")
         used = used_records(trees, len(sources))
         further = {name: used[sources.index(name)] for name in self._further}
         held = {party.name: len(splits), self._peer: training.records[self._peer]}
         shared = show_forest(party, trees, sources, held, further, keys if further else {}, outputs)
-        weights, transfers = leaf_weights(trees, depth_of(trees), unit), self._ends[0].transfers
+        transfers, depth = self._ends[0].transfers, depth_of(trees)
         if self._shared:
-            weights = self._leaves.of_earlier(transfers, len(trees), depth_of(trees))
+            weights = self._leaves.of_earlier(transfers, len(trees), depth)
+        else:
+            weights = leaf_weights(trees, depth, unit)
         lines = [
             (len(of), partial(take_decisions, party, name, MaskedSides, len(of)))
             for name, of in further.items()
@@ -314,24 +320,20 @@ class _Grower:
             else:
                 weights = [self._opened(shares) for *_, shares in grown]
             trees += [self._recorded(levels, own) for (levels, *_), own in zip(grown, weights, strict=True)]
-            if self._shared and self._leaves.reach_too_far(ends[0].transfers, of):
-                self._too_far()
-            self._check_reach(trees[of], of)
+            if self._shared:
+                too_far = self._leaves.reach_too_far(ends[0].transfers, of)
+            else:
+                self._reach[of] += [np.abs(tree.value).max() for tree in trees[of]]
+                too_far = self._reach.max() >= self._most
+            if too_far:
+                # margins of these classes may be larger than those that are shared
+                raise ConfigError(
+                    f'margins may pass {self._most:g}, the largest that membership="hidden" can share: lower '
+                    f"learning_rate or n_estimators, or raise reg_lambda (after {self._training.forest.rounds} rounds)"
+                )
             add = hidden_tree.add_weights(grown, self._margins[of], weights, shared=self._shared)
             self._margins[of] = compute(party, add)
         return trees
-
-    def _check_reach(self, trees: list[Tree], of: slice) -> None:
-        """Refuse to go on once margins of these classes may be larger than those that are shared."""
-        self._reach[of] += [np.abs(tree.value).max() for tree in trees]
-        if self._reach.max() >= self._most:
-            self._too_far()
-
-    def _too_far(self) -> NoReturn:
-        raise ConfigError(
-            f'margins may pass {self._most:g}, the largest that membership="hidden" can share: lower '
-            f"learning_rate or n_estimators, or raise reg_lambda (after {self._training.forest.rounds} rounds)"
-        )
 
     def _opened(self, shares: Words) -> NDArray[np.int64]:
         """Return leaf weights in whole units, by the other party's shares of them."""
@@ -349,8 +351,8 @@ class _Grower:
         self.last.append(((levels, numbers[place]), weights))
         for other, before in self._records.items():
             numbers[other], self._records[other] = numbers_of(levels, other, before)
-        # a share is no weight
-        return build_tree(levels, np.zeros_like(weights) if self._shared else weights, numbers, self._rules)
+        # a share is no weight, and nothing is to take another number for one
+        return build_tree(levels, weights * np.nan if self._shared else weights, numbers, self._rules)
 
 
 class SharedLeaves:

@@ -376,7 +376,7 @@ def numbers_of(levels: list[HiddenLevel], place: int, first: int) -> tuple[list[
 
 
 def build_tree(
-    levels: list[HiddenLevel], weights: NDArray[np.int64], records: Mapping[int, list[list[int]]], rules: SplitRules
+    levels: list[HiddenLevel], weights: NDArray[Any], records: Mapping[int, list[list[int]]], rules: SplitRules
 ) -> Tree:
     """Return the tree, by the weights of the nodes below the last level, (2^depth,), in units of `leaf_unit`.
 
