@@ -22,10 +22,11 @@ from treaty.data.table import to_table
 from treaty.errors import ConfigError, CryptoError, PeerError, PeerProtocolError, TreatyError
 from treaty.messaging.messages import Array, pack
 from treaty.systems.observers import Observer
-from treaty.systems.secureboost import hidden_training, secureboost
+from treaty.systems.secureboost import secureboost
+from treaty.systems.secureboost.hidden_evaluation import check_rows
 from treaty.systems.secureboost.hidden_forest import HiddenForest, read_forest
-from treaty.systems.secureboost.hidden_setup import joint_seed
-from treaty.systems.secureboost.hidden_training import HiddenStart, HiddenTree
+from treaty.systems.secureboost.hidden_setup import HiddenStart, joint_seed
+from treaty.systems.secureboost.hidden_training import HiddenTree
 from treaty.systems.system import LabelledRows
 from treaty.systems.vertical import messages
 from treaty.systems.vertical.sealed import compute
@@ -223,7 +224,7 @@ def test_eval_sets_of_few_persons_are_refused(repeated: int, fits: bool) -> None
     party: Any = SimpleNamespace(name="p1")
     inputs = role_input(party, tables, np.zeros(200), HIDDEN, eval_sets=[rows])
     if fits:
-        assert hidden_training._check_rows(inputs) == 1
+        assert check_rows(inputs) == 1
         return
     with pytest.raises(ConfigError, match="at least 100 rows for each row of an id"):
         secureboost.passive(inputs)
@@ -251,7 +252,7 @@ def test_eval_sets_that_differ_by_few_rows_are_refused(first: list[int], second:
     party: Any = SimpleNamespace(name="p1")
     inputs = role_input(party, tables, np.zeros(200), HIDDEN, eval_sets=sets)
     if fits:
-        assert hidden_training._check_rows(inputs) == 1
+        assert check_rows(inputs) == 1
         return
     with pytest.raises(ConfigError, match="eval sets that differ by 100 rows at least"):
         secureboost.passive(inputs)

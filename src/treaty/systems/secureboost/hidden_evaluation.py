@@ -8,6 +8,7 @@ shares, before it is opened, to 15 bits or so, as a leaf's weight has.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +21,7 @@ from treaty.crypto.transfer.comparison import carries
 from treaty.crypto.transfer.shared_pieces import NUMBER_BITS, Pieces, values_of
 from treaty.crypto.transfer.stock import Steps, Transfers
 from treaty.data.table import Table
-from treaty.errors import PeerProtocolError
+from treaty.errors import ConfigError, PeerProtocolError
 from treaty.machine.arrays import Floats, Integers, Words, pieces
 from treaty.messaging.messages import Array, Message, leaks, view
 from treaty.messaging.party import Party
@@ -34,10 +35,14 @@ from treaty.systems.secureboost.hidden_forest import (
 )
 from treaty.systems.secureboost.hidden_setup import HiddenLoss
 from treaty.systems.secureboost.hidden_tree import HiddenLevel
+from treaty.systems.secureboost.options import SecureBoost
+from treaty.systems.system import RoleInput
+from treaty.systems.vertical.hidden_cost import MOST_WEIGHT
 from treaty.systems.vertical.sealed import compute
 from treaty.trees.boosting import Forest
 from treaty.trees.ensemble import SplitTable, Tree
 from treaty.trees.logistic_pieces import loss_pieces, loss_shift
+from treaty.trees.losses import bound_of_weights
 from treaty.trees.number_losses import SquaredErrorSteps, squares_shift
 
 FEWEST_ROWS, MOST_SETS = 100, 2  # the loss of few rows tells their margins, and so do sets that differ by few rows
@@ -217,3 +222,34 @@ class WatchedShares:
         if (loss := objective.loss_of(int((share + came)[0]), len(self.y))) >= objective.most_loss:
             raise PeerProtocolError(peer, f"expected a share of a loss below {objective.most_loss:g}", at="EvalLoss")
         return {objective.metric: loss}
+
+
+def check_rows(inputs: RoleInput[SecureBoost]) -> int:
+    """Return a power of two that no row's weight exceeds; ConfigError for weights and eval sets that do not fit."""
+    ids = [Counter(() if rows.ids is None else rows.ids()) for rows in inputs.eval_sets]
+    for number, (rows, of_set) in enumerate(zip(inputs.eval_sets, ids, strict=True), 1):
+        # joined by ids that are there again and again, a set of many rows could be about one person
+        most = max(of_set.values(), default=1)
+        if rows.weight is not None or rows.table.n_rows < FEWEST_ROWS * most or number > MOST_SETS:
+            raise ConfigError(
+                f'membership="hidden" takes at most {MOST_SETS} eval sets, without weights, and of at least '
+                f"{FEWEST_ROWS} rows for each row of an id, so that their margins stay hidden: leave out the weights, "
+                f"repeated ids, or {rows.name}"
+            )
+    # the difference of two losses is that of the rows that are not in both sets
+    apart = (ids[0] - ids[1]) + (ids[1] - ids[0]) if len(ids) == MOST_SETS else Counter[str]()
+    if apart.total() < FEWEST_ROWS * max(apart.values(), default=0):
+        raise ConfigError(
+            f'membership="hidden" takes eval sets that differ by {FEWEST_ROWS} rows at least, so that margins of those '
+            "in one of them stay hidden: leave out a set, or more of the rows that are in both"
+        )
+    if (weight := inputs.rows.weight) is None:
+        return 1
+    unfit = weight[(weight != np.rint(weight)) | (weight < 1.0) | (weight > MOST_WEIGHT)]
+    if len(unfit):
+        raise ConfigError(
+            f'membership="hidden" takes whole weights from 1 to {MOST_WEIGHT}, got {unfit[0]:g} and '
+            f"{len(unfit) - 1} others: multiply all weights, reg_lambda and min_child_weight by one number, and round "
+            "the weights"
+        )
+    return int(bound_of_weights(weight))

@@ -19,15 +19,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.crypto.transfer.hidden_best import WEIGHT_BITS, opened_reach, reach_of
 from treaty.crypto.transfer.hidden_rows import MOST_LEVELS, WEIGHT_BYTES, SharedNodes, word_of
 from treaty.crypto.transfer.stock import Steps, Transfers
 from treaty.data.table import Table
 from treaty.errors import DataError, PeerProtocolError
-from treaty.machine.arrays import Bytes, Int32s, Integers, pieces
+from treaty.machine.arrays import Bytes, Int32s, Integers, Words, pieces
 from treaty.messaging.messages import Array, Message, leaks, view
 from treaty.messaging.party import Party
-from treaty.models.trees import LEAF_BITS, LEAF_LEVELS, decide, layout_of
+from treaty.models.trees import LEAF_BITS, LEAF_LEVELS, ModelPart, decide, layout_of
 from treaty.systems.vertical.messages import SignedKey
+from treaty.systems.vertical.sealed import compute
 from treaty.trees.ensemble import SplitTable, Tree
 
 # Weights without a unit of their own have this many bits below the largest: more would only make sums easier to take
@@ -245,6 +247,47 @@ def in_blocks(lines: Sequence[Bytes]) -> list[Lines]:
 def decide_rows(splits: SplitTable, table: Table, threads: int, records: Int32s, rows: slice) -> Bytes:
     """Return a `Decide` of a table's rows, but for its first arguments."""
     return decide(splits, table, records, threads, rows)
+
+
+class SharedLeaves:
+    """A party's shares of leaf weights (``leaves="shared"``), and of how far margins may reach, by class.
+
+    They are kept in its `part` of the model, whose first `kept` trees are earlier ones. `limits`, of the active party,
+    are what margins must not reach, in units of 2^4.
+    """
+
+    def __init__(
+        self, party: Party, part: ModelPart, outputs: int, kept: int, role: int, limits: NDArray[np.int64]
+    ) -> None:
+        self._party, self._part, self._role, self._limits = party, part, role, limits.astype(np.uint64)
+        self._reach = np.zeros(outputs, np.uint64)
+        if part.leaves is not None:
+            part.leaves = part.shared_leaves[:kept].reshape(-1)
+        self._partner = party.peers[0]
+
+    def of_trees(self, shares: Sequence[Words]) -> list[Integers]:
+        """Keep shares of new trees' weights, given plus 2^14; return them, int64 (leaves,) each."""
+        middle = np.uint64((1 - self._role) << WEIGHT_BITS - 1)
+        found = [(of - middle).view(np.int64) for of in shares]
+        new = stored(np.stack(found))
+        self._part.leaves, self._last = np.concatenate([self._part.shared_leaves, new]).reshape(-1), new
+        return found
+
+    def reach_too_far(self, transfers: Transfers, of: slice) -> bool:
+        """Add the reach of the trees kept last, of these classes; open whether margins may become too large."""
+        self._add(transfers, self._last, of)
+        steps = opened_reach(transfers, self._reach[of], self._limits[of], self._role)
+        return bool(compute(self._party, steps, partner=self._partner))
+
+    def of_earlier(self, transfers: Transfers, trees: int, depth: int) -> Integers:
+        """Add the reach of all earlier trees; return shares of these trees' weights (`leaf_shares`)."""
+        for of_round in self._part.shared_leaves.reshape(-1, len(self._reach), 1 << LEAF_LEVELS):
+            self._add(transfers, of_round, slice(None))
+        return leaf_shares(self._part.shared_leaves, trees, depth)
+
+    def _add(self, transfers: Transfers, leaves: NDArray[np.uint32], of: slice) -> None:
+        steps = reach_of(transfers, leaves.astype(np.uint64), self._role)
+        self._reach[of] += compute(self._party, steps, partner=self._partner)
 
 
 # ---------------------------------------------------------------- what the active party tells the other

@@ -23,16 +23,18 @@ from treaty.data.binning import MOST_BINS, MOST_CATEGORIES
 from treaty.errors import ConfigError, CryptoError, PeerProtocolError
 from treaty.machine.arrays import Flags, Int32s
 from treaty.messaging.messages import MOST_COLUMNS, MOST_SLOTS, Array, Message, leaks, pack, view
+from treaty.messaging.party import Party
 from treaty.models.trees import DROPPED, DROPPED_OF_NUMBERS, ModelPart
 from treaty.privacy.randomised_response import KnownRows
 from treaty.systems.observers import SidesLearned
 from treaty.systems.pooled.system import Training
 from treaty.systems.secureboost.hidden_tree import HiddenEnd, LossShares
 from treaty.systems.system import RoleInput
+from treaty.systems.vertical.cipher_choice import PROBES
 from treaty.systems.vertical.column_owner import bin_own_columns
 from treaty.systems.vertical.encrypted_columns import sums_bounds
 from treaty.systems.vertical.hidden_cost import MOST_WEIGHT
-from treaty.systems.vertical.messages import MOST_STEP, SealedStep, SignedKey, Start
+from treaty.systems.vertical.messages import MOST_STEP, LinkEcho, LinkProbe, SealedStep, SignedKey, Start
 from treaty.systems.vertical.sealed import MovingKey, compute
 from treaty.systems.vertical.sealed_candidates import Candidates
 from treaty.trees.boosting import draw
@@ -267,3 +269,13 @@ def joint_seed() -> Steps[bytes]:
         raise CryptoError("expected another share than the own one")
     # in an order that both know
     return hashlib.sha256(b"treaty hidden seed\0" + b"".join(sorted([own, came.tobytes()]))).digest()
+
+
+def take_start(party: Party, active: str) -> HiddenStart:
+    """Let the active party measure the link, then take its start."""
+    for _ in range(PROBES + 1):
+        if isinstance(message := party.receive(active, LinkProbe, HiddenStart), HiddenStart):
+            return message
+        assert isinstance(message, LinkProbe)
+        party.send(active, LinkEcho(message.filler, 0.0))
+    raise PeerProtocolError(active, f"expected HiddenStart, got a probe of the link too many - from {active}")

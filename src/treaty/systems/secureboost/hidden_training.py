@@ -25,7 +25,6 @@ Adversary: honest but curious. What each learns is in docs/hidden.md.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -36,37 +35,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.transfer.ahead import Ahead
-from treaty.crypto.transfer.hidden_best import REACH_BITS, WEIGHT_BITS, opened_reach, reach_of
+from treaty.crypto.transfer.hidden_best import REACH_BITS, WEIGHT_BITS
 from treaty.crypto.transfer.hidden_rows import WEIGHT_BYTES
 from treaty.crypto.transfer.sealed_sums import Widths
 from treaty.crypto.transfer.shared_pieces import NUMBER_BITS
-from treaty.crypto.transfer.stock import Transfers
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.machine.arrays import Flags, Int32s, Integers, Words, pieces
 from treaty.messaging.conversation import MessageOrder, Table
 from treaty.messaging.messages import Array, Arrays, Message, leaks, view
-from treaty.messaging.party import Party
-from treaty.models.trees import LEAF_LEVELS, ModelPart, used_records
+from treaty.models.trees import ModelPart, used_records
 from treaty.systems.pooled.continuing import CheckpointReceipt, CheckpointRequest
 from treaty.systems.pooled.system import Training
 from treaty.systems.secureboost import hidden_tree
 from treaty.systems.secureboost.hidden_evaluation import (
-    FEWEST_ROWS,
-    MOST_SETS,
     EvalLoss,
     EvalRows,
     GrownTree,
     WatchedShares,
+    check_rows,
 )
 from treaty.systems.secureboost.hidden_forest import (
     HiddenForest,
+    SharedLeaves,
     decide_rows,
     depth_of,
-    leaf_shares,
     leaf_weights,
     margin_shares,
     show_forest,
-    stored,
     with_lines,
 )
 from treaty.systems.secureboost.hidden_further import (
@@ -85,6 +80,7 @@ from treaty.systems.secureboost.hidden_setup import (
     losses_of,
     make_ends,
     note_rows,
+    take_start,
     terms_of,
 )
 from treaty.systems.secureboost.hidden_tree import (
@@ -97,17 +93,16 @@ from treaty.systems.secureboost.hidden_tree import (
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.secureboost.shared_prediction import MaskedSides, forest_with_lines, meet, pads_of
 from treaty.systems.system import RoleInput
-from treaty.systems.vertical.cipher_choice import FAR, PROBES, JobSize, comparisons_of_a_step, measure, sends_little
+from treaty.systems.vertical.cipher_choice import FAR, JobSize, comparisons_of_a_step, measure, sends_little
 from treaty.systems.vertical.column_owner import ascending
 from treaty.systems.vertical.encrypted_columns import sums_bounds
-from treaty.systems.vertical.hidden_cost import MOST_WEIGHT, HiddenRows, tell_cost
-from treaty.systems.vertical.messages import MOST_AHEAD, LinkEcho, LinkProbe, SignedKey
+from treaty.systems.vertical.hidden_cost import HiddenRows, tell_cost
+from treaty.systems.vertical.messages import MOST_AHEAD, SignedKey
 from treaty.systems.vertical.prediction import Finish, take_decisions
 from treaty.systems.vertical.sealed import MovingKey, compute
 from treaty.systems.vertical.training import Follower, agree_on_terms, finish, open_training, start_of
 from treaty.trees.boosting import Rounds, RoundState
 from treaty.trees.ensemble import Tree
-from treaty.trees.losses import bound_of_weights
 from treaty.trees.number_losses import STEPS_REACH
 
 CLASSES_AT_ONCE = 8  # whose trees grow together: messages and memory grow with them
@@ -140,7 +135,7 @@ class WeightShares(Message):
 
 def train_active(inputs: RoleInput[SecureBoost]) -> ModelPart:
     """Train as the active party."""
-    heaviest = _check_rows(inputs)
+    heaviest = check_rows(inputs)
     training = open_training(inputs)
     grower, common = _Grower(inputs, training, heaviest), inputs.common
     inputs.observers.round_finished(training.forest.rounds, training.part)
@@ -153,37 +148,6 @@ def train_active(inputs: RoleInput[SecureBoost]) -> ModelPart:
         trees += grower.grow()
     finish(inputs.party)
     return training.part
-
-
-def _check_rows(inputs: RoleInput[SecureBoost]) -> int:
-    """Return a power of two that no row's weight exceeds; ConfigError for weights and eval sets that do not fit."""
-    ids = [Counter(() if rows.ids is None else rows.ids()) for rows in inputs.eval_sets]
-    for number, (rows, of_set) in enumerate(zip(inputs.eval_sets, ids, strict=True), 1):
-        # joined by ids that are there again and again, a set of many rows could be about one person
-        most = max(of_set.values(), default=1)
-        if rows.weight is not None or rows.table.n_rows < FEWEST_ROWS * most or number > MOST_SETS:
-            raise ConfigError(
-                f'membership="hidden" takes at most {MOST_SETS} eval sets, without weights, and of at least '
-                f"{FEWEST_ROWS} rows for each row of an id, so that their margins stay hidden: leave out the weights, "
-                f"repeated ids, or {rows.name}"
-            )
-    # the difference of two losses is that of the rows that are not in both sets
-    apart = (ids[0] - ids[1]) + (ids[1] - ids[0]) if len(ids) == MOST_SETS else Counter[str]()
-    if apart.total() < FEWEST_ROWS * max(apart.values(), default=0):
-        raise ConfigError(
-            f'membership="hidden" takes eval sets that differ by {FEWEST_ROWS} rows at least, so that margins of those '
-            "in one of them stay hidden: leave out a set, or more of the rows that are in both"
-        )
-    if (weight := inputs.rows.weight) is None:
-        return 1
-    unfit = weight[(weight != np.rint(weight)) | (weight < 1.0) | (weight > MOST_WEIGHT)]
-    if len(unfit):
-        raise ConfigError(
-            f'membership="hidden" takes whole weights from 1 to {MOST_WEIGHT}, got {unfit[0]:g} and '
-            f"{len(unfit) - 1} others: multiply all weights, reg_lambda and min_child_weight by one number, and round "
-            "the weights"
-        )
-    return int(bound_of_weights(weight))
 
 
 class _Grower:
@@ -355,47 +319,6 @@ class _Grower:
         return build_tree(levels, weights * np.nan if self._shared else weights, numbers, self._rules)
 
 
-class SharedLeaves:
-    """A party's shares of leaf weights (``leaves="shared"``), and of how far margins may reach, by class.
-
-    They are kept in its `part` of the model, whose first `kept` trees are earlier ones. `limits`, of the active party,
-    are what margins must not reach, in units of 2^4.
-    """
-
-    def __init__(
-        self, party: Party, part: ModelPart, outputs: int, kept: int, role: int, limits: NDArray[np.int64]
-    ) -> None:
-        self._party, self._part, self._role, self._limits = party, part, role, limits.astype(np.uint64)
-        self._reach = np.zeros(outputs, np.uint64)
-        if part.leaves is not None:
-            part.leaves = part.shared_leaves[:kept].reshape(-1)
-        self._partner = party.peers[0]
-
-    def of_trees(self, shares: Sequence[Words]) -> list[Integers]:
-        """Keep shares of new trees' weights, given plus 2^14; return them, int64 (leaves,) each."""
-        middle = np.uint64((1 - self._role) << WEIGHT_BITS - 1)
-        found = [(of - middle).view(np.int64) for of in shares]
-        new = stored(np.stack(found))
-        self._part.leaves, self._last = np.concatenate([self._part.shared_leaves, new]).reshape(-1), new
-        return found
-
-    def reach_too_far(self, transfers: Transfers, of: slice) -> bool:
-        """Add the reach of the trees kept last, of these classes; open whether margins may become too large."""
-        self._add(transfers, self._last, of)
-        steps = opened_reach(transfers, self._reach[of], self._limits[of], self._role)
-        return bool(compute(self._party, steps, partner=self._partner))
-
-    def of_earlier(self, transfers: Transfers, trees: int, depth: int) -> Integers:
-        """Add the reach of all earlier trees; return shares of these trees' weights (`leaf_shares`)."""
-        for of_round in self._part.shared_leaves.reshape(-1, len(self._reach), 1 << LEAF_LEVELS):
-            self._add(transfers, of_round, slice(None))
-        return leaf_shares(self._part.shared_leaves, trees, depth)
-
-    def _add(self, transfers: Transfers, leaves: NDArray[np.uint32], of: slice) -> None:
-        steps = reach_of(transfers, leaves.astype(np.uint64), self._role)
-        self._reach[of] += compute(self._party, steps, partner=self._partner)
-
-
 def _after_round(inputs: RoleInput[SecureBoost], training: Training, samples: TreeSamples, done: int) -> None:
     """Have both parties keep a checkpoint, if one is due: trees and splits alone, margins are made again of these."""
     keeper, party = inputs.keeper, inputs.party
@@ -418,7 +341,7 @@ def _check(objective: object) -> HiddenLoss:
 
 def train_passive(inputs: RoleInput[SecureBoost]) -> ModelPart:
     """Train as a passive party: as the first, grow each tree with the active one until it is done."""
-    _check_rows(inputs)
+    check_rows(inputs)
     if inputs.party.name != inputs.others[0]:
         return train_further(inputs)
     party, (active,), n_rows = inputs.party, inputs.party.peers, inputs.rows.table.n_rows
@@ -428,7 +351,7 @@ def train_passive(inputs: RoleInput[SecureBoost]) -> ModelPart:
     keys = columns.exchange(inputs, key)
     if key is not None:
         meet(inputs, key, keys, "HiddenColumns")
-    start = _take_start(party, active)
+    start = take_start(party, active)
     follower = Follower(inputs, start)
     note_rows(inputs, follower.part)
     objective, bounds, rules = terms_of(inputs, start)
@@ -525,13 +448,3 @@ def _read_sample(
         return None, ordered
     packed = view(sent.rows, np.uint8, (-(-n_rows // 8),), peer=active, what="HiddenTree.rows")
     return np.unpackbits(packed, count=n_rows).view(np.bool_), ordered
-
-
-def _take_start(party: Party, active: str) -> HiddenStart:
-    """Let the active party measure the link, then take its start."""
-    for _ in range(PROBES + 1):
-        if isinstance(message := party.receive(active, LinkProbe, HiddenStart), HiddenStart):
-            return message
-        assert isinstance(message, LinkProbe)
-        party.send(active, LinkEcho(message.filler, 0.0))
-    raise PeerProtocolError(active, f"expected HiddenStart, got a probe of the link too many - from {active}")
