@@ -490,7 +490,7 @@ def test_a_model_is_used_with_those_it_was_trained_with_alone(shop):
         {"parties": {**predicting["parties"], "lab": {"predict_table": "rows"}}},
     ):
         shop.proposed({**predicting, **other}, verb="predict", model=training)
-        assert "of the training" in shop.refusal()
+        assert "must equal the training's" in shop.refusal()
 
 
 def test_a_training_names_no_model_and_a_prediction_names_one(shop):

@@ -152,8 +152,8 @@ def test_stored_labels_are_readable_by_their_owner_alone(tmp_path, y):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda y: (y[::-1], 3, 1.0), "other labels"),
-        (lambda y: (y[:-1], 3, 1.0), "other labels"),
+        (lambda y: (y[::-1], 3, 1.0), "noisy labels of another"),
+        (lambda y: (y[:-1], 3, 1.0), "noisy labels of another"),
         (lambda y: (y, 3, 2.0), "expected noisy labels of epsilon 2.0, got epsilon 1.0"),
         (lambda y: (y, 4, 1.0), "expected noisy labels of classes 4, got classes 3"),
     ],

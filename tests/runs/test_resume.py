@@ -206,10 +206,10 @@ def test_other_options_are_refused_by_name(stopped):
 
 def test_other_labels_or_columns_are_refused(stopped):
     tables, y, folder = stopped
-    with pytest.raises(ConfigError, match="p0: cannot resume: the training rows, eval sets or classes are not those"):
+    with pytest.raises(ConfigError, match="p0: cannot resume: the training rows, eval sets or classes differ"):
         fit(tables, 1 - y, folder)
     changed = {**tables, "p1": tables["p1"] + 1.0}
-    with pytest.raises(ConfigError, match="p1: cannot resume: the training rows, eval sets or classes are not those"):
+    with pytest.raises(ConfigError, match="p1: cannot resume: the training rows, eval sets or classes differ"):
         fit(changed, y, folder)
 
 

@@ -75,7 +75,7 @@ def test_rows_other_than_those_of_the_first_run_are_refused(change, expose, tmp_
         "other labels": (X, 1 - y),
         "weights": (X, y, np.full(len(y), 2.0)),
     }[change]
-    with pytest.raises(ConfigError, match=r"user 3: cannot resume: .* rows, labels or weights are not those"):
+    with pytest.raises(ConfigError, match=r"user 3: cannot resume: .* rows, labels or weights differ"):
         model(expose=expose).fit(rows, checkpoint=tmp_path)
 
 

@@ -97,7 +97,7 @@ def test_what_does_not_belong_to_the_interrupted_training_is_refused(tmp_path):
     interrupted(tables, y, tmp_path, **given)
     with pytest.raises(ConfigError, match=r"cannot resume with other options: l2=0\.1 \(was 0\.0\)"):
         play_logistic(tables, y, checkpoints=tmp_path, **given, l2=0.1)
-    with pytest.raises(ConfigError, match="p0: cannot resume: the training rows, eval sets or classes are not those"):
+    with pytest.raises(ConfigError, match="p0: cannot resume: the training rows, eval sets or classes differ"):
         play_logistic(tables, 1.0 - y, checkpoints=tmp_path, **given)
     other = dict(zip(tables, linear_tables(3, rows=260)[0].values(), strict=False))
     with pytest.raises(ConfigError, match="p1: cannot resume: the training rows"):
