@@ -13,6 +13,7 @@ import treaty
 from html_pages import Parsed
 from runs.job_files import finish, start, wait_for_rounds
 from runs.small_jobs import model, write_job
+from treaty.attacks.auditing import findings_of_records
 from treaty.cli.main import app
 from treaty.runs.job_files import load_job
 from treaty.runs.prediction import check_explainable
@@ -114,9 +115,14 @@ def test_show_and_report_count_splits_and_say_what_was_learned(trained: Path) ->
     )
 
 
-def test_no_attack_has_anything_to_read_in_the_records(trained: Path) -> None:
+def test_no_attack_finds_a_bin_in_the_records(trained: Path) -> None:
+    found, _, _ = findings_of_records([trained.parent / "seen"])
+    assert {(one.attack, one.score) for one in found if one.party == "a"} == {
+        ("exact sums", 0.0),
+        ("nested sides", 0.0),
+    }
+    assert {one.target for one in found if one.party == "b"} == {"labels"}
     output = said("audit", trained.parent / "seen")
-    assert "No attack has anything to read in these records." in output
     assert "a received in the clear, as stated by its messages: the owner of each node's split" in output
     assert "no statement covers" not in output
 

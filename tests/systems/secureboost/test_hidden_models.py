@@ -99,10 +99,12 @@ def test_either_party_refuses_to_show_sides(model, trusting):
 
 
 @pytest.mark.parametrize("active", ["p0", "p1"])
-def test_no_attack_has_anything_to_read(active):
+def test_no_attack_finds_a_bin(active):
     model = treaty.GBDTClassifier(HIDDEN, active=active, **OPTIONS)
     found = audit(model, TABLES, Y)
-    assert found.findings == []
+    of_bins = [one for one in found.findings if one.party == active]
+    assert {(one.attack, one.score) for one in of_bins} == {("exact sums", 0.0), ("nested sides", 0.0)}
+    assert {one.target for one in found.findings if one.party != active} == {"labels"}
     assert found.unstated == []
     assert found.in_clear[active] == [*found.in_clear["p1" if active == "p0" else "p0"], "the weight of each leaf"]
     # which the same attacks do of sealed sums
