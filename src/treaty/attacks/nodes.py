@@ -25,7 +25,7 @@ from treaty.systems.secureboost.hidden_training import HiddenTree
 from treaty.systems.vertical.exact_sums import content_of, node_sets_from_transcript
 from treaty.systems.vertical.messages import Setup, SplitColumns, TreeStart
 
-_TREES = TreeStart, HiddenTree, FurtherTree  # with one of these a passive party is told that a tree begins
+_TREES = TreeStart, HiddenTree, FurtherTree  # one of these tells a passive party that a tree begins
 
 Partitions = list[list[np.ndarray[tuple[int], np.dtype[np.int32]]]]
 

@@ -23,6 +23,7 @@ from systems.secureboost.test_hidden_rows import (
     assert_lossless,
     described,
     fit_both,
+    stop_at_the_third_round,
     with_evals,
 )
 from systems.secureboost.test_lattice_faults import numbers
@@ -31,7 +32,7 @@ from tables import cut, real_table, with_categories, with_gaps
 from treaty.errors import PeerError, PeerProtocolError
 from treaty.messaging.messages import Array
 from treaty.models.checkpoints import Keeper
-from treaty.systems.secureboost import hidden_further, hidden_training, hidden_tree
+from treaty.systems.secureboost import hidden_further, hidden_training
 
 
 @pytest.mark.parametrize(
@@ -106,12 +107,7 @@ def test_a_training_that_was_stopped_resumes_to_the_same_model(monkeypatch, tmp_
     tables = cut(with_gaps(X.iloc[:, :6]), 3)
     options = {**OPTIONS, "subsample": 0.7, "random_state": 4, "n_jobs": 1, "early_stopping_rounds": 2}
     whole = treaty.GBDTClassifier(HIDDEN, **options).fit(tables, y, eval_set=(tables, y))
-    grow, begin, trees = hidden_tree.grow_together, hidden_further._FurtherTrees.begin, itertools.count()
-
-    def stopping(ends, *given):
-        if f"p{ends[0].role}" == stopped and next(trees) == 2:
-            raise Interrupted
-        return (yield from grow(ends, *given))
+    begin, trees = hidden_further._FurtherTrees.begin, itertools.count()
 
     def beginning(of, sent):
         if stopped == "p2" and next(trees) == 2:
@@ -120,7 +116,7 @@ def test_a_training_that_was_stopped_resumes_to_the_same_model(monkeypatch, tmp_
 
     monkeypatch.setattr(Keeper, "due", True)
     with monkeypatch.context() as patch:
-        patch.setattr(hidden_tree, "grow_together", stopping)
+        stop_at_the_third_round(patch, ["p0", "p1", "p2"].index(stopped))
         patch.setattr(hidden_further._FurtherTrees, "begin", beginning)
         with pytest.raises(Interrupted):
             treaty.GBDTClassifier(HIDDEN, **options).fit(tables, y, checkpoint=tmp_path, eval_set=(tables, y))

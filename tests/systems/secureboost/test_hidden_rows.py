@@ -35,6 +35,18 @@ class Interrupted(Exception):
     """What a test stops a party with."""
 
 
+def stop_at_the_third_round(patch: pytest.MonkeyPatch, role: int) -> None:
+    """Have the active party (role 0), or its partner, raise Interrupted."""
+    grow, rounds = hidden_tree.grow_together, itertools.count()
+
+    def stopping(ends, *given):
+        if ends[0].role == role and next(rounds) == 2:
+            raise Interrupted
+        return (yield from grow(ends, *given))
+
+    patch.setattr(hidden_tree, "grow_together", stopping)
+
+
 def fit_both(tables: dict, y: np.ndarray, **options):
     options = {**OPTIONS, **options}
     pooled = treaty.GBDTClassifier("pooled", **options).fit(tables, y)
@@ -298,16 +310,9 @@ def test_a_training_that_was_stopped_resumes_to_the_same_model(monkeypatch, tmp_
     options |= {} if task == "multiclass" else {"early_stopping_rounds": 2}
     evals = {} if task == "multiclass" else {"eval_set": (tables, y)}
     whole = treaty.GBDTClassifier(HIDDEN, **options).fit(tables, y, **evals)
-    grow, trees = hidden_tree.grow_together, itertools.count()
-
-    def stopping(ends, *given):
-        if ends[0].role == stopped and next(trees) == 2:
-            raise Interrupted
-        return (yield from grow(ends, *given))
-
     monkeypatch.setattr(Keeper, "due", True)
     with monkeypatch.context() as patch:
-        patch.setattr(hidden_tree, "grow_together", stopping)
+        stop_at_the_third_round(patch, stopped)
         with pytest.raises(Interrupted):
             treaty.GBDTClassifier(HIDDEN, **options).fit(tables, y, checkpoint=tmp_path, **evals)
     # sides would show which rows were in a node

@@ -11,6 +11,7 @@ import pytest
 from crypto.sealed.test_sealed import opened, play
 from crypto.sealed.used import Used
 from crypto.sealed.watching import again, assert_refuses_garbage, fill, filled, views
+from marks import slow
 from systems.secureboost.hidden_jobs import Columns, Job, assert_equal, grown_together, trees_of
 from treaty.crypto.sums.lattice_sums import lattice_fields
 from treaty.crypto.transfer.stock import Steps, Transfers, open_transfers
@@ -26,7 +27,7 @@ def ends() -> Ends:
     return play(open_transfers(0), open_transfers(1))
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", [*range(30), *(slow(seed) for seed in range(30, 200))])
 def test_trees_are_the_plain_growers(ends: Ends, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(seed)
     job = Job.draw(ends, rng)

@@ -13,7 +13,7 @@ import treaty
 from marks import slow
 from systems.secureboost.test_lossless import assert_lossless, fit_both, lattice_both
 from systems.secureboost.test_sealed import StopAfter, Stopped
-from systems.secureboost.test_sealed_classes import many_classes, sent
+from systems.secureboost.test_sealed_classes import assert_refuses_trees, many_classes, sent
 from systems.vertical.playing import OPTIONS, role_input, tables_and_labels
 from systems.vertical.playing import play_training as play
 from tables import cut, real_table, with_categories, with_gaps
@@ -173,17 +173,7 @@ def test_more_trees_together_than_the_options_allow_are_refused(options, trees, 
         "allow_exact_sums": True, **options,
     }  # fmt: skip
 
-    def role(party):
-        send = party.send
-
-        def lying(to, sent):
-            send(to, replace(sent, trees=trees) if isinstance(sent, messages.TreeStart) else sent)
-
-        party.send = lying
-        return secureboost.active(role_input(party, tables, y, given))
-
-    with pytest.raises(TreatyError, match=f"at most {most} trees together"):
-        play(tables, y, replace={"p0": role}, **given)
+    assert_refuses_trees(tables, y, trees, given, f"at most {most} trees together")
 
 
 def test_trees_that_grow_together_are_refused_where_a_record_is_kept(monkeypatch):

@@ -87,17 +87,8 @@ def test_as_many_trees_grow_together_as_memory_allows(monkeypatch):
     assert begun == [1] * 6
 
 
-@pytest.mark.parametrize(
-    ("sums", "trees", "message"),
-    # a round of two classes has one tree, though the job has two
-    [("sealed", 2, "at most 1 trees together"), ("sealed", 17, "trees"), ("open", 2, "at most 1 trees together")],
-)
-def test_more_trees_together_than_a_round_has_are_refused(sums, trees, message):
-    tables, y = tables_and_labels(parties=2)
-    options = {
-        **OPTIONS, **SMALL, "insecure_test_key_bits": None, "allow_insecure": False, "sums": sums,
-        "encryption": "lattice", "allow_exact_sums": True,
-    }  # fmt: skip
+def assert_refuses_trees(tables, y, trees, options, message):
+    """Play an active party that states so many trees of a round, and expect the error."""
 
     def role(party):
         send = party.send
@@ -110,6 +101,21 @@ def test_more_trees_together_than_a_round_has_are_refused(sums, trees, message):
 
     with pytest.raises(TreatyError, match=message):
         play(tables, y, replace={"p0": role}, **options)
+
+
+@pytest.mark.parametrize(
+    ("sums", "trees", "message"),
+    # a round of two classes has one tree, though the job has two
+    [("sealed", 2, "at most 1 trees together"), ("sealed", 17, "trees"), ("open", 2, "at most 1 trees together")],
+)
+def test_more_trees_together_than_a_round_has_are_refused(sums, trees, message):
+    tables, y = tables_and_labels(parties=2)
+    options = {
+        **OPTIONS, **SMALL, "insecure_test_key_bits": None, "allow_insecure": False, "sums": sums,
+        "encryption": "lattice", "allow_exact_sums": True,
+    }  # fmt: skip
+
+    assert_refuses_trees(tables, y, trees, options, message)
 
 
 def test_fewer_roots_than_trees_are_refused(monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 
 import numpy as np
@@ -13,13 +12,13 @@ from scipy.stats import chi2
 
 import treaty
 from crypto.sealed.test_sealed import play
-from systems.secureboost.test_hidden_rows import OPTIONS, Interrupted, assert_lossless
+from systems.secureboost.test_hidden_rows import OPTIONS, Interrupted, assert_lossless, stop_at_the_third_round
 from tables import cut, real_table, with_gaps
 from treaty.crypto.transfer.hidden_best import opened_reach, reach_of
 from treaty.crypto.transfer.stock import open_transfers
 from treaty.models.checkpoints import Keeper
 from treaty.models.trees import LEAF_BITS, check_part, forest_of
-from treaty.systems.secureboost import hidden_training, hidden_tree
+from treaty.systems.secureboost import hidden_training
 
 SHARED = treaty.SecureBoost(membership="hidden", leaves="shared")
 NUMBERS = {**OPTIONS, "objective": "squared_error_steps"}
@@ -89,17 +88,10 @@ def test_a_training_that_was_stopped_resumes_to_the_same_model(monkeypatch, tmp_
     X, y = real_table("binary", rows=150)
     tables = cut(X.iloc[:, :6], 2)
     whole, pooled = fit_both(tables, y, n_estimators=4)
-    grow, trees = hidden_tree.grow_together, itertools.count()
-
-    def stopping(ends, *given):
-        if ends[0].role == stopped and next(trees) == 2:
-            raise Interrupted
-        return (yield from grow(ends, *given))
-
     monkeypatch.setattr(Keeper, "due", True)
     options = {**OPTIONS, "n_estimators": 4, "n_jobs": 1}
     with monkeypatch.context() as patch:
-        patch.setattr(hidden_tree, "grow_together", stopping)
+        stop_at_the_third_round(patch, stopped)
         with pytest.raises(Interrupted):
             treaty.GBDTClassifier(SHARED, **options).fit(tables, y, checkpoint=tmp_path)
     resumed = treaty.GBDTClassifier(SHARED, **options).fit(tables, y, checkpoint=tmp_path)

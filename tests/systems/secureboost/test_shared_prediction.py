@@ -179,7 +179,7 @@ def test_sides_of_further_parties_are_in_memory_a_block_of_rows_at_a_time(monkey
 
 @pytest.mark.parametrize("walked", [1, 48 * 3, 1 << 20])
 def test_sides_in_memory_are_bounded_however_many_lines_there_are(monkeypatch, walked):
-    """A party is told how many lines it shares by others, in few bytes."""
+    """A few bytes say how many lines a party shares."""
     frames, y = split_table("binary", 4)
     parts, tables = grow(frames, y, "binary", n_estimators=8)
     some, made = take(tables, slice(0, 75)), []

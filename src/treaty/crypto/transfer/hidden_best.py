@@ -243,11 +243,8 @@ def reach_of(transfers: Transfers, weights: Words, role: int) -> Steps[Words]:
     `weights`, (trees, leaves), are shares. The least power of two that none of them reaches, from 1 to 2^10, follows
     from comparisons with all but the last of them.
     """
-    trees, limits = (
-        len(weights),
-        (1 - role) * (np.uint64(1) << np.arange(WEIGHT_BITS - REACH_BITS, WEIGHT_BITS - 1, dtype=np.uint64)),
-    )
-    none = np.uint64(0)
+    trees, powers = len(weights), np.arange(WEIGHT_BITS - REACH_BITS, WEIGHT_BITS - 1, dtype=np.uint64)
+    limits, none = np.uint64(1 - role) << powers, np.uint64(0)
     apart = np.stack([of - limits[:, None, None] for of in (weights, none - weights)])
     # below the limits, as numbers and as their negatives
     short = yield from negatives(transfers, cut(apart.reshape(-1, 1), WEIGHT_BITS + 2), WEIGHT_BITS + 2, role)

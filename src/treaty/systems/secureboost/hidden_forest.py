@@ -269,25 +269,27 @@ class SharedLeaves:
         """Keep shares of new trees' weights, given plus 2^14; return them, int64 (leaves,) each."""
         middle = np.uint64((1 - self._role) << WEIGHT_BITS - 1)
         found = [(of - middle).view(np.int64) for of in shares]
-        new = stored(np.stack(found))
-        self._part.leaves, self._last = np.concatenate([self._part.shared_leaves, new]).reshape(-1), new
+        self._last = np.stack(found)
+        self._part.leaves = np.concatenate([self._part.shared_leaves, stored(self._last)]).reshape(-1)
         return found
 
     def reach_too_far(self, transfers: Transfers, of: slice) -> bool:
         """Add the reach of the trees kept last, of these classes; open whether margins may become too large."""
-        self._add(transfers, self._last, of)
+        self._reach[of] += self._reach_of(transfers, self._last)
         steps = opened_reach(transfers, self._reach[of], self._limits[of], self._role)
         return bool(compute(self._party, steps, partner=self._partner))
 
     def of_earlier(self, transfers: Transfers, trees: int, depth: int) -> Integers:
         """Add the reach of all earlier trees; return shares of these trees' weights (`leaf_shares`)."""
-        for of_round in self._part.shared_leaves.reshape(-1, len(self._reach), 1 << LEAF_LEVELS):
-            self._add(transfers, of_round, slice(None))
-        return leaf_shares(self._part.shared_leaves, trees, depth)
+        weights = leaf_shares(self._part.shared_leaves, trees, depth)
+        # trees of the classes alternate
+        self._reach += self._reach_of(transfers, weights).reshape(-1, len(self._reach)).sum(axis=0, dtype=np.uint64)
+        return weights
 
-    def _add(self, transfers: Transfers, leaves: NDArray[np.uint32], of: slice) -> None:
-        steps = reach_of(transfers, leaves.astype(np.uint64), self._role)
-        self._reach[of] += compute(self._party, steps, partner=self._partner)
+    def _reach_of(self, transfers: Transfers, weights: Integers) -> Words:
+        steps = reach_of(transfers, weights.view(np.uint64), self._role)
+        found: Words = compute(self._party, steps, partner=self._partner)
+        return found
 
 
 # ---------------------------------------------------------------- what the active party tells the other

@@ -178,7 +178,7 @@ def _begin(inputs: RoleInput[SecureBoost], rows: str) -> Callable[[Table], Float
     trees = decidable(party, part, {peer: of.records for peer, of in keys.items()})
     objective, sources = part.grown.objective, part.grown.sources
     used = {name: of for name, of in zip(sources, used_records(trees, len(sources)), strict=True) if len(of)}
-    # shares of weights take the partner, whoever has the splits
+    # with shared weights the partner is needed, also if it has no split
     if not trees or (part.leaves is None and not used.keys() - {party.name}):
         return lambda table: margins(ask_all(party, part, trees, table, 0, inputs.threads), objective, inputs.threads)
     unit, outputs = unit_of(trees, objective.leaf_unit * objective.grad_clip), objective.n_outputs
